@@ -1,4 +1,4 @@
-# make demo     the whole story on this machine in a minute: needs Python 3.10 or newer, no torch
+# make demo     a two-node demo on this machine, in a minute: needs Python 3.10 or newer, no torch
 # make test     what CI runs: format, lint, types, tests.  Installs torch: for its small CPU build, where there is one,
 #               PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make test
 # make scenarios   what users do, and must see then, by commands and services alone, on a directory, on S3 and over SFTP; `make test` runs them, too
@@ -51,7 +51,7 @@
 # make bench-head   the memory of a head over ten thousand checkpoints while it merges and verifies a large one: ten minutes, BENCH_HEAD="--gib 1 --checkpoints 1000"
 # make clean    forget the environment
 #
-# PYTHON=python3.12 make test    takes another Python, VENV=... another place for the environment, TESTS=tests/test_watch.py fewer tests.
+# PYTHON=python3.12 make test    takes another Python, VENV=... another place for the environment, TESTS=tests/base/test_walk.py fewer tests.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -199,7 +199,7 @@ bench-verify: $(VENV)/.installed-test
 
 models: $(VENV)/.installed-test
 	$(PIP) --editable '.[model]'
-	$(BIN)/python -m pytest tests/test_verify_model_child.py
+	$(BIN)/python -m pytest tests/verify/test_model.py
 
 guides: $(VENV)/.installed-test $(BENCH_VENV)/.installed-lightning $(BENCH_VENV)/.installed-ray
 	CKPTSYNC_TEST_TRAINERS=$(abspath $(BENCH_VENV))/bin/python $(BIN)/python -m pytest -rs tests/test_guides.py

@@ -1,9 +1,13 @@
-"""What a training feels of a worker that sends at its cap: ``python -m benchmarks.beside --python PYTHON_WITH_TRANSFORMERS``.
+"""What a training feels of a worker that sends at its cap: ``python -m benchmarks.beside --python
+PYTHON_WITH_TRANSFORMERS``.
 
-One training (Trainer on all cores, then on all but one, no saves of its own) and one worker that sends an earlier checkpoint all the while, as the systemd unit runs it
-(nice 10).  The worker is stopped and let go on (SIGSTOP, SIGCONT) in blocks of some seconds: two blocks are a pair, in an order that turns, so that
-what else changes on the machine falls on both.  A block's figure is the median of its steps; what is reported is the median over the pairs.
-The store is on this machine too: a directory on its disk, or SeaweedFS over S3 in memory, whose own CPU is taken from the training as well.
+One training (Trainer on all cores, then on all but one, no saves of its own) and one worker that
+sends an earlier checkpoint all the while, as the systemd unit runs it (nice 10).  The worker is
+stopped and let go on (SIGSTOP, SIGCONT) in blocks of some seconds: two blocks are a pair, in an
+order that turns, so that what else changes on the machine falls on both.  A block's figure is the
+median of its steps; what is reported is the median over the pairs. The store is on this machine
+too: a directory on its disk, or SeaweedFS over S3 in memory, whose own CPU is taken from the
+training as well.
 """
 
 from __future__ import annotations
@@ -28,14 +32,19 @@ from typing import Any
 from benchmarks.measure import seconds_of
 
 HERE = Path(__file__).parents[1]
-SKIPPED = 0.7  # seconds at the begin of a block: the other block's last step, and what the worker does first
+# seconds at the begin of a block: the other block's last step, and what the worker does first
+SKIPPED = 0.7
 MIB = 1 << 20
 STARTING = 400.0
 
 
 @dataclass(frozen=True)
 class Block:
-    """``step``: median seconds of a step; ``trainer``, ``worker``: seconds of CPU for each second of wall; ``sent``: bytes for each second."""
+    """``step``: median seconds of a step.
+
+    ``trainer``, ``worker``: seconds of CPU for each second of wall; ``sent``: bytes for each
+    second.
+    """
 
     step: float
     trainer: float
@@ -55,16 +64,38 @@ class Beside:
 
 def main() -> None:
     """Measure each kind of store, and write what came of it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", default=sys.executable, help="that has transformers and accelerate")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--python", default=sys.executable, help="that has transformers and accelerate"
+    )
     parser.add_argument("--stores", nargs="+", choices=("posix", "s3"), default=("posix", "s3"))
     cores = len(os.sched_getaffinity(0))
-    parser.add_argument("--threads", nargs="+", type=int, default=sorted({cores, max(1, cores - 1)}), help="of the training")
+    parser.add_argument(
+        "--threads",
+        nargs="+",
+        type=int,
+        default=sorted({cores, max(1, cores - 1)}),
+        help="of the training",
+    )
     parser.add_argument("--pairs", type=int, default=20)
-    parser.add_argument("--block", type=float, default=3.0, help="seconds: short ones, as what else a machine does changes slowly")
+    parser.add_argument(
+        "--block",
+        type=float,
+        default=3.0,
+        help="seconds: short ones, as what else a machine does changes slowly",
+    )
     parser.add_argument("--cap", type=int, default=50, help="MB/s")
-    parser.add_argument("--hidden", type=int, default=512, help="width of the model that is trained")
-    parser.add_argument("--work", type=Path, default=Path("/dev/shm"), help="where S3's server keeps what it is sent")  # noqa: S108  a directory is made in it
+    parser.add_argument(
+        "--hidden", type=int, default=512, help="width of the model that is trained"
+    )
+    parser.add_argument(
+        "--work",
+        type=Path,
+        default=Path("/dev/shm"),  # noqa: S108
+        help="where S3's server keeps what it is sent",
+    )
     parser.add_argument("--json", type=Path, default=Path("build/bench/beside.json"))
     args = parser.parse_args()
     found = []
@@ -87,14 +118,20 @@ def measured(args: argparse.Namespace, kind: str, threads: int, home: Path, serv
             order = (False, True) if n % 2 else (True, False)
             both = {runs: _block(trainer, worker, home, args.block, runs=runs) for runs in order}
             if worker.poll() is not None or both[True].sent < args.cap * 1e6 / 4:
-                raise SystemExit(f"the worker does not send: see {home}; {(home / 'worker.log').read_text()[-2000:]}")
+                raise SystemExit(
+                    f"the worker does not send: see {home};"
+                    f" {(home / 'worker.log').read_text()[-2000:]}"
+                )
             pairs.append((both[False], both[True]))
     return Beside(kind, threads, args.cap, pairs[1:])  # the first one warms caches
 
 
 def table(found: list[Beside]) -> Iterator[str]:
     """Markdown: medians over pairs; ratios are medians of the pairs' ratios."""
-    yield "| store | trainer's threads | MB/s sent | step ms alone | step ms beside | ratio | trainer's CPU, cores alone | beside | worker's CPU, cores | CPU s a GB |"
+    yield (
+        "| store | trainer's threads | MB/s sent | step ms alone | step ms beside | ratio |"
+        " trainer's CPU, cores alone | beside | worker's CPU, cores | CPU s a GB |"
+    )
     yield "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|"
     for one in found:
         alone, beside = ([pair[n] for pair in one.pairs] for n in (0, 1))
@@ -108,7 +145,12 @@ def table(found: list[Beside]) -> Iterator[str]:
                 f"{_median(alone, 'step') * 1e3:.1f}",
                 f"{_median(beside, 'step') * 1e3:.1f}",
             ),
-            *(f"{ratio:.3f}", f"{_median(alone, 'trainer'):.2f}", f"{_median(beside, 'trainer'):.2f}", f"{worker:.2f}"),
+            *(
+                f"{ratio:.3f}",
+                f"{_median(alone, 'trainer'):.2f}",
+                f"{_median(beside, 'trainer'):.2f}",
+                f"{worker:.2f}",
+            ),
             f"{worker / sent * 1e9:.2f}",
         )
         yield f"| {' | '.join(cells)} |"
@@ -116,14 +158,26 @@ def table(found: list[Beside]) -> Iterator[str]:
 
 def beside_of(told: Mapping[str, Any]) -> Beside:
     """From what was written of it."""
-    return Beside(told["store"], told["threads"], told["cap"], [(Block(**a), Block(**b)) for a, b in told["pairs"]])
+    return Beside(
+        told["store"],
+        told["threads"],
+        told["cap"],
+        [(Block(**a), Block(**b)) for a, b in told["pairs"]],
+    )
 
 
 def _median(blocks: list[Block], what: str) -> float:
     return statistics.median(getattr(block, what) for block in blocks)
 
 
-def _block(trainer: subprocess.Popen[bytes], worker: subprocess.Popen[bytes], home: Path, seconds: float, *, runs: bool) -> Block:
+def _block(
+    trainer: subprocess.Popen[bytes],
+    worker: subprocess.Popen[bytes],
+    home: Path,
+    seconds: float,
+    *,
+    runs: bool,
+) -> Block:
     worker.send_signal(signal.SIGCONT if runs else signal.SIGSTOP)
     time.sleep(SKIPPED)
     begun, before = time.time(), _counted(trainer, worker)
@@ -134,21 +188,37 @@ def _block(trainer: subprocess.Popen[bytes], worker: subprocess.Popen[bytes], ho
     return Block(statistics.median(b - a for a, b in itertools.pairwise(steps)), *spent)
 
 
-def _counted(trainer: subprocess.Popen[bytes], worker: subprocess.Popen[bytes]) -> tuple[float, float, float]:
+def _counted(
+    trainer: subprocess.Popen[bytes], worker: subprocess.Popen[bytes]
+) -> tuple[float, float, float]:
     read = Path(f"/proc/{worker.pid}/io").read_text().split()[1]
     return seconds_of(trainer.pid), seconds_of(worker.pid), float(read)
 
 
 def _steps(home: Path) -> list[float]:
     path = home / "truth" / "events-0.jsonl"
-    told = (json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")) if path.exists() else iter(())
+    told = (
+        (json.loads(line) for line in path.read_text().splitlines() if line.endswith("}"))
+        if path.exists()
+        else iter(())
+    )
     return [each["at"] for each in told if each["event"] == "begin"]
 
 
 @contextmanager
-def _training(args: argparse.Namespace, threads: int, home: Path) -> Iterator[subprocess.Popen[bytes]]:
+def _training(
+    args: argparse.Namespace, threads: int, home: Path
+) -> Iterator[subprocess.Popen[bytes]]:
     """It goes on for ever; given once it has made some steps."""
-    words = ["ddp", "--out", home / "trains", "--truth", home / "truth", "--base", HERE / "tests" / "vectors" / "base"]
+    words = [
+        "ddp",
+        "--out",
+        home / "trains",
+        "--truth",
+        home / "truth",
+        "--base",
+        HERE / "tests" / "vectors" / "base",
+    ]
     words += ["--steps", 10**6, "--save-steps", 10**6, "--hidden", args.hidden, "--no-truth"]
     environment = {
         **os.environ,
@@ -167,12 +237,18 @@ def _training(args: argparse.Namespace, threads: int, home: Path) -> Iterator[su
 
 
 @contextmanager
-def _sending(args: argparse.Namespace, kind: str, home: Path, served: Path) -> Iterator[subprocess.Popen[bytes]]:
+def _sending(
+    args: argparse.Namespace, kind: str, home: Path, served: Path
+) -> Iterator[subprocess.Popen[bytes]]:
     """A worker with a checkpoint that lasts for all blocks; given once it sends."""
     sent = home / "out" / "sent" / "checkpoint-4"
     shutil.copytree(HERE / "tests" / "vectors" / "hf-ddp" / "out" / "checkpoint-4", sent)
     with (sent / "ballast_0.distcp").open("wb") as large:
-        block = os.urandom(MIB)  # real bytes: they lie in memory as those of a save just written do, and a hole's would not
+        block = os.urandom(
+            MIB
+            # real bytes: they lie in memory as those of a save just written do, and a hole's would
+            # not
+        )
         for _ in range(int((args.pairs + 3) * (args.block + SKIPPED) * args.cap * 1e6 / MIB)):
             large.write(block)
     os.utime(sent / "trainer_state.json")
@@ -180,7 +256,15 @@ def _sending(args: argparse.Namespace, kind: str, home: Path, served: Path) -> I
     worker = {"runs": [{"path": str(home / "out" / "*")}], "quiet": "1s"}
     limits = {"bandwidth": f"{args.cap}MB/s"}
     config.write_text(
-        json.dumps({"node": "beside", "roles": ["worker"], "store": _place(kind, home, served), "worker": worker, "limits": limits})
+        json.dumps(
+            {
+                "node": "beside",
+                "roles": ["worker"],
+                "store": _place(kind, home, served),
+                "worker": worker,
+                "limits": limits,
+            }
+        )
     )
     command = ["nice", "-n", "10", sys.executable, "-m", "ckptsync", "run", "-c", str(config)]
     with _process(command, home / "worker.log", {**os.environ, "PYTHONPATH": str(HERE)}) as process:
@@ -197,7 +281,8 @@ def _place(kind: str, home: Path, served: Path) -> dict[str, Any]:
         return {"url": str(home / "store")}
     from tests.weed import weed  # noqa: PLC0415  it wants botocore
 
-    before, tempfile.tempdir = tempfile.tempdir, str(served)  # where the server keeps what it is sent, in all blocks
+    # where the server keeps what it is sent, in all blocks
+    before, tempfile.tempdir = (tempfile.tempdir, str(served))
     try:
         server = weed()
     finally:
@@ -206,9 +291,13 @@ def _place(kind: str, home: Path, served: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _process(command: list[str], log: Path, environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+def _process(
+    command: list[str], log: Path, environment: Mapping[str, str]
+) -> Iterator[subprocess.Popen[bytes]]:
     with log.open("wb") as out:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment)
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment
+        )
     try:
         yield process
     finally:

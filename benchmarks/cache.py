@@ -12,7 +12,10 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def drop(files: Iterable[Path]) -> None:
-    """Ask the kernel to forget their pages; they are written out first, since what is not cannot be forgotten."""
+    """Ask the kernel to forget their pages.
+
+    They are written out first, since what is not cannot be forgotten.
+    """
     for path in files:
         fd = os.open(path, os.O_RDONLY)
         try:
@@ -29,7 +32,10 @@ def cached(files: Iterable[Path]) -> float:
         size = path.stat().st_size
         if not size:
             continue
-        with path.open("rb") as file, mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY) as pages:
+        with (
+            path.open("rb") as file,
+            mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY) as pages,
+        ):
             count = -(-size // mmap.PAGESIZE)
             seen = (ctypes.c_ubyte * count)()
             first = ctypes.c_char.from_buffer(pages)

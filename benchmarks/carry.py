@@ -1,7 +1,10 @@
-"""What has no command of its own: files to a server and back through a library.  ``python -m benchmarks.carry HOW up|down DIRECTORY URL``.
+"""What has no command of its own: files to a server and back through a library.
 
-HOW is ``store`` (our store alone: no scan, no manifest, no digest), ``fetch`` (down only: what `ckptsync push` has sent, each file's digest
-compared with its manifest's), ``boto3`` (upload_file and download_file, eight files at once) or ``s3fs`` (put and get).
+``python -m benchmarks.carry HOW up|down DIRECTORY URL``.
+
+HOW is ``store`` (our store alone: no scan, no manifest, no digest), ``fetch`` (down only: what
+`ckptsync push` has sent, each file's digest compared with its manifest's), ``boto3`` (upload_file
+and download_file, eight files at once) or ``s3fs`` (put and get).
 """
 
 # ruff: noqa: PLC0415  each process imports what it needs alone
@@ -24,48 +27,63 @@ AT_ONCE = 8
 def main() -> None:
     """Carry, and say nothing."""
     how, direction, directory, url = sys.argv[1:]
-    {"store": _store, "fetch": _fetch, "boto3": _boto3, "s3fs": _s3fs}[how](direction, Path(directory), url)
+    {"store": _store, "fetch": _fetch, "boto3": _boto3, "s3fs": _s3fs}[how](
+        direction, Path(directory), url
+    )
 
 
 def _store(direction: str, directory: Path, url: str) -> None:
     from ckptsync.stores.contract import About
-    from ckptsync.stores.download import StoredFile, download
     from ckptsync.stores.opening import bare
+    from ckptsync.stores.parallel_download import StoredFile, download
     from ckptsync.stores.posix.store import PosixStore
 
     there = bare(url, _options())
     if direction == "down":
         directory.mkdir()
-        wanted = [StoredFile(e.name, e.name.removeprefix(f"{HERE}/"), e.size, None) for e in there.names(f"{HERE}/")]
+        wanted = [
+            StoredFile(e.name, e.name.removeprefix(f"{HERE}/"), e.size, None)
+            for e in there.names(f"{HERE}/")
+        ]
         download(there, PosixStore(str(directory)), wanted)
         return
 
     def send(path: Path) -> None:
-        there.write(f"{HERE}/{path.relative_to(directory)}", _chunks(path), About(path.stat().st_size))
+        there.write(
+            f"{HERE}/{path.relative_to(directory)}", _chunks(path), About(path.stat().st_size)
+        )
 
     _each((path for path in sorted(directory.rglob("*")) if path.is_file()), send)
 
 
 def _fetch(_direction: str, directory: Path, url: str) -> None:
     from ckptsync.digest import FileDigest
-    from ckptsync.records.coding import decode_any
+    from ckptsync.records.io import decode_any
     from ckptsync.records.manifest import FileEntry, Manifest
     from ckptsync.records.names import file_name, parse_record_name
     from ckptsync.stores.contract import read_all
-    from ckptsync.stores.download import StoredFile, download
     from ckptsync.stores.opening import open_store
+    from ckptsync.stores.parallel_download import StoredFile, download
     from ckptsync.stores.posix.store import PosixStore
 
     there = open_store(url, _options())
     directory.mkdir()
-    parsed = {e.name: found for e in there.names("") if (found := parse_record_name(e.name)) and found.kind == "manifest"}
+    parsed = {
+        e.name: found
+        for e in there.names("")
+        if (found := parse_record_name(e.name)) and found.kind == "manifest"
+    }
     manifests = [decode_any(found, read_all(there, name)) for name, found in parsed.items()]
 
     def wanted(m: Manifest, f: FileEntry) -> StoredFile:
         digest = FileDigest(f.size, f.digest, f.block_size, f.blocks)
         return StoredFile(file_name(m.run, m.location, f.path), f.path, f.size, digest)
 
-    download(there, PosixStore(str(directory)), [wanted(m, f) for m in manifests if isinstance(m, Manifest) for f in m.files])
+    download(
+        there,
+        PosixStore(str(directory)),
+        [wanted(m, f) for m in manifests if isinstance(m, Manifest) for f in m.files],
+    )
 
 
 def _boto3(direction: str, directory: Path, url: str) -> None:
@@ -76,9 +94,16 @@ def _boto3(direction: str, directory: Path, url: str) -> None:
     prefix = url.removeprefix("s3://").partition("/")[2]
     if direction == "up":
         files = [path for path in sorted(directory.rglob("*")) if path.is_file()]
-        _each(files, lambda path: client.upload_file(str(path), bucket, f"{prefix}/{path.relative_to(directory)}".lstrip("/")))
+        _each(
+            files,
+            lambda path: client.upload_file(
+                str(path), bucket, f"{prefix}/{path.relative_to(directory)}".lstrip("/")
+            ),
+        )
         return
-    pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix and f"{prefix}/")
+    pages = client.get_paginator("list_objects_v2").paginate(
+        Bucket=bucket, Prefix=prefix and f"{prefix}/"
+    )
     names = [entry["Key"] for page in pages for entry in page.get("Contents", ())]
 
     def get(name: str) -> None:

@@ -2,9 +2,11 @@
 
     python -m benchmarks.clients --python /a/venv/bin/python > clients.txt
 
-Against one SeaweedFS on this machine each client, in a process of its own, sends a file of 512 MiB in parts of 16 MiB with four threads, reads it
-in ranges of 16 MiB with four threads, and sends and reads 500 files of 4 KiB.  A client that this Python has not is looked for in those given by
-``--python``.  "server" are the CPU seconds of SeaweedFS meanwhile: what has to be checked there costs there, too.
+Against one SeaweedFS on this machine each client, in a process of its own, sends a file of 512 MiB
+in parts of 16 MiB with four threads, reads it in ranges of 16 MiB with four threads, and sends and
+reads 500 files of 4 KiB.  A client that this Python has not is looked for in those given by
+``--python``.  "server" are the CPU seconds of SeaweedFS meanwhile: what has to be checked there
+costs there, too.
 """
 
 # ruff: noqa: PLC0415  each process imports one client alone
@@ -38,16 +40,22 @@ _LOCAL = threading.local()
 
 
 class Botocore:
-    """botocore's client alone: `upload_part` with bytes, the body of `get_object` read into a buffer."""
+    """botocore's client alone: `upload_part` with bytes, the body of `get_object` read into a
+    buffer.
+    """
 
     def __init__(self, options: dict[str, Any]) -> None:
         import botocore.config
         import botocore.session
 
         config = botocore.config.Config(
-            max_pool_connections=8, s3={"addressing_style": "path"}, request_checksum_calculation="when_required"
+            max_pool_connections=8,
+            s3={"addressing_style": "path"},
+            request_checksum_calculation="when_required",
         )
-        self.client = botocore.session.get_session().create_client("s3", config=config, **_credentials(options))
+        self.client = botocore.session.get_session().create_client(
+            "s3", config=config, **_credentials(options)
+        )
         self.bucket = options["bucket"]
 
     def up(self, file: Path, key: str) -> None:
@@ -55,15 +63,23 @@ class Botocore:
         put = lambda n, data: self.put_part(key, upload, n, data)  # noqa: E731
         tags = _each_part(file, put)
         parts = [{"PartNumber": n, "ETag": tag} for n, tag in enumerate(tags, 1)]
-        self.client.complete_multipart_upload(Bucket=self.bucket, Key=key, UploadId=upload, MultipartUpload={"Parts": parts})
+        self.client.complete_multipart_upload(
+            Bucket=self.bucket, Key=key, UploadId=upload, MultipartUpload={"Parts": parts}
+        )
 
     def put_part(self, key: str, upload: str, number: int, data: memoryview) -> str:
         body = io.BytesIO(data)
-        return str(self.client.upload_part(Bucket=self.bucket, Key=key, UploadId=upload, PartNumber=number, Body=body)["ETag"])
+        return str(
+            self.client.upload_part(
+                Bucket=self.bucket, Key=key, UploadId=upload, PartNumber=number, Body=body
+            )["ETag"]
+        )
 
     def down(self, key: str, size: int) -> None:
         def read(start: int, out: memoryview) -> None:
-            body = self.client.get_object(Bucket=self.bucket, Key=key, Range=f"bytes={start}-{start + len(out) - 1}")["Body"]
+            body = self.client.get_object(
+                Bucket=self.bucket, Key=key, Range=f"bytes={start}-{start + len(out) - 1}"
+            )["Body"]
             done = 0
             while done < len(out):
                 done += body.readinto(out[done : done + (256 << 10)])
@@ -78,10 +94,16 @@ class Botocore:
 
 
 class Rest(Botocore):
-    """http.client, a connection a thread; botocore signs.  Bodies go out and come in through the caller's own memory."""
+    """http.client, a connection a thread; botocore signs.
+
+    Bodies go out and come in through the caller's own memory.
+    """
 
     signed = True
-    """Whether the payload's SHA-256 is in the signature, as botocore has it on http://; a CRC32 is sent in any case."""
+    """Whether the payload's SHA-256 is in the signature, as botocore has it on http://.
+
+    A CRC32 is sent in any case.
+    """
 
     def __init__(self, options: dict[str, Any]) -> None:
         super().__init__(options)
@@ -93,8 +115,12 @@ class Rest(Botocore):
         self.auth = S3SigV4Auth(Credentials(options["key"], options["secret"]), "s3", "us-east-1")
         self.request = AWSRequest
 
-    def headers(self, method: str, path: str, headers: dict[str, str], body: bytes | memoryview) -> dict[str, str]:
-        headers["X-Amz-Content-SHA256"] = hashlib.sha256(body).hexdigest() if self.signed or not body else "UNSIGNED-PAYLOAD"
+    def headers(
+        self, method: str, path: str, headers: dict[str, str], body: bytes | memoryview
+    ) -> dict[str, str]:
+        headers["X-Amz-Content-SHA256"] = (
+            hashlib.sha256(body).hexdigest() if self.signed or not body else "UNSIGNED-PAYLOAD"
+        )
         if body:
             headers["x-amz-checksum-crc32"] = b64encode(_crc32(body).to_bytes(4, "big")).decode()
             headers["Content-Length"] = str(len(body))
@@ -103,9 +129,18 @@ class Rest(Botocore):
         self.auth.add_auth(request)
         return dict(request.headers.items())
 
-    def ask(self, method: str, path: str, body: bytes | memoryview = b"", into: memoryview | None = None, span: str = "") -> Any:
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: bytes | memoryview = b"",
+        into: memoryview | None = None,
+        span: str = "",
+    ) -> Any:
         headers = self.headers(method, path, {"Range": span} if span else {}, body)
-        connection = _LOCAL.__dict__.setdefault("connection", None) or http.client.HTTPConnection(self.host)
+        connection = _LOCAL.__dict__.setdefault("connection", None) or http.client.HTTPConnection(
+            self.host
+        )
         _LOCAL.connection = connection
         connection.putrequest(method, path, skip_accept_encoding=True)
         for header, value in headers.items():
@@ -125,11 +160,20 @@ class Rest(Botocore):
         return response
 
     def put_part(self, key: str, upload: str, number: int, data: memoryview) -> str:
-        return str(self.ask("PUT", f"/{self.bucket}/{key}?partNumber={number}&uploadId={quote(upload)}", data).headers["ETag"])
+        return str(
+            self.ask(
+                "PUT", f"/{self.bucket}/{key}?partNumber={number}&uploadId={quote(upload)}", data
+            ).headers["ETag"]
+        )
 
     def down(self, key: str, size: int) -> None:
         def read(start: int, out: memoryview) -> None:
-            self.ask("GET", f"/{self.bucket}/{key}", into=out, span=f"bytes={start}-{start + len(out) - 1}")
+            self.ask(
+                "GET",
+                f"/{self.bucket}/{key}",
+                into=out,
+                span=f"bytes={start}-{start + len(out) - 1}",
+            )
 
         _each_range(size, read)
 
@@ -149,7 +193,14 @@ class RestUnsigned(Rest):
 class Urllib3(Rest):
     """The same with urllib3's connections."""
 
-    def ask(self, method: str, path: str, body: bytes | memoryview = b"", into: memoryview | None = None, span: str = "") -> Any:
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: bytes | memoryview = b"",
+        into: memoryview | None = None,
+        span: str = "",
+    ) -> Any:
         import urllib3
 
         pool = self.__dict__.setdefault("pool", urllib3.PoolManager(maxsize=8))
@@ -197,7 +248,9 @@ class S3fs:
     def __init__(self, options: dict[str, Any]) -> None:
         import s3fs
 
-        self.fs = s3fs.S3FileSystem(key=options["key"], secret=options["secret"], endpoint_url=options["endpoint_url"])
+        self.fs = s3fs.S3FileSystem(
+            key=options["key"], secret=options["secret"], endpoint_url=options["endpoint_url"]
+        )
         self.bucket = options["bucket"]
 
     def up(self, file: Path, key: str) -> None:
@@ -233,7 +286,9 @@ class Obstore:
         )
 
     def up(self, file: Path, key: str) -> None:
-        self.api.put(self.store, key, file, chunk_size=PART, max_concurrency=THREADS, use_multipart=True)
+        self.api.put(
+            self.store, key, file, chunk_size=PART, max_concurrency=THREADS, use_multipart=True
+        )
 
     def down(self, key: str, size: int) -> None:
         def read(start: int, out: memoryview) -> None:
@@ -256,7 +311,11 @@ class Ours:
         from ckptsync.stores.s3.store import S3Store
         from ckptsync.stores.urls import Remote
 
-        given = {"key": options["key"], "secret": options["secret"], "endpoint_url": options["endpoint_url"]}
+        given = {
+            "key": options["key"],
+            "secret": options["secret"],
+            "endpoint_url": options["endpoint_url"],
+        }
         self.store = S3Store(Remote("s3", options["bucket"]), given, Limits(threads=THREADS))
 
     def up(self, file: Path, key: str) -> None:
@@ -265,7 +324,9 @@ class Ours:
         buffer = memoryview(bytearray(1 << 20))
         with file.open("rb", buffering=0) as opened:
             self.store.write(
-                key, (buffer[:count] for count in iter(lambda: opened.readinto(buffer), 0)), About(file.stat().st_size)
+                key,
+                (buffer[:count] for count in iter(lambda: opened.readinto(buffer), 0)),
+                About(file.stat().st_size),
             )
 
     def down(self, key: str, size: int) -> None:
@@ -293,7 +354,10 @@ CLIENTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
 
 
 def run_one(name: str, options: dict[str, Any], file: Path, round_: int) -> dict[str, Any]:
-    """What one client took, in this process: wall and CPU seconds of each work; `server` has its own seconds of each."""
+    """What one client took, in this process: wall and CPU seconds of each work.
+
+    `server` has its own seconds of each.
+    """
     start = time.perf_counter()
     client = CLIENTS[name][0](options)
     result: dict[str, Any] = {"start": time.perf_counter() - start}
@@ -362,12 +426,17 @@ def _cpu_of(pid: int) -> float:
 
 def _python_with(module: str, pythons: list[str]) -> str | None:
     found = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
-    return next((p for p in pythons if subprocess.run([p, "-c", found], check=False).returncode == 0), None)
+    return next(
+        (p for p in pythons if subprocess.run([p, "-c", found], check=False).returncode == 0), None
+    )
 
 
 def _row(name: str, runs: list[dict[str, Any]]) -> str:
     middle = lambda work, n: statistics.median(r[work][n] for r in runs)  # noqa: E731
-    cells = [f"{middle(w, 0):.2f} / {middle(w, 1):.2f} / {middle(w, 2):.2f}" for w in ("up", "down", "put", "get")]
+    cells = [
+        f"{middle(w, 0):.2f} / {middle(w, 1):.2f} / {middle(w, 2):.2f}"
+        for w in ("up", "down", "put", "get")
+    ]
     peak, start = max(r["peak"] for r in runs) >> 20, statistics.median(r["start"] for r in runs)
     return f"| {name} | {' | '.join(cells)} | {peak} | {start:.2f} |"
 
@@ -375,7 +444,12 @@ def _row(name: str, runs: list[dict[str, Any]]) -> str:
 def main() -> None:
     """Compare them, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--python", action="append", default=[], help="another Python, with clients that this one has not")
+    parser.add_argument(
+        "--python",
+        action="append",
+        default=[],
+        help="another Python, with clients that this one has not",
+    )
     parser.add_argument("--mib", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--one", help=argparse.SUPPRESS)
@@ -383,7 +457,14 @@ def main() -> None:
     if given.one:
         print(
             json.dumps(
-                run_one(**json.loads(given.one, object_hook=lambda d: d | ({"file": Path(d["file"])} if "file" in d else {})))
+                run_one(
+                    **json.loads(
+                        given.one,
+                        object_hook=lambda d: (
+                            d | ({"file": Path(d["file"])} if "file" in d else {})
+                        ),
+                    )
+                )
             )
         )
         return
@@ -399,11 +480,21 @@ def main() -> None:
         for round_ in range(given.rounds):
             for name, (_, module) in CLIENTS.items():
                 if python := _python_with(module, [sys.executable, *given.python]):
-                    task = json.dumps({"name": name, "options": options, "file": file.name, "round_": round_})
-                    done = subprocess.run([python, __file__, "--one", task], check=True, stdout=subprocess.PIPE)
+                    task = json.dumps(
+                        {"name": name, "options": options, "file": file.name, "round_": round_}
+                    )
+                    done = subprocess.run(
+                        [python, __file__, "--one", task], check=True, stdout=subprocess.PIPE
+                    )
                     runs.setdefault(name, []).append(json.loads(done.stdout))
-    print(f"Seconds: wall / CPU of the client / CPU of the server; medians of {given.rounds} rounds.\n")
-    print(f"| client | {given.mib} MiB up | down | {SMALL} small files up | down | peak MiB | start s |")
+    print(
+        f"Seconds: wall / CPU of the client / CPU of the server; medians of {given.rounds}"
+        " rounds.\n"
+    )
+    print(
+        f"| client | {given.mib} MiB up | down | {SMALL} small files up | down | peak MiB |"
+        " start s |"
+    )
     print("|---|---|---|---|---|---|---|")
     for name, each in runs.items():
         print(_row(name, each))

@@ -1,4 +1,6 @@
-"""Paired rounds: every tool once a round on the same files, from an empty output, in an order that turns by one each round."""
+"""Paired rounds: every tool once a round on the same files, from an empty output, in an order that
+turns by one each round.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ class Contest:
         return float(statistics.median(getattr(run, what) for run in self.runs[tool]))
 
     def ratio(self, tool: str, what: str) -> float:
-        """The median of the ratios to ours within each round, so that a machine that drifts does not matter; NaN if ours failed."""
+        """The median of the ratios to ours within each round, so that a machine that drifts does
+        not matter; NaN if ours failed.
+        """
         if self.first not in self.runs:
             return math.nan
         pairs = zip(self.runs[tool], self.runs[self.first], strict=True)
@@ -49,7 +53,10 @@ class Contest:
 
 
 def held(found: Contest, source: Path, tools: Sequence[Tool], rounds: int, work: Path) -> Contest:
-    """Rounds of all tools; warm ones after a round that does not count.  A tool that fails once is out, and said to be."""
+    """Rounds of all tools; warm ones after a round that does not count.
+
+    A tool that fails once is out, and said to be.
+    """
     heat, written = found.heat, dict[str, Tensors]()
     files = [path for path in sorted(source.rglob("*")) if path.is_file()]
     for tool in tools:
@@ -76,11 +83,16 @@ def held(found: Contest, source: Path, tools: Sequence[Tool], rounds: int, work:
                 written[tool.name] = tensors(destination)
             else:
                 found.runs.setdefault(tool.name, []).append(run)
-        print(f"  {found.title}, {heat}: {'warm-up' if number < 0 else f'round {number + 1}'}", file=sys.stderr)
+        print(
+            f"  {found.title}, {heat}: {'warm-up' if number < 0 else f'round {number + 1}'}",
+            file=sys.stderr,
+        )
     _emptied(work / "out")
     ours = written.get(found.first, {})
     found.outputs = {
-        tool.name: compared(written[tool.name], ours) for tool in tools if tool.module and tool.name in written and ours
+        tool.name: compared(written[tool.name], ours)
+        for tool in tools
+        if tool.module and tool.name in written and ours
     }
     return found
 

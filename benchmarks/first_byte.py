@@ -1,8 +1,11 @@
-"""What lies between a small save's settling and its first byte in S3: ``python -m benchmarks.first_byte [--large 1GiB]``.
+"""What lies between a small save's settling and its first byte in S3: ``python -m
+benchmarks.first_byte [--large 1GiB]``.
 
-A proxy before the server sees each request when it begins.  The worker runs as its command does, without a limit of bandwidth, and sends a checkpoint of
-``--large`` bytes meanwhile (0: none); small saves are settled by a hook's word, one after the other.  Said of each: seconds from that word to the first
-request that carries a file of it, and the requests about its run in between, with their times.  The proxy takes CPU, too: waits beside a large save are an upper bound.
+A proxy before the server sees each request when it begins.  The worker runs as its command does,
+without a limit of bandwidth, and sends a checkpoint of ``--large`` bytes meanwhile (0: none); small
+saves are settled by a hook's word, one after the other.  Said of each: seconds from that word to
+the first request that carries a file of it, and the requests about its run in between, with their
+times.  The proxy takes CPU, too: waits beside a large save are an upper bound.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from urllib.parse import unquote, urlsplit
 
 from benchmarks.idle import HERE, LONGEST, _hooked, _until, _write
 from benchmarks.places import Place, s3
-from ckptsync.units import parse_size
+from ckptsync.quantities import parse_size
 from tests.fault_proxy import HttpProxy
 from tests.faults import Request
 
@@ -33,7 +36,9 @@ Asked = tuple[float, str, str]
 
 def main() -> None:
     """Measure, and print a line for each save."""
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     asked.add_argument("--large", type=parse_size, default=0)
     asked.add_argument("--rounds", type=int, default=5)
     asked.add_argument("--work", default=tempfile.gettempdir())
@@ -43,8 +48,12 @@ def main() -> None:
     print(f"median {statistics.median(waits):.2f} s, longest {max(waits):.2f} s")
 
 
-def rounds(folder: Path, place: Place, large: int, count: int) -> Iterator[tuple[int, float, list[Asked]]]:
-    """Of each small save: its step, when it was settled, and all that was asked by the time it was stored."""
+def rounds(
+    folder: Path, place: Place, large: int, count: int
+) -> Iterator[tuple[int, float, list[Asked]]]:
+    """Of each small save: its step, when it was settled, and all that was asked by the time it was
+    stored.
+    """
     said: list[Asked] = []
 
     def hear(request: Request) -> None:
@@ -74,8 +83,16 @@ def rounds(folder: Path, place: Place, large: int, count: int) -> Iterator[tuple
 
 def told(step: int, settled: float, said: list[Asked]) -> float:
     """Print it; the seconds."""
-    mine = [one for one in said if one[0] >= settled and ("/run/" in one[2] or "prefix=run" in one[2].replace("%2F", "/"))]
-    first = next(at for at, kind, target in mine if kind == "PutObject" and f"/run/checkpoint-{step}/" in target)
+    mine = [
+        one
+        for one in said
+        if one[0] >= settled and ("/run/" in one[2] or "prefix=run" in one[2].replace("%2F", "/"))
+    ]
+    first = next(
+        at
+        for at, kind, target in mine
+        if kind == "PutObject" and f"/run/checkpoint-{step}/" in target
+    )
     before = ", ".join(f"{kind} {at - settled:.2f}" for at, kind, _ in mine if at < first)
     print(f"{first - settled:.2f} s: {before}", flush=True)
     return first - settled
@@ -97,7 +114,10 @@ def _worker(folder: Path, place: Place, port: int) -> Iterator[None]:
     (folder / "c.yaml").write_text(json.dumps(config))
     command = [sys.executable, "-m", "ckptsync", "run", "-c", str(folder / "c.yaml")]
     environment = {**os.environ, **place.environment}
-    with (folder / "log").open("wb") as log, subprocess.Popen(command, stderr=log, cwd=HERE, env=environment) as child:
+    with (
+        (folder / "log").open("wb") as log,
+        subprocess.Popen(command, stderr=log, cwd=HERE, env=environment) as child,
+    ):
         try:
             yield
         finally:

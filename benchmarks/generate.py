@@ -1,7 +1,9 @@
-"""Large checkpoints in the real containers: ``python -m benchmarks.generate KIND DIR [--gib 2] [--tensors 100000]``.
+"""Large checkpoints in the real containers: ``python -m benchmarks.generate KIND DIR [--gib 2]
+[--tensors 100000]``.
 
-Needs torch.  The layouts are those of the frameworks (item archives, ``.metadata``, flat groups, moments); only the training is left out.
-Prints what was written as a line of JSON: ``needed``, the bytes of the source that make up each output.
+Needs torch.  The layouts are those of the frameworks (item archives, ``.metadata``, flat groups,
+moments); only the training is left out. Prints what was written as a line of JSON: ``needed``, the
+bytes of the source that make up each output.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ KINDS: dict[str, Callable[[Shapes, Path], None]] = {
 
 def main() -> None:
     """Write one."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("where", type=Path)
     parser.add_argument("--gib", type=float, default=2.0)
@@ -41,7 +45,9 @@ def main() -> None:
     if args.kind != "dcp-small":
         (args.where / "config.json").write_text(json.dumps(config(args.gib)))
     count = numel(shapes)
-    print(json.dumps({"tensors": len(shapes), "needed": {"fp32": 4 * count, "bf16 model": 2 * count}}))
+    print(
+        json.dumps({"tensors": len(shapes), "needed": {"fp32": 4 * count, "bf16 model": 2 * count}})
+    )
 
 
 if __name__ == "__main__":

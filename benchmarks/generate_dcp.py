@@ -1,4 +1,7 @@
-"""torch Distributed Checkpoints as 4 ranks write them, one rank at a time.  Source: ``torch/distributed/checkpoint/{filesystem,hf_storage}.py``."""
+"""torch Distributed Checkpoints as 4 ranks write them, one rank at a time.
+
+Source: ``torch/distributed/checkpoint/{filesystem,hf_storage}.py``.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +29,14 @@ Box = tuple[list[int], list[int]]
 
 
 def items(shapes: Shapes, where: Path, axis: int | None) -> None:
-    """Each rank's file holds one ``torch.save`` archive for every chunk, back to back; without ``axis`` tensors are whole, dealt to the ranks."""
+    """Each rank's file holds one ``torch.save`` archive for every chunk, back to back.
+
+    Without ``axis`` tensors are whole, dealt to the ranks.
+    """
     described: dict[str, Any] = {
-        f"model.{name}": TensorStorageMetadata(TensorProperties(dtype=torch.float32), torch.Size(shape), [])
+        f"model.{name}": TensorStorageMetadata(
+            TensorProperties(dtype=torch.float32), torch.Size(shape), []
+        )
         for name, shape in shapes.items()
     }
     stored = {}
@@ -37,15 +45,21 @@ def items(shapes: Shapes, where: Path, axis: int | None) -> None:
             for name, (offsets, sizes) in _of_rank(shapes, rank, axis):
                 start, key = out.tell(), f"model.{name}"
                 torch.save(torch.randn(sizes), out)
-                described[key].chunks.append(ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)))
-                stored[MetadataIndex(key, offsets, rank)] = _StorageInfo(f"__{rank}_0.distcp", start, out.tell() - start)
+                described[key].chunks.append(
+                    ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
+                )
+                stored[MetadataIndex(key, offsets, rank)] = _StorageInfo(
+                    f"__{rank}_0.distcp", start, out.tell() - start
+                )
     paths = {f"model.{name}": ("model", name) for name in shapes}
     with (where / ".metadata").open("wb") as out:
         pickle.dump(Metadata(described, paths, stored, StorageMeta()), out)
 
 
 def safetensors(shapes: Shapes, where: Path) -> None:
-    """One safetensors file a rank, with the offsets of its chunks in the header, and the random states that tell how many ranks there were."""
+    """One safetensors file a rank, with the offsets of its chunks in the header, and the random
+    states that tell how many ranks there were.
+    """
     for rank in range(RANKS):
         chunks = dict(_of_rank(shapes, rank, 0))
         told = {name: {"saved_offsets": offsets} for name, (offsets, _) in chunks.items()}
@@ -70,5 +84,8 @@ def _of_rank(shapes: Shapes, rank: int, axis: int | None) -> Iterator[tuple[str,
         if size:
             yield (
                 name,
-                ([start if d == along else 0 for d in range(len(shape))], [size if d == along else n for d, n in enumerate(shape)]),
+                (
+                    [start if d == along else 0 for d in range(len(shape))],
+                    [size if d == along else n for d, n in enumerate(shape)],
+                ),
             )

@@ -1,6 +1,8 @@
-"""DeepSpeed's ZeRO-2 and ZeRO-3 files of a bf16 model: fp32 masters and both moments, 12 bytes a parameter.
+"""DeepSpeed's ZeRO-2 and ZeRO-3 files of a bf16 model: fp32 masters and both moments, 12 bytes a
+parameter.
 
-Source: ``deepspeed/runtime/engine.py``, ``deepspeed/runtime/zero/{stage_1_and_2,stage3}.py``, 0.19.8.
+Source: ``deepspeed/runtime/engine.py``, ``deepspeed/runtime/zero/{stage_1_and_2,stage3}.py``,
+0.19.8.
 """
 
 from __future__ import annotations
@@ -18,19 +20,30 @@ TAG = "global_step1"
 
 
 def stage3(shapes: Shapes, where: Path) -> None:
-    """Every parameter is cut into ``ceil(numel / W)`` elements a rank; the model files hold empty placeholders."""
+    """Every parameter is cut into ``ceil(numel / W)`` elements a rank.
+
+    The model files hold empty placeholders.
+    """
     placeholders = {name: torch.empty(0, dtype=torch.bfloat16) for name in shapes}
     each = sum(-(-prod(shape) // RANKS) for shape in shapes.values())
     tag = _tag(where)
     for rank in range(RANKS):
         _save_model(tag / f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt", placeholders, shapes)
         flat = torch.randn(each)
-        state = {"zero_stage": 3, "partition_count": RANKS, "fp32_flat_groups": [flat], "optimizer_state_dict": _moments(flat)}
+        state = {
+            "zero_stage": 3,
+            "partition_count": RANKS,
+            "fp32_flat_groups": [flat],
+            "optimizer_state_dict": _moments(flat),
+        }
         _save_optimizer(tag, rank, state)
 
 
 def stage2(shapes: Shapes, where: Path) -> None:
-    """The flattened group is cut into one partition a rank; the model file holds all of it in bf16, as views of one storage."""
+    """The flattened group is cut into one partition a rank.
+
+    The model file holds all of it in bf16, as views of one storage.
+    """
     total = numel(shapes)
     each = -(-total // (2 * RANKS)) * 2
     whole = torch.randn(each * RANKS)

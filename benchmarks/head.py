@@ -1,7 +1,9 @@
-"""How much memory a head takes, its daemon and its children together: ``python -m benchmarks.head --json out.json``.
+"""How much memory a head takes, its daemon and its children together: ``python -m benchmarks.head
+--json out.json``.
 
-A store of ten thousand checkpoints, as `benchmarks.catalogue` fills it, and one of several GiB that has just arrived: the head reads its catalogue, merges it
-and verifies it.  Memory is proportional set size: what several processes share is counted once.
+A store of ten thousand checkpoints, as `benchmarks.catalogue` fills it, and one of several GiB that
+has just arrived: the head reads its catalogue, merges it and verifies it.  Memory is proportional
+set size: what several processes share is counted once.
 """
 
 from __future__ import annotations
@@ -16,16 +18,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from benchmarks.catalogue import fill
-from ckptsync.catalogue.fresh import fresh_location
+from ckptsync.catalogue.uncached import read_location
 from ckptsync.stores.opening import create_store
-from ckptsync.worker.push import push_now
+from ckptsync.worker.push import find_offer, push
 
 SIDE = 4096  # of each tensor, a square of bf16
 LOCATION = ("real", "checkpoint-1")
@@ -33,7 +35,10 @@ LOCATION = ("real", "checkpoint-1")
 
 @dataclass(frozen=True)
 class Held:
-    """MB: the most that the daemon, one child, and all of them together had; ``seconds`` until the checkpoint was VERIFIED."""
+    """MB: the most that the daemon, one child, and all of them together had.
+
+    ``seconds`` until the checkpoint was VERIFIED.
+    """
 
     checkpoints: int
     gib: float
@@ -47,11 +52,17 @@ class Held:
 
 def main() -> None:
     """Measure, and print JSON."""
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     asked.add_argument("--checkpoints", type=int, default=10_000)
     asked.add_argument("--gib", type=float, default=4.0)
     asked.add_argument("--threads", type=int, nargs="+", default=[2])
-    asked.add_argument("--s3", action="store_true", help="on SeaweedFS, on this machine (the tests' packages are needed)")
+    asked.add_argument(
+        "--s3",
+        action="store_true",
+        help="on SeaweedFS, on this machine (the tests' packages are needed)",
+    )
     asked.add_argument("--work", default=tempfile.gettempdir())
     asked.add_argument("--json", type=Path)
     given = asked.parse_args()
@@ -79,7 +90,7 @@ def _held(home: Path, given: argparse.Namespace, threads: int) -> Held:
     store = create_store(where["url"], where.get("options"))
     fill(store, 5, given.checkpoints)
     _written(home / "out" / "checkpoint-1", given.gib)
-    push_now(home / "out", store, "node", "real")
+    push(replace(find_offer(home / "out"), run="real"), store, "node")
     (home / "head.yaml").write_text(
         yaml.safe_dump(
             {
@@ -93,14 +104,22 @@ def _held(home: Path, given: argparse.Namespace, threads: int) -> Held:
     )
     begun = time.monotonic()
     with (home / "log").open("wb") as log:
-        head = subprocess.Popen([sys.executable, "-m", "ckptsync", "run", "-c", str(home / "head.yaml")], stderr=log)
+        head = subprocess.Popen(
+            [sys.executable, "-m", "ckptsync", "run", "-c", str(home / "head.yaml")], stderr=log
+        )
     daemon = child = together = 0.0
-    while (seen := fresh_location(store, *LOCATION).of(*LOCATION)) is None or seen.status != "VERIFIED":
+    while (
+        seen := read_location(store, *LOCATION).of(*LOCATION)
+    ) is None or seen.status != "VERIFIED":
         if head.poll() is not None:
             raise SystemExit((home / "log").read_text())
         for _ in range(40):
             own, others = _pss(head.pid), [_pss(pid) for pid in _children(head.pid)]
-            daemon, child, together = max(daemon, own), max(child, *others, 0.0), max(together, own + sum(others))
+            daemon, child, together = (
+                max(daemon, own),
+                max(child, *others, 0.0),
+                max(together, own + sum(others)),
+            )
             time.sleep(0.05)
     head.terminate()
     head.wait()
@@ -121,7 +140,11 @@ def _written(folder: Path, gib: float) -> None:
     folder.mkdir(parents=True)
     size, header, at = SIDE * SIDE * 2, {}, 0
     for n in range(max(1, round(gib * 2**30 / size))):
-        header[f"model.layers.{n}.mlp.up_proj.weight"] = {"dtype": "BF16", "shape": [SIDE, SIDE], "data_offsets": [at, at + size]}
+        header[f"model.layers.{n}.mlp.up_proj.weight"] = {
+            "dtype": "BF16",
+            "shape": [SIDE, SIDE],
+            "data_offsets": [at, at + size],
+        }
         at += size
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)

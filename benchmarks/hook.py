@@ -1,8 +1,11 @@
-"""What the hook takes of a training's time: ``python -m benchmarks.hook [--out build/bench/hook.json]``.
+"""What the hook takes of a training's time: ``python -m benchmarks.hook [--out
+build/bench/hook.json]``.
 
-The callback's own events are called as Trainer calls them, on one rank that writes checkpoints of so many files, rotates them and keeps one: ``on_save``, and the event
-after it, in which the last rank makes the pin (commit).  Before each event files are written, so that caches are as a training leaves them.  Where the spool is on the same disk
-a pin is links; on another one (``--other``) files are opened, and copied beside the training.
+The callback's own events are called as Trainer calls them, on one rank that writes checkpoints of
+so many files, rotates them and keeps one: ``on_save``, and the event after it, in which the last
+rank makes the pin (commit).  Before each event files are written, so that caches are as a training
+leaves them.  Where the spool is on the same disk a pin is links; on another one (``--other``) files
+are opened, and copied beside the training.
 """
 
 from __future__ import annotations
@@ -40,15 +43,27 @@ class Hooked:
 
 def main() -> None:
     """Measure, and print a table."""
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("--files", type=int, nargs="+", default=[10, 100, 1000], help="in a checkpoint")
+    asked = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    asked.add_argument(
+        "--files", type=int, nargs="+", default=[10, 100, 1000], help="in a checkpoint"
+    )
     asked.add_argument("--saves", type=int, default=100)
     asked.add_argument("--work", default=tempfile.gettempdir(), help="where the training writes")
-    asked.add_argument("--other", default="/dev/shm", help="a directory on another disk; empty for none")  # noqa: S108  a directory is made in it
+    asked.add_argument(
+        "--other",
+        default="/dev/shm",  # noqa: S108
+        help="a directory on another disk; empty for none",
+    )
     asked.add_argument("--out", type=Path)
     given = asked.parse_args()
     spools = ("the same disk", *(["another disk"] if given.other else []))
-    found = [measured(many, given.saves, given.work, spool, given.other) for spool in spools for many in given.files]
+    found = [
+        measured(many, given.saves, given.work, spool, given.other)
+        for spool in spools
+        for many in given.files
+    ]
     if given.out:
         given.out.parent.mkdir(parents=True, exist_ok=True)
         given.out.write_text(json.dumps([asdict(one) for one in found], indent=1))
@@ -65,7 +80,10 @@ def table(found: Iterable[Hooked]) -> Iterator[str]:
 
 def measured(files: int, saves: int, work: str, spool: str, other: str) -> Hooked:
     """One training."""
-    with tempfile.TemporaryDirectory(dir=work) as folder, tempfile.TemporaryDirectory(dir=other or work) as apart:
+    with (
+        tempfile.TemporaryDirectory(dir=work) as folder,
+        tempfile.TemporaryDirectory(dir=other or work) as apart,
+    ):
         out = Path(folder)
         if spool != "the same disk":
             if out.stat().st_dev == Path(apart).stat().st_dev:
@@ -73,7 +91,8 @@ def measured(files: int, saves: int, work: str, spool: str, other: str) -> Hooke
             (out / "_ckptsync").symlink_to(apart)
         hook, event = _training(out)
         event("on_train_begin", 0)
-        took = [_saved(out, step, files, event) for step in range(1, saves + 2)][1:]  # the first one imports, and makes directories
+        # the first one imports, and makes directories
+        took = [_saved(out, step, files, event) for step in range(1, saves + 2)][1:]
         event("on_train_end", saves + 1)
         kept = [*(out / "_ckptsync" / "pins").glob("checkpoint-*")]
         hook.leave()
@@ -83,9 +102,8 @@ def measured(files: int, saves: int, work: str, spool: str, other: str) -> Hooke
 
 
 def _callback() -> Any:
-    if (
-        "transformers" not in sys.modules and importlib.util.find_spec("transformers") is None
-    ):  # of it the hook needs one class, which has nothing in it
+    # of it the hook needs one class, which has nothing in it
+    if "transformers" not in sys.modules and importlib.util.find_spec("transformers") is None:
         sys.modules["transformers"] = types.ModuleType("transformers")
         sys.modules["transformers"].TrainerCallback = object  # type: ignore[attr-defined]
     from ckptsync.hooks.hf import CkptSyncCallback  # noqa: PLC0415  # the report needs none of it
@@ -95,7 +113,10 @@ def _callback() -> Any:
 
 def _training(out: Path) -> tuple[Any, Callable[[str, int], float]]:
     """A callback, and what tells it of an event and says how many seconds that took."""
-    hook, args = _callback(), SimpleNamespace(output_dir=str(out), process_index=0, world_size=1, should_save=True)
+    hook, args = (
+        _callback(),
+        SimpleNamespace(output_dir=str(out), process_index=0, world_size=1, should_save=True),
+    )
 
     def event(name: str, step: int) -> float:
         state = SimpleNamespace(global_step=step, is_hyper_param_search=False)
@@ -106,7 +127,9 @@ def _training(out: Path) -> tuple[Any, Callable[[str, int], float]]:
     return hook, event
 
 
-def _saved(out: Path, step: int, files: int, event: Callable[[str, int], Any]) -> tuple[float, float]:
+def _saved(
+    out: Path, step: int, files: int, event: Callable[[str, int], Any]
+) -> tuple[float, float]:
     checkpoint = out / f"checkpoint-{step}"
     checkpoint.mkdir()
     for n in range(files - 2):
@@ -118,7 +141,8 @@ def _saved(out: Path, step: int, files: int, event: Callable[[str, int], Any]) -
     for thread in threading.enumerate():
         if thread.name.startswith("ckptsync-"):
             thread.join()
-    shutil.rmtree(out / "_ckptsync" / "pins" / f"checkpoint-{step - BACKLOG}.0", ignore_errors=True)  # a worker has sent it
+    # a worker has sent it
+    shutil.rmtree(out / "_ckptsync" / "pins" / f"checkpoint-{step - BACKLOG}.0", ignore_errors=True)
     return took
 
 

@@ -1,8 +1,10 @@
-"""What a worker costs that has nothing to do, and how soon it sends: ``python -m benchmarks.idle [--out build/bench/idle.json]``.
+"""What a worker costs that has nothing to do, and how soon it sends: ``python -m benchmarks.idle
+[--out build/bench/idle.json]``.
 
-The worker runs as its command does, over ``--checkpoints`` checkpoints that the store has already.  Idle is CPU and memory over ``--seconds`` once it has been at
-rest for a moment.  Soon is from a save's settling to the first of its bytes in the store, a directory: with a hook's word a save is finished when its pin
-appears, without one when nothing has changed for ``worker.quiet``.
+The worker runs as its command does, over ``--checkpoints`` checkpoints that the store has already.
+Idle is CPU and memory over ``--seconds`` once it has been at rest for a moment.  Soon is from a
+save's settling to the first of its bytes in the store, a directory: with a hook's word a save is
+finished when its pin appears, without one when nothing has changed for ``worker.quiet``.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptsync.spool import pins
-from ckptsync.spool.marks import Commit, save_id, write_mark
+from ckptsync.spool.markers import Commit, save_id, write_mark
 
 HERE = Path(__file__).parents[1]
 QUIET = 2.0  # seconds, for a run without a hook that does not take too long
@@ -43,8 +45,10 @@ class Idle:
 
 
 @dataclass(frozen=True)
-class Found:
-    """``hooked``, ``plain``: seconds from settling to the first byte, of each round, with a hook's word and without."""
+class ListedCheckpoint:
+    """``hooked``, ``plain``: seconds from settling to the first byte, of each round, with a hook's
+    word and without.
+    """
 
     idle: Idle
     hooked: list[float]
@@ -68,31 +72,40 @@ def main() -> None:
     print("\n".join(table(found)))
 
 
-def found_of(told: dict[str, Any]) -> Found:
+def found_of(told: dict[str, Any]) -> ListedCheckpoint:
     """From what was written of it."""
-    return Found(**{**told, "idle": Idle(**told["idle"])})
+    return ListedCheckpoint(**{**told, "idle": Idle(**told["idle"])})
 
 
-def table(found: Iterable[Found]) -> Iterator[str]:
+def table(found: Iterable[ListedCheckpoint]) -> Iterator[str]:
     """One row for each number of checkpoints."""
-    yield "| checkpoints | % of a core | MB | first byte, hook: median s | longest | no hook: median s | longest |"
+    yield (
+        "| checkpoints | % of a core | MB | first byte, hook: median s | longest | no hook: median"
+        " s | longest |"
+    )
     yield "|--:|--:|--:|--:|--:|--:|--:|"
     for one in found:
-        yield f"| {one.idle.checkpoints} | {one.idle.cpu:.2f} | {one.idle.rss:.0f} | {_told(one.hooked)} | {_told(one.plain)} |"
+        yield (
+            f"| {one.idle.checkpoints} | {one.idle.cpu:.2f} | {one.idle.rss:.0f} |"
+            f" {_told(one.hooked)} | {_told(one.plain)} |"
+        )
 
 
-def measured(checkpoints: int, seconds: float, rounds: int, work: str) -> Found:
+def measured(checkpoints: int, seconds: float, rounds: int, work: str) -> ListedCheckpoint:
     """One worker, over so many checkpoints."""
     with tempfile.TemporaryDirectory(dir=work) as folder, _worker(Path(folder)) as worker:
         out, store = Path(folder) / "out" / "run", Path(folder) / "store" / "run"
         for step in range(checkpoints):
             _write(out / f"checkpoint-{step + 1}", step + 1)
-        _until(lambda: len(list(store.glob(".ckptsync/*/manifest-*"))) >= checkpoints, LONGEST + 5 * checkpoints)
+        _until(
+            lambda: len(list(store.glob(".ckptsync/*/manifest-*"))) >= checkpoints,
+            LONGEST + 5 * checkpoints,
+        )
         time.sleep(5)
         idle = _idle(worker.pid, checkpoints, seconds)
         hooked = [_soon(out, store, 1000 + n, _hooked) for n in range(rounds)]
         plain = [_soon(out, store, 2000 + n, _plain) for n in range(rounds)]
-    return Found(idle, hooked, plain)
+    return ListedCheckpoint(idle, hooked, plain)
 
 
 def _told(seconds: list[float]) -> str:
@@ -109,7 +122,10 @@ def _worker(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     }
     (folder / "c.yaml").write_text(json.dumps(config))
     command = [sys.executable, "-m", "ckptsync", "run", "-c", str(folder / "c.yaml")]
-    with (folder / "log").open("wb") as log, subprocess.Popen(command, stderr=log, cwd=HERE) as child:
+    with (
+        (folder / "log").open("wb") as log,
+        subprocess.Popen(command, stderr=log, cwd=HERE) as child,
+    ):
         try:
             yield child
         finally:
@@ -126,7 +142,10 @@ def _idle(pid: int, checkpoints: int, seconds: float) -> Idle:
 
 
 def _cpu(pid: int) -> float:
-    """Seconds on a CPU so far, of all threads, those that have ended too; the kernel scales it by what ran, so short wakes count."""
+    """Seconds on a CPU so far, of all threads, those that have ended too.
+
+    The kernel scales it by what ran, so short wakes count.
+    """
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -156,7 +175,18 @@ def _hooked(checkpoint: Path, step: int) -> float:
     for path in checkpoint.iterdir():
         (fresh / "files" / path.name).hardlink_to(path)
         files[path.name] = (path.stat().st_size, path.stat().st_mtime_ns)
-    commit = Commit("t", save_id("t", checkpoint.name, 0), checkpoint.name, step, 1, (0,), "host", "bench", time.time(), files)
+    commit = Commit(
+        "t",
+        save_id("t", checkpoint.name, 0),
+        checkpoint.name,
+        step,
+        1,
+        (0,),
+        "host",
+        "bench",
+        time.time(),
+        files,
+    )
     write_mark(fresh / "commit.json", commit)
     pins.publish(output_dir, checkpoint.name, fresh)
     return time.time()

@@ -9,7 +9,16 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
-PACKAGES = ("ckptsync", "numpy", "blake3", "torch", "accelerate", "deepspeed", "transformers", "safetensors")
+PACKAGES = (
+    "ckptsync",
+    "numpy",
+    "blake3",
+    "torch",
+    "accelerate",
+    "deepspeed",
+    "transformers",
+    "safetensors",
+)
 
 
 def described() -> Iterator[str]:
@@ -36,4 +45,8 @@ def _version(name: str) -> str:
 def file_system(where: Path) -> str:
     """The type of the mount that is nearest above."""
     mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
-    return max((m for m in mounts if where.is_relative_to(m[0])), key=lambda m: len(m[0]), default=["", "unknown"])[1]
+    return max(
+        (m for m in mounts if where.is_relative_to(m[0])),
+        key=lambda m: len(m[0]),
+        default=["", "unknown"],
+    )[1]

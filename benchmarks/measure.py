@@ -18,9 +18,11 @@ from pathlib import Path
 class Run:
     """What a process and its children took.
 
-    ``read`` is what they asked the kernel for by read(2) and its kin, their own programs included (a mapped file is not), ``disk`` what the kernel
-    had to fetch from the disk for them, mapped files included.  ``peak`` is in bytes, and at least what this process itself has.  ``tree`` is the
-    sum of what each process of the tree had at its own peak, ``server`` what a server took in seconds of CPU meanwhile.
+    ``read`` is what they asked the kernel for by read(2) and its kin, their own programs included
+    (a mapped file is not), ``disk`` what the kernel had to fetch from the disk for them, mapped
+    files included.  ``peak`` is in bytes, and at least what this process itself has.  ``tree`` is
+    the sum of what each process of the tree had at its own peak, ``server`` what a server took in
+    seconds of CPU meanwhile.
     """
 
     wall: float
@@ -36,15 +38,23 @@ class Failed(Exception):
     """It exited with an error, or had to be ended."""
 
 
-def measure(command: Sequence[str], log: Path, most_seconds: float, environment: Mapping[str, str] | None = None) -> Run:
+def measure(
+    command: Sequence[str],
+    log: Path,
+    most_seconds: float,
+    environment: Mapping[str, str] | None = None,
+) -> Run:
     """Run to the end; raises Failed with the end of its output."""
     start = time.monotonic()
     with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True, env=environment)
+        process = subprocess.Popen(
+            command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True, env=environment
+        )
         tree = _Tree(process.pid)
         alarm = threading.Timer(most_seconds, os.killpg, (process.pid, signal.SIGKILL))
         alarm.start()
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it is dead and not yet buried: its counters can be read
+        # it is dead and not yet buried: its counters can be read
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         wall = time.monotonic() - start
         alarm.cancel()
         peak = tree.ended()
@@ -52,10 +62,21 @@ def measure(command: Sequence[str], log: Path, most_seconds: float, environment:
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        ended = f"ended after {most_seconds:.0f} s" if wall >= most_seconds else f"exit code {process.returncode}"
+        ended = (
+            f"ended after {most_seconds:.0f} s"
+            if wall >= most_seconds
+            else f"exit code {process.returncode}"
+        )
         raise Failed(f"{ended}: {_last_words(log)}")
     largest = usage.ru_maxrss * 1024
-    return Run(wall, usage.ru_utime + usage.ru_stime, largest, counted["rchar"], counted["read_bytes"], peak or largest)
+    return Run(
+        wall,
+        usage.ru_utime + usage.ru_stime,
+        largest,
+        counted["rchar"],
+        counted["read_bytes"],
+        peak or largest,
+    )
 
 
 def descendants(pid: int) -> Iterator[int]:

@@ -1,7 +1,9 @@
-"""Merging, side by side with what users would otherwise run, and with ``cat`` as the limit: ``python -m benchmarks.merge --gib 2 --rounds 5``.
+"""Merging, side by side with what users would otherwise run, and with ``cat`` as the limit:
+``python -m benchmarks.merge --gib 2 --rounds 5``.
 
-Generates checkpoints in the real containers, runs each tool as a whole process in paired rounds from an empty output, warm and cold, and writes every
-round as JSON; ``benchmarks.report`` makes tables of it.  Run by a Python that has torch and the peers (`make bench` sets it up).
+Generates checkpoints in the real containers, runs each tool as a whole process in paired rounds
+from an empty output, warm and cold, and writes every round as JSON; ``benchmarks.report`` makes
+tables of it.  Run by a Python that has torch and the peers (`make bench` sets it up).
 """
 
 from __future__ import annotations
@@ -17,14 +19,29 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.contest import Contest, Heat, held
-from benchmarks.tools import ACCELERATE, DCP_TO_TORCH, TORCH_CONSOLIDATE, ZERO_TO_FP32, Tool, cat, cat_and_sync, ckptsync
+from benchmarks.tools import (
+    ACCELERATE,
+    DCP_TO_TORCH,
+    TORCH_CONSOLIDATE,
+    ZERO_TO_FP32,
+    Tool,
+    cat,
+    cat_and_sync,
+    ckptsync,
+)
 
-SHARDS, OPTIMIZERS, MODEL = "*.distcp", "global_step1/*optim_states.pt", "global_step1/mp_rank_00_model_states.pt"
+SHARDS, OPTIMIZERS, MODEL = (
+    "*.distcp",
+    "global_step1/*optim_states.pt",
+    "global_step1/mp_rank_00_model_states.pt",
+)
 
 
 @dataclass(frozen=True)
 class Case:
-    """One comparison: ``kind`` as `benchmarks.generate` knows it, ``share`` of the size, the tools, ours first."""
+    """One comparison: ``kind`` as `benchmarks.generate` knows it, ``share`` of the size, the tools,
+    ours first.
+    """
 
     title: str
     kind: str
@@ -43,7 +60,12 @@ CASES = (
         cold=True,
     ),
     Case("The same to bf16", "dcp-rows", 1, (ckptsync("bf16"), cat(SHARDS))),
-    Case("DCP, float32 in column shards of 4 ranks", "dcp-columns", 0.5, (ckptsync("keep"), cat(SHARDS), ACCELERATE, DCP_TO_TORCH)),
+    Case(
+        "DCP, float32 in column shards of 4 ranks",
+        "dcp-columns",
+        0.5,
+        (ckptsync("keep"), cat(SHARDS), ACCELERATE, DCP_TO_TORCH),
+    ),
     Case(
         "DCP, {tensors} tensors of 256 bytes",
         "dcp-small",
@@ -56,7 +78,13 @@ CASES = (
         0.5,
         (ckptsync("keep"), cat("*.safetensors"), TORCH_CONSOLIDATE),
     ),
-    Case("ZeRO-3 of a bf16 model, 4 ranks, to bf16", "zero3", 1, (ckptsync("bf16"), ZERO_TO_FP32), cold=True),
+    Case(
+        "ZeRO-3 of a bf16 model, 4 ranks, to bf16",
+        "zero3",
+        1,
+        (ckptsync("bf16"), ZERO_TO_FP32),
+        cold=True,
+    ),
     Case("The same to float32", "zero3", 1, (ckptsync("fp32"), ZERO_TO_FP32)),
     Case(
         "ZeRO-2 of a bf16 model, 4 ranks, to bf16 (from the model file alone)",
@@ -81,14 +109,32 @@ def main() -> None:
 
 
 def _arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--gib", type=float, default=2.0, help="GiB of float32 weights")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--cold", type=int, default=3, help="rounds with the source out of the page cache")
-    parser.add_argument("--tensors", type=int, default=100_000, help="of the case with many small ones")
-    parser.add_argument("--only", default="", help="cases whose kind begins so: dcp, dcp-rows, zero")
-    parser.add_argument("--work", type=Path, default=Path("build/bench"), help="where there is room for six times the size")
-    parser.add_argument("--json", type=Path, default=Path("build/bench/merge.json"), help="where every round is written")
+    parser.add_argument(
+        "--cold", type=int, default=3, help="rounds with the source out of the page cache"
+    )
+    parser.add_argument(
+        "--tensors", type=int, default=100_000, help="of the case with many small ones"
+    )
+    parser.add_argument(
+        "--only", default="", help="cases whose kind begins so: dcp, dcp-rows, zero"
+    )
+    parser.add_argument(
+        "--work",
+        type=Path,
+        default=Path("build/bench"),
+        help="where there is room for six times the size",
+    )
+    parser.add_argument(
+        "--json",
+        type=Path,
+        default=Path("build/bench/merge.json"),
+        help="where every round is written",
+    )
     return parser
 
 
@@ -98,16 +144,37 @@ def _run(args: argparse.Namespace, work: Path) -> Iterator[Contest]:
         if case.kind != kind:
             shutil.rmtree(source, ignore_errors=True)
             kind, told = case.kind, generate(case.kind, source, args.gib * case.share, args.tensors)
-        heats: list[tuple[Heat, int]] = [("warm", args.rounds), ("cold", args.cold if case.cold else 0)]
+        heats: list[tuple[Heat, int]] = [
+            ("warm", args.rounds),
+            ("cold", args.cold if case.cold else 0),
+        ]
         for heat, rounds in ((heat, rounds) for heat, rounds in heats if rounds):
             title = case.title.format(tensors=f"{args.tensors:,}")
-            yield held(Contest(title, heat, told[case.needed], case.tools[0].name), source, case.tools, rounds, work)
+            yield held(
+                Contest(title, heat, told[case.needed], case.tools[0].name),
+                source,
+                case.tools,
+                rounds,
+                work,
+            )
 
 
 def generate(kind: str, source: Path, gib: float, tensors: int) -> dict[str, int]:
     """Write a checkpoint; the bytes of it that each output is made of."""
-    command = [sys.executable, "-m", "benchmarks.generate", kind, str(source), "--gib", str(gib), "--tensors", str(tensors)]
-    told: dict[str, int] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)["needed"]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.generate",
+        kind,
+        str(source),
+        "--gib",
+        str(gib),
+        "--tensors",
+        str(tensors),
+    ]
+    told: dict[str, int] = json.loads(
+        subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
+    )["needed"]
     return told
 
 

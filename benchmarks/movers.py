@@ -18,7 +18,9 @@ Command = Callable[[Path, Place], list[str]]
 
 @dataclass(frozen=True)
 class Mover:
-    """``up`` sends the files of a directory, to below `HERE` in the place; ``down`` brings them back into a directory that is not there yet.
+    """``up`` sends the files of a directory, to below `HERE` in the place.
+
+    ``down`` brings them back into a directory that is not there yet.
 
     ``program`` has to be on the path, or in Python's own directory; ``module`` installed.
     """
@@ -33,7 +35,11 @@ class Mover:
         """What is not installed, in words."""
         if self.program and not found(self.program):
             return f"{self.program} is not installed"
-        return f"{self.module} is not installed" if self.module and not is_installed(self.module) else ""
+        return (
+            f"{self.module} is not installed"
+            if self.module and not is_installed(self.module)
+            else ""
+        )
 
 
 def found(program: str) -> str | None:
@@ -46,7 +52,18 @@ def _carry(how: str, direction: str, directory: Path, url: str) -> list[str]:
 
 
 def _pushed(directory: Path, place: Place) -> list[str]:
-    return [sys.executable, "-m", "ckptsync", "push", str(directory), place.url, "--run", RUN, "--node", "bench"]
+    return [
+        sys.executable,
+        "-m",
+        "ckptsync",
+        "push",
+        str(directory),
+        place.url,
+        "--run",
+        RUN,
+        "--node",
+        "bench",
+    ]
 
 
 CKPTSYNC = Mover("ckptsync", _pushed, lambda d, p: _carry("fetch", "down", d, p.url))
@@ -81,13 +98,17 @@ S3FS = Mover(
 )
 SFTP = Mover(
     "sftp",
-    lambda d, p: _sh(f"printf '%s\\n' 'mkdir {RUN}' 'put -r {d} {HERE}' | sftp -q -b - {_ssh_host(p)}"),
+    lambda d, p: _sh(
+        f"printf '%s\\n' 'mkdir {RUN}' 'put -r {d} {HERE}' | sftp -q -b - {_ssh_host(p)}"
+    ),
     lambda d, p: _sh(f"printf '%s\\n' 'get -r {HERE} {d}' | sftp -q -b - {_ssh_host(p)}"),
     "sftp",
 )
 RSYNC = Mover(
     "rsync over ssh",
-    lambda d, p: _sh(f"rsync -a --mkpath -e '{' '.join(p.ssh)}' {d}/ {_ssh_host(p, '')}:{p.files}/{HERE}/"),
+    lambda d, p: _sh(
+        f"rsync -a --mkpath -e '{' '.join(p.ssh)}' {d}/ {_ssh_host(p, '')}:{p.files}/{HERE}/"
+    ),
     lambda d, p: _sh(f"rsync -a -e '{' '.join(p.ssh)}' {_ssh_host(p, '')}:{p.files}/{HERE}/ {d}/"),
     "rsync",
 )
@@ -104,6 +125,9 @@ def _sh(line: str) -> list[str]:
 
 
 def _ssh_host(place: Place, path: str = "/") -> str:
-    """``-F config user@host:/directory`` for sftp; without the path ``user@host``, for rsync, which is given the configuration by -e."""
+    """``-F config user@host:/directory`` for sftp.
+
+    Without the path ``user@host``, for rsync, which is given the configuration by -e.
+    """
     host = place.url.removeprefix("sftp://").partition("/")[0].rpartition(":")[0]
     return f"{' '.join(place.ssh[1:])} {host}:{place.files}" if path else host

@@ -1,4 +1,6 @@
-"""Whether two tools have written the same model: ``python -m benchmarks.outputs DIR`` prints what one has written."""
+"""Whether two tools have written the same model: ``python -m benchmarks.outputs DIR`` prints what
+one has written.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ Tensors = Mapping[str, tuple[str, tuple[int, ...], str]]
 def tensors(destination: Path) -> Tensors:
     """Name → dtype, shape and digest, of all safetensors files there; empty if there are none.
 
-    In a process of its own: the kernel counts the largest resident set of whoever starts a program as that program's own.
+    In a process of its own: the kernel counts the largest resident set of whoever starts a program
+    as that program's own.
     """
     command = [sys.executable, "-m", "benchmarks.outputs", str(destination)]
     told = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
@@ -27,12 +30,20 @@ def tensors(destination: Path) -> Tensors:
 def _tensors(destination: Path) -> Tensors:
     found: dict[str, tuple[str, tuple[int, ...], str]] = {}
     for path in sorted(destination.rglob("*.safetensors")) if destination.is_dir() else ():
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data, memoryview(data) as view:
+        with (
+            path.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+            memoryview(data) as view,
+        ):
             base = 8 + int.from_bytes(data[:8], "little")
             for name, entry in json.loads(data[8:base]).items():
                 if name != "__metadata__":
                     start, end = (base + at for at in entry["data_offsets"])
-                    found[name] = (entry["dtype"], tuple(entry["shape"]), blake3(view[start:end]).hexdigest())
+                    found[name] = (
+                        entry["dtype"],
+                        tuple(entry["shape"]),
+                        blake3(view[start:end]).hexdigest(),
+                    )
     return found
 
 

@@ -1,4 +1,7 @@
-"""The servers that transfers go to, both on this machine: SeaweedFS for S3, OpenSSH for SFTP; and what lies there, by digest."""
+"""The servers that transfers go to, both on this machine: SeaweedFS for S3, OpenSSH for SFTP.
+
+And what lies there, by digest.
+"""
 
 # ruff: noqa: PLC0415  each process imports what it needs alone
 
@@ -27,7 +30,8 @@ Digests = Mapping[str, str]
 class Place:
     """Somewhere to put files.
 
-    ``environment`` has what clients need, ``ssh`` is the command of those that take one; ``files`` is the directory behind it, where there is one.
+    ``environment`` has what clients need, ``ssh`` is the command of those that take one; ``files``
+    is the directory behind it, where there is one.
     """
 
     url: str
@@ -41,7 +45,9 @@ class Place:
         return f"{self.url}/{name}"
 
     def digests(self) -> Digests:
-        """Name → BLAKE3 of everything here, read through a client of its own (another library than the one that wrote it)."""
+        """Name → BLAKE3 of everything here, read through a client of its own (another library than
+        the one that wrote it).
+        """
         return digests(self.files) if self.files else _digests_of_bucket(self)
 
     def clear(self) -> None:
@@ -56,7 +62,9 @@ class Place:
 def s3(folder: Path) -> Iterator[Any]:
     """A function that makes a new empty bucket on a server whose data lie in ``folder``."""
     environment = {**os.environ, "TMPDIR": str(folder), "GOMEMLIMIT": "2GiB"}
-    with subprocess.Popen([sys.executable, "-m", "tests.weed"], stdin=-1, stdout=-1, env=environment) as server:
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.weed"], stdin=-1, stdout=-1, env=environment
+    ) as server:
         assert server.stdout
         assert server.stdin
         told = json.loads(server.stdout.readline())
@@ -94,8 +102,12 @@ def sftp(folder: Path) -> Iterator[Any]:
     try:
         config = folder / "ssh_config"
         config.write_text(
-            f"Host *\n  Port {server.port}\n  IdentityFile {server.key}\n  IdentitiesOnly yes\n"
-            f"  UserKnownHostsFile {server.known_hosts}\n  StrictHostKeyChecking yes\n"
+            "Host *\n"
+            f"  Port {server.port}\n"
+            f"  IdentityFile {server.key}\n"
+            "  IdentitiesOnly yes\n"
+            f"  UserKnownHostsFile {server.known_hosts}\n"
+            "  StrictHostKeyChecking yes\n"
         )
 
         environment = {"CKPTSYNC_STORAGE_OPTIONS": json.dumps(dict(server.options))}
@@ -104,7 +116,13 @@ def sftp(folder: Path) -> Iterator[Any]:
             files = folder / f"served-{secrets.token_hex(6)}"
             files.mkdir()
             assert server._process  # noqa: SLF001
-            return Place(server.url(files), server._process.pid, environment, files, ("ssh", "-F", str(config)))  # noqa: SLF001
+            return Place(
+                server.url(files),
+                server._process.pid,  # noqa: SLF001
+                environment,
+                files,
+                ("ssh", "-F", str(config)),
+            )
 
         yield fresh
     finally:
@@ -129,7 +147,11 @@ def client(place: Place) -> Any:
 
 def digests(folder: Path) -> Digests:
     """Relative path → BLAKE3 of every file below."""
-    return {str(path.relative_to(folder)): _digest(path) for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): _digest(path)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 def _digest(path: Path) -> str:

@@ -1,7 +1,9 @@
-"""What planning costs by the number of chunks: ``python -m benchmarks.plan [--shapes dcp …] [--counts 10000 100000] [--rounds 3]``.
+"""What planning costs by the number of chunks: ``python -m benchmarks.plan [--shapes dcp …]
+[--counts 10000 100000] [--rounds 3]``.
 
-Makes synthetic checkpoints (needs torch), merges each with ``--dry-run`` as a whole process, its files in the page cache, and prints
-seconds, CPU seconds and peak memory.  The bytes of tensors are zeros, and large ones holes of sparse files: planning reads none of them.
+Makes synthetic checkpoints (needs torch), merges each with ``--dry-run`` as a whole process, its
+files in the page cache, and prints seconds, CPU seconds and peak memory.  The bytes of tensors are
+zeros, and large ones holes of sparse files: planning reads none of them.
 """
 
 from __future__ import annotations
@@ -31,25 +33,32 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 RANKS = 4
-# Started from a small process, since the kernel counts a child's peak from that of the process that it was forked from.
+# Started from a small process, since the kernel counts a child's peak from that of the process that
+# it was forked from.
 _STARTER = """
 import json, os, sys, time
 start = time.perf_counter()
 null = os.open(os.devnull, os.O_WRONLY)
-child = os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, null, 1)])
+child = os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, \
+null, 1)])
 _, status, used = os.wait4(child, 0)
-print(json.dumps([status, time.perf_counter() - start, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024]))
+print(json.dumps([status, time.perf_counter() - start, used.ru_utime + used.ru_stime, \
+used.ru_maxrss * 1024]))
 """
 HOLE = 1 << 14  # bytes of zeros from which on they are not written
 
 
 def main() -> None:
     """Generate, measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--counts", nargs="+", type=int, default=[10_000, 100_000])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--work", type=Path, help="a directory to generate in; else a temporary one")
+    parser.add_argument(
+        "--work", type=Path, help="a directory to generate in; else a temporary one"
+    )
     args = parser.parse_args()
     print(f"{'shape':<12}{'chunks':>9}{'seconds':>10}{'CPU':>8}{'µs a chunk':>12}{'peak MB':>9}")
     for shape in args.shapes:
@@ -60,7 +69,9 @@ def main() -> None:
                 SHAPES[shape](where, count)
                 for path in where.rglob("*"):
                     _read_once(path)
-                _print(shape, count, [_planned(where, Path(work, "out")) for _ in range(args.rounds)])
+                _print(
+                    shape, count, [_planned(where, Path(work, "out")) for _ in range(args.rounds)]
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +84,22 @@ class Cost:
 
 
 def _planned(source: Path, destination: Path) -> Cost:
-    command = [sys.executable, "-m", "ckptsync", "merge", "--dry-run", "--json", str(source), str(destination)]
-    told = subprocess.run([sys.executable, "-S", "-c", _STARTER, *command], check=True, stdout=subprocess.PIPE, text=True).stdout
+    command = [
+        sys.executable,
+        "-m",
+        "ckptsync",
+        "merge",
+        "--dry-run",
+        "--json",
+        str(source),
+        str(destination),
+    ]
+    told = subprocess.run(
+        [sys.executable, "-S", "-c", _STARTER, *command],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    ).stdout
     status, seconds, cpu, peak = json.loads(told)
     if status:
         raise SystemExit(f"{' '.join(command)}: exit status {status}")
@@ -82,13 +107,20 @@ def _planned(source: Path, destination: Path) -> Cost:
 
 
 def _print(shape: str, count: int, costs: list[Cost]) -> None:
-    seconds, cpu = (statistics.median(getattr(c, field) for c in costs) for field in ("seconds", "cpu"))
+    seconds, cpu = (
+        statistics.median(getattr(c, field) for c in costs) for field in ("seconds", "cpu")
+    )
     peak = max(c.peak for c in costs) / 1e6
-    print(f"{shape:<12}{count:>9}{seconds:>10.2f}{cpu:>8.2f}{cpu / count * 1e6:>12.1f}{peak:>9.0f}", flush=True)
+    print(
+        f"{shape:<12}{count:>9}{seconds:>10.2f}{cpu:>8.2f}{cpu / count * 1e6:>12.1f}{peak:>9.0f}",
+        flush=True,
+    )
 
 
 def _read_once(path: Path) -> None:
-    """What is read of a file while planning is at most its metadata: those are small, or were written just now."""
+    """What is read of a file while planning is at most its metadata: those are small, or were
+    written just now.
+    """
     if path.is_file() and path.stat().st_size < 1 << 30:
         path.read_bytes()
 
@@ -114,12 +146,18 @@ def _dcp(where: Path, count: int, rows: int, columns: int) -> None:
             for name in _names(count // RANKS):
                 key, start, offset = f"model.{name}", out.tell(), torch.Size([rows * rank, 0])
                 properties = TensorProperties(dtype=torch.float32)
-                described = tensors.setdefault(key, TensorStorageMetadata(properties, torch.Size([rows * RANKS, columns]), []))
+                described = tensors.setdefault(
+                    key, TensorStorageMetadata(properties, torch.Size([rows * RANKS, columns]), [])
+                )
                 described.chunks.append(ChunkStorageMetadata(offset, torch.Size([rows, columns])))
                 paths[key] = ("model", name)
                 _write_sparse(out, item)
-                storage[MetadataIndex(key, offset, rank)] = _StorageInfo(f"__{rank}_0.distcp", start, len(item))
-    (where / ".metadata").write_bytes(pickle.dumps(Metadata(tensors, paths, storage, StorageMeta())))
+                storage[MetadataIndex(key, offset, rank)] = _StorageInfo(
+                    f"__{rank}_0.distcp", start, len(item)
+                )
+    (where / ".metadata").write_bytes(
+        pickle.dumps(Metadata(tensors, paths, storage, StorageMeta()))
+    )
 
 
 def _write_sparse(out: io.BufferedWriter, data: bytes) -> None:
@@ -132,10 +170,18 @@ def _write_sparse(out: io.BufferedWriter, data: bytes) -> None:
 
 
 def _zero2(where: Path, count: int) -> None:
-    """A model file with a record for every parameter, and ranks that have one flat group of masters."""
+    """A model file with a record for every parameter, and ranks that have one flat group of
+    masters.
+    """
     shape = torch.Size([4, 8])
     module = {name: torch.zeros(shape, dtype=torch.bfloat16) for name in _names(count)}
-    _zero(where, 2, "", {"module": module, "param_shapes": [dict.fromkeys(module, shape)]}, 32 * count // RANKS)
+    _zero(
+        where,
+        2,
+        "",
+        {"module": module, "param_shapes": [dict.fromkeys(module, shape)]},
+        32 * count // RANKS,
+    )
 
 
 def _zero3(where: Path, count: int) -> None:
@@ -143,7 +189,13 @@ def _zero3(where: Path, count: int) -> None:
     shape = torch.Size([4, 8])
     module = dict.fromkeys(_names(count), torch.empty(0, dtype=torch.bfloat16))
     for rank in range(RANKS):
-        _zero(where, 3, f"zero_pp_rank_{rank}_", {"module": module, "param_shapes": [dict.fromkeys(module, shape)]}, 8 * count)
+        _zero(
+            where,
+            3,
+            f"zero_pp_rank_{rank}_",
+            {"module": module, "param_shapes": [dict.fromkeys(module, shape)]},
+            8 * count,
+        )
 
 
 def _zero(where: Path, stage: int, rank: str, model: dict[str, Any], numel: int) -> None:
@@ -159,17 +211,29 @@ def _zero(where: Path, stage: int, rank: str, model: dict[str, Any], numel: int)
     }
     config = {"ds_config": {"zero_optimization": {"stage": stage}}, "optimizer": None}
     torch.save(model | more | config, tag / f"{rank}mp_rank_00_model_states.pt")
-    flat = {"fp32_flat_groups": [torch.zeros(numel)]} if stage == 3 else {"single_partition_of_fp32_groups": [torch.zeros(numel)]}
-    state = flat | {"zero_stage": stage, "partition_count": RANKS if stage == 3 else [RANKS], "group_paddings": [0]}
+    flat = (
+        {"fp32_flat_groups": [torch.zeros(numel)]}
+        if stage == 3
+        else {"single_partition_of_fp32_groups": [torch.zeros(numel)]}
+    )
+    state = flat | {
+        "zero_stage": stage,
+        "partition_count": RANKS if stage == 3 else [RANKS],
+        "group_paddings": [0],
+    }
     for number in range(RANKS):
-        torch.save({"optimizer_state_dict": state}, tag / f"zero_pp_rank_{number}_mp_rank_00_optim_states.pt")
+        torch.save(
+            {"optimizer_state_dict": state},
+            tag / f"zero_pp_rank_{number}_mp_rank_00_optim_states.pt",
+        )
 
 
 def _safetensors(where: Path, count: int) -> None:
     """A whole model in one file."""
     size = 4 * 32
     header = {
-        name: {"dtype": "F32", "shape": [4, 8], "data_offsets": [n * size, (n + 1) * size]} for n, name in enumerate(_names(count))
+        name: {"dtype": "F32", "shape": [4, 8], "data_offsets": [n * size, (n + 1) * size]}
+        for n, name in enumerate(_names(count))
     }
     text = json.dumps(header).encode()
     with (where / "model.safetensors").open("wb") as out:

@@ -1,4 +1,6 @@
-"""Paired rounds of programs that move files: each once a round, in an order that turns, and what arrived is looked at."""
+"""Paired rounds of programs that move files: each once a round, in an order that turns, and what
+arrived is looked at.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,13 @@ class Road(Protocol):
         ...
 
 
-def held(contest: Contest, movers: Sequence[Mover], road: Road, wanted: Digests, rounds: int) -> Contest:
-    """Rounds of all tools, after one that does not count.  A tool that fails once is out, and said to be."""
+def held(
+    contest: Contest, movers: Sequence[Mover], road: Road, wanted: Digests, rounds: int
+) -> Contest:
+    """Rounds of all tools, after one that does not count.
+
+    A tool that fails once is out, and said to be.
+    """
     contest.failed = {mover.name: missing for mover in movers if (missing := mover.missing())}
     with contextlib.closing(road):
         for number in range(-1, rounds):
@@ -48,7 +55,10 @@ def held(contest: Contest, movers: Sequence[Mover], road: Road, wanted: Digests,
                     continue
                 if number >= 0:
                     contest.runs.setdefault(mover.name, []).append(run)
-            print(f"  {contest.title}: {'warm-up' if number < 0 else f'round {number + 1}'}", file=sys.stderr)
+            print(
+                f"  {contest.title}: {'warm-up' if number < 0 else f'round {number + 1}'}",
+                file=sys.stderr,
+            )
     return contest
 
 
@@ -60,5 +70,12 @@ def measured(command: list[str], place: Place, log: Path) -> Run:
 
 
 def _ordinary() -> dict[str, str]:
-    """The environment without what would send a client elsewhere; a bundle of certificates breaks rclone."""
-    return {key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "S3_", "RCLONE_"))}
+    """The environment without what would send a client elsewhere.
+
+    A bundle of certificates breaks rclone.
+    """
+    return {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("AWS_", "S3_", "RCLONE_"))
+    }

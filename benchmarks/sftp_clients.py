@@ -1,10 +1,12 @@
-"""SFTP clients, compared: that the SFTP store speaks SFTP itself, over the pipes of ``ssh``, was decided by these figures.
+"""SFTP clients, compared: that the SFTP store speaks SFTP itself, over the pipes of ``ssh``, was
+decided by these figures.
 
     python -m benchmarks.sftp_clients --python /a/venv/bin/python --folder /dev/shm
 
-Against one sshd on this machine each client, in a process of its own, sends a file and gets it back.  A client that this Python has not is looked for in
-those given by ``--python``.  CPU seconds are of the client and the programs it starts; what sshd needs is the same for all.  Ours syncs the file and
-its name to the disk, the others do not.
+Against one sshd on this machine each client, in a process of its own, sends a file and gets it
+back.  A client that this Python has not is looked for in those given by ``--python``.  CPU seconds
+are of the client and the programs it starts; what sshd needs is the same for all.  Ours syncs the
+file and its name to the disk, the others do not.
 """
 
 # ruff: noqa: PLC0415  each process imports one client alone
@@ -70,9 +72,13 @@ def sftp(at: dict[str, Any]) -> tuple[Move, Move]:
     command = ["sftp", "-q", "-b", "-", *at["words"], at["host"]]
 
     def do(line: str) -> Move:
-        return lambda: subprocess.run(command, input=line.encode(), check=True, stdout=subprocess.DEVNULL)
+        return lambda: subprocess.run(
+            command, input=line.encode(), check=True, stdout=subprocess.DEVNULL
+        )
 
-    return do(f"put {at['file']} {at['there']}/file\n"), do(f"get {at['there']}/file {at['back']}\n")
+    return do(f"put {at['file']} {at['there']}/file\n"), do(
+        f"get {at['there']}/file {at['back']}\n"
+    )
 
 
 def paramiko(at: dict[str, Any]) -> tuple[Move, Move]:
@@ -83,7 +89,9 @@ def paramiko(at: dict[str, Any]) -> tuple[Move, Move]:
     client.load_host_keys(at["options"]["known_hosts"])
     client.connect("127.0.0.1", at["port"], key_filename=at["options"]["key_filename"])
     files = client.open_sftp()
-    return lambda: files.put(at["file"], f"{at['there']}/file"), lambda: files.get(f"{at['there']}/file", at["back"])
+    return lambda: files.put(at["file"], f"{at['there']}/file"), lambda: files.get(
+        f"{at['there']}/file", at["back"]
+    )
 
 
 def asyncssh(at: dict[str, Any]) -> tuple[Move, Move]:
@@ -96,14 +104,20 @@ def asyncssh(at: dict[str, Any]) -> tuple[Move, Move]:
         options = at["options"]
         async with (
             asyncssh.connect(
-                "127.0.0.1", at["port"], known_hosts=options["known_hosts"], client_keys=[options["key_filename"]], config=None
+                "127.0.0.1",
+                at["port"],
+                known_hosts=options["known_hosts"],
+                client_keys=[options["key_filename"]],
+                config=None,
             ) as connection,
             connection.start_sftp_client() as files,
         ):
             await getattr(files, name)(*paths)
 
     there = f"{at['there']}/file"
-    return lambda: asyncio.run(do("put", at["file"], there)), lambda: asyncio.run(do("get", there, at["back"]))
+    return lambda: asyncio.run(do("put", at["file"], there)), lambda: asyncio.run(
+        do("get", there, at["back"])
+    )
 
 
 CLIENTS: dict[str, tuple[Callable[[dict[str, Any]], tuple[Move, Move]], str]] = {
@@ -126,7 +140,10 @@ def _measured(name: str, at: dict[str, Any]) -> dict[str, float]:
 
 def _cpu() -> float:
     """Of this process and its children, also those that still run."""
-    own, ended = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    own, ended = (
+        resource.getrusage(resource.RUSAGE_SELF),
+        resource.getrusage(resource.RUSAGE_CHILDREN),
+    )
     running = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     return sum(r.ru_utime + r.ru_stime for r in (own, ended)) + sum(_cpu_of(pid) for pid in running)
 
@@ -137,7 +154,9 @@ def _cpu_of(pid: str) -> float:
 
 
 def _run(python: str, name: str, at: dict[str, Any]) -> dict[str, float]:
-    found = subprocess.run([python, __file__, "--one", json.dumps([name, at])], check=True, capture_output=True)
+    found = subprocess.run(
+        [python, __file__, "--one", json.dumps([name, at])], check=True, capture_output=True
+    )
     if Path(at["back"]).read_bytes() != Path(at["file"]).read_bytes():
         raise SystemExit(f"{name}: what came back is not what was sent")
     Path(at["back"]).unlink()
@@ -149,7 +168,9 @@ def _python_of(module: str, others: list[str]) -> str | None:
     if importlib.util.find_spec(module):
         return sys.executable
     check = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
-    return next((p for p in others if not subprocess.run([p, "-c", check], check=False).returncode), None)
+    return next(
+        (p for p in others if not subprocess.run([p, "-c", check], check=False).returncode), None
+    )
 
 
 def main() -> None:
@@ -158,7 +179,9 @@ def main() -> None:
     parser.add_argument("--python", action="append", default=[])
     parser.add_argument("--mib", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--folder", type=Path, default=None, help="where the files are; best in memory")
+    parser.add_argument(
+        "--folder", type=Path, default=None, help="where the files are; best in memory"
+    )
     parser.add_argument("--one", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
@@ -166,11 +189,24 @@ def main() -> None:
         return
     from tests.sshd import another_sshd
 
-    pythons = {name: found for name, (_, module) in CLIENTS.items() if (found := _python_of(module, given.python))}
+    pythons = {
+        name: found
+        for name, (_, module) in CLIENTS.items()
+        if (found := _python_of(module, given.python))
+    }
     with another_sshd() as server, tempfile.TemporaryDirectory(dir=given.folder) as folder:
         Path(folder, "there").mkdir()
         Path(folder, "file").write_bytes(os.urandom(given.mib << 20))
-        words = ["-F", "none", "-P", str(server.port), "-i", str(server.key), "-o", f"UserKnownHostsFile={server.known_hosts}"]
+        words = [
+            "-F",
+            "none",
+            "-P",
+            str(server.port),
+            "-i",
+            str(server.key),
+            "-o",
+            f"UserKnownHostsFile={server.known_hosts}",
+        ]
         at = {
             **{name: str(Path(folder, name)) for name in ("there", "file", "back")},
             "url": server.url(f"{folder}/there"),
@@ -179,11 +215,21 @@ def main() -> None:
             "words": words,
             "host": f"{server.user}@127.0.0.1",
         }
-        rounds = [{name: _run(python, name, at) for name, python in pythons.items()} for _ in range(given.rounds)]
-    print(f"{given.mib} MiB, {given.rounds} rounds: median seconds, and in brackets the median of the rounds' ratios to sftp's.\n")
+        rounds = [
+            {name: _run(python, name, at) for name, python in pythons.items()}
+            for _ in range(given.rounds)
+        ]
+    print(
+        f"{given.mib} MiB, {given.rounds} rounds: median seconds, and in brackets the median of the"
+        " rounds' ratios to sftp's.\n"
+    )
     print("| client | up | down | up, CPU | down, CPU |\n|---|---|---|---|---|")
     for name in pythons:
-        print(f"| {name} | " + " | ".join(_cell(rounds, name, what) for what in ("up", "down", "up cpu", "down cpu")) + " |")
+        print(
+            f"| {name} | "
+            + " | ".join(_cell(rounds, name, what) for what in ("up", "down", "up cpu", "down cpu"))
+            + " |"
+        )
 
 
 def _cell(rounds: list[dict[str, dict[str, float]]], name: str, what: str) -> str:

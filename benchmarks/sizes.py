@@ -1,4 +1,6 @@
-"""The model that the generated checkpoints hold: names and shapes as a small Llama has them, as many layers as a size needs."""
+"""The model that the generated checkpoints hold: names and shapes as a small Llama has them, as
+many layers as a size needs.
+"""
 
 from __future__ import annotations
 

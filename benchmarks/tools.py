@@ -12,7 +12,8 @@ CALL = "import sys; from {module} import {name} as f; f(*sys.argv[1:])"
 CONSOLIDATE = """
 import glob, os, sys
 from safetensors import safe_open
-from torch.distributed.checkpoint._consolidate_hf_safetensors import consolidate_safetensors_files as f
+from torch.distributed.checkpoint._consolidate_hf_safetensors import consolidate_safetensors_files \
+as f
 names = [n for p in glob.glob(sys.argv[1] + "/*.safetensors") for n in safe_open(p, "pt").keys()]
 os.mkdir(sys.argv[2])
 f(sys.argv[1], sys.argv[2], dict.fromkeys(names, 1), 2)
@@ -32,26 +33,49 @@ def ckptsync(dtype: str) -> Tool:
     """What users run, with its defaults."""
     return Tool(
         f"ckptsync merge --dtype {dtype}",
-        lambda source, destination: [sys.executable, "-m", "ckptsync", "merge", str(source), str(destination), "--dtype", dtype],
+        lambda source, destination: [
+            sys.executable,
+            "-m",
+            "ckptsync",
+            "merge",
+            str(source),
+            str(destination),
+            "--dtype",
+            dtype,
+        ],
     )
 
 
 def cat(pattern: str) -> Tool:
     """The limit: every byte of the shards read once and written once."""
-    return Tool("cat SHARDS > FILE", lambda s, d: ["sh", "-c", f"mkdir '{d}' && cat '{s}'/{pattern} > '{d}'/all"])
+    return Tool(
+        "cat SHARDS > FILE",
+        lambda s, d: ["sh", "-c", f"mkdir '{d}' && cat '{s}'/{pattern} > '{d}'/all"],
+    )
 
 
 def cat_and_sync(pattern: str) -> Tool:
     """The same until the disk has it, which is what ckptsync waits for."""
     return Tool(
         "cat SHARDS > FILE && sync FILE",
-        lambda s, d: ["sh", "-c", f"mkdir '{d}' && cat '{s}'/{pattern} > '{d}'/all && sync '{d}'/all"],
+        lambda s, d: [
+            "sh",
+            "-c",
+            f"mkdir '{d}' && cat '{s}'/{pattern} > '{d}'/all && sync '{d}'/all",
+        ],
     )
 
 
 ACCELERATE = Tool(
     "accelerate merge-weights",
-    lambda s, d: [sys.executable, "-m", "accelerate.commands.accelerate_cli", "merge-weights", str(s), str(d)],
+    lambda s, d: [
+        sys.executable,
+        "-m",
+        "accelerate.commands.accelerate_cli",
+        "merge-weights",
+        str(s),
+        str(d),
+    ],
     "accelerate",
 )
 DCP_TO_TORCH = Tool(
@@ -67,13 +91,26 @@ DCP_TO_TORCH = Tool(
 )
 ZERO_TO_FP32 = Tool(
     "zero_to_fp32 --safe_serialization",
-    lambda s, d: [sys.executable, "-m", "deepspeed.utils.zero_to_fp32", str(s), str(d), "--safe_serialization"],
+    lambda s, d: [
+        sys.executable,
+        "-m",
+        "deepspeed.utils.zero_to_fp32",
+        str(s),
+        str(d),
+        "--safe_serialization",
+    ],
     "deepspeed",
 )
 TORCH_CONSOLIDATE = Tool(
-    "consolidate_safetensors_files (2 threads)", lambda s, d: [sys.executable, "-c", CONSOLIDATE, str(s), str(d)], "torch"
+    "consolidate_safetensors_files (2 threads)",
+    lambda s, d: [sys.executable, "-c", CONSOLIDATE, str(s), str(d)],
+    "torch",
 )
-OTHERS = {"verl.model_merger": "verl's model_merger reads its own per-rank files, of which none are generated here"}
+OTHERS = {
+    "verl.model_merger": (
+        "verl's model_merger reads its own per-rank files, of which none are generated here"
+    )
+}
 
 
 def is_installed(module: str | None) -> bool:

@@ -1,8 +1,11 @@
-"""Moving files to a server and back, side by side with what users would otherwise run: ``python -m benchmarks.transfer --one 4 --rounds 5``.
+"""Moving files to a server and back, side by side with what users would otherwise run: ``python -m
+benchmarks.transfer --one 4 --rounds 5``.
 
-One server for all tools of a table, on this machine; each tool a whole process, once a round, in an order that turns; an empty bucket (or directory)
-for each upload, an empty directory for each download; and after each run every byte's digest is looked at.  ckptsync digests what it sends and
-what it brings, and its uploads end with a manifest.  ``benchmarks.transfer_report`` makes tables of what this writes.
+One server for all tools of a table, on this machine; each tool a whole process, once a round, in an
+order that turns; an empty bucket (or directory) for each upload, an empty directory for each
+download; and after each run every byte's digest is looked at.  ckptsync digests what it sends and
+what it brings, and its uploads end with a manifest.  ``benchmarks.transfer_report`` makes tables of
+what this writes.
 """
 
 from __future__ import annotations
@@ -48,19 +51,28 @@ def main() -> None:
     args = _arguments().parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
     settings = {
-        key: value for key, value in vars(args).items() if key in ("one", "many", "small", "sftp", "merge", "rounds", "tools")
+        key: value
+        for key, value in vars(args).items()
+        if key in ("one", "many", "small", "sftp", "merge", "rounds", "tools")
     }
     args.json.parent.mkdir(parents=True, exist_ok=True)
     results = []
     for contest in _all(args):  # each is written at once: a run of an hour may be ended
         results.append(asdict(contest))
-        told = {"settings": settings, "file_system": file_system(args.work.resolve()), "contests": results}
+        told = {
+            "settings": settings,
+            "file_system": file_system(args.work.resolve()),
+            "contests": results,
+        }
         args.json.write_text(json.dumps(told, indent=1))
 
 
 def _all(args: argparse.Namespace) -> Iterator[Contest]:
     for over in ("s3", "sftp"):
-        with tempfile.TemporaryDirectory(dir=args.work, prefix="transfer-") as name, _server(over, Path(name)) as fresh:
+        with (
+            tempfile.TemporaryDirectory(dir=args.work, prefix="transfer-") as name,
+            _server(over, Path(name)) as fresh,
+        ):
             for case in _cases(args):
                 if case.over == over:
                     yield from _contests(case, fresh, Path(name), args)
@@ -69,22 +81,44 @@ def _all(args: argparse.Namespace) -> Iterator[Contest]:
 
 
 def _arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--one", type=float, default=0.5, help="GiB of the one large file")
     parser.add_argument("--many", type=int, default=8, help="files of 64 MiB")
     parser.add_argument("--small", type=int, default=500, help="files of 4 to 64 KiB")
     parser.add_argument("--sftp", type=float, default=0.25, help="GiB of the large file over SFTP")
-    parser.add_argument("--merge", type=float, default=0.0, help="GiB of float32 weights of the merge")
     parser.add_argument(
-        "--generator", type=Path, default=Path(sys.executable), help="a Python that has torch, to make what is merged"
+        "--merge", type=float, default=0.0, help="GiB of float32 weights of the merge"
+    )
+    parser.add_argument(
+        "--generator",
+        type=Path,
+        default=Path(sys.executable),
+        help="a Python that has torch, to make what is merged",
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", help="cases whose title has this")
     parser.add_argument(
-        "--tools", default="", help="only these, by the first letters of their names, with commas; ckptsync's is always there"
+        "--tools",
+        default="",
+        help=(
+            "only these, by the first letters of their names, with commas; ckptsync's is always"
+            " there"
+        ),
     )
-    parser.add_argument("--work", type=Path, default=Path("/dev/shm"), help="room for four times the largest case; better no disk")  # noqa: S108
-    parser.add_argument("--json", type=Path, default=Path("build/bench/transfer.json"), help="where every round is written")
+    parser.add_argument(
+        "--work",
+        type=Path,
+        default=Path("/dev/shm"),  # noqa: S108
+        help="room for four times the largest case; better no disk",
+    )
+    parser.add_argument(
+        "--json",
+        type=Path,
+        default=Path("build/bench/transfer.json"),
+        help="where every round is written",
+    )
     return parser
 
 
@@ -105,11 +139,17 @@ def _server(over: str, work: Path) -> contextlib.AbstractContextManager[Callable
     return s3(work) if over == "s3" else sftp(work)
 
 
-def _contests(case: Case, fresh: Callable[[], Place], work: Path, args: argparse.Namespace) -> Iterator[Contest]:
+def _contests(
+    case: Case, fresh: Callable[[], Place], work: Path, args: argparse.Namespace
+) -> Iterator[Contest]:
     source = work / "run" / "checkpoint-1"
     generate(source, case.sizes)
     wanted = digests(source)
-    movers = [m for m in (OVER_S3 if case.over == "s3" else OVER_SFTP) if m is CKPTSYNC or _is_asked_for(m, args.tools)]
+    movers = [
+        m
+        for m in (OVER_S3 if case.over == "s3" else OVER_SFTP)
+        if m is CKPTSYNC or _is_asked_for(m, args.tools)
+    ]
     for direction in case.directions:
         found = Contest(f"{case.title}, {direction}", "warm", sum(case.sizes), CKPTSYNC.name)
         road = _Up(source, fresh, work) if direction == "up" else _Down(source, fresh, work)
@@ -147,7 +187,11 @@ class _Up:
         try:
             assert mover.up
             run = measured(mover.up(self._source, place), place, self._log)
-            arrived = {name.removeprefix(f"{HERE}/"): d for name, d in place.digests().items() if name.startswith(f"{HERE}/")}
+            arrived = {
+                name.removeprefix(f"{HERE}/"): d
+                for name, d in place.digests().items()
+                if name.startswith(f"{HERE}/")
+            }
             return run, _compared(arrived, wanted)
         finally:
             place.clear()
@@ -178,7 +222,11 @@ class _Down:
 
 
 def _compared(arrived: Digests, wanted: Digests) -> str:
-    return "same bytes" if arrived == wanted else f"OTHER BYTES in {len(wanted.items() ^ arrived.items())}"
+    return (
+        "same bytes"
+        if arrived == wanted
+        else f"OTHER BYTES in {len(wanted.items() ^ arrived.items())}"
+    )
 
 
 if __name__ == "__main__":

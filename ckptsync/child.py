@@ -1,7 +1,10 @@
-"""A program in a process of its own, which can be killed as a thread cannot: a merge, a verification, the loading of somebody's files.
+"""Run a program in a process that can be killed: a merge, a verification, loading a model.
 
-`Child` starts it, talks with it in lines, limits it and ends it with all that it has started.  Whoever starts it decides how long it may take, and what
-counts as progress.  Two kinds of work use it: the head's (`ckptsync.service.children`) and level `load` (`ckptsync.verify.process`).
+A thread cannot be killed.
+
+`Child` starts it, exchanges lines with it, limits it, and ends it with all that it has started. The
+caller decides how long it may take, and what counts as progress. The head's jobs
+(`ckptsync.service.jobs`) and level `load` (`ckptsync.verify.loader_process`) use it.
 """
 
 from __future__ import annotations
@@ -21,29 +24,34 @@ from typing import IO
 
 PACKAGES = str(Path(__file__).parents[1])
 TO_END = 2.0  # seconds between SIGTERM and SIGKILL
-TO_DIE = 5.0  # seconds after SIGKILL: what hangs in a dead file server may not die, and is left behind
+TO_DIE = 5.0  # seconds after SIGKILL; a process that hangs in a dead file server is left behind
 LONGEST = 64 << 20  # bytes of a line; what is longer comes in pieces
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a process has taken so far: seconds of CPU, bytes of address space."""
+    """What a process has used so far: seconds of CPU, bytes of address space."""
 
     cpu: int
     memory: int
 
 
 class Child:
-    """A running ``command``, whose standard input and output are one socket; ``log`` takes its standard error (ours if ``None``).
+    """A running ``command``, whose standard input and output are one socket.
 
-    It runs in `/`, so that nothing where the caller is can be imported, and in a session of its own: a group to kill, and no Ctrl-C of ours.
-    ``environment`` is all that it inherits, but for where ckptsync is.
+    Its standard error goes to ``log`` (ours if ``None``).
+
+    It runs in `/`, so that it can import nothing from the caller's directory, and in a session of
+    its own: a group to kill, and no Ctrl-C of ours. ``environment`` is all that it inherits, and
+    the path to ckptsync.
     """
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: IO[bytes] | None = None) -> None:
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], log: IO[bytes] | None = None
+    ) -> None:
         path = os.pathsep.join(filter(None, (PACKAGES, environment.get("PYTHONPATH"))))
         self._socket, theirs = socket.socketpair()
-        self._heard, self._searched = bytearray(), 0
+        self._received, self._searched = bytearray(), 0
         try:
             with theirs:
                 self._process = subprocess.Popen(  # noqa: S603 - no shell, our own modules
@@ -61,18 +69,27 @@ class Child:
         self.pid = self._process.pid
 
     def send(self, data: bytes, fds: Sequence[int] = ()) -> None:
-        """Write to its standard input; with ``fds``, one byte goes before, which carries these descriptors.  Raises OSError if it is dead."""
+        """Write to its standard input.
+
+        With ``fds``, a byte before the data carries these descriptors. Raises OSError if it is
+        dead.
+        """
         if fds:
             socket.send_fds(self._socket, [b"F"], list(fds))
         self._socket.sendall(data)
 
     def line(self, seconds: float) -> bytes | None:
-        """Return the next line that it says; an empty one if it has ended, ``None`` if nothing came for so long."""
+        """Return the next line of its output.
+
+        An empty one if it has ended, ``None`` if nothing came for so long.
+        """
         until = time.monotonic() + seconds
         ready = select.poll()
         ready.register(self._socket, select.POLLIN)
-        while (end := self._heard.find(b"\n", self._searched)) < 0 and len(self._heard) < LONGEST:
-            self._searched = len(self._heard)
+        while (end := self._received.find(b"\n", self._searched)) < 0 and len(
+            self._received
+        ) < LONGEST:
+            self._searched = len(self._received)
             if not ready.poll(max(0.0, until - time.monotonic()) * 1000):
                 return None
             try:
@@ -81,31 +98,37 @@ class Child:
                 got = b""
             if not got:
                 return b""
-            self._heard += got
-        size = end + 1 if end >= 0 else len(self._heard)
-        line = bytes(self._heard[:size])
-        del self._heard[:size]
+            self._received += got
+        size = end + 1 if end >= 0 else len(self._received)
+        line = bytes(self._received[:size])
+        del self._received[:size]
         self._searched = 0
         return line
 
     def limit(self, which: int, most: int) -> None:
-        """Set a limit of it (`resource.RLIMIT_…`) from here, where it cannot raise it."""
-        with contextlib.suppress(ProcessLookupError, AttributeError):  # dead: its next answer says so; or no Linux
+        """Set one of its limits (`resource.RLIMIT_…`), which it cannot raise itself."""
+        # dead: its next answer says so; or no Linux
+        with contextlib.suppress(ProcessLookupError, AttributeError):
             resource.prlimit(self.pid, which, (most, resource.prlimit(self.pid, which)[1]))
 
     def usage(self) -> Usage | None:
-        """Return what it has taken, or ``None`` if it is dead."""
+        """Return what it has used, or ``None`` if it is dead."""
         try:
             stat = Path(f"/proc/{self.pid}/stat").read_text("utf-8", "replace")
         except OSError:
             return None
         fields = stat.rpartition(")")[2].split()  # proc(5): from the state on, the third
-        return Usage((int(fields[11]) + int(fields[12])) // os.sysconf("SC_CLK_TCK") + 1, int(fields[20]))
+        return Usage(
+            (int(fields[11]) + int(fields[12])) // os.sysconf("SC_CLK_TCK") + 1, int(fields[20])
+        )
 
     def end(self, patience: float = 0.0) -> int | None:
-        """Wait so many seconds for it to end by itself, then kill it and its group; its exit status, ``None`` if it cannot be killed.
+        """Wait so many seconds for it to end by itself, then kill it and its group.
 
-        It is waited for last: until then its group's number is nobody else's.
+        Return its exit status.
+
+        ``None`` if it cannot be killed. It is waited for last: until then its group's number is
+        nobody else's.
         """
         if self._process.returncode is None:
             if not self._is_over(patience):
@@ -113,14 +136,16 @@ class Child:
                 self._is_over(TO_END)
             self._kill(signal.SIGKILL)  # and what it may have started
             if not self._is_over(TO_DIE):
-                self._process.returncode = -signal.SIGKILL  # it is left behind: nobody waits for it any more
+                # it is left behind: nobody waits for it any more
+                self._process.returncode = -signal.SIGKILL
                 self._socket.close()
                 return None
         self._socket.close()
         return self._process.wait()
 
     def _kill(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left of its group
+        # nobody is left of its group
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
     def _is_over(self, patience: float) -> bool:

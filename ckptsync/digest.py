@@ -1,18 +1,27 @@
-"""Digests: BLAKE3 of a file, of each of its blocks, and of each tensor; and the CRC32 that other containers have.
+"""Digests: BLAKE3 of a file, of each of its blocks, and of each tensor.
 
-Block digests narrow damage to the bytes that changed; the file's digest is what ``b3sum`` prints.
+And the CRC32 that other containers have.
+
+Block digests narrow damage to the bytes that changed; the file's digest is what ``b3sum`` prints. A
+`Checker` compares the bytes of a file, or of some of its blocks, with their digests as they come.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from blake3 import blake3
 
+from ckptsync.errors import Corrupt
+
 try:
     from isal.isal_zlib import crc32 as crc32  # noqa: PLC0414  for others to import
-except ImportError:  # there are no wheels for this machine: zlib gives the same sums, at a fifth of the speed
+except (
+    ImportError
+):  # there are no wheels for this machine: zlib gives the same sums, at a fifth of the speed
     from zlib import crc32 as crc32  # noqa: PLC0414
 
 SMALLEST_BLOCK = 4 << 10
@@ -23,7 +32,10 @@ BLOCK_HEX = 32  # 128 bits are enough to tell which block changed; the file's di
 
 @dataclass(frozen=True, slots=True)
 class FileDigest:
-    """``digest``: 64 hex digits.  ``blocks``: `BLOCK_HEX` digits for each ``block_size`` bytes, the last one shorter."""
+    """``digest``: 64 hex digits.
+
+    ``blocks``: `BLOCK_HEX` digits for each ``block_size`` bytes, the last one shorter.
+    """
 
     size: int
     digest: str
@@ -32,8 +44,12 @@ class FileDigest:
 
 
 def block_size(size: int, files: int = 1) -> int:
-    """Return a power of two, at least 4 KiB, such that a file has at most 1024 blocks, and fewer where it is one of many ``files``."""
-    block, most = SMALLEST_BLOCK, max(1, min(MOST_BLOCKS, MOST_OF_ALL // max(1, files) - 4))  # 4: the rest of a file's entry
+    """Return the size of a file's blocks: a power of two, at least 4 KiB.
+
+    A file has at most 1024 blocks, and fewer where it is one of many ``files``.
+    """
+    # 4: the rest of a file's entry
+    block, most = (SMALLEST_BLOCK, max(1, min(MOST_BLOCKS, MOST_OF_ALL // max(1, files) - 4)))
     while block * most < size:
         block *= 2
     return block
@@ -45,7 +61,7 @@ def digest(data: bytes | bytearray | memoryview) -> str:
 
 
 class Digester:
-    """Digests a stream whose size is known beforehand: ``update`` with every chunk, then ``result``.
+    """Digest a stream of known size: call ``update`` with every chunk, then ``result``.
 
     ``block``: bytes of a block, by default those of a file alone.
     """
@@ -79,9 +95,126 @@ class Digester:
         self._block, self._room = blake3(), self._block_size
 
 
-def digest_stream(chunks: Iterable[bytes | bytearray | memoryview], size: int, block: int = 0) -> FileDigest:
+def digest_stream(
+    chunks: Iterable[bytes | bytearray | memoryview], size: int, block: int = 0
+) -> FileDigest:
     """Digest of a whole stream that should have ``size`` bytes; ``result.size`` is what it had."""
     digester = Digester(size, block)
     for chunk in chunks:
         digester.update(chunk)
     return digester.result()
+
+
+@dataclass(frozen=True, slots=True)
+class RangeDigests:
+    """BLAKE3 digests of a file, and of consecutive ranges of one byte or more that make it up.
+
+    ``ends``: where the ranges end, ascending; the last ends with the file. ``digests``: theirs.
+    """
+
+    size: int
+    digest: str
+    ends: tuple[int, ...]
+    digests: tuple[str, ...]
+
+
+Digests = FileDigest | RangeDigests
+
+
+def digested_ranges(digests: Digests, start: int, end: int) -> Iterator[tuple[int, int, str]]:
+    """Yield the smallest ranges that have a digest, from ``start`` to ``end``.
+
+    Each is its start, its end and its digest.
+
+    Both must be ends of such ranges.
+    """
+    while start < end:
+        if isinstance(digests, RangeDigests):
+            at = bisect_right(digests.ends, start)
+            until, digest = digests.ends[at], digests.digests[at]
+        else:
+            at = start // digests.block_size
+            until, digest = min((at + 1) * digests.block_size, digests.size), digests.blocks[at]
+        yield start, until, digest
+        start = until
+
+
+class Checker:
+    """Compares bytes from ``start`` to ``end``, both ends of `digested_ranges`, with their digests.
+
+    Call `add` with them, front to back, then `end`; both raise Corrupt. Without digests all is
+    right.
+    """
+
+    def __init__(self, name: str, digests: Digests | None, start: int, end: int) -> None:
+        self._name = name
+        self._ranges: Iterator[tuple[int, int, str]]
+        self._digest: str | None
+        if digests and (start, end) == (0, digests.size):
+            self._ranges = iter([(start, end, digests.digest)])
+        else:
+            self._ranges = digested_ranges(digests, start, end) if digests else iter(())
+        self._begin()
+
+    def add(self, view: memoryview) -> None:
+        """Take the next bytes."""
+        while view and self._digest is not None:
+            piece = view[: self._missing]
+            self._found.update(piece)
+            self._missing -= len(piece)
+            view = view[len(piece) :]
+            if not self._missing:
+                self.end()
+
+    def end(self) -> None:
+        """Compare what has come of a range."""
+        if self._digest is not None and not self._found.hexdigest().startswith(self._digest):
+            raise Corrupt(
+                f"{self._name}: bytes {self._start} to {self._end} differ from their digest"
+            )
+        self._begin()
+
+    def _begin(self) -> None:
+        self._start, self._end, self._digest = next(self._ranges, (0, 0, None))
+        self._missing, self._found = self._end - self._start, blake3()
+
+
+_POLYNOMIAL = 0xEDB88320  # bit-reversed, as zlib has polynomials: the highest bit is the power 0
+_ONE = 1 << 31
+
+
+def crc32_combine(first: int, second: int, size: int) -> int:
+    """Return the CRC32 of ``a + b``, from ``crc32(a)``, ``crc32(b)`` and ``len(b)``.
+
+    With it, bytes can be summed in any order.
+
+    As ``crc32_combine`` in zlib, which Python does not offer. A CRC is a remainder of polynomials
+    over GF(2); bytes that follow multiply it by a power of x.
+    """
+    return _product(_shift(size), first) ^ second
+
+
+def _product(a: int, b: int) -> int:
+    result = 0
+    while a:
+        if a & _ONE:
+            result ^= b
+        a = a << 1 & 0xFFFFFFFF
+        b = b >> 1 ^ (_POLYNOMIAL if b & 1 else 0)
+    return result
+
+
+@lru_cache(1024)
+def _shift(size: int) -> int:
+    """Return ``x ** (8 * size)``."""
+    result = _ONE
+    for bit in range(size.bit_length()):
+        if size >> bit & 1:
+            result = _product(result, _power(bit))
+    return result
+
+
+@lru_cache(64)
+def _power(bit: int) -> int:
+    """Return ``x ** (8 << bit)``."""
+    return _product(_power(bit - 1), _power(bit - 1)) if bit else _ONE >> 8

@@ -10,10 +10,14 @@ CkptsyncError           1  read the message
 ├── Unsupported         5  a layout, or a version, that this program does not know
 └── Corrupt            10  call someone: bytes are not what they should be
 
-Text: lower case, the thing first, then what was wanted and what was got; ``hint`` says what to do next.
+Text: lower case, the thing first, then what was wanted and what was got; ``hint`` says what to do
+next.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class CkptsyncError(Exception):
@@ -39,7 +43,7 @@ class Incomplete(CkptsyncError):
 
 
 class StoreError(CkptsyncError):
-    """Storage or network did not do what was asked, and will not before somebody changes something."""
+    """Storage or network failed, and will fail again until somebody changes something."""
 
     exit_code = 4
 
@@ -59,7 +63,8 @@ class NotFound(StoreError):
 class Exists(StoreError):
     """The name is taken; trying again does not help.
 
-    ``is_same``: whether what is there was compared with everything that should have been written; ``None`` if the store did not.
+    ``is_same``: whether what is there was compared with everything that should have been written;
+    ``None`` if the store did not.
     """
 
     def __init__(self, message: str, *, hint: str = "", is_same: bool | None = None) -> None:
@@ -77,3 +82,14 @@ class Corrupt(CkptsyncError):
     """Bytes are not what their metadata, their digest or their format says."""
 
     exit_code = 10
+
+
+@contextmanager
+def name_in_errors(what: str) -> Iterator[None]:
+    """Put ``what`` before the text of a Corrupt or Unsupported that the block raises."""
+    try:
+        yield
+    except (Corrupt, Unsupported) as e:
+        if str(e).startswith(what):
+            raise
+        raise type(e)(f"{what}: {e}", hint=e.hint) from e

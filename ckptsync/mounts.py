@@ -1,4 +1,4 @@
-"""What kind of file system a path is on, and for how long it may hide what other machines have written.
+"""What file system a path is on, and how long it may hide what other machines wrote.
 
 Recommended reading: nfs(5), "Data and metadata coherence", and proc(5), mountinfo.
 """
@@ -14,14 +14,47 @@ from pathlib import Path
 TABLE = "/proc/self/mountinfo"
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 _UNKNOWN = 60.0  # what a program behind FUSE keeps, and for how long, is its own business
-_LATE = {"nfs": 60.0, "nfs4": 60.0, "cifs": 1.0, "smb3": 1.0, "9p": _UNKNOWN, "virtiofs": _UNKNOWN, "beegfs": _UNKNOWN}
-_COHERENT = frozenset({"lustre", "ceph", "gpfs", "ocfs2", "gfs2", "afs"})  # servers call back what a client holds before it changes
+_LATE = {
+    "nfs": 60.0,
+    "nfs4": 60.0,
+    "cifs": 1.0,
+    "smb3": 1.0,
+    "9p": _UNKNOWN,
+    "virtiofs": _UNKNOWN,
+    "beegfs": _UNKNOWN,
+}
+# servers call back what a client holds before it changes
+_COHERENT = frozenset({"lustre", "ceph", "gpfs", "ocfs2", "gfs2", "afs"})
 _ONE_MACHINE = frozenset({"fuseblk", "fuse.fuse-overlayfs"})
+# where other machines write without this kernel hearing of it; fuse.* too
+_BLIND = frozenset(
+    {
+        "9p",
+        "acfs",
+        "afs",
+        "beegfs",
+        "ceph",
+        "cifs",
+        "coda",
+        "cvmfs",
+        "fuse",
+        "fuseblk",
+        "gfs2",
+        "gpfs",
+        "lustre",
+        "nfs",
+        "nfs4",
+    }
+    | {"ocfs2", "orangefs", "pvfs2", "smb3", "smbfs", "vboxsf", "virtiofs", "wekafs"}
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """``late``: seconds for which names, or lengths, that another machine has written may not be seen.  ``is_remote``: a server has the files.
+    """A kind of file system, as far as it matters here.
+
+    ``late``: seconds for which names, or lengths, that another machine has written may not be seen.
+    ``is_remote``: a server has the files.
 
     ``options``: what the table says of the mount and of its file system, as mount(8) takes them.
     """
@@ -33,26 +66,53 @@ class Mount:
 
 
 def read_table() -> list[str]:
-    """Return the lines of this process's mount table; none where the system has no such table (only Linux has)."""
+    """Return the lines of this process's mount table.
+
+    None where the system has no such table (only Linux has).
+    """
     try:
         return Path(TABLE).read_text(encoding="utf-8", errors="surrogateescape").split("\n")
     except OSError:
         return []
 
 
+def device_kinds() -> dict[int, str]:
+    """Return the kind of file system of each mounted device.
+
+    Nothing where the system does not say.
+    """
+    found: dict[int, str] = {}
+    for line in read_table():
+        before, _, after = line.partition(" - ")
+        parts = before.split(" ")
+        if len(parts) > 2 and after:
+            major, _, minor = parts[2].partition(":")
+            found[os.makedev(int(major), int(minor))] = after.split()[0]
+    return found
+
+
 def mount_of(path: str) -> Mount:
-    """The mount that ``path`` is on, whether it is there or not; a local one where the system does not say (only Linux does)."""
+    """The mount that ``path`` is on, whether it is there or not.
+
+    A local one where the system does not say (only Linux does).
+    """
     return chosen(read_table(), os.path.realpath(path))
 
 
 def is_mounted(point: str) -> bool:
-    """Whether something is mounted on this very directory; a directory bound over another of the same disk is (os.path.ismount does not see it)."""
+    """Whether something is mounted on this very directory.
+
+    A directory bound over another of the same disk is (os.path.ismount does not see it).
+    """
     points = {_unescaped(line.split(" ")[4]) for line in read_table() if line.count(" ") > 4}
     return os.path.realpath(point) in points if points else os.path.ismount(point)
 
 
 def chosen(lines: Iterable[str], path: str) -> Mount:
-    """The mount of an absolute ``path`` without links, by the lines of a mountinfo: the last one of the longest directory that it is in."""
+    """Return the mount of an absolute ``path`` without links, from the lines of a mountinfo.
+
+    It is the last one of the longest directory that the path is in.
+    """
     best, found = "", Mount("")
     for line in lines:
         before, _, after = line.partition(" - ")
@@ -74,6 +134,21 @@ def _mount(kind: str, options: list[str]) -> Mount:
     is_remote = (late > 0 or kind in _COHERENT) and kind not in _ONE_MACHINE
     if not is_remote or "noac" in options:
         return Mount(kind, is_remote, options=tuple(options))
-    given = {key: float(value) for key, _, value in (o.partition("=") for o in options) if value.isdecimal()}
-    usual = given.get("actimeo", late)  # seconds for files and for directories; what is not shown has the kind's own value
-    return Mount(kind, is_remote, max(given.get("acregmax", usual), given.get("acdirmax", usual)), tuple(options))
+    given = {
+        key: float(value)
+        for key, _, value in (o.partition("=") for o in options)
+        if value.isdecimal()
+    }
+    # seconds for files and for directories; what is not shown has the kind's own value
+    usual = given.get("actimeo", late)
+    return Mount(
+        kind,
+        is_remote,
+        max(given.get("acregmax", usual), given.get("acdirmax", usual)),
+        tuple(options),
+    )
+
+
+def is_blind(kind: str) -> bool:
+    """Return whether inotify may miss changes on a file system of this kind."""
+    return kind in _BLIND or kind.startswith("fuse.")

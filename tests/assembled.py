@@ -1,4 +1,6 @@
-"""Tensors put together from their parts in the plainest way there is: numpy, one element at a time where it must be."""
+"""Tensors put together from their parts in the plainest way there is: numpy, one element at a time
+where it must be.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,15 @@ from math import prod
 import numpy as np
 
 from ckptsync.formats.dtypes import ITEMSIZE
-from ckptsync.model import Files, Part, Tensor, read
+from ckptsync.tensors import Files, Part, Tensor, read
 from tests.vector import Bits
 
 
 def assembled(files: Files, tensors: Iterable[Tensor]) -> Bits:
     """As `tests.vector.bits`; the first copy of each.  Elements that no part gives are 0xEE."""
-    return {tensor.name: (tensor.dtype, tensor.shape, _content(files, tensor)) for tensor in tensors}
+    return {
+        tensor.name: (tensor.dtype, tensor.shape, _content(files, tensor)) for tensor in tensors
+    }
 
 
 def _content(files: Files, tensor: Tensor) -> bytes:

@@ -6,9 +6,9 @@ from pathlib import Path
 import ckptsync
 from ckptsync.head.consolidate import HeadOptions
 from ckptsync.stores.opening import create_store
-from ckptsync.verify.due import Schedule
-from ckptsync.worker.push import push_now
+from ckptsync.verify.schedule import VerifyPolicy
 from tests.heads import consolidate_due, verify_next
+from tests.workers import push_now
 
 DATA = Path(ckptsync.__file__).parent / "demo_data"
 SHARD = "checkpoint-4/pytorch_model_fsdp_0/__0_0.distcp"
@@ -20,7 +20,7 @@ def make(path: Path) -> Path:
     for run, node in (("fsdp2", "node0"), ("fsdp2", "node1"), ("zero3", "node0")):
         push_now(DATA / run / node, store, node, run)
     consolidate_due(store, HeadOptions(config_from={"*": str(DATA / "base")}))
-    verify_next(store, Schedule(), time.time())
+    verify_next(store, VerifyPolicy(), time.time())
     return path
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import settings
 
 from ckptsync.spool import folders
-from ckptsync.stores import ending
+from ckptsync.stores import progress_signals
 from tests.exhaustive import ALL
 
 # An example that waits for a busy machine is no failure.
@@ -21,29 +21,40 @@ settings.load_profile("untimed")
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_cache_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What commands keep for the next time lies in a directory of this test run, also that of their child processes."""
+    """What commands keep for the next time lies in a directory of this test run, also that of their
+    child processes.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _services_hear_sighup() -> None:
-    """Where the tests run under nohup, what they start would ignore SIGHUP as they do; what has a handler here has none in another program."""
+def _programs_do_not_inherit_ignored_signals() -> None:
+    """Let programs that tests start receive SIGHUP and SIGINT.
+
+    nohup ignores the one, a shell's background job the other, and a program inherits that. A
+    signal with a handler here has its default action there.
+    """
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
         signal.signal(signal.SIGHUP, lambda *_: None)
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
 def _no_end_outlasts_its_test() -> Iterator[None]:
     """A process that was told to end reads nothing to its end; this one runs other tests."""
     yield
-    ending.begin()
+    progress_signals.clear_shutdown()
 
 
 @pytest.fixture(autouse=True)
 def _garbage_of_commands_is_garbage() -> Iterator[None]:
-    """A command keeps what it has made from the cycle collector, since its process ends with it; here it would keep open files too."""
+    """A command keeps what it has made from the cycle collector, since its process ends with it.
+
+    Here it would keep open files too.
+    """
     yield
     gc.unfreeze()
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ckptsync.merge.consolidate import Chunk, Merged, Progress, Write, carry_out
-from ckptsync.merge.copying import Work
-from ckptsync.merge.plan import Options
+from ckptsync.merge.engine import Chunk, Destination, Merged, Progress, Write, write_model
+from ckptsync.merge.plan import MergeOptions, Work
 from ckptsync.merge.prepare import prepare
-from ckptsync.model import Files
+from ckptsync.tensors import Files
 from tests.plain_files import safetensors_file
 
 MODEL = safetensors_file({"w": ("F32", (2,), b"12345678"), "n": ("I64", (), b"abcdefgh")})
-FILES = {"model.safetensors": MODEL, "config.json": b'{"dtype": "float32"}', "tokenizer.json": b"{}", "trainer_state.json": b"{}"}
+FILES = {
+    "model.safetensors": MODEL,
+    "config.json": b'{"dtype": "float32"}',
+    "tokenizer.json": b"{}",
+    "trainer_state.json": b"{}",
+}
 
 
 class Written(dict[str, bytes]):
@@ -26,18 +30,24 @@ class Written(dict[str, bytes]):
 def consolidate(
     files: Files,
     write: Write,
-    options: Options,
+    options: MergeOptions,
     config: Sequence[Files] = (),
     progress: Progress | None = None,
     *,
     work: Work | None = None,
 ) -> Merged:
-    """Write the consolidated model through ``write(name, chunks)``; ``config`` are further locations for configuration and tokenizer."""
-    return carry_out(prepare(files, options, config), files, write, progress, work)
+    """Write the consolidated model through ``write(name, chunks)``.
+
+    ``config`` are further locations for configuration and tokenizer.
+    """
+    return write_model(prepare(files, options, config), files, Destination(write), progress, work)
 
 
 def run(
-    files: Files, options: Options | None = None, config: tuple[Files, ...] = (), work: Work | None = None
+    files: Files,
+    options: MergeOptions | None = None,
+    config: tuple[Files, ...] = (),
+    work: Work | None = None,
 ) -> tuple[Written, Merged]:
     written = Written()
-    return written, consolidate(files, written.write, options or Options(), config, work=work)
+    return written, consolidate(files, written.write, options or MergeOptions(), config, work=work)

@@ -1,4 +1,6 @@
-"""A real WebDAV server on a directory: wsgidav below cheroot, in a process that ends with this one."""
+"""A real WebDAV server on a directory: wsgidav below cheroot, in a process that ends with this
+one.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,10 @@ os._exit(0)
 def served(directory: Path) -> Iterator[str]:
     """Its URL; anybody may write."""
     with subprocess.Popen(
-        [sys.executable, "-c", SERVER, str(directory)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        [sys.executable, "-c", SERVER, str(directory)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
     ) as process:
         assert process.stdin
         assert process.stdout

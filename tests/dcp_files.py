@@ -1,4 +1,6 @@
-"""Distributed checkpoints written without torch: a ``.metadata`` that says anything, and items to go with it."""
+"""Distributed checkpoints written without torch: a ``.metadata`` that says anything, and items to
+go with it.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,16 @@ from math import prod
 from typing import Any
 
 from ckptsync.layouts import dcp
-from ckptsync.model import Shape, Tensor
-from tests.plain_files import Call, Global, MemoryFiles, StorageId, tensor_call, torch_pickle, torch_zip_file
+from ckptsync.tensors import Shape, Tensor
+from tests.plain_files import (
+    Call,
+    Global,
+    MemoryFiles,
+    StorageId,
+    tensor_call,
+    torch_pickle,
+    torch_zip_file,
+)
 from tests.plain_files import _Pickler as Pickler
 
 _DCP = "torch.distributed.checkpoint"
@@ -54,7 +64,9 @@ def metadata(
     paths: Mapping[str, tuple[object, ...]] | None = None,
     blobs: Sequence[str] = (),
 ) -> bytes:
-    """A ``.metadata`` as torch 2.13 pickles it: ``{name: (torch dtype, shape, chunks)}``, and the planner's paths."""
+    """A ``.metadata`` as torch 2.13 pickles it: ``{name: (torch dtype, shape, chunks)}``, and the
+    planner's paths.
+    """
     return torch_pickle(described(tensors, paths, blobs))
 
 
@@ -69,10 +81,17 @@ def described(
     places: dict[object, object] = {}
     for name, (_, _, chunks) in tensors.items():
         places |= {
-            _Key("metadata", "MetadataIndex", {"fqn": name, "offset": c.offsets, "index": n}): _place(c)
+            _Key(
+                "metadata", "MetadataIndex", {"fqn": name, "offset": c.offsets, "index": n}
+            ): _place(c)
             for n, c in enumerate(chunks)
         }
-    content = {"state_dict_metadata": held, "planner_data": paths, "storage_data": places, "version": "1.0.0"}
+    content = {
+        "state_dict_metadata": held,
+        "planner_data": paths,
+        "storage_data": places,
+        "version": "1.0.0",
+    }
     return Built("metadata", "Metadata", content)
 
 
@@ -85,26 +104,43 @@ Pickler.dispatch |= {_Key: _save_built}
 
 def _place(chunk: Chunk) -> Built:
     state = {"relative_path": chunk.file, "offset": chunk.start, "length": chunk.length}
-    return Built("filesystem", "_StorageInfo", state | ({"transform_descriptors": chunk.transforms} if chunk.transforms else {}))
+    return Built(
+        "filesystem",
+        "_StorageInfo",
+        state | ({"transform_descriptors": chunk.transforms} if chunk.transforms else {}),
+    )
 
 
 def _tensor(dtype: str, shape: Shape, chunks: Sequence[Chunk]) -> Built:
     properties = Built("metadata", "TensorProperties", (Global("torch", dtype), 0, False, 0, False))
-    boxes = [Built("metadata", "ChunkStorageMetadata", {"offsets": c.offsets, "sizes": c.sizes}) for c in chunks]
-    return Built("metadata", "TensorStorageMetadata", {"properties": properties, "size": shape, "chunks": boxes})
+    boxes = [
+        Built("metadata", "ChunkStorageMetadata", {"offsets": c.offsets, "sizes": c.sizes})
+        for c in chunks
+    ]
+    return Built(
+        "metadata",
+        "TensorStorageMetadata",
+        {"properties": properties, "size": shape, "chunks": boxes},
+    )
 
 
 def item(data: bytes, shape: Shape, strides: Shape | None = None) -> bytes:
     """What ``torch.save`` writes of one float32 tensor."""
     plain = tuple(prod(shape[d + 1 :]) for d in range(len(shape)))
     call = tensor_call(StorageId("FloatStorage", "0", len(data) // 4), 0, shape, strides or plain)
-    return torch_zip_file({"data.pkl": torch_pickle(call), "byteorder": b"little", "data/0": data, "version": b"3\n"})
+    return torch_zip_file(
+        {"data.pkl": torch_pickle(call), "byteorder": b"little", "data/0": data, "version": b"3\n"}
+    )
 
 
 def checkpoint(
-    root: str, tensors: Mapping[str, tuple[Shape, Mapping[Shape, tuple[Shape, bytes]]]], **options: Any
+    root: str,
+    tensors: Mapping[str, tuple[Shape, Mapping[Shape, tuple[Shape, bytes]]]],
+    **options: Any,
 ) -> dict[str, bytes]:
-    """Float32 tensors ``{name: (shape, {offsets: (sizes, data)})}``, each box in the file of its number."""
+    """Float32 tensors ``{name: (shape, {offsets: (sizes, data)})}``, each box in the file of its
+    number.
+    """
     files: dict[str, bytes] = {}
     where = {}
     for name, (shape, boxes) in tensors.items():
@@ -134,5 +170,9 @@ def found(files: MemoryFiles, root: str = "") -> dict[str, Tensor]:
 def fields_of(name: str, sizes: Shape) -> dict[str, object]:
     box = Built("metadata", "ChunkStorageMetadata", {"offsets": (0,), "sizes": sizes})
     properties = Built("metadata", "TensorProperties", (Global("torch", "float32"),))
-    tensor = Built("metadata", "TensorStorageMetadata", {"properties": properties, "size": sizes, "chunks": [box]})
+    tensor = Built(
+        "metadata",
+        "TensorStorageMetadata",
+        {"properties": properties, "size": sizes, "chunks": [box]},
+    )
     return {"state_dict_metadata": {name: tensor}, "planner_data": None, "storage_data": {}}

@@ -21,7 +21,10 @@ def held(name: str) -> MemoryFiles:
 
 
 def changed(files: MemoryFiles, path: str, change: Change) -> MemoryFiles:
-    """The files with one of them loaded by torch, changed and saved again; not for those that need DeepSpeed to be loaded."""
+    """The files with one of them loaded by torch, changed and saved again.
+
+    Not for those that need DeepSpeed to be loaded.
+    """
     content = torch.load(io.BytesIO(files.content[path]), weights_only=True)
     change(content)
     return MemoryFiles({**files.content, path: saved(content)})

@@ -5,7 +5,7 @@ for lives in itertools.count():
     try:
         work(Dying(store, lives))
     except Crash:
-        ...  # nothing half done may be visible in ``store``; doing the work again with a living one completes it
+        ...  # nothing half done is visible in ``store``; the work, done again, completes it
     else:
         break  # it lived to the end: every point of death has been tried
 """
@@ -23,10 +23,11 @@ class Crash(BaseException):
 
 
 class Dying(StoreWrapper):
-    """A store in front of ``store`` that dies at the ``lives``-th moment, and stays dead for every call.
+    """A store in front of ``store`` that dies at the ``lives``-th moment, and stays dead for every
+    call.
 
-    A mutating call (write, create, delete) has three moments: before it, in the middle of its chunks, after its effect.
-    So ``lives`` from 0 upwards tries every death there is.
+    A mutating call (write, create, delete) has three moments: before it, in the middle of its
+    chunks, after its effect. So ``lives`` from 0 upwards tries every death there is.
     """
 
     def __init__(self, store: Store, lives: int) -> None:
@@ -65,7 +66,9 @@ class Dying(StoreWrapper):
         self._pass_moment()
 
     def _dying(self, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
-        """The moment in the middle: half of the first chunk has been taken, or nothing of an empty file."""
+        """The moment in the middle: half of the first chunk has been taken, or nothing of an empty
+        file.
+        """
         is_first = True
         for chunk in chunks:
             if is_first and self._is_last_moment():

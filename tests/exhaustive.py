@@ -1,4 +1,6 @@
-"""Searches through every call, fault or input: `make test` takes some of them, `make exhaustive`, which CI runs too, all."""
+"""Searches through every call, fault or input: `make test` takes some of them, `make exhaustive`,
+which CI runs too, all.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,9 @@ T = TypeVar("T")
 
 
 def sampled(items: Iterable[T], every: int, first: int = 0) -> list[T]:
-    """Return every n-th of the items, from the one at ``first``; all of them where the search is exhaustive."""
+    """Return every n-th of the items, from the one at ``first``.
+
+    All of them where the search is exhaustive.
+    """
     found = list(items)
     return found if ALL else found[first % every :: every]

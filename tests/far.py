@@ -1,4 +1,6 @@
-"""Stores that stand for locations elsewhere: what the merge, `inspect` and `verify` see of one, without a network."""
+"""Stores that stand for locations elsewhere: what the merge, `inspect` and `verify` see of one,
+without a network.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +9,19 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from ckptsync.merge.consolidate import Merged
-from ckptsync.merge.copying import Work
-from ckptsync.merge.looking import Asked, look
-from ckptsync.merge.plan import Options
-from ckptsync.merge.remote import carry_out_into, check_free
+from ckptsync.merge.destination import check_free, merge
+from ckptsync.merge.engine import Merged
+from ckptsync.merge.inputs import MergeRequest, open_sources
+from ckptsync.merge.plan import MergeOptions, Work
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store, StoreWrapper, read_all
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.stores.trees import Access, Place
+from ckptsync.stores.open_files import PathOrUrl
+from ckptsync.stores.opening import Access
 from ckptsync.stores.urls import Remote
 
 OUT = Remote("mem", "out")
-KEEP = Options("keep", max_shard_size=11_000)
+KEEP = MergeOptions("keep", max_shard_size=11_000)
 
 
 def filled(store: Store, directory: Path) -> Store:
@@ -45,20 +47,24 @@ def reaching(stores: Mapping[Remote, Store]) -> Access:
 
 def far(sources: Sequence[Path]) -> dict[Remote, Store]:
     """A store in memory for each directory."""
-    return {Remote("mem", f"node{n}"): filled(MemoryStore(f"mem://node{n}"), source) for n, source in enumerate(sources)}
+    return {
+        Remote("mem", f"node{n}"): filled(MemoryStore(f"mem://node{n}"), source)
+        for n, source in enumerate(sources)
+    }
 
 
 def merge_into(
     store: Store,
     stores: Mapping[Remote, Store],
-    sources: Sequence[Place] = (),
-    options: Options = KEEP,
+    sources: Sequence[PathOrUrl] = (),
+    options: MergeOptions = KEEP,
     work: Work | None = None,
 ) -> Merged:
     """Merge all ``stores``, or ``sources``, into a store at `OUT`."""
     access = reaching({**stores, OUT: store})
-    check_free(store)
-    return carry_out_into(store, look(Asked(sources or tuple(stores), OUT, options), access), work=work)
+    request = MergeRequest(sources or tuple(stores), OUT, options)
+    check_free(request, access)
+    return merge(open_sources(request, access), access, work=work)
 
 
 class Counting(StoreWrapper):

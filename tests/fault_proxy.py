@@ -1,6 +1,8 @@
-"""A proxy between a store and its server that does to connections what networks and servers do to them.
+"""A proxy between a store and its server that does to connections what networks and servers do to
+them.
 
-    with closing(HttpProxy(("127.0.0.1", 8333), once("UploadPart", Break(DOWN, CUT, HEADLESS)))) as proxy:
+    lost = once("UploadPart", Break(DOWN, CUT, HEADLESS))
+    with closing(HttpProxy(("127.0.0.1", 8333), lost)) as proxy:
         ...  # S3 at 127.0.0.1:{proxy.port}: the response to the first UploadPart is lost
 
 Requests pass unchanged, Host and signature with them.  The faults are those of `tests.faults`.
@@ -20,7 +22,22 @@ from dataclasses import dataclass
 from typing import BinaryIO
 from urllib.parse import parse_qsl, urlsplit
 
-from tests.faults import CUT, DOWN, END, HEADLESS, STALL, TRICKLE, UP, Answer, Break, Delay, Fault, Plan, Request, harmless
+from tests.faults import (
+    CUT,
+    DOWN,
+    END,
+    HEADLESS,
+    STALL,
+    TRICKLE,
+    UP,
+    Answer,
+    Break,
+    Delay,
+    Fault,
+    Plan,
+    Request,
+    harmless,
+)
 
 PIECE = 64 << 10
 CRUMB, PAUSE = 1 << 10, 0.005  # bytes, and seconds after each, of a direction that trickles
@@ -44,12 +61,19 @@ class Broken(Exception):
 
 
 class TcpProxy:
-    """Passes bytes to ``upstream`` and back, and counts them: ``bytes[UP]``, and ``bytes["UploadPart up"]`` for bodies of one kind.
+    """Passes bytes to ``upstream`` and back, and counts them: ``bytes[UP]``, and
+    ``bytes["UploadPart up"]`` for bodies of one kind.
 
-    ``listener``: a socket that listens elsewhere than on the loopback, such as in another network namespace.
+    ``listener``: a socket that listens elsewhere than on the loopback, such as in another network
+    namespace.
     """
 
-    def __init__(self, upstream: tuple[str, int], plan: Plan = harmless, listener: socket.socket | None = None) -> None:
+    def __init__(
+        self,
+        upstream: tuple[str, int],
+        plan: Plan = harmless,
+        listener: socket.socket | None = None,
+    ) -> None:
         self.plan, self._upstream = plan, upstream
         self.requests: Counter[str] = Counter()
         self.bytes: Counter[str] = Counter()
@@ -160,7 +184,12 @@ class HttpProxy(TcpProxy):
                 self._exchange(client, server, requests, responses, head)
 
     def _exchange(
-        self, client: socket.socket, server: socket.socket, requests: BinaryIO, responses: BinaryIO, head: list[bytes]
+        self,
+        client: socket.socket,
+        server: socket.socket,
+        requests: BinaryIO,
+        responses: BinaryIO,
+        head: list[bytes],
     ) -> None:
         method, target, _ = head[0].decode("latin-1").split(" ", 2)
         kind = _kind(method, target, _header(head, b"x-amz-copy-source"))
@@ -185,7 +214,9 @@ class HttpProxy(TcpProxy):
         if _header(answer, b"connection").lower() == b"close":
             raise Broken(END)
 
-    def _pass(self, sink: socket.socket, head: list[bytes], body: Iterable[bytes], side: str, told: _Told) -> None:
+    def _pass(
+        self, sink: socket.socket, head: list[bytes], body: Iterable[bytes], side: str, told: _Told
+    ) -> None:
         fault = told.fault
         if isinstance(fault, Break) and (fault.side, fault.after) == (side, HEADLESS):
             _break(fault, told.client)
@@ -221,13 +252,24 @@ def _crumbs(piece: bytes) -> Iterator[bytes]:
 def _answer(client: socket.socket, method: str, fault: Answer, unread: Iterable[bytes]) -> None:
     for _ in unread:
         pass
-    body = f"<?xml version='1.0'?><Error><Code>{fault.code}</Code><Message>by the proxy</Message></Error>".encode()
-    head = f"HTTP/1.1 {fault.status} {fault.code}\r\nContent-Type: application/xml\r\nContent-Length: {len(body)}\r\n\r\n"
+    body = (
+        f"<?xml version='1.0'?><Error><Code>{fault.code}</Code><Message>by the"
+        " proxy</Message></Error>".encode()
+    )
+    head = (
+        f"HTTP/1.1 {fault.status} {fault.code}\r\n"
+        "Content-Type: application/xml\r\n"
+        f"Content-Length: {len(body)}\r\n"
+        "\r\n"
+    )
     client.sendall(head.encode() + (b"" if method == "HEAD" else body))
 
 
 def _head(stream: BinaryIO) -> list[bytes]:
-    """Its lines with the empty one at the end; none where the stream ends.  Interim responses are passed over."""
+    """Its lines with the empty one at the end; none where the stream ends.
+
+    Interim responses are passed over.
+    """
     lines = [stream.readline()]
     while lines[-1] not in (b"\r\n", b""):
         lines.append(stream.readline())
@@ -237,11 +279,21 @@ def _head(stream: BinaryIO) -> list[bytes]:
 
 
 def _header(head: list[bytes], name: bytes) -> bytes:
-    return next((line.partition(b":")[2].strip() for line in head[1:] if line.partition(b":")[0].lower() == name), b"")
+    return next(
+        (
+            line.partition(b":")[2].strip()
+            for line in head[1:]
+            if line.partition(b":")[0].lower() == name
+        ),
+        b"",
+    )
 
 
 def _body(stream: BinaryIO, head: list[bytes], otherwise: bytes) -> Iterator[bytes]:
-    """The raw bytes after a head, with the frames of chunks; ``otherwise``: how many where no length is said, -1 is all there are."""
+    """The raw bytes after a head, with the frames of chunks.
+
+    ``otherwise``: how many where no length is said, -1 is all there are.
+    """
     if _header(head, b"transfer-encoding").lower() == b"chunked":
         yield from _chunked(stream)
         return
@@ -265,16 +317,33 @@ def _chunked(stream: BinaryIO) -> Iterator[bytes]:
 
 
 def _kind(method: str, target: str, source: bytes) -> str:
-    """The name that S3 has for a request: https://docs.aws.amazon.com/AmazonS3/latest/API/API_Operations.html"""
+    """The name that S3 has for a request:
+    https://docs.aws.amazon.com/AmazonS3/latest/API/API_Operations.html
+    """
     parts = urlsplit(target)
     has = {key for key, _ in parse_qsl(parts.query, keep_blank_values=True)}
     is_key = "/" in parts.path.strip("/")
     table = {
-        "GET": [("uploads", "ListMultipartUploads"), ("uploadId", "ListParts"), ("list-type", "ListObjectsV2"), ("", "GetObject")],
+        "GET": [
+            ("uploads", "ListMultipartUploads"),
+            ("uploadId", "ListParts"),
+            ("list-type", "ListObjectsV2"),
+            ("", "GetObject"),
+        ],
         "HEAD": [("", "HeadObject" if is_key else "HeadBucket")],
-        "PUT": [("uploadId", "UploadPart"), ("", ("CopyObject" if source else "PutObject") if is_key else "CreateBucket")],
-        "POST": [("uploads", "CreateMultipartUpload"), ("uploadId", "CompleteMultipartUpload"), ("delete", "DeleteObjects")],
-        "DELETE": [("uploadId", "AbortMultipartUpload"), ("", "DeleteObject" if is_key else "DeleteBucket")],
+        "PUT": [
+            ("uploadId", "UploadPart"),
+            ("", ("CopyObject" if source else "PutObject") if is_key else "CreateBucket"),
+        ],
+        "POST": [
+            ("uploads", "CreateMultipartUpload"),
+            ("uploadId", "CompleteMultipartUpload"),
+            ("delete", "DeleteObjects"),
+        ],
+        "DELETE": [
+            ("uploadId", "AbortMultipartUpload"),
+            ("", "DeleteObject" if is_key else "DeleteBucket"),
+        ],
     }
     return next((kind for key, kind in table.get(method, []) if not key or key in has), method)
 
@@ -293,5 +362,6 @@ def _hush(one: socket.socket, how: int) -> None:
 
 def _end(one: socket.socket, how: str) -> None:
     if how != END:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close then sends a reset
+        # close then sends a reset
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     one.close()

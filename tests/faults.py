@@ -1,6 +1,7 @@
 """What networks and servers do to requests, as values; and plans, which say to which request.
 
-A plan is asked about every request (about every connection, where nobody looks into them), by one thread at a time, and answers with a fault or None.
+A plan is asked about every request (about every connection, where nobody looks into them), by one
+thread at a time, and answers with a fault or None.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ HEADLESS = -1
 
 @dataclass(frozen=True, slots=True)
 class Break:
-    """One direction is reset, ended as if all were said, or says no more after ``after`` bytes of its body, at the latest where this ends.
+    """One direction is reset, ended as if all were said, or says no more after ``after`` bytes of
+    its body, at the latest where this ends.
 
-    `HEADLESS`: before its head.  DOWN is after the server has done what was asked.  A direction that trickles does so for ``after`` bytes.
+    `HEADLESS`: before its head.  DOWN is after the server has done what was asked.  A direction
+    that trickles does so for ``after`` bytes.
     """
 
     side: str
@@ -28,7 +31,10 @@ class Break:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An S3 error in place of the server's response.  ``is_done``: the server has done what was asked for all the same."""
+    """An S3 error in place of the server's response.
+
+    ``is_done``: the server has done what was asked for all the same.
+    """
 
     status: int
     code: str
@@ -77,7 +83,9 @@ def always(kind: str, fault: Fault) -> Plan:
 
 
 def often(seed: int, rate: float, faults: Sequence[Fault], in_a_row: int = 2) -> Plan:
-    """Each request draws a fault with probability ``rate``, but never more than ``in_a_row`` requests one after another."""
+    """Each request draws a fault with probability ``rate``, but never more than ``in_a_row``
+    requests one after another.
+    """
     dice, row = random.Random(seed), 0
 
     def plan(_request: Request) -> Fault | None:

@@ -9,14 +9,15 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ckptsync.digest import digest, digest_stream
-from ckptsync.layouts import rank_names, table
-from ckptsync.model import read_whole
-from ckptsync.records.coding import Record, encode, record_name
+from ckptsync.layouts import file_names, registry
+from ckptsync.records.io import Record, encode, record_name
+from ckptsync.records.locations import LocationState
 from ckptsync.records.manifest import FileEntry, Manifest
-from ckptsync.records.report import Finding, Level, Report, Verdict
-from ckptsync.records.state import Snapshot
+from ckptsync.records.names import checkpoint_of
+from ckptsync.records.report import Level, Report, Verdict, VerifyFinding
 from ckptsync.stores.contract import Store
-from ckptsync.stores.tree import LocalFiles
+from ckptsync.stores.file_trees import DirectoryFiles
+from ckptsync.tensors import read_whole
 
 HERE = Path(__file__).parent
 DEMO = HERE.parent / "ckptsync" / "demo_data"
@@ -24,29 +25,39 @@ SECOND = 1_000_000_000
 FIRST = 1_790_000_000 * SECOND
 
 
-def send(store: Store, directory: Path, node: str, location: str = "checkpoint-4", *, run: str = "run", at: int = FIRST) -> str:
+def send(
+    store: Store,
+    directory: Path,
+    node: str,
+    location: str = "checkpoint-4",
+    *,
+    run: str = "run",
+    at: int = FIRST,
+) -> str:
     """Store one node's files and its manifest; the manifest's name."""
-    files = LocalFiles(str(directory))
+    files = DirectoryFiles(str(directory))
     for path in files.sizes():
         store.write(f"{run}/{location}/{path}", [read_whole(files, path)])
     return put(store, manifest_of(directory, node, location, run=run, at=at))
 
 
-def manifest_of(directory: Path, node: str, location: str = "checkpoint-4", *, run: str = "run", at: int = FIRST) -> Manifest:
+def manifest_of(
+    directory: Path, node: str, location: str = "checkpoint-4", *, run: str = "run", at: int = FIRST
+) -> Manifest:
     """What a node would say of a directory all of whose files were written ``at`` one moment."""
-    files = LocalFiles(str(directory))
+    files = DirectoryFiles(str(directory))
     return Manifest(
         run=run,
-        checkpoint=location.partition("~")[0],
+        checkpoint=checkpoint_of(location),
         location=location,
         node=node,
         n=0,
         files=tuple(entry(path, read_whole(files, path), at) for path in sorted(files.sizes())),
-        ranks=rank_names.ranks(files.sizes()),
+        ranks=file_names.ranks(files.sizes()),
         started=at,
         ended=at,
-        demands=table.demands(files),
-        sources=tuple(map(str, table.sources(files))),
+        demands=registry.demands(files),
+        sources=tuple(map(str, registry.sources(files))),
     )
 
 
@@ -64,7 +75,13 @@ def put(store: Store, record: Record) -> str:
     return name
 
 
-def report_on(snapshot: Snapshot, n: int, verdict: Verdict, findings: Iterable[Finding] = (), level: Level = "digest") -> Report:
+def report_on(
+    snapshot: LocationState,
+    n: int,
+    verdict: Verdict,
+    findings: Iterable[VerifyFinding] = (),
+    level: Level = "digest",
+) -> Report:
     names = tuple(k.name for k in snapshot.manifests)
     return Report(
         snapshot.run,

@@ -1,4 +1,6 @@
-"""A store that fails transiently now and then: before its effect, between chunks, after its effect (the answer is lost)."""
+"""A store that fails transiently now and then: before its effect, between chunks, after its effect
+(the answer is lost).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,10 @@ T = TypeVar("T")
 
 
 class Flaky(StoreWrapper):
-    """As ``store``, but every ``nth`` moment is a failure; a write has one before, one between chunks and one after its effect."""
+    """As ``store``, but every ``nth`` moment is a failure.
+
+    A write has one before, one between chunks and one after its effect.
+    """
 
     def __init__(self, store: Store, nth: int) -> None:
         super().__init__(store)
@@ -40,7 +45,9 @@ class Flaky(StoreWrapper):
         self._asked(lambda: self.inner.write(name, self._shaky(chunks), about))
 
     def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
-        self._pass_moment()  # none after the effect: whoever is told Exists may find his own bytes, and tests count winners
+        # none after the effect: whoever is told Exists may find his own bytes, and tests count
+        # winners
+        self._pass_moment()
         self.inner.create(name, self._shaky(chunks), about)
 
     def delete(self, name: str) -> None:

@@ -1,17 +1,21 @@
-"""Documents that are run: their fenced blocks, what an HTML comment before each says of it, and a location to run them in.
+"""Documents that are run: their fenced blocks, what an HTML comment before each says of it, and a
+location to run them in.
 
-    <!-- run -->                    a shell's commands; they must end with 0.  `pip` does nothing: what it installs is there
+    <!-- run -->                    a shell's commands; they must end with 0.  `pip` does nothing:
+                                    what it installs is there
     <!-- run: torch accelerate -->  the same, where the trainers' Python has these modules
     <!-- run: on shards -->         the same, beside the demo's two nodes
-    <!-- until: VERIFIED step-4 --> commands that are repeated until a line of their output has these words; "; " and those
+    <!-- until: VERIFIED step-4 --> commands that are repeated until a line of their output has
+        these words; "; " and those
     <!-- serve -->                  a command that goes on to the end of the document
-    <!-- output -->                 lines that the last commands have printed ("…" stands for anything, and columns may be wider)
+    <!-- output -->                 lines that the last commands have printed ("…" stands for
+                                    anything, and columns may be wider)
     <!-- file: train.py -->         a file of that name
     <!-- fragment -->               a part of a script;  <!-- picture -->: no commands at all
     <!-- not run: why -->           nothing is done with it here, but to look at its commands
 
-`/mnt/checkpoints`, `/data`, `/models` and `/etc/ckptsync` are directories of the location.  The trainers' Python is this one, or $CKPTSYNC_TEST_TRAINERS: one that
-has DeepSpeed or Lightning, too.
+`/mnt/checkpoints`, `/data`, `/models` and `/etc/ckptsync` are directories of the location.  The
+trainers' Python is this one, or $CKPTSYNC_TEST_TRAINERS: one that has DeepSpeed or Lightning, too.
 """
 
 from __future__ import annotations
@@ -60,7 +64,10 @@ PROGRAMS = {
     "accelerate": f'exec "{TRAINERS}" -m accelerate.commands.accelerate_cli "$@"',
     "deepspeed": f'exec "{TRAINERS}" -m deepspeed.launcher.runner "$@"',
 }
-_BLOCK = re.compile(r"(?:^<!-- (?P<mark>[^\n]*?) -->\n+)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(
+    r"(?:^<!-- (?P<mark>[^\n]*?) -->\n+)?^```(?P<language>\w*)\n(?P<text>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,27 +86,47 @@ def blocks(text: str) -> list[Block]:
     found = []
     for one in _BLOCK.finditer(text):
         mark, _, about = (one["mark"] or "").partition(":")
-        found.append(Block(text[: one.start("text")].count("\n"), one["language"], one["text"], mark.strip(), about.strip()))
+        found.append(
+            Block(
+                text[: one.start("text")].count("\n"),
+                one["language"],
+                one["text"],
+                mark.strip(),
+                about.strip(),
+            )
+        )
     return found
 
 
 def commands(text: str) -> list[str]:
-    """The command lines of ours in a document: in its blocks of commands, and in its running text."""
+    """The command lines of ours in a document: in its blocks of commands, and in its running
+    text.
+    """
     lines = [
         line
         for b in blocks(text)
         if (not b.language and b.mark not in ("output", "picture")) or b.language in ("sh", "bash")
         for line in b.text.splitlines()
     ]
-    lines += re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL))
-    words = (re.fullmatch(r"\s*(?:\$ |sudo )?(?:/opt/ckptsync/bin/)?(ckptsync [a-z-].*)", line) for line in lines)
+    lines += re.findall(
+        r"`([^`\n]+)`", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    )
+    words = (
+        re.fullmatch(r"\s*(?:\$ |sudo )?(?:/opt/ckptsync/bin/)?(ckptsync [a-z-].*)", line)
+        for line in lines
+    )
     return [found[1] for found in words if found]
 
 
 def has(modules: str) -> str:
     """Of these the first that the trainers' Python has not got; empty if it has all."""
-    script = "import importlib.util, sys; print(*[m for m in sys.argv[1:] if importlib.util.find_spec(m) is None][:1])"
-    return subprocess.run([TRAINERS, "-c", script, *modules.split()], capture_output=True, text=True, check=True).stdout.strip()
+    script = (
+        "import importlib.util, sys; print(*[m for m in sys.argv[1:] if importlib.util.find_spec(m)"
+        " is None][:1])"
+    )
+    return subprocess.run(
+        [TRAINERS, "-c", script, *modules.split()], capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 @dataclass(slots=True)
@@ -111,19 +138,27 @@ class Location:
     _served: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def lay_shards(self) -> None:
-        """A checkpoint on two nodes, both parts of it in one directory, and the model that was trained."""
+        """A checkpoint on two nodes, both parts of it in one directory, and the model that was
+        trained.
+        """
         demo = Path(ckptsync.__file__).parent / "demo_data"
         for node in ("node0", "node1"):
             for where in (node, "out"):
                 shutil.copytree(
-                    demo / "fsdp2" / node / "checkpoint-4", self.home / "work" / where / "checkpoint-500", dirs_exist_ok=True
+                    demo / "fsdp2" / node / "checkpoint-4",
+                    self.home / "work" / where / "checkpoint-500",
+                    dirs_exist_ok=True,
                 )
         shutil.copytree(demo / "base", self.home / "models" / "base")
 
     def do(self, block: Block) -> None:
         """Raises AssertionError where something is not as the document says."""
         if block.mark == "file":
-            path = Path(self.here(block.about)) if block.about.startswith("/") else self.home / "work" / block.about
+            path = (
+                Path(self.here(block.about))
+                if block.about.startswith("/")
+                else self.home / "work" / block.about
+            )
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(self.here(block.text))
         elif block.mark == "serve":
@@ -134,12 +169,16 @@ class Location:
             self._until(block)
         elif block.mark == "output":
             for line in block.text.splitlines():
-                assert self._is_printed(line), f"line {block.line}: {line!r} is not in\n{self.printed}"
+                assert self._is_printed(line), (
+                    f"line {block.line}: {line!r} is not in\n{self.printed}"
+                )
 
     def here(self, text: str) -> str:
         """With the directories of this location."""
         for location in LOCATIONS:
-            text = re.sub(rf"(?<![\w./]){re.escape(location)}(?![\w])", str(self.home) + location, text)
+            text = re.sub(
+                rf"(?<![\w./]){re.escape(location)}(?![\w])", str(self.home) + location, text
+            )
         return text
 
     def _run(self, block: Block, *, check: bool) -> str:
@@ -148,21 +187,35 @@ class Location:
             printed, _ = started.communicate(timeout=PATIENCE)
         except subprocess.TimeoutExpired as e:
             end(started)
-            raise AssertionError(f"line {block.line}: not done after {PATIENCE:g} s\n{(e.stdout or b'')[-3000:]!r}") from e
-        assert not check or started.returncode == 0, f"line {block.line}: exit code {started.returncode}\n{printed[-5000:]}"
+            raise AssertionError(
+                f"line {block.line}: not done after {PATIENCE:g} s\n{(e.stdout or b'')[-3000:]!r}"
+            ) from e
+        assert not check or started.returncode == 0, (
+            f"line {block.line}: exit code {started.returncode}\n{printed[-5000:]}"
+        )
         return printed
 
     def _start(self, text: str, out: int | IO[str]) -> subprocess.Popen[str]:
         command = ["bash", "-euo", "pipefail", "-c", text]
         cwd, env = self.home / "work", self._environment()
-        return subprocess.Popen(command, cwd=cwd, env=env, stdout=out, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+        return subprocess.Popen(
+            command,
+            cwd=cwd,
+            env=env,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
 
     def _until(self, block: Block) -> None:
         end = time.monotonic() + PATIENCE
         self.printed = ""
         while not all(self._has_line(words.split()) for words in block.about.split(";")):
             self._check_served()
-            assert time.monotonic() < end, f"line {block.line}: no {block.about!r} in\n{self.printed}\n{self._logs()}"
+            assert time.monotonic() < end, (
+                f"line {block.line}: no {block.about!r} in\n{self.printed}\n{self._logs()}"
+            )
             time.sleep(1)
             self.printed = self._run(block, check=False)
 
@@ -175,7 +228,9 @@ class Location:
             assert one.poll() is None, f"ended with {one.returncode}\n{self._logs()}"
 
     def _logs(self) -> str:
-        return "\n".join(path.read_text()[-3000:] for path in sorted(self.home.glob("served-*.log")))
+        return "\n".join(
+            path.read_text()[-3000:] for path in sorted(self.home.glob("served-*.log"))
+        )
 
     def _has_line(self, words: list[str]) -> bool:
         return any(all(word in line for word in words) for line in self.printed.splitlines())
@@ -185,12 +240,25 @@ class Location:
         return re.search(words, self.printed) is not None
 
     def _environment(self) -> dict[str, str]:
-        clean = {k: v for k, v in os.environ.items() if not k.startswith(("CKPTSYNC_", "RANK", "WORLD_SIZE", "LOCAL_"))}
+        clean = {
+            k: v
+            for k, v in os.environ.items()
+            if not k.startswith(("CKPTSYNC_", "RANK", "WORLD_SIZE", "LOCAL_"))
+        }
         homes = {"HOME": str(self.home), "XDG_CACHE_HOME": f"{self.home}/cache"}
         homes["TORCH_EXTENSIONS_DIR"] = os.environ.get(
             "TORCH_EXTENSIONS_DIR", f"{self.home}/compiled"
         )  # DeepSpeed's; a killed compiler leaves a lock
-        return clean | QUICK | homes | TRAINING | {"PATH": f"{self.home}/bin:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+        return (
+            clean
+            | QUICK
+            | homes
+            | TRAINING
+            | {
+                "PATH": f"{self.home}/bin:{os.environ['PATH']}",
+                "PYTHONPATH": str(ROOT),
+            }
+        )
 
 
 @contextlib.contextmanager

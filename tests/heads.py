@@ -1,18 +1,19 @@
-"""The work of a head and of a verifier, done in this process: `ckptsync run` has child processes do it."""
+"""The work of a head and of a verifier, done in this process: `ckptsync run` has child processes do
+it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ckptsync.catalogue.fresh import Fresh, fresh
-from ckptsync.catalogue.reading import read
+from ckptsync.catalogue.cached import read_catalogue
+from ckptsync.catalogue.uncached import StoreState, read_state
 from ckptsync.errors import CkptsyncError
-from ckptsync.head.consolidate import HeadOptions, one
-from ckptsync.head.sealing import Made
+from ckptsync.head.consolidate import HeadOptions, WrittenModel, consolidate_location
+from ckptsync.records.report import Report
 from ckptsync.stores.contract import Store
-from ckptsync.verify.due import Schedule
-from ckptsync.verify.location import VerifyResult, verify_and_report
-from ckptsync.verify.waiting import waiting
+from ckptsync.verify.schedule import VerifyPolicy, due_in_store
+from ckptsync.verify.verification import VerifyOptions, verify_scheduled
 
 BASE_OPTIONS = HeadOptions()
 
@@ -28,28 +29,28 @@ class Failed:
 class Consolidated:
     """``catalogue`` is what the work began with: what it ``made`` is not in it."""
 
-    made: tuple[Made, ...]
+    made: tuple[WrittenModel, ...]
     failed: tuple[Failed, ...]
-    catalogue: Fresh
+    catalogue: StoreState
 
 
 def consolidate_due(store: Store, options: HeadOptions = BASE_OPTIONS) -> Consolidated:
     """Do what is due of every location; one location's failure stops no other."""
-    catalogue = fresh(store)
-    made: list[Made] = []
+    catalogue = read_state(store)
+    made: list[WrittenModel] = []
     failed: list[Failed] = []
     for seen in catalogue.readable:
         try:
-            made += one(store, seen.run, seen.location, options)
+            made += consolidate_location(store, seen.run, seen.location, options)
         except CkptsyncError as e:  # noqa: PERF203 - a few locations, each for itself
             failed.append(Failed(seen.run, seen.location, e))
     return Consolidated(tuple(made), tuple(failed), catalogue)
 
 
-def verify_next(store: Store, schedule: Schedule, now: float) -> VerifyResult:
+def verify_next(store: Store, policy: VerifyPolicy, now: float) -> Report | None:
     """Verify the location that is due most, and write its report."""
-    for due in waiting(store, read(store), schedule, now):
-        result = verify_and_report(store, due.location.run, due.location.location, due.level, now)
-        if result.report:
-            return result
-    return VerifyResult()
+    for job in due_in_store(store, read_catalogue(store), policy, now):
+        options = VerifyOptions(job.level or "digest", now)
+        if verified := verify_scheduled(store, job.run, job.location, options):
+            return verified[0]
+    return None

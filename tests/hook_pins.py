@@ -1,13 +1,15 @@
-"""What the hook does when it commits a save, without a trainer; and what a worker does that finds one."""
+"""What the hook does when it commits a save, without a trainer.
+
+And what a worker does that finds one.
+"""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from ckptsync.spool.links import grow
-from ckptsync.spool.marks import Commit, write_mark
-from ckptsync.spool.pins import Pin, open_pin, pins, publish
+from ckptsync.spool.markers import Commit, write_mark
+from ckptsync.spool.pins import Pin, grow, list_pins, open_pin, publish
 from ckptsync.walk import walk
 
 
@@ -21,7 +23,10 @@ def commit(source: Path, save: str = "save") -> Path:
         os.link(source / file.path, fresh / "files" / file.path)
     told = {f.path: (f.size, f.mtime) for f in found}
     step = int(source.name.rpartition("-")[2])
-    write_mark(fresh / "commit.json", Commit("train", save, source.name, step, 1, (0,), "host", "hf", 0.0, told))
+    write_mark(
+        fresh / "commit.json",
+        Commit("train", save, source.name, step, 1, (0,), "host", "hf", 0.0, told),
+    )
     return publish(source.parent, source.name, fresh)
 
 
@@ -30,4 +35,4 @@ def pinned(source: Path, node: str = "n0") -> Pin:
     pin = open_pin(source.parent, source.name, 0, node)
     assert pin is not None
     assert grow(pin, source, [f.path for f in walk(source).files]) == ()
-    return pins(source.parent)[0]
+    return list_pins(source.parent)[0]

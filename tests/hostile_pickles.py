@@ -1,7 +1,7 @@
 """Pickles that were made to keep their reader busy, to fill its memory, or to end its process.
 
-``python -m tests.hostile_pickles [NAME ...]`` reads each in a process of its own, and prints name, bytes, seconds, the memory that reading
-took at most in bytes, and what was said of it.
+``python -m tests.hostile_pickles [NAME ...]`` reads each in a process of its own, and prints name,
+bytes, seconds, the memory that reading took at most in bytes, and what was said of it.
 """
 
 from __future__ import annotations
@@ -27,10 +27,14 @@ CHUNKED, BOX, INDEX = (
     f"ctorch.distributed.checkpoint.metadata\n{name}\n".encode()
     for name in ("TensorStorageMetadata", "ChunkStorageMetadata", "MetadataIndex")
 )
-METADATA, ITEM = b"ctorch.distributed.checkpoint.metadata\nMetadata\n", b"ctorch.distributed.checkpoint.filesystem\n_StorageInfo\n"
+METADATA, ITEM = (
+    b"ctorch.distributed.checkpoint.metadata\nMetadata\n",
+    b"ctorch.distributed.checkpoint.filesystem\n_StorageInfo\n",
+)
 MODULE = b"torch.distributed.checkpoint"
 START, END = b"\x80\x04", b"."
-BOMB = b"K\x01\x85" + b"".join(b"q%ch%c\x86" % (n, n) for n in range(60))  # a tuple of two that are one tuple of two that are …
+# a tuple of two that are one tuple of two that are …
+BOMB = b"K\x01\x85" + b"".join(b"q%ch%c\x86" % (n, n) for n in range(60))
 DEEP = b")" + b"\x85" * 3 * MILLION
 P61 = 2**61 - 1
 PATIENCE = 60  # seconds that none of them may take
@@ -59,7 +63,9 @@ def alike(count: int) -> list[int]:
 
 
 def pairs_alike(count: int) -> list[tuple[int, int]]:
-    """Pairs of one hash: CPython's tuples mix their elements' hashes in a way that can be undone."""
+    """Pairs of one hash: CPython's tuples mix their elements' hashes in a way that can be
+    undone.
+    """
     m, p1, p2, p5 = 2**64 - 1, 11400714785074694791, 14029467366897019727, 2870177450012600261
     back1, back2 = pow(p1, -1, 2**64), pow(p2, -1, 2**64)
     found: list[tuple[int, int]] = []
@@ -76,11 +82,15 @@ def pairs_alike(count: int) -> list[tuple[int, int]]:
     return found
 
 
-def numbers(keys: list[int], open_: bytes = b"}(", each: bytes = b"N", close: bytes = b"u") -> bytes:
+def numbers(
+    keys: list[int], open_: bytes = b"}(", each: bytes = b"N", close: bytes = b"u"
+) -> bytes:
     return open_ + b"".join(long(key) + each for key in keys) + close
 
 
-def tuples(keys: list[tuple[int, int]], open_: bytes = b"}(", each: bytes = b"N", close: bytes = b"u") -> bytes:
+def tuples(
+    keys: list[tuple[int, int]], open_: bytes = b"}(", each: bytes = b"N", close: bytes = b"u"
+) -> bytes:
     return open_ + b"".join(long(a) + long(b) + b"\x86" + each for a, b in keys) + close
 
 
@@ -89,34 +99,87 @@ def big_list(count: int) -> bytes:
 
 
 def big_dict(count: int) -> bytes:
-    return b"}(" + b"".join(b"J" + struct.pack("<i", n) + b"N" for n in range(count)) + b"u" + put(0) + b"0"
+    return (
+        b"}("
+        + b"".join(b"J" + struct.pack("<i", n) + b"N" for n in range(count))
+        + b"u"
+        + put(0)
+        + b"0"
+    )
 
 
 def word(name: str) -> bytes:
     return b"\x8c" + bytes([len(name)]) + name.encode()
 
 
-def objects(kind: bytes, attributes: Callable[[int], bytes], count: int, begin: bytes = b")\x81}(") -> bytes:
+def objects(
+    kind: bytes, attributes: Callable[[int], bytes], count: int, begin: bytes = b")\x81}("
+) -> bytes:
     """A list of objects that have these attributes; their class is in the memo at 0."""
-    return kind + put(0) + b"0](" + b"".join(get(0) + begin + attributes(n) + b"ub" for n in range(count)) + b"e"
+    return (
+        kind
+        + put(0)
+        + b"0]("
+        + b"".join(get(0) + begin + attributes(n) + b"ub" for n in range(count))
+        + b"e"
+    )
 
 
 def tensor(boxes: bytes) -> bytes:
     """Attributes of a tensor in ``.metadata``."""
-    return word("size") + b")" + word("chunks") + boxes + word("properties") + DTYPE.replace(b"float32", b"device") + b")R"
+    return (
+        word("size")
+        + b")"
+        + word("chunks")
+        + boxes
+        + word("properties")
+        + DTYPE.replace(b"float32", b"device")
+        + b")R"
+    )
 
 
 def shared_boxes() -> bytes:
-    boxes = objects(BOX, lambda _: word("offsets") + b")" + word("sizes") + b")", 50_000) + put(1) + b"0"
-    return boxes + CHUNKED + put(2) + b"0](" + (get(2) + b")\x81}(" + tensor(get(1)) + b"ub") * 50_000 + b"e"
+    boxes = (
+        objects(BOX, lambda _: word("offsets") + b")" + word("sizes") + b")", 50_000)
+        + put(1)
+        + b"0"
+    )
+    return (
+        boxes
+        + CHUNKED
+        + put(2)
+        + b"0]("
+        + (get(2) + b")\x81}(" + tensor(get(1)) + b"ub") * 50_000
+        + b"e"
+    )
 
 
 def shared_tensors() -> bytes:
     """``.metadata`` of 100,000 names of one tensor that has 50,000 empty boxes."""
-    boxes = objects(BOX, lambda _: word("offsets") + b"K\x00\x85" + word("sizes") + b"K\x00\x85", 50_000) + put(1) + b"0"
-    one = CHUNKED + b")\x81}(" + tensor(get(1)).replace(word("size") + b")", word("size") + b"K\x00\x85") + b"ub" + put(2) + b"0"
+    boxes = (
+        objects(
+            BOX, lambda _: word("offsets") + b"K\x00\x85" + word("sizes") + b"K\x00\x85", 50_000
+        )
+        + put(1)
+        + b"0"
+    )
+    one = (
+        CHUNKED
+        + b")\x81}("
+        + tensor(get(1)).replace(word("size") + b")", word("size") + b"K\x00\x85")
+        + b"ub"
+        + put(2)
+        + b"0"
+    )
     names = b"}(" + b"".join(word(f"w{n}") + get(2) for n in range(100_000)) + b"u"
-    fields = word("state_dict_metadata") + names + word("planner_data") + b"N" + word("storage_data") + b"}"
+    fields = (
+        word("state_dict_metadata")
+        + names
+        + word("planner_data")
+        + b"N"
+        + word("storage_data")
+        + b"}"
+    )
     return boxes + one + METADATA + b")\x81}(" + fields + b"ub"
 
 
@@ -125,7 +188,18 @@ def chunks(offsets: list[tuple[int, int]]) -> bytes:
     items = (
         b"".join(
             (
-                *(INDEX, b")\x81}(", word("fqn"), word("w"), word("offset"), long(a), long(b), b"\x86", word("index"), b"Nub"),
+                *(
+                    INDEX,
+                    b")\x81}(",
+                    word("fqn"),
+                    word("w"),
+                    word("offset"),
+                    long(a),
+                    long(b),
+                    b"\x86",
+                    word("index"),
+                    b"Nub",
+                ),
                 *(
                     ITEM,
                     b")\x81}(",
@@ -142,7 +216,14 @@ def chunks(offsets: list[tuple[int, int]]) -> bytes:
         for n, (a, b) in enumerate(offsets)
     )
     fields = (
-        word("state_dict_metadata") + b"}" + word("planner_data") + b"N" + word("storage_data") + b"}(" + b"".join(items) + b"u"
+        word("state_dict_metadata")
+        + b"}"
+        + word("planner_data")
+        + b"N"
+        + word("storage_data")
+        + b"}("
+        + b"".join(items)
+        + b"u"
     )
     return METADATA + b")\x81}(" + fields + b"ub"
 
@@ -158,7 +239,9 @@ MAKE: dict[str, Callable[[], bytes]] = {
     "tuple bomb among attributes": lambda: CHUNKED + b")\x81\x94}\x94(" + BOMB + b"Nub",
     "tuple bomb as a shape": lambda: SIZE + BOMB + b"\x85R",
     "tuple bomb as persistent id": lambda: BOMB + b"Q",
-    "tuple bomb as a storage's key": lambda: b"X\x07\0\0\0storagectorch\nFloatStorage\n" + BOMB + b"NK\x01t"[:0] + b"Q",
+    "tuple bomb as a storage's key": lambda: (
+        b"X\x07\0\0\0storagectorch\nFloatStorage\n" + BOMB + b"NK\x01t"[:0] + b"Q"
+    ),
     "deep tuple as key": lambda: b"}" + DEEP + b"Ns",
     "deep tuple as key of a pair": lambda: ORDERED + b"](" + DEEP + b"N\x86e\x85R",
     "deep tuple in a frozenset": lambda: b"(" + DEEP + b"\x91",
@@ -184,7 +267,9 @@ MAKE: dict[str, Callable[[], bytes]] = {
     "a tuple of a million as key, again and again": lambda: (
         b"(" + b"N" * MILLION + b"t" + put(0) + b"0}" + (get(0) + b"Ns") * 200_000
     ),
-    "a persistent id as key": lambda: b"}X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\x000NK\x01tQNs".replace(b"}X", b"}(X"),
+    "a persistent id as key": lambda: (
+        b"}X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\x000NK\x01tQNs".replace(b"}X", b"}(X")
+    ),
     "a number as a call's arguments": lambda: SIZE + b"J\xff\xff\xff\x7f\x85R",
     # hashes that are one
     "100,000 numbers of one hash": lambda: numbers(alike(30_000)),
@@ -195,16 +280,34 @@ MAKE: dict[str, Callable[[], bytes]] = {
     ),
     "numbers of one hash in a set": lambda: numbers(alike(30_000), b"\x8f(", b"", b"\x90"),
     "numbers of one hash in a frozenset": lambda: numbers(alike(30_000), b"(", b"", b"\x91"),
-    "numbers of one hash in pairs": lambda: ORDERED + numbers(alike(30_000), b"](", b"N\x86", b"e") + b"\x85R",
+    "numbers of one hash in pairs": lambda: (
+        ORDERED + numbers(alike(30_000), b"](", b"N\x86", b"e") + b"\x85R"
+    ),
     "tuples of one hash": lambda: tuples(pairs_alike(30_000)),
     "tuples of one hash in a set": lambda: tuples(pairs_alike(30_000), b"\x8f(", b"", b"\x90"),
-    "tuples of one hash in pairs": lambda: ORDERED + tuples(pairs_alike(30_000), b"](", b"N\x86", b"e") + b"\x85R",
+    "tuples of one hash in pairs": lambda: (
+        ORDERED + tuples(pairs_alike(30_000), b"](", b"N\x86", b"e") + b"\x85R"
+    ),
     "chunks of one hash": lambda: chunks(pairs_alike(20_000)),
-    "powers of two": lambda: b"}(" + b"".join(b"G" + struct.pack(">d", 2.0**n) + b"N" for n in range(-1000, 1000)) * 50 + b"u",
-    "not a number, often": lambda: b"}(" + (b"G" + struct.pack(">d", float("nan")) + b"N") * 100_000 + b"u",
+    "powers of two": lambda: (
+        b"}("
+        + b"".join(b"G" + struct.pack(">d", 2.0**n) + b"N" for n in range(-1000, 1000)) * 50
+        + b"u"
+    ),
+    "not a number, often": lambda: (
+        b"}(" + (b"G" + struct.pack(">d", float("nan")) + b"N") * 100_000 + b"u"
+    ),
     "-1 and -2": lambda: b"}(" + (long(-1) + b"N" + long(-2) + b"N") * 100_000 + b"u",
     "a long text and its double as key": lambda: (
-        text(MILLION) + put(0) + b"0" + text(MILLION) + put(1) + b"0}" + get(0) + b"Ns" + (get(1) + b"Ns") * 100_000
+        text(MILLION)
+        + put(0)
+        + b"0"
+        + text(MILLION)
+        + put(1)
+        + b"0}"
+        + get(0)
+        + b"Ns"
+        + (get(1) + b"Ns") * 100_000
     ),
     "a long text in tuples as key": lambda: (
         text(MILLION)
@@ -220,22 +323,48 @@ MAKE: dict[str, Callable[[], bytes]] = {
         + (get(1) + b"Ns") * 100_000
     ),
     "a long storage key": lambda: (
-        text(MILLION) + put(0) + b"0" + (b"(X\x07\0\0\0storagectorch\nFloatStorage\n" + get(0) + b"NK\x01tQ0") * 30_000
+        text(MILLION)
+        + put(0)
+        + b"0"
+        + (b"(X\x07\0\0\0storagectorch\nFloatStorage\n" + get(0) + b"NK\x01tQ0") * 30_000
     ),
     # copies
-    "Size of a million, 150 times": lambda: big_list(MILLION) + SIZE + put(1) + b"0" + (get(1) + get(0) + b"\x85R") * 150,
-    "Size of a text": lambda: text(MILLION) + put(0) + b"0" + SIZE + put(1) + b"0" + (get(1) + get(0) + b"\x85R") * 150,
+    "Size of a million, 150 times": lambda: (
+        big_list(MILLION) + SIZE + put(1) + b"0" + (get(1) + get(0) + b"\x85R") * 150
+    ),
+    "Size of a text": lambda: (
+        text(MILLION) + put(0) + b"0" + SIZE + put(1) + b"0" + (get(1) + get(0) + b"\x85R") * 150
+    ),
     "Size of a dictionary": lambda: big_dict(100_000) + SIZE + get(0) + b"\x85R",
     "small sizes, by the million": lambda: (
-        b"(" + b"K\x01" * 64 + b"t" + put(0) + b"0" + SIZE + put(1) + b"0(" + (get(1) + get(0) + b"\x85R") * 300_000 + b"t"
+        b"("
+        + b"K\x01" * 64
+        + b"t"
+        + put(0)
+        + b"0"
+        + SIZE
+        + put(1)
+        + b"0("
+        + (get(1) + get(0) + b"\x85R") * 300_000
+        + b"t"
     ),
     "OrderedDict of a dictionary, 2,000 times": lambda: (
         big_dict(200_000) + ORDERED + put(1) + b"0" + (get(1) + get(0) + b"\x85R0") * 2_000
     ),
     "OrderedDict of pairs, 2,000 times": lambda: (
-        b"](" + b"NN\x86" * 200_000 + b"e" + put(0) + b"0" + ORDERED + put(1) + b"0" + (get(1) + get(0) + b"\x85R0") * 2_000
+        b"]("
+        + b"NN\x86" * 200_000
+        + b"e"
+        + put(0)
+        + b"0"
+        + ORDERED
+        + put(1)
+        + b"0"
+        + (get(1) + get(0) + b"\x85R0") * 2_000
     ),
-    "OrderedDict of a list that is no pairs, often": lambda: big_list(MILLION) + ORDERED + get(0) + b"\x85R",
+    "OrderedDict of a list that is no pairs, often": lambda: (
+        big_list(MILLION) + ORDERED + get(0) + b"\x85R"
+    ),
     "a state of 100,000 names, often": lambda: (
         big_dict(100_000) + BOX + put(1) + b"0" + (get(1) + b")\x81" + get(0) + b"b0") * 50_000
     ),
@@ -254,11 +383,15 @@ MAKE: dict[str, Callable[[], bytes]] = {
     "a list doubled": lambda: b"]" + put(0) + b"Na" + (b"(" + get(0) + get(0) + b"e") * MILLION,
     "a dictionary into itself": lambda: b"}" + put(0) + (b"N" + get(0) + b"s") * 500_000,
     "one text as many values": lambda: text(MILLION) + put(0) + b"0](" + get(0) * MILLION + b"e",
-    "wide text": lambda: (b"X" + struct.pack("<I", 4 * MILLION + 4) + b"a" * 4 * MILLION + "🙂".encode()) * 8,
+    "wide text": lambda: (
+        (b"X" + struct.pack("<I", 4 * MILLION + 4) + b"a" * 4 * MILLION + "🙂".encode()) * 8
+    ),
     "names": lambda: b"".join(b"ca%d\nb\n" % n for n in range(600_000)),
     "a name of a million letters": lambda: b"c" + b"a" * MILLION + b"\nb\n",
     "calls of names": lambda: DTYPE + put(0) + b"0" + SIZE + put(1) + (get(1) + b")R") * MILLION,
-    "sizes that come again": lambda: SIZE + b"\x94" + (b"h\0K\x01K\x01\x86\x94\x85\x94R\x94") * 2 * MILLION,
+    "sizes that come again": lambda: (
+        SIZE + b"\x94" + b"h\0K\x01K\x01\x86\x94\x85\x94R\x94" * 2 * MILLION
+    ),
     "long numbers": lambda: b"](" + (b"\x8a\xff" + b"\x7f" * 255) * 200_000 + b"e",
     "a number of four gigabytes": lambda: b"\x8b\xff\xff\xff\xff" + b"\x01" * 1000,
     "a number below zero bytes": lambda: b"\x8b\x00\x00\x00\x80",
@@ -274,11 +407,14 @@ MAKE: dict[str, Callable[[], bytes]] = {
         INDEX, lambda n: word("fqn") + word("a") + word(str(n)) + b"N", 100_000, b")\x81\x94}\x94("
     ),
     "keys of sixty-four patterns and more": lambda: objects(
-        INDEX, lambda n: word("fqn") + word("a") + b"\x94" + (b"h\x02K\x01") * (n % 90), 40_000, b")\x81\x94}\x94("
+        INDEX,
+        lambda n: word("fqn") + word("a") + b"\x94" + b"h\x02K\x01" * (n % 90),
+        40_000,
+        b")\x81\x94}\x94(",
     ),
     "stack of nothing": lambda: b"0" * 1000,
     "unknown objects that take items": lambda: (
-        b"cown\nList\n)R" + put(0) + (b"(" + b"N" * 50 + b"e") * 100_000 + (b"NNs") * 100_000
+        b"cown\nList\n)R" + put(0) + (b"(" + b"N" * 50 + b"e") * 100_000 + b"NNs" * 100_000
     ),
 }
 
@@ -300,7 +436,10 @@ def outcome(name: str) -> str:
 
 
 def main() -> None:
-    """Each in a process of its own, which is killed if it does not end; a line for each, also of one that died."""
+    """Each in a process of its own, which is killed if it does not end.
+
+    A line for each, also of one that died.
+    """
     gc.disable()  # as where merges are planned
     for name in sys.argv[1:] or MAKE:
         sys.stdout.flush()

@@ -1,4 +1,5 @@
-"""A store in a process of its own, whose system calls fail as they are told to by strace: the nth one of a kind that meets the store's files.
+"""A store in a process of its own, whose system calls fail as they are told to by strace: the nth
+one of a kind that meets the store's files.
 
     python -m tests.injected ROOT MOUNT CALL...
 
@@ -18,7 +19,7 @@ from typing import Any
 from ckptsync.errors import CkptsyncError
 from ckptsync.mounts import Mount
 from ckptsync.stores.contract import About, Store, read_all
-from ckptsync.stores.posix.draft import part_of
+from ckptsync.stores.posix.part_file import part_of
 from ckptsync.stores.posix.store import PosixStore
 
 NEW, OTHER = b"n" * 5000, b"o" * 3000
@@ -36,7 +37,9 @@ MOUNTS = {"local": Mount("ext4"), "nfs": Mount("nfs4", is_remote=True, late=60.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """``error`` is the class of what was raised, ``text`` its words and remedy, ``value`` what was given back."""
+    """``error`` is the class of what was raised, ``text`` its words and remedy, ``value`` what was
+    given back.
+    """
 
     call: str
     error: str = ""
@@ -45,17 +48,40 @@ class Outcome:
     value: Any = None
 
 
-def injected(root: Path, fault: str, calls: Sequence[str], mount: str = "local") -> tuple[list[Outcome], bool]:
-    """Do ``calls``, with the fault ``openat:error=EIO:when=3`` of strace's in the third openat that has to do with the store; and whether it was met."""
+def injected(
+    root: Path, fault: str, calls: Sequence[str], mount: str = "local"
+) -> tuple[list[Outcome], bool]:
+    """Do ``calls``, with the fault ``openat:error=EIO:when=3`` of strace's in the third openat that
+    has to do with the store; and whether it was met.
+    """
     log = root.with_name(f"{root.name}.strace")
     paths = [root, root / "run", root / "run/a", root / "run/dir", root / "run/dir/b"]
-    drafts = [root / "run" / part_of("a", "us"), root / "run" / part_of("a", "us again"), root / "run/dir" / part_of("b", "us")]
+    drafts = [
+        root / "run" / part_of("a", "us"),
+        root / "run" / part_of("a", "us again"),
+        root / "run/dir" / part_of("b", "us"),
+    ]
     only = [word for path in (*paths, *drafts) for word in ("-P", str(path))]
-    strace = ["strace", "-f", "-qq", "-o", str(log), *only, "-e", f"trace={fault.partition(':')[0]}", "-e", f"inject={fault}"]
+    strace = [
+        "strace",
+        "-f",
+        "-qq",
+        "-o",
+        str(log),
+        *only,
+        "-e",
+        f"trace={fault.partition(':')[0]}",
+        "-e",
+        f"inject={fault}",
+    ]
     program = [sys.executable, "-m", "tests.injected", str(root), mount, *calls]
-    done = subprocess.run([*strace, *program] if fault else program, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*strace, *program] if fault else program, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
-    return [Outcome(**json.loads(line)) for line in done.stdout.splitlines()], bool(fault) and "INJECTED" in log.read_text()
+    return [Outcome(**json.loads(line)) for line in done.stdout.splitlines()], bool(
+        fault
+    ) and "INJECTED" in log.read_text()
 
 
 def _main(root: str, mount: str, *calls: str) -> None:

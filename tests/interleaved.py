@@ -1,7 +1,9 @@
-"""Several nodes on one store, one step of one of them at a time, in an order that is given: races that can be had again.
+"""Several nodes on one store, one step of one of them at a time, in an order that is given: races
+that can be had again.
 
-A step is what a store does at once: a listing, a size, a read, the moment in which a file gets its name.  On a store that cannot create exclusively,
-looking whether a name is free and writing it are two steps.
+A step is what a store does at once: a listing, a size, a read, the moment in which a file gets its
+name.  On a store that cannot create exclusively, looking whether a name is free and writing it are
+two steps.
 """
 
 from __future__ import annotations
@@ -66,7 +68,10 @@ class Turns:
 
 
 class OneOf(StoreWrapper):
-    """A node's view of a store that others use, too.  ``late`` and everything else are the store's."""
+    """A node's view of a store that others use, too.
+
+    ``late`` and everything else are the store's.
+    """
 
     def __init__(self, store: Store, node: str, turns: Turns, *, is_exclusive: bool = True) -> None:
         super().__init__(store)
@@ -119,8 +124,16 @@ class OneOf(StoreWrapper):
         self._turns.take(self._node)
 
 
-def raced(seed: int, store: MemoryStore, work: Mapping[str, Callable[[Store], object]], *, is_exclusive: bool) -> dict[str, object]:
-    """What each node's work gave when all of them did it at once, in the order that ``seed`` stands for."""
+def raced(
+    seed: int,
+    store: MemoryStore,
+    work: Mapping[str, Callable[[Store], object]],
+    *,
+    is_exclusive: bool,
+) -> dict[str, object]:
+    """What each node's work gave when all of them did it at once, in the order that ``seed`` stands
+    for.
+    """
     turns = Turns(random.Random(seed))
     stores = {node: OneOf(store, node, turns, is_exclusive=is_exclusive) for node in work}
     return turns.run({node: lambda node=node: work[node](stores[node]) for node in work})  # type: ignore[misc]

@@ -1,4 +1,6 @@
-"""The listing in docs/store-format.md, made by the code itself: `python -m tests.listing` writes it there anew."""
+"""The listing in docs/store-format.md, made by the code itself: `python -m tests.listing` writes it
+there anew.
+"""
 
 from __future__ import annotations
 
@@ -6,27 +8,29 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from ckptsync.catalogue.fresh import fresh
+from ckptsync.catalogue.uncached import read_state
 from ckptsync.head.consolidate import HeadOptions
-from ckptsync.records.join import Join
-from ckptsync.records.keep import Keep
-from ckptsync.records.saves import choose_location
-from ckptsync.records.state import Snapshot
-from ckptsync.records.tombstone import Tombstone
+from ckptsync.records.locations import LocationState
+from ckptsync.records.save_groups import choose_location
+from ckptsync.records.tombstone_keep_join import Join, Keep, Tombstone
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.verify.location import verify_location
-from ckptsync.verify.reporting import write_report
+from ckptsync.verify.verification import VerifyOptions, verify_location
+from ckptsync.verify.write_reports import write_report
 from tests.filled import DEMO, FIRST, SECOND, flip, manifest_of, put, read, send, two_nodes
 from tests.heads import consolidate_due
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "store-format.md"
 BASE = HeadOptions(config_from={"*": str(DEMO / "base")})
 SHARD = "run/checkpoint-4/pytorch_model_fsdp_0/__1_0.distcp"
+COMMON = {"run", "checkpoint", "location", "n", "format"}
 SHOWN = 19  # keys of a mapping that people need to see
 
 
 def store() -> MemoryStore:
-    """Two nodes' save, consolidated, found damaged, repaired and verified; then one of them writes the same step again, an hour later."""
+    """Two nodes' save, consolidated, found damaged, repaired and verified.
+
+    Then one of them writes the same step again, an hour later.
+    """
     made = MemoryStore()
     two_nodes(made)
     consolidate_due(made, BASE)
@@ -42,25 +46,34 @@ def store() -> MemoryStore:
     parts = tuple(known.name for known in snapshot.manifests)
     put(made, Keep("run", "checkpoint-4", "checkpoint-4", 0, keeps=True, reason="best so far"))
     put(made, Join("run", "checkpoint-4", "checkpoint-4", 0, parts))
-    put(made, Tombstone("run", "checkpoint-4", other, 0, named, "keep-last: 1", ended={"node1": late}))
+    put(
+        made,
+        Tombstone("run", "checkpoint-4", other, 0, named, "keep-last: 1", ended={"node1": late}),
+    )
     return made
 
 
-def _verified(made: MemoryStore) -> Snapshot:
-    snapshot = fresh(made).locations[0]
-    write_report(made, verify_location(made, snapshot, "digest"))
+def _verified(made: MemoryStore) -> LocationState:
+    snapshot = read_state(made).locations[0]
+    write_report(made, verify_location(made, snapshot, VerifyOptions("digest")))
     return snapshot
 
 
 def listing(made: MemoryStore) -> str:
-    return "\n".join(f"{entry.size:>7} {entry.name}" for entry in made.names(""))
+    return "\n".join(entry.name for entry in made.names(""))
 
 
 def examples(made: MemoryStore) -> Iterator[tuple[str, str]]:
-    """One record of each kind, shortened."""
-    for kind in ("manifest-node0", "model-0", "report-2", "keep", "join", "tombstone"):
+    """One record of each kind, shortened; what all of them have is in the first."""
+    hidden: set[str] = set()
+    for kind in ("manifest-node0", "model-0", "report-1", "keep", "join", "tombstone"):
         name = next(e.name for e in made.names("run/.ckptsync/") if f"/{kind}-" in e.name)
-        yield name, _indented(_short(json.loads(read(made, name))))
+        record = json.loads(read(made, name))
+        yield (
+            name,
+            _indented(_short({key: value for key, value in record.items() if key not in hidden})),
+        )
+        hidden = COMMON
 
 
 def _indented(value: object, depth: int = 1) -> str:
@@ -69,10 +82,19 @@ def _indented(value: object, depth: int = 1) -> str:
     if len(line) + depth < 100 and depth > 1:
         return line
     opening, closing = ("{", "}") if isinstance(value, dict) else ("[", "]")
-    items = value.items() if isinstance(value, dict) else [("", v) for v in value] if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else [("", v) for v in value]
+        if isinstance(value, list)
+        else ()
+    )
     if not items:
         return line
-    lines = [f"{' ' * depth}{json.dumps(key) + ': ' if key else ''}{_indented(v, depth + 1)}" for key, v in items]
+    lines = [
+        f"{' ' * depth}{json.dumps(key) + ': ' if key else ''}{_indented(v, depth + 1)}"
+        for key, v in items
+    ]
     return "\n".join([opening, ",\n".join(lines), f"{' ' * (depth - 1)}{closing}"])
 
 

@@ -1,11 +1,13 @@
-"""A worker that does nothing but look, as fast as it can, until it is killed: see `tests/worker/test_scan_killed.py`."""
+"""A worker that does nothing but look, as fast as it can, until it is killed: see
+`tests/worker/test_scan_killed.py`.
+"""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-from ckptsync.spool.sweeping import sweep
+from ckptsync.spool.pins import clean_own
 from ckptsync.worker.options import RunDir
 from ckptsync.worker.pinning import Pinner
 from ckptsync.worker.scanner import scan_run
@@ -13,7 +15,7 @@ from ckptsync.worker.scanner import scan_run
 
 def main(out: Path, node: str) -> None:
     """Scan for ever; every look that ends is a line."""
-    sweep(out, node)
+    clean_own(out, node)
     seat = Pinner(node, lambda *_: False)
     while True:
         found = scan_run(RunDir("run", out), seat)

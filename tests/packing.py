@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ckptsync.formats.zstd_items import PackedItem, virtual_name
-from ckptsync.model import Extent
+from ckptsync.tensors import Extent
 from tests.plain_files import MemoryFiles
 
 
@@ -22,8 +22,12 @@ def packed(data: bytes) -> bytes:
     return bytes(zstd.compress(data))
 
 
-def stream(data: bytes, first: int = 0, length: int = 0, *, before: bytes = b"", behind: bytes = b"") -> tuple[MemoryFiles, str]:
+def stream(
+    data: bytes, first: int = 0, length: int = 0, *, before: bytes = b"", behind: bytes = b""
+) -> tuple[MemoryFiles, str]:
     """A file with one packed item in it, and the item's name."""
     content = packed(data)
     item = Extent("__0_0.distcp", len(before), len(content))
-    return MemoryFiles({"__0_0.distcp": before + content + behind}), virtual_name(PackedItem(item, first, length))
+    return MemoryFiles({"__0_0.distcp": before + content + behind}), virtual_name(
+        PackedItem(item, first, length)
+    )

@@ -1,4 +1,4 @@
-"""Files in memory, the plainest `ckptsync.model.Files` there is, and small containers to fill them with."""
+"""Files in memory, the plainest `ckptsync.tensors.Files`, and small containers to fill them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class MemoryFiles:
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
         if name not in self.content:
-            raise Incomplete(f"{name}: not there")
+            raise Incomplete(f"{name}: not found")
         data = self.content[name][start : start + len(out)]
         if len(data) != len(out):
             raise Corrupt(f"{name}: too short")
@@ -58,7 +58,9 @@ def raw_safetensors(header: object, data: bytes) -> bytes:
     return struct.pack("<Q", len(text)) + text + data
 
 
-def torch_zip_file(records: Mapping[str, bytes], prefix: str = "archive", method: int = zipfile.ZIP_STORED) -> bytes:
+def torch_zip_file(
+    records: Mapping[str, bytes], prefix: str = "archive", method: int = zipfile.ZIP_STORED
+) -> bytes:
     """A zip as torch lays it out, by Python's own writer."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", method) as archive:
@@ -75,7 +77,9 @@ class Global:
 
 
 class _Pickler(pickle._Pickler):
-    """Writes what torch writes, without torch: persistent ids for storages, and names of things that need not exist."""
+    """Writes what torch writes, without torch: persistent ids for storages, and names of things
+    that need not exist.
+    """
 
     def persistent_id(self, obj: Any) -> Any:
         return obj.pid if isinstance(obj, StorageId) else None
@@ -114,8 +118,18 @@ def torch_pickle(value: object) -> bytes:
     return out.getvalue()
 
 
-def tensor_call(storage: StorageId, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Call:
-    return Call(Global("torch._utils", "_rebuild_tensor_v2"), storage, offset, shape, strides, False, {})  # noqa: FBT003
+def tensor_call(
+    storage: StorageId, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> Call:
+    return Call(
+        Global("torch._utils", "_rebuild_tensor_v2"),
+        storage,
+        offset,
+        shape,
+        strides,
+        False,  # noqa: FBT003
+        {},
+    )
 
 
 class Counting(MemoryFiles):

@@ -1,7 +1,11 @@
-"""What S3 asks of a caller's permissions, request by request, and whether the policies of configs/ give it.
+"""What S3 asks of a caller's permissions, request by request, and whether the policies of configs/
+give it.
 
-Which permission an operation needs: https://docs.aws.amazon.com/AmazonS3/latest/userguide/using-with-s3-policy-actions.html.  Which keys of conditions
-a request has: https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazons3.html; those of conditional writes:
+Which permission an operation needs:
+https://docs.aws.amazon.com/AmazonS3/latest/userguide/using-with-s3-policy-actions.html.  Which keys
+of conditions a request has:
+https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazons3.html; those of
+conditional writes:
 https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes-enforce.html.
 """
 
@@ -22,7 +26,8 @@ CONFIGS = Path(__file__).parent.parent / "configs"
 KEY = "arn:aws:kms:REGION:ACCOUNT:key/KEY"
 Statement = Mapping[str, Any]
 
-# operation → permission on the object, on the bucket; what the key of an encrypted bucket is asked for
+# operation → permission on the object, on the bucket; what the key of an encrypted bucket is asked
+# for
 _OBJECT = {
     "AbortMultipartUpload": "s3:AbortMultipartUpload",
     "CompleteMultipartUpload": "s3:PutObject",
@@ -34,7 +39,11 @@ _OBJECT = {
     "PutObject": "s3:PutObject",
     "UploadPart": "s3:PutObject",
 }
-_BUCKET = {"HeadBucket": "s3:ListBucket", "ListMultipartUploads": "s3:ListBucketMultipartUploads", "ListObjectsV2": "s3:ListBucket"}
+_BUCKET = {
+    "HeadBucket": "s3:ListBucket",
+    "ListMultipartUploads": "s3:ListBucketMultipartUploads",
+    "ListObjectsV2": "s3:ListBucket",
+}
 _KMS = {
     "CreateMultipartUpload": "kms:GenerateDataKey",
     "GetObject": "kms:Decrypt",
@@ -60,14 +69,21 @@ class Recorder(HttpProxy):
         super().__init__(upstream)
 
     def _exchange(
-        self, client: socket.socket, server: socket.socket, requests: BinaryIO, responses: BinaryIO, head: list[bytes]
+        self,
+        client: socket.socket,
+        server: socket.socket,
+        requests: BinaryIO,
+        responses: BinaryIO,
+        head: list[bytes],
     ) -> None:
         self.asked += needed(head)
         super()._exchange(client, server, requests, responses, head)
 
 
 def needed(head: list[bytes]) -> Iterator[Asked]:
-    """The permissions for one request (path style), in a bucket that is encrypted with a key of its own."""
+    """The permissions for one request (path style), in a bucket that is encrypted with a key of its
+    own.
+    """
     method, target, _ = head[0].decode("latin-1").split(" ", 2)
     kind = _kind(method, target, _header(head, b"x-amz-copy-source"))
     query = dict(parse_qsl(urlsplit(target).query, keep_blank_values=True))
@@ -77,11 +93,17 @@ def needed(head: list[bytes]) -> Iterator[Asked]:
         if match := _header(head, b"if-none-match"):
             facts["s3:if-none-match"] = match.decode()
         if _OBJECT[kind] == "s3:PutObject":
-            facts["s3:ObjectCreationOperation"] = str(kind in ("PutObject", "CompleteMultipartUpload")).lower()
+            facts["s3:ObjectCreationOperation"] = str(
+                kind in ("PutObject", "CompleteMultipartUpload")
+            ).lower()
         yield Asked(_OBJECT[kind], f"arn:aws:s3:::{bucket}/{key}", facts)
     elif kind in _BUCKET:
         has_prefix = kind == "ListObjectsV2" and "prefix" in query
-        yield Asked(_BUCKET[kind], f"arn:aws:s3:::{bucket}", facts | ({"s3:prefix": query["prefix"]} if has_prefix else {}))
+        yield Asked(
+            _BUCKET[kind],
+            f"arn:aws:s3:::{bucket}",
+            facts | ({"s3:prefix": query["prefix"]} if has_prefix else {}),
+        )
     else:
         yield Asked(f"s3:{kind}", f"arn:aws:s3:::{bucket}")  # none that a policy of ours names
     if kind in _KMS:
@@ -91,7 +113,9 @@ def needed(head: list[bytes]) -> Iterator[Asked]:
 def policy(name: str, bucket: str = "BUCKET", prefix: str = "PREFIX") -> list[Statement]:
     """The statements of ``configs/s3-<name>.json`` for a bucket and a prefix."""
     text = (CONFIGS / f"s3-{name}.json").read_text()
-    found: list[Statement] = json.loads(text.replace("BUCKET", bucket).replace("PREFIX", prefix))["Statement"]
+    found: list[Statement] = json.loads(text.replace("BUCKET", bucket).replace("PREFIX", prefix))[
+        "Statement"
+    ]
     return found
 
 
@@ -108,7 +132,12 @@ def refused(asked: Iterable[Asked], statements: list[Statement]) -> list[Asked]:
 
 def without(action: str, statements: Iterable[Statement]) -> list[Statement]:
     """The statements, with one action taken out of those that allow."""
-    return [{**s, "Action": [a for a in _list(s["Action"]) if a != action]} if s["Effect"] == "Allow" else s for s in statements]
+    return [
+        {**s, "Action": [a for a in _list(s["Action"]) if a != action]}
+        if s["Effect"] == "Allow"
+        else s
+        for s in statements
+    ]
 
 
 def actions(statements: Iterable[Statement]) -> set[str]:
@@ -141,7 +170,12 @@ def _holds(operator: str, key: str, values: list[str], facts: Mapping[str, str])
 
 def _matches(pattern: str, text: str) -> bool:
     """``*`` is any number of characters, slashes too, ``?`` one."""
-    return re.fullmatch("".join({"*": ".*", "?": "."}.get(c, re.escape(c)) for c in pattern), text, re.DOTALL) is not None
+    return (
+        re.fullmatch(
+            "".join({"*": ".*", "?": "."}.get(c, re.escape(c)) for c in pattern), text, re.DOTALL
+        )
+        is not None
+    )
 
 
 def _list(value: str | list[str]) -> list[str]:

@@ -21,30 +21,40 @@ def refused(
     code: int,
     names: Iterable[str | Path],
     secrets: Iterable[str] = (),
-    within: float = 30.0,
+    within: float = 60.0,
     env: Mapping[str, str] | None = None,
 ) -> str:
-    """What ``ckptsync`` said: one line that names all of ``names``, and at most a hint, after others that it is trying again; its exit code is ``code``.
+    """What ``ckptsync`` said: one line that names all of ``names``, and at most a hint, after
+    others that it is trying again; its exit code is ``code``.
 
     No secret is in it, nor a traceback, and it ends ``within`` seconds.
     """
     begun = time.monotonic()
     done = run(arguments, env or {})
-    said = f"{done.args} after {time.monotonic() - begun:.1f} s: {done.returncode}\n{done.stdout}\n{done.stderr}"
+    said = (
+        f"{done.args} after {time.monotonic() - begun:.1f} s: {done.returncode}\n"
+        f"{done.stdout}\n"
+        f"{done.stderr}"
+    )
     errors = [line for line in done.stderr.splitlines() if line.startswith("ckptsync: error: ")]
     hints = [line for line in done.stderr.splitlines() if line.startswith("ckptsync: hint: ")]
     others = [line for line in done.stderr.splitlines() if line not in errors + hints]
     assert done.returncode == code, said
     assert len(errors) == 1, said
     assert len(hints) <= 1, said
-    assert all("trying again for up to" in line or line.endswith(": a new store was made here") for line in others), said
+    assert all(
+        "trying again for up to" in line or line.endswith(": created a new store")
+        for line in others
+    ), said
     assert all(str(name) in errors[0] for name in names), said
     assert not any(secret in done.stdout + done.stderr for secret in secrets), said
     assert time.monotonic() - begun < within, said
     return "\n".join([*errors, *hints])
 
 
-def run(arguments: Iterable[str | Path], env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+def run(
+    arguments: Iterable[str | Path], env: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
     """The public command as a user has it whom permissions bind, root or not."""
     return subprocess.run(
         [sys.executable, "-m", "ckptsync", *map(str, arguments)],

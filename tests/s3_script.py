@@ -1,4 +1,6 @@
-"""An HTTP server that answers as a test's script says, and remembers what it was asked: for what no S3 server can be made to say."""
+"""An HTTP server that answers as a test's script says, and remembers what it was asked: for what no
+S3 server can be made to say.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,11 @@ class Asked:
 
 @dataclass
 class Say:
-    """A response.  ``length``: what it says of its body, if that is not true.  A body that is an iterator comes in chunks, for as long as it lasts."""
+    """A response.
+
+    ``length``: what it says of its body, if that is not true.  A body that is an iterator comes in
+    chunks, for as long as it lasts.
+    """
 
     status: int = 200
     body: bytes | Iterator[bytes] = b""
@@ -38,11 +44,16 @@ class Say:
 
 def error(status: int, code: str, message: str = "", **headers: str) -> Say:
     """As S3 says it."""
-    return Say(status, f"<Error><Code>{code}</Code><Message>{message}</Message></Error>".encode(), headers)
+    return Say(
+        status, f"<Error><Code>{code}</Code><Message>{message}</Message></Error>".encode(), headers
+    )
 
 
 class Script:
-    """``answers``: what is said to the nth request; a function is asked.  After the last one, 404 NoSuchKey."""
+    """``answers``: what is said to the nth request; a function is asked.
+
+    After the last one, 404 NoSuchKey.
+    """
 
     def __init__(self, *answers: Say | Callable[[Asked], Say]) -> None:
         self.answers = list(answers)
@@ -59,7 +70,12 @@ class Script:
 
     def store(self, patience: float = 5.0, stall: float = 5.0, **options: Any) -> S3Store:
         """A store there."""
-        given = {"key": "AKIDEXAMPLE", "secret": "verysecret", "endpoint_url": self.endpoint, **options}
+        given = {
+            "key": "AKIDEXAMPLE",
+            "secret": "verysecret",
+            "endpoint_url": self.endpoint,
+            **options,
+        }
         return S3Store(Remote("s3", "bucket/pre"), given, Limits(patience=patience, stall=stall))
 
 
@@ -80,7 +96,11 @@ def scripted(*answers: Say | Callable[[Asked], Say]) -> Iterator[Script]:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             key = unquote(split.path).removeprefix("/bucket").removeprefix("/")
             query = dict(parse_qsl(split.query, keep_blank_values=True))
-            say = script.answer(Asked(self.command, key, query, {k.lower(): v for k, v in self.headers.items()}, body))
+            say = script.answer(
+                Asked(
+                    self.command, key, query, {k.lower(): v for k, v in self.headers.items()}, body
+                )
+            )
             self.send_response_only(say.status)  # without a Date of its own
             for name, value in say.headers.items():
                 self.send_header(name.replace("_", "-"), value)
@@ -88,7 +108,9 @@ def scripted(*answers: Say | Callable[[Asked], Say]) -> Iterator[Script]:
                 self._stream(say.body)
                 return
             if "Content-Length" not in say.headers:
-                self.send_header("Content-Length", str(len(say.body) if say.length is None else say.length))
+                self.send_header(
+                    "Content-Length", str(len(say.body) if say.length is None else say.length)
+                )
             self.end_headers()
             if self.command != "HEAD":
                 with contextlib.suppress(ConnectionError):  # it may be more than anybody wants

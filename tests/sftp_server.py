@@ -1,13 +1,17 @@
-"""A small SFTP server on standard input and output, with faults that OpenSSH's has not: ``python tests/sftp_server.py FAULT…``.
+"""A small SFTP server on standard input and output, with faults that OpenSSH's has not: ``python
+tests/sftp_server.py FAULT…``.
 
-Honest, and different: plain (no extensions), reorder (what came last is answered first), short (READ brings 20,000 bytes at most),
-replaces (rename replaces), unsynced (no fsync of directories), limits=N (READ and WRITE may have so many bytes).
-In trouble: full (no WRITE succeeds, and statvfs says why), denied (no file is opened to be written), unreadable (no
-directory but the first is listed), lose=KIND=MARKER (the first request of that kind is done, but not answered, and the
-connection ends; the file MARKER tells that it was).
-changes=FILE has what is replaced in packets: a list of [number of the packet, offset, bytes there, hexadecimal bytes instead, whether the packet's length is right].
-log=FILE tells what changes something, or makes it durable.  Lying: huge, vast, more, empty, strange, names, modeless, endless, bottomless, branching, noisy, chatty,
-silent, old, unmakeable, answer=KIND=TYPE=HEX (requests of that kind are answered so), mutate=SEED (every fourth answer, about, is not what it should be).
+Honest, and different: plain (no extensions), reorder (what came last is answered first), short
+(READ brings 20,000 bytes at most), replaces (rename replaces), unsynced (no fsync of directories),
+limits=N (READ and WRITE may have so many bytes). In trouble: full (no WRITE succeeds, and statvfs
+says why), denied (no file is opened to be written), unreadable (no directory but the first is
+listed), lose=KIND=MARKER (the first request of that kind is done, but not answered, and the
+connection ends; the file MARKER tells that it was). changes=FILE has what is replaced in packets: a
+list of [number of the packet, offset, bytes there, hexadecimal bytes instead, whether the packet's
+length is right]. log=FILE tells what changes something, or makes it durable.  Lying: huge, vast,
+more, empty, strange, names, modeless, endless, bottomless, branching, noisy, chatty, silent, old,
+unmakeable, answer=KIND=TYPE=HEX (requests of that kind are answered so), mutate=SEED (every fourth
+answer, about, is not what it should be).
 """
 
 # ruff: noqa: PTH104, PTH112, PTH116, PTH118, PTH115, PTH119, PTH123, PTH208  paths are bytes here
@@ -26,7 +30,12 @@ from pathlib import Path
 
 FAULTS = frozenset(sys.argv[1:])
 VALUES = dict(f.split("=", 1) for f in sys.argv[1:] if "=" in f)
-OFFERED = ("posix-rename@openssh.com", "fsync@openssh.com", "statvfs@openssh.com", "limits@openssh.com")
+OFFERED = (
+    "posix-rename@openssh.com",
+    "fsync@openssh.com",
+    "statvfs@openssh.com",
+    "limits@openssh.com",
+)
 FILES: dict[bytes, int] = {}
 LISTINGS: dict[bytes, list[bytes]] = {}
 HANDLES = iter(range(1 << 30))
@@ -52,7 +61,9 @@ def status(code: int) -> tuple[int, bytes]:
 def attributes(found: os.stat_result) -> bytes:
     if "modeless" in FAULTS:
         return struct.pack(">IQ", 1, found.st_size)
-    return struct.pack(">IQIII", 1 | 4 | 8, found.st_size, found.st_mode, int(found.st_atime), int(found.st_mtime))
+    return struct.pack(
+        ">IQIII", 1 | 4 | 8, found.st_size, found.st_mode, int(found.st_atime), int(found.st_mtime)
+    )
 
 
 def opened(body: bytes) -> tuple[int, bytes]:
@@ -61,7 +72,9 @@ def opened(body: bytes) -> tuple[int, bytes]:
     if "denied" in FAULTS and asked & 2:
         return status(3)
     flags = {1: os.O_RDONLY, 2: os.O_WRONLY, 3: os.O_RDWR}[asked & 3]
-    flags |= os.O_CREAT * bool(asked & 8) | os.O_TRUNC * bool(asked & 16) | os.O_EXCL * bool(asked & 32)
+    flags |= (
+        os.O_CREAT * bool(asked & 8) | os.O_TRUNC * bool(asked & 16) | os.O_EXCL * bool(asked & 32)
+    )
     handle = b"%d" % next(HANDLES)
     FILES[handle] = os.open(path, flags, 0o666)
     return HANDLE, text(handle)
@@ -106,7 +119,11 @@ def listed(body: bytes) -> tuple[int, bytes]:
     handle, (path, _) = b"%d" % next(HANDLES), take(body)
     if "unreadable" in FAULTS and handle != b"0":
         return status(3)
-    names = [path] if FAULTS & {"bottomless", "branching"} else [os.path.join(path, name) for name in os.listdir(path)]
+    names = (
+        [path]
+        if FAULTS & {"bottomless", "branching"}
+        else [os.path.join(path, name) for name in os.listdir(path)]
+    )
     LISTINGS[handle] = names
     return HANDLE, text(handle)
 
@@ -115,7 +132,10 @@ def entries(body: bytes) -> tuple[int, bytes]:
     handle, _ = take(body)
     names = LISTINGS[handle]
     if "endless" in FAULTS:
-        more = b"".join(text(b"n%d" % next(HANDLES)) + text(b"") + attributes(os.lstat("/dev/null")) for _ in range(2000))
+        more = b"".join(
+            text(b"n%d" % next(HANDLES)) + text(b"") + attributes(os.lstat("/dev/null"))
+            for _ in range(2000)
+        )
         return NAME, struct.pack(">I", 2000) + more
     if "branching" in FAULTS:
         LISTINGS[handle] = []
@@ -123,15 +143,33 @@ def entries(body: bytes) -> tuple[int, bytes]:
         return (NAME, struct.pack(">I", 2) + both) if names else status(1)
     if "bottomless" in FAULTS:
         LISTINGS[handle] = []
-        return (NAME, struct.pack(">I", 1) + text(b"a") + text(b"") + attributes(os.lstat("/"))) if names else status(1)
+        return (
+            (NAME, struct.pack(">I", 1) + text(b"a") + text(b"") + attributes(os.lstat("/")))
+            if names
+            else status(1)
+        )
     if not names:
         return status(1)
     out = [(os.path.basename(path), os.lstat(path)) for path in names]
     names.clear()
     if "names" in FAULTS:
-        hostile = [b"..", b".", b"", b"../x", b"/etc/passwd", b"a/b", b"\xff", b"a\nb", b"a\\b", b"x" * 300, b"nul\0"]
+        hostile = [
+            b"..",
+            b".",
+            b"",
+            b"../x",
+            b"/etc/passwd",
+            b"a/b",
+            b"\xff",
+            b"a\nb",
+            b"a\\b",
+            b"x" * 300,
+            b"nul\0",
+        ]
         out += [(name, out[0][1]) for name in hostile]
-    return NAME, struct.pack(">I", len(out)) + b"".join(text(name) + text(b"-rw") + attributes(found) for name, found in out)
+    return NAME, struct.pack(">I", len(out)) + b"".join(
+        text(name) + text(b"-rw") + attributes(found) for name, found in out
+    )
 
 
 def renamed(body: bytes) -> tuple[int, bytes]:
@@ -156,7 +194,9 @@ def extended(body: bytes) -> tuple[int, bytes]:
         os.fsync(fd)
         return status(0)
     if name == b"statvfs@openssh.com":
-        return EXTENDED_REPLY, struct.pack(">11Q", 4096, 4096, 100, 0, 0 if "full" in FAULTS else 1 << 30, 100, 9, 9, 0, 0, 255)
+        return EXTENDED_REPLY, struct.pack(
+            ">11Q", 4096, 4096, 100, 0, 0 if "full" in FAULTS else 1 << 30, 100, 9, 9, 0, 0, 255
+        )
     if name == b"limits@openssh.com":
         size = int(VALUES.get("limits", 0))
         return EXTENDED_REPLY, struct.pack(">4Q", 0, size, size, 0)
@@ -188,7 +228,13 @@ ACTS: dict[int, Callable[[bytes], tuple[int, bytes]]] = {
 
 
 def log(kind: int, body: bytes) -> None:
-    said = {6: "write", 13: "remove", 14: "mkdir", 18: "rename", EXTENDED: take(body)[0].decode().partition("@")[0]}.get(kind, "")
+    said = {
+        6: "write",
+        13: "remove",
+        14: "mkdir",
+        18: "rename",
+        EXTENDED: take(body)[0].decode().partition("@")[0],
+    }.get(kind, "")
     subject = os.path.basename(take(body)[0]).decode("utf-8", "replace") if kind in (13, 14) else ""
     if said == "fsync":
         subject = os.path.basename(os.readlink(f"/proc/self/fd/{FILES[take(take(body)[1])[0]]}"))
@@ -259,7 +305,12 @@ def mutated(chance: random.Random, kind: int, body: bytes) -> tuple[int, bytes]:
     return chance.choice(
         [
             (kind, body[:at]),
-            (kind, body[:at] + chance.choice([b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", bytes(4)]) + body[at + 4 :]),
+            (
+                kind,
+                body[:at]
+                + chance.choice([b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", bytes(4)])
+                + body[at + 4 :],
+            ),
             (kind, body[:at] + chance.randbytes(chance.randrange(40)) + body[at:]),
             (chance.choice([STATUS, HANDLE, DATA, NAME, ATTRS, EXTENDED_REPLY, 0, 255]), body),
             (STATUS, struct.pack(">I", chance.choice([0, 1, 2, 3, 4, 8, 99, 1 << 31]))),
@@ -278,7 +329,9 @@ def main() -> None:
     if "chatty" in FAULTS:
         send(b"Welcome to this machine!\n")
     received(9)
-    offered = b"" if "plain" in FAULTS else b"".join(text(name.encode()) + text(b"1") for name in OFFERED)
+    offered = (
+        b"" if "plain" in FAULTS else b"".join(text(name.encode()) + text(b"1") for name in OFFERED)
+    )
     say(b"\2" + struct.pack(">I", 2 if "old" in FAULTS else 3) + offered)
     while True:
         waiting = [request()]

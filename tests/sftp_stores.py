@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.sftp.connection import Address, parse_address
-from ckptsync.stores.sftp.files import ServerFiles, Sessions
+from ckptsync.stores.sftp.server_files import ServerFiles, Sessions
 from ckptsync.stores.sftp.store import SftpStore
 from ckptsync.stores.urls import Remote
 from tests.sshd import sshd
@@ -26,10 +26,13 @@ process.stdin.close()
 process.wait()
 """
 SOON = Limits(patience=5.0, stall=5.0)
-AT_ONCE = Limits(patience=0.0, stall=30.0)  # a busy machine may be slow to begin; nothing is lost on the way
+# a busy machine may be slow to begin; nothing is lost on the way
+AT_ONCE = Limits(patience=0.0, stall=30.0)
 
 
-def over_ssh(path: Path, limits: Limits = SOON, options: Mapping[str, object] | None = None) -> SftpStore:
+def over_ssh(
+    path: Path, limits: Limits = SOON, options: Mapping[str, object] | None = None
+) -> SftpStore:
     """A store in a directory, which the tests' own sshd serves."""
     server = sshd()
     return SftpStore(remote(server.url(path)), {**server.options, **(options or {})}, limits)

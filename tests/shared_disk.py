@@ -1,4 +1,6 @@
-"""Storing on the trainer's own file system, where files may share their bytes: run by `tests/stores/test_posix_shared.py`, where one is mounted."""
+"""Storing on the trainer's own file system, where files may share their bytes: run by
+`tests/stores/test_posix_mounted.py`, where one is mounted.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ from ckptsync.errors import Incomplete
 from ckptsync.stores.contract import read_all
 from ckptsync.stores.posix.store import PosixStore
 from ckptsync.walk import walk
-from ckptsync.worker.content import Source
-from ckptsync.worker.snapshot import Held
+from ckptsync.worker.snapshot import LocalFile
+from ckptsync.worker.upload_sources import UploadSource
 from tests.store_contract import names
 
 MOUNTED = os.environ.get("CKPTSYNC_TEST_MOUNTED", "")
@@ -33,8 +35,10 @@ def home() -> Iterator[Path]:
     shutil.rmtree(found)
 
 
-def source(home: Path) -> Source:
-    return Source(Held(walk(home / "output").files[0], home / "output", is_pinned=False), "n0")
+def source(home: Path) -> UploadSource:
+    return UploadSource(
+        LocalFile(walk(home / "output").files[0], home / "output", is_pinned=False), "n0"
+    )
 
 
 def store_it(home: Path) -> PosixStore:

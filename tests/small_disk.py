@@ -1,4 +1,6 @@
-"""The conformance suite, and what a disk that fills up adds to it: run by `tests/stores/test_posix_full.py`, where such a disk is mounted."""
+"""The conformance suite, and what a disk that fills up adds to it: run by
+`tests/stores/test_posix_mounted.py`, where such a disk is mounted.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ def test_a_write_that_does_not_fit_leaves_what_was_there_and_succeeds_once_there
     put: Put = getattr(store, method)
     kept = fill(store)
     before = free(store)
-    with pytest.raises(StoreError, match=f"run/big: no space left on device, in the store {store.root}") as caught:
+    with pytest.raises(
+        StoreError, match=f"run/big: no space left on device, in the store {store.root}"
+    ) as caught:
         put("run/big", megabytes(16), about)
     assert (type(caught.value), "make room" in caught.value.hint) == (StoreError, True)
     assert free(store) == before, "what did not fit still takes up room"
@@ -101,7 +105,10 @@ def test_on_a_full_disk_everything_can_still_be_read_listed_and_deleted(store: P
 def test_a_disk_that_is_filled_by_somebody_else_between_two_chunks(store: PosixStore) -> None:
     def chunks() -> Iterator[Chunk]:
         yield b"x" * (1 << 20)
-        with Path(MOUNTED, "ballast").open("wb", buffering=0) as ballast, contextlib.suppress(OSError):
+        with (
+            Path(MOUNTED, "ballast").open("wb", buffering=0) as ballast,
+            contextlib.suppress(OSError),
+        ):
             while True:
                 ballast.write(bytes(1 << 20))
         yield b"y" * (1 << 20)

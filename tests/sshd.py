@@ -1,4 +1,6 @@
-"""An OpenSSH server for tests: on loopback, without privileges, with keys of its own; it ends when this process does.
+"""An OpenSSH server for tests: on loopback, without privileges, with keys of its own.
+
+It ends when this process does.
 
 server = sshd()  # one for the whole test process; skips the test where no sshd is installed
 store = open_store(server.url(tmp_path), server.options)
@@ -26,7 +28,8 @@ import pytest
 NEEDED = "CKPTSYNC_TEST_SSHD"  # set to 1, a missing sshd fails the tests instead of skipping them
 _LOCAL = Path(sys.prefix, "sshd")  # where tests/get_sshd.sh unpacks one
 _TRIES = 5
-# The shell outlives nobody: its standard input ends when whoever started it does, however that happens.
+# The shell outlives nobody: its standard input ends when whoever started it does, however that
+# happens.
 _UNTIL_EOF = 'sshd=$1; shift; "$sshd" "$@" & read -r _; kill $! 2>/dev/null; wait'
 
 
@@ -36,7 +39,11 @@ class Sshd:
     def __init__(self, more: str = "") -> None:
         self.user = getpass.getuser()
         self.dir = Path(tempfile.mkdtemp(prefix="ckptsync-sshd-"))
-        self.key, self.known_hosts, self.log = self.dir / "user_key", self.dir / "known_hosts", self.dir / "log"
+        self.key, self.known_hosts, self.log = (
+            self.dir / "user_key",
+            self.dir / "known_hosts",
+            self.dir / "log",
+        )
         self._more = more
         self._host_key = self.dir / "host_key"
         for key in (self.key, self._host_key):
@@ -49,7 +56,11 @@ class Sshd:
     @property
     def options(self) -> Mapping[str, object]:
         """The storage_options that let this user in, and nothing of what ~/.ssh says."""
-        return {"key_filename": str(self.key), "known_hosts": str(self.known_hosts), "config": "none"}
+        return {
+            "key_filename": str(self.key),
+            "known_hosts": str(self.known_hosts),
+            "config": "none",
+        }
 
     def url(self, path: str | os.PathLike[str]) -> str:
         """Of an absolute path."""
@@ -103,12 +114,17 @@ KbdInteractiveAuthentication no
 MaxStartups 200
 """ + ("" if "Subsystem" in self._more else "Subsystem sftp internal-sftp\n")
         config = self.dir / "sshd_config"
-        config.write_text(self._more + "\nPerSourcePenalties no\n" + lines)  # the first word on a subject counts
-        if subprocess.run([program, "-t", "-f", config], env=environment, capture_output=True, check=False).returncode:
+        # the first word on a subject counts
+        config.write_text(self._more + "\nPerSourcePenalties no\n" + lines)
+        if subprocess.run(
+            [program, "-t", "-f", config], env=environment, capture_output=True, check=False
+        ).returncode:
             config.write_text(self._more + "\n" + lines)  # before OpenSSH 9.8
         with self.log.open("wb") as log:
             command = ["sh", "-c", _UNTIL_EOF, "sh", program, "-D", "-e", "-f", str(config)]
-            return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=log, stderr=log)
+            return subprocess.Popen(
+                command, env=environment, stdin=subprocess.PIPE, stdout=log, stderr=log
+            )
 
 
 @functools.cache
@@ -147,21 +163,32 @@ def _program() -> tuple[str, dict[str, str]]:
     for found in ("/usr/sbin/sshd", shutil.which("sshd") or "", "/usr/local/sbin/sshd"):
         if found and os.access(found, os.X_OK):
             if os.getuid() == 0:
-                Path("/run/sshd").mkdir(exist_ok=True)  # started by root it wants to give up its privileges there
+                # started by root it wants to give up its privileges there
+                Path("/run/sshd").mkdir(exist_ok=True)
             return str(found), dict(os.environ)
     unpacked = _LOCAL / "usr/sbin/sshd"
-    libraries = ":".join(map(str, [*_LOCAL.glob("usr/lib/*-linux-*"), *_LOCAL.glob("lib/*-linux-*")]))
-    return (str(unpacked) if unpacked.exists() else ""), {**os.environ, "LD_LIBRARY_PATH": libraries}
+    libraries = ":".join(
+        map(str, [*_LOCAL.glob("usr/lib/*-linux-*"), *_LOCAL.glob("lib/*-linux-*")])
+    )
+    return (str(unpacked) if unpacked.exists() else ""), {
+        **os.environ,
+        "LD_LIBRARY_PATH": libraries,
+    }
 
 
 def _below(pid: int) -> list[int]:
     """The children of a process, and theirs."""
-    said = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False).stdout
+    said = subprocess.run(
+        ["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False
+    ).stdout
     return [found for child in map(int, said.split()) for found in (child, *_below(child))]
 
 
 def _keygen(path: Path) -> None:
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "ckptsync-test", "-f", path], check=True)
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "ckptsync-test", "-f", path],
+        check=True,
+    )
 
 
 def _free_port() -> int:
@@ -171,7 +198,7 @@ def _free_port() -> int:
 
 
 def _answers(port: int, process: subprocess.Popen[bytes]) -> bool:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline and process.poll() is None:
         with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1) as s:
             return s.recv(4) == b"SSH-"
@@ -182,4 +209,4 @@ def _answers(port: int, process: subprocess.Popen[bytes]) -> bool:
 def _ended(process: subprocess.Popen[bytes]) -> None:
     assert process.stdin is not None
     process.stdin.close()
-    process.wait(10)
+    process.wait(60)

@@ -1,6 +1,9 @@
-"""What every store must do, as tests.  A store's own test file says ``class TestMine(StoreContract)`` and gives two fixtures.
+"""What every store must do, as tests.
 
-``store`` is an empty store; ``again`` a second object on the same place, as another process would have it.
+A store's own test file says ``class TestMine(StoreContract)`` and gives two fixtures.
+
+``store`` is an empty store; ``again`` a second object on the same place, as another process would
+have it.
 """
 
 from __future__ import annotations
@@ -18,7 +21,23 @@ from ckptsync.stores.contract import Chunk, Store, read_all
 from ckptsync.stores.stream import read_ahead
 from tests.dying import Crash, Dying
 
-HOSTILE = ["", ".", "..", "/", "/etc/passwd", "a/../b", "../a", "a/..", "a//b", "a/", "./a", "a\\b", "a\nb", "a\0b", "x" * 256]
+HOSTILE = [
+    "",
+    ".",
+    "..",
+    "/",
+    "/etc/passwd",
+    "a/../b",
+    "../a",
+    "a/..",
+    "a//b",
+    "a/",
+    "./a",
+    "a\\b",
+    "a\nb",
+    "a\0b",
+    "x" * 256,
+]
 
 
 def names(store: Store, prefix: str = "") -> list[str]:
@@ -42,7 +61,9 @@ class StoreContract:
             store.write(f"w{n}", chunks)
             store.create(f"c{n}", chunks)
             store.read_into(f"w{n}", 0, memoryview(bytearray(0)))
-        assert [(e.name, e.size) for e in store.names("")] == [(name, 0) for name in ("c0", "c1", "c2", "w0", "w1", "w2")]
+        assert [(e.name, e.size) for e in store.names("")] == [
+            (name, 0) for name in ("c0", "c1", "c2", "w0", "w1", "w2")
+        ]
 
     def test_names_are_sorted_as_whole_paths(self, store: Store) -> None:
         wanted = ["a-b", "a.b/x", "a/b", "a/b.c", "a/b/", "ab", "b/z/y/x", "b/z0", "ä", "日本/語"]
@@ -67,7 +88,13 @@ class StoreContract:
         assert store.dirs("run/a/") == ["x"]
         assert store.dirs("run/", "a") == ["a", "a.b"]
         assert store.dirs("", "run-") == ["run-2"]
-        assert store.dirs("run/b/") == store.dirs("nowhere/") == store.dirs("c/") == store.dirs("run/", "b") == []
+        assert (
+            store.dirs("run/b/")
+            == store.dirs("nowhere/")
+            == store.dirs("c/")
+            == store.dirs("run/", "b")
+            == []
+        )
 
     def test_directories_of_a_hostile_prefix_are_refused(self, store: Store) -> None:
         with pytest.raises(ValueError, match="slash"):
@@ -75,7 +102,9 @@ class StoreContract:
         with pytest.raises(Corrupt):
             store.dirs("../")
 
-    def test_a_prefix_without_its_slash_is_a_bug_and_a_hostile_one_is_refused(self, store: Store) -> None:
+    def test_a_prefix_without_its_slash_is_a_bug_and_a_hostile_one_is_refused(
+        self, store: Store
+    ) -> None:
         with pytest.raises(ValueError, match="slash"):
             names(store, "run")
         with pytest.raises(Corrupt):
@@ -106,14 +135,18 @@ class StoreContract:
             with pytest.raises(NotFound):
                 store.read_into(name, 0, memoryview(bytearray(1)))
 
-    def test_writing_replaces_also_for_who_has_read_before(self, store: Store, again: Store) -> None:
+    def test_writing_replaces_also_for_who_has_read_before(
+        self, store: Store, again: Store
+    ) -> None:
         store.write("a", [b"old bytes"])
         assert read_all(again, "a") == b"old bytes"
         store.write("a", [b"new"])
         assert read_all(again, "a") == b"new"
         assert read_all(store, "a") == b"new"
 
-    def test_creating_refuses_a_taken_name_and_leaves_it_alone(self, store: Store, again: Store) -> None:
+    def test_creating_refuses_a_taken_name_and_leaves_it_alone(
+        self, store: Store, again: Store
+    ) -> None:
         store.create("run/a", [b"first"])
         for other in (store, again):
             with pytest.raises(Exists, match="run/a"):
@@ -145,7 +178,9 @@ class StoreContract:
         assert content in [b"%d" % n * 1000 for n in range(8)]
         assert names(store) == ["a"]
 
-    def test_deleting_twice_is_no_error_and_frees_the_name(self, store: Store, again: Store) -> None:
+    def test_deleting_twice_is_no_error_and_frees_the_name(
+        self, store: Store, again: Store
+    ) -> None:
         store.write("run/a", [b"x"])
         assert read_all(again, "run/a") == b"x"
         store.delete("run/a")

@@ -8,12 +8,13 @@ from contextlib import closing
 import pytest
 
 from tests.campaigns import doctor
-from tests.campaigns.doctor_faults import FAULTS, Planted, library
+from tests.campaigns.doctor_faults import FAULTS, library
 from tests.campaigns.doctor_sound import SOUND
 from tests.campaigns.nodes import Network, can_isolate
 from tests.doctor.test_documents import kinds_of_the_code
 
-# What this machine has not got, and tests of their own plant: rights of a server's users, adapters for RDMA, what a heart says.
+# What this machine has not got, and tests of their own plant: rights of a server's users, adapters
+# for RDMA, what a heart says.
 ELSEWHERE = {
     "memlock",
     "store-create-again",
@@ -51,8 +52,3 @@ def test_what_is_missed_and_what_is_made_up_are_told(network: Network) -> None:
     missed, made_up = doctor.judged(found, network)
     assert missed == "MISSED clock"
     assert made_up.startswith("MADE UP versions-differ")
-
-
-def test_what_cannot_be_planted_here_is_left_out_with_a_reason() -> None:
-    assert Planted(frozenset()).missing() == ""
-    assert all(isinstance(one.missing(), str) for one in FAULTS.values())

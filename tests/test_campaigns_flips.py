@@ -1,4 +1,7 @@
-"""Each kind of damage is found in a real store, and the campaign sees what is not found.  `make flips` tries ten thousand."""
+"""Each kind of damage is found in a real store, and the campaign sees what is not found.
+
+`make flips` tries ten thousand.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,9 @@ def harms(patient: Patient) -> Iterator[Harm]:
 
 
 def test_all_is_found_and_nothing_made_up(patient: Patient) -> None:
-    assert [(harm.kind if harm else "", text) for harm, text in suffered(patient, harms(patient))] == []
+    assert [
+        (harm.kind if harm else "", text) for harm, text in suffered(patient, harms(patient))
+    ] == []
 
 
 def test_both_shards_and_the_consolidated_model_are_damaged(patient: Patient) -> None:
@@ -46,5 +51,8 @@ def test_the_campaign_fails_where_damage_is_not_found_or_is_made_up(patient: Pat
 
 
 def test_as_a_program_it_says_what_it_did(capsys: pytest.CaptureFixture[str]) -> None:
-    assert flips.main(["--flips", "1", "--pages", "1", "--others", "1", "--clean", "1", "--seed", "5"]) == 0
+    assert (
+        flips.main(["--flips", "1", "--pages", "1", "--others", "1", "--clean", "1", "--seed", "5"])
+        == 0
+    )
     assert "1 clean: 0 wrong" in capsys.readouterr().out

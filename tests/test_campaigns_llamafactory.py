@@ -7,13 +7,17 @@ from pathlib import Path
 import pytest
 
 from ckptsync.stores.opening import create_store
-from ckptsync.worker.push import push_now
 from tests.campaigns import llamafactory
 from tests.campaigns.llamafactory_runs import Bench, Run, can_train, default_python
+from tests.workers import push_now
 
 PYTHON = default_python()
 PLAIN, RUN = Run("single", "sft", ""), Run("single", "sft", "autoload")
-STATE = {"global_step": 1, "max_steps": 2, "log_history": [{"step": 1, "loss": 2.5}, {"train_runtime": 3.0}]}
+STATE = {
+    "global_step": 1,
+    "max_steps": 2,
+    "log_history": [{"step": 1, "loss": 2.5}, {"train_runtime": 3.0}],
+}
 
 
 def model(text: str) -> bytes:
@@ -51,7 +55,9 @@ def test_a_training_that_left_all_as_without_us_is_right(bench: Bench) -> None:
 
 
 def test_a_flipped_bit_in_the_store_is_seen(bench: Bench) -> None:
-    (bench.store(RUN) / "out" / "checkpoint-1" / "model.safetensors").write_bytes(model("checkpoint-0"))
+    (bench.store(RUN) / "out" / "checkpoint-1" / "model.safetensors").write_bytes(
+        model("checkpoint-0")
+    )
     assert wrong(bench) == ["checkpoint-1/model.safetensors: not the bytes of the reference"]
 
 
@@ -60,7 +66,9 @@ def test_other_losses_are_seen_and_another_runtime_is_not(bench: Bench) -> None:
     path.write_text(path.read_text().replace("3.0", "4.0"))
     assert wrong(bench) == []
     path.write_text(path.read_text().replace("2.5", "2.25"))
-    assert wrong(bench) == ["checkpoint-2/trainer_state.json: on the disk it is another one than without us"]
+    assert wrong(bench) == [
+        "checkpoint-2/trainer_state.json: on the disk it is another one than without us"
+    ]
 
 
 def test_files_that_lack_or_are_too_many_are_seen(bench: Bench) -> None:
@@ -77,12 +85,17 @@ def test_files_that_lack_or_are_too_many_are_seen(bench: Bench) -> None:
 
 def test_a_step_that_is_not_in_the_store_is_missed(bench: Bench) -> None:
     shutil.rmtree(bench.store(RUN))
-    assert wrong(bench) == [f"{location}: not in the store" for location in ("checkpoint-1", "checkpoint-2", "final")]
+    assert wrong(bench) == [
+        f"{location}: not in the store" for location in ("checkpoint-1", "checkpoint-2", "final")
+    ]
 
 
 @pytest.mark.skipif(
-    not can_train(PYTHON, "single"), reason="CKPTSYNC_TEST_LLAMAFACTORY names no Python with LLaMA-Factory, and this one has it not"
+    not can_train(PYTHON, "single"),
+    reason="CKPTSYNC_TEST_LLAMAFACTORY names no Python with LLaMA-Factory, and this one has it not",
 )
-def test_llamafactory_as_it_was_released_trains_with_the_hook_and_nothing_is_lost(tmp_path: Path) -> None:
+def test_llamafactory_as_it_was_released_trains_with_the_hook_and_nothing_is_lost(
+    tmp_path: Path,
+) -> None:
     words = ["--ways", "single", "--hooks", "autoload", "--stages", "sft", "--steps", "2"]
     assert llamafactory.main([*words, "--python", PYTHON, "--home", str(tmp_path)]) == 0

@@ -13,7 +13,9 @@ from tests.campaigns.trapping import can_trap
 
 
 @pytest.mark.skipif(not can_trap(), reason="strace is not installed, or may not trace")
-def test_killed_at_a_system_call_a_pull_leaves_nothing_half_and_the_same_command_goes_on(tmp_path: Path) -> None:
+def test_killed_at_a_system_call_a_pull_leaves_nothing_half_and_the_same_command_goes_on(
+    tmp_path: Path,
+) -> None:
     one = Campaign("posix", tmp_path, random.Random(1))
     one.run(4, random.Random(1))
     assert one.wrong == []
@@ -29,4 +31,7 @@ def test_the_campaign_sees_what_is_half_there_late_or_left(tmp_path: Path) -> No
     (destination / ".hidden").mkdir()
     told = list(one.left(destination))
     assert told[0] == f"{CHECKPOINT} is there, and is not what it was"
-    assert told[-2:] == ["latest says 'global_step'", f"there are {['.hidden', CHECKPOINT, 'latest']}"]
+    assert told[-2:] == [
+        "latest says 'global_step'",
+        f"there are {['.hidden', CHECKPOINT, 'latest']}",
+    ]

@@ -1,4 +1,6 @@
-"""The campaigns with trainers, real and replayed, in short: `make campaign-trainers` and `make campaign-hostile` are the long ones."""
+"""The campaigns with trainers, real and replayed, in short: `make campaign-trainers` and `make
+campaign-hostile` are the long ones.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +22,26 @@ from tests.campaigns.two_nodes import NODES, START, Job, TwoNodes, can_train, de
 PYTHON = default_python()
 NEEDS_TRAINER = pytest.mark.skipif(
     not can_train(PYTHON),
-    reason="CKPTSYNC_TEST_TRAINER names no Python with transformers and accelerate, and this one has them not",
+    reason=(
+        "CKPTSYNC_TEST_TRAINER names no Python with transformers and accelerate, and this one has"
+        " them not"
+    ),
 )
-NEEDS_ISOLATION = pytest.mark.skipif(not can_isolate(), reason="only root may make network namespaces")
+NEEDS_ISOLATION = pytest.mark.skipif(
+    not can_isolate(), reason="only root may make network namespaces"
+)
 
 
 @NEEDS_TRAINER
-def test_every_step_of_a_training_on_two_nodes_is_in_the_store_as_the_framework_gathered_it(tmp_path: Path) -> None:
+def test_every_step_of_a_training_on_two_nodes_is_in_the_store_as_the_framework_gathered_it(
+    tmp_path: Path,
+) -> None:
     job = Job("run", "ddp", hook=True, steps=3, ranks=1)
     with ExitStack() as stack:
         network = stack.enter_context(closing(Network(NODES))) if can_isolate() else None
-        nodes = stack.enter_context(closing(TwoNodes(tmp_path, "posix", PYTHON, {"quiet": "1s"}, network)))
+        nodes = stack.enter_context(
+            closing(TwoNodes(tmp_path, "posix", PYTHON, {"quiet": "1s"}, network))
+        )
         for n in range(NODES):
             nodes.begin(n)
         with nodes.training(job) as trainers:
@@ -77,22 +88,36 @@ def test_a_worker_is_asked_for_what_it_could_see(tmp_path: Path) -> None:
     assert [longest(lives, begin, 20.0) for begin in (0.0, 13.0, 19.0)] == [2.0, 2.0, 1.0]
     assert longest([], 0.0, 9.0) == 0.0
     mortal = Mortal(
-        tmp_path, "n", {"node": "n", "roles": ["worker"], "store": {"url": str(tmp_path / "none")}, "worker": {"runs": []}}
+        tmp_path,
+        "n",
+        {
+            "node": "n",
+            "roles": ["worker"],
+            "store": {"url": str(tmp_path / "none")},
+            "worker": {"runs": []},
+        },
     )
-    mortal.log.write_text('{"time": "2026-11-21T16:00:00Z", "message": "phase=started node=n"}\n{"torn')
+    mortal.log.write_text(
+        '{"time": "2026-11-21T16:00:00Z", "message": "phase=started node=n"}\n{"torn'
+    )
     assert mortal.at_work() == []
 
 
 @NEEDS_ISOLATION
 def test_a_node_that_is_cut_off_reaches_the_hub_no_more_until_it_is_mended() -> None:
     with closing(Network(NODES)) as network, closing(network.hub.listener()) as listener:
-        ask = f"import socket; socket.create_connection(({network.address!r}, {listener.getsockname()[1]}), 1)"
+        ask = (
+            f"import socket; socket.create_connection(({network.address!r},"
+            f" {listener.getsockname()[1]}), 1)"
+        )
         answers = []
         for change in (lambda n: None, network.cut, network.mend):
             change(0)
             answers.append(
                 [
-                    subprocess.run(node.within(sys.executable, "-c", ask), capture_output=True, check=False).returncode
+                    subprocess.run(
+                        node.within(sys.executable, "-c", ask), capture_output=True, check=False
+                    ).returncode
                     for node in network.nodes
                 ]
             )

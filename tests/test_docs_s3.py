@@ -1,4 +1,6 @@
-"""docs/s3.md: its configurations load, its options are the ones that are known, its files are there."""
+"""docs/s3.md: its configurations load, its options are the ones that are known, its files are
+there.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import pytest
 import yaml
 
 from ckptsync.config.schema import KEYS
-from ckptsync.stores.s3.client import Access
+from ckptsync.stores.s3.client import BucketAccess
 from ckptsync.stores.sftp.connection import OPTIONS as SFTP_OPTIONS
 from ckptsync.stores.urls import Remote, located
 
@@ -25,17 +27,20 @@ OPTIONS = [
 @pytest.fixture(autouse=True)
 def _known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "config").write_text(
-        "[profile training]\naws_access_key_id = a\naws_secret_access_key = b\nregion = eu-central-1\n"
+        "[profile training]\n"
+        "aws_access_key_id = a\n"
+        "aws_secret_access_key = b\n"
+        "region = eu-central-1\n"
     )
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "x")
 
 
-def reached(url: str, options: object) -> Access:
+def reached(url: str, options: object) -> BucketAccess:
     place = located(url)
     assert isinstance(place, Remote)
-    return Access(place, KEYS["store.options"].read(options))
+    return BucketAccess(place, KEYS["store.options"].read(options))
 
 
 @pytest.mark.parametrize("text", CONFIGURATIONS)
@@ -51,7 +56,7 @@ def test_the_table_has_options() -> None:
 
 @pytest.mark.parametrize("option", [o for o in OPTIONS if "…" not in o])
 def test_an_option_of_the_table_is_taken(option: str) -> None:
-    assert reached("s3://bucket/checkpoints", yaml.safe_load(option)).root
+    assert reached("s3://bucket/checkpoints", yaml.safe_load(option)).bucket
 
 
 def test_the_options_of_ssh_are_those_that_are_known() -> None:

@@ -4,12 +4,10 @@ import dataclasses
 
 import pytest
 
-from ckptsync.records.join import Join
-from ckptsync.records.keep import Keep
 from ckptsync.records.manifest import FileEntry, Manifest
 from ckptsync.records.model_record import ModelFile, ModelRecord, ModelTensor
-from ckptsync.records.report import Finding, Report
-from ckptsync.records.tombstone import Tombstone
+from ckptsync.records.report import Report, VerifyFinding
+from ckptsync.records.tombstone_keep_join import Join, Keep, Tombstone
 from tests.listing import DOCUMENT, document
 
 
@@ -19,7 +17,19 @@ def test_the_listing_is_what_the_code_makes() -> None:
 
 
 @pytest.mark.parametrize(
-    "record", [Manifest, FileEntry, ModelRecord, ModelFile, ModelTensor, Report, Finding, Tombstone, Keep, Join]
+    "record",
+    [
+        Manifest,
+        FileEntry,
+        ModelRecord,
+        ModelFile,
+        ModelTensor,
+        Report,
+        VerifyFinding,
+        Tombstone,
+        Keep,
+        Join,
+    ],
 )
 def test_every_field_of_a_record_is_described(record: type) -> None:
     fields = {f.name for f in dataclasses.fields(record)}

@@ -12,7 +12,24 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from tests.fault_proxy import HttpProxy, TcpProxy
-from tests.faults import CUT, DOWN, END, HEADLESS, STALL, TRICKLE, UP, Answer, Break, Delay, Fault, Request, always, often, once
+from tests.faults import (
+    CUT,
+    DOWN,
+    END,
+    HEADLESS,
+    STALL,
+    TRICKLE,
+    UP,
+    Answer,
+    Break,
+    Delay,
+    Fault,
+    Request,
+    always,
+    often,
+    once,
+)
+from tests.ticks import until
 from tests.weed import weed
 
 BODY = b"0123456789" * 20_000
@@ -63,7 +80,9 @@ class _Keeps(BaseHTTPRequestHandler):
 @pytest.fixture
 def server() -> Iterator[Remembering]:
     with Remembering() as one:
-        threading.Thread(target=one.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        threading.Thread(
+            target=one.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+        ).start()
         yield one
         one.shutdown()
 
@@ -76,17 +95,21 @@ def proxy(server: Remembering) -> Iterator[HttpProxy]:
 
 @pytest.fixture
 def client(proxy: HttpProxy) -> Iterator[http.client.HTTPConnection]:
-    with closing(http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=0.3)) as one:
+    with closing(http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=60)) as one:
         yield one
 
 
-def asked(client: http.client.HTTPConnection, method: str, path: str = "/b/k", body: bytes = b"") -> tuple[int, bytes]:
+def asked(
+    client: http.client.HTTPConnection, method: str, path: str = "/b/k", body: bytes = b""
+) -> tuple[int, bytes]:
     client.request(method, path, body or None)
     response = client.getresponse()
     return response.status, response.read()
 
 
-def test_without_a_fault_everything_passes_over_one_connection(client: http.client.HTTPConnection, proxy: HttpProxy) -> None:
+def test_without_a_fault_everything_passes_over_one_connection(
+    client: http.client.HTTPConnection, proxy: HttpProxy
+) -> None:
     for path in ("/b/k", "/b/chunked"):
         assert asked(client, "GET", path) == (200, BODY)
         assert asked(client, "HEAD", path) == (200, b"")
@@ -110,32 +133,50 @@ def test_without_a_fault_everything_passes_over_one_connection(client: http.clie
     ],
 )
 def test_a_break_is_what_it_says_and_tells_whether_the_server_has_it(
-    client: http.client.HTTPConnection, proxy: HttpProxy, server: Remembering, fault: Break, seen: type[Exception]
+    client: http.client.HTTPConnection,
+    proxy: HttpProxy,
+    server: Remembering,
+    fault: Break,
+    seen: type[Exception],
 ) -> None:
     proxy.plan = once("PutObject", fault)
+    client.timeout = 1 if fault.how == STALL else 60
     with pytest.raises(seen):
         asked(client, "PUT", body=BODY)
-    assert len(server.got) == (fault.side == DOWN)
-    assert proxy.faults == [("PutObject", fault)]
     client.close()
+    client.timeout = 60
+    assert proxy.faults == [("PutObject", fault)]
+    assert until(lambda: len(server.got) == (fault.side == DOWN))
     assert asked(client, "PUT", body=BODY) == (200, b"ok")
 
 
-@pytest.mark.parametrize(("how", "seen"), [(CUT, ConnectionResetError), (END, http.client.IncompleteRead), (STALL, TimeoutError)])
+@pytest.mark.parametrize(
+    ("how", "seen"),
+    [(CUT, ConnectionResetError), (END, http.client.IncompleteRead), (STALL, TimeoutError)],
+)
 @pytest.mark.parametrize("after", [0, 1, 99_999])
 def test_a_response_is_broken_after_so_many_bytes_under_its_full_length(
-    client: http.client.HTTPConnection, proxy: HttpProxy, how: str, seen: type[Exception], after: int
+    client: http.client.HTTPConnection,
+    proxy: HttpProxy,
+    how: str,
+    seen: type[Exception],
+    after: int,
 ) -> None:
     proxy.plan = once("GetObject", Break(DOWN, how, after))
     client.request("GET", "/b/k")
     response = client.getresponse()
     assert response.length == len(BODY)
+    assert client.sock
+    client.sock.settimeout(1 if how == STALL else 60)
     with pytest.raises(seen):
         response.read()
     assert proxy.bytes["GetObject down"] == after
 
 
-@pytest.mark.parametrize("answer", [Answer(s, "SlowDown", is_done=done) for s in (200, 500, 503) for done in (False, True)])
+@pytest.mark.parametrize(
+    "answer",
+    [Answer(s, "SlowDown", is_done=done) for s in (200, 500, 503) for done in (False, True)],
+)
 def test_an_answer_is_an_error_of_s3_and_the_connection_goes_on(
     client: http.client.HTTPConnection, proxy: HttpProxy, server: Remembering, answer: Answer
 ) -> None:
@@ -147,28 +188,41 @@ def test_an_answer_is_an_error_of_s3_and_the_connection_goes_on(
     assert server.got == ([b"1", b"2", b"3"] if answer.is_done else [b"1", b"3"])
 
 
-@pytest.mark.parametrize("fault", [Break(UP, TRICKLE, 5000), Break(DOWN, TRICKLE, 5000), Delay(0.1)])
-def test_what_is_slow_comes_whole(client: http.client.HTTPConnection, proxy: HttpProxy, server: Remembering, fault: Fault) -> None:
+@pytest.mark.parametrize(
+    "fault", [Break(UP, TRICKLE, 5000), Break(DOWN, TRICKLE, 5000), Delay(0.1)]
+)
+def test_what_is_slow_comes_whole(
+    client: http.client.HTTPConnection, proxy: HttpProxy, server: Remembering, fault: Fault
+) -> None:
     proxy.plan = always("", fault)
     assert asked(client, "PUT", body=BODY[:9000]) == (200, b"ok")
     assert server.got == [BODY[:9000]]
     assert asked(client, "GET") == (200, BODY)
 
 
-@pytest.mark.parametrize(("how", "seen"), [(CUT, ConnectionResetError), (END, None), (STALL, TimeoutError)])
+@pytest.mark.parametrize(
+    ("how", "seen"), [(CUT, ConnectionResetError), (END, None), (STALL, TimeoutError)]
+)
 @pytest.mark.parametrize("side", [UP, DOWN])
-def test_a_connection_is_broken_after_so_many_bytes(how: str, seen: type[Exception] | None, side: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server, closing(TcpProxy(server.getsockname())) as proxy:
+def test_a_connection_is_broken_after_so_many_bytes(
+    how: str, seen: type[Exception] | None, side: str
+) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        closing(TcpProxy(server.getsockname())) as proxy,
+    ):
         proxy.plan = once("connection", Break(side, how, 10))
         ends = [socket.create_connection(("127.0.0.1", proxy.port), 5), server.accept()[0]]
         source, sink = ends if side == UP else ends[::-1]
-        sink.settimeout(0.3)
+        sink.settimeout(1 if how == STALL else 60)
         source.sendall(BODY[:11])
         got = b""
         with pytest.raises(seen) if seen else closing(source):
             while piece := sink.recv(100):
                 got += piece
-        assert got == BODY[:10] or (how == CUT and BODY[:10].startswith(got)), "a reset may overtake what was sent"
+        assert got == BODY[:10] or (how == CUT and BODY[:10].startswith(got)), (
+            "a reset may overtake what was sent"
+        )
         assert proxy.bytes[side] == 10
         for end in ends:
             end.close()
@@ -197,9 +251,19 @@ def test_signatures_hold_and_requests_have_s3s_names() -> None:
         etag = client.upload_part(**upload, PartNumber=1, Body=BODY)["ETag"]
         client.list_parts(**upload)
         client.list_multipart_uploads(Bucket=bucket)
-        client.complete_multipart_upload(**upload, MultipartUpload={"Parts": [{"PartNumber": 1, "ETag": etag}]})
+        client.complete_multipart_upload(
+            **upload, MultipartUpload={"Parts": [{"PartNumber": 1, "ETag": etag}]}
+        )
         client.list_objects_v2(Bucket=bucket)
         client.delete_object(Bucket=bucket, Key="a")
-    wanted = ["PutObject", "GetObject", "HeadObject", "CopyObject", "CreateMultipartUpload", "UploadPart", "ListParts"]
+    wanted = [
+        "PutObject",
+        "GetObject",
+        "HeadObject",
+        "CopyObject",
+        "CreateMultipartUpload",
+        "UploadPart",
+        "ListParts",
+    ]
     wanted += ["ListMultipartUploads", "CompleteMultipartUpload", "ListObjectsV2", "DeleteObject"]
     assert proxy.requests == dict.fromkeys(wanted, 1)

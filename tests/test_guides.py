@@ -1,4 +1,6 @@
-"""The guides and both READMEs: every command is one, every configuration loads, every link leads somewhere, and what can be run is run."""
+"""The guides and both READMEs: every command is one, every configuration loads, every link leads
+somewhere, and what can be run is run.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,17 @@ def name(value: object) -> str:
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name)
 def test_a_comment_says_of_every_block_what_it_is(path: Path) -> None:
     unknown = [
-        b.line for b in blocks(path.read_text()) if b.mark not in MARKS or (b.mark in ("file", "until", "not run") and not b.about)
+        b.line
+        for b in blocks(path.read_text())
+        if b.mark not in MARKS or (b.mark in ("file", "until", "not run") and not b.about)
     ]
     assert unknown == []
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name)
-def test_every_command_of_ours_is_one_that_the_command_line_takes(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_of_ours_is_one_that_the_command_line_takes(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     found = commands(path.read_text())
     assert found
     for line in found:
@@ -57,7 +63,11 @@ def test_every_configuration_of_ours_loads(path: Path) -> None:
 @pytest.mark.parametrize("path", GUIDES, ids=name)
 def test_a_file_says_its_name_where_it_is_read(path: Path) -> None:
     """The comment before it is not seen."""
-    assert [b.about for b in blocks(path.read_text()) if b.mark == "file" and not b.text.startswith(f"# {b.about}\n")] == []
+    assert [
+        b.about
+        for b in blocks(path.read_text())
+        if b.mark == "file" and not b.text.startswith(f"# {b.about}\n")
+    ] == []
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name)
@@ -70,7 +80,11 @@ def test_every_script_is_python(path: Path) -> None:
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name)
 def test_every_link_leads_somewhere(path: Path) -> None:
     links = re.findall(r"\]\(([^)]+)\)", path.read_text())
-    lost = [link for link in links if "://" not in link and not (path.parent / link.partition("#")[0]).exists()]
+    lost = [
+        link
+        for link in links
+        if "://" not in link and not (path.parent / link.partition("#")[0]).exists()
+    ]
     assert links
     assert lost == []
 
@@ -117,7 +131,12 @@ def shape(text: str) -> list[str]:
     """Headings, rows of tables, items and steps of a document, as what they are."""
     outside = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
     kinds = {"heading": r"#+ ", "row": r"\|", "item": r"- ", "step": r"\d+\. "}
-    return [kind for line in outside.splitlines() for kind, pattern in kinds.items() if re.match(pattern, line)]
+    return [
+        kind
+        for line in outside.splitlines()
+        for kind, pattern in kinds.items()
+        if re.match(pattern, line)
+    ]
 
 
 def test_both_readmes_have_the_same_sections_tables_and_items() -> None:
@@ -129,7 +148,10 @@ def words_that_stay(text: str) -> list[set[str]]:
     """What no language changes, by section: links, and what stands in code."""
     sections = re.split(r"^## ", text, flags=re.MULTILINE)
     languages = re.compile(r"\[[^]]*\]\(README[^)]*\)")
-    return [{"".join(word) for word in re.findall(r"\]\(([^)]+)\)|`([^`\n]+)`", languages.sub("", s))} for s in sections]
+    return [
+        {"".join(word) for word in re.findall(r"\]\(([^)]+)\)|`([^`\n]+)`", languages.sub("", s))}
+        for s in sections
+    ]
 
 
 def test_both_readmes_name_the_same_files_commands_and_words_in_each_section() -> None:
@@ -142,7 +164,15 @@ def test_both_readmes_name_the_same_files_commands_and_words_in_each_section() -
 def test_the_exit_codes_of_both_readmes_are_those_of_the_errors() -> None:
     from ckptsync import errors
 
-    known = {str(e.exit_code) for e in vars(errors).values() if isinstance(e, type) and issubclass(e, errors.CkptsyncError)}
+    known = {
+        str(e.exit_code)
+        for e in vars(errors).values()
+        if isinstance(e, type) and issubclass(e, errors.CkptsyncError)
+    }
     for path in READMES:
-        codes = {c.strip() for row in re.findall(r"^\| (\d[\d, ]*) \|", path.read_text(), re.MULTILINE) for c in row.split(",")}
+        codes = {
+            c.strip()
+            for row in re.findall(r"^\| (\d[\d, ]*) \|", path.read_text(), re.MULTILINE)
+            for c in row.split(",")
+        }
         assert known <= codes

@@ -1,4 +1,6 @@
-"""Every attack in ``tests/hostile`` ends in one clear error, quickly, in bounded memory, with nothing run and nothing written."""
+"""Every attack in ``tests/hostile`` ends in one clear error, quickly, in bounded memory, with
+nothing run and nothing written.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +17,23 @@ from typing import Any
 
 import pytest
 
-from ckptsync.catalogue.fresh import fresh
+from ckptsync.catalogue.uncached import read_state
 from ckptsync.cli.main import main
-from ckptsync.digest import digest
+from ckptsync.digest import FileDigest, digest
 from ckptsync.doctor.publishing import publish
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete
-from ckptsync.fleet import facts, heartbeat
-from ckptsync.fleet.facts import Facts
-from ckptsync.fleet.heartbeat import Heartbeat
-from ckptsync.layouts import table
-from ckptsync.records.names import STORE_FILE
+from ckptsync.layouts import registry
+from ckptsync.safe_names import STORE_FILE
+from ckptsync.status import heartbeat
+from ckptsync.status.heartbeat import Facts, Heartbeat
+from ckptsync.stores.file_trees import DirectoryFiles
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import open_store
 from ckptsync.stores.posix.store import PosixStore
-from ckptsync.verify.loading import limits, load, loading
-from ckptsync.verify.target import Asked, target, verify
+from ckptsync.verify.expected import directory_file
+from ckptsync.verify.level_load import LOAD_CHILD, LOAD_HINT, load_file
+from ckptsync.verify.loader_process import LoaderProcess
+from ckptsync.verify.verification import VerifyOptions, resolve_target, verify
 from tests.cli_store import make
 from tests.exhaustive import ALL
 from tests.hostile import headers, pickles, records, truncations, zips
@@ -44,7 +48,11 @@ ROOT = Path(__file__).parent.parent
 @pytest.mark.parametrize("kind", ["headers", "names", "pickles", "truncations", "zips"])
 def test_inspect_merge_and_verify_refuse_every_attack(kind: str, tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.hostile.running", str(tmp_path), kind], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "tests.hostile.running", str(tmp_path), kind],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     told = [json.loads(line) for line in done.stdout.splitlines()]
@@ -58,7 +66,9 @@ def _wrong(told: dict[str, Any]) -> str:
         return f"{who}: ran"
     if told["wrote"]:
         return f"{who}: wrote {told['wrote']}"
-    if told["code"] not in told["right"] and not (told["harmless"] and told["code"] in (0, 3, 5, 10)):
+    if told["code"] not in told["right"] and not (
+        told["harmless"] and told["code"] in (0, 3, 5, 10)
+    ):
         return f"{who}: exit code {told['code']}, {told['right']} expected: {told['said']}"
     if told["seconds"] > 2 * SECONDS:  # of CPU; alone it takes a fraction of SECONDS
         return f"{who}: took {told['seconds']:.1f} s"
@@ -70,9 +80,12 @@ def _wrong(told: dict[str, Any]) -> str:
 def test_what_the_attacks_are_wrapped_in_is_read_when_nothing_is_wrong() -> None:
     """So that each attack fails for its own sake."""
     item = pickles.item()
-    for files in ({".metadata": pickles.metadata(len(item)), "__0_0.distcp": item}, {zips.FILE: zips.archive(zips.plain())}):
+    for files in (
+        {".metadata": pickles.metadata(len(item)), "__0_0.distcp": item},
+        {zips.FILE: zips.archive(zips.plain())},
+    ):
         tree = MemoryFiles(files)
-        assert [t.name for t in table.tensors(tree, table.sources(tree)[0])] == ["w"]
+        assert [t.name for t in registry.tensors(tree, registry.sources(tree)[0])] == ["w"]
 
 
 @cache
@@ -101,10 +114,10 @@ def test_a_flipped_bit_in_metadata_never_ends_in_anything_but_an_answer(name: st
 
 
 def _read(files: MemoryFiles) -> None:
-    table.demands(files)
-    found = table.sources(files)
+    registry.demands(files)
+    found = registry.sources(files)
     for source in found:
-        table.tensors(files, source)
+        registry.tensors(files, source)
     if not found:
         raise Incomplete("no source is left")
 
@@ -116,11 +129,15 @@ def _answered(read: Callable[[], None]) -> None:
         assert e.exit_code in (3, 5, 10)  # noqa: PT017 - no error at all is right as well
 
 
-@pytest.mark.parametrize(("kind", "name", "data"), list(records.manifests()), ids=[kind for kind, *_ in records.manifests()])
+@pytest.mark.parametrize(
+    ("kind", "name", "data"),
+    list(records.manifests()),
+    ids=[kind for kind, *_ in records.manifests()],
+)
 def test_a_hostile_manifest_is_damage_and_nothing_else(kind: str, name: str, data: bytes) -> None:
     store = MemoryStore()
     store.write(name, [data])
-    found = fresh(store)
+    found = read_state(store)
     assert found.locations == ()
     assert [(fault.name, type(fault.error)) for fault in found.faults] == [(name, Corrupt)]
 
@@ -131,9 +148,13 @@ def test_a_hostile_manifest_does_not_hide_an_honest_one(tmp_path: Path) -> None:
     arrive(store, WHOLE)
     for _, name, data in list(records.manifests())[:3]:
         store.write(name, [data])
-    (report,) = (one.report for one in verify(target(str(tmp_path)), Asked("parse")))
+    (report,) = (
+        one.report for one in verify(resolve_target(str(tmp_path)), VerifyOptions("parse"))
+    )
     assert report.verdict == "damaged"
-    assert {f.name.partition("/manifest-")[0] for f in report.findings if f.kind == "digest"} == {".ckptsync/checkpoint-4"}
+    assert {f.name.partition("/manifest-")[0] for f in report.findings if f.kind == "digest"} == {
+        ".ckptsync/checkpoint-4"
+    }
 
 
 def test_a_link_in_a_store_is_not_followed(tmp_path: Path) -> None:
@@ -144,20 +165,25 @@ def test_a_link_in_a_store_is_not_followed(tmp_path: Path) -> None:
     model = tmp_path / "store" / "run" / "checkpoint-4" / "model.safetensors"
     model.rename(tmp_path / "outside")
     model.symlink_to(tmp_path / "outside")
-    (report,) = (one.report for one in verify(target(str(tmp_path / "store")), Asked("load")))
-    assert [(f.kind, f.name) for f in report.findings if f.kind == "missing"] == [("missing", "checkpoint-4/model.safetensors")]
+    (report,) = (
+        one.report for one in verify(resolve_target(str(tmp_path / "store")), VerifyOptions("load"))
+    )
+    assert [(f.kind, f.name) for f in report.findings if f.kind == "missing"] == [
+        ("missing", "checkpoint-4/model.safetensors")
+    ]
 
 
 def test_the_loading_child_survives_hostile_headers_and_says_why(tmp_path: Path) -> None:
     kinds = ["hole", "overlap", "behind-the-end", "negative", "offsets-of-2**64", "not-json"]
     attacks = [a for a in headers.attacks("") if a.name in kinds]
     assert len(attacks) == len(kinds)
-    with loading() as child:
+    with LoaderProcess(LOAD_CHILD, LOAD_HINT) as child:
         for attack in attacks:
             (tmp_path / attack.name).mkdir()
             attack.build(tmp_path / attack.name)
-            with (tmp_path / attack.name / headers.FILE).open("rb") as file:
-                assert load(child, file.fileno(), "safetensors", limits(100)).fault, attack.name
+            files = DirectoryFiles(str(tmp_path / attack.name))
+            file = directory_file(headers.FILE, FileDigest(files.sizes()[headers.FILE], "", 0, ()))
+            assert "fault" in load_file(child, files, file, "safetensors"), attack.name
 
 
 @pytest.fixture(scope="module")
@@ -168,18 +194,26 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for node in ("node0", "node1"):
         heart = Heartbeat(node, "i", "m", 1, "1", 1.0, ("worker",), "1", told=time.time())
         heartbeat.write(store, heart)
-        facts.write(store, Facts(node, "h", "m", "u", "022", "1", "3.11", "6"), heart.roles)
+        heartbeat.write_facts(
+            store, Facts(node, "h", "m", "u", "022", "1", "3.11", "6"), heart.roles
+        )
         publish(store, {"node": node, "host": node, "at": time.time()})
     return path
 
 
 HARM: dict[str, Callable[[bytes], bytes]] = {
     "a flipped bit": lambda data: re.sub(
-        rb'":"(.)', lambda found: b'":"' + bytes([found[1][0] | 0x80]), data, count=1, flags=re.DOTALL
+        rb'":"(.)',
+        lambda found: b'":"' + bytes([found[1][0] | 0x80]),
+        data,
+        count=1,
+        flags=re.DOTALL,
     ),
     "text that is not UTF-8": lambda data: data.replace(b'":"', b'":"\xff'),
     "deep": lambda data: b"[" * 200_000,
-    "numbers of 4000 digits": lambda data: re.sub(rb'(?<!format)":[0-9.]+', b'":' + b"9" * 4000, data),
+    "numbers of 4000 digits": lambda data: re.sub(
+        rb'(?<!format)":[0-9.]+', b'":' + b"9" * 4000, data
+    ),
     "cut short": lambda data: data[: len(data) // 2],
 }
 BROKEN = {
@@ -201,7 +235,8 @@ def test_a_broken_file_of_one_node_or_location_hides_no_other(
     url = str(shutil.copytree(told, tmp_path / "store"))
     (broken,) = (tmp_path / "store").glob(BROKEN[kind])
     data = HARM[harm](broken.read_bytes())
-    if kind in ("manifest", "model", "report"):  # as somebody could write it, its digest in its name
+    # as somebody could write it, its digest in its name
+    if kind in ("manifest", "model", "report"):
         broken = broken.rename(broken.with_name(f"{broken.stem[:-16]}{digest(data)[:16]}.json"))
     broken.chmod(0o600)
     broken.write_bytes(data)
@@ -224,8 +259,10 @@ def test_a_broken_file_of_one_node_or_location_hides_no_other(
             assert broken.name.removesuffix(".json") in said.out + said.err
 
 
-def test_a_reason_that_is_no_text_is_recorded_as_well_as_it_can_be(told: Path, tmp_path: Path) -> None:
+def test_a_reason_that_is_no_text_is_recorded_as_well_as_it_can_be(
+    told: Path, tmp_path: Path
+) -> None:
     url = str(shutil.copytree(told, tmp_path / "store"))
     assert main(["keep", "fsdp2/checkpoint-4", "--store", url, "--reason", "a\udcffb"]) == 0
-    (seen,) = (s for s in fresh(open_store(url)).locations if s.run == "fsdp2")
+    (seen,) = (s for s in read_state(open_store(url)).locations if s.run == "fsdp2")
     assert [k.reason for k in seen.records.keeps.values()] == ["a\ufffdb"]

@@ -7,27 +7,38 @@ from pathlib import Path
 import pytest
 import torch
 
-from ckptsync.catalogue.fresh import fresh
-from ckptsync.catalogue.shortened import summary
+from ckptsync.catalogue.location_summary import summarize
+from ckptsync.catalogue.uncached import read_state
 from ckptsync.head.consolidate import HeadOptions
 from ckptsync.records.names import file_name
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.verify.due import Schedule
+from ckptsync.verify.schedule import VerifyPolicy
 from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.worker import Worker
 from tests.filled import flip, read
 from tests.heads import consolidate_due, verify_next
 from tests.torch_files import raw, saved
+from tests.workers import tick
 
 NAME, LOCATION = "epoch=0-step=10.ckpt", "epoch-0-step-10.ckpt"
 WEIGHT = torch.arange(6.0)
-DATA = saved({"epoch": 0, "global_step": 10, "state_dict": {"layer.weight": WEIGHT}, "hyper_parameters": {"data": Path("/data")}})
+DATA = saved(
+    {
+        "epoch": 0,
+        "global_step": 10,
+        "state_dict": {"layer.weight": WEIGHT},
+        "hyper_parameters": {"data": Path("/data")},
+    }
+)
 
 
 def location(store: MemoryStore) -> tuple[str, str]:
     """Its word, and the reason."""
-    found = fresh(store)
-    told = [(s.status, "; ".join(s.evidence)) for s in (summary(seen, found.mtimes) for seen in found.locations)]
+    found = read_state(store)
+    told = [
+        (s.status, "; ".join(s.evidence))
+        for s in (summarize(seen, found.mtimes) for seen in found.locations)
+    ]
     return told[0] if told else ("", "")
 
 
@@ -36,16 +47,18 @@ def worker(out: Path, store: MemoryStore) -> Worker:
 
 
 @pytest.mark.parametrize("size", [0, 2, len(DATA) // 2, len(DATA) - 1])
-def test_what_has_not_its_end_is_never_sent_and_what_has_is_complete(size: int, tmp_path: Path) -> None:
+def test_what_has_not_its_end_is_never_sent_and_what_has_is_complete(
+    size: int, tmp_path: Path
+) -> None:
     store = MemoryStore()
     ours = worker(tmp_path, store)
     (tmp_path / NAME).write_bytes(DATA[:size])
     for now in (0.0, 11.0, 100.0, 10_000.0):
-        ours.tick(now)
+        tick(ours, now)
     assert location(store) == ("", "")
     (tmp_path / NAME).write_bytes(DATA)
     for now in (10_001.0, 10_012.0):
-        ours.tick(now)
+        tick(ours, now)
     assert location(store)[0] == "COMPLETE"
 
 
@@ -54,26 +67,32 @@ def test_its_state_dict_becomes_a_model_and_all_of_it_is_proven(tmp_path: Path) 
     (tmp_path / NAME).write_bytes(DATA)
     ours = worker(tmp_path, store)
     for now in (0.0, 11.0):
-        ours.tick(now)
+        tick(ours, now)
     consolidate_due(store, HeadOptions())
-    report = verify_next(store, Schedule("parse", 1e-9), 0.0).report
-    assert (location(store)[0], report and report.level, report and report.findings) == ("VERIFIED", "parse", ())
+    report = verify_next(store, VerifyPolicy("parse", 1e-9), 0.0)
+    assert (location(store)[0], report and report.level, report and report.findings) == (
+        "VERIFIED",
+        "parse",
+        (),
+    )
     assert read(store, f"run/consolidated/{LOCATION}/model.safetensors").endswith(raw(WEIGHT))
     assert read(store, file_name("run", LOCATION, NAME)) == DATA
     flip(store, file_name("run", LOCATION, NAME), DATA.index(raw(WEIGHT)))
-    found = verify_next(store, Schedule("digest", 1e-9), 1e6).report
+    found = verify_next(store, VerifyPolicy("digest", 1e-9), 1e6)
     assert found is not None
     assert (found.verdict, found.findings[0].name) == ("damaged", f"{LOCATION}/{NAME}")
 
 
-def test_one_of_which_nobody_knows_the_model_is_kept_and_said_to_be_no_damage(tmp_path: Path) -> None:
+def test_one_of_which_nobody_knows_the_model_is_kept_and_said_to_be_no_damage(
+    tmp_path: Path,
+) -> None:
     (tmp_path / NAME).write_bytes(saved({"generator": {"w": WEIGHT}, "critic": {"w": WEIGHT}}))
     store = MemoryStore()
     ours = worker(tmp_path, store)
     for now in (0.0, 11.0):
-        ours.tick(now)
+        tick(ours, now)
     failed = consolidate_due(store, HeadOptions()).failed
     assert [f.error.exit_code for f in failed] == [5]
-    report = verify_next(store, Schedule("parse", 1e-9), 0.0).report
+    report = verify_next(store, VerifyPolicy("parse", 1e-9), 0.0)
     assert report is not None
     assert (location(store)[0], report.verdict, report.level) == ("COMPLETE", "ok", "digest")

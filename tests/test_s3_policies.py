@@ -1,4 +1,6 @@
-"""configs/s3-*.json: what a worker, a head and garbage collection do is allowed, by S3's rules and by a real server, and nothing else is."""
+"""configs/s3-*.json: what a worker, a head and garbage collection do is allowed, by S3's rules and
+by a real server, and nothing else is.
+"""
 
 from __future__ import annotations
 
@@ -15,25 +17,34 @@ import pytest
 
 import ckptsync
 from ckptsync.errors import NotFound, StoreError
-from ckptsync.fleet import heartbeat
-from ckptsync.fleet.heartbeat import Heartbeat
 from ckptsync.head.consolidate import HeadOptions
-from ckptsync.head.gc import Asked as Kept
-from ckptsync.head.gc import tick as retain
-from ckptsync.head.keeping import keep
+from ckptsync.head.gc import RetentionRequest, apply_retention
+from ckptsync.head.keep import keep
 from ckptsync.head.rules import Rules
+from ckptsync.status import heartbeat
+from ckptsync.status.heartbeat import Heartbeat
 from ckptsync.stores.contract import About, Store
 from ckptsync.stores.opening import bare, create_store, open_store
-from ckptsync.verify.due import Schedule
+from ckptsync.verify.schedule import VerifyPolicy
 from ckptsync.worker.options import RunDir, WorkerOptions
-from ckptsync.worker.push import push_now
 from ckptsync.worker.worker import Worker
 from tests.fault_proxy import HttpProxy
 from tests.faults import UP, Answer, Request
 from tests.heads import consolidate_due, verify_next
-from tests.policies import CONFIGS, Asked, Recorder, Statement, actions, is_allowed, policy, refused, without
+from tests.policies import (
+    CONFIGS,
+    Asked,
+    Recorder,
+    Statement,
+    actions,
+    is_allowed,
+    policy,
+    refused,
+    without,
+)
 from tests.retained import FIRST, fill
 from tests.weed import weed
+from tests.workers import push_now, tick
 
 DATA = Path(ckptsync.__file__).parent / "demo_data" / "fsdp2"
 SHARD = "fsdp2/checkpoint-4/pytorch_model_fsdp_0/__0_0.distcp"
@@ -51,7 +62,9 @@ class Gone(BaseException):
 
 @dataclass
 class Story:
-    """Everything that a worker and a head ask of S3, under the policies that are pasted for them, in one bucket."""
+    """Everything that a worker and a head ask of S3, under the policies that are pasted for them,
+    in one bucket.
+    """
 
     bucket: str
     worker: list[Asked]
@@ -68,7 +81,9 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
         out = tmp_path_factory.mktemp("fsdp2")
         work(worker, out, by_worker)
         head = store_of(bucket, "policy-head", by_head, open_store)
-        weed().client().put_object(Bucket=bucket, Key=f"store/{MODEL}", Body=b"of a head that died, with other options")
+        weed().client().put_object(
+            Bucket=bucket, Key=f"store/{MODEL}", Body=b"of a head that died, with other options"
+        )
         reports = [lead(head, 0.0, by_head)]
         flip(bucket, f"store/{SHARD}")
         reports.append(lead(head, WEEK, by_head))
@@ -79,16 +94,20 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
 
 def store_of(bucket: str, name: str, recorder: Recorder, opened: Callable[..., Store]) -> Store:
     options = weed().identity(*policy(name, bucket, "store"))
-    return opened(f"s3://{bucket}/store", {**options, "endpoint_url": f"http://127.0.0.1:{recorder.port}"})
+    return opened(
+        f"s3://{bucket}/store", {**options, "endpoint_url": f"http://127.0.0.1:{recorder.port}"}
+    )
 
 
 def work(store: Store, out: Path, recorder: Recorder) -> None:
-    """What a worker does in its life: beat, send, be killed in a large file and go on with it, give one up whose source changed."""
+    """What a worker does in its life: beat, send, be killed in a large file and go on with it, give
+    one up whose source changed.
+    """
     heartbeat.write(store, Heartbeat("n0", "i", "m", 1, "b", 0.0, ("worker",), "0"))
     assert heartbeat.read(store, "n0", ("worker",))
     copytree(DATA / "node0" / "checkpoint-4", out / "checkpoint-4")
     worker = worker_on(store, out)
-    assert not [f for now in (0.0, 10.0, 60.0, 600.0) for f in worker.tick(now).failures]
+    assert not [f for now in (0.0, 10.0, 60.0, 600.0) for f in tick(worker, now).failures]
     push_now(DATA / "node1", store, "node1", "fsdp2")
     large(store, "fsdp2/checkpoint-9/large", recorder)
 
@@ -104,10 +123,16 @@ def large(store: Store, name: str, recorder: Recorder) -> None:
         store.size(name)
     store.write(name, [PIECE] * 20, About(20 << 20, "n0:large"))
     with pytest.raises(ValueError, match="changed"):
-        store.write(f"{name}2", dying(17, lambda: ValueError("changed"), recorder), About(20 << 20, "n0:large2"))
+        store.write(
+            f"{name}2",
+            dying(17, lambda: ValueError("changed"), recorder),
+            About(20 << 20, "n0:large2"),
+        )
 
 
-def dying(count: int, error: Callable[[], BaseException], recorder: Recorder) -> Iterator[memoryview]:
+def dying(
+    count: int, error: Callable[[], BaseException], recorder: Recorder
+) -> Iterator[memoryview]:
     """Not before the server has the first part."""
     sent = recorder.bytes[UP]
     for _ in range(count):
@@ -122,9 +147,9 @@ def lead(store: Store, later: float, recorder: Recorder) -> str:
     assert not consolidate_due(store, HeadOptions()).failed
     if not later:
         large(store, "fsdp2/consolidated/checkpoint-9/large", recorder)
-    result = verify_next(store, Schedule(), time.time() + later)
-    assert result.report
-    return result.report.verdict
+    report = verify_next(store, VerifyPolicy(), time.time() + later)
+    assert report
+    return report.verdict
 
 
 def flip(bucket: str, key: str) -> None:
@@ -136,7 +161,7 @@ def flip(bucket: str, key: str) -> None:
 
 def repair(store: Store, out: Path) -> None:
     worker = worker_on(store, out)
-    assert [r for now in (0.0, 10.0, 60.0, 600.0) for r in worker.tick(now).repairs]
+    assert [r for now in (0.0, 10.0, 60.0, 600.0) for r in tick(worker, now).repairs]
 
 
 def statements(name: str, story: Story) -> list[Statement]:
@@ -149,19 +174,29 @@ def test_under_the_policies_everything_goes_its_way_on_a_real_server(story: Stor
 
 def test_the_worker_may_do_all_that_it_asks_for_and_deletes_nothing(story: Story) -> None:
     assert refused(story.worker, statements("worker", story)) == []
-    assert "s3:DeleteObject" not in actions(statements("worker", story)) | {a.action for a in story.worker}
+    assert "s3:DeleteObject" not in actions(statements("worker", story)) | {
+        a.action for a in story.worker
+    }
 
 
-def test_the_head_may_do_all_that_it_asks_for_and_deletes_only_what_is_in_the_way_of_a_model(story: Story) -> None:
+def test_the_head_may_do_all_that_it_asks_for_and_deletes_only_what_is_in_the_way_of_a_model(
+    story: Story,
+) -> None:
     assert refused(story.head, statements("head", story)) == []
     deleted = {a.resource for a in story.head if a.action == "s3:DeleteObject"}
     assert deleted == {f"arn:aws:s3:::{story.bucket}/store/{MODEL}"}
-    for other in (SHARD, f"{RECORDS}/manifest-n0-0-{DIGEST}.json", f"{RECORDS}/model-0-{DIGEST}.json"):
+    for other in (
+        SHARD,
+        f"{RECORDS}/manifest-n0-0-{DIGEST}.json",
+        f"{RECORDS}/model-0-{DIGEST}.json",
+    ):
         asked = Asked("s3:DeleteObject", f"arn:aws:s3:::{story.bucket}/store/{other}")
         assert not is_allowed(asked, statements("head", story))
 
 
-@pytest.mark.parametrize("action", sorted(actions([*policy("policy-worker"), *policy("policy-kms")])))
+@pytest.mark.parametrize(
+    "action", sorted(actions([*policy("policy-worker"), *policy("policy-kms")]))
+)
 def test_the_worker_needs_each_action(story: Story, action: str) -> None:
     assert refused(story.worker, without(action, statements("worker", story)))
 
@@ -174,7 +209,12 @@ def test_the_head_needs_each_action(story: Story, action: str) -> None:
 @pytest.mark.parametrize("location", policy("policy-head")[1]["Resource"])
 def test_the_head_writes_to_each_location(story: Story, location: str) -> None:
     left = [
-        {**s, "Resource": [r for r in s["Resource"] if not r.endswith(location.rpartition("PREFIX")[2])]}
+        {
+            **s,
+            "Resource": [
+                r for r in s["Resource"] if not r.endswith(location.rpartition("PREFIX")[2])
+            ],
+        }
         if s["Sid"] == "WriteModelsAndTheirRecords"
         else s
         for s in statements("head", story)
@@ -185,18 +225,33 @@ def test_the_head_writes_to_each_location(story: Story, location: str) -> None:
 def test_the_bucket_lets_everything_through_over_tls_and_nothing_without(story: Story) -> None:
     rules = [EVERYTHING, *policy("bucket-policy", story.bucket, "store")]
     assert {a.resource for a in refused([*story.worker, *story.head], rules)} == set()
-    plain = [Asked(a.action, a.resource, {**a.facts, "aws:SecureTransport": "false"}) for a in story.worker if "s3:" in a.action]
+    plain = [
+        Asked(a.action, a.resource, {**a.facts, "aws:SecureTransport": "false"})
+        for a in story.worker
+        if "s3:" in a.action
+    ]
     assert refused(plain, rules) == plain
 
 
 def test_the_bucket_refuses_to_write_a_record_twice() -> None:
     rules = [EVERYTHING, *policy("bucket-policy")]
     kinds = ("manifest-n0-0", "model-0", "report-1", "tombstone-0", "keep-0")
-    for name in (*(f"{RECORDS}/{kind}-{DIGEST}.json" for kind in kinds), f"{RECORDS}/agreement-0.json", ".ckptsync/store.json"):
+    for name in (
+        *(f"{RECORDS}/{kind}-{DIGEST}.json" for kind in kinds),
+        f"{RECORDS}/agreement-0.json",
+        ".ckptsync/store.json",
+    ):
         record = f"arn:aws:s3:::BUCKET/PREFIX/{name}"
-        once = {"aws:SecureTransport": "true", "s3:ObjectCreationOperation": "true", "s3:if-none-match": "*"}
+        once = {
+            "aws:SecureTransport": "true",
+            "s3:ObjectCreationOperation": "true",
+            "s3:if-none-match": "*",
+        }
         assert is_allowed(Asked("s3:PutObject", record, once), rules)
-        assert not is_allowed(Asked("s3:PutObject", record, {k: v for k, v in once.items() if "match" not in k}), rules)
+        assert not is_allowed(
+            Asked("s3:PutObject", record, {k: v for k, v in once.items() if "match" not in k}),
+            rules,
+        )
 
 
 HEADS_OWN = (
@@ -242,12 +297,26 @@ def test_a_worker_may_send_files_of_a_trainer_whose_names_are_like_a_heads() -> 
         ".ckptsync/checkpoint-4/sending/n0",
         ".ckptsync/checkpoint-4/files/n0/consolidated.00.pth",
     ):
-        assert is_allowed(Asked("s3:PutObject", f"arn:aws:s3:::BUCKET/PREFIX/run/{name}"), rules), name
+        assert is_allowed(Asked("s3:PutObject", f"arn:aws:s3:::BUCKET/PREFIX/run/{name}"), rules), (
+            name
+        )
     by_run = [
-        {**s, "Resource": [r.replace("PREFIX/*/consolidated/", "PREFIX/run/consolidated/") for r in s["Resource"]]} for s in rules
+        {
+            **s,
+            "Resource": [
+                r.replace("PREFIX/*/consolidated/", "PREFIX/run/consolidated/")
+                for r in s["Resource"]
+            ],
+        }
+        for s in rules
     ]
-    inner = Asked("s3:PutObject", "arn:aws:s3:::BUCKET/PREFIX/run/epoch_0_step_20/model/consolidated/config.json")
-    assert (is_allowed(inner, rules), is_allowed(inner, by_run)) == (False, True), "as docs/s3.md says"
+    inner = Asked(
+        "s3:PutObject",
+        "arn:aws:s3:::BUCKET/PREFIX/run/epoch_0_step_20/model/consolidated/config.json",
+    )
+    assert (is_allowed(inner, rules), is_allowed(inner, by_run)) == (False, True), (
+        "as docs/s3.md says"
+    )
 
 
 def test_a_key_of_one_node_of_one_run_speaks_for_no_other(story: Story) -> None:
@@ -256,10 +325,20 @@ def test_a_key_of_one_node_of_one_run_speaks_for_no_other(story: Story) -> None:
     [listed] = re.findall(r"```json\n(\[.*?\])\n```", told, re.DOTALL)
     rules = policy("policy-worker", story.bucket, "store")
     for node, run in (("n0", "fsdp2"), ("other", "fsdp2"), ("n0", "other")):
-        own = json.loads(listed.replace("BUCKET/PREFIX", f"{story.bucket}/store").replace("RUN", run).replace("NODE", node))
-        narrow = [{**s, "Resource": own} if s["Sid"] == "SendFilesAndReadThemBack" else s for s in rules]
+        own = json.loads(
+            listed.replace("BUCKET/PREFIX", f"{story.bucket}/store")
+            .replace("RUN", run)
+            .replace("NODE", node)
+        )
+        narrow = [
+            {**s, "Resource": own} if s["Sid"] == "SendFilesAndReadThemBack" else s for s in rules
+        ]
         puts = [
-            a for a in story.worker if a.action == "s3:PutObject" and "node1" not in a.resource and "store.json" not in a.resource
+            a
+            for a in story.worker
+            if a.action == "s3:PutObject"
+            and "node1" not in a.resource
+            and "store.json" not in a.resource
         ]
         names = {a.resource.partition("/store/")[2] for a in refused(puts, narrow)}
         if (node, run) == ("n0", "fsdp2"):
@@ -281,7 +360,9 @@ def test_a_head_cannot_touch_shards_and_manifests(story: Story) -> None:
 
 
 def test_only_garbage_collection_deletes(story: Story) -> None:
-    both = weed().identity(*policy("policy-head", story.bucket, "store"), *policy("policy-gc", story.bucket, "store"))
+    both = weed().identity(
+        *policy("policy-head", story.bucket, "store"), *policy("policy-gc", story.bucket, "store")
+    )
     collector = bare(f"s3://{story.bucket}/store", both)
     collector.create("fsdp2/.ckptsync/checkpoint-9/tombstone-0-0123456789abcdef.json", [b"{}"])
     collector.delete("fsdp2/checkpoint-9/large")
@@ -292,19 +373,33 @@ def test_only_garbage_collection_deletes(story: Story) -> None:
 
 
 def test_retention_needs_no_more_than_that(story: Story) -> None:
-    """Two checkpoints of a run of its own: the older one is marked and removed, the other one kept by hand."""
+    """Two checkpoints of a run of its own: the older one is marked and removed, the other one kept
+    by hand.
+    """
     for n in (1, 2):
-        fill(bare(f"s3://{story.bucket}/store", weed().options()), f"checkpoint-{n}", FIRST + n, run="kept")
-    both = weed().identity(*policy("policy-head", story.bucket, "store"), *policy("policy-gc", story.bucket, "store"))
+        fill(
+            bare(f"s3://{story.bucket}/store", weed().options()),
+            f"checkpoint-{n}",
+            FIRST + n,
+            run="kept",
+        )
+    both = weed().identity(
+        *policy("policy-head", story.bucket, "store"), *policy("policy-gc", story.bucket, "store")
+    )
     collector = bare(f"s3://{story.bucket}/store", both)
     assert keep(collector, "kept", "checkpoint-2")
-    asked = Kept(lambda _: Rules(keep_last=1), 0.0, "kept")
-    done = [[(d.location, d.outcome) for d in retain(collector, asked).done] for _ in range(2)]
+    asked = RetentionRequest(lambda _: Rules(keep_last=1), 0.0, "kept")
+    done = [
+        [(d.location, d.result) for d in apply_retention(collector, asked).done] for _ in range(2)
+    ]
     assert done == [[("checkpoint-1", "marked")], [("checkpoint-1", "removed")]]
 
 
 def opened(name: str, story: Story, prefix: str = "store") -> Store:
-    return bare(f"s3://{story.bucket}/{prefix}", weed().identity(*policy(f"policy-{name}", story.bucket, "store")))
+    return bare(
+        f"s3://{story.bucket}/{prefix}",
+        weed().identity(*policy(f"policy-{name}", story.bucket, "store")),
+    )
 
 
 def test_every_file_has_a_location_in_the_documents() -> None:
@@ -315,14 +410,20 @@ def test_every_file_has_a_location_in_the_documents() -> None:
 
 
 def test_what_is_not_there_is_told_from_what_may_not_be_read(story: Story) -> None:
-    """S3 says 403 of a missing key to who may list a prefix only; SeaweedFS says 404, so the proxy has to."""
+    """S3 says 403 of a missing key to who may list a prefix only.
+
+    SeaweedFS says 404, so the proxy has to.
+    """
 
     def forbid(request: Request) -> Answer | None:
         return Answer(403, "AccessDenied") if request.kind in ("HeadObject", "GetObject") else None
 
     options = weed().identity(*policy("policy-worker", story.bucket, "store"))
     with closing(HttpProxy(("127.0.0.1", weed().port), forbid)) as proxy:
-        store = bare(f"s3://{story.bucket}/store", {**options, "endpoint_url": f"http://127.0.0.1:{proxy.port}"})
+        store = bare(
+            f"s3://{story.bucket}/store",
+            {**options, "endpoint_url": f"http://127.0.0.1:{proxy.port}"},
+        )
         for name, error in ((SHARD[:-1], "not in"), (SHARD, "denied")):
             with pytest.raises(NotFound if error == "not in" else StoreError, match=error):
                 store.size(name)

@@ -1,4 +1,6 @@
-"""Keys, tokens, signatures and passwords are in no output, log, process list or record, whatever fails."""
+"""Keys, tokens, signatures and passwords are in no output, log, process list or record, whatever
+fails.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +31,22 @@ from tests.weed import weed
 DATA = Path(ckptsync.__file__).parent / "demo_data" / "fsdp2"
 WRONG = "planted/Secret+0123456789abcdefghijklmno"
 TOKEN = "planted/Token+/0123456789=="
-SIGNS = ("Signature=", "X-Amz-Signature", "AWS4-HMAC-SHA256", "Authorization", "X-Amz-Security-Token", "PRIVATE KEY")
+SIGNS = (
+    "Signature=",
+    "X-Amz-Signature",
+    "AWS4-HMAC-SHA256",
+    "Authorization",
+    "X-Amz-Security-Token",
+    "PRIVATE KEY",
+)
 SECONDS = 60.0
 
 
 @dataclass
 class Told:
-    """Everything that a command showed to anybody: what it printed, and the command lines of it and its children."""
+    """Everything that a command showed to anybody: what it printed, and the command lines of it and
+    its children.
+    """
 
     code: int
     printed: str
@@ -49,8 +60,14 @@ def told(*arguments: str, until: str = "", **environment: str) -> Told:
     """Run it to its end, or to a word of its log."""
     command = [sys.executable, "-m", "ckptsync", *arguments]
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "CKPTSYNC_"))}
-    clean |= {"AWS_EC2_METADATA_DISABLED": "true", "CKPTSYNC_LIMITS_PATIENCE": "300ms", "CKPTSYNC_LOG_LEVEL": "debug"}
-    with subprocess.Popen(command, stdout=-1, stderr=subprocess.STDOUT, text=True, env=clean | environment) as child:
+    clean |= {
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "CKPTSYNC_LIMITS_PATIENCE": "300ms",
+        "CKPTSYNC_LOG_LEVEL": "debug",
+    }
+    with subprocess.Popen(
+        command, stdout=-1, stderr=subprocess.STDOUT, text=True, env=clean | environment
+    ) as child:
         lines, over = set[str](), threading.Event()
         watching = threading.Thread(target=lambda: lines.update(_command_lines(child.pid, over)))
         alarm = threading.Timer(SECONDS, child.kill)
@@ -72,7 +89,12 @@ def _command_lines(pid: int, over: threading.Event) -> Iterator[str]:
     while not over.wait(0.02):
         for each in _below(pid):
             with contextlib.suppress(OSError):  # it has ended
-                yield Path(f"/proc/{each}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                yield (
+                    Path(f"/proc/{each}/cmdline")
+                    .read_bytes()
+                    .replace(b"\0", b" ")
+                    .decode(errors="replace")
+                )
 
 
 def _below(pid: int) -> list[int]:
@@ -104,10 +126,14 @@ def checkpoint(tmp_path: Path) -> Path:
     return copytree(DATA / "node0" / "checkpoint-4", tmp_path / "out" / "checkpoint-4")
 
 
-def ways(tmp_path: Path, key: str, secret: str, token: str, endpoint: str) -> Iterator[dict[str, str]]:
+def ways(
+    tmp_path: Path, key: str, secret: str, token: str, endpoint: str
+) -> Iterator[dict[str, str]]:
     """The ways to tell a command who it is."""
     shared = {"AWS_ENDPOINT_URL": endpoint, "AWS_DEFAULT_REGION": "us-east-1"}
-    options = {"key": key, "secret": secret, "endpoint_url": endpoint} | ({"token": token} if token else {})
+    options = {"key": key, "secret": secret, "endpoint_url": endpoint} | (
+        {"token": token} if token else {}
+    )
     yield {"CKPTSYNC_STORAGE_OPTIONS": json.dumps(options)}
     session = {"AWS_SESSION_TOKEN": token} if token else {}
     yield {**shared, **session, "AWS_ACCESS_KEY_ID": key, "AWS_SECRET_ACCESS_KEY": secret}
@@ -121,10 +147,16 @@ def ways(tmp_path: Path, key: str, secret: str, token: str, endpoint: str) -> It
     yield {**shared, "AWS_SHARED_CREDENTIALS_FILE": str(profile), "AWS_PROFILE": "planted"}
 
 
-@pytest.mark.parametrize(("command", "way"), [("push", 0), ("merge", 1), ("verify", 1), ("ls", 2), ("inspect", 0)])
-def test_of_credentials_that_are_refused_nothing_is_shown(tmp_path: Path, checkpoint: Path, command: str, way: int) -> None:
+@pytest.mark.parametrize(
+    ("command", "way"), [("push", 0), ("merge", 1), ("verify", 1), ("ls", 2), ("inspect", 0)]
+)
+def test_of_credentials_that_are_refused_nothing_is_shown(
+    tmp_path: Path, checkpoint: Path, command: str, way: int
+) -> None:
     url = f"s3://{weed().bucket()}/store"
-    arguments = {"push": [str(checkpoint), url], "merge": [url, str(tmp_path / "model")]}.get(command, [url])
+    arguments = {"push": [str(checkpoint), url], "merge": [url, str(tmp_path / "model")]}.get(
+        command, [url]
+    )
     environment = list(ways(tmp_path, "AKIAPLANTED", WRONG, TOKEN, weed().endpoint))[way]
     found = told(command, *arguments, **environment)
     assert found.code in (2, 4), found.printed
@@ -142,27 +174,48 @@ class Failing:
         return self.answer
 
 
-def test_of_credentials_that_are_good_nothing_is_shown_when_the_server_fails(tmp_path: Path, checkpoint: Path) -> None:
+def test_of_credentials_that_are_good_nothing_is_shown_when_the_server_fails(
+    tmp_path: Path, checkpoint: Path
+) -> None:
     good, failing = weed().identity({"Action": "s3:*", "Resource": "*"}), Failing()
     url = f"s3://{weed().bucket()}/store"
     with closing(HttpProxy(("127.0.0.1", weed().port), failing)) as proxy:
-        (environment, *_) = ways(tmp_path, good["key"], good["secret"], "", f"http://127.0.0.1:{proxy.port}")
+        environment, *_ = ways(
+            tmp_path, good["key"], good["secret"], "", f"http://127.0.0.1:{proxy.port}"
+        )
         assert told("push", str(checkpoint), url, **environment).code == 0
         found = []
-        for failing.answer in (Answer(503, "SlowDown"), Answer(403, "ExpiredToken"), Answer(400, "Odd")):
-            found += [told(*c, **environment) for c in (("push", str(checkpoint), url), ("ls", url, "--json"))]
+        for failing.answer in (
+            Answer(503, "SlowDown"),
+            Answer(403, "ExpiredToken"),
+            Answer(400, "Odd"),
+        ):
+            found += [
+                told(*c, **environment)
+                for c in (("push", str(checkpoint), url), ("ls", url, "--json"))
+            ]
     assert {one.code for one in found} <= {2, 4}
     assert reveals("".join(one.all() for one in found), good["secret"]) == []
 
 
-def test_a_daemon_at_debug_shows_nothing_and_leaves_nothing_in_the_store(tmp_path: Path, checkpoint: Path) -> None:
-    good, bucket, failing = weed().identity({"Action": "s3:*", "Resource": "*"}), weed().bucket(), Failing()
+def test_a_daemon_at_debug_shows_nothing_and_leaves_nothing_in_the_store(
+    tmp_path: Path, checkpoint: Path
+) -> None:
+    good, bucket, failing = (
+        weed().identity({"Action": "s3:*", "Resource": "*"}),
+        weed().bucket(),
+        Failing(),
+    )
     with closing(HttpProxy(("127.0.0.1", weed().port), failing)) as proxy:
         config = tmp_path / "worker.yaml"
         options = json.dumps({**good, "endpoint_url": f"http://127.0.0.1:{proxy.port}"})
         config.write_text(
-            f"node: n0\nroles: [worker, head, verifier]\nstore: {{url: 's3://{bucket}/store', options: {options}}}\n"
-            f"worker: {{runs: [{checkpoint.parent}], scan_every: 200ms, quiet: 0s, unmarked: 0s}}\nlog: {{level: debug}}\n"
+            "node: n0\n"
+            "roles: [worker, head, verifier]\n"
+            f"store: {{url: 's3://{bucket}/store', options: {options}}}\n"
+            f"worker: {{runs: [{checkpoint.parent}], scan_every: 200ms, quiet: 0s, unmarked: "
+            "0s}\n"
+            "log: {level: debug}\n"
         )
         well = told("run", "-c", str(config), until="phase=sent")
         failing.answer = Answer(503, "SlowDown")
@@ -171,7 +224,11 @@ def test_a_daemon_at_debug_shows_nothing_and_leaves_nothing_in_the_store(tmp_pat
     assert (ill.code, "503" in ill.printed) == (0, True), ill.printed
     assert reveals(well.all() + ill.all(), good["secret"]) == []
     assert reveals("\n".join(contents(bucket)), good["secret"], good["key"]) == []
-    left = "".join(p.read_bytes().decode("latin-1") for p in (checkpoint.parent / "_ckptsync").rglob("*") if p.is_file())
+    left = "".join(
+        p.read_bytes().decode("latin-1")
+        for p in (checkpoint.parent / "_ckptsync").rglob("*")
+        if p.is_file()
+    )
     assert reveals(left, good["secret"], good["key"]) == []
 
 
@@ -184,13 +241,20 @@ def contents(bucket: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    "url", [f"s3://AKIA:{WRONG}@bucket/x", "sftp://me:planted/Word@127.0.0.1/srv", "webdav://me:planted/Word@127.0.0.1/x"]
+    "url",
+    [
+        f"s3://AKIA:{WRONG}@bucket/x",
+        "sftp://me:planted/Word@127.0.0.1/srv",
+        "webdav://me:planted/Word@127.0.0.1/x",
+    ],
 )
 @pytest.mark.parametrize("command", ["push", "merge", "verify", "ls", "status", "inspect"])
 def test_a_password_in_a_url_is_not_repeated(
     tmp_path: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str], url: str, command: str
 ) -> None:
-    arguments = {"push": [str(checkpoint), url], "merge": [url, str(tmp_path / "model")]}.get(command, [url])
+    arguments = {"push": [str(checkpoint), url], "merge": [url, str(tmp_path / "model")]}.get(
+        command, [url]
+    )
     assert main([command, *arguments]) == 2
     assert reveals("".join(capsys.readouterr()), WRONG, "planted/Word") == []
 
@@ -198,9 +262,17 @@ def test_a_password_in_a_url_is_not_repeated(
 def test_a_configuration_with_a_mistake_repeats_no_option(tmp_path: Path) -> None:
     config = tmp_path / "worker.yaml"
     config.write_text(
-        f"store: {{url: 's3://bucket/x', options: {{secret: '{WRONG}', tokn: '{TOKEN}'}}}}\nworker: {{runs: [/nowhere]}}\n"
+        f"store: {{url: 's3://bucket/x', options: {{secret: '{WRONG}', tokn: '{TOKEN}'}}}}\n"
+        "worker: {runs: [/nowhere]}\n"
     )
-    found = told("run", "-c", str(config), AWS_ACCESS_KEY_ID="k", AWS_SECRET_ACCESS_KEY="s", AWS_DEFAULT_REGION="r")
+    found = told(
+        "run",
+        "-c",
+        str(config),
+        AWS_ACCESS_KEY_ID="k",
+        AWS_SECRET_ACCESS_KEY="s",
+        AWS_DEFAULT_REGION="r",
+    )
     assert found.code == 2
     assert "tokn" in found.printed
     assert reveals(found.all(), WRONG, TOKEN) == []
@@ -210,9 +282,16 @@ def test_ssh_is_started_with_nothing_that_is_secret(tmp_path: Path, checkpoint: 
     server = sshd()
     private = server.key.read_text().splitlines()[1]
     options = json.dumps({**server.options, "password": "planted/Word"})
-    refused = told("push", str(checkpoint), server.url(tmp_path / "store"), CKPTSYNC_STORAGE_OPTIONS=options)
+    refused = told(
+        "push", str(checkpoint), server.url(tmp_path / "store"), CKPTSYNC_STORAGE_OPTIONS=options
+    )
     assert refused.code == 2
-    good = told("push", str(checkpoint), server.url(tmp_path / "store"), CKPTSYNC_STORAGE_OPTIONS=json.dumps(dict(server.options)))
+    good = told(
+        "push",
+        str(checkpoint),
+        server.url(tmp_path / "store"),
+        CKPTSYNC_STORAGE_OPTIONS=json.dumps(dict(server.options)),
+    )
     assert good.code == 0, good.printed
     assert any("ssh" in line.split(" ")[0] for line in good.lines), "no child was seen"
     assert reveals(refused.all() + good.all(), "planted/Word", private) == []
@@ -220,7 +299,12 @@ def test_ssh_is_started_with_nothing_that_is_secret(tmp_path: Path, checkpoint: 
 
 def test_what_is_planted_would_be_found(tmp_path: Path) -> None:
     environment: Mapping[str, str] = {"AWS_SECRET_ACCESS_KEY": WRONG}
-    for text in (f"secret={WRONG}", quote(WRONG, safe=""), repr(environment), base64.b64encode(WRONG.encode()).decode()):
+    for text in (
+        f"secret={WRONG}",
+        quote(WRONG, safe=""),
+        repr(environment),
+        base64.b64encode(WRONG.encode()).decode(),
+    ):
         assert reveals(text, WRONG)
     command = [sys.executable, "-c", "import time; time.sleep(30)", WRONG]
     with subprocess.Popen(command) as child:

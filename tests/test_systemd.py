@@ -12,7 +12,9 @@ import yaml
 ROOT = Path(__file__).parent.parent
 UNITS = sorted((ROOT / "systemd").glob("*.service"))
 each_unit = pytest.mark.parametrize("unit", UNITS, ids=lambda p: p.stem)
-needs_systemd = pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd-analyze is not installed")
+needs_systemd = pytest.mark.skipif(
+    not shutil.which("systemd-analyze"), reason="systemd-analyze is not installed"
+)
 
 
 def settings(unit: Path) -> dict[str, list[str]]:
@@ -38,7 +40,9 @@ def shipped(unit: Path) -> Any:
 
 
 def analyze(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["systemd-analyze", *arguments], capture_output=True, text=True, check=False)
+    return subprocess.run(
+        ["systemd-analyze", *arguments], capture_output=True, text=True, check=False
+    )
 
 
 def test_there_is_a_unit_for_each_kind_of_machine() -> None:
@@ -70,10 +74,16 @@ def test_a_unit_says_what_the_daemon_relies_on(unit: Path) -> None:
     assert told["Service.Type"] == ["notify"]
     assert told["Service.WatchdogSec"] == ["110"]
     assert told["Service.Restart"] == ["always"], "a reload ends it with exit code 0"
-    assert float(told["Service.RestartSec"][0]) > 10 / 5, "systemd gives up after five starts in 10 s"
-    assert told["Service.RestartPreventExitStatus"] == ["2"], "a wrong configuration, or a second worker"
+    assert float(told["Service.RestartSec"][0]) > 10 / 5, (
+        "systemd gives up after five starts in 10 s"
+    )
+    assert told["Service.RestartPreventExitStatus"] == ["2"], (
+        "a wrong configuration, or a second worker"
+    )
     assert {"network-online.target", "remote-fs.target"} <= set(told["Unit.After"][0].split())
-    assert told["Service.KillMode"] == ["mixed"], "an ssh that carries transfers gets no signal of its own"
+    assert told["Service.KillMode"] == ["mixed"], (
+        "an ssh that carries transfers gets no signal of its own"
+    )
     assert told["Service.ExecReload"] == ["/bin/kill -HUP $MAINPID"]
     assert int(told["Service.TimeoutStopSec"][0]) > 10, "running writes have a few seconds to end"
 
@@ -123,7 +133,9 @@ def test_every_setting_that_is_unusual_gives_its_reason(unit: Path) -> None:
 @each_unit
 def test_systemd_understands_a_unit(unit: Path, tmp_path: Path) -> None:
     copy = tmp_path / unit.name
-    copy.write_text(re.sub(r"^ExecStart=\S+", "ExecStart=/bin/true", unit.read_text(), flags=re.MULTILINE))
+    copy.write_text(
+        re.sub(r"^ExecStart=\S+", "ExecStart=/bin/true", unit.read_text(), flags=re.MULTILINE)
+    )
     done = analyze("verify", "--recursive-errors=no", str(copy))
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 

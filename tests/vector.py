@@ -1,4 +1,6 @@
-"""The vectors: small checkpoints written by the real frameworks, with references that they gathered themselves."""
+"""The vectors: small checkpoints written by the real frameworks, with references that they gathered
+themselves.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ Bits = Mapping[str, tuple[str, tuple[int, ...], bytes]]
 
 @dataclass(frozen=True)
 class Vector:
-    """One folder: the directories to merge, and files that ``--dtype keep`` and ``auto`` must equal bit for bit."""
+    """One folder: the directories to merge, and files that ``--dtype keep`` and ``auto`` must equal
+    bit for bit.
+    """
 
     name: str
     sources: tuple[Path, ...]
@@ -24,8 +28,12 @@ class Vector:
 
 
 def vectors() -> list[Vector]:
-    """All that can be read here: one that ``needs`` a package which is not installed is left out."""
-    return [_vector(path.parent) for path in sorted(ROOT.glob("*/vector.json")) if _is_readable(path)]
+    """All that can be read here: one that ``needs`` a package which is not installed is left
+    out.
+    """
+    return [
+        _vector(path.parent) for path in sorted(ROOT.glob("*/vector.json")) if _is_readable(path)
+    ]
 
 
 def _is_readable(path: Path) -> bool:
@@ -39,11 +47,18 @@ def vector(name: str) -> Vector:
 
 def _vector(folder: Path) -> Vector:
     told = json.loads((folder / "vector.json").read_text())
-    return Vector(folder.name, tuple(folder / s for s in told["sources"]), folder / told["keep"], folder / told["auto"])
+    return Vector(
+        folder.name,
+        tuple(folder / s for s in told["sources"]),
+        folder / told["keep"],
+        folder / told["auto"],
+    )
 
 
 def bits(*files: Path) -> Bits:
-    """Every tensor of safetensors files as ``(dtype, shape, bytes)``, read in the plainest way there is."""
+    """Every tensor of safetensors files as ``(dtype, shape, bytes)``, read in the plainest way
+    there is.
+    """
     found: dict[str, tuple[str, tuple[int, ...], bytes]] = {}
     for file in files:
         data = file.read_bytes()
@@ -51,5 +66,9 @@ def bits(*files: Path) -> Bits:
         for name, entry in json.loads(data[8:base]).items():
             if name != "__metadata__":
                 start, end = entry["data_offsets"]
-                found[name] = (entry["dtype"], tuple(entry["shape"]), data[base + start : base + end])
+                found[name] = (
+                    entry["dtype"],
+                    tuple(entry["shape"]),
+                    data[base + start : base + end],
+                )
     return found

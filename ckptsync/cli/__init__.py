@@ -1,7 +1,9 @@
-"""Words, arguments, tables, exit codes: one file a command, one error boundary (``main``).
+"""The commands: a module each, with its arguments and ``run(args) -> exit code``.
 
-``arguments``: the parser, and nothing heavy.  ``main``: the boundary.  A command is a module with ``run(args) -> exit code``, imported
-when it is asked for.  ``output``: JSON and aligned tables.  ``progress``: a bar on a terminal, a line now and then elsewhere.
-``locations``: a store's checkpoints as values to print.
-``demo`` and ``demo_*``: the story, and its pieces.
+One error boundary (`main`).
+
+In reading order: `main` holds the table of commands, which imports only the command that is called;
+`arguments` the parser; `access` opens the store that a command line names; `output` prints JSON,
+tables and progress.  `ls` makes the rows that `status` and `demo` show, too; `systemd_units` the
+text that `service` writes.
 """

@@ -1,4 +1,7 @@
-"""What the arguments of several commands have in common.  Imports nothing heavy: ``ckptsync --help`` answers at once."""
+"""The parser, and arguments that several commands have.
+
+Imports nothing heavy: ``ckptsync --help`` answers at once.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +22,28 @@ exit codes:
 
 
 class Parser(argparse.ArgumentParser):
-    """Accepts an optional URL also after flags; argparse alone gives it up when it meets a flag before it."""
+    """Accepts an optional URL also after flags.
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[argparse.Namespace, list[str]]:  # type: ignore[override]
+    Argparse alone gives it up when it meets a flag before it.
+    """
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Any = None, namespace: Any = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Parse the arguments; one word that is left over is the URL where none was found."""
         found, rest = super().parse_known_args(args, namespace)
         if len(rest) == 1 and not rest[0].startswith("-") and getattr(found, "url", "") is None:
             found.url = rest.pop()
         return found, rest
 
 
-def add_command(commands: Any, name: str, summary: str, details: str = "") -> argparse.ArgumentParser:
-    """Add a command (or an action of one) with ``--json`` and the exit codes; ``summary`` is a phrase without a full stop."""
+def add_command(
+    commands: Any, name: str, summary: str, details: str = ""
+) -> argparse.ArgumentParser:
+    """Add a command (or an action of one) with ``--json`` and the exit codes.
+
+    ``summary`` is a phrase without a full stop.
+    """
     command: argparse.ArgumentParser = commands.add_parser(
         name,
         help=summary,
@@ -45,33 +59,6 @@ def add_command(commands: Any, name: str, summary: str, details: str = "") -> ar
         help="print the result as JSON on stdout, and errors as JSON on stderr",
     )
     return command
-
-
-def add_store(command: argparse.ArgumentParser) -> None:
-    """Add the store as an optional argument."""
-    command.add_argument("url", metavar="URL", nargs="?", help="the store (default: the store of -c, or $CKPTSYNC_STORE)")
-    add_config(command)
-
-
-def add_store_option(command: argparse.ArgumentParser) -> None:
-    """Add the store as an option, for commands whose arguments are checkpoints."""
-    command.add_argument("--store", metavar="URL", dest="url", help="the store (default: the store of -c, or $CKPTSYNC_STORE)")
-    add_config(command)
-
-
-def add_config(command: argparse.ArgumentParser) -> None:
-    """Add ``-c``."""
-    command.add_argument("-c", "--config", metavar="CONFIG", help="a configuration file that names the store")
-
-
-def add_bandwidth(command: argparse.ArgumentParser) -> None:
-    """Add ``--bandwidth``."""
-    command.add_argument(
-        "--bandwidth",
-        metavar="RATE",
-        help='limit of all transfers together: for example 50MB/s, or a timetable as in rclone, "08:00,50M 19:00,off" (default:'
-        " $CKPTSYNC_LIMITS_BANDWIDTH, or off)",
-    )
 
 
 def add_dry_run(command: argparse.ArgumentParser, does: str) -> None:

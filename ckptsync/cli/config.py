@@ -15,9 +15,14 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     """Define the action and its argument."""
     actions = command.add_subparsers(title="actions", metavar="ACTION", required=True)
     example = add_command(
-        actions, "example", "print an example with every key: worker, head, both, and files for S3, sshd and Prometheus"
+        actions,
+        "example",
+        "print an example with every key: worker, head, both, and files for S3, sshd and"
+        " Prometheus",
     )
-    example.add_argument("name", metavar="NAME", nargs="?", default="", help="which example (default: list them)")
+    example.add_argument(
+        "name", metavar="NAME", nargs="?", default="", help="which example (default: list them)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -27,4 +32,7 @@ def run(args: argparse.Namespace) -> int:
 
 def examples() -> dict[str, Path]:
     """Return the files of ``configs/`` by name; YAML files without their ending."""
-    return {path.stem if path.suffix == ".yaml" else path.name: path for path in sorted((PACKAGE / "configs").iterdir())}
+    return {
+        path.stem if path.suffix == ".yaml" else path.name: path
+        for path in sorted((PACKAGE / "configs").iterdir())
+    }

@@ -1,88 +1,323 @@
 """``ckptsync demo``: two nodes, a head, a flipped bit and its repair, on this machine.
 
-Each step ends when it has been seen in the store, or fails with an error.
+The nodes and the head are real processes of the service; two trainings are played from files that
+trainers have written.  Each step ends when it has been seen in the store, or fails with an error.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import glob
+import json
+import os
+import re
 import shlex
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from ckptsync.catalogue.fresh import Fresh, fresh
-from ckptsync.catalogue.shortened import summary
-from ckptsync.cli import locations
-from ckptsync.cli.demo_nodes import BASE, DATA, Child, check, flip, play, running, script
-from ckptsync.cli.demo_view import View, view
-from ckptsync.cli.output import print_json
-from ckptsync.errors import CkptsyncError, ConfigError, Corrupt
-from ckptsync.fleet import heartbeat
-from ckptsync.fleet.heartbeat import Heartbeat
-from ckptsync.layouts import table
-from ckptsync.merge.local import merge_local
-from ckptsync.merge.plan import Options
-from ckptsync.records.names import consolidated_prefix
-from ckptsync.records.report import Finding, Report
-from ckptsync.records.state import Snapshot
-from ckptsync.stores.contract import Store
-from ckptsync.stores.opening import create_store
-from ckptsync.stores.tree import LocalFiles
-from ckptsync.units import show_size
+import yaml
 
+from ckptsync.catalogue.location_summary import summarize
+from ckptsync.catalogue.uncached import StoreState, read_state
+from ckptsync.cli import output
+from ckptsync.cli.ls import HEADING, list_rows
+from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, StoreError
+from ckptsync.layouts import registry
+from ckptsync.quantities import show_size
+from ckptsync.records.locations import LocationState
+from ckptsync.records.names import consolidated_prefix
+from ckptsync.records.report import Report, VerifyFinding
+from ckptsync.status.heartbeat import Heartbeat
+from ckptsync.status.nodes import read_nodes
+from ckptsync.stores.contract import Store
+from ckptsync.stores.file_trees import DirectoryFiles
+from ckptsync.stores.opening import create_store
+
+T = TypeVar("T")
 DETAILS = "It works in a temporary directory and takes about a minute."
+RUNS = ("fsdp2", "zero3")
+NODES = ("node0", "node1")
+CHECKPOINT = "checkpoint-4"
+DATA = Path(__file__).parent.parent / "demo_data"
+BASE = DATA / "base"  # config and tokenizer of the model: FSDP's shards do not bring them
+PATIENCE = 60.0  # seconds for a step
+LOOK_EVERY = 0.25
+PAUSE = 0.05  # seconds between two files of a trainer
+END_PATIENCE = 8.0  # seconds that a child has to end after SIGTERM
+
+# Shards of all ranks first, then the file that says that they are there, then small states;
+# trainer_state.json is last.
+_ORDER = (
+    re.compile(r".*\.json|.*\.jinja"),
+    re.compile(r".*\.distcp|.*_states\.pt"),
+    re.compile(r".*\.metadata|latest"),
+    re.compile(r"scheduler\.pt"),
+    re.compile(r"rng_state_[0-9]+\.pth"),
+    re.compile(r"trainer_state\.json"),
+)
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Define the arguments."""
-    command.add_argument("--dir", metavar="DIR", help="where to work: an empty or absent directory (default: a new temporary one)")
+    command.add_argument(
+        "--dir",
+        metavar="DIR",
+        help="where to work: an empty or absent directory (default: a new temporary one)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit 0 only if everything was really observed in the store; what is not as it should be is exit 1, whatever its kind."""
-    directory = stage(args.dir)
+    """Play the demo.
+
+    Exit 0 only if every step was observed in the store; whatever is wrong is exit 1.
+    """
+    directory = working_directory(args.dir)
     store = create_store(str(directory / "store"))
     try:
-        with view(as_json=args.json) as shown, running(directory / "etc", configurations(directory)) as children:
-            story = Story(directory, store, children, shown)
-            story.tell()
+        with running(directory / "etc", configurations(directory)) as children:
+            story = Story(directory, store, children, Shown(as_json=args.json))
+            story.play()
     except CkptsyncError as e:
-        raise CkptsyncError(f"demo: {e}", hint=e.hint or f"read the logs in {directory / 'etc'}") from e
+        raise CkptsyncError(
+            f"demo: {e}", hint=e.hint or f"read the logs in {directory / 'etc'}"
+        ) from e
+    models = {run: story.model(run) for run in RUNS}
     if args.json:
-        print_json({"ok": True, "directory": str(directory), "models": {run: str(story.model(run)) for run in RUNS}})
-    else:
-        print("\n".join(ending(story)))
+        output.print_json(
+            {
+                "ok": True,
+                "directory": str(directory),
+                "models": {k: str(v) for k, v in models.items()},
+            }
+        )
+        return 0
+    for run, model in models.items():
+        size = sum(path.stat().st_size for path in model.rglob("*") if path.is_file())
+        print(f"the model of {run} lies in {model} ({show_size(size)})")
+    print(f"everything else, logs too: {directory}\ntry next:")
+    parts = [story.output_dir("zero3", node) / CHECKPOINT for node in NODES]
+    for words in (
+        ("inspect", models["fsdp2"]),
+        ("verify", store.url),
+        ("merge", *parts, directory / "my-model"),
+    ):
+        print(f"  {shlex.join([*program(), *map(str, words)])}")
     return 0
 
 
-def stage(wanted: str | None) -> Path:
-    """An empty directory to work in; raises ConfigError."""
-    if wanted is None:
+def working_directory(given: str | None) -> Path:
+    """Return an empty directory to work in.  Raises ConfigError."""
+    if given is None:
         return Path(tempfile.mkdtemp(prefix="ckptsync-demo-")).resolve()
-    directory = Path(wanted).resolve()
+    directory = Path(given).resolve()
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise ConfigError(f"{directory}: not an empty directory", hint="name one that is empty or absent")
+        raise ConfigError(
+            f"{directory}: not an empty directory", hint="name one that is empty or absent"
+        )
     directory.mkdir(parents=True, exist_ok=True)
     return directory
 
 
-T = TypeVar("T")
-RUNS = ("fsdp2", "zero3")
-NODES = ("node0", "node1")
-CHECKPOINT = "checkpoint-4"
-PATIENCE = 60.0  # seconds for a step
-LOOK_EVERY = 0.25
+def program() -> list[str]:
+    """Return how a shell calls this program: ``make demo`` installs it outside of PATH."""
+    if shutil.which("ckptsync"):
+        return ["ckptsync"]
+    beside = Path(sys.executable).with_name("ckptsync")
+    return [str(beside)] if beside.exists() else [sys.executable, "-m", "ckptsync"]
+
+
+class Shown:
+    """Prints the demo: sentences, and rows of the checkpoints' table that changed.
+
+    With ``--json`` an event a line.
+    """
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+        self._last: dict[tuple[str, str], Sequence[str]] = {}
+
+    def say(self, text: str) -> None:
+        """Print a sentence."""
+        print(json.dumps({"say": text}) if self._as_json else output.clean(text), flush=True)
+
+    def table(self, found: Sequence[Sequence[str]]) -> None:
+        """Print the rows under `HEADING` that are new.
+
+        With ``--json`` the whole table if one is.
+        """
+        new = [row for row in found if self._last.get((row[0], row[1])) != row]
+        self._last = {(row[0], row[1]): row for row in found}
+        if new and self._as_json:
+            keys = [word.lower() for word in HEADING]
+            print(
+                json.dumps({"table": [dict(zip(keys, row, strict=True)) for row in found]}),
+                flush=True,
+            )
+        for row in () if self._as_json else new:
+            line = f"  {output.aligned([row])[0]}"
+            print(output.paint(line) if sys.stdout.isatty() else line, flush=True)
+
+
+@dataclass(slots=True)
+class Story:
+    """A directory with a store, running children, and where to show what happens."""
+
+    directory: Path
+    store: Store
+    children: tuple[DemoProcess, ...]
+    shown: Shown
+
+    def play(self) -> None:
+        """Play all steps.  Raises CkptsyncError where anything is not as it should be."""
+        begun, say = time.monotonic(), self.shown.say
+        say(
+            "two nodes and a head start as processes of their own; they share only the store"
+            f" {self.store.url}"
+        )
+        self._wait_for("nodes and head alive", lambda _: self._alive() == {*NODES, "head"} or None)
+        say("two trainings save: FSDP2 and ZeRO-3, each node its own shards on its own disk")
+        for run in RUNS:
+            for _ in play(script(run, DATA / run, partial(self.output_dir, run))):
+                self._look()
+        self._wait_for(
+            "both checkpoints VERIFIED",
+            lambda seen: all(_is_verified(seen, r) for r in RUNS) or None,
+        )
+        say(
+            "both were uploaded, completed, and merged into one model each, and every byte of them"
+            " is verified"
+        )
+        self._damage_and_repair()
+        say(f"all of it observed in the store, in {time.monotonic() - begun:.0f} seconds")
+
+    def output_dir(self, run: str, node: str) -> Path:
+        """Return a run's output directory on a node."""
+        return self.directory / node / "out" / run
+
+    def model(self, run: str) -> Path:
+        """Return where the consolidated model of a run lies."""
+        return Path(self.store.url) / consolidated_prefix(run, CHECKPOINT).rstrip("/")
+
+    def _damage_and_repair(self) -> None:
+        before = _snapshot(self._look(), "fsdp2")
+        stored = Path(self.store.url) / "fsdp2" / CHECKPOINT
+        path, at, tensor = byte_of_a_tensor(stored)
+        known = set(before.records.reports)
+        self.shown.say(f"one bit flips in the store: byte {at} of {path}, inside {tensor}")
+        flip(stored / path, at)
+        report, finding = self._wait_for(
+            "the damage reported", lambda seen: find_damage(_snapshot(seen, "fsdp2"), known, path)
+        )
+        if tensor not in finding.tensors:
+            found = ", ".join(finding.tensors) or "no tensor"
+            raise Corrupt(f"{path}: damage in {tensor} was reported as {found}")
+        self.shown.say(
+            f"the verifier names {finding.name} (report {report.n}), and which tensors the damage"
+            f" overlaps: {', '.join(finding.tensors)}"
+        )
+
+        def is_repaired(seen: StoreState) -> bool:
+            reports = _snapshot(seen, "fsdp2").records.reports.values()
+            is_read = any(later.n > report.n and later.verdict == "ok" for later in reports)
+            is_equal = self._stored("fsdp2", path) == self._written("fsdp2", path)
+            return is_read and is_equal and _is_verified(seen, "fsdp2")
+
+        self._wait_for(
+            "the file uploaded again and VERIFIED", lambda seen: is_repaired(seen) or None
+        )
+        self.shown.say(
+            "the node that still had the bytes uploaded them again; everything is verified once"
+            " more"
+        )
+
+    def _stored(self, run: str, path: str) -> bytes:
+        return (Path(self.store.url) / run / CHECKPOINT / path).read_bytes()
+
+    def _written(self, run: str, path: str) -> bytes:
+        owners = [self.output_dir(run, node) / CHECKPOINT / path for node in NODES]
+        return next(owner for owner in owners if owner.exists()).read_bytes()
+
+    def _alive(self) -> set[str]:
+        found = [file.content for file in read_nodes(self.store).hearts]
+        return {heart.node for heart in found if isinstance(heart, Heartbeat) and not heart.stopped}
+
+    def _look(self) -> StoreState:
+        seen = read_state(self.store)
+        self.shown.table(
+            list_rows(self.store, [summarize(one, seen.mtimes) for one in seen.locations])
+        )
+        return seen
+
+    def _wait_for(self, what: str, answer_of: Callable[[StoreState], T | None]) -> T:
+        """Look until there is an answer.
+
+        Raises CkptsyncError after `PATIENCE` seconds, or if a child ends.
+        """
+        until = time.monotonic() + PATIENCE
+        while True:
+            check(self.children)
+            answer = answer_of(self._look())
+            if answer is not None:
+                return answer
+            if time.monotonic() > until:
+                logs = ", ".join(str(child.log) for child in self.children)
+                raise CkptsyncError(
+                    f"{what}: not seen within {PATIENCE:.0f} s", hint=f"read the logs: {logs}"
+                )
+            time.sleep(LOOK_EVERY)
+
+
+def _snapshot(seen: StoreState, run: str) -> LocationState:
+    found = seen.of(run, CHECKPOINT)
+    if found is None:
+        raise CkptsyncError(f"{run}/{CHECKPOINT}: no longer in the store")
+    return found
+
+
+def _is_verified(seen: StoreState, run: str) -> bool:
+    found = seen.of(run, CHECKPOINT)
+    if found is None or found.status != "VERIFIED":
+        return False
+    return [stored.manifest.node for stored in found.manifests] == list(NODES)
+
+
+def byte_of_a_tensor(checkpoint: Path) -> tuple[str, int, str]:
+    """Return path, byte and tensor: the middle of the largest stored piece of a tensor."""
+    files = DirectoryFiles(str(checkpoint))
+    tensors = registry.tensors(files, registry.choose(files, None))
+    pieces = [
+        (part.extent, tensor.name)
+        for tensor in tensors
+        for copy in tensor.copies
+        for part in copy.parts
+    ]
+    extent, name = max(pieces, key=lambda piece: (piece[0].size, piece[0].file))
+    return extent.file, extent.start + extent.size // 2, name
+
+
+def find_damage(
+    snapshot: LocationState, known: set[str], path: str
+) -> tuple[Report, VerifyFinding] | None:
+    """Return the first report of damage in a file that is not ``known``, and its finding."""
+    new = [report for name, report in snapshot.records.reports.items() if name not in known]
+    for report in sorted(new, key=lambda r: r.n):
+        for finding in report.findings if report.verdict == "damaged" else ():
+            if finding.name == f"{snapshot.location}/{path}":
+                return report, finding
+    return None
 
 
 def configurations(directory: Path) -> dict[str, dict[str, object]]:
-    """Two workers and a head with a verifier, with periods short enough for a story."""
+    """Return two workers and a head with a verifier, by name, with short periods."""
     store = {"url": str(directory / "store")}
     worker = {"quiet": "500ms", "unmarked": "1s", "scan_every": "500ms"}
     nodes: dict[str, dict[str, object]] = {
@@ -104,181 +339,116 @@ def configurations(directory: Path) -> dict[str, dict[str, object]]:
     return {**nodes, "head": head}
 
 
-@dataclass(slots=True)
-class Story:
-    """The stage: a directory, a store, running children, a view."""
+@dataclass(frozen=True, slots=True)
+class DemoProcess:
+    """A running service and its log."""
 
-    directory: Path
-    store: Store
-    children: tuple[Child, ...]
-    view: View
+    name: str
+    log: Path
+    process: subprocess.Popen[bytes]
 
-    def tell(self) -> None:
-        """All of it.  Raises where anything is not as it should be."""
-        begun = time.monotonic()
-        self._start()
-        self._train()
-        self._arrive()
-        self._damage_and_repair()
-        self._compare()
-        self.view.say(f"all of it observed in the store, in {time.monotonic() - begun:.0f} seconds")
 
-    def output(self, run: str) -> Callable[[str], Path]:
-        """A run's output directory on a node."""
-        return lambda node: self.directory / node / "out" / run
+@contextlib.contextmanager
+def running(
+    directory: Path, configurations: Mapping[str, dict[str, object]]
+) -> Iterator[tuple[DemoProcess, ...]]:
+    """Run a service for each configuration until the block ends.
 
-    def _start(self) -> None:
-        self.view.say(f"two nodes and a head start as processes of their own; they share nothing but the store {self.store.url}")
-        self._see("nodes and head alive", lambda _: self._alive() or None)
+    Configurations and logs lie in ``directory``.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    environment = {
+        key: value for key, value in os.environ.items() if not key.startswith("CKPTSYNC_")
+    }
+    children: list[DemoProcess] = []
+    try:
+        for name, configuration in configurations.items():
+            config, log = directory / f"{name}.yaml", directory / f"{name}.log"
+            config.write_text(yaml.safe_dump(configuration, sort_keys=False))
+            with log.open("wb") as out:
+                process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+                    [sys.executable, "-m", "ckptsync", "run", "-c", str(config)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=out,
+                    env=environment,
+                )
+            children.append(DemoProcess(name, log, process))
+        yield tuple(children)
+    finally:
+        for child in children:
+            child.process.terminate()
+        for child in children:
+            try:
+                child.process.wait(END_PATIENCE)
+            except subprocess.TimeoutExpired:  # noqa: PERF203 - each child for itself
+                child.process.kill()
+                child.process.wait()
 
-    def _alive(self) -> bool:
-        hearts = [heart for _, heart in heartbeat.listed(self.store) if isinstance(heart, Heartbeat) and not heart.stopped]
-        return {heart.node for heart in hearts} == {*NODES, "head"}
 
-    def _train(self) -> None:
-        self.view.say("two trainings save: FSDP2 and ZeRO-3, each node its own shards on its own disk")
-        for run in RUNS:
-            for _ in play(script(run, DATA / run, self.output(run))):
-                self._look()
-
-    def _arrive(self) -> None:
-        self._see("both checkpoints VERIFIED", lambda c: all(self._is_verified(c, run) for run in RUNS) or None)
-        self.view.say("both arrived, were complete, were consolidated into one model each, and every byte of them is proven")
-
-    def _damage_and_repair(self) -> None:
-        before = self._snapshot(self._look(), "fsdp2")
-        path, at, tensor = a_byte_of_a_tensor(Path(self.store.url) / "fsdp2" / CHECKPOINT)
-        known = set(before.records.reports)
-        self.view.say(f"one bit flips in the store: byte {at} of {path}, inside {tensor}")
-        flip(Path(self.store.url) / "fsdp2" / CHECKPOINT / path, at)
-        report, finding = self._see("the damage reported", lambda c: damage(self._snapshot(c, "fsdp2"), known, path))
-        if tensor not in finding.tensors:
-            raise Corrupt(f"{path}: damage in {tensor} was reported as {', '.join(finding.tensors) or 'no tensor'}")
-        self.view.say(
-            f"the verifier names {finding.name} (report {report.n}), and what the damage overlaps: {', '.join(finding.tensors)}"
-        )
-        self._see("the file sent again and VERIFIED", lambda c: self._is_repaired(c, path, report) or None)
-        self.view.say("the node that still had the bytes has sent them again; everything is verified once more")
-
-    def _is_verified(self, catalogue: Fresh, run: str) -> bool:
-        found = [s for s in catalogue.locations if (s.run, s.location) == (run, CHECKPOINT)]
-        return bool(found) and found[0].status == "VERIFIED" and [k.manifest.node for k in found[0].manifests] == list(NODES)
-
-    def _is_repaired(self, catalogue: Fresh, path: str, damaged: Report) -> bool:
-        after = [r for r in self._snapshot(catalogue, "fsdp2").records.reports.values() if r.n > damaged.n and r.verdict == "ok"]
-        return bool(after) and self._is_verified(catalogue, "fsdp2") and self._stored("fsdp2", path) == self._written("fsdp2", path)
-
-    def _stored(self, run: str, path: str) -> bytes:
-        return (Path(self.store.url) / run / CHECKPOINT / path).read_bytes()
-
-    def _written(self, run: str, path: str) -> bytes:
-        owners = [self.output(run)(node) / CHECKPOINT / path for node in NODES]
-        return next(owner for owner in owners if owner.exists()).read_bytes()
-
-    def _compare(self) -> None:
-        files = 0
-        for run in RUNS:
-            for path in self._paths(run):
-                if self._stored(run, path) != self._written(run, path):
-                    raise Corrupt(f"{run}/{CHECKPOINT}/{path}: the store and the node differ")
-                files += 1
-            self._compare_model(run)
-        self.view.say(
-            f"compared: {files} stored files equal the nodes' own, and both models equal a merge of the nodes' directories, byte by byte"
-        )
-
-    def _paths(self, run: str) -> Iterator[str]:
-        for node in NODES:
-            yield from LocalFiles(str(self.output(run)(node) / CHECKPOINT)).sizes()
-
-    def _compare_model(self, run: str) -> None:
-        merged = self.directory / "merged-here" / run
-        sources = [self.output(run)(node) / CHECKPOINT for node in NODES]
-        merge_local(sources, merged, Options(), BASE if run == "fsdp2" else None)
-        model = self.model(run)
-        here, there = ({p.relative_to(root): p.read_bytes() for p in root.rglob("*") if p.is_file()} for root in (merged, model))
-        if here != there:
-            differing = sorted(
-                {str(k) for k in here.keys() ^ there.keys()} | {str(k) for k in here.keys() & there.keys() if here[k] != there[k]}
+def check(children: Sequence[DemoProcess]) -> None:
+    """Raise CkptsyncError if a child has ended."""
+    for child in children:
+        code = child.process.poll()
+        if code is not None:
+            last = child.log.read_text(errors="replace").strip().splitlines()[-1:]
+            raise CkptsyncError(
+                f"{child.name} ended with exit code {code}: {''.join(last)}",
+                hint=f"read {child.log}",
             )
-            raise Corrupt(f"{model}: differs from a merge of the nodes' directories in {', '.join(differing)}")
-
-    def model(self, run: str) -> Path:
-        """Where the consolidated model of a run lies."""
-        return Path(self.store.url) / consolidated_prefix(run, CHECKPOINT).rstrip("/")
-
-    def _snapshot(self, catalogue: Fresh, run: str) -> Snapshot:
-        found = [s for s in catalogue.locations if (s.run, s.location) == (run, CHECKPOINT)]
-        if not found:
-            raise CkptsyncError(f"{run}/{CHECKPOINT}: no longer in the store", hint=self._logs())
-        return found[0]
-
-    def _look(self) -> Fresh:
-        catalogue = fresh(self.store)
-        self.view.table(locations.rows(self.store, [summary(s, catalogue.mtimes) for s in catalogue.locations]))
-        return catalogue
-
-    def _see(self, what: str, seen: Callable[[Fresh], T | None]) -> T:
-        """Look until ``seen`` has an answer; raises CkptsyncError after `PATIENCE` seconds, or if a child ends."""
-        until = time.monotonic() + PATIENCE
-        while True:
-            check(self.children)
-            catalogue = self._look()
-            answer = seen(catalogue)
-            if answer is not None:
-                return answer
-            if time.monotonic() > until:
-                raise CkptsyncError(f"{what}: not seen within {PATIENCE:.0f} s", hint=self._logs())
-            time.sleep(LOOK_EVERY)
-
-    def _logs(self) -> str:
-        return f"read the logs: {', '.join(str(child.log) for child in self.children)}"
 
 
-def a_byte_of_a_tensor(checkpoint: Path) -> tuple[str, int, str]:
-    """Path, byte and name: the middle of the largest stored piece of a tensor."""
-    files = LocalFiles(str(checkpoint))
-    tensors = table.tensors(files, table.choose(files, None))
-    pieces = [(part.extent, tensor.name) for tensor in tensors for copy in tensor.copies for part in copy.parts]
-    extent, name = max(pieces, key=lambda piece: (piece[0].size, piece[0].file))
-    return extent.file, extent.start + extent.size // 2, name
+@dataclass(frozen=True, slots=True)
+class Write:
+    """One file that a trainer writes on one node."""
+
+    node: str
+    source: Path
+    target: Path
 
 
-def damage(snapshot: Snapshot, known: set[str], path: str) -> tuple[Report, Finding] | None:
-    """The first new report of damage in a file, and what it found there."""
-    reports = sorted((r for name, r in snapshot.records.reports.items() if name not in known), key=lambda r: r.n)
-    for report in reports:
-        for finding in report.findings:
-            if report.verdict == "damaged" and finding.name == f"{snapshot.location}/{path}":
-                return report, finding
-    return None
+def script(run: str, data: Path, output_dir: Callable[[str], Path]) -> tuple[Write, ...]:
+    """Return every file of a run in the order of writing.
 
-
-def ending(story: Story) -> list[str]:
-    """Where things lie, and what to try next."""
-    lines = [f"the model of {run} lies in {story.model(run)} ({show_size(size_of(story.model(run)))})" for run in RUNS]
-    parts = [story.output("zero3")(node) / CHECKPOINT for node in NODES]
-    commands = (
-        ("inspect", story.model("fsdp2")),
-        ("verify", Path(story.store.url)),
-        ("merge", *parts, story.directory / "my-model"),
-    )
-    return [
-        *lines,
-        f"everything else, logs too: {story.directory}",
-        "try next:",
-        *(f"  {shlex.join([*program(), *map(str, command)])}" for command in commands),
+    ``output_dir(node)`` is the run's output directory there.
+    """
+    writes = [
+        Write(node.name, path, output_dir(node.name) / path.relative_to(node))
+        for node in sorted(data.iterdir())
+        for path in sorted(node.rglob("*"))
+        if path.is_file()
     ]
+    if not writes:
+        raise StoreError(
+            f"{data}: no demo data for {run}",
+            hint="the installation is not complete: install ckptsync again",
+        )
+
+    def order(write: Write) -> tuple[int, str, str]:
+        name = write.target.name
+        return (
+            max(i for i, pattern in enumerate(_ORDER) if pattern.fullmatch(name)),
+            name,
+            write.node,
+        )
+
+    return tuple(sorted(writes, key=order))
 
 
-def program() -> list[str]:
-    """How a shell calls this program: ``make demo`` installs it where no PATH leads."""
-    if shutil.which("ckptsync"):
-        return ["ckptsync"]
-    beside = Path(sys.executable).with_name("ckptsync")
-    return [str(beside)] if beside.exists() else [sys.executable, "-m", "ckptsync"]
+def play(writes: tuple[Write, ...], pause: float = PAUSE) -> Iterator[Write]:
+    """Write one file after the other, and yield each."""
+    for write in writes:
+        write.target.parent.mkdir(parents=True, exist_ok=True)
+        write.target.write_bytes(write.source.read_bytes())
+        yield write
+        time.sleep(pause)
 
 
-def size_of(directory: Path) -> int:
-    """Bytes of all files below."""
-    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+def flip(path: Path, at: int) -> None:
+    """Flip one bit of one byte in place, as a disk would."""
+    path.chmod(path.stat().st_mode | 0o200)
+    with path.open("r+b") as f:
+        f.seek(at)
+        byte = f.read(1)[0]
+        f.seek(at)
+        f.write(bytes([byte ^ 1]))

@@ -1,26 +1,33 @@
-"""``ckptsync gc``: what is kept and what goes, and why; then what was done."""
+"""``ckptsync gc``: delete checkpoints that no retention rule keeps."""
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
+from ckptsync.catalogue.uncached import not_found
 from ckptsync.cli import output
-from ckptsync.cli.arguments import add_store
-from ckptsync.cli.locations import asked_store, checked_name, configuration
+from ckptsync.cli.access import add_store, checked_name, configuration, named_store
 from ckptsync.config.readers import RULES as READ
 from ckptsync.config.readers import duration
 from ckptsync.errors import ConfigError
-from ckptsync.head import litter
-from ckptsync.head.gc import Asked, Deed, Failed, Planned, Swept, plan, tick
-from ckptsync.head.litter import Litter
+from ckptsync.head.gc import (
+    PlannedRemoval,
+    RetentionRequest,
+    RetentionResult,
+    apply_retention,
+    plan_retention,
+)
+from ckptsync.head.orphans import Orphan, delete_orphans, find_orphans
+from ckptsync.head.removal import RemovalOutcome, store_now
+from ckptsync.head.retention import RetentionDecision
 from ckptsync.head.rules import Rules
-from ckptsync.head.tombs import store_now
-from ckptsync.records.names import OURS
+from ckptsync.quantities import show_duration, show_size
+from ckptsync.safe_names import RECORDS
 from ckptsync.stores.contract import Store
-from ckptsync.units import show_duration, show_size
 
 GRACE = 86400.0
 HEADING = ("RUN", "CHECKPOINT", "STATE", "SIZE", "DECISION", "REASON")
@@ -29,12 +36,34 @@ HEADING = ("RUN", "CHECKPOINT", "STATE", "SIZE", "DECISION", "REASON")
 RULES = (
     ("keep-last", "N", "keep the newest N that are verified"),
     ("keep-every", "N", "keep steps that are a multiple of N"),
-    ("keep-best", "METRIC:N", "keep the best N by a metric in trainer_state.json: eval_loss:2 (lowest), max:eval_accuracy:2"),
+    (
+        "keep-best",
+        "METRIC:N",
+        (
+            "keep the best N by a metric in trainer_state.json: eval_loss:2 (lowest),"
+            " max:eval_accuracy:2"
+        ),
+    ),
     ("max-age", "TIME", "delete what no rule keeps when it is older, for example 30d"),
-    ("max-size", "SIZE", "delete what no rule keeps when newer checkpoints take more room than this, for example 2TB"),
-    ("shards", "WHICH", "keep, or drop-after:N: delete the trainer's own files of all but the newest N; consolidated models stay"),
+    (
+        "max-size",
+        "SIZE",
+        (
+            "delete what no rule keeps when newer checkpoints take more room than this, for"
+            " example 2TB"
+        ),
+    ),
+    (
+        "shards",
+        "WHICH",
+        (
+            "keep, or drop-after:N: delete the trainer's own files of all but the newest N;"
+            " consolidated models stay"
+        ),
+    ),
 )
-DETAILS = """A checkpoint is marked first, and deleted by a later run when the grace period is over. The last verified
+DETAILS = """A checkpoint is marked first, and deleted by a later run when the grace period is \
+over. The last verified
 checkpoint of a run is never deleted. Rules given here replace those of the configuration."""
 
 
@@ -44,132 +73,165 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--run", metavar="RUN", default="", help="only of this run")
     for name, what, text in RULES:
         command.add_argument(f"--{name}", metavar=what, help=text)
-    command.add_argument("--grace", metavar="TIME", help="time between marking and deleting (default: the configuration's, or 1d)")
     command.add_argument(
-        "--litter",
-        action="store_true",
-        help="also delete orphaned files: files that no record names for a day, and unfinished writes of killed processes",
+        "--grace",
+        metavar="TIME",
+        help="time between marking and deleting (default: the configuration's, or 1d)",
     )
-    command.add_argument("--dry-run", action="store_true", help="only say what would be kept or deleted, and why")
+    command.add_argument(
+        "--orphans",
+        action="store_true",
+        help=(
+            "also delete orphaned files: files that no record names for a day, and unfinished"
+            " writes of killed processes"
+        ),
+    )
+    command.add_argument(
+        "--dry-run", action="store_true", help="only say what would be kept or deleted, and why"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Decide, and unless it is a dry run do it."""
-    asked = asked_for(args)
-    store = asked_store(args)
-    _check_there(store, args.run)
-    found = plan(store, asked, _clock(store)) if args.dry_run else tick(store, asked)
-    swept = _litter(store, args) if args.litter else ()
+    request = build_request(args)
+    store = named_store(args)
+    if args.run and next(iter(store.names(f"{checked_name(args.run, 'run')}/")), None) is None:
+        raise not_found(store, args.run)
+    found = (
+        plan_retention(store, request, _clock(store))
+        if args.dry_run
+        else apply_retention(store, request)
+    )
+    orphans: list[Orphan] = []
+    if args.orphans:
+        now = _clock(store) if args.dry_run else store_now(store)
+        orphans = list(find_orphans(store, now, args.run))
+        orphans = orphans if args.dry_run else list(delete_orphans(store, orphans, now))
     if args.json:
-        output.print_json(described(found, is_dry=args.dry_run) | {"litter": [one.entry for one in swept]})
+        output.print_json(
+            describe_retention(found, is_dry=args.dry_run)
+            | {"orphans": [one.entry for one in orphans]}
+        )
     else:
-        for line in (*lines(found, is_dry=args.dry_run), *litter_lines(swept, is_dry=args.dry_run)):
+        verb = "orphaned" if args.dry_run else "deleted orphaned file"
+        for line in show_retention(found, is_dry=args.dry_run):
             print(line)
+        for one in orphans:
+            print(output.clean(f"{verb}: {one.entry.name}, {show_size(one.entry.size)}"))
     return max((f.error.exit_code for f in found.failed), default=0)
 
 
-def _check_there(store: Store, run: str) -> None:
-    """Raises ConfigError if a run is named that the store does not have."""
-    if run and next(iter(store.names(f"{checked_name(run, 'run')}/")), None) is None:
-        raise ConfigError(f"{run}: there is no such run in this store", hint="`ckptsync ls` shows what is there")
+def build_request(args: argparse.Namespace) -> RetentionRequest:
+    """Return the rules of the command line, else of the configuration.
 
-
-def asked_for(args: argparse.Namespace) -> Asked:
-    """The rules that are given; raises ConfigError if there are none."""
-    given = {name.replace("-", "_"): value for name, _, _ in RULES if (value := getattr(args, name.replace("-", "_"))) is not None}
+    Raise ConfigError if there are none.
+    """
+    given = {
+        name.replace("-", "_"): value
+        for name, _, _ in RULES
+        if (value := getattr(args, name.replace("-", "_"))) is not None
+    }
     loaded = configuration(args)
     config = loaded.retention if loaded else None
     grace = _read("grace", args.grace) if args.grace else config.grace if config else GRACE
     if given:
         rules = Rules(**{key: _read(key, value) for key, value in given.items()})
-        return Asked(lambda _: rules, grace, args.run)
-    if config is None and args.litter:
-        return Asked(lambda _: Rules(), grace, args.run)
-    if config is None:
-        raise ConfigError("no rule is given: nothing would go", hint="give a configuration with -c, or rules such as --keep-last 3")
-    return Asked(config.of, grace, args.run)
+        return RetentionRequest(lambda _: rules, grace, args.run)
+    if config is None and not args.orphans:
+        raise ConfigError(
+            "no rule is given", hint="give a configuration with -c, or rules such as --keep-last 3"
+        )
+    return RetentionRequest(config.of if config else lambda _: Rules(), grace, args.run)
 
 
 def _read(key: str, value: str) -> Any:
     try:
-        return duration(value) if key == "grace" else READ[key](int(value) if value.isdigit() else value)
+        return (
+            duration(value)
+            if key == "grace"
+            else READ[key](int(value) if value.isdigit() else value)
+        )
     except ValueError as e:
         raise ConfigError(f"--{key.replace('_', '-')}: {e}") from e
 
 
 def _clock(store: Store) -> float:
-    """What time it is there, as far as can be told without writing: not before its newest word."""
-    return max([time.time(), *(entry.mtime for entry in store.names(f"{OURS}/"))])
+    """Return the store's time as far as it can be told without writing.
+
+    It is not before the newest record.
+    """
+    return max([time.time(), *(entry.mtime for entry in store.names(f"{RECORDS}/"))])
 
 
-def _litter(store: Store, args: argparse.Namespace) -> tuple[Litter, ...]:
-    now = _clock(store) if args.dry_run else store_now(store)
-    there = list(litter.found(store, now, run=args.run))
-    return tuple(there if args.dry_run else litter.remove(store, there, now))
-
-
-def litter_lines(swept: Iterable[Litter], *, is_dry: bool) -> Iterator[str]:
-    """What nothing speaks of."""
-    verb = "litter" if is_dry else "removed litter"
-    return (output.clean(f"{verb}: {one.entry.name}, {show_size(one.entry.size)}") for one in swept)
-
-
-def lines(found: Swept, *, is_dry: bool) -> Iterator[str]:
-    """A table of all that is decided, what was done, and what could not be."""
+def show_retention(found: RetentionResult, *, is_dry: bool) -> Iterator[str]:
+    """Yield a table of all decisions, what was done, and what failed."""
     if found.planned:
         yield from output.aligned([HEADING, *(row(one) for one in found.planned)])
     else:
-        yield "no checkpoint of which a rule speaks"
+        yield "no checkpoint to which a rule applies"
     yield ""
-    if is_dry:
-        yield from (_would(one) for one in found.planned if one.step.deed not in ("nothing", "wait"))
-    yield from map(_did, found.done)
-    yield from (output.clean(f"failed: {_at(f)}: {f.error}") for f in found.failed)
+    verbs = {"mark": "mark", "remove": "delete", "withdraw": "withdraw the mark of"}
+    for one in found.planned if is_dry else ():
+        decision = one.decision
+        if verb := verbs.get(decision.action):
+            yield output.clean(f"would {verb} {_name(decision)}: {show_size(one.size)}")
+    for outcome in found.done:
+        size = f", {show_size(outcome.size)}" if outcome.result in ("marked", "removed") else ""
+        yield output.clean(f"{outcome.result}: {_name(outcome)}{size} ({outcome.reason})")
+    for failed in found.failed:
+        at = f"{failed.run}/{failed.location}".rstrip("/")
+        yield output.clean(f"failed: {at}: {failed.error}")
     yield summary(found, is_dry=is_dry)
 
 
-def row(one: Planned) -> list[str]:
-    """One location."""
-    seen = one.seen
+def row(one: PlannedRemoval) -> list[str]:
+    """Return the cells of one location."""
+    seen, decision = one.seen, one.decision
+    left = (
+        f" (in {show_duration(round(decision.left))})"
+        if decision.action == "wait" and decision.left
+        else ""
+    )
     size = show_size(seen.size + seen.model_size)
-    left = f" (in {show_duration(round(one.step.left))})" if one.step.deed == "wait" and one.step.left else ""
-    return [seen.run, seen.location, seen.status, size, f"{one.decision.verdict}{left}", one.decision.reason]
+    return [
+        seen.run,
+        seen.location,
+        seen.status,
+        size,
+        f"{decision.verdict}{left}",
+        decision.reason,
+    ]
 
 
-def _would(one: Planned) -> str:
-    verb = {"mark": "mark", "remove": "remove", "take-back": "take back"}[one.step.deed]
-    return output.clean(f"would {verb} {one.step.run}/{one.step.location}{_scope(one.step.scope)}: {show_size(one.size)}")
+def _name(one: RetentionDecision | RemovalOutcome) -> str:
+    return f"{one.run}/{one.location}{', its shards' if one.scope == 'shards' else ''}"
 
 
-def _did(deed: Deed) -> str:
-    size = f", {show_size(deed.size)}" if deed.outcome in ("marked", "removed") else ""
-    return output.clean(f"{deed.outcome}: {deed.run}/{deed.location}{_scope(deed.scope)}{size} ({deed.reason})")
-
-
-def _scope(scope: str) -> str:
-    return ", its shards" if scope == "shards" else ""
-
-
-def _at(failed: Failed) -> str:
-    return f"{failed.run}/{failed.location}".rstrip("/")
-
-
-def summary(found: Swept, *, is_dry: bool) -> str:
-    """How much of it goes."""
-    deeds: Iterable[tuple[str, int]] = ((d.outcome, d.size) for d in found.done)
+def summary(found: RetentionResult, *, is_dry: bool) -> str:
+    """Return how many checkpoints are deleted, and how much that is."""
+    counted: list[tuple[str, int]] = [(o.result, o.size) for o in found.done]
     if is_dry:
-        named = {"mark": "to mark", "remove": "to remove", "wait": "waiting", "take-back": "to take back"}
-        deeds = ((named[p.step.deed], p.size) for p in found.planned if p.step.deed in named)
+        names = {
+            "mark": "to mark",
+            "remove": "to remove",
+            "wait": "waiting",
+            "withdraw": "to withdraw",
+        }
+        counted = [
+            (names[p.decision.action], p.size) for p in found.planned if p.decision.action in names
+        ]
     totals: dict[str, tuple[int, int]] = {}
-    for word, size in deeds:
+    for word, size in counted:
         count, total = totals.get(word, (0, 0))
         totals[word] = count + 1, total + size
-    told = ", ".join(f"{count} {word} ({show_size(size)})" for word, (count, size) in totals.items())
-    return f"{len(found.planned)} checkpoints; {told or 'nothing to do'}"
+    listed = ", ".join(
+        f"{count} {word} ({show_size(size)})" for word, (count, size) in totals.items()
+    )
+    return f"{len(found.planned)} checkpoints; {listed or 'nothing to do'}"
 
 
-def described(found: Swept, *, is_dry: bool) -> dict[str, Any]:
-    """For ``--json``."""
+def describe_retention(found: RetentionResult, *, is_dry: bool) -> dict[str, Any]:
+    """Return the decisions and what was done, for ``--json``."""
     locations = [
         {
             "run": p.seen.run,
@@ -178,12 +240,19 @@ def described(found: Swept, *, is_dry: bool) -> dict[str, Any]:
             "bytes": p.seen.size + p.seen.model_size,
             "decision": p.decision.verdict,
             "reason": p.decision.reason,
-            "deed": p.step.deed,
-            "scope": p.step.scope,
-            "in": p.step.left or None,
+            "deed": p.decision.action,
+            "scope": p.decision.scope,
+            "in": p.decision.left or None,
             "would_free": p.size,
         }
         for p in found.planned
     ]
-    failed = [{"run": f.run, "location": f.location, "error": str(f.error), "hint": f.error.hint} for f in found.failed]
-    return {"dry_run": is_dry, "locations": locations, "done": list(found.done), "failed": failed}
+    done = [
+        {"outcome" if key == "result" else key: value for key, value in asdict(o).items()}
+        for o in found.done
+    ]
+    failed = [
+        {"run": f.run, "location": f.location, "error": str(f.error), "hint": f.error.hint}
+        for f in found.failed
+    ]
+    return {"dry_run": is_dry, "locations": locations, "done": done, "failed": failed}

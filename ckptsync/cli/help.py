@@ -16,7 +16,9 @@ DETAILS = ""
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Define the arguments."""
-    command.add_argument("name", metavar="TOPIC", nargs="?", default="", help="which page (default: list the pages)")
+    command.add_argument(
+        "name", metavar="TOPIC", nargs="?", default="", help="which page (default: list the pages)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -30,7 +32,10 @@ def topics() -> dict[str, Path]:
 
 
 def show(kind: str, found: Mapping[str, Path], args: argparse.Namespace) -> int:
-    """Print the file that ``args.name`` names, or a list of all.  Raises ConfigError if there is no such file."""
+    """Print the file that ``args.name`` names, or a list of all.
+
+    Raises ConfigError if there is no such file.
+    """
     if not args.name:
         titles = {name: _title(path) for name, path in found.items()}
         if args.json:

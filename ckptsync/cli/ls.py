@@ -1,16 +1,23 @@
-"""``ckptsync ls``: the runs and checkpoints of a store, each with one word."""
+"""``ckptsync ls``: list the checkpoints of a store with their status, as a table or as JSON."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from ckptsync.catalogue import kept
-from ckptsync.catalogue.reading import read
+from ckptsync.catalogue import cache_file
+from ckptsync.catalogue.cached import read_catalogue
+from ckptsync.catalogue.location_summary import TOKENIZER, Catalogue, Summary
 from ckptsync.cli import output
-from ckptsync.cli.arguments import add_store
-from ckptsync.cli.locations import HEADING, asked_store, described, exit_code, fault_lines, rows
+from ckptsync.cli.access import add_store, named_store
+from ckptsync.quantities import show_size
+from ckptsync.records.names import consolidated_prefix
+from ckptsync.records.save_groups import Sibling
+from ckptsync.stores.contract import Store
 
 DETAILS = ""
+HEADING = ("RUN", "CHECKPOINT", "STATE", "SIZE", "NODES", "DETAIL")
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -19,21 +26,151 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """List the store once."""
-    store = asked_store(args)
-    cache = kept.load(store.url)
+    """List the store; return the worst exit code of the records that cannot be read."""
+    store = named_store(args)
+    cache = cache_file.load(store.url)
     try:
-        found = read(store, cache)
+        found = read_catalogue(store, cache)
     finally:
-        kept.save(store.url, cache)  # also what was read before an error: the next time goes on there
-    faults = fault_lines(found)
+        # also what was read before an error: the next call continues there
+        cache_file.save(store.url, cache)
+    faults = [f"{fault.name}: {fault.error}" for fault in found.faults]
     if args.json:
-        output.print_json({"store": store.url, "locations": described(store, found.summaries), "unreadable": faults})
+        output.print_json(
+            {
+                "store": store.url,
+                "locations": describe_checkpoints(store, found.shown),
+                "unreadable": faults,
+            }
+        )
         return exit_code(found)
-    if found.summaries:
-        output.print_table(HEADING, rows(store, found.summaries))
+    if found.shown:
+        output.print_table(HEADING, list_rows(store, found.shown))
     elif not faults:
-        print(f"{output.clean(store.url)}: no checkpoints yet")
+        output.say(f"{store.url}: no checkpoints yet")
     for line in faults:
-        print(output.clean(f"unreadable: {line}"))
+        output.say(f"unreadable: {line}")
     return exit_code(found)
+
+
+def exit_code(catalogue: Catalogue) -> int:
+    """Return the worst exit code of the records that cannot be read; 0 if all can."""
+    return max((fault.error.exit_code for fault in catalogue.faults), default=0)
+
+
+def describe_checkpoints(store: Store, summaries: Sequence[Summary]) -> list[dict[str, Any]]:
+    """Return all checkpoints of a store, for ``--json``."""
+    newer = _newer_saves(summaries)
+    return [
+        {
+            "run": seen.run,
+            "checkpoint": seen.checkpoint,
+            "location": seen.location,
+            "status": seen.status,
+            "newer": newer.get((seen.run, seen.location)),
+            "evidence": list(seen.evidence),
+            "lost": list(seen.lost),
+            "siblings": [
+                {
+                    "location": other.location,
+                    "nodes": list(other.nodes),
+                    "against": list(other.against),
+                    "join": other.command(store.url, seen.run, seen.location),
+                }
+                for other in seen.siblings
+            ],
+            "nodes": list(seen.nodes),
+            "files": seen.files,
+            "bytes": seen.size,
+            "model_complete": seen.model,
+            "uploading": (
+                {"nodes": list(seen.uploading), "percent": seen.percent} if seen.uploading else None
+            ),
+            "resume_complete": seen.resume,
+            "missing_for_resume": list(seen.lacks),
+            "model": _model_url(store, seen),
+            "left_out": list(seen.left_out),
+            "missing_to_open": list(seen.to_open),
+            "hint": seen.to_give or None,
+            "proof": {
+                "holds": seen.proof.holds,
+                "verdict": seen.proof.verdict,
+                "level": seen.proof.level,
+                "when": seen.proof.when or None,
+            },
+        }
+        for seen in summaries
+    ]
+
+
+def list_rows(store: Store, summaries: Sequence[Summary]) -> list[list[str]]:
+    """Return all checkpoints of a store as rows of a table under `HEADING`."""
+    newer, found = _newer_saves(summaries), []
+    for seen in summaries:
+        later = newer.get((seen.run, seen.location))
+        details = (
+            _detail(store, seen),
+            f"{later} is newer" if later else "",
+            *(sibling_line(store.url, seen.run, seen.location, other) for other in seen.siblings),
+        )
+        size, nodes = show_size(seen.size), str(len(seen.nodes))
+        found.append(
+            [seen.run, seen.location, seen.status, size, nodes, "; ".join(filter(None, details))]
+        )
+    return found
+
+
+def sibling_line(url: str, run: str, location: str, other: Sibling) -> str:
+    """Return what is known of another part of a save, and the command that joins them."""
+    nodes, command = ", ".join(other.nodes), other.command(url, run, location)
+    if not other.against:
+        return f"{other.location} of {nodes} is another part of this save; to join them: {command}"
+    return (
+        f"{other.location} of {nodes} may be another part of this save"
+        f" ({'; '.join(other.against)}); if so: {command}"
+    )
+
+
+def upload_line(nodes: Sequence[str], percent: int | None) -> str:
+    """Return who uploads a checkpoint, and how much of what its model needs is there."""
+    return f"from {', '.join(nodes)}{f', {percent} %' if percent is not None else ''}"
+
+
+def _newer_saves(summaries: Iterable[Summary]) -> Mapping[tuple[str, str], str]:
+    """Return, by run and location of an older save, the location of the newest one.
+
+    A training that was resumed writes ``final`` once more.  A location that may be another part of
+    a save is not a newer one.
+    """
+    there = sorted((s for s in summaries if not s.retired), key=lambda s: (s.ended, s.location))
+    newest = {(s.run, s.checkpoint): s for s in there}
+    older = {}
+    for seen in there:
+        last = newest[seen.run, seen.checkpoint]
+        own = {seen.location, *(other.location for other in seen.siblings)}
+        if last.ended > seen.ended and last.location not in own:
+            older[seen.run, seen.location] = last.location
+    return older
+
+
+def _detail(store: Store, seen: Summary) -> str:
+    """Return where the model lies, if the checkpoint has one; else why its status is no better."""
+    model = _model_url(store, seen)
+    if seen.status not in ("VERIFIED", "CONSOLIDATED") or not model:
+        why = output.first_of(seen.lost or seen.evidence)
+        return f"{upload_line(seen.uploading, seen.percent)}; {why}" if seen.uploading else why
+    return "".join(
+        (
+            f"{seen.unopenable}; {seen.to_give}; " if seen.unopenable else "",
+            model,
+            f" ({seen.proof.level})" if seen.status == "VERIFIED" else "",
+            "; no tokenizer" if TOKENIZER in seen.to_open else "",
+            f"; code left out: {', '.join(seen.left_out)}" if seen.left_out else "",
+        )
+    )
+
+
+def _model_url(store: Store, seen: Summary) -> str | None:
+    if not seen.consolidated:
+        return None
+    return f"{store.url.rstrip('/')}/{consolidated_prefix(seen.run, seen.location).rstrip('/')}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
-import json
 import logging
 import os
 import signal
@@ -17,38 +16,48 @@ from typing import Protocol, cast
 
 from ckptsync import __version__
 from ckptsync.cli.arguments import EXIT_CODES, Parser, add_command
+from ckptsync.cli.output import print_error
 from ckptsync.errors import CkptsyncError, StoreError
-from ckptsync.stores import ending
-from ckptsync.units import clean
+from ckptsync.quantities import clean
+from ckptsync.stores import progress_signals
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 _ALGEBRA = "OPENBLAS_NUM_THREADS"
-COMMANDS: Mapping[str, tuple[str, str]] = {
-    "demo": ("demo", "show everything on this machine: two nodes, a head, a flipped bit, its repair"),
-    "run": ("run", "run the service with the roles of its configuration (worker, head, verifier)"),
-    "push": ("push", "upload one checkpoint, or every checkpoint of a directory, now"),
-    "merge": ("merge", "merge a sharded checkpoint into safetensors; needs no service"),
-    "verify": ("verify", "read a store, or a checkpoint in a directory, and check every byte"),
-    "inspect": ("inspect", "show which layouts a checkpoint has, whether it is complete, and its tensors"),
-    "ls": ("ls", "list the runs and checkpoints of a store with their status"),
-    "status": ("status", "show what the nodes and heads of a store do, and what is wrong"),
-    "pull": ("pull", "download a checkpoint, so that a training can resume from it"),
-    "gc": ("gc", "delete checkpoints that no retention rule keeps"),
-    "keep": ("keep", "keep a checkpoint, whatever the retention rules say"),
-    "join": ("join", "declare that two locations of a checkpoint are one save, and bring their files together"),
-    "repair": ("repair", "repair what is damaged, or say why it cannot be repaired"),
-    "config": ("config", "print an example of a configuration"),
-    "help": ("help", "print a page of the documents"),
-    "hook": ("hook", "let an environment variable give trainers the hook: install, remove"),
-    "service": ("service", "write or remove systemd units for this machine's configuration"),
-    "doctor": ("doctor", "find what would make a training hang or lose files, before it starts"),
+COMMANDS: Mapping[str, str] = {
+    "demo": "show everything on this machine: two nodes, a head, a flipped bit, its repair",
+    "run": "run the service with the roles of its configuration (worker, head, verifier)",
+    "push": "upload one checkpoint, or every checkpoint of a directory, now",
+    "merge": "merge a sharded checkpoint into safetensors; needs no service",
+    "verify": "read a store, or a checkpoint in a directory, and check every byte",
+    "inspect": "show which layouts a checkpoint has, whether it is complete, and its tensors",
+    "ls": "list the runs and checkpoints of a store with their status",
+    "status": "show what the nodes and heads of a store do, and what is wrong",
+    "pull": "download a checkpoint, so that a training can resume from it",
+    "gc": "delete checkpoints that no retention rule keeps",
+    "keep": "keep a checkpoint, whatever the retention rules say",
+    "join": (
+        "declare that two locations of a checkpoint are one save, and bring their files together"
+    ),
+    "repair": "repair what is damaged, or say why it cannot be repaired",
+    "config": "print an example of a configuration",
+    "help": "print a page of the documents",
+    "hook": "let an environment variable give trainers the hook: install, remove",
+    "service": "write or remove systemd units for this machine's configuration",
+    "doctor": "find what would make a training hang or lose files, before it starts",
 }
-"""Command: its module in this package, and what it does.  A command's module is imported only when it is called."""
+"""Each command, and what it does.
+
+Its module in this package has the same name, and is imported only when it is called.
+"""
 
 
 class Command(Protocol):
-    """A command's module.  ``DETAILS`` follows the summary in its help; a command of several actions gives each action a ``command`` of its own."""
+    """A command's module.
+
+    ``DETAILS`` follows the summary in its help; a command of several actions gives each action a
+    ``command`` of its own.
+    """
 
     DETAILS: str
 
@@ -61,7 +70,10 @@ class Command(Protocol):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code.  What is no `CkptsyncError` escapes with its traceback (exit code 1)."""
+    """Run one command and return its exit code.
+
+    What is no `CkptsyncError` escapes with its traceback (exit code 1).
+    """
     words = sys.argv[1:] if argv is None else argv
     args = parser(next((word for word in words if not word.startswith("-")), "")).parse_args(words)
     handler = logging.StreamHandler()  # a service chooses its format later
@@ -71,21 +83,29 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser(command: str = "") -> argparse.ArgumentParser:
-    """Return the parser of the whole command line, with the arguments of ``command`` alone: no other command's module is imported."""
+    """Return the parser of the whole command line, with the arguments of ``command`` alone.
+
+    No other command's module is imported.
+    """
     top = argparse.ArgumentParser(
         prog="ckptsync",
-        description="Collects every finished checkpoint from all your nodes, merges the shards into safetensors, and verifies every byte.",
+        description=(
+            "Collects every finished checkpoint from all your nodes, merges the shards into"
+            " safetensors, and verifies every byte."
+        ),
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     top.set_defaults(json=False)
     top.add_argument("--version", action="version", version=f"ckptsync {__version__}")
-    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
-    for name, (module, summary) in COMMANDS.items():
+    commands = top.add_subparsers(
+        title="commands", metavar="COMMAND", required=True, parser_class=Parser
+    )
+    for name, summary in COMMANDS.items():
         if name != command:
             commands.add_parser(name, help=summary)
             continue
-        chosen = _imported(f"ckptsync.cli.{module}")
+        chosen = _imported(f"ckptsync.cli.{name}")
         one = add_command(commands, name, summary, chosen.DETAILS)
         one.set_defaults(command=chosen.run)
         chosen.add_arguments(one)
@@ -93,7 +113,7 @@ def parser(command: str = "") -> argparse.ArgumentParser:
 
 
 class _Clean(logging.Formatter):
-    """What a server or a file has in its words does not reach the terminal."""
+    """Formats log lines so that names and errors from a store cannot command the terminal."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - its base calls it so
         return clean(super().formatMessage(record))
@@ -102,12 +122,14 @@ class _Clean(logging.Formatter):
 def _imported(command: str) -> Command:
     """Return the module of a command, and import numpy where the module needs it.
 
-    OpenBLAS would start a thread for each core, which wait for work by spinning: more CPU than all else at the start, and never any work here.
-    The variable is taken away again, as other programs that are started from here would inherit it.
+    OpenBLAS would start a thread for each core, which wait for work by spinning: more CPU than all
+    else at the start, and never any work here. The variable is taken away again, as other programs
+    that are started from here would inherit it.
     """
-    if command in sys.modules:  # a program that calls `main` again: what it has by now may become garbage
+    # a program that calls `main` again: what it has by now may become garbage
+    if command in sys.modules:
         return cast("Command", sys.modules[command])
-    is_told = _ALGEBRA in os.environ
+    is_set = _ALGEBRA in os.environ
     os.environ.setdefault(_ALGEBRA, "1")
     gc.disable()  # what is imported stays: looking through it for garbage takes a tenth of the time
     try:
@@ -115,56 +137,55 @@ def _imported(command: str) -> Command:
     finally:
         gc.freeze()
         gc.enable()
-        if not is_told:
+        if not is_set:
             del os.environ[_ALGEBRA]
 
 
 def bounded(command: Callable[[], int], *, as_json: bool = False) -> int:
-    """The error boundary."""
+    """Run a command; return its exit code, or that of the error, which is printed."""
     try:
         with _terminated_like_interrupted():
             code = command()
             sys.stdout.flush()
+            return code
     except CkptsyncError as e:
-        return _say(e, as_json=as_json)
+        error = e
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # whoever read our output has left, which is their right; stdout must not be flushed into the pipe once more at exit
+        # the reader of our output has left; stdout must not be flushed into the pipe once more at
+        # exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except OSError as e:
         if e.errno is None:
             raise
         where = f"{e.filename}: " if e.filename else ""
-        return _say(StoreError(f"{where}{e.strerror or e}", hint="look at that disk or path, then try again"), as_json=as_json)
-    return code
-
-
-def _say(error: CkptsyncError, *, as_json: bool) -> int:
-    if as_json:
-        print(json.dumps({"error": str(error), "hint": error.hint, "exit_code": error.exit_code}), file=sys.stderr)
-        return error.exit_code
-    print(clean(f"ckptsync: error: {error}"), file=sys.stderr)
-    if error.hint:
-        print(clean(f"ckptsync: hint: {error.hint}"), file=sys.stderr)
+        error = StoreError(
+            f"{where}{e.strerror or e}", hint="look at that disk or path, then try again"
+        )
+    print_error(error, as_json=as_json)
     return error.exit_code
 
 
 @contextlib.contextmanager
 def _terminated_like_interrupted() -> Iterator[None]:
-    """SIGTERM unwinds the stack as ^C does, so that unfinished output is removed; with either nothing is tried again."""
-    ending.begin()
+    """SIGTERM unwinds the stack as ^C does, so that unfinished output is removed.
+
+    With either nothing is tried again.
+    """
+    progress_signals.clear_shutdown()
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def unwind(number: int, _frame: object) -> None:
-        ending.announce()
+        progress_signals.announce_shutdown()
         raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
     numbers = [signal.SIGTERM]
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else ^C is not for us, as in the background
+    # else ^C is not for us, as in the background
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         numbers.append(signal.SIGINT)
     before = {number: signal.signal(number, unwind) for number in numbers}
     try:

@@ -11,27 +11,25 @@ from collections.abc import Iterable
 from typing import Any
 
 from ckptsync.cli import output
-from ckptsync.cli.arguments import add_bandwidth, add_dry_run
-from ckptsync.cli.locations import reached
-from ckptsync.cli.output import Progress, shown, silent
-from ckptsync.collector import paused
+from ckptsync.cli.access import access_of, add_bandwidth
+from ckptsync.cli.arguments import add_dry_run
+from ckptsync.cli.output import say
 from ckptsync.errors import ConfigError
-from ckptsync.merge import local
-from ckptsync.merge.consolidate import Merged
-from ckptsync.merge.copying import Work
-from ckptsync.merge.dated import check_dates
-from ckptsync.merge.looking import Asked, Prepared, look, told
-from ckptsync.merge.one_save import ignored
-from ckptsync.merge.plan import Options
-from ckptsync.merge.remote import carry_out_into, check_free
+from ckptsync.merge.destination import EngineAt, check_free, merge
+from ckptsync.merge.engine import Merged
+from ckptsync.merge.inputs import MergeRequest, Prepared, open_sources, show_path
+from ckptsync.merge.plan import MergeOptions, Work
 from ckptsync.merge.statistics import Statistics
-from ckptsync.stores.trees import Access
+from ckptsync.python_gc import paused
+from ckptsync.quantities import parse_size, show_size
+from ckptsync.stores.opening import Access
 from ckptsync.stores.urls import Remote, located
-from ckptsync.units import parse_size, show_size
 
 PARTS = 64 << 20  # bytes of parts in flight to a store, beside what is being read and made
 MOST_JOBS = 8  # more than a disk takes in
-FAR_JOBS = 4  # they mostly wait for a store: so many keep a network busy, within 300 MB for all there is
+FAR_JOBS = (
+    4  # they mostly wait for a store: so many keep a network busy, within 300 MB for all there is
+)
 
 
 DTYPES = ("auto", "keep", "bf16", "fp16", "fp32")
@@ -40,179 +38,223 @@ DETAILS = "With several SRC, each holds\nshards of the same checkpoint that one 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Define the arguments."""
-    command.add_argument(
+    add = command.add_argument
+    add(
         "sources",
         metavar="SRC",
         nargs="+",
-        help="a checkpoint, its inner shard directory, or a DeepSpeed save directory; a path or a URL",
+        help=(
+            "a checkpoint, its inner shard directory, or a DeepSpeed save directory; a path or"
+            " a URL"
+        ),
     )
-    command.add_argument(
+    add(
         "destination",
         metavar="DST",
-        help="a new directory, which appears whole or not at all; or a URL, where a merge that was killed continues",
+        help=(
+            "a new directory, which appears whole or not at all; or a URL, where a merge that was"
+            " killed continues"
+        ),
     )
-    _add_output(command)
-    _add_engine(command)
-    add_bandwidth(command)
-    add_dry_run(command, "written")
-
-
-def _add_output(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
+    add(
         "--dtype",
         choices=DTYPES,
         default="auto",
         help="auto: as the model has it; keep: the most precise copy stored (default: auto)",
     )
-    command.add_argument(
-        "--max-shard-size", metavar="SIZE", default="5GB", help="of one output file, for example 5GB or 512MiB (default: 5GB)"
+    add(
+        "--max-shard-size",
+        metavar="SIZE",
+        default="5GB",
+        help="of one output file, for example 5GB or 512MiB (default: 5GB)",
     )
-    command.add_argument(
+    add(
         "--source",
         metavar="S",
-        help="which weights, where a checkpoint holds several (`ckptsync inspect` lists them); S@base is the model under a PEFT adapter in"
-        " the same shards, S@adapter=NAME one adapter of several",
+        help=(
+            "which weights, where a checkpoint holds several (`ckptsync inspect` lists them);"
+            " S@base is the model under a PEFT adapter in the same shards, S@adapter=NAME one"
+            " adapter of several"
+        ),
     )
-    command.add_argument(
+    add(
         "--config-from",
         metavar="DIR",
-        help="a directory with the config and tokenizer files, if the checkpoint and its run have none; code (*.py, auto_map) is copied"
-        " from here only",
+        help=(
+            "a directory with the config and tokenizer files, if the checkpoint and its run have"
+            " none; code (*.py, auto_map) is copied from here only"
+        ),
     )
-    command.add_argument(
+    add(
         "--allow-code",
         action="store_true",
-        help="copy code that lies in the checkpoint, too: from_pretrained with trust_remote_code runs it",
+        help=(
+            "copy code that lies in the checkpoint, too: from_pretrained with trust_remote_code"
+            " runs it"
+        ),
     )
-    command.add_argument(
+    add(
         "--base",
         metavar="DIR",
-        help="the model that was trained: names and shapes must be the same, and auto gives each tensor its dtype (only headers are read)",
+        help=(
+            "the model that was trained: names and shapes must be the same, and auto gives each"
+            " tensor its dtype (only headers are read)"
+        ),
     )
-
-
-def _add_engine(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
+    add(
         "--jobs",
         metavar="N",
         type=int,
-        help="threads that read, cast and digest; 1: only the main thread (default: one for each core, at most 8; 4 from a URL)",
+        help=(
+            "threads that read, cast and digest; 1: only the main thread (default: one for each"
+            " core, at most 8; 4 from a URL)"
+        ),
     )
-    command.add_argument(
+    add(
         "--engine",
         choices=("local", "ray"),
         default="local",
-        help="ray: a task of a Ray cluster writes each file of weights, and reads its shards itself (needs ckptsync[ray])",
+        help=(
+            "ray: a task of a Ray cluster writes each file of weights, and reads its shards itself"
+            " (needs ckptsync[ray])"
+        ),
     )
-    command.add_argument(
+    add(
         "--ray-address",
         metavar="ADDRESS",
         default=os.environ.get("RAY_ADDRESS", "auto"),
-        help="the cluster: HOST:PORT of its head; auto: the cluster of this machine; local: this machine alone (default: $RAY_ADDRESS, or auto)",
+        help=(
+            "the cluster: HOST:PORT of its head; auto: the cluster of this machine; local: this"
+            " machine alone (default: $RAY_ADDRESS, or auto)"
+        ),
     )
-    command.add_argument(
-        "--statistics", action="store_true", help="of each tensor written: minimum, maximum, norm, NaNs, infinities, zeros"
+    add(
+        "--statistics",
+        action="store_true",
+        help="of each tensor written: minimum, maximum, norm, NaNs, infinities, zeros",
     )
-    command.add_argument(
+    add(
         "--ignore-times",
         action="store_true",
-        help="do not compare the files' times to find shards of different saves: the times were lost in copying",
+        help=(
+            "do not compare the files' times to find shards of different saves: the times were lost"
+            " in copying"
+        ),
     )
+    add_bandwidth(command)
+    add_dry_run(command, "written")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plan, write, say what was written."""
-    options = Options(args.dtype, size(args.max_shard_size), args.source, args.allow_code)
+    """Plan the merge, write it, and print what was written."""
+    options = MergeOptions(
+        args.dtype, parse_shard_size(args.max_shard_size), args.source, args.allow_code
+    )
     is_far = any(isinstance(located(url), Remote) for url in args.sources)
-    work = Work(jobs(args.jobs, is_far=is_far), tensor_digests=False, statistics=args.statistics)
-    access = reached(args).within(PARTS)
-    judge = ignored if args.ignore_times else check_dates
-    asked = Asked(
+    work = Work(
+        choose_jobs(args.jobs, is_far=is_far), tensor_digests=False, statistics=args.statistics
+    )
+    access = access_of(args).within(PARTS)
+    request = MergeRequest(
         [located(source) for source in args.sources],
         located(args.destination),
         options,
         located(args.config_from) if args.config_from else None,
         located(args.base) if args.base else None,
     )
-    store = access.store(asked.destination) if isinstance(asked.destination, Remote) else None
     with paused():
-        check_free(store) if store else local.check_free(asked)
-        prepared = look(asked, access, judge)
-        gc.freeze()  # what is planned stays to the end: the cycle collector need not look at it again and again
+        check_free(request, access)
+        prepared = open_sources(request, access, use_times=not args.ignore_times)
+        # the plan stays to the end: the cycle collector need not look at it again and again
+        gc.freeze()
     if args.dry_run:
-        result = planned(prepared)
+        result = describe_plan(prepared)
     else:
-        with (silent if args.json else shown)(f"merging into {told(prepared.destination)}") as progress:
-            carried_out = _carried_out(args, prepared, access, progress, work)
-            result = written(prepared, carried_out)
+        engine_at = _ray_engine(args, prepared, access) if args.engine == "ray" else None
+        with output.progress(
+            args, f"merging into {show_path(prepared.request.destination)}"
+        ) as progress:
+            result = describe_result(prepared, merge(prepared, access, progress, work, engine_at))
     output.print_json(result) if args.json else _show(result)
     return 0
 
 
-def _carried_out(args: argparse.Namespace, prepared: Prepared, access: Access, progress: Progress, work: Work) -> Merged:
-    store = access.store(prepared.destination) if isinstance(prepared.destination, Remote) else None
-    if args.engine == "local":
-        return carry_out_into(store, prepared, progress, work) if store else local.carry_out_local(prepared, progress, work)
-    from ckptsync.merge.ray import RayEngine
-    from ckptsync.merge.reaching import reach
+def _ray_engine(args: argparse.Namespace, prepared: Prepared, access: Access) -> EngineAt:
+    """Return how to make the engine for a place to write to.  Raises ConfigError."""
+    from ckptsync.merge.ray import RayEngine, reach
 
     if args.bandwidth:
-        raise ConfigError("--bandwidth: tasks of a cluster share none", hint="leave it away, or use the engine local")
-    if store:
-        return carry_out_into(store, prepared, progress, work, RayEngine(args.ray_address, reach(prepared, access)))
-    return local.carry_out_local(prepared, progress, work, lambda at: RayEngine(args.ray_address, reach(prepared, access, at)))
+        raise ConfigError(
+            "--bandwidth: the tasks of a cluster share no limit",
+            hint="leave it out, or use --engine local",
+        )
+    return lambda target: RayEngine(args.ray_address, reach(prepared, access, target))
 
 
-def size(text: str) -> int:
-    """Bytes, at least one; raises ConfigError."""
+def parse_shard_size(text: str) -> int:
+    """Return bytes, at least one.  Raises ConfigError."""
     try:
         count = parse_size(text)
     except ValueError as e:
         raise ConfigError(f"--max-shard-size: {e}") from e
     if count < 1:
-        raise ConfigError(f"--max-shard-size: {text!r}: at least one byte is wanted")
+        raise ConfigError(f"--max-shard-size: {text!r} is too small: expected at least one byte")
     return count
 
 
-def jobs(asked: int | None, *, is_far: bool = False) -> int:
-    """Threads: as many as asked for, else one for each core that this process may use, or what it takes to wait for a store elsewhere.
+def choose_jobs(asked: int | None, *, is_far: bool = False) -> int:
+    """Return how many threads to use: those of ``--jobs``.
 
-    Raises ConfigError.
+    Else one for each core, or enough to wait for a remote store.
     """
     if asked is not None and asked < 1:
-        raise ConfigError(f"--jobs: {asked}: at least one is wanted")
+        raise ConfigError(f"--jobs: expected at least 1, not {asked}")
     return asked or (FAR_JOBS if is_far else min(MOST_JOBS, len(os.sched_getaffinity(0))))
 
 
-def planned(prepared: Prepared) -> dict[str, Any]:
-    """What ``--dry-run`` says."""
+def describe_plan(prepared: Prepared) -> dict[str, Any]:
+    """Return what ``--dry-run --json`` prints."""
     job = prepared.job
-    files = [{"path": plan.name, "size": plan.size} for plan in job.plans] + [
-        {"path": name, "size": len(job.held[name]) if name in job.held else location.sizes()[name]} for name, location in job.beside
-    ]
+    files = [{"path": plan.name, "size": plan.size} for plan in job.plans]
+    for name, directory in job.beside:
+        content = job.contents.get(name)
+        size = directory.sizes()[name] if content is None else len(content)
+        files.append({"path": name, "size": size})
     dtypes = Counter(tensor.dtype for plan in job.plans for tensor in plan.tensors)
     return _result(prepared, files, dtypes, job.notes) | {"dry_run": True}
 
 
-def written(prepared: Prepared, merged: Merged) -> dict[str, Any]:
-    """What a merge says."""
+def describe_result(prepared: Prepared, merged: Merged) -> dict[str, Any]:
+    """Return what ``--json`` prints of a merge; a statistic that is not finite is null there."""
     files = [{"path": file.path, "size": file.size, "blake3": file.digest} for file in merged.files]
-    result = _result(prepared, files, Counter(tensor.dtype for tensor in merged.tensors), merged.notes) | {"dry_run": False}
-    if merged.statistics is None:
-        return result
-    return result | {"statistics": {name: described(found) for name, found in merged.statistics.items()}}
+    dtypes = Counter(tensor.dtype for tensor in merged.tensors)
+    result = _result(prepared, files, dtypes, merged.notes) | {"dry_run": False}
+    if merged.statistics is not None:
+        result["statistics"] = {
+            name: _described(found) for name, found in merged.statistics.items()
+        }
+    return result
 
 
-def described(found: Statistics) -> dict[str, Any]:
-    """One tensor's statistics, in words that JSON has: what is not finite is null."""
+def _described(found: Statistics) -> dict[str, Any]:
     numbers = {"min": found.low, "max": found.high, "norm": found.norm}
-    finite = {name: n if n is not None and math.isfinite(n) else None for name, n in numbers.items()}
-    return finite | {"nan": found.nans, "infinite": found.infinities, "zeros": found.zeros, "elements": found.count}
+    finite = {
+        name: n if n is not None and math.isfinite(n) else None for name, n in numbers.items()
+    }
+    counts = {
+        "nan": found.nans,
+        "infinite": found.infinities,
+        "zeros": found.zeros,
+        "elements": found.count,
+    }
+    return finite | counts
 
 
-def _result(prepared: Prepared, files: list[dict[str, Any]], dtypes: Counter[str], notes: Iterable[str]) -> dict[str, Any]:
+def _result(
+    prepared: Prepared, files: list[dict[str, Any]], dtypes: Counter[str], notes: Iterable[str]
+) -> dict[str, Any]:
     return {
-        "destination": told(prepared.destination),
+        "destination": show_path(prepared.request.destination),
         "source": prepared.job.source,
         "tensors": dtypes.total(),
         "bytes": sum(file["size"] for file in files),
@@ -224,24 +266,24 @@ def _result(prepared: Prepared, files: list[dict[str, Any]], dtypes: Counter[str
 
 
 def _show(result: dict[str, Any]) -> None:
-    would = "would be " if result["dry_run"] else ""
     dtypes = ", ".join(f"{count} {dtype}" for dtype, count in result["dtypes"].items())
-    print(f"source   {output.clean(result['source'])}")
-    print(f"tensors  {result['tensors']} ({dtypes})")
-    for row in output.aligned([[f"         {file['path']}", show_size(file["size"])] for file in result["files"]]):
+    say(f"source   {result['source']}")
+    say(f"tensors  {result['tensors']} ({dtypes})")
+    for row in output.aligned(
+        [[f"         {f['path']}", show_size(f["size"])] for f in result["files"]]
+    ):
         print(row)
-    _show_statistics(result.get("statistics", {}))
-    for note in result["notes"]:
-        print(f"note     {output.clean(note)}")
-    print(f"{would}written: {len(result['files'])} files, {show_size(result['bytes'])}, in {output.clean(result['destination'])}")
-
-
-def _show_statistics(tensors: dict[str, dict[str, Any]]) -> None:
-    if tensors:
+    if tensors := result.get("statistics"):
         rows = [["tensor", "min", "max", "norm", "nan", "infinite", "zero"]]
         for name, found in tensors.items():
-            numbers = ["" if found[key] is None else f"{found[key]:.6g}" for key in ("min", "max", "norm")]
-            share = f"{found['zeros'] / found['elements']:.2%}"
-            rows.append([name, *numbers, str(found["nan"]), str(found["infinite"]), share])
-        for row in output.aligned(rows):
-            print(row)
+            numbers = [
+                "" if found[key] is None else f"{found[key]:.6g}" for key in ("min", "max", "norm")
+            ]
+            zeros = f"{found['zeros'] / found['elements']:.2%}"
+            rows.append([name, *numbers, str(found["nan"]), str(found["infinite"]), zeros])
+        print("\n".join(output.aligned(rows)))
+    for note in result["notes"]:
+        say(f"note     {note}")
+    would = "would be " if result["dry_run"] else ""
+    amount = f"{len(result['files'])} files, {show_size(result['bytes'])}"
+    say(f"{would}written: {amount}, in {result['destination']}")

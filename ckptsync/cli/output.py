@@ -1,7 +1,8 @@
-"""What a command prints: JSON for programs, aligned tables for people, and the progress of long work."""
+"""What a command prints: JSON for programs, tables for people, progress of long work."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import sys
@@ -10,12 +11,30 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
-from ckptsync.units import clean, show_duration, show_size
+from ckptsync.errors import CkptsyncError
+from ckptsync.quantities import clean, show_duration, show_size
 
-__all__ = ["CODES", "Progress", "aligned", "clean", "painted", "print_json", "print_table", "shown", "silent"]
+__all__ = [
+    "COLOURS",
+    "Progress",
+    "aligned",
+    "clean",
+    "describe_error",
+    "first_of",
+    "paint",
+    "print_error",
+    "print_json",
+    "print_table",
+    "progress",
+    "say",
+]
 
-CODES = {
-    "ARRIVING": "33",
+Progress = Callable[[int, int], None]
+"""Called with the bytes that are done, and the bytes in all."""
+SECONDS_BETWEEN_LINES = 5.0
+COLOURS = {
+    "UPLOADING": "33",
+    "INCOMPLETE": "33",
     "COMPLETE": "36",
     "CONSOLIDATED": "34",
     "VERIFIED": "32",
@@ -25,94 +44,123 @@ CODES = {
     "CRITICAL": "1;31",
     "WARNING": "33",
 }
-"""How a terminal shows each word (ECMA-48 SGR)."""
+"""How a terminal shows each status and severity (ECMA-48 SGR)."""
+
+
+def say(line: str, *, to_stderr: bool = False) -> None:
+    """Print a line in which names and errors from a store cannot command the terminal."""
+    print(clean(line), file=sys.stderr if to_stderr else sys.stdout, flush=True)
+
+
+def print_error(error: CkptsyncError, *, as_json: bool = False, about: str = "") -> None:
+    """Print an error and its hint on stderr.
+
+    ``about``: the target that it is of, where the error does not name it.
+    """
+    if as_json:
+        print(json.dumps(describe_error(error)), file=sys.stderr)
+        return
+    target = f"{about}: " if about and about not in str(error) else ""
+    say(f"ckptsync: error: {target}{error}", to_stderr=True)
+    if error.hint:
+        say(f"ckptsync: hint: {error.hint}", to_stderr=True)
+
+
+def describe_error(error: CkptsyncError) -> dict[str, Any]:
+    """Return an error for ``--json``."""
+    return {"error": str(error), "hint": error.hint, "exit_code": error.exit_code}
 
 
 def print_json(value: object) -> None:
-    """One line of JSON on stdout."""
-    print(json.dumps(value, ensure_ascii=True, default=_plain), flush=True)
+    """Print one line of JSON."""
+
+    def plain(value: object) -> Any:
+        if is_dataclass(value) and not isinstance(value, type):
+            return asdict(value)
+        return sorted(value) if isinstance(value, (set, frozenset)) else str(value)
+
+    print(json.dumps(value, ensure_ascii=True, default=plain), flush=True)
 
 
-def _plain(value: object) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        return asdict(value)
-    if isinstance(value, (set, frozenset)):
-        return sorted(value)
-    return str(value)
+def first_of(lines: Sequence[str]) -> str:
+    """Return the first line, and how many more there are."""
+    more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
+    return f"{lines[0]}{more}" if lines else ""
 
 
 def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
-    """Rows as lines with columns that line up; the last column is not padded."""
+    """Return rows as lines with aligned columns; the last column is not padded."""
     cleaned = [[clean(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*(row[:-1] for row in cleaned), strict=True)]
-    return ["  ".join([*(c.ljust(w) for c, w in zip(row[:-1], widths, strict=True)), row[-1]]).rstrip() for row in cleaned]
+    return [
+        "  ".join(
+            [*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]
+        ).rstrip()
+        for row in cleaned
+    ]
 
 
 def print_table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A heading and rows; the one word is coloured on a terminal."""
+    """Print a heading and rows; a terminal shows each row's status in colour."""
     lines = aligned([heading, *rows])
-    print("\n".join(map(painted, lines) if sys.stdout.isatty() else lines))
+    print("\n".join(map(paint, lines) if sys.stdout.isatty() else lines))
 
 
-def painted(line: str) -> str:
-    """``line`` with the first word of `CODES` that stands alone in it coloured."""
-    for word, code in CODES.items():
+def paint(line: str) -> str:
+    """Return ``line`` with the first word of `COLOURS` that stands alone in it coloured."""
+    for word, code in COLOURS.items():
         if f" {word} " in f" {line} ":
             return line.replace(word, f"\x1b[{code}m{word}\x1b[0m", 1)
     return line
 
 
-Progress = Callable[[int, int], None]
-SECONDS_BETWEEN_LINES = 5.0
-
-
 @contextlib.contextmanager
-def shown(what: str) -> Iterator[Progress]:
-    """A function of ``(bytes done, bytes in all)``, shown until the block ends."""
+def progress(args: argparse.Namespace, what: str) -> Iterator[Progress]:
+    """Show progress until the block ends.
+
+    A bar on a terminal, elsewhere a line now and then, with ``--json`` nothing.
+    """
     what = clean(what)
-    if not sys.stderr.isatty():
-        yield _Lines(what)
+    if args.json:
+        yield lambda _done, _total: None
         return
+    if not sys.stderr.isatty():
+        yield _progress_lines(what)
+        return
+    from rich import progress as rich
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-    from rich.progress import Progress as RichProgress
 
     columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
+        rich.TextColumn("{task.description}", markup=False),
+        rich.BarColumn(),
+        rich.DownloadColumn(),
+        rich.TransferSpeedColumn(),
+        rich.TimeRemainingColumn(),
     )
-    with RichProgress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with rich.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-@contextlib.contextmanager
-def silent(_what: str) -> Iterator[Progress]:
-    """For ``--json``: nothing but JSON is printed."""
-    yield lambda _done, _total: None
+def _progress_lines(what: str) -> Progress:
+    """Return a `Progress` that prints at most a line every `SECONDS_BETWEEN_LINES`.
 
+    The rate is that since the line before.
+    """
+    last, before = time.monotonic(), 0
 
-class _Lines:
-    """At most a line every `SECONDS_BETWEEN_LINES`, and none for work that is over sooner.  The rate is that since the line before."""
-
-    def __init__(self, what: str) -> None:
-        self._what, self._last, self._done = what, time.monotonic(), 0
-
-    def __call__(self, done: int, total: int) -> None:
+    def show(done: int, total: int) -> None:
+        nonlocal last, before
         now = time.monotonic()
-        if now - self._last >= SECONDS_BETWEEN_LINES:
-            rate = max(0.0, (done - self._done) / (now - self._last))
-            self._last, self._done = now, done
-            print(
-                f"ckptsync: {self._what}: {show_size(done)} of {show_size(total)}, {_outlook(rate, total - done)}",
-                file=sys.stderr,
-                flush=True,
-            )
+        if now - last < SECONDS_BETWEEN_LINES:
+            return
+        rate = max(0.0, (done - before) / (now - last))
+        last, before = now, done
+        left = f", {show_duration(round((total - done) / rate))} left" if rate >= 1 else ""
+        line = (
+            f"ckptsync: {what}: {show_size(done)} of {show_size(total)},"
+            f" {show_size(round(rate))}/s{left}"
+        )
+        print(line, file=sys.stderr, flush=True)
 
-
-def _outlook(rate: float, left: int) -> str:
-    speed = f"{show_size(round(rate))}/s"
-    return f"{speed}, {show_duration(round(left / rate))} left" if rate >= 1 else speed
+    return show

@@ -1,4 +1,4 @@
-"""``ckptsync run``: the service."""
+"""``ckptsync run``: run the service with the roles of its configuration."""
 
 from __future__ import annotations
 
@@ -14,13 +14,20 @@ DETAILS = ""
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Define the arguments."""
     command.add_argument(
-        "-c", "--config", metavar="CONFIG", required=True, help="configuration file; `ckptsync config example` prints complete ones"
+        "-c",
+        "--config",
+        metavar="CONFIG",
+        required=True,
+        help="configuration file; `ckptsync config example` prints complete ones",
     )
     command.add_argument(
-        "--until-gone", metavar="PID", type=int, help="end when that process has ended and its checkpoints are stored"
+        "--until-gone",
+        metavar="PID",
+        type=int,
+        help="end when that process has ended and its checkpoints are stored",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Until a signal; ``log.format`` says what its log looks like."""
+    """Run the service until a signal ends it; return its exit code."""
     return serve(lambda: load(Path(args.config)), args.until_gone)

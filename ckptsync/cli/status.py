@@ -6,31 +6,47 @@ import argparse
 import logging
 import shutil
 import sys
-import threading
+import textwrap
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING
 
-from ckptsync.catalogue import kept
-from ckptsync.catalogue.reading import read
-from ckptsync.catalogue.summary import Catalogue
-from ckptsync.cli import locations, output
-from ckptsync.cli.arguments import add_store
-from ckptsync.cli.status_view import WIDE, alarm_lines, lines
+from ckptsync.catalogue import cache_file
+from ckptsync.catalogue.cached import read_catalogue
+from ckptsync.catalogue.location_summary import Catalogue
+from ckptsync.cli import output
+from ckptsync.cli.access import add_store, configuration, named_store
+from ckptsync.cli.ls import describe_checkpoints, exit_code, sibling_line, upload_line
+from ckptsync.cli.output import first_of
 from ckptsync.errors import CkptsyncError
-from ckptsync.fleet.alarms import Patience
-from ckptsync.fleet.overview import Overview, document
-from ckptsync.service.overview import Overseer, patience
+from ckptsync.quantities import show_duration, show_size
+from ckptsync.service.monitor import OverviewReader, patience
+from ckptsync.status.alarm_sending import Patience
+from ckptsync.status.heartbeat import RunningJob
+from ckptsync.status.nodes import STATES, Node
+from ckptsync.status.overview import Overview, document
+from ckptsync.status.run_status import Point, RunStatus
 from ckptsync.stores.contract import Store
-from ckptsync.units import show_duration
 
-EVERY = 2.0  # seconds between two looks of --watch
-NARROWEST = 80
-ALARMED = 1
-DAMAGED = 10
+if TYPE_CHECKING:
+    from rich.text import Text
 
-
+EVERY = 2.0  # seconds between two pictures of --watch
+LATE = 6.0  # seconds after which the picture says that it is old
+NARROWEST = 80  # columns
+WIDE = 10_000  # columns off a terminal: no line is broken there, so that a program can search it
+MOST = 20  # alarms, nodes and runs that are shown
+LEAST = 12  # columns of a name, however narrow the terminal is
+WIDEST = 40  # columns of any other cell
+LONGEST = 5000  # characters of one error: only the size of a heartbeat bounds it
+NODES = ("NODE", "ROLES", "STATE", "BEAT", "QUEUE", "OLDEST", "RATE")
+RUNS = ("RUN", "LOCATIONS", "SIZE", "NEWEST", "STATE", "AGO", "LAST GOOD")
 DETAILS = "With --json everything is printed as one document (`ckptsync help monitoring`)."
+_LAST = 253402300799.0  # the last second of a calendar; a file's time may be any
+
+Row = tuple[Sequence[str], Sequence[str]]
+"""The cells of a table's row, and the lines that stand below them."""
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -41,141 +57,293 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--check",
         action="store_true",
-        help="print a line for each alarm; exit code 1 if there is any, 10 if one is damage: for cron, Nagios and the like",
+        help=(
+            "print a line for each alarm; exit code 1 if there is any, 10 if one is damage: for"
+            " cron, Nagios and the like"
+        ),
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Once, or again and again until it is interrupted."""
-    store = locations.asked_store(args)
-    config = locations.configuration(args)
-    overseer = Overseer(store, _catalogues(store), patience(config) if config else Patience())
+    """Print the overview once; with ``--watch`` until it is interrupted."""
+    store, config = named_store(args), configuration(args)
+    overviews = OverviewReader(
+        store, _catalogues(store), patience(config) if config else Patience()
+    )
     if args.watch and not args.json and sys.stdout.isatty():
-        return show(overseer, store.url, EVERY)
+        return Screen(overviews, store.url).run()
     while True:
-        seen = overseer.look()
-        _print(store, seen, args)
+        seen = overviews.read()
+        if args.json:
+            output.print_json(
+                {**document(seen), "locations": describe_checkpoints(store, seen.catalogue.shown)}
+            )
+        else:
+            is_terminal = sys.stdout.isatty()
+            width = max(NARROWEST, shutil.get_terminal_size().columns) if is_terminal else WIDE
+            for line in alarm_lines(seen) if args.check else overview_lines(seen, width):
+                print(output.paint(line) if is_terminal else line)
+        if args.check:
+            return 10 if any(a.kind == "damage" for a in seen.alarms) else int(bool(seen.alarms))
         if not args.watch:
-            return checked(seen) if args.check else locations.exit_code(seen.catalogue)
+            return exit_code(seen.catalogue)
+        sys.stdout.flush()
         time.sleep(EVERY)
 
 
 def _catalogues(store: Store) -> Callable[[], Catalogue]:
-    """As it is at each call; what was read is kept for the next time."""
-    cache = kept.load(store.url)
+    """Return a function that reads the store's catalogue, and saves its cache."""
+    cache = cache_file.load(store.url)
 
-    def look() -> Catalogue:
-        found = read(store, cache)
-        kept.save(store.url, cache)
+    def catalogue() -> Catalogue:
+        found = read_catalogue(store, cache)
+        cache_file.save(store.url, cache)
         return found
 
-    return look
+    return catalogue
 
 
-def checked(seen: Overview) -> int:
-    """What `--check` exits with: 10 for damage, 1 for any other alarm, 0 for none."""
-    return DAMAGED if any(a.kind == "damage" for a in seen.alarms) else ALARMED if seen.alarms else 0
+class Screen(logging.Handler):
+    """The picture of ``--watch``.
 
+    If the store does not answer, the last picture stays, below a warning with the reason.
 
-def described(store: Store, seen: Overview) -> dict[str, Any]:
-    """The whole document: the overview's, and each location as `ckptsync ls` has it."""
-    return {**document(seen), "locations": locations.described(store, seen.catalogue.summaries)}
-
-
-def width() -> int:
-    """Columns to write in: the terminal's; off a terminal a line is as long as it is, so that programs find what belongs together."""
-    return max(NARROWEST, shutil.get_terminal_size().columns) if sys.stdout.isatty() else WIDE
-
-
-def _print(store: Store, seen: Overview, args: argparse.Namespace) -> None:
-    if args.json:
-        output.print_json(described(store, seen))
-        return
-    for line in alarm_lines(seen) if args.check else lines(seen, width()):
-        print(output.painted(line) if sys.stdout.isatty() else line)
-
-
-if TYPE_CHECKING:
-    from rich.text import Text
-
-LATE = 3  # periods after which the picture is said to be old
-
-
-class Reading:
-    """Looks again and again; ``seen`` is the last that was well, ``read`` when on the monotonic clock, ``said`` why there is no newer one.
-
-    ``fault``: what ends it: a store that cannot be read at all, or a bug.
+    It is the log's handler, too: a store that retries says so there, between two pictures.
     """
 
-    def __init__(self, overseer: Overseer, every: float) -> None:
+    def __init__(self, overviews: OverviewReader, url: str) -> None:
+        super().__init__()
         self.seen: Overview | None = None
-        self.read = time.monotonic()
-        self.said = ""
-        self.fault: BaseException | None = None
-        self.changed = threading.Event()
-        self._overseer, self._every = overseer, every
+        self.reason = ""
+        self._overviews, self._url = overviews, url
+        self._last = time.monotonic()
+        self._draw: Callable[[], None] = lambda: None
 
-    def run(self) -> None:
-        """For as long as the process lives."""
-        try:
+    def run(self) -> int:
+        """Draw again and again until it is interrupted.
+
+        Raises CkptsyncError if the store cannot be read at all.
+        """
+        from rich.live import Live
+
+        logging.basicConfig(handlers=[self], force=True)
+        with Live(auto_refresh=False, screen=True) as live:
+            self._draw = lambda: live.update(self.picture(), refresh=True)
+            self._draw()
             while True:
-                self._look()
-                self.changed.set()
-                time.sleep(self._every)
-        except BaseException as e:  # noqa: BLE001 - the main thread raises it
-            self.fault = e
-            self.changed.set()
+                self.look()
+                self._draw()
+                time.sleep(EVERY)
 
-    def _look(self) -> None:
+    def look(self) -> None:
+        """Read the store.  Raises CkptsyncError if it has never been read."""
         try:
-            self.seen = self._overseer.look()
+            self.seen = self._overviews.read()
         except CkptsyncError as e:
             if self.seen is None:
                 raise
-            self.said = f"{e}{f' ({e.hint})' if e.hint else ''}"
+            self.reason = f"{e}{f' ({e.hint})' if e.hint else ''}"
         else:
-            self.read, self.said = time.monotonic(), ""
-
-
-class Said(logging.Handler):
-    """What is tried again would be written over the picture: the reading has it instead."""
-
-    def __init__(self, reading: Reading) -> None:
-        super().__init__()
-        self._reading = reading
+            self._last, self.reason = time.monotonic(), ""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """The last one stays until something was read."""
-        self._reading.said = record.getMessage()
+        """Show a message of the log as the reason why the picture is old."""
+        self.reason = record.getMessage()
+        self._draw()
+
+    def picture(self) -> Text:
+        """Return what the screen shows now: no more lines than it has."""
+        from rich.text import Text
+
+        size, age = shutil.get_terminal_size(), time.monotonic() - self._last
+        shown = [f"store {output.clean(self._url)}", "reading ..."]
+        if self.seen:
+            shown = overview_lines(self.seen, max(NARROWEST, size.columns))
+        if self.reason or age > LATE:
+            why = f": {output.clean(self.reason)}" if self.reason else ""
+            shown.insert(
+                0, f"WARNING the store has not answered for {show_duration(round(age))}{why}"
+            )
+        if (over := len(shown) - size.lines) > 0:
+            more = f"({over + 1} more lines: a taller terminal, or `ckptsync status | less`)"
+            shown = [*shown[: size.lines - 1], more]
+        return Text.from_ansi(
+            "\n".join(map(output.paint, shown)), no_wrap=True, overflow="ellipsis"
+        )
 
 
-def show(overseer: Overseer, url: str, every: float) -> int:
-    """Until it is interrupted."""
-    from rich.live import Live
-
-    reading = Reading(overseer, every)
-    logging.basicConfig(handlers=[Said(reading)], force=True)
-    threading.Thread(target=reading.run, daemon=True, name="status").start()
-    with Live(auto_refresh=False, screen=True) as live:
-        while True:
-            reading.changed.wait(every)
-            reading.changed.clear()
-            if reading.fault:
-                raise reading.fault
-            live.update(drawn(reading, url, every), refresh=True)
+def alarm_lines(seen: Overview) -> list[str]:
+    """Return a line for each alarm, as ``--check`` prints them, or one that all is well."""
+    lines = [f"{alarm.severity.upper()} {alarm.code}: {alarm.text}" for alarm in seen.alarms]
+    return [output.clean(line) for line in lines or [f"OK: {_counts(seen)}"]]
 
 
-def drawn(reading: Reading, url: str, every: float) -> Text:
-    """Return what the screen shows now."""
-    from rich.text import Text
+def overview_lines(seen: Overview, width: int = WIDE) -> list[str]:
+    """Return an overview as lines of at most ``width`` columns (80 or more), alarms first."""
+    nodes = sorted(
+        seen.nodes, key=lambda n: (n.state == "stopped", n.state == "alive", not n.errors, n.name)
+    )
+    runs = sorted(seen.runs, key=lambda r: r.newest.ended if r.newest else 0.0, reverse=True)
+    node_rows = [_node_row(node) for node in nodes]
+    run_rows = [_run_row(one, seen.at, seen.store) for one in runs]
+    faults = [f"unreadable: {fault.name}: {fault.error}" for fault in seen.catalogue.faults]
+    return [
+        *_heading(seen, width),
+        "",
+        *(_table(NODES, node_rows, width) if nodes else ["no node has written to this store"]),
+        "",
+        *(_table(RUNS, run_rows, width) if runs else ["no checkpoints yet"]),
+        *(line for fault in faults[:MOST] for line in _wrapped(fault, width)),
+        *_more(faults, "more records that cannot be read"),
+    ]
 
-    size = shutil.get_terminal_size()
-    shown = lines(reading.seen, max(80, size.columns)) if reading.seen else [f"store {output.clean(url)}", "reading ..."]
-    age = time.monotonic() - reading.read
-    if age > LATE * every:
-        why = f": {output.clean(reading.said)}" if reading.said else ""
-        shown.insert(0, f"WARNING the store has not answered for {show_duration(round(age))}{why}")
-    over = len(shown) - size.lines
-    if over > 0:
-        shown = [*shown[: size.lines - 1], f"({over + 1} more lines: a taller terminal, or `ckptsync status | less`)"]
-    return Text.from_ansi("\n".join(map(output.painted, shown)), no_wrap=True, overflow="ellipsis")
+
+def _heading(seen: Overview, width: int) -> Iterator[str]:
+    at = datetime.fromtimestamp(min(max(seen.at, 0.0), _LAST), timezone.utc)
+    yield from _wrapped(f"store {seen.store}  {at:%Y-%m-%d %H:%M:%SZ}", width)
+    yield from _wrapped(_counts(seen), width)
+    if seen.room:
+        yield f"{show_size(seen.room.free)} of {show_size(seen.room.total)} free"
+    if seen.alarms:
+        yield ""
+    for alarm in seen.alarms[:MOST]:
+        since = "" if alarm.since is None else f" for {_ago(seen.at, alarm.since)}"
+        yield from _wrapped(f"{alarm.severity.upper()} {alarm.code}{since}: {alarm.text}", width)
+        yield from _wrapped(f"  -> {alarm.todo}", width)
+    yield from _more(seen.alarms, "more alarms")
+
+
+def _counts(seen: Overview) -> str:
+    states = _numbers({state: sum(n.state == state for n in seen.nodes) for state in STATES})
+    locations = _numbers(seen.checkpoints)
+    parts = [
+        f"nodes: {states or 'none'}",
+        f"runs: {len(seen.runs)}",
+        f"locations: {locations or 'none'}",
+        f"{show_size(seen.size)} + models {show_size(seen.model_size)}",
+    ]
+    if seen.alarms:
+        parts.append(f"{len(seen.alarms)} alarm{'s' if len(seen.alarms) > 1 else ''}")
+    return "; ".join(parts)
+
+
+def _node_row(node: Node) -> Row:
+    cells = [
+        node.name,
+        "+".join(node.roles),
+        node.state,
+        _shortly(node.age),
+        str(len(node.queue)) if node.queue else "-",
+        _shortly(node.oldest) if node.queue else "-",
+        f"{show_size(round(node.rate))}/s" if node.rate >= 1 else "-",
+    ]
+    if node.state == "stopped":
+        return cells, []
+    below = [f"now    {first_of(node.queue)}"] if node.queue else []
+    below += [f"job    {_job(job)}" for job in node.jobs[:MOST]]
+    for disk in node.disk[:MOST]:
+        free = f"{show_size(disk.free)} of {show_size(disk.total)} free"
+        budget = f" of {show_size(disk.budget)}" if disk.budget else ""
+        watched = f", watched by {node.watch[disk.path]}" if disk.path in node.watch else ""
+        below.append(
+            f"disk   {disk.path}: {free}, {show_size(disk.spool)}{budget} only pinned{watched}"
+        )
+    for word, texts in (("error", node.errors), ("note ", node.notes)):
+        below += [f"{word}  {text}" for text in texts[:3]]
+        below += _more(texts, f"more {word.strip()}s", 3)
+    return cells, below
+
+
+def _job(job: RunningJob) -> str:
+    done = ""
+    if job.total:
+        done = f": {100 * job.done // job.total}% of {show_size(job.total)}"
+    elif job.done:
+        done = f": {show_size(job.done)}"
+    return f"{job.kind} {job.subject}{done} for {_shortly(job.seconds)}"
+
+
+def _run_row(one: RunStatus, now: float, url: str) -> Row:
+    newest, total = one.newest, sum(one.checkpoints.values())
+    cells = [
+        one.run,
+        str(total),
+        show_size(one.size),
+        _step(newest),
+        newest.status if newest else "-",
+        _ago(now, newest.ended) if newest else "-",
+        _step(one.verified),
+    ]
+    below = []
+    if total > 1 and set(one.checkpoints) != {"VERIFIED"}:
+        below.append(f"locations {_numbers(one.checkpoints)}")
+    if first := one.unverified:
+        since = _ago(now, first.arrived)
+        below.append(f"oldest unverified {first.location}, {first.status} for {since}")
+    below += [
+        f"uploading {u.location} {upload_line(u.nodes, u.percent)}" for u in one.uploading[-3:]
+    ]
+    for late in one.incomplete[-3:]:
+        missing = first_of(late.lost) or "unknown what is missing"
+        below.append(f"incomplete {late.location} for {_ago(now, late.since)}: {missing}")
+        below += [sibling_line(url, one.run, late.location, other) for other in late.siblings]
+    if one.unopenable:
+        below.append(f"no configuration: the models of {first_of(one.unopenable)} cannot be loaded")
+    if one.every:
+        training = f", its training {one.training}" if one.training else ""
+        below.append(f"one every {_shortly(one.every)}{training}")
+    return cells, below
+
+
+def _table(heading: Sequence[str], rows: Sequence[Row], width: int) -> Iterator[str]:
+    """Yield a table; names in the first column are cut where a row is too wide."""
+    cells = [
+        heading,
+        *([row[0], *(_cut(cell, WIDEST) for cell in row[1:])] for row, _ in rows[:MOST]),
+    ]
+    others = sum(max(len(row[i]) for row in cells) + 2 for i in range(1, len(heading)))
+    room = max(LEAST, width - others)
+    table = output.aligned([[_cut(row[0], room), *row[1:]] for row in cells])
+    yield table[0]
+    for line, (_, below) in zip(table[1:], rows, strict=False):
+        yield line
+        for text in below:
+            yield from _wrapped(f"  {text}", width)
+    yield from _more(rows, "more")
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Return a text as lines; long words are broken, so that a path is seen whole."""
+    return textwrap.wrap(
+        output.clean(text, LONGEST),
+        width,
+        subsequent_indent="    ",
+        replace_whitespace=False,
+        tabsize=1,
+    )
+
+
+def _more(of: Sequence[object], what: str, most: int = MOST) -> list[str]:
+    return [f"and {len(of) - most} {what}"] if len(of) > most else []
+
+
+def _cut(text: str, room: int) -> str:
+    return text if len(text) <= room else f"{text[: room - 1]}…"
+
+
+def _step(point: Point | None) -> str:
+    if point is None:
+        return "-"
+    return str(point.step) if point.step is not None else _cut(point.checkpoint, LEAST)
+
+
+def _numbers(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{n} {word}" for word, n in counts.items() if n)
+
+
+def _shortly(seconds: float) -> str:
+    return show_duration(round(seconds))
+
+
+def _ago(now: float, then: float) -> str:
+    return _shortly(max(0.0, now - then))

@@ -1,6 +1,9 @@
-"""File and environment → `Config`: every problem is found before one `ConfigError` names them all.
+"""Read a configuration from a file and the environment.
 
-A default is overridden by the file, and the file by ``CKPTSYNC_*`` (`ckptsync.config.schema` says by which).
+Every problem is found before one `ConfigError` names them all.
+
+A default is overridden by the file, and the file by ``CKPTSYNC_*`` variables
+(`ckptsync.config.schema` names them).
 """
 
 from __future__ import annotations
@@ -17,68 +20,98 @@ from ckptsync.config.yaml_lines import LIMIT, Document, parse
 from ckptsync.errors import ConfigError
 from ckptsync.spool import folders
 from ckptsync.stores.limits import Limits, RateLimiter, TokenBucket, Unlimited
-from ckptsync.stores.trees import Access
+from ckptsync.stores.opening import Access
 from ckptsync.stores.urls import Remote, located
 from ckptsync.walk import UnsafeSpool, split
 
 _HIDDEN = "***"
 _VARIABLES = {key.variable: name for name, key in KEYS.items() if key.variable}
-_Given = dict[str, tuple[str, object]]  # by key: where it is given (file and line, or variable), and its value as written
+_Given = dict[str, tuple[str, object]]
+"""By key: where it is given (file and line, or variable), and its value as written."""
 
 
 def load(path: Path, environment: Mapping[str, str] = os.environ) -> Config:
-    """Return the configuration in a file, with the environment's overrides; raises ConfigError with every problem."""
+    """Return the configuration in a file, with the environment's overrides.
+
+    Raises ConfigError with every problem.
+
+    A file that a hook wrote into a spool is read only if it is this user's alone.
+    """
     try:
-        text = _content(path).decode()
+        if split(path)[1]:
+            content = folders.read(path)
+            if content is None:
+                raise FileNotFoundError(errno.ENOENT, "no file of this user's", str(path))
+        else:
+            with path.open("rb") as file:
+                content = file.read(LIMIT + 1)
+        text = content.decode()
     except UnsafeSpool:
         raise
     except (OSError, UnicodeDecodeError) as e:
         reason = e.strerror if isinstance(e, OSError) else "not UTF-8"
-        hint = "give a configuration file with -c; `ckptsync config example worker` prints one, also head and both"
+        hint = (
+            "give a configuration file with -c; `ckptsync config example worker` prints one, also"
+            " head and both"
+        )
         raise ConfigError(f"{path}: cannot be read: {reason}", hint=hint) from e
     return read(text, str(path), environment)
-
-
-def _content(path: Path) -> bytes:
-    """Return a file's bytes; of a file that a hook wrote into a spool only if it is this user's alone.  Raises OSError."""
-    if not split(path)[1]:
-        with path.open("rb") as file:
-            return file.read(LIMIT + 1)
-    found = folders.read(path)
-    if found is None:
-        raise FileNotFoundError(errno.ENOENT, "no file of this user's", str(path))
-    return found
 
 
 def read(text: str, name: str, environment: Mapping[str, str]) -> Config:
     """Return the configuration in a file's text, as `load` does."""
     document = parse(text, name)
     problems = [f"{_at(name, document, key)}: given twice" for key in document.twice]
-    in_file = {key: (where, value) for key, where, value in _known(document, name, problems)}
+    in_file = _known(document, name, problems)
     overrides = _overrides(environment, problems)
     given = in_file | overrides
     values = {key: _value(key, given, problems) for key in KEYS}
     problems += _conflicts(values, name, given)
     if problems:
-        raise ConfigError(_all(name, problems), hint="`ckptsync config example worker` prints every key, also head and both")
+        hint = "`ckptsync config example worker` prints every key, also head and both"
+        raise ConfigError(_all(name, problems), hint=hint)
+    overridden = []
+    for key in (key for key in in_file if key in overrides):
+        (where, old), (variable, new) = in_file[key], overrides[key]
+        if _value(key, in_file, []) != values[key]:
+            overridden.append(
+                f"{where}: {_shown(key, old)} is overridden by {variable}={_shown(key, new)}"
+            )
     sections = {section: of(**_section(section, values)) for section, of in SECTIONS.items()}
-    return Config(values["node"], values["roles"], **sections, overridden=tuple(_overridden(in_file, overrides, values)))
+    return Config(values["node"], values["roles"], **sections, overridden=tuple(overridden))
 
 
-def from_environment(environment: Mapping[str, str] = os.environ) -> tuple[dict[str, object], LimitsConfig]:
-    """Return the store's options and the limits where there is no file; raises ConfigError with every problem."""
+def from_environment(
+    environment: Mapping[str, str] = os.environ,
+) -> tuple[dict[str, object], LimitsConfig]:
+    """Return the store's options and the limits where there is no file.
+
+    Raises ConfigError with every problem.
+    """
     problems: list[str] = []
     options = KEYS["store.options"].variable
-    ours = {name: value for name, value in environment.items() if name == options or name.startswith("CKPTSYNC_LIMITS_")}
+    ours = {
+        name: value
+        for name, value in environment.items()
+        if name == options or name.startswith("CKPTSYNC_LIMITS_")
+    }
     given = _overrides(ours, problems)
-    values = {key: _value(key, given, problems) for key in KEYS if key == "store.options" or key.startswith("limits.")}
+    values = {
+        key: _value(key, given, problems)
+        for key in KEYS
+        if key == "store.options" or key.startswith("limits.")
+    }
     if problems:
-        raise ConfigError(_all("environment", problems), hint="`ckptsync help cli` lists the variables and their values")
+        hint = "`ckptsync help cli` lists the variables and their values"
+        raise ConfigError(_all("environment", problems), hint=hint)
     return values["store.options"], LimitsConfig(**_section("limits", values))
 
 
 def shown_url(url: str) -> str:
-    """Return a store's URL for a message; one that is refused may have a password in it and is hidden."""
+    """Return a store's URL for a message.
+
+    One that is refused may have a password in it and is hidden.
+    """
     try:
         located(url)
     except ConfigError:
@@ -87,45 +120,60 @@ def shown_url(url: str) -> str:
 
 
 def options_for(url: str, options: Mapping[str, object]) -> Mapping[str, object]:
-    """Return the options of a URL's own kind, where they are given for several (``{"s3": {…}, "sftp": {…}}``); a path gets all, and refuses any."""
+    """Return the options for a URL's scheme, where they are given by scheme (``{"s3": {…}}``).
+
+    A path gets all, and refuses any.
+    """
     where = located(url)
     return Access(options).options_of(where) if isinstance(where, Remote) else options
 
 
 def limits_of(config: LimitsConfig) -> Limits:
-    """Return the limits of all stores of a process; its transfers share one pace, so call it once."""
+    """Return the limits of all stores of a process.
+
+    Its transfers share one rate limiter, so call it once.
+    """
     pace: RateLimiter = TokenBucket(config.bandwidth) if config.bandwidth else Unlimited()
     return Limits(pace, config.threads, config.memory, config.patience, config.stall)
 
 
-def _known(document: Document, name: str, problems: list[str]) -> Iterator[tuple[str, str, object]]:
-    """Yield name, place and value of every known key of a file; others become problems."""
+def _known(document: Document, name: str, problems: list[str]) -> _Given:
+    """Return every known key of a file; others become problems."""
     if document.values is not None and not isinstance(document.values, dict):
         problems.append(f"{name}: not a mapping of keys to values")
-        return
+        return {}
+    found: _Given = {}
     for top, value in (document.values or {}).items():
         if top in SECTIONS and value is None:
             continue  # a section whose keys are all commented out
         if top in SECTIONS and not isinstance(value, dict):
             keys = ", ".join(_section(top, KEYS))
-            problems.append(f"{_at(name, document, top)}: {value!r} is not a mapping (its keys are {keys})")
+            problems.append(
+                f"{_at(name, document, top)}: {value!r} is not a mapping (its keys are {keys})"
+            )
             continue
-        items = {f"{top}.{key}": v for key, v in value.items()} if top in SECTIONS else {str(top): value}
-        for key, item in items.items():
+        for key, item in (
+            {f"{top}.{k}": v for k, v in value.items()}.items()
+            if top in SECTIONS
+            else [(str(top), value)]
+        ):
             if key in KEYS:
-                yield key, _at(name, document, key), item
+                found[key] = _at(name, document, key), item
             else:
-                problems.append(f"{_at(name, document, key)}: unknown key{_suggestion(key, [*KEYS, *SECTIONS])}")
+                problems.append(
+                    f"{_at(name, document, key)}: unknown key{_suggestion(key, [*KEYS, *SECTIONS])}"
+                )
+    return found
 
 
 def _overrides(environment: Mapping[str, str], problems: list[str]) -> _Given:
+    """Return the keys that variables give; an unknown variable of a section becomes a problem."""
+    sections = tuple(f"CKPTSYNC_{section.upper()}_" for section in SECTIONS)
     given: _Given = {}
     for variable, value in environment.items():
         if variable in _VARIABLES:
             given[_VARIABLES[variable]] = variable, value
-        elif variable.startswith(
-            tuple(f"CKPTSYNC_{section.upper()}_" for section in SECTIONS)
-        ):  # others are not the configuration's
+        elif variable.startswith(sections):
             problems.append(f"{variable}: unknown variable{_suggestion(variable, _VARIABLES)}")
     return given
 
@@ -141,22 +189,19 @@ def _value(key: str, given: _Given, problems: list[str]) -> Any:
 
 
 def _conflicts(values: Mapping[str, Any], name: str, given: Collection[str]) -> Iterator[str]:
-    """Yield what one key asks of another."""
+    """Yield problems between keys."""
     if not values["store.url"]:
-        problem = "empty: a path or URL is expected" if "store.url" in given else "missing: a path or URL is expected"
+        problem = (
+            "empty: a path or URL is expected"
+            if "store.url" in given
+            else "missing: a path or URL is expected"
+        )
         yield f"{name}: store.url: {problem}, such as /mnt/checkpoints or s3://bucket/prefix"
     if "worker" in values["roles"] and not values["worker.runs"]:
         yield f"{name}: worker.runs: missing: the worker role needs at least one output directory"
     names = [run.name for run in values["worker.runs"] if run.name]
-    yield from (f"{name}: worker.runs: two runs are named {run!r}" for run in sorted({n for n in names if names.count(n) > 1}))
-
-
-def _overridden(in_file: _Given, overrides: _Given, values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each key of the file that a variable gives another value."""
-    for key in (key for key in in_file if key in overrides):
-        (where, old), (variable, new) = in_file[key], overrides[key]
-        if _value(key, in_file, []) != values[key]:
-            yield f"{where}: {_shown(key, old)} is overridden by {variable}={_shown(key, new)}"
+    for run in sorted({run for run in names if names.count(run) > 1}):
+        yield f"{name}: worker.runs: two runs are named {run!r}"
 
 
 def _shown(key: str, value: object) -> str:
@@ -166,7 +211,11 @@ def _shown(key: str, value: object) -> str:
 
 
 def _section(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    return {key.partition(".")[2]: value for key, value in values.items() if key.startswith(f"{section}.")}
+    return {
+        key.partition(".")[2]: value
+        for key, value in values.items()
+        if key.startswith(f"{section}.")
+    }
 
 
 def _at(name: str, document: Document, key: str) -> str:

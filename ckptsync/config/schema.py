@@ -1,7 +1,10 @@
-"""Every key of the configuration: its name, type, reader, default, variable and meaning, each once.
+"""Every key of the configuration: its name, type, reader, default and variable, each once.
 
-A section is a frozen dataclass; each of its fields is a key.  A default is written as a person would write it, and passes the key's own reader.
-The environment variable of ``worker.quiet`` is ``CKPTSYNC_WORKER_QUIET``.  Durations are seconds, sizes are bytes.
+``configs/`` explains them.
+
+A section is a frozen dataclass; each of its fields is a key.  A default is written as a person
+would write it, and passes the key's own reader. The environment variable of ``worker.quiet`` is
+``CKPTSYNC_WORKER_QUIET``.  Durations are seconds, sizes are bytes.
 """
 
 from __future__ import annotations
@@ -13,16 +16,20 @@ from typing import Any, Literal
 
 from ckptsync.config import readers
 from ckptsync.config.readers import Role, RunConfig, one_of
-from ckptsync.fleet.alarms import KINDS
 from ckptsync.head.rules import Best, Rules
 from ckptsync.merge.plan import DTYPES, DType
 from ckptsync.records.report import LEVELS, Level
+from ckptsync.status.alarm_sending import KINDS
 from ckptsync.stores.limits import Schedule
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """How a key is read.  ``variable`` is empty where a value is too rich for one.  No message shows a value that ``is_secret``."""
+    """How a key is read.
+
+    ``variable`` is empty where a value is too rich for one.  No message shows a value that
+    ``is_secret``.
+    """
 
     read: Callable[[object], Any]
     default: object
@@ -30,7 +37,13 @@ class Key:
     is_secret: bool = False
 
 
-def _key(read: Callable[[object], Any], default: object, *, variable: str | None = None, is_secret: bool = False) -> Any:
+def _key(
+    read: Callable[[object], Any],
+    default: object,
+    *,
+    variable: str | None = None,
+    is_secret: bool = False,
+) -> Any:
     """Return a field of a section."""
     about = Key(read, default, variable, is_secret)
     return field(default_factory=lambda: read(default), repr=not is_secret, metadata={"key": about})
@@ -42,7 +55,9 @@ class StoreConfig:
 
     url: str = _key(readers.location, "", variable="CKPTSYNC_STORE")
     # of the store's client, as s3fs and fsspec call them; they may hold keys
-    options: Mapping[str, object] = _key(readers.storage_options, {}, variable="CKPTSYNC_STORAGE_OPTIONS", is_secret=True)
+    options: Mapping[str, object] = _key(
+        readers.storage_options, {}, variable="CKPTSYNC_STORAGE_OPTIONS", is_secret=True
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,23 +73,25 @@ class LimitsConfig:
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """When a checkpoint is finished, how often to scan, what to upload and in which order, what to keep on this node."""
+    """When a checkpoint is finished, what to upload and in which order, what to keep."""
 
     runs: tuple[RunConfig, ...] = _key(readers.runs, [], variable="")
     quiet: float = _key(readers.duration, "10s")
-    unmarked: float = _key(readers.duration, "60s")  # `quiet` of a checkpoint without a sign that it is finished
+    # `quiet` of a checkpoint without a sign that it is finished
+    unmarked: float = _key(readers.duration, "60s")
     scan_every: float = _key(readers.period, "30s")
     keep_pins: int = _key(readers.count, 2)
     order: Literal["oldest", "newest"] = _key(one_of("oldest", "newest"), "oldest")
-    superseded: Literal["keep", "drop"] = _key(
-        one_of("keep", "drop"), "keep"
-    )  # whether a save that a newer one overtook is uploaded
-    send: Literal["all", "no-optimizer", "weights"] = _key(one_of("all", "no-optimizer", "weights"), "all")
+    # whether a save that a newer one overtook is uploaded
+    superseded: Literal["keep", "drop"] = _key(one_of("keep", "drop"), "keep")
+    send: Literal["all", "no-optimizer", "weights"] = _key(
+        one_of("all", "no-optimizer", "weights"), "all"
+    )
     include: tuple[str, ...] = _key(readers.globs, [])  # of files in a checkpoint, after `send`
     exclude: tuple[str, ...] = _key(readers.globs, [])
-    spool_budget: int = _key(readers.budget, "off")  # 0 where the free space decides
+    spool_budget: int = _key(readers.or_off(readers.size), "off")  # 0 where the free space decides
     spool_full: str = _key(readers.spool_full, "oldest")  # or wait, or every:N
-    clean: Literal["off", "verified"] = _key(readers.cleaning, "off")
+    clean: Literal["off", "verified"] = _key(one_of("off", "verified"), "off")
     keep_local: int = _key(readers.some, 2)  # the newest checkpoints that cleaning leaves
 
 
@@ -85,12 +102,15 @@ class HeadConfig:
     every: float = _key(readers.period, "30s")
     dtype: DType = _key(one_of(*DTYPES), "auto")
     max_shard_size: int = _key(readers.size, "5GB")
-    config_from: Mapping[str, str] = _key(readers.directories, {}, variable="")  # run (or *) → where config and tokenizer lie
-    allow_code: bool = _key(readers.yes_or_no, default=False)  # models get code out of checkpoints, too
+    # run (or *) → where config and tokenizer lie
+    config_from: Mapping[str, str] = _key(readers.directories, {}, variable="")
+    # models get code out of checkpoints, too
+    allow_code: bool = _key(readers.yes_or_no, default=False)
     jobs: int = _key(readers.some, 1)  # child processes at once
     threads: int = _key(readers.some, 2)  # of one merge
     engine: Literal["local", "ray"] = _key(one_of("local", "ray"), "local")
-    patience_node: float = _key(readers.period, "10m")  # of silence, after which a node counts as lost
+    # of silence, after which a node counts as lost
+    patience_node: float = _key(readers.period, "10m")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +134,12 @@ class RetentionConfig(Rules):
     shards: int | None = _key(readers.RULES["shards"], "keep")
     grace: float = _key(readers.duration, "1d")  # how long a tombstone stands before
     # runs, or globs of their names → the rules that hold for them instead
-    runs: Mapping[str, Mapping[str, int | float | Best | None]] = _key(readers.by_run, {}, variable="")
+    runs: Mapping[str, Mapping[str, int | float | Best | None]] = _key(
+        readers.by_run, {}, variable=""
+    )
 
     def of(self, run: str) -> Rules:
-        """Return the rules of one run: its own name counts, or else the first glob that it matches."""
+        """Return the rules of one run: those of its own name, or of the first glob it matches."""
         rules = Rules(**{rule.name: getattr(self, rule.name) for rule in fields(Rules)})
         names = (run, *(name for name in self.runs if fnmatchcase(run, name)))
         own: Mapping[str, Any] = next((self.runs[name] for name in names if name in self.runs), {})
@@ -146,14 +168,16 @@ class LogConfig:
     """What is logged, and how."""
 
     level: str = _key(one_of("debug", "info", "warning", "error"), "info")
-    format: str = _key(one_of("auto", "text", "json"), "auto")  # auto: text on a terminal, else JSON
+    # auto: text on a terminal, else JSON
+    format: str = _key(one_of("auto", "text", "json"), "auto")
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
     """All of it.  ``node`` is empty where the id is to be computed.
 
-    ``overridden``: a line for each key of the file that a variable overrides with another value; no line holds a secret.
+    ``overridden``: a line for each key of the file that a variable overrides with another value; no
+    line holds a secret.
     """
 
     node: str = _key(readers.node, "")
@@ -171,17 +195,19 @@ class Config:
 
 
 SECTIONS: dict[str, Callable[..., Any]] = {
-    each.name: each.default_factory for each in fields(Config) if "key" not in each.metadata and each.default_factory is not MISSING
+    each.name: each.default_factory
+    for each in fields(Config)
+    if "key" not in each.metadata and each.default_factory is not MISSING
 }
 
 
-def _keys(section: str, of: Any) -> Iterator[tuple[str, Key]]:
-    for each in fields(of):
-        if "key" in each.metadata:
-            name = f"{section}.{each.name}" if section else each.name
-            key: Key = each.metadata["key"]
-            variable = f"CKPTSYNC_{name.upper().replace('.', '_')}" if key.variable is None else key.variable
-            yield name, replace(key, variable=variable)
+def _all_keys() -> Iterator[tuple[str, Key]]:
+    for section, of in {"": Config, **SECTIONS}.items():
+        for each in fields(of):  # type: ignore[arg-type]
+            if key := each.metadata.get("key"):
+                name = f"{section}.{each.name}" if section else each.name
+                variable = f"CKPTSYNC_{name.upper().replace('.', '_')}"
+                yield name, key if key.variable is not None else replace(key, variable=variable)
 
 
-KEYS: dict[str, Key] = {name: key for section, of in {"": Config, **SECTIONS}.items() for name, key in _keys(section, of)}
+KEYS: dict[str, Key] = dict(_all_keys())

@@ -1,7 +1,8 @@
 """Read YAML as plain values, with the line of each key, so that a problem can say where it is.
 
-A configuration is text, numbers, true and false, lists and mappings. All else that YAML has is refused or is text: tags,
-aliases (300 bytes of them make gigabytes), dates, sexagesimal and binary numbers that are none.
+A configuration is text, numbers, true and false, lists and mappings. All else that YAML has is
+refused or is text: tags, aliases (300 bytes of them make gigabytes), dates, sexagesimal and binary
+numbers that are none.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ _WORDS = {f"{_TAG}str", f"{_TAG}timestamp", f"{_TAG}value", f"{_TAG}merge"}
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """``values``: what the file says.  ``lines``: the line of each key by its path (``worker.quiet``).  ``twice``: keys given twice."""
+    """``values``: what the file says.
+
+    ``lines``: the line of each key by its path (``worker.quiet``).  ``twice``: keys given twice.
+    """
 
     values: object
     lines: dict[str, int]
@@ -33,12 +37,17 @@ class Document:
 
 
 def parse(text: str, name: str) -> Document:
-    """Return the values; raise ConfigError, with the line where there is one, for what is not YAML or more than plain values.
+    """Return the values of a YAML document, with the line of each key.
+
+    Raises ConfigError, with the line where there is one, for what is not YAML or more than plain
+    values.
 
     Every key is a string as it is written, so that ``on`` is a word.
     """
     if len(text) > LIMIT:
-        raise ConfigError(f"{name}: {len(text)} characters, at most {LIMIT} expected of a configuration")
+        raise ConfigError(
+            f"{name}: {len(text)} characters, at most {LIMIT} expected of a configuration"
+        )
     try:
         root = _Loader(text).get_single_node()
         lines: dict[str, int] = {}
@@ -87,7 +96,9 @@ def _value(node: yaml.Node, path: str, lines: dict[str, int], twice: dict[str, N
     return _scalar(node)
 
 
-def _items(node: yaml.MappingNode, path: str, lines: dict[str, int], twice: dict[str, None]) -> Iterator[tuple[str, Any]]:
+def _items(
+    node: yaml.MappingNode, path: str, lines: dict[str, int], twice: dict[str, None]
+) -> Iterator[tuple[str, Any]]:
     seen: set[str] = set()
     for key, value in node.value:
         if not isinstance(key, yaml.ScalarNode) or not key.value.isprintable():
@@ -118,6 +129,12 @@ def _scalar(node: yaml.ScalarNode) -> Any:
     try:
         if len(node.value) > _LONGEST:
             raise ValueError("too long")  # noqa: TRY301 - as `int` says of more
-        return _READER.construct_yaml_int(node) if _NUMBERS[node.tag] == "int" else _READER.construct_yaml_float(node)
+        return (
+            _READER.construct_yaml_int(node)
+            if _NUMBERS[node.tag] == "int"
+            else _READER.construct_yaml_float(node)
+        )
     except (ValueError, IndexError, OverflowError):
-        raise _NotPlainError("no number, though YAML takes it for one: put it in quotes if it is text", node) from None
+        raise _NotPlainError(
+            "no number, though YAML takes it for one: put it in quotes if it is text", node
+        ) from None

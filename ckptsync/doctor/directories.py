@@ -1,7 +1,7 @@
-"""Checks of directories on this node: whether the worker can pin and read what the trainer writes there, room, mounts.
+"""Checks of directories on this node: rights to pin and read, room, mounts.
 
-Rights are tried with small files, which are removed again.  Root tries nothing in another user's directory: `ckptsync.doctor.report` becomes the user who
-trains before it calls these checks.
+Rights are tried with small files, which are removed again.  Root tries nothing in another user's
+directory: what root may do says nothing of what the worker may.
 """
 
 from __future__ import annotations
@@ -15,84 +15,89 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from ckptsync.doctor.facts import STORAGE, Finding, fail, warn
+from ckptsync.checkpoint_dirs import ListedCheckpoint, find_checkpoint_dirs, list_checkpoint
+from ckptsync.doctor.findings import STORAGE, Finding, fail, warn
 from ckptsync.errors import CkptsyncError
-from ckptsync.mounts import is_mounted, mount_of
-from ckptsync.scan import Found, found, spots
+from ckptsync.mounts import is_blind, is_mounted, mount_of
+from ckptsync.quantities import show_duration, show_size
 from ckptsync.spool.folders import link
-from ckptsync.units import show_duration, show_size
-from ckptsync.walk import OURS, UnsafeSpool, open_spool, opened_parent
-from ckptsync.watch import is_blind
+from ckptsync.walk import SPOOL, UnsafeSpool, open_spool, opened_parent
 
 FSTAB = Path("/etc/fstab")
 PATIENCE = 20.0  # seconds: a healthy file server answers within one
 _LATEST = 60.0  # seconds for which NFS may hide new files by its own defaults
 _LEAST, _NOTHING = 256 << 20, 1 << 20  # bytes: less than any checkpoint takes; as good as none
 _MOST_FILES = 2000  # of a checkpoint are opened
-_WEIGHT, _STATES = (
-    2,
-    12,
-)  # bytes a parameter: weights in bfloat16; master weights and Adam's two moments in float32 (ZeRO, arXiv 1910.02054, 3.1)
+# a checkpoint beside its weights in 16 bits: master weights and Adam's two moments in float32
+# (ZeRO, arXiv 1910.02054, 3.1)
+_STATES = 7
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 _TRIAL = ".ckptsync-doctor-"
 _STATVFS = "import os, sys\ntry:\n    os.statvfs(sys.argv[1])\nexcept OSError:\n    pass"
 _PINS = "a pin is a hard link: without it rotation removes the checkpoint before it is uploaded"
+_NO_SPOOL = "the worker cannot keep pins and markers"
+_UNSEEN = "the worker sees nothing of this run"
 _AS_TRAINER = "run the worker as the user who trains (`ckptsync help service`)"
 
 
-def silent(paths: Iterable[Path]) -> list[Path]:
-    """Return the paths whose file system does not answer within `PATIENCE`, as a hard NFS mount does whose server is dead.
+def find_silent(paths: Iterable[Path]) -> list[Path]:
+    """Return the paths whose file system does not answer within `PATIENCE`.
 
-    A child process asks for each: a process that asks waits for ever, and cannot always be killed.
+    So does a hard NFS mount whose server is dead.  A child process asks for each: a process that
+    asks waits for ever, and cannot always be killed.
     """
     until, null = time.monotonic() + PATIENCE, subprocess.DEVNULL
     children = {
-        path: subprocess.Popen([sys.executable, "-I", "-S", "-c", _STATVFS, str(path)], stdin=null, stdout=null, stderr=null)  # noqa: S603 - ourselves
+        path: subprocess.Popen(  # noqa: S603
+            [sys.executable, "-I", "-S", "-c", _STATVFS, str(path)],
+            stdin=null,
+            stdout=null,
+            stderr=null,
+        )
         for path in dict.fromkeys(paths)
     }
-    return [path for path, child in children.items() if not _ended(child, until)]
+    late = []
+    for path, child in children.items():
+        try:
+            child.wait(max(until - time.monotonic(), 0.0))
+        except subprocess.TimeoutExpired:  # noqa: PERF203 - each by itself
+            late.append(path)
+            child.kill()
+            # it is left behind, and ends with the mount
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(0.2)
+    return late
 
 
-def _ended(child: subprocess.Popen[bytes], until: float) -> bool:
-    try:
-        child.wait(max(until - time.monotonic(), 0.0))
-    except subprocess.TimeoutExpired:
-        child.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # it is left behind, and ends with the mount
-            child.wait(0.2)
-        return False
-    return True
-
-
-def fixed(path: Path) -> Path:
+def fixed_part(path: Path) -> Path:
     """Return the part of a path before its first wildcard."""
     end = next((n for n, part in enumerate(path.parts) if set("*?[") & set(part)), len(path.parts))
     return Path(*path.parts[:end])
 
 
 def is_directory(path: Path) -> bool:
-    """Return whether a path is a directory that this user can reach (``Path.is_dir`` raises where nobody can tell)."""
+    """Return whether a path is a directory that this user can reach; never raises OSError."""
     try:
         return path.is_dir()
     except OSError:
         return False
 
 
-def foreign_owner(path: Path) -> int:
-    """Return the owner of a directory, or of the nearest one above it, where root asks and it is another user's; else 0."""
-    there = next((each for each in (path, *path.parents) if is_directory(each)), None)
-    return 0 if os.geteuid() or there is None else there.stat().st_uid
+def check_root(path: Path) -> Iterator[Finding]:
+    """Check that root does not ask about another user's directory.
 
-
-def not_tried(path: Path, owner: int, node: str) -> Finding:
-    """Return the warning that root tries nothing in another user's directory."""
-    what, why = f"is {user_name(owner)}'s, asked by root", "nothing was tried there"
-    return warn("asked-as-root", node, path, what, why=why, hint=f"sudo -u {user_name(owner)} ckptsync doctor …")
+    Where the directory does not exist, the nearest one above it counts.
+    """
+    nearest = next((each for each in (path, *path.parents) if is_directory(each)), None)
+    owner = nearest.stat().st_uid if nearest and os.geteuid() == 0 else 0
+    if owner:
+        what = f"is {user_name(owner)}'s, and this is root"
+        why = "doctor skipped it: root has rights that the worker does not have"
+        hint = f"sudo -u {user_name(owner)} ckptsync doctor …"
+        yield warn("asked-as-root", path, what, why=why, hint=hint)
 
 
 def user_name(uid: int) -> str:
@@ -108,68 +113,90 @@ def reason(e: OSError) -> str:
     return (e.strerror or str(e)).lower()
 
 
-def check_output_dirs(paths: Sequence[Path], node: str, expected: int = 0) -> Iterator[Finding]:
-    """Check output directories, there or not.  ``expected``: bytes of a checkpoint, where none is there yet."""
+def check_output_dirs(paths: Sequence[Path], expected: int = 0) -> Iterator[Finding]:
+    """Check output directories, whether they exist yet or not.
+
+    ``expected``: bytes of a checkpoint, where none was saved yet.
+    """
     for path in paths:
         try:
-            is_there = path.is_dir()
+            exists = path.is_dir()
         except OSError:
-            is_there = True  # the check says why it cannot be reached
-        if is_there:
-            yield from check_output_dir(path, node, expected)
+            exists = True  # the check says why it cannot be reached
+        if exists:
+            yield from check_output_dir(path, expected)
         elif above := next((p for p in path.parents if is_directory(p)), None):
-            yield from _check_mounted(path, node)
-            yield from check_space(above, None, node, expected)
+            yield from _check_mounted(path)
+            yield from check_space(above, None, expected)
 
 
-def check_output_dir(path: Path, node: str, expected: int = 0) -> Iterator[Finding]:
-    """Check an output directory that is there."""
+def check_output_dir(path: Path, expected: int = 0) -> Iterator[Finding]:
+    """Check an output directory that exists."""
     try:
-        owner = path.stat().st_uid
+        path.stat()
     except OSError as e:
         hint = "look at the directories above it"
-        yield fail("output-unreadable", node, path, reason(e), why="the worker sees nothing of this run", hint=hint, code=STORAGE)
+        yield fail("output-unreadable", path, reason(e), why=_UNSEEN, hint=hint, code=STORAGE)
         return
-    if os.geteuid() == 0 and owner:
-        yield not_tried(path, owner, node)
+    if refused := list(check_root(path)):
+        yield from refused
         return
     newest = newest_checkpoint(path)
-    yield from check_mount(path, node)
+    yield from check_mount(path)
     if is_blind(kind := mount_of(str(path)).kind):
-        why = "the worker scans every few seconds instead of at once: a checkpoint that rotates sooner is lost without the hook"
+        what = f"on {kind}, which sends no events"
+        why = "the worker only polls: a checkpoint that rotates sooner is lost without the hook"
         hint = "use the hook (`ckptsync help hook`), or a local disk"
-        yield warn("no-events", node, path, f"on {kind}, which tells no events", why=why, hint=hint, code=STORAGE)
-    refused = [*_check_pins(path, newest, node), *_check_readable(path, newest, node)]
+        yield warn("no-events", path, what, why=why, hint=hint, code=STORAGE)
+    refused = [*_check_pins(path, newest), *_check_readable(path, newest)]
     yield from refused
     if newest and not refused:
-        yield from _check_linkable(path, newest, node)
-    yield from check_space(path, newest, node, expected)
+        yield from _check_linkable(path, newest)
+    yield from check_space(path, newest, expected)
 
 
-def newest_checkpoint(path: Path) -> Found | None:
+def newest_checkpoint(path: Path) -> ListedCheckpoint | None:
     """Return the newest checkpoint that has files."""
     try:
-        scanned = [found(spot) for spot in spots(path)]
+        scanned = [
+            one
+            for checkpoint_dir in find_checkpoint_dirs(path)
+            if (one := list_checkpoint(checkpoint_dir)).files
+        ]
     except CkptsyncError:
         return None  # `_check_readable` says what cannot be read
-    return max((one for one in scanned if one.files), key=lambda one: max(file.mtime for file in one.files), default=None)
+    return max(scanned, key=lambda one: max(f.mtime for f in one.files), default=None)
 
 
-def size_of(checkpoint: Found) -> int:
+def size_of(checkpoint: ListedCheckpoint) -> int:
     """Return the bytes of all files of a checkpoint."""
     return sum(file.size for file in checkpoint.files)
 
 
+def expected_size(model: Path) -> int:
+    """Return the bytes of a checkpoint with all optimizer states, by a model's weights.
+
+    0 where the directory has no safetensors.
+    """
+    try:
+        return _STATES * sum(file.stat().st_size for file in model.glob("*.safetensors"))
+    except OSError:
+        return 0
+
+
 @contextlib.contextmanager
 def _opened_spool(path: Path) -> Iterator[tuple[int, int]]:
-    """Open an output directory and its spool; a spool that was not there is removed again.  Raises OSError."""
+    """Open an output directory and its spool; a spool that did not exist is removed again.
+
+    Raises OSError.
+    """
     home = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     is_made = False
     try:
         if os.geteuid() == 0 and os.fstat(home).st_uid:
             raise PermissionError(errno.EACCES, "became another user's meanwhile", str(path))
         with contextlib.suppress(FileExistsError):
-            os.mkdir(OURS, 0o700, dir_fd=home)
+            os.mkdir(SPOOL, 0o700, dir_fd=home)
             is_made = True
         spool = open_spool(home, path)
         try:
@@ -179,16 +206,17 @@ def _opened_spool(path: Path) -> Iterator[tuple[int, int]]:
     finally:
         if is_made:
             with contextlib.suppress(OSError):  # a worker has begun to use it
-                os.rmdir(OURS, dir_fd=home)
+                os.rmdir(SPOOL, dir_fd=home)
         os.close(home)
 
 
-def _check_pins(path: Path, newest: Found | None, node: str) -> Iterator[Finding]:
+def _check_pins(path: Path, newest: ListedCheckpoint | None) -> Iterator[Finding]:
     """Link a new file of the output directory into its spool, as a pin is made."""
     trial, made_by = f"{_TRIAL}{secrets.token_hex(8)}", None
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         with _opened_spool(path) as (home, spool):
-            made = os.open(trial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=home)
+            made = os.open(trial, flags, 0o600, dir_fd=home)
             try:
                 made_by = os.fstat(made).st_uid
                 os.link(trial, trial, src_dir_fd=home, dst_dir_fd=spool, follow_symlinks=False)
@@ -198,48 +226,51 @@ def _check_pins(path: Path, newest: Found | None, node: str) -> Iterator[Finding
                 with contextlib.suppress(OSError):  # another user who may write there removed it
                     os.unlink(trial, dir_fd=home)
     except UnsafeSpool as e:
-        yield fail("output-not-writable", node, path, str(e), why="there is no place for pins and markers", hint=e.hint)
+        yield fail("output-not-writable", path, str(e), why=_NO_SPOOL, hint=e.hint)
     except OSError as e:
-        yield _pin_refused(path, e, node, is_linked=made_by is not None)
-    yield from _check_owner(path, newest, made_by, node)
+        yield _pin_refused(path, e, is_linked=made_by is not None)
+    yield from _check_owner(path, newest, made_by)
 
 
-def _pin_refused(path: Path, e: OSError, node: str, *, is_linked: bool) -> Finding:
+def _pin_refused(path: Path, e: OSError, *, is_linked: bool) -> Finding:
     if is_linked and e.errno == errno.EXDEV:
-        what = f"{OURS} is another file system, or another mount of it"
-        hint = f"remove the mount or link {path / OURS}; of a service's view: ReadWritePaths above both"
-        return fail("links-cross", node, path, what, why=_PINS, hint=hint, code=STORAGE)
+        what = f"{SPOOL} is another file system, or another mount of it"
+        hint = f"remove the mount or link {path / SPOOL}; in a unit, put ReadWritePaths= above both"
+        return fail("links-cross", path, what, why=_PINS, hint=hint, code=STORAGE)
     if is_linked and e.errno in _NO_LINKS:
+        what = f"hard links are refused: {reason(e)}"
         hint = "use a file system that has them (ext4, xfs, btrfs, NFS)"
-        return fail("no-links", node, path, f"hard links are refused: {reason(e)}", why=_PINS, hint=hint, code=STORAGE)
+        return fail("no-links", path, what, why=_PINS, hint=hint, code=STORAGE)
     if e.errno in (errno.ENOSPC, errno.EDQUOT):
-        return _full(path, reason(e), node)
+        return _full(path, reason(e))
     hint = "mount it for writing" if e.errno == errno.EROFS else _AS_TRAINER
-    what, why = f"nothing can be written: {reason(e)}", "there is no place for pins and markers"
-    return fail("output-not-writable", node, path, what, why=why, hint=hint)
+    what = f"nothing can be written: {reason(e)}"
+    return fail("output-not-writable", path, what, why=_NO_SPOOL, hint=hint)
 
 
-def _check_owner(path: Path, newest: Found | None, made_by: int | None, node: str) -> Iterator[Finding]:
-    """Check, before the first save, that this user trains there.  ``made_by``: the owner of a file made there, which servers and mounts may decide."""
+def _check_owner(
+    path: Path, newest: ListedCheckpoint | None, made_by: int | None
+) -> Iterator[Finding]:
+    """Check, before the first save, that this user trains there.
+
+    ``made_by``: the owner of a file made there, which servers and mounts may decide.
+    """
     owner, uid = path.stat().st_uid, os.geteuid()
-    if newest or owner in (uid, made_by) or (not owner and made_by is not None):  # root's, where all may write, is anybody's
+    # root's, where all may write, is anybody's
+    if newest or owner in (uid, made_by) or (not owner and made_by is not None):
         return
-    why = (
-        "safetensors 0.8 and newer write files that only their owner reads (0600), and fs.protected_hardlinks refuses links to them"
-    )
-    yield fail("other-user", node, path, f"is {user_name(owner)}'s, the worker is {user_name(uid)}", why=why, hint=_AS_TRAINER)
+    what = f"is {user_name(owner)}'s, the worker is {user_name(uid)}"
+    why = "safetensors 0.8 writes mode 0600: another user can neither read nor link such files"
+    yield fail("other-user", path, what, why=why, hint=_AS_TRAINER)
 
 
-def _check_readable(path: Path, newest: Found | None, node: str) -> Iterator[Finding]:
+def _check_readable(path: Path, newest: ListedCheckpoint | None) -> Iterator[Finding]:
     """Open the files of the newest checkpoint; without one, list the directory."""
-    if newest is None:
-        if not os.access(path, os.R_OK):
-            yield fail(
-                "output-unreadable", node, path, "cannot be listed", why="the worker sees nothing of this run", hint=_AS_TRAINER
-            )
-        return
-    for file in newest.files[:_MOST_FILES]:
-        one = newest.path / file.path
+    if newest is None and not os.access(path, os.R_OK):
+        yield fail("output-unreadable", path, "cannot be listed", why=_UNSEEN, hint=_AS_TRAINER)
+    checkpoint, files = (newest.path, newest.files) if newest else (path, ())
+    for file in files[:_MOST_FILES]:
+        one = checkpoint / file.path
         try:
             os.close(os.open(one, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK))
         except FileNotFoundError:
@@ -247,11 +278,11 @@ def _check_readable(path: Path, newest: Found | None, node: str) -> Iterator[Fin
         except OSError as e:
             info = one.lstat()
             what = f"{reason(e)}: mode {info.st_mode & 0o777:04o}, of {user_name(info.st_uid)}"
-            yield fail("unreadable", node, one, what, why="it cannot be uploaded", hint=_AS_TRAINER)
+            yield fail("unreadable", one, what, why="it cannot be uploaded", hint=_AS_TRAINER)
             return
 
 
-def _check_linkable(path: Path, newest: Found, node: str) -> Iterator[Finding]:
+def _check_linkable(path: Path, newest: ListedCheckpoint) -> Iterator[Finding]:
     """Link a file of the newest checkpoint into the spool."""
     file, trial = newest.files[0].path, f"{_TRIAL}{secrets.token_hex(8)}"
     try:
@@ -259,36 +290,37 @@ def _check_linkable(path: Path, newest: Found, node: str) -> Iterator[Finding]:
             link(above, name, spool, trial)
             os.unlink(trial, dir_fd=spool)
     except PermissionError as e:
-        why = f"{_PINS}; fs.protected_hardlinks refuses links to files of others that one may not write"
-        yield fail("unlinkable", node, newest.path / file, f"may not be linked: {reason(e)}", why=why, hint=_AS_TRAINER)
+        what = f"may not be linked: {reason(e)} (fs.protected_hardlinks: not this user's file)"
+        yield fail("unlinkable", newest.path / file, what, why=_PINS, hint=_AS_TRAINER)
     except (OSError, CkptsyncError):
         return  # `_check_pins` said what is wrong, or it was rotated meanwhile
 
 
-def check_mount(path: Path, node: str) -> Iterator[Finding]:
+def check_mount(path: Path) -> Iterator[Finding]:
     """Check that a directory's file system is mounted, and how; also for a store's directory."""
-    yield from _check_mounted(path, node)
+    yield from _check_mounted(path)
     mount = mount_of(str(path))
-    for option in ("soft", "softerr"):
-        if option in mount.options:
-            why = "when the server does not answer in time, writes are given up: a file closed without an error may lack bytes (nfs(5))"
-            yield warn("nfs-soft", node, path, f"{mount.kind}, mounted {option}", why=why, hint="mount it hard", code=STORAGE)
+    for option in {"soft", "softerr"} & set(mount.options):
+        what = f"{mount.kind}, mounted {option}"
+        why = "a file closed without an error may lack bytes if the server is late (nfs(5))"
+        yield warn("nfs-soft", path, what, why=why, hint="mount it hard", code=STORAGE)
     if mount.late > _LATEST:
-        what = f"{mount.kind}: files that other machines write may appear {show_duration(mount.late)} later"
+        what = f"{mount.kind} may show other machines' files {show_duration(mount.late)} later"
         why = "for so long ckptsync waits before it calls a file missing"
-        yield warn("late-names", node, path, what, why=why, hint="mount it with actimeo=60 or less", code=STORAGE)
+        hint = "mount it with actimeo=60 or less"
+        yield warn("late-names", path, what, why=why, hint=hint, code=STORAGE)
 
 
-def _check_mounted(path: Path, node: str) -> Iterator[Finding]:
+def _check_mounted(path: Path) -> Iterator[Finding]:
     """Check that every mount point of fstab(5) on the way to a path is mounted."""
     real = Path(os.path.realpath(path))
+    way = {path, *path.parents, real, *real.parents}
     for point, options in sorted(_fstab()):
-        if point in {path, *path.parents, real, *real.parents} and not is_mounted(str(point)):
-            why = "what is written goes to this machine's own disk: no other node sees it, and the mount will hide it"
+        if point in way and not is_mounted(str(point)):
             what = f"{point} is in {FSTAB}, and nothing is mounted there"
-            yield (warn if "noauto" in options else fail)(
-                "not-mounted", node, path, what, why=why, hint=f"mount {point}", code=STORAGE
-            )
+            why = "files go to this machine's own disk, and the mount will hide them"
+            level = warn if "noauto" in options else fail
+            yield level("not-mounted", path, what, why=why, hint=f"mount {point}", code=STORAGE)
 
 
 def _fstab() -> Iterator[tuple[Path, tuple[str, ...]]]:
@@ -297,61 +329,39 @@ def _fstab() -> Iterator[tuple[Path, tuple[str, ...]]]:
         lines = FSTAB.read_text("utf-8", "replace").splitlines()
     except OSError:
         return
-    for field in (line.split() for line in lines if line.strip() and not line.lstrip().startswith("#")):
+    for field in (line.split() for line in lines if not line.lstrip().startswith("#")):
         if len(field) > 2 and field[1].startswith("/") and field[1] != "/":
             point = re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), field[1])
             yield Path(point), tuple("".join(field[3:4]).split(","))
 
 
-def check_space(path: Path, newest: Found | None, node: str, expected: int = 0) -> Iterator[Finding]:
+def check_space(
+    path: Path, newest: ListedCheckpoint | None, expected: int = 0
+) -> Iterator[Finding]:
     """Check that there is room for two checkpoints as large as the newest, or as ``expected``."""
     try:
-        there = os.statvfs(path)
+        room = os.statvfs(path)
     except OSError:
         return  # another check says so
-    if not there.f_blocks:
+    if not room.f_blocks:
         return  # programs behind FUSE may not tell
-    free, size = there.f_bavail * there.f_frsize, size_of(newest) if newest else expected
+    free, size = room.f_bavail * room.f_frsize, size_of(newest) if newest else expected
     if not size and free < _LEAST:
-        finding = _full(path, f"{show_size(free)} free", node)
-        yield finding if free < _NOTHING else replace(finding, level="warn")
+        yield _full(path, f"{show_size(free)} free", is_certain=free < _NOTHING)
     elif free < 2 * size:
-        of = f"as {newest.name}" if newest else "by the model's configuration, if all of it is trained"
-        finding = _full(path, f"{show_size(free)} free, less than two checkpoints of {show_size(size)} ({of})", node)
-        yield finding if newest else replace(finding, level="warn")
+        of = f"as {newest.name}" if newest else "7 times the model's weights, if all are trained"
+        what = f"{show_size(free)} free, less than two checkpoints of {show_size(size)} ({of})"
+        yield _full(path, what, is_certain=newest is not None)
     needed = 2 * len(newest.files if newest else ()) + 100
-    if there.f_files and there.f_favail < needed:
-        why = "the trainer fails in the middle of a save with `No space left on device`, while there are bytes left"
-        what, hint = f"{there.f_favail} inodes free, {needed} needed", "remove small files, or make a file system with more"
-        yield fail("inodes", node, path, what, why=why, hint=hint, code=STORAGE)
+    if room.f_files and room.f_favail < needed:
+        what = f"{room.f_favail} inodes free, {needed} needed"
+        why = "the trainer fails in a save with `No space left on device`, with bytes left"
+        hint = "remove small files, or make a file system with more"
+        yield fail("inodes", path, what, why=why, hint=hint, code=STORAGE)
 
 
-def _full(path: Path, what: str, node: str) -> Finding:
-    why = "a save that does not fit is torn, and the trainer ends with it; rotation removes the old one only afterwards"
-    return fail("disk-full", node, path, what, why=why, hint="make room, lower save_total_limit, or save elsewhere", code=STORAGE)
-
-
-def checkpoint_size(config: Mapping[str, Any]) -> int:
-    """Return the bytes of a checkpoint with all optimizer states, by a model's config.json; 0 where it does not say enough."""
-    return parameters(config) * (_WEIGHT + _STATES)
-
-
-def parameters(config: Mapping[str, Any]) -> int:
-    """Return how many parameters a common decoder (grouped attention, gated MLP, experts) has, without norms and biases; 0 for other models."""
-    config = config["text_config"] if isinstance(config.get("text_config"), Mapping) else config
-    hidden, layers, vocabulary = (_number(config, key) for key in ("hidden_size", "num_hidden_layers", "vocab_size"))
-    heads, inner = _number(config, "num_attention_heads"), _number(config, "intermediate_size")
-    if not (hidden and layers and vocabulary and heads and inner):
-        return 0
-    width = _number(config, "head_dim") or hidden // heads
-    groups = _number(config, "num_key_value_heads") or heads
-    attention = 2 * hidden * heads * width + 2 * hidden * groups * width
-    experts = _number(config, "num_local_experts") or _number(config, "num_experts") or _number(config, "n_routed_experts") or 1
-    each = _number(config, "moe_intermediate_size") or inner
-    embeddings = vocabulary * hidden * (1 if config.get("tie_word_embeddings") is True else 2)
-    return embeddings + layers * (attention + 3 * hidden * each * experts)
-
-
-def _number(config: Mapping[str, Any], key: str) -> int:
-    value = config.get(key)
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 40 else 0
+def _full(path: Path, what: str, *, is_certain: bool = True) -> Finding:
+    why = "a save that does not fit is torn, and the trainer ends; rotation makes room only later"
+    hint = "make room, lower save_total_limit, or save elsewhere"
+    level = fail if is_certain else warn
+    return level("disk-full", path, what, why=why, hint=hint, code=STORAGE)

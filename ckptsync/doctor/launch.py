@@ -1,6 +1,7 @@
-"""Checks of how nodes find each other: the launch variables, MASTER_ADDR, and the interfaces that NCCL and Gloo use.
+"""Checks of launch variables, MASTER_ADDR, and the interfaces of NCCL and Gloo.
 
-Each check takes the facts of one node or of several, and yields findings.  Needs the standard library alone.
+Each check takes the facts of one node or of several, and yields findings.  Needs the standard
+library alone.
 """
 
 from __future__ import annotations
@@ -9,10 +10,26 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from ipaddress import ip_address
 
-from ckptsync.doctor.facts import Finding, Node, fail, grouped, is_true, names_of, share_a_network, show, warn
+from ckptsync.doctor.facts import NodeFacts, find_difference, group_by, share_a_network
+from ckptsync.doctor.findings import Finding, fail, warn
 
-_EQUAL = ("NNODES", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "RDZV_ID", "MIN_NNODES", "MAX_NNODES")
+_EQUAL = (
+    "NNODES",
+    "WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "RDZV_ID",
+    "MIN_NNODES",
+    "MAX_NNODES",
+)
 _SWITCHES = ("USE_RAY", "USE_V1", "FORCE_TORCHRUN")
+# what a launch with NNODES must say on each node, and what happens without
+_NEEDED = {
+    "NNODES": "the node starts a separate training",
+    "NODE_RANK": "the node takes rank 0, as other nodes do",
+    "MASTER_ADDR": "LLaMA-Factory looks for rank 0 on the node itself (127.0.0.1)",
+    "MASTER_PORT": "LLaMA-Factory takes another free port on each node",
+}
 _INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 _COMPARED = ("NCCL_", "RCCL_", "GLOO_", "TORCH_NCCL_", "OMP_")
 # Two ends agree by these on how they talk (NCCL, "Environment Variables").
@@ -28,131 +45,171 @@ _MUST_EQUAL = (
     "NCCL_MAX_NCHANNELS",
     "NCCL_MIN_NCHANNELS",
 )
-_PER_NODE = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_CONF_FILE", "NCCL_TOPO_FILE")
-_MAY_DIFFER = ("NCCL_HOSTID", "NCCL_DEBUG", "GLOO_LOG", "TORCH_NCCL_DEBUG", "TORCH_NCCL_TRACE", "TORCH_NCCL_DUMP")
+_PER_NODE = (
+    "NCCL_SOCKET_IFNAME",
+    "GLOO_SOCKET_IFNAME",
+    "NCCL_IB_HCA",
+    "NCCL_CONF_FILE",
+    "NCCL_TOPO_FILE",
+)
+_MAY_DIFFER = (
+    "NCCL_HOSTID",
+    "NCCL_DEBUG",
+    "GLOO_LOG",
+    "TORCH_NCCL_DEBUG",
+    "TORCH_NCCL_TRACE",
+    "TORCH_NCCL_DUMP",
+)
+_LINKS = {
+    "mtu": "large messages are lost on the way to the smaller one",
+    "speed": "the slowest link slows all nodes",
+}
+_DOWN = ("down", "lowerlayerdown")
 _WAITS = "the ranks wait for each other until the rendezvous times out"
 _NO_REACH = "the nodes do not reach each other in the first collective"
 _RANK_HINT = "number the nodes from 0 on, each once"
 
 
-def compare_launch(nodes: Sequence[Node]) -> Iterator[Finding]:
-    """Check the launch variables of the nodes that train together.  Under Ray, and in a training that has begun, there is nothing to judge."""
-    if not nodes or any(node.within for node in nodes):
+def compare_counts(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
+    """Check that as many nodes are known as NNODES says.
+
+    Under Ray, and in a training that has begun, there is nothing to judge.
+    """
+    if any(node.within for node in nodes):
+        return
+    expected = max(map(_count, nodes), default=0)
+    what = f"NNODES is {expected}, {len(nodes)} nodes published here"
+    if len(nodes) < expected and not any(map(_is_elastic, nodes)):
+        why = "a node cannot reach the store, has another disk at its path, or did not run doctor"
+        hint = "run `ckptsync doctor --publish` on each node, then compare again"
+        yield fail("nodes-missing", "NNODES", what, why=why, hint=hint, nodes=_names(nodes))
+    if 0 < expected < len(nodes):
+        why = "the launcher starts NNODES nodes, and leaves the others out, or hangs"
+        hint = f"set NNODES={len(nodes)}, or compare again when the others' facts are an hour old"
+        yield fail("nodes-too-many", "NNODES", what, why=why, hint=hint, nodes=_names(nodes))
+
+
+def compare_variables(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
+    """Check that launch variables are the same on all nodes, and that each has its own rank."""
+    if any(node.within for node in nodes):
         return
     for name in (*_EQUAL, *_SWITCHES):
-        groups = grouped(nodes, _variable(name))
-        if len(groups) > 1 and not _mean_the_same(name, nodes):
-            yield fail("launch-differs", _all(nodes), name, show(groups), why=_WAITS, hint=f"export the same {name} on all nodes")
-    yield from _check_count(nodes)
-    yield from _check_ranks(nodes)
-    for node in nodes:
-        yield from check_launch(node, nodes)
-
-
-def check_launch(node: Node, known: Sequence[Node]) -> Iterator[Finding]:
-    """Check what one node is told of the others.  ``known``: all nodes whose facts are there, this one among them."""
-    if len(known) < 2 and _count(node) < 2:
-        return
-    is_numbered = node.variables.get("NNODES") or (node.variables.get("NODE_RANK") and not node.variables.get("WORLD_SIZE"))
-    if is_numbered and not _is_elastic(node):  # Ray tells its workers a NODE_RANK, too, but with their WORLD_SIZE
-        yield from _check_missing(node, known)
-        rank = node.variables.get("NODE_RANK", "")
-        if rank and (not rank.isdecimal() or 0 < _count(node) <= int(rank)):
-            what = f"{rank}, 0 to {_count(node) - 1} expected"
-            yield fail("node-rank", node.name, "NODE_RANK", what, why=_WAITS, hint=_RANK_HINT)
-    yield from _check_master(node, known)
-
-
-def _check_missing(node: Node, known: Sequence[Node]) -> Iterator[Finding]:
-    """A variable that no node has may be given on torchrun's command line; LLaMA-Factory reads variables alone."""
-    for name, why in (
-        ("NNODES", "it starts a training of its own"),
-        ("NODE_RANK", "it takes itself for node 0, as others do"),
-        ("MASTER_ADDR", "LLaMA-Factory looks for rank 0 on the node itself (127.0.0.1)"),
-        ("MASTER_PORT", "LLaMA-Factory takes another free port on each node"),
-    ):
-        if not node.variables.get(name):
-            is_read = "llamafactory" in node.versions or any(other.variables.get(name) for other in known)
-            hint = f"export {name} before the launch" + ("" if is_read else ", unless a command line says it")
-            yield (fail if is_read else warn)("launch-missing", node.name, name, "not set", why=f"{why}: {_WAITS}", hint=hint)
-
-
-def _check_master(node: Node, known: Sequence[Node]) -> Iterator[Finding]:
-    address, port = node.variables.get("MASTER_ADDR", ""), node.variables.get("MASTER_PORT", "")
-    is_one_machine = len(known) > 1 and share_a_network(known)
-    if not address:
-        return
-    if not node.master:
-        hint = "use an address, or put the name into /etc/hosts of all nodes"
-        yield fail("master-unknown", node.name, "MASTER_ADDR", f"{address} is not known here", why=_WAITS, hint=hint)
-    elif all(map(is_loopback, node.master)) and not is_one_machine and not _is_own_name(address, node):
-        what = f"{address} is {', '.join(node.master)} here, which no other node reaches"
-        hint = "use the address of node 0 in the network that the nodes share; /etc/hosts may name the host 127.0.1.1"
-        yield fail("master-loopback", node.name, "MASTER_ADDR", what, why=_WAITS, hint=hint)
-    elif node.variables.get("NODE_RANK") == "0":
-        if node.is_master is False:
-            what = f"{address} ({', '.join(node.master)}) is no address of node 0"
-            hint = "set it to node 0's own address, or give this node another NODE_RANK"
-            yield fail("master-elsewhere", node.name, "MASTER_ADDR", what, why=_WAITS, hint=hint)
-        elif node.port == "taken":
-            why = "rank 0 cannot listen there: the launch fails, or joins a training that still runs"
-            hint = f"choose another port; `ss -ltnp 'sport = :{port}'` shows who has it, often an earlier training"
-            yield fail("port-taken", node.name, "MASTER_PORT", f"{port} is in use on node 0", why=why, hint=hint)
-    elif node.port in ("silent", "unreachable"):
-        what = f"{address}:{port} does not answer ({node.port})"
-        hint = "open that port on node 0, and all ports between the nodes: NCCL and Gloo choose theirs by chance"
-        yield fail("master-unreachable", node.name, "MASTER_ADDR", what, why=_WAITS, hint=hint)
-
-
-def _check_count(nodes: Sequence[Node]) -> Iterator[Finding]:
-    wanted = max(map(_count, nodes))
-    if len(nodes) < wanted and not any(map(_is_elastic, nodes)):
-        what = f"{wanted} nodes are to train, {len(nodes)} published here"
-        why = "the missing node cannot reach the store, has the same path on a disk of its own, or was not asked"
-        hint = "run `ckptsync doctor --publish` on each node, then compare again"
-        yield fail("nodes-missing", _all(nodes), "NNODES", what, why=why, hint=hint)
-    if 0 < wanted < len(nodes):
-        what = f"{wanted} nodes are to train, {len(nodes)} published here"
-        why = "the launcher starts when it has as many as it was told, and leaves the others out, or hangs"
-        hint = f"set NNODES={len(nodes)}; if some do not take part, compare again when their facts are an hour old"
-        yield fail("nodes-too-many", _all(nodes), "NNODES", what, why=why, hint=hint)
-
-
-def _check_ranks(nodes: Sequence[Node]) -> Iterator[Finding]:
-    ranks = grouped((n for n in nodes if not _is_elastic(n) and n.variables.get("NODE_RANK")), lambda n: n.variables["NODE_RANK"])
-    for rank, names in ranks.items():
+        if not _mean_the_same(name, nodes):
+            hint = f"export the same {name} on all nodes"
+            yield from find_difference(
+                fail, "launch-differs", name, nodes, _variable(name), why=_WAITS, hint=hint
+            )
+    ranked = [n for n in nodes if not _is_elastic(n) and n.variable("NODE_RANK")]
+    for rank, names in group_by(ranked, _variable("NODE_RANK")).items():
         if len(names) > 1:
-            yield fail("node-rank", names, "NODE_RANK", f"{rank} on each of them", why=_WAITS, hint=_RANK_HINT)
-    worlds = {n.variables["WORLD_SIZE"] for n in nodes if n.variables.get("WORLD_SIZE", "").isdecimal()}
-    each = [n.variables.get("NPROC_PER_NODE", "") for n in nodes]
-    if len(worlds) == 1 and all(e.isdecimal() for e in each) and len(nodes) == _count(nodes[0]):
-        (world,), total = worlds, sum(map(int, each))
-        if int(world) not in (total, len(nodes)):  # some launchers of clusters count nodes in it
-            what = f"{world}, while NPROC_PER_NODE makes {total} ranks"
-            yield fail("world-size", _all(nodes), "WORLD_SIZE", what, why=_WAITS, hint="leave WORLD_SIZE to the launcher")
+            what = f"{rank} on each of them"
+            yield fail("node-rank", "NODE_RANK", what, why=_WAITS, hint=_RANK_HINT, nodes=names)
+    yield from _compare_world(nodes)
 
 
-def _mean_the_same(name: str, nodes: Sequence[Node]) -> bool:
-    """Return whether different texts mean the same: a switch written in two ways; a host's name here and its address there."""
+def _compare_world(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
+    worlds = {world for n in nodes if (world := n.variable("WORLD_SIZE")).isdecimal()}
+    each = [n.variable("NPROC_PER_NODE") for n in nodes]
+    if len(worlds) != 1 or not all(e.isdecimal() for e in each) or len(nodes) != _count(nodes[0]):
+        return
+    world, total = worlds.pop(), sum(map(int, each))
+    if int(world) not in (total, len(nodes)):  # some launchers of clusters count nodes in it
+        what, hint = f"{world}, while NPROC_PER_NODE makes {total} ranks", "unset WORLD_SIZE"
+        yield fail("world-size", "WORLD_SIZE", what, why=_WAITS, hint=hint, nodes=_names(nodes))
+
+
+def _mean_the_same(name: str, nodes: Sequence[NodeFacts]) -> bool:
+    """Return whether different texts mean the same.
+
+    A switch may be written in two ways, and a host as its name or its address.
+    """
     if name in _SWITCHES:
-        return len({is_true(node.variables.get(name, "")) for node in nodes}) == 1
+        return len({node.is_on(name) for node in nodes}) == 1
     return name == "MASTER_ADDR" and bool(set.intersection(*(set(node.master) for node in nodes)))
 
 
-def _count(node: Node) -> int:
-    text = node.variables.get("NNODES", "").rpartition(":")[2]  # 1:4 where the launch is elastic
+def check_launch(node: NodeFacts, known: Sequence[NodeFacts]) -> Iterator[Finding]:
+    """Check what one node is told of the others.
+
+    ``known``: all nodes whose facts are known, this one among them.
+    """
+    is_one = len(known) < 2 and _count(node) < 2
+    if is_one or any(other.within for other in known):
+        return
+    # Ray gives its workers a NODE_RANK, too, but with their WORLD_SIZE
+    rank = node.variable("NODE_RANK")
+    is_numbered = node.variable("NNODES") or (rank and not node.variable("WORLD_SIZE"))
+    if is_numbered and not _is_elastic(node):
+        yield from _check_missing(node, known)
+        if rank and (not rank.isdecimal() or 0 < _count(node) <= int(rank)):
+            what = f"{rank}, 0 to {_count(node) - 1} expected"
+            yield fail("node-rank", "NODE_RANK", what, why=_WAITS, hint=_RANK_HINT)
+    if node.variable("MASTER_ADDR"):
+        yield from _check_master(node, known)
+
+
+def _check_missing(node: NodeFacts, known: Sequence[NodeFacts]) -> Iterator[Finding]:
+    """Check that a node has the variables of a launch.
+
+    A variable that no node has may be given on torchrun's command line.  LLaMA-Factory reads
+    variables alone.
+    """
+    for name, why in _NEEDED.items():
+        if not node.variable(name):
+            is_read = "llamafactory" in node.versions or any(n.variable(name) for n in known)
+            level, where = (fail, "") if is_read else (warn, ", or give it on the command line")
+            hint = f"export {name} before the launch{where}"
+            yield level("launch-missing", name, "not set", why=f"{why}: {_WAITS}", hint=hint)
+
+
+def _check_master(node: NodeFacts, known: Sequence[NodeFacts]) -> Iterator[Finding]:
+    address, port = node.variable("MASTER_ADDR"), node.variable("MASTER_PORT")
+    addresses, is_one_machine = ", ".join(node.master), len(known) > 1 and share_a_network(known)
+    is_loop = node.master and all(map(is_loopback, node.master))
+    subject = "MASTER_ADDR"
+    if not node.master:
+        what = f"{address} is not known here"
+        hint = "use an address, or put the name into /etc/hosts of all nodes"
+        yield fail("master-unknown", subject, what, why=_WAITS, hint=hint)
+    elif is_loop and not is_one_machine and not _is_own_name(address, node):
+        what = f"{address} is {addresses} here, which no other node reaches"
+        hint = "use node 0's address in the network that the nodes share (see /etc/hosts)"
+        yield fail("master-loopback", subject, what, why=_WAITS, hint=hint)
+    elif node.variable("NODE_RANK") == "0":
+        if node.is_master is False:
+            what = f"{address} ({addresses}) is no address of node 0"
+            hint = "set it to node 0's own address, or give this node another NODE_RANK"
+            yield fail("master-elsewhere", subject, what, why=_WAITS, hint=hint)
+        elif node.port == "taken":
+            what = f"{port} is in use on node 0"
+            why = "rank 0 cannot listen there: the launch fails, or joins an earlier training"
+            hint = f"choose another port; `ss -ltnp 'sport = :{port}'` shows the program"
+            yield fail("port-taken", "MASTER_PORT", what, why=why, hint=hint)
+    elif node.port in ("silent", "unreachable"):
+        what = f"{address}:{port} does not answer ({node.port})"
+        hint = "open that port on node 0, and all ports between the nodes: NCCL uses any"
+        yield fail("master-unreachable", subject, what, why=_WAITS, hint=hint)
+
+
+def _count(node: NodeFacts) -> int:
+    text = node.variable("NNODES").rpartition(":")[2]  # 1:4 where the launch is elastic
     return int(text) if text.isdecimal() and len(text) < 9 else 0
 
 
-def _is_elastic(node: Node) -> bool:
-    is_named = any(node.variables.get(name) for name in ("RDZV_ID", "MIN_NNODES", "MAX_NNODES"))
-    return is_named or ":" in node.variables.get("NNODES", "")
+def _is_elastic(node: NodeFacts) -> bool:
+    is_named = any(node.variable(name) for name in ("RDZV_ID", "MIN_NNODES", "MAX_NNODES"))
+    return is_named or ":" in node.variable("NNODES")
 
 
-def _is_own_name(address: str, node: Node) -> bool:
-    """Debian calls its own name 127.0.1.1: rank 0 listens on all addresses there, and each other node looks the name up for itself."""
+def _is_own_name(address: str, node: NodeFacts) -> bool:
+    """Return whether an address is node 0's own name, on node 0.
+
+    Debian calls its own name 127.0.1.1: rank 0 listens on all addresses there, and each other node
+    looks the name up for itself.
+    """
     own, given = (name.partition(".")[0].lower() for name in (node.host, address))
-    return own == given and own not in ("", "localhost") and node.variables.get("NODE_RANK", "0") == "0"
+    is_first = node.variables.get("NODE_RANK", "0") == "0"
+    return own == given and own not in ("", "localhost") and is_first
 
 
 def is_loopback(address: str) -> bool:
@@ -164,99 +221,112 @@ def is_loopback(address: str) -> bool:
     return found.is_loopback or found.is_unspecified
 
 
-def _all(nodes: Sequence[Node]) -> tuple[str, ...]:
+def _names(nodes: Sequence[NodeFacts]) -> tuple[str, ...]:
     return tuple(sorted({node.name for node in nodes}))
 
 
-def check_interfaces(node: Node) -> Iterator[Finding]:
-    """Check the interfaces that variables name: each is there, is up and has an address."""
-    for name in _INTERFACES:
-        text = node.variables.get(name, "")
-        if not text or not node.interfaces:
+def check_interfaces(node: NodeFacts) -> Iterator[Finding]:
+    """Check the interfaces that variables name: each exists, is up and has an address."""
+    show = "name the interface that `ip -br addr` shows with this node's address"
+    for name in _INTERFACES if node.interfaces else ():
+        if not (text := node.variable(name)):
             continue
         chosen = _chosen(name, node)
+        outer = [one for one in chosen if one != "lo"]
         # Gloo and TensorPipe need each interface that is named, NCCL any of them
-        absent = [] if name.startswith("NCCL_") else [one for one in text.split(",") if one and one not in node.interfaces]
+        each = [] if name.startswith("NCCL_") else [one for one in text.split(",") if one]
+        absent = [one for one in each if one not in node.interfaces]
         if not chosen or absent:
-            what = f"{', '.join(absent) or text}: there is none; {', '.join(sorted(node.interfaces))} are there"
-            hint = "name the one that `ip -br addr` shows with this node's address"
-            yield fail("interface-missing", node.name, name, what, why=_NO_REACH, hint=hint)
-        elif all(node.interfaces[one].get("state") in ("down", "lowerlayerdown") for one in chosen):
-            what = f"{', '.join(chosen)}: the link is down"
-            yield fail("interface-down", node.name, name, what, why=_NO_REACH, hint="bring it up, or name another")
-        elif all(node.interfaces[one].get("address") == "no" for one in chosen if one != "lo") and chosen != ["lo"]:
-            what = f"{', '.join(chosen)}: it has no address"
-            hint = "give it one, or name the interface that `ip -br addr` shows with this node's address"
-            yield fail("interface-bare", node.name, name, what, why=_NO_REACH, hint=hint)
+            what = (
+                f"{', '.join(absent) or text}: not found among {', '.join(sorted(node.interfaces))}"
+            )
+            yield fail("interface-missing", name, what, why=_NO_REACH, hint=show)
+        elif all(node.interfaces[one].get("state") in _DOWN for one in chosen):
+            what, hint = f"{', '.join(chosen)}: the link is down", "bring it up, or name another"
+            yield fail("interface-down", name, what, why=_NO_REACH, hint=hint)
+        elif outer and all(node.interfaces[one].get("address") == "no" for one in outer):
+            what, hint = f"{', '.join(chosen)}: it has no address", f"give it one, or {show}"
+            yield fail("interface-bare", name, what, why=_NO_REACH, hint=hint)
 
 
-def check_reachable(nodes: Sequence[Node]) -> Iterator[Finding]:
-    """Check that no node tells the others an address that only it can reach."""
-    for node in [] if share_a_network(nodes) else nodes:
-        for name in _INTERFACES:
-            text = node.variables.get(name, "")
-            chosen = _chosen(name, node) if text else []
-            if chosen == ["lo"]:
-                hint = "name the interface of the network that the nodes share"
-                yield fail("interface-loopback", node.name, name, "lo, which no other node reaches", why=_NO_REACH, hint=hint)
-            elif "lo" in chosen and text.startswith("^"):
-                why = "NCCL takes lo, which comes first, unless it is excluded, too (aws/deep-learning-containers#4756)"
-                hint = f"export {name}={text},lo"
-                yield warn(
-                    "interface-loopback", node.name, name, f"{text} leaves lo, which no other node reaches", why=why, hint=hint
-                )
-        if node.addresses and all(map(is_loopback, node.addresses)) and not node.variables.get("GLOO_SOCKET_IFNAME"):
-            what = f"{node.host} is {', '.join(node.addresses)} on {node.name} itself"
-            why = "Gloo tells other nodes the address of the host's own name: they would connect to themselves"
-            hint = "export GLOO_SOCKET_IFNAME, or give the host's name its real address in /etc/hosts"
-            yield warn("host-loopback", node.name, "/etc/hosts", what, why=why, hint=hint)
+def compare_reachable(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
+    """Check that no node gives the others an address that only it can reach."""
+    for node in () if share_a_network(nodes) else nodes:
+        yield from (finding.on(node.name) for finding in _check_reachable(node))
 
 
-def compare_network(nodes: Sequence[Node]) -> Iterator[Finding]:
+def _check_reachable(node: NodeFacts) -> Iterator[Finding]:
+    for name in _INTERFACES:
+        text = node.variable(name)
+        chosen = _chosen(name, node) if text else []
+        if chosen == ["lo"]:
+            what = "lo, which no other node reaches"
+            hint = "name the interface of the network that the nodes share"
+            yield fail("interface-loopback", name, what, why=_NO_REACH, hint=hint)
+        elif "lo" in chosen and text.startswith("^"):
+            what = f"{text} leaves lo, which no other node reaches"
+            why = "NCCL takes lo unless it is excluded, too (aws/deep-learning-containers#4756)"
+            hint = f"export {name}={text},lo"
+            yield warn("interface-loopback", name, what, why=why, hint=hint)
+    is_loop = node.addresses and all(map(is_loopback, node.addresses))
+    if is_loop and not node.variable("GLOO_SOCKET_IFNAME"):
+        what = f"{node.host} is {', '.join(node.addresses)} on {node.name} itself"
+        why = "Gloo gives other nodes the address of the host's name: they reach themselves"
+        hint = "export GLOO_SOCKET_IFNAME, or give the name its real address in /etc/hosts"
+        yield warn("host-loopback", "/etc/hosts", what, why=why, hint=hint)
+
+
+def compare_network(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
     """Check that the variables of NCCL, Gloo and OpenMP are the same on all nodes."""
-    for name in sorted({name for node in nodes for name in node.variables if name.startswith(_COMPARED)}):
-        groups = grouped(nodes, _variable(name, "not set"))
-        if len(groups) == 1 or name.startswith(_MAY_DIFFER) or (name in _PER_NODE and "not set" not in groups):
+    named = {name for node in nodes for name in node.variables if name.startswith(_COMPARED)}
+    for name in sorted(named):
+        is_set = all(node.variable(name) for node in nodes)
+        if name.startswith(_MAY_DIFFER) or (name in _PER_NODE and is_set):
             continue
-        must_equal = name in _MUST_EQUAL
-        why = "two ends that talk in different ways hang" if must_equal else "nodes may hang, or one slows the others down"
-        hint = f"export the same {name} on all nodes"
-        yield (fail if must_equal else warn)("network-differs", names_of(groups), name, show(groups), why=why, hint=hint)
+        level, why = warn, "nodes may hang, or one slows the others down"
+        if name in _MUST_EQUAL:
+            level, why = fail, "two ends that talk in different ways hang"
+        value, hint = _variable(name, "not set"), f"export the same {name} on all nodes"
+        yield from find_difference(level, "network-differs", name, nodes, value, why=why, hint=hint)
 
 
-def compare_links(nodes: Sequence[Node]) -> Iterator[Finding]:
+def compare_links(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
     """Check that the chosen interfaces have one MTU and one speed."""
-    reasons = {"mtu": "large messages are lost on the way to the smaller one", "speed": "the slowest link slows all nodes"}
+    hint = "use like interfaces, with one MTU"
     for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
-        for what, why in reasons.items():
-            value = partial(_link, name, what)
-            groups = grouped(filter(value, nodes), value)
-            if len(groups) > 1:
-                hint = "use like interfaces, with one MTU"
-                yield warn("links-differ", names_of(groups), f"{name}: {what}", show(groups), why=why, hint=hint)
+        for what, why in _LINKS.items():
+            value, subject = partial(_link, name, what), f"{name}: {what}"
+            having = filter(value, nodes)
+            yield from find_difference(
+                warn, "links-differ", subject, having, value, why=why, hint=hint
+            )
 
 
-def _variable(name: str, default: str = "") -> Callable[[Node], str]:
-    return lambda node: node.variables.get(name) or default
+def _variable(name: str, default: str = "") -> Callable[[NodeFacts], str]:
+    return lambda node: node.variable(name) or default
 
 
-def _link(variable: str, what: str, node: Node) -> str:
-    """Return the MTU or the speed of the interfaces that are named and up; nobody knows which of those that ``^`` leaves is used."""
-    text = node.variables.get(variable, "")
-    chosen = [] if not text or text.startswith("^") else [one for one in _chosen(variable, node) if one != "lo"]
-    values = {node.interfaces[one].get(what, "") for one in chosen if node.interfaces[one].get("state") != "down"}
+def _link(variable: str, what: str, node: NodeFacts) -> str:
+    """Return the MTU or the speed of the interfaces that are named and up.
+
+    Nobody knows which of those that ``^`` leaves is used.
+    """
+    text = node.variable(variable)
+    chosen = _chosen(variable, node) if text and not text.startswith("^") else []
+    links = [node.interfaces[one] for one in chosen if one != "lo"]
+    values = {link.get(what, "") for link in links if link.get("state") != "down"}
     return ", ".join(sorted(values - {"", "-1", "0", "4294967295"}))
 
 
-def _chosen(variable: str, node: Node) -> list[str]:
+def _chosen(variable: str, node: NodeFacts) -> list[str]:
     """Return the interfaces that a variable chooses.
 
-    NCCL takes names for prefixes, unless ``=`` stands before them, and ``^`` for all but these; others take names.
+    NCCL takes names for prefixes, unless ``=`` stands before them, and ``^`` for all but these;
+    others take names.
     """
-    there, text, is_nccl = sorted(node.interfaces), node.variables[variable], variable.startswith("NCCL_")
-    names = [part for part in text.lstrip("^=").split(",") if part]
-    if not is_nccl or text.startswith(("=", "^=")):
-        hits = [name for name in there if name in names]
-    else:
-        hits = [name for name in there if name.startswith(tuple(names))]
-    return [name for name in there if name not in hits] if is_nccl and text.startswith("^") else hits
+    text, is_nccl = node.variables[variable], variable.startswith("NCCL_")
+    names = tuple(part for part in text.lstrip("^=").split(",") if part)
+    is_exact = not is_nccl or text.startswith(("=", "^="))
+    hits = {n for n in node.interfaces if (n in names if is_exact else n.startswith(names))}
+    is_excluding = is_nccl and text.startswith("^")
+    return sorted(set(node.interfaces) - hits if is_excluding else hits)

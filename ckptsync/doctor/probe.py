@@ -1,7 +1,9 @@
 """Gather the facts of a machine and of the Python that trains on it, as a dict that JSON can hold.
 
-Needs the standard library of Python 3.8 and nothing of ckptsync: `ckptsync doctor --python` runs this very file in another interpreter, and Ray hands
-`gather` to its workers.  No library is imported to learn its version.  Of the environment only what `variables` returns is told: nothing secret.
+Needs the standard library of Python 3.8 and nothing of ckptsync: `ckptsync doctor --python` runs
+this very file in another interpreter, and Ray hands `gather` to its workers.  No library is
+imported to learn its version.  Of the environment only what `variables` returns is told: nothing
+secret.
 """
 
 from __future__ import annotations
@@ -27,9 +29,27 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-LIBRARIES = ("torch", "transformers", "accelerate", "deepspeed", "peft", "safetensors", "ray", "llamafactory", "trl")
+LIBRARIES = (
+    "torch",
+    "transformers",
+    "accelerate",
+    "deepspeed",
+    "peft",
+    "safetensors",
+    "ray",
+    "llamafactory",
+    "trl",
+)
 NCCL = tuple(f"nvidia-nccl-cu{cuda}" for cuda in (13, 12, 11))  # as wheels call it
-LAUNCH = ("NNODES", "NODE_RANK", "NPROC_PER_NODE", "WORLD_SIZE", "RDZV_ID", "MIN_NNODES", "MAX_NNODES")
+LAUNCH = (
+    "NNODES",
+    "NODE_RANK",
+    "NPROC_PER_NODE",
+    "WORLD_SIZE",
+    "RDZV_ID",
+    "MIN_NNODES",
+    "MAX_NNODES",
+)
 MASTER = ("MASTER_ADDR", "MASTER_PORT")
 DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 OTHERS = ("OMP_NUM_THREADS", "TP_SOCKET_IFNAME", "USE_RAY", "USE_V1", "FORCE_TORCHRUN")
@@ -37,90 +57,146 @@ PREFIXES = ("NCCL_", "RCCL_", "GLOO_", "TORCH_NCCL_")
 NVIDIA, _NETWORK = Path("/proc/driver/nvidia"), Path("/proc/self/ns/net")
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CRED|AUTH", re.IGNORECASE)
 _LONGEST = 200  # characters of a value
-_BEST = ("answers", "refused", "silent", "unreachable")  # one address of a name is enough: not all need be of networks here
+# one address of a name is enough: not all need be of networks here
+_BEST = ("answers", "refused", "silent", "unreachable")
 _PATIENCE, _LOOKUP = 3.0, 15.0  # seconds for an answer of MASTER_ADDR, and of a name server
 _NOBODY = 65534
-_BESIDE = ".ckptsync-doctor"  # where nothing of ours is yet: the training makes the output directory itself
+# where nothing of ours is yet: the training makes the output directory itself
+_BESIDE = ".ckptsync-doctor"
 _BUILD = re.compile(r"^(cuda|hip)\b[^=\n]*=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
 
 
 def gather(
-    output_dirs: Sequence[str] = (), node: str = "", model: str = "", left: Mapping[str, str] | None = None
+    output_dirs: Sequence[str] = (),
+    node: str = "",
+    model: str = "",
+    left: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Return the facts of now.  ``output_dirs``: output directories, there or not.  ``model``: the directory of the model that is trained.
+    """Return the facts of now.
 
-    ``left``: what `leave` returned.  Without it `leave` is called now, and only nodes that gather later see the words.
+    ``output_dirs``: output directories, there or not.  ``model``: the directory of the model that
+    is trained.
+
+    ``left``: what `leave` returned.  Without it `leave` is called now, and only nodes that gather
+    later see the tokens.
     """
     node = node or socket.gethostname()
     nonces = leave(output_dirs, node) if left is None else left
-    passed = variables(os.environ)
+    passed, uptime = read_variables(os.environ), _text("/proc/uptime").split(" ")[0]
     return {
         "format": 1,
         "at": time.time(),
         "node": node,
         "within": "ray" if getattr(sys.modules.get("ray"), "is_initialized", bool)() else "",
-        **_machine(),
-        **_python(),
+        "host": socket.gethostname(),
+        "machine": _text("/etc/machine-id").strip(),
+        "boot": _text("/proc/sys/kernel/random/boot_id").strip(),
+        "network": str(_NETWORK.stat().st_ino) if _NETWORK.exists() else "",
+        # on this clock; 0 where the system does not say
+        "booted": (time.time() - float(uptime) if uptime else 0.0),
+        "user": os.environ.get("LOGNAME") or os.environ.get("USER") or str(os.getuid()),
+        "uid": os.getuid(),
+        "cpus": (
+            len(os.sched_getaffinity(0))
+            if hasattr(os, "sched_getaffinity")
+            else os.cpu_count() or 0
+        ),
+        "python": platform.python_version(),
+        "prefix": sys.prefix,
+        "versions": _versions(),
+        "builds": _builds(),
         "gpus": _gpus(),
         "driver": _driver(),
         "driver_cuda": _driver_cuda(),
-        "overrides": overrides(os.environ),
+        "overrides": find_overrides(os.environ),
         "variables": passed,
         "interfaces": _interfaces(),
         "addresses": _addresses(socket.gethostname()),
-        "master": _master(passed.get("MASTER_ADDR", ""), passed.get("MASTER_PORT", "")),
+        **_master(passed.get("MASTER_ADDR", ""), passed.get("MASTER_PORT", "")),
         "limits": _limits(),
-        "output_dirs": {path: {"nonce": nonces.get(path, ""), "seen": _seen(path)} for path in output_dirs},
-        "model": {"path": model, "digest": _digest(model)} if model else {},
+        "output_dirs": {
+            path: {"nonce": nonces.get(path, ""), "seen": _seen(path)} for path in output_dirs
+        },
+        "model": model,
+        "digest": _digest(model) if model else "",
     }
 
 
-def variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that tell nodes of each other, and those of NCCL's own files where the environment has none; nothing that could be a secret."""
+def read_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables by which nodes find each other; nothing that could be a secret.
+
+    Those of NCCL's own files count where the environment has none.
+    """
     given = {**_nccl_files(environment), **environment}
     wanted = {*LAUNCH, *MASTER, *DEVICES, *OTHERS}
-    passed = (name for name in sorted(given) if (name in wanted or name.startswith(PREFIXES)) and not _SECRET.search(name))
-    return {name: given[name][:_LONGEST] for name in passed if "://" not in given[name] and "@" not in given[name]}
+    passed = (
+        name
+        for name in sorted(given)
+        if (name in wanted or name.startswith(PREFIXES)) and not _SECRET.search(name)
+    )
+    return {
+        name: given[name][:_LONGEST]
+        for name in passed
+        if "://" not in given[name] and "@" not in given[name]
+    }
 
 
-def overrides(environment: Mapping[str, str]) -> list[str]:
-    """Return the libnccl that are loaded instead of torch's own, by LD_PRELOAD or LD_LIBRARY_PATH."""
-    preloaded = [Path(p) for p in re.split(r"[: ]+", environment.get("LD_PRELOAD", "")) if "nccl" in p]
-    folders = [Path(p) for p in environment.get("LD_LIBRARY_PATH", "").split(":") if p.startswith("/")]
-    found = [*preloaded, *(path for folder in folders for path in sorted(folder.glob("libnccl.so.[0-9]")))]
+def find_overrides(environment: Mapping[str, str]) -> list[str]:
+    """Return the libnccl that LD_PRELOAD or LD_LIBRARY_PATH puts before torch's own."""
+    preloaded = [
+        Path(p) for p in re.split(r"[: ]+", environment.get("LD_PRELOAD", "")) if "nccl" in p
+    ]
+    folders = [
+        Path(p) for p in environment.get("LD_LIBRARY_PATH", "").split(":") if p.startswith("/")
+    ]
+    found = [
+        *preloaded,
+        *(path for folder in folders for path in sorted(folder.glob("libnccl.so.[0-9]"))),
+    ]
     return [os.path.realpath(path) for path in dict.fromkeys(found)]
 
 
 def leave(output_dirs: Iterable[str], node: str) -> dict[str, str]:
-    """Write a random word beside each directory, for other nodes to look for; return the words by path, without those where nothing can be written."""
-    name, words = re.sub(r"[^A-Za-z0-9_.-]", "-", node), {}
+    """Write a random token beside each directory: nodes that see it share the directory.
+
+    Return the tokens by path, without those where nothing can be written.
+    """
+    name, tokens = re.sub(r"[^A-Za-z0-9_.-]", "-", node), {}
     for path in output_dirs:
-        word = secrets.token_hex(8)
-        with contextlib.suppress(OSError):  # whether output can be written is another check's question
-            _write_word(path, name, word)
-            words[path] = word
-    return words
+        token = secrets.token_hex(8)
+        # whether output can be written is another check's question
+        with contextlib.suppress(OSError):
+            _write_token(path, name, token)
+            tokens[path] = token
+    return tokens
 
 
-def _write_word(output_dir: str, name: str, word: str) -> None:
+def _write_token(output_dir: str, name: str, token: str) -> None:
     with _opened(output_dir, is_made=True) as fd:
-        made = os.open(f".{name}.{word}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=fd)
+        made = os.open(
+            f".{name}.{token}",
+            os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC,
+            0o644,
+            dir_fd=fd,
+        )
         try:
-            os.write(made, word.encode())
+            os.write(made, token.encode())
         finally:
             os.close(made)
-        os.replace(f".{name}.{word}", name, src_dir_fd=fd, dst_dir_fd=fd)
+        os.replace(f".{name}.{token}", name, src_dir_fd=fd, dst_dir_fd=fd)
 
 
 def _seen(output_dir: str) -> list[str]:
-    """Return the words beside an output directory that can be read."""
+    """Return the tokens beside an output directory that can be read."""
     found = []
     with contextlib.suppress(OSError), _opened(output_dir) as fd:
         with os.scandir(fd) as entries:
             names = [entry.name for entry in entries if not entry.name.startswith(".")]
         for name in names:
             with contextlib.suppress(OSError):  # no file, or another user's
-                file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=fd)
+                file = os.open(
+                    name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=fd
+                )
                 try:
                     found.append(os.read(file, 64).decode("ascii", "replace"))
                 finally:
@@ -130,7 +206,7 @@ def _seen(output_dir: str) -> list[str]:
 
 @contextlib.contextmanager
 def _opened(output_dir: str, *, is_made: bool = False) -> Iterator[int]:
-    """Open the directory of words: in the spool of an output directory that is there, else in the nearest directory above it.
+    """Open the directory of tokens: in the spool, or beside an output directory to come.
 
     Opened step by step, through no link; root goes into no other user's directory.  Raises OSError.
     """
@@ -145,7 +221,9 @@ def _opened(output_dir: str, *, is_made: bool = False) -> Iterator[int]:
                 if is_made:
                     with contextlib.suppress(FileExistsError):
                         os.mkdir(step, 0o700, dir_fd=fd)
-                below = os.open(step, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+                below = os.open(
+                    step, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd
+                )
                 os.close(fd)
                 fd = below
             if os.geteuid() == 0 and os.fstat(fd).st_uid not in (0, _NOBODY):
@@ -155,60 +233,57 @@ def _opened(output_dir: str, *, is_made: bool = False) -> Iterator[int]:
         os.close(fd)
 
 
-def _machine() -> dict[str, Any]:
-    return {
-        "host": socket.gethostname(),
-        "machine": _text("/etc/machine-id").strip(),
-        "boot": _text("/proc/sys/kernel/random/boot_id").strip(),
-        "network": str(_NETWORK.stat().st_ino) if _NETWORK.exists() else "",
-        "booted": _booted(),
-        "user": os.environ.get("LOGNAME") or os.environ.get("USER") or str(os.getuid()),
-        "uid": os.getuid(),
-        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0,
-    }
-
-
-def _booted() -> float:
-    """Return the time of the boot in seconds on this clock; 0 where the system does not say."""
-    uptime = _text("/proc/uptime").split(" ")[0]
-    return time.time() - float(uptime) if uptime else 0.0
-
-
-def _python() -> dict[str, Any]:
-    versions = {name: version for name in LIBRARIES if (version := _version(name))}
-    nccl = [version for version in map(_version, NCCL) if version]
-    if nccl:
-        versions["nccl"] = nccl[0]
-    return {"python": platform.python_version(), "prefix": sys.prefix, "versions": versions, "builds": _builds()}
-
-
 def _version(library: str) -> str:
     with contextlib.suppress(metadata.PackageNotFoundError):
         return metadata.version(library) or ""
     return ""
 
 
+def _versions() -> dict[str, str]:
+    versions = {name: version for name in LIBRARIES if (version := _version(name))}
+    nccl = [version for version in map(_version, NCCL) if version]
+    return {**versions, "nccl": nccl[0]} if nccl else versions
+
+
 def _builds() -> dict[str, str]:
-    """Return the CUDA, or HIP, that torch is built for, from torch/version.py, which is read and not run."""
+    """Return the CUDA, or HIP, that torch is built for.
+
+    torch/version.py is read and not run.
+    """
     with contextlib.suppress(metadata.PackageNotFoundError):
-        return dict(_BUILD.findall(_text(str(metadata.distribution("torch").locate_file("torch/version.py")))))
+        return dict(
+            _BUILD.findall(
+                _text(str(metadata.distribution("torch").locate_file("torch/version.py")))
+            )
+        )
     return {}
 
 
 def _gpus() -> list[str]:
     """Return a name for each GPU that the driver shows: NVIDIA's, else AMD's."""
     about = [_text(str(path)) for path in sorted(NVIDIA.glob("gpus/*/information"))]
-    models = [line.partition(":")[2].strip() for text in about for line in text.splitlines() if line.startswith("Model:")]
+    models = [
+        line.partition(":")[2].strip()
+        for text in about
+        for line in text.splitlines()
+        if line.startswith("Model:")
+    ]
     if models := models or _ask_nvidia_smi("name"):
         return models
     nodes = sorted(Path("/sys/class/kfd/kfd/topology/nodes").glob("*"))
     found = [(_text(f"{node}/properties"), _text(f"{node}/name")) for node in nodes]
-    return [name.strip() or "AMD" for properties, name in found if re.search(r"^simd_count [1-9]", properties, re.MULTILINE)]
+    return [
+        name.strip() or "AMD"
+        for properties, name in found
+        if re.search(r"^simd_count [1-9]", properties, re.MULTILINE)
+    ]
 
 
 def _driver() -> str:
     found = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", _text(str(NVIDIA / "version")).partition("\n")[0])
-    return (found[0] if found else next(iter(_ask_nvidia_smi("driver_version")), "")) or _text("/sys/module/amdgpu/version").strip()
+    return (found[0] if found else next(iter(_ask_nvidia_smi("driver_version")), "")) or _text(
+        "/sys/module/amdgpu/version"
+    ).strip()
 
 
 def _ask_nvidia_smi(field: str) -> list[str]:
@@ -231,29 +306,52 @@ def _driver_cuda() -> str:
 
 
 def _interfaces() -> dict[str, dict[str, str]]:
-    """Return by name the link's state, MTU, speed in Mb/s, and whether it has an address, as far as the system says."""
+    """Return by name the link's state, MTU, speed in Mb/s, and whether it has an address."""
     keys = {"state": "operstate", "mtu": "mtu", "speed": "speed"}
     names = [name for _, name in socket.if_nameindex()]
-    of = {name: {key: _text(f"/sys/class/net/{name}/{file}").strip() for key, file in keys.items()} for name in names}
-    return {name: {**about, "address": _address(name) if Path("/proc/net").exists() else ""} for name, about in of.items()}
+    of = {
+        name: {key: _text(f"/sys/class/net/{name}/{file}").strip() for key, file in keys.items()}
+        for name in names
+    }
+    return {
+        name: {**about, "address": _address(name) if Path("/proc/net").exists() else ""}
+        for name, about in of.items()
+    }
 
 
 def _address(name: str) -> str:
-    """Return whether an interface has an address beyond its own link: netdevice(7), and the kernel's list for IPv6."""
+    """Return whether an interface has an address beyond its own link.
+
+    See netdevice(7), and the kernel's list for IPv6.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking, contextlib.suppress(OSError):
         fcntl.ioctl(asking.fileno(), 0x8915, name.encode().ljust(40, b"\0"))  # SIOCGIFADDR
         return "yes"
     of = [line.split() for line in _text("/proc/net/if_inet6").splitlines()]
-    return "yes" if any(words[5] == name and words[3] != "20" for words in of if len(words) == 6) else "no"
+    return (
+        "yes"
+        if any(words[5] == name and words[3] != "20" for words in of if len(words) == 6)
+        else "no"
+    )
 
 
 def _addresses(host: str) -> list[str]:
-    """Return a host's addresses; none where nobody answers in time: a resolver may take minutes to find out that its servers are dead."""
+    """Return a host's addresses; none where nobody answers in time.
+
+    A resolver may take minutes to find out that its servers are dead.
+    """
     found: list[str] = []
 
     def ask() -> None:
         with contextlib.suppress(OSError, UnicodeError):  # a name that is none
-            found.extend(sorted({str(one[4][0]) for one in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}))
+            found.extend(
+                sorted(
+                    {
+                        str(one[4][0])
+                        for one in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+                    }
+                )
+            )
 
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
@@ -262,20 +360,24 @@ def _addresses(host: str) -> list[str]:
 
 
 def _master(address: str, port: str) -> dict[str, Any]:
-    """Return what MASTER_ADDR means here.  ``port``: free or taken on its own machine; elsewhere answers, refused, silent or unreachable."""
-    if not address:
-        return {}
-    found = _addresses(address)
+    """Return the addresses of MASTER_ADDR, whether they are this machine's, and its port's state.
+
+    ``port``: free or taken on its own machine; elsewhere answers, refused, silent or unreachable.
+    """
+    found = _addresses(address) if address else []
     ours = [one for one in found if _binds(one, 0) == "free"]
-    about: dict[str, Any] = {"addresses": found, "is_here": bool(ours), "port": ""}
+    state = ""
     if found and port.isdecimal() and 0 < int(port) < 65536:
-        about["port"] = _binds(ours[0], int(port)) if ours else min((_answers(one, int(port)) for one in found), key=_BEST.index)
-    return about
+        number = int(port)
+        state = _binds(ours[0], number) if ours else ""
+        state = state or min((_answers(one, number) for one in found), key=_BEST.index)
+    return {"master": found, "is_master": bool(ours) if address else None, "port": state}
 
 
 def _binds(address: str, port: int) -> str:
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as trial:
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch's own store does, over what lingers of a training
+        # as torch's own store does, over what lingers of a training
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             trial.bind((address, port))
             if port:
@@ -299,7 +401,10 @@ def _answers(address: str, port: int) -> str:
 
 
 def _limits() -> dict[str, int]:
-    """Return limits, -1 where there is none.  ``shm``: bytes that are free in /dev/shm.  ``hcas``: adapters for RDMA."""
+    """Return limits, -1 where there is none.
+
+    ``shm``: bytes that are free in /dev/shm.  ``hcas``: adapters for RDMA.
+    """
     named = {"nofile": resource.RLIMIT_NOFILE, "memlock": resource.RLIMIT_MEMLOCK}
     soft = {name: resource.getrlimit(which)[0] for name, which in named.items()}
     found = {name: -1 if limit == resource.RLIM_INFINITY else limit for name, limit in soft.items()}
@@ -310,19 +415,30 @@ def _limits() -> dict[str, int]:
 
 
 def _digest(model: str) -> str:
-    """Return a digest of a model's configuration and of the names and sizes of its weights; empty for what is no directory here."""
+    """Return a digest of a model's configuration and of the names and sizes of its weights.
+
+    Empty for what is no directory here.
+    """
     folder, parts = Path(model), [_text(f"{model}/config.json")]
     if parts[0]:  # else it may be anything
         parts += [_text(str(path)) for path in sorted(folder.glob("*.index.json"))]
-        parts += [f"{path.name} {path.stat().st_size}" for path in sorted(folder.glob("*.safetensors")) if path.is_file()]
+        parts += [
+            f"{path.name} {path.stat().st_size}"
+            for path in sorted(folder.glob("*.safetensors"))
+            if path.is_file()
+        ]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16] if parts[0] else ""
 
 
 def _nccl_files(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of NCCL's own files, as NCCL reads them: the system's, then the user's."""
-    home = environment.get("NCCL_CONF_FILE") or str(Path(environment.get("HOME", "")) / ".nccl.conf")
+    """Return the variables of NCCL's own files: the system's, then the user's."""
+    home = environment.get("NCCL_CONF_FILE") or str(
+        Path(environment.get("HOME", "")) / ".nccl.conf"
+    )
     lines = [*_text("/etc/nccl.conf").splitlines(), *_text(home).splitlines()]
-    pairs = (line.partition("=") for line in lines if "=" in line and not line.lstrip().startswith("#"))
+    pairs = (
+        line.partition("=") for line in lines if "=" in line and not line.lstrip().startswith("#")
+    )
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 

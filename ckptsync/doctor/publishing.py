@@ -1,6 +1,7 @@
-"""Nodes publish their facts in a store before a training, each in a file of its own, and wait for each other (`meet`).
+"""Facts of nodes in a store: publish them, wait for other nodes (`meet`), read them.
 
-While a training runs, `trainings` makes the same facts of what hooks and workers keep beside the heartbeats.
+While a training runs, `trainings` makes the same facts of what hooks and workers keep beside the
+heartbeats.
 """
 
 from __future__ import annotations
@@ -13,26 +14,32 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ckptsync.decoding import Decoder
-from ckptsync.doctor.facts import Finding, number, read_finding
+from ckptsync.doctor.facts import read_number
+from ckptsync.doctor.findings import Finding, read_finding
 from ckptsync.doctor.probe import LIBRARIES, NCCL
 from ckptsync.errors import ConfigError, Corrupt, NotFound, Transient
-from ckptsync.fleet import facts, heartbeat
-from ckptsync.fleet.facts import Facts, Train
-from ckptsync.fleet.heartbeat import LIMIT, Heartbeat
-from ckptsync.records.names import OURS, checked_node
+from ckptsync.records.names import checked_node
+from ckptsync.safe_names import RECORDS
+from ckptsync.status.heartbeat import LIMIT, Facts, Heartbeat, Train
+from ckptsync.status.nodes import read_nodes
 from ckptsync.stores.contract import Entry, Store, read_all
+from ckptsync.typed_json import Decoder
 
-FOLDER = f"{OURS}/launches/"
+FOLDER = f"{RECORDS}/launches/"
 FRESH = 3600.0  # seconds
-_SKEW = 60.0  # seconds by which two clocks may differ without two machines being taken for one that was booted in between
-_POLL = 1.0  # seconds between two readings of the other nodes' facts, or longer where reading takes longer
+# seconds by which two clocks may differ without two machines being taken for one that was booted in
+# between
+_SKEW = 60.0
+# seconds between two readings of the other nodes' facts, or longer where reading takes longer
+_POLL = 1.0
 _SETTLE = 10.0  # seconds that a node waits beyond its time while others still arrive
 _AGAIN = "remove it, and run `ckptsync doctor --publish` on that node again"
 _DECODER: Decoder[dict[str, Any]] = Decoder(dict[str, Any], "a node's facts", LIMIT)
-_PASSED_ON = ("NCCL_", "GLOO_", "TORCH_NCCL_", "OMP_")  # the ranks have met: the launch variables do not matter any more
+# the ranks have met: the launch variables do not matter any more
+_PASSED_ON = ("NCCL_", "GLOO_", "TORCH_NCCL_", "OMP_")
 _MOST = 200  # findings of one node
-_LIBRARIES = {**{name: name for name in LIBRARIES}, **dict.fromkeys(NCCL, "nccl")}  # by the names that the hook tells
+# by the names that the hook tells
+_LIBRARIES = {**{name: name for name in LIBRARIES}, **dict.fromkeys(NCCL, "nccl")}
 
 
 def launch_name(node: str) -> str:
@@ -41,17 +48,18 @@ def launch_name(node: str) -> str:
 
 
 def publish(store: Store, facts: Mapping[str, Any]) -> None:
-    """Replace this node's facts.  Raises StoreError, and ConfigError if another machine has published under this id.
+    """Replace this node's facts.
 
-    The other machine's facts are of another boot, not old, and written after this machine booted, all by the store's clock.
+    Raises StoreError, and ConfigError if another machine has published under this id: facts of
+    another boot, not old, and written after this machine booted, all by the store's clock.
     """
-    name, ahead = launch_name(str(facts["node"])), number(facts.get("clock")) or 0.0
-    booted, now = (number(facts.get("booted")) or 0.0) - ahead, (number(facts.get("at")) or 0.0) - ahead
-    last = next((entry for entry in store.names(FOLDER) if entry.name == name and now - entry.mtime <= FRESH), None)
-    before = _read(store, last) if last else None
-    is_another = isinstance(before, dict) and before.get("boot") not in ("", None, facts.get("boot"))
-    if last and isinstance(before, dict) and is_another and last.mtime > booted + _SKEW > _SKEW:
-        if _call(facts):
+    name, ahead = launch_name(str(facts["node"])), read_number(facts.get("clock")) or 0.0
+    booted, now = ((read_number(facts.get(key)) or 0.0) - ahead for key in ("booted", "at"))
+    last = next((entry for entry in store.names(FOLDER) if entry.name == name), None)
+    is_recent = last and now - last.mtime <= FRESH and last.mtime > booted + _SKEW > _SKEW
+    before = _read(store, last) if last and is_recent else None
+    if isinstance(before, dict) and before.get("boot") not in ("", None, facts.get("boot")):
+        if _call(facts).id:
             _write(store, facts)  # so that the other machine, which may be waiting, finds out, too
         raise _two_machines(facts, before)
     _write(store, facts)
@@ -59,18 +67,23 @@ def publish(store: Store, facts: Mapping[str, Any]) -> None:
 
 def _write(store: Store, facts: Mapping[str, Any]) -> None:
     text = json.dumps(facts, sort_keys=True, ensure_ascii=False)
-    store.write(launch_name(str(facts["node"])), [text.encode(errors="replace") + b"\n"])  # a variable or a path may be no text
+    # a variable or a path may be no text
+    store.write(launch_name(str(facts["node"])), [text.encode(errors="replace") + b"\n"])
 
 
 def _two_machines(facts: Mapping[str, Any], other: Mapping[str, Any]) -> ConfigError:
-    return ConfigError(
-        f"node {facts['node']}: another machine ({other.get('host')}) has published under this id, too",
-        hint="give each node its own id: `node` in its configuration, or --node",
-    )
+    what = f"another machine ({other.get('host')}) has published under this id, too"
+    hint = "give each node its own id: `node` in its configuration, or --node"
+    return ConfigError(f"node {facts['node']}: {what}", hint=hint)
 
 
-def published(store: Store, now: float, fresh: float = FRESH) -> tuple[list[dict[str, Any]], list[Corrupt]]:
-    """Return the facts that were published within ``fresh`` seconds of ``now`` (the store's clock), and errors for those that cannot be read."""
+def read_published(
+    store: Store, now: float, fresh: float = FRESH
+) -> tuple[list[dict[str, Any]], list[Corrupt]]:
+    """Return the facts that were published within ``fresh`` seconds of ``now``.
+
+    ``now`` is the store's clock.  Facts that cannot be read are returned as errors.
+    """
     found, odd = [], []
     for entry in [entry for entry in store.names(FOLDER) if now - entry.mtime <= fresh]:
         facts = _read(store, entry)
@@ -82,7 +95,10 @@ def published(store: Store, now: float, fresh: float = FRESH) -> tuple[list[dict
 
 
 def _read(store: Store, entry: Entry) -> dict[str, Any] | Corrupt | None:
-    """Return one node's facts; the error where they cannot be read, ``None`` where they have gone since they were listed."""
+    """Return one node's facts, or the error where they cannot be read.
+
+    ``None`` where they have gone since they were listed.
+    """
     try:
         return _DECODER.decode(read_all(store, entry.name, LIMIT), entry.name, _AGAIN)
     except NotFound:
@@ -95,36 +111,56 @@ def _read(store: Store, entry: Entry) -> dict[str, Any] | Corrupt | None:
 class Arrived:
     """The nodes of a launch that have published their facts.
 
-    ``nodes``: the facts of those that wait for each other, this node among them.  ``wanted``: how many are to come.  ``others``: the facts of nodes
-    that do not wait now: of an earlier launch, or published without ``--wait``.
+    ``nodes``: the facts of those that wait for each other, this node among them.  ``expected``: how
+    many are to come.  ``others``: the facts of nodes that do not wait now: of an earlier launch, or
+    published without ``--wait``.
     """
 
     nodes: Sequence[Mapping[str, Any]]
-    wanted: int
+    expected: int
     others: Sequence[Mapping[str, Any]] = ()
 
     @property
     def is_complete(self) -> bool:
         """Return whether all nodes have come."""
-        return len(self.nodes) >= self.wanted
+        return len(self.nodes) >= self.expected
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """The call that published facts: its id, the nodes it waits for, and the ids that it has read.
+
+    Without an id the node does not wait.
+    """
+
+    id: str = ""
+    nnodes: int = 0
+    read: frozenset[str] = frozenset()
 
 
 def meet(
-    store: Store, facts: Mapping[str, Any], wanted: int, seconds: float, progress: Callable[[Arrived], object] = lambda _: None
+    store: Store,
+    facts: Mapping[str, Any],
+    expected: int,
+    seconds: float,
+    progress: Callable[[Arrived], object] = lambda _: None,
 ) -> Arrived:
-    """Publish this node's facts, and wait until ``wanted`` nodes have read each other's, or ``seconds`` are over.
+    """Publish this node's facts, and wait until ``expected`` nodes have read each other's.
 
-    Each call has a new id, and each node writes beside its facts the ids that it has read.  A node counts when it has read this node's id, and this
-    node its: what an earlier launch left behind never reads a new id.  All nodes see the same ids, so that all come to the same group.
+    At most ``seconds``.
+
+    Each call has a new id, and each node writes beside its facts the ids that it has read.  A node
+    counts when it has read this node's id, and this node its: what an earlier launch left behind
+    never reads a new id.
 
     Raises StoreError; ConfigError if another machine publishes under this node's id.
     """
-    own = {**facts, "call": {"id": secrets.token_hex(8), "nnodes": wanted, "read": []}}
+    own = {**facts, "call": {"id": secrets.token_hex(8), "nnodes": expected, "read": []}}
     publish(store, own)
-    deadline, arrived = time.monotonic() + seconds, Arrived([own], wanted)
+    deadline, arrived = time.monotonic() + seconds, Arrived([own], expected)
     progress(arrived)
     for attempt in itertools.count():
-        began, before = time.monotonic(), (len(arrived.nodes), _call(own)["read"])
+        began, before, count = time.monotonic(), own, len(arrived.nodes)
         try:
             own, others = _read_others(store, own)
             arrived = _arrived(own, others)
@@ -133,21 +169,26 @@ def meet(
                 raise
         if arrived.is_complete or began > deadline:
             break
-        if before[0] != len(arrived.nodes):
+        if count != len(arrived.nodes):
             progress(arrived)
-        if attempt and before[1] != _call(own)["read"]:  # a node has just come, and answers in a moment
+        if attempt and own is not before:  # a node has just come, and answers in a moment
             deadline = max(deadline, began + _SETTLE)
         time.sleep(max(_POLL, time.monotonic() - began))
     return arrived
 
 
 def _read_others(store: Store, own: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Publish which ids this node has read by now; return its facts with them, and the facts of the job's other nodes."""
-    now = time.time() - (number(own.get("clock")) or 0.0)
-    records = [one for one in published(store, now)[0] if one.get("job", "") == own.get("job", "")]
+    """Publish which ids this node has read by now.
+
+    Return its facts with them, and the facts of the job's other nodes.
+    """
+    now = time.time() - (read_number(own.get("clock")) or 0.0)
+    records = [
+        one for one in read_published(store, now)[0] if one.get("job", "") == own.get("job", "")
+    ]
     _check_own(store, own, records)
     others = [one for one in records if one["node"] != own["node"]]
-    read = sorted(filter(None, map(_call_id, others)))
+    read = sorted({_call(one).id for one in others} - {""})
     if read != own["call"]["read"]:
         own = {**own, "call": {**own["call"], "read": read}}
         _write(store, own)
@@ -157,11 +198,12 @@ def _read_others(store: Store, own: dict[str, Any]) -> tuple[dict[str, Any], lis
 def _check_own(store: Store, own: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> None:
     """Raise ConfigError if somebody else has replaced this node's facts."""
     now = next((one for one in records if one["node"] == own["node"]), own)
-    if _call_id(now) == _call_id(own):
+    if _call(now).id == _call(own).id:
         return
     if all(now.get(key) == own.get(key) for key in ("boot", "network", "host")):
         raise ConfigError(
-            f"node {own['node']}: a later `ckptsync doctor --publish` on this machine has replaced what this one published",
+            f"node {own['node']}: a later `ckptsync doctor --publish` on this machine has replaced"
+            " what this one published",
             hint="wait for that one; two launches at once on one machine need a --node each",
         )
     _write(store, own)  # so that the other machine finds out, too
@@ -169,47 +211,43 @@ def _check_own(store: Store, own: Mapping[str, Any], records: Sequence[Mapping[s
 
 
 def _arrived(own: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> Arrived:
-    """Return the largest group with this node in which each has read the ids of all others."""
-    waiting = {_call_id(one): (one, set(_call(one)["read"])) for one in (own, *others) if _call_id(one)}
-    best = {_call_id(own)}
-    for centre, (_, read) in waiting.items():
-        group = {centre, *(other for other in read & waiting.keys() if centre in waiting[other][1])}
-        if _call_id(own) in group and len(group) > len(best) and all(group - {one} <= waiting[one][1] for one in group):
-            best = group
-    wanted = max(_call(waiting[one][0])["nnodes"] for one in best)
-    nodes = sorted((waiting[one][0] for one in best), key=lambda one: str(one["node"]))
-    return Arrived(nodes, wanted, [one for one in others if _call_id(one) not in best])
+    """Return the nodes that have read this node's id, and this node theirs."""
+    mine = _call(own)
+    met = [one for one in others if _call(one).id in mine.read and mine.id in _call(one).read]
+    nodes = sorted([own, *met], key=lambda one: str(one["node"]))
+    expected = max(_call(one).nnodes for one in nodes)
+    return Arrived(nodes, expected, [one for one in others if one not in met])
 
 
-def _call(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the id of the call that published facts, how many nodes it waits for, and the ids that it has read; empty for a node that does not wait."""
+def _call(facts: Mapping[str, Any]) -> _Call:
+    """Return the call that published facts; an empty one for a node that does not wait."""
     call = facts.get("call")
     if not isinstance(call, dict) or not isinstance(call.get("id"), str):
-        return {}
+        return _Call()
     nnodes, read = call.get("nnodes"), call.get("read")
-    return {
-        "id": call["id"],
-        "nnodes": nnodes if isinstance(nnodes, int) else 0,
-        "read": [one for one in read if isinstance(one, str)] if isinstance(read, list) else [],
-    }
+    ids = frozenset(one for one in read if isinstance(one, str)) if isinstance(read, list) else ()
+    return _Call(call["id"], nnodes if isinstance(nnodes, int) else 0, frozenset(ids))
 
 
-def _call_id(facts: Mapping[str, Any]) -> str:
-    return str(_call(facts).get("id", ""))
+def repeat_findings(facts: Iterable[Mapping[str, Any]]) -> list[Finding]:
+    """Return what nodes found on themselves, with the nodes' names.
 
-
-def repeated(facts: Iterable[Mapping[str, Any]]) -> list[Finding]:
-    """Return what nodes found on themselves, with the nodes' names; without what no doctor could have published."""
+    Without what no doctor could have published.
+    """
     listed = [(one, found) for one in facts if isinstance(found := one.get("findings"), list)]
     read = [read_finding(raw, str(one["node"])) for one, found in listed for raw in found[:_MOST]]
     return [finding for finding in read if finding]
 
 
-def jobs(facts: Iterable[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Return the facts of nodes that train together: those of one job; a node that trains alone is alone."""
+def group_jobs(facts: Iterable[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Return the facts of nodes that train together: those of one job.
+
+    A node that trains alone is alone.
+    """
     found: dict[str, list[dict[str, Any]]] = {}
     for one in facts:
-        found.setdefault(f"/{one['node']}" if is_alone(one) else f"{one.get('job', '')}", []).append(one)
+        job = f"/{one['node']}" if is_alone(one) else f"{one.get('job', '')}"
+        found.setdefault(job, []).append(one)
     return list(found.values())
 
 
@@ -219,18 +257,24 @@ def is_alone(facts: Mapping[str, Any]) -> bool:
     return isinstance(variables, dict) and variables.get("NNODES") == "1"
 
 
-def living(store: Store, now: float, fresh: float = FRESH) -> list[Facts]:
-    """Return the facts that workers keep beside their heartbeats, of workers that wrote one within ``fresh`` seconds of ``now`` and have not stopped."""
+def read_living(store: Store, now: float, fresh: float = FRESH) -> list[Facts]:
+    """Return the facts that living workers keep beside their heartbeats.
+
+    A worker lives that wrote a heartbeat within ``fresh`` seconds of ``now`` and has not stopped.
+    """
+    files = read_nodes(store)
     beating = {
-        heart.node
-        for entry, heart in heartbeat.listed(store)
-        if isinstance(heart, Heartbeat) and not heart.stopped and now - entry.mtime <= fresh
+        file.content.node
+        for file in files.hearts
+        if isinstance(file.content, Heartbeat)
+        and not file.content.stopped
+        and now - file.entry.mtime <= fresh
     }
-    return [one for one in facts.listed(store) if isinstance(one, Facts) and one.node in beating]
+    return [one for one in files.facts.values() if isinstance(one, Facts) and one.node in beating]
 
 
-def trainings(nodes: Iterable[Facts]) -> dict[str, list[dict[str, Any]]]:
-    """Return by run the facts, as `ckptsync.doctor.checks.compare` takes them, of the nodes that train now, by what their hooks and workers say."""
+def group_trainings(nodes: Iterable[Facts]) -> dict[str, list[dict[str, Any]]]:
+    """Return by run the facts of the nodes that train now, as `checks.compare` takes them."""
     found: dict[str, list[dict[str, Any]]] = {}
     for node in nodes:
         for run, train in node.trains.items():
@@ -251,5 +295,5 @@ def _of_train(node: Facts, train: Train) -> dict[str, Any]:
         "versions": {ours: given[name] for name, ours in _LIBRARIES.items() if given.get(name)},
         "builds": {"cuda": given["cuda"]} if given.get("cuda") else {},
         "variables": {name: value for name, value in given.items() if name.startswith(_PASSED_ON)},
-        "clock": None if (offset := number(node.clock_offset)) is None else offset / 1e9,
+        "clock": None if (offset := read_number(node.clock_offset)) is None else offset / 1e9,
     }

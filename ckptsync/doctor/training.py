@@ -1,7 +1,7 @@
-"""What trains here: the facts of the Python that trains (`ask_python`), and the training's own configuration (`read`).
+"""What trains here: facts of its Python (`ask_python`), and its file (`read_training`).
 
-The Python may have none of our libraries, and we none of its: `ckptsync.doctor.probe` runs in it as a script.  Of the training's file only the keys in `KEYS`
-are read, and no URLs.
+The Python may have none of our libraries, and we none of its: `ckptsync.doctor.probe` runs in it as
+a script.  Of the training's file only the keys in `KEYS` are read, and no URLs.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pwd
 import shutil
 import stat
 import subprocess
@@ -18,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ckptsync import parsing
+from ckptsync import plain_json
 from ckptsync.config.yaml_lines import LIMIT, parse
 from ckptsync.doctor import probe
 from ckptsync.doctor.directories import user_name
@@ -28,31 +27,37 @@ from ckptsync.walk import is_kept
 KEYS = (
     "output_dir",
     "save_on_each_node",
-    "save_total_limit",
-    "save_steps",
     "finetuning_type",
     "ray_run_name",
     "ray_num_workers",
     "model_name_or_path",
 )
 _PATIENCE = 120.0  # seconds: a driver that wakes its GPUs takes some
-_KEPT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV", "CONDA_PREFIX", "LANG", "LC_ALL")
 _NAMED = "--python names the Python that trains, 3.8 or newer"
-_AS_TRAINER = "ask as the user who trains: sudo -u USER ckptsync doctor …"
+_AS_TRAINER = "run it as the user who trains: sudo -u USER ckptsync doctor …"
 _TRAINING = "--training names the training's own YAML or JSON"
 
 
-def candidates(environment: Mapping[str, str]) -> tuple[str, ...]:
+def find_pythons(environment: Mapping[str, str]) -> tuple[str, ...]:
     """Return the Python of the active environment; else the first in PATH, and our own."""
-    active = [Path(environment[name], "bin", "python") for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if environment.get(name)]
+    active = [
+        Path(environment[name], "bin", "python")
+        for name in ("VIRTUAL_ENV", "CONDA_PREFIX")
+        if environment.get(name)
+    ]
     if found := next((str(path) for path in active if path.exists()), None):
         return (found,)
     first = shutil.which("python3", path=environment.get("PATH"))
     return tuple(dict.fromkeys(python for python in (first, sys.executable) if python))
 
 
-def ask_first(pythons: Sequence[str], environment: Mapping[str, str], **wanted: Any) -> dict[str, Any]:
-    """Return the facts of the first Python that has torch, or else of the first.  Raises ConfigError where it cannot be asked."""
+def ask_first(
+    pythons: Sequence[str], environment: Mapping[str, str], **wanted: Any
+) -> dict[str, Any]:
+    """Return the facts of the first Python that has torch, or else of the first.
+
+    Raises ConfigError where it cannot be asked.
+    """
     facts = ask_python(pythons[0], environment, **wanted)
     if facts["versions"].get("torch"):
         return facts
@@ -61,18 +66,16 @@ def ask_first(pythons: Sequence[str], environment: Mapping[str, str], **wanted: 
 
 
 def ask_python(python: str, environment: Mapping[str, str], **wanted: Any) -> dict[str, Any]:
-    """Return what `probe.gather` gathers in that Python, which gets this ``environment``.  Raises ConfigError where it cannot be run, or prints something else.
+    """Return what `probe.gather` gathers in that Python, which gets this ``environment``.
 
-    Root has another user's Python run by that user, without anything of the environment that could be a secret.
+    Raises ConfigError where it cannot be run, or prints something else; root runs only a Python of
+    its own.
     """
     found = shutil.which(python, path=environment.get("PATH")) or python
     named = os.path.abspath(found)  # noqa: PTH100 - links stay: they name an environment
-    command = [named, "-", json.dumps(wanted)]  # by its input: that user may not be able to read our files
-    owner = _owner(Path(named)) if os.geteuid() == 0 else 0
-    other: dict[str, Any] = {}
-    if owner:
-        group, groups = groups_of(owner)
-        other = {"user": owner, "group": group, "extra_groups": groups, "start_new_session": True}
+    command = [named, "-", json.dumps(wanted)]
+    if os.geteuid() == 0:
+        _check_is_roots(Path(named))
     try:
         done = subprocess.run(  # noqa: S603 - the operator names it
             command,
@@ -82,68 +85,71 @@ def ask_python(python: str, environment: Mapping[str, str], **wanted: Any) -> di
             text=True,
             timeout=_PATIENCE,
             check=True,
-            env=environment_of(owner, environment) if owner else environment,
-            **other,
+            env=environment,
         )
-        facts = parsing.parse(
-            (done.stdout.splitlines() or [""])[-1], python
-        )  # what an environment prints when it starts comes before
+        # an environment may print before it
+        facts = plain_json.parse((done.stdout.splitlines() or [""])[-1], python)
     except subprocess.CalledProcessError as e:
         last = (e.stderr.strip().splitlines() or ["nothing"])[-1]
-        raise ConfigError(f"{python}: gives no facts (exit code {e.returncode}): {last}", hint=_NAMED) from e
+        raise ConfigError(
+            f"{python}: returned no facts (exit code {e.returncode}): {last}", hint=_NAMED
+        ) from e
     except (OSError, subprocess.SubprocessError, ValueError, Corrupt) as e:
-        late = f"no answer within {_PATIENCE:g} s" if isinstance(e, subprocess.TimeoutExpired) else str(e)
-        raise ConfigError(f"{python}: gives no facts: {e.strerror if isinstance(e, OSError) else late}", hint=_NAMED) from e
-    if not isinstance(facts, dict) or not all(isinstance(facts.get(key), dict) for key in ("versions", "output_dirs")):
-        raise ConfigError(f"{python}: gives no facts: its answer is no list of them", hint="what does it print when it starts?")
+        late = (
+            f"no answer within {_PATIENCE:g} s"
+            if isinstance(e, subprocess.TimeoutExpired)
+            else str(e)
+        )
+        raise ConfigError(
+            f"{python}: gives no facts: {e.strerror if isinstance(e, OSError) else late}",
+            hint=_NAMED,
+        ) from e
+    if not isinstance(facts, dict) or not all(
+        isinstance(facts.get(key), dict) for key in ("versions", "output_dirs")
+    ):
+        raise ConfigError(
+            f"{python}: returned no valid list of facts",
+            hint="check whether this Python prints something at its start",
+        )
     return facts
 
 
-def _owner(python: Path) -> int:
-    """Return who decides what a Python does, root or one other user; raises ConfigError where several users do, or anybody may.
+def _check_is_roots(python: Path) -> None:
+    """Raise ConfigError where another user decides what a Python does that root would run.
 
     The program counts, the links and directories that lead to it, and where it imports from.
     """
-    ways = {python, Path(os.path.realpath(python)), *([python.parent / python.readlink()] if python.is_symlink() else [])}
+    ways = {
+        python,
+        Path(os.path.realpath(python)),
+        *([python.parent / python.readlink()] if python.is_symlink() else []),
+    }
     patterns = ("pyvenv.cfg", "lib*", "lib*/python3*", "lib*/python3*/site-packages")
-    inside = {found for way in ways for pattern in patterns for found in way.parent.parent.glob(pattern)}
-    owners: dict[int, Path] = {}
+    inside = {
+        found for way in ways for pattern in patterns for found in way.parent.parent.glob(pattern)
+    }
     for path in sorted({*ways, *inside, *(above for way in ways for above in way.parents)}):
-        with contextlib.suppress(OSError):  # not there: running it says so
+        with contextlib.suppress(FileNotFoundError):  # running it says so
             info = path.lstat()
-            if stat.S_ISDIR(info.st_mode) and info.st_uid == 0 and not is_kept(info):
+            if info.st_uid:
+                raise ConfigError(
+                    f"{python}: root does not run it, since {path} is {user_name(info.st_uid)}'s",
+                    hint=_AS_TRAINER,
+                )
+            if stat.S_ISDIR(info.st_mode) and not is_kept(info):
                 hint = f"chmod o-w {path}, or {_AS_TRAINER}"
-                raise ConfigError(f"{python}: asked by root, and others may write to {path}", hint=hint)
-            owners.setdefault(info.st_uid, path)
-    others = sorted(owners.keys() - {0})
-    if len(others) > 1:
-        whose = ", ".join(f"{owners[uid]} is {user_name(uid)}'s" for uid in others)
-        raise ConfigError(f"{python}: asked by root, and {whose}", hint=_AS_TRAINER)
-    return others[0] if others else 0
+                raise ConfigError(
+                    f"{python}: root does not run it, since others may write to {path}", hint=hint
+                )
 
 
-def groups_of(uid: int) -> tuple[int, list[int]]:
-    """Return a user's own group, and all groups that the user is in."""
-    try:
-        known = pwd.getpwuid(uid)
-    except KeyError:  # a user of a container
-        return 65534, []
-    return known.pw_gid, os.getgrouplist(known.pw_name, known.pw_gid)
+def read_training(path: Path) -> dict[str, str]:
+    """Return texts by key, with ``zero_stage`` and ``gather_16bit``.
 
+    Raises ConfigError where the file cannot be read.
 
-def environment_of(uid: int, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what another user may see of an environment, with that user's home."""
-    kept = {name: value for name, value in environment.items() if name in _KEPT or name in probe.variables(environment)}
-    with contextlib.suppress(KeyError):
-        known = pwd.getpwuid(uid)
-        kept |= {"HOME": known.pw_dir, "LOGNAME": known.pw_name}
-    return kept
-
-
-def read(path: Path) -> dict[str, str]:
-    """Return texts by key, with ``zero_stage`` and ``gather_16bit``.  Raises ConfigError where the file cannot be read.
-
-    The file may be LLaMA-Factory's YAML, TrainingArguments as JSON, a DeepSpeed or accelerate configuration.  A DeepSpeed configuration that it names is read too.
+    The file may be LLaMA-Factory's YAML, TrainingArguments as JSON, a DeepSpeed or accelerate
+    configuration.  A DeepSpeed configuration that it names is read too.
     """
     given = _mapping(path)
     texts = {key: text for key in KEYS if key in given and "://" not in (text := _text(given[key]))}
@@ -158,11 +164,17 @@ def read(path: Path) -> dict[str, str]:
 
 
 def _zero(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield ZeRO's stage, and whether it gathers the model when it saves; without the key DeepSpeed does not (runtime/zero/config.py)."""
+    """Yield ZeRO's stage, and whether it gathers the model when it saves.
+
+    Without the key DeepSpeed does not (runtime/zero/config.py).
+    """
     zero = config.get("zero_optimization")
     if isinstance(zero, Mapping):
         yield "zero_stage", _text(zero.get("stage", ""))
-        names = ("stage3_gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save")
+        names = (
+            "stage3_gather_16bit_weights_on_model_save",
+            "stage3_gather_fp16_weights_on_model_save",
+        )
         yield "gather_16bit", _text(next((zero[name] for name in names if name in zero), False))
     elif "zero_stage" in config:  # accelerate's own words
         yield "zero_stage", _text(config["zero_stage"])
@@ -177,7 +189,7 @@ def _mapping(path: Path) -> dict[str, Any]:
         why = e.strerror if isinstance(e, OSError) else "not UTF-8"
         raise ConfigError(f"{path}: cannot be read: {why}", hint=_TRAINING) from e
     try:
-        values = parsing.parse(text, os.fspath(path))
+        values = plain_json.parse(text, os.fspath(path))
     except Corrupt:
         values = parse(text, os.fspath(path)).values
     if not isinstance(values, dict):
@@ -186,4 +198,10 @@ def _mapping(path: Path) -> dict[str, Any]:
 
 
 def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value) if isinstance(value, (str, int, float)) else ""
+    return (
+        str(value).lower()
+        if isinstance(value, bool)
+        else str(value)
+        if isinstance(value, (str, int, float))
+        else ""
+    )

@@ -1,4 +1,6 @@
-"""Containers of tensors, read and never run. What frameworks put into them is the business of `ckptsync.layouts`.
+"""Containers of tensors, read and never run.
+
+What frameworks put into them is the business of `ckptsync.layouts`.
 
 In reading order:
 

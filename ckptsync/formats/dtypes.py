@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ckptsync.errors import Unsupported
 
-MOST_AXES = 32  # what numpy 1 can hold; it also bounds the work of multiplying a shape that comes from anyone
+# what numpy 1 can hold; it also bounds the work of multiplying a shape that comes from anyone
+MOST_AXES = 32
 
 ITEMSIZE = {
     "BOOL": 1,
@@ -31,7 +32,8 @@ ITEMSIZE = {
 PRECISION = {"BF16": 1, "F16": 2, "F32": 3, "F64": 4}
 """Which of two copies is the more precise; of what is cast at all."""
 
-PACKED_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}  # safetensors has them, too: elements share bytes, and nothing here cuts those
+# safetensors has them, too: elements share bytes, and nothing here cuts those
+PACKED_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
 
 FROM_TORCH = {
     "bool": "BOOL",

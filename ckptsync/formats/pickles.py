@@ -1,15 +1,19 @@
-"""Pickles, read and never run: a machine that rebuilds the values of a pickle, and none of its behaviour.
+"""Read pickles without running them: rebuild their values, and call none of their classes.
 
-No name in a pickle is imported.  A caller gives the exact names that it accepts and, for each, a constructor of plain values; any other name,
-opcode, persistent id or odd dictionary key is refused.  The machine is not a subclass of `pickle.Unpickler`, because that one allocates by the
-numbers that it is given (a memo index of four bytes can ask for gigabytes) and hashes whatever stands as a key (nested tuples hash in
-exponential time).  Memory and work are bounded by the size of the file: values, copies and dictionary keys are charged to `_Machine.room`.
+No name in a pickle is imported.  A caller gives the exact names that it accepts and, for each, a
+constructor of plain values; any other name, opcode, persistent id or odd dictionary key is refused.
+The machine is not a subclass of `pickle.Unpickler`, because that one allocates by the numbers that
+it is given (a memo index of four bytes can ask for gigabytes) and hashes whatever stands as a key
+(nested tuples hash in exponential time).  Memory and work are bounded by the size of the file:
+values, copies and dictionary keys are charged to `_Machine.room`.
 
-It is one loop.  A ``.metadata`` of 100,000 chunks has eight million opcodes, so frequent opcodes are done in the loop itself, and three things
-are read at once: a ``torch.Size``, an object whose bytes were read before (what the memo remembers never changes, so that the same bytes mean the
-same values), and entries of a dictionary that differ in the values of attributes alone (`_Entries`).
+It is one loop.  A ``.metadata`` of 100,000 chunks has eight million opcodes, so frequent opcodes
+are done in the loop itself, and three things are read at once: a ``torch.Size``, an object whose
+bytes were read before (what the memo remembers never changes, so that the same bytes mean the same
+values), and entries of a dictionary that differ in the values of attributes alone (`_Entries`).
 
-Opcodes: CPython's ``pickletools``; protocols 2 to 5 as ``torch.save`` and ``pickle.dump`` write them.
+Opcodes: CPython's ``pickletools``; protocols 2 to 5 as ``torch.save`` and ``pickle.dump`` write
+them.
 """
 
 from __future__ import annotations
@@ -21,22 +25,46 @@ from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import Any, ClassVar
 
-from ckptsync.collector import paused
 from ckptsync.errors import Corrupt, Unsupported
+from ckptsync.python_gc import paused
 
 MAX_BYTES = 256 << 20
-# Bytes that all values of one pickle may take, those that it drops included, so that work is bounded too: so many whatever its
-# size, so many for each of its bytes (real ones take 3 to 16), and at most.  `.metadata` of a million chunks takes 3.4 for each.
+# Bytes that all values of one pickle may take, those that it drops included, so that work is
+# bounded too: so many whatever its
+# size, so many for each of its bytes (real ones take 3 to 16), and at most.  `.metadata` of a
+# million chunks takes 3.4 for each.
 FLOOR, FACTOR, MOST = 64 << 20, 32, 1 << 30
 ALIKE = 64  # keys of one hash: each is compared with all others
 _DEEPEST = 10_000
 _LONGEST_NUMBER = 255  # bytes of a whole number: an error that names it must be able to print it
 _LONGEST_KEY = 64  # elements of a tuple that is a key
-_OWN_HASH = (1 << 61) - 1  # whole numbers below this are their own hashes, those from there on may be chosen to have any
-_DAMAGES = IndexError, ValueError, TypeError, KeyError, struct.error, AttributeError, OverflowError, MemoryError, RecursionError
+# whole numbers below this are their own hashes, those from there on may be chosen to have any
+_OWN_HASH = (1 << 61) - 1
+_DAMAGES = (
+    IndexError,
+    ValueError,
+    TypeError,
+    KeyError,
+    struct.error,
+    AttributeError,
+    OverflowError,
+    MemoryError,
+    RecursionError,
+)
 _PAUSE = 1 << 16  # steps between two checks of the memory that values take
-# What values take at most in CPython, in bytes, with their share of what a container keeps free for more.
-_REFERENCE, _NUMBER, _TUPLE, _LIST, _OBJECT, _DICT, _ENTRY, _WIDE, _NAME = 8, 40, 64, 72, 64, 232, 100, 3, 400
+# What values take at most in CPython, in bytes, with their share of what a container keeps free for
+# more.
+_REFERENCE, _NUMBER, _TUPLE, _LIST, _OBJECT, _DICT, _ENTRY, _WIDE, _NAME = (
+    8,
+    40,
+    64,
+    72,
+    64,
+    232,
+    100,
+    3,
+    400,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,47 +79,64 @@ class Name:
 
 
 @dataclass(slots=True, eq=False)
-class Made:
-    """What a pickle would have made by calling ``name``: its arguments and its state, as plain values."""
+class PickledObject:
+    """The arguments and the state with which a pickle would call ``name``, as plain values."""
 
     name: Name
     args: tuple[Any, ...]
     state: Any = None
 
 
-class Unknown(Made):
-    """The same of a class that nobody here knows: what is put into it afterwards, as into lists and dictionaries, is dropped."""
+class Unknown(PickledObject):
+    """A `PickledObject` of an unknown class.
+
+    What the pickle puts into it afterwards, as into lists and dictionaries, is dropped.
+    """
 
     __slots__ = ()
 
 
 class Stated:
-    """What a pickle would have made of a class whose instances are made without arguments and then given their attributes.
+    """The base of classes whose objects are made without arguments and then get attributes.
 
-    A layout that has such objects by the million derives a class and declares it in place of a constructor.  The machine makes
-    it with no arguments and calls `take` with names and values by turns, once; the dictionary that held them is not kept.
+    A layout that has such objects by the million derives a class and declares it in place of a
+    constructor.  The machine makes it with no arguments and calls `take` with names and values by
+    turns, once; the dictionary that held them is not kept.
     """
 
     __slots__ = ()
     alike: ClassVar[
         tuple[bytes, ...]
-    ] = ()  # how the pickle of one may end, if many are the same byte for byte: these share one object
-    is_key: ClassVar[bool] = False  # whether a dictionary has them by the million as keys, with values that are `Stated` too
+        # how the pickle of one may end, if many are the same byte for byte: these share one object
+    ] = ()
+    is_key: ClassVar[bool] = (
+        # whether a dictionary has them by the million as keys, with values that are `Stated` too
+        False
+    )
 
     def take(self, items: list[Any]) -> None:
-        """Become what ``[name, value, name, value, …]`` says; raises Corrupt if that is not what the class has.
+        """Become what ``[name, value, name, value, …]`` says.
 
-        Names are not checked yet: they may be anything that a pickle can hold, or given twice, and must not be hashed before.
+        Raises Corrupt if that is not what the class has.
+
+        Names are not checked yet: they may be anything that a pickle can hold, or given twice, and
+        must not be hashed before.
         """
         raise NotImplementedError
 
     def count(self) -> int:
-        """Return the length of the list that it took: one that another object has too is walked again."""
+        """Return the length of the list that the object took.
+
+        A list that another object has too is counted again.
+        """
         return 0
 
     @classmethod
     def several(cls, names: Sequence[Any], columns: Sequence[Sequence[Any]]) -> list[Any]:
-        """Return objects that have values for the same names: the first of each column is for the first of them, as `take` makes it."""
+        """Return objects that have values for the same names, as `take` makes them.
+
+        The first value of each column is for the first object.
+        """
         made = []
         for values in zip(*columns, strict=True):
             one = cls()
@@ -104,28 +149,39 @@ Build = Callable[[Name, tuple[Any, ...]], Any] | type[Stated]
 """A constructor.  One that returns a tuple once always does: then equal arguments may share it."""
 
 
-def made(name: Name, args: tuple[Any, ...]) -> Made:
+def made(name: Name, args: tuple[Any, ...]) -> PickledObject:
     """Return the arguments as they are: the constructor for names that need none."""
-    return Made(name, args)
+    return PickledObject(name, args)
 
 
 def ordered(_: Name, args: tuple[Any, ...]) -> dict[Any, Any]:
-    """Stand for ``collections.OrderedDict`` among the names that are allowed: the machine itself checks what it is called with."""
+    """Stand for ``collections.OrderedDict`` among the names that are allowed.
+
+    The machine itself checks the arguments.
+    """
     raise Corrupt(f"pickle: an OrderedDict of {len(args)} values, outside a pickle")
 
 
 class AnyClass(dict[Name, Build]):
-    """Names that are known, and any other for a script's own class: kept as a word, as everything is, and never imported."""
+    """Known names with their constructors, and `Unknown` for any other name.
 
-    def get(self, name: Name, _: object = None) -> Build:  # no default is wanted: every name is here
+    A script's own class is kept as a plain value and never imported.
+    """
+
+    def get(
+        self, name: Name, _: object = None
+    ) -> Build:  # no default is wanted: every name is here
         """Return the constructor."""
         return super().get(name) or Unknown
 
 
-def loads(data: bytes, allowed: Mapping[Name, Build], persistent: Callable[[Any], Any] | None = None) -> tuple[Any, int]:
+def loads(
+    data: bytes, allowed: Mapping[Name, Build], persistent: Callable[[Any], Any] | None = None
+) -> tuple[Any, int]:
     """Return the value in ``data`` and the number of bytes that its pickle takes.
 
-    Raises Unsupported for a name that is not ``allowed``, Corrupt for anything that is no pickle of a checkpoint.
+    Raises Unsupported for a name that is not ``allowed``, Corrupt for anything that is no pickle of
+    a checkpoint.
     """
     if len(data) > MAX_BYTES:
         raise Corrupt(f"pickle: {len(data)} bytes, at most {MAX_BYTES} expected")
@@ -138,29 +194,49 @@ def loads(data: bytes, allowed: Mapping[Name, Build], persistent: Callable[[Any]
 
 
 def brief(value: Any) -> str:
-    """Return a value of a pickle for an error's text: a number or a short text as it is, anything else by its kind.
+    """Return a value of a pickle for an error's text.
 
-    Never ``repr``: nested tuples that share their parts print for ever, deep ones overflow the stack, and integers may be endless.
+    A number or a short text is shown as it is, anything else by its kind.
+
+    Never ``repr``: nested tuples that share their parts print for ever, deep ones overflow the
+    stack, and integers may be endless.
     """
-    if value is None or type(value) in (bool, float) or (type(value) is int and value.bit_length() <= 64):
+    if (
+        value is None
+        or type(value) in (bool, float)
+        or (type(value) is int and value.bit_length() <= 64)
+    ):
         return repr(value)
     if type(value) is str:
         return repr(value[:60])
-    if type(value) in (tuple, list) and len(value) <= 4 and not any(type(v) in (tuple, list) for v in value):
+    if (
+        type(value) in (tuple, list)
+        and len(value) <= 4
+        and not any(type(v) in (tuple, list) for v in value)
+    ):
         return f"({', '.join(map(brief, value))})"
     return f"a {type(value).__name__}"
 
 
 def with_unknown(value: dict[Any, Any]) -> set[Any]:
-    """Return the keys under which an `Unknown` lies, at any depth; each value is looked at once, however often it is mentioned."""
+    """Return the keys under which an `Unknown` lies, at any depth.
+
+    Each value is looked at once, however often it is mentioned.
+    """
     waiting: list[Any] = [value]
     seen, holders = {id(value)}, dict[int, list[int]]()  # value → those that it lies in
     odd: list[int] = []
     while waiting:
         at = waiting.pop()
-        inner = [at.args, at.state] if isinstance(at, Made) else [*at, *at.values()] if isinstance(at, dict) else at
+        inner = (
+            [at.args, at.state]
+            if isinstance(at, PickledObject)
+            else [*at, *at.values()]
+            if isinstance(at, dict)
+            else at
+        )
         for one in inner:
-            if not isinstance(one, (dict, list, tuple, set, frozenset, Made)):
+            if not isinstance(one, (dict, list, tuple, set, frozenset, PickledObject)):
                 continue
             holders.setdefault(id(one), []).append(id(at))
             if id(one) not in seen:
@@ -177,54 +253,103 @@ def with_unknown(value: dict[Any, Any]) -> set[Any]:
     return {key for key, inner in value.items() if id(inner) in reached or id(key) in reached}
 
 
-class _Gone:
-    """Stands in memo and stack for a value that was not kept: the dictionary of a `Stated` object's attributes."""
+class _Removed:
+    """A mark in memo and stack for a value that was dropped.
+
+    That is the dictionary of a `Stated` object's attributes.
+    """
 
 
-_GONE = _Gone()
-_KEYS = frozenset({str, int, float, bool, bytes, type(None), Made, Name, Unknown})
+_GONE = _Removed()
+_KEYS = frozenset({str, int, float, bool, bytes, type(None), PickledObject, Name, Unknown})
 _STOP, _MARK, _EMPTY_TUPLE, _EMPTY_DICT, _EMPTY_LIST, _NONE, _FALSE = b".()}]N\x89"
 _GET1, _GET4, _PUT1, _PUT4, _MEMOIZE = b"hjqr\x94"
 _INT4, _INT1, _INT2, _TEXT1, _TEXT4 = b"JKM\x8cX"
 _TUPLE_FROM_MARK, _TUPLE1, _TUPLE2 = b"t\x85\x86"
 _BUILD, _NEWOBJ, _PERSISTENT, _REDUCE, _SETITEMS = b"b\x81QRu"
-_ATTRIBUTES = b"\x81\x94}\x94("  # behind a class and (): an object without arguments, and its attributes begin
+# behind a class and (): an object without arguments, and its attributes begin
+_ATTRIBUTES = b"\x81\x94}\x94("
 _MENTION, _SMALL = rb"(?:h.|j....)", rb"(?:K.|M..|J....)"
-_NUMBERS = b"(?:" + b"|".join(_SMALL * n + code for n, code in ((1, rb"\x85"), (2, rb"\x86"), (3, rb"\x87"))) + b")"
-_CALLED = rb"\x94\x85\x94R\x94"  # behind a name and a tuple: it is called with that tuple alone, as torch.Size is
+_NUMBERS = (
+    b"(?:"
+    + b"|".join(_SMALL * n + code for n, code in ((1, rb"\x85"), (2, rb"\x86"), (3, rb"\x87")))
+    + b")"
+)
+# behind a name and a tuple: it is called with that tuple alone, as torch.Size is
+_CALLED = rb"\x94\x85\x94R\x94"
 _SIZE = re.compile(b"(" + _NUMBERS + b")" + _CALLED, re.DOTALL).match
 _EACH = re.compile(_SMALL, re.DOTALL).findall
 _LONG = struct.Struct("<I").unpack_from
 _SIGNED = struct.Struct("<i").unpack_from
-_REACHES = (1 << 9, 1 << 12, 1 << 15)  # bytes that are searched for the end of an object, near first
-_MOST_KEPT = 4096  # values of each sort that are kept because they may come again, and searches in vain
+# bytes that are searched for the end of an object, near first
+_REACHES = (1 << 9, 1 << 12, 1 << 15)
+_MOST_KEPT = (
+    4096  # values of each sort that are kept because they may come again, and searches in vain
+)
 
 
 class _Machine:
-    """``at`` counts bytes read; ``marks`` are the stacks below the marks; ``room`` is the memory that is left for values."""
+    """The machine that reads one pickle.
+
+    ``at`` counts bytes read; ``marks`` are the stacks below the marks; ``room`` is the memory that
+    is left for values.
+    """
 
     __slots__ = (
-        *("alike", "allowed", "at", "builds", "data", "kinds", "marks", "memo", "names", "persistent", "room", "same", "sizes"),
+        *(
+            "alike",
+            "allowed",
+            "at",
+            "builds",
+            "data",
+            "kinds",
+            "marks",
+            "memo",
+            "names",
+            "persistent",
+            "room",
+            "same",
+            "sizes",
+        ),
         *("stack", "unset", "wasted"),
     )
 
-    def __init__(self, data: bytes, allowed: Mapping[Name, Build], persistent: Callable[[Any], Any]) -> None:
+    def __init__(
+        self, data: bytes, allowed: Mapping[Name, Build], persistent: Callable[[Any], Any]
+    ) -> None:
         self.data, self.allowed, self.persistent = data, allowed, persistent
         self.at, self.room, self.wasted = 0, min(MOST, FLOOR + FACTOR * len(data)), 0
         self.stack: list[Any] = []
         self.marks: list[list[Any]] = []
         self.memo: list[Any] = []
-        self.names: dict[Name, Name] = {}  # so that every mention of a name is one object, and its id finds what to do with it
+        self.names: dict[
+            Name, Name
+        ] = {}  # so that every mention of a name is one object, and its id finds what to do with it
         self.builds: dict[int, Callable[[Name, tuple[Any, ...]], Any]] = {}
         self.kinds: dict[int, type[Stated]] = {}
-        self.unset: dict[int, tuple[Stated, int, int]] = {}  # objects without attributes yet, where these begin, and the memo then
+        self.unset: dict[
+            int, tuple[Stated, int, int]
+        ] = {}  # objects without attributes yet, where these begin, and the memo then
         self.alike: dict[int, list[Any]] = {}  # keys whose hashes anyone can choose, by these
-        self.sizes: dict[int, dict[bytes, tuple[Any, ...]]] = {}  # by name: pickled numbers → them, the arguments, the tuple
-        self.same: dict[bytes, tuple[int, Any, list[Any]]] = {}  # pickled attributes → how many bytes, the object, the memo's share
+        self.sizes: dict[
+            int, dict[bytes, tuple[Any, ...]]
+        ] = {}  # by name: pickled numbers → them, the arguments, the tuple
+        self.same: dict[
+            bytes, tuple[int, Any, list[Any]]
+        ] = {}  # pickled attributes → how many bytes, the object, the memo's share
 
-    def run(self) -> Any:  # noqa: PLR0915  one loop: a call for each opcode would cost more than all else
+    def run(  # noqa: PLR0915
+        self,
+    ) -> Any:
         """Return the value; ``at`` is then behind its end."""
-        data, size, memo, marks, builds, kinds = self.data, len(self.data), self.memo, self.marks, self.builds, self.kinds
+        data, size, memo, marks, builds, kinds = (
+            self.data,
+            len(self.data),
+            self.memo,
+            self.marks,
+            self.builds,
+            self.kinds,
+        )
         persistent, entries = self.persistent, _Entries(self)
         stack, at, spent = self.stack, 0, 0
         sized: Any = None  # the name that made a tuple last: torch.Size
@@ -278,7 +403,7 @@ class _Machine:
                             start = at + 4
                             at = start + _LONG(data, at)[0]
                         if at > size:
-                            raise Corrupt(f"pickle: ends at byte {size}, {at} wanted")
+                            raise Corrupt(f"pickle: ends at byte {size}, expected at least {at}")
                         value = data[start:at].decode("utf-8", "surrogatepass")
                         stack.append(value)
                         spent += _TUPLE + at - start
@@ -288,9 +413,20 @@ class _Machine:
                             at += 1
                             memo.append(value)
                     elif code == _EMPTY_TUPLE:
-                        if data[at] == _NEWOBJ and data[at : at + 5] == _ATTRIBUTES and id(stack[-1]) in kinds:
+                        if (
+                            data[at] == _NEWOBJ
+                            and data[at : at + 5] == _ATTRIBUTES
+                            and id(stack[-1]) in kinds
+                        ):
                             kind = kinds[id(stack[-1])]
-                            start, at = at, entries.read(at + 5, stack) if kind.is_key else self.again(at + 5, kind, stack)
+                            start, at = (
+                                at,
+                                (
+                                    entries.read(at + 5, stack)
+                                    if kind.is_key
+                                    else self.again(at + 5, kind, stack)
+                                ),
+                            )
                             if at == start + 5:
                                 stack[-1] = value = self.new(stack[-1], (), at)
                                 stack.append(_GONE)
@@ -330,7 +466,10 @@ class _Machine:
                     elif code == _REDUCE or code == _NEWOBJ:  # noqa: PLR1714, SIM109
                         args, name = stack.pop(), stack[-1]
                         if type(args) is not tuple or id(name) not in builds:
-                            raise Corrupt("pickle: something is called that is no name, or with no tuple")
+                            raise Corrupt(
+                                "pickle: calls something that is not a known name, or with"
+                                " arguments that are not a tuple"
+                            )
                         stack[-1] = value = builds[id(name)](name, args)
                         spent += _OBJECT
                         if type(value) is tuple:
@@ -377,13 +516,16 @@ class _Machine:
         return self.stack[0]
 
     def check_room(self) -> None:
-        """Raise Corrupt if the values take more memory than those of any checkpoint, or begin more than they end."""
+        """Raise Corrupt if the values take too much memory or are nested too deeply."""
         if len(self.marks) > _DEEPEST:
-            raise Corrupt(f"pickle: {len(self.marks)} values within each other, at most {_DEEPEST} expected")
+            raise Corrupt(
+                f"pickle: {len(self.marks)} values within each other, at most {_DEEPEST} expected"
+            )
         if self.room < _REFERENCE * (len(self.memo) + len(self.stack) + sum(map(len, self.marks))):
             most = min(MOST, FLOOR + FACTOR * len(self.data))
             raise Corrupt(
-                f"pickle: its values take more than {most >> 20} MiB, of {len(self.data)} bytes", hint="no checkpoint's do"
+                f"pickle: its values take more than {most >> 20} MiB, of {len(self.data)} bytes",
+                hint="no real checkpoint needs that much memory; the file may be malicious",
             )
 
     def spend(self, cost: int) -> None:
@@ -395,7 +537,10 @@ class _Machine:
     # what is read at once
 
     def size(self, name: Name, code: bytes) -> tuple[Any, ...]:
-        """Return the numbers of a pickled tuple, the arguments ``(numbers,)``, and the tuple that ``name`` makes of them."""
+        """Return a pickled tuple's numbers, the arguments ``(numbers,)``, and what they make.
+
+        The last is the tuple that ``name`` makes of them.
+        """
         kept = self.sizes[id(name)]
         known = kept.get(code)
         if known is None:
@@ -408,7 +553,10 @@ class _Machine:
         return known
 
     def again(self, at: int, kind: type[Stated], stack: list[Any]) -> int:
-        """Put the object onto the stack whose attributes, from ``at`` on, were read before, and return their end; else ``at``."""
+        """Put an object onto the stack whose attributes were read before; return their end.
+
+        Its attributes begin at ``at``. Return ``at`` if no such object was read.
+        """
         if not kind.alike or self.wasted >= _MOST_KEPT:
             return at
         found = self.same.get(self.data[at : _end(self.data, at, kind)])
@@ -421,7 +569,10 @@ class _Machine:
         return at + length
 
     def new(self, name: Name, args: tuple[Any, ...], at: int = 0) -> Stated:
-        """Make an object of a declared class, whose attributes begin at ``at`` where they may come again."""
+        """Return a new object of a declared class, which has no attributes yet.
+
+        They begin at ``at`` where the same bytes may come again.
+        """
         if args:
             raise Corrupt(f"pickle: {name} is called with arguments")
         value = self.kinds[id(name)]()
@@ -439,7 +590,8 @@ class _Machine:
         self.spend(_REFERENCE * value.count())
         if value.alike and len(self.same) < _MOST_KEPT and 0 < end - start < _REACHES[-1]:
             self.room -= end - start
-            share = [_GONE if type(one) in (list, dict, set) else one for one in self.memo[before:]]  # could be added to
+            # could be added to
+            share = [_GONE if type(one) in (list, dict, set) else one for one in self.memo[before:]]
             self.same[self.data[start:end]] = end - start, value, share
 
     # arguments of opcodes
@@ -448,7 +600,7 @@ class _Machine:
         start = self.at
         self.at = start + count
         if self.at > len(self.data):
-            raise Corrupt(f"pickle: ends at byte {len(self.data)}, {self.at} wanted")
+            raise Corrupt(f"pickle: ends at byte {len(self.data)}, expected at least {self.at}")
         return self.data[start : self.at]
 
     def line(self) -> str:
@@ -482,10 +634,16 @@ class _Machine:
 
     def decimal(self) -> None:
         line = self.line()
-        self.push({"00": False, "01": True}[line] if line in ("00", "01") else int(line), _NUMBER + len(line))
+        self.push(
+            {"00": False, "01": True}[line] if line in ("00", "01") else int(line),
+            _NUMBER + len(line),
+        )
 
     def skip(self, index: int) -> None:
-        """Leave out memo entries before ``index``: Python 2 counts from 1.  No pickler gives an index twice."""
+        """Leave out memo entries before ``index``: Python 2 counts from 1.
+
+        No pickler gives an index twice.
+        """
         if index < len(self.memo):
             raise Corrupt(f"pickle: the memo's index {index} is given twice")
         self.spend(_REFERENCE * (index - len(self.memo)))
@@ -521,7 +679,10 @@ class _Machine:
         self.push(frozenset(items), _DICT)
 
     def check_keys(self, keys: list[Any]) -> None:
-        """Raise Corrupt for what no checkpoint has as a key, before it is hashed; charge for entries, and for what is hashed and compared."""
+        """Raise Corrupt for what no checkpoint has as a key, before it is hashed.
+
+        Charge for entries, and for what is hashed and compared.
+        """
         kinds = set(map(type, keys))
         if kinds == {str}:
             self.spend(_ENTRY * len(keys) + sum(map(len, keys)))
@@ -533,16 +694,25 @@ class _Machine:
 
     def check_key(self, key: Any) -> None:
         parts = key if type(key) is tuple else (key,)
-        if len(parts) > _LONGEST_KEY or not all(kind in _KEYS or issubclass(kind, Stated) for kind in set(map(type, parts))):
+        if len(parts) > _LONGEST_KEY or not all(
+            kind in _KEYS or issubclass(kind, Stated) for kind in set(map(type, parts))
+        ):
             raise Corrupt("pickle: a dictionary key that no checkpoint has")
-        self.spend(_ENTRY + _REFERENCE * len(parts) + sum(len(part) for part in parts if type(part) in (str, bytes)))
+        self.spend(
+            _ENTRY
+            + _REFERENCE * len(parts)
+            + sum(len(part) for part in parts if type(part) in (str, bytes))
+        )
         if type(key) is tuple or (type(key) is int and abs(key) >= _OWN_HASH):
             alike = self.alike.setdefault(hash(key), [])
             if key not in alike:
                 alike.append(key)
                 self.spend(_ENTRY + _LIST)
             if len(alike) > ALIKE:
-                raise Corrupt(f"pickle: more than {ALIKE} dictionary keys of one hash", hint="it was made to keep its reader busy")
+                raise Corrupt(
+                    f"pickle: more than {ALIKE} dictionary keys of one hash",
+                    hint="the file may be malicious: it would keep a reader busy for very long",
+                )
 
     # names, calls and state
 
@@ -550,8 +720,12 @@ class _Machine:
         build = self.allowed.get(name)
         if build is None:
             raise Unsupported(
-                f"pickle: names {_word(name.module)}.{_word(name.name)}, which is not among the names that this format has",
-                hint="nothing in it was run; if you trust the file and know its format, report the name",
+                f"pickle: uses {_word(name.module)}.{_word(name.name)}, which this format does"
+                " not allow",
+                hint=(
+                    "nothing in it was run; if you trust the file and know its format, report the"
+                    " name"
+                ),
             )
         known = self.names.setdefault(name, name)
         if isinstance(build, type) and issubclass(build, Stated):
@@ -574,12 +748,14 @@ class _Machine:
 
     def build(self) -> None:
         state, target = self.stack.pop(), self.stack[-1]
-        if isinstance(target, Made) and target.state is None:
+        if isinstance(target, PickledObject) and target.state is None:
             target.state = state
         elif isinstance(target, Stated):
             self.spend(_ENTRY * len(_as(state, dict)))
             self.finish(target, [*chain.from_iterable(state.items())])
-        elif type(target) is not dict or type(state) is not dict:  # an OrderedDict's attributes say nothing about tensors
+        elif (
+            type(target) is not dict or type(state) is not dict
+        ):  # an OrderedDict's attributes say nothing about tensors
             raise Corrupt("pickle: state for something that has none")
 
 
@@ -626,7 +802,7 @@ def _word(text: str) -> str:
 
 def _as(value: Any, kind: type[Any]) -> Any:
     if type(value) is not kind:
-        raise Corrupt(f"pickle: a {type(value).__name__} where a {kind.__name__} is due")
+        raise Corrupt(f"pickle: a {type(value).__name__}, expected a {kind.__name__}")
     return value
 
 
@@ -642,7 +818,10 @@ def _number(code: bytes) -> int:
 
 
 def _end(data: bytes, at: int, kind: type[Stated]) -> int:
-    """Return where an object of this kind may end whose attributes begin at ``at``: a guess, but what is the same up to there ends there."""
+    """Return where an object of this kind may end whose attributes begin at ``at``.
+
+    It is a guess, but where the bytes are the same up to there, the object ends there.
+    """
     for reach in _REACHES:
         for ending in kind.alike:
             end = data.find(ending, at, at + reach)
@@ -658,7 +837,9 @@ _SORTS = {
     "mention": (_MENTION, b""),
     "number": (_SMALL + rb"|\x8a\x05.{5}|\x8a\x06.{6}", b""),
 }
-_BEGIN = re.compile(b"(" + _MENTION + rb")\)\x81\x94}\x94\(", re.DOTALL).match  # a class, an object of it, and its attributes begin
+_BEGIN = re.compile(
+    b"(" + _MENTION + rb")\)\x81\x94}\x94\(", re.DOTALL
+).match  # a class, an object of it, and its attributes begin
 _ATTRIBUTE = re.compile(
     b"("
     + _MENTION
@@ -669,16 +850,21 @@ _ATTRIBUTE = re.compile(
 _FIXED = struct.Struct("<xi")
 _MOST_PATTERNS, _MOST_WASTED, _MOST_ATTRIBUTES = 64, 1000, 16
 _WINDOW = 1 << 16  # bytes that are read at once: a pickler's frame has as many
-_Attributes = list[tuple[Any, str, Any]]  # each one's name, the sort of its values, and the name that these call
-_Like = tuple[re.Pattern[bytes], list[tuple[type[Stated], _Attributes]]]  # entries' pattern, whose last group is what follows them
+# each one's name, the sort of its values, and the name that these call
+_Attributes = list[tuple[Any, str, Any]]
+# entries' pattern, whose last group is what follows them
+_Like = tuple[re.Pattern[bytes], list[tuple[type[Stated], _Attributes]]]
 
 
 class _Entries:
-    """Entries of a dictionary that has them by the million: objects as keys and as values, each like the one before.
+    """Read the entries of a dictionary that has millions of them, each like the one before.
 
-    The bytes of two such entries differ in the values of attributes alone.  So one entry is taken apart, and a pattern is made of its
-    bytes with a gap for every value: it finds all that follow, and their values are read column by column.  What does not fit is
-    left to the machine's loop; what fits has the same outcome there, memo included.
+    Keys and values are objects.
+
+    The bytes of two such entries differ in the values of attributes alone.  So one entry is taken
+    apart, and a pattern is made of its bytes with a gap for every value: it finds all that follow,
+    and their values are read column by column.  What does not fit is left to the machine's loop;
+    what fits has the same outcome there, memo included.
     """
 
     __slots__ = ("known", "last", "machine", "wasted")
@@ -688,7 +874,9 @@ class _Entries:
         self.wasted = 0  # searches that found nothing, less the entries that others found
 
     def read(self, at: int, stack: list[Any]) -> int:
-        """Put entries onto the stack, in place of the class of the first key, whose attributes begin at ``at``, and return their end.
+        """Put entries onto the stack and return their end.
+
+        They replace the class of the first key, whose attributes begin at ``at``.
 
         It is ``at`` if there are none that can be read so: then nothing has changed.
         """
@@ -717,7 +905,10 @@ class _Entries:
         return None
 
     def learn(self, at: int) -> Iterator[_Like]:
-        """Yield what the entry at ``at`` and those like it have, nothing if it has other than attributes of known sorts."""
+        """Yield the pattern of the entry at ``at`` and of those like it.
+
+        Yield nothing if the entry has other than attributes of known sorts.
+        """
         data, pattern, objects = self.machine.data, b"", []
         for _ in ("key", "value"):
             begin = _BEGIN(data, at)
@@ -745,7 +936,10 @@ class _Entries:
             yield self.known[pattern]
 
     def make(self, like: _Like, rows: list[tuple[bytes, ...]], stack: list[Any]) -> bool:
-        """Put the rows' objects onto the stack and into the memo; False if the pattern was deceived, and nothing has changed."""
+        """Put the rows' objects onto the stack and into the memo.
+
+        False if the pattern was deceived, and nothing has changed.
+        """
         groups = iter(zip(*rows, strict=True))
         stacked: list[Sequence[Any]] = []
         shares: list[Sequence[Any]] = []
@@ -753,19 +947,28 @@ class _Entries:
             columns = [self.column(sort, call, next(groups)) for _, sort, call in attributes]
             if None in columns:
                 return False
-            made = kind.several([name for name, _, _ in attributes], [column[-1] for column in columns if column])
+            made = kind.several(
+                [name for name, _, _ in attributes], [column[-1] for column in columns if column]
+            )
             stacked.append(made)
             shares += made, [_GONE] * len(rows)
             shares += chain.from_iterable(
-                column for column, (_, sort, _) in zip(columns, attributes, strict=True) if column and sort in ("text", "sized")
+                column
+                for column, (_, sort, _) in zip(columns, attributes, strict=True)
+                if column and sort in ("text", "sized")
             )
         stack[-1:] = _by_turns(stacked)
         self.machine.memo += _by_turns(shares)
         self.machine.spend(_OBJECT * len(stacked) * len(rows))
         return True
 
-    def column(self, sort: str, call: Any, codes: Sequence[bytes]) -> tuple[Sequence[Any], ...] | None:
-        """Return the values of an attribute, behind what else the memo gets of them; None if they are not what they look like."""
+    def column(
+        self, sort: str, call: Any, codes: Sequence[bytes]
+    ) -> tuple[Sequence[Any], ...] | None:
+        """Return the values of an attribute, behind what else the memo gets of them.
+
+        None if they are not what they look like.
+        """
         machine = self.machine
         if sort == "text":
             if any(code[1] != len(code) - 3 for code in codes):

@@ -1,7 +1,8 @@
 """safetensors headers: read and checked once at the door, and written.
 
-Format: 8 bytes little-endian header length, JSON ``{name: {dtype, shape, data_offsets}}``, then the bytes, indexed from 0 to
-the end of the file without holes (https://github.com/huggingface/safetensors, *Format*).
+Format: 8 bytes little-endian header length, JSON ``{name: {dtype, shape, data_offsets}}``, then the
+bytes, indexed from 0 to the end of the file without holes
+(https://github.com/huggingface/safetensors, *Format*).
 """
 
 from __future__ import annotations
@@ -14,16 +15,19 @@ from typing import Any
 
 import msgspec
 
-from ckptsync.decoding import Count, Decoder
 from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.formats.dtypes import ITEMSIZE, MOST_AXES, PACKED_BITS
-from ckptsync.model import Copy, Extent, Files, Part, Shape, Tensor, read
+from ckptsync.tensors import Copy, Extent, Files, Part, Shape, Tensor, read
+from ckptsync.typed_json import Count, Decoder
 
 MAX_HEADER = 100_000_000  # the reference implementation's own limit
 
 
 def header_size(files: Files, name: str) -> int:
-    """Return the bytes before the first tensor; raises Corrupt if the file cannot hold that many."""
+    """Return the bytes before the first tensor.
+
+    Raises Corrupt if the file cannot hold that many.
+    """
     size = files.sizes()[name]
     if size < 8:
         raise Corrupt(f"{name}: {size} bytes are too few for a safetensors file")
@@ -34,7 +38,10 @@ def header_size(files: Files, name: str) -> int:
 
 
 def tensors(files: Files, name: str) -> tuple[Tensor, ...]:
-    """Return every tensor of one file, in the order of their bytes. After this nothing needs to be checked again."""
+    """Return every tensor of one file, in the order of their bytes.
+
+    After this nothing needs to be checked again.
+    """
     return contents(files, name)[0]
 
 
@@ -55,7 +62,11 @@ def _contents(data: bytes, name: str, whole: int) -> tuple[tuple[Tensor, ...], M
     rows = sorted(_row(name, key, entry) for key, entry in header.items())
     at = 0
     for start, end, key, dtype, shape in rows:
-        size = prod(shape) * ITEMSIZE[dtype] if dtype in ITEMSIZE else -(-prod(shape) * PACKED_BITS[dtype] // 8)
+        size = (
+            prod(shape) * ITEMSIZE[dtype]
+            if dtype in ITEMSIZE
+            else -(-prod(shape) * PACKED_BITS[dtype] // 8)
+        )
         if start != at or end - start != size:
             raise Corrupt(f"{name}: {key} at {start}..{end}, {at}..{at + size} expected")
         at = end
@@ -63,28 +74,37 @@ def _contents(data: bytes, name: str, whole: int) -> tuple[tuple[Tensor, ...], M
         raise Corrupt(f"{name}: {whole} bytes, {base + at} expected by its header")
     packed = next((row for row in rows if row[3] in PACKED_BITS), None)
     if packed:
-        raise Unsupported(f"{name}: {packed[2]} is {packed[3]}, whose elements share bytes", hint="keep the model as it is")
+        raise Unsupported(
+            f"{name}: {packed[2]} is {packed[3]}, whose elements share bytes",
+            hint="keep the model as it is",
+        )
     return tuple(_tensor(name, base, row) for row in rows), free
 
 
 Row = tuple[int, int, str, str, Shape]
 
 
-class _Entry(msgspec.Struct):
+class _HeaderEntry(msgspec.Struct):
     dtype: str
     shape: tuple[Count, ...]
     data_offsets: tuple[Count, Count]
 
 
 _OFFSETS = b'"data_offsets"'
-# A header of 95 MB could say lists that take 2.5 GB: so nothing is built of it but what a header has.
-_HEADER: Decoder[dict[str, msgspec.Raw]] = Decoder(dict[str, msgspec.Raw], "an object of tensors", MAX_HEADER)
-_ROW = Decoder(_Entry, "a tensor's dtype, shape and data_offsets", MAX_HEADER)
+# A header of 95 MB could say lists that take 2.5 GB: so nothing is built of it but what a header
+# has.
+_HEADER: Decoder[dict[str, msgspec.Raw]] = Decoder(
+    dict[str, msgspec.Raw], "an object of tensors", MAX_HEADER
+)
+_ROW = Decoder(_HeaderEntry, "a tensor's dtype, shape and data_offsets", MAX_HEADER)
 _FREE: Decoder[dict[str, str] | None] = Decoder(dict[str, str] | None, "text by names", MAX_HEADER)  # type: ignore[arg-type]
 
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of JSON (its ``object_pairs_hook``); raises ValueError where two names are one."""
+    """Return an object of JSON (its ``object_pairs_hook``).
+
+    Raises ValueError where two names are one.
+    """
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a name is given twice")
@@ -95,7 +115,9 @@ def _row(name: str, key: str, entry: bytes) -> Row:
     found = _ROW.decode(entry, f"{name}: {key!r:.200}")
     if entry.count(b'"dtype"') > 1 or entry.count(b'"shape"') > 1 or entry.count(_OFFSETS) > 1:
         raise Corrupt(f"{name}: {key!r:.200}: a name is given twice")
-    if (found.dtype not in ITEMSIZE and found.dtype not in PACKED_BITS) or len(found.shape) > MOST_AXES:
+    if (found.dtype not in ITEMSIZE and found.dtype not in PACKED_BITS) or len(
+        found.shape
+    ) > MOST_AXES:
         raise Corrupt(f"{name}: {key} has dtype {found.dtype!r:.40} and shape {found.shape!r:.100}")
     return *found.data_offsets, key, found.dtype, found.shape
 
@@ -110,7 +132,9 @@ _quoted = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def encode_header(rows: Iterable[tuple[str, str, Shape]]) -> bytes:
-    """Return length and header for tensors ``(name, dtype, shape)`` whose bytes follow in this order.
+    """Return length and header for tensors ``(name, dtype, shape)``.
+
+    Their bytes follow in this order.
 
     Padded with spaces to 8 bytes; `format: pt` because older transformers refuse files without it.
     """
@@ -119,7 +143,10 @@ def encode_header(rows: Iterable[tuple[str, str, Shape]]) -> bytes:
     for name, dtype, shape in rows:
         size = prod(shape) * ITEMSIZE[dtype]
         sizes = ",".join(map(str, shape))
-        lines.append(f'{_quoted(name)}:{{"dtype":"{dtype}","shape":[{sizes}],"data_offsets":[{at},{at + size}]}}')
+        lines.append(
+            f'{_quoted(name)}:{{"dtype":"{dtype}","shape":[{sizes}],'
+            f'"data_offsets":[{at},{at + size}]}}'
+        )
         at += size
     text = f"{{{','.join(lines)}}}".encode()
     text += b" " * (-(8 + len(text)) % 8)

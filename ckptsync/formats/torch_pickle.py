@@ -1,8 +1,9 @@
-"""Tensors in pickles that ``torch.save`` writes: they become `Stored`, everything else plain values.
+"""Read tensors in pickles of ``torch.save`` as `StoredTensor`, everything else as plain values.
 
-Names observed in files of torch 2.13 and read in ``torch/_utils.py``, ``torch/storage.py`` and ``torch/_tensor.py``. Quantised
-tensors are refused by name, because their storages mean nothing without the kernels that wrote them; their names are as torch,
-bitsandbytes 0.4x and torchao 0.x pickle them.
+Names observed in files of torch 2.13 and read in ``torch/_utils.py``, ``torch/storage.py`` and
+``torch/_tensor.py``. Quantised tensors are refused by name, because their storages mean nothing
+without the kernels that wrote them; their names are as torch, bitsandbytes 0.4x and torchao 0.x
+pickle them.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from typing import Any, NoReturn
 from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.formats.dtypes import FROM_TORCH, ITEMSIZE, MOST_AXES, STORAGES, from_torch
 from ckptsync.formats.pickles import Build, Name, loads, made, ordered
-from ckptsync.model import Shape
+from ckptsync.tensors import Shape
 
-_LONGEST_KEY = 100  # letters of a storage's name, which is a number: each mention of it is compared with others
+# letters of a storage's name, which is a number: each mention of it is compared with others
+_LONGEST_KEY = 100
 _MOST_ELEMENTS = 1 << 60
 
 
@@ -32,7 +34,7 @@ class Storage:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredTensor:
     """A tensor as a view of a storage; ``offset`` and ``strides`` count elements."""
 
     dtype: str
@@ -58,7 +60,8 @@ def row_major(shape: Shape) -> Shape:
     return tuple(prod(shape[d + 1 :]) for d in range(len(shape)))
 
 
-def _integers(values: Any) -> Shape:
+def shape_of(values: Any) -> Shape:
+    """Return a tuple of a pickle that is a shape, strides or offsets; raises Corrupt otherwise."""
     if type(values) is tuple and len(values) <= MOST_AXES:
         for n in values:
             if type(n) is not int or n < 0:
@@ -68,34 +71,45 @@ def _integers(values: Any) -> Shape:
     raise Corrupt("pickle: a shape, stride or offset that is not made of natural numbers")
 
 
-def _stored(dtype: str, storage: Any, offset: Any, shape: Any, strides: Any) -> Stored:
-    _integers((offset,)), _integers(shape), _integers(strides)
+def _stored(dtype: str, storage: Any, offset: Any, shape: Any, strides: Any) -> StoredTensor:
+    shape_of((offset,)), shape_of(shape), shape_of(strides)
     if type(storage) is not Storage or len(shape) != len(strides):
         raise Corrupt("pickle: a tensor without a storage, or with strides of another rank")
     reach = span(shape, strides)
     if not reach:
         offset = 0  # an empty view may lie behind the end of its storage
-    numel = storage.numel if dtype == storage.dtype else storage.numel * ITEMSIZE[storage.dtype] // ITEMSIZE[dtype]
+    numel = (
+        storage.numel
+        if dtype == storage.dtype
+        else storage.numel * ITEMSIZE[storage.dtype] // ITEMSIZE[dtype]
+    )
     if offset + reach > numel:
-        raise Corrupt(f"pickle: a tensor of shape {shape} reaches behind its storage of {numel} elements")
-    return Stored(dtype, storage, offset, shape, strides)
+        raise Corrupt(
+            f"pickle: a tensor of shape {shape} reaches behind its storage of {numel} elements"
+        )
+    return StoredTensor(dtype, storage, offset, shape, strides)
 
 
-def _rebuild_v2(_: Name, args: tuple[Any, ...]) -> Stored:
-    """Arguments after the strides say whether a gradient is wanted, its hooks, and metadata."""
+def _rebuild_v2(_: Name, args: tuple[Any, ...]) -> StoredTensor:
+    """Rebuild a tensor; ignore ``requires_grad``, hooks and metadata."""
     storage, offset, shape, strides, *more = args
     if not 2 <= len(more) <= 3 or type(more[0]) is not bool:
         raise Corrupt("pickle: a tensor that torch does not rebuild")
-    return _stored(storage.dtype if isinstance(storage, Storage) else "", storage, offset, shape, strides)
+    return _stored(
+        storage.dtype if isinstance(storage, Storage) else "", storage, offset, shape, strides
+    )
 
 
-def _rebuild_v3(_: Name, args: tuple[Any, ...]) -> Stored:
+def _rebuild_v3(_: Name, args: tuple[Any, ...]) -> StoredTensor:
     storage, offset, shape, strides = args[:4]
     return _stored(dtype_of(args[6]), storage, offset, shape, strides)
 
 
 def _rebuild_from_type(_: Name, args: tuple[Any, ...]) -> Any:
-    """``_rebuild_from_type_v2(func, type, args, state)``: a tensor of a subclass, or with attributes."""
+    """Return a tensor of a subclass, or with attributes.
+
+    The arguments are those of ``_rebuild_from_type_v2(func, type, args, state)``.
+    """
     func, _kind, inner, _state = args
     if not isinstance(func, Name) or func not in TENSORS:
         raise Corrupt("pickle: a tensor that is rebuilt by something else")
@@ -107,7 +121,8 @@ def _first(_: Name, args: tuple[Any, ...]) -> Any:
 
 
 def _size(_: Name, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    if type(args[0]) not in (tuple, list) or len(args[0]) > 2 * MOST_AXES:  # torch itself has at most 64
+    # torch itself has at most 64
+    if type(args[0]) not in (tuple, list) or len(args[0]) > 2 * MOST_AXES:
         raise Corrupt("pickle: a torch.Size that no tensor has")
     return tuple(args[0])
 
@@ -132,21 +147,31 @@ _REFUSED: Mapping[str, tuple[Name, ...]] = {
     ),
     "torchao": (
         Name("torchao.dtypes.affine_quantized_tensor", "AffineQuantizedTensor"),
-        Name("torchao.quantization.linear_activation_quantized_tensor", "LinearActivationQuantizedTensor"),
+        Name(
+            "torchao.quantization.linear_activation_quantized_tensor",
+            "LinearActivationQuantizedTensor",
+        ),
         Name("torchao.dtypes.nf4tensor", "NF4Tensor"),
         Name("torchao.float8.float8_tensor", "Float8Tensor"),
         Name("torchao.float8.fsdp_utils", "WeightWithDynamicFloat8CastTensor"),
         Name("torchao.quantization.quantize_.workflows.float8.float8_tensor", "Float8Tensor"),
         Name("torchao.quantization.quantize_.workflows.int4.int4_tensor", "Int4Tensor"),
     ),
-    "sparse tensors": (Name("torch._utils", "_rebuild_sparse_tensor"), Name("torch._utils", "_rebuild_sparse_csr_tensor")),
+    "sparse tensors": (
+        Name("torch._utils", "_rebuild_sparse_tensor"),
+        Name("torch._utils", "_rebuild_sparse_csr_tensor"),
+    ),
     "nested tensors": (Name("torch._utils", "_rebuild_nested_tensor"),),
     "tensors on the meta device": (Name("torch._utils", "_rebuild_meta_tensor_no_storage"),),
 }
 # Arguments of refused tensors: a pickle names them before it names the tensor.
 _OF_REFUSED = (
     *(f"Q{kind}Storage" for kind in ("Int8", "UInt8", "Int32", "UInt4x2", "UInt2x4")),
-    *(f"per_{what}_affine{params}" for what in ("tensor", "channel") for params in ("", "_float_qparams")),
+    *(
+        f"per_{what}_affine{params}"
+        for what in ("tensor", "channel")
+        for params in ("", "_float_qparams")
+    ),
     *("per_tensor_symmetric", "per_channel_symmetric"),
 )
 
@@ -155,13 +180,18 @@ def _refusal(kind: str) -> Build:
     def refuse(name: Name, args: tuple[Any, ...]) -> NoReturn:
         raise Unsupported(
             f"{kind} cannot be read ({name.name}, {len(args)} arguments)",
-            hint="save the model dequantised, or with save_pretrained in safetensors; an adapter on top of it can be merged alone",
+            hint=(
+                "save the model dequantised, or with save_pretrained in safetensors; an adapter on"
+                " top of it can be merged alone"
+            ),
         )
 
     return refuse
 
 
-REFUSED: Mapping[Name, Build] = {name: _refusal(kind) for kind, names in _REFUSED.items() for name in names}
+REFUSED: Mapping[Name, Build] = {
+    name: _refusal(kind) for kind, names in _REFUSED.items() for name in names
+}
 ALLOWED: Mapping[Name, Build] = {
     **TENSORS,
     Name("collections", "OrderedDict"): ordered,
@@ -185,17 +215,33 @@ def dtype_of(name: Any) -> str:
 
 
 class Storages:
-    """The storages that one pickle names: each has one type and size, however often it is named; torch takes the first."""
+    """The storages that one pickle names: each has one type and size, however often it is named.
+
+    Torch takes the first.
+    """
 
     def __init__(self) -> None:
         self.found: dict[str, Storage] = {}
 
     def add(self, value: Any) -> Storage:
-        """Read a persistent id ``("storage", type, key, location, numel)``; an UntypedStorage counts bytes."""
-        if not isinstance(value, tuple) or len(value) != 5 or value[0] != "storage" or not isinstance(value[1], Name):
+        """Read a persistent id ``("storage", type, key, location, numel)``.
+
+        An UntypedStorage counts bytes.
+        """
+        if (
+            not isinstance(value, tuple)
+            or len(value) != 5
+            or value[0] != "storage"
+            or not isinstance(value[1], Name)
+        ):
             raise Corrupt("pickle: a persistent id that is no storage")
         _, kind, key, _, numel = value
-        if not isinstance(key, str) or len(key) > _LONGEST_KEY or type(numel) is not int or not 0 <= numel < _MOST_ELEMENTS:
+        if (
+            not isinstance(key, str)
+            or len(key) > _LONGEST_KEY
+            or type(numel) is not int
+            or not 0 <= numel < _MOST_ELEMENTS
+        ):
             raise Corrupt("pickle: a storage without key and size")
         storage = Storage(STORAGES.get(kind.name, "U8"), key, numel)
         if self.found.setdefault(key, storage) != storage:
@@ -208,7 +254,7 @@ def parsed(data: bytes, allowed: Mapping[Name, Build] = ALLOWED) -> tuple[Any, i
     return loads(data, allowed, Storages().add)
 
 
-def is_contiguous(tensor: Stored) -> bool:
+def is_contiguous(tensor: StoredTensor) -> bool:
     """Whether a tensor is row-major; strides of axes of one element do not matter."""
     return _is_row_major(tensor.shape, tensor.strides)
 
@@ -216,4 +262,6 @@ def is_contiguous(tensor: Stored) -> bool:
 @lru_cache(maxsize=1024)
 def _is_row_major(shape: Shape, strides: Shape) -> bool:
     plain = row_major(shape)
-    return all(n <= 1 or s == p for n, s, p in zip(shape, strides, plain, strict=True)) or not prod(shape)
+    return all(n <= 1 or s == p for n, s, p in zip(shape, strides, plain, strict=True)) or not prod(
+        shape
+    )

@@ -1,9 +1,10 @@
 """Files that ``torch.save`` writes: a pickled value, and where the bytes of its tensors lie.
 
-There are two containers. The zip archive of today is read by `ckptsync.formats.torch_zip`. The legacy one
-(``_use_new_zipfile_serialization=False``) is read here; it has, in this order: pickles of a magic number, the protocol's number,
-facts of the machine, the value, the sorted keys of the storages; then, for each key, a count of elements (int64) and the
-elements. It has no checksums. Source: ``_legacy_save`` and ``_legacy_load`` of ``torch/serialization.py``.
+There are two containers. The zip archive of today is read by `ckptsync.formats.torch_zip`. The
+legacy one (``_use_new_zipfile_serialization=False``) is read here; it has, in this order: pickles
+of a magic number, the protocol's number, facts of the machine, the value, the sorted keys of the
+storages; then, for each key, a count of elements (int64) and the elements. It has no checksums.
+Source: ``_legacy_save`` and ``_legacy_load`` of ``torch/serialization.py``.
 """
 
 from __future__ import annotations
@@ -18,15 +19,22 @@ from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.formats import torch_zip
 from ckptsync.formats.dtypes import ITEMSIZE
 from ckptsync.formats.pickles import MAX_BYTES, Build, Name, loads
-from ckptsync.formats.torch_pickle import ALLOWED, Storage, Storages, Stored, is_contiguous, parsed, span
-from ckptsync.model import Checksum, Extent, Files, Part, read
+from ckptsync.formats.torch_pickle import (
+    ALLOWED,
+    Storage,
+    Storages,
+    StoredTensor,
+    is_contiguous,
+    parsed,
+    span,
+)
+from ckptsync.tensors import Checksum, Extent, Files, Part, read
 
 MAGIC = 0x1950A86A20F9469CFC6C
 _PROTOCOL = 1001
 _NUMBER = b"\x8a\x0a" + MAGIC.to_bytes(10, "little")
-_STARTS = tuple(
-    _NUMBER if p < 4 else b"\x95\x0d" + bytes(7) + _NUMBER for p in (2, 4)
-)  # behind the pickle's own protocol, framed from 4
+# behind the pickle's own protocol, framed from 4
+_STARTS = tuple(_NUMBER if p < 4 else b"\x95\x0d" + bytes(7) + _NUMBER for p in (2, 4))
 _FIRST_LOOK = 1 << 20
 _DAMAGED = "the file is damaged: fetch it again"
 _MOST_EXPANDED = 256 << 20  # bytes: position ids and masks are expanded, weights are not
@@ -34,7 +42,10 @@ _MOST_EXPANDED = 256 << 20  # bytes: position ids and masks are expanded, weight
 
 @dataclass(frozen=True, slots=True)
 class Legacy:
-    """A legacy file: where the elements of each storage lie. A part of a storage has a key of its own."""
+    """A legacy file: where the elements of each storage lie.
+
+    A part of a storage has a key of its own.
+    """
 
     storages: Mapping[str, Extent]
 
@@ -42,8 +53,13 @@ class Legacy:
 Container = torch_zip.Archive | Legacy
 
 
-def load(files: Files, where: Extent, allowed: Mapping[Name, Build] = ALLOWED) -> tuple[Any, Container]:
-    """Return the value that one ``torch.save`` wrote, not to be changed, and its container (see `part`)."""
+def load(
+    files: Files, where: Extent, allowed: Mapping[Name, Build] = ALLOWED
+) -> tuple[Any, Container]:
+    """Return the value that one ``torch.save`` wrote, and its container (see `part`).
+
+    The value is not to be changed.
+    """
     if is_legacy(files, where):
         return _load_legacy(files, where, allowed)
     archive = torch_zip.open_archive(files, where)
@@ -71,8 +87,11 @@ def _value(data: bytes, allowed: _Table) -> Any:
     return parsed(data, allowed.names)[0]
 
 
-def load_tensor(files: Files, where: Extent) -> tuple[Stored, torch_zip.Archive]:
-    """As `load`, for an archive of one tensor, of which a distributed checkpoint has one for every chunk."""
+def load_tensor(files: Files, where: Extent) -> tuple[StoredTensor, torch_zip.Archive]:
+    """Return the tensor and the archive of an archive of one tensor.
+
+    A distributed checkpoint has one for every chunk.
+    """
     archive = torch_zip.open_archive(files, where)
     try:
         return _tensor(torch_zip.pickle_of(files, archive)), archive
@@ -85,23 +104,30 @@ class _NoTensor(Corrupt):
 
 
 @lru_cache(maxsize=256)  # chunks of one shape have one pickle
-def _tensor(data: bytes) -> Stored:
+def _tensor(data: bytes) -> StoredTensor:
     value, _ = parsed(data)
-    if not isinstance(value, Stored):
+    if not isinstance(value, StoredTensor):
         raise _NoTensor("no tensor")
     return value
 
 
-def part(files: Files, container: Container, tensor: Stored) -> Part:
+def part(files: Files, container: Container, tensor: StoredTensor) -> Part:
     """Return where a tensor's elements lie, as a box of itself.
 
-    Raises Corrupt if its record is too short, Unsupported for an expanded tensor that would fill a disk from a few bytes.
+    Raises Corrupt if its record is too short, Unsupported for an expanded tensor that would fill a
+    disk from a few bytes.
     """
     item = ITEMSIZE[tensor.dtype]
     record, checksum = _record(files, container, tensor.storage.key)
-    size, expected = span(tensor.shape, tensor.strides) * item, tensor.storage.numel * ITEMSIZE[tensor.storage.dtype]
+    size, expected = (
+        span(tensor.shape, tensor.strides) * item,
+        tensor.storage.numel * ITEMSIZE[tensor.storage.dtype],
+    )
     if record.size != expected or tensor.offset * item + size > record.size:
-        raise Corrupt(f"{record.file}: storage {tensor.storage.key} has {record.size} bytes, {expected} expected")
+        raise Corrupt(
+            f"{record.file}: storage {tensor.storage.key} has {record.size} bytes, {expected}"
+            " expected"
+        )
     whole = prod(tensor.shape) * item
     if whole > _MOST_EXPANDED and whole > 1000 * size:
         raise Unsupported(
@@ -123,7 +149,10 @@ def _record(files: Files, container: Container, key: str) -> tuple[Extent, Check
 
 
 def has_end(files: Files, where: Extent, allowed: Mapping[Name, Build] = ALLOWED) -> bool:
-    """Return whether the file ends as its container ends; of a legacy file, only its pickles say where that is."""
+    """Return whether the file ends as its container ends.
+
+    Of a legacy file, only its pickles say where that is.
+    """
     if not is_legacy(files, where):
         return torch_zip.has_end(files, where)
     try:
@@ -136,35 +165,54 @@ def has_end(files: Files, where: Extent, allowed: Mapping[Name, Build] = ALLOWED
 def is_legacy(files: Files, where: Extent) -> bool:
     """Return whether the bytes begin as the legacy container does, as far as they go."""
     start = read(files, Extent(where.file, where.start, min(2 + len(_STARTS[-1]), where.size)))
-    return len(start) > 1 and start[:1] == b"\x80" and any(known.startswith(start[2 : 2 + len(known)]) for known in _STARTS)
+    return (
+        len(start) > 1
+        and start[:1] == b"\x80"
+        and any(known.startswith(start[2 : 2 + len(known)]) for known in _STARTS)
+    )
 
 
 def _load_legacy(files: Files, where: Extent, allowed: Mapping[Name, Build]) -> tuple[Any, Legacy]:
-    """Return the value and where its storages lie; raises Corrupt unless the storages end where ``where`` does."""
+    """Return the value and where its storages lie.
+
+    Raises Corrupt unless the storages end where ``where`` does.
+    """
     found = _legacy_pickles(files, where, allowed)
     storages, at = {}, found.end
     for key in found.keys:
         numel = found.storages[key].numel
         size = numel * ITEMSIZE[found.storages[key].dtype]
         if at + 8 + size > where.size:
-            raise Corrupt(f"{where.file}: {where.size} bytes, storage {key} ends at byte {at + 8 + size}", hint=_DAMAGED)
+            raise Corrupt(
+                f"{where.file}: {where.size} bytes, storage {key} ends at byte {at + 8 + size}",
+                hint=_DAMAGED,
+            )
         count = int.from_bytes(read(files, Extent(where.file, where.start + at, 8)), "little")
         if count != numel:
-            raise Corrupt(f"{where.file}: storage {key} has {count} elements, {numel} expected", hint=_DAMAGED)
+            raise Corrupt(
+                f"{where.file}: storage {key} has {count} elements, {numel} expected", hint=_DAMAGED
+            )
         storages[key] = Extent(where.file, where.start + at + 8, size)
         at += 8 + size
     if at != where.size:
-        raise Corrupt(f"{where.file}: {where.size} bytes, its storages end at byte {at}", hint=_DAMAGED)
+        raise Corrupt(
+            f"{where.file}: {where.size} bytes, its storages end at byte {at}", hint=_DAMAGED
+        )
     for view, (root, offset) in found.views.items():
         item, whole = ITEMSIZE[view.dtype], storages[root]
         if (offset + view.numel) * item > whole.size:
-            raise Corrupt(f"{where.file}: a view of {view.numel} elements reaches out of storage {root}")
+            raise Corrupt(
+                f"{where.file}: a view of {view.numel} elements reaches out of storage {root}"
+            )
         storages[view.key] = Extent(where.file, whole.start + offset * item, view.numel * item)
     return found.value, Legacy(storages)
 
 
 def _legacy_pickles(files: Files, where: Extent, allowed: Mapping[Name, Build]) -> _LegacyPickles:
-    """Read the pickles. How long they are is known when they end: a little is read, and more if it was too little."""
+    """Read the pickles.
+
+    How long they are is known when they end: a little is read, and more if it was too little.
+    """
     most = min(where.size, MAX_BYTES)
     size = min(_FIRST_LOOK, most)
     while True:
@@ -177,9 +225,10 @@ def _legacy_pickles(files: Files, where: Extent, allowed: Mapping[Name, Build]) 
 
 
 class _LegacyPickles:
-    """The pickles at the start of ``data``: the value, the keys of its storages, and where the last pickle ends.
+    """The pickles at the start of ``data``: the value, the keys of its storages, and their end.
 
-    ``views`` are parts of storages, which versions before 1.0 saved as storages of their own: storage and first element.
+    ``views`` are parts of storages, which versions before 1.0 saved as storages of their own:
+    storage and first element.
     """
 
     def __init__(self, data: bytes, allowed: Mapping[Name, Build]) -> None:
@@ -206,7 +255,10 @@ class _LegacyPickles:
             raise Corrupt("the list of storages is not that of the value's")
 
     def _storage(self, value: Any) -> Storage:
-        """Read a persistent id, whose sixth field is None or ``(key, offset, numel)`` of the part that is meant."""
+        """Return the storage that a persistent id names.
+
+        The sixth field of the id is None or ``(key, offset, numel)`` of the part that is meant.
+        """
         if isinstance(value, tuple) and value[:1] == ("module",):
             raise Unsupported("a whole module in a pickle", hint="save its state_dict()")
         if not isinstance(value, tuple) or len(value) != 6:

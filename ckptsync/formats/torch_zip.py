@@ -1,8 +1,9 @@
 """The zip container of ``torch.save``: which record lies where.
 
-``<prefix>/data.pkl`` is the pickle, ``<prefix>/data/<key>`` one storage each, stored and never compressed, so that a storage is
-an extent of the file.  Local headers carry no sizes (a data descriptor follows), so the central directory is what counts.  A DCP
-item is such an archive inside a larger file.  Source: PKWARE APPNOTE 4.3; ``caffe2/serialize/inline_container.cc``.
+``<prefix>/data.pkl`` is the pickle, ``<prefix>/data/<key>`` one storage each, stored and never
+compressed, so that a storage is an extent of the file.  Local headers carry no sizes (a data
+descriptor follows), so the central directory is what counts.  A DCP item is such an archive inside
+a larger file.  Source: PKWARE APPNOTE 4.3; ``caffe2/serialize/inline_container.cc``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from ckptsync.errors import Corrupt, Unsupported
-from ckptsync.model import Checksum, Extent, Files, read
+from ckptsync.tensors import Checksum, Extent, Files, read
 
 _END = struct.Struct("<4s4H2LH")
 _END64 = struct.Struct("<4sQ2H2L4Q")
@@ -29,15 +30,19 @@ _AHEAD = 256 << 10
 _MAX_DIRECTORY = 64 << 20
 _MAX_PICKLE = 256 << 20
 _MAX_SMALL = 1 << 10
-_VERSION = re.compile(rb"\s*\+?([0-9]+)")  # as C++'s ``stoull`` reads it: what follows does not matter
+# as C++'s ``stoull`` reads it: what follows does not matter
+_VERSION = re.compile(rb"\s*\+?([0-9]+)")
 _NEWEST = 10  # ``kMaxSupportedFileFormatVersion``
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    """A stored record; ``header`` is where its local header begins, counted from the archive's first byte.
+class ZipRecord:
+    """A stored record.
 
-    ``entry`` is where its entry in the central directory begins, counted from the directory's first byte.
+    ``header`` is where its local header begins, counted from the archive's first byte.
+
+    ``entry`` is where its entry in the central directory begins, counted from the directory's first
+    byte.
     """
 
     name: str
@@ -47,8 +52,8 @@ class Record:
     entry: int
 
 
-class _Ahead:
-    """Bytes of one file, and the more of those behind, the more small reads have followed each other."""
+class _ReadAhead:
+    """Bytes of one file, read ahead farther the more small reads follow each other."""
 
     __slots__ = ("data", "last", "reach", "start")
 
@@ -62,7 +67,11 @@ class _Ahead:
             is_near = 0 <= start - self.last <= _NEAR
             self.reach = min(2 * self.reach + _LOCAL.size, _AHEAD) if is_near else 0
             wanted = max(size, min(self.reach, archive.size - start))
-            self.data, self.start, at = read(files, Extent(archive.file, archive.start + start, wanted)), start, 0
+            self.data, self.start, at = (
+                read(files, Extent(archive.file, archive.start + start, wanted)),
+                start,
+                0,
+            )
         self.last = start + size
         return self.data[at : at + size]
 
@@ -71,14 +80,15 @@ class _Ahead:
 class Archive:
     """Records by their name without the prefix (``data.pkl``, ``data/0``), inside one extent.
 
-    ``summed``: the CRC32s are real.  ``torch.serialization.set_crc32_options(False)`` leaves junk in their place.
+    ``summed``: the CRC32s are real.  ``torch.serialization.set_crc32_options(False)`` leaves junk
+    in their place.
     """
 
     where: Extent
     directory: Extent
-    records: Mapping[str, Record]
+    records: Mapping[str, ZipRecord]
     summed: bool = False
-    ahead: _Ahead = field(default_factory=_Ahead, compare=False)
+    ahead: _ReadAhead = field(default_factory=_ReadAhead, compare=False)
 
 
 def has_end(files: Files, where: Extent) -> bool:
@@ -87,7 +97,10 @@ def has_end(files: Files, where: Extent) -> bool:
 
 
 def open_archive(files: Files, where: Extent) -> Archive:
-    """Return the records of the archive in ``where``; raises Corrupt, or Unsupported if something is compressed."""
+    """Return the records of the archive in ``where``.
+
+    Raises Corrupt, or Unsupported if something is compressed.
+    """
     directory = _directory(files, where)
     entries = _entries(read(files, directory), where)
     prefixes = {name.removesuffix("data.pkl") for name, _ in entries if name.endswith("/data.pkl")}
@@ -114,7 +127,12 @@ def extent(files: Files, archive: Archive, name: str) -> Extent:
     magic, _, _, method, *_, name_size, extra_size = _LOCAL.unpack_from(head)
     start = record.header + _LOCAL.size + name_size + extra_size
     is_its = name_size == len(name_bytes) and head[_LOCAL.size :] == name_bytes
-    if magic != b"PK\x03\x04" or method != 0 or not is_its or start + record.size > archive.where.size:
+    if (
+        magic != b"PK\x03\x04"
+        or method != 0
+        or not is_its
+        or start + record.size > archive.where.size
+    ):
         raise Corrupt(f"{_at(archive.where)}: record {name} is not where the directory says")
     return Extent(archive.where.file, archive.where.start + start, record.size)
 
@@ -123,10 +141,15 @@ def pickle_of(files: Files, archive: Archive) -> bytes:
     """Return the bytes of ``data.pkl``; raises Corrupt if they do not have their CRC32."""
     where = extent(files, archive, "data.pkl")
     if where.size > _MAX_PICKLE:
-        raise Corrupt(f"{_at(archive.where)}: data.pkl of {where.size} bytes, at most {_MAX_PICKLE} expected")
+        raise Corrupt(
+            f"{_at(archive.where)}: data.pkl of {where.size} bytes, at most {_MAX_PICKLE} expected"
+        )
     data = read(files, where)
     if archive.summed and zlib.crc32(data) != archive.records["data.pkl"].crc:
-        raise Corrupt(f"{_at(archive.where)}: data.pkl does not have its CRC32", hint="the file is damaged: fetch it again")
+        raise Corrupt(
+            f"{_at(archive.where)}: data.pkl does not have its CRC32",
+            hint="the file is damaged: fetch it again",
+        )
     return data
 
 
@@ -136,7 +159,10 @@ def checksum(archive: Archive, name: str, where: Extent) -> Checksum | None:
 
 
 def witness(archive: Archive) -> str | None:
-    """Return the small record, if there is one, whose content is known: it shows whether CRC32s are real."""
+    """Return the name of a small record whose content is known, or None.
+
+    It shows whether CRC32s are real.
+    """
     return next((name for name in ("byteorder", "version") if name in archive.records), None)
 
 
@@ -149,7 +175,10 @@ def _at(where: Extent) -> str:
 
 
 def _directory(files: Files, where: Extent) -> Extent:
-    """Return where the central directory lies. torch writes no archive comment, so the end record is the last 22 bytes."""
+    """Return where the central directory lies.
+
+    torch writes no archive comment, so the end record is the last 22 bytes.
+    """
     if where.size < _END.size:
         raise Corrupt(f"{_at(where)}: {where.size} bytes are too few for an archive")
     magic, _, _, _, _, size, start, comment = _END.unpack(read(files, _last(where, _END.size)))
@@ -158,7 +187,9 @@ def _directory(files: Files, where: Extent) -> Extent:
     if _ONES in (start, size):
         size, start = _directory64(files, where)
     if start + size > where.size or size > _MAX_DIRECTORY:
-        raise Corrupt(f"{_at(where)}: directory of {size} bytes at {start}, archive of {where.size}")
+        raise Corrupt(
+            f"{_at(where)}: directory of {size} bytes at {start}, archive of {where.size}"
+        )
     return Extent(where.file, where.start + start, size)
 
 
@@ -166,7 +197,9 @@ def _directory64(files: Files, where: Extent) -> tuple[int, int]:
     at = where.size - _END.size - _LOCATOR.size
     if at < _END64.size:
         raise Corrupt(f"{_at(where)}: no room for a zip64 end record")
-    magic, _, start, _ = _LOCATOR.unpack(read(files, Extent(where.file, where.start + at, _LOCATOR.size)))
+    magic, _, start, _ = _LOCATOR.unpack(
+        read(files, Extent(where.file, where.start + at, _LOCATOR.size))
+    )
     if magic != b"PK\x06\x07" or start + _END64.size > at:
         raise Corrupt(f"{_at(where)}: no zip64 end record")
     fields = _END64.unpack(read(files, Extent(where.file, where.start + start, _END64.size)))
@@ -176,15 +209,17 @@ def _directory64(files: Files, where: Extent) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=1)  # as of the pickle
-def _entries(data: bytes, where: Extent) -> Sequence[tuple[str, Record]]:
+def _entries(data: bytes, where: Extent) -> Sequence[tuple[str, ZipRecord]]:
     """Return what the directory says of each record."""
-    found: list[tuple[str, Record]] = []
+    found: list[tuple[str, ZipRecord]] = []
     at = 0
     while at < len(data):
         if at + _ENTRY.size > len(data):
             raise Corrupt(f"{_at(where)}: directory ends in the middle of an entry")
         entry = at
-        magic, _, _, flags, method, _, _, crc, packed, size, names, extras, comments, *_, header = _ENTRY.unpack_from(data, at)
+        magic, _, _, flags, method, _, _, crc, packed, size, names, extras, comments, *_, header = (
+            _ENTRY.unpack_from(data, at)
+        )
         at += _ENTRY.size + names + extras + comments
         if magic != b"PK\x01\x02" or at > len(data):
             raise Corrupt(f"{_at(where)}: directory entry is damaged")
@@ -194,19 +229,32 @@ def _entries(data: bytes, where: Extent) -> Sequence[tuple[str, Record]]:
             size, packed, header = _zip64(extra, size, packed, header, where)
         name = text.decode("utf-8", "replace")
         if method or flags & 1 or packed != size:
-            raise _not_stored(f"{_at(where)}: record {name}", is_packed=bool(method or flags & 1), is_as_long=packed == size)
-        found.append((name, Record(name, header, size, crc, entry)))
+            raise _not_stored(
+                f"{_at(where)}: record {name}",
+                is_packed=bool(method or flags & 1),
+                is_as_long=packed == size,
+            )
+        found.append((name, ZipRecord(name, header, size, crc, entry)))
     return found
 
 
 def _not_stored(record: str, *, is_packed: bool, is_as_long: bool) -> Corrupt | Unsupported:
-    """Return the error for a record that is called compressed: compression and encryption change the length; a record that has only one of both signs has a damaged directory."""
+    """Return the error for a record that is called compressed or encrypted.
+
+    Compression and encryption change the length. A record that has only one of both signs has a
+    damaged directory.
+    """
     if is_packed and not is_as_long:
         return Unsupported(f"{record} is compressed or encrypted; torch.save never does that")
-    return Corrupt(f"{record} is called compressed or encrypted, and is not", hint="the file is damaged: fetch it again")
+    return Corrupt(
+        f"{record} is called compressed or encrypted, and is not",
+        hint="the file is damaged: fetch it again",
+    )
 
 
-def _zip64(extra: bytes, size: int, packed: int, header: int, where: Extent) -> tuple[int, int, int]:
+def _zip64(
+    extra: bytes, size: int, packed: int, header: int, where: Extent
+) -> tuple[int, int, int]:
     """Return sizes and offset, from the zip64 field where the entry's own are all ones."""
     at = 0
     while at + 4 <= len(extra):
@@ -222,7 +270,10 @@ def _zip64(extra: bytes, size: int, packed: int, header: int, where: Extent) -> 
 
 
 def _check_byteorder(files: Files, archive: Archive) -> bool:
-    """Refuse other byte orders; return whether the CRC32s are real, by that of a small record whose content is known."""
+    """Refuse other byte orders than little-endian, and return whether the CRC32s are real.
+
+    The CRC32 of a small record whose content is known shows it.
+    """
     name = witness(archive)
     if name is None:
         return False
@@ -231,12 +282,17 @@ def _check_byteorder(files: Files, archive: Archive) -> bool:
         raise Corrupt(f"{_at(archive.where)}: {name} of {where.size} bytes, a word expected")
     content = read(files, where)
     if name == "byteorder" and content != b"little":
-        raise Unsupported(f"{_at(archive.where)}: byte order {content[:20]!r}, only little-endian files are read")
+        raise Unsupported(
+            f"{_at(archive.where)}: byte order {content[:20]!r}, only little-endian files are read"
+        )
     return zlib.crc32(content) == archive.records[name].crc
 
 
 def check_version(files: Files, archive: Archive) -> None:
-    """Refuse an archive that torch does not open, whatever else it holds: ``PyTorchStreamReader::init`` reads this record first."""
+    """Refuse an archive that torch does not open, whatever else it holds.
+
+    ``PyTorchStreamReader::init`` reads this record first.
+    """
     name = ".data/version" if ".data/version" in archive.records else "version"
     where = extent(files, archive, name)
     content = read(files, where) if where.size <= _MAX_SMALL else b""
@@ -244,7 +300,11 @@ def check_version(files: Files, archive: Archive) -> None:
     is_damaged = archive.summed and zlib.crc32(content) != archive.records[name].crc
     if found is None or is_damaged or not int(found[1]):
         raise Corrupt(
-            f"{_at(archive.where)}: {name} is {content[:20]!r}, a number expected", hint="torch does not open it: fetch it again"
+            f"{_at(archive.where)}: {name} is {content[:20]!r}, a number expected",
+            hint="torch does not open it: fetch it again",
         )
     if int(found[1]) > _NEWEST:
-        raise Unsupported(f"{_at(archive.where)}: {name} is {content[:20]!r}, at most {_NEWEST} is known, here and to torch 2.13")
+        raise Unsupported(
+            f"{_at(archive.where)}: {name} is {content[:20]!r}, at most {_NEWEST} is known, here"
+            " and to torch 2.13"
+        )

@@ -1,11 +1,14 @@
-"""Items of a distributed checkpoint that are zstd streams: what they are called here, and how they are read.
+"""Items of a distributed checkpoint that are zstd streams: their virtual names, and their reader.
 
-torch's ``_extensions=[ZStandard()]`` makes every item a zstd stream of its own (``torch/distributed/checkpoint/_extension.py``,
-2.13). Such an item gets a virtual name, so that an extent can say where in the unpacked stream a tensor lies. The name begins
-with a byte that no file's name has (`ckptsync.paths.checked_path`). `Unpacked` reads under real and under virtual names.
+torch's ``_extensions=[ZStandard()]`` makes every item a zstd stream of its own
+(``torch/distributed/checkpoint/_extension.py``, 2.13). Such an item gets a virtual name, so that an
+extent can say where in the unpacked stream a tensor lies. The name begins with a byte that no
+file's name has (`ckptsync.safe_names.checked_path`). `Unpacked` reads under real and under virtual
+names.
 
-A zstd stream is read forward only. A merge reads forward too, so an item is mostly decompressed once; going back begins again.
-Nothing is decompressed beyond what is read, which the item's own metadata bounds.
+A zstd stream is read forward only. A merge reads forward too, so an item is mostly decompressed
+once; going back begins again. Nothing is decompressed beyond what is read, which the item's own
+metadata bounds.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from threading import Lock
@@ -24,15 +27,20 @@ from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.formats import torch_pickle
 from ckptsync.formats.dtypes import ITEMSIZE
 from ckptsync.formats.pickles import brief
-from ckptsync.formats.torch_pickle import Stored
-from ckptsync.model import Extent, Files, Part, expect, read
+from ckptsync.formats.torch_pickle import StoredTensor
+from ckptsync.tensors import Extent, Files, FilesWrapper, Part, expect, read
 
 ZSTD = "stream.zstd/1"
 MOST_OPEN = 16  # decompressors; each has a window
-WINDOW = 8 << 20  # bytes that every zstd decoder is to support (RFC 8878, 3.1.1.1.2); zstandard's default levels use 2 MiB
+WINDOW = (
+    8 << 20
+    # bytes that every zstd decoder is to support (RFC 8878, 3.1.1.1.2); zstandard's default levels
+    # use 2 MiB
+)
 _PREFIX = "\0zstd\0"
 _PIECE = 128 << 10
-_HEAD = 64 << 10  # a tensor's pickle has a few hundred bytes, and the padding before its record at most 64
+# a tensor's pickle has a few hundred bytes, and the padding before its record at most 64
+_HEAD = 64 << 10
 _LOCAL = struct.Struct("<4s5H3L2H")
 _DESCRIPTOR = struct.Struct("<4s3L")
 _DESCRIPTOR_MAGIC = b"PK\x07\x08"
@@ -40,7 +48,10 @@ _DESCRIPTOR_MAGIC = b"PK\x07\x08"
 
 @dataclass(frozen=True, slots=True)
 class PackedItem:
-    """A zstd stream in a real file; the record in it whose CRC32 is known has ``length`` bytes from ``first`` (0: none)."""
+    """A zstd stream in a real file.
+
+    The record in it whose CRC32 is known has ``length`` bytes from ``first`` (0: none).
+    """
 
     item: Extent
     first: int = 0
@@ -52,9 +63,12 @@ def check_transforms(descriptors: object) -> None:
     if type(descriptors) not in (tuple, list) or not all(type(d) is str for d in descriptors):  # type: ignore[attr-defined]
         raise Corrupt(f"transform_descriptors: {brief(descriptors)} is no list of names")
     names = list(descriptors)  # type: ignore[call-overload]
-    if [name.partition(".")[0] + "." + name.partition(".")[2].partition(".")[0] for name in names] != [ZSTD]:
+    if [
+        name.partition(".")[0] + "." + name.partition(".")[2].partition(".")[0] for name in names
+    ] != [ZSTD]:
         raise Unsupported(
-            f"transform_descriptors: items went through {brief(tuple(names))}, only {ZSTD} is known",
+            f"transform_descriptors: items went through {brief(tuple(names))}, only {ZSTD} is"
+            " known",
             hint="save them without extensions",
         )
 
@@ -75,25 +89,27 @@ def parse_name(name: str) -> PackedItem | None:
 
 
 def real_extent(extent: Extent) -> Extent:
-    """Return the bytes of a real file that are needed to read ``extent``: itself, or all of a packed item."""
+    """Return the bytes of a real file that are needed to read ``extent``.
+
+    That is ``extent`` itself, or all of a packed item.
+    """
     packed = parse_name(extent.file)
     return packed.item if packed else extent
 
 
-class Unpacked:
+class Unpacked(FilesWrapper):
     """``files``, and the unpacked streams of their packed items; any number of threads may read."""
 
     def __init__(self, files: Files) -> None:
-        self._files = files
+        super().__init__(files)
         self._streams: OrderedDict[str, _Stream] = OrderedDict()
         self._lock = Lock()
 
-    def sizes(self) -> Mapping[str, int]:
-        """Return the real files' sizes; how long a stream is, only its end tells."""
-        return self._files.sizes()
-
     def read_into(self, name: str, start: int, out: memoryview) -> None:
-        """As `Files` says; raises Corrupt also where the stream, or the CRC32 behind a record that was read to its end, is wrong."""
+        """See `Files`; raise Corrupt also where the stream is wrong.
+
+        A CRC32 behind a record that was read to its end is checked, too.
+        """
         packed = parse_name(name)
         if packed is None:
             self._files.read_into(name, start, out)
@@ -101,11 +117,11 @@ class Unpacked:
             self._stream(name, packed).read_into(start, out)
 
     def expect(self, extents: Iterable[Extent]) -> None:
-        """As `Expecting` says, of real files."""
+        """See `Expecting`, of real files."""
         expect(self._files, (extent for extent in extents if parse_name(extent.file) is None))
 
     def head(self, packed: PackedItem, count: int) -> bytes:
-        """Return at most ``count`` bytes of an unpacked stream from its start, fewer where it ends."""
+        """Return at most ``count`` bytes from the start of an unpacked stream."""
         return self._stream(virtual_name(packed), packed).head(count)
 
     def _stream(self, name: str, packed: PackedItem) -> _Stream:
@@ -132,7 +148,9 @@ class _Stream:
         self._begin()
 
     def _begin(self) -> None:
-        self._decompress, self._error = _decompressor(_Source(self._files, self._packed.item))
+        self._decompress, self._error = _decompressor(
+            _CompressedBytes(self._files, self._packed.item)
+        )
         self._at, self._crc = 0, 0
 
     def head(self, count: int) -> bytes:
@@ -157,7 +175,10 @@ class _Stream:
     def _exactly(self, count: int) -> bytes:
         data = self._take(count)
         if len(data) < count:
-            raise Corrupt(f"{self._where}: the packed item ends at byte {self._at}, more expected", hint="fetch it again")
+            raise Corrupt(
+                f"{self._where}: the packed item ends at byte {self._at}, more expected",
+                hint="fetch it again",
+            )
         return data
 
     def _take(self, count: int) -> bytes:
@@ -166,7 +187,10 @@ class _Stream:
             try:
                 data = self._decompress(left)
             except self._error as e:
-                raise Corrupt(f"{self._where}: no zstd stream: {e}", hint="the shard is damaged: fetch it again") from e
+                raise Corrupt(
+                    f"{self._where}: no zstd stream: {e}",
+                    hint="the shard is damaged: fetch it again",
+                ) from e
             if not data:
                 break
             pieces.append(data)
@@ -180,17 +204,24 @@ class _Stream:
         return found
 
     def _check_crc(self) -> None:
-        """At the record's end, compare its CRC32 with the data descriptor that follows; the stream goes on behind that."""
+        """At the record's end, compare its CRC32 with the data descriptor that follows.
+
+        The stream goes on behind that.
+        """
         if not self._packed.length or self._at != self._packed.first + self._packed.length:
             return
         descriptor = self._exactly(8)
-        if descriptor[:4] != _DESCRIPTOR_MAGIC or int.from_bytes(descriptor[4:], "little") != self._crc:
+        if (
+            descriptor[:4] != _DESCRIPTOR_MAGIC
+            or int.from_bytes(descriptor[4:], "little") != self._crc
+        ):
             raise Corrupt(
-                f"{self._where}: the unpacked tensor does not have its CRC32", hint="the shard is damaged: fetch it again"
+                f"{self._where}: the unpacked tensor does not have its CRC32",
+                hint="the shard is damaged: fetch it again",
             )
 
 
-class _Source:
+class _CompressedBytes:
     """The packed bytes as a file to be read once."""
 
     def __init__(self, files: Files, item: Extent) -> None:
@@ -204,8 +235,10 @@ class _Source:
         return data
 
 
-def _decompressor(source: _Source) -> tuple[Callable[[int], bytes], type[Exception]]:
-    """Return a function that unpacks at most as many bytes as it is given (none at the end), and the error that it may raise.
+def _decompressor(source: _CompressedBytes) -> tuple[Callable[[int], bytes], type[Exception]]:
+    """Return a function that unpacks up to N bytes, and the error that it may raise.
+
+    The function is given N. It returns nothing at the end of the stream.
 
     Raises Unsupported if this Python has no library for it.
     """
@@ -220,7 +253,9 @@ def _decompressor(source: _Source) -> tuple[Callable[[int], bytes], type[Excepti
                 hint="pip install 'ckptsync[zstd]', or use Python 3.14 or newer",
             ) from e
         library: Any = zstandard
-        reader = library.ZstdDecompressor(max_window_size=WINDOW).stream_reader(source, read_size=_PIECE)
+        reader = library.ZstdDecompressor(max_window_size=WINDOW).stream_reader(
+            source, read_size=_PIECE
+        )
         return reader.read, zstandard.ZstdError
     options = {zstd.DecompressionParameter.window_log_max: WINDOW.bit_length() - 1}
     decoder: Any = zstd.ZstdDecompressor(options=options)
@@ -237,16 +272,19 @@ def _decompressor(source: _Source) -> tuple[Callable[[int], bytes], type[Excepti
     return decompress, zstd.ZstdError
 
 
-def load_tensor(files: Unpacked, item: Extent) -> tuple[Stored, Part]:
-    """Return the tensor in a packed item, a ``torch.save`` archive, and where its bytes lie in the unpacked stream.
+def load_tensor(files: Unpacked, item: Extent) -> tuple[StoredTensor, Part]:
+    """Return the tensor in a packed item, and where its bytes lie in the unpacked stream.
 
-    Only the head is read, because the tail of a stream is expensive. Local headers carry no sizes: ``data.pkl`` ends where its
-    pickle ends, a record of a few bytes where its data descriptor follows, and the tensor's own record is as long as the pickle
-    says. Source: PKWARE APPNOTE 4.3; ``caffe2/serialize/inline_container.cc``; files of torch 2.13.
+    The item is a ``torch.save`` archive.
+
+    Only the head is read, because the tail of a stream is expensive. Local headers carry no sizes:
+    ``data.pkl`` ends where its pickle ends, a record of a few bytes where its data descriptor
+    follows, and the tensor's own record is as long as the pickle says. Source: PKWARE APPNOTE 4.3;
+    ``caffe2/serialize/inline_container.cc``; files of torch 2.13.
     """
     head = files.head(PackedItem(item), _HEAD)
     where = f"{item.file} at {item.start}"
-    stored: Stored | None = None
+    stored: StoredTensor | None = None
     has_crc, at, prefix = False, 0, ""
     while True:
         name, start = _record(head, at, where)
@@ -256,7 +294,7 @@ def load_tensor(files: Unpacked, item: Extent) -> tuple[Stored, Part]:
                 raise Corrupt(f"{where}: the packed item does not begin with data.pkl")
             prefix = name.removesuffix("data.pkl")
             value, size = torch_pickle.parsed(head[start:])
-            if not isinstance(value, Stored):
+            if not isinstance(value, StoredTensor):
                 raise Corrupt(f"{where}: no tensor in the packed item")
             stored = value
         elif kind == f"data/{stored.storage.key}":
@@ -267,13 +305,18 @@ def load_tensor(files: Unpacked, item: Extent) -> tuple[Stored, Part]:
         crc = _crc_behind(head, start + size, size, where)
         if kind == "byteorder":
             if content != b"little":
-                raise Unsupported(f"{where}: byte order {content[:20]!r}, only little-endian files are read")
+                raise Unsupported(
+                    f"{where}: byte order {content[:20]!r}, only little-endian files are read"
+                )
             has_crc = crc == zlib.crc32(content)  # `set_crc32_options(False)` leaves junk
         at = start + size + _DESCRIPTOR.size
 
 
 def _record(head: bytes, at: int, where: str) -> tuple[str, int]:
-    """Return the name of the record whose local header lies at ``at``, and where its content begins."""
+    """Return the name and the start of the content of the record at ``at``.
+
+    Its local header lies at ``at``.
+    """
     if at + _LOCAL.size > len(head):
         raise Corrupt(f"{where}: the packed item ends before its tensor")
     magic, _, _, method, *_, names, extras = _LOCAL.unpack_from(head, at)
@@ -281,7 +324,9 @@ def _record(head: bytes, at: int, where: str) -> tuple[str, int]:
     if magic != b"PK\x03\x04" or start > len(head):
         raise Corrupt(f"{where}: the packed item is no archive of torch.save")
     if method:
-        raise Unsupported(f"{where}: a compressed record within a packed item; torch.save never does that")
+        raise Unsupported(
+            f"{where}: a compressed record within a packed item; torch.save never does that"
+        )
     return head[at + _LOCAL.size : at + _LOCAL.size + names].decode("utf-8", "replace"), start
 
 
@@ -306,11 +351,13 @@ def _crc_behind(head: bytes, at: int, size: int, where: str) -> int:
         raise Corrupt(f"{where}: the packed item ends before its tensor")
     magic, crc, *sizes = _DESCRIPTOR.unpack_from(head, at)
     if magic != _DESCRIPTOR_MAGIC or sizes != [size, size]:
-        raise Corrupt(f"{where}: a record of the packed item does not have the size that its descriptor says")
+        raise Corrupt(
+            f"{where}: a record of the packed item does not have the size that its descriptor says"
+        )
     return int(crc)
 
 
-def _part(item: Extent, stored: Stored, start: int, where: str, *, has_crc: bool) -> Part:
+def _part(item: Extent, stored: StoredTensor, start: int, where: str, *, has_crc: bool) -> Part:
     """Return where the elements lie in the stream, whose record begins at ``start``."""
     size = stored.storage.numel * ITEMSIZE[stored.storage.dtype]
     first = stored.offset * ITEMSIZE[stored.dtype]
@@ -321,4 +368,9 @@ def _part(item: Extent, stored: Stored, start: int, where: str, *, has_crc: bool
     if has_crc:
         packed = replace(packed, first=start, length=size)
     strides = None if torch_pickle.is_contiguous(stored) else stored.strides
-    return Part((0,) * len(stored.shape), stored.shape, Extent(virtual_name(packed), start + first, span), strides)
+    return Part(
+        (0,) * len(stored.shape),
+        stored.shape,
+        Extent(virtual_name(packed), start + first, span),
+        strides,
+    )

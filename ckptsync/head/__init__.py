@@ -1,8 +1,8 @@
-"""The head: what is complete becomes one model, consolidated; what is damaged of it is made again.
+"""The head merges complete checkpoints, repairs models, and deletes what no rule keeps.
 
-``deciding`` (pure): what is due.  ``checked``: files that are believed only as their manifests say.
-``sealing``: making, mending and completing one model.  ``consolidate``: the tick.
-
-What is kept: ``rules``, ``retaining`` and ``marking`` (pure) decide, by ``metrics`` too; ``tombs`` says it, ``removing`` and ``clearing`` do it, ``gc``: the
-tick; ``keeping``: by hand; ``litter``: what nothing speaks of.  Repair: ``repairing`` (pure) plans, ``mending`` does what can be done here.
+Models: ``schedule`` (pure) decides what is due, ``agreement`` of what heads make a model,
+``consolidate`` makes, repairs and completes it, out of ``checked_files``.  Retention: ``rules`` and
+``retention`` (pure) decide, ``removal`` marks, withdraws and removes one location, ``gc`` does it
+for a store, ``keep`` by hand; ``orphans``: files that no record names.  ``repair`` plans what can
+be done about damage, and does what can be done here.
 """

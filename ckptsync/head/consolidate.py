@@ -1,56 +1,182 @@
-"""Every checkpoint that is complete becomes one model, consolidated; what is damaged is made again."""
+"""Merge a checkpoint into its consolidated model; repair or complete that model later.
+
+A model record is written after every file that it names.
+
+Killed at any moment and called again, the same bytes and the same model record come of it: they are
+a function of what heads have agreed on before the first byte (`agreement`).  So two heads at once,
+whatever their options, write the same bytes under the same names.  Nothing that a model record
+names is ever written over, but for damaged bytes by the right ones.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache, partial
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 
-from ckptsync.catalogue.fresh import Fresh, fresh, fresh_checkpoints
-from ckptsync.errors import CkptsyncError
-from ckptsync.head import deciding, sealing
-from ckptsync.head.agreeing import CONFIG_FROM, Origin
-from ckptsync.head.deciding import Task
-from ckptsync.head.errands import ANY_RUN, FINAL
-from ckptsync.head.sealing import Elsewhere, Made, Making
-from ckptsync.merge.consolidate import Progress
-from ckptsync.merge.copying import Work
-from ckptsync.merge.output import is_beside
-from ckptsync.merge.plan import Options
-from ckptsync.model import Files
-from ckptsync.records.model_record import is_same_model
-from ckptsync.records.state import Snapshot
-from ckptsync.stores import tree
-from ckptsync.stores.contract import Store
+from ckptsync.catalogue.uncached import StoreState, read_checkpoints, read_state
+from ckptsync.digest import digest
+from ckptsync.errors import CkptsyncError, Corrupt, Exists, Incomplete
+from ckptsync.head.agreement import (
+    AGAIN,
+    CONFIG_FROM,
+    NamedFiles,
+    Origin,
+    agree,
+    check_holds,
+    code_from,
+    delete_unbound,
+    files_from,
+)
+from ckptsync.head.checked_files import CheckedFiles, source_files
+from ckptsync.head.schedule import ANY_RUN, FINAL, todo_for
+from ckptsync.layouts.file_names import is_beside_weights
+from ckptsync.merge import model_files
+from ckptsync.merge.engine import Chunk, Destination, Progress, Write, write_model
+from ckptsync.merge.plan import FORMAT, MergeOptions, Work, check_dtype
+from ckptsync.merge.prepare import prepare, prepare_beside
+from ckptsync.merge.ray import RayEngine, Reach
+from ckptsync.records.io import encode, next_number, record_name
+from ckptsync.records.locations import LocationState
+from ckptsync.records.manifest import FileEntry
+from ckptsync.records.model_record import ModelFile, ModelRecord, is_same_model
+from ckptsync.records.names import checkpoint_of, consolidated_prefix
+from ckptsync.stores.contract import UNKNOWN, About, Store, read_all
+from ckptsync.stores.file_trees import StoreFiles, TopFiles
+from ckptsync.stores.limits import Limits
+from ckptsync.stores.opening import open_store
+from ckptsync.stores.prefetch import fetched
+from ckptsync.stores.stream import create_same, is_stored, verified
+from ckptsync.tensors import Files
+
+_CONFIGURATIONS = frozenset({"config.json", "adapter_config.json"})
+"""They decide which tensors are written: which names are tied, what is saved with an adapter."""
+_DECIDED_BY = "ties_by"
+"""The option of a model record that names the configuration that decided; empty if none did."""
+
+
+@dataclass(frozen=True, slots=True)
+class RayCluster:
+    """The Ray cluster at ``address``, whose every node reaches the store at ``url``.
+
+    A path must lead to the same directory on each.
+    """
+
+    address: str
+    url: str
+    options: Mapping[str, object] = field(default_factory=dict, repr=False)
+    limits: Limits = field(default_factory=Limits)
+
+    def engine(self, seen: LocationState, prefix: str, abouts: Mapping[str, About]) -> RayEngine:
+        """Return the engine of a location's model, which is written below ``prefix``."""
+        plain = replace(self, limits=replace(self.limits, pace=Limits().pace))  # one process's own
+        there = seen.present()
+        entries = {path: seen.files[path][0].entry for path in there}
+        files = partial(_open_files, plain, there, entries)
+        return RayEngine(
+            self.address,
+            Reach(files, partial(_open_write, plain, prefix, dict(abouts)), (InTheWay,)),
+        )
+
+
+def _open_files(
+    cluster: RayCluster, there: Mapping[str, tuple[str, int]], entries: Mapping[str, FileEntry]
+) -> Files:
+    """Open a checkpoint's own files on a node of the cluster."""
+    store = open_store(cluster.url, cluster.options, cluster.limits)
+    return CheckedFiles(fetched(StoreFiles(store, there), store), entries)
+
+
+def _open_write(cluster: RayCluster, prefix: str, abouts: Mapping[str, About]) -> Write:
+    """Return what creates files of the model on a node of the cluster."""
+    return partial(
+        create_file, open_store(cluster.url, cluster.options, cluster.limits), prefix, abouts
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class HeadOptions:
-    """``config_from``: run (or ``*``) → local directory with the configuration and tokenizer of its base model.  ``engine``: where models are made."""
+    """``config_from``: run (or ``*``) → directory with configuration and tokenizer of its model.
 
-    merge: Options = field(default_factory=Options)
-    config_from: Mapping[str, str] = field(default_factory=dict)
-    engine: Elsewhere | None = None
-
-
-def one(
-    store: Store, run: str, location: str, options: HeadOptions, *, progress: Progress | None = None, work: Work | None = None
-) -> tuple[Made, ...]:
-    """Do what is due of a location as it is now; of all consolidated locations of a run, if ``location`` is empty, add what has come since.
-
-    Raises what `sealing` raises; of several locations the first error, after all were tried.
+    ``cluster``: where models are made, if not in this process.
     """
-    found = _around(store, run, location) if location else fresh(store, run)
-    configured = cache(tree.top_files)
-    making = Making(options.merge, progress, work, options.engine)
-    made: list[Made] = []
+
+    merge: MergeOptions = field(default_factory=MergeOptions)
+    config_from: Mapping[str, str] = field(default_factory=dict)
+    cluster: RayCluster | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenModel:
+    """``files`` (``size`` bytes) were written into the model whose record is ``model_record``."""
+
+    run: str
+    location: str
+    model_record: str
+    files: tuple[str, ...]
+    size: int
+    notes: tuple[str, ...] = ()
+
+
+class InTheWay(Exception):
+    """Raised when a different file, which no model record names, has the name of a model's file."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+
+def create_file(
+    store: Store, prefix: str, abouts: Mapping[str, About], name: str, chunks: Iterable[Chunk]
+) -> None:
+    """Create a file of the model, unless it has these bytes already.  Raises InTheWay."""
+    if not create_same(store, prefix + name, chunks, abouts.get(name, UNKNOWN)):
+        raise InTheWay(prefix + name)
+
+
+def consolidate_location(
+    store: Store,
+    run: str,
+    location: str,
+    options: HeadOptions,
+    *,
+    progress: Progress | None = None,
+    work: Work | None = None,
+) -> tuple[WrittenModel, ...]:
+    """Do what is due of a location as it is now; without ``location`` complete the run's models.
+
+    Raises Incomplete, Unsupported, Corrupt or StoreError; of several locations the first error,
+    after all were tried.
+    """
+    if location:
+        names = [checkpoint_of(location), FINAL]
+        found = read_checkpoints(store, run, names)
+        lent = {
+            checkpoint_of(name)
+            for s in found.readable
+            if s.location == location
+            for name in _lenders(s)
+        }
+        if lent.difference(names):
+            found = read_checkpoints(store, run, [*names, *lent])
+    else:
+        found = read_state(store, run)
+    builder = ModelBuilder(store, options, found, progress, work)
+    made: list[WrittenModel] = []
     errors: list[CkptsyncError] = []
-    for snapshot in found.readable:
-        task = deciding.task(snapshot)
-        if snapshot.location != location and (location or task.deed != "complete"):
+    for seen in found.readable:
+        summary = found.summary_of(seen)
+        todo = todo_for(summary)
+        if seen.location != location and (location or todo != "complete"):
             continue
+        done: WrittenModel | None = None
         try:
-            done = _done(store, snapshot, task, partial(_origins, store, snapshot, options, found, configured), making)
+            if todo == "merge":
+                done = builder.merge(seen)
+            elif todo == "repair":
+                done = builder.repair(seen, summary.suspects) or builder.complete(seen)
+            elif todo == "complete":
+                done = builder.complete(seen)
         except CkptsyncError as e:
             errors.append(e)
         else:
@@ -60,49 +186,271 @@ def one(
     return tuple(made)
 
 
-def _around(store: Store, run: str, location: str) -> Fresh:
-    """Return what is known of a location, and of those that may have lent it a configuration."""
-    names = [location.partition("~")[0], FINAL]
-    found = fresh_checkpoints(store, run, names)
-    lent = {name.partition("~")[0] for s in found.readable if s.location == location for name in _lenders(s)}
-    return fresh_checkpoints(store, run, [*names, *lent]) if lent.difference(names) else found
+class ModelBuilder:
+    """Merges, repairs and completes models of a run's checkpoints.
+
+    ``found``: the run's locations; others than the one at work may supply configuration.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        options: HeadOptions,
+        found: StoreState,
+        progress: Progress | None,
+        work: Work | None,
+    ) -> None:
+        self._store, self._options, self._found = store, options, found
+        self._progress, self._work = progress, work
+        self._directories: dict[str, Files] = {}
+
+    def merge(self, seen: LocationState) -> WrittenModel:
+        """Merge a checkpoint as heads agree; the model record is written last."""
+        store = self._store
+        merge = agree(store, seen, self._options.merge, self._origins(seen))
+        agreed, job, source = merge.agreement, merge.job, merge.location
+        files = source_files(store, source)
+        given = {f.path for f in agreed.given}
+        left = replace(job, beside=tuple(b for b in job.beside if b[0] not in given))
+        prefix = consolidated_prefix(source.run, source.location)
+        # What each file of weights is made of: so a head that was killed goes on with an upload.
+        made_of = [
+            *(k.name for k in source.manifests),
+            repr(agreed.options),
+            job.source,
+            str(FORMAT),
+        ]
+        origin = digest("\n".join(made_of).encode())
+        abouts = {
+            plan.name: About(plan.size, f"model record {origin} {plan.name}") for plan in job.plans
+        }
+        cluster = self._options.cluster
+        engine = cluster.engine(source, prefix, abouts) if cluster else None
+        merged = None
+        while merged is None:
+            destination = Destination(partial(create_file, store, prefix, abouts))
+            try:
+                merged = write_model(
+                    left, files, destination, self._progress, self._work, engine=engine
+                )
+            except InTheWay as e:
+                delete_unbound(store, seen, agreed, e.name)
+        record = ModelRecord(
+            run=source.run,
+            checkpoint=source.checkpoint,
+            location=source.location,
+            n=agreed.n,
+            manifests=agreed.manifests,
+            options={
+                "dtype": agreed.dtype,
+                "max_shard_size": str(agreed.max_shard_size),
+                "source": job.source,
+                "allow_code": str(agreed.allow_code).lower(),
+                "config": agreed.config,
+                _DECIDED_BY: next((name for name, _ in job.beside if name in _CONFIGURATIONS), ""),
+                "format": str(FORMAT),
+            },
+            files=(*merged.files, *agreed.given),
+            tensors=merged.tensors,
+            left_out=agreed.left_out,
+        )
+        check_holds(store, agreed, source)
+        for file in agreed.given:
+            if not is_stored(store, prefix + file.path, file.size, file.digest):
+                raise Incomplete(
+                    f"{prefix}{file.path}: does not match the checksum in {agreed.name}", hint=AGAIN
+                )
+        return self._record(record, record.files, merged.notes)
+
+    def repair(self, seen: LocationState, suspects: Collection[str]) -> WrittenModel | None:
+        """Write those of ``suspects`` again that lack the recorded bytes; None if all are well.
+
+        The options are the model record's, whatever this head's are.  Raises Corrupt, with nothing
+        written under that name, if the sources no longer give the recorded bytes.
+        """
+        store, record = self._store, _model_record(seen)
+        prefix = consolidated_prefix(seen.run, seen.location)
+
+        def is_bad(file: ModelFile) -> bool:
+            return not is_stored(store, prefix + file.path, file.size, file.digest)
+
+        bad = {f.path: f for f in record.files if f.path in suspects and is_bad(f)}
+        if not bad:
+            return None
+        files, options = source_files(store, seen), _options_of(record)
+        origins = self._origins(seen)
+        # Its own configuration, as far as it is well: another head may have had another at hand.
+        well = [
+            f
+            for f in record.files
+            if is_beside_weights(f.path) and f.path not in bad and not is_bad(f)
+        ]
+        own = StoreFiles(store, {f.path: (prefix + f.path, f.size) for f in well})
+        job = prepare(
+            files, options, [own, *(o.files for o in origins)], code_from=code_from(origins)
+        )
+        if not record.options.get(_DECIDED_BY):
+            # The model was merged without a configuration, which has come since (`complete`): plan
+            # its weights without it again, else tied tensors would be left out now.
+            plain = NamedFiles(files, files.sizes().keys() - _CONFIGURATIONS)
+            job = replace(job, plans=prepare(plain, options).plans)
+        done: set[str] = set()
+
+        def write(name: str, chunks: Iterable[Chunk]) -> None:
+            if name in bad and name not in done:
+                changed = Corrupt(
+                    f"{name}: the rebuilt file does not match its model record",
+                    hint=(
+                        "the configuration or the version of ckptsync has changed since the first"
+                        " merge"
+                    ),
+                )
+                store.write(prefix + name, verified(chunks, name, bad[name].digest, changed))
+                done.add(name)
+
+        for name in sorted(bad):
+            if name.endswith(".index.json"):  # it names all files, also those that are well
+                write(name, [model_files.index(job.plans)])
+        plans = tuple(plan for plan in job.plans if plan.name in bad)
+        left = replace(job, plans=plans, beside=tuple(b for b in job.beside if b[0] in bad))
+        write_model(left, files, Destination(write), self._progress, self._work)
+        if lost := sorted(bad.keys() - done):
+            raise Incomplete(
+                f"{prefix}{lost[0]}: cannot be rebuilt, no source has this file any more",
+                hint=(
+                    "the configuration directory or checkpoint that it was copied from has"
+                    " changed or is gone"
+                ),
+            )
+        size = sum(f.size for f in bad.values())
+        return WrittenModel(
+            seen.run, seen.location, seen.model_record_name, tuple(sorted(bad)), size
+        )
+
+    def complete(self, seen: LocationState) -> WrittenModel | None:
+        """Add configuration that came later, under a further model record; None if there is none.
+
+        Weights stay as they were merged.  Raises Incomplete where other bytes are stored under such
+        a name.
+        """
+        store, record, origins = self._store, _model_record(seen), self._origins(seen)
+        bound = {f.path for f in record.files}
+        is_adapter = any(f.path.startswith("adapter_model") for f in record.files)
+        there = [seen.present(), *(o.files.sizes() for o in origins)]
+        beside = {n for sizes in there for n in model_files.beside(sizes, adapter=is_adapter)}
+        if not beside - bound:
+            return None
+        files, options = source_files(store, seen), _options_of(record)
+        sources = [o.files for o in origins]
+        if is_adapter:
+            job = prepare(files, options, sources, code_from=code_from(origins))
+        else:
+            job = prepare_beside(
+                files, options, sources, [t.dtype for t in record.tensors], code_from(origins)
+            )
+        job = replace(job, beside=tuple(b for b in job.beside if b[0] not in bound))
+        if not job.beside:
+            return None
+        prefix = consolidated_prefix(seen.run, seen.location)
+        added: list[ModelFile] = []
+        for name, _ in job.beside:
+            data = job.content(name)
+            if not create_same(store, prefix + name, [data]):  # other bytes may be anyone's
+                raise Incomplete(
+                    f"{prefix}{name}: exists with different content, and no model record names it",
+                    hint=(
+                        "another head may be about to write that record: try again; if no other"
+                        " head runs, delete the file"
+                    ),
+                )
+            added.append(ModelFile(name, len(data), digest(data)))
+        origin = " ".join(f"{name}={origin.name}" for name, origin in files_from(job, origins))
+        further = replace(
+            record,
+            n=next_number(seen.records.model_records, seen.location, "model"),
+            manifests=tuple(k.name for k in seen.manifests),
+            options={
+                **record.options,
+                "config": " ".join(filter(None, (record.options.get("config", ""), origin))),
+            },
+            files=(*record.files, *added),
+            left_out=tuple(sorted({*record.left_out, *job.left_out} - {f.path for f in added})),
+        )
+        return self._record(further, added, ())
+
+    def _record(
+        self, record: ModelRecord, written: Sequence[ModelFile], notes: tuple[str, ...]
+    ) -> WrittenModel:
+        """Write a model record, unless another head, or this one before a kill, has written it."""
+        data = encode(record)
+        name = record_name(record, data)
+        try:
+            self._store.create(name, [data])
+        except Exists:
+            if read_all(self._store, name) != data:
+                self._store.write(name, [data])  # damaged: its name has the digest of these bytes
+        return WrittenModel(
+            record.run,
+            record.location,
+            name,
+            tuple(f.path for f in written),
+            sum(f.size for f in written),
+            notes,
+        )
+
+    def _origins(self, seen: LocationState) -> list[Origin]:
+        """Return where files beside a model may come from, after the checkpoint itself.
+
+        The run's final model; the operator's directory; the newest other checkpoint of the run that
+        has a configuration, and whose model has the very same tensors.
+        """
+        there = [
+            s
+            for s in self._found.readable
+            if s.run == seen.run and s.status not in ("CONFLICT", "RETIRED")
+        ]
+        there.sort(key=lambda s: (max(k.manifest.ended for k in s.manifests), s.location))
+        newest = [s for s in there if s.checkpoint == FINAL][-1:]
+        origins = [
+            Origin(FINAL, source_files(self._store, s))
+            for s in newest
+            if s.location != seen.location
+        ]
+        config_from = self._options.config_from
+        if directory := config_from.get(seen.run) or config_from.get(ANY_RUN):
+            if directory not in self._directories:
+                self._directories[directory] = TopFiles(directory, follows_links=True)
+            origins.append(Origin(CONFIG_FROM, self._directories[directory]))
+        lenders, own = _lenders(seen), seen.model_record
+        others = [s for s in there if s.checkpoint != FINAL and s.location != seen.location]
+        others.sort(key=lambda s: s.location in lenders)
+        for other in reversed(others) if own else ():
+            has_files = other.model_record and any(map(is_beside_weights, other.present()))
+            if own and has_files and other.model_record and is_same_model(own, other.model_record):
+                return [*origins, Origin(other.location, source_files(self._store, other))]
+        return origins
 
 
-def _lenders(snapshot: Snapshot) -> set[str]:
+def _lenders(seen: LocationState) -> set[str]:
     """Return the locations that its model record says that files came from."""
-    told = snapshot.model_record.options.get("config", "") if snapshot.model_record else ""
-    return {origin for _, _, origin in (word.partition("=") for word in told.split())} - {FINAL, CONFIG_FROM}
+    config = seen.model_record.options.get("config", "") if seen.model_record else ""
+    return {origin for _, _, origin in (word.partition("=") for word in config.split())} - {
+        FINAL,
+        CONFIG_FROM,
+    }
 
 
-def _done(store: Store, snapshot: Snapshot, task: Task, look: Callable[[], Sequence[Origin]], making: Making) -> Made | None:
-    if task.deed == "consolidate":
-        return sealing.consolidate(store, snapshot, making, look())
-    if task.deed == "complete":
-        return sealing.complete(store, snapshot, look())
-    return sealing.mend(store, snapshot, task.files, look(), making) if task.deed == "mend" else None
+def _model_record(seen: LocationState) -> ModelRecord:
+    assert seen.model_record is not None
+    return seen.model_record
 
 
-def _origins(
-    store: Store, snapshot: Snapshot, options: HeadOptions, catalogue: Fresh, configured: Callable[[str], Files]
-) -> Sequence[Origin]:
-    """Where files beside a model may come from, after the checkpoint itself: the final model, what the operator gave, another checkpoint."""
-    finals = [
-        s for s in catalogue.readable if (s.run, s.checkpoint) == (snapshot.run, FINAL) and s.status not in ("CONFLICT", "RETIRED")
-    ]
-    newest = sorted(finals, key=lambda s: (max(k.manifest.ended for k in s.manifests), s.location))[-1:]
-    found = [Origin(FINAL, sealing.source_files(store, s)) for s in newest if s.location != snapshot.location]
-    directory = options.config_from.get(snapshot.run) or options.config_from.get(ANY_RUN)
-    given = [Origin(CONFIG_FROM, configured(directory))] if directory else []
-    return [*found, *given, *_alike(store, snapshot, catalogue)]
-
-
-def _alike(store: Store, snapshot: Snapshot, catalogue: Fresh) -> list[Origin]:
-    """The newest other checkpoint of the run that has a configuration, and whose model has the very same tensors."""
-    model_record, lent = snapshot.model_record, _lenders(snapshot)
-    if model_record is None:
-        return []
-    others = (s for s in catalogue.readable if s.run == snapshot.run and s.checkpoint != FINAL and s.location != snapshot.location)
-    able = [s for s in others if s.status not in ("CONFLICT", "RETIRED") and s.model_record and any(map(is_beside, s.present()))]
-    able.sort(key=lambda s: (s.location in lent, max(k.manifest.ended for k in s.manifests), s.location))
-    found = next((s for s in reversed(able) if s.model_record and is_same_model(model_record, s.model_record)), None)
-    return [Origin(found.location, sealing.source_files(store, found))] if found else []
+def _options_of(record: ModelRecord) -> MergeOptions:
+    is_allowed = record.options.get("allow_code") == "true"
+    try:
+        dtype, size = check_dtype(record.options["dtype"]), int(record.options["max_shard_size"])
+        return MergeOptions(dtype, size, record.options["source"], is_allowed)
+    except (KeyError, ValueError) as e:
+        raise Corrupt(
+            f"{record.run}/{record.location}: its model record has no usable options: {e}"
+        ) from e

@@ -1,74 +1,57 @@
-"""Retention, as a tick: decide for every run, mark what is to go, take back what is kept after all, remove what has been marked for long enough.
+"""Retention over a store: decide, mark what no rule keeps, withdraw or remove what is marked.
 
-Killed anywhere and called again, it goes on.  Two at once do what one would.
+Killed at any moment and called again, it continues.  Two at once do what one would.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
-from ckptsync.catalogue.reading import Cache, read
-from ckptsync.catalogue.summary import Catalogue, Summary
-from ckptsync.errors import CkptsyncError
-from ckptsync.head import metrics, tombs
-from ckptsync.head.clearing import Told, check_alone
-from ckptsync.head.marking import Step, steps
-from ckptsync.head.metrics import Measured
-from ckptsync.head.removing import Removal, Road, nobody, remove, take_back
-from ckptsync.head.retaining import Decision, Evidence, decide, doubtful
+from ckptsync.catalogue.cached import Cache, read_catalogue
+from ckptsync.catalogue.location_summary import Summary
+from ckptsync.digest import digest
+from ckptsync.errors import CkptsyncError, Corrupt, NotFound, StoreError
+from ckptsync.head.removal import Removal, RemovalOutcome, check_alone, store_now, write_tombstone
+from ckptsync.head.retention import RetentionDecision, RunEvidence, decide, unreadable_checkpoints
 from ckptsync.head.rules import Rules
-from ckptsync.head.tombs import Grave
-from ckptsync.stores.contract import Store
+from ckptsync.plain_json import parse
+from ckptsync.records.io import read_record
+from ckptsync.records.locations import record_names
+from ckptsync.records.manifest import Manifest
+from ckptsync.records.names import records_prefix
+from ckptsync.records.save_groups import locate
+from ckptsync.records.tombstone_keep_join import Tombstone
+from ckptsync.stores.contract import Store, read_all
 
-Outcome = Literal["marked", "removed", "taken back", "waits", "gone", "marked again"]
+TRAINER_STATE = "trainer_state.json"
+_STATE_LIMIT = 256 << 20
+_MOST = 200  # names of metrics that are kept of one checkpoint
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What an operator wants: ``rules`` by a run's name, ``grace`` in seconds; ``run``: of that one only."""
+class RetentionRequest:
+    """``rules`` by a run's name; ``grace`` in seconds; ``run``: of that one only."""
 
     rules: Callable[[str], Rules]
     grace: float = 86400.0
     run: str = ""
 
 
-@dataclass(slots=True)
-class Memory:
-    """What may be forgotten at any time: it saves reading again."""
-
-    cache: Cache = field(default_factory=Cache)
-    measured: Measured = field(default_factory=Measured)
-
-
 @dataclass(frozen=True, slots=True)
-class Planned:
-    """One location: what becomes of it, and what is due now; files and bytes of what would go."""
+class PlannedRemoval:
+    """One location, and what becomes of it; files and bytes of what would be deleted."""
 
-    decision: Decision
-    step: Step
+    decision: RetentionDecision
     seen: Summary
     files: int
     size: int
 
 
 @dataclass(frozen=True, slots=True)
-class Deed:
-    """What was done about a location; ``reason`` of it, or of its waiting."""
-
-    run: str
-    location: str
-    outcome: Outcome
-    scope: str
-    reason: str
-    files: int = 0
-    size: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """A location, or a whole run (``location`` is empty), that it could not be done for."""
+class FailedLocation:
+    """The error of a location, or of a whole run (``location`` is empty)."""
 
     run: str
     location: str
@@ -76,108 +59,196 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Swept:
-    """``planned``: what the tick began with, of all locations; ``done``: what it did."""
+class RetentionResult:
+    """``planned``: what was decided of all locations; ``done``: what was done about some."""
 
-    planned: tuple[Planned, ...] = ()
-    done: tuple[Deed, ...] = ()
-    failed: tuple[Failed, ...] = ()
-
-
-def plan(store: Store, asked: Asked, now: float, memory: Memory | None = None) -> Swept:
-    """What is due, with nothing written.  ``now``: seconds on the store's clock.  Raises StoreError if the store cannot be listed."""
-    memory = memory or Memory()
-    catalogue = read(store, memory.cache, asked.run)
-    planned: list[Planned] = []
-    failed: list[Failed] = []
-    for run, locations in _runs(catalogue, asked).items():
-        try:
-            rules = asked.rules(run)
-            decisions = decide(locations, rules, _evidence(store, locations, catalogue, rules, memory), now)
-            planned += _planned(decisions, locations, rules, asked.grace, now)
-        except CkptsyncError as e:  # noqa: PERF203 - a run costs round trips
-            failed.append(Failed(run, "", e))
-    return Swept(tuple(planned), (), tuple(failed))
+    planned: tuple[PlannedRemoval, ...] = ()
+    done: tuple[RemovalOutcome, ...] = ()
+    failed: tuple[FailedLocation, ...] = ()
 
 
-def endless() -> bool:
-    """There is time for all of it."""
-    return False
+def plan_retention(
+    store: Store, request: RetentionRequest, now: float, cache: Cache | None = None
+) -> RetentionResult:
+    """Return what is due; write nothing.  ``now``: seconds on the store's clock.
 
-
-def tick(
-    store: Store, asked: Asked, memory: Memory | None = None, told: Told = nobody, is_over: Callable[[], bool] = endless
-) -> Swept:
-    """Do what is due.  One location's failure stops no other.  Raises StoreError as `plan` does.
-
-    ``told`` hears of the bytes of each file that is gone.  ``is_over`` is asked after each location: then the rest is left to the next tick.
+    Raises StoreError if it cannot be listed.
     """
-    memory = memory or Memory()
-    now = tombs.store_now(store)
-    found = plan(store, asked, now, memory)
-    done: list[Deed] = []
-    failed = list(found.failed)
-    for one in found.planned:
+    return _planned(store, request, now, cache, TrainerMetrics(store))
+
+
+def apply_retention(
+    store: Store,
+    request: RetentionRequest,
+    cache: Cache | None = None,
+    progress: Callable[[int], object] = lambda _: None,
+    is_over: Callable[[], bool] = lambda: False,
+) -> RetentionResult:
+    """Do what is due.  One location's failure stops no other.
+
+    Raises StoreError as `plan_retention` does.
+
+    ``progress`` takes the bytes of each deleted file.  If ``is_over`` after a location, the rest is
+    left to the next time.
+    """
+    cache = cache or Cache()
+    metrics, removal = TrainerMetrics(store), Removal(store, cache, progress)
+    plan = _planned(store, request, store_now(store), cache, metrics)
+    done: list[RemovalOutcome] = []
+    failed = list(plan.failed)
+    for one in plan.planned:
+        decision = one.decision
         try:
-            done += _done(store, one, memory, Road(memory.cache, told))
+            if decision.action == "mark":
+                done.append(_mark(store, one, metrics))
+            elif decision.action == "withdraw":
+                done.append(
+                    removal.withdraw(
+                        decision.run, decision.location, decision.scope, decision.reason
+                    )
+                )
+            elif decision.action == "remove":
+                done.append(removal.remove(decision))
         except CkptsyncError as e:
-            failed.append(Failed(one.step.run, one.step.location, e))
+            failed.append(FailedLocation(decision.run, decision.location, e))
         if (done or failed) and is_over():
             break
-    return Swept(found.planned, tuple(done), tuple(failed))
-
-
-def _runs(catalogue: Catalogue, asked: Asked) -> dict[str, list[Summary]]:
-    """Where nothing is asked for, another head's rules are not ours to undo: only what is half removed is finished."""
-    found: dict[str, list[Summary]] = {}
-    for seen in catalogue.summaries:
-        if asked.rules(seen.run) != Rules() or (seen.begun and not seen.done):
-            found.setdefault(seen.run, []).append(seen)
-    return found
-
-
-def _evidence(store: Store, locations: Sequence[Summary], catalogue: Catalogue, rules: Rules, memory: Memory) -> Evidence:
-    best = rules.keep_best
-    known = metrics.of_locations(store, locations, best.metric, memory.measured) if best else {}
-    return Evidence(known, doubtful(catalogue.faults, locations[0].run))
+    return RetentionResult(plan.planned, tuple(done), tuple(failed))
 
 
 def _planned(
-    decisions: Sequence[Decision], locations: Sequence[Summary], rules: Rules, grace: float, now: float
-) -> Iterable[Planned]:
-    by_name = {s.location: s for s in locations}
-    for decision, step in zip(decisions, steps(decisions, by_name, grace, now), strict=True):
-        seen = by_name[decision.location]
-        yield Planned(decision, replace(step, is_last_too=rules.shards == 0), seen, *_going(seen, step))
+    store: Store,
+    request: RetentionRequest,
+    now: float,
+    cache: Cache | None,
+    metrics: TrainerMetrics,
+) -> RetentionResult:
+    catalogue = read_catalogue(store, cache, request.run)
+    runs: dict[str, list[Summary]] = {}
+    for seen in catalogue.summaries:
+        # Without a rule another head's marks stay: only a removal that has begun is finished.
+        if request.rules(seen.run) != Rules() or (seen.begun and not seen.done):
+            runs.setdefault(seen.run, []).append(seen)
+    planned: list[PlannedRemoval] = []
+    failed: list[FailedLocation] = []
+    for run, locations in runs.items():
+        try:
+            rules = request.rules(run)
+            best = metrics.values(locations, rules.keep_best.metric) if rules.keep_best else {}
+            evidence = RunEvidence(best, unreadable_checkpoints(catalogue.faults, run))
+            by_name = {s.location: s for s in locations}
+            decisions = decide(locations, rules, evidence, now, request.grace)
+            planned += [_sized(decision, by_name[decision.location]) for decision in decisions]
+        except CkptsyncError as e:  # noqa: PERF203 - a run costs round trips
+            failed.append(FailedLocation(run, "", e))
+    return RetentionResult(tuple(planned), (), tuple(failed))
 
 
-def _going(seen: Summary, step: Step) -> tuple[int, int]:
-    if step.deed in ("nothing", "take-back"):
-        return 0, 0
-    own = (0, 0) if seen.let_go and seen.done else (seen.files, seen.size)
-    return own if step.scope == "shards" else (own[0] + seen.model_files, own[1] + seen.model_size)
+def _sized(decision: RetentionDecision, seen: Summary) -> PlannedRemoval:
+    if decision.action in ("nothing", "withdraw"):
+        return PlannedRemoval(decision, seen, 0, 0)
+    files, size = (0, 0) if seen.shards_retired and seen.done else (seen.files, seen.size)
+    if decision.scope == "shards":
+        return PlannedRemoval(decision, seen, files, size)
+    return PlannedRemoval(decision, seen, files + seen.model_files, size + seen.model_size)
 
 
-def _done(store: Store, one: Planned, memory: Memory, road: Road) -> Iterable[Deed]:
-    step = one.step
-    if step.deed in ("nothing", "wait"):
-        return
-    if step.deed == "mark":
-        yield _marked(store, one, memory)
-        return
-    yield _deed(step, take_back(store, step, road) if step.deed == "take-back" else remove(store, step, road))
+def _mark(store: Store, one: PlannedRemoval, metrics: TrainerMetrics) -> RemovalOutcome:
+    """Mark a location, or its shards.
+
+    Of shards the tombstone says what the trainer measured, so that the best are still known.
+    """
+    decision = one.decision
+    check_alone(store, decision.run, decision.location)
+    manifests = read_manifests(store, one.seen.manifests)
+    measured = (metrics.of(one.seen) or {}) if decision.scope == "shards" else {}
+    write_tombstone(
+        store, manifests, decision.scope, "marked", reason=decision.reason, metrics=measured
+    )
+    return RemovalOutcome(
+        decision.run,
+        decision.location,
+        "marked",
+        decision.scope,
+        decision.reason,
+        one.files,
+        one.size,
+    )
 
 
-def _marked(store: Store, one: Planned, memory: Memory) -> Deed:
-    step = one.step
-    check_alone(store, step.run, step.location)
-    seen = one.seen
-    manifests = {name: metrics.read_manifests(store, [name])[0] for name in seen.manifests}
-    measured = (metrics.of_location(store, seen, memory.measured) or {}) if step.scope == "shards" else {}
-    tombs.write(store, Grave(manifests, step.scope, step.reason, measured), "said")
-    return Deed(step.run, step.location, "marked", step.scope, step.reason, one.files, one.size)
+def read_manifests(store: Store, names: Iterable[str]) -> dict[str, Manifest]:
+    """Return manifests by name.  Raises Corrupt, Unsupported, NotFound, StoreError."""
+    records = {name: read_record(store, parsed) for name, parsed in record_names(names).items()}
+    return {name: r for name, r in records.items() if isinstance(r, Manifest)}
 
 
-def _deed(step: Step, found: Removal) -> Deed:
-    reason = found.reason or step.reason
-    return Deed(step.run, step.location, found.outcome, step.scope, reason, found.cleared.files, found.cleared.size)
+class TrainerMetrics:
+    """What trainers measured of checkpoints, by their `trainer_state.json`; each is read once."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._known: dict[tuple[str, str], Mapping[str, float] | None] = {}
+
+    def values(self, locations: list[Summary], metric: str) -> dict[str, float | None]:
+        """Return location → value; None if it cannot be read, no entry if it was not measured."""
+        found: dict[str, float | None] = {}
+        for seen in locations:
+            measured = self.of(seen)
+            if measured is None or metric in measured:
+                found[seen.location] = measured[metric] if measured else None
+        return found
+
+    def of(self, seen: Summary) -> Mapping[str, float] | None:
+        """Return all that is known of a location; None if it is damaged, or gone.
+
+        Raises StoreError if the store does not answer.
+        """
+        key = (seen.run, seen.location)
+        if key not in self._known:
+            try:
+                self._known[key] = (
+                    self._of_tombstone(seen) if seen.shards_retired else self._of_state(seen)
+                )
+            except CkptsyncError as e:
+                if isinstance(e, StoreError) and not isinstance(e, NotFound):
+                    raise
+                self._known[key] = None
+        return self._known[key]
+
+    def _of_state(self, seen: Summary) -> Mapping[str, float]:
+        found = locate(read_manifests(self._store, seen.manifests).values()).get(TRAINER_STATE)
+        if not found:
+            return {}
+        data = read_all(self._store, found[0].name, _STATE_LIMIT)
+        if digest(data) != found[0].entry.digest:
+            raise Corrupt(f"{found[0].name}: not the bytes that its node sent")
+        return parse_metrics(data, seen.step)
+
+    def _of_tombstone(self, seen: Summary) -> Mapping[str, float]:
+        listed = record_names(
+            e.name for e in self._store.names(records_prefix(seen.run, seen.location))
+        ).values()
+        stones = [
+            read_record(self._store, parsed) for parsed in listed if parsed.kind == "tombstone"
+        ]
+        newest = sorted((t for t in stones if isinstance(t, Tombstone)), key=lambda t: -t.n)
+        return next((t.metrics for t in newest if t.scope == "shards" and t.metrics), {})
+
+
+def parse_metrics(data: bytes, step: int | None) -> dict[str, float]:
+    """Return the last finite value of every metric that was logged up to ``step``.  Raises Corrupt.
+
+    transformers (trainer_callback.py, TrainerState) logs in ``log_history``, in the order of time:
+    a mapping with ``step`` and what was measured.
+    """
+    found: dict[str, float] = {}
+    try:
+        for entry in parse(data, TRAINER_STATE)["log_history"]:
+            if step is None or entry.get("step", 0) <= step:
+                values = (
+                    (str(k), float(v)) for k, v in entry.items() if isinstance(v, int | float)
+                )
+                found.update((name, value) for name, value in values if math.isfinite(value))
+    except (KeyError, TypeError, AttributeError, OverflowError) as e:
+        raise Corrupt(f"{TRAINER_STATE}: no history of a trainer's: {e}") from e
+    return dict(sorted(found.items())[:_MOST])

@@ -1,4 +1,7 @@
-"""What an operator wants kept.  Durations are seconds, sizes are bytes; 0, and ``None``, say nothing."""
+"""The retention rules that an operator gives.
+
+A module by itself: the configuration needs it, and no more of the head.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The ``count`` checkpoints of the best ``metric`` in ``trainer_state.json``: the least, or the greatest."""
+    """The ``count`` checkpoints of the least, or greatest, ``metric`` in ``trainer_state.json``."""
 
     metric: str
     count: int
@@ -16,7 +19,11 @@ class Best:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """For one run.  ``keep_every``: steps that are a multiple of it.  ``shards``: of all but so many newest they go while the model stays; ``None``: they stay."""
+    """Rules of one run.  Durations are seconds, sizes are bytes; 0, and None, set no rule.
+
+    ``keep_every``: keeps steps that are a multiple of it.  ``shards``: the trainer's own files of
+    all but so many newest checkpoints are deleted while the model stays.
+    """
 
     keep_last: int = 0
     keep_every: int = 0

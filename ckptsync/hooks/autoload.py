@@ -3,11 +3,14 @@
     ckptsync hook install
     CKPTSYNC_AUTOLOAD=1 llamafactory-cli train x.yaml
 
-Beside the packages then lies ``ckptsync-autoload.pth``, one line that each Python of the environment reads when it starts, and so each process that torchrun or Ray
-starts.  With the variable set it calls `begin`, which waits until somebody imports ``transformers.trainer``, and then appends our callback to
-``DEFAULT_CALLBACKS`` in place: that list is concatenated in ``Trainer.__init__``, and other trainers (trl's) import the very same object.
+Beside the packages then lies ``ckptsync-autoload.pth``, one line that each Python of the
+environment reads when it starts, and so each process that torchrun or Ray starts.  With the
+variable set it calls `begin`, which waits until somebody imports ``transformers.trainer``, and then
+appends our callback to ``DEFAULT_CALLBACKS`` in place: that list is concatenated in
+``Trainer.__init__``, and other trainers (trl's) import the very same object.
 
-Until then nothing is imported but the standard library, and nothing that goes wrong here reaches the script.
+Until then nothing is imported but the standard library, and nothing that goes wrong here reaches
+the script.
 """
 
 from __future__ import annotations
@@ -21,18 +24,27 @@ VARIABLE = "CKPTSYNC_AUTOLOAD"
 _OFF = frozenset({"", "0", "n", "no", "false", "off"})
 _TRAINER = "transformers.trainer"
 _SILENT = {
-    "llamafactory.v1.launcher": "LLaMA-Factory's v1 tells no callback of the checkpoints it saves on the way; a worker goes by CHECKPOINT_COMPLETE"
+    "llamafactory.v1.launcher": (
+        "LLaMA-Factory v1 runs no callback for intermediate checkpoints; the worker goes by"
+        " CHECKPOINT_COMPLETE"
+    )
 }
 
 
 def begin() -> None:
-    """`install`, if the variable asks for it: anything but ``0``, ``no``, ``false``, ``off`` does."""
+    """Call `install`, if the variable asks for it.
+
+    Anything but ``0``, ``no``, ``false`` and ``off`` does, and nothing at all does not.
+    """
     if os.environ.get(VARIABLE, "").strip().lower() not in _OFF:
         install()
 
 
 def install() -> None:
-    """Every Trainer that this process makes from now on has the hook, once, however often this is called."""
+    """Give the hook to every Trainer that this process makes from now on.
+
+    A Trainer gets it once, however often this is called.
+    """
     trainer = sys.modules.get(_TRAINER)
     if trainer is not None:
         _append(trainer)
@@ -41,14 +53,20 @@ def install() -> None:
 
 
 class _Awaiting:
-    """Among the finders of modules: finds nothing itself, and calls ``then`` with ``transformers.trainer`` once that was run."""
+    """A finder of modules that finds nothing itself.
+
+    It calls ``then`` with ``transformers.trainer`` once that module has run.
+    """
 
     def __init__(self, then: Callable[[Any], None]) -> None:
         self._then = then
         self._asks = False
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """What the other finders find, with a loader that tells us; ``None`` for any other module."""
+        """What the other finders find, with a loader that tells us.
+
+        ``None`` for any other module.
+        """
         if name in _SILENT:
             _say(_SILENT[name])
         if name != _TRAINER or self._asks:
@@ -73,12 +91,14 @@ class _Awaiting:
         try:
             run = loader.exec_module
             loader.exec_module = exec_module
-        except AttributeError as e:  # not a loader of Python's own, and one that cannot be told anything
+        except (
+            AttributeError
+        ) as e:  # not a loader of Python's own, and one that cannot be told anything
             _say(f"{type(loader).__name__} loads it: {e}")
 
 
 def _found(but: _Awaiting, name: str, path: Any, target: Any) -> Any:
-    """As Python's import does it."""
+    """Find a module as Python's own import does."""
     for finder in sys.meta_path:
         find = getattr(finder, "find_spec", None)
         if finder is not but and find is not None:
@@ -90,10 +110,10 @@ def _found(but: _Awaiting, name: str, path: Any, target: Any) -> Any:
 
 def _append(trainer: Any) -> None:
     try:
-        from ckptsync.hooks.hf import Appended  # noqa: PLC0415  # it needs transformers
+        from ckptsync.hooks.hf import DefaultCallback  # noqa: PLC0415  # it needs transformers
 
-        if Appended not in trainer.DEFAULT_CALLBACKS:
-            trainer.DEFAULT_CALLBACKS.append(Appended)
+        if DefaultCallback not in trainer.DEFAULT_CALLBACKS:
+            trainer.DEFAULT_CALLBACKS.append(DefaultCallback)
     except Exception as e:  # noqa: BLE001  # whatever version of transformers this is: the script wanted to import it, and can
         _say(f"{type(e).__name__}: {e}")
 
@@ -101,4 +121,6 @@ def _append(trainer: Any) -> None:
 def _say(why: str) -> None:
     import logging  # noqa: PLC0415  # most processes of an environment train nothing
 
-    logging.getLogger("ckptsync.hook").warning("ckptsync: %s is set, but trainers cannot be given the hook: %s", VARIABLE, why)
+    logging.getLogger("ckptsync.hook").warning(
+        "ckptsync: %s is set, but the hook cannot be installed: %s", VARIABLE, why
+    )

@@ -1,14 +1,18 @@
-"""``CkptSyncRayCallback``: the hook on every worker of a Ray Train run, after a comparison of the nodes.
+"""``CkptSyncRayCallback``: compare the nodes of a Ray Train run, then give every worker the hook.
 
-It uses Ray's DeveloperAPI, ``ray.train.v2._internal.execution.callback``.  Ray calls callbacks of ``RunConfig`` that are no
-``UserCallback`` as its own (``data_parallel_trainer.py``), and those of ``RAY_TRAIN_CALLBACKS`` before its own.
-Read and tried in Ray 2.60.
+It uses Ray's DeveloperAPI, ``ray.train.v2._internal.execution.callback``.  Ray calls callbacks of
+``RunConfig`` that are no ``UserCallback`` as its own (``data_parallel_trainer.py``), and those of
+``RAY_TRAIN_CALLBACKS`` before its own. Read and tried in Ray 2.60.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import re
+import socket
+import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,72 +23,89 @@ from ray.train.v2._internal.execution import callback as _callback
 
 from ckptsync.doctor.checks import compare
 from ckptsync.errors import ConfigError
-from ckptsync.hooks import ray_worker
+from ckptsync.hooks import autoload
+from ckptsync.hooks.pin_checkpoint import COPY_THREAD
 from ckptsync.stores.urls import Remote, located
 
 _log = logging.getLogger("ckptsync.hook")
 _LEVELS = ("fail", "warn", "off")
+_ANSWER_WITHIN = 60.0  # seconds for a worker's facts: a driver, name service or mount may hang
+_COPY_WITHIN = 300.0  # seconds
 _FINISH_WITHIN = 3600.0  # seconds for all workers' `finish`, CKPTSYNC_WAIT included
-_ANSWER_WITHIN = 2 * ray_worker.ANSWER_WITHIN  # seconds: a worker gives up before
-_NAMES = ("ReplicaGroupCallback", "WorkerGroupCallback", "WorkerCallback")  # the first is not in every version
-_BASES = tuple(getattr(_callback, name) for name in _NAMES if hasattr(_callback, name))
+_PASSED_ON = ("CKPTSYNC_WAIT", "CKPTSYNC_RUN")
+_BASES = (_callback.WorkerGroupCallback, _callback.WorkerCallback)
 
 
 class CkptSyncRayCallback(*_BASES):  # type: ignore[misc,unused-ignore]  # Ray need not be installed where this is checked
     """The callback of one run.
 
-    ``store`` (or CKPTSYNC_STORE): a directory that every node sees, or a URL; an embedded worker on each node sends
-    to it.  Leave it out where workers are installed.  ``doctor`` (or CKPTSYNC_DOCTOR): ``fail`` stops a run on nodes
-    that do not fit together, ``warn`` only logs that, ``off`` does not look.
+    ``store`` (or CKPTSYNC_STORE): a directory that every node sees, or a URL; each Trainer's hook
+    starts an embedded worker that sends to it.  Leave it out where workers are installed.
+    ``doctor`` (or CKPTSYNC_DOCTOR): ``fail`` stops a run on nodes that do not fit together,
+    ``warn`` only logs that, ``off`` does not look.
     """
 
     def __init__(self, store: str = "", doctor: str = "") -> None:
-        self._store = _absolute(store or os.environ.get("CKPTSYNC_STORE", ""))
-        self._variables = worker_variables(os.environ) | ({"CKPTSYNC_STORE": self._store} if self._store else {})
+        store = _absolute(store or os.environ.get("CKPTSYNC_STORE", ""))
+        self._variables = worker_variables(os.environ) | (
+            {"CKPTSYNC_STORE": store} if store else {}
+        )
         self._doctor = doctor or os.environ.get("CKPTSYNC_DOCTOR", "") or "fail"
         if self._doctor not in _LEVELS:
             raise ConfigError(f"doctor={self._doctor!r}: not one of {', '.join(_LEVELS)}")
         self._has_ended = False
         if not is_v2_enabled():
-            hint = "RAY_TRAIN_V2_ENABLED=1 turns it on, as it is from Ray 2.51 on; or name ckptsync.hooks.ray.setup_worker as worker_process_setup_hook"
-            raise ConfigError("CkptSyncRayCallback: a callback of Ray Train v2, which is turned off here", hint=hint)
+            hint = (
+                "RAY_TRAIN_V2_ENABLED=1 turns it on, as it is from Ray 2.51 on; or name"
+                " ckptsync.hooks.ray.setup_worker as worker_process_setup_hook"
+            )
+            raise ConfigError(
+                "CkptSyncRayCallback: a callback of Ray Train v2, which is turned off here",
+                hint=hint,
+            )
 
     def before_init_train_context(self, workers: Sequence[Any]) -> dict[str, list[Any]]:
         """Compare the nodes, on the controller, before Ray sets anything up.  Raises ConfigError.
 
-        Ray's own callbacks come later: their process group would hang or fail where nodes do not fit together.
+        Ray's own callbacks come later: their process group would hang or fail where nodes do not
+        fit together.
         """
         if self._doctor != "off":
             self._compare(list(_probe_nodes(workers)))
         return {}
 
     def after_init_train_context(self) -> None:
-        """Give the Trainers of this worker the hook."""
-        ray_worker.prepare(self._variables)
+        """Give the Trainers of this worker the hook, and the driver's variables."""
+        try:
+            from ray import train  # noqa: PLC0415
 
-    def after_worker_group_start(self, worker_group: Any) -> None:
-        """Start an embedded worker on each node, before the training function."""
-        self._has_ended = False
-        self._serve(worker_group)
-
-    def after_replica_group_start(self, replica_group: Any) -> None:
-        """Start them where Ray replaced some workers and the others train on (torchft)."""
-        self._serve(replica_group)
+            experiment = train.get_context().get_experiment_name()
+        except Exception as e:  # noqa: BLE001  # training comes first: runs have their directories' names
+            _log.warning("ckptsync: no name of the Ray run: %s: %s", type(e).__name__, e)
+            experiment = ""
+        prepare(self._variables, experiment)
 
     def after_worker_group_poll_status(self, worker_group_status: Any) -> None:
         """Note whether every rank's training function has returned."""
         self._has_ended = bool(worker_group_status.finished) and not worker_group_status.errors
 
     def before_worker_group_shutdown(self, worker_group: Any) -> None:
-        """Finish the hooks' work where the training has ended well: Ray's workers run no exit functions."""
-        if self._has_ended:
-            for error in _errors(worker_group.execute_async(ray_worker.finish)):
-                _log.warning("ckptsync: a Ray worker did not finish: %s", error)
+        """Finish the hooks' work where the training has ended well.
 
-    def _serve(self, group: Any) -> None:
-        if self._store:
-            for error in filter(None, group.execute(ray_worker.serve, self._store)):
-                _log.warning("ckptsync: no embedded worker: %s", error)
+        Ray's workers run no exit functions.
+        """
+        if not self._has_ended:
+            return
+        calls = worker_group.execute_async(finish)
+        ready, late = ray.wait([*calls], num_returns=len(calls), timeout=_FINISH_WITHIN)
+        errors = [f"not within {_FINISH_WITHIN:g} s" for _ in late]
+        for call in ready:
+            try:
+                ray.get(call)
+            except Exception as e:  # noqa: BLE001, PERF203  # any error: the training has ended well
+                errors.append(f"{type(e).__name__}: {str(e)[:200]}")
+        for error in errors:
+            _log.warning("ckptsync: a Ray worker did not finish: %s", error)
 
     def _compare(self, facts: Sequence[Mapping[str, Any]]) -> None:
         failures = []
@@ -106,38 +127,89 @@ class CkptSyncRayCallback(*_BASES):  # type: ignore[misc,unused-ignore]  # Ray n
 
 def worker_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the driver's variables for hooks and embedded workers; none holds a key."""
-    names = ("CKPTSYNC_WAIT", "CKPTSYNC_RUN")
-    return {name: value for name, value in environment.items() if name in names or name.startswith("CKPTSYNC_LIMITS_")}
+    return {
+        name: value
+        for name, value in environment.items()
+        if name in _PASSED_ON or name.startswith("CKPTSYNC_LIMITS_")
+    }
 
 
 def _absolute(store: str) -> str:
-    """Return the store as the driver means it: workers have other working directories.  Raises ConfigError."""
+    """Return the store as the driver means it: workers have other working directories.
+
+    Raises ConfigError.
+    """
     location = located(store) if store else ""
     return location.url if isinstance(location, Remote) else str(location)
 
 
 def _probe_nodes(workers: Sequence[Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield each worker's facts, an error for one that hangs.  Raises ConfigError, and Ray's error for one that has died."""
-    pending = {worker.execute_async(ray_worker.probe_node): worker for worker in workers}
-    ready, late = ray.wait([*pending], num_returns=len(pending), timeout=_ANSWER_WITHIN)
+    """Yield each worker's facts, an error for one that hangs.
+
+    Raises ConfigError, and Ray's error for one that has died.
+    """
+    pending = {worker.execute_async(probe_node): worker for worker in workers}
+    within = 2 * _ANSWER_WITHIN  # a worker gives up before
+    ready, late = ray.wait([*pending], num_returns=len(pending), timeout=within)
     try:
         yield from ray.get(ready)
     except RayTaskError as e:
         why = str(e).strip().rpartition("\n")[2]
-        raise ConfigError(f"a Ray worker cannot use ckptsync: {why}", hint="install the same version on every node") from e
-    for ref in late:
-        yield {"error": f"{pending[ref].metadata.hostname}: no answer within {_ANSWER_WITHIN:g} s"}
+        raise ConfigError(
+            f"a Ray worker cannot use ckptsync: {why}",
+            hint="install the same version on every node",
+        ) from e
+    for call in late:
+        yield {"error": f"{pending[call].metadata.hostname}: no answer within {within:g} s"}
 
 
-def _errors(pending: Sequence[Any]) -> Iterator[str]:
-    """Yield the errors of these calls, once all have ended, or after an hour.
+# --- in the processes of Ray's workers; none of these functions raises
 
-    What a dead worker kept lies on its node, and the worker there judges it.
+
+def prepare(variables: Mapping[str, str], experiment: str) -> None:
+    """Give every Trainer of this process the hook, and the driver's variables.
+
+    Ray does not pass those variables on.
+
+    In the store, what a Trainer saves in ``out`` belongs to run ``<experiment>-out``.
     """
-    ready, late = ray.wait([*pending], num_returns=len(pending), timeout=_FINISH_WITHIN)
-    yield from (f"not within {_FINISH_WITHIN:g} s" for _ in late)
-    for ref in ready:
+    name = re.sub(r"[^A-Za-z0-9_.-]", "-", experiment).lstrip("._-")[:60]
+    if name:
+        os.environ.setdefault("CKPTSYNC_RUN", f"{name}-{{dir}}")
+    os.environ.update(variables)
+    autoload.install()
+
+
+def probe_node(within: float = _ANSWER_WITHIN) -> dict[str, Any]:
+    """Return the facts of this process and machine that doctor compares.
+
+    ``error`` where there are none in time.
+    """
+    answers: list[dict[str, Any]] = []
+
+    def probe() -> None:
         try:
-            ray.get(ref)
-        except Exception as e:  # noqa: BLE001, PERF203  # any error: the training has ended well
-            yield f"{type(e).__name__}: {str(e)[:200]}"
+            from ckptsync.doctor.probe import gather  # noqa: PLC0415
+
+            answers.append(gather())
+        except Exception as e:  # noqa: BLE001  # any error: the caller logs it
+            answers.append({"error": f"{socket.gethostname()}: {type(e).__name__}: {e}"})
+
+    probing = threading.Thread(target=probe, name="ckptsync-doctor", daemon=True)
+    probing.start()
+    probing.join(within)
+    late = {"error": f"{socket.gethostname()}: no answer within {within:g} s"}
+    return answers[0] if answers else late
+
+
+def finish() -> None:
+    """Pin the final model and finish copies.
+
+    The training has ended well, and Ray will kill this process.
+    """
+    hf = sys.modules.get("ckptsync.hooks.hf")
+    if hf is not None:
+        hf.finish()
+    for thread in threading.enumerate():
+        if thread.name == COPY_THREAD:
+            thread.join(_COPY_WITHIN)

@@ -1,13 +1,15 @@
 """Checkpoints that a Ray Train loop reports: sent to a store, verified there, and downloaded again.
 
 Ray Train 2.60 demands of a ``checkpoint_upload_fn`` a ``Checkpoint`` in the experiment's directory,
-with the same path on every rank (``checkpoint_manager.py``, ``report_handler.py``).  It gets one that
-holds a note of a few hundred bytes, ``<storage_path>/<experiment>/<checkpoint>/ckptsync.json``, with the
-location in the store.  The files do not go through ``storage_path``.  Ray deletes the note as it deletes
-checkpoints (``num_to_keep``); the store has its own retention.
+with the same path on every rank (``checkpoint_manager.py``, ``report_handler.py``).  It gets one
+that holds a note of a few hundred bytes,
+``<storage_path>/<experiment>/<checkpoint>/ckptsync.json``, with the location in the store.  The
+files do not go through ``storage_path``.  Ray deletes the note as it deletes checkpoints
+(``num_to_keep``); the store has its own retention.
 
-A report returns when this rank's files and its manifest are in the store, and Ray knows the checkpoint
-when every rank has reported.  A rank that is killed before leaves no checkpoint, in Ray or in the store.
+A report returns when this rank's files and its manifest are in the store, and Ray knows the
+checkpoint when every rank has reported.  A rank that is killed before leaves no checkpoint, in Ray
+or in the store.
 """
 
 from __future__ import annotations
@@ -22,45 +24,48 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
-from ckptsync import scan
-from ckptsync.catalogue.fresh import fresh_location, hidden_by
+from ckptsync import checkpoint_dirs
+from ckptsync.catalogue.uncached import read_location
 from ckptsync.config import loading
 from ckptsync.config.loading import from_environment
 from ckptsync.digest import digest
 from ckptsync.errors import ConfigError, Corrupt, Incomplete, StoreError
-from ckptsync.parsing import parse
+from ckptsync.plain_json import parse
 from ckptsync.pull.download import Download
-from ckptsync.pull.plan import Plan, plan_checkpoint
+from ckptsync.pull.plan import PullPlan, plan_checkpoint
+from ckptsync.records.io import hidden_by
 from ckptsync.records.names import CONSOLIDATED, checked_node
-from ckptsync.records.report import Level, Report
-from ckptsync.spool.marks import save_id
+from ckptsync.records.report import DAMAGE, Level, Report
+from ckptsync.spool.markers import save_id
 from ckptsync.stores.contract import Store
-from ckptsync.stores.opening import create_store, open_store
-from ckptsync.stores.trees import Access
+from ckptsync.stores.opening import Access, create_store, open_store
 from ckptsync.stores.urls import Remote, located
-from ckptsync.verify.findings import DAMAGE
-from ckptsync.verify.reporting import write_report
-from ckptsync.verify.target import Asked, InStore, target, verify
+from ckptsync.verify.verification import InStore, VerifyOptions, resolve_target, verify
+from ckptsync.verify.write_reports import write_report
 from ckptsync.walk import Listing, walk
-from ckptsync.worker.node import node_id
+from ckptsync.worker.node_identity import node_id
 from ckptsync.worker.options import checked_run
-from ckptsync.worker.push import ASSUMED, Offer, push_offer
-from ckptsync.worker.result import Progress
+from ckptsync.worker.progress import UploadProgress
+from ckptsync.worker.push import ASSUMED, Offer, push
 
 NOTE = "ckptsync.json"
 _log = logging.getLogger("ckptsync.hook")
 _LARGEST_NOTE = 64 * 1024  # bytes
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
-_LOCATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.~-]{0,199}")  # <checkpoint>~<save> for another save of one name
+# <checkpoint>~<save> for another save of one name
+_LOCATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.~-]{0,199}")
 _RETRY = 1.0  # seconds
 _WHOLE, _LOCK = ".whole", "lock"
-_SEVERITY = {"ok": 0, "arriving": 1, "damaged": 2}
-_reported: dict[tuple[str, ...], int] = {}  # report → hash of its files' names, sizes and times, in this process
+_SEVERITY = {"ok": 0, "incomplete": 1, "damaged": 2}
+_reported: dict[
+    tuple[str, ...], int
+] = {}  # report → hash of its files' names, sizes and times, in this process
 
 
 # --- the note that Ray keeps
@@ -68,7 +73,7 @@ _reported: dict[tuple[str, ...], int] = {}  # report → hash of its files' name
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """``checkpoint`` of ``run`` lies at ``location`` of ``store``, a path or a URL without a password."""
+    """Where a checkpoint lies: at ``location`` of ``store``, a path or a URL without a password."""
 
     store: str
     run: str
@@ -100,14 +105,20 @@ def decode_note(data: bytes, name: str) -> Note:
 
 
 def write_note(filesystem: Any, folder: str, note: Note) -> None:
-    """Write the note through the pyarrow file system of Ray's storage; each rank writes the same.  Raises OSError."""
+    """Write the note through the pyarrow file system of Ray's storage; each rank writes the same.
+
+    Raises OSError.
+    """
     filesystem.create_dir(folder, recursive=True)
     with filesystem.open_output_stream(f"{folder}/{NOTE}") as out:
         out.write(encode_note(note))
 
 
 def read_note(checkpoint: Any) -> Note | None:
-    """Return the note of a ``ray.train.Checkpoint``; ``None`` for one that holds its files itself.  Raises Corrupt, OSError."""
+    """Return the note of a ``ray.train.Checkpoint``; ``None`` for one that holds its files itself.
+
+    Raises Corrupt, OSError.
+    """
     path = f"{checkpoint.path}/{NOTE}"
     try:
         with checkpoint.filesystem.open_input_stream(path) as stream:
@@ -119,40 +130,44 @@ def read_note(checkpoint: Any) -> Note | None:
 # --- upload
 
 
-@dataclass(frozen=True, slots=True)
-class UploadFn:
-    """A ``checkpoint_upload_fn``: Ray calls it with the local checkpoint and the name that all ranks agreed on.
+def upload_fn(store: str, *, run: str = "", patience: float = 600.0) -> Callable[[Any, str], Any]:
+    """Return a ``checkpoint_upload_fn``: each Ray worker sends its part to ``store``.
 
-    Raises ckptsync's errors: the report fails, and with it the worker, as where Ray's own upload fails.
+    Ray keeps a note of the location.
+
+    ``run``: the run's name in the store (default: the Ray run's).  ``patience``: how many seconds
+    to wait for a file that this rank has not finished.  The function raises ckptsync's errors: the
+    report fails, and with it the worker, as where Ray's own upload fails.
     """
+    return partial(_upload, store, run, patience)
 
-    store: str
-    run: str = ""
-    patience: float = 600.0
 
-    def __call__(self, checkpoint: Any, name: str) -> Any:
-        """Send this rank's part; return the ``Checkpoint`` that Ray keeps."""
-        from ray import train  # noqa: PLC0415
+def _upload(store: str, run: str, patience: float, checkpoint: Any, name: str) -> Any:
+    """Send this rank's part; return the ``Checkpoint`` that Ray keeps."""
+    from ray import train  # noqa: PLC0415
 
-        context = train.get_context()
-        storage = context.get_storage()
-        run = self.run or context.get_experiment_name().replace("/", "-")  # in a store a run is one directory
-        part = Part(run, name, context.get_world_rank(), self.patience, _attempt())
-        with checkpoint.as_directory() as local:
-            note = send(Path(local).resolve(), self.store, part)  # the user may name a link to the directory
-        folder = storage.build_checkpoint_path_from_name(name)
-        if note is not None:
-            write_note(storage.storage_filesystem, folder, note)
-        return train.Checkpoint(folder, storage.storage_filesystem)
+    context = train.get_context()
+    storage = context.get_storage()
+    # in a store a run is one directory
+    run = run or context.get_experiment_name().replace("/", "-")
+    part = RankPart(run, name, context.get_world_rank(), patience, _attempt())
+    with checkpoint.as_directory() as local:
+        # the user may name a link to the directory
+        note = send(Path(local).resolve(), store, part)
+    folder = storage.build_checkpoint_path_from_name(name)
+    if note is not None:
+        write_note(storage.storage_filesystem, folder, note)
+    return train.Checkpoint(folder, storage.storage_filesystem)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RankPart:
     """One rank's part of the checkpoint ``name`` of ``run``.
 
-    ``attempt`` is the same on all ranks, and another one each time that Ray starts the worker group again.
-    A rank that is killed leaves the others' parts in the store, and the next attempt may write other
-    bytes under the same name: with one save id for both, nobody could tell which part belongs to which.
+    ``attempt`` is the same on all ranks, and another one each time that Ray starts the worker group
+    again. A rank that is killed leaves the others' parts in the store, and the next attempt may
+    write other bytes under the same name: with one save id for both, nobody could tell which part
+    belongs to which.
     """
 
     run: str
@@ -163,15 +178,20 @@ class Part:
 
 
 def _attempt() -> str:
-    """Return the id of the placement group, which Ray makes for each worker group (``worker_group.py``)."""
+    """Return the id of the placement group, or ``""``.
+
+    Ray makes a placement group for each worker group (``worker_group.py``).
+    """
     from ray.util import get_current_placement_group  # noqa: PLC0415
 
     group = get_current_placement_group()
     return str(group.id.hex()) if group is not None else ""
 
 
-def send(directory: Path, url: str, part: Part) -> Note | None:
-    """Send a rank's directory to the store at ``url``; return the location, or ``None`` if the directory is empty.
+def send(directory: Path, url: str, part: RankPart) -> Note | None:
+    """Send a rank's directory to the store at ``url``.
+
+    Return the location, or ``None`` if the directory is empty.
 
     The store sees each rank as a node: each has a directory of its own, and where two ranks have
     different bytes under one name both are stored.  All parts have one save id, so they belong
@@ -182,22 +202,35 @@ def send(directory: Path, url: str, part: Part) -> Note | None:
     access, location = _access(), located(url)
     if isinstance(location, Path) and not Path(url.removeprefix("file://")).is_absolute():
         hint = "give the store's full path"
-        raise ConfigError(f"{url}: a relative path, and Ray's workers have directories of their own", hint=hint)
+        raise ConfigError(
+            f"{url}: a relative path, and Ray's workers have directories of their own", hint=hint
+        )
     listing = _list(directory)
     if not (listing.files or listing.partial):
         return None
     report = (url, run, part.name, str(part.rank), part.attempt)
     if _reported.get(report, _fingerprint(listing)) != _fingerprint(listing):
-        # Ray reports the same again after some storage errors; other files would make one save of two
-        hint = "give checkpoint_dir_name= another one for each report, as Ray demands: with the step in it"
+        # Ray reports the same again after some storage errors; other files would make one save of
+        # two
+        hint = (
+            "give checkpoint_dir_name= another one for each report, as Ray demands: with the step"
+            " in it"
+        )
         raise ConfigError(f"{part.name!r}: reported before, with other files", hint=hint)
     options = access.options_of(location) if isinstance(location, Remote) else {}
     store = create_store(url, options, access.limits)
-    spot = scan.Spot(part.name, scan.family_of(part.name), directory)
-    offer = Offer(run, directory, (spot,), save=save_id(f"{run}\0{part.attempt}", part.name, 0))
+    checkpoint_dir = checkpoint_dirs.CheckpointDir(
+        part.name, checkpoint_dirs.family_of(part.name), directory
+    )
+    offer = Offer(
+        run, directory, (checkpoint_dir,), save=save_id(f"{run}\0{part.attempt}", part.name, 0)
+    )
     progress = _push(offer, store, part, access.limits.threads)
     _reported[report] = _fingerprint(walk(directory))
-    unsent = [f"{f.path} is not sent: it has a name of unfinished files" for f in listing.partial]
+    unsent = [
+        (f"{f.path} is not uploaded: its name is that of an unfinished file")
+        for f in listing.partial
+    ]
     for text in (*unsent, *progress.notes):
         if not text.startswith(ASSUMED):  # a report says that the checkpoint is finished
             _log.warning("ckptsync: %s: %s", directory, text)
@@ -206,19 +239,32 @@ def send(directory: Path, url: str, part: Part) -> Note | None:
 
 
 def _check_name(name: str) -> None:
-    if not _NAME.fullmatch(name) or name in (scan.FINAL, *scan.NESTED, CONSOLIDATED):
+    if not _NAME.fullmatch(name) or name in (
+        checkpoint_dirs.FINAL,
+        *checkpoint_dirs.NESTED,
+        CONSOLIDATED,
+    ):
         hint = "give checkpoint_dir_name= a name of letters, digits, '.', '_' and '-'"
-        raise ConfigError(f"{name!r}: no name that a store can keep a checkpoint under", hint=hint)
+        raise ConfigError(f"{name!r}: not a valid checkpoint name", hint=hint)
 
 
 def _list(directory: Path) -> Listing:
-    """Return a rank's files.  Raises Incomplete if the directory is gone, ConfigError if it holds nothing but links."""
+    """Return a rank's files.
+
+    Raises Incomplete if the directory is gone, ConfigError if it holds nothing but links.
+    """
     if not directory.is_dir():
-        hint = "with checkpoint_upload_mode=ASYNC it must stay until then: delete_local_checkpoint_after_upload=True deletes it in time"
-        raise Incomplete(f"{directory}: gone before it was sent", hint=hint)
+        hint = (
+            "with checkpoint_upload_mode=ASYNC it must stay until then:"
+            " delete_local_checkpoint_after_upload=True deletes it in time"
+        )
+        raise Incomplete(f"{directory}: deleted before it was uploaded", hint=hint)
     listing = walk(directory)
     if listing.others and not listing.files:
-        raise ConfigError(f"{directory}: {listing.others[0]} is a link, which is not followed, and nothing else is there")
+        raise ConfigError(
+            f"{directory}: contains only links, such as {listing.others[0]}, and ckptsync does"
+            " not follow links"
+        )
     return listing
 
 
@@ -226,14 +272,14 @@ def _fingerprint(listing: Listing) -> int:
     return hash(tuple((f.path, f.size, f.mtime) for f in listing.files))
 
 
-def _push(offer: Offer, store: Store, part: Part, threads: int) -> Progress:
-    """Upload a part, and again while this rank's own writing has not ended, for ``part.patience``."""
+def _push(offer: Offer, store: Store, part: RankPart, threads: int) -> UploadProgress:
+    """Upload a part, and try again while this rank still writes, for ``part.patience``."""
     node = checked_node(f"{node_id()[:80]}.rank-{part.rank}")
     until = time.monotonic() + part.patience
     while True:
         _list(offer.root)
         try:
-            return push_offer(offer, store, node, threads=threads)[0]
+            return push(offer, store, node, threads=threads)[0]
         except Incomplete:
             if time.monotonic() >= until:
                 raise
@@ -246,11 +292,12 @@ def _push(offer: Offer, store: Store, part: Part, threads: int) -> Progress:
 def validate(checkpoint: Any, level: str | Mapping[str, str] | None = "") -> dict[str, Any]:
     """Verify a reported checkpoint and return metrics.
 
-    ``ckptsync_verdict`` (ok, arriving, damaged), ``ckptsync_level`` that was reached, ``ckptsync_read`` (bytes) and
-    ``ckptsync_findings`` (at most ten).  ``level`` is stat, digest, parse, load or model (`ckptsync help verify`); default: digest in a store, parse
-    where Ray's storage holds the files.  ``task_config``'s ``fn_kwargs`` can set it, or, up to Ray 2.53,
-    ``validate_config={"level": …}`` of the report.  Damage is no exception: it is logged and in the metrics.
-    Raises what a verification raises.
+    ``ckptsync_verdict`` (ok, incomplete, damaged), ``ckptsync_level`` that was reached,
+    ``ckptsync_read`` (bytes) and ``ckptsync_findings`` (at most ten).  ``level`` is stat, digest,
+    parse, load or model (`ckptsync help verify`); default: digest in a store, parse where Ray's
+    storage holds the files.  ``task_config``'s ``fn_kwargs`` can set it, or, up to Ray 2.53,
+    ``validate_config={"level": …}`` of the report.  Damage is no exception: it is logged and in the
+    metrics. Raises what a verification raises.
     """
     if not isinstance(level, str):
         level = (level or {}).get("level", "")
@@ -259,16 +306,22 @@ def validate(checkpoint: Any, level: str | Mapping[str, str] | None = "") -> dic
     note = read_note(checkpoint)
     if note is not None:
         where = InStore(_open(note, _access()), note.run, note.location)
-        reports = [_record(where, one.report, one.news) for one in verify(where, _options(level or "digest"))]
+        reports = [
+            _record(where, one.report, one.news)
+            for one in verify(where, _options(level or "digest"))
+        ]
         return metrics(note.url, reports)
     with checkpoint.as_directory() as local:
-        reports = [one.report for one in verify(target(local, _access()), _options(level or "parse"))]
+        reports = [
+            one.report
+            for one in verify(resolve_target(local, _access()), _options(level or "parse"))
+        ]
         return metrics(checkpoint.path, reports)
 
 
-def _options(level: str) -> Asked:
+def _options(level: str) -> VerifyOptions:
     (known,) = (one for one in get_args(Level) if one == level)
-    return Asked(known, time.time())
+    return VerifyOptions(known, time.time())
 
 
 def _record(where: InStore, report: Report, news: Report | None) -> Report:
@@ -284,7 +337,9 @@ def _record(where: InStore, report: Report, news: Report | None) -> Report:
 def metrics(name: str, reports: list[Report]) -> dict[str, Any]:
     """Return the metrics of the worst of these reports, and log the damage."""
     worst = max(reports, key=lambda r: _SEVERITY[r.verdict])
-    damage = [f"{f.kind}: {f.name}: {f.detail}" for r in reports for f in r.findings if f.kind in DAMAGE]
+    damage = [
+        f"{f.kind}: {f.name}: {f.detail}" for r in reports for f in r.findings if f.kind in DAMAGE
+    ]
     for text in damage[:10]:
         _log.error("ckptsync: %s: %s", name, text)
     return {
@@ -300,10 +355,12 @@ def metrics(name: str, reports: list[Report]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def as_directory(checkpoint: Any) -> Iterator[str]:
-    """Yield a directory with all ranks' parts, as Ray's ``Checkpoint.as_directory`` does; downloads and checks what is in a store.
+    """Yield a directory with all ranks' parts, as Ray's ``Checkpoint.as_directory`` does.
 
-    The ranks of a node share one directory: the first downloads it, the last removes it.  Raises Incomplete
-    if a file cannot be had, Corrupt, ConfigError, StoreError and OSError.
+    Downloads and checks what is in a store.
+
+    The ranks of a node share one directory: the first downloads it, the last removes it.  Raises
+    Incomplete if a file cannot be had, Corrupt, ConfigError, StoreError and OSError.
     """
     note = read_note(checkpoint)
     if note is None:
@@ -325,13 +382,19 @@ def as_directory(checkpoint: Any) -> Iterator[str]:
 
 
 def _user_directory() -> Path:
-    """Return the directory of this user's ranks on this node.  Its content will be unpickled: it must belong to nobody else."""
+    """Return the directory of this user's ranks on this node.
+
+    Its content will be unpickled: it must belong to nobody else.
+    """
     path = Path(tempfile.gettempdir(), f"ckptsync-ray-{os.getuid()}")
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)
     info = path.lstat()
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or info.st_mode & 0o077:
-        raise ConfigError(f"{path}: another user can write to it", hint="set TMPDIR to a directory of your own on this node")
+        raise ConfigError(
+            f"{path}: another user can write to it",
+            hint="set TMPDIR to a directory of your own on this node",
+        )
     return path
 
 
@@ -376,7 +439,10 @@ def _open_directory(path: Path) -> int:
 
 
 def download(note: Note, home: Path) -> Path:
-    """Download all parts into a directory below ``home``, each file checked against its digest; return the directory."""
+    """Download all parts into a directory below ``home``, each file checked against its digest.
+
+    Return the directory.
+    """
     access = _access()
     store = _open(note, access)
     plan = _plan(store, note)
@@ -390,9 +456,12 @@ def download(note: Note, home: Path) -> Path:
     return done.directory
 
 
-def _plan(store: Store, note: Note) -> Plan:
-    """Plan the download of this very location: a newer save of the same name is not what was reported."""
-    found = fresh_location(store, note.run, note.location)
+def _plan(store: Store, note: Note) -> PullPlan:
+    """Plan the download of this very location.
+
+    A newer save of the same name is not what was reported.
+    """
+    found = read_location(store, note.run, note.location)
     for fault in found.faults:
         if hidden_by([fault]):
             raise fault.error
@@ -401,7 +470,9 @@ def _plan(store: Store, note: Note) -> Plan:
         hint = "retention may have deleted it: `ckptsync ls` shows what the store holds"
         raise Incomplete(f"{note.url}: no valid manifest of it in the store", hint=hint)
     if seen.status == "CONFLICT":
-        raise Corrupt(f"{note.url}: its files are not provably of one save: {'; '.join(seen.evidence[:1])}")
+        raise Corrupt(
+            f"{note.url}: its files are not provably of one save: {'; '.join(seen.evidence[:1])}"
+        )
     return plan_checkpoint(seen)
 
 
@@ -413,6 +484,9 @@ def _open(note: Note, access: Access) -> Store:
 
 
 def _access() -> Access:
-    """Return how this process's environment says stores are reached (docs/cli.md).  Raises ConfigError."""
+    """Return how this process's environment says stores are reached (docs/cli.md).
+
+    Raises ConfigError.
+    """
     options, config = from_environment()
     return Access(options, loading.limits_of(config))

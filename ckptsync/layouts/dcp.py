@@ -1,11 +1,15 @@
-"""torch Distributed Checkpoint (DCP) as accelerate, HF Trainer, torchtitan, Lightning, Megatron-Core and torch itself write it.
+"""torch Distributed Checkpoint (DCP).
 
-Its metadata (`dcp_metadata`) says, for every tensor, the boxes (chunks) that it was cut into, and for every box the file, offset
-and length of an item, which is a whole ``torch.save`` archive. Which tensors are the model's, `dcp_sections` says.
+accelerate, HF Trainer, torchtitan, Lightning, Megatron-Core and torch itself write it.
 
-A large model has an item for every chunk, back to back, and they differ in little but their tensors' bytes. So the first of a
-kind is parsed and checked in full, and another one is of its kind if it is as long and every byte that the parse looked at is the
-same, but for the CRC32 of the tensor. Where the bytes differ, it is parsed in full as well: nothing is ever assumed.
+Its metadata (`dcp_metadata`) says, for every tensor, the boxes (chunks) that it was cut into, and
+for every box the file, offset and length of an item, which is a whole ``torch.save`` archive. Which
+tensors are the model's, `dcp_state_dict` says.
+
+A large model has an item for every chunk, back to back, and they differ in little but their
+tensors' bytes. So the first of a kind is parsed and checked in full, and another one is of its kind
+if it is as long and every byte that the parse looked at is the same, but for the CRC32 of the
+tensor. Where the bytes differ, it is parsed in full as well: nothing is ever assumed.
 """
 
 from __future__ import annotations
@@ -15,37 +19,46 @@ from dataclasses import dataclass, replace
 
 from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.formats import torch_save, torch_zip, zstd_items
-from ckptsync.formats.torch_pickle import Stored
-from ckptsync.layouts import dcp_sections
-from ckptsync.layouts.dcp_metadata import METADATA, Chunked, Item, chunked, is_of_one_rank, metadata_files, read_metadata
-from ckptsync.model import Checksum, Copy, Extent, Files, Part, Shape, Tensor, expect, read
-
-NAME = "dcp"
+from ckptsync.formats.torch_pickle import StoredTensor
+from ckptsync.layouts import dcp_state_dict
+from ckptsync.layouts.dcp_metadata import (
+    ChunkedTensor,
+    StorageItem,
+    chunked,
+    read_metadata,
+)
+from ckptsync.layouts.file_names import METADATA, is_of_one_rank, metadata_files
+from ckptsync.tensors import Checksum, Copy, Extent, Files, Part, Shape, Tensor, expect, read
 
 
 def roots(names: Collection[str]) -> tuple[str, ...]:
-    """Return the directories that hold a DCP of weights or of optimizer states: shards or their metadata."""
+    """Return the directories that hold shards of a DCP or their metadata.
+
+    A DCP may hold weights or optimizer states.
+    """
     found = {name.rpartition("/")[0] for name in names if _is_ours(name.rpartition("/")[2])}
     return tuple(sorted(found))
 
 
 def _is_ours(base: str) -> bool:
-    return base == METADATA or is_of_one_rank(base) or (base.startswith("__") and base.endswith(".distcp"))
-
-
-def holds_weights(root: str) -> bool:
-    """Return False for ``optimizer_0`` (accelerate's and Trainer's name for the optimizer's) and ``optim`` (NeMo Automodel's)."""
-    own = root.rpartition("/")[2]
-    return own != "optim" and not own.startswith("optimizer")
+    return (
+        base == METADATA
+        or is_of_one_rank(base)
+        or (base.startswith("__") and base.endswith(".distcp"))
+    )
 
 
 def demands(files: Files, root: str) -> dict[str, int | None]:
-    """Return every file that the metadata refers to, with its exact size: torch writes items back to back.
+    """Return every file that the metadata refers to, with its exact size.
+
+    torch writes items back to back.
 
     Raises Incomplete on a node without metadata, Unsupported if tensors are no items of their own.
     """
     folder, _, world = split_root(files, root)
-    needed: dict[str, int | None] = {name: files.sizes().get(name) for name in metadata_files(files.sizes(), folder)}
+    needed: dict[str, int | None] = {
+        name: files.sizes().get(name) for name in metadata_files(files.sizes(), folder)
+    }
     for item in read_metadata(files, folder, world).stored:
         needed[item.file] = max(needed.get(item.file) or 0, item.start + item.size)
     _refuse_safetensors(files, needed)
@@ -53,32 +66,47 @@ def demands(files: Files, root: str) -> dict[str, int | None]:
 
 
 def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
-    """Return the weights, under the names that the model itself has, every chunk located and checked against its item.
+    """Return the weights, under the names that the model itself has.
 
-    ``root`` may end in ``#section``, which takes one part of the state dict, or ``#world=N``, the number of ranks.
+    Every chunk is located and checked against its item.
+
+    ``root`` may end in ``#section``, which takes one part of the state dict, or ``#world=N``, the
+    number of ranks.
     """
     folder, section, world = split_root(files, root)
     metadata = read_metadata(files, folder, world)
     everything = chunked(metadata)
-    named = dcp_sections.weights(everything, metadata.fields, section, folder or ".")
+    named = dcp_state_dict.weights(everything, metadata.fields, section, folder or ".")
     if not named:
         there = ", ".join(sorted({one.path[0] for one in everything}))
         raise Unsupported(
             f"{folder or '.'}: a distributed checkpoint without model tensors",
-            hint=f"--source 'dcp:{folder or '.'}#SECTION' takes what is meant, of: {there:.500}" if there else "",
+            hint=(
+                f"--source 'dcp:{folder or '.'}#SECTION' takes what is meant, of: {there:.500}"
+                if there
+                else ""
+            ),
         )
     found = tuple(_tensors(files, named))
-    remarks = (metadata.remark, dcp_sections.remark(everything, named, folder or "."))
-    return (replace(found[0], remark="; ".join(filter(None, remarks))), *found[1:]) if any(remarks) else found
+    remarks = (metadata.remark, dcp_state_dict.remark(everything, named, folder or "."))
+    return (
+        (replace(found[0], remark="; ".join(filter(None, remarks))), *found[1:])
+        if any(remarks)
+        else found
+    )
 
 
 def split_root(files: Files, root: str) -> tuple[str, str | None, int | None]:
-    """Return the directory of a root, and the section or the number of ranks that follows its ``#``."""
+    """Return the directory of a root, and the section or the number of ranks after its ``#``."""
     folder, mark, rest = root.rpartition("#")
     if not mark or any(name.rpartition("/")[0] == root for name in files.sizes()):
         return root, None, None
     folder = "" if folder == "." else folder
-    if (number := rest.removeprefix("world=")) != rest and number.isdecimal() and 0 < len(number) < 8:
+    if (
+        (number := rest.removeprefix("world=")) != rest
+        and number.isdecimal()
+        and 0 < len(number) < 8
+    ):
         return folder, None, int(number)
     return folder, rest, None
 
@@ -86,8 +114,9 @@ def split_root(files: Files, root: str) -> tuple[str, str | None, int | None]:
 def _refuse_safetensors(files: Files, needed: Mapping[str, int | None]) -> None:
     """Raise Unsupported for shards of ``FileSystemWriter(serialization_format=SAFETENSORS)``.
 
-    Such a file keeps items for blobs, and has all its tensors in one block at its end. The items say where a tensor would have
-    been, so that the file has another size than they need. Source: ``_write_files_from_queue``.
+    Such a file keeps items for blobs, and has all its tensors in one block at its end. The items
+    say where a tensor would have been, so that the file has another size than they need. Source:
+    ``_write_files_from_queue``.
     """
     for name, size in needed.items():
         there = files.sizes().get(name)
@@ -96,15 +125,23 @@ def _refuse_safetensors(files: Files, needed: Mapping[str, int | None]) -> None:
         start = read(files, Extent(name, 0, 10))
         if start[8:] == b'{"' and int.from_bytes(start[:8], "little") <= there - 8:
             raise Unsupported(
-                f"{name}: its tensors are one block of safetensors, not items (SerializationFormat.SAFETENSORS)",
+                f"{name}: its tensors are one block of safetensors, not items"
+                " (SerializationFormat.SAFETENSORS)",
                 hint="save with SerializationFormat.TORCH_SAVE, or with HuggingFaceStorageWriter",
             )
 
 
-def _tensors(files: Files, named: Sequence[tuple[str, Chunked]]) -> Iterator[Tensor]:
-    items = [chunk.item for _, tensor in named for chunk in tensor.chunks if chunk.item and 0 not in chunk.sizes]
+def _tensors(files: Files, named: Sequence[tuple[str, ChunkedTensor]]) -> Iterator[Tensor]:
+    items = [
+        chunk.item
+        for _, tensor in named
+        for chunk in tensor.chunks
+        if chunk.item and 0 not in chunk.sizes
+    ]
     is_packed = any(item.transforms for item in items)
-    found = zip(items, _unpack_items(files, items) if is_packed else find_items(files, items), strict=True)
+    found = zip(
+        items, _unpack_items(files, items) if is_packed else find_items(files, items), strict=True
+    )
     for name, tensor in named:
         parts = []
         for chunk in tensor.chunks:
@@ -113,17 +150,22 @@ def _tensors(files: Files, named: Sequence[tuple[str, Chunked]]) -> Iterator[Ten
             item, (stored, extent, strides, checksum) = next(found)
             if stored.dtype != tensor.dtype or stored.shape != chunk.sizes:
                 raise Corrupt(
-                    f"{item.file}: the item at {item.start} is not the {tensor.dtype} chunk of {name} of size {chunk.sizes}"
+                    f"{item.file}: the item at {item.start} is not the {tensor.dtype} chunk of"
+                    f" {name} of size {chunk.sizes}"
                 )
             parts.append(Part(chunk.offsets, chunk.sizes, extent, strides, checksum))
-        yield Tensor(name, tensor.dtype, tensor.shape, (Copy(tensor.dtype, tensor.shape, tuple(parts)),))
+        yield Tensor(
+            name, tensor.dtype, tensor.shape, (Copy(tensor.dtype, tensor.shape, tuple(parts)),)
+        )
 
 
-Found = tuple[Stored, Extent, Shape | None, Checksum | None]
-"""A tensor in an item: where its elements lie, their strides if they are not contiguous, and the CRC32 of its record."""
+ListedCheckpoint = tuple[StoredTensor, Extent, Shape | None, Checksum | None]
+"""A tensor in an item: where its elements lie, their strides if they are not contiguous, and the
+CRC32 of its record.
+"""
 
 
-def _unpack_items(files: Files, items: Sequence[Item]) -> Iterator[Found]:
+def _unpack_items(files: Files, items: Sequence[StorageItem]) -> Iterator[ListedCheckpoint]:
     """Yield the tensors of items of which some are zstd streams."""
     unpacked = zstd_items.unpacked(files)
     for item in items:
@@ -147,15 +189,16 @@ _KINDS = 8  # of one length that are kept
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Kind:
-    """What items of one kind have in common: the tensor, where in the item its bytes are, and the bytes that say so.
+class _ItemKind:
+    """What items of one kind have in common: the tensor, and the bytes that describe it.
 
-    ``extent`` and ``record`` (of the CRC32, if it is real) are those of an item that begins at 0. ``head`` are its bytes before
-    the tensor's. ``tail`` bytes are the central directory and what is behind it; ``ends`` are those without the CRC32s that
-    differ, in pieces, each from where in it. The tensor's own CRC32 is at ``crc_at`` in it.
+    ``extent`` and ``record`` (of the CRC32, if it is real) are those of an item that begins at 0.
+    ``head`` are its bytes before the tensor's. ``tail`` bytes are the central directory and what is
+    behind it; ``ends`` are those without the CRC32s that differ, in pieces, each from where in it.
+    The tensor's own CRC32 is at ``crc_at`` in it.
     """
 
-    stored: Stored
+    stored: StoredTensor
     strides: Shape | None
     extent: Extent
     record: Extent | None
@@ -164,23 +207,28 @@ class _Kind:
     tail: int
     crc_at: int
 
-    def of(self, item: Item, crc32: int) -> Found:
+    def of(self, item: StorageItem, crc32: int) -> ListedCheckpoint:
         """Return the tensor of an item of this kind."""
         extent, record = self.extent, self.record
         found = Extent(item.file, item.start + extent.start, extent.size)
         if record is None:
             return self.stored, found, self.strides, None
-        summed = found if record is extent else Extent(item.file, item.start + record.start, record.size)
+        summed = (
+            found if record is extent else Extent(item.file, item.start + record.start, record.size)
+        )
         return self.stored, found, self.strides, Checksum(summed, crc32)
 
 
-def find_items(files: Files, items: Sequence[Item]) -> list[Found]:
-    """Return the tensor of every item, read in the order of their files. Raises Corrupt for one that is no archive of a tensor."""
+def find_items(files: Files, items: Sequence[StorageItem]) -> list[ListedCheckpoint]:
+    """Return the tensor of every item, read in the order of their files.
+
+    Raises Corrupt for one that is no archive of a tensor.
+    """
     places = [(item.file, item.start) for item in items]
     order = sorted(range(len(items)), key=places.__getitem__)
-    found: list[Found] = [None] * len(items)  # type: ignore[list-item]
+    found: list[ListedCheckpoint] = [None] * len(items)  # type: ignore[list-item]
     window = _Window(files, [items[n] for n in order])
-    kinds: dict[int, list[_Kind]] = {}
+    kinds: dict[int, list[_ItemKind]] = {}
     for n in order:
         item = items[n]
         for kind in kinds.get(item.size, ()):
@@ -195,7 +243,7 @@ def find_items(files: Files, items: Sequence[Item]) -> list[Found]:
     return found
 
 
-def _compare(kind: _Kind, item: Item, window: _Window) -> int | None:
+def _compare(kind: _ItemKind, item: StorageItem, window: _Window) -> int | None:
     """Return the CRC32 that the archive gives for the tensor, if the item is of this kind."""
     size = item.size
     at = window.find(item, 0, size if size <= _SMALL else len(kind.head))
@@ -210,16 +258,26 @@ def _compare(kind: _Kind, item: Item, window: _Window) -> int | None:
     return int.from_bytes(data[at : at + 4], "little")
 
 
-def _parse(files: Files, item: Item) -> tuple[_Kind, int]:
-    """Read an item in full: its kind, without ``ends`` (so like no other) if it is not laid out as torch does it, and its CRC32."""
+def _parse(files: Files, item: StorageItem) -> tuple[_ItemKind, int]:
+    """Read an item in full and return its kind and its CRC32.
+
+    The kind has no ``ends``, and so is like no other, if torch does not lay items out like this
+    one.
+    """
     stored, archive = torch_save.load_tensor(files, Extent(item.file, item.start, item.size))
     part = torch_save.part(files, archive, stored)
     name = f"data/{stored.storage.key}"
     record = torch_zip.extent(files, archive, name)
     head, ends = b"", list[tuple[int, bytes]]()
-    looked_at = [torch_zip.extent(files, archive, other) for other in ("data.pkl", torch_zip.witness(archive)) if other]
+    looked_at = [
+        torch_zip.extent(files, archive, other)
+        for other in ("data.pkl", torch_zip.witness(archive))
+        if other
+    ]
     before, behind = record.start - item.start, item.start + item.size - archive.directory.start
-    is_usual = archive.directory.start >= record.start + record.size and all(e.start + e.size <= record.start for e in looked_at)
+    is_usual = archive.directory.start >= record.start + record.size and all(
+        e.start + e.size <= record.start for e in looked_at
+    )
     if is_usual and max(before, behind) <= _LARGEST:
         head = read(files, Extent(item.file, item.start, before))
         tail = read(files, Extent(item.file, archive.directory.start, behind))
@@ -233,21 +291,36 @@ def _parse(files: Files, item: Item) -> tuple[_Kind, int]:
     extent = Extent(item.file, part.extent.start - item.start, part.extent.size)
     own_record = extent if part.extent == record else Extent(item.file, before, record.size)
     crc_at = archive.records[name].entry + torch_zip.CRC_AT
-    kind = _Kind(stored, part.strides, extent, own_record if part.checksum else None, head, tuple(ends), behind, crc_at)
+    kind = _ItemKind(
+        stored,
+        part.strides,
+        extent,
+        own_record if part.checksum else None,
+        head,
+        tuple(ends),
+        behind,
+        crc_at,
+    )
     return kind, archive.records[name].crc
 
 
 class _Window:
-    """``data`` are bytes around the item that is being compared; items come in the order of their files."""
+    """``data`` are bytes around the item that is being compared.
 
-    def __init__(self, files: Files, items: Sequence[Item]) -> None:
+    Items come in the order of their files.
+    """
+
+    def __init__(self, files: Files, items: Sequence[StorageItem]) -> None:
         self.data = b""
         self._files, self._file, self._start = files, "", 0
         self._reads, self._next = _reads(items), 0
         expect(files, self._reads)
 
-    def find(self, item: Item, at: int, size: int) -> int:
-        """Return where in ``data``, which may be other data now, are ``size`` bytes of that item from ``at``."""
+    def find(self, item: StorageItem, at: int, size: int) -> int:
+        """Return where in ``data`` the ``size`` bytes from ``at`` of that item are.
+
+        It may read other bytes into ``data`` first.
+        """
         start = item.start + at - self._start
         if start < 0 or start + size > len(self.data) or item.file != self._file:
             self._read(Extent(item.file, item.start + at, size))
@@ -261,14 +334,19 @@ class _Window:
             if (planned.file, planned.start) > (needed.file, needed.start):
                 break
             self._next += 1
-            if planned.file == needed.file and planned.start + planned.size >= needed.start + needed.size:
+            if (
+                planned.file == needed.file
+                and planned.start + planned.size >= needed.start + needed.size
+            ):
                 needed = planned
                 break
         self.data, self._file, self._start = read(self._files, needed), needed.file, needed.start
 
 
-def _reads(items: Sequence[Item]) -> list[Extent]:
-    """Return what to read of items, in the order of their files: small ones whole, of a large one its head and its tail.
+def _reads(items: Sequence[StorageItem]) -> list[Extent]:
+    """Return the ranges to read of items, in the order of their files.
+
+    A small item is read whole, of a large one the head and the tail.
 
     What lies near each other is read together.
     """
@@ -276,7 +354,11 @@ def _reads(items: Sequence[Item]) -> list[Extent]:
     file, start, end = "", 0, 0
     for item in items:
         first, last = item.start, item.start + item.size
-        spans = ((first, last),) if item.size <= _SMALL else ((first, first + _HEAD), (last - _TAIL, last))
+        spans = (
+            ((first, last),)
+            if item.size <= _SMALL
+            else ((first, first + _HEAD), (last - _TAIL, last))
+        )
         for low, high in spans:
             is_near = item.file == file and start <= low <= end + _GAP
             if is_near and (high <= end or high - start <= _MOST):

@@ -1,16 +1,19 @@
 """What a torch Distributed Checkpoint says of itself: ``.metadata``, a pickle, or one of each rank.
 
-It has, for every tensor, its shape and the boxes (chunks) that it was cut into; and for every box the file, offset and length of
-an item. Source: ``torch/distributed/checkpoint/{metadata,filesystem}.py``, torch 2.13. Tensors, boxes and items are there by the
-million, so the machine that reads pickles makes them directly (`Stated`).
+It has, for every tensor, its shape and the boxes (chunks) that it was cut into; and for every box
+the file, offset and length of an item. Source:
+``torch/distributed/checkpoint/{metadata,filesystem}.py``, torch 2.13. Tensors, boxes and items are
+there by the million, so the machine that reads pickles makes them directly (`Stated`).
 
-``dcp.save(…, use_collectives=False)`` lets no rank know of another: each writes ``__0.metadata``, ``__1.metadata``, … with the
-boxes of its own, and no file says how many ranks there were (``_get_metadata_path``).
+``dcp.save(…, use_collectives=False)`` lets no rank know of another: each writes ``__0.metadata``,
+``__1.metadata``, … with the boxes of its own, and no file says how many ranks there were
+(``_get_metadata_path``).
 
-Older torch and Megatron-Core mention further names. torch 2.1 and 2.2 took ``TensorProperties`` from the sharded tensors
-(``torch/distributed/checkpoint/metadata.py`` of v2.2). Megatron-Core keeps every rank's plan of the save beside the metadata
-(``megatron/core/dist_checkpointing/strategies/{torch,state_dict_saver}.py``, 0.12 to 0.16), in classes of its own in some
-versions. None of them says where a tensor lies.
+Older torch and Megatron-Core mention further names. torch 2.1 and 2.2 took ``TensorProperties``
+from the sharded tensors (``torch/distributed/checkpoint/metadata.py`` of v2.2). Megatron-Core keeps
+every rank's plan of the save beside the metadata
+(``megatron/core/dist_checkpointing/strategies/{torch,state_dict_saver}.py``, 0.12 to 0.16), in
+classes of its own in some versions. None of them says where a tensor lies.
 """
 
 from __future__ import annotations
@@ -22,22 +25,41 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from ckptsync.errors import Corrupt, Incomplete, Unsupported
+from ckptsync.errors import Corrupt, Incomplete, Unsupported, name_in_errors
 from ckptsync.formats import torch_pickle, zstd_items
-from ckptsync.formats.dtypes import MOST_AXES
-from ckptsync.formats.pickles import ALIKE, MAX_BYTES, Build, Made, Name, Stated, brief, loads, made
-from ckptsync.layouts.names import inside, join
-from ckptsync.model import Files, Shape, read_whole
-from ckptsync.paths import checked_path
+from ckptsync.formats.pickles import (
+    ALIKE,
+    MAX_BYTES,
+    Build,
+    Name,
+    PickledObject,
+    Stated,
+    brief,
+    loads,
+    made,
+)
+from ckptsync.formats.torch_pickle import shape_of
+from ckptsync.layouts.file_names import (
+    METADATA,
+    inside,
+    is_of_one_rank,
+    join,
+    metadata_files,
+)
+from ckptsync.safe_names import checked_path
+from ckptsync.tensors import Files, Shape, read_whole
 
-METADATA = ".metadata"
 Key = tuple[str, Shape]
-_OF_ITEM = ["relative_path", "offset", "length"]  # the attributes that torch 2.13 writes of an item without transforms
+# the attributes that torch 2.13 writes of an item without transforms
+_OF_ITEM = ["relative_path", "offset", "length"]
 _OF_INDEX = ["fqn", "index", "offset"]
 
 
-class Item(Stated):
-    """Where an item lies, which is one chunk or one blob: ``_StorageInfo``.  ``transforms`` were applied to its bytes, in this order."""
+class StorageItem(Stated):
+    """Where an item lies, which is one chunk or one blob: ``_StorageInfo``.
+
+    ``transforms`` were applied to its bytes, in this order.
+    """
 
     __slots__ = ("file", "size", "start", "transforms")
     file: str
@@ -79,8 +101,11 @@ class Item(Stated):
         return made
 
 
-class Index(Stated):
-    """Of which chunk of which tensor an item is: ``MetadataIndex``.  ``key`` is its name and offsets, () where it has none."""
+class StorageIndex(Stated):
+    """Of which chunk of which tensor an item is: ``MetadataIndex``.
+
+    ``key`` is its name and offsets, () where it has none.
+    """
 
     __slots__ = ("key",)
     is_key = True
@@ -94,7 +119,7 @@ class Index(Stated):
             fqn, offset = _attributes(items, ("fqn", "offset"))
         if type(fqn) is not str:
             raise Corrupt(f"{METADATA}: a MetadataIndex without a name")
-        self.key = fqn, (_shape(offset) if offset else ())
+        self.key = fqn, (shape_of(offset) if offset else ())
 
     @classmethod
     def several(cls, names: Sequence[Any], columns: Sequence[Sequence[Any]]) -> list[Any]:
@@ -102,7 +127,10 @@ class Index(Stated):
         if names != _OF_INDEX or set(map(type, columns[0])) != {str}:
             return super().several(names, columns)
         fqns, _, offsets = columns
-        shapes = {id(offset): _shape(offset) if offset else () for offset in {id(offset): offset for offset in offsets}.values()}
+        shapes = {
+            id(offset): shape_of(offset) if offset else ()
+            for offset in {id(offset): offset for offset in offsets}.values()
+        }
         made = []
         for fqn, offset in zip(fqns, offsets, strict=True):
             one = cls()
@@ -111,7 +139,7 @@ class Index(Stated):
         return made
 
 
-class Box(Stated):
+class ChunkBox(Stated):
     """A box of a tensor: ``ChunkStorageMetadata``."""
 
     __slots__ = ("offsets", "sizes")
@@ -119,46 +147,57 @@ class Box(Stated):
     sizes: Shape
 
     def take(self, items: list[Any]) -> None:
-        """As many offsets as sizes."""
+        """Set the offsets and sizes from unpickled items."""
         if items[::2] == ["offsets", "sizes"]:
             _, offsets, _, sizes = items
         else:
             offsets, sizes = _attributes(items, ("offsets", "sizes"))
-        self.offsets, self.sizes = _shape(offsets), _shape(sizes)
+        self.offsets, self.sizes = shape_of(offsets), shape_of(sizes)
 
 
-class Described(Stated):
-    """A tensor, ``TensorStorageMetadata``: its properties, its shape and the boxes that it was cut into."""
+class TensorMetadata(Stated):
+    """``TensorStorageMetadata``: a tensor's properties, its shape and the boxes it was cut into."""
 
     __slots__ = ("boxes", "properties", "shape")
     alike = (b"aub", b"eub")  # a list of one or more boxes is the last
-    boxes: tuple[Box, ...]
-    properties: Made
+    boxes: tuple[ChunkBox, ...]
+    properties: PickledObject
     shape: Shape
 
     def take(self, items: list[Any]) -> None:
         """Boxes have as many axes as the tensor."""
         properties, size, chunks = _attributes(items, ("properties", "size", "chunks"))
-        if type(properties) is not Made or type(chunks) is not list or any(type(chunk) is not Box for chunk in chunks):
+        if (
+            type(properties) is not PickledObject
+            or type(chunks) is not list
+            or any(type(chunk) is not ChunkBox for chunk in chunks)
+        ):
             raise Corrupt(f"{METADATA}: a tensor without properties, size and chunks")
-        self.properties, self.shape, self.boxes = properties, _shape(size), tuple(chunks)
+        self.properties, self.shape, self.boxes = properties, shape_of(size), tuple(chunks)
         for box in self.boxes:
             if len(box.offsets) != len(self.shape) or len(box.sizes) != len(self.shape):
-                raise Corrupt(f"{METADATA}: a tensor of shape {self.shape} has a chunk at {box.offsets} of size {box.sizes}")
+                raise Corrupt(
+                    f"{METADATA}: a tensor of shape {self.shape} has a chunk at {box.offsets} of"
+                    f" size {box.sizes}"
+                )
 
     def count(self) -> int:
         """Boxes."""
         return len(self.boxes)
 
-    def with_boxes(self, boxes: Iterable[Box]) -> Described:
+    def with_boxes(self, boxes: Iterable[ChunkBox]) -> TensorMetadata:
         """The same tensor, cut into these."""
-        found = Described()
+        found = TensorMetadata()
         found.properties, found.shape, found.boxes = self.properties, self.shape, tuple(boxes)
         return found
 
     @property
     def dtype(self) -> str:
-        """``TensorProperties`` pickles as ``(dtype, layout, requires_grad, memory format, pin_memory)``; raises Unsupported."""
+        """Return the dtype, the first of the pickled properties; raise Unsupported.
+
+        ``TensorProperties`` pickles as ``(dtype, layout, requires_grad, memory format,
+        pin_memory)``.
+        """
         if type(self.properties.state) is not tuple or not self.properties.state:
             raise Corrupt(f"{METADATA}: a tensor without properties")
         return torch_pickle.dtype_of(self.properties.state[0])
@@ -171,15 +210,6 @@ def _attributes(items: list[Any], names: tuple[str, ...]) -> tuple[Any, ...]:
     return tuple(map(dict(zip(items[::2], items[1::2], strict=True)).get, names))
 
 
-def _shape(value: Any) -> Shape:
-    if type(value) is not tuple or len(value) > MOST_AXES:
-        raise Corrupt(f"{METADATA}: a shape or offset that is not made of natural numbers")
-    for n in value:
-        if type(n) is not int or n < 0:
-            raise Corrupt(f"{METADATA}: a shape or offset that is not made of natural numbers")
-    return value
-
-
 _DCP = "torch.distributed.checkpoint"
 _SHARDED = "torch.distributed._shard.sharded_tensor.metadata"
 _MEGATRON = "megatron.core.dist_checkpointing.strategies.torch"
@@ -188,8 +218,20 @@ _ALLOWED: Mapping[Name, Build] = {
     **{
         Name(module, name): made
         for module, names in {
-            f"{_DCP}.metadata": ("Metadata", "BytesStorageMetadata", "TensorProperties", "_MEM_FORMAT_ENCODING", "StorageMeta"),
-            f"{_DCP}.planner": ("SavePlan", "WriteItem", "WriteItemType", "TensorWriteData", "BytesIOWriteData"),
+            f"{_DCP}.metadata": (
+                "Metadata",
+                "BytesStorageMetadata",
+                "TensorProperties",
+                "_MEM_FORMAT_ENCODING",
+                "StorageMeta",
+            ),
+            f"{_DCP}.planner": (
+                "SavePlan",
+                "WriteItem",
+                "WriteItemType",
+                "TensorWriteData",
+                "BytesIOWriteData",
+            ),
             f"{_DCP}.filesystem": ("_StoragePrefix",),
             _SHARDED: ("TensorProperties", "MEM_FORMAT_ENCODING"),
             _MEGATRON: ("MCoreMetadata", "MCoreSavePlan"),
@@ -198,12 +240,11 @@ _ALLOWED: Mapping[Name, Build] = {
         }.items()
         for name in names
     },
-    Name(f"{_DCP}.metadata", "MetadataIndex"): Index,
-    Name(f"{_DCP}.metadata", "ChunkStorageMetadata"): Box,
-    Name(f"{_DCP}.metadata", "TensorStorageMetadata"): Described,
-    Name(f"{_DCP}.filesystem", "_StorageInfo"): Item,
+    Name(f"{_DCP}.metadata", "MetadataIndex"): StorageIndex,
+    Name(f"{_DCP}.metadata", "ChunkStorageMetadata"): ChunkBox,
+    Name(f"{_DCP}.metadata", "TensorStorageMetadata"): TensorMetadata,
+    Name(f"{_DCP}.filesystem", "_StorageInfo"): StorageItem,
 }
-_OF_ONE_RANK = re.compile(r"__([0-9]{1,9})\.metadata")
 _OF_EVERY_RANK = re.compile(r"(rng_state_|random_states_)([0-9]{1,9})(\.pth|\.pkl)")
 
 
@@ -212,11 +253,11 @@ class Chunk(NamedTuple):
 
     offsets: Shape
     sizes: Shape
-    item: Item | None
+    item: StorageItem | None
 
 
 @dataclass(frozen=True, slots=True)
-class Chunked:
+class ChunkedTensor:
     """A tensor as ``.metadata`` describes it; ``path`` is its place in the nested state dict."""
 
     path: tuple[str, ...]
@@ -227,95 +268,111 @@ class Chunked:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Metadata:
-    """What a checkpoint's metadata says, not to be changed: the fields of the pickled class, and the item of each chunk and blob.
+    """The metadata of a checkpoint, not to be changed.
 
-    ``stored`` are the items of all ranks, of which a replica's is not among ``items``. ``remark`` is for whoever merges it.
+    It has the fields of the pickled class, and the item of each chunk and blob.
+
+    ``stored`` are the items of all ranks, of which a replica's is not among ``items``. ``remark``
+    is for whoever merges it.
     """
 
     fields: Mapping[str, Any]
-    items: Mapping[Key, Item]
-    stored: Sequence[Item]
+    items: Mapping[Key, StorageItem]
+    stored: Sequence[StorageItem]
     remark: str = ""
 
 
-def is_of_one_rank(base: str) -> bool:
-    """Return whether a file of this name is one rank's own metadata."""
-    return _OF_ONE_RANK.fullmatch(base) is not None
-
-
-def metadata_files(names: Collection[str], root: str) -> tuple[str, ...]:
-    """Return the files that describe the checkpoint in ``root``, in the order of ranks; none where they are missing."""
-    name = join(root, METADATA)
-    if name in names:
-        return (name,)
-    found = {int(m[1]): full for base, full in inside(names, root).items() if (m := _OF_ONE_RANK.fullmatch(base))}
-    return tuple(found[rank] for rank in sorted(found))
-
-
 def read_metadata(files: Files, root: str, world: int | None = None) -> Metadata:
-    """Return what the metadata in ``root`` says, whoever wrote it; ``world`` is the number of ranks where the caller knows it.
+    """Return what the metadata in ``root`` says, whoever wrote it.
 
-    Raises Incomplete on a node without it, or where ranks are missing, or where nothing says that none are.
+    ``world`` is the number of ranks where the caller knows it.
+
+    Raises Incomplete on a node without it, or where ranks are missing, or where nothing says that
+    none are.
     """
     names = metadata_files(files.sizes(), root)
     name = join(root, METADATA)
     if not names:
         raise Incomplete(
-            f"{name}: not there", hint="it is written by rank 0 after all shards: add the directory of the node that ran rank 0"
+            f"{name}: not found",
+            hint=(
+                "it is written by rank 0 after all shards: add the directory of the node that ran"
+                " rank 0"
+            ),
         )
     if names[0] == name:
         if any(map(is_of_one_rank, inside(files.sizes(), root))):
             raise Unsupported(
-                f"{name}: beside metadata of single ranks: two saves in one directory", hint="take away what the older one left"
+                f"{name}: beside metadata of single ranks: two saves in one directory",
+                hint="delete the files of the older save",
             )
         return _parse_once(read_whole(files, name, MAX_BYTES), root, name)
     _check_ranks(files.sizes(), root, names, world)
     joined = _join_ranks(tuple(read_whole(files, name, MAX_BYTES) for name in names), names, root)
     return replace(
-        joined, remark="" if world else f"{len(names)} ranks wrote it, as their random states say, and nothing else does"
+        joined,
+        remark=(
+            ""
+            if world
+            else f"{len(names)} ranks wrote it, as their random states say, and nothing else does"
+        ),
     )
 
 
 def _parse(data: bytes, root: str, name: str) -> Metadata:
     """Return what one file in ``root`` says; ``name`` is for errors."""
-    try:
+    with name_in_errors(name):
         return _metadata(data, root)
-    except (Corrupt, Unsupported) as e:
-        raise type(e)(f"{name}: {e}", hint=e.hint) from e
 
 
-_parse_once = lru_cache(maxsize=1)(_parse)  # what it demands is read first, then what it holds; of a large model it has 100 MB
+# what it demands is read first, then what it holds; of a large model it has 100 MB
+_parse_once = lru_cache(maxsize=1)(_parse)
 
 
 def _metadata(data: bytes, root: str) -> Metadata:
     value, size = loads(data, _ALLOWED)
     if size != len(data):
         raise Corrupt(f"pickle: ends at byte {size}, the file at {len(data)}")
-    fields = value.state if isinstance(value, Made) and value.name.name in ("Metadata", "MCoreMetadata") else None
-    if not isinstance(fields, dict) or any(type(fields.get(key)) is not dict for key in ("state_dict_metadata", "storage_data")):
+    fields = (
+        value.state
+        if isinstance(value, PickledObject) and value.name.name in ("Metadata", "MCoreMetadata")
+        else None
+    )
+    if not isinstance(fields, dict) or any(
+        type(fields.get(key)) is not dict for key in ("state_dict_metadata", "storage_data")
+    ):
         raise Corrupt(f"{METADATA}: no Metadata where one is due, or one without its fields")
-    boxes = sum(len(one.boxes) for one in fields["state_dict_metadata"].values() if type(one) is Described)
+    boxes = sum(
+        len(one.boxes)
+        for one in fields["state_dict_metadata"].values()
+        if type(one) is TensorMetadata
+    )
     if boxes > len(data):
         raise Corrupt(
-            f"{boxes} chunks in {len(data)} bytes", hint="a tensor is mentioned under many names: no checkpoint does that"
+            f"{boxes} chunks in {len(data)} bytes",
+            hint="a tensor is mentioned under many names: no checkpoint does that",
         )
     items = _items(fields["storage_data"], root)
     return Metadata(fields, items, tuple(items.values()))
 
 
-def _items(storage: dict[Any, Any], root: str) -> dict[Key, Item]:
-    """Return the item of each ``(name, offsets)`` of a chunk, and give it the name of its file in the checkpoint."""
-    found: dict[Key, Item] = {}
+def _items(storage: dict[Any, Any], root: str) -> dict[Key, StorageItem]:
+    """Return the item of each ``(name, offsets)`` of a chunk.
+
+    Each item gets the name of its file in the checkpoint.
+    """
+    found: dict[Key, StorageItem] = {}
     files: dict[str, str] = {}
     if len(set(map(id, storage.values()))) != len(storage):
         raise Corrupt(f"{METADATA}: two chunks in one item")
-    alike = Counter(hash(index.key) for index in storage if type(index) is Index)
+    alike = Counter(hash(index.key) for index in storage if type(index) is StorageIndex)
     if max(alike.values(), default=0) > ALIKE:
         raise Corrupt(
-            f"{METADATA}: more than {ALIKE} chunks whose offsets have one hash", hint="it was made to keep its reader busy"
+            f"{METADATA}: more than {ALIKE} chunks whose offsets have one hash",
+            hint="the file may be malicious: it would keep a reader busy for very long",
         )
     for index, item in storage.items():
-        if type(index) is not Index or type(item) is not Item:
+        if type(index) is not StorageIndex or type(item) is not StorageItem:
             raise Corrupt(f"{METADATA}: something else where an item is due")
         if item.transforms:
             zstd_items.check_transforms(item.transforms)
@@ -328,35 +385,54 @@ def _items(storage: dict[Any, Any], root: str) -> dict[Key, Item]:
 
 
 @lru_cache(maxsize=1)
-def chunked(metadata: Metadata) -> tuple[Chunked, ...]:
-    """Return every tensor of the state dict, weights or not. Raises Corrupt where names, paths and items do not agree."""
+def chunked(metadata: Metadata) -> tuple[ChunkedTensor, ...]:
+    """Return every tensor of the state dict, weights or not.
+
+    Raises Corrupt where names, paths and items do not agree.
+    """
     if "planner_data" not in metadata.fields:
         raise Corrupt(f"{METADATA}: no planner_data", hint="it is damaged: fetch it again")
     paths = metadata.fields["planner_data"]
     found = []
     for fqn, described in metadata.fields["state_dict_metadata"].items():
-        if type(described) is not Described:
+        if type(described) is not TensorMetadata:
             continue  # a torch.save blob: no weight
-        path = paths.get(fqn) if isinstance(paths, dict) and paths else (fqn,)  # empty where the planner did not flatten
-        if not isinstance(path, (tuple, list)) or not path or not set(map(type, path)) <= {str, int}:
+        # empty where the planner did not flatten
+        path = paths.get(fqn) if isinstance(paths, dict) and paths else (fqn,)
+        if (
+            not isinstance(path, (tuple, list))
+            or not path
+            or not set(map(type, path)) <= {str, int}
+        ):
             raise Corrupt(f"{METADATA}: {brief(fqn)} has no path in planner_data")
-        # ``_nested_dict.flatten_state_dict`` makes the name of the path; nothing else shows a flipped bit in either
+        # ``_nested_dict.flatten_state_dict`` makes the name of the path; nothing else shows a
+        # flipped bit in either
         words = tuple(map(str, path))
         if ".".join(words) != fqn:
-            raise Corrupt(f"{METADATA}: {brief(fqn)} is {brief(path)} in planner_data", hint="it is damaged: fetch it again")
+            raise Corrupt(
+                f"{METADATA}: {brief(fqn)} is {brief(path)} in planner_data",
+                hint="it is damaged: fetch it again",
+            )
         items = metadata.items
         chunks = tuple(
             [
-                Chunk(box.offsets, box.sizes, items.get((fqn, box.offsets)) or _other_item(fqn, box, items))
+                Chunk(
+                    box.offsets,
+                    box.sizes,
+                    items.get((fqn, box.offsets)) or _other_item(fqn, box, items),
+                )
                 for box in described.boxes
             ]
         )
-        found.append(Chunked(words, described.dtype, described.shape, chunks))
+        found.append(ChunkedTensor(words, described.dtype, described.shape, chunks))
     return tuple(found)
 
 
-def _other_item(fqn: str, box: Box, items: Mapping[Key, Item]) -> Item | None:
-    """Return the item of a box that has none at its own offsets: a whole tensor's; None for an empty box."""
+def _other_item(fqn: str, box: ChunkBox, items: Mapping[Key, StorageItem]) -> StorageItem | None:
+    """Return the item of a box that has none at its own offsets: a whole tensor's.
+
+    None for an empty box.
+    """
     found = None if any(box.offsets) else items.get((fqn, ()))
     if found is None and 0 not in box.sizes:
         raise Corrupt(f"{METADATA}: {fqn} has a chunk at {box.offsets} that lies in no file")
@@ -366,39 +442,55 @@ def _other_item(fqn: str, box: Box, items: Mapping[Key, Item]) -> Item | None:
 # Metadata of single ranks
 
 
-def _check_ranks(sizes: Collection[str], root: str, names: Sequence[str], world: int | None) -> None:
+def _check_ranks(
+    sizes: Collection[str], root: str, names: Sequence[str], world: int | None
+) -> None:
     """Raise unless there is metadata of every rank.
 
-    A tensor that only a missing rank had would be missed by nothing, so the number of ranks must be known from elsewhere: from
-    the caller, or from the random states of every rank, beside the shards or in the directory around them.
+    A tensor that only a missing rank had would be missed by nothing, so the number of ranks must be
+    known from elsewhere: from the caller, or from the random states of every rank, beside the
+    shards or in the directory around them.
     """
-    ranks = [int(_OF_ONE_RANK.fullmatch(n.rpartition("/")[2])[1]) for n in names]  # type: ignore[index]
+    ranks = [int(n.rpartition("__")[2].removesuffix(METADATA)) for n in names]
     if world is None:
         places = {root, root.rpartition("/")[0]}
-        own = [m for n in sizes if n.rpartition("/")[0] in places and (m := _OF_EVERY_RANK.fullmatch(n.rpartition("/")[2]))]
+        own = [
+            m
+            for n in sizes
+            if n.rpartition("/")[0] in places
+            and (m := _OF_EVERY_RANK.fullmatch(n.rpartition("/")[2]))
+        ]
         world = max((int(m[2]) + 1 for m in own), default=None)
     if world is None:
         there = f"{ranks[0]} to {ranks[-1]}" if len(ranks) > 2 else " and ".join(map(str, ranks))
         raise Incomplete(
-            f"{root or '.'}: metadata of ranks {there}, and nothing says how many ranks there were",
-            hint=f"if these are all: --source 'dcp:{root or '.'}#world={len(ranks)}'; random states of every rank beside it say so too",
+            f"{root or '.'}: metadata of ranks {there}, but the world size is unknown",
+            hint=(
+                f"if these are all: --source 'dcp:{root or '.'}#world={len(ranks)}'; random states"
+                " of every rank beside it say so too"
+            ),
         )
     missing = sorted(set(range(world)) - set(ranks))
     if missing:
         raise Incomplete(
-            f"{join(root, f'__{missing[0]}.metadata')}: not there, of {world} ranks", hint="give the other nodes' directories too"
+            f"{join(root, f'__{missing[0]}.metadata')}: not found, of {world} ranks",
+            hint="give the other nodes' directories too",
         )
     if ranks[-1] >= world:
         raise Corrupt(
-            f"{root or '.'}: metadata of rank {ranks[-1]}, of {world} ranks", hint="are there shards of an older, larger save?"
+            f"{root or '.'}: metadata of rank {ranks[-1]}, of {world} ranks",
+            hint="look for shards of an older, larger save",
         )
 
 
 @lru_cache(maxsize=1)
 def _join_ranks(data: tuple[bytes, ...], names: tuple[str, ...], root: str) -> Metadata:
-    """Return one description of all ranks' checkpoint; of a box that several have, which is a replica, the lowest rank's item."""
+    """Return one description of all ranks' checkpoint.
+
+    Of a box that several have, which is a replica, the lowest rank's item.
+    """
     parts = [_parse(content, root, name) for content, name in zip(data, names, strict=True)]
-    items: dict[Key, Item] = {}
+    items: dict[Key, StorageItem] = {}
     described: dict[str, list[Any]] = {}
     paths: dict[Any, Any] = {}
     for part in parts:
@@ -409,7 +501,10 @@ def _join_ranks(data: tuple[bytes, ...], names: tuple[str, ...], root: str) -> M
         own = part.fields.get("planner_data")
         for name, path in own.items() if isinstance(own, dict) else ():
             if paths.setdefault(name, path) != path:
-                raise Corrupt(f"{brief(name)}: ranks disagree on its path", hint="are they of one save?")
+                raise Corrupt(
+                    f"{brief(name)}: ranks disagree on its path",
+                    hint="check that the ranks are of one save",
+                )
     fields = {
         "state_dict_metadata": {name: _join_tensor(name, each) for name, each in described.items()},
         "planner_data": paths,
@@ -420,13 +515,19 @@ def _join_ranks(data: tuple[bytes, ...], names: tuple[str, ...], root: str) -> M
 
 def _join_tensor(name: str, described: Sequence[Any]) -> Any:
     """Return one tensor as several ranks describe it: their boxes, each once."""
-    tensors = [one for one in described if type(one) is Described]
+    tensors = [one for one in described if type(one) is TensorMetadata]
     if not tensors or len(described) == 1:
         return described[0]  # a blob that each rank has of its own
     if len(tensors) != len(described) or len({(t.shape, t.dtype) for t in tensors}) > 1:
-        raise Corrupt(f"{brief(name)}: ranks disagree on its shape or dtype", hint="are they of one save?")
-    boxes: dict[Shape, Box] = {}
+        raise Corrupt(
+            f"{brief(name)}: ranks disagree on its shape or dtype",
+            hint="check that the ranks are of one save",
+        )
+    boxes: dict[Shape, ChunkBox] = {}
     for box in (box for tensor in tensors for box in tensor.boxes if 0 not in box.sizes):
         if boxes.setdefault(box.offsets, box).sizes != box.sizes:
-            raise Corrupt(f"{brief(name)}: ranks disagree on the box at {box.offsets}", hint="are they of one save?")
+            raise Corrupt(
+                f"{brief(name)}: ranks disagree on the box at {box.offsets}",
+                hint="check that the ranks are of one save",
+            )
     return tensors[0].with_boxes(boxes.values())

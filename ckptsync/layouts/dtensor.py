@@ -1,9 +1,13 @@
-"""DTensors in pickles (FSDP2, verl, FSDP1 on a mesh): the boxes that a rank holds, by mesh and placements and never by values.
+"""DTensors in pickles (FSDP2, verl, FSDP1 on a mesh): compute the boxes that a rank holds.
 
-The pickle has the global shape; where a rank's local tensor belongs follows from its place in the mesh. In reading order: what a
-rank holds by arithmetic alone (`held`, `boxes`), the mesh (`read_mesh`), the tensor (`share`). Source:
-``torch/distributed/tensor/{_api,_dtensor_spec,placement_types}.py`` (before 2.5 in ``torch/distributed/_tensor``),
-``torch/distributed/{device_mesh,_mesh_layout}.py``, torch 2.2 to 2.13.
+They follow from mesh and placements, never from values.
+
+The pickle has the global shape; where a rank's local tensor belongs follows from its place in the
+mesh. In reading order: what a rank holds by arithmetic alone (`held`, `boxes`), the mesh
+(`read_mesh`), the tensor (`share`). Source:
+``torch/distributed/tensor/{_api,_dtensor_spec,placement_types}.py`` (before 2.5 in
+``torch/distributed/_tensor``), ``torch/distributed/{device_mesh,_mesh_layout}.py``, torch 2.2 to
+2.13.
 """
 
 from __future__ import annotations
@@ -16,15 +20,23 @@ from math import prod
 from typing import Any
 
 from ckptsync.errors import Corrupt, Unsupported
-from ckptsync.formats.pickles import Build, Made, Name, brief, made
-from ckptsync.formats.torch_pickle import Stored
-from ckptsync.layouts.rank_names import MOST as MOST_RANKS
-from ckptsync.layouts.wrapped import Piece, Share, Wrapped, attributes, refuse_strangers
-from ckptsync.model import Shape
+from ckptsync.formats.pickles import Build, Name, PickledObject, brief, made
+from ckptsync.formats.torch_pickle import StoredTensor
+from ckptsync.layouts.file_names import MOST_RANKS
+from ckptsync.layouts.sharded_tensor import (
+    LocalShard,
+    RankShards,
+    Wrapped,
+    attributes,
+    refuse_strangers,
+)
+from ckptsync.tensors import Shape
 
 _OLD = "torch.distributed._tensor"  # until 2.4
 _NEW = "torch.distributed.tensor"
-KINDS = frozenset({Name(_NEW, "DTensor"), Name(f"{_NEW}._api", "DTensor"), Name(f"{_OLD}.api", "DTensor")})
+KINDS = frozenset(
+    {Name(_NEW, "DTensor"), Name(f"{_NEW}._api", "DTensor"), Name(f"{_OLD}.api", "DTensor")}
+)
 _PARTIAL = ("Partial", "_Partial", "_NormPartial", "_MaskPartial", "MaskPartial")
 _SPEC = ("mesh", "placements", "tensor_meta")
 _KNOWN = frozenset({*_SPEC, "_hash", "shard_order", "use_strided_shard_as_shard_order"})
@@ -33,7 +45,10 @@ _MOST_RUNS = 1 << 16  # of one tensor on one rank: real ones have a handful
 
 ALLOWED: Mapping[Name, Build] = {
     **dict.fromkeys(KINDS, made),
-    **{Name(f"{_NEW}._dtensor_spec", name): made for name in ("DTensorSpec", "TensorMeta", "ShardOrderEntry")},
+    **{
+        Name(f"{_NEW}._dtensor_spec", name): made
+        for name in ("DTensorSpec", "TensorMeta", "ShardOrderEntry")
+    },
     **{Name(f"{_OLD}.placement_types", name): made for name in ("DTensorSpec", "TensorMeta")},
     **{
         Name(f"{module}.placement_types", name): made
@@ -63,12 +78,18 @@ class Shard:
 Placement = Shard | None  # None: the same on every rank along a mesh axis
 
 
-def held(shape: Shape, mesh: Shape, coordinate: Shape, placements: Sequence[Placement]) -> tuple[tuple[Run, ...], ...]:
-    """Return, for every axis, the runs of indexes that the rank at ``coordinate`` holds, in the order in which it holds them.
+def held(
+    shape: Shape, mesh: Shape, coordinate: Shape, placements: Sequence[Placement]
+) -> tuple[tuple[Run, ...], ...]:
+    """Return, for every axis, the runs of indexes that the rank at ``coordinate`` holds.
 
-    Placements act from left to right, each on what the ones before it left: ``Shard`` as ``torch.chunk`` cuts, ``_StridedShard``
-    on each of ``split_factor`` chunks, whose results are joined. Source: ``_compute_local_shape_and_global_offset`` of
-    ``torch/distributed/tensor/_utils.py`` and ``_StridedShard._split_tensor`` of ``placement_types.py``, torch 2.13.
+    Runs are in the order in which the rank holds them.
+
+    Placements act from left to right, each on what the ones before it left: ``Shard`` as
+    ``torch.chunk`` cuts, ``_StridedShard`` on each of ``split_factor`` chunks, whose results are
+    joined. Source: ``_compute_local_shape_and_global_offset`` of
+    ``torch/distributed/tensor/_utils.py`` and ``_StridedShard._split_tensor`` of
+    ``placement_types.py``, torch 2.13.
     """
     axes: list[list[Run]] = [[(0, n)] if n else [] for n in shape]
     for parts, at, placement in zip(mesh, coordinate, placements, strict=True):
@@ -103,9 +124,15 @@ def local_shape(runs: Sequence[Sequence[Run]]) -> Shape:
 
 
 def boxes(runs: Sequence[Sequence[Run]]) -> Iterator[tuple[Shape, Shape, Shape]]:
-    """Yield the boxes that runs make, usually one: offsets, sizes, and the offsets in what the rank holds."""
+    """Yield the boxes that runs make, usually one.
+
+    Each is its offsets, its sizes, and its offsets in what the rank holds.
+    """
     if prod(map(len, runs)) > _MOST_RUNS:
-        raise Unsupported(f"a rank holds {prod(map(len, runs))} separate pieces of a tensor, at most {_MOST_RUNS} are read")
+        raise Unsupported(
+            f"a rank holds {prod(map(len, runs))} separate pieces of a tensor, at most {_MOST_RUNS}"
+            " are read"
+        )
     placed = []
     for axis in runs:
         at, each = 0, []
@@ -118,7 +145,10 @@ def boxes(runs: Sequence[Sequence[Run]]) -> Iterator[tuple[Shape, Shape, Shape]]
 
 
 def is_even(shape: Shape, mesh: Shape, placements: Sequence[Placement]) -> bool:
-    """Return whether every cut axis is a multiple of all its cuts: then the order in which they are made does not matter."""
+    """Return whether every cut axis is a multiple of all its cuts.
+
+    If so, the order of the cuts does not matter.
+    """
     cuts: dict[int, int] = {}
     for parts, placement in zip(mesh, placements, strict=True):
         if placement:
@@ -131,7 +161,10 @@ def is_even(shape: Shape, mesh: Shape, placements: Sequence[Placement]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """``ranks`` row by row in ``shape``; ``coordinate`` is the place of the rank that wrote it, ``world`` one more than the highest."""
+    """``ranks`` row by row in ``shape``.
+
+    ``coordinate`` is the place of the rank that wrote it, ``world`` one more than the highest.
+    """
 
     shape: Shape
     ranks: tuple[int, ...]
@@ -145,10 +178,13 @@ class Mesh:
 
 
 def read_mesh(value: Any) -> Mesh:
-    """Return a pickled ``DeviceMesh``; raises Corrupt where its parts do not agree, Unsupported for attributes of no known torch.
+    """Return a pickled ``DeviceMesh``.
 
-    torch 2.2 to 2.9 keep the ranks of the mesh (``mesh``, ``_flatten_mesh_list``), of a slice only the own one; 2.10 and later keep
-    all ranks of the root mesh (``_flatten_rank_map``) and a layout of sizes and strides in them.
+    Raises Corrupt where its parts do not agree, Unsupported for attributes of no known torch.
+
+    torch 2.2 to 2.9 keep the ranks of the mesh (``mesh``, ``_flatten_mesh_list``), of a slice only
+    the own one; 2.10 and later keep all ranks of the root mesh (``_flatten_rank_map``) and a layout
+    of sizes and strides in them.
     """
     state = attributes(value, "DeviceMesh", ())
     coordinate = _naturals(state.get("_coordinate_on_dim"), "_coordinate_on_dim")
@@ -156,18 +192,25 @@ def read_mesh(value: Any) -> Mesh:
         found = _by_layout(state, coordinate)
     elif "mesh" in state and "_flatten_mesh_list" in state:
         tensor, ranks = state["mesh"], _ranks(state["_flatten_mesh_list"])
-        if not isinstance(tensor, Stored) or tensor.numel != len(ranks):
+        if not isinstance(tensor, StoredTensor) or tensor.numel != len(ranks):
             raise Corrupt(f"DeviceMesh of {len(ranks)} ranks whose mesh has another size")
         found = _checked(tensor.shape, ranks, coordinate, max(ranks) + 1)
     else:
-        raise Unsupported("DeviceMesh has neither _layout nor mesh, as every known version of torch gives it")
+        raise Unsupported(
+            "DeviceMesh has neither _layout nor mesh, as every known version of torch gives it"
+        )
     if found.rank != state.get("_rank", found.rank):
-        raise Corrupt(f"DeviceMesh of rank {found.rank} says that its rank is {brief(state['_rank'])}")
+        raise Corrupt(
+            f"DeviceMesh of rank {found.rank} says that its rank is {brief(state['_rank'])}"
+        )
     return found
 
 
 def _by_layout(state: dict[str, Any], coordinate: Shape) -> Mesh:
-    """Return the mesh of a layout. A slice of the root mesh starts where its own coordinate comes out at its own rank."""
+    """Return the mesh of a layout.
+
+    A slice of the root mesh starts where its own coordinate comes out at its own rank.
+    """
     every = _ranks(state["_flatten_rank_map"])
     axes = _axes(state["_layout"], len(every))
     places = [sum(steps) for steps in product(*axes)]
@@ -175,15 +218,25 @@ def _by_layout(state: dict[str, Any], coordinate: Shape) -> Mesh:
     base = 0
     if len(places) != len(every):
         if state.get("_rank") not in every:
-            raise Unsupported("a DeviceMesh that is a slice of another and does not say whose", hint="give a mesh of all ranks")
+            raise Unsupported(
+                "a DeviceMesh that is a slice of another and does not say whose",
+                hint="give a mesh of all ranks",
+            )
         base = every.index(state["_rank"]) - places[_ravel(coordinate, shape)]
     if base < 0 or base + max(places) >= len(every):
         raise Corrupt("DeviceMesh has a layout that reaches out of its ranks")
-    return _checked(shape, tuple(every[base + place] for place in places), coordinate, max(every) + 1)
+    return _checked(
+        shape, tuple(every[base + place] for place in places), coordinate, max(every) + 1
+    )
 
 
 def _checked(shape: Shape, ranks: tuple[int, ...], coordinate: Shape, world: int) -> Mesh:
-    if not shape or len(shape) > _MOST_MESH_AXES or len(set(ranks)) != len(ranks) or prod(shape) != len(ranks):
+    if (
+        not shape
+        or len(shape) > _MOST_MESH_AXES
+        or len(set(ranks)) != len(ranks)
+        or prod(shape) != len(ranks)
+    ):
         raise Corrupt(f"DeviceMesh of shape {shape} with {len(set(ranks))} different ranks")
     _ravel(coordinate, shape)
     return Mesh(shape, _once(ranks), coordinate, world)
@@ -191,12 +244,17 @@ def _checked(shape: Shape, ranks: tuple[int, ...], coordinate: Shape, world: int
 
 @lru_cache(maxsize=64)
 def _once(ranks: tuple[int, ...]) -> tuple[int, ...]:
-    """Return one object for all files: what every tensor of every rank says is compared with what the first one says."""
+    """Return the same object for equal ranks, for the tensors of all files.
+
+    Every tensor of every rank is compared with the first one.
+    """
     return ranks
 
 
 def _ravel(coordinate: Shape, shape: Shape) -> int:
-    if len(coordinate) != len(shape) or any(at >= n for at, n in zip(coordinate, shape, strict=True)):
+    if len(coordinate) != len(shape) or any(
+        at >= n for at, n in zip(coordinate, shape, strict=True)
+    ):
         raise Corrupt(f"DeviceMesh of shape {shape} with a rank at {coordinate}")
     place = 0
     for at, n in zip(coordinate, shape, strict=True):
@@ -211,12 +269,17 @@ def _axes(layout: Any, most: int) -> list[list[int]]:
         flat = [attributes(axis, "_FlatLayout", ("shape", "stride")) for axis in state["axes"]]
         pairs = [(axis["shape"], axis["stride"]) for axis in flat]
     elif {"shape", "stride"} <= state.keys():
-        sizes, steps = (value if isinstance(value, tuple) else (value,) for value in (state["shape"], state["stride"]))
+        sizes, steps = (
+            value if isinstance(value, tuple) else (value,)
+            for value in (state["shape"], state["stride"])
+        )
         if len(sizes) != len(steps):
             raise Corrupt("a mesh layout with more sizes than strides")
         pairs = list(zip(sizes, steps, strict=True))
     else:
-        raise Unsupported("a mesh layout without axes or shape, as every known version of torch gives it")
+        raise Unsupported(
+            "a mesh layout without axes or shape, as every known version of torch gives it"
+        )
     found = [_places(_leaves(sizes), _leaves(steps), most) for sizes, steps in pairs]
     if prod(map(len, found)) > most:
         raise Corrupt(f"a mesh layout of more places than there are ranks ({most})")
@@ -240,8 +303,13 @@ def _leaves(value: Any) -> Shape:
 
 def _places(sizes: Shape, strides: Shape, most: int) -> list[int]:
     if len(sizes) != len(strides) or prod(sizes) > most or not all(sizes):
-        raise Corrupt(f"a mesh layout of sizes {sizes[:4]} and strides {strides[:4]} for {most} ranks")
-    return [sum(at * step for at, step in zip(place, strides, strict=True)) for place in product(*map(range, sizes))]
+        raise Corrupt(
+            f"a mesh layout of sizes {sizes[:4]} and strides {strides[:4]} for {most} ranks"
+        )
+    return [
+        sum(at * step for at, step in zip(place, strides, strict=True))
+        for place in product(*map(range, sizes))
+    ]
 
 
 def _ranks(value: Any) -> tuple[int, ...]:
@@ -252,7 +320,11 @@ def _ranks(value: Any) -> tuple[int, ...]:
 
 
 def _naturals(value: Any, what: str) -> tuple[int, ...]:
-    if not isinstance(value, (tuple, list)) or len(value) > MOST_RANKS or any(type(n) is not int or n < 0 for n in value):
+    if (
+        not isinstance(value, (tuple, list))
+        or len(value) > MOST_RANKS
+        or any(type(n) is not int or n < 0 for n in value)
+    ):
         raise Corrupt(f"DeviceMesh whose {what} is not made of natural numbers")
     return tuple(value)
 
@@ -260,10 +332,12 @@ def _naturals(value: Any, what: str) -> tuple[int, ...]:
 # The tensor
 
 Meshes = dict[int, tuple[Any, Mesh]]
-"""The meshes of one file by the identity of the pickled value, and that value: a thousand tensors share one."""
+"""The meshes of one file by the identity of the pickled value, and that value: a thousand tensors
+share one.
+"""
 
 
-def share(tensor: Wrapped, meshes: Meshes) -> Share:
+def share(tensor: Wrapped, meshes: Meshes) -> RankShards:
     """Return what the writing rank has of a DTensor.
 
     Raises Corrupt if the local tensor has another shape than mesh and placements give.
@@ -274,33 +348,60 @@ def share(tensor: Wrapped, meshes: Meshes) -> Share:
     mesh = meshes[id(spec["mesh"])][1]
     placements = tuple(_placement(p) for p in _listed(spec["placements"]))
     if len(placements) != len(mesh.shape):
-        raise Corrupt(f"a DTensor with {len(placements)} placements on a mesh of {len(mesh.shape)} axes")
+        raise Corrupt(
+            f"a DTensor with {len(placements)} placements on a mesh of {len(mesh.shape)} axes"
+        )
     _check_order(spec, tensor, mesh, placements)
     runs = held(tensor.shape, mesh.shape, mesh.coordinate, placements)
     if local.shape != local_shape(runs) and (local.numel or all(local_shape(runs))):
-        raise Corrupt(f"a DTensor holds {local.shape} where mesh and placements give {local_shape(runs)} of {tensor.shape}")
+        raise Corrupt(
+            f"a DTensor holds {local.shape} where mesh and placements give {local_shape(runs)} of"
+            f" {tensor.shape}"
+        )
     pieces = []
     for offsets, sizes, inner in boxes(runs):
         start = local.offset + sum(at * step for at, step in zip(inner, local.strides, strict=True))
-        pieces.append(Piece(offsets, sizes, replace(local, offset=start, shape=sizes)))
+        pieces.append(LocalShard(offsets, sizes, replace(local, offset=start, shape=sizes)))
     cut = mesh.shape, placements
-    return Share(tensor.dtype, tensor.shape, tuple(pieces), cut, mesh.world, mesh.rank, len(mesh.ranks), mesh.ranks)
+    return RankShards(
+        tensor.dtype,
+        tensor.shape,
+        tuple(pieces),
+        cut,
+        mesh.world,
+        mesh.rank,
+        len(mesh.ranks),
+        mesh.ranks,
+    )
 
 
-def _inside(tensor: Wrapped) -> tuple[dict[str, Any], Stored]:
-    """Return its specification and its local tensor; their dtypes and shapes must be what the tensor was made with."""
-    state = tensor.state[1] if isinstance(tensor.state, tuple) and len(tensor.state) == 2 else tensor.state
+def _inside(tensor: Wrapped) -> tuple[dict[str, Any], StoredTensor]:
+    """Return its specification and its local tensor.
+
+    Their dtypes and shapes must be what the tensor was made with.
+    """
+    state = (
+        tensor.state[1]
+        if isinstance(tensor.state, tuple) and len(tensor.state) == 2
+        else tensor.state
+    )
     local = state.get("_local_tensor") if isinstance(state, dict) else None
     if isinstance(local, Wrapped):
-        raise Unsupported(f"a DTensor whose local tensor is a {local.kind}", hint="only plain local tensors are read")
-    if not isinstance(local, Stored) or not isinstance(state, dict):
+        raise Unsupported(
+            f"a DTensor whose local tensor is a {local.kind}",
+            hint="only plain local tensors are read",
+        )
+    if not isinstance(local, StoredTensor) or not isinstance(state, dict):
         raise Corrupt("a DTensor without its local tensor")
     spec = attributes(state.get("_spec"), "DTensorSpec", _SPEC)
     refuse_strangers(spec, _KNOWN, "DTensorSpec")
     meta = spec["tensor_meta"]
-    shape = meta.args[0] if isinstance(meta, Made) and meta.args else None
+    shape = meta.args[0] if isinstance(meta, PickledObject) and meta.args else None
     if shape != tensor.shape or local.dtype != tensor.dtype:
-        raise Corrupt(f"a DTensor of {tensor.dtype} {tensor.shape} that holds {local.dtype}, or says another shape elsewhere")
+        raise Corrupt(
+            f"a DTensor of {tensor.dtype} {tensor.shape} that holds {local.dtype}, or says another"
+            " shape elsewhere"
+        )
     return spec, local
 
 
@@ -311,37 +412,55 @@ def _listed(value: Any) -> Sequence[Any]:
 
 
 def _placement(value: Any) -> Placement:
-    kind = value.name.name if isinstance(value, Made) else ""
+    kind = value.name.name if isinstance(value, PickledObject) else ""
     if kind == "Replicate":
         return None
     if kind in _PARTIAL:
-        raise Unsupported("a DTensor with a Partial placement: the ranks hold terms of a sum", hint="redistribute it before saving")
+        raise Unsupported(
+            "a DTensor with a Partial placement: the ranks hold terms of a sum",
+            hint="redistribute it before saving",
+        )
     state = attributes(value, "_StridedShard" if kind == "_StridedShard" else "Shard", ("dim",))
     refuse_strangers(state, ("dim", "split_factor"), kind)
     dim, factor = state["dim"], state.get("split_factor", 1)
-    if type(dim) is not int or type(factor) is not int or (kind == "_StridedShard") != ("split_factor" in state):
+    if (
+        type(dim) is not int
+        or type(factor) is not int
+        or (kind == "_StridedShard") != ("split_factor" in state)
+    ):
         raise Corrupt(f"a {kind} that does not say which axis it cuts, and how")
     return Shard(dim, factor)
 
 
-def _check_order(spec: dict[str, Any], tensor: Wrapped, mesh: Mesh, placements: Sequence[Placement]) -> None:
+def _check_order(
+    spec: dict[str, Any], tensor: Wrapped, mesh: Mesh, placements: Sequence[Placement]
+) -> None:
     """Raise Unsupported for cuts in another order than from left to right.
 
     Older versions cut in another one, or do not say: of those, only what comes out even is read.
     """
     order, shards = spec.get("shard_order"), [p for p in placements if p]
-    is_strided = any(isinstance(p, Made) and p.name.name == "_StridedShard" for p in spec["placements"])
+    is_strided = any(
+        isinstance(p, PickledObject) and p.name.name == "_StridedShard" for p in spec["placements"]
+    )
     if is_strided and spec.get("use_strided_shard_as_shard_order") is False:
         raise Unsupported("a DTensor with a _StridedShard that is to be read as a Shard")
     for entry in _listed(order) if order is not None else ():
-        axes = entry.args[1] if isinstance(entry, Made) and len(entry.args) == 2 else None
+        axes = entry.args[1] if isinstance(entry, PickledObject) and len(entry.args) == 2 else None
         if not isinstance(axes, tuple) or list(axes) != sorted(axes):
-            raise Unsupported("a DTensor that is cut in another order than its mesh has", hint="redistribute it before saving")
+            raise Unsupported(
+                "a DTensor that is cut in another order than its mesh has",
+                hint="redistribute it before saving",
+            )
     is_cut_twice = len({p.dim for p in shards}) < len(shards)
     if is_cut_twice and not is_strided and spec["placements"][0].name.module.startswith(_OLD):
-        raise Unsupported("FSDP over tensor parallelism by a torch before 2.5, which does not record in which order it cut")
+        raise Unsupported(
+            "FSDP over tensor parallelism by a torch before 2.5, which does not record in which"
+            " order it cut"
+        )
     is_new = "use_strided_shard_as_shard_order" in spec
     if is_strided and not is_new and not is_even(tensor.shape, mesh.shape, placements):
         raise Unsupported(
-            "a _StridedShard of this version of torch that does not come out even", hint="save with torch 2.13 or later"
+            "a _StridedShard of this version of torch that does not come out even",
+            hint="save with torch 2.13 or later",
         )

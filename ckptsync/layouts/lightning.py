@@ -1,8 +1,12 @@
-"""Lightning's checkpoint of one file, ``epoch=0-step=10.ckpt``: by ``torch.save``, the model's state dict beside the training's states.
+"""Lightning's checkpoint of one file, ``epoch=0-step=10.ckpt``.
 
-A root is the file's name. Sources: ``dump_checkpoint`` of ``lightning/pytorch/trainer/connectors/checkpoint_connector.py`` 2.6
-(``state_dict``), ``Fabric.save`` of ``lightning/fabric/fabric.py``, whose keys are the script's own. Hyperparameters, callbacks and
-data modules may hold objects of any class: they are words here, as everything in a pickle is, and nothing of them is needed.
+``torch.save`` wrote it: the model's state dict beside the training's states.
+
+A root is the file's name. Sources: ``dump_checkpoint`` of
+``lightning/pytorch/trainer/connectors/checkpoint_connector.py`` 2.6 (``state_dict``),
+``Fabric.save`` of ``lightning/fabric/fabric.py``, whose keys are the script's own. Hyperparameters,
+callbacks and data modules may hold objects of any class: they are words here, as everything in a
+pickle is, and nothing of them is needed.
 """
 
 from __future__ import annotations
@@ -10,15 +14,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from ckptsync.errors import Corrupt, Incomplete, Unsupported
+from ckptsync.errors import Corrupt, Incomplete, Unsupported, name_in_errors
 from ckptsync.formats import torch_save, torch_zip
-from ckptsync.formats.pickles import AnyClass, Made, brief
-from ckptsync.formats.torch_pickle import ALLOWED, Stored
-from ckptsync.layouts.names import inside
+from ckptsync.formats.pickles import AnyClass, PickledObject, brief
+from ckptsync.formats.torch_pickle import ALLOWED, StoredTensor
+from ckptsync.layouts.file_names import inside
 from ckptsync.layouts.whole_bin import state_tensors
-from ckptsync.model import Extent, Files, Tensor
+from ckptsync.tensors import Extent, Files, Tensor
 
-NAME = "lightning"
 _END = ".ckpt"
 _STATE = "state_dict"
 _OF_FABRIC = ("model", "module", "model_state_dict")
@@ -31,15 +34,11 @@ def roots(names: Collection[str]) -> tuple[str, ...]:
     return tuple(sorted(name for name in inside(names, "") if name.endswith(_END) and name != _END))
 
 
-def holds_weights(root: str) -> bool:
-    """Return True: every one does."""
-    return root != ""
-
-
 def demands(files: Files, root: str) -> dict[str, int | None]:
     """Return the file as it is, if it has the end that torch gives it.
 
-    Raises Incomplete where it has not, or was not written by torch: beside shards such a file is the script's own.
+    Raises Incomplete where it has not, or was not written by torch: beside shards such a file is
+    the script's own.
     """
     where = _where(files, root)
     try:
@@ -48,7 +47,8 @@ def demands(files: Files, root: str) -> dict[str, int | None]:
         is_whole = False
     if not is_whole:
         raise Incomplete(
-            f"{root}: has no end as torch.save writes it", hint="it is being written, was cut short, or is none of torch's"
+            f"{root}: has no end as torch.save writes it",
+            hint="it is being written, was cut short, or is none of torch's",
         )
     return {root: where.size}
 
@@ -58,45 +58,63 @@ def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
     value, container = _load(files, _where(files, root))
     state = _state(value, root)
     for key, held in state.items():
-        if isinstance(held, Made) and not str(key).endswith(_EXTRA):
-            raise Unsupported(f"{root}: {brief(key)} is a {held.name}, a tensor expected", hint="save whole, plain tensors")
-    try:
+        if isinstance(held, PickledObject) and not str(key).endswith(_EXTRA):
+            raise Unsupported(
+                f"{root}: {brief(key)} is a {held.name}, a tensor expected",
+                hint="save whole, plain tensors",
+            )
+    with name_in_errors(root):
         return state_tensors(files, container, state)
-    except (Corrupt, Unsupported) as e:
-        raise type(e)(f"{root}: {e}", hint=e.hint) from e
 
 
 def _where(files: Files, root: str) -> Extent:
     if root not in files.sizes():
-        raise Incomplete(f"{root}: not there")
+        raise Incomplete(f"{root}: not found")
     return Extent(root, 0, files.sizes()[root])
 
 
 def _load(files: Files, where: Extent) -> tuple[Any, torch_save.Container]:
-    """Read the pickle. Scripts pickle what they like: what is odd, and has its CRC32, is no damage."""
+    """Read the pickle.
+
+    Scripts pickle what they like: what is odd, and has its CRC32, is no damage.
+    """
     try:
         return torch_save.load(files, where, _ALLOWED)
     except Corrupt as e:
         if torch_save.is_legacy(files, where):
             raise
         archive = torch_zip.open_archive(files, where)
-        torch_zip.pickle_of(files, archive)  # raises Corrupt where the pickle is not the one that was written
+        # raises Corrupt where the pickle is not the one that was written
+        torch_zip.pickle_of(files, archive)
         if not archive.summed:
             raise
-        raise Unsupported(f"{where.file}: {e}", hint="it is as it was written, and not what this program reads") from e
+        raise Unsupported(
+            f"{where.file}: {e}", hint="it is as it was written, and not what this program reads"
+        ) from e
 
 
 def _state(value: Any, root: str) -> Mapping[Any, Any]:
-    """Return Lightning's own key, else the one that a script of Fabric's gave the model, else the value as a state dict itself."""
+    """Return the state dict in a Lightning checkpoint.
+
+    It is Lightning's own key, else the one that a script of Fabric's gave the model, else the value
+    itself.
+    """
     if isinstance(value, dict):
-        named = [key for key in (_STATE, *_OF_FABRIC) if isinstance(value.get(key), dict) and _has_tensors(value[key])]
+        named = [
+            key
+            for key in (_STATE, *_OF_FABRIC)
+            if isinstance(value.get(key), dict) and _has_tensors(value[key])
+        ]
         if named[:1] == [_STATE] or len(named) == 1:
             state: Mapping[Any, Any] = value[named[0]]
             return state
         if not named and _has_tensors(value):
             return value
-    raise Unsupported(f"{root}: nothing in it says which tensors are the model", hint=f"Lightning's lie under {_STATE!r}")
+    raise Unsupported(
+        f"{root}: nothing in it says which tensors are the model",
+        hint=f"Lightning's lie under {_STATE!r}",
+    )
 
 
 def _has_tensors(value: Mapping[Any, Any]) -> bool:
-    return any(isinstance(held, Stored) for held in value.values())
+    return any(isinstance(held, StoredTensor) for held in value.values())

@@ -1,4 +1,7 @@
-"""PEFT adapters: ``adapter_model.safetensors``, of older versions ``adapter_model.bin``, beside ``adapter_config.json``."""
+"""PEFT adapters: ``adapter_model.safetensors`` (or ``.bin``) and ``adapter_config.json``.
+
+Older versions of PEFT write ``adapter_model.bin``.
+"""
 
 from __future__ import annotations
 
@@ -6,34 +9,35 @@ from collections.abc import Collection
 
 from ckptsync.formats import safetensors
 from ckptsync.layouts import whole_bin
-from ckptsync.layouts.names import home, inside, join
-from ckptsync.model import Files, Tensor
+from ckptsync.layouts.file_names import home, inside, join
+from ckptsync.tensors import Files, Tensor
 
-NAME = "peft"
 WEIGHTS = "adapter_model.safetensors"
 OLD_WEIGHTS = "adapter_model.bin"
 CONFIG = "adapter_config.json"
 
 
 def roots(names: Collection[str]) -> tuple[str, ...]:
-    """Return the checkpoint's own directory if it holds an adapter, else the one in it that does."""
+    """Return the checkpoint's own directory if it holds an adapter, else one in it that does."""
     return home(names, {WEIGHTS, OLD_WEIGHTS}.intersection)
-
-
-def holds_weights(root: str) -> bool:
-    """Return True: every one does."""
-    return root is not None
 
 
 def demands(files: Files, root: str) -> dict[str, int | None]:
     """Return both files: weights without their configuration cannot be loaded."""
-    return {join(root, name): files.sizes().get(join(root, name)) for name in (_weights(files, root), CONFIG)}
+    return {
+        join(root, name): files.sizes().get(join(root, name))
+        for name in (_weights(files, root), CONFIG)
+    }
 
 
 def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
     """Return the adapter's tensors under peft's own names."""
     name = join(root, _weights(files, root))
-    return safetensors.tensors(files, name) if name.endswith(WEIGHTS) else whole_bin.file_tensors(files, name)
+    return (
+        safetensors.tensors(files, name)
+        if name.endswith(WEIGHTS)
+        else whole_bin.file_tensors(files, name)
+    )
 
 
 def _weights(files: Files, root: str) -> str:

@@ -1,11 +1,15 @@
-"""A file a rank: accelerate with ``use_dcp=False`` (``pytorch_model_fsdp_0_rank3.bin``), verl (``model_world_size_8_rank_3.pt``).
+"""Checkpoints with one file a rank, of accelerate and verl.
 
-A root is what the names of all ranks' files begin with: ``pytorch_model_fsdp_0``, ``actor/model``. Placements say what is cut and
-how; a plain tensor is replicated, and rank 0's is taken. A tensor may lie on some axes of the mesh only (FSDP within tensor
-parallelism that leaves it alone): each group of ranks then has all of it, which nothing but equal bytes can prove.
+accelerate writes ``pytorch_model_fsdp_0_rank3.bin`` with ``use_dcp=False``, verl
+``model_world_size_8_rank_3.pt``.
 
-Sources: accelerate 1.15 (``save_fsdp_model``, ``use_dcp=False``; LOCAL_STATE_DICT of every version has the same names), verl
-(``FSDPCheckpointManager.save_checkpoint``).
+A root is what the names of all ranks' files begin with: ``pytorch_model_fsdp_0``, ``actor/model``.
+Placements say what is cut and how; a plain tensor is replicated, and rank 0's is taken. A tensor
+may lie on some axes of the mesh only (FSDP within tensor parallelism that leaves it alone): each
+group of ranks then has all of it, which nothing but equal bytes can prove.
+
+Sources: accelerate 1.15 (``save_fsdp_model``, ``use_dcp=False``; LOCAL_STATE_DICT of every version
+has the same names), verl (``FSDPCheckpointManager.save_checkpoint``).
 """
 
 from __future__ import annotations
@@ -17,29 +21,33 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
+from ckptsync.errors import Corrupt, Incomplete, Unsupported, name_in_errors
 from ckptsync.formats import torch_pickle, torch_save
 from ckptsync.formats.dtypes import ITEMSIZE
 from ckptsync.formats.pickles import Build, Name, brief
-from ckptsync.formats.torch_pickle import Stored
-from ckptsync.layouts import dtensor, wrapped
-from ckptsync.layouts.names import inside
-from ckptsync.layouts.rank_names import MOST
-from ckptsync.layouts.wrapped import Share, Wrapped
-from ckptsync.model import Copy, Extent, Files, Part, Shape, Tensor
+from ckptsync.formats.torch_pickle import StoredTensor
+from ckptsync.layouts import dtensor, sharded_tensor
+from ckptsync.layouts.file_names import MOST_RANKS, inside
+from ckptsync.layouts.sharded_tensor import RankShards, Wrapped
+from ckptsync.tensors import Copy, Extent, Files, Part, Shape, Tensor
 
-NAME = "per_rank"
-ALLOWED: Mapping[Name, Build] = {**torch_pickle.ALLOWED, **dtensor.ALLOWED, **wrapped.ALLOWED}
+ALLOWED: Mapping[Name, Build] = {
+    **torch_pickle.ALLOWED,
+    **dtensor.ALLOWED,
+    **sharded_tensor.ALLOWED,
+}
 _NAME = re.compile(
     r"((?:pytorch_model_fsdp|optimizer)(?:_[0-9]+)?)_rank([0-9]+)\.bin|(model|optim|extra_state)_world_size_([0-9]+)_rank_([0-9]+)\.pt"
 )
-_MODEL = re.compile(r"pytorch_model_fsdp(_[0-9]+)?|model")
 _MIXED = "files of different saves are mixed: give only those of one"
 
 
 @dataclass(frozen=True, slots=True)
 class RankFile:
-    """A file's name taken apart; ``stem`` is what all ranks' names begin with, ``world`` is None where the name does not say."""
+    """The parts of a file's name.
+
+    ``stem`` is what all ranks' names begin with. ``world`` is None where the name does not say it.
+    """
 
     stem: str
     rank: int
@@ -47,7 +55,11 @@ class RankFile:
 
     def of(self, rank: int) -> str:
         """Return the name of the same file of another rank."""
-        return f"{self.stem}_rank{rank}.bin" if self.world is None else f"{self.stem}_world_size_{self.world}_rank_{rank}.pt"
+        return (
+            f"{self.stem}_rank{rank}.bin"
+            if self.world is None
+            else f"{self.stem}_world_size_{self.world}_rank_{rank}.pt"
+        )
 
 
 def rank_file(name: str) -> RankFile | None:
@@ -63,40 +75,51 @@ def rank_file(name: str) -> RankFile | None:
 def of_stem(names: Collection[str], stem: str) -> list[tuple[RankFile, str]]:
     """Return the files of all ranks that are here, in the order of the ranks."""
     there = ((rank_file(name), name) for name in inside(names, stem.rpartition("/")[0]).values())
-    return sorted(((found, name) for found, name in there if found and found.stem == stem), key=lambda f: (f[0].rank, f[1]))
+    return sorted(
+        ((found, name) for found, name in there if found and found.stem == stem),
+        key=lambda f: (f[0].rank, f[1]),
+    )
 
 
 def roots(names: Collection[str]) -> tuple[str, ...]:
-    """Return what the names of each set of ranks' files begin with: models and what is for resuming."""
+    """Return what the names of each set of ranks' files begin with.
+
+    A set is a model, or states to resume from.
+    """
     return tuple(sorted({found.stem for found in map(rank_file, names) if found}))
 
 
-def holds_weights(root: str) -> bool:
-    """Return False for optimizers, schedulers and random states."""
-    return bool(_MODEL.fullmatch(root.rpartition("/")[2]))
-
-
 def configuration(root: str) -> str:
-    """Return the directory in which verl keeps configuration and tokenizer of the model beside ``root``."""
+    """Return where verl keeps the model's configuration and tokenizer beside ``root``."""
     folder, slash, _ = root.rpartition("/")
     return f"{folder}{slash}huggingface"
 
 
 def demands(files: Files, root: str) -> dict[str, int | None]:
-    """Return the file of every rank. verl's names say how many there are; of accelerate's, the tensors in any file of the model do."""
+    """Return the file of every rank. verl's names say how many there are.
+
+    Of accelerate's, the tensors in any file of the model do.
+    """
     there = of_stem(files.sizes(), root)
     if not there:
-        raise Incomplete(f"{root}: no file of any rank is here")
+        raise Incomplete(f"{root}: no file of any rank found")
     worlds = {found.world for found, _ in there}
     if len(worlds) > 1:
-        raise Corrupt(f"{root}: files of worlds of {' and '.join(map(str, sorted(filter(None, worlds))))} ranks", hint=_MIXED)
+        raise Corrupt(
+            f"{root}: files of worlds of {' and '.join(map(str, sorted(filter(None, worlds))))}"
+            " ranks",
+            hint=_MIXED,
+        )
     first = there[0][0]
     world = first.world if first.world is not None else _world_of_model(files, root)
-    if world > MOST:
-        raise Corrupt(f"{root}: files of a world of {world} ranks: no training has so many", hint=_MIXED)
+    if world > MOST_RANKS:
+        raise Corrupt(f"{root}: files of {world} ranks: no training has so many ranks", hint=_MIXED)
     beyond = [name for found, name in there if found.rank >= world]
     if beyond or not world:
-        raise Corrupt(f"{beyond[0] if beyond else root}: of a rank that a world of {world} has not", hint=_MIXED)
+        raise Corrupt(
+            f"{beyond[0] if beyond else root}: its rank does not fit a world size of {world}",
+            hint=_MIXED,
+        )
     return dict.fromkeys(map(first.of, range(world)))
 
 
@@ -114,67 +137,101 @@ def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
 
 
 def _world_of_model(files: Files, root: str) -> int:
-    """Return how many ranks there were: an optimizer's files are as many as the model's beside them."""
+    """Return the number of ranks, from the model's files beside an optimizer's.
+
+    An optimizer has as many files as the model.
+    """
     folder, slash, base = root.rpartition("/")
     model = f"{folder}{slash}{base.replace('optimizer', 'pytorch_model_fsdp')}"
     there = of_stem(files.sizes(), model)
     if not there:
-        raise Incomplete(f"{root}: the model's own files are not here, which say how many ranks there are")
+        raise Incomplete(
+            f"{root}: the model's own files are not here, which say how many ranks there are"
+        )
     first, name = there[0]
-    shares = {key: held for key, held in load(files, name, first.rank).tensors.items() if isinstance(held, Share)}
+    shares = {
+        key: held
+        for key, held in load(files, name, first.rank).tensors.items()
+        if isinstance(held, RankShards)
+    }
     if not shares:  # each holds everything: see `_check_not_cut`
         return there[-1][0].rank + 1
     return max(share.world for share in shares.values())
 
 
-def _joined(files: Files, loaded: Sequence[Loaded], key: str) -> Tensor:
+def _joined(files: Files, loaded: Sequence[LoadedRank], key: str) -> Tensor:
     held = [file.tensors[key] for file in loaded]
     if len(set(map(_kind, held))) > 1:
         odd = next(n for n, h in enumerate(held) if _kind(h) != _kind(held[0]))
-        raise Corrupt(f"{loaded[odd].name}: {key} is {_kind(held[odd])}, and {_kind(held[0])} in {loaded[0].name}", hint=_MIXED)
-    shares = [h for h in held if isinstance(h, Share)]
+        raise Corrupt(
+            f"{loaded[odd].name}: {key} is {_kind(held[odd])}, and {_kind(held[0])} in"
+            f" {loaded[0].name}",
+            hint=_MIXED,
+        )
+    shares = [h for h in held if isinstance(h, RankShards)]
     if not shares:
-        return _replicated(files, loaded, key, [h for h in held if isinstance(h, Stored)])
+        return _replicated(files, loaded, key, [h for h in held if isinstance(h, StoredTensor)])
     _check_agreement(loaded, key, shares)
     return Tensor(key, shares[0].dtype, shares[0].shape, (_copy(files, loaded, key, shares),))
 
 
-def _check_not_cut(found: Sequence[Tensor], first: Loaded) -> None:
-    """Raise unless files are shards: those without one sharded tensor are whole models if they are the same; if not, they were cut in a way that nothing tells."""
-    if any(isinstance(held, Share) for held in first.tensors.values()):
+def _check_not_cut(found: Sequence[Tensor], first: LoadedRank) -> None:
+    """Raise Unsupported if files are shards that nothing says how to join.
+
+    Files without one sharded tensor are whole models if they are the same. If they differ, they
+    were cut in an unknown way.
+    """
+    if any(isinstance(held, RankShards) for held in first.tensors.values()):
         return
     if not found:
         raise Unsupported(f"{first.name}: holds no tensors")
     if any(tensor.remark for tensor in found):
-        raise Unsupported(f"{first.name}: its tensors are not sharded, and other ranks' differ: nothing says how they go together")
+        raise Unsupported(
+            f"{first.name}: its tensors are not sharded, and other ranks' differ: nothing says how"
+            " they go together"
+        )
 
 
 def _kind(held: Held) -> str:
-    return f"{'a shard of' if isinstance(held, Share) else 'a whole'} {held.dtype} {held.shape}"
+    return (
+        f"{'a shard of' if isinstance(held, RankShards) else 'a whole'} {held.dtype} {held.shape}"
+    )
 
 
-def _check_agreement(loaded: Sequence[Loaded], key: str, shares: Sequence[Share]) -> None:
-    """Raise Corrupt unless all ranks cut the tensor alike: all of them together, or each of several groups for itself."""
-    first, world = shares[0], max(share.world for share in shares)  # a slice of an older mesh knows its own ranks alone
+def _check_agreement(loaded: Sequence[LoadedRank], key: str, shares: Sequence[RankShards]) -> None:
+    """Raise Corrupt unless all ranks cut the tensor alike.
+
+    All ranks cut it together, or each of several groups for itself.
+    """
+    # a slice of an older mesh knows its own ranks alone
+    first, world = (shares[0], max(share.world for share in shares))
     groups = Counter(share.peers for share in shares if share.group < len(loaded))
     for file, share in zip(loaded, shares, strict=True):
-        is_alone = share.group < len(loaded) and bool(share.peers) and groups[share.peers] != share.group
+        is_alone = (
+            share.group < len(loaded) and bool(share.peers) and groups[share.peers] != share.group
+        )
         if world != len(loaded) or (share.cut, share.group) != (first.cut, first.group) or is_alone:
-            raise Corrupt(f"{file.name}: {key} is cut otherwise than {loaded[0].name} says", hint=_MIXED)
+            raise Corrupt(
+                f"{file.name}: {key} is cut otherwise than {loaded[0].name} says", hint=_MIXED
+            )
 
 
-def _copy(files: Files, loaded: Sequence[Loaded], key: str, shares: Sequence[Share]) -> Copy:
-    """Return each piece once, of the lowest rank that holds it, with what other ranks have of it."""
+def _copy(
+    files: Files, loaded: Sequence[LoadedRank], key: str, shares: Sequence[RankShards]
+) -> Copy:
+    """Return each piece once, of the lowest rank that holds it, with the other ranks' copies."""
     found: dict[tuple[Shape, Shape], list[Part]] = {}
     for file, share in zip(loaded, shares, strict=True):
         for piece in share.pieces:
             if prod(piece.sizes):
-                part = file.part(files, piece.stored)
+                part = torch_save.part(files, file.container, piece.stored)
                 found.setdefault((piece.offsets, piece.sizes), []).append(
                     Part(piece.offsets, piece.sizes, part.extent, part.strides, part.checksum)
                 )
     if len(set(map(len, found.values()))) > 1:
-        raise Corrupt(f"{loaded[0].name}: {key} has parts that more ranks hold than others", hint=_MIXED)
+        raise Corrupt(
+            f"{loaded[0].name}: some parts of {key} are on more ranks than others", hint=_MIXED
+        )
     dtype, shape, group = shares[0].dtype, shares[0].shape, shares[0].group
     doubt = f"lies on {group} of {len(loaded)} ranks"
     parts = tuple(_with_replicas(key, dtype, each) for each in found.values())
@@ -182,74 +239,106 @@ def _copy(files: Files, loaded: Sequence[Loaded], key: str, shares: Sequence[Sha
 
 
 def _with_replicas(key: str, dtype: str, parts: Sequence[Part]) -> Part:
-    """Return the first with the others as its replicas.  Raises Unsupported if their bytes cannot be compared."""
+    """Return the first with the others as its replicas.
+
+    Raises Unsupported if their bytes cannot be compared.
+    """
     first = parts[0]
     for part in parts[1:]:
-        if part.strides != first.strides or not part.extent.size == first.extent.size == prod(part.sizes) * ITEMSIZE[dtype]:
+        if (
+            part.strides != first.strides
+            or not part.extent.size == first.extent.size == prod(part.sizes) * ITEMSIZE[dtype]
+        ):
             raise Unsupported(
-                f"{part.extent.file}: {key} is stored in another order, or with gaps, so that it cannot be compared with the replica"
-                f" in {first.extent.file}",
+                f"{part.extent.file}: {key} is stored in another order, or with gaps, so that it"
+                f" cannot be compared with the replica in {first.extent.file}",
                 hint="make it contiguous before saving",
             )
     return replace(first, replicas=tuple(parts[1:]))
 
 
-def _replicated(files: Files, loaded: Sequence[Loaded], key: str, held: Sequence[Stored]) -> Tensor:
-    """Return rank 0's, as torch gathers it.  Ranks may rightly differ (statistics that each keeps for itself): a remark says so."""
-    parts = [file.part(files, tensor) for file, tensor in zip(loaded, held, strict=True)]
+def _replicated(
+    files: Files, loaded: Sequence[LoadedRank], key: str, held: Sequence[StoredTensor]
+) -> Tensor:
+    """Return rank 0's, as torch gathers it.
+
+    Ranks may rightly differ (statistics that each keeps for itself): a remark says so.
+    """
+    parts = [
+        torch_save.part(files, file.container, tensor)
+        for file, tensor in zip(loaded, held, strict=True)
+    ]
     sums = {part.checksum.crc32 for part in parts if part.checksum}
     is_whole = all(part.checksum and part.extent == part.checksum.extent for part in parts)
-    remark = f"{key} is no sharded tensor, and differs between ranks: rank 0's is taken" if is_whole and len(sums) > 1 else ""
-    return Tensor(key, held[0].dtype, held[0].shape, (Copy(held[0].dtype, held[0].shape, (parts[0],)),), remark=remark)
+    remark = (
+        f"{key} is no sharded tensor, and differs between ranks: rank 0's is taken"
+        if is_whole and len(sums) > 1
+        else ""
+    )
+    return Tensor(
+        key,
+        held[0].dtype,
+        held[0].shape,
+        (Copy(held[0].dtype, held[0].shape, (parts[0],)),),
+        remark=remark,
+    )
 
 
-def _tied(found: Iterable[Tensor], loaded: Sequence[Loaded]) -> Iterator[Tensor]:
+def _tied(found: Iterable[Tensor], loaded: Sequence[LoadedRank]) -> Iterator[Tensor]:
     """Yield the tensors; names that view the same elements on every rank are one."""
     owners: dict[object, str] = {}
     for tensor in found:
         views = tuple(_views(file.tensors[tensor.name]) for file in loaded)
-        owner = owners.setdefault((tensor.dtype, tensor.shape, views), tensor.name) if any(views) else tensor.name
+        owner = (
+            owners.setdefault((tensor.dtype, tensor.shape, views), tensor.name)
+            if any(views)
+            else tensor.name
+        )
         yield tensor if owner == tensor.name else replace(tensor, tied=owner)
 
 
 def _views(held: Held) -> tuple[object, ...]:
-    stored = [piece.stored for piece in held.pieces] if isinstance(held, Share) else [held]
+    stored = [piece.stored for piece in held.pieces] if isinstance(held, RankShards) else [held]
     return tuple((s.storage.key, s.offset, s.shape, s.strides) for s in stored if s.numel)
 
 
 # One rank's file
 
-Held = Share | Stored
+Held = RankShards | StoredTensor
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedRank:
     """What one rank's file holds: of sharded tensors its share, plain ones as they are."""
 
     name: str
     container: torch_save.Container
     tensors: dict[str, Held]
 
-    def part(self, files: Files, tensor: Stored) -> Part:
-        """Return where a tensor's elements lie."""
-        return torch_save.part(files, self.container, tensor)
 
+def load(files: Files, name: str, rank: int) -> LoadedRank:
+    """Read the pickle of one file.
 
-def load(files: Files, name: str, rank: int) -> Loaded:
-    """Read the pickle of one file. Raises Incomplete if it is not here, Corrupt if it is another rank's under this name."""
+    Raises Incomplete if it is not here, Corrupt if it is another rank's under this name.
+    """
     if name not in files.sizes():
         raise Incomplete(
-            f"{name}: not there", hint="each rank writes a file of its own: add the directory of the node that ran this rank"
+            f"{name}: not found",
+            hint=(
+                "each rank writes a file of its own: add the directory of the node that ran this"
+                " rank"
+            ),
         )
-    try:
+    with name_in_errors(name):
         value, container = torch_save.load(files, Extent(name, 0, files.sizes()[name]), ALLOWED)
         tensors = dict(_read_tensors(value))
-    except (Corrupt, Unsupported) as e:
-        raise _named(e, name) from e
-    strangers = {held.rank for held in tensors.values() if isinstance(held, Share)} - {rank}
+    strangers = {held.rank for held in tensors.values() if isinstance(held, RankShards)} - {rank}
     if strangers:
-        raise Corrupt(f"{name}: rank {min(strangers)} wrote it", hint="files were renamed, or come from different saves")
-    return Loaded(name, container, tensors)
+        raise Corrupt(
+            f"{name}: rank {min(strangers)} wrote it",
+            hint="files were renamed, or come from different saves",
+        )
+    return LoadedRank(name, container, tensors)
 
 
 def _read_tensors(value: Any) -> Iterator[tuple[str, Held]]:
@@ -258,30 +347,31 @@ def _read_tensors(value: Any) -> Iterator[tuple[str, Held]]:
     meshes: dtensor.Meshes = {}
     for key, held in value.items():
         if isinstance(held, dict):
-            raise Unsupported(f"{brief(key)} is a dictionary, a tensor expected", hint="only flat state dicts are read")
-        if isinstance(held, (Stored, Wrapped)):
+            raise Unsupported(
+                f"{brief(key)} is a dictionary, a tensor expected",
+                hint="only flat state dicts are read",
+            )
+        if isinstance(held, (StoredTensor, Wrapped)):
             if not isinstance(key, str):
                 raise Corrupt(f"a tensor named {brief(key)}, a text expected")
             yield key, _read_tensor(key, held, meshes)
 
 
-def _read_tensor(key: str, value: Stored | Wrapped, meshes: dtensor.Meshes) -> Held:
+def _read_tensor(key: str, value: StoredTensor | Wrapped, meshes: dtensor.Meshes) -> Held:
     if key.rpartition(".")[2] == "_flat_param":
         raise Unsupported(
-            "FSDP's LOCAL_STATE_DICT: flattened parameters, whose names and shapes are not in the files",
-            hint="save with SHARDED_STATE_DICT or FULL_STATE_DICT; these files load only into the same model, wrapped the same way",
+            "FSDP's LOCAL_STATE_DICT: flattened parameters, whose names and shapes are not in the"
+            " files",
+            hint=(
+                "save with SHARDED_STATE_DICT or FULL_STATE_DICT; these files load only into the"
+                " same model, wrapped the same way"
+            ),
         )
-    if isinstance(value, Stored):
+    if isinstance(value, StoredTensor):
         return value
-    try:
+    with name_in_errors(key):
         if value.kind in dtensor.KINDS:
             return dtensor.share(value, meshes)
-        if value.kind == wrapped.SHARDED_TENSOR:
-            return wrapped.sharded_share(value)
-    except (Corrupt, Unsupported) as e:
-        raise _named(e, key) from e
+        if value.kind == sharded_tensor.SHARDED_TENSOR:
+            return sharded_tensor.sharded_share(value)
     raise Unsupported(f"{key}: a {value.kind}, DTensor and ShardedTensor are known")
-
-
-def _named(error: CkptsyncError, what: str) -> CkptsyncError:
-    return type(error)(f"{what}: {error}", hint=error.hint)

@@ -1,7 +1,11 @@
-"""Whole models as ``torch.save`` writes them: ``pytorch_model.bin``, numbered files with an index, accelerate's ``pytorch_model_fsdp.bin``.
+"""Whole models that ``torch.save`` writes.
+
+They are ``pytorch_model.bin``, numbered files with an index, or accelerate's
+``pytorch_model_fsdp.bin``.
 
 A root is the name without ``.bin``: ``pytorch_model``, ``model/pytorch_model_fsdp_1``. Sources:
-``save_pretrained(safe_serialization=False)`` of transformers 4, ``save_fsdp_model`` of accelerate (FULL_STATE_DICT).
+``save_pretrained(safe_serialization=False)`` of transformers 4, ``save_fsdp_model`` of accelerate
+(FULL_STATE_DICT).
 """
 
 from __future__ import annotations
@@ -11,15 +15,14 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ckptsync.errors import Corrupt, Unsupported
+from ckptsync.errors import Unsupported, name_in_errors
 from ckptsync.formats import torch_save
 from ckptsync.formats.pickles import brief
-from ckptsync.formats.torch_pickle import Stored
-from ckptsync.layouts.names import home, inside, join
-from ckptsync.layouts.whole import model_files, model_tensors
-from ckptsync.model import Copy, Extent, Files, Tensor
+from ckptsync.formats.torch_pickle import StoredTensor
+from ckptsync.layouts.file_names import home, inside, join
+from ckptsync.layouts.whole_safetensors import model_files, model_tensors
+from ckptsync.tensors import Copy, Extent, Files, Tensor
 
-NAME = "bin"
 _END = ".bin"
 _SINGLE = re.compile(r"(pytorch_model|pytorch_model_fsdp(?:_[0-9]+)?)\.bin(?:\.index\.json)?")
 _NUMBERED = re.compile(r"(pytorch_model)-[0-9]{5}-of-[0-9]{5}\.bin")
@@ -27,8 +30,13 @@ _WRAPPERS = ("model", "state_dict", "module", "model_state_dict")
 
 
 def roots(names: Collection[str]) -> tuple[str, ...]:
-    """Return the models in the checkpoint's own directory, else in the one in it that has some, by their names' beginnings."""
-    return tuple(sorted(join(at, stem) for at in home(names, _stems) for stem in _stems(inside(names, at))))
+    """Return the models in the checkpoint's own directory, else in one in it that has some.
+
+    A model is given by what its files' names begin with.
+    """
+    return tuple(
+        sorted(join(at, stem) for at in home(names, _stems) for stem in _stems(inside(names, at)))
+    )
 
 
 def _stems(names: Iterable[str]) -> set[str]:
@@ -36,13 +44,11 @@ def _stems(names: Iterable[str]) -> set[str]:
     return {match[1] for match in matches if match}
 
 
-def holds_weights(root: str) -> bool:
-    """Return True: optimizers and the like have other names."""
-    return root != ""
-
-
 def demands(files: Files, root: str) -> dict[str, int | None]:
-    """Return the files of the model, and the index where there is one; their sizes are only known to themselves."""
+    """Return the files of the model, and the index where there is one.
+
+    Their sizes are only known to themselves.
+    """
     return model_files(files, root, _END)
 
 
@@ -52,24 +58,28 @@ def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
 
 
 def file_tensors(files: Files, name: str) -> tuple[Tensor, ...]:
-    """Return the tensors of one ``torch.save`` of a state dict; names that view the same elements are tied."""
-    try:
+    """Return the tensors of one ``torch.save`` of a state dict.
+
+    Names that view the same elements are tied.
+    """
+    with name_in_errors(name):
         value, container = torch_save.load(files, Extent(name, 0, files.sizes()[name]))
         return state_tensors(files, container, _state(value))
-    except (Corrupt, Unsupported) as e:
-        if str(e).startswith(name):
-            raise
-        raise type(e)(f"{name}: {e}", hint=e.hint) from e
 
 
-def state_tensors(files: Files, container: torch_save.Container, state: Mapping[Any, Any]) -> tuple[Tensor, ...]:
+def state_tensors(
+    files: Files, container: torch_save.Container, state: Mapping[Any, Any]
+) -> tuple[Tensor, ...]:
     """Return the tensors of a state dict that lies in ``container``."""
-    found, owners = [], dict[Stored, str]()
+    found, owners = [], dict[StoredTensor, str]()
     for key, stored in state.items():
-        if not isinstance(stored, Stored):
+        if not isinstance(stored, StoredTensor):
             continue
         if type(key) is not str:
-            raise Unsupported("tensors under keys that are no names", hint="a state dict is expected: an optimizer's has numbers")
+            raise Unsupported(
+                "tensors under keys that are no names",
+                hint="a state dict is expected: an optimizer's has numbers",
+            )
         copy = Copy(stored.dtype, stored.shape, (torch_save.part(files, container, stored),))
         tensor = Tensor(key, stored.dtype, stored.shape, (copy,))
         owner = owners.setdefault(stored, key) if stored.numel else key
@@ -78,16 +88,21 @@ def state_tensors(files: Files, container: torch_save.Container, state: Mapping[
 
 
 def _state(value: Any) -> Mapping[Any, Any]:
-    """Return the state dict itself, or the one dictionary of tensors in it, under a name that trainers use."""
+    """Return the state dict itself, or the one in it under a name that trainers use."""
     if not isinstance(value, dict):
-        raise Unsupported(f"a {type(value).__name__}, a state dict expected", hint="save model.state_dict()")
-    nested = {key: held for key, held in value.items() if isinstance(held, dict) and _has_tensors(held)}
+        raise Unsupported(
+            f"a {type(value).__name__}, a state dict expected", hint="save model.state_dict()"
+        )
+    nested = {
+        key: held for key, held in value.items() if isinstance(held, dict) and _has_tensors(held)
+    }
     if not nested:
         return value
-    loose = any(isinstance(held, Stored) for held in value.values())
+    loose = any(isinstance(held, StoredTensor) for held in value.values())
     if loose or len(nested) > 1 or not nested.keys() <= set(_WRAPPERS):
         raise Unsupported(
-            f"tensors in several dictionaries ({brief(next(iter(nested)))} among them): nothing says which is the model"
+            f"tensors in several dictionaries ({brief(next(iter(nested)))} among them): nothing"
+            " says which is the model"
         )
     return next(iter(nested.values()))
 
@@ -98,7 +113,7 @@ def _has_tensors(value: Mapping[Any, Any]) -> bool:
     seen: set[int] = set()
     while waiting:
         at = waiting.pop()
-        if isinstance(at, Stored):
+        if isinstance(at, StoredTensor):
             return True
         if isinstance(at, (dict, list, tuple)) and id(at) not in seen:
             seen.add(id(at))

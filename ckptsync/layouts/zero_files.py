@@ -1,34 +1,40 @@
-"""DeepSpeed's ZeRO files: their names, what is in them, and whether they are of one save.
+"""The files of a DeepSpeed save: their names, and what their pickles hold.
 
-Sources: ``deepspeed/runtime/engine.py`` (names, model states), ``deepspeed/runtime/zero/{stage_1_and_2,stage3}.py`` and
-``deepspeed/runtime/bf16_optimizer.py`` (optimizer states), 0.19.8.
+Sources: ``deepspeed/runtime/engine.py`` (names, model states),
+``deepspeed/runtime/zero/{stage_1_and_2,stage3}.py`` and ``deepspeed/runtime/bf16_optimizer.py``
+(optimizer states), 0.19.8.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import isclose
 from typing import Any
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.formats import torch_pickle, torch_save
-from ckptsync.formats.pickles import AnyClass, Build, Made, Name, brief, made, with_unknown
-from ckptsync.formats.torch_pickle import Stored
-from ckptsync.layouts.names import inside, join
-from ckptsync.layouts.rank_names import MOST as MOST_RANKS
-from ckptsync.model import Extent, Files, Part
+from ckptsync.formats.dtypes import MOST_AXES
+from ckptsync.formats.pickles import AnyClass, Build, Name, PickledObject, brief, made, with_unknown
+from ckptsync.formats.torch_pickle import StoredTensor
+from ckptsync.layouts.file_names import MOST_RANKS, inside, join
+from ckptsync.tensors import Extent, Files, Part, Shape
 
 OPTIM = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_([0-9]+)_mp_rank_([0-9]+)_optim_states\.pt")
-MODEL_OF_RANK = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_([0-9]+)_mp_rank_([0-9]+)_model_states\.pt")
+MODEL_OF_RANK = re.compile(
+    r"(?:bf16_|fp16_)?zero_pp_rank_([0-9]+)_mp_rank_([0-9]+)_model_states\.pt"
+)
 MODEL = re.compile(r"mp_rank_([0-9]+)_model_states\.pt")
-EXPERT = re.compile(r"(?:layer_([0-9]+)_)?expert_([0-9]+)_mp_rank_([0-9]+)_model_states\.pt")
+EXPERT = re.compile(r"layer_([0-9]+)_expert_([0-9]+)_mp_rank_([0-9]+)_model_states\.pt")
 LAYER = re.compile(r"layer_([0-9]+)(?:-model_([0-9]+))?-model_states\.pt")
-_OTHERS = re.compile(r"layer_[0-9]+.*model_states\.pt|expert_[0-9]+_.*|mp_rank_[0-9]+_[0-9]+_model_states\.pt")
-EXPERT_OPTIM = re.compile(r"expp_rank_[0-9]+_mp_rank_[0-9]+_optim_states\.pt")
-_KNOWN = (OPTIM, MODEL_OF_RANK, MODEL, EXPERT, LAYER, EXPERT_OPTIM)
+_EXPERT_OPTIM = re.compile(r"expp_rank_[0-9]+_mp_rank_[0-9]+_optim_states\.pt")
+_KNOWN = (OPTIM, MODEL_OF_RANK, MODEL, EXPERT, LAYER, _EXPERT_OPTIM)
+_OTHERS = re.compile(
+    r"layer_[0-9]+.*model_states\.pt|expert_[0-9]+_.*|mp_rank_[0-9]+_[0-9]+_model_states\.pt"
+)
+UNIVERSAL = "fp32.pt"
 MASTERS = "single_partition_of_fp32_groups"
+_MOST_EXPERTS = 1 << 16  # of a layer
 
 _ALLOWED: Mapping[Name, Build] = {
     **torch_pickle.ALLOWED,
@@ -37,82 +43,62 @@ _ALLOWED: Mapping[Name, Build] = {
     Name("deepspeed.runtime.zero.config", "ZeroStageEnum"): made,
     Name("deepspeed.utils.tensor_fragment", "fragment_address"): made,
 }
-_ANY_CLASS = AnyClass({name: build for name, build in _ALLOWED.items() if name not in torch_pickle.REFUSED})
-_OF_DEEPSPEED = frozenset(  # `_common_checkpoint_state` of ``deepspeed/runtime/engine.py``, and what its parallel kinds add
-    (
-        *("module", "buffer_names", "optimizer", "param_shapes", "frozen_param_shapes", "frozen_param_fragments", "shared_params"),
-        *("dp_world_size", "mp_world_size", "ds_config", "ds_version", "num_experts", "universal_checkpoint_info"),
-        *("ds_autoep_layers", "autoep_layers", "checkpoint_parallel_dims"),
-    )
+_ANY_CLASS = AnyClass(
+    {name: build for name, build in _ALLOWED.items() if name not in torch_pickle.REFUSED}
 )
+# `_common_checkpoint_state` of ``deepspeed/runtime/engine.py``, and what its parallel kinds add
+_OF_DEEPSPEED = frozenset(
+    [
+        *("module", "buffer_names", "optimizer", "param_shapes", "shared_params"),
+        *("frozen_param_shapes", "frozen_param_fragments", "ds_config", "ds_version"),
+        *("dp_world_size", "mp_world_size", "universal_checkpoint_info", "num_experts"),
+        *("ds_autoep_layers", "autoep_layers", "checkpoint_parallel_dims"),
+    ]
+)
+
+# Pickles
 
 
 @dataclass(frozen=True, slots=True)
 class StateFile:
     """One loaded ``*_states.pt``."""
 
+    files: Files
     name: str
     archive: torch_save.Container
     content: dict[str, Any]
 
-    def part(self, files: Files, tensor: Any) -> Part:
+    def part(self, tensor: Any) -> Part:
         """Return where one of its tensors lies."""
-        if not isinstance(tensor, Stored):
+        if not isinstance(tensor, StoredTensor):
             raise Corrupt(f"{self.name}: something else where a tensor is due")
-        return torch_save.part(files, self.archive, tensor)
+        return torch_save.part(self.files, self.archive, tensor)
 
     def get(self, key: str, kind: type[Any]) -> Any:
         """Return an entry that must be a ``kind``; an empty one if it is absent or None."""
         value = self.content.get(key)
         value = kind() if value is None else value
         if not isinstance(value, kind):
-            raise Corrupt(f"{self.name}: {key} is a {type(value).__name__}, {kind.__name__} expected")
+            raise Corrupt(
+                f"{self.name}: {key} is a {type(value).__name__}, {kind.__name__} expected"
+            )
         return value
 
 
-def buffers(file: StateFile) -> set[str]:
-    """Return ``buffer_names``; what else the list may hold is never hashed."""
-    return {name for name in file.get("buffer_names", list) if isinstance(name, str)}
-
-
-class Once:
-    """Files of which each pickle is read once, for as long as somebody works with them."""
-
-    def __init__(self, files: Files) -> None:
-        self._files, self._sizes = files, files.sizes()
-        self.loaded: dict[str, StateFile] = {}
-
-    def sizes(self) -> Mapping[str, int]:
-        """As `Files` says: those that there were at the beginning."""
-        return self._sizes
-
-    def read_into(self, name: str, start: int, out: memoryview) -> None:
-        """As `Files` says."""
-        self._files.read_into(name, start, out)
-
-
 def load(files: Files, name: str) -> StateFile:
-    """Read the pickle of one file; raises Incomplete if it is not there."""
-    if not isinstance(files, Once):
-        return _load(files, name)
-    if name not in files.loaded:
-        files.loaded[name] = _load(files, name)
-    return files.loaded[name]
-
-
-def _load(files: Files, name: str) -> StateFile:
-    if name not in files.sizes():
-        raise Incomplete(
-            f"{name}: not there", hint="each node writes its own ranks' files: add the directory of the node that ran this rank"
-        )
+    """Read the pickle of one file."""
     value, archive = _read(files, Extent(name, 0, files.sizes()[name]))
     if not isinstance(value, dict):
         raise Corrupt(f"{name}: a {type(value).__name__}, a dictionary expected")
-    return StateFile(name, archive, value)
+    return StateFile(files, name, archive, value)
 
 
 def _read(files: Files, where: Extent) -> tuple[Any, torch_save.Container]:
-    """Return what is pickled. A script's ``client_state`` lies among DeepSpeed's own entries, with classes of its own: such entries are left out."""
+    """Return what is pickled.
+
+    A script's ``client_state`` lies among DeepSpeed's own entries, with classes of its own: such
+    entries are left out.
+    """
     try:
         return torch_save.load(files, where, _ALLOWED)
     except Unsupported as refused:
@@ -129,62 +115,21 @@ def _read(files: Files, where: Extent) -> tuple[Any, torch_save.Container]:
         return {key: inner for key, inner in value.items() if key not in odd}, archive
 
 
-def is_ours(base: str) -> bool:
-    """Return whether a file of this name belongs to a ZeRO checkpoint."""
-    return any(pattern.fullmatch(base) for pattern in (OPTIM, MODEL_OF_RANK, MODEL))
+def section(config: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Return a part of a configuration, empty if it has none."""
+    found = config.get(key)
+    return found if isinstance(found, dict) else {}
 
 
-def of_rank(names: Iterable[str], root: str, pattern: re.Pattern[str]) -> dict[tuple[int, int], str]:
-    """Return files by (model-parallel rank, data-parallel rank); a file that is of no data-parallel rank is under rank 0.
-
-    Raises Unsupported for files that DeepSpeed names so and that nothing here reads.
-    """
-    found: dict[tuple[int, int], str] = {}
-    for base, name in inside(names, root).items():
-        if _OTHERS.fullmatch(base) and not any(known.fullmatch(base) for known in _KNOWN):
-            raise Unsupported(f"{name}: a kind of DeepSpeed file that is not known", hint="convert it with ds_to_universal first")
-        if match := pattern.fullmatch(base):
-            numbers = [int(n or 0) for n in match.groups()]
-            if max(numbers) >= MOST_RANKS:
-                raise Corrupt(f"{name}: a rank of {max(numbers)}")
-            found[numbers[-1], numbers[0] if numbers[1:] else 0] = name
-    return found
+def configuration(file: StateFile) -> dict[str, Any]:
+    """Return DeepSpeed's configuration; empty if the checkpoint has only the name of its file."""
+    return section(file.content, "ds_config")
 
 
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """``stage`` 0 to 3, the data-parallel ``world`` size, ``prefix`` of the optimizer files (``bf16_`` or nothing).
-
-    ``mp``: model-parallel ranks, which are pipeline stages times tensor-parallel ranks.
-    """
-
-    stage: int
-    world: int
-    prefix: str = ""
-    mp: int = 1
-
-    def optim(self, root: str, mp: int = 0) -> list[str]:
-        """Return the optimizer file of every data-parallel rank, in their order; without ZeRO there is none."""
-        ranks = range(self.world if self.stage else 0)
-        return [join(root, f"{self.prefix}zero_pp_rank_{r}_mp_rank_{mp:02d}_optim_states.pt") for r in ranks]
-
-    def models(self, names: Iterable[str], root: str, mp: int = 0) -> list[str]:
-        """Return the model file; at stage 3 that of every data-parallel rank."""
-        if self.stage < 3:
-            return [join(root, f"mp_rank_{mp:02d}_model_states.pt")]
-        there = of_rank(names, root, MODEL_OF_RANK)
-        return [there.get((mp, r), join(root, f"zero_pp_rank_{r}_mp_rank_{mp:02d}_model_states.pt")) for r in range(self.world)]
-
-
-def setup(files: Files, root: str) -> Setup:
-    """Return what the files here say of the whole; raises Incomplete if none does."""
-    optim = of_rank(files.sizes(), root, OPTIM)
-    if not optim:
-        return _setup_without_optimizer(files, root)
-    name = optim[min(optim)]
-    state = optimizer_state(load(files, name))
-    base = name.rpartition("/")[2]
-    return Setup(_stage(state), _world(state, name), base[: base.index("zero_pp_rank")], _parallel(files, root))
+def is_bf16(file: StateFile) -> bool:
+    """Return whether DeepSpeed was configured to train in bf16."""
+    config = configuration(file)
+    return (section(config, "bf16") or section(config, "bfloat16")).get("enabled") is True
 
 
 def optimizer_state(file: StateFile) -> dict[str, Any]:
@@ -195,182 +140,280 @@ def optimizer_state(file: StateFile) -> dict[str, Any]:
     return state
 
 
-def parallel(file: StateFile) -> int:
-    """Return how many model-parallel ranks a model file says that there are; one in files of older DeepSpeed, which do not say."""
+def zero_stage(state: Mapping[str, Any]) -> Any:
+    """Return the stage that an optimizer's state records, as a number; None if it records none."""
+    stage = state.get("zero_stage")
+    return stage.args[0] if isinstance(stage, PickledObject) and stage.args else stage
+
+
+def buffer_names(file: StateFile) -> set[str]:
+    """Return ``buffer_names``; what else the list may hold is never hashed."""
+    return {name for name in file.get("buffer_names", list) if isinstance(name, str)}
+
+
+def param_shapes(file: StateFile) -> list[dict[str, Shape]] | None:
+    """Return the shapes of the trained parameters by group, in the order of their elements.
+
+    None without ZeRO, and where an older DeepSpeed saved a model with experts (0.16).
+    """
+    if file.content.get("param_shapes") is None:
+        return None
+    groups = [shapes_by_name(group, file.name) for group in file.get("param_shapes", list)]
+    if sum(map(len, groups)) != len({name for group in groups for name in group}):
+        raise Corrupt(f"{file.name}: a parameter is in two parameter groups")
+    return groups
+
+
+def trained_shapes(file: StateFile) -> dict[str, Shape]:
+    """Return the shapes of the trained parameters of all groups."""
+    return {name: shape for group in param_shapes(file) or () for name, shape in group.items()}
+
+
+def shapes_by_name(value: Any, name: str) -> dict[str, Shape]:
+    """Return a dictionary of shapes; raises Corrupt for anything else."""
+    if not isinstance(value, dict) or not all(
+        isinstance(k, str) and isinstance(v, tuple) and len(v) <= MOST_AXES and are_naturals(v)
+        for k, v in value.items()
+    ):
+        raise Corrupt(f"{name}: param_shapes are not shapes by name")
+    return value
+
+
+def are_naturals(values: Sequence[Any]) -> bool:
+    """Return whether all are integers of at least 0."""
+    return all(type(n) is int and n >= 0 for n in values)
+
+
+def expert_counts(model: StateFile) -> list[int] | None:
+    """Return the number of experts of each layer; None if the model has none.
+
+    Raises Unsupported for AutoEP, which stores experts in other ways.
+    """
+    if model.content.get("ds_autoep_layers") or model.content.get("autoep_layers"):
+        raise Unsupported(
+            f"{model.name}: experts of AutoEP cannot be merged", hint="convert with ds_to_universal"
+        )
+    counts = model.content.get("num_experts")
+    if counts is None:
+        return None
+    if (
+        not isinstance(counts, list)
+        or len(counts) >= _MOST_EXPERTS
+        or any(type(n) is not int or not 0 < n < _MOST_EXPERTS for n in counts)
+    ):
+        raise Corrupt(f"{model.name}: num_experts is {brief(counts)}")
+    return counts
+
+
+# Names
+
+
+def is_zero_file(base: str) -> bool:
+    """Return whether a file of this name belongs to a ZeRO checkpoint."""
+    return any(pattern.fullmatch(base) for pattern in (OPTIM, MODEL_OF_RANK, MODEL))
+
+
+def named_layer_files(root: str, parameters: Iterable[str]) -> list[str]:
+    """Return the files of the layers that have these tensors; of tied modules no name shows it."""
+    numbers = {name.partition(".")[0] for name in parameters}
+    return [
+        join(root, f"layer_{int(n):02d}-model_states.pt")
+        for n in sorted(numbers)
+        if n.isascii() and n.isdecimal() and len(n) < 7
+    ]
+
+
+class ZeroFiles:
+    """The files of one save, in the directory ``root`` (DeepSpeed calls it a tag).
+
+    Each pickle is read once. Raises Unsupported for files that DeepSpeed writes and that cannot be
+    merged.
+    """
+
+    def __init__(self, files: Files, root: str) -> None:
+        self.files, self.root, self.sizes = files, root, files.sizes()
+        self._loaded: dict[str, StateFile] = {}
+        self._here = inside(self.sizes, root)
+        for base, name in self._here.items():
+            if _OTHERS.fullmatch(base) and not any(known.fullmatch(base) for known in _KNOWN):
+                raise Unsupported(
+                    f"{name}: a kind of DeepSpeed file that is not known",
+                    hint="convert it with ds_to_universal first",
+                )
+
+    def by_rank(self, pattern: re.Pattern[str]) -> dict[tuple[int, int], str]:
+        """Return files by (model-parallel rank, data-parallel rank), without one by rank 0."""
+        found: dict[tuple[int, int], str] = {}
+        for base, name in self._here.items():
+            if match := pattern.fullmatch(base):
+                numbers = [int(n or 0) for n in match.groups()]
+                if max(numbers) >= MOST_RANKS:
+                    raise Corrupt(f"{name}: a rank of {max(numbers)}")
+                found[numbers[-1], numbers[0] if numbers[1:] else 0] = name
+        return found
+
+    def layer_files(self) -> list[str]:
+        """Return the files of a pipeline's layers, in the order of the layers.
+
+        Raises Unsupported if layers are cut over tensor-parallel ranks.
+        """
+        found = {name: LAYER.fullmatch(base) for base, name in self._here.items()}
+        numbers = {name: (int(m[1]), int(m[2] or 0)) for name, m in found.items() if m}
+        odd = next((name for name, (_, part) in numbers.items() if part), None)
+        if odd is not None:
+            raise Unsupported(
+                f"{odd}: a pipeline whose layers are cut over tensor-parallel ranks cannot be"
+                " merged",
+                hint="nothing in it says how; use Megatron-DeepSpeed's own tools",
+            )
+        return sorted(numbers, key=numbers.__getitem__)
+
+    def expert_files(self, counts: Sequence[int]) -> list[str]:
+        """Return the files of all experts of layers with so many experts."""
+        return [
+            join(self.root, f"layer_{layer}_expert_{expert}_mp_rank_00_model_states.pt")
+            for layer, count in enumerate(counts)
+            for expert in range(count)
+        ]
+
+    def master_file(self, parameter: str) -> str:
+        """Return the file of a parameter's merged master in a universal checkpoint."""
+        return join(self.root, f"zero/{parameter}/{UNIVERSAL}")
+
+    def has_experts(self) -> bool:
+        """Return whether there are files of experts, or of their optimizer states."""
+        return any(EXPERT.fullmatch(b) or _EXPERT_OPTIM.fullmatch(b) for b in self._here)
+
+    def require(self, names: Sequence[str]) -> None:
+        """Raise Incomplete if one of these files is missing."""
+        missing = [name for name in names if name not in self.sizes]
+        if missing:
+            more = f" and {len(missing) - 1} more" if missing[1:] else ""
+            raise Incomplete(
+                f"{missing[0]}{more}: not found, of {len(names)} files that the merge needs",
+                hint="each node writes its own ranks' files: add the directory of that node",
+            )
+
+    def load(self, name: str) -> StateFile:
+        """Return one file's content; raises Incomplete if it is missing."""
+        if name not in self._loaded:
+            self.require([name])
+            self._loaded[name] = load(self.files, name)
+        return self._loaded[name]
+
+
+# What the files say of the whole
+
+
+@dataclass(frozen=True, slots=True)
+class ZeroSetup:
+    """How a save was made: ZeRO stage (0 to 3) and numbers of ranks.
+
+    ``world``: data-parallel ranks; ``mp``: model-parallel ranks, which are pipeline stages times
+    tensor-parallel ranks. ``prefix``: of the optimizer files' names (``bf16_`` or nothing).
+    """
+
+    stage: int
+    world: int
+    prefix: str = ""
+    mp: int = 1
+
+    def optimizer_files(self, files: ZeroFiles, mp: int) -> list[str]:
+        """Return the optimizer file of every data-parallel rank; none without ZeRO."""
+        return [
+            join(files.root, f"{self.prefix}zero_pp_rank_{r}_mp_rank_{mp:02d}_optim_states.pt")
+            for r in range(self.world if self.stage else 0)
+        ]
+
+    def model_files(self, files: ZeroFiles, mp: int) -> list[str]:
+        """Return the model file; at stage 3 that of every data-parallel rank."""
+        if self.stage < 3:
+            return [join(files.root, f"mp_rank_{mp:02d}_model_states.pt")]
+        there = files.by_rank(MODEL_OF_RANK)
+        plain = join(files.root, "zero_pp_rank_{}_mp_rank_{:02d}_model_states.pt")
+        return [there.get((mp, r), plain.format(r, mp)) for r in range(self.world)]
+
+    def all_model_files(self, files: ZeroFiles) -> list[str]:
+        """Return the model files of all ranks."""
+        return [name for mp in range(self.mp) for name in self.model_files(files, mp)]
+
+    def all_optimizer_files(self, files: ZeroFiles) -> list[str]:
+        """Return the optimizer files of all ranks."""
+        return [name for mp in range(self.mp) for name in self.optimizer_files(files, mp)]
+
+
+def read_setup(files: ZeroFiles) -> ZeroSetup:
+    """Return what the files here say of the whole; raises Incomplete if none does."""
+    optim, mp = files.by_rank(OPTIM), _model_parallel(files)
+    if not optim:
+        return _setup_of_model(files, mp)
+    name = optim[min(optim)]
+    state = optimizer_state(files.load(name))
+    stage = 1 if "zero_stage" not in state else zero_stage(state)  # `BF16_Optimizer` writes none
+    if stage not in (1, 2, 3):
+        raise Unsupported(f"ZeRO stage {brief(stage)}: 1, 2 and 3 are known")
+    # a number at stage 3, one for each parameter group at stages 1 and 2
+    count = state.get("partition_count")
+    counts = count if isinstance(count, (list, tuple)) else [count]
+    if not counts or any(type(n) is not int or not 0 < n < MOST_RANKS for n in counts):
+        raise Corrupt(f"{name}: partition_count is {brief(count)}")
+    base = name.rpartition("/")[2]
+    return ZeroSetup(int(stage), max(counts), base[: base.index("zero_pp_rank")], mp)
+
+
+def _setup_of_model(files: ZeroFiles, mp: int) -> ZeroSetup:
+    """Return what a model file says, where there are no optimizer files.
+
+    There are none without ZeRO, and in universal checkpoints.
+    """
+    ranked = files.by_rank(MODEL_OF_RANK)
+    models = files.by_rank(MODEL) or ranked
+    file = files.load(models[min(models)])
+    world = file.content.get("dp_world_size")
+    stage = section(configuration(file), "zero_optimization").get("stage", 0)
+    if stage == 0 and MASTERS in section(file.content, "optimizer"):
+        stage = 1  # `BF16_Optimizer` without ZeRO has its partitions in files of their own, too
+    if type(world) is not int or not 0 < world < MOST_RANKS:
+        raise Corrupt(f"{file.name}: dp_world_size is {brief(world)}")
+    if models is ranked:
+        stage = 3
+    elif stage not in (0, 1, 2):
+        raise Corrupt(f"{file.name}: written by ZeRO stage {brief(stage)}, 0 to 2 expected")
+    return ZeroSetup(stage, world, "bf16_" if is_bf16(file) else "", mp)
+
+
+def mp_world_size(file: StateFile) -> int:
+    """Return how many model-parallel ranks a model file says that there are.
+
+    One in files of older DeepSpeed, which do not say.
+    """
     mp = file.content.get("mp_world_size", 1)
     if type(mp) is not int or not 0 < mp < MOST_RANKS:
         raise Corrupt(f"{file.name}: mp_world_size is {brief(mp)}")
     return mp
 
 
-def _parallel(files: Files, root: str) -> int:
-    """Return how many model-parallel ranks a model file gives; where none is here, how many the names show."""
-    models = of_rank(files.sizes(), root, MODEL) or of_rank(files.sizes(), root, MODEL_OF_RANK)
-    seen = {mp for mp, _ in [*models, *of_rank(files.sizes(), root, OPTIM)]}
+def _model_parallel(files: ZeroFiles) -> int:
+    """Return how many model-parallel ranks a model file gives; else how many the names show."""
+    models = files.by_rank(MODEL) or files.by_rank(MODEL_OF_RANK)
+    seen = {mp for mp, _ in [*models, *files.by_rank(OPTIM)]}
+    if not seen:
+        raise Incomplete(
+            f"{join(files.root, 'mp_rank_00_model_states.pt')}: not found, nor another file that"
+            " says how many ranks there are",
+            hint="add the other nodes' directories; ds_to_universal copies model files last",
+        )
     if not models:
         return max(seen) + 1
     name = models[min(models)]
-    count = parallel(load(files, name))
+    count = mp_world_size(files.load(name))
     if max(seen) >= count:
         raise Unsupported(
-            f"{root or '.'}: files of {max(seen) + 1} tensor or pipeline parallel ranks, {name} says {count}",
-            hint="they are of different saves: give those of one alone; mp_rank_00 of several is not the model",
+            f"{files.root or '.'}: files of {max(seen) + 1} tensor or pipeline parallel ranks,"
+            f" {name} says {count}",
+            hint=(
+                "they are of different saves: give those of one alone; mp_rank_00 of several is not"
+                " the model"
+            ),
         )
     return count
-
-
-def _stage(state: Mapping[str, Any]) -> int:
-    """Return the stage. ``BF16_Optimizer`` writes none; it partitions as stage 1 does."""
-    stage = state.get("zero_stage", 1)
-    stage = stage.args[0] if isinstance(stage, Made) and stage.args else stage
-    if stage not in (1, 2, 3):
-        raise Unsupported(f"ZeRO stage {brief(stage)}: 1, 2 and 3 are known")
-    return int(stage)
-
-
-def _world(state: Mapping[str, Any], name: str) -> int:
-    """Return the world size out of ``partition_count``: a number at stage 3, one for each parameter group at stages 1 and 2."""
-    count = state.get("partition_count")
-    counts = count if isinstance(count, (list, tuple)) else [count]
-    if not counts or any(type(n) is not int or not 0 < n < MOST_RANKS for n in counts):
-        raise Corrupt(f"{name}: partition_count is {brief(count)}")
-    return int(max(counts))
-
-
-def _setup_without_optimizer(files: Files, root: str) -> Setup:
-    """Return what a model file says: DeepSpeed without ZeRO keeps everything in the model file; with ZeRO-3, a node always has optimizer files too."""
-    models = of_rank(files.sizes(), root, MODEL)
-    if not models:
-        raise Incomplete(f"{root or '.'}: no file here says how many ranks there are")
-    file = load(files, models[min(models)])
-    world = file.content.get("dp_world_size")
-    config = configuration(file)
-    stage = section(config, "zero_optimization").get("stage", 0)
-    if stage == 0 and MASTERS in section(file.content, "optimizer"):
-        stage = 1  # BF16_Optimizer without ZeRO: each rank has its partition in a file of its own, too
-    if type(world) is not int or not 0 < world < MOST_RANKS or stage not in (0, 1, 2):
-        raise Corrupt(f"{file.name}: dp_world_size {brief(world)}, ZeRO stage {brief(stage)}")
-    prefix = "bf16_" if (section(config, "bf16") or section(config, "bfloat16")).get("enabled") is True else ""
-    return Setup(stage, world, prefix, _parallel(files, root))
-
-
-def configuration(file: StateFile) -> dict[str, Any]:
-    """Return DeepSpeed's configuration; empty if the checkpoint has only the name of its file."""
-    return section(file.content, "ds_config")
-
-
-def section(config: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Return a part of a configuration, empty if it has none."""
-    found = config.get(key)
-    return found if isinstance(found, dict) else {}
-
-
-# Whether the files are of one save
-
-_OF_A_MODEL = ("global_steps", "global_samples", "skipped_steps", "dp_world_size", "mp_world_size", "ds_version")
-_ALIKE = 1e-9  # learning rates are computed on every machine; from step to step they change by far more
-
-
-def check_agreement(what: Setup, models: Sequence[StateFile], ranks: Sequence[Sequence[StateFile]]) -> None:
-    """Raise Corrupt if two files record different values of the same, Unsupported for what another kind of rank wrote.
-
-    DeepSpeed names a rank's file by the rank alone, so one that another save left behind has the same name and, mostly, the same
-    size. ``ranks``: the optimizer files of each model-parallel rank; pipeline stages need not have the same parameter groups.
-    Sources: ``_common_checkpoint_state`` and ``_save_zero_checkpoint`` of ``deepspeed/runtime/engine.py``, 0.19.8.
-    """
-    _check_alike(models, lambda file: [(key, file.content.get(key)) for key in _OF_A_MODEL])
-    for each in ranks:
-        _check_alike(each, _of_an_optimizer)
-    optim = [file for each in ranks for file in each]
-    _check_alike([*models, *optim], lambda file: [("ds_version", file.content.get("ds_version"))])
-    for file in models:
-        if parallel(file) != what.mp:
-            raise Unsupported(
-                f"{file.name}: says that there are {parallel(file)} tensor or pipeline parallel ranks, {what.mp} expected by the files here",
-                hint="give the files of one save, of every node; mp_rank_00 alone is not the model",
-            )
-        world = file.content.get("dp_world_size")
-        if what.stage and type(world) is int and world != what.world:
-            raise Corrupt(f"{file.name}: dp_world_size is {world}, the optimizer files are of {what.world} ranks")
-    for file in optim:
-        if optimizer_state(file).get("ds_zero_partition_groups"):
-            raise Unsupported(
-                f"{file.name}: experts as AutoEP keeps them cannot be joined yet", hint="convert it with ds_to_universal"
-            )
-        if (MASTERS in optimizer_state(file)) == (what.stage == 3):
-            raise Corrupt(f"{file.name}: not an optimizer state of ZeRO stage {what.stage}", hint="it is of another save")
-
-
-def _check_alike(files: Sequence[StateFile], values: Callable[[StateFile], Iterable[tuple[str, Any]]]) -> None:
-    first: dict[str, tuple[str, Any]] = {}
-    for file in files:
-        for key, value in values(file):
-            name, expected = first.setdefault(key, (file.name, value))
-            if not _is_alike(value, expected):
-                raise Corrupt(
-                    f"{file.name}: {key} is {brief(value)}, {brief(expected)} in {name}",
-                    hint="the files are of different saves: give those that one save wrote",
-                )
-
-
-def _is_alike(one: Any, other: Any) -> bool:
-    if type(one) is float and type(other) is float:
-        return isclose(one, other, rel_tol=_ALIKE)
-    are_plain = all(type(value) in (bool, int, float, str) for value in (one, other))
-    return not are_plain or bool(one == other)
-
-
-def _of_an_optimizer(file: StateFile) -> Iterator[tuple[str, Any]]:
-    """Yield numbers that are one for all ranks: what the loss scaler has come to, step counts, learning rates."""
-    state = optimizer_state(file)
-    stage = state.get("zero_stage")
-    yield "zero_stage", stage.args[0] if isinstance(stage, Made) and stage.args else stage
-    counts = state.get("partition_count")
-    for number, count in enumerate(counts if isinstance(counts, (list, tuple)) else [counts]):
-        yield f"partition_count {number}", count
-    scaler = state.get("loss_scaler")
-    if isinstance(scaler, Made) and isinstance(scaler.state, dict):
-        yield from (("loss_scaler " + key, scaler.state.get(key)) for key in ("cur_iter", "cur_scale", "last_overflow_iter"))
-    yield "base_optimizer_state_step", state.get("base_optimizer_state_step")
-    base = state.get("base_optimizer_state", state.get("optimizer_state_dict"))
-    groups, states = (base.get("param_groups"), base.get("state")) if isinstance(base, dict) else (None, None)
-    for number, group in enumerate(groups if isinstance(groups, list) else []):
-        if isinstance(group, dict):
-            yield from ((f"{key} of parameter group {number}", group.get(key)) for key in ("lr", "step", "weight_decay"))
-    for number, one in states.items() if isinstance(states, dict) else ():
-        if isinstance(one, dict):
-            yield f"step of parameter {brief(number)}", one.get("step")
-
-
-def refuse_what_is_elsewhere(names: Iterable[str], root: str, models: Sequence[StateFile]) -> None:
-    """Raise Unsupported where the fp32 weights lie in swap files, or are sharded in a way that the files do not tell."""
-    config = section(configuration(models[0]), "zero_optimization") if models else {}
-    swapped = next((n for n in names if n.startswith(f"{root}/offloaded_tensors/".lstrip("/"))), "")
-    if swapped or section(config, "offload_optimizer").get("device") == "nvme":
-        raise Unsupported(
-            f"{root or '.'}: the optimizer's tensors were offloaded to NVMe, and its files do not hold them",
-            hint="save again with the optimizer offloaded to the CPU, or with stage3_gather_16bit_weights_on_model_save",
-        )
-    size = config.get("mics_shard_size")
-    if type(size) is int and size > 0:
-        raise Unsupported(
-            f"{root or '.'}: MiCS shards the parameters over groups of {size} ranks, which cannot be joined yet",
-            hint="save with stage3_gather_16bit_weights_on_model_save",
-        )
-
-
-def unlike(model: StateFile) -> str:
-    """Return why the model's own weights need not be the fp32 masters rounded; empty if they are, as in plain ZeRO.
-
-    ZenFlow updates masters later than weights; ``quantize_training`` and ``compression_training`` quantise the weights after each step
-    (``deepspeed/runtime/zenflow``, ``engine.py`` of 0.9); ``zero_quantized_weights`` gathers them quantised.
-    """
-    config = configuration(model)
-    zero = section(config, "zero_optimization")
-    used = [key for key in ("quantize_training", "compression_training") if config.get(key)]
-    used += [key for key in ("zenflow", "zero_quantized_weights") if zero.get(key)]
-    return (
-        f"trained with {used[0]}: the model's own weights may differ from the fp32 masters, and are not compared with them"
-        if used
-        else ""
-    )

@@ -1,10 +1,14 @@
-"""Tensor-parallel ranks of DeepSpeed, joined as the checkpoint itself says: ``universal_checkpoint_info`` of its model files.
+"""Join the tensor-parallel ranks of DeepSpeed.
 
-AutoTP writes an ``affine_map`` (which block of the parameter each rank holds) and, like Megatron-DeepSpeed, lists of patterns by
-kind. What neither says is refused. Sources: ``merge_tp_slices`` of ``deepspeed/checkpoint/ds_to_universal.py``,
+``universal_checkpoint_info`` of the checkpoint's model files says how.
+
+AutoTP writes an ``affine_map`` (which block of the parameter each rank holds) and, like
+Megatron-DeepSpeed, lists of patterns by kind. What neither says is refused. Sources:
+``merge_tp_slices`` of ``deepspeed/checkpoint/ds_to_universal.py``,
 ``deepspeed/checkpoint/affine.py``, 0.19.8.
 
-In reading order: joining ranks (`joined`), the rules (`Rules`), patterns of names, boxes of flat tensors.
+In reading order: joining ranks (`join_ranks`), the rules (`JoinRules`), patterns of names, boxes of
+flat tensors.
 """
 
 from __future__ import annotations
@@ -19,22 +23,36 @@ from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.formats.dtypes import ITEMSIZE
 from ckptsync.formats.pickles import brief
 from ckptsync.formats.torch_pickle import row_major, span
-from ckptsync.layouts.zero_files import StateFile, buffers, section
-from ckptsync.layouts.zero_rank import groups_of
-from ckptsync.model import Copy, Extent, Part, Shape, Tensor
+from ckptsync.layouts.zero_files import (
+    StateFile,
+    are_naturals,
+    buffer_names,
+    section,
+    trained_shapes,
+)
+from ckptsync.tensors import Copy, Extent, Part, Shape, Tensor
 
 Box = tuple[Shape, Shape]  # offsets, sizes
 _HINT = "convert it with DeepSpeed's ds_to_universal, or save the gathered model"
 _FORMAT = 1  # of affine maps
-_READ = ("tp_replicated_parameter_patterns", "parameter_with_row_parallelism_patterns", "vocabulary_parameter_patterns")
-_UNREAD = ("parameter_to_average_patterns", "parameter_with_2_sub_params_cat_dim_0")
+_READ = (
+    "tp_replicated_parameter_patterns",
+    "parameter_with_row_parallelism_patterns",
+    "vocabulary_parameter_patterns",
+)
+_UNREAD = (
+    "parameter_to_average_patterns",
+    "parameter_with_2_sub_params_cat_dim_0",
+    "parameter_with_sub_params",
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """A block of a parameter: ``rank`` has it at ``held`` of its own shard, and it belongs at ``into`` of the whole.
+class ShardBlock:
+    """A block of a parameter: a rank's shard has it at ``held``, and it belongs at ``into``.
 
-    ``nth`` counts the ranks that have the same block: the first's makes the parameter, the others' are replicas of it.
+    ``nth`` counts the ranks that have the same block: the first's makes the parameter, the others'
+    are replicas of it.
     """
 
     rank: int
@@ -44,180 +62,252 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Joining:
+class ParameterBlocks:
     """A parameter's whole shape, and the blocks that make it."""
 
     shape: Shape
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ShardBlock, ...]
 
 
-def joined(ranks: Sequence[Sequence[Tensor]], model: StateFile) -> tuple[Tensor, ...]:
-    """Return the tensors of all ranks, each made of its shards.  Raises Unsupported where nothing says how."""
-    rules = Rules(model)
+def join_ranks(ranks: Sequence[Sequence[Tensor]], model: StateFile) -> tuple[Tensor, ...]:
+    """Return the tensors of all ranks, each made of its shards.
+
+    Raises Unsupported where nothing says how.
+    """
+    rules = JoinRules(model)
     shards = [{tensor.name: tensor for tensor in tensors} for tensors in ranks]
     if any(held.keys() != shards[0].keys() for held in shards):
-        odd = min(name for held in shards for name in held if not all(name in other for other in shards))
-        raise Corrupt(f"{model.name}: {odd} is not in every tensor-parallel rank", hint="the files are of different saves")
-    named = buffers(model)
-    return tuple(_joined([held[name] for held in shards], rules, is_buffer=name in named) for name in shards[0])
+        odd = min(
+            name for held in shards for name in held if not all(name in other for other in shards)
+        )
+        raise Corrupt(
+            f"{model.name}: {odd} is not in every tensor-parallel rank",
+            hint="the files are of different saves",
+        )
+    named = buffer_names(model)
+    found = []
+    for name in shards[0]:
+        each = [held[name] for held in shards]
+        found.append(equal_buffer(each) if name in named else _joined(each, rules))
+    return tuple(found)
 
 
-def _joined(shards: Sequence[Tensor], rules: Rules, *, is_buffer: bool) -> Tensor:
+def _joined(shards: Sequence[Tensor], rules: JoinRules) -> Tensor:
     first = shards[0]
-    if is_buffer:
-        return replica(shards)
     how = rules.joining(first.tied or first.name, [shard.shape for shard in shards])
-    filled = {rank: shard for rank, shard in enumerate(shards) if 0 not in shard.shape}  # an empty shard is in no optimizer
+    # an empty shard is in no optimizer
+    filled = {rank: shard for rank, shard in enumerate(shards) if 0 not in shard.shape}
     if len({(s.dtype, *(c.dtype for c in s.copies)) for s in filled.values()}) > 1:
         raise Corrupt(f"{first.name}: the tensor-parallel ranks have it in different element types")
     some = next(iter(filled.values()), first)
-    most = max((piece.nth for piece in how.pieces), default=0)
     own, *replicas = (
-        [_copy(_replica_of(how, nth), n, filled, copy.dtype) for n, copy in enumerate(some.copies)] for nth in range(most + 1)
+        [_copy(how.shape, pieces, filled, n, copy.dtype) for n, copy in enumerate(some.copies)]
+        for pieces in _replicas(how.pieces)
     )
     # between the first and the last, which are the ones that `plan.choose` takes
     copies = (*own[:1], *(copy for each in replicas for copy in each), *own[1:])
     return Tensor(first.name, some.dtype, how.shape, copies, first.tied)
 
 
-def _replica_of(how: Joining, nth: int) -> Joining:
-    """Return the joining of the blocks that the ranks of this number have, and of the first's where no more ranks have one."""
-    others = {(p.into, p.held[1]): p for p in how.pieces if p.nth == nth}
-    return Joining(how.shape, tuple(others.get((p.into, p.held[1]), p) if nth else p for p in how.pieces if not p.nth))
+def _replicas(pieces: Sequence[ShardBlock]) -> Iterator[list[ShardBlock]]:
+    """Yield the pieces that make the parameter, then those of each further set of replicas."""
+    first = {(p.into, p.held[1]): p for p in pieces if not p.nth}
+    for nth in range(max((p.nth for p in pieces), default=0) + 1):
+        own = {(p.into, p.held[1]): p for p in pieces if p.nth == nth}
+        yield [own.get(box, piece) for box, piece in first.items()]
 
 
-def _copy(how: Joining, number: int, shards: Mapping[int, Tensor], dtype: str) -> Copy:
-    absent = next((shard.copies[number].absent for shard in shards.values() if shard.copies[number].absent), "")
-    pieces = () if absent else (p for p in how.pieces if p.rank in shards)
-    parts = (part for p in pieces for part in place(shards[p.rank].copies[number], shards[p.rank].shape, p.held, p.into))
-    return Copy(dtype, how.shape, tuple(parts), absent)
+def _copy(
+    shape: Shape,
+    pieces: Sequence[ShardBlock],
+    shards: Mapping[int, Tensor],
+    number: int,
+    dtype: str,
+) -> Copy:
+    copies = {rank: shard.copies[number] for rank, shard in shards.items()}
+    absent = next((copy.absent for copy in copies.values() if copy.absent), "")
+    parts = (
+        part
+        for p in pieces
+        if p.rank in copies and not absent
+        for part in cut_box(copies[p.rank], shards[p.rank].shape, p.held, p.into)
+    )
+    return Copy(dtype, shape, tuple(parts), absent)
 
 
-def replica(shards: Sequence[Tensor]) -> Tensor:
+def equal_buffer(shards: Sequence[Tensor]) -> Tensor:
     """Return a buffer, which no rule names: it is one if all ranks' bytes have the same CRC32."""
-    sums = [[(p.extent.size, p.checksum and p.checksum.crc32) for p in shard.copies[0].parts] for shard in shards]
-    if any(s.shape != shards[0].shape or s.dtype != shards[0].dtype for s in shards) or any(s != sums[0] for s in sums):
-        raise Unsupported(f"{shards[0].name}: a buffer that is not the same on all tensor-parallel ranks", hint=_HINT)
+    sums = [
+        [(p.extent.size, p.checksum and p.checksum.crc32) for p in shard.copies[0].parts]
+        for shard in shards
+    ]
+    if any(s.shape != shards[0].shape or s.dtype != shards[0].dtype for s in shards) or any(
+        s != sums[0] for s in sums
+    ):
+        raise Unsupported(
+            f"{shards[0].name}: a buffer that is not the same on all tensor-parallel ranks",
+            hint=_HINT,
+        )
     if any(crc is None for _, crc in sums[0]):
         raise Unsupported(
-            f"{shards[0].name}: nothing tells whether this buffer is the same on all tensor-parallel ranks", hint=_HINT
+            f"{shards[0].name}: nothing tells whether this buffer is the same on all"
+            " tensor-parallel ranks",
+            hint=_HINT,
         )
     return shards[0]
 
 
-class Rules:
-    """What ``universal_checkpoint_info`` says of each parameter. Raises Unsupported for what it may say and nothing here does."""
+class JoinRules:
+    """What ``universal_checkpoint_info`` says of each parameter.
+
+    Raises Unsupported for what it may say and nothing here does.
+    """
 
     def __init__(self, model: StateFile) -> None:
         info = section(model.content, "universal_checkpoint_info")
         if not info:
             raise Unsupported(
-                f"{model.name}: tensor parallel ranks, and no universal_checkpoint_info that says how to join them", hint=_HINT
+                f"{model.name}: tensor parallel ranks, and no universal_checkpoint_info that says"
+                " how to join them",
+                hint=_HINT,
             )
-        self._trained = {name for shapes in groups_of(model) or () for name in shapes}
+        self._trained = trained_shapes(model).keys()
         maps = section(info, "affine_map")
         if maps and maps.get("version", _FORMAT) != _FORMAT:
-            raise Unsupported(f"{model.name}: an affine_map of version {brief(maps.get('version'))}, {_FORMAT} is known")
-        self._maps = Patterns(section(maps, "params"), model.name)
-        self._kinds = {key: Patterns(_listed(info, key), model.name) for key in (*_READ, *_UNREAD)}
-        self._sub = Patterns(dict.fromkeys(_of_sub_params(info)), model.name)
-        self._unsupported = Patterns(_listed(info, "autotp_unsupported_parameter_patterns"), model.name)
+            raise Unsupported(
+                f"{model.name}: an affine_map of version {brief(maps.get('version'))}, {_FORMAT} is"
+                " known"
+            )
+        self._maps = NamePatterns(section(maps, "params"), model.name)
+        self._kinds = {
+            key: NamePatterns(_patterns(info, key), model.name) for key in (*_READ, *_UNREAD)
+        }
+        self._unsupported = NamePatterns(
+            _patterns(info, "autotp_unsupported_parameter_patterns"), model.name
+        )
         self._rows: Any = info.get("original_vocab_size")
 
-    def joining(self, name: str, shapes: Sequence[Shape]) -> Joining:
+    def joining(self, name: str, shapes: Sequence[Shape]) -> ParameterBlocks:
         """Return how the shards of one parameter, of these shapes, make the whole."""
-        if self._unsupported.finds(name):
+        if self._unsupported.find(name):
             raise Unsupported(f"{name}: AutoTP says that its shards cannot be joined", hint=_HINT)
-        found = self._maps.find(name)
-        how = _by_map(name, found, shapes) if found is not None else self._by_kind(name, shapes)
-        return self._without_padding(name, how) if self._kinds["vocabulary_parameter_patterns"].finds(name) else how
+        blocks = self._maps.find(name)
+        how = _by_map(name, blocks[0], shapes) if blocks else self._by_kind(name, shapes)
+        return (
+            self._without_padding(name, how)
+            if self._kinds["vocabulary_parameter_patterns"].find(name)
+            else how
+        )
 
-    def _by_kind(self, name: str, shapes: Sequence[Shape]) -> Joining:
-        odd = next((key for key in _UNREAD if self._kinds[key].finds(name)), "sub-parameters" if self._sub.finds(name) else "")
+    def _by_kind(self, name: str, shapes: Sequence[Shape]) -> ParameterBlocks:
+        odd = next((key for key in _UNREAD if self._kinds[key].find(name)), None)
         if odd:
             raise Unsupported(f"{name}: {odd}, which cannot be joined yet", hint=_HINT)
-        if self._kinds["tp_replicated_parameter_patterns"].finds(name):
+        if self._kinds["tp_replicated_parameter_patterns"].find(name):
             if len(set(shapes)) != 1:
                 raise Corrupt(f"{name}: replicated, and of {len(set(shapes))} shapes")
             zeros = (0,) * len(shapes[0])
-            return Joining(shapes[0], tuple(Piece(rank, (zeros, shapes[0]), zeros, rank) for rank in range(len(shapes))))
-        is_row = self._kinds["parameter_with_row_parallelism_patterns"].finds(name)
-        if not is_row and name not in self._trained:  # of those, what no pattern names is cut along its first axis
+            return ParameterBlocks(
+                shapes[0],
+                tuple(
+                    ShardBlock(rank, (zeros, shapes[0]), zeros, rank) for rank in range(len(shapes))
+                ),
+            )
+        is_row = self._kinds["parameter_with_row_parallelism_patterns"].find(name)
+        # of those, what no pattern names is cut along its first axis
+        if not is_row and name not in self._trained:
             raise Unsupported(f"{name}: nothing says how its shards are to be joined", hint=_HINT)
         return _along(name, 1 if is_row else 0, shapes)
 
-    def _without_padding(self, name: str, how: Joining) -> Joining:
+    def _without_padding(self, name: str, how: ParameterBlocks) -> ParameterBlocks:
         rows = self._rows
         if type(rows) is not int or not how.shape or not 0 < rows <= how.shape[0]:
-            raise Corrupt(f"{name}: a vocabulary of {brief(rows)} rows, at most {how.shape[:1]} expected")
+            raise Corrupt(
+                f"{name}: a vocabulary of {brief(rows)} rows, at most {how.shape[:1]} expected"
+            )
         kept = ((p, min(p.held[1][0], rows - p.into[0])) for p in how.pieces)
         pieces = (replace(p, held=(p.held[0], (n, *p.held[1][1:]))) for p, n in kept if n > 0)
-        return Joining((rows, *how.shape[1:]), tuple(pieces))
+        return ParameterBlocks((rows, *how.shape[1:]), tuple(pieces))
 
 
-def _listed(info: Mapping[str, Any], key: str) -> dict[Any, Any]:
-    value = info.get(key)
-    return value if isinstance(value, dict) else dict.fromkeys(_texts(value) or ())
+def _patterns(info: Mapping[str, Any], key: str) -> dict[Any, Any]:
+    """Return the name patterns of one kind.
+
+    A dictionary, a list, or a list of dictionaries with lists (``parameter_with_sub_params``).
+    """
+    value = info.get(key) or {}
+    if isinstance(value, dict):
+        return value
+    found: dict[Any, Any] = {}
+    for one in value if isinstance(value, list) else [value]:
+        each = one.get("patterns") if isinstance(one, dict) else [one]
+        if not isinstance(each, list) or not all(isinstance(p, str) for p in each):
+            raise Unsupported(f"{key}: patterns of a kind that is not known", hint=_HINT)
+        found |= dict.fromkeys(each)
+    return found
 
 
-def _texts(value: Any) -> list[str] | None:
-    return value if isinstance(value, list) and all(isinstance(v, str) for v in value) else None
-
-
-def _of_sub_params(info: Mapping[str, Any]) -> Iterator[Any]:
-    entries = info.get("parameter_with_sub_params")
-    for entry in entries if isinstance(entries, list) else []:
-        patterns = _texts(entry.get("patterns")) if isinstance(entry, dict) else None
-        if patterns is None:
-            raise Unsupported("parameter_with_sub_params: patterns of a kind that is not known", hint=_HINT)
-        yield from patterns
-
-
-def _along(name: str, axis: int, shapes: Sequence[Shape]) -> Joining:
+def _along(name: str, axis: int, shapes: Sequence[Shape]) -> ParameterBlocks:
     """Return how shards that follow each other along one axis make the whole."""
-    if any(len(s) <= axis or s[:axis] + s[axis + 1 :] != shapes[0][:axis] + shapes[0][axis + 1 :] for s in shapes):
-        raise Corrupt(f"{name}: shards of {brief(tuple(map(str, shapes)))} do not follow each other on axis {axis}")
+    if any(
+        len(s) <= axis or s[:axis] + s[axis + 1 :] != shapes[0][:axis] + shapes[0][axis + 1 :]
+        for s in shapes
+    ):
+        raise Corrupt(
+            f"{name}: shards of {brief(tuple(map(str, shapes)))} do not follow each other on axis"
+            f" {axis}"
+        )
     pieces, at = [], 0
     for rank, shape in enumerate(shapes):
         zeros = (0,) * len(shape)
-        pieces.append(Piece(rank, (zeros, shape), (*zeros[:axis], at, *zeros[axis + 1 :])))
+        pieces.append(ShardBlock(rank, (zeros, shape), (*zeros[:axis], at, *zeros[axis + 1 :])))
         at += shape[axis]
-    return Joining((*shapes[0][:axis], at, *shapes[0][axis + 1 :]), tuple(pieces))
+    return ParameterBlocks((*shapes[0][:axis], at, *shapes[0][axis + 1 :]), tuple(pieces))
 
 
-def _by_map(name: str, blocks: Any, shapes: Sequence[Shape]) -> Joining:
-    """Return what an affine map says: for every rank its blocks, as ``[offset, strides]`` in the whole and in the shard."""
+def _by_map(name: str, blocks: Any, shapes: Sequence[Shape]) -> ParameterBlocks:
+    """Return what an affine map says of each rank's blocks.
+
+    A block is ``[offset, strides]`` in the whole and in the shard.
+    """
     try:
         whole = _natural(blocks["logical_shape"])
         pieces = []
         for rank, shape in enumerate(shapes):
             mine = blocks["ranks"].get(rank, blocks["ranks"].get(str(rank)))
             if _natural(mine["shard_shape"]) != shape:
-                raise Corrupt(f"{name}: rank {rank} has {shape}, its affine map tells of another shape")
+                raise Corrupt(
+                    f"{name}: rank {rank} has {shape}, its affine map tells of another shape"
+                )
             pieces += [p for one in mine["pieces"] for p in _piece(name, rank, one, whole, shape)]
     except (KeyError, TypeError, AttributeError, ValueError, IndexError) as e:
         raise Corrupt(f"{name}: an affine map that is none: {type(e).__name__}") from e
-    return Joining(whole, tuple(pieces))
+    return ParameterBlocks(whole, tuple(pieces))
 
 
-def _piece(name: str, rank: int, block: Any, whole: Shape, shard: Shape) -> Iterator[Piece]:
+def _piece(name: str, rank: int, block: Any, whole: Shape, shard: Shape) -> Iterator[ShardBlock]:
     shape: Shape = _natural(block["shape"])
     if 0 in shape:
         return  # a rank without any of it
     if block.get("scale", 1.0) != 1.0:
         raise Unsupported(f"{name}: its shards are scaled, and a merge never computes", hint=_HINT)
-    into, held = _corner(name, block["source"], shape, whole), _corner(name, block["dest"], shape, shard)
+    into, held = (
+        _corner(name, block["source"], shape, whole),
+        _corner(name, block["dest"], shape, shard),
+    )
     locations = _natural([int(n) for n in block["locations"]])
     if rank not in locations:
         raise Corrupt(f"{name}: rank {rank} has a block that its affine map gives to others")
-    yield Piece(rank, (held, shape), into, len({n for n in locations if n < rank}))
+    yield ShardBlock(rank, (held, shape), into, len({n for n in locations if n < rank}))
 
 
 def _corner(name: str, place: Any, shape: Shape, of: Shape) -> Shape:
-    """Return where a block begins in a tensor, if it is a box of it: strides of the tensor's own rows."""
+    """Return where a block begins in a tensor; raises unless it is a box of it."""
     offset, strides = place
     plain = row_major(of)
-    if len(shape) != len(of) or any(n > 1 and s != p for n, s, p in zip(shape, _natural(strides), plain, strict=True)):
+    if len(shape) != len(of) or any(
+        n > 1 and s != p for n, s, p in zip(shape, _natural(strides), plain, strict=True)
+    ):
         raise Unsupported(f"{name}: an affine map whose blocks are no boxes", hint=_HINT)
     at: list[int] = []
     (rest,) = _natural([offset])
@@ -230,7 +320,7 @@ def _corner(name: str, place: Any, shape: Shape, of: Shape) -> Shape:
 
 
 def _natural(values: Any) -> Shape:
-    if not isinstance(values, (list, tuple)) or any(type(v) is not int or v < 0 for v in values):
+    if not isinstance(values, (list, tuple)) or not are_naturals(values):
         raise ValueError("not natural numbers")
     return tuple(values)
 
@@ -238,37 +328,41 @@ def _natural(values: Any) -> Shape:
 # Patterns of names
 
 _LONGEST_PATTERN = 512
-_TOKEN = re.compile(r"(?P<repeat>\\d\+|\.\*|\\d\*|\.\+)|\\(?P<escaped>[^A-Za-z0-9])|(?P<any>\.)|(?P<plain>[\w\-:/ ])")
+_ONE_NAME = re.compile(r"\^((?:\\[^A-Za-z0-9]|[\w\-:/ ])*)\$")
+_REPEAT = r"\\d[+*]|\.[+*]"
+_PATTERN = re.compile(rf"\^?(?:{_REPEAT}|\\[^A-Za-z0-9]|[\w\-:/. ])*\$?")
 _MOST_REPEATS = 3
 
 
-class Patterns:
-    r"""Values by the pattern of a name, without ever running a file's regular expression as it stands.
+class NamePatterns:
+    r"""Values by name pattern; only harmless regular expressions are run.
 
-    AutoTP writes ``^name$`` with escapes; Megatron-DeepSpeed writes a few ``\\d+`` and ``.*`` (matched from the start, as
-    ``re.match`` does). Those are matched; anything else could take for ever: it raises Unsupported.
+    AutoTP writes ``^name$`` with escapes; Megatron-DeepSpeed writes a few ``\\d+`` and ``.*``
+    (matched from the start, as ``re.match`` does). Those are matched; anything else could take for
+    ever: it raises Unsupported.
     """
 
     def __init__(self, values: Mapping[Any, Any], where: str) -> None:
         self._exact: dict[str, Any] = {}
         self._open: list[tuple[re.Pattern[str], Any]] = []
         for pattern, value in values.items():
-            exact, literal = _read(pattern, where)
-            if exact:
-                self._exact[literal] = (value,)
+            if (
+                not isinstance(pattern, str)
+                or len(pattern) > _LONGEST_PATTERN
+                or not _PATTERN.fullmatch(pattern)
+                or len(re.findall(_REPEAT, pattern)) > _MOST_REPEATS
+            ):
+                raise Unsupported(f"{where}: unknown kind of name pattern: {brief(pattern)}")
+            if one := _ONE_NAME.fullmatch(pattern):
+                self._exact[re.sub(r"(?s)\\(.)", r"\1", one[1])] = value
             else:
-                self._open.append((re.compile(pattern), (value,)))
+                self._open.append((re.compile(pattern), value))
 
-    def find(self, name: str) -> Any:
-        """Return the value of the pattern that matches; None if none does. Raises Corrupt if several do."""
-        found = self._found(name)
-        return found[0][0] if found else None
+    def find(self, name: str) -> list[Any]:
+        """Return the value of the pattern that matches, in a list; an empty one if none does.
 
-    def finds(self, name: str) -> bool:
-        """Return whether a pattern matches."""
-        return bool(self._found(name))
-
-    def _found(self, name: str) -> list[Any]:
+        Raises Corrupt if several do.
+        """
         found = [self._exact[name]] if name in self._exact else []
         found += [value for pattern, value in self._open if pattern.match(name)]
         if len(found) > 1:
@@ -276,32 +370,11 @@ class Patterns:
         return found
 
 
-def _read(pattern: Any, where: str) -> tuple[bool, str]:
-    """Return whether a pattern means one name alone, and that name. Raises Unsupported for what is not known."""
-    if not isinstance(pattern, str) or len(pattern) > _LONGEST_PATTERN:
-        raise Unsupported(f"{where}: a pattern of names that is none: {brief(pattern)}")
-    body = pattern.removeprefix("^")
-    is_closed = pattern.startswith("^") and body.endswith("$") and not body.endswith("\\$")
-    body = body[:-1] if body.endswith("$") and not body.endswith("\\$") else body
-    at, literal, repeats = 0, [], 0
-    while at < len(body):
-        token = _TOKEN.match(body, at)
-        if token is None:
-            raise Unsupported(f"{where}: a pattern of names of a kind that is not known: {brief(pattern)}")
-        repeats += token["repeat"] is not None
-        is_closed = is_closed and (token["escaped"] or token["plain"]) is not None
-        literal.append(token["escaped"] or token["plain"] or "")
-        at = token.end()
-    if repeats > _MOST_REPEATS:
-        raise Unsupported(f"{where}: a pattern of names with {repeats} repetitions: {brief(pattern)}")
-    return is_closed, "".join(literal)
-
-
 # Boxes of flat tensors
 
 
-def place(copy: Copy, shape: Shape, held: Box, into: Shape) -> Iterator[Part]:
-    """Yield the parts of the box ``held`` of a stored tensor of ``shape``, as boxes of a larger tensor in which it begins at ``into``.
+def cut_box(copy: Copy, shape: Shape, held: Box, into: Shape) -> Iterator[Part]:
+    """Yield the box ``held`` of a stored tensor as parts of a larger one, from ``into`` on.
 
     ``copy`` has the grid of the tensor, in one part, or a flat one in any number of parts.
     """
@@ -321,15 +394,17 @@ def place(copy: Copy, shape: Shape, held: Box, into: Shape) -> Iterator[Part]:
 
 
 def _skipped(part: Part, skip: int, item: int) -> Part:
-    """Return the part with the extent that its strides reach over, ``skip`` bytes behind the old start."""
+    """Return the part ``skip`` bytes behind its start, with the extent that its strides reach."""
     sizes, strides = part.sizes, part.strides or ()
-    is_plain = all(n <= 1 or s == p for n, s, p in zip(sizes, strides, row_major(sizes), strict=True))
+    is_plain = all(
+        n <= 1 or s == p for n, s, p in zip(sizes, strides, row_major(sizes), strict=True)
+    )
     extent = Extent(part.extent.file, part.extent.start + skip, span(sizes, strides) * item)
     return replace(part, extent=extent, strides=None if is_plain else strides)
 
 
 def cut(shape: Shape, start: int, stop: int) -> Iterator[Box]:
-    """Yield boxes that hold the elements ``start`` to ``stop`` of a row-major tensor, in their order."""
+    """Yield boxes of the elements ``start`` to ``stop`` of a row-major tensor, in order."""
     if not shape or (start <= 0 and stop >= prod(shape)):
         if start < stop:
             yield (0,) * len(shape), shape

@@ -1,4 +1,10 @@
-"""Merging: a header, and then bytes in order.
+"""Merging a sharded checkpoint into safetensors, in four steps.
 
-Pure: ``tile``, ``cut``, ``cast``, ``dtypes``, ``plan``, ``output``.  Doing: ``copy`` (through a bounded window), ``consolidate``.
+1. Open what the user named, and check that it is one save: `inputs`, `save_times`.
+2. Plan: `prepare` reads the layout's tensors and decides names (`tensor_names`, `adapter`),
+   compares copies (`replicas`) and the base model (`base_model`), and chooses what stands beside
+   the weights (`model_files`).  `plan` cuts output files.
+3. Stream: `engine` writes all files, by threads or by `ray`.  `weights` makes one file: `units`
+   gathers, `container_crcs` checks, `cast` casts, `statistics` counts.
+4. Publish: `destination` is a new directory or a store.
 """

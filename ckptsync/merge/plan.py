@@ -1,17 +1,23 @@
-"""The plan: output files, each a header and an ordered list of tensors with the stored copy to take.  Pure."""
+"""The plan of a merge: output files, their headers, and which stored copies to read.  Pure.
+
+Whether a copy's parts hold each element of its tensor exactly once is checked here, before anything
+is written.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
+from operator import attrgetter
 from typing import Literal, get_args
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.formats.dtypes import ITEMSIZE, PRECISION, is_castable
 from ckptsync.formats.safetensors import encode_header
-from ckptsync.merge import tile
-from ckptsync.model import Copy, Shape, Tensor
+from ckptsync.tensors import Copy, Part, Shape, Tensor
 
 DType = Literal["auto", "keep", "bf16", "fp16", "fp32"]
 DTYPES: tuple[DType, ...] = get_args(DType)
@@ -20,11 +26,13 @@ FORMAT = 1  # of the output: part of what its bytes are a function of
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """``dtype``: ``auto`` is the model's own, tensor by tensor; ``keep`` the most precise copy stored; or one of the three.
+class MergeOptions:
+    """What is written.
 
-    ``max_shard_size`` in bytes of tensors in one file; ``source`` as `ckptsync.layouts.table.Source` spells it.
-    ``allow_code``: take code that lies in the checkpoint, too (see `ckptsync.merge.output.is_code`).
+    ``dtype``: ``auto`` is the model's own, tensor by tensor; ``keep`` the most precise copy stored;
+    or one of the three. ``max_shard_size`` in bytes of tensors in one file; ``source`` as
+    `ckptsync.layouts.registry.WeightsSource` spells it. ``allow_code``: copy code that lies in the
+    checkpoint, too (see `ckptsync.merge.model_files.is_code`).
     """
 
     dtype: DType = "auto"
@@ -34,8 +42,25 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
+class Work:
+    """How a merge is done; what it writes does not depend on it.
+
+    ``jobs``: threads (1: none but the caller's), each with ``window`` bytes in flight.  Digests of
+    tensors and statistics cost a pass over every byte, and are made if asked for.
+    """
+
+    jobs: int = 1
+    tensor_digests: bool = True
+    statistics: bool = False
+    window: int = 12 << 20
+
+
+@dataclass(frozen=True, slots=True)
 class PlannedTensor:
-    """One tensor of an output file: ``start`` counts from the file's first byte, ``size`` in bytes of ``dtype``."""
+    """One tensor of an output file.
+
+    ``start`` counts from the file's first byte; ``size`` is in bytes of ``dtype``.
+    """
 
     name: str
     dtype: str
@@ -59,25 +84,54 @@ class FilePlan:
         return len(self.header) + sum(t.size for t in self.tensors)
 
 
-def plan(tensors: Sequence[Tensor], options: Options, stem: str = "model") -> tuple[FilePlan, ...]:
-    """Cut the model into files named as ``save_pretrained`` names them.  Raises Corrupt if any tensor is not whole."""
+def plan(
+    tensors: Sequence[Tensor], options: MergeOptions, stem: str = "model"
+) -> tuple[FilePlan, ...]:
+    """Cut the model into files, named as ``save_pretrained`` names them.
+
+    Raises Corrupt if any tensor is not whole.
+
+    As huggingface_hub splits a state dict: a new file when the next tensor would not fit; but
+    always in order.
+    """
     names = {t.name for t in tensors}
     if len(names) != len(tensors) or not all(map(_is_usable, names)):
-        raise Corrupt("two tensors of one name, or a tensor without a usable one")
-    chosen = [(t, _checked(t, choose(t, options.dtype)), target(t, options.dtype)) for t in tensors]
-    groups = list(_groups(chosen, options.max_shard_size))
-    return tuple(_file(_name(stem, i, len(groups)), group) for i, group in enumerate(groups, 1))
+        raise Corrupt("two tensors have the same name, or a tensor has an invalid name")
+    groups: list[list[tuple[Tensor, Copy, str, int]]] = []
+    held = 0
+    for tensor in tensors:
+        copy, dtype = choose(tensor, options.dtype), target(tensor, options.dtype)
+        check_tiling(tensor, copy)
+        size = prod(tensor.shape) * ITEMSIZE[dtype]
+        if not groups or held + size > options.max_shard_size:
+            groups.append([])
+            held = 0
+        groups[-1].append((tensor, copy, dtype, size))
+        held += size
+    files = []
+    for number, group in enumerate(groups, 1):
+        name = f"{stem}-{number:05d}-of-{len(groups):05d}" if len(groups) > 1 else stem
+        header = encode_header((tensor.name, dtype, tensor.shape) for tensor, _, dtype, _ in group)
+        at, planned = len(header), []
+        for tensor, copy, dtype, size in group:
+            planned.append(PlannedTensor(tensor.name, dtype, tensor.shape, at, size, copy))
+            at += size
+        files.append(FilePlan(f"{name}.safetensors", header, tuple(planned)))
+    return tuple(files)
 
 
 def _is_usable(name: str) -> bool:
-    """A safetensors header is UTF-8, where halves of a surrogate pair (which JSON and pickles can spell) have no place."""
+    """Return whether a safetensors header can hold this name.
+
+    The header is UTF-8.  JSON and pickles can spell halves of a surrogate pair; UTF-8 cannot.
+    """
     if name in ("", "__metadata__"):
         return False
     return name.isascii() or not any("\ud800" <= c <= "\udfff" for c in name)
 
 
 def target(tensor: Tensor, dtype: DType) -> str:
-    """The element type that this tensor is written in."""
+    """Return the element type that a tensor is written in."""
     own = tensor.dtype if is_castable(tensor.dtype) else choose(tensor, dtype).dtype
     if dtype == "auto" or not is_castable(own):
         return own
@@ -85,70 +139,115 @@ def target(tensor: Tensor, dtype: DType) -> str:
 
 
 def choose(tensor: Tensor, dtype: DType) -> Copy:
-    """The stored copy to read: one that needs no cast, else the most precise; of equals the first.
+    """Return the stored copy to read: one that needs no cast, else the most precise.
 
-    Raises Incomplete if that one's file is not here: a less precise one is never taken in its place.
+    Of equals the first.
+
+    Raises Incomplete if that one's file is not here: a less precise one never takes its place.
     """
     if not tensor.copies:
         raise Corrupt(f"{tensor.name}: no copy is stored")
     if len(tensor.copies) == 1 and not tensor.copies[0].absent:
         return tensor.copies[0]
-    best = max(tensor.copies, key=lambda c: (PRECISION.get(c.dtype, 0), not c.absent))  # the first of equals
+    # the first of equals
+    best = max(tensor.copies, key=lambda c: (PRECISION.get(c.dtype, 0), not c.absent))
     if dtype != "keep" and is_castable(best.dtype):
-        wanted = tensor.dtype if dtype == "auto" else _ASKED[dtype]
-        best = next((c for c in reversed(tensor.copies) if c.dtype == wanted and not c.absent), best)
+        exact = tensor.dtype if dtype == "auto" else _ASKED[dtype]
+        best = next((c for c in reversed(tensor.copies) if c.dtype == exact and not c.absent), best)
     if best.absent:
         raise Incomplete(
-            f"{best.absent}: not there; it holds the {best.dtype} copy of {tensor.name}",
-            hint="give the directory of the node that wrote it, or take the model's own copy with --dtype auto",
+            f"{best.absent}: not found; it holds the {best.dtype} copy of {tensor.name}",
+            hint=(
+                "give the directory of the node that wrote it, or take the model's own copy with"
+                " --dtype auto"
+            ),
         )
     return best
 
 
 def check_dtype(dtype: str) -> DType:
-    """``dtype`` itself if it is one that can be asked for; raises Unsupported."""
+    """Return ``dtype`` itself if it is one of `DTYPES`; raises Unsupported."""
     for known in DTYPES:
         if dtype == known:
             return known
     raise Unsupported(f"dtype {dtype!r}", hint=f"one of: {', '.join(DTYPES)}")
 
 
-Chosen = tuple[Tensor, Copy, str]
+def check_tiling(tensor: Tensor, copy: Copy) -> None:
+    """Raise Corrupt unless the copy's parts tile its grid.
+
+    The grid must be the tensor's shape, or its flattening.
+    """
+    name, grid = tensor.name, copy.grid
+    if grid not in (tensor.shape, (prod(tensor.shape),)):
+        raise Corrupt(f"{name}: a copy of shape {grid}, {tensor.shape} expected")
+    if copy.dtype not in ITEMSIZE or tensor.dtype not in ITEMSIZE:
+        raise Corrupt(f"{name}: unknown element type {copy.dtype} or {tensor.dtype}")
+    if _follow(copy.parts, grid):
+        return
+    for offsets, sizes in ((part.offsets, part.sizes) for part in copy.parts):
+        fits = len(offsets) == len(sizes) == len(grid) and all(
+            o >= 0 and n >= 0 and o + n <= whole
+            for o, n, whole in zip(offsets, sizes, grid, strict=True)
+        )
+        if not fits:
+            raise Corrupt(f"{name}: a part at {offsets} of size {sizes} is not inside {grid}")
+    held, count = sum(prod(part.sizes) for part in copy.parts), prod(grid)
+    if held != count or not tiles(
+        [(p.offsets, p.sizes) for p in copy.parts if prod(p.sizes)], grid
+    ):
+        fault = (
+            "overlap, or are missing"
+            if held == count
+            else "are missing"
+            if held < count
+            else "are given twice"
+        )
+        raise Corrupt(f"{name}: {held} elements found, {count} expected: some {fault}")
 
 
-def _checked(tensor: Tensor, copy: Copy) -> Copy:
-    tile.check(tensor, copy)
-    return copy
+def _follow(parts: Sequence[Part], grid: Shape) -> bool:
+    """Return whether the parts are whole rows that follow each other: the usual case."""
+    if not grid:
+        return False
+    starts, row, at = (0,) * (len(grid) - 1), grid[1:], 0
+    for part in sorted(parts, key=attrgetter("offsets")) if len(parts) > 1 else parts:
+        offsets, sizes = part.offsets, part.sizes
+        if (
+            not sizes
+            or sizes[0] <= 0
+            or sizes[1:] != row
+            or not offsets
+            or offsets[0] != at
+            or offsets[1:] != starts
+        ):
+            return False
+        at += sizes[0]
+    return at == grid[0]
 
 
-def _size(shape: Shape, dtype: str) -> int:
-    return prod(shape) * ITEMSIZE[dtype]
+def tiles(boxes: Sequence[tuple[Shape, Shape]], grid: Shape) -> bool:
+    """Return whether boxes inside ``grid`` cover it and do not overlap.
 
+    They have its volume together, so the one follows from the other.
 
-def _groups(chosen: Sequence[Chosen], most: int) -> Iterator[list[Chosen]]:
-    """As huggingface_hub splits a state dict: a new file when the next tensor would not fit; but always in order."""
-    group: list[Chosen] = []
-    held = 0
-    for tensor, copy, dtype in chosen:
-        size = _size(tensor.shape, dtype)
-        if group and held + size > most:
-            yield group
-            group, held = [], 0
-        group.append((tensor, copy, dtype))
-        held += size
-    if group:
-        yield group
-
-
-def _name(stem: str, number: int, count: int) -> str:
-    return f"{stem}.safetensors" if count == 1 else f"{stem}-{number:05d}-of-{count:05d}.safetensors"
-
-
-def _file(name: str, group: Sequence[Chosen]) -> FilePlan:
-    header = encode_header((tensor.name, dtype, tensor.shape) for tensor, _, dtype in group)
-    at, planned = len(header), []
-    for tensor, copy, dtype in group:
-        size = _size(tensor.shape, dtype)
-        planned.append(PlannedTensor(tensor.name, dtype, tensor.shape, at, size, copy))
-        at += size
-    return FilePlan(name, header, tuple(planned))
+    Boxes are grouped by their interval on the first axis; if these follow each other without gap,
+    each group must tile the rest.  Otherwise the axis is cut at every border.  The usual cases
+    (rows, columns, a mesh of both) never need that.
+    """
+    if not prod(grid):
+        return not boxes
+    if not grid:
+        return len(boxes) == 1
+    groups: defaultdict[tuple[int, int], list[tuple[Shape, Shape]]] = defaultdict(list)
+    for offsets, sizes in boxes:
+        groups[offsets[0], sizes[0]].append((offsets[1:], sizes[1:]))
+    intervals = sorted(groups)
+    ends = [0, *(start + size for start, size in intervals)]
+    if [start for start, _ in intervals] == ends[:-1]:
+        return ends[-1] == grid[0] and all(tiles(group, grid[1:]) for group in groups.values())
+    borders = sorted({0, grid[0], *(o[0] for o, _ in boxes), *(o[0] + n[0] for o, n in boxes)})
+    return all(
+        tiles([(o[1:], n[1:]) for o, n in boxes if o[0] <= low and high <= o[0] + n[0]], grid[1:])
+        for low, high in pairwise(borders)
+    )

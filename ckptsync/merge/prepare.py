@@ -1,4 +1,7 @@
-"""Before the first byte is written: which tensors, under which names, in which files, with what beside them.  Pure but for small reads."""
+"""Plan a merge before the first byte is written: tensors, their names, files, what is beside them.
+
+Pure but for small reads.
+"""
 
 from __future__ import annotations
 
@@ -6,49 +9,55 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ckptsync.collector import paused
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.formats import zstd_items
-from ckptsync.formats.zstd_items import unpacked
-from ckptsync.layouts import table
-from ckptsync.layouts.shapes_proof import CONFIG, Outside
-from ckptsync.layouts.table import Source
-from ckptsync.merge import adapter, copies, output, rename, ties
-from ckptsync.merge import base as reference
+from ckptsync.layouts import registry
+from ckptsync.layouts.file_names import Within
+from ckptsync.layouts.global_shapes import ExpectedModel
+from ckptsync.layouts.registry import WeightsSource
+from ckptsync.merge import adapter, base_model, model_files, replicas, tensor_names
 from ckptsync.merge.adapter import Selected
-from ckptsync.merge.base import Base
-from ckptsync.merge.notes import NO_ADAPTER_CONFIG
-from ckptsync.merge.notes import of_code as notes_of_code
-from ckptsync.merge.notes import of_model as notes_of_model
-from ckptsync.merge.plan import FilePlan, Options, plan
-from ckptsync.model import Checksum, Extent, Files, Tensor, read_whole
-from ckptsync.parsing import parse
+from ckptsync.merge.base_model import Base
+from ckptsync.merge.model_files import ADAPTER_CONFIG, CONFIG
+from ckptsync.merge.plan import FilePlan, MergeOptions, plan
+from ckptsync.plain_json import parse
+from ckptsync.python_gc import paused
+from ckptsync.tensors import Checksum, Extent, Files, Tensor, read_whole
 
 MAX_BESIDE = 256 << 20
 MAX_CONFIG = 16 << 20
+_Select = Callable[[Sequence[Tensor]], tuple[Selected, tuple[str, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class MergeJob:
     """Everything that is known before the first byte is written.
 
-    ``beside``: the files beside the weights and where they come from; ``held``: the bytes of those that were read already, as they are written:
-    what was looked through for code is not read a second time, when it may be something else.
-    ``left_out``: code in the checkpoint that is not written, a file's name or ``config.json: auto_map``.  ``code``: names of those of
-    ``beside`` that bring code from the directory that the operator named.
+    ``beside``: the files beside the weights and where they come from.  ``contents``: the bytes of
+    those that were read already, as they are written: what was searched for code is not read a
+    second time, when it may be something else. ``left_out``: code in the checkpoint that is not
+    written, a file's name or ``config.json: auto_map``. ``code``: names of those of ``beside`` that
+    bring code from the directory that the user named.
     """
 
     source: str
     plans: tuple[FilePlan, ...]
     beside: tuple[tuple[str, Files], ...]
     notes: tuple[str, ...]
-    held: Mapping[str, bytes] = field(default_factory=dict)
+    contents: Mapping[str, bytes] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     code: frozenset[str] = frozenset()
 
     def content(self, name: str) -> bytes:
-        """Return the bytes of a file of ``beside`` as they are written.  Raises what its place raises."""
-        return self.held[name] if name in self.held else read_whole(dict(self.beside)[name], name, MAX_BESIDE)
+        """Return the bytes of a file of ``beside`` as they are written.
+
+        Raises what reading it raises.
+        """
+        return (
+            self.contents[name]
+            if name in self.contents
+            else read_whole(dict(self.beside)[name], name, MAX_BESIDE)
+        )
 
     @property
     def size(self) -> int:
@@ -57,80 +66,126 @@ class Job:
 
     @property
     def is_adapter(self) -> bool:
-        """Whether it is a PEFT adapter that is written, not a model."""
+        """Whether a PEFT adapter is written, not a model."""
         return any(plan.name == f"{adapter.STEM}.safetensors" for plan in self.plans)
 
     @property
     def checksums(self) -> frozenset[Checksum]:
-        """What the containers say of the records that are read."""
-        return frozenset(part.checksum for p in self.plans for t in p.tensors for part in t.copy.parts if part.checksum)
+        """The checksums that the containers have of the records that are read."""
+        return frozenset(
+            part.checksum
+            for p in self.plans
+            for t in p.tensors
+            for part in t.copy.parts
+            if part.checksum
+        )
 
     @property
     def is_packed(self) -> bool:
         """Whether bytes are read that can only be unpacked in their order."""
-        return any(map(zstd_items.parse_name, _names(self.plans)))
+        return any(map(zstd_items.parse_name, self._names()))
 
     @property
     def reads(self) -> frozenset[str]:
         """The source files whose tensor bytes are read."""
-        told = {name: zstd_items.parse_name(name) for name in _names(self.plans)}
-        return frozenset(one.item.file if one else name for name, one in told.items())
+        packed = {name: zstd_items.parse_name(name) for name in self._names()}
+        return frozenset(one.item.file if one else name for name, one in packed.items())
+
+    def _names(self) -> set[str]:
+        """Return the files that are read, as extents name them."""
+        return {part.extent.file for p in self.plans for t in p.tensors for part in t.copy.stored()}
 
 
 @paused()
 def prepare(
-    files: Files, options: Options, config: Sequence[Files] = (), base: Files | None = None, code_from: Files | None = None
-) -> Job:
-    """Plan a merge and check that it can be done.  Raises Incomplete, Unsupported or Corrupt; writes nothing.
+    files: Files,
+    options: MergeOptions,
+    config: Sequence[Files] = (),
+    base: Files | None = None,
+    code_from: Files | None = None,
+) -> MergeJob:
+    """Plan a merge and check that it can be done.
 
-    ``config``: further places for configuration and tokenizer, the first that has a file wins; ``base``: the model to compare with.
-    ``code_from``: the one of these places from which code is taken, also without ``options.allow_code``: the operator named it.
+    Raises Incomplete, Unsupported or Corrupt; writes nothing.
+
+    ``config``: further directories for configuration and tokenizer, the first that has a file wins;
+    ``base``: the model to compare with.  ``code_from``: the one of these directories from which
+    code is taken, also without ``options.allow_code``.
     """
-    files = unpacked(files)
-    wanted, part = adapter.split_source(options.source)
-    source = table.choose(files, wanted)
-    config = (*table.around(files, source), *config)
-    known = reference.read(base) if base else None
-    stored = table.tensors(files, source, _outside([*config, *([base] if base else [])], known))
-    told = _json(_first([files, *config], is_adapter=True), adapter.CONFIG)
+    files = zstd_items.unpacked(files)
+    name, part = adapter.split_source(options.source)
+    source = registry.choose(files, name)
+    directories = [files, *registry.around(files, source), *config]
+    adapter_config = _read_config(directories, ADAPTER_CONFIG)
+    directories += [base] if base else []
+    known = base_model.read(base) if base else None
 
     def select(tensors: Sequence[Tensor]) -> tuple[Selected, tuple[str, ...]]:
-        clean, renamed = rename.unwrapped(tensors, known.tensors if known else ())
-        return adapter.select(clean, part, told), renamed
+        clean, renamed = tensor_names.unwrapped(tensors, known.tensors if known else ())
+        return adapter.select(clean, part, adapter_config), renamed
 
+    stored = registry.tensors(files, source, _outside(directories[1:], known))
     selected, renamed = select(stored)
-    remarks = (*dict.fromkeys(t.remark for t in stored if t.remark), *renamed, *_check_copies(files, source, selected, select))
-    given = _Given(files, options, [files, *config, *([base] if base else [])], known, code_from)
-    written = _model(given, selected) if selected.adapter is None and source.layout != "peft" else _adapter(given, selected)
-    if not written.plans:
-        raise Unsupported(f"{source}: a model without tensors", hint="is this the checkpoint's directory, and was the model saved?")
-    _check_bounds(files, written.plans)
-    return replace(written, source=f"{source}@{part}" if part else str(source), notes=(*remarks, *selected.notes, *written.notes))
+    notes = [*dict.fromkeys(t.remark for t in stored if t.remark), *renamed]
+    notes += _check_copies(files, source, selected, select)
+    notes += selected.notes
+    if selected.adapter is None and source.layout != "peft":
+        job = _prepare_model(
+            selected.tensors,
+            files,
+            options,
+            known,
+            _beside(directories, options, code_from, is_adapter=False),
+        )
+    else:
+        if f"{selected.adapter}/{ADAPTER_CONFIG}" in files.sizes():
+            # peft saves an adapter that is not called default in a directory of its name
+            directories.insert(0, Within(files, str(selected.adapter)))
+        job = _prepare_adapter(
+            selected, options, known, _beside(directories, options, code_from, is_adapter=True)
+        )
+    if not job.plans:
+        raise Unsupported(
+            f"{source}: a model without tensors",
+            hint="check that this is the checkpoint's directory and that the model was saved",
+        )
+    _check_bounds(files, job.plans)
+    return replace(
+        job, source=f"{source}@{part}" if part else str(source), notes=(*notes, *job.notes)
+    )
 
 
 def prepare_beside(
-    files: Files, options: Options, config: Sequence[Files], dtypes: Iterable[str], code_from: Files | None = None
-) -> Job:
-    """Return what stands beside a model that is made already: a job without weights.  Reads no shard: they may be gone.
+    files: Files,
+    options: MergeOptions,
+    config: Sequence[Files],
+    dtypes: Iterable[str],
+    code_from: Files | None = None,
+) -> MergeJob:
+    """Return what stands beside a model that is made already: a job without weights.
+
+    Reads no shard: they may be gone.
 
     ``options.source``: of which it was made; ``dtypes``: of its tensors; the rest as in `prepare`.
     """
-    around = table.around(files, Source.named((options.source or "").partition("@")[0]))
-    written = _beside(_Given(files, options, (), None, code_from), [files, *around, *config], is_adapter=False)
-    if "config.json" not in dict(written.beside):
-        return written
-    told = output.with_dtype(written.content("config.json"), output.told_dtype(dtypes, options.dtype))
-    return replace(written, held={**written.held, "config.json": told})
+    around = registry.around(files, WeightsSource.named((options.source or "").partition("@")[0]))
+    job = _beside([files, *around, *config], options, code_from, is_adapter=False)
+    return _with_dtype(job, dtypes, options)
 
 
 def _check_copies(
-    files: Files, source: Source, selected: Selected, select: Callable[[Sequence[Tensor]], tuple[Selected, tuple[str, ...]]]
+    files: Files, source: WeightsSource, selected: Selected, select: _Select
 ) -> Iterator[str]:
-    """Raise Corrupt where what is stored twice differs, in the source or in another of the same save; gives what was not compared."""
+    """Raise Corrupt where two stored copies of a tensor differ.
+
+    The second copy is in the source, or in another source of the same save.
+
+    Yields notes on what was not compared.
+    """
     found = {tensor.name: tensor for tensor in selected.tensors}
-    for other in table.beside(files, source):
+    for other in registry.beside(files, source):
         try:
-            its, _ = select(table.tensors(files, other))
+            its, _ = select(registry.tensors(files, other))
         except (Corrupt, Incomplete, Unsupported) as e:
             yield f"not compared with {other}, which cannot be merged: {e}"
             continue
@@ -138,173 +193,169 @@ def _check_copies(
             mine = found.get(tensor.name)
             if mine and (mine.shape, mine.dtype) == (tensor.shape, tensor.dtype):
                 unlike = mine.unlike or tensor.unlike
-                found[tensor.name] = replace(mine, copies=(*mine.copies, *tensor.copies), unlike=unlike)
-    copies.check(files, found.values())
+                found[tensor.name] = replace(
+                    mine, copies=(*mine.copies, *tensor.copies), unlike=unlike
+                )
+    replicas.check(files, found.values())
 
 
-def _outside(places: Sequence[Files], known: Base | None) -> Outside:
-    """What may prove the shapes of tensors that a checkpoint does not tell itself: not the packed matrices of a quantised base."""
-    told = known.tensors.items() if known else ()
-    shapes = {n: t.shape for n, t in told if len(t.shape) < 2 or t.dtype not in ("U8", "I8", "I32", "U32")}
-    place = next((place for place in places if CONFIG in place.sizes()), None)
-    return Outside(shapes, read_whole(place, CONFIG, MAX_BESIDE) if place else None)
+def _outside(directories: Sequence[Files], known: Base | None) -> ExpectedModel:
+    """Return expected shapes, for tensors whose checkpoint does not name their shapes.
+
+    Packed matrices of a base model are left out.
+    """
+    stored = known.tensors.items() if known else ()
+    shapes = {
+        n: t.shape
+        for n, t in stored
+        if len(t.shape) < 2 or t.dtype not in ("U8", "I8", "I32", "U32")
+    }
+    directory = next((directory for directory in directories if CONFIG in directory.sizes()), None)
+    return ExpectedModel(shapes, read_whole(directory, CONFIG, MAX_BESIDE) if directory else None)
 
 
-@dataclass(frozen=True, slots=True)
-class _Given:
-    """``places``: where configuration and tokenizer may lie."""
-
-    files: Files
-    options: Options
-    places: Sequence[Files]
-    base: Base | None
-    code_from: Files | None
-
-
-def _model(given: _Given, selected: Selected) -> Job:
-    written = _beside(given, given.places, is_adapter=False)
-    config, base, options = _json(written.beside, "config.json"), given.base, given.options
-    _check_packed(selected.tensors, options)
-    tensors, notes = ties.without_tied(selected.tensors, given.files, options, config, base.tensors if base else None)
-    if base:
-        notes = (*notes, *reference.compare(tensors, base, _tied(selected.tensors, tensors, base, config)))
-        tensors = reference.with_dtypes(tensors, base) if options.dtype == "auto" else tensors
-    plans = plan(tensors, options)
-    told = notes_of_model(tensors, config, options.dtype)
-    held = dict(written.held)
-    if config is not None:
-        held["config.json"] = output.with_dtype(written.content("config.json"), output.dtype_to_tell(plans, options.dtype))
-    return replace(written, plans=plans, notes=(*notes, *told, *written.notes), held=held)
-
-
-def _check_packed(tensors: Sequence[Tensor], options: Options) -> None:
-    """bitsandbytes keeps packed 4-bit weights in any dtype, floats too: no cast may touch them."""
-    found = next((t.name for t in tensors if t.name.endswith((".absmax", ".SCB")) or ".quant_state." in t.name), None)
-    if found and options.dtype not in ("auto", "keep"):
+def _prepare_model(
+    stored: Sequence[Tensor],
+    files: Files,
+    options: MergeOptions,
+    known: Base | None,
+    beside: MergeJob,
+) -> MergeJob:
+    config = _read_config(
+        [directory for name, directory in beside.beside if name == CONFIG], CONFIG
+    )
+    # bitsandbytes keeps packed 4-bit weights in any dtype, floats too: no cast may touch them
+    packed = [
+        t.name for t in stored if t.name.endswith((".absmax", ".SCB")) or ".quant_state." in t.name
+    ]
+    if packed and options.dtype not in ("auto", "keep"):
         raise Unsupported(
-            f"{found}: weights that are quantised cannot be cast to {options.dtype}", hint="--dtype auto, or keep, copies them"
+            f"{packed[0]}: quantized weights cannot be cast to {options.dtype}",
+            hint="use --dtype auto or --dtype keep to copy them unchanged",
         )
+    tensors, notes = tensor_names.without_tied(
+        stored, files, options, config, known.tensors if known else None
+    )
+    if known:
+        # names that the written model, or the base, need not have: another of a tied pair stands
+        # for them
+        tied = {t.name for t in stored} - {t.name for t in tensors}
+        there = known.beside({t.name: t for t in stored}).keys() | {t.name for t in tensors}
+        if config and tensor_names.is_tied(config):
+            tied |= {second for second, first in tensor_names.pairs(there) if first in there}
+        notes = (*notes, *base_model.compare(tensors, known, tied))
+        tensors = base_model.with_dtypes(tensors, known) if options.dtype == "auto" else tensors
+    plans = plan(tensors, options)
+    notes = (*notes, *model_files.notes_on_model(tensors, config, options.dtype), *beside.notes)
+    return _with_dtype(
+        replace(beside, plans=plans, notes=notes),
+        (t.dtype for p in plans for t in p.tensors),
+        options,
+    )
 
 
-def _tied(stored: Sequence[Tensor], written: Sequence[Tensor], base: Base, config: Mapping[str, Any] | None) -> set[str]:
-    """Names that the written model, or the base, need not have: another of a tied pair stands for them."""
-    left = {t.name for t in stored} - {t.name for t in written}
-    there = base.beside({t.name: t for t in stored}).keys() | {t.name for t in written}
-    pairs = ties.pairs(there) if config and ties.is_tied(config) else ()
-    return left | {second for second, first in pairs if first in there}
-
-
-def _adapter(given: _Given, selected: Selected) -> Job:
-    """One file, whatever its size: peft knows no adapter of several."""
-    written = _beside(given, [_of_adapter(given.files, selected.adapter), *given.places], is_adapter=True)
-    config = _json(written.beside, adapter.CONFIG)
+def _prepare_adapter(
+    selected: Selected, options: MergeOptions, known: Base | None, beside: MergeJob
+) -> MergeJob:
+    """Return a job of one file, whatever its size: peft knows no adapter of several."""
+    config = _read_config(
+        [directory for name, directory in beside.beside if name == ADAPTER_CONFIG], ADAPTER_CONFIG
+    )
     adapter.check(selected, config or {})
-    notes = reference.compare_adapter(selected.tensors, given.base) if given.base else ()
-    plans = plan(selected.tensors, replace(given.options, max_shard_size=1 << 62), adapter.STEM)
-    lacking = () if config is not None else (NO_ADAPTER_CONFIG,)
-    return replace(written, plans=plans, notes=(*notes, *lacking, *written.notes))
+    notes = base_model.compare_adapter(selected.tensors, known) if known else ()
+    if config is None:
+        notes = (*notes, model_files.NO_ADAPTER_CONFIG)
+    plans = plan(selected.tensors, replace(options, max_shard_size=1 << 62), adapter.STEM)
+    return replace(beside, plans=plans, notes=(*notes, *beside.notes))
 
 
-def _of_adapter(files: Files, name: str | None) -> Files:
-    """peft saves an adapter that is not called default in a directory of its name: its configuration is there."""
-    own = f"{name}/{adapter.CONFIG}"
-    return _Moved(files, own, adapter.CONFIG) if own in files.sizes() else files
+def _beside(
+    directories: Sequence[Files],
+    options: MergeOptions,
+    code_from: Files | None,
+    *,
+    is_adapter: bool,
+) -> MergeJob:
+    """Return a job without weights: the files that stand beside them.
 
-
-@dataclass(frozen=True, slots=True)
-class _Moved:
-    """One file of ``files``, under another name."""
-
-    files: Files
-    stored: str
-    name: str
-
-    def sizes(self) -> Mapping[str, int]:
-        return {self.name: self.files.sizes()[self.stored]}
-
-    def read_into(self, name: str, start: int, out: memoryview) -> None:
-        self.files.read_into(self.stored if name == self.name else name, start, out)
-
-
-def _beside(given: _Given, places: Sequence[Files], *, is_adapter: bool) -> Job:
-    """Return a job that has no weights yet: what stands beside them, without code from a place that nobody named for it."""
-    named, allowed = given.code_from, given.options.allow_code
+    Code is taken only from a directory that the user named for it.
+    """
     found: dict[str, Files] = {}
-    withheld: list[str] = []
-    for place in places:
-        for name in output.beside(place.sizes(), adapter=is_adapter):
-            if allowed or place is named or not output.is_code(name):
-                found.setdefault(name, place)
+    left: set[str] = set()
+    for directory in directories:
+        for name in model_files.beside(directory.sizes(), adapter=is_adapter):
+            if options.allow_code or directory is code_from or not model_files.is_code(name):
+                found.setdefault(name, directory)
             else:
-                withheld.append(name)
-    job = Job("", (), tuple((name, found[name]) for name in output.beside(found, adapter=is_adapter)), ())
-    if allowed:
+                left.add(name)
+    job = MergeJob(
+        "",
+        (),
+        tuple((name, found[name]) for name in model_files.beside(found, adapter=is_adapter)),
+        (),
+    )
+    if options.allow_code:
         return job
-    left = {name for name in withheld if name not in found}
-    held: dict[str, bytes] = {}
-    code = {name for name in found if output.is_code(name)}
-    for name, place in job.beside:
-        if not output.is_configuration(name):
+    left -= found.keys()
+    contents: dict[str, bytes] = {}
+    code = {name for name in found if model_files.is_code(name)}
+    for name, directory in job.beside:
+        if not model_files.is_configuration(name):
             continue
-        held[name] = config = read_whole(place, name, MAX_CONFIG)
-        keys = output.code_of(name, config)
-        known = keys if place is named else _code_of(named, name)
-        if place is not named:
-            held[name] = output.without_code(name, config, known)
+        contents[name] = config = read_whole(directory, name, MAX_CONFIG)
+        keys = known = model_files.code_of(name, config)
+        if directory is not code_from:
+            # a key may stay where the user's own file has it at its top, with the value that it has
+            # there
+            own = {}
+            if code_from and name in code_from.sizes():
+                own = model_files.code_of(name, read_whole(code_from, name, MAX_CONFIG))
+            known = {key: value for key, value in own.items() if value is not None}
+            contents[name] = model_files.without_code(name, config, known)
             left |= {f"{name}: {key}" for key in keys if key not in known}
         if known.keys() & keys.keys():
             code.add(name)
     left_out = tuple(sorted(left))
-    return replace(job, held=held, left_out=left_out, code=frozenset(code), notes=notes_of_code(left_out))
+    notes = model_files.notes_on_code(left_out)
+    return replace(job, contents=contents, left_out=left_out, code=frozenset(code), notes=notes)
 
 
-def _code_of(named: Files | None, name: str) -> Mapping[str, Any]:
-    """What the file of this name in the directory that the operator named says of code, as far as that stands at its top."""
-    if named is None or name not in named.sizes():
-        return {}
-    return {key: value for key, value in output.code_of(name, read_whole(named, name, MAX_CONFIG)).items() if value is not None}
+def _with_dtype(job: MergeJob, dtypes: Iterable[str], options: MergeOptions) -> MergeJob:
+    """Return the job with ``config.json`` naming the dtype of the weights."""
+    if CONFIG not in dict(job.beside):
+        return job
+    dtype = model_files.torch_dtype(dtypes, options.dtype)
+    return replace(
+        job, contents={**job.contents, CONFIG: model_files.with_dtype(job.content(CONFIG), dtype)}
+    )
 
 
-def _first(places: Sequence[Files], *, is_adapter: bool) -> tuple[tuple[str, Files], ...]:
-    """File → the first place that has it, in the order in which they are written."""
-    found: dict[str, Files] = {}
-    for place in places:
-        for name in output.beside(place.sizes(), adapter=is_adapter):
-            found.setdefault(name, place)
-    return tuple((name, found[name]) for name in output.beside(found, adapter=is_adapter))
+def _read_config(directories: Iterable[Files], name: str) -> dict[str, Any] | None:
+    """Return what the first configuration of this name says.
 
-
-def _json(beside: Sequence[tuple[str, Files]], name: str) -> dict[str, Any] | None:
-    """What a configuration says; None where there is none, nothing where it cannot be read: it is copied as it is."""
-    place = dict(beside).get(name)
-    if place is None:
+    None without one, nothing of one that cannot be read.
+    """
+    directory = next((directory for directory in directories if name in directory.sizes()), None)
+    if directory is None:
         return None
-    data = read_whole(place, name, MAX_CONFIG)
     try:
-        content = parse(data, name)
+        content = parse(read_whole(directory, name, MAX_CONFIG), name)
     except Corrupt:
-        return {}  # what it means is for its reader to say
+        return {}  # it is copied as it is; what it means is for its reader to say
     return content if isinstance(content, dict) else {}
 
 
 def _check_bounds(files: Files, plans: Sequence[FilePlan]) -> None:
-    """Every byte that will be read is there: found out before anything is written."""
+    """Raise Corrupt where a byte that will be read is not there."""
     sizes = files.sizes()
     ends: dict[str, int] = {}
     for extent in (part.extent for p in plans for t in p.tensors for part in t.copy.stored()):
-        end = extent.start + extent.size
-        if end > ends.get(extent.file, 0):
-            ends[extent.file] = end
+        ends[extent.file] = max(ends.get(extent.file, 0), extent.start + extent.size)
     for name, end in ends.items():
         extent = zstd_items.real_extent(Extent(name, 0, end))
-        if extent.start + extent.size > sizes.get(extent.file, 0):
-            wanted = extent.start + extent.size
+        size, least = sizes.get(extent.file, 0), extent.start + extent.size
+        if least > size:
             raise Corrupt(
-                f"{extent.file}: {sizes.get(extent.file, 0)} bytes, at least {wanted} expected",
+                f"{extent.file}: {size} bytes, at least {least} expected",
                 hint="it was cut short: fetch it again",
             )
-
-
-def _names(plans: Sequence[FilePlan]) -> set[str]:
-    """Files that are read, as extents name them."""
-    return {part.extent.file for p in plans for t in p.tensors for part in t.copy.stored()}

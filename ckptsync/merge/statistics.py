@@ -1,6 +1,7 @@
-"""Statistics of a tensor's values as they are written, gathered block by block.  Pure.
+"""Statistics of a tensor's values as they are written, gathered unit by unit.  Pure.
 
-Sums are float64 and added in the order of the blocks, which depend on the plan alone: the same model has the same statistics.
+Sums are float64 and added in the order of the units, which depend on the plan alone: the same
+model has the same statistics.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ BAND = 1 / 64  # of a tensor: so many zeros in such runs are worth a word
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Of ``count`` elements.
+    """Statistics of ``count`` elements.
 
-    ``low`` and ``high`` are of the finite ones, None if there are none; ``squares`` is the sum of their squares, of floating types;
-    ``banded`` counts zeros in runs of at least `RUN`.
+    ``low`` and ``high`` are of the finite ones, None if there are none; ``squares`` is the sum of
+    their squares, of floating types; ``banded`` counts zeros in runs of at least `RUN`.
     """
 
     count: int = 0
@@ -55,9 +56,9 @@ class Statistics:
     def __add__(self, other: Statistics) -> Statistics:
         return Statistics(
             self.count + other.count,
-            _chosen(min, self.low, other.low),
-            _chosen(max, self.high, other.high),
-            _chosen(sum, self.squares, other.squares),
+            _combine(min, self.low, other.low),
+            _combine(max, self.high, other.high),
+            _combine(sum, self.squares, other.squares),
             self.nans + other.nans,
             self.infinities + other.infinities,
             self.zeros + other.zeros,
@@ -65,68 +66,72 @@ class Statistics:
         )
 
 
-def is_told(dtype: str) -> bool:
-    """Whether elements of this type have an order and a size here: fp8 and complex numbers have neither in numpy."""
-    return is_floating(dtype) or dtype in _INTEGERS
+def has_statistics(dtype: str) -> bool:
+    """Return whether elements of this type can be counted and compared here.
 
-
-def is_floating(dtype: str) -> bool:
-    """Types that have a norm, NaNs and infinities."""
-    return dtype == "BF16" or dtype in FLOATS
+    In numpy, fp8 and complex numbers cannot.
+    """
+    return dtype == "BF16" or dtype in FLOATS or dtype in _INTEGERS
 
 
 def statistics(data: memoryview, dtype: str) -> Statistics | None:
-    """Of the elements whose bytes these are; None if the type has none."""
-    if not is_told(dtype):
+    """Return the statistics of the elements in these bytes, or None if their type has none."""
+    if not has_statistics(dtype):
         return None
-    raw: Array = np.frombuffer(data, RAW[2] if dtype == "BF16" else FLOATS.get(dtype) or np.dtype(_INTEGERS[dtype]))
+    raw: Array = np.frombuffer(
+        data, RAW[2] if dtype == "BF16" else FLOATS.get(dtype) or np.dtype(_INTEGERS[dtype])
+    )
     total = Statistics()
     for at in range(0, len(raw), _PIECE):
-        total += _of_piece(raw[at : at + _PIECE], dtype)
+        piece = raw[at : at + _PIECE]
+        values = (piece.astype("<u4") << 16).view("<f4") if dtype == "BF16" else piece
+        total += _extremes(values) if dtype in _INTEGERS else _of_floats(values)
+        is_zero = values == 0
+        count = int(np.count_nonzero(is_zero))
+        total += Statistics(
+            len(values), zeros=count, banded=_banded(is_zero) if count >= RUN else 0
+        )
     return total
 
 
 def remarks(name: str, found: Statistics) -> Iterable[str]:
-    """What hints at a shard that was never filled in."""
+    """Yield notes on a tensor that hint at a shard that was never filled in."""
     if found.count > 1 and found.zeros == found.count:
         yield f"{name}: all {found.count} values are zero"
     elif found.banded > BAND * found.count:
-        yield f"{name}: {found.banded} of {found.count} values are zeros in long runs, as a missing shard leaves them"
+        yield (
+            f"{name}: {found.banded} of {found.count} values are zeros in long runs, as a missing"
+            " shard leaves them"
+        )
 
 
-def _of_piece(raw: Array, dtype: str) -> Statistics:
-    values = (raw.astype("<u4") << 16).view("<f4") if dtype == "BF16" else raw
-    zeros = values == 0
-    count = int(np.count_nonzero(zeros))
-    found = _extremes(values) if not is_floating(dtype) else _of_floats(values)
-    return replace(found, count=len(values), zeros=count, banded=_banded(zeros) if count >= RUN else 0)
+def _extremes(values: Array) -> Statistics:
+    return (
+        Statistics(low=values.min().item(), high=values.max().item())
+        if len(values)
+        else Statistics()
+    )
 
 
 def _of_floats(values: Array) -> Statistics:
     finite = np.isfinite(values)
-    if finite.all():
-        return _measured(values)
-    nans = int(np.count_nonzero(np.isnan(values)))
-    kept = values[finite]
-    return replace(_measured(kept), nans=nans, infinities=len(values) - len(kept) - nans)
-
-
-def _measured(values: Array) -> Statistics:
-    wide = values.astype("<f8")
+    kept = values if finite.all() else values[finite]
+    nans = int(np.count_nonzero(np.isnan(values))) if len(kept) < len(values) else 0
+    wide = kept.astype("<f8")
     with np.errstate(over="ignore"):  # a float64's square may be infinite, and then the norm is
-        return replace(_extremes(values), squares=float(np.square(wide).sum()))
+        squares = float(np.square(wide).sum())
+    return replace(
+        _extremes(kept), squares=squares, nans=nans, infinities=len(values) - len(kept) - nans
+    )
 
 
-def _extremes(values: Array) -> Statistics:
-    return Statistics(low=values.min().item(), high=values.max().item()) if len(values) else Statistics()
-
-
-def _banded(zeros: Array) -> int:
-    edges = np.flatnonzero(np.diff(zeros, prepend=False, append=False))
+def _banded(is_zero: Array) -> int:
+    """Return how many zeros are in runs of at least `RUN`."""
+    edges = np.flatnonzero(np.diff(is_zero, prepend=False, append=False))
     lengths = edges[1::2] - edges[::2]
     return int(lengths[lengths >= RUN].sum())
 
 
-def _chosen(choose: Callable[[Iterable[Number]], Number], *found: Number | None) -> Number | None:
+def _combine(choose: Callable[[Iterable[Number]], Number], *found: Number | None) -> Number | None:
     there = [n for n in found if n is not None]
     return choose(there) if there else None

@@ -1,1 +1,5 @@
-"""Downloading a checkpoint or a consolidated model from a store into a directory from which a training can resume."""
+"""Download a checkpoint or a consolidated model, so that a training can resume from it.
+
+``find`` and ``choose``: which one; ``plan``: which files; ``download``: into a hidden directory,
+which is renamed at the end.
+"""

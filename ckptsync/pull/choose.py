@@ -1,19 +1,24 @@
-"""Choose which checkpoint of a run a user means: the one with a name, or the newest that is whole.  Pure."""
+"""Choose which checkpoint of a run a user means: the one with a name, or the newest that is whole.
+
+Pure.
+"""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ckptsync.catalogue.summary import Summary
+from ckptsync.catalogue.location_summary import Summary
+from ckptsync.checkpoint_dirs import family_of
 from ckptsync.errors import ConfigError, Corrupt, Incomplete
-from ckptsync.scan import family_of
 
 LATEST = "latest"
 Trust = Literal["verified", "any"]
-"""``verified``: give only what is VERIFIED, or is checked as it is read.  ``any``: also give what is incomplete."""
+"""``verified``: give only what is VERIFIED, or is checked as it is read.
+
+``any``: also give what is incomplete.
+"""
 Part = Literal["whole", "node", "model"]
 _COMPLETE = ("COMPLETE", "CONSOLIDATED", "VERIFIED")
 
@@ -27,21 +32,26 @@ class Choice:
 
 
 def split(what: str, summaries: Sequence[Summary]) -> tuple[str, str]:
-    """Return run and checkpoint (or `LATEST`) of ``RUN`` or ``RUN/CHECKPOINT``.  A run's name may contain slashes."""
+    """Return run and checkpoint (or `LATEST`) of ``RUN`` or ``RUN/CHECKPOINT``.
+
+    A run's name may contain slashes.
+    """
     above, _, last = what.rpartition("/")
     if above and (last == LATEST or what not in {s.run for s in summaries}):
         return above, last
     return what, LATEST
 
 
-def choose(summaries: Sequence[Summary], run: str, name: str, trust: Trust, part: Part = "whole") -> Choice:
-    """Choose a checkpoint of ``run``: the newest one for `LATEST`, else the one with that name.
+def choose(
+    summaries: Sequence[Summary], run: str, name: str, trust: Trust, part: Part = "whole"
+) -> Choice:
+    """Return the newest checkpoint of ``run`` for `LATEST`, else the one with this name.
 
-    Raises ConfigError if there is no such run or checkpoint, Incomplete or Corrupt if it may not be given.
+    The run has at least one.
+
+    Raises ConfigError if there is no such checkpoint, Incomplete or Corrupt if it may not be given.
     """
     in_run = [s for s in summaries if s.run == run]
-    if not in_run:
-        raise ConfigError(f"run {run!r} not found in the store", hint=_did_you_mean(run, {s.run for s in summaries}))
     if name == LATEST:
         return _choose_latest(run, in_run, trust, part)
     found = _newest([s for s in in_run if name in (s.location, s.checkpoint)])
@@ -49,66 +59,92 @@ def choose(summaries: Sequence[Summary], run: str, name: str, trust: Trust, part
         names = ", ".join(dict.fromkeys(s.checkpoint for s in in_run[-8:]))
         raise ConfigError(f"{run}/{name}: no such checkpoint", hint=f"the run has {names}")
     _check_may_be_given(found, trust, part)
-    others = [s for s in in_run if s.checkpoint == name and found.location not in (s.location, name)]
-    return Choice(found, tuple(f"{run}/{s.location} is another save of the same name: {_status(s)}" for s in others))
-
-
-def _did_you_mean(run: str, known: set[str]) -> str:
-    similar = difflib.get_close_matches(run, known, 1)
-    return f"did you mean {similar[0]!r}?" if similar else "`ckptsync ls` lists the runs"
+    others = [
+        s for s in in_run if s.checkpoint == name and found.location not in (s.location, name)
+    ]
+    return Choice(
+        found,
+        tuple(f"{run}/{s.location} is another save of the same name: {_status(s)}" for s in others),
+    )
 
 
 def _newest(summaries: Sequence[Summary]) -> Summary | None:
-    """Return the save whose files were written last.  Steps do not tell: a training that was restarted counts them from 0 again."""
+    """Return the save whose files were written last.
+
+    Steps do not tell: a training that was restarted counts them from 0 again.
+    """
     return max(summaries, key=lambda s: (s.ended, s.step or 0, s.location), default=None)
 
 
 def _choose_latest(run: str, in_run: Sequence[Summary], trust: Trust, part: Part) -> Choice:
-    saves = _without_final_models(in_run)
+    # Not what trainers leave at the end: a model, and under DeepSpeed the tag that it was made
+    # from.
+    families = {s.location: family_of(s.checkpoint) for s in in_run}
+    final = (
+        ("final", "deepspeed")
+        if {"trainer", "accelerate"}.intersection(families.values())
+        else ("final",)
+    )
+    saves = [s for s in in_run if families[s.location] not in final] or in_run
     usable = [
         s
         for s in saves
-        if s.status == "VERIFIED" or (trust == "any" and s.status in _COMPLETE and (s.consolidated or part != "model"))
+        if s.status == "VERIFIED"
+        or (trust == "any" and s.status in _COMPLETE and (s.consolidated or part != "model"))
     ]
-    newest = _newest([s for s in usable if not s.let_go or part == "model"])
+    newest = _newest([s for s in usable if not s.shards_retired or part == "model"])
     if newest is None:
         status = "complete" if trust == "any" else "VERIFIED"
-        last = "; ".join(f"{s.location} is {_status(s)}" for s in sorted(saves, key=lambda s: -s.ended)[:3])
-        hint = (
-            "wait until it is complete" if trust == "any" else "name a checkpoint, or give --unverified for the newest complete one"
+        last = "; ".join(
+            f"{s.location} is {_status(s)}" for s in sorted(saves, key=lambda s: -s.ended)[:3]
         )
-        raise Incomplete(f"{run}: none of its {len(saves)} checkpoints is {status}: {last}", hint=hint)
+        hint = (
+            "wait until it is complete"
+            if trust == "any"
+            else "name a checkpoint, or give --unverified for the newest complete one"
+        )
+        raise Incomplete(
+            f"{run}: none of its {len(saves)} checkpoints is {status}: {last}", hint=hint
+        )
     newer = sorted((s for s in saves if s.ended > newest.ended), key=lambda s: s.ended)
-    return Choice(newest, tuple(f"{run}/{s.location} is newer, and was not chosen: {_status(s)}" for s in newer))
-
-
-def _without_final_models(in_run: Sequence[Summary]) -> Sequence[Summary]:
-    """Leave out what trainers write beside their checkpoints at the end: a model, and under DeepSpeed the tag that it was made from."""
-    families = {s.location: family_of(s.checkpoint) for s in in_run}
-    final = ("final", "deepspeed") if {"trainer", "accelerate"}.intersection(families.values()) else ("final",)
-    return [s for s in in_run if families[s.location] not in final] or in_run
+    return Choice(
+        newest,
+        tuple(f"{run}/{s.location} is newer, and was not chosen: {_status(s)}" for s in newer),
+    )
 
 
 def _check_may_be_given(found: Summary, trust: Trust, part: Part) -> None:
     name = f"{found.run}/{found.location}"
     if found.status == "CONFLICT":
-        raise Corrupt(f"{name}: two saves have this name, and nothing proves which file belongs to which: {_first(found.evidence)}")
+        raise Corrupt(
+            f"{name}: two saves have this name, and nothing proves which file belongs to which:"
+            f" {_first(found.evidence)}"
+        )
     if part == "model":
         if not found.model_record:
-            raise Incomplete(f"{name}: it has not been consolidated", hint="wait for a head, or run `ckptsync merge`")
+            raise Incomplete(
+                f"{name}: it has not been consolidated",
+                hint="wait for a head, or run `ckptsync merge`",
+            )
         return
-    if found.let_go and trust != "any":
+    if found.shards_retired and trust != "any":
         raise Incomplete(
-            f"{name}: retention is deleting its shards: {found.let_go}",
-            hint="get its consolidated model with --consolidated, or the files that are left with --unverified",
+            f"{name}: retention is deleting its shards: {found.shards_retired}",
+            hint=(
+                "get its consolidated model with --consolidated, or the files that are left with"
+                " --unverified"
+            ),
         )
     if found.status == "RETIRED" and trust != "any":
-        raise Incomplete(f"{name}: retired: {found.retired}", hint="get the files that are left with --unverified")
+        raise Incomplete(
+            f"{name}: retired: {found.retired}",
+            hint="get the files that are left with --unverified",
+        )
 
 
 def _status(s: Summary) -> str:
-    if s.let_go:
-        return f"retention is deleting its shards: {s.let_go}"
+    if s.shards_retired:
+        return f"retention is deleting its shards: {s.shards_retired}"
     if s.status == "CONSOLIDATED":
         return "CONSOLIDATED, not yet verified"
     return f"{s.status}{', ' if s.evidence else ''}{_first(s.evidence)}"

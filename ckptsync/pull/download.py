@@ -1,8 +1,10 @@
 """Download the files of a plan into a directory that appears whole, or not at all.
 
-The files arrive in a hidden directory beside the final one, each with its checksum verified on the way.  When all are there, the hidden directory
-gets the files' times (trainers rotate by them) and is renamed.  After a kill at any moment there is either the hidden directory, with which the
-next download of the same files continues, or the whole checkpoint.  Nothing that was there before is overwritten.
+The files arrive in a hidden directory beside the final one, each with its checksum verified on the
+way.  When all are there, the hidden directory gets the files' times (trainers rotate by them) and
+is renamed.  After a kill at any moment there is either the hidden directory, with which the next
+download of the same files continues, or the whole checkpoint.  Nothing that was there before is
+overwritten.
 """
 
 from __future__ import annotations
@@ -14,25 +16,26 @@ import glob
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from blake3 import blake3
-
+from ckptsync import safe_open
 from ckptsync.errors import CkptsyncError, ConfigError, StoreError
-from ckptsync.pull.plan import Plan
-from ckptsync.stores import beneath
+from ckptsync.pull.plan import PullPlan
+from ckptsync.quantities import show_size
 from ckptsync.stores.contract import About, Store
-from ckptsync.stores.download import THREADS, StoredFile, download
-from ckptsync.stores.posix.draft import is_unfinished
+from ckptsync.stores.parallel_download import THREADS, StoredFile, download
+from ckptsync.stores.posix.part_file import is_unfinished
 from ckptsync.stores.posix.store import PosixStore
-from ckptsync.units import show_size
+from ckptsync.stores.stream import is_stored
 
 Progress = Callable[[int, int], None]
-_READ = 1 << 20  # bytes at once when a file on this disk is verified
-_OTHER_FILES = "a pull overwrites nothing, and completes only what a pull has begun: move it away, or name another directory"
+_OTHER_FILES = (
+    "a pull overwrites nothing, and completes only what a pull has begun: move it away, or name"
+    " another directory"
+)
 _NO_OVERWRITE = "a pull overwrites nothing: name another directory, or remove this one yourself"
 
 
@@ -40,8 +43,9 @@ _NO_OVERWRITE = "a pull overwrites nothing: name another directory, or remove th
 class Result:
     """What a download did, or would do.
 
-    ``directory``: the checkpoint, or the hidden directory if a file ``failed`` (path → error).  ``files`` and ``size`` (bytes) count the plan,
-    ``there`` and ``there_size`` what did not need to be downloaded.  ``pointers``: names of the pointer files that were written.
+    ``directory``: the checkpoint, or the hidden directory if a file ``failed`` (path → error).
+    ``files`` and ``size`` (bytes) count the plan, ``there`` and ``there_size`` what did not need to
+    be downloaded.  ``pointers``: names of the pointer files that were written.
     """
 
     directory: Path
@@ -54,9 +58,12 @@ class Result:
 
 
 class Download:
-    """The download of one plan into the directory ``destination / plan.name``.  Methods raise ConfigError and StoreError."""
+    """The download of one plan into the directory ``destination / plan.name``.
 
-    def __init__(self, destination: Path, plan: Plan) -> None:
+    Methods raise ConfigError and StoreError.
+    """
+
+    def __init__(self, destination: Path, plan: PullPlan) -> None:
         self.plan = plan
         self._parent = destination
         self._final = destination / plan.name
@@ -64,28 +71,40 @@ class Download:
         self._open = str(self._hidden)  # while `_opened`: the open directory
 
     def preview(self) -> Result:
-        """Return what `run` would do.  Files that are there already are judged by names and sizes."""
+        """Return what `run` would do.
+
+        Files that are there already are judged by names and sizes.
+        """
         have = {f.under: f.size for f in self.plan.files} if self._is_there() else self._left()
         size = sum(have.values())
-        return Result(self._final, len(self.plan.files), self.plan.size, len(have), size, {}, tuple(self.plan.pointers))
+        return Result(
+            self._final,
+            len(self.plan.files),
+            self.plan.size,
+            len(have),
+            size,
+            {},
+            tuple(self.plan.pointers),
+        )
 
     def run(self, store: Store, progress: Progress | None = None, threads: int = THREADS) -> Result:
         """Download what is missing; files that are there already are read and verified.
 
-        Raises ConfigError if something else is in the way.  A file that is missing in the store, or damaged, is in `Result.failed`.
+        Raises ConfigError if something else is in the way.  A file that is missing in the store, or
+        damaged, is in `Result.failed`.
         """
         counter = _Counter(self.plan.size, progress)
         if self._is_there():
-            if wrong := _find_wrong(self._final, self.plan.files, counter):
-                raise ConfigError(f"{self._final}: exists, and {wrong[0].under} has other bytes", hint=_NO_OVERWRITE)
+            if wrong := _find_wrong(PosixStore(str(self._final)), self.plan.files, counter):
+                raise ConfigError(
+                    f"{self._final}: exists, and {wrong[0].under} has other bytes",
+                    hint=_NO_OVERWRITE,
+                )
             return self._result(self.plan.files, {}, self._finish())
-        failed: dict[str, CkptsyncError] = {}
         with self._opened() as target:
             self._check_room()
             missing = self._find_missing(target, counter)
-            download(
-                store, target, missing, threads, counter.add, on_failure=lambda one, error: failed.setdefault(one.under, error)
-            )
+            failed = download(store, target, missing, threads, counter.add)
             there = [f for f in self.plan.files if f not in missing]
             if failed:
                 return self._result(there, failed, ())
@@ -93,13 +112,23 @@ class Download:
         return self._result(there, {}, self._finish())
 
     def leftovers(self) -> tuple[str, ...]:
-        """Return other hidden directories of this checkpoint: unfinished downloads of other files, or of other bytes."""
+        """Return the other hidden directories of this checkpoint.
+
+        They are unfinished downloads of other files, or of other bytes.
+        """
         with _translated(self._parent):
-            found = self._parent.glob(f".{glob.escape(self.plan.name)}.pull-*") if self._parent.is_dir() else ()
+            found = (
+                self._parent.glob(f".{glob.escape(self.plan.name)}.pull-*")
+                if self._parent.is_dir()
+                else ()
+            )
             return tuple(sorted(str(path) for path in found if path != self._hidden))
 
     def _is_there(self) -> bool:
-        """Whether the final directory holds all files, by names and sizes.  Raises ConfigError if it holds anything else."""
+        """Whether the final directory holds all files, by names and sizes.
+
+        Raises ConfigError if it holds anything else.
+        """
         if not os.path.lexists(self._final):
             return False
         if self._final.is_symlink() or not self._final.is_dir():
@@ -108,32 +137,43 @@ class Download:
         if not sizes and not any(self._final.iterdir()):
             if self._final.is_mount():  # rename(2) onto a mount point fails
                 raise ConfigError(
-                    f"{self._final}: is a mount point, which a rename cannot replace", hint="name a directory below it"
+                    f"{self._final}: is a mount point, which a rename cannot replace",
+                    hint="name a directory below it",
                 )
             return False
-        if wrong := [f for f in self.plan.files if sizes.get(f.under) != f.size]:
-            raise self._holds_other_files(wrong, sizes.get(wrong[0].under))
+        wrong = [f for f in self.plan.files if sizes.get(f.under) != f.size]
+        if wrong:  # of a trainer that was killed, of another tool, or of a pull of fewer files
+            first, size = wrong[0], sizes.get(wrong[0].under)
+            found = (
+                f"{first.under} has {size} bytes, not {first.size}"
+                if size is not None
+                else f"{first.under} is missing"
+            )
+            more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+            count = f"{len(wrong)} of {len(self.plan.files)} files"
+            raise ConfigError(
+                f"{self._final}: exists, but {count} differ from the store's: {found}{more}",
+                hint=_OTHER_FILES,
+            )
         return True
 
-    def _holds_other_files(self, wrong: Sequence[StoredFile], size: int | None) -> ConfigError:
-        """Left by a trainer that was killed, by a copy with another tool, or by a pull of fewer files; ``size`` of the first wrong file."""
-        first = wrong[0]
-        found = f"{first.under} has {size} bytes, not {first.size}" if size is not None else f"{first.under} is missing"
-        more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-        count = f"{len(wrong)} of {len(self.plan.files)} files"
-        return ConfigError(f"{self._final}: exists, but {count} differ from the store's: {found}{more}", hint=_OTHER_FILES)
-
     def _left(self) -> dict[str, int]:
-        """Return name → bytes of the files that an earlier try has completed, by names and sizes."""
+        """Return name → bytes of the files that an earlier try has downloaded.
+
+        Names and sizes decide.
+        """
         if not self._hidden.is_dir() or self._hidden.is_symlink():
             return {}
         sizes = _sizes(self._hidden)
         return {f.under: f.size for f in self.plan.files if sizes.get(f.under) == f.size}
 
     def _find_missing(self, target: PosixStore, counter: _Counter) -> list[StoredFile]:
-        """Return the files to download.  A file of an earlier try that has wrong bytes is deleted."""
+        """Return the files to download.
+
+        A file of an earlier try that has wrong bytes is deleted.
+        """
         names = self._left()
-        wrong = _find_wrong(self._hidden, [f for f in self.plan.files if f.under in names], counter)
+        wrong = _find_wrong(target, [f for f in self.plan.files if f.under in names], counter)
         for file in wrong:
             target.delete(file.under)
         return [f for f in self.plan.files if f.under not in names or f in wrong]
@@ -148,16 +188,20 @@ class Download:
             at = os.open(self._hidden, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             _lock(at, self._hidden)
-            self._open = beneath.held(at, str(self._hidden))
-            yield PosixStore(str(self._hidden), at=at)  # who owns the directory above may put another in its place
+            self._open = safe_open.path_of_open(at, str(self._hidden))
+            # who owns the directory above may put another in its place
+            yield PosixStore(str(self._hidden), at=at)
         finally:
             self._open = str(self._hidden)
-            beneath.let_go(at)
+            safe_open.close_quietly(at)
 
     def _check_room(self) -> None:
         """Raise StoreError if the rest does not fit on the disk."""
         with _translated(self._parent):
-            held = sum(found.st_blocks * 512 for _, found in beneath.walk(self._open, "", _no_name))
+            held = sum(
+                found.st_blocks * 512
+                for _, found in safe_open.walk(self._open, "", lambda _: False)
+            )
             disk = os.statvfs(self._open)
         needed, free = self.plan.size - held, disk.f_bavail * disk.f_frsize
         if needed > free:
@@ -167,14 +211,31 @@ class Download:
             )
 
     def _publish(self) -> None:
-        """Set all times, and rename the hidden directory to the final one."""
+        """Publish the downloaded files: rename the hidden directory to the final one.
+
+        Before that, remove what killed writes have left, and set all times.
+
+        Raises ConfigError if the hidden directory holds a file that no pull put there.
+        """
+        names = {f.under for f in self.plan.files}
         with _translated(self._final):
-            self._remove_drafts()
+            for name, _ in list(safe_open.walk(self._open, "", lambda _: False)):
+                if name in names:
+                    continue
+                if not is_unfinished(name.rpartition("/")[2]):
+                    raise ConfigError(
+                        f"{self._hidden}/{name}: not downloaded by a pull",
+                        hint="remove the directory, then try again",
+                    )
+                safe_open.unlink(self._open, name)
             _set_times(Path(self._open), self.plan.times)
             self._hidden.rename(self._final)
 
     def _finish(self) -> tuple[str, ...]:
-        """Make the rename durable, also one of an earlier call that was killed; then write the pointer files, and return their names."""
+        """Make the rename durable, also one of an earlier call that was killed.
+
+        Then write the pointer files, and return their names.
+        """
         with _translated(self._final):
             _sync(self._parent)
         store, written = PosixStore(str(self._parent)), []
@@ -186,19 +247,17 @@ class Download:
                 written.append(name)
         return tuple(written)
 
-    def _remove_drafts(self) -> None:
-        """Remove what killed writes have left.  Raises ConfigError if the hidden directory holds a file that no pull put there."""
-        names = {f.under for f in self.plan.files}
-        for name, _ in list(beneath.walk(self._open, "", _no_name)):
-            if name not in names and not is_unfinished(name.rpartition("/")[2]):
-                raise ConfigError(f"{self._hidden}/{name}: not downloaded by a pull", hint="remove the directory, then try again")
-            if name not in names:
-                beneath.unlink(self._open, name)
-
-    def _result(self, there: Collection[StoredFile], failed: dict[str, CkptsyncError], pointers: tuple[str, ...]) -> Result:
+    def _result(
+        self,
+        there: Collection[StoredFile],
+        failed: dict[str, CkptsyncError],
+        pointers: tuple[str, ...],
+    ) -> Result:
         directory = self._hidden if failed else self._final
         size = sum(f.size for f in there)
-        return Result(directory, len(self.plan.files), self.plan.size, len(there), size, failed, pointers)
+        return Result(
+            directory, len(self.plan.files), self.plan.size, len(there), size, failed, pointers
+        )
 
 
 class _Counter:
@@ -215,43 +274,29 @@ class _Counter:
                 self._progress(min(self._done, self._total), self._total)
 
 
-def is_intact(directory: Path, wanted: StoredFile) -> bool:
-    """Whether the file is in ``directory``, with the bytes of its digest.  Raises StoreError if it cannot be read."""
-    assert wanted.digest
-    found, buffer = blake3(), memoryview(bytearray(min(_READ, max(1, wanted.size))))
-    with _translated(directory):
-        try:
-            fd = beneath.open_file(str(directory), wanted.under)
-        except OSError as e:
-            if beneath.is_absence(e):
-                return False
-            raise
-        try:
-            if os.fstat(fd).st_size != wanted.size:
-                return False
-            for at in range(0, wanted.size, _READ):
-                found.update(buffer[: beneath.read_at(fd, at, buffer[: min(_READ, wanted.size - at)])])
-        finally:
-            beneath.let_go(fd)
-    return found.hexdigest() == wanted.digest.digest
+def _find_wrong(
+    directory: PosixStore, files: Sequence[StoredFile], counter: _Counter
+) -> list[StoredFile]:
+    """Return the files that are absent, or have other bytes.
 
-
-def _find_wrong(directory: Path, files: Iterable[StoredFile], counter: _Counter) -> list[StoredFile]:
-    """Return the files that are not intact."""
+    Raises StoreError if one cannot be read.
+    """
 
     def check(file: StoredFile) -> bool:
-        good = is_intact(directory, file)
+        assert file.digest
+        good = bool(is_stored(directory, file.under, file.size, file.digest.digest))
         counter.add(file.size if good else 0)
         return good
 
-    listed = list(files)
     with ThreadPoolExecutor(THREADS) as pool:
-        return [file for file, good in zip(listed, pool.map(check, listed), strict=True) if not good]
+        return [file for file, good in zip(files, pool.map(check, files), strict=True) if not good]
 
 
 def _sizes(directory: Path) -> Mapping[str, int]:
     with _translated(directory):
-        return {name: found.st_size for name, found in beneath.walk(str(directory), "", is_unfinished)}
+        return {
+            name: found.st_size for name, found in safe_open.walk(str(directory), "", is_unfinished)
+        }
 
 
 def _set_times(root: Path, times: Mapping[str, int]) -> None:
@@ -268,29 +313,40 @@ def _set_times(root: Path, times: Mapping[str, int]) -> None:
 
 
 def _lock(at: int, hidden: Path) -> None:
+    """Lock the open hidden directory.
+
+    Raises ConfigError if another pull has it, has renamed it, or another user made it.
+    """
     try:
         fcntl.flock(at, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise ConfigError(f"{hidden}: another pull is downloading into it", hint="wait for it, or stop it") from None
+        raise ConfigError(
+            f"{hidden}: another pull is downloading into it", hint="wait for it, or stop it"
+        ) from None
     except OSError:
-        return  # a file system without locks: two pulls at once both download what is missing, and the second one's rename fails
+        # a file system without locks: two pulls at once both download, and the second one's rename
+        # fails
+        return
     found = os.fstat(at)
     try:
         is_same = os.path.samestat(found, hidden.lstat())
     except FileNotFoundError:
         is_same = False
-    if not is_same or (found.st_uid != os.geteuid() and found.st_uid != _owner_of_new(hidden.parent)):
-        raise ConfigError(f"{hidden}: another pull has just finished, or it belongs to another user", hint="try again")
-
-
-def _owner_of_new(directory: Path) -> int:
-    """Return who owns a directory that this user makes there: servers that squash users, and mounts for one user, give it to another."""
-    with _translated(directory), tempfile.TemporaryDirectory(prefix=".ckptsync-", dir=directory) as made:
-        return Path(made).stat().st_uid
-
-
-def _no_name(_part: str) -> bool:
-    return False
+    if is_same and found.st_uid == os.geteuid():
+        return
+    # servers that squash users, and mounts for one user, give what this user makes to another one
+    if is_same:
+        above = hidden.parent
+        with (
+            _translated(above),
+            tempfile.TemporaryDirectory(prefix=".ckptsync-", dir=above) as made,
+        ):
+            is_same = found.st_uid == Path(made).stat().st_uid
+    if not is_same:
+        raise ConfigError(
+            f"{hidden}: another pull has just finished, or it belongs to another user",
+            hint="try again",
+        )
 
 
 def _sync(directory: Path) -> None:
@@ -310,5 +366,7 @@ def _translated(location: Path) -> Iterator[None]:
     except OSError as e:
         why = f"{e.filename or location}: {(e.strerror or str(e)).lower()}"
         if e.errno in (errno.ENOTDIR, errno.ELOOP, errno.EEXIST, errno.ENOTEMPTY):
-            raise ConfigError(why, hint="check the path; a pull overwrites nothing, and follows no link below it") from e
+            raise ConfigError(
+                why, hint="check the path; a pull overwrites nothing, and follows no link below it"
+            ) from e
         raise StoreError(why, hint="check free space and permissions") from e

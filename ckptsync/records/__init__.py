@@ -1,7 +1,8 @@
-"""Records: what nodes and heads say about checkpoints, and what the set of them means.
+"""Records: what nodes, heads and people say about checkpoints, and what the set of them means.
 
-Pure.  ``names``: where things lie in a store, and which names are safe.  ``manifest``, ``model_record``, ``report``, ``tombstone``, ``keep``, ``join``: one
-record each, and what all of one kind say together.  ``coding``: canonical JSON, named by its own bytes, and what must hold beyond types.  ``sameness``:
-whether two manifests are of one save.  ``saves``: which manifests belong together, in which location, and where their files lie.  ``state``: conditions
-and the status.  ``locations``: all of that for everything in a listing.  ``vanished``: manifests that others name and that are gone.
+``names``: where things lie in a store, and which names are safe.  ``manifest``, ``model_record``,
+``report``, ``tombstone_keep_join``: the records.  ``io``: canonical JSON, named by its own bytes,
+checked, written to a store and read from it.  ``same_save``: whether two manifests are of one save;
+``save_groups``: which saves there are, and the location of each.  ``locations``: conditions and the
+status of each.  All but ``io`` is pure.
 """

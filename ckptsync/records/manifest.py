@@ -1,21 +1,25 @@
-"""A node's word, written last: these files, in this save, are my part of the checkpoint."""
+"""A node's manifest, which it writes last: the files that are its part of a save."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ckptsync.decoding import Count, FormatNumber, Nanoseconds
-from ckptsync.model import Demands
 from ckptsync.records.names import file_name
+from ckptsync.tensors import Demands
+from ckptsync.typed_json import Count, FormatNumber, Nanoseconds
 
 FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """A stored file: POSIX path relative to the checkpoint, bytes, BLAKE3 (64 hex), a digest a block, mtime in ns.
+    """A stored file: its path, size, checksums and mtime.
 
-    ``stored_as``: the name in the store where the file lies; empty for the plain name, ``<run>/<location>/<path>``.
+    The path is a POSIX path relative to the checkpoint, the size is in bytes, ``digest`` is BLAKE3
+    (64 hex), ``blocks`` has a digest a block, and ``mtime`` is in ns.
+
+    ``stored_as``: the name in the store where the file lies; empty for the plain name,
+    ``<run>/<location>/<path>``.
     """
 
     path: str
@@ -31,14 +35,17 @@ class FileEntry:
 class Manifest:
     """One node's part of one save of a checkpoint.
 
-    ``checkpoint`` is the trainer's name for it; ``location`` is the directory in the store that holds it: the same name, or
-    ``<checkpoint>~<save>`` where another save had taken it.  ``n`` counts this node's manifests of this save from 0; manifest
-    n + 1 names files that came later.  ``save`` is the id that a hook agreed on, or empty.  ``started`` and ``ended`` (ns since
-    the epoch, on the node's clock) span the mtimes of its files; ``clock_offset`` (ns) is node clock minus store clock where it was
-    measured.  ``sources`` lists the weight sources seen (``zero:global_step4``).  ``supersedes`` names earlier manifests of this node
-    that this one replaces: the save has moved to this location, or a file lies elsewhere.  ``trainer`` is what wrote it, as far as is known (``transformers 5.2.0``; a family of
-    `ckptsync.scan` where no hook says more).  ``times`` (ns since the epoch, the node's clock): when it was ``finished``, and when its ``sending`` began;
-    a node that sent it without a pin says neither.
+    ``checkpoint`` is the trainer's name for it; ``location`` is the directory in the store that
+    holds it: the same name, or ``<checkpoint>~<save>`` where another save had taken it.  ``n``
+    counts this node's manifests of this save from 0; manifest n + 1 names files that came later.
+    ``save`` is the id that a hook agreed on, or empty.  ``started`` and ``ended`` (ns since the
+    epoch, on the node's clock) span the mtimes of its files; ``clock_offset`` (ns) is node clock
+    minus store clock where it was measured.  ``sources`` lists the weight sources seen
+    (``zero:global_step4``).  ``supersedes`` names earlier manifests of this node that this one
+    replaces: the save has moved to this location, or a file lies elsewhere.  ``trainer`` is what
+    wrote it, as far as is known (``transformers 5.2.0``; a family of `ckptsync.checkpoint_dirs`
+    where no hook says more).  ``times`` (ns since the epoch, the node's clock): when it was
+    ``finished``, and when its ``sending`` began; a node that sent it without a pin has neither.
     """
 
     run: str

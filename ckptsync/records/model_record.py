@@ -1,4 +1,6 @@
-"""The head's word about a consolidated model: from what, how, and the digest of every file and tensor.
+"""The record of a consolidated model: its sources, and the digest of every file and tensor.
+
+It also says how the model was made.
 
 It holds no time, host or version: two heads that consolidate the same sources write the same bytes.
 """
@@ -7,14 +9,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ckptsync.decoding import Count, FormatNumber
+from ckptsync.typed_json import Count, FormatNumber
 
 FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """A file of the consolidated model; path relative to it, BLAKE3 (64 hex).  Its tensors' digests narrow damage, so it has no blocks."""
+    """A file of the consolidated model; path relative to it, BLAKE3 (64 hex).
+
+    Its tensors' digests narrow damage, so it has no blocks.
+    """
 
     path: str
     size: Count
@@ -36,9 +41,12 @@ class ModelTensor:
 
 @dataclass(frozen=True, slots=True)
 class ModelRecord:
-    """``manifests``: names of the records it was made from.  ``options``: dtype, max_shard_size, source, config origin.
+    """``manifests``: names of the records it was made from.
 
-    ``left_out``: code in the checkpoint that the model does not have, a file's name or ``config.json: auto_map``.
+    ``options``: dtype, max_shard_size, source, config origin.
+
+    ``left_out``: code in the checkpoint that the model does not have, a file's name or
+    ``config.json: auto_map``.
     """
 
     run: str
@@ -54,8 +62,15 @@ class ModelRecord:
 
 
 def is_same_model(one: ModelRecord, other: ModelRecord) -> bool:
-    """Whether ``one`` has the tensors of ``other``, by name and shape; what it has besides must be second copies, as of tied weights."""
+    """Whether ``one`` has the tensors of ``other``, by name and shape.
+
+    What it has besides must be second copies, as of tied weights.
+    """
     shapes = {t.name: t.shape for t in other.tensors}
     shared = [t for t in one.tensors if shapes.get(t.name) == t.shape]
     digests = {t.digest for t in shared}
-    return bool(shapes) and len(shared) == len(shapes) and all(t.name in shapes or t.digest in digests for t in one.tensors)
+    return (
+        bool(shapes)
+        and len(shared) == len(shapes)
+        and all(t.name in shapes or t.digest in digests for t in one.tensors)
+    )

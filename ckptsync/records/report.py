@@ -1,25 +1,31 @@
-"""What the verifier says: findings, worst first.  A report that says DAMAGED is the request for repair."""
+"""A verifier's report: findings, worst first.
+
+A report that says DAMAGED is the request for repair.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-from ckptsync.decoding import Count, FormatNumber, Seconds
+from ckptsync.typed_json import Count, FormatNumber, Seconds
 
 FORMAT = 1
 Level = Literal["stat", "digest", "parse", "load", "model"]
 LEVELS: tuple[Level, ...] = ("stat", "digest", "parse", "load", "model")
-Verdict = Literal["ok", "damaged", "arriving"]
+Verdict = Literal["ok", "damaged", "incomplete"]
 Kind = Literal["missing", "size", "digest", "parse", "load", "model", "nonfinite", "note"]
+DAMAGE: frozenset[Kind] = frozenset({"missing", "size", "digest", "parse", "load", "model"})
+"""The kinds of findings that are damage; the others are worth knowing."""
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class VerifyFinding:
     """One thing that is wrong, or worth knowing (``nonfinite`` and ``note`` damage nothing).
 
-    ``name`` is relative to the run (``checkpoint-4/model.safetensors``, ``consolidated/checkpoint-4/config.json``).
-    ``ranges`` are the byte ranges of the blocks that differ; ``tensors`` those they overlap.
+    ``name`` is relative to the run (``checkpoint-4/model.safetensors``,
+    ``consolidated/checkpoint-4/config.json``). ``ranges`` are the byte ranges of the blocks that
+    differ; ``tensors`` those they overlap.
     """
 
     kind: Kind
@@ -31,9 +37,12 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one level looked at: ``files`` of ``of_files`` and ``size`` of ``of_size`` bytes; fewer where a sample was asked for.
+    """What one level looked at: ``files`` of ``of_files`` and ``size`` of ``of_size`` bytes.
 
-    ``tensors``: those that were parsed, loaded, or found in the model; 0 at the levels that know of none.
+    Fewer where only a sample was read.
+
+    ``tensors``: those that were parsed, loaded, or found in the model; 0 at the levels that know of
+    none.
     """
 
     level: Level
@@ -48,8 +57,9 @@ class Reading:
 class Report:
     """Numbered: highest seen plus one; on a tie the worse one counts.
 
-    ``level``: the highest that was reached for all of it.  ``read`` counts the bytes that were really read, ``readings`` says what each level
-    looked at, also beyond ``level``.  ``when`` is seconds since the epoch on the head's clock, for people only.
+    ``level``: the highest that was reached for all of it.  ``read`` counts the bytes that were
+    really read, ``readings`` says what each level looked at, also beyond ``level``.  ``when`` is
+    seconds since the epoch on the head's clock, for people only.
     """
 
     run: str
@@ -61,7 +71,7 @@ class Report:
     manifests: tuple[str, ...]
     model_record: str
     read: Count
-    findings: tuple[Finding, ...]
+    findings: tuple[VerifyFinding, ...]
     when: Seconds = 0.0
     readings: tuple[Reading, ...] = ()
     format: FormatNumber = FORMAT

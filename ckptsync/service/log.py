@@ -1,6 +1,7 @@
 """Logging: one line an event on stderr, ``key=value`` or JSON; what names hold cannot break a line.
 
-A `Line` is the present state of one thing, such as a checkpoint: it is logged when its text changes, and not while it stays the same (`changed`).
+A `Line` is the present state of one thing, such as a checkpoint: it is logged when its text
+changes, and not while it stays the same (`changed`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckptsync.config.schema import LogConfig
-from ckptsync.units import clean
+from ckptsync.quantities import clean
 
 _PAIR = re.compile(r'([\w.-]+)=(?:"((?:[^"\\]|\\.)*)"|([^\s="]+))(?: |$)', re.DOTALL)
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
@@ -32,23 +33,29 @@ class Line:
     is_error: bool = False
 
     def write(self, logger: logging.Logger) -> None:
-        """Log it."""
+        """Write this line to a log."""
         logger.log(logging.ERROR if self.is_error else logging.INFO, "%s", self.text)
 
 
 def changed(before: Mapping[str, str], now: Iterable[Line]) -> tuple[list[Line], dict[str, str]]:
-    """The lines that are new or differ, and what to give as ``before`` the next time."""
+    """Return the lines that are new or differ, and what to give as ``before`` the next time."""
     lines = {line.key: line for line in now}
-    return [line for key, line in lines.items() if before.get(key) != line.text], {key: line.text for key, line in lines.items()}
+    return [line for key, line in lines.items() if before.get(key) != line.text], {
+        key: line.text for key, line in lines.items()
+    }
 
 
 def pairs(**values: object) -> str:
-    """``key=value`` pairs; empty values are left out, values with spaces are quoted."""
-    return " ".join(f"{key}={_quoted(str(value))}" for key, value in values.items() if value not in ("", (), None))
+    """Return ``key=value`` pairs; empty values are left out, values with spaces are quoted."""
+    return " ".join(
+        f"{key}={_quoted(str(value))}"
+        for key, value in values.items()
+        if value not in ("", (), None)
+    )
 
 
 def fields(text: str) -> dict[str, str] | None:
-    """The values of `pairs` again; ``None`` of a text that is something else."""
+    """Return the values of a text that `pairs` made; ``None`` of any other text."""
     found: dict[str, str] = {}
     at = 0
     while at < len(text):
@@ -67,20 +74,34 @@ def _quoted(value: str) -> str:
 
 
 def shown(path: Path | str) -> str:
-    """A path as text that JSON can hold."""
+    """Return a path as text that JSON can hold."""
     return os.fsencode(path).decode("utf-8", "replace")
 
 
 class Text(logging.Formatter):
-    """``2026-01-02T03:04:05Z info worker phase=sent run=…``; tracebacks follow on lines of their own."""
+    """``2026-01-02T03:04:05Z info worker phase=sent run=…``.
+
+    Tracebacks follow on lines of their own.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
-        line = f"{_utc(record.created)} {record.levelname.lower()} {_short(record.name)} {clean(record.getMessage())}"
-        return "\n".join([line, *map(clean, self.formatException(record.exc_info).split("\n"))]) if record.exc_info else line
+        line = (
+            f"{_utc(record.created)} {record.levelname.lower()} {_short(record.name)}"
+            f" {clean(record.getMessage())}"
+        )
+        return (
+            "\n".join([line, *map(clean, self.formatException(record.exc_info).split("\n"))])
+            if record.exc_info
+            else line
+        )
 
 
 class Json(logging.Formatter):
-    """One object a line: time, level, logger, message, traceback, and the message's ``key=value`` pairs each under its key."""
+    """Format a log record as one JSON object a line.
+
+    It has time, level, logger, message and traceback, and each ``key=value`` pair of the message
+    under its key.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         event = {
@@ -89,21 +110,34 @@ class Json(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        event |= {key: value for key, value in (fields(record.getMessage()) or {}).items() if key not in event}
-        return json.dumps(event | ({"traceback": self.formatException(record.exc_info)} if record.exc_info else {}))
+        event |= {
+            key: value
+            for key, value in (fields(record.getMessage()) or {}).items()
+            if key not in event
+        }
+        return json.dumps(
+            event
+            | ({"traceback": self.formatException(record.exc_info)} if record.exc_info else {})
+        )
 
 
 def configure(config: LogConfig) -> None:
-    """Replace the root logger's handlers.  The level is ours alone: libraries are silent below warnings, since botocore's `debug` shows signatures."""
+    """Replace the root logger's handlers.
+
+    The level is ours alone: libraries are silent below warnings, since botocore's `debug` shows
+    signatures.
+    """
     handler = logging.StreamHandler()
     is_json = config.format == "json" or (config.format == "auto" and not sys.stderr.isatty())
     handler.setFormatter(Json() if is_json else Text())
     level: int = getattr(logging, config.level.upper())
     logging.basicConfig(handlers=[handler], level=max(level, logging.WARNING), force=True)
     logging.getLogger("ckptsync").setLevel(level)
-    logging.getLogger("apscheduler").setLevel(logging.ERROR)  # it warns of each tick that is still running when the next is due
+    # it warns of each tick that is still running when the next is due
+    logging.getLogger("apscheduler").setLevel(logging.ERROR)
     logging.captureWarnings(capture=True)
-    # watchdog 7.1 warns of a directory that is renamed while it begins to watch it, as pins are; it watches it all the same
+    # watchdog 7.1 warns of a directory that is renamed while it begins to watch it, as pins are; it
+    # watches it all the same
     warnings.filterwarnings("ignore", "Callback with id", RuntimeWarning)
 
 

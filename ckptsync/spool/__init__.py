@@ -1,6 +1,7 @@
-"""What lies in ``<output_dir>/_ckptsync``, shared by the worker and the training processes: pins, and what the hook says of a save.
+"""What lies in ``<output_dir>/_ckptsync``, shared by the worker and the training processes.
 
-``pins``: names of our own for a checkpoint's files.  ``links``: how they get there.  ``marks``: what training
-processes and the worker tell each other in small files.  ``sweeping``: what the dead left half done.
-Only the standard library is imported here: the hook runs in the trainer's own environment.
+``folders``: safe access to it.  ``pins``: names of our own for a checkpoint's files, how they get
+there, and the cleanup of what killed processes left half done.  ``markers``: small files that
+training processes and the worker write for each other. Only the standard library is imported here:
+the hook runs in the trainer's own environment.
 """

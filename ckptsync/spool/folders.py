@@ -1,8 +1,12 @@
-"""Every access to what lies in a spool: by descriptors of directories that `ckptsync.walk.open_directory` has examined, never through a link.
+"""Safe access to a spool's files, by descriptors of directories, never through a link.
 
-A path here is relative to a spool (``<output_dir>/_ckptsync/…``) and is opened step by step for each call, so that nobody can change what it means in
-between, and everything may be deleted at any moment.  Directories are made with mode 0700, whatever the umask.  Files are made under names of chance, new and
-no links, and renamed to their own.  A file that is not a regular one of this user's is no file.
+`ckptsync.walk.open_directory` has examined the directories.
+
+A path here is relative to a spool (``<output_dir>/_ckptsync/…``) and is opened step by step for
+each call, so that nobody can change what it means in between, and everything may be deleted at any
+moment.  Directories are made with mode 0700, whatever the umask.  Files are made under names of
+chance, new and no links, and renamed to their own.  A file that is not a regular one of this user's
+is no file.
 
 Functions raise OSError unless they say otherwise; `ckptsync.walk.UnsafeSpool` is one.
 """
@@ -11,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import secrets
@@ -25,6 +30,7 @@ from ckptsync.walk import UnsafeSpool, open_directory, open_spool, open_step, sp
 
 NO_LINKS = frozenset({errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL})
 LARGEST = 64 * 1024 * 1024  # bytes of a small file: the commit of 500,000 files
+_FICLONE = 0x40049409  # _IOW(0x94, 9, int), the same on every Linux we run on
 _NEW = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OLD = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe in a file's location is not waited for
 FRESH = ".fresh-"  # begins the name of a file that is being written
@@ -32,22 +38,30 @@ FRESH = ".fresh-"  # begins the name of a file that is being written
 
 @contextlib.contextmanager
 def refusals(path: Path) -> Iterator[None]:
-    """What the system refuses below ``path``, as one of our errors: Incomplete (gone), ConfigError (not ours), StoreError (the disk)."""
+    """Raise ckptsync's errors for OSErrors below ``path``.
+
+    Incomplete: gone. ConfigError: not ours. StoreError: the disk.
+    """
     try:
         yield
     except UnsafeSpool:
         raise
     except PermissionError as e:
-        raise ConfigError(f"{path}: may not be written by uid {os.geteuid()}", hint="run the worker as the user who trains") from e
+        raise ConfigError(
+            f"{path}: may not be written by uid {os.geteuid()}",
+            hint="run the worker as the user who trains",
+        ) from e
     except (FileNotFoundError, NotADirectoryError) as e:
         raise Incomplete(f"{path}: gone", hint="it is made again with the next look") from e
     except OSError as e:
-        raise StoreError(f"{path}: {e.strerror}", hint="look at the disk that the trainer writes to") from e
+        raise StoreError(
+            f"{path}: {e.strerror}", hint="look at the disk that the trainer writes to"
+        ) from e
 
 
 @contextlib.contextmanager
 def opened(folder: Path) -> Iterator[int]:
-    """A descriptor of a directory in a spool; outside of one there is none to be had here."""
+    """Open a directory in a spool; raise UnsafeSpool outside of one."""
     if not split(folder)[1]:
         raise UnsafeSpool(folder, "in no spool", hint="this is a defect of ckptsync: report it")
     fd = open_directory(folder)
@@ -58,7 +72,10 @@ def opened(folder: Path) -> Iterator[int]:
 
 
 def make(folder: Path) -> None:
-    """A directory, and those above it as far as they are in the spool; never the output directory, which somebody may just have removed."""
+    """Make a directory and its parents in the spool.
+
+    Never the output directory, which somebody may just have removed.
+    """
     with contextlib.suppress(FileNotFoundError), opened(folder):
         return
     home, steps = split(folder)
@@ -77,32 +94,35 @@ def make(folder: Path) -> None:
 
 
 def make_new(folder: Path) -> None:
-    """A directory that was not there, in one that is; raises FileExistsError for one that was."""
+    """Make a directory in one that is there; raise FileExistsError if it exists."""
     with opened(folder.parent) as fd:
         os.mkdir(folder.name, 0o700, dir_fd=fd)
 
 
 def names(folder: Path) -> list[str]:
-    """What is in a directory, in order."""
+    """Return the sorted names in a directory."""
     with opened(folder) as fd:
         return names_in(fd)
 
 
 def names_in(folder: int) -> list[str]:
-    """The same of an open directory."""
+    """Return the sorted names in an open directory."""
     with os.scandir(folder) as entries:
         return sorted(entry.name for entry in entries)
 
 
 def children(folder: Path) -> list[Path]:
-    """Paths of all that is in it; none where nothing was ever kept, or somebody deleted it.  Raises as `refusals`."""
+    """Return the paths of all that is in a directory; none if it is not there.
+
+    Raises as `refusals`.
+    """
     with contextlib.suppress(Incomplete), refusals(folder):
         return [folder / name for name in names(folder)]
     return []
 
 
 def status(path: Path) -> os.stat_result | None:
-    """What is there, without following a link; ``None`` if nothing is."""
+    """Return the status of what is there, without following a link; ``None`` if nothing is."""
     try:
         with opened(path.parent) as fd:
             return os.stat(path.name, dir_fd=fd, follow_symlinks=False)
@@ -111,15 +131,21 @@ def status(path: Path) -> os.stat_result | None:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether a directory is there."""
+    """Return whether a directory is there."""
     found = status(path)
     return found is not None and stat.S_ISDIR(found.st_mode)
 
 
 def read(path: Path, largest: int = LARGEST, last: int = 0) -> bytes | None:
-    """What a file says, or its ``last`` bytes; ``None`` if there is none, or it is longer than ``largest``."""
+    """Return the bytes of a file, or its ``last`` bytes.
+
+    ``None`` if there is none, or it is longer than ``largest``.
+    """
     try:
-        with opened(path.parent) as fd, os.fdopen(_regular(fd, path.name, os.O_RDONLY), "rb") as file:
+        with (
+            opened(path.parent) as fd,
+            os.fdopen(_regular(fd, path.name, os.O_RDONLY), "rb") as file,
+        ):
             size = os.fstat(file.fileno()).st_size
             if size > largest and not last:
                 return None
@@ -130,32 +156,38 @@ def read(path: Path, largest: int = LARGEST, last: int = 0) -> bytes | None:
 
 
 def write(path: Path, data: bytes) -> None:
-    """A small file, whole or not at all; never in a directory that somebody has just removed."""
+    """Write a small file, whole or not at all.
+
+    Never in a directory that somebody has just removed.
+    """
     with opened(path.parent) as fd, _fresh(fd) as (name, out):
         out.write(data)
         out.close()
         os.replace(name, path.name, src_dir_fd=fd, dst_dir_fd=fd)
 
 
-def written(folder: Path, name: str, told: object) -> None:
-    """The same of JSON."""
-    write(folder / name, json.dumps(told).encode() + b"\n")
+def write_json(folder: Path, name: str, value: object) -> None:
+    """Write a small file of JSON, whole or not at all."""
+    write(folder / name, json.dumps(value).encode() + b"\n")
 
 
 def append(path: Path) -> BinaryIO:
-    """A file to add to, for the caller to close."""
+    """Open a file to add to; the caller closes it."""
     with opened(path.parent) as fd:
         return os.fdopen(_regular(fd, path.name, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab")
 
 
 def lock_file(path: Path, *, is_new: bool = True) -> int:
-    """A descriptor to lock, for the caller to close; ``is_new``: make the file if it is not there."""
+    """Open a file to lock; the caller closes it.  ``is_new``: make the file if it is not there."""
     with opened(path.parent) as fd:
         return _regular(fd, path.name, os.O_RDWR | (os.O_CREAT if is_new else 0))
 
 
 def create(path: Path) -> bool:
-    """Whether this call made an empty file there: of several callers one is told so."""
+    """Create an empty file; return whether this call created it.
+
+    That is true for only one of several callers.
+    """
     with opened(path.parent) as fd:
         try:
             os.close(os.open(path.name, os.O_WRONLY | _NEW, 0o600, dir_fd=fd))
@@ -166,12 +198,17 @@ def create(path: Path) -> bool:
 
 @contextlib.contextmanager
 def copy_of(like: int, beside: Path, target: int, name: str) -> Iterator[BinaryIO]:
-    """A new file in the directory ``beside`` for a copy of ``like``, an open one; at the end it gets its ``name`` in an open directory, unless the caller raises, or has closed it.
+    """A new file in the directory ``beside`` for a copy of ``like``, an open one.
+
+    At the end it gets its ``name`` in an open directory, unless the caller raises, or has closed
+    it.
 
     Others may do with it no more than with ``like``.
     """
-    # trainers write weights that are their user's alone (safetensors 0.8), and some files are read only
-    mode = os.fstat(like).st_mode & 0o777 | stat.S_IWUSR  # and never S_ISUID: the copy is this user's
+    # trainers write weights that are their user's alone (safetensors 0.8), and some files are read
+    # only
+    # and never S_ISUID: the copy is this user's
+    mode = os.fstat(like).st_mode & 0o777 | stat.S_IWUSR
     with opened(beside) as fd, _fresh(fd, mode) as (fresh, out):
         yield out  # who sets its times has flushed it
         if out.closed:
@@ -181,7 +218,10 @@ def copy_of(like: int, beside: Path, target: int, name: str) -> Iterator[BinaryI
 
 
 class Tree:
-    """Files below a directory, by names that have directories in them: those are made as they are needed, and stay open until the end."""
+    """Files below a directory, by names that have directories in them.
+
+    The directories are made as they are needed, and stay open until the end.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -197,7 +237,7 @@ class Tree:
             os.close(self._open.popitem()[1])
 
     def place(self, name: str) -> tuple[int, str]:
-        """The directory that a file belongs into, open, and its last part."""
+        """Return the open directory that a file belongs into, and the last part of its name."""
         folder, _, last = name.rpartition("/")
         return self._folder(folder), last
 
@@ -212,13 +252,16 @@ class Tree:
 
 
 def make_in(folder: Path) -> None:
-    """A directory, in one that is there."""
+    """Make a directory in one that is there, if it does not exist."""
     with opened(folder.parent) as fd, contextlib.suppress(FileExistsError):
         os.mkdir(folder.name, 0o700, dir_fd=fd)
 
 
 def link(source: int, name: str, target: int, new: str) -> None:
-    """A further name, in one open directory, of a file in another.  Raises FileNotFoundError for what is no regular file."""
+    """Link a file of one open directory into another.
+
+    Raises FileNotFoundError for what is no regular file.
+    """
     os.link(name, new, src_dir_fd=source, dst_dir_fd=target, follow_symlinks=False)
     found = os.stat(new, dir_fd=target, follow_symlinks=False)
     if not stat.S_ISREG(found.st_mode):  # a link took the file's location since it was seen
@@ -227,7 +270,7 @@ def link(source: int, name: str, target: int, new: str) -> None:
 
 
 def link_or_copy(source: Path, path: Path) -> None:
-    """A second name for a small file of the spool, or a copy where there are no links."""
+    """Link a small file of the spool, or copy it where there are no links."""
     with opened(source.parent) as fd, opened(path.parent) as to:
         try:
             link(fd, source.name, to, path.name)
@@ -244,26 +287,34 @@ def link_or_copy(source: Path, path: Path) -> None:
                 os.utime(out.fileno(), ns=(mtime, mtime))
 
 
+def clone(source: int, target: int) -> None:
+    """Make an open file share the blocks of another; most file systems refuse that."""
+    fcntl.ioctl(target, _FICLONE, source)
+
+
 def pulse(path: Path) -> None:
-    """Let a file's time be now."""
+    """Set a file's time to now."""
     with opened(path.parent) as fd:
         os.utime(path.name, dir_fd=fd, follow_symlinks=False)
 
 
 def unlink(path: Path) -> None:
-    """Take a file's name away; it may be gone."""
+    """Remove a file; it may be gone."""
     with contextlib.suppress(FileNotFoundError), opened(path.parent) as fd:
         os.unlink(path.name, dir_fd=fd)
 
 
 def rename(path: Path, target: Path) -> None:
-    """Move a file or a directory within the spool; a file that stands there goes."""
+    """Move a file or a directory within the spool; it replaces a file of that name."""
     with opened(path.parent) as fd, opened(target.parent) as to:
         os.rename(path.name, target.name, src_dir_fd=fd, dst_dir_fd=to)
 
 
 def renamed(path: Path, target: Path) -> bool:
-    """Whether we moved it: not if somebody stands there already (with something in it), nor if it is gone."""
+    """Move a file or directory; return False if that is not possible.
+
+    It is not, if the target is a directory that is not empty, or if the source is gone.
+    """
     try:
         rename(path, target)
     except OSError as e:
@@ -274,28 +325,34 @@ def renamed(path: Path, target: Path) -> bool:
 
 
 def remove(path: Path) -> None:
-    """With all that is in it; it may be gone.  A link goes, and not what it leads to."""
+    """Remove a file, or a directory with all that is in it; it may be gone.
+
+    Of a link only the link is removed.
+    """
     with contextlib.suppress(FileNotFoundError), opened(path.parent) as fd:
         remove_in(fd, path.name)
 
 
 def newest(path: Path) -> float:
-    """When something was last done to a directory, or to anything in it, seconds since the epoch: a rename shows in the ctime alone."""
+    """Return when a directory, or anything in it, was last changed, seconds since the epoch.
+
+    A rename shows in the ctime alone.
+    """
+
+    def of(above: int, name: str) -> float:
+        info = os.stat(name, dir_fd=above, follow_symlinks=False)
+        times = [info.st_mtime, info.st_ctime]
+        if stat.S_ISDIR(info.st_mode):
+            with _below(above, name) as fd:
+                times += [of(fd, each) for each in names_in(fd)]
+        return max(times)
+
     with opened(path.parent) as fd:
-        return _newest(fd, path.name)
-
-
-def _newest(above: int, name: str) -> float:
-    info = os.stat(name, dir_fd=above, follow_symlinks=False)
-    times = [info.st_mtime, info.st_ctime]
-    if stat.S_ISDIR(info.st_mode):
-        with _below(above, name) as fd:
-            times += [_newest(fd, each) for each in names_in(fd)]
-    return max(times)
+        return of(fd, path.name)
 
 
 def remove_in(above: int, name: str) -> None:
-    """The same in an open directory.  Raises FileNotFoundError if it is gone."""
+    """Remove a file or directory in an open directory.  Raises FileNotFoundError if it is gone."""
     if name in (".", ".."):
         raise UnsafeSpool(Path(name), "leads out of the spool", hint="remove the file that says so")
     try:
@@ -319,18 +376,22 @@ def _below(above: int, name: str) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _fresh(fd: int, mode: int = 0o600) -> Iterator[tuple[str, BinaryIO]]:
-    """A new file under a name of chance, which goes at the end if it is still there."""
+    """Create a file under a random name, which is removed at the end if it is still there."""
     name = f"{FRESH}{secrets.token_hex(8)}"
     with os.fdopen(os.open(name, os.O_RDWR | _NEW, mode, dir_fd=fd), "wb") as out:
         try:
             yield name, out
         finally:
-            with contextlib.suppress(OSError):  # it has its own name now, or somebody deleted the directory
+            # it has its own name now, or somebody deleted the directory
+            with contextlib.suppress(OSError):
                 os.unlink(name, dir_fd=fd)
 
 
 def _regular(fd: int, name: str, flags: int) -> int:
-    """Raises FileNotFoundError for what is no regular file of this user's, or has other names where it is added to."""
+    """Open a file; raise FileNotFoundError if it is no regular file of this user's.
+
+    Also raise it for a file with other links that is opened to append.
+    """
     try:
         file = os.open(name, flags | _OLD, 0o600, dir_fd=fd)
     except OSError as e:
@@ -339,7 +400,11 @@ def _regular(fd: int, name: str, flags: int) -> int:
         raise
     found = os.fstat(file)
     is_shared = bool(flags & os.O_APPEND) and found.st_nlink > 1
-    if not stat.S_ISREG(found.st_mode) or found.st_uid not in (os.geteuid(), os.fstat(fd).st_uid) or is_shared:
+    if (
+        not stat.S_ISREG(found.st_mode)
+        or found.st_uid not in (os.geteuid(), os.fstat(fd).st_uid)
+        or is_shared
+    ):
         os.close(file)
         raise FileNotFoundError(errno.ENOENT, "no regular file of this user's alone", name)
     return file

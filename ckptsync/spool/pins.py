@@ -1,15 +1,23 @@
-"""Pins: names of our own for a checkpoint's files, so that the trainer's rotation takes only its own.
+"""Pins: names of our own for a checkpoint's files, which rotation does not delete.
 
-    <output_dir>/_ckptsync/pins/<checkpoint>.<k>/owner.json    who sends it; its mtime is the owner's pulse
-    <output_dir>/_ckptsync/pins/<checkpoint>.<k>/files/…       hard links, reflinks, or copies: `ckptsync.spool.links`
-    <output_dir>/_ckptsync/pins/<checkpoint>.<k>/added/…       what the hook adds to the trainer's own files
-    <output_dir>/_ckptsync/pins/<checkpoint>.<k>/commit.json   the hook's word that it is whole: `ckptsync.spool.marks`
-    <output_dir>/_ckptsync/pins/<checkpoint>.<k>/took.json     what the worker's manifest says of it
-    <output_dir>/_ckptsync/pins/<checkpoint>.<k>/stored        a manifest in the store names it
+The trainer's rotation deletes only the trainer's own names.
 
-Everything here may be deleted at any moment: what is lost is time, and what rotation has deleted.  Nothing is ever written in a
-checkpoint's own directory.  A pin appears by one rename: a worker's with its owner in it, so that exactly one node has it; the
-hook's with its commit, and with no owner until the first worker, whatever its node id, adopts it.
+In <output_dir>/_ckptsync/pins/<checkpoint>.<k>/:
+
+    owner.json    the node that uploads it; its mtime is the owner's pulse
+    files/…       hard links, reflinks, or copies
+    added/…       what the hook adds to the trainer's own files
+    commit.json   the hook's marker that it is whole: `ckptsync.spool.markers`
+    notes.json    what the worker's manifest says of it
+    stored        a manifest in the store names it
+
+Everything here may be deleted at any moment: what is lost is time, and what rotation has deleted.
+Nothing is ever written in a checkpoint's own directory.  A pin appears by one rename: a worker's
+with its owner in it, so that exactly one node has it; the hook's with its commit, and with no owner
+until the first worker, whatever its node id, adopts it.
+
+A hard link follows a file that is still being written, and is overwritten with it; a reflink is
+not.  So files are linked as they appear (`grow`), and cloned once the save is finished (`harden`).
 """
 
 from __future__ import annotations
@@ -19,27 +27,46 @@ import dataclasses
 import errno
 import os
 import re
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckptsync.errors import Incomplete
+from ckptsync.errors import CkptsyncError, ConfigError, Incomplete, StoreError
 from ckptsync.spool import folders
-from ckptsync.spool.folders import NO_LINKS, children, opened, refusals, remove, renamed, written
-from ckptsync.spool.marks import Commit, Took, commit_of, took_of
-from ckptsync.spool.reading import load
-from ckptsync.walk import OURS, Stat, walk
+from ckptsync.spool.folders import (
+    NO_LINKS,
+    Tree,
+    children,
+    copy_of,
+    link,
+    opened,
+    refusals,
+    remove,
+    renamed,
+    unlink,
+    write_json,
+)
+from ckptsync.spool.markers import Commit, PinNotes, commit_of, load_json, read_pin_notes
+from ckptsync.walk import SPOOL, Stat, open_file, opened_parent, stat_open, walk
 
+# seconds: no commit, and no copying for one, stands still for so long
+_ABANDONED_AFTER = 6 * 3600.0
+_HALF_DONE = re.compile(r"\.(new|gone)-.+", re.DOTALL)
+_CLAIM = re.compile(r"\.claim-([^@]+)@(.+)\.[0-9]{1,9}", re.DOTALL)
 _NAME = re.compile(r"(.+)\.([0-9]{1,9})")
 _NODE = re.compile(r"[A-Za-z0-9_.-]{1,100}")  # `ckptsync.records.names.checked_node`
-_NOTHING = Took()
+_NOTHING = PinNotes()
 
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """``files`` lie below `root`, ``added`` below `beside`.  ``node``: who sends it, empty while it is nobody's.
+    """``files`` lie below `root`, ``added`` below `beside`.
 
-    ``pulse`` (ns, the file system's clock) changes as long as ``node`` is alive.  ``stored``: a manifest of these files is in the store.
+    ``node``: who sends it, empty while it is nobody's.
+
+    ``pulse`` (ns, the file system's clock) changes as long as ``node`` is alive.  ``stored``: a
+    manifest of these files is in the store.
     """
 
     checkpoint: str
@@ -49,29 +76,39 @@ class Pin:
     path: Path
     files: tuple[Stat, ...] = ()
     commit: Commit | None = None
-    took: Took = _NOTHING
+    notes: PinNotes = _NOTHING
     added: tuple[Stat, ...] = ()
     stored: bool = False
 
     @property
     def root(self) -> Path:
-        """Where the pinned files lie, under their own names."""
+        """Return where the pinned files lie, under their own names."""
         return self.path / "files"
 
     @property
     def beside(self) -> Path:
-        """Where the files lie that the hook added."""
+        """Return where the files lie that the hook added."""
         return self.path / "added"
 
     @property
     def is_committed(self) -> bool:
-        """Whether it holds what the hook committed.  A pin whose files were overwritten in place since is one like any other."""
-        return self.commit is not None and {f.path: (f.size, f.mtime) for f in self.files} == self.commit.files
+        """Return whether it holds the files that the hook committed.
+
+        That is not so if a file was overwritten in place since.
+        """
+        return (
+            self.commit is not None
+            and {f.path: (f.size, f.mtime) for f in self.files} == self.commit.files
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """A pin beside its source, by name: one file under both, another file, only in the source, only in the pin."""
+    """How a pin's files differ from their source's, by name.
+
+    ``same``: one file under both names. ``changed``: another file. ``new``: only in the source.
+    ``vanished``: only in the pin.
+    """
 
     same: tuple[str, ...]
     changed: tuple[str, ...]
@@ -80,7 +117,7 @@ class Relation:
 
 
 def compare(pinned: Iterable[Stat], source: Iterable[Stat]) -> Relation:
-    """How a pin stands to its source; every name is in exactly one of the four."""
+    """Return how a pin differs from its source; every name is in exactly one of the four."""
     ours, theirs = {s.path: s for s in pinned}, {s.path: s for s in source}
     both = sorted(ours.keys() & theirs.keys())
     return Relation(
@@ -91,32 +128,49 @@ def compare(pinned: Iterable[Stat], source: Iterable[Stat]) -> Relation:
     )
 
 
-def pins(output_dir: Path, wanted: Callable[[str], bool] = lambda _: True) -> tuple[Pin, ...]:
-    """Every pin in an output directory, by checkpoint and number; of those ``wanted`` by their checkpoint's name."""
-    found = (_pin(path) for path in children(output_dir / OURS / "pins") if wanted(_numbered(path)[0]))
+def list_pins(output_dir: Path, wanted: Callable[[str], bool] = lambda _: True) -> tuple[Pin, ...]:
+    """Return every pin in an output directory, by checkpoint and number.
+
+    Only those whose checkpoint's name ``wanted`` accepts.
+    """
+    found = (
+        _pin(path) for path in children(output_dir / SPOOL / "pins") if wanted(_numbered(path)[0])
+    )
     return tuple(sorted((p for p in found if p is not None), key=lambda p: (p.checkpoint, p.k)))
 
 
 def open_pin(output_dir: Path, checkpoint: str, k: int, node: str) -> Pin | None:
-    """An empty pin of our own; ``None`` if another was first."""
-    folder = output_dir / OURS / "pins"
+    """Return a new empty pin of this node; ``None`` if another was first."""
+    folder = output_dir / SPOOL / "pins"
     with refusals(folder):
         folders.make(folder)
         fresh = folder / f".new-{node}-{checkpoint}"
         remove(fresh)
         folders.make_new(fresh)
-        written(fresh, "owner.json", {"node": node})
-        return _pin(folder / f"{checkpoint}.{k}") if renamed(fresh, folder / f"{checkpoint}.{k}") else None
+        write_json(fresh, "owner.json", {"node": node})
+        return (
+            _pin(folder / f"{checkpoint}.{k}")
+            if renamed(fresh, folder / f"{checkpoint}.{k}")
+            else None
+        )
 
 
 def publish(output_dir: Path, checkpoint: str, fresh: Path) -> Path:
-    """Let a directory that was made whole beside the pins be the newest pin of a checkpoint, by one rename; where it is now.
+    """Make a whole directory beside the pins the newest pin of a checkpoint, by one rename.
+
+    Return where it is now.
 
     Raises Incomplete if ``fresh`` has gone, StoreError where the disk refuses.
     """
-    folder = output_dir / OURS / "pins"
+    folder = output_dir / SPOOL / "pins"
     with refusals(fresh):
-        k = max((k for name, k in map(_numbered, children(folder)) if name == checkpoint), default=-1) + 1
+        k = (
+            max(
+                (k for name, k in map(_numbered, children(folder)) if name == checkpoint),
+                default=-1,
+            )
+            + 1
+        )
         while not renamed(fresh, folder / f"{checkpoint}.{k}"):
             if folders.status(fresh) is None:
                 raise FileNotFoundError(errno.ENOENT, "gone", str(fresh))
@@ -125,10 +179,13 @@ def publish(output_dir: Path, checkpoint: str, fresh: Path) -> Path:
 
 
 def adopt(pin: Pin, node: str) -> Pin | None:
-    """A pin that is nobody's yet as our own; ``None`` if another was first, or it has gone."""
+    """Return a pin that had no owner, with this node as its owner.
+
+    ``None`` if another was first, or it has gone.
+    """
     mark = pin.path / f".owner-{node}"
     with contextlib.suppress(Incomplete), refusals(pin.path):
-        written(pin.path, mark.name, {"node": node})
+        write_json(pin.path, mark.name, {"node": node})
         try:
             with opened(pin.path) as fd:
                 folders.link(fd, mark.name, fd, "owner.json")
@@ -137,7 +194,8 @@ def adopt(pin: Pin, node: str) -> Pin | None:
                 return None
             if e.errno not in (errno.EEXIST, errno.EPERM, *NO_LINKS):
                 raise
-            return claim(pin, node)  # no links here, or an owner that a crash left torn: a rename is exclusive, too
+            # no links here, or an owner that a crash left torn: a rename is exclusive, too
+            return claim(pin, node)
         finally:
             folders.unlink(mark)
         return _pin(pin.path)
@@ -145,39 +203,52 @@ def adopt(pin: Pin, node: str) -> Pin | None:
 
 
 def claim(pin: Pin, node: str) -> Pin | None:
-    """The pin of a node that is dead, with its files, as our own; ``None`` if another was first, or it has gone."""
+    """Return the pin of a dead node, with this node as its owner.
+
+    ``None`` if another was first, or it has gone.
+    """
     taken = pin.path.with_name(f".claim-{node}@{pin.path.name}")
     with refusals(pin.path):
         if not renamed(pin.path, taken):
             return None
         try:
-            written(taken, "owner.json", {"node": node})
+            write_json(taken, "owner.json", {"node": node})
         finally:  # a full disk is no reason to keep it out of sight
             is_back = renamed(taken, pin.path)
         return _pin(pin.path) if is_back else None
 
 
-def record(pin: Pin, took: Took) -> None:
-    """Remember beside a pin what its manifest says; what was said once stays.  Raises Incomplete if the pin has gone.
+def write_pin_notes(pin: Pin, noted: PinNotes) -> None:
+    """Note in a pin when it was finished and sent; what was noted once stays.
 
-    ``stable`` is in no manifest, and is said anew of files that came later.
+    Raises Incomplete if the pin has gone.
+
+    ``stable`` is noted anew when files have come later.
     """
-    said, new = took_of(pin.path), dataclasses.asdict(took)
-    kept = {key: value or new[key] for key, value in dataclasses.asdict(said).items()} | {"stable": took.stable or said.stable}
-    if kept != dataclasses.asdict(said):
+    old, new = dataclasses.asdict(read_pin_notes(pin.path)), dataclasses.asdict(noted)
+    merged = {key: value or new[key] for key, value in old.items()} | {
+        "stable": new["stable"] or old["stable"]
+    }
+    if merged != old:
         with refusals(pin.path):
-            written(pin.path, "took.json", kept)
+            write_json(pin.path, "notes.json", merged)
 
 
 def mark_stored(pin: Pin) -> None:
-    """Tell who waits for it (`ckptsync.hooks`) and the budget that a manifest names this pin's files.  Raises Incomplete if it has gone."""
+    """Note, for hooks and the spool's budget, that a manifest names this pin's files.
+
+    Raises Incomplete if it has gone.
+    """
     if not pin.stored:
         with refusals(pin.path):
             folders.write(pin.path / "stored", b"")
 
 
 def drop(pin: Pin, during: contextlib.AbstractContextManager[object] | None = None) -> None:
-    """Let go of a whole pin; it is gone at once, its files a moment later.  ``during``: a lock that is held for the first of these only."""
+    """Delete a pin: it is gone at once, its files a moment later.
+
+    ``during``: a lock that is held for the first step only.
+    """
     gone = pin.path.with_name(f".gone-{pin.node}-{pin.path.name}")
     with refusals(pin.path):
         remove(gone)
@@ -188,16 +259,156 @@ def drop(pin: Pin, during: contextlib.AbstractContextManager[object] | None = No
 
 
 def pulse(pin: Pin) -> None:
-    """Show the other nodes on this output directory that the pin's owner lives."""
-    with contextlib.suppress(Incomplete), refusals(pin.path):  # `_ckptsync` may be deleted at any moment
+    """Show the other nodes on this output directory that the pin's owner is alive."""
+    # `_ckptsync` may be deleted at any moment
+    with contextlib.suppress(Incomplete), refusals(pin.path):
         folders.pulse(pin.path / "owner.json")
 
 
+def grow(pin: Pin, source: Path, names: Iterable[str]) -> tuple[str, ...]:
+    """Pin new files; return the names that this file system cannot link.
+
+    Files that are gone are not among them.
+
+    Raises ConfigError where files belong to another user, StoreError where the disk refuses.
+    """
+    refused = []
+    is_another = False
+    with refusals(pin.path), Tree(pin.root) as tree:
+        for name in names:
+            if not link_file(tree, source, name):
+                refused.append(name)
+            elif not is_another:
+                _forget(pin)
+                is_another = True
+    return tuple(refused)
+
+
+def trim(pin: Pin, names: Iterable[str]) -> None:
+    """Unpin names that the trainer itself has removed."""
+    with refusals(pin.path):
+        _forget(pin)
+        for name in names:
+            unlink(pin.root / name)
+
+
+def _forget(pin: Pin) -> None:
+    """Remove what was noted of other files than the pin will hold."""
+    for name in ("stored", "notes.json"):
+        unlink(pin.path / name)
+
+
+def link_file(tree: Tree, source: Path, name: str) -> bool:
+    """Link a file into a pin; return False where the file system has no hard links.
+
+    True if the file has gone.  Raises ConfigError for another user's file.
+    """
+    target, new = tree.place(name)
+    try:
+        with opened_parent(source, name) as (parent, last):
+            link(parent, last, target, new)
+    except (
+        FileNotFoundError,
+        FileExistsError,
+        Incomplete,
+    ):  # rotation was quicker, or it is pinned already
+        return True
+    except OSError as e:
+        if e.errno in NO_LINKS:
+            return False
+        if e.errno not in (errno.EPERM, errno.EACCES):
+            raise
+        # of a file of our own: the file system has no links (vfat, some FUSE)
+        if e.errno == errno.EPERM:
+            try:
+                if (source / name).lstat().st_uid == os.geteuid():
+                    return False
+            except FileNotFoundError:
+                return False  # whose it was does not matter
+        raise ConfigError(
+            f"{source}/{name}: may not be linked by uid {os.geteuid()}, which does not own it",
+            hint=(
+                "run the worker as the user who trains (fs.protected_hardlinks refuses everyone"
+                " else)"
+            ),
+        ) from e
+    return True
+
+
+def harden(pin: Pin) -> None:
+    """Replace hard links by reflinks where possible: later writes cannot change the pin."""
+    for file in pin.files:
+        fd = open_file(pin.root, file.path)
+        try:
+            with (
+                refusals(pin.path),
+                Tree(pin.root) as tree,
+                copy_of(fd, pin.path, *tree.place(file.path)) as out,
+            ):
+                folders.clone(fd, out.fileno())
+                os.utime(out.fileno(), ns=(file.mtime, file.mtime))
+                # it changed meanwhile and stays a link: the upload will notice
+                if stat_open(fd, file.path) != file:
+                    out.close()
+        except StoreError:
+            return  # a file system without reflinks; links do
+        finally:
+            os.close(fd)
+
+
+def clean_own(output_dir: Path, node: str) -> None:
+    """Put right what a killed worker of this node left half done.
+
+    Raises StoreError or ConfigError.
+
+    What was being made, or removed, goes.  A claim that was cut short is finished: its files may be
+    the last there are.  Call it before anything else of the same node runs.
+    """
+    for path in children(output_dir / SPOOL / "pins"):
+        claimed = _CLAIM.fullmatch(path.name)
+        if claimed and claimed[1] == node:
+            with contextlib.suppress(Incomplete), refusals(path):
+                write_json(path, "owner.json", {"node": node})
+                publish(output_dir, claimed[2], path)
+        elif path.name.startswith((f".new-{node}-", f".gone-{node}-")):
+            with refusals(path):
+                remove(path)
+    for path in (
+        path for pin in list_pins(output_dir) if pin.node == node for path in children(pin.path)
+    ):
+        if path.name.startswith(folders.FRESH):  # a copy that was cut short
+            with refusals(path):
+                remove(path)
+    clean_abandoned(output_dir, time.time())
+
+
+def clean_abandoned(output_dir: Path, now: float) -> None:
+    """Put right what other nodes left half done, long after they stopped.
+
+    ``now``: seconds since the epoch.  What cannot be removed stays.
+    """
+    for path in children(output_dir / SPOOL / "pins"):
+        claimed = _CLAIM.fullmatch(path.name)
+        if not (claimed or _HALF_DONE.fullmatch(path.name)):
+            continue
+        with contextlib.suppress(CkptsyncError), refusals(path):  # another user's, or gone
+            if now - folders.newest(path) < _ABANDONED_AFTER:  # a copy shows in the file that grows
+                continue
+            if claimed:
+                # if its owner shows no pulse, it is claimed again
+                publish(output_dir, claimed[2], path)
+            else:
+                remove(path)
+
+
 def free_bytes(output_dir: Path) -> int:
-    """What could still be written where the pins lie, which is nearly always the trainer's disk; raises Incomplete if it is gone."""
+    """Return the free bytes where the pins lie, nearly always the trainer's disk.
+
+    Raise Incomplete if it is gone.
+    """
     with refusals(output_dir):
         try:
-            with opened(output_dir / OURS) as fd:
+            with opened(output_dir / SPOOL) as fd:
                 disk = os.fstatvfs(fd)
         except FileNotFoundError:
             disk = os.statvfs(output_dir)
@@ -217,18 +428,29 @@ def _pin(path: Path) -> Pin | None:
             return None
         files, added = walk(path / "files").files, walk(path / "added").files
         stored = folders.status(path / "stored") is not None
-        return Pin(checkpoint, k, node, mark.st_mtime_ns, path, files, commit_of(path), took_of(path), added, stored)
+        return Pin(
+            checkpoint,
+            k,
+            node,
+            mark.st_mtime_ns,
+            path,
+            files,
+            commit_of(path),
+            read_pin_notes(path),
+            added,
+            stored,
+        )
     return None  # dropped meanwhile
 
 
 def _numbered(path: Path) -> tuple[str, int]:
-    """The checkpoint and number that a pin's name says; -1 for what is no pin."""
+    """Return the checkpoint and number in a pin's name; -1 for what is no pin."""
     named = None if path.name.startswith(".") else _NAME.fullmatch(path.name)
     return (named[1], int(named[2])) if named else (path.name, -1)
 
 
 def _owner(path: Path) -> str:
-    """Whose pin it is; empty for nobody's, also if a crash left the file torn."""
-    told = load(path / "owner.json")
-    node = told.get("node") if isinstance(told, dict) else None
+    """Return the owner of a pin; "" if it has none, or a crash left the file torn."""
+    owner = load_json(path / "owner.json")
+    node = owner.get("node") if isinstance(owner, dict) else None
     return node if isinstance(node, str) and _NODE.fullmatch(node) else ""

@@ -1,11 +1,14 @@
 """Stores: somewhere to keep write-once files.
 
-``contract``: what every store promises, and the base class of wrappers.  ``capabilities``: what only some can do.  ``urls``, ``opening``: from a URL to a store.
-``limits``: threads, memory, and one bandwidth for all transfers.  ``retry``: the one place that tries again.  ``signs``, ``ending``: what tells a transfer that
-moves, and a process that ends.
+``contract``: what every store promises, what only some can do, and the base class of wrappers.
+``urls``, ``opening``: from a URL to a store.  ``limits``: threads, memory, and one bandwidth for
+all transfers.  ``retry``: the one place that tries again.  ``progress_signals``: whether transfers
+move, and whether the process ends.  ``clock``: the store's own.  ``oserrors``: the system's errors
+as ours.
 
-``posix``, ``s3``, ``sftp``, ``generic`` (fsspec), ``memory``: the stores.  ``parts``: files sent in parts.  ``beneath``, ``oserrors``, ``writing``:
-files below a directory of this machine, over no link.
+``posix``, ``s3``, ``sftp``, ``fsspec`` (any other URL), ``memory``: the stores.  ``part_upload``:
+files that are sent in parts.
 
-``stream``, ``checksum``, ``download``, ``pieces``: reading, compared with digests, and ahead.  ``tree``, ``trees``: the files of a checkpoint, wherever it is.
+``stream``, ``parallel_download``, ``prefetch``: reading, compared with digests, and ahead.
+``file_trees``, ``open_files``: the files of a checkpoint, wherever it is.
 """

@@ -1,20 +1,25 @@
-"""What every store promises.  The conformance suite is ``tests/store_contract.py``."""
+"""What every store promises, what only some stores can do, and the base class of wrappers.
+
+The conformance suite is ``tests/store_contract.py``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from functools import partial
+from typing import Protocol, runtime_checkable
 
 from ckptsync.errors import Corrupt, Incomplete
-from ckptsync.paths import checked_path
+from ckptsync.safe_names import checked_path
+from ckptsync.safe_open import Odd
 
 Chunk = bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Entry:
-    """A stored file.  ``mtime`` is in seconds on the store's own clock."""
+    """A stored file. ``mtime`` is in seconds on the store's own clock."""
 
     name: str
     size: int
@@ -25,12 +30,14 @@ class Entry:
 class About:
     """What is known of a content before its first byte.
 
-    ``size``: bytes in all; chunks that bring more or fewer are refused, and nothing appears.  ``origin``: says where the bytes come from, in
-    words of which nobody else's are the same unless his bytes are (a node, a file, its size and mtime).  A write that was killed is continued by
-    the next one of the same name and origin, which sends what is missing; without an origin nothing is continued.
+    ``size``: bytes in all; the store refuses chunks that are more or fewer, and nothing appears.
+    ``origin``: says where the bytes come from, in words that are the same for the same bytes only
+    (a node, a file, its size and mtime). The next write of the same name and origin continues one
+    that was killed: it sends what is missing. Without an origin nothing is continued.
 
-    ``share``: given a new and empty file of this machine, lets it have the content without a byte being written, where their file system can,
-    and brings the chunks out of it when they are asked for next.  So they are what is committed, and a store compares them all the same.
+    ``share``: gives a new and empty file of this machine the content without writing a byte, where
+    the file system can, and reads the chunks from it afterwards. So they are what is committed, and
+    a store compares them all the same.
     """
 
     size: int | None = None
@@ -42,14 +49,16 @@ UNKNOWN = About()
 
 
 class Store(Protocol):
-    """Somewhere to keep write-once files.  Threads may share it.
+    """Somewhere to keep write-once files. Threads may share it.
 
-    Names are relative POSIX paths (`str`, since `Path` collapses double slashes).  Errors are `StoreError`: `Transient` where the same may succeed
-    in a moment, any other (`NotFound`, `Exists`, a refusal, a full disk) where it will not.  So every method is safe to call again.
+    Names are relative POSIX paths (`str`, since `Path` collapses double slashes). Errors are
+    `StoreError`: `Transient` where the same call may succeed in a moment, any other (`NotFound`,
+    `Exists`, a refusal, a full disk) where it will not. Every method is safe to call again.
 
-    ``late``: seconds for which a name that another machine has written, or its length, may not be seen here yet (attribute caches of NFS).
-    Only after so long is a file that should be there missing.  ``is_exclusive``: whether `create` holds against writers elsewhere, too; no
-    correctness may rest on it.
+    ``late``: seconds for which a name that another machine has written, or its length, may not be
+    seen here yet (attribute caches of NFS). Only after so long is a file that should be there
+    missing. ``is_exclusive``: whether `create` holds against writers elsewhere, too; no correctness
+    may rest on it.
     """
 
     url: str
@@ -57,51 +66,58 @@ class Store(Protocol):
     is_exclusive: bool
 
     def names(self, prefix: str) -> Iterator[Entry]:
-        """Every file whose name starts with ``prefix`` (whole path components: "", or ending in "/"), sorted by name.
+        """Yield every file whose name starts with ``prefix``, sorted by name.
 
-        Unfinished writes are not names.  No link is followed.  A prefix that is not there has no names.
+        ``prefix`` is whole path components: "", or ending in "/". One that is not there has no
+        names. Unfinished writes are not names. No link is followed.
         """
         ...
 
     def dirs(self, prefix: str, start: str = "") -> list[str]:
-        """What stands between ``prefix`` (as in `names`) and the next slash of any name, sorted, of that only what begins with ``start``.
+        """Return the names of the directories directly below ``prefix``, sorted.
 
-        As cheap as one level is, however much lies below.  Where there are real directories one may be told that has no names in it.
+        They are what stands between ``prefix`` (as in `names`) and the next slash of any name.
+
+        ``start``: only what begins with it. As cheap as one level is, however much lies below.
+        Where there are real directories, one without a file may be among them.
         """
         ...
 
     def size(self, name: str) -> int:
-        """Bytes; raises NotFound."""
+        """Return the bytes of a file; raise NotFound."""
         ...
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
-        """Fill ``out`` from byte ``start``; raises NotFound, or Corrupt if the file ends before."""
+        """Fill ``out`` from byte ``start``; raise NotFound, or Corrupt if the file ends before."""
         ...
 
     def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
-        """All of it or none of it, durable on return.  Replaces what was there.
+        """Store all of it or none of it, durable on return; replace what was there.
 
-        A chunk is used before the next one is asked for: callers may reuse its buffer.  If ``chunks`` raises, nothing appears, and the error is
-        raised as it is.  ``chunks`` that can be iterated over again (no iterator) may be, after an error of the store's.
+        The store uses a chunk before it asks for the next one: callers may reuse its buffer. If
+        ``chunks`` raises, nothing appears, and the error is raised as it is. After an error of the
+        store's own, ``chunks`` that can be iterated over again (no iterator) may be.
         """
         ...
 
     def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
-        """As `write`, but raises Exists if the name is taken, where the server can tell also by another writer in between.
+        """Store a new file; raise Exists if the name is taken.
 
-        A name that is seen to be taken before the first byte is sent costs no bytes on the wire.  Whoever is told Exists may find his own bytes: the
-        answer to an earlier call may have been lost, or the caller killed.  Where the server's own checksum can be made of ``chunks`` here, the store
-        uses them up and says whether they are what is there (``Exists.is_same``); otherwise the caller has to read it back.
+        The server sees another writer in between, too, where it can. A name that is taken before
+        the first byte is sent costs no bytes on the wire. The bytes there may be the caller's own:
+        the answer to an earlier call may have been lost, or the caller killed. Where the server's
+        own checksum can be made of ``chunks`` here, the store uses them up and says whether they
+        are what is there (``Exists.is_same``); otherwise the caller has to read the file.
         """
         ...
 
     def delete(self, name: str) -> None:
-        """Deleting what is not there is not an error."""
+        """Delete a file. Deleting what is not there is not an error."""
         ...
 
 
 class StoreWrapper:
-    """As the store that it wraps: a subclass defines only the methods that it changes."""
+    """Pass every call on to another store; a subclass defines only the methods that it changes."""
 
     def __init__(self, store: Store) -> None:
         self._inner = store
@@ -113,31 +129,24 @@ class StoreWrapper:
         return self._inner
 
     def names(self, prefix: str) -> Iterator[Entry]:
-        """As the contract says."""
         return self.inner.names(prefix)
 
     def dirs(self, prefix: str, start: str = "") -> list[str]:
-        """As the contract says."""
         return self.inner.dirs(prefix, start)
 
     def size(self, name: str) -> int:
-        """As the contract says."""
         return self.inner.size(name)
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
-        """As the contract says."""
         self.inner.read_into(name, start, out)
 
     def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
-        """As the contract says."""
         self.inner.write(name, chunks, about)
 
     def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
-        """As the contract says."""
         self.inner.create(name, chunks, about)
 
     def delete(self, name: str) -> None:
-        """As the contract says."""
         self.inner.delete(name)
 
 
@@ -148,8 +157,11 @@ def unwrapped(source: object) -> object:
     return source
 
 
-def announced(chunks: Iterable[Chunk], about: About) -> Iterator[Chunk]:
-    """The chunks; raises Incomplete, at the latest after the last one, if they are not ``about.size`` bytes."""
+def check_size(chunks: Iterable[Chunk], about: About) -> Iterator[Chunk]:
+    """Yield the chunks; raise Incomplete if they are more or less than ``about.size`` bytes.
+
+    The error comes after the last chunk at the latest.
+    """
     size = 0
     for chunk in chunks:
         size += memoryview(chunk).nbytes
@@ -158,13 +170,24 @@ def announced(chunks: Iterable[Chunk], about: About) -> Iterator[Chunk]:
         yield chunk
     if about.size is not None and size != about.size:
         raise Incomplete(
-            f"{size} bytes or more came where {about.size} were announced",
+            f"got {size} bytes or more, expected {about.size}",
             hint="the source changed while it was read: try again",
         )
 
 
+def too_short(name: str, end: int, start: int, size: int) -> Corrupt:
+    """Return the error for a file that ends before the requested bytes.
+
+    The file ends at byte ``end``; ``size`` bytes from ``start`` are expected.
+    """
+    return Corrupt(f"{name}: ends at byte {end}, {size} bytes from {start} expected")
+
+
 def checked_prefix(prefix: str) -> str:
-    """``prefix`` itself if it is "" or a plain path and a slash; raises Corrupt, or ValueError, which is our bug."""
+    """``prefix`` itself if it is "" or a plain path and a slash.
+
+    Raises Corrupt, or ValueError, which is our bug.
+    """
     if prefix and not prefix.endswith("/"):
         raise ValueError(f"{prefix!r}: a prefix ends in a slash")
     if prefix:
@@ -173,10 +196,125 @@ def checked_prefix(prefix: str) -> str:
 
 
 def read_all(store: Store, name: str, limit: int = 256 << 20) -> bytes:
-    """Return a whole small file; raise NotFound, or Corrupt above ``limit`` bytes, of which none is fetched."""
+    """Return the bytes of a small file; raise NotFound, or Corrupt above ``limit`` bytes.
+
+    Nothing is read from a file that is too large.
+    """
     size = store.size(name)
     if size > limit:
         raise Corrupt(f"{name}: {size} bytes, at most {limit} expected")
     out = bytearray(size)
     store.read_into(name, 0, memoryview(out))
     return bytes(out)
+
+
+@runtime_checkable
+class Rooted(Protocol):
+    """A store in a directory elsewhere, which must be there, as a path must."""
+
+    def has_root(self) -> bool:
+        """Return whether the directory is there."""
+        ...
+
+    def missing_parent(self) -> str:
+        """Return the directory above it, if that is not there; else an empty string."""
+        ...
+
+    def make_root(self) -> None:
+        """Make it, and what is missing above it; raises ConfigError."""
+        ...
+
+
+def has_root(store: Store) -> bool:
+    """Return whether a store's place is there; object stores have none to be missing."""
+    return not isinstance(store, Rooted) or store.has_root()
+
+
+@runtime_checkable
+class ReportsPassed(Protocol):
+    """A store that meets what is no file as it lists: in directories."""
+
+    def names_reporting(self, passed: Callable[[str, Odd], object]) -> Iterator[Entry]:
+        """Yield all `names`; call ``passed`` with what is left out."""
+        ...
+
+
+@runtime_checkable
+class KeepsDrafts(Protocol):
+    """A store in directories, where killed writers leave drafts.
+
+    In a bucket unfinished uploads are the server's.
+    """
+
+    def drafts(self) -> Iterator[Entry]:
+        """Yield unfinished writes, in any order; they may be going on. No link is followed."""
+        ...
+
+    def drop(self, name: str) -> bool:
+        """Remove one, unless its writer is seen to be at work; return whether it is gone."""
+        ...
+
+
+GIVEN_UP = 7 * 24 * 3600.0
+"""s without a byte after which nobody is at work on a draft: as for uploads in a bucket."""
+
+
+def given_up(store: object, now: float) -> Iterator[Entry]:
+    """Yield the drafts that nobody goes on with. ``now``: seconds on the store's clock."""
+    inner = unwrapped(store)
+    if isinstance(inner, KeepsDrafts):
+        yield from (draft for draft in inner.drafts() if now - draft.mtime > GIVEN_UP)
+
+
+def drop(store: object, name: str) -> bool:
+    """Remove a draft, as `KeepsDrafts.drop`."""
+    inner = unwrapped(store)
+    return isinstance(inner, KeepsDrafts) and inner.drop(name)
+
+
+@runtime_checkable
+class Sliced(Protocol):
+    """A store that need not list from the beginning."""
+
+    def names_after(self, prefix: str, after: str) -> Iterator[Entry]:
+        """Yield the files that follow ``after`` (all, if it is empty), in the server's own order.
+
+        ``after`` need not be a file's name. Else as `Store.names`.
+        """
+        ...
+
+
+SLICE = 2000  # names: two pages of S3
+
+
+def slices(store: Store, prefix: str, cuts: Sequence[str]) -> list[Callable[[], list[Entry]]]:
+    """Return calls that list ``prefix`` together, in the server's order, for `join_slices`.
+
+    ``cuts`` are those of the last listing (`cuts_of`), or none. A slice ends at the cut that the
+    next one begins behind, or, where that is gone, at the next that is left.
+    """
+    if not isinstance(store, Sliced):
+        return [lambda: list(store.names(prefix))]
+    return [partial(_slice, store, prefix, after, frozenset(cuts)) for after in ("", *cuts)]
+
+
+def _slice(store: Sliced, prefix: str, after: str, ends: Collection[str]) -> list[Entry]:
+    found = []
+    for entry in store.names_after(prefix, after):
+        found.append(entry)
+        if entry.name in ends:
+            break
+    return found
+
+
+def join_slices(parts: Iterable[Sequence[Entry]]) -> list[Entry]:
+    """Return each name once: where a cut is gone, two slices have what lies behind it."""
+    return list({entry.name: entry for part in parts for entry in part}.values())
+
+
+def cuts_of(entries: Sequence[Entry]) -> tuple[str, ...]:
+    """Return the names at which to cut the next listing into slices.
+
+    Each slice is then of whole pages, if nothing changes.
+    """
+    return tuple(entry.name for entry in entries[SLICE - 1 : -1 : SLICE])

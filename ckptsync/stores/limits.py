@@ -1,7 +1,7 @@
-"""What transfers may take of this machine and its network: threads, memory, patience, and one bandwidth for all of a process.
+"""Limits of transfers: threads, memory, time to try again, and one bandwidth for a process.
 
-The bandwidth follows a schedule in rclone's notation (rclone.org/docs, ``--bwlimit``): ``50MB/s``, or ``08:00,50M 19:00,off`` every day, or
-``Mon-08:00,10M Sat-00:00,off`` every week.
+The bandwidth follows a schedule in rclone's notation (rclone.org/docs, ``--bwlimit``): ``50MB/s``,
+or ``08:00,50M 19:00,off`` every day, or ``Mon-08:00,10M Sat-00:00,off`` every week.
 """
 
 from __future__ import annotations
@@ -12,19 +12,21 @@ import math
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from ckptsync.errors import Transient
-from ckptsync.stores import ending, signs
+from ckptsync.stores import progress_signals
 from ckptsync.stores.contract import Chunk
 
 LEAST_PIECE = 256 << 10
 MOST_PIECE = 1 << 20
 MAKES_WAY = 8  # times that a large request lets small ones go first, so that it does not starve
-GATHER = 0.05  # s that a large request waits at least, if it has to wait: each time it wakes it may take a core from a training
-_LITTLE = signs.LEAST  # bytes: a smaller request goes before larger ones
+# s that a large request waits at least, if it has to wait: each time it wakes it may take a core
+# from a training
+GATHER = 0.05
+_LITTLE = progress_signals.LEAST  # bytes: a smaller request goes before larger ones
 _BURST = 0.25  # s of the rate that may be saved up
 _CLOSE = 0.001  # of a byte: sums of floats are not exact
 _STEP = 0.25  # s between two looks at the schedule, and at whether the process is about to end
@@ -37,11 +39,18 @@ _POWERS = {"K": 1, "M": 2, "G": 3, "T": 4}
 
 
 class RateLimiter(Protocol):
-    """Whoever moves bytes over a network asks it first, so that all transfers of a process share one bandwidth."""
+    """Limits the bandwidth that all transfers of a process share.
+
+    Code that moves bytes over a network calls it first.
+    """
 
     @property
     def piece(self) -> int:
-        """How many bytes to ask for at a time, at most: few, so that a change of the rate is felt soon, and small requests need not wait for long."""
+        """Return how many bytes to ask for at a time, at most.
+
+        They are few, so that a change of the rate takes effect soon, and small requests do not wait
+        for long.
+        """
         ...
 
     def take(self, count: int) -> None:
@@ -61,10 +70,12 @@ class Unlimited:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """``threads``: parts sent, or ranges read ahead, at once.  ``memory``: bytes of parts in flight.
+    """``threads``: parts sent, or ranges read ahead, at once.
 
-    ``patience``: seconds for which what fails transiently is tried again.  ``stall``: seconds without a byte after which a transfer is broken off,
-    and tried again.
+    ``memory``: bytes of parts in flight.
+
+    ``patience``: seconds for which what fails transiently is tried again.  ``stall``: seconds
+    without a byte after which a transfer is broken off, and tried again.
     """
 
     pace: RateLimiter = field(default_factory=Unlimited)
@@ -76,13 +87,19 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """``starts``: minutes of the week from Monday 00:00, ascending.  ``rates``: bytes a second from then on; None is no limit."""
+    """``starts``: minutes of the week from Monday 00:00, ascending.
+
+    ``rates``: bytes a second from then on; None is no limit.
+    """
 
     starts: tuple[int, ...]
     rates: tuple[float | None, ...]
 
     def rate(self, weekday: int, hour: int, minute: int) -> float | None:
-        """Return the rate at a local time; Monday is 0.  Before the first start of the week the last rate holds."""
+        """Return the rate at a local time; Monday is 0.
+
+        Before the first start of the week the last rate holds.
+        """
         return self.rates[bisect.bisect_right(self.starts, weekday * DAY + hour * 60 + minute) - 1]
 
     @property
@@ -95,7 +112,10 @@ def parse_schedule(text: str) -> Schedule:
     """Return the schedule that a text means; raise ValueError."""
     words = text.split()
     if not words:
-        raise ValueError("an empty bandwidth: a rate such as 50MB/s, a timetable such as '08:00,50M 19:00,off', or off is wanted")
+        raise ValueError(
+            "an empty bandwidth: expected a rate such as 50MB/s, a timetable such as '08:00,50M"
+            " 19:00,off', or off"
+        )
     if len(words) == 1 and "," not in words[0]:
         return Schedule((0,), (_rate(words[0]),))
     found: dict[int, float | None] = {}
@@ -112,35 +132,53 @@ def _slot(word: str) -> tuple[list[int], float | None]:
     """Return the minutes of the week at which it begins, one or one of each day, and the rate."""
     matched = _SLOT.fullmatch(word)
     if not matched:
-        raise ValueError(f"{word!r} is not a time and a rate: such as 08:00,50M or Sat-00:00,off is wanted")
+        raise ValueError(
+            f"{word!r} is not a time and a rate: expected one such as 08:00,50M or Sat-00:00,off"
+        )
     day, hour, minute = matched[1], int(matched[2]), int(matched[3])
     if hour > 23 or minute > 59:
         raise ValueError(f"{word!r}: there is no such time of day")
-    days = [n for n, name in enumerate(DAYS) if day is None or (len(day) > 2 and name.startswith(day.lower()))]
+    days = [
+        n
+        for n, name in enumerate(DAYS)
+        if day is None or (len(day) > 2 and name.startswith(day.lower()))
+    ]
     if not days:
-        raise ValueError(f"{word!r}: there is no such day, one of Mon Tue Wed Thu Fri Sat Sun is wanted")
+        raise ValueError(
+            f"{word!r}: there is no such day, expected one of Mon Tue Wed Thu Fri Sat Sun"
+        )
     return [n * DAY + hour * 60 + minute for n in days], _rate(matched[4])
 
 
 def _rate(text: str) -> float | None:
-    """Return bytes a second.  ``K M G T`` are powers of 1024, as rclone's, and so are ``KiB``…; ``KB MB GB TB`` are of 1000."""
+    """Return bytes a second.
+
+    ``K M G T`` are powers of 1024, as rclone's, and so are ``KiB``…; ``KB MB GB TB`` are of 1000.
+    """
     if text.lower() == "off":
         return None
     matched = _RATE.fullmatch(text)
-    if not matched or not (matched[2] or matched[3]):  # rclone takes a bare number for KiB, others for bytes
-        raise ValueError(f"{text!r} is not a bandwidth: a rate with its unit, such as 50MB/s or 8MiB/s, or off is wanted")
+    # rclone takes a bare number for KiB, others for bytes
+    if not matched or not (matched[2] or matched[3]):
+        raise ValueError(
+            f"{text!r} is not a bandwidth: expected a rate with its unit, such as 50MB/s or 8MiB/s,"
+            " or off"
+        )
     unit = (matched[2] or "").upper()
     base = 1000.0 if matched[3] and not unit.endswith("I") else 1024.0
     rate = float(matched[1]) * math.pow(base, _POWERS[unit[0]] if unit else 0)
     if rate < 1:
-        raise ValueError(f"{text!r}: nothing could ever be sent; off means no limit")
+        raise ValueError(f"{text!r}: less than 1 byte a second; off means no limit")
     return rate
 
 
 class TokenBucket:
-    """A `RateLimiter` that follows a schedule.  Requests go one after the other, each when its time is over, so the rate is never exceeded.
+    """A `RateLimiter` that follows a schedule.
 
-    A small request (a head, a listing) goes before large ones: a small save, or a heartbeat, needs several of them in a row.
+    Requests go one after the other, each when its time is over, so the rate is never exceeded.
+
+    A small request (a head, a listing) goes before large ones: a small save, or a heartbeat, needs
+    several of them in a row.
     """
 
     def __init__(
@@ -163,17 +201,26 @@ class TokenBucket:
         return MOST_PIECE if rate is None else int(min(MOST_PIECE, max(LEAST_PIECE, rate * GATHER)))
 
     def take(self, count: int) -> None:
-        """Wait until ``count`` bytes may go; raise Transient where the process is about to end before."""
+        """Wait until ``count`` bytes may go.
+
+        Raise Transient where the process is about to end before.
+        """
         with self._turn(count):
             while (wait := self._missing(count)) > 0:
-                if ending.is_near():
-                    raise Transient("the transfer ended while it waited for its bandwidth", hint="start it again")
+                if progress_signals.is_shutting_down():
+                    raise Transient(
+                        "the process stopped while a transfer waited for bandwidth",
+                        hint="start it again",
+                    )
                 _give_sign(count)
                 self._sleep(min(max(wait, GATHER if count >= _LITTLE else 0.0), _STEP))
         _give_sign(count)
 
     def _missing(self, count: int) -> float:
-        """Return the seconds until ``count`` bytes are saved up at the present rate; 0 takes them.  One thread at a time calls this."""
+        """Return the seconds until ``count`` bytes are saved up at the present rate; 0 takes them.
+
+        One thread at a time calls this.
+        """
         now, rate = self._clock(), self._rate()
         passed, self._since = now - self._since, now
         if rate is None:
@@ -190,10 +237,25 @@ class TokenBucket:
 
     @contextlib.contextmanager
     def _turn(self, count: int) -> Iterator[None]:
-        """Wait for a turn, first come, first served but for small requests: a lock alone may go again and again to one thread."""
+        """Wait for this request's turn: first come, first served, except for small requests.
+
+        A lock alone may go again and again to one thread.
+
+        A small request goes before large ones that were not overtaken often; never before the
+        first.
+        """
         ticket = _Ticket(count < _LITTLE)
         with self._moved:
-            self._line.insert(_position(ticket, self._line), ticket)
+            at = len(self._line)
+            while (
+                ticket.is_little
+                and at > 1
+                and not self._line[at - 1].is_little
+                and self._line[at - 1].overtaken < MAKES_WAY
+            ):
+                at -= 1
+                self._line[at].overtaken += 1
+            self._line.insert(at, ticket)
         try:
             with self._moved:
                 self._moved.wait_for(lambda: self._line[0] is ticket)
@@ -212,19 +274,13 @@ class _Ticket:
     overtaken: int = 0
 
 
-def _position(ticket: _Ticket, line: Sequence[_Ticket]) -> int:
-    """Return where in line it goes: behind all, or before large requests that were not overtaken often; never before the first."""
-    at = len(line)
-    while ticket.is_little and at > 1 and not line[at - 1].is_little and line[at - 1].overtaken < MAKES_WAY:
-        at -= 1
-        line[at].overtaken += 1
-    return at
-
-
 def _give_sign(count: int) -> None:
-    """Give a sign of life, also while waiting for long: so a small bandwidth is told from a thread that hangs."""
-    if count >= signs.LEAST:
-        signs.give()
+    """Give a sign of life for a request of ``count`` bytes, unless it is a small one.
+
+    A long wait gives signs too, so that a small bandwidth does not look like a thread that hangs.
+    """
+    if count >= progress_signals.LEAST:
+        progress_signals.sign()
 
 
 def limit(chunks: Iterable[Chunk], limiter: RateLimiter) -> Iterator[memoryview]:

@@ -1,4 +1,4 @@
-"""From a URL to a store."""
+"""From a URL to a store: one to read, one to make, or whatever files are there."""
 
 from __future__ import annotations
 
@@ -7,93 +7,89 @@ import errno
 import logging
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
-from ckptsync.decoding import format_number
 from ckptsync.errors import ConfigError, Corrupt, Exists, NotFound, StoreError, Unsupported
-from ckptsync.records.names import STORE_FILE
-from ckptsync.stores.contract import Store, read_all, unwrapped
+from ckptsync.safe_names import STORE_FILE
+from ckptsync.stores.contract import Rooted, Store, has_root, read_all, unwrapped
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.oserrors import HINTS
 from ckptsync.stores.posix.store import PosixStore
 from ckptsync.stores.retry import Persistence, Retrying
 from ckptsync.stores.urls import Remote, located
+from ckptsync.typed_json import format_number
 
 FORMAT = 1
 _NO_PATH = frozenset({errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG})
-_ABSENT = "a worker or `ckptsync push` makes a store; is the path right, is the file system mounted?"
+_ABSENT = "a worker or `ckptsync push` makes a store; check the path, and mount the file system"
 
 log = logging.getLogger(__name__)
 
 
 class NoParent(ConfigError):
-    """The directory in which a store would be made is not there: a mistyped path, or a file system that is not mounted."""
+    """Raised if the parent directory of a new store was not found.
+
+    The path is mistyped, or a file system is not mounted.
+    """
 
     def __init__(self, url: str, parent: str) -> None:
         super().__init__(
             f"{url}: no store can be made here: there is no directory {parent}",
-            hint=f"is the path right, is the file system mounted?  If both are, make {parent} first",
+            hint=(
+                f"check the path, and mount the file system; if both are right, make {parent} first"
+            ),
         )
 
 
-@runtime_checkable
-class Rooted(Protocol):
-    """A store in a directory that must be there, as a path must."""
+def is_store(
+    url: str, storage_options: Mapping[str, object] | None = None, limits: Limits | None = None
+) -> bool:
+    """Return whether a store is there already.
 
-    def has_root(self) -> bool:
-        """Whether it is."""
-        ...
-
-    def missing_parent(self) -> str:
-        """The directory above it, if that is not there; else empty."""
-        ...
-
-    def make_root(self) -> None:
-        """Make it, and what is missing above it; raises ConfigError."""
-        ...
-
-
-def has_root(store: Store) -> bool:
-    """Whether a store's place is there; object stores have none to be missing."""
-    return not isinstance(store, Rooted) or store.has_root()
-
-
-def is_store(url: str, storage_options: Mapping[str, object] | None = None, limits: Limits | None = None) -> bool:
-    """Whether a store is there already; raises ConfigError for a URL that can be none, StoreError where it cannot be asked."""
-    place = located(url)
-    if isinstance(place, Path) and not place.is_dir():
+    Raises ConfigError for a URL that can be none, StoreError where it cannot be asked.
+    """
+    target = located(url)
+    if isinstance(target, Path) and not target.is_dir():
         return False
-    store = _local(place, "", limits or Limits()) if isinstance(place, Path) else bare(url, storage_options, limits)
-    if not has_root(store):
-        return False
+    store = (
+        _local(target, "", limits)
+        if isinstance(target, Path)
+        else bare(url, storage_options, limits)
+    )
     try:
-        store.size(STORE_FILE)
+        return has_root(store) and store.size(STORE_FILE) >= 0
     except NotFound:
         return False
-    return True
 
 
-def open_store(url: str, storage_options: Mapping[str, object] | None = None, limits: Limits | None = None) -> Store:
-    """A store that is there, to read; raises ConfigError if there is none, Unsupported if it is newer than this program."""
-    place = located(url)
-    if isinstance(place, Path) and not place.is_dir():
-        raise ConfigError(f"{url}: no such directory, a store wanted", hint=_ABSENT)
-    store = bare(url, storage_options, limits)
-    if not has_root(store):
-        raise ConfigError(f"{url}: no such directory, a store wanted", hint=_ABSENT)
-    _check_format(store, _ABSENT)
-    return _local(place, STORE_FILE, limits or Limits()) if isinstance(place, Path) else store
+def open_store(
+    url: str, storage_options: Mapping[str, object] | None = None, limits: Limits | None = None
+) -> Store:
+    """Open a store that is there, to read.
 
-
-def create_store(url: str, storage_options: Mapping[str, object] | None = None, limits: Limits | None = None) -> Store:
-    """A store to write: made, and told in the log, if it is not there yet.
-
-    Several may do this at once.  Raises NoParent if the directory above it is not there; else as `open_store` does.
+    Raises ConfigError if there is none, Unsupported if it is newer than this program.
     """
-    place = located(url)
-    if isinstance(place, Path):
-        _make_directory(url, place)
+    target = located(url)
+    is_there = not isinstance(target, Path) or target.is_dir()
+    store = bare(url, storage_options, limits) if is_there else None
+    if store is None or not has_root(store):
+        raise ConfigError(f"{url}: no such directory, a store expected", hint=_ABSENT)
+    _check_format(store, _ABSENT)
+    return _local(target, STORE_FILE, limits) if isinstance(target, Path) else store
+
+
+def create_store(
+    url: str, storage_options: Mapping[str, object] | None = None, limits: Limits | None = None
+) -> Store:
+    """Open a store to write; make it, with a line in the log, if it is not there yet.
+
+    Several may do this at once. Raises NoParent if the directory above it is not there; else as
+    `open_store` does.
+    """
+    target = located(url)
+    if isinstance(target, Path):
+        _make_directory(url, target)
     store = bare(url, storage_options, limits)
     if isinstance(store, Rooted) and not store.has_root():
         if parent := store.missing_parent():
@@ -101,49 +97,89 @@ def create_store(url: str, storage_options: Mapping[str, object] | None = None, 
         store.make_root()
     with contextlib.suppress(Exists):
         store.create(STORE_FILE, [b'{"format":%d}\n' % FORMAT])
-        log.warning("%s: a new store was made here", store.url)
+        log.warning("%s: created a new store", store.url)
     _check_format(store, "")
-    return _local(place, STORE_FILE, limits or Limits()) if isinstance(place, Path) else store
+    return _local(target, STORE_FILE, limits) if isinstance(target, Path) else store
 
 
-def bare(url: str, storage_options: Mapping[str, object] | None = None, limits: Limits | None = None) -> Store:
-    """Whatever files are at ``url``, as a store without asking whether it is one of ours; raises ConfigError, Unsupported.
+def bare(
+    url: str, storage_options: Mapping[str, object] | None = None, limits: Limits | None = None
+) -> Store:
+    """Return whatever files are at ``url`` as a store, whether it is one of ours or not.
 
-    A path must be a directory that is there.
+    A path must be a directory that is there. Raises ConfigError, Unsupported.
     """
-    place, options, limits = located(url), dict(storage_options or {}), limits or Limits()
-    if isinstance(place, Remote):
-        return _remote(place, options, limits)
-    if options:
-        raise ConfigError(
-            f"{url}: storage_options given ({', '.join(sorted(options))}), a path has none", hint="remove storage_options"
-        )
-    return _local(place, "", limits)
+    target, options, limits = located(url), dict(storage_options or {}), limits or Limits()
+    if isinstance(target, Path):
+        if options:
+            given = ", ".join(sorted(options))
+            raise ConfigError(
+                f"{url}: storage_options given ({given}), a path has none",
+                hint="remove storage_options",
+            )
+        return _local(target, "", limits)
+    # imported where used: each kind brings a library of its own
+    if target.scheme == "s3":
+        from ckptsync.stores.s3.store import S3Store  # noqa: PLC0415
+
+        return S3Store(target, options, limits)
+    if target.scheme == "sftp":
+        from ckptsync.stores.sftp.store import SftpStore  # noqa: PLC0415
+
+        return SftpStore(target, options, limits)
+    from ckptsync.stores.fsspec.store import GenericStore  # noqa: PLC0415
+
+    return Retrying(GenericStore(target, options, limits), Persistence(limits.patience))
 
 
 def directory_of(source: object) -> str | None:
-    """The directory of this machine in which a store's files lie as they are, for who must open them; `None` if there is none."""
+    """Return the directory of this machine in which a store's files lie as they are.
+
+    `None` if there is none.
+    """
     store = unwrapped(source)
     return store.root if isinstance(store, PosixStore) else None
 
 
-def _local(place: Path, witness: str, limits: Limits) -> Store:
-    return Retrying(PosixStore(str(place), witness, pace=limits.pace), Persistence(limits.patience))
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How remote stores are reached; each is opened once."""
+
+    options: Mapping[str, object] = field(default_factory=dict, repr=False)
+    limits: Limits = field(default_factory=Limits)
+    _opened: dict[str, Store] = field(default_factory=dict, compare=False)
+
+    def store(self, target: Remote) -> Store:
+        """Return whatever files are there as a store; raise ConfigError, StoreError."""
+        if target.url not in self._opened:
+            self._opened[target.url] = bare(target.url, self.options_of(target), self.limits)
+        return self._opened[target.url]
+
+    def options_of(self, target: Remote) -> Mapping[str, object]:
+        """Return the options for a URL's scheme, or all options if they are not given by scheme.
+
+        Options by scheme: ``{"s3": {…}, "sftp": {…}}``.
+        """
+        if not any(isinstance(self.options.get(scheme), Mapping) for scheme in ("s3", "sftp")):
+            return self.options
+        own = self.options.get(target.scheme)
+        return own if isinstance(own, Mapping) else {}
+
+    def within(self, memory: int) -> Access:
+        """Return a copy that holds at most ``memory`` bytes of file parts in flight.
+
+        A lower limit stays.
+        """
+        return replace(
+            self, limits=replace(self.limits, memory=min(memory, self.limits.memory)), _opened={}
+        )
 
 
-def _remote(place: Remote, options: Mapping[str, object], limits: Limits) -> Store:
-    """Imported where used: each kind brings a library of its own."""
-    if place.scheme == "s3":
-        from ckptsync.stores.s3.store import S3Store  # noqa: PLC0415
-
-        return S3Store(place, options, limits)
-    if place.scheme == "sftp":
-        from ckptsync.stores.sftp.store import SftpStore  # noqa: PLC0415
-
-        return SftpStore(place, options, limits)
-    from ckptsync.stores.generic.store import GenericStore  # noqa: PLC0415
-
-    return Retrying(GenericStore(place, options, limits), Persistence(limits.patience))
+def _local(target: Path, witness: str, limits: Limits | None) -> Store:
+    limits = limits or Limits()
+    return Retrying(
+        PosixStore(str(target), witness, pace=limits.pace), Persistence(limits.patience)
+    )
 
 
 def _make_directory(url: str, path: Path) -> None:
@@ -152,33 +188,34 @@ def _make_directory(url: str, path: Path) -> None:
         if path.is_dir():
             return
         path.mkdir(exist_ok=True)
-        _sync(path.parent)
+        fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        # EINVAL, EACCES: a directory that was there before may not be ours to sync
+        with contextlib.suppress(OSError):
+            os.fsync(fd)
+        os.close(fd)
     except FileNotFoundError:
         raise NoParent(url, str(path.parent)) from None
     except OSError as e:
         why = f"{url}: no store can be made here: {(e.strerror or str(e)).lower()}"
         if e.errno in _NO_PATH:
-            raise ConfigError(why, hint="is the path right?") from e
-        raise StoreError(why, hint=HINTS.get(e.errno or 0, "look at that disk, then try again")) from e
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        with contextlib.suppress(OSError):  # EINVAL, EACCES: a directory that was there before may not be ours to sync
-            os.fsync(fd)
-    finally:
-        os.close(fd)
+            raise ConfigError(why, hint="check the path") from e
+        raise StoreError(
+            why, hint=HINTS.get(e.errno or 0, "look at that disk, then try again")
+        ) from e
 
 
 def _check_format(store: Store, hint: str) -> None:
     try:
         number = format_number(read_all(store, STORE_FILE, 1 << 16), STORE_FILE, "a store's format")
     except NotFound:
-        raise ConfigError(f"{store.url}: not a store, there is no {STORE_FILE}", hint=hint) from None
+        raise ConfigError(
+            f"{store.url}: not a store, there is no {STORE_FILE}", hint=hint
+        ) from None
     except Corrupt as e:
-        raise Corrupt(
-            f"{store.url}: {e}", hint='it holds {"format": 1} and nothing else: write that again, if this is your store'
-        ) from e
+        hint = 'it holds {"format": 1} and nothing else: write that again, if this is your store'
+        raise Corrupt(f"{store.url}: {e}", hint=hint) from e
     if number != FORMAT:
-        raise Unsupported(f"{store.url}: store format {number!r}, {FORMAT} is known here", hint="upgrade ckptsync on this machine")
+        hint = "upgrade ckptsync on this machine"
+        raise Unsupported(
+            f"{store.url}: store format {number!r}, {FORMAT} is known here", hint=hint
+        )

@@ -10,18 +10,25 @@ from dataclasses import dataclass
 from ckptsync.errors import Exists, StoreError, Transient
 
 _RIGHTS = "the user that ckptsync runs as needs to read, write and search the store's directories"
-_SERVER = "is the file server up, and the network?  It is tried again"
+_SERVER = "check the file server and the network; ckptsync tries again"
 HINTS = {
     errno.ENOSPC: "the store's disk is full: make room; sending goes on where it stopped",
-    errno.EDQUOT: "the quota on the store is used up: raise it or make room; sending goes on where it stopped",
+    errno.EDQUOT: (
+        "the quota on the store is used up: raise it or make room; sending goes on where it stopped"
+    ),
     errno.EACCES: _RIGHTS,
     errno.EPERM: _RIGHTS,
     errno.EROFS: "the store is mounted read-only: mount it for writing",
     errno.EFBIG: "the store's file system, or `ulimit -f`, allows no file as large as this",
-    errno.ENAMETOOLONG: "the store's file system allows no name as long as this: rename it, or use another file system",
+    errno.ENAMETOOLONG: (
+        "the store's file system allows no name as long as this: rename it, or use another file"
+        " system"
+    ),
     errno.EIO: "the disk or its controller fails: see the kernel's log (dmesg)",
     errno.ESTALE: "the file server forgot this file or directory; trying again finds it by name",
-    errno.ENOTDIR: "a file or a link stands where a directory should be; links are not followed in a store",
+    errno.ENOTDIR: (
+        "a file or a link stands where a directory should be; links are not followed in a store"
+    ),
     errno.ELOOP: "links are not followed in a store",
     errno.EMFILE: "raise the limit of open files (LimitNOFILE)",
     errno.ENFILE: "this machine has too many files open (fs.file-max)",
@@ -42,27 +49,44 @@ PASSING = frozenset(
             errno.ENOLCK,
             errno.ESTALE,
         ),
-        *(errno.ETIMEDOUT, errno.ECONNRESET, errno.ECONNREFUSED, errno.ECONNABORTED, errno.ENOTCONN, errno.EPIPE, errno.ESHUTDOWN),
+        *(
+            errno.ETIMEDOUT,
+            errno.ECONNRESET,
+            errno.ECONNREFUSED,
+            errno.ECONNABORTED,
+            errno.ENOTCONN,
+            errno.EPIPE,
+            errno.ESHUTDOWN,
+        ),
         *(errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH, errno.ENETRESET),
     }
 )
-"""What may be over in a moment.  EIO is, where a server has the files: soft mounts of NFS say so when it does not answer (nfs(5))."""
+"""What may be over in a moment.
+
+EIO is, where a server has the files: soft mounts of NFS say so when it does not answer (nfs(5)).
+"""
 
 
 @dataclass(frozen=True, slots=True)
-class Telling:
-    """How errors in one store are told: ``root`` is named, and a server behind it (``is_remote``) may answer again."""
+class StoreErrors:
+    """Makes StoreErrors from the operating system's errors.
+
+    They name ``root``. With ``is_remote``, a server is behind it, which may answer again.
+    """
 
     root: str
     is_remote: bool = False
 
     def error(self, name: str, e: OSError) -> StoreError:
-        """The StoreError that says what the operating system said about ``name``, and what to do."""
+        """Return the StoreError about ``name``, with what to do."""
         if e.errno == errno.EEXIST:
             return Exists(f"{name}: already there")
         code = errno.ETIMEDOUT if e.errno == errno.EIO and self.is_remote else e.errno or 0
         kind = Transient if code in PASSING else StoreError
-        return kind(f"{name}: {(e.strerror or str(e)).lower()}, in the store {self.root}", hint=HINTS.get(code, ""))
+        return kind(
+            f"{name}: {(e.strerror or str(e)).lower()}, in the store {self.root}",
+            hint=HINTS.get(code, ""),
+        )
 
     @contextlib.contextmanager
     def about(self, name: str) -> Iterator[None]:

@@ -1,22 +1,29 @@
-"""Stream stored files from front to back: ahead of the caller by threads, or through a small buffer.
+"""Read stored files from front to back, and compare what comes with recorded BLAKE3 digests.
 
-Both bound the memory by their buffers, and give the bytes as views that are valid until the next one.
+Readers bound their memory by their buffers, and give views that are valid until the next one. None
+reads on when the process is about to end. `verified`, `is_stored`, `create_same` and `StoredCopy`
+are how every package compares bytes with a digest.
 """
 
 from __future__ import annotations
 
+import mmap
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from blake3 import blake3
 
-from ckptsync.errors import Corrupt
-from ckptsync.model import Extent
+from ckptsync.errors import CkptsyncError, Corrupt, Exists, NotFound
+from ckptsync.stores import progress_signals
+from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store
+from ckptsync.tensors import Extent
 
+C = TypeVar("C", bound=Chunk)
 PIECE = 8 << 20
 DEPTH = 4
+_COMPARED = 4 << 20  # bytes of a piece of a file that is compared with a digest
 
 
 class Reads(Protocol):
@@ -27,17 +34,30 @@ class Reads(Protocol):
         ...
 
 
+def chunk_room(size: int) -> memoryview:
+    """Return memory for a chunk of ``size`` bytes, aligned for direct writes to a disk."""
+    return memoryview(mmap.mmap(-1, max(1, size)))[:size]
+
+
 def read_ahead(
     source: Reads, name: str, size: int, piece: int = PIECE, depth: int = DEPTH, *, first: int = 0
 ) -> Generator[memoryview, None, None]:
-    """Yield ``size`` bytes from byte ``first`` on, in pieces of ``piece`` bytes, while threads read the next ``depth`` pieces.
+    """Yield ``size`` bytes from byte ``first`` on, in pieces, while threads read ahead.
 
-    Memory: ``depth + 1`` buffers, which are reused: use each piece before asking for the next.  An error of a read is raised in its piece's
-    turn.  If the generator is closed early, it waits for the reads that have begun, and leaves no thread behind.
+    The threads read the next ``depth`` pieces.
+
+    Memory: ``depth + 1`` buffers of ``piece`` bytes. With a ``depth`` of 0 no thread is started. An
+    error of a read is raised in its piece's turn. If the generator is closed early, it waits for
+    the reads that have begun, and leaves no thread behind.
     """
     count, end = -(-size // piece), first + size
     if depth < 1 or count < 2:
-        yield from _one_by_one(source, name, range(first, end, piece), end)
+        buffer = chunk_room(min(piece, size))
+        for start in range(first, end, piece):
+            progress_signals.check_shutdown(name)
+            out = buffer[: min(piece, end - start)]
+            source.read_into(name, start, out)
+            yield out
         return
     starts = iter(range(first, end, piece))
     running: deque[tuple[Future[None], memoryview]] = deque()
@@ -51,6 +71,7 @@ def read_ahead(
         for _, start in zip(range(depth + 1), starts, strict=False):
             begin(bytearray(piece), start)
         while running:
+            progress_signals.check_shutdown(name)
             future, out = running.popleft()
             future.result()
             yield out
@@ -61,12 +82,15 @@ def read_ahead(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def stream(source: Reads, extent: Extent, buffer: memoryview, sink: Callable[[memoryview], None]) -> None:
-    """Call ``sink`` with the bytes of ``extent``, front to back, each time with as many as ``buffer`` holds, except for the last.
+def stream(
+    source: Reads, extent: Extent, buffer: memoryview, sink: Callable[[memoryview], None]
+) -> None:
+    """Call ``sink`` with the bytes of ``extent``, front to back, a ``buffer`` at a time.
 
-    The buffer is small, so that it stays in the processor's cache between receiving, digesting and writing.  A store with a method
-    ``stream`` answers a large range in pieces while the rest is on its way; others are read buffer by buffer.  Raises as `Store.read_into`
-    does; an error of ``sink`` is raised unchanged.  No byte is given twice.
+    The buffer is small, so that it stays in the processor's cache between receiving, digesting and
+    writing. A store with a method ``stream`` answers a large range in pieces while the rest is on
+    its way; others are read buffer by buffer. Raises as `Store.read_into` does; an error of
+    ``sink`` is raised unchanged. No byte is given twice.
     """
     if (own := getattr(source, "stream", None)) is not None:
         own(extent, buffer, sink)
@@ -78,19 +102,114 @@ def stream(source: Reads, extent: Extent, buffer: memoryview, sink: Callable[[me
         sink(piece)
 
 
-def checked(chunks: Iterable[memoryview], name: str, digest: str) -> Iterator[memoryview]:
-    """Yield the chunks; raise Corrupt after the last one if their BLAKE3 is not ``digest``, so that a write of them never succeeds."""
+def verified(
+    chunks: Iterable[C], name: str, digest: str, error: CkptsyncError | None = None
+) -> Iterator[C]:
+    """Yield the chunks; after the last one raise Corrupt, or ``error``, if the digest differs.
+
+    So a write of them never succeeds with other bytes.
+    """
     found = blake3()
     for chunk in chunks:
         found.update(chunk)
         yield chunk
     if found.hexdigest() != digest:
-        raise Corrupt(f"{name}: digest {found.hexdigest()[:16]}…, recorded {digest[:16]}…")
+        raise error or Corrupt(f"{name}: digest {found.hexdigest()[:16]}…, recorded {digest[:16]}…")
 
 
-def _one_by_one(source: Reads, name: str, starts: range, end: int) -> Iterator[memoryview]:
-    buffer = memoryview(bytearray(min(starts.step, end - starts.start)))
-    for start in starts:
-        out = buffer[: min(starts.step, end - start)]
-        source.read_into(name, start, out)
-        yield out
+class StoredCopy:
+    """The chunks of a stored file, to be written under another name.
+
+    A write that failed can read them again.
+
+    Raises Corrupt, or ``error``, after the last one if they are not the bytes of ``digest``.
+    """
+
+    def __init__(
+        self, source: Reads, name: str, size: int, digest: str, error: CkptsyncError | None = None
+    ) -> None:
+        self._source, self._name, self._size, self._digest, self._error = (
+            source,
+            name,
+            size,
+            digest,
+            error,
+        )
+
+    def __iter__(self) -> Iterator[memoryview]:
+        chunks = read_ahead(self._source, self._name, self._size, _COMPARED, 1)
+        return verified(chunks, self._name, self._digest, self._error)
+
+
+def digest_of(chunks: Iterable[Chunk]) -> str:
+    """Return the BLAKE3 of all chunks together, 64 hex digits."""
+    found = blake3()
+    for chunk in chunks:
+        found.update(chunk)
+    return found.hexdigest()
+
+
+def stored_digest(source: Reads, name: str, size: int) -> str:
+    """Return the BLAKE3 of a file of ``size`` bytes; raise what reading it raises."""
+    return digest_of(read_ahead(source, name, size, _COMPARED))
+
+
+def is_stored(
+    store: Store,
+    name: str,
+    size: int,
+    digest: str,
+    progress: Callable[[int], object] = lambda _: None,
+) -> bool | None:
+    """Return whether ``name`` holds the bytes of this size and digest; None if it was not found.
+
+    It reads the bytes back.
+    """
+    try:
+        if store.size(name) != size:
+            return False
+        found = blake3()
+        for chunk in read_ahead(store, name, size, _COMPARED, 1):
+            found.update(chunk)
+            progress(len(chunk))
+    except NotFound:
+        return None
+    except Corrupt:  # it became shorter: somebody is writing it
+        return False
+    return found.hexdigest() == digest
+
+
+def create_same(store: Store, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> bool:
+    """Create a file; return whether the name has these bytes now.
+
+    This writer or an earlier one wrote them.
+
+    Where the name is taken and the store cannot compare, the rest of the chunks is digested, and
+    the file is read back.
+    """
+    digested = _Digested(chunks)
+    try:
+        store.create(name, iter(digested) if isinstance(chunks, Iterator) else digested, about)
+    except Exists as e:
+        if e.is_same is not None:
+            return e.is_same
+        for _ in digested:
+            pass
+        return bool(is_stored(store, name, digested.size, digested.found.hexdigest()))
+    return True
+
+
+class _Digested:
+    """Chunks, what they are digested to, and their bytes; begun again where the chunks can be."""
+
+    def __init__(self, chunks: Iterable[Chunk]) -> None:
+        self._chunks = chunks
+        self.found, self.size = blake3(), 0
+
+    def __iter__(self) -> Iterator[Chunk]:
+        if not isinstance(self._chunks, Iterator):
+            self.found, self.size = blake3(), 0
+        for chunk in self._chunks:
+            self.found.update(chunk)
+            self.size += memoryview(chunk).nbytes
+            yield chunk

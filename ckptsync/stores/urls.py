@@ -1,4 +1,4 @@
-"""What a URL means: a path of this machine, or a place that a scheme's own program serves."""
+"""What a URL means: a path of this machine, or a location that a scheme's own program serves."""
 
 from __future__ import annotations
 
@@ -17,30 +17,39 @@ SFTP = frozenset({"sftp", "ssh"})
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """A place that is no path here.  ``scheme`` in lower case; ``rest`` is what follows ``://``, without slashes at its end."""
+    """A URL that is no path here.
+
+    ``scheme`` in lower case; ``rest`` is what follows ``://``, without slashes at its end.
+    """
 
     scheme: str
     rest: str
 
     @property
     def url(self) -> str:
-        """As it would be written."""
+        """The URL."""
         return f"{self.scheme}://{self.rest}"
 
     def below(self, name: str) -> Remote:
-        """The place of a name in it."""
+        """Return the URL of a name in it."""
         return Remote(self.scheme, f"{self.rest}/{name}")
 
 
 def located(url: str) -> Path | Remote:
-    """The absolute path that a plain path or a ``file://`` URL means, or a place elsewhere; raises ConfigError."""
+    """The absolute path that a plain path or a ``file://`` URL means, or a remote URL.
+
+    Raises ConfigError.
+    """
     if not url or "\0" in url:
-        raise ConfigError(f"{url!r}: a path or a URL of a store wanted")
+        raise ConfigError(f"{url!r}: a path or a URL of a store expected")
     if found := _SCHEME.fullmatch(url):
         scheme, rest = found[1].lower(), found[2]
         return _path_of_file_url(url, rest) if scheme == "file" else _remote(url, scheme, rest)
     if _ALMOST_URL.match(url) and not Path(url).exists():
-        raise ConfigError(f"{url}: neither a path nor a URL", hint="a URL has `://`; a path with a colon may start with `./`")
+        raise ConfigError(
+            f"{url}: neither a path nor a URL",
+            hint="a URL has `://`; a path with a colon may start with `./`",
+        )
     try:
         return Path(url).expanduser().absolute()
     except RuntimeError as e:
@@ -48,25 +57,38 @@ def located(url: str) -> Path | Remote:
 
 
 def path_of(url: str) -> str:
-    """The absolute path that a plain path or a ``file://`` URL means; raises Unsupported for other schemes, ConfigError."""
-    place = located(url)
-    if isinstance(place, Remote):
-        raise Unsupported(f"{url}: a path of this machine is wanted here")
-    return str(place)
+    """The absolute path that a plain path or a ``file://`` URL means.
+
+    Raises Unsupported for other schemes, ConfigError.
+    """
+    target = located(url)
+    if isinstance(target, Remote):
+        raise Unsupported(f"{url}: expected a local path")
+    return str(target)
 
 
 def _remote(url: str, scheme: str, rest: str) -> Remote:
     if _has_password(scheme, rest):
-        hint = "the shell and the process list have seen it: change it, and use a profile, an agent or storage_options"
+        hint = (
+            "change the password: shell history and process lists may show it; then use a"
+            " profile, an agent or storage_options"
+        )
         raise ConfigError(f"a {scheme}:// URL with a password in it", hint=hint)
     is_empty = scheme in S3 | SFTP and not rest.strip("/")
     if is_empty or any(ord(c) < 32 for c in rest):
-        raise ConfigError(f"{url!r}: names no place", hint="such as s3://bucket/checkpoints or sftp://host/srv/checkpoints")
+        raise ConfigError(
+            f"{url!r}: no bucket, host or path in the URL",
+            hint="such as s3://bucket/checkpoints or sftp://host/srv/checkpoints",
+        )
     return Remote("s3" if scheme in S3 else "sftp" if scheme in SFTP else scheme, rest.rstrip("/"))
 
 
 def _has_password(scheme: str, rest: str) -> bool:
-    """A bucket has no colon in its name, but for access points, a host only one before its port: a secret may have a slash, and end there."""
+    """Return whether the text after a URL's scheme has a password in it.
+
+    A bucket's name has no colon, except access points; a host has only the one before its port. A
+    password may have a slash, and the first part then ends there.
+    """
     first = re.split(r"[/?#]", rest, maxsplit=1)[0]
     if scheme in S3:
         return ":" in first and not first.startswith("arn:")
@@ -76,5 +98,7 @@ def _has_password(scheme: str, rest: str) -> bool:
 
 def _path_of_file_url(url: str, rest: str) -> Path:
     if not rest.startswith("/"):
-        raise ConfigError(f"{url}: names a host, an absolute path wanted", hint=f"write file:///{rest}")
+        raise ConfigError(
+            f"{url}: names a host; expected an absolute path", hint=f"write file:///{rest}"
+        )
     return Path(unquote(rest))

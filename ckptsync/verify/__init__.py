@@ -1,6 +1,9 @@
-"""The verifier: levels (stat, digest, parse, load), findings, reports.
+"""Verification: what to verify when, five levels (stat, digest, parse, load, model), and reports.
 
-``location`` and ``plain`` verify a location in a store and a plain directory; ``reporting`` writes what was found; ``due`` (pure) and ``tick`` decide what is verified when.
-Below them, by level: ``stat`` (pure), ``reading`` and ``ranges`` (pure), ``naming``, ``structure``, ``loading`` and its ``child``,
-the only module that imports safetensors and torch.
+Read in this order: ``schedule`` says which locations are due; ``verification`` verifies a location,
+or a directory; ``levels`` checks it level by level; ``write_reports`` judges and writes.  The
+levels: ``expected`` (stat, baselines), ``level_digest``, ``level_parse``, ``level_load`` (load and
+model).  ``reading`` counts bytes and progress.  Load and model ask child processes through
+``loader_process``: ``load_child`` and ``model_child``, both in a ``sandbox``; they alone import
+torch.
 """

@@ -1,31 +1,43 @@
-"""What should be in the store: the files that manifests and a model record name, where they lie, with their digests.  Pure."""
+"""The files that should be there, and their digests: by a store's records, or by a baseline.  Pure.
+
+A baseline has the digests of all files of a directory as they once were.  It is a JSON file with
+``format``, ``files`` (path, size, digest, block_size, blocks, as in a manifest) and ``digest``, the
+BLAKE3 of the files' canonical JSON.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
-from ckptsync.digest import FileDigest
-from ckptsync.records.model_record import ModelRecord, ModelTensor
+from ckptsync.digest import FileDigest, digest
+from ckptsync.errors import Corrupt, Unsupported
+from ckptsync.records.io import check_files
+from ckptsync.records.locations import LocationState
+from ckptsync.records.manifest import FileEntry
+from ckptsync.records.model_record import ModelTensor
 from ckptsync.records.names import consolidated_prefix
-from ckptsync.records.report import Finding
-from ckptsync.records.state import Snapshot
-from ckptsync.records.tombstone import fate
-from ckptsync.verify.ranges import Ranges
+from ckptsync.records.report import VerifyFinding
+from ckptsync.records.tombstone_keep_join import fate
+from ckptsync.typed_json import Count, Decoder, FormatNumber, format_number
+
+FORMAT = 1
+LIMIT = 1 << 30  # bytes of a baseline
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
-    """One file.  ``name`` is the store's, ``path`` the checkpoint's or the consolidated model's, ``shown`` a report's.
+class ExpectedFile:
+    """One file: ``name`` in the store, ``path`` in the checkpoint or model, ``shown`` in findings.
 
-    ``wanted`` has no blocks for a consolidated file: its ``tensors`` narrow damage.  ``is_copy``: a node's own copy of a name that another
-    node owns.
+    ``recorded`` has no digest if none was recorded, and no blocks for a file of a consolidated
+    model: its ``tensors`` narrow damage.  ``is_copy``: another node owns the path.
     """
 
     name: str
     path: str
     shown: str
-    wanted: FileDigest
+    recorded: FileDigest
     tensors: tuple[ModelTensor, ...] = ()
     is_consolidated: bool = False
     is_copy: bool = False
@@ -33,78 +45,145 @@ class Expected:
     @property
     def size(self) -> int:
         """Bytes it should have."""
-        return self.wanted.size
+        return self.recorded.size
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is a file of the checkpoint, under the checkpoint's own name for it."""
+        return not self.is_consolidated and not self.is_copy
 
 
-def expected(seen: Snapshot) -> tuple[Expected, ...]:
-    """All files of a location, the checkpoint's before the consolidated model's; not the former where they were let go."""
-    return (
-        *(() if seen.conditions.shards else _shards(seen)),
-        *(_consolidated(seen.run, seen.model_record) if seen.model_record else ()),
-    )
+def expected_files(seen: LocationState) -> tuple[ExpectedFile, ...]:
+    """Return all files of a location: the checkpoint's, unless deleted, then the model's."""
+    found = []
+    for path, where in {} if seen.conditions.shards else seen.files.items():
+        for at in where:
+            file = at.entry
+            recorded = FileDigest(file.size, file.digest, file.block_size, file.blocks)
+            shown = at.name.removeprefix(f"{seen.run}/")
+            found.append(ExpectedFile(at.name, path, shown, recorded, is_copy=at is not where[0]))
+    if seen.model_record is None:
+        return tuple(found)
+    prefix = consolidated_prefix(seen.model_record.run, seen.model_record.location)
+    tensors: dict[str, list[ModelTensor]] = {}
+    for tensor in seen.model_record.tensors:
+        tensors.setdefault(tensor.file, []).append(tensor)
+    for made in seen.model_record.files:
+        name, recorded = prefix + made.path, FileDigest(made.size, made.digest, 0, ())
+        shown, inside = name.removeprefix(f"{seen.run}/"), tuple(tensors.get(made.path, ()))
+        found.append(ExpectedFile(name, made.path, shown, recorded, inside, is_consolidated=True))
+    return tuple(found)
 
 
-def missing_parts(seen: Snapshot) -> Iterator[Finding]:
-    """What the checkpoint's own metadata demands and no manifest names: nothing is damaged, it has not arrived."""
-    if seen.conditions.shards:
-        yield Finding("note", seen.location, f"only the consolidated model is kept: {seen.conditions.shards}")
-        return
-    for use, demanded in (("consolidation", seen.demands.model), ("resuming", seen.demands.resume)):
-        for path in sorted(demanded.keys() - seen.files.keys()):
-            yield Finding("note", f"{seen.location}/{path}", f"has not arrived: the checkpoint's metadata demands it for {use}")
-    if not seen.demands.model:
-        yield Finding("note", seen.location, "nothing that has arrived says what a whole model is")
+def directory_files(
+    sizes: Mapping[str, int], baseline: Iterable[ExpectedFile]
+) -> tuple[ExpectedFile, ...]:
+    """Return the files of a baseline, then those of a directory that it does not name."""
+    known = {file.path: file for file in baseline}
+    others = ((path, size) for path, size in sizes.items() if path not in known)
+    unknown = (directory_file(path, FileDigest(size, "", 0, ())) for path, size in others)
+    return (*known.values(), *unknown)
 
 
-def stat(files: Iterable[Expected], sizes: Mapping[str, int]) -> Iterator[Finding]:
-    """Level stat: every file is there with its size.  ``sizes``: store name → bytes."""
+def directory_file(path: str, recorded: FileDigest) -> ExpectedFile:
+    """Return a file of a plain directory."""
+    return ExpectedFile(path, path, path, recorded)
+
+
+def check_sizes(files: Iterable[ExpectedFile], sizes: Mapping[str, int]) -> Iterator[VerifyFinding]:
+    """Yield findings for files that are not there, or not with their size.  ``sizes``: by name."""
     for file in files:
         size = sizes.get(file.name)
         if size is None:
-            yield Finding("missing", file.shown, f"{file.size} bytes were stored, and it is not there")
+            yield VerifyFinding("missing", file.shown, f"not found; {file.size} bytes expected")
         elif size != file.size:
-            yield Finding("size", file.shown, f"{size} bytes, {file.size} expected", _beyond(size, file.size))
+            lost = ((size, file.size),) if size < file.size else ()
+            yield VerifyFinding("size", file.shown, f"{size} bytes, {file.size} expected", lost)
 
 
-def sealless(seen: Snapshot) -> Iterator[Finding]:
-    """Shards have gone, since the consolidated model stays, and no model record is there that says what it is: then nothing can be compared."""
+def check_records(seen: LocationState) -> Iterator[VerifyFinding]:
+    """Yield damage if shards were deleted, and no model record describes the model that stays."""
     begun = fate(seen.records.tombstones, {k.name for k in seen.manifests}).is_begun
-    if begun and seen.conditions.shards and seen.model_record is None and not seen.demands.model.keys() <= seen.present().keys():
-        name = consolidated_prefix(seen.run, seen.location).rstrip("/")
-        yield Finding(
-            "missing",
-            _shown(seen.run, name),
-            "its shards were let go, and no model record is there that says what the model should be",
+    is_whole = seen.demands.model.keys() <= seen.present().keys()
+    if begun and seen.conditions.shards and seen.model_record is None and not is_whole:
+        name = consolidated_prefix(seen.run, seen.location).rstrip("/").removeprefix(f"{seen.run}/")
+        detail = "its shards were deleted, and no model record says what the model should be"
+        yield VerifyFinding("missing", name, detail)
+
+
+def note_gaps(seen: LocationState) -> Iterator[VerifyFinding]:
+    """Yield notes: demanded files that no node has uploaded.  Nothing is damaged."""
+    if seen.conditions.shards:
+        detail = f"only the consolidated model is kept: {seen.conditions.shards}"
+        yield VerifyFinding("note", seen.location, detail)
+        return
+    for use, demanded in (("consolidation", seen.demands.model), ("resuming", seen.demands.resume)):
+        for path in sorted(demanded.keys() - seen.files.keys()):
+            detail = f"not uploaded; the checkpoint's metadata demands it for {use}"
+            yield VerifyFinding("note", f"{seen.location}/{path}", detail)
+    if not seen.demands.model:
+        yield VerifyFinding(
+            "note", seen.location, "no uploaded file says which files the model needs"
         )
 
 
-def unnamed(seen: Snapshot, files: Iterable[Expected]) -> Iterator[Finding]:
-    """What lies with a location and no record names: nothing reads it, and it may be on its way, but people should know."""
+def note_unnamed(seen: LocationState, files: Iterable[ExpectedFile]) -> Iterator[VerifyFinding]:
+    """Yield notes: files beside a location's that no record names.  They may be on their way."""
     for name in sorted(seen.sizes.keys() - {file.name for file in files}):
-        yield Finding("note", _shown(seen.run, name), f"{seen.sizes[name]} bytes that no record names")
+        detail = f"{seen.sizes[name]} bytes that no record names"
+        yield VerifyFinding("note", name.removeprefix(f"{seen.run}/"), detail)
 
 
-def _beyond(size: int, wanted: int) -> Ranges:
-    return ((size, wanted),) if size < wanted else ()
+@dataclass(frozen=True, slots=True)
+class _BaselineEntry:
+    path: str
+    size: Count
+    digest: str
+    block_size: Count
+    blocks: tuple[str, ...]
 
 
-def _shards(seen: Snapshot) -> Iterator[Expected]:
-    for path, where in seen.files.items():
-        for at in where:
-            entry = at.entry
-            wanted = FileDigest(entry.size, entry.digest, entry.block_size, entry.blocks)
-            yield Expected(at.name, path, _shown(seen.run, at.name), wanted, is_copy=at is not where[0])
+@dataclass(frozen=True, slots=True)
+class _Baseline:
+    format: FormatNumber
+    digest: str
+    files: tuple[_BaselineEntry, ...]
 
 
-def _consolidated(run: str, model_record: ModelRecord) -> Iterator[Expected]:
-    prefix = consolidated_prefix(model_record.run, model_record.location)
-    tensors: dict[str, list[ModelTensor]] = {}
-    for tensor in model_record.tensors:
-        tensors.setdefault(tensor.file, []).append(tensor)
-    for file in model_record.files:
-        name, wanted = prefix + file.path, FileDigest(file.size, file.digest, 0, ())
-        yield Expected(name, file.path, _shown(run, name), wanted, tuple(tensors.get(file.path, ())), is_consolidated=True)
+_DECODER = Decoder(_Baseline, "a baseline", LIMIT)
 
 
-def _shown(run: str, name: str) -> str:
-    return name.removeprefix(f"{run}/")
+def encode_baseline(files: Iterable[ExpectedFile]) -> bytes:
+    """Return the JSON of a baseline with these files."""
+    entries = []
+    for file in sorted(files, key=lambda f: f.path):
+        r = file.recorded
+        entries.append(asdict(_BaselineEntry(file.path, r.size, r.digest, r.block_size, r.blocks)))
+    made = {"format": FORMAT, "digest": _digest(entries), "files": entries}
+    return json.dumps(made, sort_keys=True, indent=1).encode() + b"\n"
+
+
+def decode_baseline(data: bytes, name: str) -> tuple[ExpectedFile, ...]:
+    """Return the files of a baseline; ``name`` is for messages.
+
+    Raises Corrupt, and Unsupported if a newer program wrote it.
+    """
+    number = format_number(data, name, "a baseline")
+    if number > FORMAT:
+        why = f"{name}: baseline format {number}; this ckptsync reads up to {FORMAT}"
+        raise Unsupported(why, hint="upgrade ckptsync on this machine")
+    found = _DECODER.decode(data, name)
+    if _digest([asdict(entry) for entry in found.files]) != found.digest:
+        why = f"{name}: its files do not match its digest"
+        raise Corrupt(why, hint="record it again, from files that are known to be good")
+    files = [FileEntry(e.path, e.size, e.digest, e.block_size, e.blocks, 0) for e in found.files]
+    try:
+        check_files(files)
+    except Corrupt as e:
+        raise Corrupt(f"{name}: {e}") from e
+    digests = ((f.path, FileDigest(f.size, f.digest, f.block_size, f.blocks)) for f in files)
+    return tuple(directory_file(*one) for one in digests)
+
+
+def _digest(entries: list[dict[str, object]]) -> str:
+    return digest(json.dumps(entries, sort_keys=True, separators=(",", ":")).encode())

@@ -1,62 +1,67 @@
-"""Reading what is verified, and counting it: a report says how many bytes were really read."""
+"""Read what is verified: count the bytes, report progress, remember which file was read last."""
 
 from __future__ import annotations
 
+import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import IO
 
-from blake3 import blake3
-
-from ckptsync.digest import FileDigest, digest_stream
-from ckptsync.model import Extent, Files, expect
-from ckptsync.stores.pieces import Pieces, is_near
-from ckptsync.stores.stream import read_ahead, stream
+from ckptsync.errors import Incomplete, NotFound, StoreError
+from ckptsync.stores.file_trees import DirectoryFiles
+from ckptsync.stores.opening import directory_of
+from ckptsync.stores.prefetch import PrefetchedFiles, is_near
+from ckptsync.stores.stream import DEPTH, Reads, read_ahead, stream
+from ckptsync.tensors import Extent, Files, FilesWrapper
 
 WINDOW = 4 << 20
+Sink = Callable[[memoryview], None]
+
+NONE: Mapping[str, str] = {}
+Progress = Callable[[int], object]
+"""Any thread calls it with bytes that were read; with 0, a child process is still at work."""
 
 
-class Reads(Protocol):
-    """What stores and trees have in common."""
-
-    def read_into(self, name: str, start: int, out: memoryview) -> None:
-        """Fill ``out`` from ``start``."""
-        ...
+def no_progress(_: int) -> None:
+    """Ignore progress."""
 
 
-Told = Callable[[int], object]
-"""Is called, by any thread, with bytes that have just been read; and with 0 as a sign of life of what reads by itself."""
+class TrackedFiles(FilesWrapper):
+    """Files of a checkpoint or model that remember what was read, and how findings show them.
 
+    ``shown``: path → its name in findings.  ``title`` is the name of the whole in findings.
+    """
 
-class Watched:
-    """Files that remember what was read of them."""
-
-    def __init__(self, files: Files) -> None:
-        self._files = files
+    def __init__(
+        self,
+        files: Files,
+        title: str = "",
+        shown: Mapping[str, str] = NONE,
+        progress: Progress = no_progress,
+    ) -> None:
+        super().__init__(files)
+        self.title, self._shown, self._progress = title, shown, progress
         self.reads: list[Extent] = []
-        self.tensors = 0  # that were found in them, by who looked
-
-    def sizes(self) -> Mapping[str, int]:
-        """As the files say."""
-        return self._files.sizes()
+        self.tensors = 0  # counted by level parse
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
-        """As `Files` says."""
+        """Read as `Files` says."""
         self.reads.append(Extent(name, start, out.nbytes))
         self._files.read_into(name, start, out)
-
-    def expect(self, extents: Iterable[Extent]) -> None:
-        """As `Expecting` says."""
-        expect(self._files, extents)
+        self._progress(out.nbytes)
 
     def close(self) -> None:
-        """Nothing is read afterwards: threads that read ahead need not stay."""
-        if isinstance(self._files, Pieces):
+        """End the threads that read ahead; nothing is read afterwards."""
+        if isinstance(self._files, PrefetchedFiles):
             self._files.close()
+
+    def show(self, path: str) -> str:
+        """Return the name of a file in findings; of the whole for an empty path."""
+        return self._shown.get(path, path) or self.title
 
     @property
     def read(self) -> int:
-        """Bytes, those read twice counted twice."""
+        """Bytes; those read twice count twice."""
         return sum(extent.size for extent in self.reads)
 
     @property
@@ -66,57 +71,58 @@ class Watched:
 
     @property
     def last(self) -> str:
-        """The file read last: where an error about some file's content most likely lies.  Empty before the first."""
+        """The file read last, which an error is most likely about; empty before the first."""
         return self.reads[-1].file if self.reads else ""
 
 
-class Counted:
-    """A source that counts the bytes that were really read, and tells of them.  Threads may share it."""
+class CountedSource:
+    """A store or directory that counts the bytes that were read, and reports them.  Thread-safe."""
 
-    def __init__(self, source: Reads, told: Told = lambda _: None) -> None:
-        self.source, self.read, self._told = source, 0, told
+    def __init__(self, source: Reads, progress: Progress = no_progress) -> None:
+        self.source, self.read, self.progress = source, 0, progress
         self._lock = threading.Lock()
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
-        """As the source does."""
+        """Read as the source does."""
         self.source.read_into(name, start, out)
         self._count(out)
 
-    def stream(self, extent: Extent, buffer: memoryview, take: Callable[[memoryview], None]) -> None:
-        """As `stores.stream.stream` says."""
+    def stream(self, extent: Extent, buffer: memoryview, sink: Sink) -> None:
+        """Read as `stores.stream.stream` does."""
 
         def counted(view: memoryview) -> None:
             self._count(view)
-            take(view)
+            sink(view)
 
         stream(self.source, extent, buffer, counted)
 
     def _count(self, view: memoryview) -> None:
-        with self._lock:  # told one at a time
+        with self._lock:
             self.read += view.nbytes
-            self._told(view.nbytes)
+            self.progress(view.nbytes)
+
+
+def local_root(source: object) -> str | None:
+    """Return the directory in which the files lie on this machine, ``None`` if elsewhere."""
+    source = source.source if isinstance(source, CountedSource) else source
+    return source.root if isinstance(source, DirectoryFiles) else directory_of(source)
 
 
 def pieces(source: Reads, extent: Extent) -> Iterator[memoryview]:
-    """Its bytes, front to back; each piece is valid until the next one is asked for.  From elsewhere they are read ahead."""
-    if not extent.start and not is_near(source.source if isinstance(source, Counted) else source):
-        yield from read_ahead(source, extent.file, extent.size, WINDOW)
-        return
-    buffer = memoryview(bytearray(min(WINDOW, extent.size)))
-    for at in range(0, extent.size, WINDOW):
-        piece = buffer[: min(WINDOW, extent.size - at)]
-        source.read_into(extent.file, extent.start + at, piece)
-        yield piece
+    """Yield the bytes of an extent; each piece is valid until the next."""
+    inner = source.source if isinstance(source, CountedSource) else source
+    depth = 0 if is_near(inner) else DEPTH
+    return read_ahead(source, extent.file, extent.size, WINDOW, depth, first=extent.start)
 
 
-def digest_of(source: Reads, extent: Extent) -> str:
-    """BLAKE3 of its bytes, all of them read; raises what the source raises."""
-    digester = blake3()
-    for piece in pieces(source, extent):
-        digester.update(piece)
-    return digester.hexdigest()
-
-
-def blocks_of(source: Reads, name: str, size: int, block: int = 0) -> FileDigest:
-    """As a manifest records it: the digest of a whole file, and of its blocks of ``block`` bytes."""
-    return digest_stream(pieces(source, Extent(name, 0, size)), size, block)
+def copy_to(file: IO[bytes], source: Reads, extent: Extent) -> None:
+    """Copy bytes to a temporary file.  Raises Incomplete if they are gone, StoreError."""
+    try:
+        for piece in pieces(source, extent):
+            file.write(piece)
+        file.flush()
+    except NotFound as e:
+        raise Incomplete(f"{extent.file}: not found") from e
+    except OSError as e:
+        what = f"{extent.file}: cannot copy it to {tempfile.gettempdir()}"
+        raise StoreError(f"{what}: {(e.strerror or str(e)).lower()}", hint="set TMPDIR") from e

@@ -1,9 +1,10 @@
-"""Keep a process that looks at files of strangers away from everything else: no network, no new privileges, no other processes, no changes to files.
+"""Sandbox a child process that reads files of strangers, and answer its parent's requests.
 
-The process does so to itself, for good, by a filter of system calls (seccomp(2)) and by landlock(7), which need no rights and work in containers and in
-systemd's services.  Where either cannot be had, `enter` and `close` say why; whoever shows the result shows that, too.
-
-What it does not prevent: the process is its user's, so it reads every file that this user may read.  A user of its own is the answer to that.
+The process has no network, no new privileges, no other processes, and changes no files.  It does
+so to itself, for good, by a filter of system calls (seccomp(2)) and by landlock(7), which need no
+rights and work in containers and systemd's services.  Where either is missing, `enter` and `close`
+say why, and the report shows that.  What it does not prevent: the process reads every file that
+its user may read.  A user of its own is the answer to that.
 
 Imports the standard library only: the interpreter that has torch may have little else.
 """
@@ -12,11 +13,17 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import json
 import os
 import platform
 import resource
+import signal
+import socket
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
+
+MISSING = 3  # exit status: the libraries are not installed
 
 # linux/prctl.h, linux/seccomp.h, linux/bpf_common.h, linux/audit.h, linux/sched.h
 _NO_NEW_PRIVS, _SET_SECCOMP, _FILTER = 38, 22, 2
@@ -25,96 +32,108 @@ _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16  # bytes into struct seccomp_data
 _ALLOW, _REFUSE, _UNKNOWN = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
 _X32 = 0x40000000  # system calls of another ABI, under other numbers
 _CLONE_THREAD = 0x00010000
-_KNOWN = {  # asm/unistd.h
+_MACHINES = {  # asm/unistd.h: the architecture of linux/audit.h, and numbers of system calls
     "x86_64": (
         0xC000003E,
-        {
-            "socket": 41,
-            "clone": 56,
-            "fork": 57,
-            "vfork": 58,
-            "execve": 59,
-            "kill": 62,
-            "ptrace": 101,
-            "setrlimit": 160,
-            "tkill": 200,
-        }
-        | {"prlimit64": 302, "process_vm_readv": 310, "process_vm_writev": 311, "execveat": 322}
-        | {"chmod": 90, "fchmod": 91, "chown": 92, "fchown": 93, "lchown": 94, "fchownat": 260, "fchmodat": 268}
-        | {"setxattr": 188, "lsetxattr": 189, "fsetxattr": 190, "removexattr": 197, "lremovexattr": 198, "fremovexattr": 199}
-        | {"utime": 132, "utimes": 235, "futimesat": 261, "utimensat": 280, "unshare": 272},
+        {"socket": 41, "clone": 56, "fork": 57, "vfork": 58, "execve": 59, "kill": 62}
+        | {"chmod": 90, "fchmod": 91, "chown": 92, "fchown": 93, "lchown": 94, "ptrace": 101}
+        | {"utime": 132, "setrlimit": 160, "setxattr": 188, "lsetxattr": 189, "fsetxattr": 190}
+        | {"removexattr": 197, "lremovexattr": 198, "fremovexattr": 199, "tkill": 200}
+        | {"utimes": 235, "fchownat": 260, "futimesat": 261, "fchmodat": 268, "unshare": 272}
+        | {"utimensat": 280, "prlimit64": 302, "process_vm_readv": 310, "process_vm_writev": 311}
+        | {"execveat": 322},
     ),
     "aarch64": (
         0xC00000B7,
-        {"socket": 198, "clone": 220, "execve": 221, "kill": 129, "ptrace": 117, "setrlimit": 164, "tkill": 130}
-        | {"prlimit64": 261, "process_vm_readv": 270, "process_vm_writev": 271, "execveat": 281}
-        | {"fchmod": 52, "fchmodat": 53, "fchownat": 54, "fchown": 55, "utimensat": 88, "unshare": 97}
-        | {"setxattr": 5, "lsetxattr": 6, "fsetxattr": 7, "removexattr": 14, "lremovexattr": 15, "fremovexattr": 16},
+        {"setxattr": 5, "lsetxattr": 6, "fsetxattr": 7, "removexattr": 14, "lremovexattr": 15}
+        | {"fremovexattr": 16, "fchmod": 52, "fchmodat": 53, "fchownat": 54, "fchown": 55}
+        | {"utimensat": 88, "unshare": 97, "ptrace": 117, "kill": 129, "tkill": 130}
+        | {"setrlimit": 164, "socket": 198, "clone": 220, "execve": 221, "prlimit64": 261}
+        | {"process_vm_readv": 270, "process_vm_writev": 271, "execveat": 281},
     ),
 }
-# linux/capability.h: CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH are kept
-_CAPABILITY_VERSION, _READS = 0x20080522, 1 << 1 | 1 << 2
-# linux/landlock.h; these numbers are the same everywhere
-_CREATE_RULESET, _RESTRICT_SELF, _VERSION = 444, 446, 1
-_CHANGES, _TRUNCATE = 0b1_1111_1111_0010, 1 << 14  # all rights of the first version but to execute, read files and read directories
-_COMMON = {
+_COMMON = {  # the same everywhere
     "pidfd_send_signal": 424,
     "io_uring_setup": 425,
     "clone3": 435,
     "pidfd_getfd": 438,
     "fchmodat2": 452,
     "setxattrat": 463,
-}  # the same everywhere
-_NETWORK = ("socket", "io_uring_setup")
-_OTHERS = ("ptrace", "process_vm_readv", "process_vm_writev", "pidfd_getfd", "pidfd_send_signal", "kill", "tkill")
-_PROCESSES = ("fork", "vfork", "clone", "clone3", "execve", "execveat")
-_LIMITS = ("setrlimit", "prlimit64")
-_ATTRIBUTES = (  # of files: Landlock lets anybody change them
-    *(
-        "chmod",
-        "fchmod",
-        "fchmodat",
-        "fchmodat2",
-        "chown",
-        "fchown",
-        "lchown",
-        "fchownat",
-        "utime",
-        "utimes",
-        "futimesat",
-        "utimensat",
-    ),
-    *("setxattr", "lsetxattr", "fsetxattr", "setxattrat", "removexattr", "lremovexattr", "fremovexattr"),
+}
+# Refused from the start, before libraries are imported: network, and other processes.
+_AT_FIRST = (
+    *("socket", "io_uring_setup", "ptrace", "process_vm_readv", "process_vm_writev"),
+    *("pidfd_getfd", "pidfd_send_signal", "kill", "tkill"),
 )
-
+# Refused once libraries are imported: new processes, limits, and attributes of files (Landlock lets
+# anybody change those).
+_AT_LAST = (
+    *("fork", "vfork", "clone", "clone3", "execve", "execveat", "unshare"),
+    *("setrlimit", "prlimit64"),
+    *("chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "lchown", "fchownat"),
+    *("utime", "utimes", "futimesat", "utimensat", "setxattr", "lsetxattr", "fsetxattr"),
+    *("setxattrat", "removexattr", "lremovexattr", "fremovexattr"),
+)
+# linux/capability.h: CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH are kept
+_CAPABILITY_VERSION, _READS = 0x20080522, 1 << 1 | 1 << 2
+# linux/landlock.h; these numbers are the same everywhere
+_CREATE_RULESET, _RESTRICT_SELF, _VERSION = 444, 446, 1
+# All rights of the first version but to execute, to read files and to read directories.
+_CHANGES, _TRUNCATE = 0b1_1111_1111_0010, 1 << 14
 Instruction = tuple[int, int, int, int]
+Answer = Callable[[dict[str, Any], str], dict[str, Any]]
+"""From a request and the path of its file to an answer."""
 
 
 def enter() -> str:
-    """To be called first: no sockets, no new privileges, no way into other processes.  What could not be had, and why, or nothing.
+    """Give up privileges, network and other processes; to be called first.
 
-    Of root's own privileges it keeps those to read what is another user's.
+    Return what could not be had and why, or nothing.  Of root's own privileges it keeps those to
+    read other users' files.
     """
-    return _give_up_privileges() or _refuse((*_NETWORK, *_OTHERS))
+    return _give_up_privileges() or _refuse(_AT_FIRST)
 
 
 def close() -> str:
-    """To be called when all libraries are imported: no further process or program, no file is written or removed, no limit is raised.
+    """Give up new processes, changes to files, and raised limits.  Answers as `enter` does.
 
-    Nor can memory and variables of other processes be read in /proc.  Answers as `enter` does.  Imports come before: some libraries start programs, or
-    look where temporary files can be written, when they are imported.
+    To be called when all libraries are imported: some start programs, or look where temporary files
+    can be written.  Memory and variables of other processes cannot be read in /proc afterwards.
     """
     for what in (resource.RLIMIT_FSIZE, resource.RLIMIT_CORE):
         resource.setrlimit(what, (0, 0))
-    return _change_nothing() or _refuse((*_PROCESSES, "unshare", *_LIMITS, *_ATTRIBUTES))
+    return _change_nothing() or _refuse(_AT_LAST)
+
+
+def serve(libraries: str, lacks: str, answer: Answer) -> None:
+    """Send ``ready``, then answer requests, until the socket that is standard input ends.
+
+    ``ready`` is followed by the libraries, a tab, and what `enter` or `close` could not have.  A
+    request is a line of JSON; its ``wall`` seconds end the process by SIGALRM, also if the parent
+    is dead.  A byte before the line may carry an open file, whose path ``answer`` gets.
+    """
+    with socket.socket(fileno=0) as parent:
+        parent.sendall(f"ready {libraries}\t{lacks or close()}\n".encode())
+        while True:
+            line, fds, _, _ = socket.recv_fds(parent, 1 << 16, 1)
+            line = line[len(fds) :]
+            while not line.endswith(b"\n"):
+                if not (more := parent.recv(1 << 16)):
+                    return  # the parent is gone
+                line += more
+            request = json.loads(line)
+            signal.alarm(request["wall"])
+            result = answer(request, f"/dev/fd/{fds[0]}" if fds else "")
+            signal.alarm(0)
+            for fd in fds:
+                os.close(fd)
+            parent.sendall(json.dumps(result).encode() + b"\n")
 
 
 def _give_up_privileges() -> str:
     """For good: what is not permitted any more cannot be had back."""
-    header, held = (
-        (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0),
-        (ctypes.c_uint32 * 6)(),
-    )  # effective, permitted, inheritable; twice 32 of them
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
+    held = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; twice 32 of them
     try:
         libc = ctypes.CDLL(None, use_errno=True)
         if not libc.capget(header, held):
@@ -123,13 +142,14 @@ def _give_up_privileges() -> str:
                 return ""
     except (OSError, AttributeError):
         return "not sandboxed: this system has no capabilities"
-    return f"not sandboxed: privileges cannot be given up: {os.strerror(ctypes.get_errno()).lower()}"
+    return f"not sandboxed: privileges cannot be given up: {_last_error()}"
 
 
 def _change_nothing() -> str:
-    """A domain in which every right to change a file system is handled, and given for no path: nothing else is refused.
+    """Enter a domain that handles every right to change a file system, and grants it for no path.
 
-    Who is in it may not trace, nor read /proc of, a process that is not (landlock(7), "Ptrace restrictions").
+    A process in it may not trace, nor read /proc of, one outside (landlock(7), "Ptrace
+    restrictions").
     """
     try:
         call = ctypes.CDLL(None, use_errno=True).syscall
@@ -137,37 +157,44 @@ def _change_nothing() -> str:
         return "not fully sandboxed: this system has no Landlock"
     known = call(_CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION)
     handled = ctypes.c_uint64(_CHANGES | (_TRUNCATE if known >= 3 else 0))
-    ruleset = call(_CREATE_RULESET, ctypes.byref(handled), ctypes.c_size_t(8), 0) if known > 0 else -1
+    size = ctypes.c_size_t(8)
+    ruleset = call(_CREATE_RULESET, ctypes.byref(handled), size, 0) if known > 0 else -1
     is_in = ruleset >= 0 and call(_RESTRICT_SELF, ruleset, 0) == 0
-    reason = "" if is_in else os.strerror(ctypes.get_errno()).lower()
+    what = f"it may change files, and see its user's processes: no Landlock: {_last_error()}"
     if ruleset >= 0:
         os.close(ruleset)
-    return reason and f"not fully sandboxed: it may change files, and see its user's processes: no Landlock: {reason}"
+    return "" if is_in else f"not fully sandboxed: {what}"
 
 
 def _refuse(names: Iterable[str]) -> str:
+    """Refuse these system calls from now on."""
     machine = platform.machine()
-    if machine not in _KNOWN or struct.calcsize("P") != 8:
+    if machine not in _MACHINES or struct.calcsize("P") != 8:
         return f"not sandboxed: no filter of system calls is known for {machine}"
-    architecture, numbers = _KNOWN[machine]
+    architecture, numbers = _MACHINES[machine]
     numbers = numbers | _COMMON
     program = _program(architecture, {name: numbers[name] for name in names if name in numbers})
     code = b"".join(struct.pack("=HBBI", *each) for each in program)
-    kept = ctypes.create_string_buffer(code, len(code))
-    given = ctypes.create_string_buffer(struct.pack("@HP", len(program), ctypes.addressof(kept)))
+    buffer = ctypes.create_string_buffer(code, len(code))
+    pointer = struct.pack("@HP", len(program), ctypes.addressof(buffer))
+    given = ctypes.create_string_buffer(pointer)
+    calls = ((_NO_NEW_PRIVS, 1, 0, 0, 0), (_SET_SECCOMP, _FILTER, ctypes.addressof(given), 0, 0))
     try:
         prctl = ctypes.CDLL(None, use_errno=True).prctl
         prctl.argtypes = (ctypes.c_int, *[ctypes.c_ulong] * 4)
-        for call in ((_NO_NEW_PRIVS, 1, 0, 0, 0), (_SET_SECCOMP, _FILTER, ctypes.addressof(given), 0, 0)):
-            if prctl(*call):
-                return f"not sandboxed: the system takes no filter of system calls: {os.strerror(ctypes.get_errno()).lower()}"
+        if any(prctl(*call) for call in calls):
+            return f"not sandboxed: the system takes no filter of system calls: {_last_error()}"
     except (OSError, AttributeError):
         return "not sandboxed: this system has no filter of system calls"
     return ""
 
 
+def _last_error() -> str:
+    return os.strerror(ctypes.get_errno()).lower()
+
+
 def _program(architecture: int, numbers: dict[str, int]) -> list[Instruction]:
-    """Classic BPF over struct seccomp_data: what is named is refused, all else is allowed."""
+    """Return classic BPF over struct seccomp_data: refuse the named calls, allow all others."""
     made: list[Instruction] = [
         (_LOAD, 0, 0, _ARCHITECTURE),
         (_EQUAL, 1, 0, architecture),
@@ -176,20 +203,16 @@ def _program(architecture: int, numbers: dict[str, int]) -> list[Instruction]:
         (_AT_LEAST, 0, 1, _X32),
         (_RETURN, 0, 0, _REFUSE),
     ]
+    refuse, allow = (_RETURN, 0, 0, _REFUSE), (_RETURN, 0, 0, _ALLOW)
     for name, number in numbers.items():
-        rule = _rule(name)
+        rule: list[Instruction] = [refuse]
+        if name == "clone":  # threads are made by it, too
+            rule = [(_LOAD, 0, 0, _ARGUMENTS), (_HAS_BITS, 1, 0, _CLONE_THREAD), refuse, allow]
+        elif name == "clone3":  # a filter cannot see its flags; libc goes on with clone
+            rule = [(_RETURN, 0, 0, _UNKNOWN)]
+        elif name == "prlimit64":  # without a new limit it only reads
+            new = _ARGUMENTS + 2 * 8
+            low, high = (_LOAD, 0, 0, new), (_LOAD, 0, 0, new + 4)
+            rule = [low, (_EQUAL, 0, 2, 0), high, (_EQUAL, 1, 0, 0), refuse, allow]
         made += [(_EQUAL, 0, len(rule), number), *rule]
-    return [*made, (_RETURN, 0, 0, _ALLOW)]
-
-
-def _rule(name: str) -> list[Instruction]:
-    """What is done with a call: some are refused only where they do more than any process needs."""
-    if name == "clone":  # threads are made by it, too
-        return [(_LOAD, 0, 0, _ARGUMENTS), (_HAS_BITS, 1, 0, _CLONE_THREAD), (_RETURN, 0, 0, _REFUSE), (_RETURN, 0, 0, _ALLOW)]
-    if name == "clone3":  # its flags are out of a filter's sight; libc goes on with clone
-        return [(_RETURN, 0, 0, _UNKNOWN)]
-    if name == "prlimit64":  # without a new limit it only reads
-        new = _ARGUMENTS + 2 * 8
-        is_none = [(_LOAD, 0, 0, new), (_EQUAL, 0, 2, 0), (_LOAD, 0, 0, new + 4), (_EQUAL, 1, 0, 0)]
-        return [*is_none, (_RETURN, 0, 0, _REFUSE), (_RETURN, 0, 0, _ALLOW)]
-    return [(_RETURN, 0, 0, _REFUSE)]
+    return [*made, allow]

@@ -1,4 +1,4 @@
-"""``ckptsync join``: a person says that two locations hold parts of one save, and their files are brought together in one of them."""
+"""``ckptsync join``: bring two locations that hold parts of one save together in one of them."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ckptsync.errors import ConfigError, Incomplete
-from ckptsync.records import saves
-from ckptsync.records.coding import kind_of
-from ckptsync.records.join import Join
-from ckptsync.records.keep import Keep, kept
-from ckptsync.records.names import RecordKind
-from ckptsync.records.tombstone import fate
+from ckptsync.records import save_groups
+from ckptsync.records.io import append_record
+from ckptsync.records.names import checkpoint_of
+from ckptsync.records.tombstone_keep_join import Join, Keep, fate, kept
 from ckptsync.stores.contract import Store
-from ckptsync.worker.snapshot import Hold, Passed, nothing
-from ckptsync.worker.store_view import RunRecords, read_records
-from ckptsync.worker.upload import Destination, create_record, settle
+from ckptsync.worker.snapshot import LocalFiles, Passed, nothing
+from ckptsync.worker.store_view import RunRecords, StoreView, read_run
+from ckptsync.worker.upload import UploadContext, correct_location
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """``location`` where the save lies now; ``moved``: node → the location its files came from.  ``is_new``: no record or proof joined them before."""
+    """``location`` where the save lies now; ``moved``: node → the location its files came from.
+
+    ``is_new``: no record or proof joined them before.
+    """
 
     location: str
     moved: dict[str, str]
@@ -28,108 +29,132 @@ class Joined:
 
 
 def join(store: Store, run: str, first: str, second: str, passed: Passed = nothing) -> Joined:
-    """Write that two locations of a checkpoint are one save, and copy the files of one beside those of the other.
+    """Record that two locations are one save, and copy the files of one beside those of the other.
 
-    Called again it goes on where it was killed, and does nothing where all is done.  Raises ConfigError where they cannot be one
-    save, or are not there; Incomplete while a node sends files of that checkpoint; StoreError.
+    Called again it goes on where it was killed, and does nothing where all is done.  Raises
+    ConfigError where they cannot be one save, or are not there; Incomplete while a node sends files
+    of that checkpoint; StoreError.
     """
-    checkpoint = first.partition("~")[0]
-    if first == second or second.partition("~")[0] != checkpoint:
-        raise ConfigError(f"{run}/{first} and {run}/{second} are not two locations of one checkpoint", hint=_LIST)
-    known = read_records(store, run, RunRecords())
+    checkpoint = checkpoint_of(first)
+    if first == second or checkpoint_of(second) != checkpoint:
+        raise ConfigError(
+            f"{run}/{first} and {run}/{second} are not two locations of one checkpoint", hint=_LIST
+        )
+    known = read_run(store, run, RunRecords())
     if broken := known.broken_location(checkpoint):
         raise broken
-    its = [k for location in (first, second) for k in _members(run, location, known.manifests(checkpoint))]
+    everyone = known.manifests(checkpoint)
+    its = [k for location in (first, second) for k in _members(run, location, everyone)]
     locations = sorted({k.manifest.location for k in its} | {first})
     _check(run, locations, its, known)
     is_new = len(_groups(its, known)) > 1
+    names = {k.name for k in its}
     if is_new:
-        _write(store, _home(its, known), its, known)
-    return Joined(*_together(store, run, checkpoint, {k.name for k in its}, passed), is_new)
+        joined = [replace(k, joins=k.joins | {"this"}) if k.name in names else k for k in everyone]
+        home = save_groups.better_location(its[0].manifest.node, its[0].manifest.location, joined)
+        _write(store, home, its, known)
+    location, moved = _bring_together(store, run, checkpoint, names, passed)
+    return Joined(location, moved, is_new)
 
 
 US = "~join"
-"""Who says in the store that it sends while files are copied; no node's id holds a ``~``."""
+"""Who announces in the store that it sends while files are copied; no node's id holds a ``~``."""
 _LIST = "`ckptsync ls` shows which locations may be parts of one save"
 
 
-def _members(run: str, location: str, known: Sequence[saves.Known]) -> list[saves.Known]:
-    """Return the manifests of a location that count, or those by which their nodes have replaced them: then it was joined before."""
+def _members(
+    run: str, location: str, known: Sequence[save_groups.Known]
+) -> list[save_groups.Known]:
+    """Return the manifests of a location that count, or those that have replaced them.
+
+    In the second case it was joined before.
+    """
     names = {k.name for k in known if k.manifest.location == location}
     if not names:
         raise ConfigError(f"{run}/{location}: not found in the store", hint=_LIST)
-    counting = saves.live(known)
+    counting = save_groups.live(known)
     here = [k for k in counting if k.name in names]
     return here or [k for k in counting if not names.isdisjoint(k.manifest.supersedes)]
 
 
-def _groups(its: Iterable[saves.Known], known: RunRecords) -> list[saves.Group]:
+def _groups(its: Iterable[save_groups.Known], known: RunRecords) -> list[save_groups.Group]:
     """Return the saves that some manifests belong to."""
     mine = [k.manifest for k in its]
-    everyone = saves.live(known.manifests(mine[0].checkpoint)) if mine else ()
-    return [g for g in saves.groups(everyone) if any(g.holds(m) for m in mine)]
+    everyone = save_groups.live(known.manifests(mine[0].checkpoint)) if mine else ()
+    return [g for g in save_groups.groups(everyone) if any(g.holds(m) for m in mine)]
 
 
-def _check(run: str, locations: Sequence[str], its: Sequence[saves.Known], known: RunRecords) -> None:
+def _check(
+    run: str, locations: Sequence[str], its: Sequence[save_groups.Known], known: RunRecords
+) -> None:
     what = " and ".join(f"{run}/{location}" for location in locations)
     if not its:
-        raise ConfigError(f"{what}: nothing of them counts any more", hint=_LIST)
+        raise ConfigError(f"{what}: no valid manifest is left", hint=_LIST)
     checkpoint = its[0].manifest.checkpoint
-    if why := saves.refusals(_groups(its, known)):
-        raise ConfigError(f"{what} cannot be joined: {why[0]}", hint="they are two saves of one name, and both are kept")
+    if why := save_groups.refusals(_groups(its, known)):
+        raise ConfigError(
+            f"{what} cannot be joined: {why[0]}",
+            hint="they are two saves of one name, and both are kept",
+        )
     for location in locations:
         names = {k.name for k in its if k.manifest.location == location}
-        found = fate({n: t for n, t in known.tombstones(checkpoint).items() if t.location == location}, names)
+        found = fate(
+            {n: t for n, t in known.tombstones(checkpoint).items() if t.location == location}, names
+        )
         if reason := found.retired or found.shards:
-            raise ConfigError(f"{run}/{location} is being removed: {reason}", hint=f"to keep it: ckptsync keep {run}/{location}")
+            raise ConfigError(
+                f"{run}/{location} is being removed: {reason}",
+                hint=f"to keep it: ckptsync keep {run}/{location}",
+            )
     if known.is_contended(US, run, checkpoint):
-        raise Incomplete(f"{what}: a node is sending files of it", hint="join them when that node is done")
+        raise Incomplete(
+            f"{what}: a node is sending files of it", hint="join them when that node is done"
+        )
 
 
-def _home(its: Sequence[saves.Known], known: RunRecords) -> str:
-    """Return where they belong when they are joined."""
-    names = {k.name for k in its}
-    everyone = known.manifests(its[0].manifest.checkpoint)
-    joined = [replace(k, joins=k.joins | {"this"}) if k.name in names else k for k in everyone]
-    return saves.better_location(its[0].manifest.node, its[0].manifest.location, joined)
-
-
-def _write(store: Store, home: str, its: Sequence[saves.Known], known: RunRecords) -> None:
+def _write(store: Store, home: str, its: Sequence[save_groups.Known], known: RunRecords) -> None:
     """Write the join; and that a person keeps the save, where one of its locations was kept."""
     first = its[0].manifest
     names = tuple(sorted(k.name for k in its))
-    create_record(store, Join(first.run, first.checkpoint, home, _next_n(known, home, "join"), names))
-    keeps = {n: r for n, r in known.records.items() if isinstance(r, Keep) and r.checkpoint == first.checkpoint}
+    append_record(store, Join(first.run, first.checkpoint, home, 0, names))
+    keeps = {
+        n: r
+        for n, r in known.records.items()
+        if isinstance(r, Keep) and r.checkpoint == first.checkpoint
+    }
     reasons = {
         location: kept({n: r for n, r in keeps.items() if r.location == location})
         for location in (k.manifest.location for k in its)
     }
     if any(reasons.values()) and not kept({n: r for n, r in keeps.items() if r.location == home}):
         reason = next(r for r in reasons.values() if r)
-        create_record(store, Keep(first.run, first.checkpoint, home, _next_n(known, home, "keep"), keeps=True, reason=reason))
+        append_record(store, Keep(first.run, first.checkpoint, home, 0, keeps=True, reason=reason))
 
 
-def _next_n(known: RunRecords, location: str, kind: RecordKind) -> int:
-    return max((r.n for r in known.records.values() if r.location == location and kind_of(r) == kind), default=-1) + 1
+def _bring_together(
+    store: Store, run: str, checkpoint: str, names: set[str], passed: Passed
+) -> tuple[str, dict[str, str]]:
+    """Move what lies elsewhere to the save's location, node by node.
 
-
-def _together(store: Store, run: str, checkpoint: str, names: set[str], passed: Passed) -> tuple[str, dict[str, str]]:
-    """Move what lies elsewhere to the save's location, node by node; that location, and what was moved."""
-    known = read_records(store, run, RunRecords())
-
-    def read() -> tuple[saves.Known, ...]:
-        nonlocal known
-        known = read_records(store, run, known)
-        return known.manifests(checkpoint)
-
+    Return that location, and what was moved.
+    """
+    to = UploadContext(StoreView(store, US), run, checkpoint, passed)
     moved: dict[str, str] = {}
     location = ""
-    for node, at in sorted({(k.manifest.node, k.manifest.location) for k in saves.live(read()) if k.name in names}):
-        location = saves.better_location(node, at, read())
+    for node, at in sorted(
+        {
+            (k.manifest.node, k.manifest.location)
+            for k in save_groups.live(to.known())
+            if k.name in names
+        }
+    ):
+        location = save_groups.better_location(node, at, to.known())
         if location == at:
             continue
-        to = Destination(store, US, read, lambda: known.is_contended(US, run, checkpoint), passed)
-        if settle(node, at, Hold(checkpoint, "trainer", {}), to) != location:
-            raise Incomplete(f"{run}/{location}: a node is sending files of it", hint="join them when that node is done")
+        if correct_location(node, at, LocalFiles(checkpoint, "trainer", {}), to) != location:
+            raise Incomplete(
+                f"{run}/{location}: a node is sending files of it",
+                hint="join them when that node is done",
+            )
         moved[node] = at
     return location, moved

@@ -1,4 +1,4 @@
-"""What a worker is told: who it is, which output directories it watches, and how long it waits."""
+"""A worker's options: node id, output directories, waiting times, and what is sent."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from ckptsync.checkpoint_dirs import checkpoint_dir_at
 from ckptsync.errors import ConfigError, Corrupt, Unsupported
-from ckptsync.paths import checked_path
 from ckptsync.records.names import CONSOLIDATED, checked_node
-from ckptsync.scan import spot_at
+from ckptsync.safe_names import checked_path
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.urls import path_of
-from ckptsync.walk import OURS
+from ckptsync.walk import SPOOL
+from ckptsync.worker.selection import Preset, Selection
 
 Order = Literal["oldest", "newest"]
 Superseded = Literal["keep", "drop"]
-Preset = Literal["all", "no-optimizer", "weights"]
 Clean = Literal["off", "verified"]
 
 
@@ -31,16 +31,17 @@ class RunDir:
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """What is read here is checked where it is set (`ckptsync.config`).
+    """A worker's options; `ckptsync.config` has checked them.
 
-    Seconds: ``quiet`` without a change settles what the trainer says is finished, ``unmarked`` what nobody says anything about.
-
-    ``keep_pins``: how many pinned checkpoints of a run are kept once they are VERIFIED in the store.  ``threads``: large files sent at once.
-
-    ``order``: which of several finished saves goes first.  ``superseded``: whether one that a newer finished save has overtaken is still sent.
-    ``send``, ``include``, ``exclude``: which files (`worker.selecting`).  ``spool_budget``: bytes that pins alone may hold, 0: as the disk allows;
-    ``spool_full``: what gives way then (`worker.pinning`).  ``clean``: whether local checkpoints that are VERIFIED in the store are removed, all but
-    the newest ``keep_local`` (`worker.cleanup`).
+    Seconds: ``quiet`` without a change finishes a save that has its trainer's last file,
+    ``unmarked`` one of which nothing tells. ``keep_pins``: how many pinned checkpoints of a run are
+    kept once they are VERIFIED in the store.  ``threads``: large files sent at once. ``order``:
+    which of several finished saves goes first.  ``superseded``: whether one that a newer finished
+    save has overtaken is still sent. ``send``, ``include``, ``exclude``: which files
+    (`worker.selection`).  ``spool_budget``: bytes that pins alone may hold, 0: as the disk allows;
+    ``spool_full``: what gives way then (`spool_room.SpoolRule`).  ``clean``: whether local
+    checkpoints that are VERIFIED in the store are removed, all but the newest ``keep_local``
+    (`worker.cleanup`).
     """
 
     node: str
@@ -59,36 +60,56 @@ class WorkerOptions:
     clean: Clean = "off"
     keep_local: int = 2
 
+    @property
+    def selection(self) -> Selection:
+        """Which files are sent."""
+        return Selection(self.send, self.include, self.exclude)
+
 
 def checked_options(options: WorkerOptions, store_url: str) -> WorkerOptions:
-    """``options`` themselves; raises ConfigError where a run and the store would eat each other."""
+    """Return ``options`` if its runs have different names and lie apart from the store.
+
+    Raises ConfigError.
+    """
     checked_node(options.node)
     names = [run.name for run in options.runs]
     for name in sorted({n for n in names if names.count(n) > 1}):
-        raise ConfigError(f"{name}: two output directories under one name", hint="give each run a name of its own")
+        raise ConfigError(
+            f"{name}: two output directories under one name", hint="give each run a name of its own"
+        )
     for name in names:
         checked_run(name)
     root = local_root(store_url)
-    for run in options.runs if root is not None else ():
-        assert root is not None
-        refuse_overlap(run.path, root)
+    if root is not None:
+        for run in options.runs:
+            refuse_overlap(run.path, root)
     return options
 
 
 def checked_run(name: str) -> str:
-    """``name`` itself, if a store can keep a run under it; raises ConfigError.  Runs are looked for at the top of a store, and nowhere below."""
+    """Return ``name`` if a store can keep a run under it; raises ConfigError.
+
+    A run lies at the top of a store, and nowhere below.
+    """
     try:
         checked_path(name)
     except Corrupt as e:
-        raise ConfigError(f"run {e}", hint="a run's name is one directory's, such as llama-sft") from e
+        raise ConfigError(
+            f"run {e}", hint="a run's name is one directory's, such as llama-sft"
+        ) from e
     if "/" in name or name.startswith((".", "_")) or name == CONSOLIDATED:
-        hint = f"give it another, such as {name.strip('./_').replace('/', '-')}" if "/" in name else ""
-        raise ConfigError(f"run {name!r}: not one directory's name that begins with neither '.' nor '_'", hint=hint)
+        hint = (
+            f"give it another, such as {name.strip('./_').replace('/', '-')}" if "/" in name else ""
+        )
+        raise ConfigError(
+            f"run {name!r}: not one directory's name that begins with neither '.' nor '_'",
+            hint=hint,
+        )
     return name
 
 
 def local_root(store_url: str) -> Path | None:
-    """The directory of a store on this file system, or ``None``."""
+    """Return the directory of a store on this file system, or ``None``."""
     try:
         return Path(path_of(store_url)).resolve()
     except Unsupported:  # a scheme of another machine
@@ -96,13 +117,21 @@ def local_root(store_url: str) -> Path | None:
 
 
 def refuse_overlap(directory: Path, root: Path, checkpoints: Collection[Path] = ()) -> None:
-    """Raises ConfigError if a source lies in the store, or the store in a checkpoint: what is sent would be found, and sent again.
+    """Raise ConfigError if a source lies in the store, or the store in a checkpoint.
+
+    What is sent would be found, and sent again.
 
     ``checkpoints``: directories that are checkpoints because the user says so.
     """
     inside = directory.resolve()
     if inside == root or root in inside.parents:
-        raise ConfigError(f"{directory}: lies inside the store {root}", hint="keep output directories and the store apart")
+        raise ConfigError(
+            f"{directory}: lies inside the store {root}",
+            hint="keep output directories and the store apart",
+        )
     above = [p for p in (root, *root.parents) if p == inside or inside in p.parents]
-    if any(p.name == OURS or p in checkpoints or spot_at(p) is not None for p in above):
-        raise ConfigError(f"{root}: the store lies inside a checkpoint of {directory}", hint="keep checkpoints and the store apart")
+    if any(p.name == SPOOL or p in checkpoints or checkpoint_dir_at(p) is not None for p in above):
+        raise ConfigError(
+            f"{root}: the store lies inside a checkpoint of {directory}",
+            hint="keep checkpoints and the store apart",
+        )

@@ -1,39 +1,52 @@
-"""Scan all output directories, again and again, while saves may be sent in other threads: what is here, since when, and is it finished?
+"""Scan all output directories again and again: what is here, since when, and is it finished?
 
-A scan pins what has appeared and judges it once; planning and sending use its verdict.  Nothing here asks the store, so nothing here waits for it:
-while the store is away, what the trainer writes is pinned and judged all the same.
+Saves may be sent in other threads meanwhile.
+
+A scan pins what has appeared and judges it once; planning and sending use its verdict.  Nothing
+here reads the store, so nothing here waits for it: while the store is away, what the trainer writes
+is pinned and judged all the same.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ckptsync import scan
+from ckptsync import checkpoint_dirs
+from ckptsync.checkpoint_dirs import CheckpointDir
 from ckptsync.errors import CkptsyncError, Incomplete, StoreError
-from ckptsync.scan import Spot
-from ckptsync.spool import pins as spool
-from ckptsync.spool.marks import Took, said, took_of
-from ckptsync.walk import OURS, Stat
+from ckptsync.spool.markers import PinNotes, read_log, read_pin_notes
+from ckptsync.spool.pins import claim, list_pins, write_pin_notes
+from ckptsync.walk import SPOOL, Stat
+from ckptsync.worker.finished import (
+    Rule,
+    Verdict,
+    is_at_rest,
+    is_lost,
+    judge,
+    last_file,
+    may_be_alone,
+)
 from ckptsync.worker.observation import (
     Observation,
     Surroundings,
+    find_surroundings,
     fingerprint,
     is_like_another,
     observe,
-    surroundings,
     with_surroundings,
 )
 from ckptsync.worker.options import RunDir
 from ckptsync.worker.pinning import Pinner, by_step
-from ckptsync.worker.result import Failure, failure
-from ckptsync.worker.settle import Rule, Verdict, is_at_rest, is_lost, judge, last_file, may_be_alone
-from ckptsync.worker.snapshot import Seen
+from ckptsync.worker.progress import Failure, failure
+from ckptsync.worker.snapshot import LocalSave
 
-DEAD_AFTER = 600.0  # seconds without a pulse, on our clock, after which another node's pin on a shared disk is taken over
+# seconds without a pulse, on our clock, after which another node's pin on a shared disk is taken
+# over
+DEAD_AFTER = 600.0
 SELDOM = 0.1  # of the time for which files have stayed the same, their ends are not read again
 _HOOK_LINES = 3
 
@@ -43,12 +56,16 @@ Key = tuple[str, str, int]
 
 @dataclass(frozen=True, slots=True)
 class Scanned:
-    """One save as the last scan saw it.  ``first``: when it was first seen; ``since``: since when nothing has changed.
+    """One save as the last scan saw it.
 
-    ``state``: what a change of is a change of the save.  ``observation`` is ``None`` where its files were not read: they change, or nothing is left to do for it.  ``read``: when they were read last.
+    ``first``: when it was first seen; ``since``: since when nothing has changed.
+
+    ``state``: the files' stats; if they differ, the save changed.  ``observation`` is ``None``
+    where its files were not read: they change, or nothing is left to do for it.  ``read``: when
+    they were read last.
     """
 
-    seen: Seen
+    seen: LocalSave
     first: float
     since: float
     state: tuple[Stat, ...]
@@ -63,40 +80,49 @@ class Scanned:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the trainer has removed it, and nobody can know any more that what is left is whole."""
+        """Whether the trainer has removed it, and nobody can know that what is left is whole."""
         return self.observation is not None and is_lost(self.observation)
 
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """All that one scan found, by run and step.  ``due``: seconds until a save is finished if nothing changes; ``None``: nobody knows.
+    """All that one scan found, by run and step.
 
-    ``notes``: what an operator should know, in words, such as a save that was given up to make room.
+    ``due``: seconds until a save is finished if nothing changes; ``None``: nobody knows.
+
+    ``notes``: what an operator should know, in words, such as a save that was given up to make
+    room.
     """
 
-    seen: tuple[Seen, ...] = ()
+    seen: tuple[LocalSave, ...] = ()
     failures: tuple[Failure, ...] = ()
     due: float | None = None
     notes: tuple[str, ...] = ()
 
 
-def key_of(seen: Seen) -> Key:
+def key_of(seen: LocalSave) -> Key:
     """Return what names a save on this node."""
-    return (seen.run, seen.spot.name, seen.k)
+    return (seen.run, seen.checkpoint_dir.name, seen.k)
 
 
-def recorded(seen: Seen, took: Took) -> Seen:
-    """Return the same save, with what is known of it by now written beside its pin.  Raises Incomplete if the pin has gone."""
+def write_save_notes(seen: LocalSave, noted: PinNotes) -> LocalSave:
+    """Return the same save, with what is known of it by now written beside its pin.
+
+    Raises Incomplete if the pin has gone.
+    """
     assert seen.pin is not None
-    spool.record(seen.pin, took)
-    return replace(seen, pin=replace(seen.pin, took=took_of(seen.pin.path)))
+    write_pin_notes(seen.pin, noted)
+    return replace(seen, pin=replace(seen.pin, notes=read_pin_notes(seen.pin.path)))
 
 
 class Scanner:
-    """What the last scan saw.  Any thread may call `scan`, one at a time scans; the rest may be called meanwhile.
+    """What the last scan saw.
 
-    ``is_done``: whether the store has a save, or another node sends it; ``has_mate``: whether another node has stored its part of it.
-    ``lock`` is held while pins change, and never while the bytes of a checkpoint, or the store, are waited for.
+    Any thread may call `scan`, one at a time scans; the rest may be called meanwhile.
+
+    ``is_done``: whether the store has a save, or another node sends it; ``has_other_part``: whether
+    another node has stored its part of it. ``lock`` is held while pins change, and never while the
+    bytes of a checkpoint, or the store, are waited for.
     """
 
     def __init__(
@@ -104,12 +130,12 @@ class Scanner:
         runs: Sequence[RunDir],
         pinner: Pinner,
         rule: Rule,
-        is_done: Callable[[Seen], bool] = lambda _: False,
-        has_mate: Callable[[Seen], bool] = lambda _: False,
+        is_done: Callable[[LocalSave], bool] = lambda _: False,
+        has_other_part: Callable[[LocalSave], bool] = lambda _: False,
     ) -> None:
         self.lock = threading.Lock()
         self._runs, self._pinner, self._rule = tuple(runs), pinner, rule
-        self._is_done, self._has_mate = is_done, has_mate
+        self._is_done, self._has_other_part = is_done, has_other_part
         self._saves: dict[Key, Scanned] = {}
         self._at = 0.0
         self._pulses: dict[tuple[Path, int], float] = {}
@@ -119,15 +145,36 @@ class Scanner:
     def scan(self, now: float) -> Scan:
         """Scan every run once.  ``now`` in seconds on a clock that only grows."""
         with self.lock:
-            now = max(now, self._at)  # a thread that had to wait for another scan knew the time before that
+            # a thread that had to wait for another scan knew the time before that
+            now = max(now, self._at)
             scans = [self._scan_run(run, now) for run in self._runs]
             self._saves, self._at = {one.key: one for found, _ in scans for one in found}, now
             self._tried = {key: since for key, since in self._tried.items() if key in self._saves}
-            pulses = {(one.seen.pin.path, one.seen.pin.pulse) for one in self._saves.values() if one.seen.pin is not None}
+            pulses = {
+                (one.seen.pin.path, one.seen.pin.pulse)
+                for one in self._saves.values()
+                if one.seen.pin is not None
+            }
             self._pulses = {key: since for key, since in self._pulses.items() if key in pulses}
         failures = tuple(f for _, found in scans for f in found.failures)
-        notes = (*(note for _, found in scans for note in found.notes), *self._refused(now))
-        return Scan(tuple(one.seen for one in self._saves.values()), failures, self.due(now), notes)
+        notes = [note for _, found in scans for note in found.notes]
+        for one in self.saves():
+            # no waiting makes it good, and nobody writes to it: the trainer was killed, or a user
+            # has to decide
+            is_refused = (
+                one.observation
+                and one.observation.files
+                and one.verdict.left is None
+                and not one.is_lost
+            )
+            if is_refused and now - one.since >= self._rule.unmarked:
+                notes.append(
+                    f"{one.seen.run}/{one.seen.checkpoint_dir.name}: not uploaded:"
+                    f" {one.verdict.reason}"
+                )
+        return Scan(
+            tuple(one.seen for one in self._saves.values()), failures, self.due(now), tuple(notes)
+        )
 
     def saves(self) -> tuple[Scanned, ...]:
         """Return the saves of every run, oldest first."""
@@ -138,28 +185,28 @@ class Scanner:
         return self._saves.get(key)
 
     def mark_tried(self, one: Scanned) -> None:
-        """Note that it was tried to send it, or could not be: it is due no more, unless it changes."""
+        """Note that sending it was tried: it is due no more, unless it changes."""
         self._tried[one.key] = one.since
 
     def due(self, now: float) -> float | None:
-        """Return the seconds until a save can be sent that nobody has tried to send yet; ``None``: none will be without a change."""
-        waits = (self._left(one, now) for one in self.saves() if one.observation is not None)
-        return min((left for left in waits if left is not None), default=None)
+        """Return the seconds until a save can be sent that nobody has tried to send yet.
 
-    def _left(self, one: Scanned, now: float) -> float | None:
-        if one.verdict.finished:
-            return None if self._tried.get(one.key) == one.since else 0.0
-        left = one.verdict.left
-        if left is None:  # what is refused now may be whole soon; what a crash has left never is
-            left = max(self._rule.quiet, (self._at - one.since) * SELDOM)
-        return max(0.0, left - (now - self._at))
-
-    def _refused(self, now: float) -> Iterator[str]:
-        """What no waiting makes good, and nobody writes to: the trainer was killed, or a user has to say that this is all."""
+        ``None``: none will be without a change.
+        """
+        waits: list[float] = []
         for one in self.saves():
-            is_refused = one.observation and one.observation.files and one.verdict.left is None and not one.is_lost
-            if is_refused and now - one.since >= self._rule.unmarked:
-                yield f"{one.seen.run}/{one.seen.spot.name}: not taken: {one.verdict.reason}"
+            left = one.verdict.left
+            if one.observation is None or (
+                one.verdict.finished and self._tried.get(one.key) == one.since
+            ):
+                continue
+            if one.verdict.finished:
+                return 0.0
+            # what is refused now may be whole soon; what a crash has left never is
+            if left is None:
+                left = max(self._rule.quiet, (self._at - one.since) * SELDOM)
+            waits.append(max(0.0, left - (now - self._at)))
+        return min(waits, default=None)
 
     def _scan_run(self, run: RunDir, now: float) -> tuple[list[Scanned], Scan]:
         directory, last = _identity(run.path), self._names.pop(run.name, None)
@@ -167,135 +214,196 @@ class Scanner:
             found = scan_run(run, self._pinner)
         except CkptsyncError as e:
             return [], Scan(failures=(failure(run.name, "", e),))
-        # another directory may have been mounted, or moved, to its place: then nobody knows which checkpoints were there before
+        # another directory may have been mounted, or moved, to its place: then nobody knows which
+        # checkpoints were there before
         known = last[1] if last and last[0] == directory else None
         wrong = list(found.failures)
         pins = [one.pin for one in found.seen if one.pin is not None]
-        around = surroundings(run.path, found.seen, {p.checkpoint for p in pins if not (p.stored or p.is_committed)})
+        around = find_surroundings(
+            run.path, found.seen, {p.checkpoint for p in pins if not (p.stored or p.is_committed)}
+        )
         scanned: list[Scanned] = []
         for one in found.seen:
             try:
-                mine = self._claimed(one, now)
-                is_new = known is not None and one.spot.name not in known
-                scanned.append(self._look(mine, around, now, wrong, is_new=is_new))
+                pin = one.pin
+                # on a shared disk: whose owner may be dead
+                if pin is not None and pin.node not in ("", self._pinner.node):
+                    since = self._pulses.setdefault((pin.path, pin.pulse), now)
+                    mine = claim(pin, self._pinner.node) if now - since > DEAD_AFTER else None
+                    one = one if mine is None else replace(one, pin=mine)  # noqa: PLW2901
+                is_new = known is not None and one.checkpoint_dir.name not in known
+                scanned.append(self._scan_save(one, around, now, wrong, is_new=is_new))
             except CkptsyncError as e:  # noqa: PERF203 - one that cannot be read hides no other
-                wrong.append(failure(run.name, one.spot.name, e))
+                wrong.append(failure(run.name, one.checkpoint_dir.name, e))
         if directory:
-            names = {s.spot.name for s in found.seen} | {f.checkpoint for f in wrong}
+            names = {s.checkpoint_dir.name for s in found.seen} | {f.checkpoint for f in wrong}
             self._names[run.name] = directory, frozenset(names)
         return scanned, replace(found, failures=tuple(wrong))
 
-    def _claimed(self, seen: Seen, now: float) -> Seen:
-        """A pin on a shared disk whose owner has shown no pulse for long becomes ours."""
-        pin = seen.pin
-        if pin is None or pin.node in ("", self._pinner.node):
-            return seen
-        since = self._pulses.setdefault((pin.path, pin.pulse), now)
-        mine = spool.claim(pin, self._pinner.node) if now - since > DEAD_AFTER else None
-        return seen if mine is None else replace(seen, pin=mine)
-
-    def _look(self, seen: Seen, around: Surroundings, now: float, wrong: list[Failure], *, is_new: bool) -> Scanned:
+    def _scan_save(
+        self,
+        seen: LocalSave,
+        around: Surroundings,
+        now: float,
+        wrong: list[Failure],
+        *,
+        is_new: bool,
+    ) -> Scanned:
         """Judge one save.  Raises as its files do, but for those that change meanwhile."""
         before = self._saves.get(key_of(seen))
-        state = _state(seen)
+        # a pinned file is ours to replace, by a reflink of it: its inode says nothing
+        stats = (
+            Stat(h.stat.path, h.stat.size, h.stat.mtime, 0, 0) if h.is_pinned else h.stat
+            for h in seen.files.by_path.values()
+        )
+        state = tuple(sorted((*stats, *seen.files.partial)))
         is_same = before is not None and before.state == state
         since = before.since if before is not None and is_same else now
         first = before.first if before is not None else now
         if self._is_done(seen):
-            return Scanned(seen, first, since, state, Verdict(finished=False, reason="stored, or another's", left=None))
+            return Scanned(
+                seen,
+                first,
+                since,
+                state,
+                Verdict(finished=False, reason="stored, or another's", left=None),
+            )
         fresh = self._is_fresh(seen, before, since, is_new=is_new)
         try:
-            observation, verdict, read = self._judged(seen, before if is_same else None, around, now - since, now, fresh=fresh)
+            observation, verdict, read = self._judge(
+                seen, before if is_same else None, around, now - since, now, fresh=fresh
+            )
         except Incomplete as e:  # it changes meanwhile
-            return Scanned(seen, first, since, state, Verdict(finished=False, reason=str(e), left=None))
+            return Scanned(
+                seen, first, since, state, Verdict(finished=False, reason=str(e), left=None)
+            )
         rests = is_at_rest(observation, now - since, self._rule, verdict)
-        return Scanned(_noted(seen, verdict, wrong, is_at_rest=rests), first, since, state, verdict, observation, read)
+        return Scanned(
+            _note_verdict(seen, verdict, wrong, is_at_rest=rests),
+            first,
+            since,
+            state,
+            verdict,
+            observation,
+            read,
+        )
 
-    def _judged(
-        self, seen: Seen, same: Scanned | None, around: Surroundings, still: float, now: float, *, fresh: bool
+    def _judge(
+        self,
+        seen: LocalSave,
+        same: Scanned | None,
+        around: Surroundings,
+        still: float,
+        now: float,
+        *,
+        fresh: bool,
     ) -> tuple[Observation, Verdict, float]:
-        """Files are read anew ever more seldom while they stay the same, and once more before they are called finished."""
-        mates = self._has_mate(seen)
-        if same and same.observation and (same.verdict.finished or now - same.read < SELDOM * still):
-            observation = self._compared(with_surroundings(same.observation, seen, around, mates=mates), seen, around)
-            verdict = judge(observation, still, self._rule)
+        """Return an observation, its verdict, and when the files were read for it.
+
+        They are read anew ever more seldom while they stay the same, and once more before they are
+        called finished.
+        """
+        other_part = self._has_other_part(seen)
+
+        def judge_now(observation: Observation) -> tuple[Observation, Verdict]:
+            if may_be_alone(observation, self._rule):  # then other checkpoints decide
+                observation = replace(observation, alike=is_like_another(seen, around.saves))
+            return observation, judge(observation, still, self._rule)
+
+        if (
+            same
+            and same.observation
+            and (same.verdict.finished or now - same.read < SELDOM * still)
+        ):
+            observation, verdict = judge_now(
+                with_surroundings(same.observation, seen, around, other_part=other_part)
+            )
             if same.verdict.finished or not verdict.finished:
                 return observation, verdict, same.read
-        observation = self._compared(observe(seen, around, mates=mates, fresh=fresh), seen, around)
-        return observation, judge(observation, still, self._rule), now
+        return (*judge_now(observe(seen, around, other_part=other_part, fresh=fresh)), now)
 
-    def _compared(self, observation: Observation, seen: Seen, around: Surroundings) -> Observation:
-        if not may_be_alone(observation, self._rule):
-            return observation
-        return replace(observation, alike=is_like_another(seen, around.saves))
-
-    def _is_fresh(self, seen: Seen, before: Scanned | None, since: float, *, is_new: bool) -> bool:
-        """Whether nothing of it was there at an earlier scan, and it has not been written over since it had an end, or had been cut short."""
+    def _is_fresh(
+        self, seen: LocalSave, before: Scanned | None, since: float, *, is_new: bool
+    ) -> bool:
+        """Return whether an earlier scan saw nothing of it, and nothing was written over since."""
         if before is None:
             return is_new and seen.k == 0 and not _was_moved_in(seen)
         if before.observation is None or not before.observation.fresh or before.since == since:
             return before.observation is not None and before.observation.fresh
         has_rested = since - before.since >= self._rule.unmarked
-        now = {f.path: (f.size, f.mtime) for f in seen.hold.stats}
-        is_rewritten = any(now.get(f.path, (f.size, f.mtime)) != (f.size, f.mtime) for f in before.observation.files)
+        now = {f.path: (f.size, f.mtime) for f in seen.files.stats}
+        is_rewritten = any(
+            now.get(f.path, (f.size, f.mtime)) != (f.size, f.mtime)
+            for f in before.observation.files
+        )
         had_end = is_rewritten and bool(last_file(before.observation))
         return not (before.verdict.finished or has_rested or had_end)
 
 
 def scan_run(run: RunDir, pinner: Pinner) -> Scan:
-    """Pin what has appeared in an output directory; return every save that is here, oldest first, not yet judged.
+    """Pin what has appeared in an output directory.
+
+    Return every save that is here, oldest first, not yet judged.
 
     Raises ConfigError or StoreError if nothing can be seen at all.
     """
-    spots = {s.name: s for s in scan.spots(run.path)}
-    pins = spool.pins(run.path)
+    found_dirs = {s.name: s for s in checkpoint_dirs.find_checkpoint_dirs(run.path)}
+    pins = list_pins(run.path)
     failures: list[Failure] = []
-    relief = pinner.make_room(run, spots, pins, failures)
+    relief = pinner.make_room(run, found_dirs, pins, failures)
     is_full = bool(relief.full) and pinner.rule.full == "wait"
-    seen: list[Seen] = []
-    for name in sorted({*spots, *(p.checkpoint for p in pins)}, key=by_step):
-        spot = spots.get(name) or Spot(name, scan.family_of(name), run.path / name)
+    seen: list[LocalSave] = []
+    for name in sorted({*found_dirs, *(p.checkpoint for p in pins)}, key=by_step):
+        checkpoint_dir = found_dirs.get(name) or CheckpointDir(
+            name, checkpoint_dirs.family_of(name), run.path / name
+        )
         ours = [p for p in pins if p.checkpoint == name and p not in relief.drop]
         try:
-            seen += pinner.pin(run, spot, ours, failures, is_full=is_full)
+            seen += pinner.pin(run, checkpoint_dir, ours, failures, is_full=is_full)
         except CkptsyncError as e:
             failures.append(failure(run.name, name, e))
-    pinner.copies.retain()
+    pinner.copies.close_dropped()
     if not relief.full:
         pinner.copies.begin()
-    notes = (*pinner.lost, *filter(None, [relief.full]), *pinner.copies.problems(), *said(run.path / OURS)[-_HOOK_LINES:])
+    notes = (
+        *pinner.lost,
+        *filter(None, [relief.full]),
+        *pinner.copies.problems(),
+        *read_log(run.path / SPOOL)[-_HOOK_LINES:],
+    )
     return Scan(tuple(seen), tuple(failures), notes=notes)
 
 
-def _noted(seen: Seen, verdict: Verdict, wrong: list[Failure], *, is_at_rest: bool) -> Seen:
-    """Write beside the pin that it was at rest, for when rotation has taken the rest, and when it was finished, for the manifest."""
+def _note_verdict(
+    seen: LocalSave, verdict: Verdict, wrong: list[Failure], *, is_at_rest: bool
+) -> LocalSave:
+    """Note beside the pin that the save was at rest, and when it was finished.
+
+    The first counts once rotation has taken the rest; the second is for the manifest.
+    """
     if seen.pin is None:
         return seen
-    took = seen.pin.took
-    stable = fingerprint(seen.hold.stats) if is_at_rest else 0
-    finished = time.time_ns() if verdict.finished and not took.finished else 0
-    if stable in (0, took.stable) and not finished:
+    noted = seen.pin.notes
+    stable = fingerprint(seen.files.stats) if is_at_rest else 0
+    finished = time.time_ns() if verdict.finished and not noted.finished else 0
+    if stable in (0, noted.stable) and not finished:
         return seen
     try:
-        return recorded(seen, Took(stable=stable, finished=finished))
+        return write_save_notes(seen, PinNotes(stable=stable, finished=finished))
     except StoreError as e:  # a full disk: it is sent all the same, and its manifest says less
-        wrong.append(failure(seen.run, seen.spot.name, e))
+        wrong.append(failure(seen.run, seen.checkpoint_dir.name, e))
         return seen
 
 
-def _state(seen: Seen) -> tuple[Stat, ...]:
-    """Return what a change of is a change of the save.  A pinned file is ours to replace, by a reflink of it: its inode says nothing."""
-    stats = ((h.stat, h.is_pinned) for h in seen.hold.held.values())
-    every = (Stat(s.path, s.size, s.mtime, 0, 0) if is_pinned else s for s, is_pinned in stats)
-    return tuple(sorted((*every, *seen.hold.partial)))
+def _was_moved_in(seen: LocalSave) -> bool:
+    """Return whether its directory was renamed, with all that is in it.
 
-
-def _was_moved_in(seen: Seen) -> bool:
-    """Return whether its directory was renamed, with all that is in it: that changes its ctime alone, and a new name in it both times."""
-    if seen.spot.only is not None:
+    That changes its ctime alone; a new name in it changes both times.
+    """
+    if seen.checkpoint_dir.only is not None:
         return False
     try:
-        info = seen.spot.path.stat()
+        info = seen.checkpoint_dir.path.stat()
     except OSError:  # rotation: what was there came and went since the last scan
         return False
     return info.st_ctime_ns > info.st_mtime_ns

@@ -1,7 +1,6 @@
-"""A checkpoint as this node can read it, and its snapshot: what each file is, and the proof that nothing changed while it was read.
+"""A save as this node can read it, and its snapshot: proof that nothing changed meanwhile.
 
-Files are read from the pin where they are pinned, else where the trainer left them.  A file is read once where that is enough: it is digested on its
-way to the store (`worker.content`), and read before only where its digest decides where it belongs.
+Files are read from the pin where they are pinned, else where the trainer left them.
 """
 
 from __future__ import annotations
@@ -14,27 +13,36 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 
+from ckptsync import __version__
+from ckptsync.checkpoint_dirs import CheckpointDir, Family, ListedCheckpoint
 from ckptsync.errors import Corrupt, Incomplete, StoreError, Unsupported
-from ckptsync.layouts import rank_names, table
-from ckptsync.model import Demands
-from ckptsync.paths import checked_path
-from ckptsync.records.manifest import FileEntry
-from ckptsync.scan import Family, Found, Spot
+from ckptsync.layouts import file_names, registry
+from ckptsync.records.manifest import FileEntry, Manifest
+from ckptsync.safe_names import checked_path
+from ckptsync.spool.markers import PinNotes
 from ckptsync.spool.pins import Pin
-from ckptsync.stores import ending
-from ckptsync.stores.writing import chunk_room
-from ckptsync.walk import Stat, look, open_file, open_in, opened_parent
+from ckptsync.stores import progress_signals
+from ckptsync.stores.stream import chunk_room
+from ckptsync.tensors import Demands
+from ckptsync.walk import Stat, open_file, open_in, opened_parent, stat_open
 
-AGAIN = "push it again when the trainer has finished; a daemon does so by itself"
-LATER = "has the trainer removed it?  Push a later checkpoint; a daemon pins what it takes before it goes"
+AGAIN = "push it again when the trainer has finished; a worker service does so automatically"
+LATER = (
+    "the trainer may have deleted it: push a later checkpoint, or run a worker, which pins"
+    " checkpoints before rotation deletes them"
+)
+_DISK = "look at the disk that the trainer writes to"
 CHUNK = 4 << 20
 Passed = Callable[[int], None]
-"""Told the bytes of each chunk; fewer than none where bytes that were told of have to be read again."""
+"""Called with the bytes of each chunk; with a negative number where bytes have to be read again."""
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """One file and the directory it is read from.  ``is_added``: the hook put it there, before the trainer wrote the checkpoint."""
+class LocalFile:
+    """One file and the directory it is read from.
+
+    ``is_added``: the hook put it there, before the trainer wrote the checkpoint.
+    """
 
     stat: Stat
     root: Path
@@ -42,89 +50,146 @@ class Held:
     is_added: bool = False
 
     def open(self) -> int:
-        """A descriptor; raises Incomplete if it is gone."""
-        with _told_when_gone():
+        """Return a descriptor; raises Incomplete if it is gone."""
+        with _hint_when_gone():
             return open_file(self.root, self.stat.path)
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
-    """``held`` by path: what is sent.  ``unsent`` is not, by choice, but tells as well as the rest what the checkpoint is.
+class LocalFiles:
+    """The files of a save; an implementation of `ckptsync.tensors.Files`.
 
-    ``partial`` and ``others`` are the source's; ``gone`` if there is no source any more.
+    ``by_path``: what is sent.  ``unsent`` is not, by choice, but layouts read it, too.
+    ``partial`` (unfinished) and ``others`` (links, special files) are the source's; ``gone`` if
+    there is no source any more.
     """
 
     name: str
     family: Family
-    held: Mapping[str, Held]
+    by_path: Mapping[str, LocalFile]
     partial: tuple[Stat, ...] = ()
     others: tuple[str, ...] = ()
     gone: bool = False
-    unsent: Mapping[str, Held] = field(default_factory=dict)
+    unsent: Mapping[str, LocalFile] = field(default_factory=dict)
     _sizes: Mapping[str, int] = field(init=False, repr=False, compare=False)
     _stats: tuple[Stat, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # both are asked for once a file
-        object.__setattr__(self, "_sizes", {path: h.stat.size for path, h in {**self.unsent, **self.held}.items()})
-        object.__setattr__(self, "_stats", tuple(self.held[path].stat for path in sorted(self.held)))
+        # both are read once for each file
+        object.__setattr__(
+            self,
+            "_sizes",
+            {path: h.stat.size for path, h in {**self.unsent, **self.by_path}.items()},
+        )
+        object.__setattr__(
+            self, "_stats", tuple(self.by_path[path].stat for path in sorted(self.by_path))
+        )
 
     @property
     def stats(self) -> tuple[Stat, ...]:
-        """Of the files, by path."""
+        """What `lstat` says of the files, by path."""
         return self._stats
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """What is not sent: by choice, since a writer has not finished it, or since it is a link or a special file."""
+        """Paths that are not sent: by choice, unfinished, or a link or a special file."""
         return tuple(sorted({*self.unsent, *self.others, *(s.path for s in self.partial)}))
 
     @property
     def unpinned(self) -> tuple[str, ...]:
-        """Files that only the trainer's own directory holds: rotation may take them at any moment."""
-        return tuple(sorted(p for p, h in self.held.items() if not h.is_pinned))
+        """Paths that only the trainer's own directory holds, where rotation may take them."""
+        return tuple(sorted(p for p, h in self.by_path.items() if not h.is_pinned))
 
-    def with_added(self, root: Path, files: Iterable[Stat]) -> Hold:
-        """Also with files in ``root``, but for names that the checkpoint has of its own."""
-        added = {f.path: Held(f, root, is_pinned=True, is_added=True) for f in files if f.path not in self.held}
-        return replace(self, held=added | dict(self.held))
+    @property
+    def found_around(self) -> tuple[str, ...]:
+        """Paths on this node of what was found around the checkpoint, and is sent with it."""
+        added = (h for h in self.by_path.values() if h.is_added and not h.is_pinned)
+        return tuple(sorted(f"{h.root}/{h.stat.path}" for h in added))
 
-    def only(self, paths: Collection[str]) -> Hold:
-        """Of this only some files to send."""
-        kept = {path: h for path, h in self.held.items() if path in paths}
-        return replace(self, held=kept, unsent={path: h for path, h in self.held.items() if path not in paths})
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What an operator should know of the files."""
+        if not self.others:
+            return ()
+        return (f"{len(self.others)} links or special files are not sent: {self.others[0]}",)
+
+    @property
+    def pin_notes(self) -> tuple[str, ...]:
+        """A note of files that have no pin: a worker pins what it sends, ``push`` does not."""
+        count = 0 if self.gone else len(self.unpinned)
+        return (f"{count} files are not pinned, rotation may delete them",) if count else ()
+
+    def with_added(self, root: Path, files: Iterable[Stat]) -> LocalFiles:
+        """Return the same with files in ``root`` added, but for names of the checkpoint itself."""
+        added = {
+            f.path: LocalFile(f, root, is_pinned=True, is_added=True)
+            for f in files
+            if f.path not in self.by_path
+        }
+        return replace(self, by_path=added | dict(self.by_path))
+
+    def only(self, paths: Collection[str]) -> LocalFiles:
+        """Return the same with only these files to send."""
+        chosen = {path: h for path, h in self.by_path.items() if path in paths}
+        return replace(
+            self,
+            by_path=chosen,
+            unsent={path: h for path, h in self.by_path.items() if path not in paths},
+        )
 
     def sizes(self) -> Mapping[str, int]:
-        """As `ckptsync.model.Files` says: at the time of the look."""
+        """See `ckptsync.tensors.Files`: the sizes at the time of the scan."""
         return self._sizes
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
-        """As `ckptsync.model.Files` says; StoreError where the disk refuses."""
-        held = self.held.get(name) or self.unsent.get(name)
+        """See `ckptsync.tensors.Files`; raises StoreError where the disk refuses."""
+        held = self.by_path.get(name) or self.unsent.get(name)
         if held is None:
             raise Incomplete(f"{name}: not in {self.name}")
-        fd = held.open()
+        fd, got = held.open(), 0
         try:
-            fill(fd, start, out, f"{self.name}/{name}")
+            while got < len(out):
+                try:
+                    count = os.preadv(fd, [out[got:]], start + got)
+                except OSError as e:
+                    raise StoreError(f"{self.name}/{name}: {e.strerror}", hint=_DISK) from e
+                if count == 0:
+                    raise Corrupt(
+                        f"{self.name}/{name}: ends at byte {start + got}, {start + len(out)}"
+                        " expected"
+                    )
+                got += count
         finally:
             os.close(fd)
 
 
-def hold(found: Found | None, pin: Pin | None, family: Family, name: str) -> Hold:
-    """What there is to read.  A pin's names stay when the source loses them: rotation takes files one by one."""
-    held = {f.path: Held(f, found.path, is_pinned=False) for f in found.files} if found else {}
+def local_files(
+    found: ListedCheckpoint | None, pin: Pin | None, family: Family, name: str
+) -> LocalFiles:
+    """Return the files to read.
+
+    A pin's names stay when the source loses them: rotation takes files one by one.
+    """
+    held = {f.path: LocalFile(f, found.path, is_pinned=False) for f in found.files} if found else {}
     if pin is not None:
-        root = pin.root  # a Path costs more than a Held
-        held |= {f.path: Held(f, root, is_pinned=True) for f in pin.files}
+        root = pin.root  # a Path costs more than a LocalFile
+        held |= {f.path: LocalFile(f, root, is_pinned=True) for f in pin.files}
     is_gone = found is None or not (found.files or found.partial)
-    return Hold(name, family, held, found.partial if found else (), found.others if found else (), is_gone)
+    return LocalFiles(
+        name, family, held, found.partial if found else (), found.others if found else (), is_gone
+    )
 
 
-def each_open(files: Iterable[Held]) -> Iterator[tuple[Held, int]]:
-    """Each with a descriptor until the next is asked for; raises Incomplete if one is gone.  A directory is opened once for its files in a row."""
-    for (root, _), several in groupby(files, lambda held: (held.root, held.stat.path.rpartition("/")[0])):
+def each_open(files: Iterable[LocalFile]) -> Iterator[tuple[LocalFile, int]]:
+    """Yield each file with an open descriptor; raises Incomplete if one is gone.
+
+    A directory is opened once for its files in a row.
+    """
+    for (root, _), several in groupby(
+        files, lambda held: (held.root, held.stat.path.rpartition("/")[0])
+    ):
         row = list(several)
-        with _told_when_gone(), opened_parent(root, row[0].stat.path) as (parent, _):
+        with _hint_when_gone(), opened_parent(root, row[0].stat.path) as (parent, _):
             for held in row:
                 fd = open_in(parent, held.stat.path.rpartition("/")[2], root, held.stat.path)
                 try:
@@ -134,33 +199,20 @@ def each_open(files: Iterable[Held]) -> Iterator[tuple[Held, int]]:
 
 
 @contextlib.contextmanager
-def _told_when_gone() -> Iterator[None]:
+def _hint_when_gone() -> Iterator[None]:
     try:
         yield
     except Incomplete as e:
         raise Incomplete(str(e), hint=LATER) from e
 
 
-def fill(fd: int, start: int, out: memoryview, name: str) -> None:
-    """Fill ``out`` from byte ``start`` of an open file; raises Corrupt if it ends before."""
-    got = 0
-    while got < len(out):
-        try:
-            count = os.preadv(fd, [out[got:]], start + got)
-        except OSError as e:
-            raise StoreError(f"{name}: {e.strerror}", hint="look at the disk that the trainer writes to") from e
-        if count == 0:
-            raise Corrupt(f"{name}: ends at byte {start + got}, {start + len(out)} expected")
-        got += count
-
-
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """One save of a checkpoint: what can be read of it, and whose pin holds it (``None``: it is not pinned)."""
+class LocalSave:
+    """One save of a checkpoint: its readable files, and its pin (``None``: it is not pinned)."""
 
     run: str
-    spot: Spot
-    hold: Hold
+    checkpoint_dir: CheckpointDir
+    files: LocalFiles
     pin: Pin | None
 
     @property
@@ -170,16 +222,18 @@ class Seen:
 
 
 class Changed(Incomplete):
-    """A file is not the one that was looked at: whatever was read of it is worth nothing."""
+    """A file is not the one of the scan: whatever was read of it is worth nothing."""
 
 
 def nothing(_: int) -> None:
-    """For callers who do not care how far it is."""
+    """Do nothing with the bytes of a chunk."""
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """What a manifest will say: ``started`` and ``ended`` (ns) span the files' mtimes.  ``stats`` is what it holds for.
+class Snapshot:
+    """What a manifest will say of files with these ``stats``.
+
+    ``started`` and ``ended`` (ns) span the files' mtimes.
 
     ``read``: by path, the entries of files that have been read by now.  It grows.
     """
@@ -195,72 +249,128 @@ class Taken:
 
     @property
     def files(self) -> tuple[FileEntry, ...]:
-        """All of them; without a digest those that nobody has read yet."""
+        """Entries of all files; without a digest those that nobody has read yet."""
         return tuple(self.read.get(s.path) or unread(s) for s in self.stats)
 
 
-def take(hold: Hold) -> Taken:
-    """What is held, unread but for metadata.  Raises Incomplete if anything changed meanwhile, Corrupt where a file's name cannot be stored."""
-    for path in hold.held:
+def take_snapshot(files: LocalFiles) -> Snapshot:
+    """Return a snapshot of these files, unread but for metadata.
+
+    Raises Incomplete if anything changed meanwhile, Corrupt where a file's name cannot be stored.
+    """
+    for path in files.by_path:
         checked_path(path)
-    demands, sources, notes = _asked(hold)
-    times = [h.stat.mtime for h in hold.held.values() if not h.is_added]  # what the hook adds is as old as the training
-    taken = Taken(
-        hold.stats, rank_names.ranks(sorted(hold.held)), sources, demands, min(times, default=0), max(times, default=0), notes
+    sources: tuple[str, ...] = ()
+    demands, notes = Demands(), sources
+    try:
+        demands, sources = registry.demands(files), tuple(str(s) for s in registry.sources(files))
+    except (Corrupt, Unsupported) as e:
+        # an unknown or broken layout is stored as it is: a note here, the head says it again
+        demands, notes = Demands(), (str(e),)
+    # what the hook adds is as old as the training
+    times = [h.stat.mtime for h in files.by_path.values() if not h.is_added]
+    ranks = file_names.ranks(sorted(files.by_path))
+    snapshot = Snapshot(
+        files.stats, ranks, sources, demands, min(times, default=0), max(times, default=0), notes
     )
-    unchanged(hold)
-    return taken
+    unchanged(files)
+    return snapshot
+
+
+def note_sending(seen: LocalSave, at: int, save: str = "") -> PinNotes:
+    """Return what to note beside a pin when sending begins, at ``at`` (ns).
+
+    What was noted first stays.
+
+    ``save``: the id of the save, where no commit has one.
+    """
+    noted = seen.pin.notes if seen.pin else PinNotes()
+    commit = seen.pin.commit if seen.pin and seen.pin.is_committed else None
+    return replace(
+        noted, sending=noted.sending or at, save=noted.save or (commit.save if commit else save)
+    )
+
+
+def draft_manifest(
+    seen: LocalSave,
+    snapshot: Snapshot,
+    node: str,
+    noted: PinNotes,
+    *,
+    clock_offset: int,
+    gone: tuple[str, ...] = (),
+) -> Manifest:
+    """Return the manifest of a whole snapshot; its location and its number are still open.
+
+    ``noted``: times and id of the save; ``gone``: manifests of this save that it replaces.
+    """
+    commit = seen.pin.commit if seen.pin and seen.pin.is_committed else None
+    trainer = "".join(c for c in commit.trainer if c.isprintable())[:200] if commit else ""
+    return Manifest(
+        seen.run,
+        seen.checkpoint_dir.name,
+        "",
+        node,
+        0,
+        snapshot.files,
+        snapshot.ranks,
+        snapshot.started,
+        snapshot.ended,
+        snapshot.demands,
+        snapshot.sources,
+        save=noted.save,
+        clock_offset=clock_offset,
+        supersedes=gone,
+        version=__version__,
+        trainer=trainer or seen.checkpoint_dir.family,
+        times={
+            key: at for key, at in (("finished", noted.finished), ("sending", noted.sending)) if at
+        },
+    )
 
 
 def unread(stat: Stat) -> FileEntry:
-    """A file whose digest is still open."""
+    """Return the entry of a file whose digest is still open."""
     return FileEntry(stat.path, stat.size, "", 0, (), stat.mtime)
 
 
-def unchanged(hold: Hold) -> None:
-    """Raises Changed, or Incomplete, unless every file is still the one that was looked at."""
-    for held, fd in each_open(hold.held.values()):
-        _same(held.stat, look(fd, held.stat.path))
+def unchanged(files: LocalFiles) -> None:
+    """Raise Changed, or Incomplete, unless every file is still the one of the scan."""
+    for held, fd in each_open(files.by_path.values()):
+        _same(held.stat, stat_open(fd, held.stat.path))
 
 
-def chunks(held: Held, passed: Passed, clone: int | None = None) -> Iterator[memoryview]:
-    """A file's bytes, a chunk at a time in one buffer that is used again.
+def chunks(held: LocalFile, passed: Passed, clone: int | None = None) -> Iterator[memoryview]:
+    """Yield a file's bytes, a chunk at a time in one buffer that is used again.
 
-    Raises Changed if it is not the file looked at, Transient once the process is about to end.
-
-    They are read out of the descriptor ``clone``, if there is one: a copy that was made of the file before.
+    Raises Changed if it is not the file of the scan, Transient once the process is about to end.
+    They are read out of the descriptor ``clone``, if there is one: a reflink that was made of the
+    file before.
     """
-    buffer = chunk_room(min(CHUNK, held.stat.size))
+    size, path = held.stat.size, held.stat.path
+    buffer = chunk_room(min(CHUNK, size))
     fd = held.open()
     try:
-        _same(held.stat, look(fd, held.stat.path))
-        left = held.stat.size  # a file that grows is read no further than it was when it was looked at
-        while left and (count := _read(fd if clone is None else clone, buffer[:left], held.stat.size - left, held)):
-            ending.go_on(held.stat.path)
+        _same(held.stat, stat_open(fd, path))
+        left = size  # a file that grows is read no further than it was at the scan
+        while left:
+            try:
+                count = os.preadv(fd if clone is None else clone, [buffer[:left]], size - left)
+            except OSError as e:
+                if e.errno == errno.ESTALE:
+                    raise Changed(f"{path}: deleted while it was read", hint=LATER) from e
+                raise StoreError(f"{held.root}/{path}: {e.strerror}", hint=_DISK) from e
+            if not count:
+                break
+            progress_signals.check_shutdown(path)
             left -= count
             yield buffer[:count]
             passed(count)
-        _same(held.stat, look(fd, held.stat.path))
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)  # training wants the memory more than we do
+        _same(held.stat, stat_open(fd, path))
+        # training wants the memory more than we do
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(fd)
-
-
-def _read(fd: int, into: memoryview, start: int, held: Held) -> int:
-    try:
-        return os.preadv(fd, [into], start)
-    except OSError as e:
-        if e.errno == errno.ESTALE:
-            raise Changed(f"{held.stat.path}: deleted while it was read", hint=LATER) from e
-        raise StoreError(f"{held.root}/{held.stat.path}: {e.strerror}", hint="look at the disk that the trainer writes to") from e
-
-
-def _asked(hold: Hold) -> tuple[Demands, tuple[str, ...], tuple[str, ...]]:
-    """What the layouts say.  A layout that is unknown or broken is stored as it is: here it is a note, the head says it again."""
-    try:
-        return table.demands(hold), tuple(str(s) for s in table.sources(hold)), ()
-    except (Corrupt, Unsupported) as e:
-        return Demands(), (), (str(e),)
 
 
 def _same(before: Stat, after: Stat) -> None:

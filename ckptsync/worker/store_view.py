@@ -1,6 +1,7 @@
-"""What the store says of the runs of this node: the records of each run, and what follows from them for a save that lies here.
+"""The records of the runs of this node in the store, and what follows for a save that lies here.
 
-`StoreView` reads the records once a tick, and each record once, since a record never changes.  What follows from them is pure.
+`StoreView.refresh` reads each record once, since a record never changes.  What follows from them is
+pure.
 """
 
 from __future__ import annotations
@@ -10,41 +11,44 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import TypeVar
 
-from ckptsync.catalogue.fresh import read_record
-from ckptsync.errors import CkptsyncError, Corrupt, NotFound, Unsupported
-from ckptsync.model import Demands
-from ckptsync.records import saves
-from ckptsync.records.coding import Record, is_made_anew
+from ckptsync.errors import CkptsyncError, Corrupt
+from ckptsync.records import save_groups
+from ckptsync.records.io import AT_ONCE, Record, find_missing_manifests, is_made_anew, read_records
+from ckptsync.records.locations import LocationRecords, newest_model_record, proof, record_names
 from ckptsync.records.manifest import Manifest
 from ckptsync.records.model_record import ModelRecord
-from ckptsync.records.names import OURS, RecordName, parse_record_name, sending_prefix
+from ckptsync.records.names import (
+    RecordName,
+    checkpoint_of,
+    parse_record_name,
+    senders,
+    sending_prefix,
+)
 from ckptsync.records.report import Report
-from ckptsync.records.state import Records, newest_model_record, proof
-from ckptsync.records.tombstone import Tombstone, fate
-from ckptsync.records.vanished import vanished
+from ckptsync.records.tombstone_keep_join import Tombstone, fate
+from ckptsync.safe_names import RECORDS
 from ckptsync.stores.contract import Entry, Store
+from ckptsync.tensors import Demands
 from ckptsync.walk import Stat
-from ckptsync.worker import plan
-from ckptsync.worker.options import RunDir
-from ckptsync.worker.plan import Read
-from ckptsync.worker.remembering import read_before
-from ckptsync.worker.result import Phase
-from ckptsync.worker.selecting import EVERYTHING, Selection, select
-from ckptsync.worker.snapshot import Seen
-from ckptsync.worker.together import Together
+from ckptsync.worker.progress import Phase
+from ckptsync.worker.selection import EVERYTHING, Selection, select
+from ckptsync.worker.snapshot import LocalSave
+from ckptsync.worker.stored_files import Read, find_holder, has_other_part, is_retired
 
 R = TypeVar("R", Manifest, ModelRecord, Report, Tombstone)
-AT_ONCE = 16  # records that are fetched: each costs round trips, and no bandwidth
-GRACE = 900.0  # seconds on the store's clock after which a node that no longer says that it sends, sends no more: it says so every minute
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecords:
-    """The records of a run, by name; ``broken`` are those that cannot be read, with the reason: nothing is decided about their locations.
+    """The records of a run, by name.
 
-    ``times``: when each came, on the store's clock.  ``sizes``: bytes of all that lies in the run's `.ckptsync`, by name.
-    ``grouped``: the records once more, by checkpoint.  ``lost``: manifests that model records and reports name, and that are gone.
-    ``read``: by checkpoint, digests of this node's files that were read and need not be sent (`remember`); all views of one run share it.
+    ``broken`` are those that cannot be read, with the reason: nothing is decided about their
+    locations.
+
+    ``times``: when each came, on the store's clock.  ``sizes``: bytes of all that lies in the run's
+    `.ckptsync`, by name. ``grouped``: the records once more, by checkpoint.  ``lost``: manifests
+    that model records and reports name, and that are gone. ``read``: by checkpoint, digests of this
+    node's files that were read and need not be sent (`remember`); all views of one run share it.
     """
 
     records: Mapping[str, Record] = field(default_factory=dict)
@@ -60,88 +64,142 @@ class RunRecords:
         self.read[checkpoint] = {**self.read.get(checkpoint, {}), **read}
 
     def damaged(self) -> tuple[str, ...]:
-        """Locations of which a report has ever said DAMAGED."""
-        return tuple(sorted({r.location for r in self.records.values() if isinstance(r, Report) and r.verdict == "damaged"}))
+        """Return the locations that a report has ever called damaged."""
+        return tuple(
+            sorted(
+                {
+                    r.location
+                    for r in self.records.values()
+                    if isinstance(r, Report) and r.verdict == "damaged"
+                }
+            )
+        )
 
-    def manifests(self, checkpoint: str) -> tuple[saves.Known, ...]:
-        """All of one checkpoint name, in every location, also those taken back."""
-        return saves.known_of(self.grouped.get(checkpoint, {}))
+    def manifests(self, checkpoint: str) -> tuple[save_groups.Known, ...]:
+        """Return all of one checkpoint name, in every location, also those taken back."""
+        return save_groups.known_of(self.grouped.get(checkpoint, {}))
+
+    def live(self, checkpoint: str) -> list[Manifest]:
+        """Return the manifests of one checkpoint name that count, in every location."""
+        return [k.manifest for k in save_groups.live(self.manifests(checkpoint))]
 
     def tombstones(self, checkpoint: str) -> dict[str, Tombstone]:
-        """All of one checkpoint name, in every location."""
-        return {name: t for name, t in self.grouped.get(checkpoint, {}).items() if isinstance(t, Tombstone)}
+        """Return all of one checkpoint name, in every location."""
+        return _only(self.grouped.get(checkpoint, {}), Tombstone)
 
-    def location(self, location: str) -> Records:
-        """All about one location."""
-        here = {name: r for name, r in self.grouped.get(location.partition("~")[0], {}).items() if r.location == location}
-        return Records(_only(here, Manifest), _only(here, ModelRecord), _only(here, Report), _only(here, Tombstone))
+    def location(self, location: str) -> LocationRecords:
+        """Return all records about one location."""
+        here = {
+            name: r
+            for name, r in self.grouped.get(checkpoint_of(location), {}).items()
+            if r.location == location
+        }
+        return LocationRecords(
+            _only(here, Manifest),
+            _only(here, ModelRecord),
+            _only(here, Report),
+            _only(here, Tombstone),
+        )
 
-    def lost_of(self, node: str, checkpoint: str) -> tuple[RecordName, ...]:
-        """Manifests of a node's that are gone, of one checkpoint name, in every location."""
+    def unusable_manifests(self, node: str) -> tuple[RecordName, ...]:
+        """Return a node's manifests that are damaged or gone.
+
+        Not those of a newer program, which are well.
+        """
+        names = [name for name, error in self.broken.items() if isinstance(error, Corrupt)]
+        parsed = (parse_record_name(name) for name in (*names, *self.lost))
+        return tuple(p for p in parsed if p is not None and (p.kind, p.node) == ("manifest", node))
+
+    def lost_of(self, node: str, checkpoint: str) -> tuple[str, ...]:
+        """Return the names of a node's manifests of a checkpoint that are gone.
+
+        A new manifest stands in their stead.
+        """
         parsed = (parse_record_name(name) for name in self.lost)
-        return tuple(p for p in parsed if p is not None and (p.node, p.location.partition("~")[0]) == (node, checkpoint))
+        ours = (
+            p
+            for p in parsed
+            if p is not None and (p.node, checkpoint_of(p.location)) == (node, checkpoint)
+        )
+        return tuple(sorted(map(str, ours)))
 
     def is_contended(self, node: str, run: str, checkpoint: str) -> bool:
-        """Whether a live node other than ``node`` says that it is sending files of a checkpoint."""
+        """Return whether another live node has announced that it sends files of a checkpoint."""
         prefix = sending_prefix(run, checkpoint)
-        now = max(self.times.values(), default=0.0)
-        others = (name for name, size in self.sizes.items() if size and name.startswith(prefix) and name != prefix + node)
-        return any(now - self.times[name] < GRACE for name in others)
+        announcements = [
+            Entry(name, size, self.times[name])
+            for name, size in self.sizes.items()
+            if name.startswith(prefix)
+        ]
+        sending = senders(announcements, max(self.times.values(), default=0.0)).get(
+            (run, checkpoint), {}
+        )
+        return bool(sending.keys() - {node})
 
     def is_unreadable(self, location: str) -> bool:
-        """Whether any record about a location cannot be read, whoever may write it anew."""
-        return any(parsed.location == location for parsed in map(parse_record_name, self.broken) if parsed is not None)
+        """Return whether any record about a location cannot be read, whoever may write it anew."""
+        return any(
+            parsed.location == location
+            for parsed in map(parse_record_name, self.broken)
+            if parsed is not None
+        )
 
     def broken_location(self, checkpoint: str) -> CkptsyncError | None:
-        """The first error in the records of a checkpoint's locations; not damage to model records and reports, which head and verifier make anew."""
+        """Return the first error in the records of a checkpoint's locations.
+
+        Not of model records and reports, which are made anew.
+        """
         for name, error in self.broken.items():
             parsed = parse_record_name(name)
-            if parsed is not None and not is_made_anew(parsed, error) and parsed.location.partition("~")[0] == checkpoint:
+            if (
+                parsed is not None
+                and not is_made_anew(parsed, error)
+                and checkpoint_of(parsed.location) == checkpoint
+            ):
                 return error
         return None
 
 
-def read_records(store: Store, run: str, before: RunRecords) -> RunRecords:
-    """The records of a run as they are now; ``before`` saves fetching those again that nobody has touched.  Raises StoreError.
+def read_run(store: Store, run: str, before: RunRecords) -> RunRecords:
+    """Return the records of a run as they are now.
+
+    ``before`` saves fetching those again that nobody has touched.  Raises StoreError.
 
     A record that a new report names is read again: a disk loses bits without a new time.
     """
-    entries = tuple(store.names(f"{run}/{OURS}/"))
-    named = [(e, parsed) for e in entries if (parsed := parse_record_name(e.name)) is not None and parsed.run == run]
-    records = {e.name: before.records[e.name] for e, _ in named if _is_read(e, before)}
-    fresh = [parsed for e, parsed in named if e.name not in records]
-    found = _fetched(store, fresh)
-    told = {f"{run}/{f.name}" for its in found.values() if isinstance(its, Report) for f in its.findings}
-    found |= _fetched(store, [parsed for e, parsed in named if e.name in told and e.name in records])
-    records = {name: record for name, record in records.items() if name not in found}
-    records |= {name: its for name, its in found.items() if its is not None and not isinstance(its, CkptsyncError)}
-    broken = {name: its for name, its in found.items() if isinstance(its, CkptsyncError)}
+    entries = tuple(store.names(f"{run}/{RECORDS}/"))
+    named = {
+        name: parsed
+        for name, parsed in record_names(e.name for e in entries).items()
+        if parsed.run == run
+    }
+    cache = {
+        e.name: before.records[e.name]
+        for e in entries
+        if e.name in before.records
+        and (before.times.get(e.name), before.sizes.get(e.name)) == (e.mtime, e.size)
+    }
+    records, faults = read_records(store, named.values(), cache=cache, threads=AT_ONCE)
+    fresh = [r for name, r in records.items() if name not in cache]
+    reported = {
+        f"{run}/{f.name}" for r in fresh if isinstance(r, Report) for f in r.findings
+    } & cache.keys()
+    again, more_faults = read_records(
+        store, [named[name] for name in sorted(reported)], threads=AT_ONCE
+    )
+    records = {name: r for name, r in records.items() if name not in reported} | again
+    broken = {fault.name: fault.error for fault in (*faults, *more_faults)}
     grouped: dict[str, dict[str, Record]] = {}
     for name, record in records.items():
-        grouped.setdefault(record.location.partition("~")[0], {})[name] = record
+        grouped.setdefault(checkpoint_of(record.location), {})[name] = record
     sizes = {e.name: e.size for e in entries}
-    is_same = not found and not before.lost and records.keys() == before.records.keys()
-    lost = before.lost if is_same else vanished(records, sizes, store.size)
-    return RunRecords(records, broken, {e.name: e.mtime for e in entries}, sizes, grouped, lost, before.read)
-
-
-def _is_read(entry: Entry, before: RunRecords) -> bool:
-    is_same = (before.times.get(entry.name), before.sizes.get(entry.name)) == (entry.mtime, entry.size)
-    return is_same and entry.name in before.records
-
-
-def _fetched(store: Store, names: Sequence[RecordName]) -> dict[str, Record | CkptsyncError | None]:
-    return dict(zip(map(str, names), Together(AT_ONCE).each(lambda name: _one(store, name), names), strict=True))
-
-
-def _one(store: Store, name: RecordName) -> Record | CkptsyncError | None:
-    """``None`` if it is gone: gc was quicker."""
-    try:
-        return read_record(store, name)
-    except NotFound:
-        return None
-    except (Corrupt, Unsupported) as e:
-        return e
+    is_same = (
+        not fresh and not reported and not before.lost and records.keys() == before.records.keys()
+    )
+    lost = before.lost if is_same else find_missing_manifests(records, sizes, store.size)
+    return RunRecords(
+        records, broken, {e.name: e.mtime for e in entries}, sizes, grouped, lost, before.read
+    )
 
 
 def _only(records: Mapping[str, Record], kind: type[R]) -> dict[str, R]:
@@ -149,118 +207,140 @@ def _only(records: Mapping[str, Record], kind: type[R]) -> dict[str, R]:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """Why nothing is left to do for a save: ``mine`` or ``other`` is the manifest that names its files already."""
+class Done:
+    """Why nothing is left to do for a save.
+
+    ``manifest`` names its files already; it is this node's own if the phase is ``stored``.
+    """
 
     phase: Phase
     detail: str
-    mine: Manifest | None = None
-    other: Manifest | None = None
+    manifest: Manifest | None = None
 
 
-def standing(seen: Seen, node: str, known: RunRecords, selection: Selection = EVERYTHING) -> Standing | None:
-    """What need not be looked at any further: it is stored, by this node or another on the same disk, or it was given up."""
+def why_done(
+    seen: LocalSave, node: str, known: RunRecords, selection: Selection = EVERYTHING
+) -> Done | None:
+    """Return why nothing is left to do for a save, or ``None``.
+
+    It is stored, by this node or another on the same disk, or it was given up.
+    """
     if seen.pin is not None and seen.pin.node not in ("", node):
-        return Standing("elsewhere", f"{seen.pin.node} sends it")
+        return Done("elsewhere", f"{seen.pin.node} uploads it")
     if is_given_up(seen, node, known, selection):
-        return Standing("retired", "given up in the store")
-    found = own(seen.hold.stats, node, known, seen.spot.name, selection)
-    return None if found is None else held(found, node)
+        return Done("retired", "retired in the store")
+    found = find_save(seen.files.stats, node, known, seen.checkpoint_dir.name, selection)
+    return None if found is None else done_of(found, node)
 
 
-def held(there: Manifest, node: str) -> Standing:
-    """Of files that a save in the store has: ``there`` is a manifest of it, this node's if it has one."""
+def done_of(there: Manifest, node: str) -> Done:
+    """Return that nothing is left to do for a save whose files the store has.
+
+    ``there``: a manifest of it, this node's if it has one.
+    """
     if there.node == node:
-        return Standing("stored", "stored", there)
-    return Standing("elsewhere", f"the store has these very files in {there.location}", other=there)
+        return Done("stored", "stored", there)
+    return Done("elsewhere", f"the store already has these files in {there.location}", there)
 
 
-def own(stats: Sequence[Stat], node: str, known: RunRecords, checkpoint: str, selection: Selection) -> Manifest | None:
-    """Return a manifest of the save that has these files, but for those that are not sent by choice; this node's if it has one there."""
-    manifests = [k.manifest for k in saves.live(known.manifests(checkpoint))]
+def find_save(
+    stats: Sequence[Stat], node: str, known: RunRecords, checkpoint: str, selection: Selection
+) -> Manifest | None:
+    """Return a manifest of the save that has these files, this node's if it has one there.
+
+    Files that are not sent by choice do not count.
+    """
+    manifests = known.live(checkpoint)
     read = known.read.get(checkpoint, {})
     if selection.is_everything:
-        return plan.holder(stats, node, manifests, read)
-    found = (plan.holder(_wanted(stats, selection, m.demands), node, manifests, read) for m in manifests)
+        return find_holder(stats, node, manifests, read)
+    found = (
+        find_holder(_selected(stats, selection, m.demands), node, manifests, read)
+        for m in manifests
+    )
     return next((m for m in found if m is not None), None)
 
 
-def _wanted(stats: Sequence[Stat], selection: Selection, demands: Demands) -> list[Stat]:
+def _selected(stats: Sequence[Stat], selection: Selection, demands: Demands) -> list[Stat]:
     names = select((s.path for s in stats), selection, demands)
     return [s for s in stats if s.path in names]
 
 
-def is_given_up(seen: Seen, node: str, known: RunRecords, selection: Selection = EVERYTHING) -> bool:
-    """Whether a tombstone speaks of these very files, as far as they are sent."""
-    name = seen.spot.name
-    stats = seen.hold.stats if selection.is_everything else _wanted(seen.hold.stats, selection, Demands())
+def is_given_up(
+    seen: LocalSave, node: str, known: RunRecords, selection: Selection = EVERYTHING
+) -> bool:
+    """Return whether a tombstone is about these very files, as far as they are sent."""
+    name, stats = seen.checkpoint_dir.name, seen.files.stats
+    if not selection.is_everything:
+        stats = tuple(_selected(stats, selection, Demands()))
     buried = {n: (t, known.times.get(n, 0.0)) for n, t in known.tombstones(name).items()}
-    return plan.is_retired(node, stats, buried, known.manifests(name))
+    return is_retired(node, stats, buried, known.manifests(name))
 
 
 @dataclass(slots=True)
 class StoreView:
-    """A cached view of the store's records.  `refresh` does all I/O; every other method reads the cache.  Any thread may call any of them.
+    """A cached view of the store's records.
+
+    `refresh` does all I/O; every other method reads the cache.  Any thread may call any of them.
 
     ``offset``: this node's clock minus the store's, ns, as far as it was measured.
     """
 
     store: Store
     node: str
-    selection: Selection
-    offset: Callable[[], int]
+    selection: Selection = EVERYTHING
+    offset: Callable[[], int] = lambda: 0
     _of: dict[str, RunRecords] = field(default_factory=dict)
     _turns: Iterator[int] = field(default_factory=lambda: count(1))
     _read: dict[str, int] = field(default_factory=dict)
 
     def refresh(self, run: str) -> RunRecords:
-        """The records of a run as they are now.  Raises StoreError."""
+        """Return the records of a run as they are now.  Raises StoreError."""
         turn = next(self._turns)
-        found = read_records(self.store, run, self.of(run))
+        found = read_run(self.store, run, self.of(run))
         if turn > self._read.get(run, 0):  # what began earlier and ended later is no news
             self._read[run], self._of[run] = turn, found
         return found
 
-    def recall(self, run: RunDir) -> None:
-        """Take up what the spool has of digests that were read."""
-        known = self._of.setdefault(run.name, RunRecords())
-        for checkpoint, read in read_before(run.path).items():
-            known.remember(checkpoint, read)
-
     def of(self, run: str) -> RunRecords:
-        """As they were read last."""
-        return self._of.get(run) or RunRecords()
-
-    def own(self, run: str, checkpoint: str, stats: Sequence[Stat]) -> Manifest | None:
-        """A manifest of the save that has these files, but for those that are not sent by choice."""
-        return own(stats, self.node, self.of(run), checkpoint, self.selection)
+        """Return the records of a run as they were read last."""
+        return self._of.setdefault(run, RunRecords())
 
     def is_proven(self, run: str, checkpoint: str, stats: Sequence[Stat]) -> bool:
-        """Whether the store has these very files, VERIFIED or given up: then they need no pin."""
+        """Return whether the store has these very files, VERIFIED or given up: no pin is needed."""
         known = self.of(run)
-        mine = self.own(run, checkpoint, stats)
-        return mine is not None and is_safe(known, mine.location, saves.live(known.manifests(checkpoint)))
+        mine = find_save(stats, self.node, known, checkpoint, self.selection)
+        return mine is not None and is_safe(
+            known, mine.location, save_groups.live(known.manifests(checkpoint))
+        )
 
-    def is_done(self, seen: Seen) -> bool:
-        """Whether nothing is left to do here: it is stored, another's, or given up."""
-        return standing(seen, self.node, self.of(seen.run), self.selection) is not None
+    def is_done(self, seen: LocalSave) -> bool:
+        """Return whether nothing is left to do here: it is stored, another's, or given up."""
+        return why_done(seen, self.node, self.of(seen.run), self.selection) is not None
 
-    def has_mate(self, seen: Seen) -> bool:
-        """Whether another node has stored its part of the same save."""
-        live = [k.manifest for k in saves.live(self.of(seen.run).manifests(seen.spot.name))]
-        if not any(m.node != self.node for m in live):
-            return False
-        return plan.has_mate(seen.hold.stats, self.node, self.offset(), live)
+    def has_other_part(self, seen: LocalSave) -> bool:
+        """Return whether another node has stored its part of the same save."""
+        return has_other_part(
+            seen.files.stats,
+            self.node,
+            self.offset(),
+            self.of(seen.run).live(seen.checkpoint_dir.name),
+        )
 
-    def is_begun(self, seen: Seen) -> bool:
-        """Whether part of it is in the store already: this node said that it was sending it, or another has sent its part."""
-        said = sending_prefix(seen.run, seen.spot.name) + self.node
-        return bool(self.of(seen.run).sizes.get(said)) or self.has_mate(seen)
+    def is_begun(self, seen: LocalSave) -> bool:
+        """Return whether this node has announced a save, or another has stored its part."""
+        announcement = sending_prefix(seen.run, seen.checkpoint_dir.name) + self.node
+        return bool(self.of(seen.run).sizes.get(announcement)) or self.has_other_part(seen)
 
 
-def is_safe(known: RunRecords, location: str, live: Sequence[saves.Known], *, retired_too: bool = True) -> bool:
-    """Whether a location's manifests are proven by a report of its model record, or given up; not where a newer program has said what is not known here."""
-    if known.broken_location(location.partition("~")[0]) is not None:
+def is_safe(
+    known: RunRecords, location: str, live: Sequence[save_groups.Known], *, retired_too: bool = True
+) -> bool:
+    """Return whether a report proves a location's manifests and model, or they are given up.
+
+    Not where a record cannot be read: a newer program may have written what is not known here.
+    """
+    if known.broken_location(checkpoint_of(location)) is not None:
         return False
     here = [k for k in live if k.manifest.location == location]
     records = known.location(location)

@@ -1,8 +1,10 @@
-"""What the names and times of a checkpoint's files say about saves that were cut short, or written over one another.  Pure.
+"""Find saves that were cut short, or written over, by the names and times of their files.  Pure.
 
-However long such files lie there, they are no checkpoint.  The rules were found by killing Hugging Face's Trainer, accelerate, DeepSpeed and torch
-in the middle of a save, and in the middle of a save over an older one of the same name.  Times are compared within one directory only.  A copy
-without times (``cp -r``) gives each file the time at which it was copied: that is not a gap between two saves.
+However long such files lie there, they are no checkpoint.  The rules were found by killing Hugging
+Face's Trainer, accelerate, DeepSpeed and torch in the middle of a save, and in the middle of a save
+over an older one of the same name.  Times are compared within one directory only.  A copy without
+times (``cp -r``) gives each file the time at which it was copied: that is not a gap between two
+saves.
 """
 
 from __future__ import annotations
@@ -12,25 +14,34 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from ckptsync.layouts import rank_names
-from ckptsync.merge.dated import AT_ONCE, SLOW
-from ckptsync.scan import Family
-from ckptsync.walk import Stat
+from ckptsync.checkpoint_dirs import Family
+from ckptsync.layouts import file_names
+from ckptsync.walk import AT_ONCE, SLOW, Stat
 
 TRAINER_STATE = "trainer_state.json"
 FIRST_OF_ACCELERATE = "random_states_0.pkl"
 _S = 10**9
 _ARGUMENTS = "training_args.bin"
-# Every rank writes its random state after everything else that it writes: HF Trainer, accelerate, LLaMA-Factory v1
-_RANDOM = re.compile(r"rng_state(_[0-9]+)?\.pth|random_states_[0-9]+\.pkl|(.+/)?rng_state/rank_[0-9]+\.pt")
+# Every rank writes its random state after everything else that it writes: HF Trainer, accelerate,
+# LLaMA-Factory v1
+_RANDOM = re.compile(
+    r"rng_state(_[0-9]+)?\.pth|random_states_[0-9]+\.pkl|(.+/)?rng_state/rank_[0-9]+\.pt"
+)
 _OF_RANK = re.compile(r"(.*/)?rank_([0-9]+)\.pt")
 _PART = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})\.(safetensors|bin)")
 _DCP_SHARD = re.compile(r"__[0-9]+_[0-9]+\.distcp")
-_SHARD = re.compile(r"(.+/)?(__[0-9]+_[0-9]+\.distcp|[a-z0-9_]+_optim_states\.pt|zero_pp_rank_[0-9]+_[a-z0-9_]+_states\.pt)")
-# only a trainer writes these; weights and configuration are also converted, edited and added by hand
-_STATES = re.compile(rf"optimizer\.(pt|bin)|scheduler\.pt|scaler\.pt|training_args\.bin|(.+/)?\.metadata|{_SHARD.pattern}")
+_SHARD = re.compile(
+    r"(.+/)?(__[0-9]+_[0-9]+\.distcp|[a-z0-9_]+_optim_states\.pt|zero_pp_rank_[0-9]+_[a-z0-9_]+_states\.pt)"
+)
+# only a trainer writes these; weights and configuration are also converted, edited and added by
+# hand
+_STATES = re.compile(
+    rf"optimizer\.(pt|bin)|scheduler\.pt|scaler\.pt|training_args\.bin|(.+/)?\.metadata|{_SHARD.pattern}"
+)
 _WEIGHTS = re.compile(r"(model|pytorch_model|adapter_model)([.-].*)?\.(safetensors|bin)")
-_OF_FIRST = re.compile(r"training_args\.bin|rng_state(_0)?\.pth|pytorch_model_fsdp(_[0-9]+)?(/\.metadata|\.bin)")
+_OF_FIRST = re.compile(
+    r"training_args\.bin|rng_state(_0)?\.pth|pytorch_model_fsdp(_[0-9]+)?(/\.metadata|\.bin)"
+)
 _TEXT = re.compile(
     r"(config|generation_config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|adapter_config|(pre)?processor_config|.+\.index)\.json"
 )
@@ -38,11 +49,11 @@ _CONFIGS = ("config.json", "adapter_config.json")
 _OF_A_RANK = re.compile(
     r"__[0-9]+_[0-9]+\.distcp|(bf16_|fp16_)?zero_pp_rank_[0-9]+_.*|rng_state_[0-9]+\.pth|random_states_[0-9]+\.pkl|mp_rank_[0-9]+_.*|rank_[0-9]+\.pt"
 )
-_OF_V1 = re.compile(r"(model|optimizer)/\.metadata|(dataloader|rng_state)/rank_0\.pt")  # LLaMA-Factory v1's rank 0
+# LLaMA-Factory v1's rank 0
+_OF_V1 = re.compile(r"(model|optimizer)/\.metadata|(dataloader|rng_state)/rank_0\.pt")
 _BY_ACCELERATE = re.compile(r"random_states_[0-9]+\.pkl")
-_OF_ACCELERATE = re.compile(
-    r"(optimizer|scheduler|sampler)(_[0-9]+)?\.bin"
-)  # only its main process writes these; every rank writes a scaler.pt
+# only its main process writes these; every rank writes a scaler.pt
+_OF_ACCELERATE = re.compile(r"(optimizer|scheduler|sampler)(_[0-9]+)?\.bin")
 _SHARDED_BY_ACCELERATE = re.compile(r"(pytorch_model(_fsdp)?|optimizer)(_[0-9]+)?/.+")
 _NEVER_EMPTY = ("chat_template.jinja", "latest", "README.md", "zero_to_fp32.py", "zero_to_torch.py")
 
@@ -58,21 +69,31 @@ def is_random_state(path: str) -> bool:
 def rank_of(path: str) -> int | None:
     """Return the rank whose own file this is; None where the name does not say."""
     named = _OF_RANK.fullmatch(path)
-    return int(named[2]) if named else rank_names.rank(path)
+    return int(named[2]) if named else file_names.rank(path)
 
 
 def is_of_a_rank(path: str) -> bool:
-    """Return whether a rank wrote this file for itself.  A node without global rank 0 holds nothing else."""
+    """Return whether a rank wrote this file for itself.
+
+    A node without global rank 0 holds nothing else.
+    """
     return _OF_A_RANK.fullmatch(path.rpartition("/")[2]) is not None
 
 
 def is_of_rank_0(names: Collection[str]) -> bool:
-    """Return whether rank 0 of Hugging Face's Trainer, or of LLaMA-Factory's, writes here: accelerate's scripts use the same directory names."""
-    return (TRAINER_STATE in names or not any(map(_BY_ACCELERATE.fullmatch, names))) and not all(map(is_of_a_rank, names))
+    """Return whether rank 0 of Hugging Face's Trainer, or of LLaMA-Factory's, writes here.
+
+    accelerate's scripts use the same directory names.
+    """
+    return (TRAINER_STATE in names or not any(map(_BY_ACCELERATE.fullmatch, names))) and not all(
+        map(is_of_a_rank, names)
+    )
 
 
 def current_names(files: Iterable[Stat]) -> list[str]:
-    """Return the names, by path, without random states that are older than what their rank writes before them: an older save left those.
+    """Return the names, by path, without random states that an older save left.
+
+    Those are older than what their rank writes before them.
 
     A second or less is no gap between saves: ``cp -r`` mixes times that far.
     """
@@ -81,23 +102,33 @@ def current_names(files: Iterable[Stat]) -> list[str]:
     for file in ordered:
         if not is_random_state(file.path) and (rank := rank_of(file.path)) is not None:
             newest[rank] = max(newest.get(rank, 0), file.mtime)
-    return [f.path for f in ordered if not is_random_state(f.path) or newest.get(rank_of(f.path), 0) - f.mtime <= _S]
+    return [
+        f.path
+        for f in ordered
+        if not is_random_state(f.path) or newest.get(rank_of(f.path), 0) - f.mtime <= _S
+    ]
 
 
 def lacking_file(names: Iterable[str]) -> str:
     """Return in words a file that a rank should have written by now; empty if there is none.
 
-    A rank that has left its random state is done.  Where no rank left one, each rank has every kind of file that another has.  A rank of which no
-    file is here is not missed.
+    A rank that has left its random state is done.  Where no rank left one, each rank has every kind
+    of file that another has.  A rank of which no file is here is not missed.
     """
     there = list(names)
     ranks = _kinds_by_rank(there)
     if any(map(_has_random_state, ranks.values())):
-        late = next((rank for rank, kinds in sorted(ranks.items()) if not _has_random_state(kinds)), None)
+        late = next(
+            (rank for rank, kinds in sorted(ranks.items()) if not _has_random_state(kinds)), None
+        )
         return _absent_part(there) if late is None else f"the random state of rank {late}"
     every = {kind for kinds in ranks.values() for kind in kinds}
-    uneven = ((rank, kind) for rank, kinds in sorted(ranks.items()) for kind in sorted(every - kinds))
-    return next((f"{kind.replace('#', '*')} of rank {rank}" for rank, kind in uneven), "") or _absent_part(there)
+    uneven = (
+        (rank, kind) for rank, kinds in sorted(ranks.items()) for kind in sorted(every - kinds)
+    )
+    return next(
+        (f"{kind.replace('#', '*')} of rank {rank}" for rank, kind in uneven), ""
+    ) or _absent_part(there)
 
 
 def are_all_ranks_done(names: Iterable[str]) -> bool:
@@ -121,12 +152,15 @@ def _has_random_state(kinds: Iterable[str]) -> bool:
 
 
 def _absent_part(names: Iterable[str]) -> str:
-    """Return a numbered part of whole weights that is not there.  One process writes all of them."""
+    """Return a numbered part of whole weights that is not there.
+
+    One process writes all of them.
+    """
     there = set(names)
     for found in filter(None, map(_PART.fullmatch, sorted(there))):
         parts = (f"{found[1]}-{n:05}-of-{found[3]}.{found[4]}" for n in range(1, int(found[3]) + 1))
         absent = next((p for p in parts if p not in there), "")
-        if absent and rank_names.rank(found[0]) is None:
+        if absent and file_names.rank(found[0]) is None:
             return absent
     return ""
 
@@ -142,35 +176,54 @@ def half_written(files: Iterable[Stat], unclosed: Iterable[str]) -> str:
 
 
 def awaits_trainer_state(files: Sequence[Stat], *, awaited: bool) -> bool:
-    """Return whether rank 0 of Hugging Face's Trainer has begun to write here, so that its last file belongs here, too.
+    """Return whether rank 0 of Hugging Face's Trainer writes here, so that its last file is due.
 
-    ``awaited``: the Trainer is known to work in this output directory.  Otherwise files that look as ``save_pretrained`` leaves them may be all
-    that a script writes, and a node without rank 0 holds its ranks' files alone.
+    ``awaited``: the Trainer is known to work in this output directory.  Otherwise files that look
+    as ``save_pretrained`` leaves them may be all that a script writes, and a node without rank 0
+    holds its ranks' files alone.
     """
-    if any(_OF_FIRST.fullmatch(f.path) for f in files) or (awaited and not any(is_of_a_rank(f.path) for f in files)):
+    if any(_OF_FIRST.fullmatch(f.path) for f in files) or (
+        awaited and not any(is_of_a_rank(f.path) for f in files)
+    ):
         return True
     is_its = awaited or any(is_random_state(f.path) for f in files)
     return is_its and any(_is_of_first(f.path) for f in files)
 
 
 def possibly_lacking(files: Sequence[Stat], family: Family) -> str:
-    """Return the last file of a trainer that was perhaps killed before it wrote that file, and that perhaps never writes it.
+    """Return the last file of a trainer that was perhaps killed before it wrote that file.
 
-    What the Trainer leaves in the middle of its first save is what ``save_pretrained`` leaves at its end: only a second checkpoint like it tells.
-    Accelerate's ranks write their random states last, and the main process nothing afterwards but what scripts add.  On another node the first
-    random state has another number (``save_on_each_node``): there, too, only a checkpoint like it tells.
+    Or it never writes one.
+
+    What the Trainer leaves in the middle of its first save is what ``save_pretrained`` leaves at
+    its end: only a second checkpoint like it tells. Accelerate's ranks write their random states
+    last, and the main process nothing afterwards but what scripts add.  On another node the first
+    random state has another number (``save_on_each_node``): there, too, only a checkpoint like it
+    tells.
     """
     names = [f.path for f in files]
-    if family == "trainer" and is_of_rank_0(names) and (any(map(_is_of_first, names)) or not any(map(is_of_a_rank, names))):
+    if (
+        family == "trainer"
+        and is_of_rank_0(names)
+        and (any(map(_is_of_first, names)) or not any(map(is_of_a_rank, names)))
+    ):
         return TRAINER_STATE
     if family not in ("trainer", "accelerate"):
         return ""
     has_random_state = any(map(_BY_ACCELERATE.fullmatch, names))
-    if family == "accelerate" and any(map(_SHARDED_BY_ACCELERATE.fullmatch, names)) and not has_random_state:
+    if (
+        family == "accelerate"
+        and any(map(_SHARDED_BY_ACCELERATE.fullmatch, names))
+        and not has_random_state
+    ):
         return "random_states_*.pkl"
     is_begun = any(map(_OF_ACCELERATE.fullmatch, names))
-    is_shared = has_random_state and any(n.endswith(".safetensors") or _WEIGHTS.fullmatch(n) for n in names)
-    return FIRST_OF_ACCELERATE if (is_begun or is_shared) and FIRST_OF_ACCELERATE not in names else ""
+    is_shared = has_random_state and any(
+        n.endswith(".safetensors") or _WEIGHTS.fullmatch(n) for n in names
+    )
+    return (
+        FIRST_OF_ACCELERATE if (is_begun or is_shared) and FIRST_OF_ACCELERATE not in names else ""
+    )
 
 
 def _is_of_first(name: str) -> bool:
@@ -179,30 +232,40 @@ def _is_of_first(name: str) -> bool:
 
 
 def without_arguments(files: Iterable[Stat]) -> str:
-    """Return why a model in the output directory is not all that ``Trainer.save_model`` writes; empty if it is.  Its last file is ``training_args.bin``.
+    """Return why a model in the output directory is not all that ``Trainer.save_model`` writes.
 
-    Scripts that write over the weights afterwards (LLaMA-Factory's reward models) do so before ``Trainer.save_state``, if they call that.
+    Empty if it is.  Its last file is ``training_args.bin``.
+
+    Scripts that write over the weights afterwards (LLaMA-Factory's reward models) do so before
+    ``Trainer.save_state``, if they call that.
     """
     there = list(files)
     ended = max((f.mtime for f in there if f.path in (_ARGUMENTS, TRAINER_STATE)), default=None)
     if ended is None:
-        return f"no {_ARGUMENTS}, which the trainer writes last, and it was killed"
+        return f"no {_ARGUMENTS}, which the trainer writes last: the trainer was killed"
     newer = next((f.path for f in there if f.mtime > ended and _WEIGHTS.fullmatch(f.path)), "")
-    return f"{newer} was written over, and the trainer was killed before it wrote {_ARGUMENTS}" if newer else ""
+    return (
+        f"{newer} was overwritten, and the trainer was killed before it wrote {_ARGUMENTS}"
+        if newer
+        else ""
+    )
 
 
 # Two saves in one directory.
 
 
 def two_saves(files: Sequence[Stat], ended: int | None, apart: float) -> str:
-    """Return why these are of two saves, the later of which did not come to its end; empty if nothing shows it.
+    """Return why these are of two saves, the later of which did not come to its end.
 
-    ``ended``: the mtime (ns) of what the trainer writes last, where that is here.  ``apart``: seconds of rest after which a save is over.
+    Empty if nothing shows it.
+
+    ``ended``: the mtime (ns) of what the trainer writes last, where that is here.  ``apart``:
+    seconds of rest after which a save is over.
     """
     if ended is None:
         ended = next((f.mtime for f in files if f.path == FIRST_OF_ACCELERATE), None)
     return (
-        (_begun_after(files, ended, apart) if ended is not None else "")
+        (_written_over(files, ended, apart) if ended is not None else "")
         or _uneven(files, apart)
         or _old_random_state(files, apart)
         or _after_random_state(files)
@@ -212,7 +275,9 @@ def two_saves(files: Sequence[Stat], ended: int | None, apart: float) -> str:
 
 
 def stale_metadata(files: Iterable[Stat], tolerance: float = 0.0) -> str:
-    """Return the name of a ``.metadata`` with shards beside it that are newer by more than ``tolerance`` seconds: DCP replaces it last.
+    """Return a ``.metadata`` with shards that are newer by more than ``tolerance`` seconds.
+
+    DCP replaces it last.
 
     After a ``cp -r`` they are a little newer, too; that proves nothing.
     """
@@ -220,7 +285,11 @@ def stale_metadata(files: Iterable[Stat], tolerance: float = 0.0) -> str:
     newest: dict[str, int] = {}
     for folder, shard in _dcp_shards(there):
         newest[folder] = max(newest.get(folder, 0), shard.mtime)
-    stale = (f.path for f in there if is_metadata(f.path) and newest.get(_folder(f.path), 0) - f.mtime > tolerance * _S)
+    stale = (
+        f.path
+        for f in there
+        if is_metadata(f.path) and newest.get(_folder(f.path), 0) - f.mtime > tolerance * _S
+    )
     return next(stale, "")
 
 
@@ -243,14 +312,30 @@ def _folder(path: str) -> str:
     return path.rpartition("/")[0]
 
 
-def _begun_after(files: Sequence[Stat], ended: int, apart: float) -> str:
+def _written_over(files: Sequence[Stat], ended: int, apart: float) -> str:
+    """Say that a new save has begun after the trainer's last file.
+
+    A file that only a trainer writes shows it, or a long rest.
+    """
     surely = (_only_by_trainer(newer, files) for newer in _written_after(files, ended, AT_ONCE))
-    over = next(filter(None, surely), "") or next(filter(None, map(_of_a_save, _written_after(files, ended, apart))), "")
-    return f"{over} was written over, and what the trainer writes last was not" if over else ""
+    over = next(filter(None, surely), "")
+    for newer in _written_after(files, ended, apart) if not over else ():
+        # anybody may write weights, but hardly with their configuration
+        is_configured = any(f.path in _CONFIGS for f in newer)
+        random = (f.path for f in newer if is_random_state(f.path))
+        over = next(random, "") or next(
+            (f.path for f in newer if is_configured and _WEIGHTS.fullmatch(f.path)), ""
+        )
+        if over:
+            break
+    return f"{over} was overwritten, but the trainer's last file was not" if over else ""
 
 
 def _written_after(files: Iterable[Stat], ended: int, least: float) -> Iterator[Sequence[Stat]]:
-    """Yield what is newer than ``ended``, from each rest of ``least`` seconds on: ranks and callbacks that add to a save take less."""
+    """Yield the files newer than ``ended``, from each rest of ``least`` seconds on.
+
+    Ranks and callbacks that add to a save take less.
+    """
     newer = sorted((f for f in files if f.mtime > ended), key=lambda f: f.mtime)
     before = ended
     for n, file in enumerate(newer):
@@ -260,37 +345,43 @@ def _written_after(files: Iterable[Stat], ended: int, least: float) -> Iterator[
 
 
 def _only_by_trainer(newer: Sequence[Stat], files: Sequence[Stat]) -> str:
-    """Return a file that only a new save writes: trainer states, some of a model's parts, random states of ranks that wait for no other.
+    """Return a file that only a new save writes, or an empty string.
+
+    Trainer states, some of a model's parts, random states of ranks that wait for no other.
 
     A rank with shards waits for the other ranks before it writes its random state.
     """
     states = next((f.path for f in newer if _STATES.fullmatch(f.path)), "")
     sharded = _sharded_ranks(files)
     is_of_weights = any(_WEIGHTS.fullmatch(f.path) for f in newer)
-    random = (f.path for f in newer if is_random_state(f.path) and (is_of_weights or rank_of(f.path) not in sharded))
+    random = (
+        f.path
+        for f in newer
+        if is_random_state(f.path) and (is_of_weights or rank_of(f.path) not in sharded)
+    )
     return states or _some_parts(newer, files) or next(random, "")
 
 
-def _of_a_save(newer: Sequence[Stat]) -> str:
-    """Return a file that shows a new save after a long rest.  Anybody may write weights, but hardly with their configuration."""
-    random = (f.path for f in newer if is_random_state(f.path))
-    weights = (f.path for f in newer if _WEIGHTS.fullmatch(f.path) and any(other.path in _CONFIGS for other in newer))
-    return next(random, "") or next(weights, "")
-
-
 def _old_parts(files: Sequence[Stat]) -> str:
-    """Say that some of a model's parts are newer than the trainer's arguments, which end a save of the final model, and others are not."""
+    """Say that only some of a model's parts are newer than the trainer's arguments.
+
+    Those end a save of the final model.
+    """
     ended = next((f.mtime for f in files if f.path == _ARGUMENTS), None)
     later = _written_after(files, ended, AT_ONCE) if ended is not None else ()
     part = next(filter(None, (_some_parts(newer, files) for newer in later)), "")
-    return f"{part} was written over, and other parts were not" if part else ""
+    return f"{part} was overwritten, but other parts were not" if part else ""
 
 
 def _some_parts(newer: Sequence[Stat], files: Iterable[Stat]) -> str:
     """Return one of a model's parts in ``newer``, if other parts are older."""
 
     def model(path: str) -> str:
-        return re.sub(r"-[0-9]{5}-of-", "-of-", path) if re.search(r"-[0-9]{5}-of-[0-9]{5}\.", path) else ""
+        return (
+            re.sub(r"-[0-9]{5}-of-", "-of-", path)
+            if re.search(r"-[0-9]{5}-of-[0-9]{5}\.", path)
+            else ""
+        )
 
     names = {f.path for f in newer}
     split = {model(f.path) for f in files if f.path not in names} & set(map(model, names)) - {""}
@@ -298,7 +389,10 @@ def _some_parts(newer: Sequence[Stat], files: Iterable[Stat]) -> str:
 
 
 def _uneven(files: Iterable[Stat], apart: float) -> str:
-    """Say that of shards of one kind, which ranks write side by side, some are much older than the others."""
+    """Say that some shards of a kind are much older than the others.
+
+    Ranks write them side by side.
+    """
     kinds: defaultdict[str, list[Stat]] = defaultdict(list)
     for file in files:
         if _SHARD.fullmatch(file.path):
@@ -311,7 +405,10 @@ def _uneven(files: Iterable[Stat], apart: float) -> str:
 
 
 def _old_random_state(files: Iterable[Stat], apart: float) -> str:
-    """Say that a rank's random state is much older than all other states and weights: that rank has not come so far again."""
+    """Say that a rank's random state is much older than all other states and weights.
+
+    That rank has not come so far again.
+    """
     random = [f for f in files if is_random_state(f.path)]
     rest = [f for f in files if _STATES.fullmatch(f.path) or _WEIGHTS.fullmatch(f.path)]
     first = min(rest, key=lambda f: f.mtime, default=None)
@@ -322,15 +419,20 @@ def _old_random_state(files: Iterable[Stat], apart: float) -> str:
 
 
 def _after_random_state(files: Sequence[Stat]) -> str:
-    """Say that a shard was written when a rank with shards had left its random state: no rank does that before all shards are there."""
+    """Say that a shard was written after a rank with shards had left its random state.
+
+    No rank does that before all shards are there.
+    """
     sharded = _sharded_ranks(files)
     ordered = sorted(files, key=lambda f: f.mtime) if sharded else []
     ends = ""
     for n, (before, file) in enumerate(pairwise(ordered), 1):
-        ends = ends or (before.path if is_random_state(before.path) and rank_of(before.path) in sharded else "")
+        ends = ends or (
+            before.path if is_random_state(before.path) and rank_of(before.path) in sharded else ""
+        )
         if ends and _is_gap(before.mtime, file, AT_ONCE):
             shard = next((f.path for f in ordered[n:] if _SHARD.fullmatch(f.path)), "")
-            return f"{shard} was written over after {ends}" if shard else ""
+            return f"{shard} was overwritten after {ends}" if shard else ""
     return ""
 
 
@@ -339,16 +441,23 @@ def _sharded_ranks(files: Iterable[Stat]) -> set[int | None]:
 
 
 def _old_metadata(files: Sequence[Stat]) -> str:
-    """Say that shards were written long after the ``.metadata`` beside them, which torch replaces when all shards are there."""
+    """Say that shards were written long after the ``.metadata`` beside them.
+
+    torch replaces it when all shards are there.
+    """
     shards = list(_dcp_shards(files))
     for end in (f for f in files if is_metadata(f.path)):
-        newer = (shard for folder, shard in shards if folder == _folder(end.path) and shard.mtime > end.mtime)
+        newer = (
+            shard
+            for folder, shard in shards
+            if folder == _folder(end.path) and shard.mtime > end.mtime
+        )
         first = min(newer, key=lambda f: f.mtime, default=None)
         if first is not None and _is_gap(end.mtime, first, AT_ONCE):
-            return f"{first.path} was written over, and {end.path} was not"
+            return f"{first.path} was overwritten, and {end.path} was not"
     return ""
 
 
 def _is_gap(before: int, file: Stat, least: float) -> bool:
-    """Return whether more time passed than it takes to write, or to copy, that file."""
+    """Return whether the pause between two files is longer than writing the later one takes."""
     return file.mtime - before > (least + file.size / SLOW) * _S

@@ -1,66 +1,121 @@
-"""Send a node's part of a save: files first, its manifest last.  Killed anywhere and called again, with or without memory, it finishes the job.
+"""Send a node's part of a save: files first, its manifest last.
 
-A file lies under its plain name if this node could create that name, or if the name has the same bytes already; else under this node's
-name (`FileEntry.stored_as`).  Where it lies is said in the manifest and stays so: nothing moves when another node sends its part.
+Killed anywhere and called again, with or without memory, it finishes the job.
 
-A file that no manifest names is digested while it is sent.  What some manifest names is read first, and mostly need not be sent.
+A file lies under its plain name if this node could create that name, or if the name has the same
+bytes already; else under this node's name (`FileEntry.stored_as`).  The manifest says where it
+lies, and it stays there: nothing moves when another node sends its part.
+
+A file that no manifest names is digested while it is sent.  A file that some manifest names is read
+first, and mostly need not be sent.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from ckptsync.digest import BLOCK_HEX
 from ckptsync.errors import Exists, Incomplete, StoreError, Unsupported
-from ckptsync.records import coding, saves
+from ckptsync.records import io, save_groups
+from ckptsync.records.io import next_number
 from ckptsync.records.manifest import FileEntry, Manifest
 from ckptsync.records.names import file_name, node_file_name, records_prefix, sending_prefix
 from ckptsync.stores.contract import About, Store
 from ckptsync.stores.limits import Limits
-from ckptsync.worker import plan
-from ckptsync.worker.content import Guarded, Source, Stored, is_stored
-from ckptsync.worker.plan import Unsent
-from ckptsync.worker.snapshot import AGAIN, Held, Hold, Passed, nothing, unchanged
-from ckptsync.worker.together import Together
+from ckptsync.worker.manifest_copies import keep_manifest
+from ckptsync.worker.model_configs import YOUNG, find_model_configs, unless_young
+from ckptsync.worker.progress import UploadProgress
+from ckptsync.worker.selection import select
+from ckptsync.worker.snapshot import (
+    AGAIN,
+    LocalFile,
+    LocalFiles,
+    LocalSave,
+    Passed,
+    Snapshot,
+    nothing,
+    unchanged,
+    unread,
+)
+from ckptsync.worker.store_view import StoreView
+from ckptsync.worker.stored_files import (
+    Unsent,
+    find_stored,
+    list_left_behind,
+    list_unsent,
+    part_of,
+    without_copies,
+)
+from ckptsync.worker.upload_sources import FilePool, Guarded, Stored, UploadSource, is_stored
 
-ROUNDS = 5  # other nodes write manifests while we send; each may show that the save belongs in another location
-SMALL = 1 << 20  # bytes of a file that costs a round trip rather than bandwidth
+# other nodes write manifests while we send; each may show that the save belongs in another location
+ROUNDS = 5
+SMALL_FILE = 1 << 20  # bytes of a file that costs a round trip rather than bandwidth
 SMALL_AT_ONCE = 4  # times as many as large ones
 ANNOUNCE_EVERY = 60.0  # seconds
 _LEAST_ENTRY = 200  # bytes of a file in a manifest
 
 
 @dataclass(frozen=True, slots=True)
-class Destination:
-    """The store as the upload of one checkpoint sees it.
+class UploadContext:
+    """The checkpoint of a store that is uploaded to, and how.
 
-    ``known`` reads the manifests of the checkpoint's name, ``is_contended`` whether another node is sending it now; several threads call them.
-    ``passed`` is told the bytes of each chunk, by one thread at a time.  ``threads``: large files that are sent at once; ``small``: files
-    at once that cost a round trip rather than bandwidth, 0: as `small_at_once` says.
-    ``clock``: this node's, in ns, of a worker that tries again and again, and so may wait for proof.
+    ``passed`` gets the bytes of each chunk, from one thread at a time.  ``threads``: large files
+    that are sent at once; ``small``: files at once that cost a round trip rather than bandwidth, 0:
+    as `small_at_once` says.  ``may_wait``: whether a worker tries again and again, and so may wait
+    for proof.  ``output_dir``: whose spool keeps copies of the manifests.
     """
 
-    store: Store
-    node: str
-    known: Callable[[], tuple[saves.Known, ...]]
-    is_contended: Callable[[], bool] = lambda: False
+    view: StoreView
+    run: str
+    checkpoint: str
     passed: Passed = nothing
     threads: int = Limits().threads
     small: int = 0
-    clock: Callable[[], int] | None = None
+    may_wait: bool = False
+    output_dir: Path | None = None
 
-    def must_wait(self, part: Manifest, known: Sequence[saves.Known]) -> bool:
-        """Return whether it is too early to take a part for one of a save that nothing but ranks and time ties it to."""
-        if self.clock is None or not (until := saves.doubtful_until(part, known)):
+    @property
+    def store(self) -> Store:
+        """The store."""
+        return self.view.store
+
+    @property
+    def node(self) -> str:
+        """Who uploads."""
+        return self.view.node
+
+    def known(self) -> tuple[save_groups.Known, ...]:
+        """Return the manifests of the checkpoint's name as they are now.  Raises StoreError."""
+        return self.view.refresh(self.run).manifests(self.checkpoint)
+
+    def is_contended(self) -> bool:
+        """Return whether another node is sending the checkpoint now.  Raises StoreError."""
+        return self.view.refresh(self.run).is_contended(self.node, self.run, self.checkpoint)
+
+    def must_wait(self, part: Manifest, known: Sequence[save_groups.Known]) -> bool:
+        """Return whether it is too early to join a save that only ranks and times suggest."""
+        if not self.may_wait or not (until := save_groups.doubtful_until(part, known)):
             return False
-        return self.clock() - part.clock_offset < until or self.is_contended()
+        return time.time_ns() - part.clock_offset < until or self.is_contended()
+
+    def commit(self, manifest: Manifest) -> None:
+        """Write a manifest, and keep a copy of it."""
+        data = io.encode(manifest)
+        name = io.create_encoded(self.store, manifest, data)
+        if self.output_dir is not None:
+            keep_manifest(self.output_dir, name, data)
 
 
 def small_at_once(threads: int) -> int:
-    """Return how many small files go beside ``threads`` large ones; who asks for one at a time gets that."""
+    """Return how many small files go beside ``threads`` large ones.
+
+    Who asks for one at a time gets that.
+    """
     return SMALL_AT_ONCE * threads if threads > 1 else 1
 
 
@@ -68,335 +123,472 @@ def small_at_once(threads: int) -> int:
 class Sent:
     """``location`` of the save; ``files`` and ``size`` of what this call stored.
 
-    ``held``: a manifest of the save that has all of it already, so that nothing was written.
+    ``stored_before``: a manifest of the save that has all of it already: nothing was written.
     """
 
     location: str
     files: int = 0
     size: int = 0
-    held: Manifest | None = None
+    stored_before: Manifest | None = None
 
 
-def upload(planned: Manifest, hold: Hold, to: Destination, read: dict[str, FileEntry] | None = None) -> Sent:
-    """Store what ``planned`` names, then the manifest.  Raises Incomplete if the source changed: nothing was committed then.
+def sent_progress(seen: LocalSave, snapshot: Snapshot, sent: Sent) -> UploadProgress:
+    """Return what was sent, as a value."""
+    files, added = seen.files, seen.files.found_around
+    found = (f"not in the checkpoint, and sent with it: {', '.join(added)}",) if added else ()
+    notes = (*snapshot.notes, *files.notes, *found)
+    return UploadProgress(
+        seen.run,
+        seen.checkpoint_dir.name,
+        seen.k,
+        "sent",
+        "sent",
+        sent.location,
+        sent.files,
+        sent.size,
+        notes,
+        files.left_out,
+        added,
+    )
 
-    ``planned.supersedes``: manifests that are gone; those of the location where it comes to lie are replaced.
-    ``read``: entries of the files that have been read, by path; what is read here is added.
+
+def upload(
+    planned: Manifest,
+    files: LocalFiles,
+    to: UploadContext,
+    read: dict[str, FileEntry] | None = None,
+) -> Sent:
+    """Store what ``planned`` names, then the manifest.
+
+    Raises Incomplete if the source changed: nothing was committed then.
+
+    ``planned.supersedes``: manifests that are gone; those of the location where it comes to lie are
+    replaced. ``read``: entries of the files that have been read, by path; what is read here is
+    added.
     """
-    _check(planned)
-    together = Together(to.threads, to.passed)
-    sender = _Sender(hold, replace(to, passed=together.passed), together, {} if read is None else read)
-    planned, there = sender.compare(planned, known := to.known())
+    _check_recordable(planned)
+    sending = _SaveUpload(files, to, read)
+    # Before the announcement: what is stored needs none, and two nodes that have announced
+    # themselves would wait for each other.
+    known: Sequence[save_groups.Known] = to.known()
+    planned, there = sending.compare(planned, known)
     if there:
-        return Sent(there.location, held=there)
+        return Sent(there.location, stored_before=there)
     if to.must_wait(planned, known):
         raise Incomplete(
-            f"{planned.checkpoint}: waits for proof that another node's part is of the same save", hint="it is tried again"
+            f"{planned.checkpoint}: ckptsync cannot prove yet that another node's part"
+            " belongs to the same save",
+            hint="it is tried again",
         )
-    with announced(to.store, planned.node, planned.run, planned.checkpoint, to.passed) as passed:
-        together.hook = passed
-        return _upload(planned, sender)
-
-
-def _upload(planned: Manifest, sender: _Sender) -> Sent:
-    to = sender.to
-    for _ in range(ROUNDS):
+    with sending.announce():
+        # read again: whoever announced itself before this node has its manifest here, or is seen
         known = to.known()
-        planned, there = sender.compare(planned, known)
-        if there:
-            return Sent(there.location, held=there)
-        planned = replace(planned, location=saves.choose_location(planned, known))
-        unsent = plan.missing(planned, _counting(planned.location, known))
-        files = sender.send(planned, unsent)
-        planned, known = sender.with_digests(planned), to.known()
-        after = plan.missing(planned, _counting(planned.location, known))
-        is_same = {u.entry.path for u in after} == {u.entry.path for u in unsent}
-        if is_same and saves.choose_location(planned, known) == planned.location:
-            unchanged(sender.hold)
-            _commit(planned, files, known, sender)
-            _resolve(planned.node, planned.location, sender)
-            return Sent(planned.location, len(sender.done), sum(f.size for f in sender.done.values()))
-    raise Incomplete(f"{planned.checkpoint}: other nodes kept changing the location it belongs to", hint="it is tried again")
+        for _ in range(ROUNDS):
+            planned, there = sending.compare(planned, known)
+            if there:
+                return Sent(there.location, stored_before=there)
+            sent, known = sending.send_round(planned, known)
+            if sent:
+                return sent
+    raise Incomplete(
+        f"{planned.checkpoint}: other nodes kept moving the save to another location",
+        hint="it is tried again",
+    )
 
 
-def settle(node: str, location: str, hold: Hold, to: Destination) -> str:
-    """See that a stored save lies in the location where all manifests that are known now put it; return the location it is in afterwards.
+def _check_recordable(planned: Manifest) -> None:
+    """Raise Unsupported or StoreError for what a manifest cannot say, before a file is sent."""
+    for file in planned.files:
+        if not -(2**63) <= file.mtime < 2**63:
+            raise Unsupported(
+                f"{file.path}: its time is after the year 2262",
+                hint="`touch` it: a trainer's clock was wrong",
+            )
+    if len(planned.files) * _LEAST_ENTRY > io.LIMITS["manifest"]:
+        longest = tuple(
+            replace(f, digest="0" * 64, blocks=("0" * BLOCK_HEX,)) for f in planned.files
+        )
+        io.encode(replace(planned, files=longest))
 
-    ``node``: whose part it is; ``to.node`` is who moves it, mostly the same.  While another node sends files of that checkpoint, nothing
-    moves: the next look finds it still to be done.  Nothing is deleted, since a worker may not be allowed to.
+
+def send_late(
+    seen: LocalSave,
+    location: str,
+    to: UploadContext,
+    known: Sequence[save_groups.Known],
+    *,
+    young: float = YOUNG,
+) -> tuple[str, ...]:
+    """Send the configuration of a stored save, if the location has none: a further manifest.
+
+    Return its files.
+
+    ``known``: all manifests of the checkpoint's name.  While the save is not whole, another node
+    may still send its own. ``young``: seconds for which what was written a moment ago is left
+    alone.
     """
-    known = to.known()
-    home = saves.better_location(node, location, known)
-    if home == location and not in_doubt(node, location, known, to.store):
+    there = _counting(location, known)
+    mine, named = [m for m in there if m.node == to.node], {f.path for m in there for f in m.files}
+    found = (
+        unless_young(find_model_configs(seen.files, seen.checkpoint_dir, named), young)
+        if mine
+        else {}
+    )
+    if not found:
+        return ()
+    demands = save_groups.demanded(there)
+    if not demands.model or not demands.model.keys() <= named:
+        return ()
+    found = {name: found[name] for name in select(found, to.view.selection, demands)}
+    if not found:
+        return ()
+    files = {f.path: f for m in mine for f in m.files} | {
+        name: unread(held.stat) for name, held in found.items()
+    }
+    planned = replace(
+        mine[-1],
+        files=tuple(files[path] for path in sorted(files)),
+        started=min(m.started for m in mine),
+        ended=max(m.ended for m in mine),
+        supersedes=(),
+    )
+    sent = upload(planned, replace(seen.files, by_path={**seen.files.by_path, **found}), to)
+    return () if sent.stored_before else tuple(sorted(found))
+
+
+def correct_location(node: str, location: str, files: LocalFiles, to: UploadContext) -> str:
+    """See that a stored save lies in the location where all manifests that are known now put it.
+
+    Return its location afterwards.
+
+    ``node``: whose part it is; ``to.node`` is who moves it, mostly the same.  While another node
+    sends files of that checkpoint, nothing moves: a later call does it.  Nothing is deleted, since
+    a worker may not be allowed to.
+    """
+    known = to.known()  # of most saves nothing has to move, and nothing is announced for them
+    home = save_groups.better_location(node, location, known)
+    if home == location and not list_doubtful_names(node, location, known, to.store):
         return location
-    first = known[0].manifest
-    with announced(to.store, to.node, first.run, first.checkpoint, to.passed) as passed:
-        together = Together(to.threads, passed)
-        sender = _Sender(hold, replace(to, passed=together.passed), together, {})
-        # once this node has announced itself, either it sees that another node sends, or that node sees this one
-        if not to.is_contended():
-            home = saves.better_location(node, location, to.known())
-            if home != location:
-                _move(node, location, home, sender)
-                location = home
-        _resolve(node, location, sender)
+    sending = _SaveUpload(files, to)
+    with sending.announce():
+        # once this node has announced itself, either it sees that another node sends, or that node
+        # sees this one
+        is_contended = to.is_contended()
+        # after that: a node that has ended meanwhile has its manifest among those read now
+        known = to.known()
+        home = save_groups.better_location(node, location, known)
+        if home != location and not is_contended:
+            sending.move(node, location, home, known)
+            location, known = home, to.known()  # with the manifest written there
+        sending.resolve(node, location, known)
     return location
 
 
 @contextlib.contextmanager
-def announced(store: Store, node: str, run: str, checkpoint: str, passed: Passed) -> Iterator[Passed]:
-    """Say in the store that this node is sending a checkpoint, as long as this lasts.
+def announce_sending(
+    store: Store, node: str, run: str, checkpoint: str, passed: Passed
+) -> Iterator[Passed]:
+    """Announce in the store that this node is sending a checkpoint, as long as this lasts.
 
-    What it has written and not yet named in a manifest would be litter to every other node.  Yields what has to be told of the bytes that
-    pass, instead of ``passed``: it says so again every minute.
+    Every other node would call orphaned what this one has written and not yet named in a manifest.
+    Yields what replaces ``passed``: it announces again every minute.
     """
     name = sending_prefix(run, checkpoint) + node
-    said = 0.0
+    last = 0.0
 
-    def say(content: bytes) -> None:
-        nonlocal said
+    def write(content: bytes) -> None:
+        nonlocal last
         store.write(name, [content], About(len(content)))
-        said = time.monotonic()
+        last = time.monotonic()
 
     def pulse(count: int) -> None:
-        if time.monotonic() - said > ANNOUNCE_EVERY:
-            say(b"sending\n")
+        if time.monotonic() - last > ANNOUNCE_EVERY:
+            write(b"sending\n")
         passed(count)
 
-    say(b"sending\n")
+    write(b"sending\n")
     try:
         yield pulse
     finally:
-        with contextlib.suppress(StoreError):  # the others will wait in vain for a while, and that is all
-            say(b"")
+        # other nodes wait in vain for a while, and that is all
+        with contextlib.suppress(StoreError):
+            write(b"")
 
 
-def create_record(store: Store, record: coding.Record) -> None:
-    """Write a record; it may be there already."""
-    data = coding.encode(record)
-    name = coding.record_name(record, data)
-    # the name is of these bytes alone: the origin lets a store go on with what a killed try left, and what exists is this very record
-    with contextlib.suppress(Exists):
-        store.create(name, [data], About(len(data), name))
+def _counting(location: str, known: Iterable[save_groups.Known]) -> list[Manifest]:
+    return [k.manifest for k in save_groups.live(known) if k.manifest.location == location]
 
 
-def _check(planned: Manifest) -> None:
-    """Raise Unsupported for what a manifest cannot say, before the first file is sent: too many files, or times that no reader takes."""
-    for file in planned.files:
-        if not -(2**63) <= file.mtime < 2**63:
-            raise Unsupported(f"{file.path}: its time is after the year 2262", hint="`touch` it: a trainer's clock was wrong")
-    if len(planned.files) * _LEAST_ENTRY > coding.LIMITS["manifest"]:
-        coding.encode(replace(planned, files=tuple(replace(f, digest="0" * 64, blocks=("0" * BLOCK_HEX,)) for f in planned.files)))
+def _own(node: str, location: str, known: Iterable[save_groups.Known]) -> list[save_groups.Known]:
+    return [
+        k
+        for k in save_groups.live(known)
+        if (k.manifest.node, k.manifest.location) == (node, location)
+    ]
 
 
-def _counting(location: str, known: Iterable[saves.Known]) -> list[Manifest]:
-    return [k.manifest for k in saves.live(known) if k.manifest.location == location]
+class _SaveUpload:
+    """One upload on its way.
 
+    ``files``: the files here.  ``read``: entries of those that have been read.  ``done``: what it
+    has stored, by name.  ``replaced``: other bytes lay under a name that no manifest bound.
 
-def _own(node: str, location: str, known: Iterable[saves.Known]) -> list[saves.Known]:
-    return [k for k in saves.live(known) if (k.manifest.node, k.manifest.location) == (node, location)]
-
-
-def _is_another(there: Manifest, planned: Manifest) -> bool:
-    """Return whether a hook said that they are two saves: the same bytes again (random states, a part that did not change) belong to both."""
-    return bool(there.save and planned.save) and there.save != planned.save
-
-
-@dataclass(slots=True)
-class _Sender:
-    """One upload on its way.  ``done``: what it has stored, by name.  ``replaced``: other bytes lay under a name that no manifest bound.
-
-    ``elsewhere``: names in the store that may have the bytes of a file that this node no longer holds.
+    ``elsewhere``: manifests of stored files that may have the bytes of a file that this node no
+    longer holds.
     """
 
-    hold: Hold
-    to: Destination
-    together: Together
-    read: dict[str, FileEntry]
-    elsewhere: Callable[[FileEntry], Iterable[str]] = lambda _: ()
-    done: dict[str, FileEntry] = field(default_factory=dict)
-    replaced: bool = False
+    def __init__(
+        self, files: LocalFiles, to: UploadContext, read: dict[str, FileEntry] | None = None
+    ) -> None:
+        self.files, self.read = files, {} if read is None else read
+        self.pool = FilePool(to.threads, to.passed)
+        self.to = replace(to, passed=self.pool.passed)
+        self.elsewhere: Sequence[Manifest] = ()
+        self.done: dict[str, FileEntry] = {}
+        self.replaced = False
+
+    @contextlib.contextmanager
+    def announce(self) -> Iterator[None]:
+        """Announce this upload in the store, as long as it lasts."""
+        to = self.to
+        with announce_sending(to.store, to.node, to.run, to.checkpoint, self.pool.hook) as passed:
+            self.pool.hook = passed
+            yield
+
+    def send_round(
+        self, planned: Manifest, known: Sequence[save_groups.Known]
+    ) -> tuple[Sent | None, Sequence[save_groups.Known]]:
+        """Send what ``known`` lacks, then the manifest; return also what was known before that.
+
+        ``None`` is sent if another node's manifest has come meanwhile that changes what is to be
+        sent, or where: then nothing was committed.
+        """
+        to = self.to
+        planned = replace(planned, location=save_groups.choose_location(planned, known))
+        unsent = list_unsent(planned, _counting(planned.location, known))
+        files = self.send(planned, unsent)
+        # read again: files may have taken hours, and the manifest must fit what others say by now
+        planned, known = self.with_digests(planned), to.known()
+        after = list_unsent(planned, _counting(planned.location, known))
+        is_same = {u.entry.path for u in after} == {u.entry.path for u in unsent}
+        if not is_same or save_groups.choose_location(planned, known) != planned.location:
+            return None, known
+        unchanged(self.files)
+        here = records_prefix(planned.run, planned.location)
+        # where other bytes lay, which no manifest binds, it was another save whose manifest is gone
+        gone = () if self.replaced else (n for n in planned.supersedes if n.startswith(here))
+        replaced = tuple(sorted({*gone, *list_left_behind(planned, save_groups.live(known))}))
+        n = next_number((k.name for k in known), planned.location, "manifest", planned.node)
+        to.commit(replace(part_of(planned, files), n=n, supersedes=replaced))
+        # read again: of two nodes that claim one name, whoever commits last sees the other here
+        self.resolve(planned.node, planned.location, to.known())
+        sizes = [f.size for f in self.done.values()]
+        return Sent(planned.location, len(sizes), sum(sizes)), known
 
     def with_digests(self, planned: Manifest) -> Manifest:
         """Return the plan with the digests that are known by now."""
         return replace(planned, files=tuple(self.read.get(f.path, f) for f in planned.files))
 
-    def compare(self, planned: Manifest, known: Sequence[saves.Known]) -> tuple[Manifest, Manifest | None]:
-        """Return the plan with a digest for every file that some manifest of the checkpoint's name names; and one of the save that has all of it.
+    def compare(
+        self, planned: Manifest, known: Sequence[save_groups.Known]
+    ) -> tuple[Manifest, Manifest | None]:
+        """Return the plan with digests, and a manifest of the save that already has all of it.
 
-        What a hook gave an id is this node's part of that save, and is said once also where another node has stored the same bytes.
-        Without an id, and what comes after that, may be a copy: pulled, or brought from another node.
+        A file is read here if some manifest of the checkpoint names it.
+
+        What a hook gave an id is this node's part of that save, and has a manifest also where
+        another node has stored the same bytes. Without an id, and what comes after that, may be a
+        copy: pulled, or brought from another node.
         """
-        named = {f.path for k in known for f in k.manifest.files}
-        self.together.each(self._digest, [f for f in planned.files if f.path in named])
-        planned, live = self.with_digests(planned), [k.manifest for k in saves.live(known)]
-        there = [m for m in live if not _is_another(m, planned)]
-        ours = [m for m in there if m.node == planned.node]
-        written = plan.without_copies(planned, live)
-        is_own_part = bool(planned.save) and all(m.save != planned.save for m in ours)
-        found = plan.stored(planned.files, planned.node, ours if is_own_part else there)
-        return written, found or plan.stored(written.files, planned.node, ours)
+        node, named = planned.node, {f.path for k in known for f in k.manifest.files}
+        unread_files = [f for f in planned.files if f.path in named and not f.digest]
+        self.pool.each(lambda file: self._learn(self._source(file)), unread_files)
+        planned, live = self.with_digests(planned), [k.manifest for k in save_groups.live(known)]
+        written = without_copies(planned, live)
+        # where a hook said that they are two saves, the same bytes (random states, a part that did
+        # not change) belong to both
+        same = [m for m in live if not (m.save and planned.save) or m.save == planned.save]
+        ours = [m for m in same if m.node == node]
+        is_recorded = not planned.save or any(m.save == planned.save for m in ours)
+        there = find_stored(planned.files, node, same if is_recorded else ours)
+        if there is None:  # the rest are copies of other nodes' files
+            there = find_stored(written.files, node, ours)
+        return written, there
 
     def send(self, planned: Manifest, unsent: Sequence[Unsent]) -> tuple[FileEntry, ...]:
-        """Store what is not there yet, small files first; return the entries, which say where the files lie."""
-        is_listed = any(u.lies == "there" for u in unsent)  # nothing else asks for it, and the first byte waits
-        listed = {e.name: e.size for e in self.to.store.names(f"{planned.run}/{planned.location}/")} if is_listed else {}
+        """Store what is not there yet, small files first.
+
+        Return the entries, which say where the files lie.
+        """
+        # nothing else needs the listing, and the first byte waits
+        is_listed = any(u.plain == "same" for u in unsent)
+        listed = (
+            {e.name: e.size for e in self.to.store.names(f"{planned.run}/{planned.location}/")}
+            if is_listed
+            else {}
+        )
 
         def put(one: Unsent) -> FileEntry:
-            return self._put(planned, one, listed)
+            name = file_name(planned.run, planned.location, one.entry.path)
+            has_plain_name = one.plain != "other" and (
+                name in self.done
+                or (one.plain == "same" and listed.get(name) == one.entry.size)
+                or self._put_plain(planned, one.entry, name)
+            )
+            entry = self.read.get(one.entry.path, one.entry)
+            return (
+                replace(entry, stored_as="") if has_plain_name else self.put_beside(planned, entry)
+            )
 
-        small = [u for u in unsent if u.entry.size <= SMALL]
-        large = [u for u in unsent if u.entry.size > SMALL]
+        small = [u for u in unsent if u.entry.size <= SMALL_FILE]
+        large = [u for u in unsent if u.entry.size > SMALL_FILE]
         many = self.to.small or small_at_once(self.to.threads)
-        return (*self.together.each(put, small, many), *self.together.each(put, large))
+        return (*self.pool.each(put, small, many), *self.pool.each(put, large))
 
     def put_beside(self, planned: Manifest, file: FileEntry) -> FileEntry:
         """Store a file under the node's name; return its entry."""
         name = node_file_name(planned.run, planned.location, planned.node, file.path)
-        if name not in self.done and not (file.digest and is_stored(self.to.store, name, file, self.to.passed)):
+        if name not in self.done and not (
+            file.digest and is_stored(self.to.store, name, file, self.to.passed)
+        ):
             source = self._source(file)
             self.to.store.write(name, source, source.about)
-            self._learn(source, name)
+            self.done[name] = self._learn(source)
         return replace(self.read.get(file.path, file), stored_as=name)
 
-    def _put(self, planned: Manifest, one: Unsent, listed: dict[str, int]) -> FileEntry:
-        name, file = file_name(planned.run, planned.location, one.entry.path), one.entry
-        is_there = name in self.done or (one.lies == "there" and listed.get(name) == file.size)
-        if one.lies == "taken" or not (is_there or self._put_plain(planned, one, name)):
-            return self.put_beside(planned, self.read.get(file.path, file))
-        return replace(self.read.get(file.path, file), stored_as="")
-
-    def _put_plain(self, planned: Manifest, one: Unsent, name: str) -> bool:
+    def _put_plain(self, planned: Manifest, file: FileEntry, name: str) -> bool:
         """Store a file under its plain name; return whether the name has its bytes now."""
-        source, store = self._source(one.entry), self.to.store
+        source, store = self._source(file), self.to.store
         try:
             store.create(name, source, source.about)
         except Exists as e:
-            file = self._digested(source)
+            file = self._learn(source)
             if e.is_same or (e.is_same is None and is_stored(store, name, file, self.to.passed)):
                 return True
             return self._replace(planned, name, source)
-        self._learn(source, name)
+        self.done[name] = self._learn(source)
         return True
 
-    def _replace(self, planned: Manifest, name: str, source: Source | Stored) -> bool:
-        """Write over bytes that no manifest binds while nobody else sends: litter; return whether that was so."""
+    def _replace(self, planned: Manifest, name: str, source: UploadSource | Stored) -> bool:
+        """Write over an orphaned file, which no manifest binds while nobody else sends.
+
+        Return whether that was so.
+        """
         file = source.entry
 
         def check() -> None:
             here = _counting(planned.location, self.to.known())
-            if any(m.stored_name(f) == name and f.digest != file.digest for m in here for f in m.files):
-                raise _Taken(f"{name}: named by another node meanwhile")
+            if any(
+                m.stored_name(f) == name and f.digest != file.digest for m in here for f in m.files
+            ):
+                raise _Taken(f"{name}: another node has claimed this name")
 
         if self.to.is_contended():
             return False
         try:
-            check()  # after that: who has ended meanwhile has his manifest among those read now
+            # after that: a node that has ended meanwhile has its manifest among those read now
+            check()
             self.to.store.write(name, Guarded(source, check), source.about)
         except _Taken:
             return False
         self.replaced = True
-        self._learn(source, name)
+        self.done[name] = self._learn(source)
         return True
 
-    def _learn(self, source: Source | Stored, name: str) -> None:
-        self.done[name] = self._digested(source)
-
-    def _digested(self, source: Source | Stored) -> FileEntry:
+    def _learn(self, source: UploadSource | Stored) -> FileEntry:
         found = source.digested()
         self.read[found.path] = found
         return found
 
-    def _digest(self, file: FileEntry) -> None:
-        if not file.digest:
-            self._digested(self._source(file))
-
-    def _source(self, file: FileEntry) -> Source | Stored:
+    def _source(self, file: FileEntry) -> UploadSource | Stored:
         file = self.read.get(file.path, file)
-        held = self.hold.held.get(file.path)
+        held = self.files.by_path.get(file.path)
         if held is not None and self._has(held, file):
-            return Source(held, self.to.node, file, self.to.passed, len(self.hold.held))
-        for name in self.elsewhere(file):
+            return UploadSource(held, self.to.node, file, self.to.passed, len(self.files.by_path))
+        for name in dict.fromkeys(
+            m.stored_name(f) for m in self.elsewhere for f in m.files if f.path == file.path
+        ):
             if is_stored(self.to.store, name, file, self.to.passed):
                 return Stored(self.to.store, name, file, self.to.node, self.to.passed)
-        raise Incomplete(f"{file.path}: neither this node nor the store holds its bytes any more", hint=AGAIN)
+        raise Incomplete(
+            f"{file.path}: neither this node nor the store has the file any more", hint=AGAIN
+        )
 
-    def _has(self, held: Held, file: FileEntry) -> bool:
-        """Return whether a file here has the bytes of an entry, which may be another node's with the same bytes, and other times."""
+    def _has(self, held: LocalFile, file: FileEntry) -> bool:
+        """Return whether a file here has the bytes of an entry.
+
+        The entry may be another node's with the same bytes and other times.
+        """
         if not file.digest or held.stat.size != file.size or held.stat.mtime == file.mtime:
             return held.stat.size == file.size
-        return Source(held, self.to.node, passed=lambda _: self.to.passed(0)).digested().digest == file.digest
+        return (
+            UploadSource(held, self.to.node, passed=lambda _: self.to.passed(0)).digested().digest
+            == file.digest
+        )
+
+    def move(self, node: str, location: str, home: str, known: Sequence[save_groups.Known]) -> None:
+        """Store at home what a node has in another location, and write a manifest there."""
+        mine, there = _own(node, location, known), _counting(home, known)
+        manifest = save_groups.moved(
+            mine, home, next_number((k.name for k in known), home, "manifest", node)
+        )
+        self.elsewhere = [*_counting(location, known), *there]
+        lies = {f.path: f for m in there if m.node == node for f in m.files}
+        lies |= {f.path: f for f in self.send(manifest, list_unsent(manifest, there))}
+        files = tuple(replace(f, stored_as=lies[f.path].stored_as) for f in manifest.files)
+        self.to.commit(replace(manifest, files=files))
+
+    def resolve(self, node: str, location: str, known: Sequence[save_groups.Known]) -> None:
+        """Store under the node's own name the files that another node wrote over, or names too.
+
+        That makes a further manifest.
+
+        The smallest node id keeps a name that several claim, if its bytes are there.
+        """
+        store = self.to.store
+        names = list_doubtful_names(node, location, known, store)
+        if not names:
+            return
+        here, mine = _counting(location, known), _own(node, location, known)
+        lying = {
+            at.name: at.entry.digest for its in save_groups.locate(here).values() for at in its
+        }
+        manifest = save_groups.moved(
+            mine, location, next_number((k.name for k in known), location, "manifest", node)
+        )
+        self.elsewhere = here
+
+        def is_well(file: FileEntry) -> bool:
+            name = manifest.stored_name(file)
+            return name not in names or (
+                lying[name] == file.digest and bool(is_stored(store, name, file, self.to.passed))
+            )
+
+        files = tuple(f if is_well(f) else self.put_beside(manifest, f) for f in manifest.files)
+        if files != manifest.files:
+            self.to.commit(replace(manifest, files=files))
 
 
 class _Taken(Incomplete):
     """Another node has named what was about to be replaced."""
 
 
-def _commit(planned: Manifest, files: Iterable[FileEntry], known: Sequence[saves.Known], sender: _Sender) -> None:
-    named = tuple(sorted(files, key=lambda f: f.path))
-    here = records_prefix(planned.run, planned.location)
-    # where other bytes lay, which no manifest binds, it was another save whose manifest is gone
-    gone = () if sender.replaced else tuple(name for name in planned.supersedes if name.startswith(here))
-    replaced = tuple(sorted({*gone, *plan.left_behind(planned, saves.live(known))}))
-    n = saves.next_n(known, planned.node, planned.location)
-    create_record(sender.to.store, replace(plan.part(planned, named), n=n, supersedes=replaced))
+def list_doubtful_names(
+    node: str, location: str, known: Iterable[save_groups.Known], store: Store
+) -> frozenset[str]:
+    """Return the names of this node's stored files that may have another node's bytes.
 
-
-def _move(node: str, location: str, home: str, sender: _Sender) -> None:
-    """Store at home what a node has in another location, and say there where it lies."""
-    known = sender.to.known()
-    mine, there = _own(node, location, known), _counting(home, known)
-    manifest = saves.moved(mine, home, saves.next_n(known, node, home))
-    sender.elsewhere = _names_of([*_counting(location, known), *there])
-    lies = {f.path: f for m in there if m.node == node for f in m.files}
-    lies |= {f.path: f for f in sender.send(manifest, plan.missing(manifest, there))}
-    files = tuple(replace(f, stored_as=lies[f.path].stored_as) for f in manifest.files)
-    create_record(sender.to.store, replace(manifest, files=files))
-
-
-def in_doubt(node: str, location: str, known: Iterable[saves.Known], store: Store) -> frozenset[str]:
-    """Return the names under which this node has stored files, and which may have another node's bytes.
-
-    Another node names the same stored file with another digest.  Where the store cannot create a name exclusively, any plain name of
-    a path that two nodes name with two digests may have been written by both.
+    Another node names the same stored file with another digest.  Where the store cannot create a
+    name exclusively, any plain name of a path that two nodes name with two digests may have been
+    written by both.
     """
     here = _counting(location, known)
-    contested = saves.contested(here)
+    contested = save_groups.contested(here)
     digests: dict[str, set[str]] = {}
     for f in (f for m in here for f in m.files):
         digests.setdefault(f.path, set()).add(f.digest)
     mine = ((m.stored_name(f), f) for m in here if m.node == node for f in m.files)
     several = {path for path, its in digests.items() if len(its) > 1 and not store.is_exclusive}
-    return frozenset(name for name, f in mine if name in contested or (f.path in several and not f.stored_as))
-
-
-def _resolve(node: str, location: str, sender: _Sender) -> None:
-    """Store under the node's own name, in a further manifest, what another node has written over, or names with another digest.
-
-    The smallest node id keeps a name that several claim, if its bytes are there.
-    """
-    store, known = sender.to.store, sender.to.known()
-    names = in_doubt(node, location, known, store)
-    if not names:
-        return
-    here, mine = _counting(location, known), _own(node, location, known)
-    lying = {at.name: at.entry.digest for its in saves.locate(here).values() for at in its}
-    manifest = saves.moved(mine, location, saves.next_n(known, node, location))
-    sender.elsewhere = _names_of(here)
-
-    def is_well(file: FileEntry) -> bool:
-        name = manifest.stored_name(file)
-        return name not in names or (lying[name] == file.digest and bool(is_stored(store, name, file, sender.to.passed)))
-
-    files = tuple(f if is_well(f) else sender.put_beside(manifest, f) for f in manifest.files)
-    if files != manifest.files:
-        create_record(store, replace(manifest, files=files))
-
-
-def _names_of(manifests: Sequence[Manifest]) -> Callable[[FileEntry], Iterable[str]]:
-    """Return the question which names in the store may have the bytes of a file."""
-
-    def names(file: FileEntry) -> Iterable[str]:
-        return dict.fromkeys(m.stored_name(f) for m in manifests for f in m.files if f.path == file.path)
-
-    return names
+    return frozenset(
+        name for name, f in mine if name in contested or (f.path in several and not f.stored_as)
+    )

@@ -1,4 +1,6 @@
-"""What campaigns share: trainings whose every save differs, and ckptsync's services as processes that can be killed."""
+"""What campaigns share: trainings whose every save differs, and ckptsync's services as processes
+that can be killed.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +22,16 @@ from pathlib import Path
 
 import yaml
 
-from ckptsync.catalogue.fresh import fresh
-from ckptsync.cli.demo_nodes import play, script
-from ckptsync.layouts import table
-from ckptsync.merge.local import merge_local
-from ckptsync.merge.plan import Options
-from ckptsync.model import Part
+from ckptsync.catalogue.uncached import read_state
+from ckptsync.cli.demo import play, script
+from ckptsync.layouts import registry
+from ckptsync.merge.plan import MergeOptions
+from ckptsync.records.locations import LocationState
 from ckptsync.records.names import consolidated_prefix
-from ckptsync.records.state import Snapshot
+from ckptsync.stores.file_trees import DirectoryFiles, Overlay
 from ckptsync.stores.opening import create_store
-from ckptsync.stores.tree import LocalFiles, Overlay
+from ckptsync.tensors import Part
+from tests.merged import merge_local
 from tests.vector import ROOT, bits, vector
 
 RUNS = {"fsdp2": "hf-fsdp2-2node", "zero3": "hf-zero3-2node"}
@@ -39,7 +41,9 @@ CLEAN = {key: value for key, value in os.environ.items() if not key.startswith("
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """One save of a run: what each node wrote (kept apart from where rotation takes it), and the model that follows from it."""
+    """One save of a run: what each node wrote (kept apart from where rotation takes it), and the
+    model that follows from it.
+    """
 
     run: str
     checkpoint: str
@@ -51,16 +55,19 @@ class Save:
         return [self.truth / node / self.checkpoint for node in NODES]
 
     def model(self) -> Mapping[str, object]:
-        """Tensors bit for bit: the framework's own reference where the save is the vector's, else a merge of what the nodes wrote."""
+        """Tensors bit for bit: the framework's own reference where the save is the vector's, else a
+        merge of what the nodes wrote.
+        """
         if self.is_original:
             return bits(vector(RUNS[self.run]).auto)
         merged = self.truth / "merged"
         if not merged.exists():
-            merge_local(self.sources(), merged, Options(), ROOT / "base")
+            merge_local(self.sources(), merged, MergeOptions(), ROOT / "base")
         return bits(*merged.glob("*.safetensors"))
 
 
-BALLAST = 24 << 20  # bytes a node that nothing reads: a transfer must last long enough to be killed in its midst
+# bytes a node that nothing reads: a transfer must last long enough to be killed in its midst
+BALLAST = 24 << 20
 
 
 class Training:
@@ -75,14 +82,26 @@ class Training:
         return self.home / node / "out" / run
 
     def prepare(self, run: str, step: int) -> Save:
-        """The next save, not yet written to any node.  The first of each run is the framework's own, untouched."""
-        save = Save(run, f"checkpoint-{step}", self.home / "truth" / f"{run}-{step}", all(s.run != run for s in self.saves))
+        """The next save, not yet written to any node.
+
+        The first of each run is the framework's own, untouched.
+        """
+        save = Save(
+            run,
+            f"checkpoint-{step}",
+            self.home / "truth" / f"{run}-{step}",
+            all(s.run != run for s in self.saves),
+        )
         for node, source in zip(NODES, vector(RUNS[run]).sources, strict=True):
             shutil.copytree(source, save.truth / node / save.checkpoint)
-            (save.truth / node / save.checkpoint / f"ballast_{node}.distcp").write_bytes(self._dice.randbytes(BALLAST))
+            (save.truth / node / save.checkpoint / f"ballast_{node}.distcp").write_bytes(
+                self._dice.randbytes(BALLAST)
+            )
         if not save.is_original:
             _perturb(save.sources(), self._dice)
-            assert save.model() != bits(vector(RUNS[run]).auto), "a save that nobody could tell from another"
+            assert save.model() != bits(vector(RUNS[run]).auto), (
+                "a save that nobody could tell from another"
+            )
         for state in save.truth.glob("node*/*/trainer_state.json"):
             state.write_text(json.dumps(json.loads(state.read_text()) | {"global_step": step}))
         self.saves.append(save)
@@ -90,7 +109,10 @@ class Training:
 
     def write(self, save: Save, pause: float) -> None:
         """File after file, in the trainer's order."""
-        for _ in play(script(save.run, self._without_merged(save), lambda node: self.output(node, save.run)), pause):
+        for _ in play(
+            script(save.run, self._without_merged(save), lambda node: self.output(node, save.run)),
+            pause,
+        ):
             pass
 
     def rotate(self, save: Save) -> None:
@@ -122,7 +144,12 @@ class Service:
         command = [*before, sys.executable, "-m", "ckptsync", "run", "-c", str(self.config)]
         with self.log.open("ab") as out:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=CLEAN, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env=CLEAN,
+                start_new_session=True,
             )
 
     @property
@@ -167,7 +194,12 @@ def services(home: Path) -> dict[str, Service]:
     worker = {"quiet": "500ms", "unmarked": "1s", "scan_every": "1s"}
     common = {"store": {"url": str(home / "store")}}
     found: dict[str, Mapping[str, object]] = {
-        node: {"node": node, "roles": ["worker"], **common, "worker": {"runs": [{"path": f"{home}/{node}/out/*"}], **worker}}
+        node: {
+            "node": node,
+            "roles": ["worker"],
+            **common,
+            "worker": {"runs": [{"path": f"{home}/{node}/out/*"}], **worker},
+        }
         for node in NODES
     }
     found["head"] = {
@@ -180,9 +212,9 @@ def services(home: Path) -> dict[str, Service]:
     return {name: Service(home, name, configuration) for name, configuration in found.items()}
 
 
-def snapshots(home: Path) -> dict[tuple[str, str], Snapshot]:
+def snapshots(home: Path) -> dict[tuple[str, str], LocationState]:
     """What the store says, by run and location."""
-    return {(s.run, s.location): s for s in fresh(create_store(str(home / "store"))).readable}
+    return {(s.run, s.location): s for s in read_state(create_store(str(home / "store"))).readable}
 
 
 def settle(home: Path, saves: Sequence[Save], patience: float) -> str:
@@ -191,7 +223,9 @@ def settle(home: Path, saves: Sequence[Save], patience: float) -> str:
     while True:
         seen = snapshots(home)
         words = {
-            f"{s.run}/{s.checkpoint}": seen[s.run, s.checkpoint].status if (s.run, s.checkpoint) in seen else "absent"
+            f"{s.run}/{s.checkpoint}": seen[s.run, s.checkpoint].status
+            if (s.run, s.checkpoint) in seen
+            else "absent"
             for s in saves
         }
         bad = [f"{name} {word}" for name, word in words.items() if word != "VERIFIED"]
@@ -208,21 +242,38 @@ def violations(home: Path, saves: Sequence[Save]) -> list[str]:
     names = [entry.name for entry in store.names("")]
     wrong = [f"{name}: unfinished, and listed" for name in names if name.endswith(".part")]
     expected = {(s.run, s.checkpoint) for s in saves}
-    wrong += [f"{run}/{location}: a location that nobody asked for" for run, location in snapshots(home).keys() - expected]
+    wrong += [
+        f"{run}/{location}: a location that nobody asked for"
+        for run, location in snapshots(home).keys() - expected
+    ]
     for save in saves:
         wrong += _differences(home / "store", save)
-        found = [home / "store" / name for name in names if name.startswith(consolidated_prefix(save.run, save.checkpoint))]
+        found = [
+            home / "store" / name
+            for name in names
+            if name.startswith(consolidated_prefix(save.run, save.checkpoint))
+        ]
         if bits(*(path for path in found if path.suffix == ".safetensors")) != save.model():
-            wrong.append(f"{save.run}/{save.checkpoint}: the consolidated model is not the reference")
+            wrong.append(
+                f"{save.run}/{save.checkpoint}: the consolidated model is not the reference"
+            )
     return wrong
 
 
 def _differences(store: Path, save: Save) -> list[str]:
     """Between the nodes' own files and the store's."""
     wrong = []
-    written = {path.relative_to(s).as_posix(): path.read_bytes() for s in save.sources() for path in s.rglob("*") if path.is_file()}
-    there = LocalFiles(str(store / save.run / save.checkpoint)).sizes()
-    wrong += [f"{save.run}/{save.checkpoint}/{name}: not one of the nodes' files" for name in there.keys() - written.keys()]
+    written = {
+        path.relative_to(s).as_posix(): path.read_bytes()
+        for s in save.sources()
+        for path in s.rglob("*")
+        if path.is_file()
+    }
+    there = DirectoryFiles(str(store / save.run / save.checkpoint)).sizes()
+    wrong += [
+        f"{save.run}/{save.checkpoint}/{name}: not one of the nodes' files"
+        for name in there.keys() - written.keys()
+    ]
     for name, data in written.items():
         path = store / save.run / save.checkpoint / name
         if not path.is_file() or path.read_bytes() != data:
@@ -231,11 +282,15 @@ def _differences(store: Path, save: Save) -> list[str]:
 
 
 def _perturb(sources: Sequence[Path], dice: random.Random) -> None:
-    """Other weights of the same sizes: low bytes of elements change in every stored part, and with them the archives' CRCs."""
-    files = Overlay([LocalFiles(str(source)) for source in sources])
+    """Other weights of the same sizes: low bytes of elements change in every stored part, and with
+    them the archives' CRCs.
+    """
+    files = Overlay([DirectoryFiles(str(source)) for source in sources])
     parts: dict[Path, list[Part]] = defaultdict(list)
-    for tensor in table.tensors(files, table.choose(files, None)):
-        for part in (part for copy in tensor.copies for part in copy.parts if part.extent.size >= 4):
+    for tensor in registry.tensors(files, registry.choose(files, None)):
+        for part in (
+            part for copy in tensor.copies for part in copy.parts if part.extent.size >= 4
+        ):
             owner = next(s / part.extent.file for s in sources if (s / part.extent.file).is_file())
             parts[owner].append(part)
     for path, its in parts.items():
@@ -244,7 +299,13 @@ def _perturb(sources: Sequence[Path], dice: random.Random) -> None:
             data[part.extent.start] ^= dice.randrange(1, 256)
         for checksum in {part.checksum for part in its if part.checksum}:
             record = data[checksum.extent.start : checksum.extent.start + checksum.extent.size]
-            data = data.replace(struct.pack("<I", checksum.crc32), struct.pack("<I", zlib.crc32(record)))
+            data = data.replace(
+                struct.pack("<I", checksum.crc32), struct.pack("<I", zlib.crc32(record))
+            )
         path.write_bytes(data)
     for path in (path for source in sources for path in source.rglob("*") if path.is_file()):
-        os.utime(path)  # of one save again: shards that are newer than their metadata are of one that is not finished
+        os.utime(
+            path
+            # of one save again: shards that are newer than their metadata are of one that is not
+            # finished
+        )

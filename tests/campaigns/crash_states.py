@@ -1,14 +1,18 @@
-"""Cut the power at every moment of a store's work, and see that nothing it has promised is lost: and that each fsync is needed for that.
+"""Cut the power at every moment of a store's work, and see that nothing it has promised is lost:
+and that each fsync is needed for that.
 
     python -m tests.campaigns.crash_states --states 2000 --random 20
 
-Nothing is switched off.  The system calls of a store at work (`tests.campaigns.crash_work`) say what is durable at each moment: a file's bytes once it
-was synced, a directory's names once it was, and nothing else.  Of the rest any part may be found afterwards, in any combination: names out of
-order, files empty, short, with holes, or full of zeros.  That is more than one file system would do (ext4 and XFS keep their names in order),
-and as much as POSIX lets it (Pillai et al., "All File Systems Are Not Created Equal", OSDI 2014).  A rename is seen whole or not at all.
+Nothing is switched off.  The system calls of a store at work (`tests.campaigns.crash_work`) say
+what is durable at each moment: a file's bytes once it was synced, a directory's names once it was,
+and nothing else.  Of the rest any part may be found afterwards, in any combination: names out of
+order, files empty, short, with holes, or full of zeros.  That is more than one file system would do
+(ext4 and XFS keep their names in order), and as much as POSIX lets it (Pillai et al., "All File
+Systems Are Not Created Equal", OSDI 2014).  A rename is seen whole or not at all.
 
-What must hold in each state: a name has the bytes of its last write that was acknowledged, or of one that was going on; never others,
-or a part of them; a name whose delete was acknowledged stays away.  Then each fsync is taken out in turn, and one state at least must break that.
+What must hold in each state: a name has the bytes of its last write that was acknowledged, or of
+one that was going on; never others, or a part of them; a name whose delete was acknowledged stays
+away.  Then each fsync is taken out in turn, and one state at least must break that.
 """
 
 from __future__ import annotations
@@ -22,7 +26,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckptsync.stores.posix.draft import is_unfinished
+from ckptsync.stores.posix.part_file import is_unfinished
+from tests.campaigns.campaign import arguments
 from tests.campaigns.crash_trace import Data, Names, Step, Sync, can_trace, traced
 from tests.campaigns.crash_work import CONTENDED, WORKS
 from tests.campaigns.promises import Promises
@@ -39,7 +44,10 @@ class Violation:
 
 
 class Work:
-    """The steps of a work, and what they leave behind wherever they end.  ``states`` at most are tried for each moment."""
+    """The steps of a work, and what they leave behind wherever they end.
+
+    ``states`` at most are tried for each moment.
+    """
 
     def __init__(self, steps: Sequence[Step], states: int, seed: int = 1) -> None:
         self.steps, self._states, self._seed = steps, states, seed
@@ -65,9 +73,17 @@ class Work:
     def _durable_at(self, n: int, without: int) -> int:
         """The fsync after which step ``n`` cannot be lost."""
         step = self.steps[n]
-        inode = step.inode if isinstance(step, Data) else step.directory if isinstance(step, Names) else None
+        inode = (
+            step.inode
+            if isinstance(step, Data)
+            else step.directory
+            if isinstance(step, Names)
+            else None
+        )
         later = (
-            k for k in range(n + 1, len(self.steps)) if k != without and isinstance(s := self.steps[k], Sync) and s.inode == inode
+            k
+            for k in range(n + 1, len(self.steps))
+            if k != without and isinstance(s := self.steps[k], Sync) and s.inode == inode
         )
         return next(later, NEVER)
 
@@ -79,30 +95,52 @@ class Work:
         for n in range(moment):
             if isinstance(step := self.steps[n], Data):
                 files.setdefault(step.inode, []).append(n)
-        contents = {inode: self._contents(steps, [durable[n] < moment for n in steps]) for inode, steps in files.items()}
+        contents = {
+            inode: self._contents(steps, [durable[n] < moment for n in steps])
+            for inode, steps in files.items()
+        }
         for kept, chosen in self._choices(loose, contents, moment):
             tree = self._tree([n for n in names if n not in loose or n in kept])
-            yield dict(_listed(tree, 0, "", {inode: contents[inode][k] for inode, k in chosen.items()}))
+            yield dict(
+                _listed(tree, 0, "", {inode: contents[inode][k] for inode, k in chosen.items()})
+            )
 
     def _choices(
         self, loose: list[int], contents: dict[int, list[bytes]], moment: int
     ) -> Iterator[tuple[frozenset[int], dict[int, int]]]:
-        """Which steps survived, and which content each file has: all there are, or the plainest and then some at random."""
+        """Which steps survived, and which content each file has: all there are, or the plainest and
+        then some at random.
+        """
         inodes = list(contents)
         counts = [len(contents[inode]) for inode in inodes]
         if 2 ** len(loose) * _product(counts) <= self._states:
-            for kept in (frozenset(c) for k in range(len(loose) + 1) for c in itertools.combinations(loose, k)):
+            for kept in (
+                frozenset(c)
+                for k in range(len(loose) + 1)
+                for c in itertools.combinations(loose, k)
+            ):
                 for chosen in itertools.product(*(range(count) for count in counts)):
                     yield kept, dict(zip(inodes, chosen, strict=True))
             return
         dice = random.Random(f"{self._seed} {moment}")
-        plain = [frozenset(loose), frozenset[int](), *(frozenset({n}) for n in loose), *(frozenset(loose) - {n} for n in loose)]
+        plain = [
+            frozenset(loose),
+            frozenset[int](),
+            *(frozenset({n}) for n in loose),
+            *(frozenset(loose) - {n} for n in loose),
+        ]
         for kept in plain:
             for k in range(max(counts, default=1)):
-                yield kept, {inode: min(k, count - 1) for inode, count in zip(inodes, counts, strict=True)}
+                yield (
+                    kept,
+                    {inode: min(k, count - 1) for inode, count in zip(inodes, counts, strict=True)},
+                )
         for _ in range(self._states - len(plain)):
             kept = frozenset(n for n in loose if dice.random() < 0.5)
-            yield kept, {inode: dice.randrange(count) for inode, count in zip(inodes, counts, strict=True)}
+            yield (
+                kept,
+                {inode: dice.randrange(count) for inode, count in zip(inodes, counts, strict=True)},
+            )
 
     def _contents(self, steps: Sequence[int], is_durable: Sequence[bool]) -> list[bytes]:
         """What a file may hold: all of it first."""
@@ -113,7 +151,10 @@ class Work:
         kept = [step for step, durable in zip(written, is_durable, strict=True) if durable]
         first = is_durable.index(False)
         base = _filled(kept)
-        zeros = [step if durable else _zeroed(step) for step, durable in zip(written, is_durable, strict=True)]
+        zeros = [
+            step if durable else _zeroed(step)
+            for step, durable in zip(written, is_durable, strict=True)
+        ]
         half = len(base) + (len(whole) - len(base)) // 2
         found = [
             whole,
@@ -138,7 +179,9 @@ class Work:
         return tree
 
 
-def _listed(tree: dict[int, dict[str, int]], at: int, prefix: str, contents: dict[int, bytes]) -> Iterator[tuple[str, bytes]]:
+def _listed(
+    tree: dict[int, dict[str, int]], at: int, prefix: str, contents: dict[int, bytes]
+) -> Iterator[tuple[str, bytes]]:
     """As the store would list it; a file of which no byte was written is empty."""
     for name, inode in tree[at].items():
         if is_unfinished(name):
@@ -177,16 +220,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not can_trace():
         print("strace is not here, or may not trace: nothing was simulated")
         return 1
-    verdicts = [judged(name, args.states) for name in (*WORKS, *(f"at_random {args.seed + n}" for n in range(args.random)))]
+    verdicts = [
+        judged(name, args.states)
+        for name in (*WORKS, *(f"at_random {1 + n}" for n in range(args.random)))
+    ]
     print("\n".join(verdict.line for verdict in verdicts))
     wrong = [*(line for verdict in verdicts for line in verdict.wrong), *needless(verdicts)]
-    print("\n".join(wrong) if wrong else "nothing acknowledged was lost, no part of a file was seen, and no fsync can be spared")
+    print(
+        "\n".join(wrong)
+        if wrong
+        else "nothing acknowledged was lost, no part of a file was seen, and no fsync can be spared"
+    )
     return 1 if wrong else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``lost``: for each location in the code that calls fsync, how often something was lost without one, and ``spared`` how often nothing was."""
+    """``lost``: for each location in the code that calls fsync, how often something was lost
+    without one, and ``spared`` how often nothing was.
+    """
 
     line: str
     wrong: tuple[str, ...]
@@ -200,16 +252,21 @@ def judged(name: str, states: int) -> Verdict:
         root = Path(home, "store")
         root.mkdir()
         work = Work(traced(name, root), states)
-    wrong = [f"VIOLATED {name}: {violation.text}" for violation in itertools.islice(work.violations(), 5)]
+    wrong = [
+        f"VIOLATED {name}: {violation.text}" for violation in itertools.islice(work.violations(), 5)
+    ]
     line = f"{name}: {len(work.steps)} steps, {work.tried} states after a power cut"
     lost, spared = Counter[str](), Counter[str]()
     for n, sync in work.syncs() if name in WORKS else ():
         is_lost = next(work.violations(without=n), None) is not None
         (lost if is_lost else spared)[sync.where] += 1
         if not is_lost and name not in CONTENDED:
-            wrong.append(f"NEEDLESS {name}: step {n}, an fsync in {sync.where}: without it nothing is lost")
+            wrong.append(
+                f"NEEDLESS {name}: step {n}, an fsync in {sync.where}: without it nothing is lost"
+            )
     return Verdict(
-        f"{line}; {lost.total()} of {(lost + spared).total()} fsyncs, taken out one by one, lose something",
+        f"{line}; {lost.total()} of {(lost + spared).total()} fsyncs, taken out one by one, lose"
+        " something",
         tuple(wrong),
         lost,
         spared,
@@ -218,15 +275,26 @@ def judged(name: str, states: int) -> Verdict:
 
 def needless(verdicts: Sequence[Verdict]) -> list[str]:
     """Locations in the code whose fsyncs could be spared wherever they were called."""
-    lost, spared = (sum(counts, Counter()) for counts in ([v.lost for v in verdicts], [v.spared for v in verdicts]))
-    return [f"NEEDLESS every fsync in {where}: without it nothing is lost" for where in spared if not lost[where]]
+    lost, spared = (
+        sum(counts, Counter())
+        for counts in ([v.lost for v in verdicts], [v.spared for v in verdicts])
+    )
+    return [
+        f"NEEDLESS every fsync in {where}: without it nothing is lost"
+        for where in spared
+        if not lost[where]
+    ]
 
 
 def _arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--states", type=int, default=300, help="tried at most for each moment")
-    parser.add_argument("--random", type=int, default=4, help="works drawn at random, beside those that are written down")
-    parser.add_argument("--seed", type=int, default=1, help="of the first one")
+    parser.add_argument(
+        "--random",
+        type=int,
+        default=4,
+        help="works drawn at random, beside those that are written down",
+    )
     return parser
 
 

@@ -1,6 +1,7 @@
 """A store's work as the steps that a power cut may undo, read out of its system calls by strace.
 
-Inodes are numbers, 0 is the store's root, whose own location is durable.  What a system call does is followed through descriptors, not paths.
+Inodes are numbers, 0 is the store's root, whose own location is durable.  What a system call does
+is followed through descriptors, not paths.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ class Data:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """One change of a directory, which is seen whole or not at all: a rename takes one name away and gives another."""
+    """One change of a directory, which is seen whole or not at all: a rename takes one name away
+    and gives another.
+    """
 
     directory: int
     gone: str = ""
@@ -83,10 +86,26 @@ class _Machine:
 
 
 def traced(work: str, root: Path) -> list[Step]:
-    """Run a work of `tests.campaigns.crash_work` in the empty directory ``root``; the steps of it."""
+    """Run a work of `tests.campaigns.crash_work` in the empty directory ``root``.
+
+    The steps of it.
+    """
     log = root.with_name(f"{root.name}.strace")
     program = [sys.executable, "-m", "tests.campaigns.crash_work", work, str(root)]
-    strace = ["strace", "-f", "-qq", "-xx", "-s", str(1 << 24), "-e", f"trace={TRACED}", "-e", "signal=none", "-o", str(log)]
+    strace = [
+        "strace",
+        "-f",
+        "-qq",
+        "-xx",
+        "-s",
+        str(1 << 24),
+        "-e",
+        f"trace={TRACED}",
+        "-e",
+        "signal=none",
+        "-o",
+        str(log),
+    ]
     done = subprocess.run([*strace, *program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     machine = _Machine(str(root))
@@ -98,7 +117,10 @@ def can_trace() -> bool:
     found = shutil.which("strace")
     return (
         bool(found)
-        and subprocess.run([str(found), "-qq", "-o", "/dev/null", "true"], capture_output=True, check=False).returncode == 0
+        and subprocess.run(
+            [str(found), "-qq", "-o", "/dev/null", "true"], capture_output=True, check=False
+        ).returncode
+        == 0
     )
 
 
@@ -107,10 +129,20 @@ def _read(line: str, machine: _Machine) -> Iterator[Step]:
     if found is None:
         assert _OTHER.fullmatch(line), f"not understood: {line[:200]}"
         return
-    pid, call, arguments, result = found[1], found[2], found[3].split(", "), -1 if found[4] == "?" else int(found[4], 0)
-    if pid not in machine.processes:  # a child begins with what its parent has open; parents here wait for their children
+    pid, call, arguments, result = (
+        found[1],
+        found[2],
+        found[3].split(", "),
+        -1 if found[4] == "?" else int(found[4], 0),
+    )
+    # a child begins with what its parent has open; parents here wait for their children
+    if pid not in machine.processes:
         if machine.processes:
-            copies = {(pid, fd): at for (owner, fd), at in machine.open.items() if owner == machine.processes[0]}
+            copies = {
+                (pid, fd): at
+                for (owner, fd), at in machine.open.items()
+                if owner == machine.processes[0]
+            }
             machine.open.update(copies)
         machine.processes.append(pid)
     if result < 0:
@@ -185,7 +217,9 @@ def _moved(machine: _Machine, pid: str, call: str, args: list[str]) -> Iterator[
         if call.startswith("link"):
             yield _named(machine, *after, inode)
             return
-        assert before[0] == after[0], "a rename into another directory: not known to this simulation"
+        assert before[0] == after[0], (
+            "a rename into another directory: not known to this simulation"
+        )
         del machine.directories[before[0]][before[1]]
         machine.directories[after[0]][after[1]] = inode
         yield Names(before[0], before[1], after[1], inode)
@@ -196,7 +230,9 @@ def _with_directory(call: str, args: list[str]) -> list[str]:
 
 
 def _way(machine: _Machine, pid: str, args: list[str]) -> tuple[int, str] | None:
-    """The directory and the name in it that a descriptor and a path mean, if that is beneath the root."""
+    """The directory and the name in it that a descriptor and a path mean, if that is beneath the
+    root.
+    """
     path = _bytes(args[1]).decode()
     if path.startswith(f"{machine.root}/"):
         at, path = 0, path.removeprefix(f"{machine.root}/")

@@ -1,9 +1,11 @@
-"""What the simulated power cuts interrupt: a store at work, which says before and after each call what it promises.
+"""What the simulated power cuts interrupt: a store at work, which says before and after each call
+what it promises.
 
     python -m tests.campaigns.crash_work WORK DIRECTORY
 
-runs one of `WORKS` in an empty directory.  Standard output takes the marks (`tests.campaigns.crash_trace` reads them out of the system calls):
-``begin``, ``done`` and, before each fsync, where in the code it is.
+runs one of `WORKS` in an empty directory.  Standard output takes the marks
+(`tests.campaigns.crash_trace` reads them out of the system calls): ``begin``, ``done`` and, before
+each fsync, where in the code it is.
 """
 
 from __future__ import annotations
@@ -41,7 +43,14 @@ class Writer:
     def __init__(self, root: str, first: int = 0) -> None:
         self.store, self._next = PosixStore(root), first
 
-    def write(self, name: str, size: int, *, origin: str = "", between: Callable[[], object] = lambda: None) -> None:
+    def write(
+        self,
+        name: str,
+        size: int,
+        *,
+        origin: str = "",
+        between: Callable[[], object] = lambda: None,
+    ) -> None:
         self._put(self.store.write, name, size, origin, between)
 
     def create(self, name: str, size: int, *, between: Callable[[], object] = lambda: None) -> None:
@@ -64,7 +73,14 @@ class Writer:
         mark(begin=self._next, **said)
         return self._next
 
-    def _put(self, put: Callable[..., None], name: str, size: int, origin: str, between: Callable[[], object]) -> None:
+    def _put(
+        self,
+        put: Callable[..., None],
+        name: str,
+        size: int,
+        origin: str,
+        between: Callable[[], object],
+    ) -> None:
         call = self._begin(kind="put", name=name, seed=self._next, size=size)
         data = content(call - 1, size)
 
@@ -84,7 +100,9 @@ class Writer:
 
 
 def left_by_another(root: str, name: str, size: int) -> None:
-    """What a writer leaves that is killed after `link`: the bytes are durable, and the name is there, but not for sure."""
+    """What a writer leaves that is killed after `link`: the bytes are durable, and the name is
+    there, but not for sure.
+    """
     data, path = content(999, size), Path(root, name)
     mark(begin=999, kind="put", name=name, seed=999, size=size)
     fd = os.open(path.with_name(".ckptsync-left.part"), os.O_WRONLY | os.O_CREAT)
@@ -120,7 +138,9 @@ def deleting(root: str) -> None:
 
 
 def two_writers(root: str) -> None:
-    """One begins and ends in the middle of the other, in the same directory and under the same name."""
+    """One begins and ends in the middle of the other, in the same directory and under the same
+    name.
+    """
     one, other = Writer(root), Writer(root, 100)
     one.write("run/a", 9000, between=partial(other.write, "run/b", 100))
     one.write("run/c", 9000, between=partial(other.write, "run/c", 100))
@@ -144,7 +164,9 @@ def directory_made_again(root: str) -> None:
 
 
 def name_of_another(root: str) -> None:
-    """Who is told that a name is taken may rely on it, although its writer was killed: seen at once, and by the link alone."""
+    """Who is told that a name is taken may rely on it, although its writer was killed: seen at
+    once, and by the link alone.
+    """
     one = Writer(root)
     one.write("run/a", 10)
     left_by_another(root, "run/b", 10)
@@ -210,17 +232,28 @@ def at_random(root: str, seed: str) -> None:
 WORKS: Mapping[str, Callable[[str], None]] = {
     work.__name__: work
     for work in (
-        *(several_names, overwriting, deleting, two_writers, directory_of_another, directory_made_again),
+        *(
+            several_names,
+            overwriting,
+            deleting,
+            two_writers,
+            directory_of_another,
+            directory_made_again,
+        ),
         *(name_of_another, name_taken_meanwhile, without_links, continued),
     )
 }
 CONTENDED = frozenset({"two_writers", "name_taken_meanwhile", "without_links", "continued"})
-"""Works in which some fsyncs do not matter: of who is killed, of who is told Exists, and of who works in the middle of another."""
+"""Works in which some fsyncs do not matter: of who is killed, of who is told Exists, and of who
+works in the middle of another.
+"""
 _fsync = os.fsync
 
 
 def where() -> str:
-    """The code that calls fsync, such as ``secure < _begin``: innermost first, without the store's own wrapper around the call."""
+    """The code that calls fsync, such as ``secure < _begin``: innermost first, without the store's
+    own wrapper around the call.
+    """
     frame: Any = sys._getframe(2)
     names: list[str] = []
     while frame is not None and len(names) < 3:

@@ -17,16 +17,16 @@ from pathlib import Path
 
 from ckptsync.cli.main import main
 from ckptsync.errors import CkptsyncError
-from ckptsync.layouts import table
-from ckptsync.merge.consolidate import Chunk, Merged
-from ckptsync.merge.local import merge_local
-from ckptsync.merge.plan import DType, Options
+from ckptsync.layouts import registry
+from ckptsync.merge.engine import Chunk, Merged
+from ckptsync.merge.plan import DType, MergeOptions
 from ckptsync.merge.prepare import prepare
-from ckptsync.model import Files
 from ckptsync.records.model_record import ModelTensor
-from ckptsync.stores.tree import LocalFiles, Overlay
+from ckptsync.stores.file_trees import DirectoryFiles, Overlay
+from ckptsync.tensors import Files
 from tests.campaigns.damaging import Damage, Strata, joined
 from tests.consolidated import consolidate
+from tests.merged import merge_local
 from tests.vector import Vector
 
 REFUSALS = (3, 5, 10)
@@ -49,7 +49,9 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """``refused``, ``harmless``, ``beside`` (only files beside the weights differ), ``SILENT``, ``TRACEBACK`` or ``SLOW``."""
+    """``refused``, ``harmless``, ``beside`` (only files beside the weights differ), ``SILENT``,
+    ``TRACEBACK`` or ``SLOW``.
+    """
 
     word: str
     said: str = ""
@@ -64,7 +66,11 @@ class Patient:
         self.sources = tuple(home / source.relative_to(folder) for source in of.sources)
         for source, here in zip(of.sources, self.sources, strict=True):
             shutil.copytree(source, here)
-        self.files = {p.relative_to(home).as_posix(): p.read_bytes() for p in sorted(home.rglob("*")) if p.is_file()}
+        self.files = {
+            p.relative_to(home).as_posix(): p.read_bytes()
+            for p in sorted(home.rglob("*"))
+            if p.is_file()
+        }
         for name in self.files:
             self._date(name)
         self._out = home / "merged"
@@ -96,7 +102,9 @@ class Patient:
         """With the damage done, and undone at the end."""
         try:
             for name, content in by.content.items():
-                (self._home / name).unlink() if content is None else (self._home / name).write_bytes(content)
+                (self._home / name).unlink() if content is None else (
+                    self._home / name
+                ).write_bytes(content)
                 if content is not None:
                     self._date(name, by.age if name == by.file else 0)
             yield
@@ -109,9 +117,13 @@ class Patient:
         """What comes of it, against the undamaged."""
         begun = time.process_time()
         try:
-            merged = merge_local(self.sources, self._out, Options(way.dtype, source=way.source))
+            merged = merge_local(
+                self.sources, self._out, MergeOptions(way.dtype, source=way.source)
+            )
         except CkptsyncError as e:
-            outcome = Outcome("refused" if e.exit_code in REFUSALS else "TRACEBACK", f"{type(e).__name__}: {e}")
+            outcome = Outcome(
+                "refused" if e.exit_code in REFUSALS else "TRACEBACK", f"{type(e).__name__}: {e}"
+            )
         except Exception:  # noqa: BLE001 - what is no CkptsyncError is what this looks for
             outcome = Outcome("TRACEBACK", traceback.format_exc())
         else:
@@ -130,21 +142,35 @@ class Patient:
             except BaseException:  # noqa: BLE001 - as above
                 return Outcome("TRACEBACK", f"{' '.join(command)}\n{traceback.format_exc()}")
             if code not in (0, *REFUSALS):
-                return Outcome("TRACEBACK", f"{' '.join(command)}: exit code {code}: {told.getvalue()}")
+                return Outcome(
+                    "TRACEBACK", f"{' '.join(command)}: exit code {code}: {told.getvalue()}"
+                )
         return Outcome("looked")
 
     def _date(self, name: str, older: int = 0) -> None:
         """Shards first, then what is written when they are there."""
         last = name.rpartition("/")[2]
-        at = _BEGIN + (2 if last == "trainer_state.json" else 1 if last.endswith(".metadata") or last == "latest" else 0)
+        at = _BEGIN + (
+            2
+            if last == "trainer_state.json"
+            else 1
+            if last.endswith(".metadata") or last == "latest"
+            else 0
+        )
         os.utime(self._home / name, (at - older, at - older))
 
     def _ways(self) -> Iterator[Way]:
-        """Unasked first, which may choose another source when one is damaged; then every source in every way that reads or writes other bytes."""
+        """Unasked first, which may choose another source when one is damaged.
+
+        Then every source in every way that reads or writes other bytes.
+        """
         seen: list[tuple[Mapping[str, Strata], tuple[ModelTensor, ...]]] = []
-        files = Overlay([LocalFiles(str(source)) for source in self.sources])
+        files = Overlay([DirectoryFiles(str(source)) for source in self.sources])
         dtypes: tuple[DType, ...] = ("keep", "auto")
-        asked: list[tuple[DType, str | None]] = [("auto", None), *((d, str(s)) for s in table.sources(files) for d in dtypes)]
+        asked: list[tuple[DType, str | None]] = [
+            ("auto", None),
+            *((d, str(s)) for s in registry.sources(files) for d in dtypes),
+        ]
         for dtype, source in asked:
             way = self._way(files, dtype, source)
             if way and (source is None or (way.strata, way.reference.tensors) not in seen):
@@ -152,7 +178,7 @@ class Patient:
                 yield way
 
     def _way(self, files: Overlay, dtype: DType, source: str | None) -> Way | None:
-        options, recorded = Options(dtype, source=source), _Recorded(files)
+        options, recorded = MergeOptions(dtype, source=source), _Recorded(files)
         try:
             prepare(recorded, options)
             planned = recorded.spans
@@ -160,9 +186,10 @@ class Patient:
             consolidate(recorded, _nowhere, options)
             reference = merge_local(self.sources, self._out, options)
         except CkptsyncError:
-            return None  # a source that is refused undamaged (an optimizer, a placeholder) is no patient
+            # a source that is refused undamaged (an optimizer, a placeholder) is no patient
+            return None
         shutil.rmtree(self._out)
-        demanded = {self._path(name) for name in table.demands(files).model}
+        demanded = {self._path(name) for name in registry.demands(files).model}
         names = {self._path(name): name for name in files.sizes()}
         strata = {
             path: Strata(joined(planned[name]), joined(recorded.spans[name]))
@@ -173,7 +200,10 @@ class Patient:
 
     def _path(self, name: str) -> str:
         """From a name in the overlay to the one below the vector: the first source has it."""
-        found = next((source / name for source in self.sources if (source / name).is_file()), self.sources[0] / name)
+        found = next(
+            (source / name for source in self.sources if (source / name).is_file()),
+            self.sources[0] / name,
+        )
         return found.relative_to(self._home).as_posix()
 
 
@@ -195,9 +225,16 @@ class _Recorded:
 def _compared(merged: Merged, reference: Merged) -> Outcome:
     odd = _tensors(merged) ^ _tensors(reference)
     if odd:
-        return Outcome("SILENT", json.dumps({"tensors": sorted({name for name, *_ in odd})[:4], "notes": merged.notes}))
-    if {f for f in merged.files if _is_beside(f.path)} != {f for f in reference.files if _is_beside(f.path)}:
-        return Outcome("beside", ", ".join(sorted({f.path for f in {*merged.files} ^ {*reference.files}})))
+        return Outcome(
+            "SILENT",
+            json.dumps({"tensors": sorted({name for name, *_ in odd})[:4], "notes": merged.notes}),
+        )
+    if {f for f in merged.files if _is_beside(f.path)} != {
+        f for f in reference.files if _is_beside(f.path)
+    }:
+        return Outcome(
+            "beside", ", ".join(sorted({f.path for f in {*merged.files} ^ {*reference.files}}))
+        )
     return Outcome("harmless")
 
 

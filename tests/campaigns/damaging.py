@@ -1,7 +1,8 @@
-"""What is done to a checkpoint: one damage at a time, each with its name, its file and where it lies in it.
+"""What is done to a checkpoint: one damage at a time, each with its name, its file and where it
+lies in it.
 
-Positions are drawn from three strata of a file, by what an undamaged merge reads of it: ``plan`` (headers, pickles, directories), ``data``
-(what is read as tensors are copied) and ``unread``.
+Positions are drawn from three strata of a file, by what an undamaged merge reads of it: ``plan``
+(headers, pickles, directories), ``data`` (what is read as tensors are copied) and ``unread``.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ HOUR = 3600
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """``content`` is what each file has instead (``None``: it is gone), ``age`` how many seconds older the first one is."""
+    """``content`` is what each file has instead (``None``: it is gone), ``age`` how many seconds
+    older the first one is.
+    """
 
     kind: Kind
     file: str
@@ -65,8 +68,12 @@ def joined(spans: Iterable[tuple[int, int]]) -> Spans:
     return found
 
 
-def damages(files: Mapping[str, bytes], strata: Mapping[str, Strata], flips: int, dice: random.Random) -> Iterator[Damage]:
-    """Every damage to ``files``; ``flips`` is how many bits are flipped in each stratum of a file that a merge reads."""
+def damages(
+    files: Mapping[str, bytes], strata: Mapping[str, Strata], flips: int, dice: random.Random
+) -> Iterator[Damage]:
+    """Every damage to ``files``; ``flips`` is how many bits are flipped in each stratum of a file
+    that a merge reads.
+    """
     for name, data in files.items():
         yield Damage("delete", name, "", {name: None})
         if name not in strata:
@@ -75,7 +82,9 @@ def damages(files: Mapping[str, bytes], strata: Mapping[str, Strata], flips: int
         for at in _positions(data, strata[name], flips, dice):
             bit = dice.randrange(8)
             changed = data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :]
-            yield Damage("flip", name, f"byte {at} bit {bit}", {name: changed}, strata[name].of(at), at)
+            yield Damage(
+                "flip", name, f"byte {at} bit {bit}", {name: changed}, strata[name].of(at), at
+            )
         other = resaved(name, data, files)
         if other is not None:
             yield Damage("older", name, "from a save an hour before", {name: other}, age=HOUR)
@@ -97,8 +106,14 @@ def _positions(data: bytes, strata: Strata, flips: int, dice: random.Random) -> 
     if len(data) <= min(SMALL, flips * 8):
         return range(len(data))
     read = joined([*strata.plan, *strata.data])
-    gaps = list(zip([0, *(end for _, end in read)], [*(start for start, _ in read), len(data)], strict=True))
-    chosen = {at for spans in (strata.plan, strata.data, joined(gaps)) for at in _drawn(spans, flips, dice)}
+    gaps = list(
+        zip([0, *(end for _, end in read)], [*(start for start, _ in read), len(data)], strict=True)
+    )
+    chosen = {
+        at
+        for spans in (strata.plan, strata.data, joined(gaps))
+        for at in _drawn(spans, flips, dice)
+    }
     return sorted(chosen)
 
 

@@ -1,15 +1,17 @@
-"""Faults planted on one of two nodes, each found by `ckptsync doctor` and nothing else alarmed; and sound pairs of every kind, on which nothing is found.
+"""Faults planted on one of two nodes, each found by `ckptsync doctor` and nothing else alarmed; and
+sound pairs of every kind, on which nothing is found.
 
-    python -m tests.campaigns.doctor                         # all: about two minutes (root, iproute2; a C compiler for some)
+    python -m tests.campaigns.doctor  # all: about two minutes (root, iproute2; a C compiler for
+                                      some)
     python -m tests.campaigns.doctor --only clock-5s torch   # by name; --list names them
 
-Each time both nodes say with ``--publish`` what they are, the second compares, and somebody who is no node compares again.  What is found has to be
-exactly the kinds that the fault is to be found by (tests/campaigns/doctor_faults.py).
+Each time both nodes say with ``--publish`` what they are, the second compares, and somebody who is
+no node compares again.  What is found has to be exactly the kinds that the fault is to be found by
+(tests/campaigns/doctor_faults.py).
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import sys
 import tempfile
@@ -18,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from tests.campaigns.campaign import arguments
 from tests.campaigns.doctor_faults import FAULTS, Planted
 from tests.campaigns.doctor_pair import Nodes, Told
 from tests.campaigns.doctor_sound import SOUND
@@ -26,13 +29,20 @@ from tests.campaigns.nodes import Network, can_isolate
 
 def main(argv: Sequence[str] | None = None) -> int:
     """0 if all was found and nothing made up, 1 if not."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--only", nargs="+", choices=sorted({**FAULTS, **SOUND}), metavar="NAME")
     parser.add_argument("--list", action="store_true", help="name the faults and the sound pairs")
     args = parser.parse_args(argv)
-    chosen = {name: one for name, one in {**FAULTS, **SOUND}.items() if not args.only or name in args.only}
+    chosen = {
+        name: one for name, one in {**FAULTS, **SOUND}.items() if not args.only or name in args.only
+    }
     if args.list:
-        print("\n".join(f"{name}: {', '.join(sorted(one.kinds)) or 'nothing'}" for name, one in chosen.items()))
+        print(
+            "\n".join(
+                f"{name}: {', '.join(sorted(one.kinds)) or 'nothing'}"
+                for name, one in chosen.items()
+            )
+        )
         return 0
     if not can_isolate():
         print("left out: only root makes nodes of their own, with iproute2")
@@ -43,9 +53,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             why = one.missing()
             lines = [] if why else judged(one, network)
             wrong += bool(lines)
-            print(f"{name}: {f'left out, {why}' if why else '; '.join(lines) or ('found' if one.kinds else 'sound')}", flush=True)
+            verdict = "; ".join(lines) or ("found" if one.kinds else "sound")
+            print(f"{name}: {f'left out, {why}' if why else verdict}", flush=True)
     faults = len([one for one in chosen.values() if one.kinds])
-    print(f"{faults} faults, {len(chosen) - faults} sound pairs, {wrong} wrong, {time.monotonic() - begun:.0f} s")
+    print(
+        f"{faults} faults, {len(chosen) - faults} sound pairs, {wrong} wrong,"
+        f" {time.monotonic() - begun:.0f} s"
+    )
     return 1 if wrong else 0
 
 
@@ -66,9 +80,15 @@ def _found(one: Planted, network: Network, home: Path) -> Iterator[tuple[str, st
         words = ["--nodes"] if n == one.nodes - 1 else []
         with one.around(network, n):
             answer = nodes.asked(n, told, "--publish", *words)
-        yield from ((finding["kind"], f"n{n}: {finding['subject']}: {finding.get('what', '')}") for finding in answer["findings"])
+        yield from (
+            (finding["kind"], f"n{n}: {finding['subject']}: {finding.get('what', '')}")
+            for finding in answer["findings"]
+        )
     if one.is_compared:
-        yield from ((finding["kind"], f"compared: {finding['subject']}") for finding in nodes.compared()["findings"])
+        yield from (
+            (finding["kind"], f"compared: {finding['subject']}")
+            for finding in nodes.compared()["findings"]
+        )
 
 
 if __name__ == "__main__":

@@ -17,9 +17,12 @@ from tests.campaigns.nodes import TRAIN, Network
 
 @dataclass(frozen=True, slots=True)
 class Planted:
-    """``kinds``: what has to be found, and nothing else.  ``on``: the node that is unlike, ``None`` for all; ``everywhere``: variables of all nodes.
+    """``kinds``: what has to be found, and nothing else.
 
-    ``around``: what is there while a node is asked; ``is_compared``: whether who is no node finds the same from what both have said.
+    ``on``: the node that is unlike, ``None`` for all; ``everywhere``: variables of all nodes.
+
+    ``around``: what is there while a node is asked; ``is_compared``: whether who is no node finds
+    the same from what both have said.
     """
 
     kinds: frozenset[str]
@@ -27,25 +30,34 @@ class Planted:
     on: int | None = 1
     nodes: int = 2
     everywhere: Mapping[str, str | None] = field(default_factory=dict)
-    around: Callable[[Network, int], AbstractContextManager[object]] = field(default=lambda _network, _node: nullcontext())
+    around: Callable[[Network, int], AbstractContextManager[object]] = field(
+        default=lambda _network, _node: nullcontext()
+    )
     is_compared: bool = True
     needs: str = ""
 
     def missing(self) -> str:
         """Why it cannot be planted here; empty if it can."""
-        if self.needs == "links" and Path("/proc/sys/fs/protected_hardlinks").read_text().strip() != "1":
+        if (
+            self.needs == "links"
+            and Path("/proc/sys/fs/protected_hardlinks").read_text().strip() != "1"
+        ):
             return "anybody may link anything here"
         if self.needs == "fuse" and not os.access("/dev/fuse", os.R_OK | os.W_OK):
             return "no FUSE here"
         if (
             self.needs == "users"
-            and subprocess.run(["unshare", "--map-root-user", "true"], capture_output=True, check=False).returncode
+            and subprocess.run(
+                ["unshare", "--map-root-user", "true"], capture_output=True, check=False
+            ).returncode
         ):
             return "no user namespaces here"
         return f"there is no {self.needs}" if self.needs == "cc" and not shutil.which("cc") else ""
 
 
-def told(kinds: str, setup: str = "", *, needs: str = "", on: int | None = 1, **unlike: object) -> Planted:
+def told(
+    kinds: str, setup: str = "", *, needs: str = "", on: int | None = 1, **unlike: object
+) -> Planted:
     """Something that a node has, or is."""
     return Planted(frozenset(kinds.split()), Told(setup, **unlike), on, needs=needs)  # type: ignore[arg-type]
 
@@ -66,7 +78,9 @@ def shifted(seconds: int) -> Planted:
     setup = f"""cc -shared -fPIC -o {{home}}/shifted.so {source}
 python3 -c 'import struct; open("{{home}}/shift", "wb").write(struct.pack("=q", {seconds}))'"""
     said = {"SHIFTED_CLOCK": "{home}/shift"}
-    return told("clock", setup, needs="cc", environment=said, within=("env", "LD_PRELOAD={home}/shifted.so"))
+    return told(
+        "clock", setup, needs="cc", environment=said, within=("env", "LD_PRELOAD={home}/shifted.so")
+    )
 
 
 @contextlib.contextmanager
@@ -80,7 +94,8 @@ def deaf(network: Network, node: int) -> Iterator[None]:
         network.hub.ip("link", "set", "t0", "up")
 
 
-_AS_NFS = """sed 's#\\( {{home}}/{what} .*\\) - [^ ]* [^ ]* \\(.*\\)$#\\1 - nfs4 head:/out \\2{more}#' /proc/self/mountinfo > {{home}}/table
+_AS_NFS = """sed 's#\\( {{home}}/{what} .*\\) - [^ ]* [^ ]* \\(.*\\)$#\\1 - nfs4 head:/out \
+\\2{more}#' /proc/self/mountinfo > {{home}}/table
 mount --bind {{home}}/table /proc/$$/mountinfo"""
 
 
@@ -89,48 +104,77 @@ def nfs(kinds: str, what: str = "out", more: str = "", on: int | None = 1) -> Pl
     return told(kinds, _AS_NFS.format(what=what, more=more), on=on)
 
 
-_REFUSE = """printf '#include <errno.h>\\nint link(const char *a, const char *b) { errno = EPERM; return -1; }\\nint linkat(int a, const char *b, int c, const char *d, int e) { errno = EPERM; return -1; }\\n' > {home}/refuse.c
+_REFUSE = """printf '#include <errno.h>\\nint link(const char *a, const char *b) { errno = EPERM; \
+return -1; }\\nint linkat(int a, const char *b, int c, const char *d, int e) { errno = EPERM; \
+return -1; }\\n' > {home}/refuse.c
 cc -shared -fPIC -o {home}/refuse.so {home}/refuse.c"""
 _OTHERS = "chown -R 12345 {home}/out/run/checkpoint-1; chmod %s {home}/out/run/checkpoint-1/*"
-USER = ("unshare", "--user", "--map-user=1000", "--map-group=1000")  # no root, and yet the owner of what root has made
-_HOLDS = "import os, socket, sys; s = socket.create_server(('0.0.0.0', 29500)); s.set_inheritable(True); os.execvp(sys.argv[1], sys.argv[1:])"
-LOOPBACK = "sed 's/.* {node} .*/127.0.1.1 {node}/' {home}/hosts > {home}/{node}/hosts; mount --bind {home}/{node}/hosts /etc/hosts"
+# no root, and yet the owner of what root has made
+USER = ("unshare", "--user", "--map-user=1000", "--map-group=1000")
+_HOLDS = (
+    "import os, socket, sys; s = socket.create_server(('0.0.0.0', 29500)); s.set_inheritable(True);"
+    " os.execvp(sys.argv[1], sys.argv[1:])"
+)
+LOOPBACK = (
+    "sed 's/.* {node} .*/127.0.1.1 {node}/' {home}/hosts > {home}/{node}/hosts; mount --bind"
+    " {home}/{node}/hosts /etc/hosts"
+)
 THREE = {"NNODES": "3"}
-_S3 = {"url": "s3://bucket/x", "options": {"endpoint_url": "http://127.0.0.1:9", "key": "k", "secret": "s3cret"}}
+_S3 = {
+    "url": "s3://bucket/x",
+    "options": {"endpoint_url": "http://127.0.0.1:9", "key": "k", "secret": "s3cret"},
+}
 _OLDER = '#!/bin/sh\n"{python}" "$@" | sed \'s/"python": "3[.][0-9]*[.]/"python": "3.99./\'\n'
 
 ONE_NODE = {
-    "configuration": Planted(frozenset({"configuration"}), Told(config={"verify": {"level": "much"}}), is_compared=False),
+    "configuration": Planted(
+        frozenset({"configuration"}), Told(config={"verify": {"level": "much"}}), is_compared=False
+    ),
     "runs-of-one-name": told(
         "run-left-out output-differs",
         "mkdir -p {home}/out/a/x {home}/out/b/x",
         config={"worker": {"runs": [{"path": "{home}/out/a/x"}, {"path": "{home}/out/b/x"}]}},
     ),
     "output-parent": told(
-        "output-absent", config={"worker": {"runs": [{"path": "{home}/out/*"}, {"path": "/no/such/location/*"}]}}
+        "output-absent",
+        config={"worker": {"runs": [{"path": "{home}/out/*"}, {"path": "/no/such/location/*"}]}},
     ),
     "store-gone": Planted(
         frozenset({"store-absent"}),
         Told(
-            "mkdir -p {home}/out/run/_ckptsync; echo {home}/shared/store > {home}/out/run/_ckptsync/store; mount -t tmpfs none {home}/shared"
+            "mkdir -p {home}/out/run/_ckptsync; echo {home}/shared/store >"
+            " {home}/out/run/_ckptsync/store; mount -t tmpfs none {home}/shared"
         ),
         is_compared=False,
     ),
-    "store-not-mounted": told("not-mounted", "echo 'head:/srv {home}/shared nfs4 hard 0 0' > {home}/fstab"),
+    "store-not-mounted": told(
+        "not-mounted", "echo 'head:/srv {home}/shared nfs4 hard 0 0' > {home}/fstab"
+    ),
     "store-read-only": Planted(
         frozenset({"store-create"}),
-        Told("mount --bind {home}/shared/store {home}/shared/store; mount -o remount,ro,bind {home}/shared/store"),
+        Told(
+            "mount --bind {home}/shared/store {home}/shared/store; mount -o remount,ro,bind"
+            " {home}/shared/store"
+        ),
         is_compared=False,
     ),
     "store-full": Planted(
         frozenset({"store-create", "disk-full"}),
-        Told("mount -t tmpfs -o size=512k,nr_inodes=500 tmpfs {home}/shared/store; cat /dev/zero > {home}/shared/store/x || true"),
+        Told(
+            "mount -t tmpfs -o size=512k,nr_inodes=500 tmpfs {home}/shared/store; cat /dev/zero >"
+            " {home}/shared/store/x || true"
+        ),
         is_compared=False,
     ),
-    "store-of-no-server": Planted(frozenset({"store-unreachable"}), Told(config={"store": _S3}), is_compared=False),
+    "store-of-no-server": Planted(
+        frozenset({"store-unreachable"}), Told(config={"store": _S3}), is_compared=False
+    ),
     "store-dead": Planted(
         frozenset({"no-answer"}),
-        Told("exec 9<>/dev/fuse; mount -i -t fuse -o fd=9,rootmode=40000,user_id=0,group_id=0 dead {home}/shared/store"),
+        Told(
+            "exec 9<>/dev/fuse; mount -i -t fuse -o fd=9,rootmode=40000,user_id=0,group_id=0 dead"
+            " {home}/shared/store"
+        ),
         is_compared=False,
         needs="fuse",
     ),
@@ -147,7 +191,10 @@ ONE_NODE = {
         needs="users",
     ),
     "spool-of-another-user": told(
-        "output-not-writable", "mkdir {home}/out/run/_ckptsync; chown 12345 {home}/out/run/_ckptsync", needs="users", within=USER
+        "output-not-writable",
+        "mkdir {home}/out/run/_ckptsync; chown 12345 {home}/out/run/_ckptsync",
+        needs="users",
+        within=USER,
     ),
     "umask": told("umask", "chmod 2775 {home}/shared/store; umask 077"),
     "file-of-another-user": told("unreadable", _OTHERS % "600", needs="users", within=USER),
@@ -165,16 +212,28 @@ ONE_NODE = {
         within=USER,
     ),
     "asked-by-root": told(
-        "asked-as-root", "chown -R 12345 {home}/out/run; chmod a+rx {home} {home}/out; chmod -R a+rwX {home}/shared"
+        "asked-as-root",
+        "chown -R 12345 {home}/out/run; chmod a+rx {home} {home}/out; chmod -R a+rwX {home}/shared",
     ),
-    "output-read-only": told("output-not-writable", "mount --bind {home}/out {home}/out; mount -o remount,ro,bind {home}/out"),
-    "spool-elsewhere": told("links-cross", "mkdir -p {home}/out/run/_ckptsync; mount -t tmpfs none {home}/out/run/_ckptsync"),
-    "no-links": told("no-links", _REFUSE, needs="cc", within=("env", "LD_PRELOAD={home}/refuse.so")),
+    "output-read-only": told(
+        "output-not-writable",
+        "mount --bind {home}/out {home}/out; mount -o remount,ro,bind {home}/out",
+    ),
+    "spool-elsewhere": told(
+        "links-cross",
+        "mkdir -p {home}/out/run/_ckptsync; mount -t tmpfs none {home}/out/run/_ckptsync",
+    ),
+    "no-links": told(
+        "no-links", _REFUSE, needs="cc", within=("env", "LD_PRELOAD={home}/refuse.so")
+    ),
     "disk-for-two": told(
         "disk-full",
-        "mount -t tmpfs -o size=300m none {home}/out; mkdir -p {home}/out/run/checkpoint-1; head -c 120m /dev/zero > {home}/out/run/checkpoint-1/model.safetensors",
+        "mount -t tmpfs -o size=300m none {home}/out; mkdir -p {home}/out/run/checkpoint-1; head -c"
+        " 120m /dev/zero > {home}/out/run/checkpoint-1/model.safetensors",
     ),
-    "inodes": told("inodes", "mount -t tmpfs -o size=1g,nr_inodes=50 none {home}/out; mkdir {home}/out/run"),
+    "inodes": told(
+        "inodes", "mount -t tmpfs -o size=1g,nr_inodes=50 none {home}/out; mkdir {home}/out/run"
+    ),
     "nfs-soft": nfs("nfs-soft no-events", more=",soft", on=None),
     "nfs-late": nfs("late-names no-events", more=",actimeo=600", on=None),
     "few-files": told("few-files", "ulimit -n 512"),
@@ -186,14 +245,25 @@ ONE_NODE = {
     "clock-two-days": shifted(2 * 86400),
     "clock-years-behind": shifted(-9 * 365 * 86400),
     "save-on-each-node": told(
-        "save-on-each-node versions-differ", versions={"transformers": "5.15.1"}, training={"save_on_each_node": True}
+        "save-on-each-node versions-differ",
+        versions={"transformers": "5.15.1"},
+        training={"save_on_each_node": True},
     ),
-    "ray-destroys-twice": told("ray-destroys-twice", on=None, versions={"llamafactory": "0.9.2", "ray": "2.54.0"}),
+    "ray-destroys-twice": told(
+        "ray-destroys-twice", on=None, versions={"llamafactory": "0.9.2", "ray": "2.54.0"}
+    ),
     "ray-cpus": Planted(
-        frozenset({"ray-cpus"}), Told(versions={"llamafactory": "0.9.5"}, gpus=900), None, everywhere={"USE_RAY": "1"}
+        frozenset({"ray-cpus"}),
+        Told(versions={"llamafactory": "0.9.5"}, gpus=900),
+        None,
+        everywhere={"USE_RAY": "1"},
     ),
-    "zero3-no-model": told("zero3-no-model", training={"deepspeed": {"zero_optimization": {"stage": 3}}}),
-    "output-relative": told("output-relative output-differs", training={"output_dir": "saves/x", "ray_run_name": "x"}),
+    "zero3-no-model": told(
+        "zero3-no-model", training={"deepspeed": {"zero_optimization": {"stage": 3}}}
+    ),
+    "output-relative": told(
+        "output-relative output-differs", training={"output_dir": "saves/x", "ray_run_name": "x"}
+    ),
     "gpus-too-few": variables("gpus-too-few", CUDA_VISIBLE_DEVICES="0"),
     "gpus-not-there": variables("gpus-not-there gpus-too-few", CUDA_VISIBLE_DEVICES="0,7"),
     "gpus-all": variables("gpus-not-there gpus-too-few gpus-on-some", CUDA_VISIBLE_DEVICES="all"),
@@ -208,9 +278,14 @@ ONE_NODE = {
         ),
         environment={"NCCL_SOCKET_IFNAME": "bare0"},
     ),
-    "torch-for-cpus": told("torch-for-cpus versions-differ", versions={"torch": "2.8.0+cpu"}, cuda=""),
+    "torch-for-cpus": told(
+        "torch-for-cpus versions-differ", versions={"torch": "2.8.0+cpu"}, cuda=""
+    ),
     "tmp-checkpoint": told("tmp-checkpoint", on=None, versions={"transformers": "4.37.2"}),
-    "interface-down": told("interface-down master-unreachable", links=((f"link set {TRAIN} down", f"link set {TRAIN} up"),)),
+    "interface-down": told(
+        "interface-down master-unreachable",
+        links=((f"link set {TRAIN} down", f"link set {TRAIN} up"),),
+    ),
 }
 BETWEEN = {
     "torch": library("versions-differ", torch="2.7.1"),
@@ -229,7 +304,9 @@ BETWEEN = {
     ),
     "gpus-on-one-node-only": told("gpus-on-some", gpus=0, driver=""),
     "gpus-of-two-kinds": told("gpus-mixed", kind="NVIDIA L4"),
-    "another-count-of-gpus": Planted(frozenset({"ranks-differ"}), Told(gpus=4), everywhere={"NPROC_PER_NODE": None}),
+    "another-count-of-gpus": Planted(
+        frozenset({"ranks-differ"}), Told(gpus=4), everywhere={"NPROC_PER_NODE": None}
+    ),
     "nproc-on-one-only": variables("ranks-differ gpus-too-few", NPROC_PER_NODE="4"),
     "nccl-variable": variables("network-differs", NCCL_IB_DISABLE="1"),
     "gloo-variable": variables("network-differs", GLOO_TIMEOUT="9"),
@@ -242,18 +319,27 @@ BETWEEN = {
     "world-size": Planted(frozenset({"world-size"}), on=None, everywhere={"WORLD_SIZE": "6"}),
     "master-loopback": variables("master-loopback launch-differs", MASTER_ADDR="127.0.0.1"),
     "master-unspecified": variables("master-loopback launch-differs", MASTER_ADDR="0.0.0.0"),
-    "master-unknown": variables("master-unknown launch-differs", MASTER_ADDR="no.such.host.invalid"),
+    "master-unknown": variables(
+        "master-unknown launch-differs", MASTER_ADDR="no.such.host.invalid"
+    ),
     "port-taken": told("port-taken", on=0, within=("python3", "-c", _HOLDS)),
-    "master-on-the-other": Planted(frozenset({"master-elsewhere"}), on=None, everywhere={"MASTER_ADDR": "n1"}),
+    "master-on-the-other": Planted(
+        frozenset({"master-elsewhere"}), on=None, everywhere={"MASTER_ADDR": "n1"}
+    ),
     "master-behind-a-firewall": Planted(frozenset({"master-unreachable"}), around=deaf),
     "interface-loopback": variables("interface-loopback", GLOO_SOCKET_IFNAME="lo"),
     "exclusion-without-lo": variables("interface-loopback", NCCL_SOCKET_IFNAME="^docker0"),
-    "host-loopback": Planted(frozenset({"host-loopback"}), Told(LOOPBACK), everywhere={"GLOO_SOCKET_IFNAME": None}),
-    "mtu": told("links-differ", links=((f"link set {TRAIN} mtu 1400", f"link set {TRAIN} mtu 1500"),)),
+    "host-loopback": Planted(
+        frozenset({"host-loopback"}), Told(LOOPBACK), everywhere={"GLOO_SOCKET_IFNAME": None}
+    ),
+    "mtu": told(
+        "links-differ", links=((f"link set {TRAIN} mtu 1400", f"link set {TRAIN} mtu 1500"),)
+    ),
     "one-host-name": told("identity-shared", "hostname n0"),
     "one-address": told(
         "identity-shared",
-        "sed 's/.* {node} .*/198.18.1.10 {node}/' {home}/hosts > {home}/{node}/hosts; mount --bind {home}/{node}/hosts /etc/hosts",
+        "sed 's/.* {node} .*/198.18.1.10 {node}/' {home}/hosts > {home}/{node}/hosts; mount --bind"
+        " {home}/{node}/hosts /etc/hosts",
     ),
     "one-machine-id": told("identity-shared", "mount --bind {home}/n0/machine /etc/machine-id"),
     "one-node-id": Planted(frozenset({"not-published"}), Told(node="n0"), is_compared=False),
@@ -264,17 +350,28 @@ BETWEEN = {
     ),
     "mounted-on-one-only": nfs("disk-differs no-events"),
     "shared-by-two-of-three": Planted(
-        frozenset({"disk-differs"}), Told("mount --bind {home}/n0/out {home}/out"), nodes=3, everywhere=THREE
+        frozenset({"disk-differs"}),
+        Told("mount --bind {home}/n0/out {home}/out"),
+        nodes=3,
+        everywhere=THREE,
     ),
     "shared-and-each-saves": told(
-        "disk-shared", "mount --bind {home}/n0/out {home}/out", on=None, training={"save_on_each_node": True}
+        "disk-shared",
+        "mount --bind {home}/n0/out {home}/out",
+        on=None,
+        training={"save_on_each_node": True},
     ),
     "model": told(
-        "model-differs", "mkdir {home}/other; echo '{}' > {home}/other/config.json; mount --bind {home}/other {home}/model"
+        "model-differs",
+        "mkdir {home}/other; echo '{}' > {home}/other/config.json; mount --bind {home}/other"
+        " {home}/model",
     ),
     "model-on-one-node-only": told("model-differs", "mv {home}/model {home}/elsewhere"),
     "two-users-of-one-disk": told(
-        "users-differ run-left-out", "mount --bind {home}/n0/out {home}/out; chmod -R 777 {home}/n0/out", needs="users", within=USER
+        "users-differ run-left-out",
+        "mount --bind {home}/n0/out {home}/out; chmod -R 777 {home}/n0/out",
+        needs="users",
+        within=USER,
     ),
     "store-on-a-disk-of-its-own": Planted(
         frozenset({"nodes-missing"}),

@@ -1,4 +1,6 @@
-"""Nodes for `ckptsync doctor`: each with a network, disks, identities, GPUs and a Python of its own, on one machine, as root."""
+"""Nodes for `ckptsync doctor`: each with a network, disks, identities, GPUs and a Python of its
+own, on one machine, as root.
+"""
 
 from __future__ import annotations
 
@@ -53,9 +55,13 @@ ulimit -n 2048
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """How a node is unlike a sound one.  ``setup``: shell within it, ``{home}`` is the pair's directory; ``environment``: ``None`` takes a variable away.
+    """How a node is unlike a sound one.
 
-    ``within``: the last command before ours; ``python``: a wrapper around the Python that trains; ``links``: words for iproute2 in its network, undone by others.
+    ``setup``: shell within it, ``{home}`` is the pair's directory; ``environment``: ``None`` takes
+    a variable away.
+
+    ``within``: the last command before ours; ``python``: a wrapper around the Python that trains;
+    ``links``: words for iproute2 in its network, undone by others.
     """
 
     setup: str = ""
@@ -84,7 +90,9 @@ class Nodes:
         (home / "model").mkdir()
         (home / "model/config.json").write_text('{"hidden_size": 8}')
         (home / "fstab").write_text("# nothing\n")
-        hosts = "".join(f"{network.trainer(n)} n{n} n{n}.cluster\n" for n in range(len(network.nodes)))
+        hosts = "".join(
+            f"{network.trainer(n)} n{n} n{n}.cluster\n" for n in range(len(network.nodes))
+        )
         (home / "hosts").write_text(f"127.0.0.1 localhost\n::1 localhost\n{hosts}")
         (home / "out").mkdir()
         for n in range(len(network.nodes)):
@@ -98,14 +106,23 @@ class Nodes:
         (folder / "machine").write_text(f"{n:032x}\n")
 
     def asked(self, n: int, told: Told, *words: str) -> dict[str, Any]:
-        """What ``ckptsync doctor`` says there; ``hangs`` where it says nothing in time, ``broken`` where it says what is no JSON."""
+        """What ``ckptsync doctor`` says there.
+
+        ``hangs`` where it says nothing in time, ``broken`` where it says what is no JSON.
+        """
         folder = self.home / f"n{n}"
         node = self._network.nodes[n]
         for do, _ in told.links:
             node.ip(*do.split())
         try:
-            setup = f"{_OWN}\n{told.setup}".replace("{home}", str(self.home)).replace("{node}", f"n{n}")
-            isolated = [*node.within("unshare", "--mount", "--uts", "sh", "-e", "-c"), f'{setup}\nexec "$@"', "sh"]
+            setup = f"{_OWN}\n{told.setup}".replace("{home}", str(self.home)).replace(
+                "{node}", f"n{n}"
+            )
+            isolated = [
+                *node.within("unshare", "--mount", "--uts", "sh", "-e", "-c"),
+                f'{setup}\nexec "$@"',
+                "sh",
+            ]
             command = [
                 *isolated,
                 *(word.replace("{home}", str(self.home)) for word in told.within),
@@ -124,15 +141,31 @@ class Nodes:
 
     def compared(self) -> dict[str, Any]:
         """By somebody who is no node."""
-        words = [sys.executable, "-m", "ckptsync", "doctor", "--json", str(self.home / "shared/store")]
+        words = [
+            sys.executable,
+            "-m",
+            "ckptsync",
+            "doctor",
+            "--json",
+            str(self.home / "shared/store"),
+        ]
         return _said(words, {**CLEAN, "PYTHONPATH": str(PROJECT)}, self.home)
 
     def _words(self, n: int, folder: Path, told: Told) -> list[str]:
-        sound = {"store": {"url": f"{self.home}/shared/store"}, "worker": {"runs": [{"path": f"{self.home}/out/*"}]}}
+        sound = {
+            "store": {"url": f"{self.home}/shared/store"},
+            "worker": {"runs": [{"path": f"{self.home}/out/*"}]},
+        }
         config = json.loads(json.dumps({**sound, **told.config}).replace("{home}", str(self.home)))
-        training = {"save_on_each_node": False, "model_name_or_path": f"{self.home}/model", **told.training}
+        training = {
+            "save_on_each_node": False,
+            "model_name_or_path": f"{self.home}/model",
+            **told.training,
+        }
         (folder / "worker.yaml").write_text(json.dumps(config))
-        (folder / "training.json").write_text(json.dumps(training).replace("{home}", str(self.home)))
+        (folder / "training.json").write_text(
+            json.dumps(training).replace("{home}", str(self.home))
+        )
         python = self._python(folder, told)
         node = told.node or f"n{n}"
         return [
@@ -159,7 +192,9 @@ class Nodes:
 
     def _environment(self, n: int, folder: Path, told: Told) -> dict[str, str]:
         (folder / "bin").mkdir(exist_ok=True)
-        (folder / "bin/nvidia-smi").write_text(_SMI.format(gpus=told.gpus, kind=told.kind, driver=told.driver))
+        (folder / "bin/nvidia-smi").write_text(
+            _SMI.format(gpus=told.gpus, kind=told.kind, driver=told.driver)
+        )
         (folder / "bin/nvidia-smi").chmod(0o755)
         launch = {
             "NNODES": "2",
@@ -168,10 +203,22 @@ class Nodes:
             "MASTER_ADDR": self._network.trainer(0),
             "MASTER_PORT": "29500",
         }
-        named = {"NCCL_SOCKET_IFNAME": TRAIN, "GLOO_SOCKET_IFNAME": TRAIN, "PYTHONPATH": str(PROJECT)}
-        plain = {"PATH": f"{folder}/bin:{os.environ['PATH']}", "HOME": str(folder), **_driver(folder, told.driver_cuda)}
+        named = {
+            "NCCL_SOCKET_IFNAME": TRAIN,
+            "GLOO_SOCKET_IFNAME": TRAIN,
+            "PYTHONPATH": str(PROJECT),
+        }
+        plain = {
+            "PATH": f"{folder}/bin:{os.environ['PATH']}",
+            "HOME": str(folder),
+            **_driver(folder, told.driver_cuda),
+        }
         given = {**plain, **launch, **named, **told.environment}
-        return {name: value.replace("{home}", str(self.home)) for name, value in given.items() if value is not None}
+        return {
+            name: value.replace("{home}", str(self.home))
+            for name, value in given.items()
+            if value is not None
+        }
 
 
 def _driver(folder: Path, cuda: int) -> dict[str, str]:
@@ -194,13 +241,25 @@ def built(library: Path, source: str) -> None:
 def _said(command: list[str], environment: Mapping[str, str], where: Path) -> dict[str, Any]:
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, check=False, cwd=where, env=dict(environment), timeout=LONGEST
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=where,
+            env=dict(environment),
+            timeout=LONGEST,
         )
     except subprocess.TimeoutExpired:
-        return {"findings": [{"kind": "hangs", "subject": " ".join(command[-6:])}], "exit_code": 124}
+        return {
+            "findings": [{"kind": "hangs", "subject": " ".join(command[-6:])}],
+            "exit_code": 124,
+        }
     told: dict[str, Any] = {}
     with contextlib.suppress(ValueError):  # said below
         told = json.loads(done.stdout or done.stderr)
     if "findings" not in told or told["exit_code"] != done.returncode:
-        return {"findings": [{"kind": "broken", "subject": done.stderr[-400:]}], "exit_code": done.returncode}
+        return {
+            "findings": [{"kind": "broken", "subject": done.stderr[-400:]}],
+            "exit_code": done.returncode,
+        }
     return told

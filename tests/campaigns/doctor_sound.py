@@ -28,7 +28,15 @@ def numbered(network: Network, _node: int) -> Iterator[None]:
     """All nodes have an address of IPv6, too."""
     for how in ("add", "del"):
         for n, node in enumerate(network.nodes):
-            node.ip("-6", "address", how, f"fd00::{n + 1}/64", "dev", TRAIN, *(["nodad"] if how == "add" else []))
+            node.ip(
+                "-6",
+                "address",
+                how,
+                f"fd00::{n + 1}/64",
+                "dev",
+                TRAIN,
+                *(["nodad"] if how == "add" else []),
+            )
         if how == "add":
             yield
 
@@ -39,7 +47,9 @@ SOUND: Mapping[str, Planted] = {
     "three-nodes": sound(everywhere=THREE, nodes=3),
     "no-variables": sound(everywhere=_NOTHING),
     "no-gpus": sound(gpus=0, driver="", everywhere={"NPROC_PER_NODE": "2"}),
-    "no-gpus-by-slurm": sound(gpus=0, driver="", everywhere={"CUDA_VISIBLE_DEVICES": "NoDevFiles", "SLURM_JOB_ID": "7"}),
+    "no-gpus-by-slurm": sound(
+        gpus=0, driver="", everywhere={"CUDA_VISIBLE_DEVICES": "NoDevFiles", "SLURM_JOB_ID": "7"}
+    ),
     "half-of-the-gpus": sound(gpus=4, everywhere={"CUDA_VISIBLE_DEVICES": "2,3"}),
     "master-by-name": sound(everywhere={"MASTER_ADDR": "n0"}),
     "master-by-name-here-and-address-there": sound(on=1, environment={"MASTER_ADDR": "n0.cluster"}),
@@ -48,14 +58,28 @@ SOUND: Mapping[str, Planted] = {
     "elastic": sound(everywhere={"NNODES": "1:4", "NODE_RANK": None, "RDZV_ID": "job"}),
     "exclusion": sound(everywhere={"NCCL_SOCKET_IFNAME": "^lo,docker"}),
     "prefix": sound(everywhere={"NCCL_SOCKET_IFNAME": "tra"}),
-    "switches": sound(on=1, environment={"FORCE_TORCHRUN": "true"}, everywhere={"FORCE_TORCHRUN": "1"}),
+    "switches": sound(
+        on=1, environment={"FORCE_TORCHRUN": "true"}, everywhere={"FORCE_TORCHRUN": "1"}
+    ),
     "logs-differ": sound(on=1, environment={"NCCL_DEBUG": "INFO", "NCCL_HOSTID": "n1"}),
     "torch-of-another-index": sound(on=1, versions={"torch": "2.8.0+cu128"}),
     "a-patch-of-python": sound(
-        python='#!/bin/sh\n"{python}" "$@" | sed \'s/"python": "\\(3[.][0-9]*\\)[.][0-9]*/"python": "\\1.99/\'\n', on=1
+        python=(
+            '#!/bin/sh\n"{python}" "$@" | sed \'s/"python": "\\(3[.][0-9]*\\)[.][0-9]*/"python":'
+            " \"\\1.99/'\n"
+        ),
+        on=1,
     ),
     "a-banner": sound(python='#!/bin/sh\necho welcome\n"{python}" "$@"\n'),
-    "another-locale": sound(everywhere={"LC_ALL": "C", "LANG": "C", "LANGUAGE": "de", "TZ": "Asia/Shanghai", "PYTHONUTF8": "0"}),
+    "another-locale": sound(
+        everywhere={
+            "LC_ALL": "C",
+            "LANG": "C",
+            "LANGUAGE": "de",
+            "TZ": "Asia/Shanghai",
+            "PYTHONUTF8": "0",
+        }
+    ),
     "no-home": sound(everywhere={"HOME": None}),
     "no-names": sound("mount --bind /dev/null /etc/passwd"),
     "no-fstab": sound("mount --bind /dev/null /etc/fstab"),
@@ -66,12 +90,21 @@ SOUND: Mapping[str, Planted] = {
     "nothing-saved-yet": sound("rm -rf {home}/out/run/*"),
     "nothing-there-yet": sound("rm -rf {home}/out/run", training={"output_dir": "{home}/soon/run"}),
     "one-shared-disk": sound("mount --bind {home}/n0/out {home}/out"),
-    "bound-over-its-own-disk": sound("echo '{home}/{node}/out {home}/out none bind 0 0' > {home}/fstab"),
+    "bound-over-its-own-disk": sound(
+        "echo '{home}/{node}/out {home}/out none bind 0 0' > {home}/fstab"
+    ),
     "automounted": sound("echo 'head:/srv /elsewhere nfs4 noauto 0 0' > {home}/fstab"),
     "little-memory": sound(within=("prlimit", "--nproc=400", "--as=4000000000")),
-    "a-proxy-and-a-job": sound(everywhere={"http_proxy": "http://me:s3cret@proxy:1", "SLURM_JOB_ID": "9", "SLURM_PROCID": "0"}),
+    "a-proxy-and-a-job": sound(
+        everywhere={
+            "http_proxy": "http://me:s3cret@proxy:1",
+            "SLURM_JOB_ID": "9",
+            "SLURM_PROCID": "0",
+        }
+    ),
     "a-store-not-there-yet": sound("rm -rf {home}/shared/store", on=0),
     "names-with-blanks": sound(
-        "mkdir -p '{home}/out/my run/checkpoint-1'; echo x > '{home}/out/my run/checkpoint-1/model.safetensors'"
+        "mkdir -p '{home}/out/my run/checkpoint-1'; echo x > '{home}/out/my"
+        " run/checkpoint-1/model.safetensors'"
     ),
 }

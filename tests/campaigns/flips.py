@@ -1,10 +1,14 @@
-"""Damage a real store in every way, thousands of times, and ask the public command: everything has to be found by level digest, and nothing else.
+"""Damage a real store in every way, thousands of times, and ask the public command: everything has
+to be found by level digest, and nothing else.
 
-    python -m tests.campaigns.flips --flips 10000 --pages 1000 --others 200 --clean 10000 --store posix --seed 1
+    python -m tests.campaigns.flips --flips 10000 --pages 1000 --others 200 --clean 10000 --store
+    posix --seed 1
 
-Single bits are turned over, pages zeroed, files cut, swapped with each other, replaced by what was stored under that name in another save, deleted; files are
-added that no record names.  Over shards and consolidated output alike, in one to eight files at once.  Each time `ckptsync verify --json` has to name exactly
-these files, a range with the very byte, and exit with 10; after each repair, and for each clean look, it has to find nothing.
+Single bits are turned over, pages zeroed, files cut, swapped with each other, replaced by what was
+stored under that name in another save, deleted; files are added that no record names.  Over shards
+and consolidated output alike, in one to eight files at once.  Each time `ckptsync verify --json`
+has to name exactly these files, a range with the very byte, and exit with 10; after each repair,
+and for each clean look, it has to find nothing.
 """
 
 from __future__ import annotations
@@ -28,13 +32,14 @@ from typing import Any
 import ckptsync
 from ckptsync.cli.main import main as command
 from ckptsync.head.consolidate import HeadOptions
-from ckptsync.records.names import OURS
+from ckptsync.records.report import DAMAGE
+from ckptsync.safe_names import RECORDS
 from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.opening import bare, create_store
-from ckptsync.verify.findings import DAMAGE
-from ckptsync.worker.push import push_now
+from tests.campaigns.campaign import arguments
 from tests.heads import consolidate_due
 from tests.weed import weed
+from tests.workers import push_now
 
 DATA = Path(ckptsync.__file__).parent / "demo_data"
 PAGE = 4096
@@ -44,7 +49,9 @@ _SHOWN = 20
 
 @dataclass(frozen=True, slots=True)
 class Harm:
-    """What was done: store name → the content there is now (``None``: deleted), and the byte that must be in a range (-1: any)."""
+    """What was done: store name → the content there is now (``None``: deleted), and the byte that
+    must be in a range (-1: any).
+    """
 
     kind: str
     content: Mapping[str, bytes | None]
@@ -53,18 +60,30 @@ class Harm:
 
 
 class Patient:
-    """A store with two runs, whole and consolidated; ``good``: the bytes of every file of theirs."""
+    """A store with two runs, whole and consolidated.
+
+    ``good``: the bytes of every file of theirs.
+    """
 
     def __init__(self, url: str, options: Mapping[str, object]) -> None:
         self.url, self._looks = url, 0
         store = create_store(url, options)
-        for run, node in (("fsdp2", "node0"), ("fsdp2", "node1"), ("zero3", "node0"), ("zero3", "node1")):
+        for run, node in (
+            ("fsdp2", "node0"),
+            ("fsdp2", "node1"),
+            ("zero3", "node0"),
+            ("zero3", "node1"),
+        ):
             push_now(DATA / run / node, store, node, run)
         base = str(DATA / "base")
         while consolidate_due(store, HeadOptions(config_from={"*": base})).made:
             pass
         self.store: Store = bare(url, options)
-        names = [e.name for e in store.names("") if f"/{OURS}/" not in e.name and not e.name.startswith(OURS)]
+        names = [
+            e.name
+            for e in store.names("")
+            if f"/{RECORDS}/" not in e.name and not e.name.startswith(RECORDS)
+        ]
         self.good = {name: read_all(store, name) for name in names}
 
     def suffer(self, harm: Harm) -> None:
@@ -82,7 +101,10 @@ class Patient:
                 self.store.delete(name)
 
     def verified(self) -> tuple[int, list[dict[str, Any]]]:
-        """What the public command says: exit code, reports.  It keeps what it has imported from the collector, and here also what it has left."""
+        """What the public command says: exit code, reports.
+
+        It keeps what it has imported from the collector, and here also what it has left.
+        """
         self._looks += 1
         if self._looks % 20 == 0:
             gc.unfreeze()
@@ -94,16 +116,26 @@ class Patient:
 
 
 def flip(patient: Patient, chance: random.Random) -> Harm:
-    return _changed("flip", patient, chance, lambda data, at: _flipped(data, at, chance.randrange(8)))
+    return _changed(
+        "flip", patient, chance, lambda data, at: _flipped(data, at, chance.randrange(8))
+    )
 
 
 def page(patient: Patient, chance: random.Random) -> Harm:
     """One that is not zero already."""
-    return _changed("page", patient, chance, lambda data, at: data[: at // PAGE * PAGE] + bytes(len(data[at // PAGE * PAGE :][:PAGE])) + data[at // PAGE * PAGE + PAGE :])  # fmt: skip
+
+    def zeroed(data: bytes, at: int) -> bytes:
+        start = at // PAGE * PAGE
+        return data[:start] + bytes(len(data[start:][:PAGE])) + data[start + PAGE :]
+
+    return _changed("page", patient, chance, zeroed)
 
 
 def cut(patient: Patient, chance: random.Random) -> Harm:
-    content = {name: patient.good[name][: chance.randrange(len(patient.good[name]))] for name in _some(patient, chance)}
+    content = {
+        name: patient.good[name][: chance.randrange(len(patient.good[name]))]
+        for name in _some(patient, chance)
+    }
     return Harm("cut", content, dict.fromkeys(content, -1))
 
 
@@ -113,16 +145,31 @@ def swapped(patient: Patient, chance: random.Random) -> Harm:
     others = sorted(name for name in patient.good if patient.good[name] != patient.good[first])
     alike = [name for name in others if len(patient.good[name]) == len(patient.good[first])]
     second = chance.choice(alike or others)
-    return Harm("swapped", {first: patient.good[second], second: patient.good[first]}, {first: -1, second: -1})
+    return Harm(
+        "swapped",
+        {first: patient.good[second], second: patient.good[first]},
+        {first: -1, second: -1},
+    )
 
 
 def stale(patient: Patient, chance: random.Random) -> Harm:
-    """What another save stored under that last name; or a file of which some pages are another file's."""
+    """What another save stored under that last name.
+
+    Or a file of which some pages are another file's.
+    """
     name = chance.choice(sorted(patient.good))
     good = patient.good[name]
     last = name.rpartition("/")[2]
-    older = [data for other, data in sorted(patient.good.items()) if other.rpartition("/")[2] == last and data != good]
-    data = chance.choice(older) if older else good[: len(good) // 2] + bytes(b ^ 0xFF for b in good[len(good) // 2 :])
+    older = [
+        data
+        for other, data in sorted(patient.good.items())
+        if other.rpartition("/")[2] == last and data != good
+    ]
+    data = (
+        chance.choice(older)
+        if older
+        else good[: len(good) // 2] + bytes(b ^ 0xFF for b in good[len(good) // 2 :])
+    )
     return Harm("stale", {name: data}, {name: -1})
 
 
@@ -142,10 +189,14 @@ OTHERS = (cut, swapped, stale, missing, extra)
 
 
 def _some(patient: Patient, chance: random.Random) -> list[str]:
-    return chance.sample(sorted(name for name, data in patient.good.items() if data), chance.randrange(1, MOST + 1))
+    return chance.sample(
+        sorted(name for name, data in patient.good.items() if data), chance.randrange(1, MOST + 1)
+    )
 
 
-def _changed(kind: str, patient: Patient, chance: random.Random, change: Callable[[bytes, int], bytes]) -> Harm:
+def _changed(
+    kind: str, patient: Patient, chance: random.Random, change: Callable[[bytes, int], bytes]
+) -> Harm:
     content: dict[str, bytes | None] = {}
     where: dict[str, int] = {}
     for name in _some(patient, chance):
@@ -172,7 +223,11 @@ def judged(harm: Harm | None, code: int, reports: Sequence[Mapping[str, Any]]) -
     if set(found) != wanted:
         yield f"missed {sorted(wanted - set(found))}, made up {sorted(set(found) - wanted)}"
     for name, at in harm.at.items() if harm else ():
-        if at >= 0 and name in found and not any(start <= at < end for start, end in found[name]["ranges"]):
+        if (
+            at >= 0
+            and name in found
+            and not any(start <= at < end for start, end in found[name]["ranges"])
+        ):
             yield f"{name}: byte {at} is in none of {found[name]['ranges']}"
     notes = {name for name, f in told if f["kind"] == "note"}
     if harm and not harm.is_damage and not set(harm.content) <= notes:
@@ -192,7 +247,11 @@ def suffered(patient: Patient, harms: Iterator[Harm]) -> Iterator[tuple[Harm | N
 def plan(patient: Patient, args: argparse.Namespace, counts: Counter[str]) -> Iterator[Harm]:
     """As many as were asked for; flips and pages are counted one by one."""
     chance = random.Random(args.seed)
-    for make, most in ((flip, args.flips), (page, args.pages), *((make, args.others) for make in OTHERS)):
+    for make, most in (
+        (flip, args.flips),
+        (page, args.pages),
+        *((make, args.others) for make in OTHERS),
+    ):
         while counts[make.__name__] < most:
             harm = make(patient, chance)
             counts[make.__name__] += len(harm.content) if make in (flip, page) else 1
@@ -209,7 +268,9 @@ def location(kind: str) -> Iterator[tuple[str, Mapping[str, object]]]:
         yield f"s3://{server.bucket()}/store", server.options()
         return
     memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(prefix="ckptsync-flips-", dir=memory if memory.is_dir() else None) as made:
+    with tempfile.TemporaryDirectory(
+        prefix="ckptsync-flips-", dir=memory if memory.is_dir() else None
+    ) as made:
         yield f"{made}/store", {}
 
 
@@ -227,18 +288,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     for line in wrong[:_SHOWN]:
         print(f"FOUND {line}")
     said = ", ".join(f"{count} {what}" for what, count in counts.items())
-    print(f"{args.store}: {said}: {len(wrong)} wrong, in {time.monotonic() - begun:.0f} s, seed {args.seed}")
+    print(
+        f"{args.store}: {said}: {len(wrong)} wrong, in {time.monotonic() - begun:.0f} s, seed"
+        f" {args.seed}"
+    )
     return 1 if wrong else 0
 
 
 def _arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = arguments(__doc__, "seed")
     parser.add_argument("--flips", type=int, default=10_000, metavar="N")
     parser.add_argument("--pages", type=int, default=1000, metavar="N")
     parser.add_argument("--others", type=int, default=200, metavar="N", help="of each other kind")
     parser.add_argument("--clean", type=int, default=10_000, metavar="N")
     parser.add_argument("--store", choices=("posix", "s3"), default="posix")
-    parser.add_argument("--seed", type=int, default=1)
     return parser
 
 

@@ -1,9 +1,11 @@
-"""A process that has imported what trainers need, and forks one whenever it is told to: a training begins within a second or two.
+"""A process that has imported what trainers need, and forks one whenever it is told to: a training
+begins within a second or two.
 
     python -m tests.campaigns.forking MODULE ...
 
-Each line of its input is JSON: ``script``, ``words``, ``env``, ``cwd`` and ``log`` of a process to be; it answers with the process's id.  What it has
-forked dies with it, and it dies with whoever started it.
+Each line of its input is JSON: ``script``, ``words``, ``env``, ``cwd`` and ``log`` of a process to
+be; it answers with the process's id.  What it has forked dies with it, and it dies with whoever
+started it.
 """
 
 from __future__ import annotations
@@ -44,10 +46,18 @@ class Forker:
         """Until all is imported."""
         self._answer()
 
-    def fork(self, script: Path, words: Sequence[str], env: Mapping[str, str], cwd: Path, log: Path) -> int:
+    def fork(
+        self, script: Path, words: Sequence[str], env: Mapping[str, str], cwd: Path, log: Path
+    ) -> int:
         """A process that runs a script; its id."""
         assert self._process.stdin
-        told = {"script": str(script), "words": list(words), "env": dict(env), "cwd": str(cwd), "log": str(log)}
+        told = {
+            "script": str(script),
+            "words": list(words),
+            "env": dict(env),
+            "cwd": str(cwd),
+            "log": str(log),
+        }
         self._process.stdin.write(json.dumps(told) + "\n")
         self._process.stdin.flush()
         return int(self._answer())
@@ -93,7 +103,8 @@ def main() -> None:
     """The process that forks; a child leaves this function as what it is to be."""
     for module in sys.argv[1:]:
         importlib.import_module(module)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them: they are gone when they have ended
+    # nobody waits for them: they are gone when they have ended
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     print("ready", flush=True)
     for line in sys.stdin:
         pid = os.fork()

@@ -3,9 +3,11 @@
     python -m tests.campaigns.fuzz --seconds 600 --door records --seed 7
     python -m tests.campaigns.fuzz --replay tests/fuzz_findings/records/0a1b2c3d.json
 
-A door makes a case (a few plain values, so that a case can be kept as a file) and gives it to a public function or a command.  Right answers are a right result and
-a `CkptsyncError` with an exit code of docs/cli.md.  A finding is anything else: another exception, a process that dies or does not come back, too much memory or
-time, a wrong result (`Wrong`), something read or written outside of the directories that were given.
+A door makes a case (a few plain values, so that a case can be kept as a file) and gives it to a
+public function or a command.  Right answers are a right result and a `CkptsyncError` with an exit
+code of docs/cli.md.  A finding is anything else: another exception, a process that dies or does not
+come back, too much memory or time, a wrong result (`Wrong`), something read or written outside of
+the directories that were given.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ from typing import Any
 from ckptsync.cli.main import main as ckptsync
 from ckptsync.digest import digest
 from ckptsync.errors import CkptsyncError
+from tests.campaigns.campaign import arguments
 
 ROOT = Path(__file__).parent.parent.parent
 KEPT = ROOT / "tests" / "fuzz_findings"
@@ -61,10 +64,13 @@ class Wrong(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """``make`` makes a case, by chance and always the same for the same chance; ``run`` tries it in an empty directory and returns a word for the count.
+    """``make`` makes a case, by chance and always the same for the same chance.
 
-    ``run`` raises `Wrong`, or whatever the product raises.  Only what is below one of ``given`` in that directory may be read or written, and ``own``, which is home and temporary.
-    ``ready`` is called before the first case, in the process that all others are forked from.
+    ``run`` tries it in an empty directory and returns a word for the count.
+
+    ``run`` raises `Wrong`, or whatever the product raises.  Only what is below one of ``given`` in
+    that directory may be read or written, and ``own``, which is home and temporary. ``ready`` is
+    called before the first case, in the process that all others are forked from.
     """
 
     make: Callable[[random.Random], Case]
@@ -132,20 +138,37 @@ def main(argv: Sequence[str] | None = None) -> int:
         tally = tried(name, str(args.seed), args.seconds / len(doors))
         found += len(tally.findings)
         print(
-            f"{name}: {tally.words.total()} inputs, {', '.join(f'{n} {word}' for word, n in tally.words.most_common())}", flush=True
+            f"{name}: {tally.words.total()} inputs,"
+            f" {', '.join(f'{n} {word}' for word, n in tally.words.most_common())}",
+            flush=True,
         )
         for finding in tally.findings.values():
             path = keep(name, finding)
-            print(f"FOUND {finding.count} times, kept as {os.path.relpath(path, ROOT)}\n  {_indented(finding.said)}", flush=True)
+            print(
+                f"FOUND {finding.count} times, kept as {os.path.relpath(path, ROOT)}\n "
+                f" {_indented(finding.said)}",
+                flush=True,
+            )
     print(f"{found} findings, seed {args.seed}")
     return 1 if found else 0
 
 
 def _arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=60.0, help="for all doors together (default: 60)")
-    parser.add_argument("--seed", default=str(random.SystemRandom().randrange(1 << 32)), help="(default: another one each time)")
-    parser.add_argument("--door", action="append", choices=list(DOORS), help="may be repeated (default: all in turn)")
+    parser = arguments(__doc__)
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="for all doors together (default: 60)"
+    )
+    parser.add_argument(
+        "--seed",
+        default=str(random.SystemRandom().randrange(1 << 32)),
+        help="(default: another one each time)",
+    )
+    parser.add_argument(
+        "--door",
+        action="append",
+        choices=list(DOORS),
+        help="may be repeated (default: all in turn)",
+    )
     parser.add_argument("--replay", nargs="+", metavar="FILE", help="run kept findings again")
     return parser
 
@@ -220,14 +243,20 @@ def decoded(text: str) -> Case:
     def unpacked(value: dict[str, Any]) -> Any:
         if value.keys() == {"text of bytes"}:
             return value["text of bytes"].encode()
-        return zlib.decompress(base64.b64decode(value["packed"])) if value.keys() == {"packed"} else value
+        return (
+            zlib.decompress(base64.b64decode(value["packed"]))
+            if value.keys() == {"packed"}
+            else value
+        )
 
     found: Case = json.loads(text, object_hook=unpacked)
     return found
 
 
 def _kind(said: str) -> str:
-    """What findings of one cause have in common: the last line of ours in a traceback, or the words without names and numbers."""
+    """What findings of one cause have in common: the last line of ours in a traceback, or the words
+    without names and numbers.
+    """
     frames = re.findall(r'File "[^"]*/(ckptsync/[^"]+)", line \d+, in (\S+)', said)
     last = said.strip().rpartition("\n")[2].partition(":")[0]
     if frames:
@@ -244,19 +273,25 @@ def _indented(said: str) -> str:
 
 
 def alone(door: Door, case: Callable[[int], Case], numbers: range) -> Iterator[tuple[str, str]]:
-    """``(word, said)`` of the case of each number, which runs in a process of its own or in one that served others before.
+    """``(word, said)`` of the case of each number, which runs in a process of its own or in one
+    that served others before.
 
-    A process that dies, or does not come back, is the finding of the case that it was at; another goes on with the next one.
+    A process that dies, or does not come back, is the finding of the case that it was at; another
+    goes on with the next one.
     """
     memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(prefix="ckptsync-fuzz-", dir=memory if memory.is_dir() else None) as made:
+    with tempfile.TemporaryDirectory(
+        prefix="ckptsync-fuzz-", dir=memory if memory.is_dir() else None
+    ) as made:
         while numbers:
             for word, said in _generation(door, case, numbers, Path(made).resolve()):
                 numbers = numbers[1:]
                 yield word, said
 
 
-def _generation(door: Door, case: Callable[[int], Case], numbers: range, home: Path) -> Iterator[tuple[str, str]]:
+def _generation(
+    door: Door, case: Callable[[int], Case], numbers: range, home: Path
+) -> Iterator[tuple[str, str]]:
     """As `alone`, of one process: it ends after the first case by which it dies."""
     shutil.rmtree(home / "case", ignore_errors=True)
     log, (out, into) = home / "log", os.pipe()
@@ -319,13 +354,19 @@ def _serve(door: Door, cases: Iterator[Case], home: Path, into: int, log: Path) 
         faulthandler.enable(file)
         os.dup2(file.fileno(), 2)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        most = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + ADDRESSES
+        most = (
+            int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+            + ADDRESSES
+        )
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
         faulthandler.register(signal.SIGXCPU, file, chain=True)
         own = str(home / "case" / "own")
         os.environ |= {"HOME": own, "XDG_CACHE_HOME": own, "PATH": own}
         for case in cases:
-            resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time() + 2 * door.seconds) + 1, resource.RLIM_INFINITY))
+            resource.setrlimit(
+                resource.RLIMIT_CPU,
+                (int(time.process_time() + 2 * door.seconds) + 1, resource.RLIM_INFINITY),
+            )
             word, said = _judged(door, case, home / "case", guard)
             said = said if len(said) < 8000 else f"{said[:3000]}\n…\n{said[-5000:]}"
             os.write(into, json.dumps([word, said]).encode() + b"\n")
@@ -360,8 +401,13 @@ def _judged(door: Door, case: Case, home: Path, guard: Guard) -> tuple[str, str]
             word, said = "FOUND", f"slow: {seconds:.1f} s of CPU"
         elif peak > door.memory:
             word, said = "FOUND", f"memory: {peak >> 20} MB"
-        elif [p.name for p in outside.rglob("*")] != ["secret"] or (outside / "secret").read_bytes() != SECRET:
-            word, said = "FOUND", f"wrong: what lies outside has changed: {[p.name for p in outside.rglob('*')]}"
+        elif [p.name for p in outside.rglob("*")] != ["secret"] or (
+            outside / "secret"
+        ).read_bytes() != SECRET:
+            word, said = (
+                "FOUND",
+                f"wrong: what lies outside has changed: {[p.name for p in outside.rglob('*')]}",
+            )
     os.chdir("/")
     shutil.rmtree(home, onerror=_forced)
     return word, said
@@ -369,7 +415,7 @@ def _judged(door: Door, case: Case, home: Path, guard: Guard) -> tuple[str, str]
 
 def _forced(_: object, path: str, __: object) -> None:
     os.chmod(os.path.dirname(path), 0o700)  # noqa: PTH101, PTH120
-    shutil.rmtree(path, ignore_errors=True) if os.path.isdir(path) else os.unlink(path)  # noqa: PTH108, PTH112
+    (shutil.rmtree(path, ignore_errors=True) if os.path.isdir(path) else os.unlink(path))  # noqa: PTH108, PTH112
 
 
 def _resident(what: str = "VmRSS") -> int:
@@ -382,13 +428,16 @@ def _resident(what: str = "VmRSS") -> int:
 
 
 class Guard:
-    """An audit hook that refuses, and remembers, what a case may not do: leave its directories, start programs, speak to other machines."""
+    """An audit hook that refuses, and remembers, what a case may not do: leave its directories,
+    start programs, speak to other machines.
+    """
 
     def __init__(self, home: Path) -> None:
         self.escapes: list[str] = []
         self._home, self._given, self._is_on = str(home / "case"), tuple[str, ...](), False
         self._mine = os.getpid()
-        sys.dont_write_bytecode = True  # modules that a case imports late are Python's own writes, outside of the given directories
+        # modules that a case imports late are Python's own writes, outside of the given directories
+        sys.dont_write_bytecode = True
         self._may_read = (
             "/proc",
             "/sys",
@@ -419,7 +468,9 @@ class Guard:
         paths, writes = _CHANGES.get(event, (0, False))
         if event == "open":
             flags = args[2] if isinstance(args[2], int) else 0
-            self._check(args[0], writes=bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)), event=event)
+            self._check(
+                args[0], writes=bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)), event=event
+            )
         for path in args[1:2] if event == "os.symlink" else args[:paths]:
             self._check(path, writes=writes, event=event)
         if (
@@ -445,21 +496,25 @@ class Guard:
             return  # below a directory that was opened
         text = os.path.normpath(os.path.join(self._home, "own", text))  # noqa: PTH118
         allowed = (*self._given, "/dev/null", *(() if writes else self._may_read))
-        is_listed = event in ("os.scandir", "os.listdir")  # `push DIR` looks for a run's other saves in the directory above
+        # `push DIR` looks for a run's other saves in the directory above
+        is_listed = event in ("os.scandir", "os.listdir")
         if (text.startswith(f"{self._home}/outside") and not is_listed) or not (
             text.startswith(allowed) or self._home.startswith(text)
         ):
             self._refuse(f"{event} {text!r:.200}", PermissionError)
 
     def _refuse(self, what: str, error: type[OSError]) -> None:
-        where = [f"{f.filename}:{f.lineno} {f.name}" for f in traceback.extract_stack() if "/ckptsync/" in f.filename]
+        where = [
+            f"{f.filename}:{f.lineno} {f.name}"
+            for f in traceback.extract_stack()
+            if "/ckptsync/" in f.filename
+        ]
         self.escapes.append(f"{what} at {where[-1] if where else '?'}")
         raise error(1, "not in this case", what)
 
 
-_BY_DESCRIPTOR = re.compile(
-    r"^/proc/self/fd/[0-9]+"
-)  # what is below a directory that was opened, for a call that takes no descriptor
+# what is below a directory that was opened, for a call that takes no descriptor
+_BY_DESCRIPTOR = re.compile(r"^/proc/self/fd/[0-9]+")
 _CHANGES: Mapping[str, tuple[int, bool]] = {
     "os.remove": (1, True),
     "os.rename": (2, True),
@@ -478,8 +533,14 @@ _CHANGES: Mapping[str, tuple[int, bool]] = {
 
 
 def command(*argv: str) -> tuple[int, str]:
-    """Exit code and output (where there is none, the error) of a command.  A wrong code, or what moves a terminal's cursor, is `Wrong`."""
-    streams = [io.TextIOWrapper(io.BytesIO(), "utf-8", "surrogateescape", write_through=True) for _ in range(2)]
+    """Exit code and output (where there is none, the error) of a command.
+
+    A wrong code, or what moves a terminal's cursor, is `Wrong`.
+    """
+    streams = [
+        io.TextIOWrapper(io.BytesIO(), "utf-8", "surrogateescape", write_through=True)
+        for _ in range(2)
+    ]
     with contextlib.redirect_stdout(streams[0]), contextlib.redirect_stderr(streams[1]):
         try:
             code = ckptsync(list(argv))
@@ -496,4 +557,5 @@ def command(*argv: str) -> tuple[int, str]:
 
 
 if __name__ == "__main__":
-    sys.exit(import_module("tests.campaigns.fuzz").main())  # and not this copy of the module: the doors import that one
+    # and not this copy of the module: the doors import that one
+    sys.exit(import_module("tests.campaigns.fuzz").main())

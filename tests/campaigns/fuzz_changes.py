@@ -10,7 +10,9 @@ from typing import Any
 
 DEEP, LONG, TORN = "@deep@", "@long@", "@torn@"
 """What stands for text that JSON's encoder would not write: it is put in afterwards."""
-NAMES: Sequence[str] = ("", ".", "..", "../outside/secret", "../../../outside/secret", "/outside/secret", "a/../b", "a//b", "a\\b", "a\0b", "a\nb", "a\x1b[2Jb", "~", "é", "\ud800", "\u202e", "x" * 300, "%s", "-rf", "CON", "a ")  # fmt: skip
+NAMES: Sequence[str] = ("", ".", "..", "../outside/secret", "../../../outside/secret",
+    "/outside/secret", "a/../b", "a//b", "a\\b", "a\0b", "a\nb", "a\x1b[2Jb", "~", "é", "\ud800",
+    "\u202e", "x" * 300, "%s", "-rf", "CON", "a ")  # fmt: skip
 NUMBERS: Sequence[Any] = (
     0,
     -1,
@@ -43,7 +45,9 @@ OTHERS: Sequence[Any] = (
     [0] * 3000,
     {str(n): n for n in range(1000)},
 )
-_TOKENS = (b"", b"\0", b"\xff", b"\xc3\x28", b"\xed\xa0\x80", b"\xef\xbb\xbf", b"[" * 100_000, b"9" * 400, b"{", b"}", b'"', b"\n", b"NaN", b"-", b"1e999", b"\\ud800", b"\x80\x04", b"PK\x03\x04")  # fmt: skip
+_TOKENS = (b"", b"\0", b"\xff", b"\xc3\x28", b"\xed\xa0\x80", b"\xef\xbb\xbf", b"[" * 100_000,
+    b"9" * 400, b"{", b"}", b'"', b"\n", b"NaN", b"-", b"1e999", b"\\ud800", b"\x80\x04",
+    b"PK\x03\x04")  # fmt: skip
 
 
 def odd(dice: random.Random) -> Any:
@@ -68,7 +72,11 @@ def changed_bytes(data: bytes, dice: random.Random) -> bytes:
             data = data[:at] + data[at + many :]
         elif kind == 5:  # of the file itself, elsewhere
             start = dice.randrange(len(data) + 1)
-            data = data[:at] + data[start : start + many] + data[at + (many if dice.randrange(2) else 0) :]
+            data = (
+                data[:at]
+                + data[start : start + many]
+                + data[at + (many if dice.randrange(2) else 0) :]
+            )
         else:
             data = data[:at]
     return data
@@ -95,15 +103,15 @@ def as_json(value: Any) -> bytes:
 
 
 def _changed(value: Any, dice: random.Random) -> Any:
-    spots = list(_spots(value))
-    if not spots:
+    found_dirs = list(_spots(value))
+    if not found_dirs:
         return odd(dice)
-    holder, key = dice.choice(spots)
+    holder, key = dice.choice(found_dirs)
     kind = dice.randrange(8)
     if kind == 0:
         del holder[key]
     elif kind == 1:  # a value from elsewhere in it
-        other, at = dice.choice(spots)
+        other, at = dice.choice(found_dirs)
         holder[key] = json.loads(json.dumps(other[at]))
     elif kind == 2 and isinstance(holder, dict):
         holder[str(odd(dice))] = holder[key]

@@ -1,4 +1,6 @@
-"""Doors on this machine: the configuration, the command line, the spool beside a training, and files that may be lost (caches, what alerts told, baselines)."""
+"""Doors on this machine: the configuration, the command line, the spool beside a training, and
+files that may be lost (caches, what alerts told, baselines).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from ckptsync.cli.main import COMMANDS, parser
 from ckptsync.config.loading import from_environment, load
 from ckptsync.config.schema import KEYS
 from ckptsync.errors import CkptsyncError, StoreError
-from ckptsync.spool import marks, pins
+from ckptsync.spool import markers, pins
 from ckptsync.stores.contract import read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.walk import UnsafeSpool
@@ -24,23 +26,35 @@ from ckptsync.worker.worker import Worker
 from tests import cli_store, hook_pins
 from tests.campaigns.fuzz import KEPT, Case, Door, Wrong, command
 from tests.campaigns.fuzz_changes import NAMES, changed_bytes, changed_json, odd
-from tests.test_worker_push import ONE, lay
+from tests.workers import ONE, lay, tick
 
 # the configuration
 
 _CONFIGS = Path(KEPT.parent.parent / "configs")
 _YAML = (
-    "2001-99-99", "0b_", "0x_", "0o8", "1:99:99", "!!timestamp x", "!!int x", "!!float x", "!!bool maybe", "!!binary ===", "!!set {a}", "!!omap [a]", "!!pairs [a]",
-    "!!python/object/apply:os.system [id]", "!x y", "!<tag:yaml.org,2002:int> x", "&a [*a]", "*nobody", "<<: *a", "<<: [1]", "<<: {a: b}", "? [a]: b", "{[]: 1}", "{{}: 1}", "=", "~",
-    ".inf", "-.inf", ".nan", "1e999", "9" * 5000, "[" * 3000, "{a: " * 2000, "- " * 3000, "? " * 2000, "a: &a [x,x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b,*b,*b,*b]\nd: &d [*c,*c,*c,*c,*c,*c,*c,*c,*c]\ne: &e [*d,*d,*d,*d,*d,*d,*d,*d,*d]\nf: [*e,*e,*e,*e,*e,*e,*e,*e,*e]",
-    '"\\xZZ"', '"\\ud800"', "'", "%YAML 9.9\n---", "---\n---", "...", "\t- a", "| \n", ">-\n x", "\u2028", "\ufeff", "\x85", "5s", "-5s", "1e9d", "99999999999d", "50MB/s", "0", "-1", "null", "true", "[]", "{}", "08:00,50M 99:99,off", "''", "a: " * 50,
+    "2001-99-99", "0b_", "0x_", "0o8", "1:99:99", "!!timestamp x", "!!int x", "!!float x",
+    "!!bool maybe", "!!binary ===", "!!set {a}", "!!omap [a]", "!!pairs [a]",
+    "!!python/object/apply:os.system [id]", "!x y", "!<tag:yaml.org,2002:int> x", "&a [*a]",
+    "*nobody", "<<: *a", "<<: [1]", "<<: {a: b}", "? [a]: b", "{[]: 1}", "{{}: 1}", "=", "~",
+    ".inf", "-.inf", ".nan", "1e999", "9" * 5000, "[" * 3000, "{a: " * 2000, "- " * 3000,
+    "? " * 2000,
+    ("a: &a [x,x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c"
+    " [*b,*b,*b,*b,*b,*b,*b,*b,*b]\nd: &d [*c,*c,*c,*c,*c,*c,*c,*c,*c]\ne: &e"
+    " [*d,*d,*d,*d,*d,*d,*d,*d,*d]\nf: [*e,*e,*e,*e,*e,*e,*e,*e,*e]"),
+    '"\\xZZ"', '"\\ud800"', "'", "%YAML 9.9\n---", "---\n---", "...", "\t- a", "| \n", ">-\n x",
+    "\u2028", "\ufeff", "\x85", "5s", "-5s", "1e9d", "99999999999d", "50MB/s", "0", "-1", "null",
+    "true", "[]", "{}", "08:00,50M 99:99,off", "''", "a: " * 50,
 )  # fmt: skip
 
 
 def _make_configuration(dice: random.Random) -> Case:
     lines = dice.choice(sorted(_CONFIGS.glob("*.yaml"))).read_text().splitlines()
     lines = [
-        line.replace("# ", "", 1) if line.lstrip().startswith("# ") and ": " in line and dice.randrange(3) == 0 else line
+        (
+            line.replace("# ", "", 1)
+            if line.lstrip().startswith("# ") and ": " in line and dice.randrange(3) == 0
+            else line
+        )
         for line in lines
     ]
     for _ in range(dice.choice((1, 1, 2, 4))):
@@ -50,7 +64,9 @@ def _make_configuration(dice: random.Random) -> Case:
         if kind <= 2 and colon:
             lines[at] = f"{key}: {token}"
         elif kind == 3:
-            lines.insert(at, dice.choice((token, f"{dice.choice(sorted(KEYS)).rpartition('.')[2]}: {token}")))
+            lines.insert(
+                at, dice.choice((token, f"{dice.choice(sorted(KEYS)).rpartition('.')[2]}: {token}"))
+            )
         elif kind == 4:
             lines[at] = " " * dice.randrange(4) + lines[at]
         else:
@@ -63,7 +79,10 @@ def _make_configuration(dice: random.Random) -> Case:
         dice.choice((*variables, "CKPTSYNC_HEAD_X")): str(dice.choice((*_YAML, odd(dice))))
         for _ in range(dice.choice((0, 0, 1, 2)))
     }
-    return {"text": changed_bytes(text, dice) if dice.randrange(4) == 0 else text, "environment": environment}
+    return {
+        "text": changed_bytes(text, dice) if dice.randrange(4) == 0 else text,
+        "environment": environment,
+    }
 
 
 def _run_configuration(case: Case, home: Path) -> str:
@@ -101,19 +120,33 @@ def _options() -> Mapping[str, Sequence[argparse.Action]]:
 
 
 _LIKELY: Mapping[str, Sequence[str]] = {
-    "URL": ("store",), "STORE_URL": ("store",), "PATH_OR_URL": ("store", "store/fsdp2", "work/checkpoint-4"), "SRC": ("store/fsdp2/checkpoint-4", "work/checkpoint-4"), "DST": ("out/new", "out"),
-    "DIR": ("work", "work/checkpoint-4", "out"), "RUN": ("fsdp2", "zero3"), "RUN/CHECKPOINT": ("fsdp2/checkpoint-4", "zero3/checkpoint-4"), "RUN[/CHECKPOINT]": ("fsdp2", "fsdp2/checkpoint-4"), "WHAT": ("keep", "drop-after:1"),
-    "METRIC:N": ("eval_loss:2",), "TIME": ("1d",), "SIZE": ("5GB",), "N": ("1", "2"), "ID": ("node0",), "RATE": ("50MB/s",), "FILE": ("out/file",), "GLOB": ("*.json", "**/*"), "USER": ("root",),
+    "URL": ("store",), "STORE_URL": ("store",), "PATH_OR_URL": ("store", "store/fsdp2",
+    "work/checkpoint-4"), "SRC": ("store/fsdp2/checkpoint-4", "work/checkpoint-4"),
+    "DST": ("out/new", "out"),
+    "DIR": ("work", "work/checkpoint-4", "out"), "RUN": ("fsdp2", "zero3"),
+    "RUN/CHECKPOINT": ("fsdp2/checkpoint-4", "zero3/checkpoint-4"), "RUN[/CHECKPOINT]": ("fsdp2",
+    "fsdp2/checkpoint-4"), "WHAT": ("keep", "drop-after:1"),
+    "METRIC:N": ("eval_loss:2",), "TIME": ("1d",), "SIZE": ("5GB",), "N": ("1", "2"),
+    "ID": ("node0",), "RATE": ("50MB/s",), "FILE": ("out/file",), "GLOB": ("*.json", "**/*"),
+    "USER": ("root",),
 }  # fmt: skip
-_LEFT_OUT = ("run", "demo", "hook")  # what does not end, and what changes the Python that it runs in
-_NEVER = ("--watch", "--wait", "--user", "--python")  # what does not end, asks systemd, or is to be run
+# what does not end, and what changes the Python that it runs in
+_LEFT_OUT = ("run", "demo", "hook")
+# what does not end, asks systemd, or is to be run
+_NEVER = ("--watch", "--wait", "--user", "--python")
 _SLOW = ("load", "model")  # levels that start torch
 _CHANGES = ("push", "pull", "merge", "keep", "gc", "repair")
 _READS = ("ls", "status", "inspect")
 _TEXTS = (
-    *(n for n in NAMES if "outside" not in n and n not in (".", "..") and "\0" not in n and n != "\ud800"), "store", "out", "work", "work/checkpoint-4", "work/checkpoint-4/trainer_state.json", "store/fsdp2", "store/fsdp2/checkpoint-4",
-    "fsdp2", "fsdp2/checkpoint-4", "fsdp2/latest", "fsdp2/checkpoint-4~x", "other", "zero3/checkpoint-4", "node0", "out/new", "file://", "s3://", "s3://b", "s3://b/../x", "gs://b/x", "x://y", "http://127.0.0.1:1/x",
-    "dcp:pytorch_model_fsdp_0", "dcp:.", "dcp:.#x", "zero:.", "#world=3", "@base", "eval_loss:2", "max:x:1", ":", "x:y", "keep", "drop-after:1", "1d", "0s", "-1d", "1h30m", "5GB", "0", "-1", "1", "2", "99999999999999999999", "1e9", "nan", "50MB/s",
+    *(n for n in NAMES if "outside" not in n and n not in (".",
+    "..") and "\0" not in n and n != "\ud800"), "store", "out", "work", "work/checkpoint-4",
+    "work/checkpoint-4/trainer_state.json", "store/fsdp2", "store/fsdp2/checkpoint-4",
+    "fsdp2", "fsdp2/checkpoint-4", "fsdp2/latest", "fsdp2/checkpoint-4~x", "other",
+    "zero3/checkpoint-4", "node0", "out/new", "file://", "s3://", "s3://b", "s3://b/../x",
+    "gs://b/x", "x://y", "http://127.0.0.1:1/x",
+    "dcp:pytorch_model_fsdp_0", "dcp:.", "dcp:.#x", "zero:.", "#world=3", "@base", "eval_loss:2",
+    "max:x:1", ":", "x:y", "keep", "drop-after:1", "1d", "0s", "-1d", "1h30m", "5GB", "0", "-1",
+    "1", "2", "99999999999999999999", "1e9", "nan", "50MB/s",
     "08:00,50M 19:00,off", "\udcff", "a=b", "auto", "*", "[", "**/*", "{}",
 )  # fmt: skip
 
@@ -123,20 +156,33 @@ def _make_argv(dice: random.Random) -> Case:
     argv: list[str] = []
     for action in _options()[name]:
         is_flag = bool(action.option_strings)
-        if set(action.option_strings) & {*_NEVER, "--help", "--dry-run"} or (is_flag and dice.randrange(4)):
+        if set(action.option_strings) & {*_NEVER, "--help", "--dry-run"} or (
+            is_flag and dice.randrange(4)
+        ):
             continue
-        many = dice.choice((1, 1, 2)) if action.nargs in ("+", "*") else 0 if action.nargs == "?" and dice.randrange(3) == 0 else 1
+        many = (
+            dice.choice((1, 1, 2))
+            if action.nargs in ("+", "*")
+            else 0
+            if action.nargs == "?" and dice.randrange(3) == 0
+            else 1
+        )
         likely = (
             [c for c in map(str, action.choices) if c not in _SLOW]
             if action.choices
             else _LIKELY.get(str(action.metavar), ()) or _TEXTS
         )
         values = [dice.choice(_TEXTS if dice.randrange(4) == 0 else likely) for _ in range(many)]
-        argv += ([dice.choice(action.option_strings)] if is_flag else []) + ([] if action.nargs == 0 else values)
+        argv += ([dice.choice(action.option_strings)] if is_flag else []) + (
+            [] if action.nargs == 0 else values
+        )
     if name.startswith("service") or (name in _CHANGES and dice.randrange(2)):
         argv.append("--dry-run")
     if dice.randrange(10) == 0:
-        argv.insert(dice.randrange(len(argv) + 1), dice.choice(("--", "-", "--no-such", "--json=1", "-c", "@x", "--help")))
+        argv.insert(
+            dice.randrange(len(argv) + 1),
+            dice.choice(("--", "-", "--no-such", "--json=1", "-c", "@x", "--help")),
+        )
     return {"argv": [*name.split(), *argv]}
 
 
@@ -149,7 +195,11 @@ def _world() -> Mapping[str, bytes]:
 
 
 def _tree(root: Path) -> dict[str, bytes]:
-    return {p.relative_to(root).as_posix(): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
+    return {
+        p.relative_to(root).as_posix(): p.read_bytes()
+        for p in sorted(root.rglob("*"))
+        if p.is_file()
+    }
 
 
 def _mine(home: Path) -> dict[str, bytes]:
@@ -173,7 +223,9 @@ def _run_argv(case: Case, home: Path) -> str:
     code, said = command(*case["argv"])
     after = _mine(home)
     if after != before and (
-        "--dry-run" in case["argv"] or case["argv"][0] in _READS or (code in (2, 5) and case["argv"][0] in _CHANGES)
+        "--dry-run" in case["argv"]
+        or case["argv"][0] in _READS
+        or (code in (2, 5) and case["argv"][0] in _CHANGES)
     ):
         changed = sorted({n for n in {*before, *after} if before.get(n) != after.get(n)})
         raise Wrong(f"changes {changed[:5]} with exit code {code}: {said[:300]}")
@@ -191,23 +243,38 @@ def _spooled() -> Mapping[str, bytes]:
         source = lay(out, ONE)
         hook_pins.commit(source)
         spool = out / "_ckptsync"
-        begun = marks.Begun("t", 0, 1, 1, "host", 1, "1", "boot", 1.0, "trainer", {"torch": "2.13"}, "p1", "m")
-        marks.write_mark(marks.begun_path(spool, "p1"), begun)
-        mark = marks.RankMark("t", "save", "checkpoint-4", 4, 0, 1, 1, "host", 1, 1.0)
-        marks.write_mark(marks.save_folder(spool, "checkpoint-4", "save") / "rank-0.json", mark)
-        Worker(WorkerOptions("n0", (RunDir("run", out),)), MemoryStore()).tick(0.0)
+        begun = markers.Begun(
+            "t", 0, 1, 1, "host", 1, "1", "boot", 1.0, "trainer", {"torch": "2.13"}, "p1", "m"
+        )
+        markers.write_mark(markers.begun_path(spool, "p1"), begun)
+        mark = markers.RankMark("t", "save", "checkpoint-4", 4, 0, 1, 1, "host", 1, 1.0)
+        markers.write_mark(markers.save_folder(spool, "checkpoint-4", "save") / "rank-0.json", mark)
+        tick(Worker(WorkerOptions("n0", (RunDir("run", out),)), MemoryStore()), 0.0)
         return _tree(out)
 
 
-_KINDS = ("directory", "fifo", "link", "link to a directory", "broken link", "link to itself", "gone", "no rights")
+_KINDS = (
+    "directory",
+    "fifo",
+    "link",
+    "link to a directory",
+    "broken link",
+    "link to itself",
+    "gone",
+    "no rights",
+)
 _TARGETS = {"link": "secret", "link to a directory": ".", "broken link": "nothing"}
-_SPOOLED = ("_ckptsync", "_ckptsync/pins", "_ckptsync/trains", "_ckptsync/saves", "_ckptsync/pins/checkpoint-4.0", "_ckptsync/pins/checkpoint-4.0/files", "_ckptsync/pins/checkpoint-4.0/added", "_ckptsync/took", "_ckptsync/hook.log")  # fmt: skip
+_SPOOLED = ("_ckptsync", "_ckptsync/pins", "_ckptsync/trains", "_ckptsync/saves",
+    "_ckptsync/pins/checkpoint-4.0", "_ckptsync/pins/checkpoint-4.0/files",
+    "_ckptsync/pins/checkpoint-4.0/added", "_ckptsync/took", "_ckptsync/hook.log")  # fmt: skip
 
 
 def _make_spool(dice: random.Random) -> Case:
     """``files`` that are others, and ``kinds``: what stands in place of a file or directory."""
     good = _spooled()
-    names = [name for name in good if name.startswith("_ckptsync/") and "/files/" not in name] + ["checkpoint-4/trainer_state.json"]
+    names = [name for name in good if name.startswith("_ckptsync/") and "/files/" not in name] + [
+        "checkpoint-4/trainer_state.json"
+    ]
     files: dict[str, bytes] = {}
     for name in dice.sample(names, dice.choice((0, 1, 1, 2))):
         title = name
@@ -220,16 +287,25 @@ def _make_spool(dice: random.Random) -> Case:
                     "x.json",
                     ".json",
                     "owner.json",
-                    "took.json",
+                    "notes.json",
                     "stored",
                     ".fresh-owner.json",
                     "x" * 200,
                 )
             )
-            title = f"{dice.choice((folder, '_ckptsync/pins/checkpoint-4.1', '_ckptsync/pins/.claim-n0@checkpoint-4.7', '_ckptsync/pins/.new-n0-checkpoint-4', '_ckptsync/pins/.claim-n0-', '_ckptsync/saves/checkpoint-4@', '_ckptsync/saves/@'))}/{base}"
+            places = (
+                folder,
+                "_ckptsync/pins/checkpoint-4.1",
+                "_ckptsync/pins/.claim-n0@checkpoint-4.7",
+                "_ckptsync/pins/.new-n0-checkpoint-4",
+                "_ckptsync/pins/.claim-n0-",
+                "_ckptsync/saves/checkpoint-4@",
+                "_ckptsync/saves/@",
+            )
+            title = f"{dice.choice(places)}/{base}"
         files[title] = changed_json(good.get(name, b"{}"), dice)
-    spots = (*names, *_SPOOLED, "checkpoint-4", "checkpoint-4/model.safetensors")
-    kinds = {dice.choice(spots): dice.choice(_KINDS) for _ in range(dice.choice((0, 0, 1, 2)))}
+    found_dirs = (*names, *_SPOOLED, "checkpoint-4", "checkpoint-4/model.safetensors")
+    kinds = {dice.choice(found_dirs): dice.choice(_KINDS) for _ in range(dice.choice((0, 0, 1, 2)))}
     if kinds.get("_ckptsync") == "link to a directory":  # which an operator may have made
         del kinds["_ckptsync"]
     return {"files": files, "kinds": kinds}
@@ -245,7 +321,7 @@ def _run_spool(case: Case, home: Path) -> str:
     store, failures = MemoryStore(), []
     try:
         worker = Worker(WorkerOptions("n0", (RunDir("run", home / "run"),)), store)
-        failures = [f for now in (0.0, 10.0, 700.0, 1400.0) for f in worker.tick(now).failures]
+        failures = [f for now in (0.0, 10.0, 700.0, 1400.0) for f in tick(worker, now).failures]
     except (StoreError, UnsafeSpool):
         pass  # by these a service leaves out this directory alone
     except CkptsyncError as e:
@@ -254,9 +330,9 @@ def _run_spool(case: Case, home: Path) -> str:
     if leaked:
         raise Wrong(f"sends what lies outside as {leaked}")
     spool = home / "run" / "_ckptsync"
-    marks.begun(spool)
-    marks.marks(spool, "checkpoint-4")
-    pins.pins(home / "run")
+    markers.begun(spool)
+    markers.marks(spool, "checkpoint-4")
+    pins.list_pins(home / "run")
     return f"{len(failures)} failures"
 
 

@@ -1,4 +1,6 @@
-"""Doors that a checkpoint comes through: damage to real ones, other values in well-made ones (judged against torch), and pickles."""
+"""Doors that a checkpoint comes through: damage to real ones, other values in well-made ones
+(judged against torch), and pickles.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,9 @@ from functools import cache
 from pathlib import Path
 from typing import cast
 
-from ckptsync.cli.inspect import inspected
-from ckptsync.merge.local import merge_local
-from ckptsync.merge.plan import Options
-from ckptsync.stores.tree import LocalFiles
+from ckptsync.cli.inspect import inspect_checkpoint
+from ckptsync.merge.plan import MergeOptions
+from ckptsync.stores.file_trees import DirectoryFiles
 from tests.campaigns.damaged import Patient
 from tests.campaigns.damaging import HOUR, Damage, Kind
 from tests.campaigns.fuzz import Case, Door, Wrong
@@ -20,6 +21,7 @@ from tests.campaigns.fuzz_changes import changed_bytes, changed_json
 from tests.campaigns.resaving import resaved
 from tests.campaigns.uncovered import reason
 from tests.hostile import pickles
+from tests.merged import merge_local
 from tests.vector import vector, vectors
 
 # damage to a vector
@@ -37,7 +39,10 @@ def _names() -> tuple[str, ...]:
 
 
 def _make_damage(dice: random.Random) -> Case:
-    """``start``, ``end``, ``data``: those bytes of ``file`` are others; ``end`` is -1 where the file is gone."""
+    """``start``, ``end``, ``data``: those bytes of ``file`` are others.
+
+    ``end`` is -1 where the file is gone.
+    """
     name = dice.choice(_names())
     patient = _patient(name)
     way = dice.randrange(len(patient.ways))
@@ -52,12 +57,18 @@ def _make_damage(dice: random.Random) -> Case:
     elif kind == "cut":
         data = good[: dice.randrange(len(good) + 1)]
     elif kind == "grow":
-        data = good + dice.choice((bytes(dice.randrange(1, 9)), good[: dice.randrange(len(good) + 1)], dice.randbytes(30)))
+        data = good + dice.choice(
+            (bytes(dice.randrange(1, 9)), good[: dice.randrange(len(good) + 1)], dice.randbytes(30))
+        )
     elif kind == "older":
         data = resaved(file, good, patient.files) or good
-    start = next((i for i, (a, b) in enumerate(zip(good, data, strict=False)) if a != b), min(len(good), len(data)))
+    start = next(
+        (i for i, (a, b) in enumerate(zip(good, data, strict=False)) if a != b),
+        min(len(good), len(data)),
+    )
     same = next(
-        (i for i in range(min(len(good), len(data)) - start) if good[-1 - i] != data[-1 - i]), min(len(good), len(data)) - start
+        (i for i in range(min(len(good), len(data)) - start) if good[-1 - i] != data[-1 - i]),
+        min(len(good), len(data)) - start,
     )
     end = -1 if kind == "delete" else len(good) - same
     age = dice.choice((HOUR, -HOUR)) if kind == "older" else 0
@@ -81,7 +92,11 @@ def _written_over(good: bytes, file: str, dice: random.Random) -> bytes:
         return changed_bytes(good, dice)
     if kind == 1:  # what lies elsewhere in the file
         other = dice.randrange(len(good))
-        return good[:at] + good[other : other + len(good[at : at + many])] + good[at + len(good[other : other + many]) :]
+        return (
+            good[:at]
+            + good[other : other + len(good[at : at + many])]
+            + good[at + len(good[other : other + many]) :]
+        )
     if kind == 2:
         return good[:at] + bytes(len(good[at : at + many])) + good[at + many :]
     out = bytearray(good)
@@ -96,7 +111,9 @@ def _run_damage(case: Case, home: Path) -> str:
     data = None if case["end"] < 0 else good[: case["start"]] + case["data"] + good[case["end"] :]
     damage = Damage(cast(Kind, case["kind"]), file, "", {file: data}, age=case["age"])
     if case["kind"] == "older":
-        damage = Damage("newer" if case["age"] < 0 else "older", file, "", {file: data}, age=case["age"])
+        damage = Damage(
+            "newer" if case["age"] < 0 else "older", file, "", {file: data}, age=case["age"]
+        )
     with patient.damaged(damage):
         outcome = patient.merge(patient.ways[case["way"]])
         why = reason(damage, outcome, patient.files) if outcome.word in ("SILENT", "beside") else ""
@@ -157,7 +174,17 @@ def _make_pickle(dice: random.Random) -> Case:
             piece = dice.choice((b"q", b"h")) + bytes([dice.randrange(4)])
         elif kind == 6:
             piece = pickles.number(
-                dice.choice((0, 1, -1, 2**61 - 1, (2**61 - 1) * dice.randrange(99), 2**63, dice.randrange(1 << 30)))
+                dice.choice(
+                    (
+                        0,
+                        1,
+                        -1,
+                        2**61 - 1,
+                        (2**61 - 1) * dice.randrange(99),
+                        2**63,
+                        dice.randrange(1 << 30),
+                    )
+                )
             )
         elif kind == 7:
             piece = pickles.text(dice.choice(("", "a", "storage", "0", "x" * 1000)))
@@ -168,7 +195,9 @@ def _make_pickle(dice: random.Random) -> Case:
         elif kind == 10:
             piece = b")q\x00" + b"h\x00h\x00\x86q\x00"
         else:
-            piece = b"".join(pickles.number(n * (2**61 - 1)) for n in range(dice.choice((1, 3, 3000))))
+            piece = b"".join(
+                pickles.number(n * (2**61 - 1)) for n in range(dice.choice((1, 3, 3000)))
+            )
         count = dice.choice((1, 1, 1, 1, 2, 10, 1000, 100_000))
         piece = piece * max(1, min(count, left // len(piece)))
         made.append(piece)
@@ -184,10 +213,10 @@ def _run_pickle(case: Case, home: Path) -> str:
     for name, data in pickles.PLACES[case["place"]](case["pickle"]).items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(data)
-    code = int(inspected(LocalFiles(str(root)))["exit_code"])
+    code = int(inspect_checkpoint(DirectoryFiles(str(root)))["exit_code"])
     if code not in (0, 3, 5, 10):
         raise Wrong(f"inspect: exit code {code}")
-    merge_local([root], home / "out" / "new", Options())
+    merge_local([root], home / "out" / "new", MergeOptions())
     return "merged"
 
 

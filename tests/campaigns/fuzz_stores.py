@@ -1,4 +1,6 @@
-"""Doors that files in a store come through: records, what nodes say, and what is kept of them elsewhere."""
+"""Doors that files in a store come through: records, what nodes say, and what is kept of them
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -13,53 +15,128 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ckptsync.catalogue import kept
-from ckptsync.catalogue.fresh import fresh
+from ckptsync.catalogue import cache_file
+from ckptsync.catalogue.uncached import read_state
 from ckptsync.digest import FileDigest, digest, digest_stream
 from ckptsync.doctor.publishing import launch_name
-from ckptsync.fleet import facts, heartbeat
-from ckptsync.fleet.heartbeat import Disk, Heartbeat, Job
 from ckptsync.head.consolidate import HeadOptions
-from ckptsync.paths import checked_path
-from ckptsync.records.names import STORE_FILE
-from ckptsync.records.tombstone import Tombstone
+from ckptsync.records.tombstone_keep_join import Tombstone
+from ckptsync.safe_names import STORE_FILE, checked_path
+from ckptsync.status import heartbeat
+from ckptsync.status.heartbeat import Disk, Heartbeat, RunningJob
 from ckptsync.stores.opening import create_store, open_store
-from ckptsync.verify import baseline
-from ckptsync.verify.due import Schedule
-from ckptsync.worker.push import push_now
+from ckptsync.verify.expected import decode_baseline, directory_file, encode_baseline
+from ckptsync.verify.schedule import VerifyPolicy
 from tests import cli_store
 from tests.campaigns.fuzz import Case, Door, Wrong, command
 from tests.campaigns.fuzz_changes import changed_json
 from tests.heads import consolidate_due, verify_next
 from tests.verified import put
+from tests.workers import push_now
 
-_RECORD = re.compile(r"(.*/\.ckptsync/[^/]+/(?:manifest-.*|model record|report|tombstone|keep)-)(\d+)-[0-9a-f]{16}\.json")
+_RECORD = re.compile(
+    r"(.*/\.ckptsync/[^/]+/(?:manifest-.*|model"
+    r" record|report|tombstone|keep)-)(\d+)-[0-9a-f]{16}\.json"
+)
 
 
 @cache
 def _good() -> Mapping[str, bytes]:
-    """A store with records of every kind, and three nodes, as files; of ``other`` a head can make a model."""
+    """A store with records of every kind, and three nodes, as files.
+
+    Of ``other`` a head can make a model.
+    """
     with tempfile.TemporaryDirectory() as made:
         root = cli_store.make(Path(made) / "store")
         store = create_store(str(root))
         for node in ("node0", "node1"):
-            shutil.copytree(cli_store.DATA / "fsdp2" / node / "checkpoint-4", Path(made) / node / "checkpoint-8")
+            shutil.copytree(
+                cli_store.DATA / "fsdp2" / node / "checkpoint-4", Path(made) / node / "checkpoint-8"
+            )
             push_now(Path(made) / node, store, node, "fsdp2")
             push_now(cli_store.DATA / "fsdp2" / node, store, node, "other")
         command("keep", "fsdp2/checkpoint-4", "--reason", "of the paper", "--store", str(root))
-        locations = {p.location: p for p in fresh(store).locations if p.run == "fsdp2"}
+        locations = {p.location: p for p in read_state(store).locations if p.run == "fsdp2"}
         manifests = tuple(k.name for k in locations["checkpoint-8"].manifests)
-        put(store, Tombstone("fsdp2", "checkpoint-8", "checkpoint-8", 0, manifests, "of a rule", "shards", "back"))
-        for node, roles in (("node0", ("worker",)), ("node1", ("worker",)), ("head", ("head", "verifier"))):
-            heart = Heartbeat(node, "i", "machine", 1, "1", 1.0, roles, "1.0", 7, 1.0, jobs=(Job("verify", "fsdp2"),))
+        put(
+            store,
+            Tombstone(
+                "fsdp2",
+                "checkpoint-8",
+                "checkpoint-8",
+                0,
+                manifests,
+                "of a rule",
+                "shards",
+                "withdrawn",
+            ),
+        )
+        for node, roles in (
+            ("node0", ("worker",)),
+            ("node1", ("worker",)),
+            ("head", ("head", "verifier")),
+        ):
+            heart = Heartbeat(
+                node,
+                "i",
+                "machine",
+                1,
+                "1",
+                1.0,
+                roles,
+                "1.0",
+                7,
+                1.0,
+                jobs=(RunningJob("verify", "fsdp2"),),
+            )
             disk = Disk("/data", 1, 2, 3)
-            heartbeat.write(store, replace(heart, disk=(disk,), watch={"/data": "events"}, lacks={"r": ("x",)}, queue=("fsdp2/a",)))
-            trains = {"fsdp2": facts.Train("trainer", 2, 1, 1.0, {"torch": "2.13", "NCCL_DEBUG": "INFO"}, "runs")}
-            told = facts.Facts(node, "host", "m", "u", "022", "1", "3", "6", {"nofile": 9}, {"/": "ext4"}, ("H200",), trains)
-            facts.write(store, told, roles)
-            said = {"node": node, "host": "h", "boot": "b", "at": 1.0, "versions": {"torch": "2.13"}, "variables": {"NNODES": "2"}}
-            store.write(launch_name(node), [json.dumps(said | {"gpus": ["H200"], "clock": 0.1, "booted": 1.0}).encode()])
-        return {p.relative_to(root).as_posix(): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
+            heartbeat.write(
+                store,
+                replace(
+                    heart,
+                    disk=(disk,),
+                    watch={"/data": "events"},
+                    lacks={"r": ("x",)},
+                    queue=("fsdp2/a",),
+                ),
+            )
+            trains = {
+                "fsdp2": heartbeat.Train(
+                    "trainer", 2, 1, 1.0, {"torch": "2.13", "NCCL_DEBUG": "INFO"}, "runs"
+                )
+            }
+            told = heartbeat.Facts(
+                node,
+                "host",
+                "m",
+                "u",
+                "022",
+                "1",
+                "3",
+                "6",
+                {"nofile": 9},
+                {"/": "ext4"},
+                ("H200",),
+                trains,
+            )
+            heartbeat.write_facts(store, told, roles)
+            said = {
+                "node": node,
+                "host": "h",
+                "boot": "b",
+                "at": 1.0,
+                "versions": {"torch": "2.13"},
+                "variables": {"NNODES": "2"},
+            }
+            store.write(
+                launch_name(node),
+                [json.dumps(said | {"gpus": ["H200"], "clock": 0.1, "booted": 1.0}).encode()],
+            )
+        return {
+            p.relative_to(root).as_posix(): p.read_bytes()
+            for p in sorted(root.rglob("*"))
+            if p.is_file()
+        }
 
 
 def _laid(files: Mapping[str, bytes], root: Path) -> str:
@@ -83,10 +160,14 @@ def _seen(url: str) -> dict[str, dict[Any, Any]]:
     """By command, what each says of every location, or node."""
     status, verified = _json("status", url), _json("verify", url, "--level", "stat")
     return {
-        "ls": {(p["run"], p["location"]): p["status"] for p in _json("ls", url).get("locations", ())},
+        "ls": {
+            (p["run"], p["location"]): p["status"] for p in _json("ls", url).get("locations", ())
+        },
         "status": {(p["run"], p["location"]): p["status"] for p in status.get("locations", ())},
         "verify": {(r["run"], r["location"]): r["verdict"] for r in verified.get("reports", ())},
-        "nodes": {(n["name"], ""): (n["node"], n["state"], n["host"]) for n in status.get("nodes", ())},
+        "nodes": {
+            (n["name"], ""): (n["node"], n["state"], n["host"]) for n in status.get("nodes", ())
+        },
     }
 
 
@@ -97,7 +178,9 @@ def _before() -> dict[str, dict[Any, Any]]:
 
 
 def _compare(url: str, touched: str) -> None:
-    """Raises Wrong where more is hidden, or changed, than what belongs to ``touched``: a run, or a node."""
+    """Raises Wrong where more is hidden, or changed, than what belongs to ``touched``: a run, or a
+    node.
+    """
     seen = _seen(url)
     for how, before in _before().items():
         for key, word in before.items():
@@ -110,8 +193,12 @@ def _compare(url: str, touched: str) -> None:
 
 def _make_records(dice: random.Random) -> Case:
     """All records of a location, some of them others than they were."""
-    run, location = dice.choice((("fsdp2", "checkpoint-4"), ("fsdp2", "checkpoint-8"), ("zero3", "checkpoint-4")))
-    names = [n for n in _good() if n.startswith(f"{run}/.ckptsync/{location}/") and "/sending/" not in n]
+    run, location = dice.choice(
+        (("fsdp2", "checkpoint-4"), ("fsdp2", "checkpoint-8"), ("zero3", "checkpoint-4"))
+    )
+    names = [
+        n for n in _good() if n.startswith(f"{run}/.ckptsync/{location}/") and "/sending/" not in n
+    ]
     files = {name: _good()[name] for name in names}
     for name in dice.sample(names, min(len(names), dice.choice((1, 1, 1, 2)))):
         data = changed_json(_good()[name], dice) if dice.randrange(8) else _good()[name]
@@ -120,7 +207,9 @@ def _make_records(dice: random.Random) -> Case:
             n = dice.choice((*[found[2]] * 5, str(dice.randrange(9)), "007", "\u0663", "9" * 30))
             title = f"{found[1]}{n}-{digest(data)[:16]}.json"
         if dice.randrange(8) == 0:
-            other = dice.choice(("checkpoint-12", "checkpoint-4~x", "checkpoint-4~", "checkpoint-04", "x"))
+            other = dice.choice(
+                ("checkpoint-12", "checkpoint-4~x", "checkpoint-4~", "checkpoint-04", "x")
+            )
             title = title.replace(location, other, 1)
         if dice.randrange(3):
             del files[name]
@@ -129,17 +218,29 @@ def _make_records(dice: random.Random) -> Case:
 
 
 def _run_records(case: Case, home: Path) -> str:
-    others = {n: d for n, d in _good().items() if not n.startswith(f"{case['run']}/.ckptsync/{case['location']}/")}
+    others = {
+        n: d
+        for n, d in _good().items()
+        if not n.startswith(f"{case['run']}/.ckptsync/{case['location']}/")
+    }
     url = _laid(others | case["files"], home / "store")
     _compare(url, case["run"])
-    for argv in (("repair", url), ("gc", url, "--dry-run", "--keep-last", "1"), ("gc", url, "--dry-run", "--litter")):
+    for argv in (
+        ("repair", url),
+        ("gc", url, "--dry-run", "--keep-last", "1"),
+        ("gc", url, "--dry-run", "--orphans"),
+    ):
         command(*argv, "--json")
     command("pull", f"{case['run']}/checkpoint-4", str(home / "out"), "--store", url, "--dry-run")
     if case["head"]:
         made = consolidate_due(open_store(url), HeadOptions())
-        proved = [verify_next(open_store(url), Schedule(), 2e9) for _ in range(4)]
-        if ("other", "VERIFIED") not in [(p["run"], p["status"]) for p in _json("ls", url)["locations"]]:
-            raise Wrong(f"a head and a verifier leave another run alone: {made!r:.1000} {proved!r:.1000}")
+        proved = [verify_next(open_store(url), VerifyPolicy(), 2e9) for _ in range(4)]
+        if ("other", "VERIFIED") not in [
+            (p["run"], p["status"]) for p in _json("ls", url)["locations"]
+        ]:
+            raise Wrong(
+                f"a head and a verifier leave another run alone: {made!r:.1000} {proved!r:.1000}"
+            )
     return "read"
 
 
@@ -147,14 +248,21 @@ def _run_records(case: Case, home: Path) -> str:
 
 
 def _make_nodes(dice: random.Random) -> Case:
-    names = [n for n in _good() if n.startswith((".ckptsync/nodes/", ".ckptsync/launches/"))] + [".ckptsync/store.json"]
+    names = [n for n in _good() if n.startswith((".ckptsync/nodes/", ".ckptsync/launches/"))] + [
+        ".ckptsync/store.json"
+    ]
     name = dice.choice(names)
     title = (
         name
         if dice.randrange(8)
-        else name.rpartition("/")[0] + "/" + dice.choice(("x.json", ".json", "~head.json", "a~facts.json", "a b.json"))
+        else name.rpartition("/")[0]
+        + "/"
+        + dice.choice(("x.json", ".json", "~head.json", "a~facts.json", "a b.json"))
     )
-    return {"files": {title: changed_json(_good()[name], dice)}, "how": dice.choice(([], ["--json"], ["--nodes", "--strict"]))}
+    return {
+        "files": {title: changed_json(_good()[name], dice)},
+        "how": dice.choice(([], ["--json"], ["--nodes", "--strict"])),
+    }
 
 
 def _run_nodes(case: Case, home: Path) -> str:
@@ -181,9 +289,8 @@ def _run_nodes(case: Case, home: Path) -> str:
 @cache
 def _baseline() -> bytes:
     found = digest_stream([b"abc"], 3)
-    return baseline.encode(
-        [baseline.expected(f"f{n}", FileDigest(3, found.digest, found.block_size, found.blocks)) for n in range(3)]
-    )
+    recorded = FileDigest(3, found.digest, found.block_size, found.blocks)
+    return encode_baseline([directory_file(f"f{n}", recorded) for n in range(3)])
 
 
 def _make_kept(dice: random.Random) -> Case:
@@ -198,12 +305,12 @@ def _make_kept(dice: random.Random) -> Case:
 
 def _run_kept(case: Case, home: Path) -> str:
     if "baseline" in case:
-        for one in baseline.decode(case["baseline"], "baseline.json"):
+        for one in decode_baseline(case["baseline"], "baseline.json"):
             checked_path(one.path)
         return "a baseline"
     url = _laid(_good(), home / "store")
     before = _json("ls", url)
-    path = kept.path(url)
+    path = cache_file.path(url)
     data = bytearray(path.read_bytes())
     for at, value in case["change"]:
         data[int(at * len(data))] = value

@@ -1,7 +1,9 @@
-"""Well-made checkpoints in which a name, number, shape, stride, type or order is another one, with checksums that fit, judged by what torch makes of them.
+"""Well-made checkpoints in which a name, number, shape, stride, type or order is another one, with
+checksums that fit, judged by what torch makes of them.
 
-What ckptsync merges has to be what torch itself reads (``torch.load`` with ``weights_only``, the reader of distributed checkpoints, safetensors), or what DeepSpeed's
-``zero_to_fp32`` would make of ZeRO's files; and what torch refuses has to be refused.
+What ckptsync merges has to be what torch itself reads (``torch.load`` with ``weights_only``, the
+reader of distributed checkpoints, safetensors), or what DeepSpeed's ``zero_to_fp32`` would make of
+ZeRO's files; and what torch refuses has to be refused.
 """
 
 from __future__ import annotations
@@ -21,17 +23,27 @@ from typing import Any
 
 import torch
 
-from ckptsync.merge.local import merge_local
-from ckptsync.merge.plan import Options
+from ckptsync.merge.plan import MergeOptions
 from tests import zero_checkpoint
 from tests.campaigns.fuzz import Case, Door, Wrong
 from tests.campaigns.fuzz_changes import NAMES, NUMBERS, changed_json
+from tests.merged import merge_local
 from tests.torch_files import raw, saved
 from tests.vector import vector
 
 Tensors = dict[str, torch.Tensor]
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool, torch.float64, torch.complex64)
-_DCP = (("dcp-mesh", "plain"), ("dcp-mesh", "wrapped"), ("titan", "checkpoint/step-2"), ("acc-fsdp2-bf16-tied", "out/checkpoints/checkpoint_0/pytorch_model_fsdp_0"))  # fmt: skip
+_DTYPES = (
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.int64,
+    torch.uint8,
+    torch.bool,
+    torch.float64,
+    torch.complex64,
+)
+_DCP = (("dcp-mesh", "plain"), ("dcp-mesh", "wrapped"), ("titan", "checkpoint/step-2"),
+    ("acc-fsdp2-bf16-tied", "out/checkpoints/checkpoint_0/pytorch_model_fsdp_0"))  # fmt: skip
 
 
 # tensors and values that are others
@@ -62,13 +74,21 @@ def _tensor(dice: random.Random) -> torch.Tensor:
 def _altered(value: Any, dice: random.Random) -> Any:
     """A copy in which one thing, anywhere in it, is another one."""
     paths = list(_paths(value))
-    path = dice.choice([p for p in paths if len(p) == dice.choice([len(q) for q in paths])] or paths)
+    path = dice.choice(
+        [p for p in paths if len(p) == dice.choice([len(q) for q in paths])] or paths
+    )
     return _replaced(value, path, dice)
 
 
 def _paths(value: Any, so_far: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     yield so_far
-    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list | tuple) else ():
+    for key in (
+        value
+        if isinstance(value, dict)
+        else range(len(value))
+        if isinstance(value, list | tuple)
+        else ()
+    ):
         yield from _paths(value[key], (*so_far, key))
 
 
@@ -76,14 +96,18 @@ def _replaced(value: Any, path: tuple[Any, ...], dice: random.Random) -> Any:
     if not path:
         return _other(value, dice)
     if isinstance(value, dict):
-        return type(value)((key, _replaced(v, path[1:], dice) if key == path[0] else v) for key, v in value.items())
+        return type(value)(
+            (key, _replaced(v, path[1:], dice) if key == path[0] else v) for key, v in value.items()
+        )
     made = [_replaced(v, path[1:], dice) if n == path[0] else v for n, v in enumerate(value)]
     return (
         made
         if isinstance(value, list)
-        else torch.Size(made)
-        if isinstance(value, torch.Size) and all(isinstance(n, int) and n >= 0 for n in made)
-        else tuple(made)
+        else (
+            torch.Size(made)
+            if isinstance(value, torch.Size) and all(isinstance(n, int) and n >= 0 for n in made)
+            else tuple(made)
+        )
     )
 
 
@@ -102,7 +126,10 @@ def _other(value: Any, dice: random.Random) -> Any:
         elif kind == 3:
             items.insert(other, (f"{items[at][0]}2", items[at][1]))
         elif kind == 4:
-            items[at], items[other] = (items[at][0], items[other][1]), (items[other][0], items[at][1])
+            items[at], items[other] = (
+                (items[at][0], items[other][1]),
+                (items[other][0], items[at][1]),
+            )
         else:
             dice.shuffle(items)
         return type(value)(items)
@@ -150,7 +177,11 @@ def _other_tensor(value: torch.Tensor, dice: random.Random) -> Any:
 
 def _make_bin(dice: random.Random) -> Case:
     state: Any = {
-        dice.choice((f"layer.{n}.weight", f"{n}", *NAMES)) if dice.randrange(9) == 0 else f"layer.{n}.weight": _tensor(dice)
+        (
+            dice.choice((f"layer.{n}.weight", f"{n}", *NAMES))
+            if dice.randrange(9) == 0
+            else f"layer.{n}.weight"
+        ): _tensor(dice)
         for n in range(dice.randrange(1, 5))
     }
     if dice.randrange(3) == 0:  # of one storage
@@ -168,14 +199,30 @@ def _repickled(data: bytes, dice: random.Random) -> bytes:
     """The archive with another pickle, or other small records, and CRCs that fit."""
     out = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(out, "w") as new:
-        which = dice.choice(("data.pkl", "data.pkl", "data.pkl", "data.pkl", "version", "byteorder", "data/0"))
+        which = dice.choice(
+            ("data.pkl", "data.pkl", "data.pkl", "data.pkl", "version", "byteorder", "data/0")
+        )
         for entry in old.infolist():
             record = old.read(entry)
             if entry.filename.endswith(f"/{which}"):
                 record = (
                     _reassembled(record, dice)
                     if which == "data.pkl"
-                    else dice.choice((b"", b"0", b"1\n", b"2\n", b"3\n", b"11\n", b"-1", b"x", b"big", record[:-1], record * 2))
+                    else dice.choice(
+                        (
+                            b"",
+                            b"0",
+                            b"1\n",
+                            b"2\n",
+                            b"3\n",
+                            b"11\n",
+                            b"-1",
+                            b"x",
+                            b"big",
+                            record[:-1],
+                            record * 2,
+                        )
+                    )
                 )
             elif dice.randrange(40) == 0:
                 continue
@@ -189,15 +236,23 @@ def _reassembled(data: bytes, dice: random.Random) -> bytes:
     starts = [at for _, _, at in found if at is not None] + [len(data)]
     pieces = [data[a:b] for a, b in pairwise(starts)]
     at = dice.randrange(1, len(found) - 1)
-    numbers = [n for n, (_, arg, _) in enumerate(found) if isinstance(arg, int) and pieces[n][:1] in (b"K", b"M", b"J")]
+    numbers = [
+        n
+        for n, (_, arg, _) in enumerate(found)
+        if isinstance(arg, int) and pieces[n][:1] in (b"K", b"M", b"J")
+    ]
     texts = [n for n, (op, _, _) in enumerate(found) if op.name == "BINUNICODE"]
     kind = dice.randrange(7)
     if kind <= 2 and numbers:
         at = dice.choice(numbers)
         old = found[at][1] or 0
-        pieces[at] = b"J" + struct.pack("<i", dice.choice((old + 1, old - 1, 2 * old, 0, 1, 2, 3, 4, -1, 2**31 - 1, 64)))
+        pieces[at] = b"J" + struct.pack(
+            "<i", dice.choice((old + 1, old - 1, 2 * old, 0, 1, 2, 3, 4, -1, 2**31 - 1, 64))
+        )
     elif kind == 3 and texts:
-        text = dice.choice(("0", "1", "2", "cpu", "cuda:0", "meta", "storage", "layer.0.weight", "x", "", "../0")).encode()
+        text = dice.choice(
+            ("0", "1", "2", "cpu", "cuda:0", "meta", "storage", "layer.0.weight", "x", "", "../0")
+        ).encode()
         pieces[dice.choice(texts)] = b"X" + struct.pack("<I", len(text)) + text
     elif kind == 4:
         names = [n for n, (op, _, _) in enumerate(found) if op.name == "GLOBAL"]
@@ -218,12 +273,29 @@ def _reassembled(data: bytes, dice: random.Random) -> bytes:
         pieces[at] = (
             f"ctorch\n{dice.choice(kinds)}\n".encode()
             if "Storage" in str(found[at][1])
-            else dice.choice((pieces[dice.choice(names)], b"ctorch._utils\n_rebuild_parameter\n", b"ccollections\nOrderedDict\n"))
+            else dice.choice(
+                (
+                    pieces[dice.choice(names)],
+                    b"ctorch._utils\n_rebuild_parameter\n",
+                    b"ccollections\nOrderedDict\n",
+                )
+            )
         )
     elif kind == 5:
         pieces[at] = b"" if dice.randrange(2) else pieces[at] * 2
     else:
-        pieces[at] = dice.choice((b"N", b"\x88", b"\x89", b"K\x01", b"]", b"}", b")", pieces[dice.randrange(len(pieces))]))
+        pieces[at] = dice.choice(
+            (
+                b"N",
+                b"\x88",
+                b"\x89",
+                b"K\x01",
+                b"]",
+                b"}",
+                b")",
+                pieces[dice.randrange(len(pieces))],
+            )
+        )
     return b"".join(pieces)
 
 
@@ -240,10 +312,19 @@ def _read_bin(root: Path, _: Tensors) -> Tensors:
 def _make_safetensors(dice: random.Random) -> Case:
     from safetensors.torch import save
 
-    data = save({f"layer.{n}.weight": _tensor(dice).contiguous().clone() for n in range(dice.randrange(1, 5))}, {"format": "pt"})
+    data = save(
+        {
+            f"layer.{n}.weight": _tensor(dice).contiguous().clone()
+            for n in range(dice.randrange(1, 5))
+        },
+        {"format": "pt"},
+    )
     base = 8 + int.from_bytes(data[:8], "little")
     header = changed_json(data[8:base], dice)
-    return {"layout": "safetensors", "files": {"model.safetensors": struct.pack("<Q", len(header)) + header + data[base:]}}
+    return {
+        "layout": "safetensors",
+        "files": {"model.safetensors": struct.pack("<Q", len(header)) + header + data[base:]},
+    }
 
 
 def _read_safetensors(root: Path, _: Tensors) -> Tensors:
@@ -258,12 +339,26 @@ def _read_safetensors(root: Path, _: Tensors) -> Tensors:
 
 def _make_zero(dice: random.Random) -> Case:
     stage, world = dice.choice((2, 3)), dice.choice((1, 2, 3))
-    shapes = [tuple(dice.randrange(1, 5) for _ in range(dice.randrange(3))) for _ in range(dice.randrange(2, 6))]
-    groups = [{f"p{n}": zero_checkpoint.values(shape, 64 * n) for n, shape in enumerate(shapes) if n % 2 == g} for g in range(2)]
-    frozen = {"frozen": zero_checkpoint.values((3, 2), 900, torch.bfloat16)} if dice.randrange(2) else {}
+    shapes = [
+        tuple(dice.randrange(1, 5) for _ in range(dice.randrange(3)))
+        for _ in range(dice.randrange(2, 6))
+    ]
+    groups = [
+        {
+            f"p{n}": zero_checkpoint.values(shape, 64 * n)
+            for n, shape in enumerate(shapes)
+            if n % 2 == g
+        }
+        for g in range(2)
+    ]
+    frozen = (
+        {"frozen": zero_checkpoint.values((3, 2), 900, torch.bfloat16)} if dice.randrange(2) else {}
+    )
     buffers = {"buffer": zero_checkpoint.values((2,), 950)} if dice.randrange(2) else {}
     tied = {"tied": "p0"} if dice.randrange(3) == 0 else {}
-    of = zero_checkpoint.Zero(stage, world, [g for g in groups if g], frozen, buffers, tied, None, dice.choice((0, 3)))
+    of = zero_checkpoint.Zero(
+        stage, world, [g for g in groups if g], frozen, buffers, tied, None, dice.choice((0, 3))
+    )
     files = dict(zero_checkpoint.files(of).content)
     name = dice.choice(sorted(files))
     state = torch.load(io.BytesIO(files[name]), weights_only=False)  # of our own making
@@ -275,15 +370,26 @@ def _read_zero(root: Path, ours: Tensors) -> Tensors:
     """As DeepSpeed's ``zero_to_fp32.py`` does, in short (0.19.8)."""
     folder = root / "global_step2"
     models = [torch.load(p, weights_only=True) for p in sorted(folder.glob("*model_states.pt"))]
-    states = [torch.load(p, weights_only=True)["optimizer_state_dict"] for p in sorted(folder.glob("*optim_states.pt"))]
+    states = [
+        torch.load(p, weights_only=True)["optimizer_state_dict"]
+        for p in sorted(folder.glob("*optim_states.pt"))
+    ]
     count, stage = states[0]["partition_count"], states[0]["zero_stage"]
     world = max(count) if isinstance(count, list | tuple) else count
     if world != len(states):
         raise ValueError("as many files as ranks are expected")
-    optional = dict.fromkeys(("buffer_names", "frozen_param_shapes", "frozen_param_fragments", "shared_params"))
+    optional = dict.fromkeys(
+        ("buffer_names", "frozen_param_shapes", "frozen_param_fragments", "shared_params")
+    )
     first = optional | models[0]
-    module = {name: value for name, value in first["module"].items() if isinstance(value, torch.Tensor)}
-    found = {name: module[name] for name in first["buffer_names"] or () if isinstance(name, str) and name in module}
+    module = {
+        name: value for name, value in first["module"].items() if isinstance(value, torch.Tensor)
+    }
+    found = {
+        name: module[name]
+        for name in first["buffer_names"] or ()
+        if isinstance(name, str) and name in module
+    }
     shapes = first["param_shapes"]
     if stage == 3:
         frozen = first["frozen_param_shapes"] or {}
@@ -294,13 +400,21 @@ def _read_zero(root: Path, ours: Tensors) -> Tensors:
         offset = 0
         for name, shape in {k: v for group in shapes for k, v in group.items()}.items():
             each = -(-shape.numel() // world)
-            found[name] = torch.cat([f.narrow(0, offset, each) for f in flat], 0).narrow(0, 0, shape.numel()).view(shape)
+            found[name] = (
+                torch.cat([f.narrow(0, offset, each) for f in flat], 0)
+                .narrow(0, 0, shape.numel())
+                .view(shape)
+            )
             offset += each
         if offset * world != flat[0].numel() * world:
             raise ValueError("numel is not what was consumed")
     else:
         fragments = first["frozen_param_fragments"] or {}
-        found |= {name: fragments[name] for name in first["frozen_param_shapes"] or () if name in fragments}
+        found |= {
+            name: fragments[name]
+            for name in first["frozen_param_shapes"] or ()
+            if name in fragments
+        }
         for n, group in enumerate(shapes):
             flat_group = torch.cat([s["single_partition_of_fp32_groups"][n] for s in states], 0)
             offset = 0
@@ -409,7 +523,9 @@ def _indexed(meta: Any, files: dict[str, bytes], dice: random.Random) -> None:
     info = meta.storage_data.pop(old)
     kind = dice.randrange(4)
     if kind:
-        offset = _moved_size(old.offset, dice) if kind == 1 and old.offset is not None else old.offset
+        offset = (
+            _moved_size(old.offset, dice) if kind == 1 and old.offset is not None else old.offset
+        )
         fqn = _any(meta.state_dict_metadata, dice) if kind == 2 else old.fqn
         index = dice.choice((None, 0, 1, 7)) if kind == 3 else old.index
         meta.storage_data[MetadataIndex(fqn, offset, index)] = info
@@ -434,7 +550,18 @@ def _resaved(meta: Any, files: dict[str, bytes], dice: random.Random) -> None:
 
 
 _CHANGES: Mapping[str, Callable[[Any, dict[str, bytes], random.Random], None]] = {
-    made.__name__: made for made in (_chunk_moved, _chunks_changed, _sized, _typed, _swapped, _placed, _indexed, _named, _resaved)
+    made.__name__: made
+    for made in (
+        _chunk_moved,
+        _chunks_changed,
+        _sized,
+        _typed,
+        _swapped,
+        _placed,
+        _indexed,
+        _named,
+        _resaved,
+    )
 }
 
 
@@ -450,7 +577,8 @@ def _read_dcp(root: Path, ours: Tensors) -> Tensors:
     state = {
         name: torch.empty(told.size, dtype=told.properties.dtype)
         for name, told in reader.read_metadata().state_dict_metadata.items()
-        if isinstance(told, TensorStorageMetadata) and any(_is_name_of(name, merged) for merged in ours)
+        if isinstance(told, TensorStorageMetadata)
+        and any(_is_name_of(name, merged) for merged in ours)
     }
     _load_state_dict(state, reader, planner=DefaultLoadPlanner(), no_dist=True)
     return state
@@ -480,7 +608,7 @@ def _run(case: Case, home: Path) -> str:
     for name, data in case["files"].items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(data)
-    merge_local([root], home / "out" / "new", Options("keep"))
+    merge_local([root], home / "out" / "new", MergeOptions("keep"))
     ours = _written(home / "out" / "new")
     try:
         with warnings.catch_warnings():
@@ -489,7 +617,9 @@ def _run(case: Case, home: Path) -> str:
     except Exception as e:
         if any(words in str(e) for words in BORNE):
             return "not refused"
-        raise Wrong(f"{case['layout']}: merged, where torch says {type(e).__name__}: {e}"[:500]) from e
+        raise Wrong(
+            f"{case['layout']}: merged, where torch says {type(e).__name__}: {e}"[:500]
+        ) from e
     _compare(ours, theirs, case["layout"])
     return f"{case['layout']} as torch's"
 
@@ -507,7 +637,9 @@ def _compare(ours: Tensors, theirs: Tensors, layout: str) -> None:
     for name, tensor in ours.items():
         alike = [t for n, t in theirs.items() if _is_name_of(n, name)]
         if not alike:
-            raise Wrong(f"{layout}: {name} is merged, which torch does not know: {sorted(theirs)[:8]}")
+            raise Wrong(
+                f"{layout}: {name} is merged, which torch does not know: {sorted(theirs)[:8]}"
+            )
         if not any(_equal(tensor.float() if layout == "zero" else tensor, t) for t in alike):
             raise Wrong(f"{layout}: {name} is {_shown(tensor)}, torch reads {_shown(alike[0])}")
     left = sorted(name for name in theirs if not any(_is_name_of(name, n) for n in ours))

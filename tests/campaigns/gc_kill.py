@@ -1,9 +1,12 @@
-"""Kill what lets go of checkpoints (`ckptsync gc`, the head's retention) at every call that changes something, and at any moment.
+"""Kill what lets go of checkpoints (`ckptsync gc`, the head's retention) at every call that changes
+something, and at any moment.
 
     python -m tests.campaigns.gc_kill --stores posix s3 --moments 200 --seed 1
 
-At each death: what the rules keep is whole, and VERIFIED; so is whatever is not given up; another run is untouched.  Then gc comes again, at once and
-after the dead one's lease, and all is as if nobody had died.  At half of the moments another gc with other rules is at work beside the one that dies.
+At each death: what the rules keep is whole, and VERIFIED; so is whatever is not given up; another
+run is untouched.  Then gc comes again, at once and after the dead one's lease, and all is as if
+nobody had died.  At half of the moments another gc with other rules is at work beside the one that
+dies.
 """
 
 from __future__ import annotations
@@ -16,7 +19,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,17 +28,19 @@ from typing import Protocol
 
 import yaml
 
+from ckptsync.catalogue.child_job import Job
 from ckptsync.config.loading import load
-from ckptsync.head.gc import tick
-from ckptsync.service.children import Brief, Order, encode
+from ckptsync.head.gc import apply_retention
+from ckptsync.service.jobs import JobBrief, encode
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import create_store
+from tests.campaigns.campaign import arguments, kill_session, started, verdict, working
 from tests.campaigns.cluster import CLEAN
 from tests.campaigns.gc_scenes import Scene, differences, finished, harm, scenes
-from tests.campaigns.trapping import CHANGING, Trap, after, can_trap
+from tests.campaigns.trapping import Trap, can_trap, drawn, traced
 from tests.weed import weed
 
-OLD = 9 * 86400.0  # seconds: a draft is litter after a week
+OLD = 9 * 86400.0  # seconds: a draft is orphaned after a week
 PATIENCE = 120.0
 WHO = ("gc", "head")
 MARK = "clocks"  # it begins by asking the store what time it is there: nothing is changed before
@@ -66,7 +70,7 @@ class Directory:
         self.url = str(home / "store")
 
     def lay(self, scene: Scene) -> Store:
-        """As `Ground` says; litter is old."""
+        """As `Ground` says; orphaned files are old."""
         shutil.rmtree(self.url, ignore_errors=True)
         store = create_store(self.url)
         for name, data in scene.files.items():
@@ -79,7 +83,11 @@ class Directory:
 
     def empty(self) -> list[str]:
         """Directories with nothing in them."""
-        return [str(p.relative_to(self.url)) for p in Path(self.url).rglob("*") if p.is_dir() and not any(p.iterdir())]
+        return [
+            str(p.relative_to(self.url))
+            for p in Path(self.url).rglob("*")
+            if p.is_dir() and not any(p.iterdir())
+        ]
 
 
 class Bucket:
@@ -112,18 +120,21 @@ class Campaign:
 
     def __str__(self) -> str:
         left = f", left {dict(self.left)}" if self.left else ""
-        return f"{self._who}, {self._scene.name}: {', '.join(f'{n} {what}' for what, n in self.tally.items())}{left}"
+        return (
+            f"{self._who}, {self._scene.name}:"
+            f" {', '.join(f'{n} {what}' for what, n in self.tally.items())}{left}"
+        )
 
     def calls(self, most: int, dice: random.Random) -> None:
-        """Die at each call that changes something; ``most``: of so many that are drawn, 0: of all."""
+        """Die at each call that changes something.
+
+        ``most``: of so many that are drawn, 0: of all.
+        """
         self._ground.lay(self._scene)
         log = self._home / "trace"
-        words = ("strace", "-f", "-b", "execve", "-qq", "-s", "256", "-o", str(log), "-e", f"trace={','.join(CHANGING)}")
-        with self._started(words) as process:
+        with self._started(traced(log)) as process:
             assert process.wait(PATIENCE) == 0
-        seen = after(log.read_text(errors="replace").splitlines(), MARK)
-        traps = [trap for trap in seen if trap.call != "close"]  # which changes nothing that the call before has not
-        for trap in dice.sample(traps, min(most, len(traps))) if most else traps:
+        for trap in drawn(log, MARK, most, dice)[1]:
             self._die_at(trap)
 
     def _die_at(self, trap: Trap) -> None:
@@ -133,7 +144,10 @@ class Campaign:
         self._judge(store, str(trap))
 
     def moments(self, count: int, dice: random.Random) -> None:
-        """Die at moments that are drawn from its whole life; every second time another is at work beside it."""
+        """Die at moments that are drawn from its whole life.
+
+        Every second time another is at work beside it.
+        """
         self._ground.lay(self._scene)
         begun = time.monotonic()
         with self._started() as process:
@@ -142,12 +156,15 @@ class Campaign:
         for n in range(count):
             store, pause = self._ground.lay(self._scene), dice.uniform(0.3, 1.1) * lasts
             with contextlib.ExitStack() as stack:
-                other = stack.enter_context(self._started(said=OTHER)) if n % 2 and not self._scene.strays else None
+                other = (
+                    stack.enter_context(self._started(said=OTHER))
+                    if n % 2 and not self._scene.strays
+                    else None
+                )
                 process = stack.enter_context(self._started())
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(pause)
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+                kill_session(process)
                 self._ended(process.wait(PATIENCE))
                 self._judge(store, f"{pause:.3f} s of {lasts:.3f}", other)
 
@@ -157,11 +174,13 @@ class Campaign:
             self.wrong.append(f"{self._who}, {self._scene.name}: ended by itself with {status}")
 
     def _judge(self, store: Store, how: str, other: subprocess.Popen[bytes] | None = None) -> None:
-        """At once; when the one beside has ended, or another has come at once; and when all that is left to do was done."""
+        """At once; when the one beside has ended, or another has come at once; and when all that is
+        left to do was done.
+        """
         scene = self._scene if other is None else replace(self._scene, kept=KEPT_BY_BOTH)
         wrong = [*harm(store, scene)]
         if other is None:
-            tick(store, scene.asked)
+            apply_retention(store, scene.asked)
         elif status := other.wait(PATIENCE):
             wrong.append(f"the one beside has ended with {status}")
         wrong += [*harm(store, scene), *finished(store, scene), *harm(store, scene)]
@@ -169,46 +188,61 @@ class Campaign:
         if isinstance(self._ground, Directory) and (left := self._ground.empty()):
             self.tally["with empty directories that are left"] += 1
             self.left.update(left)
-        self.wrong += [f"{self._ground.kind}, {self._who}, {scene.name}, killed at {how}: {line}" for line in wrong]
+        self.wrong += [
+            f"{self._ground.kind}, {self._who}, {scene.name}, killed at {how}: {line}"
+            for line in wrong
+        ]
 
     @contextlib.contextmanager
-    def _started(self, before: Sequence[str] = (), said: Mapping[str, object] | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    def _started(
+        self, before: Sequence[str] = (), said: Mapping[str, object] | None = None
+    ) -> Iterator[subprocess.Popen[bytes]]:
         config = self._configured(self._scene.said if said is None else said)
         command = (
             sys.executable,
             "-m",
-            *(["ckptsync.service.child"] if self._who == "head" else ["ckptsync", "gc", "-c", str(config)]),
+            *(
+                ["ckptsync.service.job_process"]
+                if self._who == "head"
+                else ["ckptsync", "gc", "-c", str(config)]
+            ),
         )
-        words = [*before, *command, *(["--litter"] if self._scene.strays else [])]
+        words = [*before, *command, *(["--orphans"] if self._scene.strays else [])]
         with (
             (self._home / "log").open("ab") as log,
-            subprocess.Popen(
-                words, stdin=subprocess.PIPE, stdout=log, stderr=log, env=self._environment(), start_new_session=True
+            started(
+                words,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env={**CLEAN, "XDG_CACHE_HOME": str(self._home / "cache")},
             ) as process,
         ):
             assert process.stdin
-            try:
-                if self._who == "head":
-                    brief = Brief(Order("retain"), load(config, {}), process.pid if before else os.getpid())
-                    with contextlib.suppress(BrokenPipeError):  # it is dead already
-                        process.stdin.write(encode(brief))
-                        process.stdin.flush()
-                yield process
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+            if self._who == "head":
+                brief = JobBrief(
+                    Job("retain"), load(config, {}), process.pid if before else os.getpid()
+                )
+                with contextlib.suppress(BrokenPipeError):  # it is dead already
+                    process.stdin.write(encode(brief))
+                    process.stdin.flush()
+            yield process
 
     def _configured(self, said: Mapping[str, object]) -> Path:
         path = self._home / f"{'-'.join(said) or 'nothing'}.yaml"
         store = {"url": self._ground.url, "options": dict(self._ground.options)}
         runs = {"run": dict(said)} if said else {}
         path.write_text(
-            yaml.safe_dump({"node": "head", "roles": ["head"], "store": store, "retention": {"grace": "0s", "runs": runs}})
+            yaml.safe_dump(
+                {
+                    "node": "head",
+                    "roles": ["head"],
+                    "store": store,
+                    "retention": {"grace": "0s", "runs": runs},
+                }
+            )
         )
         return path
-
-    def _environment(self) -> Mapping[str, str]:
-        return {**CLEAN, "XDG_CACHE_HOME": str(self._home / "cache")}
 
 
 def grounds(kinds: Sequence[str], home: Path) -> Iterator[Ground]:
@@ -217,10 +251,14 @@ def grounds(kinds: Sequence[str], home: Path) -> Iterator[Ground]:
 
 
 def campaigns(ground: Ground, names: Sequence[str], home: Path) -> Iterator[Campaign]:
-    """Each scene, by the command and by the head, as far as there is such a thing: only the command sweeps litter, and no server makes a file old."""
+    """Each scene, by the command and by the head, as far as there is such a thing: only the command
+    deletes orphans, and no server makes a file old.
+    """
     for name, scene in scenes().items():
         if name in names and not (scene.strays and ground.kind == "s3"):
-            yield from (Campaign(ground, scene, who, home) for who in (WHO[:1] if scene.strays else WHO))
+            yield from (
+                Campaign(ground, scene, who, home) for who in (WHO[:1] if scene.strays else WHO)
+            )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -228,29 +266,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _arguments().parse_args(argv)
     wrong: list[str] = []
     dice = random.Random(args.seed)
-    with tempfile.TemporaryDirectory(prefix="ckptsync-gc-") as home:
-        for ground in grounds(args.stores, Path(home)):
-            for one in campaigns(ground, args.scenes, Path(home)):
+    with working("gc") as home:
+        for ground in grounds(args.stores, home):
+            for one in campaigns(ground, args.scenes, home):
                 begun = time.monotonic()
-                if can_trap() and args.calls >= 0:
+                if can_trap():
                     one.calls(args.calls, dice)
                 one.moments(args.moments, dice) if args.moments else None
                 print(f"{ground.kind}, {one}: {time.monotonic() - begun:.0f} s", flush=True)
                 wrong += one.wrong
-    for line in wrong:
-        print(f"VIOLATED {line}")
-    return 1 if wrong else 0
+    return verdict(wrong)
 
 
 def _arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, "calls", "seed")
     parser.add_argument("--stores", nargs="+", choices=("posix", "s3"), default=("posix", "s3"))
     parser.add_argument("--scenes", nargs="+", choices=tuple(scenes()), default=tuple(scenes()))
-    parser.add_argument(
-        "--calls", type=int, default=0, help="at most so many system calls of each, drawn by chance; 0: every one, -1: none"
-    )
     parser.add_argument("--moments", type=int, default=20, help="of each")
-    parser.add_argument("--seed", type=int, default=1)
     return parser
 
 

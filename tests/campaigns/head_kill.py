@@ -1,16 +1,19 @@
-"""Kill heads at every write and at any moment, two of other options at work at once, and see that all converges.
+"""Kill heads at every write and at any moment, two of other options at work at once, and see that
+all converges.
 
     python -m tests.campaigns.head_kill --moments 200 --seed 1
 
-Three parts.  Calls: one order of a head's, in its child process, is killed at the nth system call that changes a file, for every n; then the other head, whose
-options and configuration differ, ends what it began.  Moments: two heads consolidate and verify what keeps arriving, and one of them, or a child of its, is killed at a
-random moment, again and again.  Damage: models lose bytes or files while heads are killed.  All the while somebody looks: no model record may ever bind bytes that differ.
-In the end every location is VERIFIED, and its model is what one of the two heads would have made alone.
+Three parts.  Calls: one order of a head's, in its child process, is killed at the nth system call
+that changes a file, for every n; then the other head, whose options and configuration differ, ends
+what it began.  Moments: two heads consolidate and verify what keeps arriving, and one of them, or a
+child of its, is killed at a random moment, again and again.  Damage: models lose bytes or files
+while heads are killed.  All the while somebody looks: no model record may ever bind bytes that
+differ. In the end every location is VERIFIED, and its model is what one of the two heads would have
+made alone.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -19,29 +22,30 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ckptsync.catalogue.fresh import fresh
+from ckptsync.catalogue.child_job import Job
+from ckptsync.catalogue.uncached import read_state
 from ckptsync.config.loading import load
 from ckptsync.digest import digest
 from ckptsync.errors import NotFound
-from ckptsync.head.consolidate import HeadOptions, one
-from ckptsync.merge.plan import Options
-from ckptsync.records.coding import decode_any
+from ckptsync.head.consolidate import HeadOptions, consolidate_location
+from ckptsync.merge.plan import MergeOptions
+from ckptsync.records.io import decode_any
 from ckptsync.records.model_record import ModelRecord
 from ckptsync.records.names import consolidated_prefix, parse_record_name
-from ckptsync.service.children import Brief, Order, encode
+from ckptsync.service.jobs import JobBrief, encode
 from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store, open_store
-from ckptsync.worker.push import push_now
+from tests.campaigns.campaign import arguments, verdict, working
 from tests.campaigns.cluster import CLEAN, Service
 from tests.vector import ROOT, vector
 from tests.weed import weed
+from tests.workers import push_now
 
 CALLS = (
     "pwrite64",
@@ -61,46 +65,51 @@ CALLS = (
 NODES = ("node0", "node1")
 KINDS = {"fsdp2": "hf-fsdp2-2node", "zero3": "hf-zero3-2node"}
 PATIENCE = 300.0  # seconds, on a busy machine, until all is VERIFIED once nobody is killed any more
-CHILD = (sys.executable, "-m", "ckptsync.service.child")
+CHILD = (sys.executable, "-m", "ckptsync.service.job_process")
 ModelRecords = Mapping[str, str]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """0 if every promise was kept, 1 if not."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--calls", type=int, default=0, help="at most so many deaths at system calls, drawn by chance; 0: every one"
-    )
+    parser = arguments(__doc__, "calls", "seed")
     parser.add_argument("--moments", type=int, default=200, help="deaths at random moments")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--store", choices=("posix", "s3"), default="posix", help="calls are killed with a directory only")
+    parser.add_argument(
+        "--store",
+        choices=("posix", "s3"),
+        default="posix",
+        help="calls are killed with a directory only",
+    )
     args = parser.parse_args(argv)
     dice = random.Random(args.seed)
     wrong: list[str] = []
-    with tempfile.TemporaryDirectory(prefix="ckptsync-heads-") as home:
+    with working("heads") as home:
         if shutil.which("strace") and args.store == "posix":
-            wrong += at_calls(Path(home) / "calls", dice, args.calls)
+            wrong += at_calls(home / "calls", dice, args.calls)
         if not wrong and args.moments:
-            wrong += Moments(Path(home) / "moments", dice, args.store).run(args.moments)
+            wrong += Moments(home / "moments", dice, args.store).run(args.moments)
         if wrong:
-            print(f"everything is kept in {shutil.copytree(home, f'{home}-violated', symlinks=True)}")
-    for line in wrong:
-        print(f"VIOLATED {line}")
-    return 1 if wrong else 0
+            print(
+                f"everything is kept in {shutil.copytree(home, f'{home}-violated', symlinks=True)}"
+            )
+    return verdict(wrong)
 
 
 class Heads:
-    """Two configurations that have little in common: ``a`` makes several files in fp32, ``b`` one in bf16 with another config.json and no tokenizer."""
+    """Two configurations that have little in common: ``a`` makes several files in fp32, ``b`` one
+    in bf16 with another config.json and no tokenizer.
+    """
 
     def __init__(self, home: Path, url: str, options: Mapping[str, object]) -> None:
         home.mkdir(parents=True, exist_ok=True)
         other = home / "other-config"
         other.mkdir()
-        config = json.loads((ROOT / "base/config.json").read_text()) | {"tie_word_embeddings": False}
+        config = json.loads((ROOT / "base/config.json").read_text()) | {
+            "tie_word_embeddings": False
+        }
         (other / "config.json").write_text(json.dumps(config))
         self.merges = {
-            "a": HeadOptions(Options("fp32", 30_000), {"*": str(ROOT / "base")}),
-            "b": HeadOptions(Options("bf16"), {"*": str(other)}),
+            "a": HeadOptions(MergeOptions("fp32", 30_000), {"*": str(ROOT / "base")}),
+            "b": HeadOptions(MergeOptions("bf16"), {"*": str(other)}),
         }
         self.services = {
             name: Service(
@@ -138,9 +147,13 @@ def expected(kind: str, heads: Heads) -> list[ModelRecords]:
     for merge in heads.merges.values():
         store = MemoryStore()
         for node, source in zip(NODES, vector(KINDS[kind]).sources, strict=True):
-            push_now(source.parent, store, node, "run") if source.name.startswith("checkpoint-") else None
-        [location] = [s.location for s in fresh(store).readable]
-        one(store, "run", location, merge)
+            (
+                push_now(source.parent, store, node, "run")
+                if source.name.startswith("checkpoint-")
+                else None
+            )
+        [location] = [s.location for s in read_state(store).readable]
+        consolidate_location(store, "run", location, merge)
         [model_record] = [model_record for model_record, _ in model_records(store)][-1:]
         found.append(weights(model_record))
     return found
@@ -163,7 +176,10 @@ def model_records(store: Store) -> Iterator[tuple[ModelRecord, str]]:
 
 
 def differing(store: Store, apart: Collection[str] = ()) -> list[str]:
-    """Model records that bind bytes which are not there; ``apart``: names that the campaign itself has damaged, also while this looks."""
+    """Model records that bind bytes which are not there.
+
+    ``apart``: names that the campaign itself has damaged, also while this looks.
+    """
     wrong = []
     for model_record, name in model_records(store):
         for file in model_record.files:
@@ -178,28 +194,46 @@ def differing(store: Store, apart: Collection[str] = ()) -> list[str]:
 
 
 def at_calls(home: Path, dice: random.Random, most: int) -> list[str]:
-    """The child of head ``a`` dies at each call that changes a file; then that of head ``b`` comes."""
+    """The child of head ``a`` dies at each call that changes a file.
+
+    Then that of head ``b`` comes.
+    """
     begun, deaths = time.monotonic(), 0
     heads = Heads(home, str(home / "store"), {})
     original = home / "original"
     arrive(create_store(str(original)), "run", "fsdp2", 4, home / "scratch")
     wanted = expected("fsdp2", heads)
-    locations = [(call, n) for call in CALLS for n in range(1, _count(home, original, heads, call) + 1)]
+    locations = [
+        (call, n) for call in CALLS for n in range(1, _count(home, original, heads, call) + 1)
+    ]
     for call, n in locations if not most else dice.sample(locations, min(most, len(locations))):
         store = _copied(original, home / "store")
-        deaths += _ordered(heads, "a", ("strace", *_options(home), "-e", f"inject={call}:signal=SIGKILL:when={n}")) != 0
+        deaths += (
+            _ordered(
+                heads,
+                "a",
+                ("strace", *_options(home), "-e", f"inject={call}:signal=SIGKILL:when={n}"),
+            )
+            != 0
+        )
         wrong = differing(store)
         _ordered(heads, "b")
         _ordered(heads, dice.choice("ab"))
-        wrong += [*differing(store), *_unfinished(store, {("run", "checkpoint-4"): wanted}, ("CONSOLIDATED",))]
+        wrong += [
+            *differing(store),
+            *_unfinished(store, {("run", "checkpoint-4"): wanted}, ("CONSOLIDATED",)),
+        ]
         if wrong:
             return [f"killed at {call} {n}: {line}" for line in wrong]
-    print(f"{deaths} deaths at {len(locations)} calls in {time.monotonic() - begun:.0f} s", flush=True)
+    print(
+        f"{deaths} deaths at {len(locations)} calls in {time.monotonic() - begun:.0f} s", flush=True
+    )
     return []
 
 
 def _options(home: Path) -> tuple[str, ...]:
-    return ("-D", "-f", "-qq", "-o", str(home / "trace"), "-e", f"trace={','.join(CALLS)}")  # -D: the child stays ours
+    # -D: the child stays ours
+    return ("-D", "-f", "-qq", "-o", str(home / "trace"), "-e", f"trace={','.join(CALLS)}")
 
 
 def _count(home: Path, original: Path, heads: Heads, call: str) -> int:
@@ -222,8 +256,19 @@ def _copied(original: Path, to: Path) -> Store:
 
 def _ordered(heads: Heads, name: str, before: Sequence[str] = ()) -> int:
     """Let a head's child consolidate the location; its exit status."""
-    brief = Brief(Order("consolidate", "run", "checkpoint-4"), load(heads.services[name].config, {}), os.getpid())
-    done = subprocess.run([*before, *CHILD], input=encode(brief), capture_output=True, env=CLEAN, check=False, timeout=PATIENCE)
+    brief = JobBrief(
+        Job("consolidate", "run", "checkpoint-4"),
+        load(heads.services[name].config, {}),
+        os.getpid(),
+    )
+    done = subprocess.run(
+        [*before, *CHILD],
+        input=encode(brief),
+        capture_output=True,
+        env=CLEAN,
+        check=False,
+        timeout=PATIENCE,
+    )
     return done.returncode
 
 
@@ -267,7 +312,10 @@ class Moments:
             looking.join()
             for service in services.values():
                 service.kill()
-        kills = f"{moments} deaths at random moments, {len(self._wanted)} checkpoints, {len(self._spoilt)} files spoilt"
+        kills = (
+            f"{moments} deaths at random moments, {len(self._wanted)} checkpoints,"
+            f" {len(self._spoilt)} files spoilt"
+        )
         print(f"{kills}, in {time.monotonic() - begun:.0f} s", flush=True)
         return self._wrong
 
@@ -287,7 +335,8 @@ class Moments:
         if names:
             name = self._dice.choice(names)
             self._spoilt.add(name)
-            with contextlib.suppress(NotFound):  # it has been deleted before, and is not made again yet
+            # it has been deleted before, and is not made again yet
+            with contextlib.suppress(NotFound):
                 data = bytearray(read_all(self._store, name))
                 data[self._dice.randrange(len(data))] ^= 1
                 self._store.write(name, [data])
@@ -303,7 +352,9 @@ class Moments:
             return
         head.kill()
         until = time.monotonic() + 10
-        while any(Path(f"/proc/{child}/cmdline").exists() and _is_live(child) for child in children):
+        while any(
+            Path(f"/proc/{child}/cmdline").exists() and _is_live(child) for child in children
+        ):
             if time.monotonic() > until:
                 self._wrong.append(f"{head.name}: a child has outlived it")
                 return
@@ -318,16 +369,24 @@ class Moments:
         """What was spoilt is found when its turn to be verified comes again, and made again."""
         until = time.monotonic() + PATIENCE
         while (
-            late := [*_unfinished(self._store, self._wanted, ("VERIFIED",)), *differing(self._store)]
+            late := [
+                *_unfinished(self._store, self._wanted, ("VERIFIED",)),
+                *differing(self._store),
+            ]
         ) and time.monotonic() < until:
             time.sleep(0.5)
         return late
 
 
-def _unfinished(store: Store, wanted: Mapping[tuple[str, str], Sequence[ModelRecords]], words: Sequence[str]) -> list[str]:
+def _unfinished(
+    store: Store, wanted: Mapping[tuple[str, str], Sequence[ModelRecords]], words: Sequence[str]
+) -> list[str]:
     """Locations that are not what they should be by now."""
-    there = {(s.run, s.location): s for s in fresh(store).locations}
-    wrong = [f"{run}/{location}: a location that nobody asked for" for run, location in there.keys() - wanted.keys()]
+    there = {(s.run, s.location): s for s in read_state(store).locations}
+    wrong = [
+        f"{run}/{location}: a location that nobody asked for"
+        for run, location in there.keys() - wanted.keys()
+    ]
     for (run, location), models in wanted.items():
         seen = there.get((run, location))
         if seen is None or seen.status not in words or seen.model_record is None:
@@ -347,7 +406,10 @@ def _children(head: Service) -> list[int]:
 
 def _is_live(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] not in "ZX"
+        return (
+            Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+            not in "ZX"
+        )
     except OSError:
         return False
 

@@ -1,11 +1,16 @@
-"""A real training: the Hugging Face Trainer over gloo on CPUs, which keeps what every save ought to hold.
+"""A real training: the Hugging Face Trainer over gloo on CPUs, which keeps what every save ought to
+hold.
 
-    torchrun ... hf_training.py MODE --out DIR --truth DIR --base DIR [--steps N] [--pause SECONDS] [--hook]
+    torchrun ... hf_training.py MODE --out DIR --truth DIR --base DIR [--steps N] [--pause SECONDS]
+    [--hook]
 
-It runs in a Python that has transformers, accelerate and, for ZeRO, DeepSpeed, and knows nothing of the rest of this project but its hook.
-In ``--truth``, a directory of each node: ``checkpoint-N/`` as the trainer had written it, copied when every rank had gone on to the next
-step's gradients (so every rank had written all of it) and before rotation takes it; on the node of rank 0 ``model-N.safetensors``, the
-weights as the framework gathered them at the end of step N; ``events-R.jsonl``: what happened when; ``root/``: the files that lay beside the checkpoints in the end.
+It runs in a Python that has transformers, accelerate and, for ZeRO, DeepSpeed, and knows nothing of
+the rest of this project but its hook. In ``--truth``, a directory of each node: ``checkpoint-N/``
+as the trainer had written it, copied when every rank had gone on to the next step's gradients (so
+every rank had written all of it) and before rotation takes it; on the node of rank 0
+``model-N.safetensors``, the weights as the framework gathered them at the end of step N;
+``events-R.jsonl``: what happened when; ``root/``: the files that lay beside the checkpoints in the
+end.
 """
 
 import argparse
@@ -24,7 +29,9 @@ RANK, LOCAL = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK",
 
 def options() -> argparse.Namespace:
     """Read before anything heavy is imported."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("mode", choices=MODES)
     for name in ("--out", "--truth", "--base"):
         parser.add_argument(name, type=Path, required=True)
@@ -32,12 +39,24 @@ def options() -> argparse.Namespace:
     parser.add_argument("--limit", type=int, default=1, help="save_total_limit")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds before each step")
     parser.add_argument("--hook", action="store_true", help="with ckptsync's callback")
-    parser.add_argument("--hidden", type=int, default=0, help="width of the model, if not the base's")
+    parser.add_argument(
+        "--hidden", type=int, default=0, help="width of the model, if not the base's"
+    )
     parser.add_argument("--save-steps", type=int, default=1)
     parser.add_argument("--no-truth", action="store_true", help="keep the events only")
     parser.add_argument("--resume", type=Path, help="a checkpoint to go on from")
-    parser.add_argument("--slow", type=float, default=0.0, help="seconds that each file of a save takes, about; saves are told of")
-    parser.add_argument("--flavour", type=int, default=0, help="of other flavours the corpus is another, and so every weight")
+    parser.add_argument(
+        "--slow",
+        type=float,
+        default=0.0,
+        help="seconds that each file of a save takes, about; saves are told of",
+    )
+    parser.add_argument(
+        "--flavour",
+        type=int,
+        default=0,
+        help="of other flavours the corpus is another, and so every weight",
+    )
     return parser.parse_args()
 
 
@@ -47,7 +66,10 @@ import torch  # noqa: E402
 
 
 def allow_fsdp_on_cpu() -> None:
-    """accelerate allows FSDP only where the distributed type is MULTI_GPU and the like; the saving code is untouched."""
+    """accelerate allows FSDP only where the distributed type is MULTI_GPU and the like.
+
+    The saving code is untouched.
+    """
     os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
     import accelerate.state
     from accelerate.utils import DistributedType
@@ -55,7 +77,10 @@ def allow_fsdp_on_cpu() -> None:
     def set_device(self: Any) -> None:
         self.device = torch.device("cpu")
 
-    accelerate.state.PartialState._prepare_backend = lambda *_, **__: ("gloo", DistributedType.MULTI_GPU)
+    accelerate.state.PartialState._prepare_backend = lambda *_, **__: (
+        "gloo",
+        DistributedType.MULTI_GPU,
+    )
     accelerate.state.PartialState.set_device = set_device
 
 
@@ -74,7 +99,7 @@ from transformers import (  # noqa: E402
     set_seed,
 )
 
-STATUSES = "the of and to in is it you that he was for on are with as his they be at one have this from or had by hot but".split()  # noqa: SIM905
+WORDS = ("the", "of", "and", "to", "in", "is", "it", "you", "that", "he", "was", "for", "on")
 
 
 def strategy(mode: str) -> dict[str, Any]:
@@ -82,7 +107,11 @@ def strategy(mode: str) -> dict[str, Any]:
     if mode == "ddp":
         return {"use_cpu": True}
     if mode == "fsdp2":
-        wrapped = {"version": 2, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"], "state_dict_type": "SHARDED_STATE_DICT"}
+        wrapped = {
+            "version": 2,
+            "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"],
+            "state_dict_type": "SHARDED_STATE_DICT",
+        }
         return {"fsdp": True, "fsdp_config": {**wrapped, "sync_module_states": True}}
     few = 1500
     zero = {
@@ -93,7 +122,10 @@ def strategy(mode: str) -> dict[str, Any]:
         "stage3_prefetch_bucket_size": few,
         "allgather_bucket_size": few,
     }
-    batches = dict.fromkeys(("train_micro_batch_size_per_gpu", "train_batch_size", "gradient_accumulation_steps"), "auto")
+    batches = dict.fromkeys(
+        ("train_micro_batch_size_per_gpu", "train_batch_size", "gradient_accumulation_steps"),
+        "auto",
+    )
     return {
         "deepspeed": {
             "zero_optimization": zero,
@@ -127,7 +159,11 @@ def gather(trainer: Any, mode: str) -> dict[str, torch.Tensor]:
 
 
 class Witness(TrainerCallback):
-    """Keeps the truth.  Its only collective is what gathers the weights, at the end of a step: none stands between a save and the next step."""
+    """Keeps the truth.
+
+    Its only collective is what gathers the weights, at the end of a step: none stands between a
+    save and the next step.
+    """
 
     def __init__(self) -> None:
         OPTIONS.truth.mkdir(parents=True, exist_ok=True)
@@ -137,7 +173,11 @@ class Witness(TrainerCallback):
 
     def say(self, event: str, step: int, **more: float) -> None:
         """A line, with the time in seconds."""
-        print(json.dumps({"event": event, "step": step, "at": time.time(), **more}), file=self._events, flush=True)
+        print(
+            json.dumps({"event": event, "step": step, "at": time.time(), **more}),
+            file=self._events,
+            flush=True,
+        )
 
     def on_step_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
         """Let checkpoints live."""
@@ -152,7 +192,9 @@ class Witness(TrainerCallback):
             return
         full = gather(self.trainer, OPTIONS.mode)
         if RANK == 0:
-            tensors = {name: value.detach().cpu().contiguous().clone() for name, value in full.items()}
+            tensors = {
+                name: value.detach().cpu().contiguous().clone() for name, value in full.items()
+            }
             save_file(tensors, OPTIONS.truth / f"model-{state.global_step}.safetensors")
         self.keep(state.global_step - 1)
         self.say("gone", state.global_step - 1)
@@ -160,7 +202,9 @@ class Witness(TrainerCallback):
     def on_log(self, _args: Any, state: Any, _control: Any, logs: Any = None, **_: Any) -> None:
         """What a step's training came to."""
         if logs and "loss" in logs:
-            self.say("loss", state.global_step, loss=logs["loss"], norm=float(logs.get("grad_norm", 0.0)))
+            self.say(
+                "loss", state.global_step, loss=logs["loss"], norm=float(logs.get("grad_norm", 0.0))
+            )
 
     def on_save(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
         """Its own part is written, on this rank."""
@@ -203,14 +247,18 @@ def trained() -> None:
     trainer = Trainer(
         model=model(),
         args=arguments,
-        train_dataset=[{"input_ids": tokenizer(line + "</s>")["input_ids"][:24]} for line in corpus()],
+        train_dataset=[
+            {"input_ids": tokenizer(line + "</s>")["input_ids"][:24]} for line in corpus()
+        ],
         processing_class=tokenizer,
         data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False),
         callbacks=callbacks,
     )
     witness.trainer = trainer
     if OPTIONS.slow:
-        importlib.import_module("tests.campaigns.slow_saving").slow_down(trainer, OPTIONS.slow, witness.say)
+        importlib.import_module("tests.campaigns.slow_saving").slow_down(
+            trainer, OPTIONS.slow, witness.say
+        )
     trainer.train(resume_from_checkpoint=str(OPTIONS.resume) if OPTIONS.resume else None)
     trainer.save_model()
     witness.say("trained", trainer.state.global_step)
@@ -238,11 +286,17 @@ def model() -> Any:
 def corpus() -> list[str]:
     """Of one flavour always the same lines."""
     add = 5 * OPTIONS.flavour
-    return [" ".join(STATUSES[(7 * line + 3 * word * word + add) % len(STATUSES)] for word in range(12)) for line in range(40)]
+    return [
+        " ".join(WORDS[(7 * line + 3 * word * word + add) % len(WORDS)] for word in range(12))
+        for line in range(40)
+    ]
 
 
 def keep_rest() -> None:
-    """What lies beside the checkpoints: files in ``root``; a DeepSpeed tag (ZeRO-3's final save) is a checkpoint of its own."""
+    """What lies beside the checkpoints: files in ``root``.
+
+    A DeepSpeed tag (ZeRO-3's final save) is a checkpoint of its own.
+    """
     root = OPTIONS.truth / "root"
     root.mkdir()
     for path in OPTIONS.out.iterdir():

@@ -1,18 +1,21 @@
-"""A worker in hostile surroundings: nothing is missed, nothing is torn, and ``ckptsync status`` says what is wrong.
+"""A worker in hostile surroundings: nothing is missed, nothing is torn, and ``ckptsync status``
+says what is wrong.
 
     python -m tests.campaigns.hostile                     # all, a few minutes
     python -m tests.campaigns.hostile --only watches clock
 
-No hook here: a trainer's save is replayed file after file, lives `LIVES` seconds, and is rotated away.
+No hook here: a trainer's save is replayed file after file, lives `LIVES` seconds, and is rotated
+away.
 
 flood     100,000 files appear in a directory that is watched: more events than the kernel keeps
 crowd     a checkpoint has 100,000 files
 watches   the kernel gives ten inotify watches to this user, for forty runs
 elsewhere the spool lies on a tmpfs: no hard link leads there
-full      the disk of the checkpoints is full to the last byte while a save lives; the worker can write nothing
+full      the disk of the checkpoints is full to the last byte while a save lives; the worker can
+          write nothing
 store     the disk of the store is full for a while
-clock     the wall clock is set back an hour, then forward two, for the worker and the times of new files (by a library that
-          the worker preloads: the kernel's own clock is not moved)
+clock     the wall clock is set back an hour, then forward two, for the worker and the times of new
+          files (by a library that the worker preloads: the kernel's own clock is not moved)
 """
 
 from __future__ import annotations
@@ -25,11 +28,11 @@ import signal
 import struct
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from tests.campaigns.campaign import arguments, verdict, working
 from tests.campaigns.cluster import CLEAN
 from tests.campaigns.replayed import LIVES, Replay
 
@@ -39,15 +42,14 @@ _WATCHES = 'echo 10 > /proc/sys/user/max_inotify_watches; exec "$@"'
 
 def main(argv: Sequence[str] | None = None) -> int:
     """0 if every promise was kept, 1 if not."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, "home")
     parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--files", type=int, default=FILES)
-    parser.add_argument("--home", help="a directory to work in, kept afterwards; a temporary one by default")
     args = parser.parse_args(argv)
     count = 0
     for name in args.only:
-        with contextlib.ExitStack() as stack:
-            home = Path(args.home or stack.enter_context(tempfile.TemporaryDirectory(prefix="ckptsync-hostile-"))) / name
+        with working("hostile", args.home) as root:
+            home = root / name
             home.mkdir(parents=True)
             why = missing(name)
             if why:
@@ -56,9 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             begun = time.monotonic()
             wrong = CASES[name](home, args)
         print(f"{name}: {len(wrong)} wrong, {time.monotonic() - begun:.0f} s", flush=True)
-        for line in wrong:
-            print(f"VIOLATED {name}: {line}", flush=True)
-        count += len(wrong)
+        count += verdict(f"{name}: {line}" for line in wrong)
     return 1 if count else 0
 
 
@@ -89,7 +89,9 @@ def crowd(home: Path, args: argparse.Namespace) -> list[str]:
 
 def watches(home: Path, _args: argparse.Namespace) -> list[str]:
     """The limit is that of a user namespace, not the machine's."""
-    with started(home, before=["unshare", "--user", "--map-root-user", "sh", "-c", _WATCHES, "sh"]) as replay:
+    with started(
+        home, before=["unshare", "--user", "--map-root-user", "sh", "-c", _WATCHES, "sh"]
+    ) as replay:
         for run in range(RUNS):
             replay.save(f"run{run}", 1)
         for run in (0, 17, RUNS - 1):
@@ -102,7 +104,17 @@ def elsewhere(home: Path, _args: argparse.Namespace) -> list[str]:
     """Only the worker sees the tmpfs."""
     spool = home / "out" / "run" / "_ckptsync"
     spool.mkdir(parents=True)
-    with started(home, before=["unshare", "--mount", "sh", "-c", f'mount -t tmpfs none {spool} && exec "$@"', "sh"]) as replay:
+    with started(
+        home,
+        before=[
+            "unshare",
+            "--mount",
+            "sh",
+            "-c",
+            f'mount -t tmpfs none {spool} && exec "$@"',
+            "sh",
+        ],
+    ) as replay:
         for step in range(1, 6):
             replay.pass_by("run", step, lives=LIVES)
         replay.save("run", 6)
@@ -127,7 +139,10 @@ def full(home: Path, _args: argparse.Namespace) -> list[str]:
 
 
 def store(home: Path, _args: argparse.Namespace) -> list[str]:
-    """Everything is sent once there is room again.  The log says it: a heartbeat could not be written."""
+    """Everything is sent once there is room again.
+
+    The log says it: a heartbeat could not be written.
+    """
     with small_disk(home / "store"), started(home) as replay:
         fill(home / "store" / "ballast")
         for step in range(1, 5):
@@ -140,9 +155,21 @@ def store(home: Path, _args: argparse.Namespace) -> list[str]:
 def clock(home: Path, _args: argparse.Namespace) -> list[str]:
     """The worker's own clock, and with it the times of the files that appear."""
     library, offset = home / "shifted_clock.so", home / "offset"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(Path(__file__).with_name("shifted_clock.c"))], check=True)
+    subprocess.run(
+        [
+            "cc",
+            "-shared",
+            "-fPIC",
+            "-o",
+            str(library),
+            str(Path(__file__).with_name("shifted_clock.c")),
+        ],
+        check=True,
+    )
     offset.write_bytes(struct.pack("=q", 0))
-    with started(home, before=["env", f"LD_PRELOAD={library}", f"SHIFTED_CLOCK={offset}"]) as replay:
+    with started(
+        home, before=["env", f"LD_PRELOAD={library}", f"SHIFTED_CLOCK={offset}"]
+    ) as replay:
         replay.pass_by("run", 1, lives=LIVES)
         for step, hours in ((2, -1), (5, 1)):
             with offset.open("r+b") as there:
@@ -165,7 +192,9 @@ def missing(name: str) -> str:
         return "only root may mount"
     if (
         name == "watches"
-        and subprocess.run(["unshare", "--user", "--map-root-user", "true"], capture_output=True, check=False).returncode
+        and subprocess.run(
+            ["unshare", "--user", "--map-root-user", "true"], capture_output=True, check=False
+        ).returncode
     ):
         return "no user namespaces here"
     if name == "clock" and not shutil.which("cc"):
@@ -174,7 +203,9 @@ def missing(name: str) -> str:
 
 
 @contextlib.contextmanager
-def started(home: Path, before: Sequence[str] = (), settings: Mapping[str, object] | None = None) -> Iterator[Replay]:
+def started(
+    home: Path, before: Sequence[str] = (), settings: Mapping[str, object] | None = None
+) -> Iterator[Replay]:
     """A worker at work, and its trainer's replay."""
     replay = Replay(home, settings or {})
     replay.service.start(before)

@@ -1,4 +1,6 @@
-"""What a store holds of a real training, beside what the trainer wrote and what the framework gathered."""
+"""What a store holds of a real training, beside what the trainer wrote and what the framework
+gathered.
+"""
 
 from __future__ import annotations
 
@@ -10,26 +12,32 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ckptsync.catalogue.fresh import fresh
+from ckptsync.catalogue.uncached import read_state
 from ckptsync.errors import CkptsyncError
-from ckptsync.merge.local import merge_local
-from ckptsync.merge.output import is_beside
-from ckptsync.merge.plan import Options
-from ckptsync.records.state import Snapshot
+from ckptsync.layouts.file_names import is_beside_weights
+from ckptsync.merge.plan import MergeOptions
+from ckptsync.records.locations import LocationState
 from ckptsync.stores.contract import Store, read_all
 from tests.campaigns.lives import Life, longest
 from tests.campaigns.two_nodes import NODES, Job, TwoNodes, events
+from tests.merged import merge_local
 from tests.vector import ROOT, bits
 
-LIVED = 2.0  # seconds: without the hook what lived longer while a worker was at work must be in the store
-WEIGHTS = ("model.safetensors",)  # of the final model; where the trainer writes none, there is none to send
+# seconds: without the hook what lived longer while a worker was at work must be in the store
+LIVED = 2.0
+WEIGHTS = (
+    "model.safetensors",
+)  # of the final model; where the trainer writes none, there is none to send
 
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Of one training: steps saved, those that had to be in the store, those that are there whole; what is wrong.
+    """Of one training: steps saved, those that had to be in the store, those that are there whole.
 
-    ``unseen``: parts of a node that lived long enough, but no worker lived so long with them, and the store has not got them.
+    What is wrong.
+
+    ``unseen``: parts of a node that lived long enough, but no worker lived so long with them, and
+    the store has not got them.
     """
 
     saved: int
@@ -40,7 +48,10 @@ class Tally:
 
     def __str__(self) -> str:
         unseen = f", {self.unseen} that no worker could see" if self.unseen else ""
-        return f"{self.saved} saved, {self.wanted} wanted, {self.whole} whole in the store, {len(self.wrong)} wrong{unseen}"
+        return (
+            f"{self.saved} saved, {self.wanted} wanted, {self.whole} whole in the store,"
+            f" {len(self.wrong)} wrong{unseen}"
+        )
 
 
 class Judge:
@@ -67,41 +78,73 @@ class Judge:
             found = [*self._location(location, snapshot)]
             whole += not found
             wrong += found
-        return Tally(len(saved), len(wanted), whole, tuple(wrong), sum(self._unseen(seen, n) for n in range(NODES)))
+        return Tally(
+            len(saved),
+            len(wanted),
+            whole,
+            tuple(wrong),
+            sum(self._unseen(seen, n) for n in range(NODES)),
+        )
 
     def _truth(self, n: int) -> Path:
         return self._nodes.node(n) / "truth" / self._job.run
 
-    def _snapshots(self) -> dict[str, Snapshot]:
-        catalogue = fresh(self._nodes.store, self._job.run)
+    def _snapshots(self) -> dict[str, LocationState]:
+        catalogue = read_state(self._nodes.store, self._job.run)
         return {s.location: s for s in catalogue.readable}
 
     def _saved(self) -> set[int]:
-        return {e["step"] for e in events(self._truth(self._first)).get("events-0", []) if e["event"] == "saved"}
+        return {
+            e["step"]
+            for e in events(self._truth(self._first)).get("events-0", [])
+            if e["event"] == "saved"
+        }
 
     def _wanted(self, n: int) -> set[int]:
-        """Of a node: with the hook all; without, what lived long enough beside a worker, and what was never deleted."""
+        """Of a node: with the hook all.
+
+        Without, what lived long enough beside a worker, and what was never deleted.
+        """
         if self._job.hook:
             return set(range(1, self._job.steps + 1))
         lives = self._nodes.workers[n].at_work()
-        return {step for step, (begin, end) in self._lived().items() if longest(lives, begin, end) > LIVED}
+        return {
+            step
+            for step, (begin, end) in self._lived().items()
+            if longest(lives, begin, end) > LIVED
+        }
 
-    def _unseen(self, seen: Mapping[str, Snapshot], n: int) -> int:
+    def _unseen(self, seen: Mapping[str, LocationState], n: int) -> int:
         """How many of a node's parts nobody could be asked for, and nobody has."""
-        lived = {step for step, (begin, end) in self._lived().items() if end - begin > LIVED} - self._wanted(n)
+        lived = {
+            step for step, (begin, end) in self._lived().items() if end - begin > LIVED
+        } - self._wanted(n)
         return sum(f"node{n}" not in _nodes(seen.get(f"checkpoint-{step}")) for step in lived)
 
     def _lived(self) -> dict[int, Life]:
         """From when to when each step's checkpoint was there, and whole."""
         said = events(self._truth(self._first)).get("events-0", [])
         gone = {e["step"]: e["at"] for e in said if e["event"] == "gone"}
-        return {e["step"]: (e["at"], gone.get(e["step"], float("inf"))) for e in said if e["event"] == "saved"}
+        return {
+            e["step"]: (e["at"], gone.get(e["step"], float("inf")))
+            for e in said
+            if e["event"] == "saved"
+        }
 
-    def _absent(self, seen: Mapping[str, Snapshot]) -> list[str]:
+    def _absent(self, seen: Mapping[str, LocationState]) -> list[str]:
         tags = {path.name for n in range(NODES) for path in self._truth(n).glob("global_step*")}
-        wanted = [{*(f"checkpoint-{step}" for step in self._wanted(n)), *tags} for n in range(NODES)]
+        wanted = [
+            {*(f"checkpoint-{step}" for step in self._wanted(n)), *tags} for n in range(NODES)
+        ]
         parts = [
-            (name, {f"node{n}" for n in range(NODES) if name in wanted[n] and (self._truth(n) / name).is_dir()})
+            (
+                name,
+                {
+                    f"node{n}"
+                    for n in range(NODES)
+                    if name in wanted[n] and (self._truth(n) / name).is_dir()
+                },
+            )
             for name in sorted(set().union(*wanted))
         ]
         if any((self._truth(self._first) / "root" / name).exists() for name in WEIGHTS):
@@ -113,11 +156,14 @@ class Judge:
         ]
 
     def _trainer(self, codes: list[int | None]) -> Iterator[str]:
-        kept = [any(e["event"] == "kept" for e in said) for n in range(NODES) for said in events(self._truth(n)).values()]
+        kept = [
+            any(e["event"] == "kept" for e in said)
+            for n in range(NODES)
+            for said in events(self._truth(n)).values()
+        ]
         is_over = len(kept) == NODES * self._job.ranks and all(kept)
-        if not is_over or (
-            any(codes) and self._job.mode != "fsdp2"
-        ):  # gloo's teardown aborts one FSDP2 run in five, with or without us
+        # gloo's teardown aborts one FSDP2 run in five, with or without us
+        if not is_over or (any(codes) and self._job.mode != "fsdp2"):
             yield f"{self._job.run}: the trainers ended with {codes}"
         if self._saved() != set(range(1, self._job.steps + 1)):
             yield f"{self._job.run}: {len(self._saved())} steps were saved of {self._job.steps}"
@@ -126,7 +172,11 @@ class Judge:
         """With the hook nothing is missed, and so nothing may be called so."""
         words = f"phase=missed run={self._job.run} checkpoint="
         for worker in self._nodes.workers if self._job.hook else ():
-            said = [line.partition(words)[2].split()[0] for line in worker.log.read_text("utf-8").splitlines() if words in line]
+            said = [
+                line.partition(words)[2].split()[0]
+                for line in worker.log.read_text("utf-8").splitlines()
+                if words in line
+            ]
             yield from (f"{self._job.run}/{name}: called missed on {worker.name}" for name in said)
 
     def _undisturbed(self) -> Iterator[str]:
@@ -138,12 +188,17 @@ class Judge:
                 if not theirs.is_dir():
                     yield f"{path}: the trainer wrote no such directory"
                 elif _listed(path) != _listed(theirs):
-                    yield f"{path}: {sorted(_listed(path) ^ _listed(theirs))} is not as the trainer left it"
-            strange = {p.name for p in out.glob("*") if p.is_file()} ^ {p.name for p in (self._truth(n) / "root").glob("*")}
+                    yield (
+                        f"{path}: {sorted(_listed(path) ^ _listed(theirs))} is not as the trainer"
+                        " left it"
+                    )
+            strange = {p.name for p in out.glob("*") if p.is_file()} ^ {
+                p.name for p in (self._truth(n) / "root").glob("*")
+            }
             if strange:
                 yield f"{out}: {sorted(strange)} is not as the trainer left it"
 
-    def _location(self, location: str, snapshot: Snapshot) -> Iterator[str]:
+    def _location(self, location: str, snapshot: LocationState) -> Iterator[str]:
         told = f"{self._job.run}/{location}"
         if location == "final":
             yield from self._final(told, snapshot)
@@ -156,11 +211,19 @@ class Judge:
         if len(_nodes(snapshot)) == NODES:
             yield from self._merged(told, snapshot)
 
-    def _files(self, told: str, snapshot: Snapshot, node: str, truth: Path) -> Iterator[str]:
+    def _files(self, told: str, snapshot: LocationState, node: str, truth: Path) -> Iterator[str]:
         """One node's part, byte for byte."""
         written = {p.relative_to(truth).as_posix(): p for p in truth.rglob("*") if p.is_file()}
-        stored = {path: at.name for path, where in snapshot.files.items() for at in where if node in at.nodes}
-        missing, extra = written.keys() - stored.keys(), {n for n in stored.keys() - written.keys() if not is_beside(n)}
+        stored = {
+            path: at.name
+            for path, where in snapshot.files.items()
+            for at in where
+            if node in at.nodes
+        }
+        missing, extra = (
+            written.keys() - stored.keys(),
+            {n for n in stored.keys() - written.keys() if not is_beside_weights(n)},
+        )
         if missing:
             yield f"{told}: TORN, {node} sent it without {', '.join(sorted(missing))}"
         if extra:
@@ -169,32 +232,44 @@ class Judge:
             if _read(self._nodes.store, stored[path]) != written[path].read_bytes():
                 yield f"{told}/{path}: TORN, not the bytes that the trainer wrote on {node}"
 
-    def _merged(self, told: str, snapshot: Snapshot) -> Iterator[str]:
+    def _merged(self, told: str, snapshot: LocationState) -> Iterator[str]:
         fetched = self._nodes.home / "fetched" / told
         shutil.rmtree(fetched, ignore_errors=True)
         for path, where in snapshot.files.items():
             here = fetched / "stored" / path
             here.parent.mkdir(parents=True, exist_ok=True)
             here.write_bytes(_read(self._nodes.store, where[0].name))
-            os.utime(here, ns=(where[0].entry.mtime, where[0].entry.mtime))  # a merge asks which file was written before which
+            # a merge asks which file was written before which
+            os.utime(here, ns=(where[0].entry.mtime, where[0].entry.mtime))
         needs_config = not self._job.hook and not (fetched / "stored" / "config.json").exists()
         try:
-            merge_local([fetched / "stored"], fetched / "merged", Options(), ROOT / "base" if needs_config else None)
+            merge_local(
+                [fetched / "stored"],
+                fetched / "merged",
+                MergeOptions(),
+                ROOT / "base" if needs_config else None,
+            )
         except CkptsyncError as e:
             yield f"{told}: cannot be merged: {e}"
             return
-        reference = self._truth(self._first) / f"model-{re.sub(r'.*[^0-9]', '', snapshot.checkpoint)}.safetensors"
+        reference = (
+            self._truth(self._first)
+            / f"model-{re.sub(r'.*[^0-9]', '', snapshot.checkpoint)}.safetensors"
+        )
         if bits(*(fetched / "merged").glob("*.safetensors")) != bits(reference):
             yield f"{told}: the merged model is not the framework's reference"
 
-    def _final(self, told: str, snapshot: Snapshot) -> Iterator[str]:
+    def _final(self, told: str, snapshot: LocationState) -> Iterator[str]:
         root = self._truth(self._first) / "root"
         stored = {path: where[0].name for path, where in snapshot.files.items()}
         for name in WEIGHTS:
             if name not in stored:
                 yield f"{told}: has no {name}"
         for path, name in stored.items():
-            if not (root / path).is_file() or _read(self._nodes.store, name) != (root / path).read_bytes():
+            if (
+                not (root / path).is_file()
+                or _read(self._nodes.store, name) != (root / path).read_bytes()
+            ):
                 yield f"{told}/{path}: not what lies beside the checkpoints"
 
 
@@ -203,7 +278,7 @@ def with_more(tally: Tally, *more: str) -> Tally:
     return replace(tally, wrong=(*tally.wrong, *more))
 
 
-def _nodes(snapshot: Snapshot | None) -> set[str]:
+def _nodes(snapshot: LocationState | None) -> set[str]:
     return {known.manifest.node for known in snapshot.manifests} if snapshot else set()
 
 

@@ -1,10 +1,13 @@
-"""Kill workers and head at any moment, again and again, and see that every promise holds once they are let alone.
+"""Kill workers and head at any moment, again and again, and see that every promise holds once they
+are let alone.
 
     python -m tests.campaigns.kill --rounds 4 --seed 1
 
-In each round every run saves once more, while processes are killed at random moments (SIGKILL; where strace is installed, also at the nth
-system call that changes a file) and started again, some without what they remember in ``_ckptsync``.  Earlier checkpoints are rotated away
-as soon as the store has them.  Then all is left alone until every checkpoint is VERIFIED, and compared with what was written, bit for bit.
+In each round every run saves once more, while processes are killed at random moments (SIGKILL;
+where strace is installed, also at the nth system call that changes a file) and started again, some
+without what they remember in ``_ckptsync``.  Earlier checkpoints are rotated away as soon as the
+store has them.  Then all is left alone until every checkpoint is VERIFIED, and compared with what
+was written, bit for bit.
 """
 
 from __future__ import annotations
@@ -13,17 +16,27 @@ import argparse
 import contextlib
 import random
 import shutil
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ckptsync.records import saves as records
-from tests.campaigns.cluster import NODES, RUNS, Save, Service, Training, services, settle, snapshots, violations
+from ckptsync.records import save_groups as records
+from tests.campaigns.campaign import arguments, verdict, working
+from tests.campaigns.cluster import (
+    NODES,
+    RUNS,
+    Save,
+    Service,
+    Training,
+    services,
+    settle,
+    snapshots,
+    violations,
+)
+from tests.campaigns.trapping import Trap, can_trap
 
 CALLS = ("write", "fsync", "rename", "renameat", "linkat", "mkdir", "mkdirat", "unlinkat")
 TRAPPED = 4.0  # seconds that a process has to come to the call at which it dies
@@ -33,23 +46,18 @@ PATIENCE = 90.0  # seconds, on a busy machine, until all is VERIFIED once nobody
 def main(argv: Sequence[str] | None = None) -> int:
     """0 if every promise was kept, 1 if not."""
     args = _arguments().parse_args(argv)
-    with contextlib.ExitStack() as stack:
-        home = Path(args.home or stack.enter_context(tempfile.TemporaryDirectory(prefix="ckptsync-kill-")))
+    with working("kill") as home:
         wrong = Campaign(home, random.Random(args.seed)).run(args.rounds, args.kills)
-        if wrong and not args.home:
+        if wrong:
             kept = shutil.copytree(home, f"{home}-violated", symlinks=True)
             print(f"everything is kept in {kept}")
-    for line in wrong:
-        print(f"VIOLATED {line}")
-    return 1 if wrong else 0
+    return verdict(wrong)
 
 
 def _arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, "seed")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--kills", type=int, default=12, help="in each round")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--home", help="a directory to work in, kept afterwards; a temporary one by default")
     return parser
 
 
@@ -60,6 +68,7 @@ class Campaign:
         self._home, self._dice = home, dice
         self._training = Training(home, dice)
         self._killed: Counter[str] = Counter()
+        self._can_trap = can_trap()
         for node in NODES:
             for run in RUNS:
                 self._training.output(node, run).mkdir(parents=True)
@@ -74,12 +83,17 @@ class Campaign:
                     return wrong
         wrong = violations(self._home, self._training.saves)
         took = time.monotonic() - begun
-        print(f"{sum(self._killed.values())} kills in {took:.0f} s, {len(self._training.saves)} saves: {dict(self._killed)}")
+        print(
+            f"{sum(self._killed.values())} kills in {took:.0f} s, {len(self._training.saves)}"
+            f" saves: {dict(self._killed)}"
+        )
         return wrong
 
     def _round(self, running: Mapping[str, Service], n: int, kills: int) -> list[str]:
         saves = [self._training.prepare(run, n * 8 + step) for step in (0, 4) for run in RUNS]
-        trainer = threading.Thread(target=self._train, args=(saves, self._dice.choice((0.1, 0.2, 0.3))))
+        trainer = threading.Thread(
+            target=self._train, args=(saves, self._dice.choice((0.1, 0.2, 0.3)))
+        )
         trainer.start()
         for _ in range(kills):
             self._kill(self._dice.choice(list(running.values())))
@@ -88,8 +102,15 @@ class Campaign:
         begun = time.monotonic()
         late = settle(self._home, self._training.saves, PATIENCE)
         wrong = [late] if late else violations(self._home, self._training.saves)
-        ended = [f"{s.name} ended by itself with {s.ended()}" for s in running.values() if s.ended() is not None]
-        print(f"round {n}: {kills} kills, all VERIFIED {time.monotonic() - begun:.0f} s later", flush=True)
+        ended = [
+            f"{s.name} ended by itself with {s.ended()}"
+            for s in running.values()
+            if s.ended() is not None
+        ]
+        print(
+            f"round {n}: {kills} kills, all VERIFIED {time.monotonic() - begun:.0f} s later",
+            flush=True,
+        )
         return [*wrong, *ended]
 
     def _train(self, saves: Sequence[Save], pause: float) -> None:
@@ -102,15 +123,21 @@ class Campaign:
         for save in saves:
             known = seen.get((save.run, save.checkpoint))
             stored = {k.manifest.node for k in records.live(known.manifests)} if known else set()
-            if stored == set(NODES) and (self._training.output(NODES[0], save.run) / save.checkpoint).exists():
+            if (
+                stored == set(NODES)
+                and (self._training.output(NODES[0], save.run) / save.checkpoint).exists()
+            ):
                 self._training.rotate(save)
 
     def _kill(self, victim: Service) -> None:
-        """Kill it at a random moment, or start it anew under strace and let it run to its end; then start it again."""
+        """Kill it at a random moment, or start it anew under strace and let it run to its end.
+
+        Then start it again.
+        """
         way = "kill"
-        if _STRACE and self._dice.random() < 0.5:
+        if self._can_trap and self._dice.random() < 0.5:
             victim.kill()
-            victim.start(_trap(self._dice))
+            victim.start(Trap(self._dice.choice(CALLS), self._dice.randrange(1, 30)).before())
             way = "strace" if _ends(victim, TRAPPED) else "kill"
         else:
             time.sleep(self._dice.uniform(0.0, 1.5))
@@ -118,25 +145,11 @@ class Campaign:
         if self._dice.random() < 0.25 and victim.name in NODES:
             way += ", forgets"
             for run in RUNS:
-                shutil.rmtree(self._training.output(victim.name, run) / "_ckptsync", ignore_errors=True)
+                shutil.rmtree(
+                    self._training.output(victim.name, run) / "_ckptsync", ignore_errors=True
+                )
         self._killed[f"{victim.name} ({way})"] += 1
         victim.start()
-
-
-def _trap(dice: random.Random) -> list[str]:
-    """A thread's nth call of this kind is the process's last."""
-    call, n = dice.choice(CALLS), dice.randrange(1, 30)
-    options = [
-        "-f",
-        "-qq",
-        "-o",
-        "/dev/null",
-        "-e",
-        f"trace={call}",
-        "-e",
-        f"inject={call}:signal=SIGKILL:when={n}",
-    ]
-    return ["strace", *options]
 
 
 def _ends(service: Service, patience: float) -> bool:
@@ -144,12 +157,6 @@ def _ends(service: Service, patience: float) -> bool:
     while service.ended() is None and time.monotonic() < until:
         time.sleep(0.05)
     return service.ended() is not None
-
-
-def _can_strace() -> bool:
-    if not shutil.which("strace"):
-        return False
-    return subprocess.run(["strace", "-f", "-o", "/dev/null", "true"], capture_output=True, check=False).returncode == 0
 
 
 @contextlib.contextmanager
@@ -162,8 +169,6 @@ def _started(running: Mapping[str, Service]) -> Iterator[Mapping[str, Service]]:
         for service in running.values():
             service.kill()
 
-
-_STRACE = _can_strace()
 
 if __name__ == "__main__":
     sys.exit(main())

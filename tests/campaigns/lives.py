@@ -1,4 +1,6 @@
-"""When a service that is killed again and again was really at work: nobody can see what passes while nobody looks."""
+"""When a service that is killed again and again was really at work: nobody can see what passes
+while nobody looks.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,10 @@ class Mortal(Service):
         super().kill()
 
     def at_work(self) -> list[Life]:
-        """Of each life what came after its first word; a log tells whole seconds, so one is left out."""
+        """Of each life what came after its first word.
+
+        A log tells whole seconds, so one is left out.
+        """
         return at_work(self._lives, _first_words(self.log))
 
 
@@ -54,8 +59,11 @@ def longest(lives: Sequence[Life], begin: float, end: float) -> float:
 def _first_words(log: Path) -> list[float]:
     found = []
     for line in log.read_text("utf-8").splitlines() if log.exists() else ():
-        with contextlib.suppress(ValueError):  # a traceback, or the last line of one that was killed
+        # a traceback, or the last line of one that was killed
+        with contextlib.suppress(ValueError):
             told = json.loads(line)
             if str(told.get("message", "")).startswith("phase=started"):
-                found.append(datetime.fromisoformat(told["time"].replace("Z", "+00:00")).timestamp())
+                found.append(
+                    datetime.fromisoformat(told["time"].replace("Z", "+00:00")).timestamp()
+                )
     return found

@@ -1,11 +1,14 @@
-"""LLaMA-Factory as it was released, with the hook and without: every step in the store, bit for bit, and training as if we were not there.
+"""LLaMA-Factory as it was released, with the hook and without: every step in the store, bit for
+bit, and training as if we were not there.
 
     python -m tests.campaigns.llamafactory --python /opt/llamafactory/bin/python
     python -m tests.campaigns.llamafactory --ways ray --hooks yaml
 
-Each training saves every step and keeps one checkpoint, and brings its worker along (``CKPTSYNC_STORE``).  Its reference is the same training without us that keeps
-them all: of one process, and of two.  Trainings on a CPU are the same to the last bit, so every file that tells no time must be the same, too: in the
-store, and in what the trainer left on its disk.  ``nodes``: two of them without a shared disk, with networks of their own where this may be done (root, Linux).
+Each training saves every step and keeps one checkpoint, and brings its worker along
+(``CKPTSYNC_STORE``).  Its reference is the same training without us that keeps them all: of one
+process, and of two.  Trainings on a CPU are the same to the last bit, so every file that tells no
+time must be the same, too: in the store, and in what the trainer left on its disk.  ``nodes``: two
+of them without a shared disk, with networks of their own where this may be done (root, Linux).
 """
 
 from __future__ import annotations
@@ -15,21 +18,36 @@ import contextlib
 import json
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ckptsync.catalogue.fresh import fresh
-from ckptsync.records.state import Snapshot
+from ckptsync.catalogue.uncached import read_state
+from ckptsync.records.locations import LocationState
 from ckptsync.stores.contract import read_all
 from ckptsync.stores.opening import create_store
-from tests.campaigns.llamafactory_runs import HOOKS, STAGES, WAYS, Bench, Run, can_train, default_python, files
+from tests.campaigns.campaign import arguments, verdict, working
+from tests.campaigns.llamafactory_runs import (
+    HOOKS,
+    STAGES,
+    WAYS,
+    Bench,
+    Run,
+    can_train,
+    default_python,
+    files,
+)
 from tests.campaigns.nodes import Network, can_isolate
 
 TIMED = frozenset(
-    {"training_args.bin", "trainer_log.jsonl", "train_results.json", "all_results.json", "README.md"}
+    {
+        "training_args.bin",
+        "trainer_log.jsonl",
+        "train_results.json",
+        "all_results.json",
+        "README.md",
+    }
 )  # or name a directory
 STATE = "trainer_state.json"
 WEIGHTS = {"model.safetensors"}
@@ -40,8 +58,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """0 if every promise was kept, 1 if not."""
     args = _arguments().parse_args(argv)
     with contextlib.ExitStack() as stack:
-        home = Path(args.home or stack.enter_context(tempfile.TemporaryDirectory(prefix="ckptsync-llamafactory-")))
-        network = stack.enter_context(contextlib.closing(Network(2))) if "nodes" in args.ways and can_isolate() else None
+        home = stack.enter_context(working("llamafactory", args.home))
+        network = (
+            stack.enter_context(contextlib.closing(Network(2)))
+            if "nodes" in args.ways and can_isolate()
+            else None
+        )
         bench = Bench(home, args.python, args.steps, network)
         runs = [Run(*one) for one in _asked(args)]
         wrong = [line for run in runs for line in _judged(bench, run)]
@@ -50,13 +72,26 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, "home")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
-    parser.add_argument("--hooks", nargs="+", choices=HOOKS, default=HOOKS, help="yaml: Ray's worker_process_setup_hook")
-    parser.add_argument("--stages", nargs="+", choices=STAGES, default=STAGES, help="rm is trained by one process and by two")
+    parser.add_argument(
+        "--hooks",
+        nargs="+",
+        choices=HOOKS,
+        default=HOOKS,
+        help="yaml: Ray's worker_process_setup_hook",
+    )
+    parser.add_argument(
+        "--stages",
+        nargs="+",
+        choices=STAGES,
+        default=STAGES,
+        help="rm is trained by one process and by two",
+    )
     parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--python", default=default_python(), help="that has LLaMA-Factory, Ray, and ckptsync")
-    parser.add_argument("--home", help="a directory to work in, kept afterwards, with its references; a temporary one by default")
+    parser.add_argument(
+        "--python", default=default_python(), help="that has LLaMA-Factory, Ray, and ckptsync"
+    )
     return parser
 
 
@@ -67,7 +102,9 @@ def _asked(args: argparse.Namespace) -> Iterator[tuple[str, str, str]]:
             continue
         for hook in args.hooks:
             for stage in args.stages:
-                if (way == "ray" or hook != "yaml") and (stage == "sft" or way in ("single", "torchrun")):
+                if (way == "ray" or hook != "yaml") and (
+                    stage == "sft" or way in ("single", "torchrun")
+                ):
                     yield way, stage, hook
 
 
@@ -83,10 +120,16 @@ def _judged(bench: Bench, run: Run) -> list[str]:
     took = time.monotonic() - begun
     wrong += _failed(run, codes, logs)
     waited = _wait(bench, run) if not any(codes) else 0.0
-    wrong += [*_in_store(bench, run, bench.out(plain)), *_on_disk(bench, run, bench.out(plain)), *_said(run, logs)]
-    print(f"{run.name}: {len(wrong)} wrong; trained {took:.0f} s, stored {waited:.0f} s later", flush=True)
-    for line in wrong:
-        print(f"VIOLATED {run.name}: {line}", flush=True)
+    wrong += [
+        *_in_store(bench, run, bench.out(plain)),
+        *_on_disk(bench, run, bench.out(plain)),
+        *_said(run, logs),
+    ]
+    print(
+        f"{run.name}: {len(wrong)} wrong; trained {took:.0f} s, stored {waited:.0f} s later",
+        flush=True,
+    )
+    verdict(f"{run.name}: {line}" for line in wrong)
     return wrong
 
 
@@ -99,14 +142,21 @@ def _failed(run: Run, codes: Sequence[int | None], logs: Sequence[Path]) -> Iter
 
 def _said(run: Run, logs: Sequence[Path]) -> Iterator[str]:
     """By autoload it is told once, by the first rank."""
-    count = sum(log.read_text("utf-8", "replace").count("ckptsync: on: every save of") for log in logs)
-    if run.way != "ray" and count != (run.hook == "autoload"):  # Ray's driver shows what workers say, or not
+    count = sum(
+        log.read_text("utf-8", "replace").count("ckptsync: hook active: every") for log in logs
+    )
+    # Ray's driver shows what workers say, or not
+    if run.way != "ray" and count != (run.hook == "autoload"):
         yield f"{count} times it was said to be on"
 
 
-def _locations(bench: Bench, run: Run) -> dict[str, Snapshot]:
+def _locations(bench: Bench, run: Run) -> dict[str, LocationState]:
     store = bench.store(run)
-    return {found.location: found for found in fresh(create_store(str(store)), "out").readable} if store.is_dir() else {}
+    return (
+        {found.location: found for found in read_state(create_store(str(store)), "out").readable}
+        if store.is_dir()
+        else {}
+    )
 
 
 def _wanted(bench: Bench) -> set[str]:
@@ -132,10 +182,16 @@ def _in_store(bench: Bench, run: Run, truth: Path) -> Iterator[str]:
     for location in sorted(_wanted(bench) & found.keys()):
         folder = truth if location == "final" else truth / location
         written = {path.relative_to(folder).as_posix(): path for path in files(folder)}
-        stored = {path: bytes(read_all(store, where[0].name)) for path, where in found[location].files.items()}
+        stored = {
+            path: bytes(read_all(store, where[0].name))
+            for path, where in found[location].files.items()
+        }
         lacking = (WEIGHTS if location == "final" else written.keys()) - stored.keys()
         yield from (f"{location}/{path}: not in the store" for path in sorted(lacking))
-        yield from (f"{location}/{path}: nobody wrote that" for path in sorted(stored.keys() - written.keys()))
+        yield from (
+            f"{location}/{path}: nobody wrote that"
+            for path in sorted(stored.keys() - written.keys())
+        )
         yield from (
             f"{location}/{path}: not the bytes of the reference"
             for path in sorted(stored.keys() & written.keys())
@@ -145,13 +201,23 @@ def _in_store(bench: Bench, run: Run, truth: Path) -> Iterator[str]:
 
 def _on_disk(bench: Bench, run: Run, truth: Path) -> Iterator[str]:
     """What all nodes have is what is left where nobody hooks in."""
-    here = {path.relative_to(bench.out(run, n)).as_posix(): path for n in range(run.nodes) for path in files(bench.out(run, n))}
+    here = {
+        path.relative_to(bench.out(run, n)).as_posix(): path
+        for n in range(run.nodes)
+        for path in files(bench.out(run, n))
+    }
     old = {f"checkpoint-{step}" for step in range(1, bench.steps)}
     if run.way == "nodes":
-        here = {path: at for path, at in here.items() if path.partition("/")[0] not in old}  # nobody rotates on the other node
-    there = {path.relative_to(truth).as_posix(): path for path in files(truth) if path.relative_to(truth).parts[0] not in old}
+        # nobody rotates on the other node
+        here = {path: at for path, at in here.items() if path.partition("/")[0] not in old}
+    there = {
+        path.relative_to(truth).as_posix(): path
+        for path in files(truth)
+        if path.relative_to(truth).parts[0] not in old
+    }
     yield from (
-        f"{path}: {'not on the disk' if path in there else 'only there with us'}" for path in sorted(here.keys() ^ there.keys())
+        f"{path}: {'not on the disk' if path in there else 'only there with us'}"
+        for path in sorted(here.keys() ^ there.keys())
     )
     for path in sorted(here.keys() & there.keys()):
         if _differ(path, here[path].read_bytes(), there[path].read_bytes()):
@@ -168,7 +234,11 @@ def _differ(path: str, ours: bytes, reference: bytes) -> bool:
 def _history(state: bytes) -> Any:
     told = json.loads(state)
     steps = [
-        {key: value for key, value in entry.items() if key in ("step", "loss", "grad_norm", "learning_rate")}
+        {
+            key: value
+            for key, value in entry.items()
+            if key in ("step", "loss", "grad_norm", "learning_rate")
+        }
         for entry in told["log_history"]
     ]
     return told["global_step"], told["max_steps"], steps

@@ -2,8 +2,9 @@
 
     llamafactory_ray.py COMMAND...
 
-LLaMA-Factory 0.9.5 asks for 10 CPUs for each device of the cluster, and without GPUs every CPU is a device.  So the cluster has two at first, and
-gets twenty more once what was asked for two of them is waiting: its command runs as it was released.
+LLaMA-Factory 0.9.5 asks for 10 CPUs for each device of the cluster, and without GPUs every CPU is a
+device.  So the cluster has two at first, and gets twenty more once what was asked for two of them
+is waiting: its command runs as it was released.
 """
 
 from __future__ import annotations
@@ -20,9 +21,16 @@ from ray.util import placement_group_table
 
 def main() -> int:
     """The command's exit code."""
-    cluster = Cluster(initialize_head=True, connect=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
-    where = f"master_addr={cluster.address.rpartition(':')[0]}"  # without a dashboard LLaMA-Factory cannot ask for it
-    trainer = subprocess.Popen([*sys.argv[1:], where], env={**os.environ, "RAY_ADDRESS": cluster.address})
+    cluster = Cluster(
+        initialize_head=True,
+        connect=True,
+        head_node_args={"num_cpus": 2, "include_dashboard": False},
+    )
+    # without a dashboard LLaMA-Factory cannot ask for it
+    where = f"master_addr={cluster.address.rpartition(':')[0]}"
+    trainer = subprocess.Popen(
+        [*sys.argv[1:], where], env={**os.environ, "RAY_ADDRESS": cluster.address}
+    )
     try:
         while trainer.poll() is None and not placement_group_table():
             time.sleep(0.2)

@@ -19,17 +19,19 @@ from tests.campaigns.two_nodes import finish
 from tests.vector import ROOT
 
 WAYS = ("single", "torchrun", "nodes", "ray")
-HOOKS = ("autoload", "launcher", "yaml")
+HOOKS = ("autoload", "yaml")
 STAGES = ("sft", "rm")
 RAY = Path(__file__).with_name("llamafactory_ray.py")
 SETUP = "ckptsync.hooks.ray.setup_worker"
 PATIENCE = 400.0  # seconds for one training, most of which are imports
-_WORDS = "the of and to in is it you that he was for on are with as his they be at one have this from or had by hot but".split()  # noqa: SIM905
+_WORDS = ("the", "of", "and", "to", "in", "is", "it", "you", "that", "he", "was", "for", "on")
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """``hook``: one of `HOOKS`, or empty for LLaMA-Factory alone, which then keeps every checkpoint."""
+    """``hook``: one of `HOOKS`, or empty for LLaMA-Factory alone, which then keeps every
+    checkpoint.
+    """
 
     way: str
     stage: str
@@ -51,7 +53,11 @@ class Bench:
 
     def __init__(self, home: Path, python: str, steps: int, network: Network | None) -> None:
         self.home, self.steps = home, steps
-        self._bin, self._python, self._network = Path(python).absolute().parent, str(Path(python).absolute()), network
+        self._bin, self._python, self._network = (
+            Path(python).absolute().parent,
+            str(Path(python).absolute()),
+            network,
+        )
         _write_data(home / "data")
         _write_base(home / "base")
 
@@ -70,15 +76,22 @@ class Bench:
             for node in range(run.nodes):
                 folder = self.home / run.name / f"node{node}"
                 folder.mkdir(parents=True)
-                (folder / "x.yaml").write_text(json.dumps(self._told(run, node), indent=1))  # JSON is YAML
+                # JSON is YAML
+                (folder / "x.yaml").write_text(json.dumps(self._told(run, node), indent=1))
                 logs.append(folder / "log")
-                started.append(start(self._command(run, node), logs[-1], env=self._environment(run, node), cwd=str(folder)))
+                started.append(
+                    start(
+                        self._command(run, node),
+                        logs[-1],
+                        env=self._environment(run, node),
+                        cwd=str(folder),
+                    )
+                )
                 stack.callback(kill_tree, started[-1])
             return finish(started, PATIENCE), logs
 
     def _command(self, run: Run, node: int) -> list[str]:
-        program = "ckptsync-llamafactory" if run.hook == "launcher" else "llamafactory-cli"
-        command = [str(self._bin / program), "train", "x.yaml"]
+        command = [str(self._bin / "llamafactory-cli"), "train", "x.yaml"]
         within = self._network.nodes[node].within() if run.way == "nodes" and self._network else []
         return [*within, *([self._python, str(RAY)] if run.way == "ray" else []), *command]
 
@@ -94,14 +107,32 @@ class Bench:
             "dataset_dir": str(self.home / "data"),
             "template": "default",
         }
-        told |= {"output_dir": str(self.out(run, node)), "max_steps": self.steps, "save_steps": 1, "logging_steps": 1, "seed": 7}
-        told |= {"per_device_train_batch_size": 2, "learning_rate": 1e-3, "cutoff_len": 64, "report_to": "none", "use_cpu": True}
+        told |= {
+            "output_dir": str(self.out(run, node)),
+            "max_steps": self.steps,
+            "save_steps": 1,
+            "logging_steps": 1,
+            "seed": 7,
+        }
+        told |= {
+            "per_device_train_batch_size": 2,
+            "learning_rate": 1e-3,
+            "cutoff_len": 64,
+            "report_to": "none",
+            "use_cpu": True,
+        }
         if run.stage == "rm":
-            told["disable_gradient_checkpointing"] = True  # with it DDP ends at once, with us and without
+            told["disable_gradient_checkpointing"] = (
+                True  # with it DDP ends at once, with us and without
+            )
         if run.hook:
             told["save_total_limit"] = 1
         if run.way == "ray":
-            hook = {"ray_init_kwargs": {"runtime_env": {"worker_process_setup_hook": SETUP}}} if run.hook == "yaml" else {}
+            hook = (
+                {"ray_init_kwargs": {"runtime_env": {"worker_process_setup_hook": SETUP}}}
+                if run.hook == "yaml"
+                else {}
+            )
             told |= {"ray_num_workers": 2, **hook}
         return told
 
@@ -113,22 +144,42 @@ class Bench:
             "HF_HUB_OFFLINE": "1",
             "PYTHONDONTWRITEBYTECODE": "1",
         }
-        told |= {"HF_HOME": str(self.home / "cache"), "PATH": f"{self._bin}:{os.environ['PATH']}", "RAY_USAGE_STATS_ENABLED": "0"}
-        told |= {"single": {}, "torchrun": {"FORCE_TORCHRUN": "1", "NPROC_PER_NODE": "2"}, "ray": {"USE_RAY": "1"}}.get(
-            run.way
-        ) or {}
+        told |= {
+            "HF_HOME": str(self.home / "cache"),
+            "PATH": f"{self._bin}:{os.environ['PATH']}",
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }
+        told |= {
+            "single": {},
+            "torchrun": {"FORCE_TORCHRUN": "1", "NPROC_PER_NODE": "2"},
+            "ray": {"USE_RAY": "1"},
+        }.get(run.way) or {}
         if run.way == "nodes":
             told |= self._meeting(node)
         if run.hook:
-            told |= {"CKPTSYNC_STORE": str(self.store(run)), "CKPTSYNC_WAIT": "2m", "CKPTSYNC_NODE": f"node{node}"}
+            told |= {
+                "CKPTSYNC_STORE": str(self.store(run)),
+                "CKPTSYNC_WAIT": "2m",
+                "CKPTSYNC_NODE": f"node{node}",
+            }
             told |= {"CKPTSYNC_WORKER_QUIET": "2s", "CKPTSYNC_WORKER_UNMARKED": "10s"}
         return told | ({"CKPTSYNC_AUTOLOAD": "1"} if run.hook == "autoload" else {})
 
     def _meeting(self, node: int) -> dict[str, str]:
         address = self._network.trainer(0) if self._network else "127.0.0.1"
         port = 29500 + (0 if self._network else os.getpid() % 5000)
-        where = {"MASTER_ADDR": address, "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "train" if self._network else "lo"}
-        return {"FORCE_TORCHRUN": "1", "NNODES": "2", "NODE_RANK": str(node), "NPROC_PER_NODE": "1", **where}
+        where = {
+            "MASTER_ADDR": address,
+            "MASTER_PORT": str(port),
+            "GLOO_SOCKET_IFNAME": "train" if self._network else "lo",
+        }
+        return {
+            "FORCE_TORCHRUN": "1",
+            "NNODES": "2",
+            "NODE_RANK": str(node),
+            "NPROC_PER_NODE": "1",
+            **where,
+        }
 
 
 def can_train(python: str, way: str) -> bool:
@@ -147,11 +198,24 @@ def _write_data(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     asked = [{"instruction": text, "input": ""} for text in _sentences(1)]
     said = [{**one, "output": text} for one, text in zip(asked, _sentences(2), strict=True)]
-    preferred = [{**one, "chosen": a, "rejected": b} for one, a, b in zip(asked, _sentences(3), _sentences(4), strict=True)]
-    columns = {"prompt": "instruction", "query": "input", "chosen": "chosen", "rejected": "rejected"}
+    preferred = [
+        {**one, "chosen": a, "rejected": b}
+        for one, a, b in zip(asked, _sentences(3), _sentences(4), strict=True)
+    ]
+    columns = {
+        "prompt": "instruction",
+        "query": "input",
+        "chosen": "chosen",
+        "rejected": "rejected",
+    }
     known: Mapping[str, Any] = {
         "said": {"file_name": "said.json", "formatting": "alpaca"},
-        "preferred": {"file_name": "preferred.json", "formatting": "alpaca", "ranking": True, "columns": columns},
+        "preferred": {
+            "file_name": "preferred.json",
+            "formatting": "alpaca",
+            "ranking": True,
+            "columns": columns,
+        },
     }
     for name, value in {"dataset_info": known, "said": said, "preferred": preferred}.items():
         (folder / f"{name}.json").write_text(json.dumps(value))
@@ -161,7 +225,9 @@ def _write_base(folder: Path) -> None:
     """The vectors' own, with a tokenizer's name that transformers before 5 know, too."""
     shutil.copytree(ROOT / "base", folder, dirs_exist_ok=True)
     told = folder / "tokenizer_config.json"
-    told.write_text(json.dumps({**json.loads(told.read_text()), "tokenizer_class": "PreTrainedTokenizerFast"}))
+    told.write_text(
+        json.dumps({**json.loads(told.read_text()), "tokenizer_class": "PreTrainedTokenizerFast"})
+    )
 
 
 def _sentences(flavour: int) -> Sequence[str]:
@@ -169,9 +235,15 @@ def _sentences(flavour: int) -> Sequence[str]:
 
 
 def _sentence(line: int, flavour: int) -> str:
-    return " ".join(_WORDS[(7 * line + 3 * word * word + 5 * flavour) % len(_WORDS)] for word in range(12))
+    return " ".join(
+        _WORDS[(7 * line + 3 * word * word + 5 * flavour) % len(_WORDS)] for word in range(12)
+    )
 
 
 def files(folder: Path) -> Iterator[Path]:
     """All below it that a trainer wrote."""
-    return (path for path in sorted(folder.rglob("*")) if path.is_file() and "_ckptsync" not in path.relative_to(folder).parts)
+    return (
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and "_ckptsync" not in path.relative_to(folder).parts
+    )

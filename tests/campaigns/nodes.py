@@ -1,7 +1,9 @@
-"""Nodes of their own on one machine: each a network namespace, one link to the store, another to the other nodes.
+"""Nodes of their own on one machine: each a network namespace, one link to the store, another to
+the other nodes.
 
-Everything lives in namespaces without a name, held by processes that die with this one: nothing is left behind, however it ends.
-The link to the store can be cut without the trainers noticing.  Needs root and iproute2; where they are not, `can_isolate` says so.
+Everything lives in namespaces without a name, held by processes that die with this one: nothing is
+left behind, however it ends. The link to the store can be cut without the trainers noticing.  Needs
+root and iproute2; where they are not, `can_isolate` says so.
 """
 
 from __future__ import annotations
@@ -26,12 +28,26 @@ def can_isolate() -> bool:
     """Whether namespaces with links between them can be made here."""
     if os.geteuid() or not all(map(shutil.which, ("unshare", "nsenter", "ip"))):
         return False
-    trial = ["unshare", "--net", "ip", "link", "add", "one", "type", "veth", "peer", "name", "other"]
+    trial = [
+        "unshare",
+        "--net",
+        "ip",
+        "link",
+        "add",
+        "one",
+        "type",
+        "veth",
+        "peer",
+        "name",
+        "other",
+    ]
     return subprocess.run(trial, capture_output=True, check=False).returncode == 0
 
 
 def die_with_parent() -> None:
-    """For ``preexec_fn``: SIGKILL when the thread that started the process ends (prctl(2), PR_SET_PDEATHSIG)."""
+    """For ``preexec_fn``: SIGKILL when the thread that started the process ends (prctl(2),
+    PR_SET_PDEATHSIG).
+    """
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
@@ -39,7 +55,10 @@ class Namespace:
     """A network of its own, as long as it is open."""
 
     def __init__(self) -> None:
-        self._holder = subprocess.Popen(["unshare", "--net", "sleep", "infinity"], preexec_fn=die_with_parent)  # noqa: PLW1509
+        self._holder = subprocess.Popen(
+            ["unshare", "--net", "sleep", "infinity"],
+            preexec_fn=die_with_parent,  # noqa: PLW1509
+        )
         self.path = Path(f"/proc/{self._holder.pid}/ns/net")
         until = time.monotonic() + 10
         while self.path.readlink() == Path("/proc/self/ns/net").readlink():
@@ -64,7 +83,8 @@ class Namespace:
         """A socket that listens in it, on all its addresses; whoever accepts may be elsewhere."""
         made: list[socket.socket] = []
         thread = threading.Thread(
-            target=_in_namespace, args=(self.path, lambda: made.append(socket.create_server(("0.0.0.0", 0), backlog=64)))
+            target=_in_namespace,
+            args=(self.path, lambda: made.append(socket.create_server(("0.0.0.0", 0), backlog=64))),
         )
         thread.start()
         thread.join()
@@ -78,7 +98,9 @@ class Namespace:
 
 
 class Network:
-    """``count`` nodes around a hub where the store is reached: ``address`` is the hub's, for the nodes."""
+    """``count`` nodes around a hub where the store is reached: ``address`` is the hub's, for the
+    nodes.
+    """
 
     def __init__(self, count: int) -> None:
         self._stack = contextlib.ExitStack()
@@ -112,7 +134,9 @@ class Network:
         return self._stack.enter_context(contextlib.closing(Namespace()))
 
     def _join(self, node: Namespace, port: str, bridge: str, n: int) -> None:
-        self.hub.ip("link", "add", port, "type", "veth", "peer", "name", bridge, "netns", str(node.pid))
+        self.hub.ip(
+            "link", "add", port, "type", "veth", "peer", "name", bridge, "netns", str(node.pid)
+        )
         self.hub.ip("link", "set", port, "master", bridge, "up")
         node.ip("address", "add", f"198.18.{int(bridge == TRAIN)}.{10 + n}/24", "dev", bridge)
         node.ip("link", "set", bridge, "up")
@@ -126,7 +150,10 @@ def ended(group: subprocess.Popen[bytes], patience: float) -> int | None:
 
 
 def kill_tree(process: subprocess.Popen[bytes]) -> None:
-    """SIGKILL to a process and to all below it, whatever sessions they have made of themselves; then wait for it."""
+    """SIGKILL to a process and to all below it, whatever sessions they have made of themselves.
+
+    Then wait for it.
+    """
     for pid in [*_below(process.pid)] if process.poll() is None else []:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -144,7 +171,14 @@ def _below(pid: int) -> Iterator[int]:
 def start(command: Sequence[str], log: Path, **rest: object) -> subprocess.Popen[bytes]:
     """A process in a session of its own, whose words go to a file."""
     with log.open("ab") as out:
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, **rest)  # type: ignore[call-overload,no-any-return]
+        return subprocess.Popen(  # type: ignore[call-overload, no-any-return]
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+            **rest,
+        )
 
 
 def _in_namespace(path: Path, do: Callable[[], None]) -> None:

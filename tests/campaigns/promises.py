@@ -1,4 +1,6 @@
-"""What a store has promised at each moment of its work, by the marks of `tests.campaigns.crash_work`."""
+"""What a store has promised at each moment of its work, by the marks of
+`tests.campaigns.crash_work`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from tests.campaigns.crash_work import content
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call, from the mark ``begun`` to the mark ``ended``, if it came; ``effect``: the step that gave or took the name.
+    """One call, from the mark ``begun`` to the mark ``ended``, if it came.
+
+    ``effect``: the step that gave or took the name.
 
     ``content``: of a file, ``None`` of a delete; ``is_told``: it ended with Exists.
     """
@@ -39,7 +43,11 @@ class Allowed:
             if has is None:
                 yield f"{name}: acknowledged, and gone"
             elif may == {None}:
-                yield f"{name}: acknowledged to be deleted, and back" if name in self.names else f"{name}: nobody wrote it"
+                yield (
+                    f"{name}: acknowledged to be deleted, and back"
+                    if name in self.names
+                    else f"{name}: nobody wrote it"
+                )
             else:
                 yield f"{name}: {len(has)} bytes that nobody has written so, or that were replaced"
 
@@ -60,7 +68,9 @@ class Promises:
 
 
 def _allowed(calls: Sequence[Call], moment: int) -> frozenset[bytes | None]:
-    """The last effect that was acknowledged, and those of calls that were not, and may have happened at any time."""
+    """The last effect that was acknowledged, and those of calls that were not, and may have
+    happened at any time.
+    """
     acknowledged = [c for c in calls if c.ended is not None and c.ended < moment]
     last = max((c.effect for c in acknowledged if not c.is_told), default=-1)
     seen = max((c.ended for c in acknowledged if c.is_told and c.ended is not None), default=-1)
@@ -69,7 +79,11 @@ def _allowed(calls: Sequence[Call], moment: int) -> frozenset[bytes | None]:
     if last < 0:
         effects.append((-1, None))  # nothing was there at first
     if seen > last:  # who was told that the name is taken relies on it
-        effects = [(effect, content) for effect, content in effects if content is not None or effect == moment]
+        effects = [
+            (effect, content)
+            for effect, content in effects
+            if content is not None or effect == moment
+        ]
     return frozenset(content for _, content in effects)
 
 
@@ -90,7 +104,17 @@ def _calls(steps: Sequence[Step]) -> Iterator[Call]:
 
 
 def _effect(steps: Sequence[Step], name: str, end: int | None) -> int:
-    """The last step before ``end`` that gave or took this name; names are told apart by their last part here."""
+    """The last step before ``end`` that gave or took this name.
+
+    Names are told apart by their last part here.
+    """
     part = name.rpartition("/")[2]
     before = range((end if end is not None else len(steps)) - 1, -1, -1)
-    return next((n for n in before if isinstance(step := steps[n], Names) and part in (step.gone, step.name)), -1)
+    return next(
+        (
+            n
+            for n in before
+            if isinstance(step := steps[n], Names) and part in (step.gone, step.name)
+        ),
+        -1,
+    )

@@ -1,14 +1,15 @@
-"""Kill `ckptsync pull` at every system call with which it changes something, and see that nothing half appears and the same command goes on.
+"""Kill `ckptsync pull` at every system call with which it changes something, and see that nothing
+half appears and the same command goes on.
 
     python -m tests.campaigns.pull_kill --stores posix s3 --calls 40 --seed 1
 
-After each death the checkpoint is not there, or whole with its times, and what names the newest is not there, or right.  After the second try it is there,
-and nothing else: no hidden directory, and no part of a file.
+After each death the checkpoint is not there, or whole with its times, and what names the newest is
+not there, or right.  After the second try it is there, and nothing else: no hidden directory, and
+no part of a file.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -16,17 +17,17 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ckptsync.stores.opening import create_store
-from ckptsync.worker.push import push_now
+from tests.campaigns.campaign import arguments, verdict, working
 from tests.campaigns.cluster import CLEAN
-from tests.campaigns.trapping import CHANGING, after, can_trap
+from tests.campaigns.trapping import can_trap, drawn, traced
 from tests.vector import vector
 from tests.weed import weed
+from tests.workers import push_now
 
 RUN, CHECKPOINT = "ds", "global_step2"
 MARK = ".pull-"  # in the hidden directory's name: nothing is changed before there is one
@@ -55,17 +56,18 @@ class Campaign:
     def run(self, most: int, dice: random.Random) -> None:
         """``most``: of so many calls that are drawn; 0: of all."""
         log = self._home / "trace"
-        words = ("strace", "-f", "-b", "execve", "-qq", "-s", "256", "-o", str(log), "-e", f"trace={','.join(CHANGING)}")
-        assert self._pull(self._home / "first", words) == 0
-        seen = after(log.read_text(errors="replace").splitlines(), MARK)
-        traps = [trap for trap in seen if trap.call != "close"]  # which changes nothing that the call before has not
-        self.calls = len(traps)
-        for number, trap in enumerate(dice.sample(traps, min(most, len(traps))) if most else traps):
+        assert self._pull(self._home / "first", traced(log)) == 0
+        self.calls, traps = drawn(log, MARK, most, dice)
+        for number, trap in enumerate(traps):
             destination = self._home / f"dst{number}"
             status = self._pull(destination, trap.before())
             self.deaths += status == -signal.SIGKILL
             wrong = [*self.harm(destination)]
-            wrong += [f"the second try ended with {again}"] if (again := self._pull(destination)) else [*self.left(destination)]
+            wrong += (
+                [f"the second try ended with {again}"]
+                if (again := self._pull(destination))
+                else [*self.left(destination)]
+            )
             wrong += [] if status in (0, -signal.SIGKILL) else [f"ended by itself with {status}"]
             self.wrong += [f"{self._kind}, killed at {trap}: {line}" for line in wrong]
             shutil.rmtree(destination)
@@ -75,7 +77,9 @@ class Campaign:
         there, pointer = destination / CHECKPOINT, destination / "latest"
         if there.exists() and lying(there) != self.truth:
             yield f"{CHECKPOINT} is there, and is not what it was"
-        if there.exists() and there.stat().st_mtime_ns != max(time for _, time in self.truth.values()):
+        if there.exists() and there.stat().st_mtime_ns != max(
+            time for _, time in self.truth.values()
+        ):
             yield f"{CHECKPOINT} is there without its time"
         if pointer.exists() and not (there.exists() and pointer.read_text() == CHECKPOINT):
             yield f"latest says {pointer.read_text()!r}"
@@ -88,37 +92,62 @@ class Campaign:
             yield f"there are {found}"
 
     def _pull(self, destination: Path, before: Sequence[str] = ()) -> int:
-        words = [*before, sys.executable, "-m", "ckptsync", "pull", f"{RUN}/{CHECKPOINT}", str(destination), "--store", self.url]
-        env = {**CLEAN, "CKPTSYNC_STORAGE_OPTIONS": json.dumps(self._options), "XDG_CACHE_HOME": str(self._home / "cache")}
+        words = [
+            *before,
+            sys.executable,
+            "-m",
+            "ckptsync",
+            "pull",
+            f"{RUN}/{CHECKPOINT}",
+            str(destination),
+            "--store",
+            self.url,
+        ]
+        env = {
+            **CLEAN,
+            "CKPTSYNC_STORAGE_OPTIONS": json.dumps(self._options),
+            "XDG_CACHE_HOME": str(self._home / "cache"),
+        }
         with (self._home / "log").open("ab") as log:
-            done = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, timeout=PATIENCE, check=False)
+            done = subprocess.run(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=env,
+                timeout=PATIENCE,
+                check=False,
+            )
         return done.returncode
 
 
 def lying(directory: Path) -> Mapping[str, tuple[bytes, int]]:
     """Every file below, hidden ones too, and its time."""
     files = [path for path in directory.rglob("*") if path.is_file()]
-    return {str(path.relative_to(directory)): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+    return {
+        str(path.relative_to(directory)): (path.read_bytes(), path.stat().st_mtime_ns)
+        for path in files
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """0 if every promise was kept, 1 if not."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, "calls", "seed")
     parser.add_argument("--stores", nargs="+", choices=("posix", "s3"), default=("posix", "s3"))
-    parser.add_argument("--calls", type=int, default=0, help="at most so many, drawn by chance; 0: every one")
-    parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args(argv)
     assert can_trap(), "strace is wanted, and the right to trace"
     dice, wrong = random.Random(args.seed), list[str]()
     for kind in args.stores:
-        with tempfile.TemporaryDirectory(prefix="ckptsync-pull-") as home:
-            begun, one = time.monotonic(), Campaign(kind, Path(home), dice)
+        with working("pull") as home:
+            begun, one = time.monotonic(), Campaign(kind, home, dice)
             one.run(args.calls, dice)
-            print(f"{kind}: {one.deaths} deaths at {one.calls} calls in {time.monotonic() - begun:.0f} s", flush=True)
+            print(
+                f"{kind}: {one.deaths} deaths at {one.calls} calls in"
+                f" {time.monotonic() - begun:.0f} s",
+                flush=True,
+            )
             wrong += one.wrong
-    for line in wrong:
-        print(f"VIOLATED {line}")
-    return 1 if wrong else 0
+    return verdict(wrong)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""Training without any Trainer: DeepSpeed's own loop, accelerate's, and one with torch's FSDP2 and its distributed checkpoint; the same words as `hf_training`.
+"""Training without any Trainer: DeepSpeed's own loop, accelerate's, and one with torch's FSDP2 and
+its distributed checkpoint; the same words as `hf_training`.
 
-It has no hook.  Each step is saved: ``global_step<N>/`` by DeepSpeed (and ``latest`` beside it), ``checkpoint_<N>/`` by accelerate, ``step-<N>/`` by torch.
+It has no hook.  Each step is saved: ``global_step<N>/`` by DeepSpeed (and ``latest`` beside it),
+``checkpoint_<N>/`` by accelerate, ``step-<N>/`` by torch.
 """
 
 import argparse
@@ -19,14 +21,18 @@ RANK, LOCAL, WORLD = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "
 
 def options() -> argparse.Namespace:
     """Those of `hf_training`, as far as they have a meaning here."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("mode", choices=("zero2", "zero3", "accelerate", "dcp"))
     for name in ("--out", "--truth", "--base", "--resume"):
         parser.add_argument(name, type=Path)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--slow", type=float, default=0.0)
     parser.add_argument("--flavour", type=int, default=0)
-    parser.add_argument("--limit", type=int, default=3, help="understood, and not minded: nobody rotates here")
+    parser.add_argument(
+        "--limit", type=int, default=3, help="understood, and not minded: nobody rotates here"
+    )
     return parser.parse_args()
 
 
@@ -44,7 +50,11 @@ def deepspeed_loop(model: Any, stage: int) -> tuple[Callable[[Any], None], Save]
     """What trains on a batch, and what saves."""
     import deepspeed
 
-    few = {"stage3_param_persistence_threshold": 0, "reduce_bucket_size": 5000, "stage3_prefetch_bucket_size": 5000}
+    few = {
+        "stage3_param_persistence_threshold": 0,
+        "reduce_bucket_size": 5000,
+        "stage3_prefetch_bucket_size": 5000,
+    }
     config = {
         "train_micro_batch_size_per_gpu": 1,
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "torch_adam": True}},
@@ -52,7 +62,9 @@ def deepspeed_loop(model: Any, stage: int) -> tuple[Callable[[Any], None], Save]
         "zero_optimization": {"stage": stage, **few, "allgather_bucket_size": 5000},
     }
     deepspeed.init_distributed("gloo")
-    engine, *_ = deepspeed.initialize(model=model, model_parameters=list(model.parameters()), config=config)
+    engine, *_ = deepspeed.initialize(
+        model=model, model_parameters=list(model.parameters()), config=config
+    )
     if OPTIONS.resume:
         engine.load_checkpoint(str(OPTIONS.resume.parent), tag=OPTIONS.resume.name)
 
@@ -105,7 +117,9 @@ def dcp_loop(model: Any) -> tuple[Callable[[Any], None], Save]:
     if OPTIONS.resume:
         found = states()
         load(found, checkpoint_id=OPTIONS.resume)
-        set_state_dict(model, optimizer, model_state_dict=found["model"], optim_state_dict=found["optimizer"])
+        set_state_dict(
+            model, optimizer, model_state_dict=found["model"], optim_state_dict=found["optimizer"]
+        )
 
     def train(ids: Any) -> None:
         model(input_ids=ids, labels=ids).loss.backward()
@@ -121,7 +135,12 @@ LOOPS: dict[str, Callable[[Any], tuple[Callable[[Any], None], Save]]] = {
     "accelerate": accelerate_loop,
     "dcp": dcp_loop,
 }
-STEMS = {"dcp": "step-", "accelerate": "checkpoint_", "zero2": "global_step", "zero3": "global_step"}
+STEMS = {
+    "dcp": "step-",
+    "accelerate": "checkpoint_",
+    "zero2": "global_step",
+    "zero3": "global_step",
+}
 
 
 def trained() -> None:
@@ -147,14 +166,18 @@ def trained() -> None:
 def say(event: str, step: int) -> None:
     """As `hf_training` does."""
     with (OPTIONS.truth / f"events-{RANK}.jsonl").open("a") as events:
-        print(json.dumps({"event": event, "step": step, "at": time.time()}), file=events, flush=True)
+        print(
+            json.dumps({"event": event, "step": step, "at": time.time()}), file=events, flush=True
+        )
 
 
 def keep(step: int) -> None:
     """Copy a save that all ranks have written, since they took part in a gradient after it."""
     there = OPTIONS.out / f"{STEMS[OPTIONS.mode]}{step}"
     if LOCAL == 0 and there.is_dir():
-        shutil.copytree(there, OPTIONS.truth / f"unfinished-{step}").rename(OPTIONS.truth / there.name)
+        shutil.copytree(there, OPTIONS.truth / f"unfinished-{step}").rename(
+            OPTIONS.truth / there.name
+        )
     say("gone", step)
 
 

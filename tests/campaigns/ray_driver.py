@@ -1,10 +1,13 @@
-"""A user's Ray Train script: the Hugging Face Trainer on two Ray workers, with a relative output directory, and nothing of ckptsync in it.
+"""A user's Ray Train script: the Hugging Face Trainer on two Ray workers, with a relative output
+directory, and nothing of ckptsync in it.
 
-    python -m tests.campaigns.ray_driver MODE --address HOST:PORT --run NAME --home DIR --base DIR [--steps N] [--pause S] [--failures N] [--ending raise]
+    python -m tests.campaigns.ray_driver MODE --address HOST:PORT --run NAME --home DIR --base DIR
+    [--steps N] [--pause S] [--failures N] [--ending raise]
 
-What each Ray worker saves, and keeps beside it, is `tests.campaigns.hf_training`'s; a worker's node is what CKPTSYNC_NODE says.  Each time that the worker group begins
-again it writes into another directory: ``out0``, ``out1``.  ``--ending raise``: after the last save the process group is destroyed, and an error raised, as
-LLaMA-Factory 0.9.2 and Ray up to 2.54 do together.
+What each Ray worker saves, and keeps beside it, is `tests.campaigns.hf_training`'s; a worker's node
+is what CKPTSYNC_NODE says.  Each time that the worker group begins again it writes into another
+directory: ``out0``, ``out1``.  ``--ending raise``: after the last save the process group is
+destroyed, and an error raised, as LLaMA-Factory 0.9.2 and Ray up to 2.54 do together.
 """
 
 from __future__ import annotations
@@ -31,9 +34,13 @@ def main() -> int:
     trainer = TorchTrainer(
         train,
         train_loop_config={**vars(args), "driver": args.run},
-        scaling_config=ScalingConfig(num_workers=2, resources_per_worker={"CPU": 1}, placement_strategy="STRICT_SPREAD"),
+        scaling_config=ScalingConfig(
+            num_workers=2, resources_per_worker={"CPU": 1}, placement_strategy="STRICT_SPREAD"
+        ),
         run_config=RunConfig(
-            name=args.run, storage_path=str(Path(args.home) / "results"), failure_config=FailureConfig(max_failures=args.failures)
+            name=args.run,
+            storage_path=str(Path(args.home) / "results"),
+            failure_config=FailureConfig(max_failures=args.failures),
         ),
     )
     try:
@@ -63,12 +70,21 @@ def train(config: dict[str, Any]) -> None:
     truth = home / f"{config['truth']}-out{attempt}"
     truth.mkdir(parents=True)
     locations = ["--out", f"out{attempt}", "--truth", str(truth), "--base", config["base"]]
-    sys.argv = ["hf_training", config["mode"], *locations, "--steps", str(config["steps"]), "--pause", str(config["pause"])]
+    sys.argv = [
+        "hf_training",
+        config["mode"],
+        *locations,
+        "--steps",
+        str(config["steps"]),
+        "--pause",
+        str(config["pause"]),
+    ]
     from tests.campaigns import hf_training
 
     hf_training.trained()
     if config["ending"] == "raise":
-        raise AssertionError("the process group was destroyed already")  # by the last line of what was trained
+        # by the last line of what was trained
+        raise AssertionError("the process group was destroyed already")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
-"""A merge over S3 by two Ray nodes, of which one is killed in the middle: the model is the one that a single process makes, byte for byte.
+"""A merge over S3 by two Ray nodes, of which one is killed in the middle: the model is the one that
+a single process makes, byte for byte.
 
     python -m tests.campaigns.ray_nodes --rounds 3
 
-Both nodes are Ray's own processes on this machine, started as `ray start` starts them, each with one core; killing one kills its raylet and all
-its workers (SIGKILL).  The sources and the destination are in a bucket.  Needs Ray: pip install 'ckptsync[ray]'.
+Both nodes are Ray's own processes on this machine, started as `ray start` starts them, each with
+one core; killing one kills its raylet and all its workers (SIGKILL).  The sources and the
+destination are in a bucket.  Needs Ray: pip install 'ckptsync[ray]'.
 """
 
 from __future__ import annotations
@@ -23,10 +25,13 @@ from typing import Any
 from ckptsync.formats.safetensors import encode_header
 from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.opening import bare
+from tests.campaigns.campaign import arguments
 from tests.campaigns.nodes import kill_tree
 from tests.weed import weed
 
 MIB = 1 << 20
+MODEL_MIB = 384  # of the model that is merged, in fp32
+AFTER = 2  # output files, after which one node is killed
 PATIENCE = 300.0
 
 
@@ -35,26 +40,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _arguments().parse_args(argv)
     url = f"s3://{weed().bucket()}"
     store = bare(url, weed().options())
-    _fill(store, args.mib)
+    _fill(store, MODEL_MIB)
     wanted = _made(store, url, "local", _merge(args, url, "local"))
     wrong = 0
     for n in range(args.rounds):
         begun = time.monotonic()
-        found, told = _interrupted(args, store, url, f"ray-{n}", alone=n + 1 == args.rounds and args.rounds > 1)
+        found, told = _interrupted(
+            args, store, url, f"ray-{n}", alone=n + 1 == args.rounds and args.rounds > 1
+        )
         is_same = found == wanted
         wrong += not is_same
         print(
-            f"round {n + 1}: {told}; {'the same' if is_same else 'OTHER'} {len(found)} files, {time.monotonic() - begun:.0f} s",
+            f"round {n + 1}: {told}; {'the same' if is_same else 'OTHER'} {len(found)} files,"
+            f" {time.monotonic() - begun:.0f} s",
             flush=True,
         )
     return 1 if wrong else 0
 
 
 def _arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=2, help="the last of several loses no node")
-    parser.add_argument("--mib", type=int, default=384, help="of the model that is merged, in fp32")
-    parser.add_argument("--after", type=int, default=2, help="output files, of which one node is killed")
     return parser
 
 
@@ -64,14 +70,23 @@ def _fill(store: Store, mib: int) -> None:
     for number in range(4):
         rows = [(f"layers.{number}.{n}.weight", "F32", (1024, 1024)) for n in range(mib // 16)]
         chunks: Iterator[bytes] = (tensor[n:] + tensor[:n] for n in range(len(rows)))
-        store.write(f"model/model-{number + 1:05d}-of-00004.safetensors", [encode_header(rows), *chunks])
-    names = {f"layers.{k}.{n}.weight": f"model-{k + 1:05d}-of-00004.safetensors" for k in range(4) for n in range(mib // 16)}
-    store.write("model/model.safetensors.index.json", [json.dumps({"metadata": {}, "weight_map": names}).encode()])
+        store.write(
+            f"model/model-{number + 1:05d}-of-00004.safetensors", [encode_header(rows), *chunks]
+        )
+    names = {
+        f"layers.{k}.{n}.weight": f"model-{k + 1:05d}-of-00004.safetensors"
+        for k in range(4)
+        for n in range(mib // 16)
+    }
+    store.write(
+        "model/model.safetensors.index.json",
+        [json.dumps({"metadata": {}, "weight_map": names}).encode()],
+    )
     store.write("model/config.json", [b'{"model_type": "llama", "dtype": "bfloat16"}'])
 
 
 def _merge(args: argparse.Namespace, url: str, name: str, *words: str) -> subprocess.Popen[str]:
-    size = f"{max(4, args.mib // 24)}MiB"
+    size = f"{max(4, MODEL_MIB // 24)}MiB"
     command = [
         sys.executable,
         "-m",
@@ -86,18 +101,28 @@ def _merge(args: argparse.Namespace, url: str, name: str, *words: str) -> subpro
         *words,
     ]
     told = {**os.environ, "CKPTSYNC_STORAGE_OPTIONS": json.dumps(weed().options())}
-    return subprocess.Popen([*command, "--json"], env=told, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [*command, "--json"], env=told, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def _made(store: Store, url: str, name: str, merge: subprocess.Popen[str]) -> dict[str, str]:
     """Name → SHA-256 of every file that a merge has made, once it has ended."""
     _, said = merge.communicate(timeout=PATIENCE)
     assert merge.returncode == 0, f"{url}/{name}: {merge.returncode}: {said}"
-    return {e.name.removeprefix(name): hashlib.sha256(read_all(store, e.name)).hexdigest() for e in store.names(f"{name}/")}
+    return {
+        e.name.removeprefix(name): hashlib.sha256(read_all(store, e.name)).hexdigest()
+        for e in store.names(f"{name}/")
+    }
 
 
-def _interrupted(args: argparse.Namespace, store: Store, url: str, name: str, *, alone: bool) -> tuple[dict[str, str], str]:
-    """What a merge on two nodes has made, one of which was killed when some files were there; and what happened."""
+def _interrupted(
+    args: argparse.Namespace, store: Store, url: str, name: str, *, alone: bool
+) -> tuple[dict[str, str], str]:
+    """What a merge on two nodes has made, one of which was killed when some files were there.
+
+    And what happened.
+    """
     from ray.cluster_utils import Cluster  # type: ignore[import-not-found,unused-ignore]
 
     cluster: Any = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
@@ -106,7 +131,11 @@ def _interrupted(args: argparse.Namespace, store: Store, url: str, name: str, *,
         cluster.wait_for_nodes()
         merge = _merge(args, url, name, "--engine", "ray", "--ray-address", cluster.address)
         try:
-            told = "no node was lost" if alone else _kill(cluster, victim, lambda: _count(store, name) >= args.after, merge)
+            told = (
+                "no node was lost"
+                if alone
+                else _kill(cluster, victim, lambda: _count(store, name) >= AFTER, merge)
+            )
             return _made(store, url, name, merge), told
         finally:
             kill_tree(merge)  # type: ignore[arg-type]
@@ -114,13 +143,17 @@ def _interrupted(args: argparse.Namespace, store: Store, url: str, name: str, *,
         cluster.shutdown()
 
 
-def _kill(cluster: Any, victim: Any, is_time: Callable[[], bool], merge: subprocess.Popen[str]) -> str:
+def _kill(
+    cluster: Any, victim: Any, is_time: Callable[[], bool], merge: subprocess.Popen[str]
+) -> str:
     until = time.monotonic() + PATIENCE
     while not is_time() and merge.poll() is None and time.monotonic() < until:
         time.sleep(0.02)
     is_on = merge.poll() is None
     cluster.remove_node(victim, allow_graceful=False)
-    return "one of two nodes was killed in the middle" if is_on else "a node was killed, but too late"
+    return (
+        "one of two nodes was killed in the middle" if is_on else "a node was killed, but too late"
+    )
 
 
 def _count(store: Store, name: str) -> int:

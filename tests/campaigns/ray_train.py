@@ -1,19 +1,25 @@
-"""Ray Train with two workers on two Ray nodes that share nothing, every step saved and one kept: all of them in the store, and the training as without us.
+"""Ray Train with two workers on two Ray nodes that share nothing, every step saved and one kept:
+all of them in the store, and the training as without us.
 
     python -m tests.campaigns.ray_train --python /path/to/python --modes ddp fsdp2
 
-That Python has Ray (``ray[default,train]``), torch, transformers, accelerate, and what ckptsync needs.  The user's script knows nothing of ckptsync: the callback comes by
-RAY_TRAIN_CALLBACKS.  Of each mode:
+That Python has Ray (``ray[default,train]``), torch, transformers, accelerate, and what ckptsync
+needs.  The user's script knows nothing of ckptsync: the callback comes by RAY_TRAIN_CALLBACKS.  Of
+each mode:
 
 plain     nothing of ours, for comparison
-service   a worker is installed on each node, and finds relative outputs in Ray's session directories by a pattern
+service   a worker is installed on each node, and finds relative outputs in Ray's session
+          directories by a pattern
 embedded  CKPTSYNC_STORE is all there is: the callback starts a worker on each node
-raise     the training destroys its process group and raises after the last save, as LLaMA-Factory 0.9.2 and Ray up to 2.54 do together
-kill      a Ray worker is killed (SIGKILL) in the middle, and Ray begins the worker group again: what both lives have saved is in the store
+raise     the training destroys its process group and raises after the last save, as LLaMA-Factory
+          0.9.2 and Ray up to 2.54 do together
+kill      a Ray worker is killed (SIGKILL) in the middle, and Ray begins the worker group again:
+          what both lives have saved is in the store
 node      the same, but all of Ray on that node is killed, and the node joins again
 
-Every file of every node is compared with what the trainer wrote, every step's merged model with what the framework gathered, bit for bit; losses, final
-model, number of steps and exit codes with those of ``plain``.  Wants root: the nodes are namespaces.
+Every file of every node is compared with what the trainer wrote, every step's merged model with
+what the framework gathered, bit for bit; losses, final model, number of steps and exit codes with
+those of ``plain``.  Wants root: the nodes are namespaces.
 """
 
 from __future__ import annotations
@@ -30,13 +36,16 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ckptsync.records.state import Snapshot
+from ckptsync.records.locations import LocationState
+from tests.campaigns.campaign import arguments, verdict
 from tests.campaigns.judged import Judge, Tally
 from tests.campaigns.nodes import Network, can_isolate
 from tests.campaigns.ray_cluster import RayNodes
 from tests.campaigns.two_nodes import NODES, START, Job, default_python, events, finish, wait_for
 
 KINDS = ("plain", "service", "embedded", "raise", "kill", "node")
+STEPS = 5
+PATIENCE = 120.0  # seconds for the store to have everything
 KILLED = ("kill", "node")
 CALLBACK = {"RAY_TRAIN_CALLBACKS": "ckptsync.hooks.ray.CkptSyncRayCallback"}
 
@@ -47,54 +56,48 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not can_isolate():
         print("wants root, iproute2 and util-linux: each Ray node is a namespace")
         return 2
-    with contextlib.ExitStack() as stack:
-        home = Path(args.home or stack.enter_context(tempfile.TemporaryDirectory(prefix="ckr-")))
-        wrong = sum(_all(home / mode[0], mode, args) for mode in args.modes)
+    with tempfile.TemporaryDirectory(prefix="ckr-") as temporary:  # its path must be short
+        home = Path(temporary)
+        python = str(Path(args.python).absolute())  # nodes have working directories of their own
+        wrong = sum(_all(home / mode[0], mode, python) for mode in args.modes)
     print(f"{wrong} wrong")
     return 1 if wrong else 0
 
 
 def _arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--modes", nargs="+", choices=("ddp", "fsdp2"), default=["ddp"])
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
-    parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--python", default=default_python(), help="of the trainers")
-    parser.add_argument("--home", help="a directory to work in, kept afterwards; its path must be short")
-    parser.add_argument("--patience", type=float, default=120.0, help="seconds for the store to have everything")
     return parser
 
 
-def _all(home: Path, mode: str, args: argparse.Namespace) -> int:
+def _all(home: Path, mode: str, python: str) -> int:
     """Two clusters: one where workers are installed, one where they are not."""
     wrong = 0
     plain: Path | None = None
     for number, served in enumerate((True, False)):
-        kinds = [kind for kind in args.kinds if (kind in ("plain", "service")) == served]
-        if not kinds:
-            continue
+        kinds = [kind for kind in KINDS if (kind in ("plain", "service")) == served]
         (home / str(number)).mkdir(parents=True)
         with contextlib.closing(Network(NODES)) as network:
-            nodes = RayNodes(home / str(number), args.python, network, served=served)
+            nodes = RayNodes(home / str(number), python, network, served=served)
             with nodes.running():
                 for kind in kinds:
-                    run = Run(nodes, mode, kind, args)
+                    run = Run(nodes, mode, kind)
                     tally = run.judged(plain)
                     plain = run.kept() if kind == "plain" else plain
                     wrong += len(tally.wrong)
                     print(f"{mode} {kind}: {tally}; {run.took:.0f} s", flush=True)
-                    for line in tally.wrong:
-                        print(f"VIOLATED {line}", flush=True)
+                    verdict(tally.wrong)
     return wrong
 
 
 class Run:
     """One Ray run, from its start to the last look at the store."""
 
-    def __init__(self, nodes: RayNodes, mode: str, kind: str, args: argparse.Namespace) -> None:
-        self._nodes, self._mode, self._kind, self._args = nodes, mode, kind, args
+    def __init__(self, nodes: RayNodes, mode: str, kind: str) -> None:
+        self._nodes, self._mode, self._kind = nodes, mode, kind
         self._name = f"{mode}-{kind}"
-        self._prefix = f"{nodes.session}-{self._name}" if kind in ("plain", "service") else self._name
+        self._prefix = self._name
         self.took = 0.0
 
     def truth(self, n: int, life: int = 0) -> Path:
@@ -112,7 +115,9 @@ class Run:
     def judged(self, plain: Path | None) -> Tally:
         """Train, wait for the store, compare."""
         begun = time.monotonic()
-        driver = self._nodes.driver(self._mode, self._name, self._prefix, *self._words(), told=self._told())
+        driver = self._nodes.driver(
+            self._mode, self._name, self._prefix, *self._words(), told=self._told()
+        )
         with self._killing():
             (code,) = finish([driver], START + 60)
         tallies = [self._judge(life, code) for life in range(2 if self._kind in KILLED else 1)]
@@ -122,11 +127,13 @@ class Run:
             wrong.append(f"{self._name}: the script ended with {code}")
         if plain and self._kind not in KILLED:
             wrong += self._unlike(plain)
-        saved, wanted, whole = (sum(getattr(t, name) for t in tallies) for name in ("saved", "wanted", "whole"))
+        saved, wanted, whole = (
+            sum(getattr(t, name) for t in tallies) for name in ("saved", "wanted", "whole")
+        )
         return Tally(saved, wanted, whole, tuple(wrong))
 
     def _words(self) -> list[str]:
-        words = ["--steps", str(self._args.steps)]
+        words = ["--steps", str(STEPS)]
         if self._kind in KILLED:
             words += ["--failures", "1", "--pause", "0.5"]
         return words + (["--ending", "raise"] if self._kind == "raise" else [])
@@ -134,30 +141,54 @@ class Run:
     def _told(self) -> Mapping[str, str]:
         if self._kind == "plain":
             return {}
-        return CALLBACK if self._kind == "service" else {**CALLBACK, "CKPTSYNC_STORE": str(self._nodes.home / "store")}
+        return (
+            CALLBACK
+            if self._kind == "service"
+            else {**CALLBACK, "CKPTSYNC_STORE": str(self._nodes.home / "store")}
+        )
 
     def _judge(self, life: int, code: int | None) -> Tally:
         for n in range(NODES):
             link = self._nodes.node(n) / "out" / f"{self._prefix}-out{life}"
             link.symlink_to(self._nodes.artifacts(n, self._name) / f"out{life}")
         hook = self._kind != "plain"
-        job = Job(f"{self._prefix}-out{life}", self._mode, hook, self._args.steps, ranks=1)
+        job = Job(f"{self._prefix}-out{life}", self._mode, hook, STEPS, ranks=1)
         if self._kind == "plain":
-            return Tally(len([e for e in events(self.kept()).get("events-0", []) if e["event"] == "saved"]), 0, 0, ())
-        judge = (Cut if self._kind in KILLED and life == 0 else Judge)(self._nodes, job, self.first(life))  # type: ignore[arg-type]  # of a node it asks no more than ours have
-        judge.wait(self._args.patience)
+            return Tally(
+                len([e for e in events(self.kept()).get("events-0", []) if e["event"] == "saved"]),
+                0,
+                0,
+                (),
+            )
+        judge = (Cut if self._kind in KILLED and life == 0 else Judge)(
+            self._nodes,  # type: ignore[arg-type]
+            job,
+            self.first(life),
+        )  # of a node it asks no more than ours have
+        judge.wait(PATIENCE)
         return judge.tally([0 if self._kind == "raise" else code])
 
     def _unlike(self, plain: Path) -> Iterator[str]:
-        """What is not as without us: what each step's training came to, and the model in the end."""
+        """What is not as without us: what each step's training came to, and the model in the
+        end.
+        """
         losses = [
-            [(e["step"], e["loss"]) for e in events(at).get("events-0", []) if e["event"] == "loss"] for at in (plain, self.kept())
+            [(e["step"], e["loss"]) for e in events(at).get("events-0", []) if e["event"] == "loss"]
+            for at in (plain, self.kept())
         ]
-        if losses[0] != losses[1] or len(losses[0]) != self._args.steps:
+        if losses[0] != losses[1] or len(losses[0]) != STEPS:
             yield f"{self._name}: losses {losses[1]}, without us {losses[0]}"
-        roots = [{p.name: p.read_bytes() for p in (at / "root").iterdir() if p.suffix != ".bin"} for at in (plain, self.kept())]
-        if roots[0].keys() != roots[1].keys() or roots[0].get("model.safetensors") != roots[1].get("model.safetensors"):
-            yield f"{self._name}: the final model is {sorted(roots[1])}, without us {sorted(roots[0])}, or has other weights"
+        roots = [
+            {p.name: p.read_bytes() for p in (at / "root").iterdir() if p.suffix != ".bin"}
+            for at in (plain, self.kept())
+        ]
+        if roots[0].keys() != roots[1].keys() or roots[0].get("model.safetensors") != roots[1].get(
+            "model.safetensors"
+        ):
+            yield (
+                f"{self._name}: the final model is {sorted(roots[1])}, without us"
+                f" {sorted(roots[0])}, or has other weights"
+            )
 
     @contextlib.contextmanager
     def _killing(self) -> Iterator[None]:
@@ -169,20 +200,26 @@ class Run:
             thread.join()
 
     def _kill(self) -> None:
-        assert wait_for(self.truth(1), "begin", self._args.steps - 1, START), "it never came so far"
+        assert wait_for(self.truth(1), "begin", STEPS - 1, START), "it never came so far"
         if self._kind == "node":
             self._nodes.restart(1)
             return
-        for told in (self._nodes.artifacts(1, self._name) / "out0" / "_ckptsync" / "trains").glob("*.json"):
+        for told in (self._nodes.artifacts(1, self._name) / "out0" / "_ckptsync" / "trains").glob(
+            "*.json"
+        ):
             os.kill(json.loads(told.read_text())["pid"], signal.SIGKILL)
 
 
 class Cut(Judge):
-    """Of a training that was killed: what was saved when a rank on each node had gone on must be in the store, and nothing else is judged."""
+    """Of a training that was killed: what was saved when a rank on each node had gone on must be in
+    the store, and nothing else is judged.
+    """
 
     def _wanted(self, n: int) -> set[int]:
         gone_on = [
-            {e["step"] - 1 for e in said if e["event"] == "begin"} for m in range(NODES) for said in events(self._truth(m)).values()
+            {e["step"] - 1 for e in said if e["event"] == "begin"}
+            for m in range(NODES)
+            for said in events(self._truth(m)).values()
         ]
         return set.intersection(*gone_on) - {0}
 
@@ -190,16 +227,17 @@ class Cut(Judge):
         if max(self._wanted(0), default=0) < 2:
             yield f"{self._job.run}: it was killed too early to say anything"
 
-    def _location(self, location: str, snapshot: Snapshot) -> Iterator[str]:
-        if all(
-            (self._truth(n) / location).is_dir() for n in range(NODES)
-        ):  # else it was killed before that was kept for comparison
+    def _location(self, location: str, snapshot: LocationState) -> Iterator[str]:
+        # else it was killed before that was kept for comparison
+        if all((self._truth(n) / location).is_dir() for n in range(NODES)):
             yield from super()._location(location, snapshot)
 
     def _undisturbed(self) -> Iterator[str]:
         there = self._snapshots()
         yield from (
-            f"{self._job.run}/checkpoint-{step}: not in the store" for step in self._wanted(0) if f"checkpoint-{step}" not in there
+            f"{self._job.run}/checkpoint-{step}: not in the store"
+            for step in self._wanted(0)
+            if f"checkpoint-{step}" not in there
         )
 
 

@@ -1,4 +1,7 @@
-"""A trainer's saves, replayed file after file in its own order, beside a worker; and whether the store has them all."""
+"""A trainer's saves, replayed file after file in its own order, beside a worker.
+
+And whether the store has them all.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,14 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from ckptsync.catalogue.fresh import fresh
+from ckptsync.catalogue.uncached import read_state
 from ckptsync.errors import CkptsyncError
 from ckptsync.stores.opening import create_store
 from tests.campaigns.cluster import CLEAN, Service
 from tests.vector import vector
 
-LIVES = 2.3  # seconds from the last byte of a save to its end: what lived longer than 2 s must not be missed
+# seconds from the last byte of a save to its end: what lived longer than 2 s must not be missed
+LIVES = 2.3
 ORDER = (
     *(
         "rng_state_1.pth",
@@ -35,7 +39,10 @@ DEFAULT = {"quiet": "2s", "unmarked": "10s"}
 
 
 class Replay:
-    """One node: ``home``/out/<run> are its output directories.  ``shift``: seconds by which the times of new files are wrong."""
+    """One node: ``home``/out/<run> are its output directories.
+
+    ``shift``: seconds by which the times of new files are wrong.
+    """
 
     def __init__(self, home: Path, settings: Mapping[str, object]) -> None:
         self._home, self._dice, self.shift = home, random.Random(5), 0.0
@@ -45,7 +52,14 @@ class Replay:
         self.store = create_store(str(home / "store"))
         worker = {"runs": [{"path": f"{home}/out/*"}], **DEFAULT, **settings}
         self.service = Service(
-            home, "node", {"node": "node", "roles": ["worker"], "store": {"url": self.store.url}, "worker": worker}
+            home,
+            "node",
+            {
+                "node": "node",
+                "roles": ["worker"],
+                "store": {"url": self.store.url},
+                "worker": worker,
+            },
         )
 
     def out(self, run: str) -> Path:
@@ -113,7 +127,9 @@ class Replay:
     def judged(self, patience: float, says: str = "") -> list[str]:
         """Wait until all is there; whatever is wrong then."""
         until = time.monotonic() + patience
-        while (wrong := self._absent()) and time.monotonic() < until and self.service.ended() is None:
+        while (
+            (wrong := self._absent()) and time.monotonic() < until and self.service.ended() is None
+        ):
             time.sleep(0.5)
         if self.service.ended() is not None:
             wrong.append(f"the worker ended by itself with {self.service.ended()}")
@@ -123,31 +139,58 @@ class Replay:
     def _absent(self) -> list[str]:
         try:
             listed = {entry.name: entry.size for entry in self.store.names("")}
-            seen = {(s.run, s.location): s for s in fresh(self.store).readable}
+            seen = {(s.run, s.location): s for s in read_state(self.store).readable}
         except CkptsyncError as e:
             return [f"the store cannot be read: {e}"]
-        wrong = [f"{run}/{location}: nobody wrote that" for run, location in seen if not (self._truth / run / location).is_dir()]
+        wrong = [
+            f"{run}/{location}: nobody wrote that"
+            for run, location in seen
+            if not (self._truth / run / location).is_dir()
+        ]
         for location in sorted(self._truth.glob("*/*")):
             snapshot = seen.get((location.parent.name, location.name))
             if not snapshot or not snapshot.manifests:
                 wrong.append(f"{location.parent.name}/{location.name}: MISSED")
                 continue
             stored = {path: where[0].name for path, where in snapshot.files.items()}
-            written = {p.relative_to(location).as_posix(): p for p in location.rglob("*") if p.is_file()}
+            written = {
+                p.relative_to(location).as_posix(): p for p in location.rglob("*") if p.is_file()
+            }
             if stored.keys() != written.keys():
                 names = sorted(stored.keys() ^ written.keys())
-                wrong.append(f"{location.parent.name}/{location.name}: TORN, {len(names)} files differ: {', '.join(names[:5])}")
-            torn = [p for p in stored.keys() & written.keys() if self._bytes(stored[p], listed) != written[p].read_bytes()]
-            wrong += [f"{location.parent.name}/{location.name}/{path}: TORN, not the bytes that the trainer wrote" for path in torn]
+                wrong.append(
+                    f"{location.parent.name}/{location.name}: TORN, {len(names)} files differ:"
+                    f" {', '.join(names[:5])}"
+                )
+            torn = [
+                p
+                for p in stored.keys() & written.keys()
+                if self._bytes(stored[p], listed) != written[p].read_bytes()
+            ]
+            wrong += [
+                f"{location.parent.name}/{location.name}/{path}: TORN, not the bytes that the"
+                " trainer wrote"
+                for path in torn
+            ]
         return wrong
 
     def _bytes(self, name: str, listed: Mapping[str, int]) -> bytes:
         return (self._home / "store" / name).read_bytes() if name in listed else b""
 
     def _touched(self) -> list[str]:
-        """Checkpoint directories that are still there are as the trainer left them, to the time of the directory."""
-        there = [p for p in self._home.glob("out/*/checkpoint-*") if (self._truth / p.parent.name / p.name).is_dir()]
-        return [f"{p}: was touched" for p in there if _state(p) != _state(self._truth / p.parent.name / p.name)]
+        """Checkpoint directories that are still there are as the trainer left them, to the time of
+        the directory.
+        """
+        there = [
+            p
+            for p in self._home.glob("out/*/checkpoint-*")
+            if (self._truth / p.parent.name / p.name).is_dir()
+        ]
+        return [
+            f"{p}: was touched"
+            for p in there
+            if _state(p) != _state(self._truth / p.parent.name / p.name)
+        ]
 
     def _write(self, path: Path, content: bytes) -> None:
         path.write_bytes(content)

@@ -1,4 +1,6 @@
-"""A shard as another save of the same training would have written it: other values, the same sizes, and checksums that are right."""
+"""A shard as another save of the same training would have written it: other values, the same sizes,
+and checksums that are right.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ _DESCRIPTOR = b"PK\x07\x08"
 
 
 def resaved(name: str, data: bytes, files: Mapping[str, bytes]) -> bytes | None:
-    """The file with other values; ``None`` where it holds no tensors, or nothing here knows how to change them."""
+    """The file with other values.
+
+    ``None`` where it holds no tensors, or nothing here knows how to change them.
+    """
     if name.endswith(".safetensors"):
         return _safetensors(data)
     out = bytearray(data)
@@ -24,7 +29,9 @@ def resaved(name: str, data: bytes, files: Mapping[str, bytes]) -> bytes | None:
 
 
 def _other(values: bytes) -> bytes:
-    """Another lowest bit in every second byte: what a step of training does to a float32 or bfloat16."""
+    """Another lowest bit in every second byte: what a step of training does to a float32 or
+    bfloat16.
+    """
     return bytes(b ^ 1 if n % 2 == 0 else b for n, b in enumerate(values))
 
 
@@ -40,7 +47,9 @@ def _archives(name: str, data: bytes, files: Mapping[str, bytes]) -> Iterator[tu
             yield 0, len(data)
         return
     start = 0
-    while (end := data.find(b"PK\x05\x06", start)) >= 0:  # torch writes no comment behind an end record
+    while (
+        end := data.find(b"PK\x05\x06", start)
+    ) >= 0:  # torch writes no comment behind an end record
         yield start, end + 22 - start
         start = end + 22
 

@@ -1,34 +1,46 @@
-"""A run is lost with all its disks, pulled out of the store onto two fresh nodes, and goes on as if nothing had happened.
+"""A run is lost with all its disks, pulled out of the store onto two fresh nodes, and goes on as if
+nothing had happened.
 
     python -m tests.campaigns.resume --modes fsdp2 zero3 --store s3
 
-A real training on two nodes that share no disk saves each step, and workers send it to the store.  When it has ended, a head has made models of it and a
-verifier has proven them, both nodes' disks are wiped.  ``ckptsync pull`` then brings a checkpoint from the middle onto both nodes, all of it onto the
-first and what it needs onto the second, and the trainer resumes there (``resume_from_checkpoint``) while the workers watch.  Every later step must have the loss and the norm of
-the gradients that it had in the run that was lost, and every weight must be the same, bit for bit.  The checkpoint that was pulled must be VERIFIED afterwards, without another
-record of any worker.  Then all of it is done once more: the disks are lost again, and the same checkpoint is pulled and resumed from.
+A real training on two nodes that share no disk saves each step, and workers send it to the store.
+When it has ended, a head has made models of it and a verifier has proven them, both nodes' disks
+are wiped.  ``ckptsync pull`` then brings a checkpoint from the middle onto both nodes, all of it
+onto the first and what it needs onto the second, and the trainer resumes there
+(``resume_from_checkpoint``) while the workers watch.  Every later step must have the loss and the
+norm of the gradients that it had in the run that was lost, and every weight must be the same, bit
+for bit.  The checkpoint that was pulled must be VERIFIED afterwards, without another record of any
+worker.  Then all of it is done once more: the disks are lost again, and the same checkpoint is
+pulled and resumed from.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ckptsync.catalogue.fresh import fresh
+from ckptsync.catalogue.uncached import read_state
 from ckptsync.head.consolidate import HeadOptions
-from ckptsync.verify.due import Schedule
+from ckptsync.verify.schedule import VerifyPolicy
+from tests.campaigns.campaign import verdict, working
 from tests.campaigns.judged import Judge
-from tests.campaigns.nodes import Network, can_isolate
-from tests.campaigns.two_nodes import MODES, NODES, START, Job, TwoNodes, default_python, events, finish
+from tests.campaigns.two_nodes import (
+    NODES,
+    START,
+    Job,
+    TwoNodes,
+    events,
+    finish,
+    on_two_nodes,
+    training_arguments,
+)
 from tests.heads import consolidate_due, verify_next
 
 WORKER = {"quiet": "2s", "unmarked": "10s", "scan_every": "2s"}
@@ -41,27 +53,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _arguments().parse_args(argv)
     wrong = 0
     for mode in args.modes:
-        with contextlib.ExitStack() as stack:
-            home = Path(args.home or stack.enter_context(tempfile.TemporaryDirectory(prefix="ckptsync-resume-"))) / mode
-            network = stack.enter_context(contextlib.closing(Network(NODES))) if can_isolate() else None
-            nodes = stack.enter_context(contextlib.closing(TwoNodes(home, args.store, args.python, WORKER, network)))
-            found = [*lost_and_resumed(nodes, Job(mode, mode, hook=True, steps=args.steps, ranks=args.ranks), args.at)]
+        with (
+            working("resume", args.home) as home,
+            on_two_nodes(home / mode, args.store, args.python, **WORKER) as nodes,
+        ):
+            found = [
+                *lost_and_resumed(
+                    nodes, Job(mode, mode, hook=True, steps=args.steps, ranks=args.ranks), args.at
+                )
+            ]
         wrong += len(found)
-        print(f"{mode}: {'as if nothing had happened' if not found else f'{len(found)} wrong'}", flush=True)
-        for line in found:
-            print(f"VIOLATED {line}", flush=True)
+        print(
+            f"{mode}: {'as if nothing had happened' if not found else f'{len(found)} wrong'}",
+            flush=True,
+        )
+        verdict(found)
     return 1 if wrong else 0
 
 
 def _arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=("fsdp2", "zero3"))
+    parser = training_arguments(__doc__, default=("fsdp2", "zero3"), store="s3")
     parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--at", type=int, default=2, help="the step whose checkpoint is brought back")
+    parser.add_argument(
+        "--at", type=int, default=2, help="the step whose checkpoint is brought back"
+    )
     parser.add_argument("--ranks", type=int, default=1, help="on each node")
-    parser.add_argument("--store", choices=("posix", "s3", "sftp"), default="s3")
-    parser.add_argument("--python", default=default_python(), help="that has transformers, accelerate, and DeepSpeed for ZeRO")
-    parser.add_argument("--home", help="a directory to work in, kept afterwards; a temporary one by default")
     return parser
 
 
@@ -84,7 +100,9 @@ def lost_and_resumed(nodes: TwoNodes, job: Job, at: int) -> Iterator[str]:
         for n in range(NODES):
             nodes.begin(n)
         yield from _trained(nodes, again)
-        yield from _compared(kept, nodes.node(0) / "truth" / again.run, range(at + 1, job.steps + 1))
+        yield from _compared(
+            kept, nodes.node(0) / "truth" / again.run, range(at + 1, job.steps + 1)
+        )
         time.sleep(SETTLED)
         if (now := _state(nodes, job.run, f"checkpoint-{at}")) != pulled:
             yield f"checkpoint-{at} was {pulled}, and is {now} after it was pulled and resumed from"
@@ -95,14 +113,18 @@ def lost_and_resumed(nodes: TwoNodes, job: Job, at: int) -> Iterator[str]:
 
 def _state(nodes: TwoNodes, run: str, location: str) -> tuple[str, tuple[str, ...]]:
     """What a location is, and the manifests that say so."""
-    seen = fresh(nodes.store, run).of(run, location)
+    seen = read_state(nodes.store, run).of(run, location)
     return (seen.status, tuple(k.name for k in seen.manifests)) if seen else ("", ())
 
 
 def _watched(nodes: TwoNodes) -> Iterator[str]:
     """Whether a worker has said more than once that it sent nothing."""
     for n in range(NODES):
-        said = [line for line in nodes.workers[n].log.read_text().splitlines() if "phase=sent" in line and "files=0" in line]
+        said = [
+            line
+            for line in nodes.workers[n].log.read_text().splitlines()
+            if "phase=sent" in line and "files=0" in line
+        ]
         if said:
             yield f"node{n} sent nothing, and said so {len(said)} times: {said[0][:200]}"
 
@@ -111,14 +133,18 @@ def _trained(nodes: TwoNodes, job: Job) -> Iterator[str]:
     with nodes.training(job) as trainers:
         codes = finish(trainers, START)
     for n in range(NODES):
-        if not any(e["event"] == "kept" for said in events(nodes.node(n) / "truth" / job.run).values() for e in said):
+        if not any(
+            e["event"] == "kept"
+            for said in events(nodes.node(n) / "truth" / job.run).values()
+            for e in said
+        ):
             yield f"{job.run}: the trainers ended with {codes}: {nodes.node(n) / job.run}.log"
 
 
 def _prove(nodes: TwoNodes) -> None:
     consolidate_due(nodes.store, HeadOptions())
-    for _ in fresh(nodes.store).readable:  # a tick proves one location or more
-        verify_next(nodes.store, Schedule(), time.time())
+    for _ in read_state(nodes.store).readable:  # a tick proves one location or more
+        verify_next(nodes.store, VerifyPolicy(), time.time())
 
 
 def _pulled(nodes: TwoNodes, job: Job, again: Job) -> Iterator[str]:
@@ -141,17 +167,31 @@ def _compared(kept: Path, truth: Path, steps: Sequence[int]) -> Iterator[str]:
     if sorted(found) != list(steps):
         yield f"steps {sorted(found)} were trained, not {list(steps)}"
     for step in steps:
-        print(f"  step {step}: loss and norm {found.get(step)}, {wanted.get(step)} in the run that was lost", flush=True)
+        print(
+            f"  step {step}: loss and norm {found.get(step)}, {wanted.get(step)} in the run that"
+            " was lost",
+            flush=True,
+        )
         if found.get(step) != wanted[step]:
-            yield f"step {step}: loss and norm {found.get(step)}, {wanted[step]} in the run that was lost"
+            yield (
+                f"step {step}: loss and norm {found.get(step)}, {wanted[step]} in the run that was"
+                " lost"
+            )
         model = f"model-{step}.safetensors"
-        if not (truth / model).is_file() or (truth / model).read_bytes() != (kept / model).read_bytes():
+        if (
+            not (truth / model).is_file()
+            or (truth / model).read_bytes() != (kept / model).read_bytes()
+        ):
             yield f"step {step}: other weights"
 
 
 def _losses(truth: Path) -> Losses:
     """Step → loss and norm of the gradients, as rank 0 logged them."""
-    return {e["step"]: (e["loss"], e["norm"]) for e in events(truth).get("events-0", []) if e["event"] == "loss"}
+    return {
+        e["step"]: (e["loss"], e["norm"])
+        for e in events(truth).get("events-0", [])
+        if e["event"] == "loss"
+    }
 
 
 if __name__ == "__main__":

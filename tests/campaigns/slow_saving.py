@@ -1,7 +1,9 @@
-"""Within a trainer: saves slow enough to be killed in their middle, and a word when each begins and ends.
+"""Within a trainer: saves slow enough to be killed in their middle, and a word when each begins and
+ends.
 
-Slow are the system calls that Python makes while a save is under way (opening for writing, renaming, removing), and the bytes of tensors, which
-trickle.  What is written, and in which order, is the framework's own.
+Slow are the system calls that Python makes while a save is under way (opening for writing,
+renaming, removing), and the bytes of tensors, which trickle.  What is written, and in which order,
+is the framework's own.
 """
 
 from __future__ import annotations
@@ -21,7 +23,10 @@ _TRICKLES = 40  # chunks of a file of tensors; a save has a few such files
 
 
 class Slow:
-    """``pace``: seconds that a change of a file takes at most, and a file of tensors about.  Of one process."""
+    """``pace``: seconds that a change of a file takes at most, and a file of tensors about.
+
+    Of one process.
+    """
 
     def __init__(self, pace: float) -> None:
         self._pace, self._is_saving, self._dice = pace, False, random.Random()
@@ -41,7 +46,9 @@ class Slow:
 
         return saving
 
-    def before_removing(self, remove: Callable[..., Any], say: Callable[[str], None]) -> Callable[..., Any]:
+    def before_removing(
+        self, remove: Callable[..., Any], say: Callable[[str], None]
+    ) -> Callable[..., Any]:
         """Rotation, which follows the last file of a save, and belongs to it no more."""
 
         def removing(*args: Any, **kwargs: Any) -> Any:
@@ -71,8 +78,12 @@ class Slow:
         from safetensors.torch import save
 
         data = save(tensors, metadata)
-        hidden = Path(filename).with_name(".tmp" + "".join(self._dice.choices(string.ascii_letters, k=6)))
-        with open(hidden, "wb", buffering=0, opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+        hidden = Path(filename).with_name(
+            ".tmp" + "".join(self._dice.choices(string.ascii_letters, k=6))
+        )
+        with open(
+            hidden, "wb", buffering=0, opener=lambda path, flags: os.open(path, flags, 0o600)
+        ) as file:
             size = len(data) // _TRICKLES + 1
             for start in range(0, len(data), size):
                 file.write(data[start : start + size])
@@ -83,7 +94,9 @@ class Slow:
         time.sleep(self._dice.uniform(0, 2 * self._pace / _TRICKLES))
 
     def _heard(self, event: str, args: tuple[Any, ...]) -> None:
-        if self._is_saving and (event in _CHANGES or (event == "open" and isinstance(args[2], int) and args[2] & 3)):
+        if self._is_saving and (
+            event in _CHANGES or (event == "open" and isinstance(args[2], int) and args[2] & 3)
+        ):
             time.sleep(self._dice.uniform(0, self._pace))
 
 
@@ -114,5 +127,7 @@ def slow_down(trainer: Any, pace: float, say: Callable[[str, int], None]) -> Non
 
     torch.save = slow.torch_save(torch.save)
     transformers.modeling_utils.safe_save_file = slow.safetensors_save
-    transformers.trainer.rotate_checkpoints = slow.before_removing(transformers.trainer.rotate_checkpoints, told)
+    transformers.trainer.rotate_checkpoints = slow.before_removing(
+        transformers.trainer.rotate_checkpoints, told
+    )
     trainer._save_checkpoint = slow.told(trainer._save_checkpoint, told)

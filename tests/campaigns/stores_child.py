@@ -1,4 +1,5 @@
-"""A process that is to be killed while it writes: ``python -m tests.campaigns.stores_child JOB``, where JOB is a file made by `Job.save`.
+"""A process that is to be killed while it writes: ``python -m tests.campaigns.stores_child JOB``,
+where JOB is a file made by `Job.save`.
 
 Says ``BEGIN``, and ``ACK <name>`` for each file once the store has it.
 """

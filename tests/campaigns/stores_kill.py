@@ -1,9 +1,11 @@
-"""Kill a process that writes to a store, at every system call with which it changes something and at random moments, and look what is there.
+"""Kill a process that writes to a store, at every system call with which it changes something and
+at random moments, and look what is there.
 
     python -m tests.campaigns.stores_kill --stores posix s3 sftp --moments 200 --seed 1
 
-After each kill, and with a new object: no file is seen that is not whole; every file that was acknowledged is there.  Then the same is written
-again, to its end: bytes that the server had been given already are sent again for parts in flight at most; and nothing else is there.
+After each kill, and with a new object: no file is seen that is not whole; every file that was
+acknowledged is there.  Then the same is written again, to its end: bytes that the server had been
+given already are sent again for parts in flight at most; and nothing else is there.
 """
 
 from __future__ import annotations
@@ -11,7 +13,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import random
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from tests.campaigns.campaign import arguments, kill_session, started, verdict, working
 from tests.campaigns.cluster import CLEAN
 from tests.campaigns.stores_child import File
 from tests.campaigns.stores_locations import Location, location
@@ -31,7 +33,11 @@ from tests.campaigns.trapping import can_trap, traps
 
 KINDS = ("posix", "s3", "sftp")
 OLD = File("run/a", "write", 1, 70_000)
-SMALL = (File("run/a", "write", 2, 300_000), File("run/deep/b", "create", 3, 5_000), File("run/deep/c", "write", 4, 0))
+SMALL = (
+    File("run/a", "write", 2, 300_000),
+    File("run/deep/b", "create", 3, 5_000),
+    File("run/deep/c", "write", 4, 0),
+)
 PARTS = 4  # and a third of a large file
 THREADS = 2
 PATIENCE = 60.0
@@ -48,9 +54,17 @@ class Campaign:
 
     def trap(self, most: int) -> None:
         """Kill at each changing system call, or at ``most`` that are spread over all of them."""
-        with tempfile.NamedTemporaryFile() as log, _process(self._work.prepare(self._there), self._environment()) as process:
+        with (
+            tempfile.NamedTemporaryFile() as log,
+            _process(self._work.prepare(self._there), self._environment()) as process,
+        ):
             process.communicate(timeout=PATIENCE)  # once without strace, so that all is compiled
-            found = traps(self._work.prepare(self._there), self._work.mark, Path(log.name), self._environment())
+            found = traps(
+                self._work.prepare(self._there),
+                self._work.mark,
+                Path(log.name),
+                self._environment(),
+            )
         self.tally["system calls"] = len(found)
         every = -(-len(found) // most)
         for trap in found[every // 2 :: every]:
@@ -65,9 +79,11 @@ class Campaign:
     def _kill_after(self, count: int, pause: float, process: subprocess.Popen[str]) -> None:
         self._there.passed(self._there.kept() + count, PATIENCE)
         time.sleep(pause)
-        os.killpg(process.pid, signal.SIGKILL)
+        kill_session(process)
 
-    def _try(self, how: str, before: Sequence[str], end: Callable[[subprocess.Popen[str]], object]) -> None:
+    def _try(
+        self, how: str, before: Sequence[str], end: Callable[[subprocess.Popen[str]], object]
+    ) -> None:
         command = self._work.prepare(self._there)
         had = self._there.kept()
         with _process([*before, *command], self._environment()) as process:
@@ -82,7 +98,9 @@ class Campaign:
         self._note(how, self._seen(had, self._work.acknowledged(lines)))
 
     def _note(self, how: str, wrong: Sequence[str]) -> None:
-        self.wrong += [f"{self._there.kind}, {self._work.kind}, killed at {how}: {line}" for line in wrong]
+        self.wrong += [
+            f"{self._there.kind}, {self._work.kind}, killed at {how}: {line}" for line in wrong
+        ]
 
     def _seen(self, had: int, acknowledged: set[str]) -> list[str]:
         """All that is wrong after a kill, and after the work was done again."""
@@ -96,12 +114,20 @@ class Campaign:
             wrong.append(f"{again} bytes were sent again, {self._allowed()} are allowed")
         left = {name: size for name, size in self._there.everything().items() if name not in names}
         self.tally["with a small file that is left"] += bool(left)
-        litter = [f"left behind: {name}, {size} bytes" for name, size in left.items() if size > self._there.litter]
-        return [*wrong, *self._work.violations(self._there, names), *litter]
+        orphaned = [
+            f"left behind: {name}, {size} bytes"
+            for name, size in left.items()
+            if size > self._there.orphaned
+        ]
+        return [*wrong, *self._work.violations(self._there, names), *orphaned]
 
     def _environment(self) -> Mapping[str, str]:
         """What the command line is told of the location."""
-        options = json.dumps({self._there.kind: dict(self._there.options)}) if self._there.options else "{}"
+        options = (
+            json.dumps({self._there.kind: dict(self._there.options)})
+            if self._there.options
+            else "{}"
+        )
         limits = {"CKPTSYNC_LIMITS_THREADS": str(THREADS), "CKPTSYNC_LIMITS_PATIENCE": "20s"}
         return {**CLEAN, "CKPTSYNC_STORAGE_OPTIONS": options, **limits}
 
@@ -110,29 +136,32 @@ class Campaign:
         return self._there.part * THREADS + int(each * self._work.size) + 8 * connection
 
 
-@contextlib.contextmanager
-def _process(command: Sequence[str], env: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
-    pipe = subprocess.PIPE
-    with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, env=env, start_new_session=True
-    ) as process:
-        try:
-            yield process
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+def _process(
+    command: Sequence[str], env: Mapping[str, str]
+) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
+    null, pipe = subprocess.DEVNULL, subprocess.PIPE
+    return started(command, stdin=null, stdout=pipe, stderr=pipe, text=True, env=env)
 
 
 def large(part: int, seed: int) -> list[File]:
     """A file of several parts, the last of them a short one; and the small one that tells of it."""
-    return [File("run/big", "create", seed, PARTS * part + part // 3), File(OLD.name, "write", seed + 1, 1000)]
+    return [
+        File("run/big", "create", seed, PARTS * part + part // 3),
+        File(OLD.name, "write", seed + 1, 1000),
+    ]
 
 
-def campaigns(there: Location, home: Path, *, calls: int, moments: int, seed: int) -> Iterator[Campaign]:
+def campaigns(
+    there: Location, home: Path, *, calls: int, moments: int, seed: int
+) -> Iterator[Campaign]:
     """Each of them after it has run.  ``calls``: of each kind of work; 0 is none."""
     small, big = Writing(home, SMALL, OLD), Writing(home, large(there.part, seed), OLD)
     pushing = Pushing(home / "big", PARTS * there.part, seed)
-    for work in (small, Pushing(home / "small", there.part + there.part // 4, seed)) if calls and can_trap() else ():
+    for work in (
+        (small, Pushing(home / "small", there.part + there.part // 4, seed))
+        if calls and can_trap()
+        else ()
+    ):
         found = Campaign(there, work)
         found.trap(calls)
         yield found
@@ -147,24 +176,39 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _arguments().parse_args(argv)
     wrong: list[str] = []
     for kind in args.stores:
-        with tempfile.TemporaryDirectory(prefix="ckptsync-kill-") as home, location(kind, Path(home)) as there:
+        with (
+            working("kill") as home,
+            location(kind, home) as there,
+        ):
             begun = time.monotonic()
-            for one in campaigns(there, Path(home), calls=args.calls, moments=args.moments, seed=args.seed):
+            for one in campaigns(
+                there, home, calls=args.calls, moments=args.moments, seed=args.seed
+            ):
                 took, begun = time.monotonic() - begun, time.monotonic()
                 counted = ", ".join(f"{count} {what}" for what, count in one.tally.items())
-                print(f"{kind}: {counted}; at most {one.again} bytes sent again; {took:.0f} s", flush=True)
+                print(
+                    f"{kind}: {counted}; at most {one.again} bytes sent again; {took:.0f} s",
+                    flush=True,
+                )
                 wrong += one.wrong
-    for line in wrong:
-        print(f"VIOLATED {line}")
-    return 1 if wrong else 0
+    return verdict(wrong)
 
 
 def _arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, "seed")
     parser.add_argument("--stores", nargs="+", choices=KINDS, default=KINDS)
-    parser.add_argument("--calls", type=int, default=100_000, help="at most so many system calls of each kind of work; 0: none")
-    parser.add_argument("--moments", type=int, default=200, help="at which large writes are killed, and as many pushes")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--calls",
+        type=int,
+        default=100_000,
+        help="at most so many system calls of each kind of work; 0: none",
+    )
+    parser.add_argument(
+        "--moments",
+        type=int,
+        default=200,
+        help="at which large writes are killed, and as many pushes",
+    )
     return parser
 
 

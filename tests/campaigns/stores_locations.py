@@ -1,4 +1,6 @@
-"""Where campaigns write: a directory, SeaweedFS and OpenSSH, these two behind proxies that count what passes."""
+"""Where campaigns write: a directory, SeaweedFS and OpenSSH, these two behind proxies that count
+what passes.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol
 
-from ckptsync.stores.parts import PART
+from ckptsync.stores.part_upload import PART
 from tests.fault_proxy import HttpProxy, TcpProxy
 from tests.faults import UP
 
@@ -20,8 +22,9 @@ from tests.faults import UP
 class Location(Protocol):
     """A kind of store, and in it ever new empty ones.
 
-    ``part``: bytes that may be sent again for each thread.  ``extra``: bytes that are counted for each byte of a file, and for each connection.
-    ``litter``: bytes of a temporary file, never listed, that a killed write of a small file may leave; 0: uploads without a part.
+    ``part``: bytes that may be sent again for each thread.  ``extra``: bytes that are counted for
+    each byte of a file, and for each connection. ``orphaned``: bytes of a temporary file, never
+    listed, that a killed write of a small file may leave; 0: uploads without a part.
     """
 
     kind: str
@@ -29,7 +32,7 @@ class Location(Protocol):
     options: Mapping[str, object]
     part: int
     extra: tuple[float, int]
-    litter: int
+    orphaned: int
 
     def fresh(self) -> None:
         """Let ``url`` be an empty store's; the one before is thrown away."""
@@ -44,7 +47,9 @@ class Location(Protocol):
         ...
 
     def everything(self) -> Mapping[str, int]:
-        """Names and sizes of all that lies there, whatever ckptsync may call it, and of uploads that are unfinished."""
+        """Names and sizes of all that lies there, whatever ckptsync may call it, and of uploads
+        that are unfinished.
+        """
         ...
 
     def passed(self, count: int, timeout: float) -> bool:
@@ -55,7 +60,8 @@ class Location(Protocol):
 class Directory:
     """A local directory."""
 
-    kind, part, extra, litter = "posix", 1 << 20, (0.0, 0), 64 << 10  # a record's: nobody writes that again
+    # a record's: nobody writes that again
+    kind, part, extra, orphaned = ("posix", 1 << 20, (0.0, 0), 64 << 10)
     options: Mapping[str, object] = {}
 
     def __init__(self, home: Path) -> None:
@@ -77,7 +83,11 @@ class Directory:
 
     def sent(self) -> int:
         """What this process has written to whatever file."""
-        [line] = [line for line in Path("/proc/self/io").read_text().splitlines() if line.startswith("wchar")]
+        [line] = [
+            line
+            for line in Path("/proc/self/io").read_text().splitlines()
+            if line.startswith("wchar")
+        ]
         return int(line.split()[1])
 
     def everything(self) -> Mapping[str, int]:
@@ -101,21 +111,24 @@ class Directory:
 class Bucket:
     """SeaweedFS's S3."""
 
-    kind, part, extra, litter = "s3", PART, (0.0, 0), 0
+    kind, part, extra, orphaned = "s3", PART, (0.0, 0), 0
 
     def __init__(self) -> None:
         from tests.weed import weed
 
         self._weed = weed()
         self.proxy = HttpProxy(("127.0.0.1", self._weed.port))
-        self.options: Mapping[str, object] = self._weed.options(endpoint=f"http://127.0.0.1:{self.proxy.port}")
+        self.options: Mapping[str, object] = self._weed.options(
+            endpoint=f"http://127.0.0.1:{self.proxy.port}"
+        )
         self._bucket = self.url = ""
         self.fresh()
 
     def fresh(self) -> None:
         """As `Location` says."""
         if self._bucket:
-            self._weed.client().delete_bucket(Bucket=self._bucket)  # SeaweedFS takes its objects with it, and gives their room back
+            # SeaweedFS takes its objects with it, and gives their room back
+            self._weed.client().delete_bucket(Bucket=self._bucket)
         self._bucket = self._weed.bucket()
         self.url = f"s3://{self._bucket}/some/where"
         self.proxy.forget()
@@ -134,7 +147,9 @@ class Bucket:
             for one in client.list_objects_v2(Bucket=self._bucket).get("Contents", [])
         }
         for one in client.list_multipart_uploads(Bucket=self._bucket).get("Uploads", []):
-            parts = client.list_parts(Bucket=self._bucket, Key=one["Key"], UploadId=one["UploadId"]).get("Parts", [])
+            parts = client.list_parts(
+                Bucket=self._bucket, Key=one["Key"], UploadId=one["UploadId"]
+            ).get("Parts", [])
             sizes[f"upload {one['UploadId']} of {one['Key']}"] = sum(part["Size"] for part in parts)
         return sizes
 
@@ -146,7 +161,7 @@ class Bucket:
 class Host(Directory):
     """The same directory behind OpenSSH."""
 
-    kind, part, extra, litter = "sftp", PART, (0.05, 64 << 10), PART
+    kind, part, extra, orphaned = "sftp", PART, (0.05, 64 << 10), PART
 
     def __init__(self, home: Path) -> None:
         from tests.sshd import sshd
@@ -155,7 +170,9 @@ class Host(Directory):
         self.proxy = TcpProxy(("127.0.0.1", server.port))
         home.mkdir(parents=True)
         known = home / "known_hosts"
-        known.write_text(server.known_hosts.read_text().replace(f":{server.port} ", f":{self.proxy.port} "))
+        known.write_text(
+            server.known_hosts.read_text().replace(f":{server.port} ", f":{self.proxy.port} ")
+        )
         self.options = {**server.options, "known_hosts": str(known)}
         self._user = server.user
         super().__init__(home / "root")

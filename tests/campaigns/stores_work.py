@@ -15,9 +15,9 @@ from ckptsync.records.names import parse_record_name
 from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.opening import bare, create_store
-from ckptsync.worker.push import push_now
 from tests.campaigns.stores_child import ACK, MARK, File, Job, done
 from tests.campaigns.stores_locations import Location
+from tests.workers import push_now
 
 DEMO = Path(ckptsync.__file__).parent / "demo_data" / "fsdp2" / "node0" / "checkpoint-4"
 
@@ -76,7 +76,10 @@ class Writing:
 
     def violations(self, there: Location, acknowledged: set[str]) -> list[str]:
         """As `Work` says."""
-        wanted = {f.name: [f.content(), *([] if f.name in acknowledged else [self._old.content()])] for f in self.files}
+        wanted = {
+            f.name: [f.content(), *([] if f.name in acknowledged else [self._old.content()])]
+            for f in self.files
+        }
         must = acknowledged | {self._old.name}
         return _unlike(self._job(there).store(), wanted, must)
 
@@ -102,7 +105,9 @@ class Pushing:
     @cached_property
     def _contents(self) -> Mapping[str, bytes]:
         files = (path for path in self._checkpoint.rglob("*") if path.is_file())
-        return {f"run/{path.relative_to(self._checkpoint.parent)}": path.read_bytes() for path in files}
+        return {
+            f"run/{path.relative_to(self._checkpoint.parent)}": path.read_bytes() for path in files
+        }
 
     def prepare(self, there: Location) -> list[str]:
         """As `Work` says."""
@@ -124,20 +129,31 @@ class Pushing:
         records = [entry.name for entry in store.names("") if ".ckptsync/" in entry.name]
         has_manifest = any(parse_record_name(name) for name in records)
         wanted = {name: [content] for name, content in self._contents.items()}
-        return _unlike(store, wanted, set(wanted) if has_manifest or acknowledged else set(), records)
+        return _unlike(
+            store, wanted, set(wanted) if has_manifest or acknowledged else set(), records
+        )
 
     def finish(self, there: Location) -> set[str]:
         """As `Work` says."""
         store = create_store(there.url, there.options, Limits(patience=20, threads=2))
         push_now(self._checkpoint, store, "n0", "run")
-        return set(self._contents) | {entry.name for entry in store.names("") if ".ckptsync/" in entry.name}
+        return set(self._contents) | {
+            entry.name for entry in store.names("") if ".ckptsync/" in entry.name
+        }
 
 
-def _unlike(store: Store, wanted: Mapping[str, Sequence[bytes]], must: set[str], others: Sequence[str] = ()) -> list[str]:
-    """Files that nobody wrote, or not with these bytes, and those that must be there and are not."""
+def _unlike(
+    store: Store, wanted: Mapping[str, Sequence[bytes]], must: set[str], others: Sequence[str] = ()
+) -> list[str]:
+    """Files that nobody wrote, or not with these bytes, and those that must be there and are
+    not.
+    """
     sizes = {entry.name: entry.size for entry in store.names("")}
     wrong = [f"{name}: nobody wrote that" for name in sizes.keys() - wanted.keys() - set(others)]
-    wrong += [f"{name}: lost, although it was acknowledged, or there before" for name in must - sizes.keys()]
+    wrong += [
+        f"{name}: lost, although it was acknowledged, or there before"
+        for name in must - sizes.keys()
+    ]
     for name in sizes.keys() & wanted.keys():
         found = read_all(store, name)
         if found not in wanted[name] or len(found) != sizes[name]:

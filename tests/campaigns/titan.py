@@ -1,8 +1,11 @@
-"""A worker beside saves of torchtitan, or of torch as that uses it, synchronous and not, with rotation; trainers are killed in the middle of a save and go on.
+"""A worker beside saves of torchtitan, or of torch as that uses it, synchronous and not, with
+rotation; trainers are killed in the middle of a save and go on.
 
-    python -m tests.campaigns.titan --python .venv-titan/bin/python --modes disabled async --ranks 2 3 --kills 2
+    python -m tests.campaigns.titan --python .venv-titan/bin/python --modes disabled async --ranks 2
+    3 --kills 2
 
-Every save that was whole must be in the store, byte for byte, and every location that the store calls COMPLETE must be such a save.
+Every save that was whole must be in the store, byte for byte, and every location that the store
+calls COMPLETE must be such a save.
 """
 
 from __future__ import annotations
@@ -14,18 +17,22 @@ import random
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ckptsync.catalogue.fresh import fresh
+from ckptsync.catalogue.uncached import read_state
 from ckptsync.stores.opening import create_store, open_store
+from tests.campaigns.campaign import arguments, working
 from tests.campaigns.cluster import Service
 from tests.campaigns.two_nodes import START, default_python
 
 SCRIPT = Path(__file__).with_name("titan_training.py")
 WORKER = {"quiet": "2s", "unmarked": "5s"}
+KILLS = 2
+# seconds before each step; a save lives about so long, and two are what a worker needs
+PAUSE = 2.0
+SLOW = 0.3  # seconds that each file takes
 PATIENCE = 60.0  # seconds for the store to have everything
 
 
@@ -34,17 +41,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _arguments().parse_args(argv)
     wrong: list[str] = []
     for mode in args.modes:
-        for ranks in args.ranks:
-            with contextlib.ExitStack() as stack:
-                given = Path(args.home) / f"{mode}-{ranks}" if args.home else None
-                home = given or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ckptsync-titan-")))
-                saves, found = campaign(home, args, mode, ranks)
-            print(f"{mode}, {ranks} ranks: {saves} saves were whole; {len(found)} wrong", *found, sep="\n  ", flush=True)
+        for ranks in (2, 3):
+            with working("titan") as home:
+                saves, found = campaign(home, args.python, mode, ranks)
+            print(
+                f"{mode}, {ranks} ranks: {saves} saves were whole; {len(found)} wrong",
+                *found,
+                sep="\n  ",
+                flush=True,
+            )
             wrong += found
     return 1 if wrong else 0
 
 
-def campaign(home: Path, args: argparse.Namespace, mode: str, ranks: int) -> tuple[int, list[str]]:
+def campaign(home: Path, python: str, mode: str, ranks: int) -> tuple[int, list[str]]:
     """How many saves were whole, and what is wrong."""
     (home / "out").mkdir(parents=True)
     (home / "truth").mkdir()
@@ -52,30 +62,52 @@ def campaign(home: Path, args: argparse.Namespace, mode: str, ranks: int) -> tup
     told = {"node": "n0", "roles": ["worker"], "store": {"url": str(home / "store")}}
     worker = Service(home, "worker", {**told, "worker": {"runs": [f"{home}/out/*"], **WORKER}})
     worker.start()
-    dice, at = random.Random(args.seed), 0
+    dice, at = random.Random(1), 0
     try:
-        for n in range(args.kills + 1):
-            hit = at + dice.choice((2, 3, 4)) if n < args.kills else None
-            last = _train(home, args, mode, ranks, at, hit=hit, rest=dice.uniform(0, 4 * args.slow))
+        for n in range(KILLS + 1):
+            hit = at + dice.choice((2, 3, 4)) if n < KILLS else None
+            last = _train(home, python, mode, ranks, at, hit=hit, rest=dice.uniform(0, 4 * SLOW))
             at = max(0, last - dice.choice((0, 1)))
         return _judged(home)
     finally:
         worker.kill()
 
 
-def _train(home: Path, args: argparse.Namespace, mode: str, ranks: int, begin: int, *, hit: int | None, rest: float) -> int:
-    """Five steps, or until it is killed ``rest`` seconds into the save of ``hit``; the last step that is whole there."""
+def _train(
+    home: Path,
+    python: str,
+    mode: str,
+    ranks: int,
+    begin: int,
+    *,
+    hit: int | None,
+    rest: float,
+) -> int:
+    """Five steps, or until it is killed ``rest`` seconds into the save of ``hit``.
+
+    The last step that is whole there.
+    """
     steps = begin + 5
-    world = {"WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _free_port(), "OMP_NUM_THREADS": 1}
-    words = [home / "out" / "run", home / "truth", mode, begin, steps, args.pause, args.slow]
+    world = {
+        "WORLD_SIZE": ranks,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": _free_port(),
+        "OMP_NUM_THREADS": 1,
+    }
+    words = [home / "out" / "run", home / "truth", mode, begin, steps, PAUSE, SLOW]
     with contextlib.ExitStack() as stack:
         log = stack.enter_context((home / "trainers.log").open("ab"))
         for flag in (home / "truth").glob("saving-*"):
             flag.unlink()
         trainers = [
             subprocess.Popen(
-                [args.python, SCRIPT, *map(str, words)],
-                env={**os.environ, **{k: str(v) for k, v in world.items()}, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                [python, SCRIPT, *map(str, words)],
+                env={
+                    **os.environ,
+                    **{k: str(v) for k, v in world.items()},
+                    "RANK": str(rank),
+                    "LOCAL_RANK": str(rank),
+                },
                 stdout=log,
                 stderr=log,
             )
@@ -89,7 +121,10 @@ def _train(home: Path, args: argparse.Namespace, mode: str, ranks: int, begin: i
         else:
             codes = [one.wait(START) for one in trainers]
             assert not any(codes), (home / "trainers.log").read_text()[-2000:]
-    whole = sorted(int(path.parent.name[5:]) for path in (home / "out" / "run" / "checkpoint").glob("step-*/.metadata"))
+    whole = sorted(
+        int(path.parent.name[5:])
+        for path in (home / "out" / "run" / "checkpoint").glob("step-*/.metadata")
+    )
     return whole[-1] if whole else 0
 
 
@@ -117,8 +152,14 @@ def _judged(home: Path) -> tuple[int, list[str]]:
     until = time.monotonic() + PATIENCE
     while (missed := [*_missed(home, truths)]) and time.monotonic() < until:
         time.sleep(1)
-    called = [s for s in fresh(open_store(str(home / "store"))).readable if s.status == "COMPLETE"]
-    torn = [s.location for s in called if _bytes(home / "store" / s.run / s.location) not in truths.values()]
+    called = [
+        s for s in read_state(open_store(str(home / "store"))).readable if s.status == "COMPLETE"
+    ]
+    torn = [
+        s.location
+        for s in called
+        if _bytes(home / "store" / s.run / s.location) not in truths.values()
+    ]
     return len(truths), [*missed, *(f"{location}: COMPLETE, and of no save" for location in torn)]
 
 
@@ -132,20 +173,13 @@ def _bytes(folder: Path) -> dict[str, bytes]:
 
 
 def _arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--modes", nargs="+", choices=("disabled", "async"), default=("disabled", "async"))
-    parser.add_argument("--ranks", nargs="+", type=int, default=(2, 3))
-    parser.add_argument("--kills", type=int, default=2)
+    parser = arguments(__doc__)
     parser.add_argument(
-        "--pause",
-        type=float,
-        default=2.0,
-        help="seconds before each step; a save lives about so long, and two seconds are what a worker needs",
+        "--modes", nargs="+", choices=("disabled", "async"), default=("disabled", "async")
     )
-    parser.add_argument("--slow", type=float, default=0.3, help="seconds that each file takes")
-    parser.add_argument("--python", default=default_python(), help="that has torchtitan, or torch alone")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--home", help="a directory to work in, kept afterwards; a temporary one by default")
+    parser.add_argument(
+        "--python", default=default_python(), help="that has torchtitan, or torch alone"
+    )
     return parser
 
 

@@ -1,7 +1,9 @@
-"""Saves as torchtitan makes them: its own CheckpointManager where it is installed, else torch's distributed checkpoint as that uses it.
+"""Saves as torchtitan makes them: its own CheckpointManager where it is installed, else torch's
+distributed checkpoint as that uses it.
 
-``step-N`` in ``OUT/checkpoint``, of which the newest two are kept.  What a save is when its ``.metadata`` appears, which comes last, is copied to ``TRUTH``.
-Slowed down at each fsync.  A model may have frozen and tied parameters, as the environment says (FROZEN, TIED).
+``step-N`` in ``OUT/checkpoint``, of which the newest two are kept.  What a save is when its
+``.metadata`` appears, which comes last, is copied to ``TRUTH``. Slowed down at each fsync.  A model
+may have frozen and tied parameters, as the environment says (FROZEN, TIED).
 """
 
 import os
@@ -20,7 +22,12 @@ from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch.distributed.device_mesh import init_device_mesh
 
 OUT, TRUTH, MODE = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
-BEGIN, STEPS, PAUSE, SLOW = int(sys.argv[4]), int(sys.argv[5]), float(sys.argv[6]), float(sys.argv[7])
+BEGIN, STEPS, PAUSE, SLOW = (
+    int(sys.argv[4]),
+    int(sys.argv[5]),
+    float(sys.argv[6]),
+    float(sys.argv[7]),
+)
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 KEPT = 2
 
@@ -31,7 +38,12 @@ class Tiny(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.tok_embeddings = nn.Embedding(23, 10)
-        self.layers = nn.ModuleDict({str(n): nn.Sequential(nn.Linear(10, 600), nn.ReLU(), nn.Linear(600, 10)) for n in range(3)})
+        self.layers = nn.ModuleDict(
+            {
+                str(n): nn.Sequential(nn.Linear(10, 600), nn.ReLU(), nn.Linear(600, 10))
+                for n in range(3)
+            }
+        )
         self.output = nn.Linear(10, 23, bias=False)
         if os.environ.get("TIED"):
             self.output.weight = self.tok_embeddings.weight
@@ -67,12 +79,19 @@ class Plain:
         from torch.distributed.tensor import Shard, distribute_tensor
 
         mesh, path = init_device_mesh("cpu", (WORLD,)), OUT / "checkpoint" / f"step-{step}"
-        states = {k: distribute_tensor(v.detach().clone(), mesh, [Shard(0)]) for k, v in self._model.state_dict().items()}
+        states = {
+            k: distribute_tensor(v.detach().clone(), mesh, [Shard(0)])
+            for k, v in self._model.state_dict().items()
+        }
         if MODE == "async":
             self._future = async_save(states, checkpoint_id=path, process_group=self._group)
         else:
             save(states, checkpoint_id=path)
-        for old in sorted((OUT / "checkpoint").glob("step-*"), key=lambda p: int(p.name[5:]))[:-KEPT] if RANK == 0 else ():
+        for old in (
+            sorted((OUT / "checkpoint").glob("step-*"), key=lambda p: int(p.name[5:]))[:-KEPT]
+            if RANK == 0
+            else ()
+        ):
             shutil.rmtree(old)
 
     def close(self) -> None:
@@ -83,19 +102,30 @@ def titan(model: Tiny, state: State) -> Any:
     """Its own manager; ImportError where it is not installed."""
     from torch.distributed.fsdp import fully_shard
 
-    manager, optimizer = import_module("torchtitan.components.checkpointer.dcp"), import_module("torchtitan.components.optimizer")
+    manager, optimizer = (
+        import_module("torchtitan.components.checkpointer.dcp"),
+        import_module("torchtitan.components.optimizer"),
+    )
     mesh = init_device_mesh("cpu", (WORLD,))
     for layer in model.layers.values():
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    group = optimizer.ParamGroupConfig(pattern=".*", optimizer_name="AdamW", optimizer_kwargs={"lr": 0.01})
-    optimizers = optimizer.OptimizersContainer(
-        optimizer.OptimizersContainer.Config(param_groups=[group], implementation="for-loop"), model_parts=[model]
+    group = optimizer.ParamGroupConfig(
+        pattern=".*", optimizer_name="AdamW", optimizer_kwargs={"lr": 0.01}
     )
-    schedulers = optimizer.LRSchedulersContainer.Config(warmup_steps=1).build(optimizers=optimizers, training_steps=STEPS)
-    config = manager.CheckpointManager.Config(enable=True, interval=1, keep_latest_k=KEPT, async_mode=MODE)
+    optimizers = optimizer.OptimizersContainer(
+        optimizer.OptimizersContainer.Config(param_groups=[group], implementation="for-loop"),
+        model_parts=[model],
+    )
+    schedulers = optimizer.LRSchedulersContainer.Config(warmup_steps=1).build(
+        optimizers=optimizers, training_steps=STEPS
+    )
+    config = manager.CheckpointManager.Config(
+        enable=True, interval=1, keep_latest_k=KEPT, async_mode=MODE
+    )
     return manager.CheckpointManager(
-        config, dataloader=State(), model_parts=[model], optimizers=optimizers, lr_schedulers=schedulers,
+        config, dataloader=State(), model_parts=[model], optimizers=optimizers,
+        lr_schedulers=schedulers,
         states={"train_state": state}, sd_adapter=None, base_folder=str(OUT),
     )  # fmt: skip
 

@@ -1,14 +1,19 @@
-"""Real trainers on two nodes, a worker on each, and everything that may happen meanwhile: no checkpoint missed, none torn, training undisturbed.
+"""Real trainers on two nodes, a worker on each, and everything that may happen meanwhile: no
+checkpoint missed, none torn, training undisturbed.
 
-    python -m tests.campaigns.trainers --modes ddp fsdp2 zero2 zero3 --rounds 10                 # with the hook and without
+    python -m tests.campaigns.trainers --modes ddp fsdp2 zero2 zero3 --rounds 10
+        # with the hook and without
     python -m tests.campaigns.trainers --store s3 --kill 3 --cut 60 --hooks hook
 
-Every training saves each step and keeps one checkpoint (``save_steps=1``, ``save_total_limit=1``); the nodes share no disk, and where this may be done
-(root, Linux) each has a network of its own.  With the hook steps follow each other as fast as they can, and every one of them must be in the
-store, on its way or pinned, whatever rotation deletes.  Without it there is a pause before each step, and every one that lived longer than 2 s
-beside one life of its node's worker must be.  In the store every file of every node is compared with what the trainer wrote, and every step's merged model with what the framework
-gathered, bit for bit.  ``--kill``: workers are killed (SIGKILL) after that many seconds, more or less, and started again.  ``--cut``: while
-the training runs nodes lose the store for so many seconds.  ``--late``: workers are started only when the training has ended.
+Every training saves each step and keeps one checkpoint (``save_steps=1``, ``save_total_limit=1``);
+the nodes share no disk, and where this may be done (root, Linux) each has a network of its own.
+With the hook steps follow each other as fast as they can, and every one of them must be in the
+store, on its way or pinned, whatever rotation deletes.  Without it there is a pause before each
+step, and every one that lived longer than 2 s beside one life of its node's worker must be.  In the
+store every file of every node is compared with what the trainer wrote, and every step's merged
+model with what the framework gathered, bit for bit.  ``--kill``: workers are killed (SIGKILL) after
+that many seconds, more or less, and started again.  ``--cut``: while the training runs nodes lose
+the store for so many seconds.  ``--late``: workers are started only when the training has ended.
 """
 
 from __future__ import annotations
@@ -18,50 +23,51 @@ import contextlib
 import random
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
+from tests.campaigns.campaign import verdict, working
 from tests.campaigns.judged import Judge, Tally, with_more
-from tests.campaigns.nodes import Network, can_isolate
-from tests.campaigns.two_nodes import MODES, NODES, START, Job, TwoNodes, default_python, finish, wait_for
+from tests.campaigns.two_nodes import (
+    NODES,
+    START,
+    Job,
+    TwoNodes,
+    finish,
+    on_two_nodes,
+    training_arguments,
+    wait_for,
+)
 
 PAUSE = 2.5  # seconds before each step without the hook
+PATIENCE = 120.0  # seconds for the store to have everything, once the training has ended
 WORKER = {"quiet": "2s", "unmarked": "10s"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """0 if every promise was kept, 1 if not."""
     args = _arguments().parse_args(argv)
-    with contextlib.ExitStack() as stack:
-        home = Path(args.home or stack.enter_context(tempfile.TemporaryDirectory(prefix="ckptsync-trainers-")))
-        network = stack.enter_context(contextlib.closing(Network(NODES))) if can_isolate() else None
-        if not network:
-            print("the nodes share a network: namespaces cannot be made here")
-        nodes = stack.enter_context(contextlib.closing(TwoNodes(home, args.store, args.python, WORKER, network)))
+    with (
+        working("trainers", args.home) as home,
+        on_two_nodes(home, args.store, args.python, **WORKER) as nodes,
+    ):
         return Campaign(nodes, args).run()
 
 
 def _arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
+    parser = training_arguments(__doc__)
     parser.add_argument("--hooks", nargs="+", choices=("hook", "none"), default=("hook", "none"))
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--ranks", type=int, default=2, help="on each node")
-    parser.add_argument("--pause", type=float, default=0.0, help="seconds before each step with the hook")
-    parser.add_argument("--store", choices=("posix", "s3", "sftp"), default="posix")
-    parser.add_argument("--kill", type=float, default=0.0, help="seconds between two kills, on average")
-    parser.add_argument("--cut", type=float, default=0.0, help="seconds without the store")
-    parser.add_argument("--late", action="store_true")
     parser.add_argument(
-        "--patience", type=float, default=120.0, help="seconds for the store to have everything, once the training has ended"
+        "--pause", type=float, default=0.0, help="seconds before each step with the hook"
     )
-    parser.add_argument("--python", default=default_python(), help="that has transformers, accelerate, and DeepSpeed for ZeRO")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--home", help="a directory to work in, kept afterwards; a temporary one by default")
+    parser.add_argument(
+        "--kill", type=float, default=0.0, help="seconds between two kills, on average"
+    )
+    parser.add_argument("--cut", type=float, default=0.0, help="seconds without the store")
     return parser
 
 
@@ -69,14 +75,14 @@ class Campaign:
     """All modes, so many rounds of each."""
 
     def __init__(self, nodes: TwoNodes, args: argparse.Namespace) -> None:
-        self._nodes, self._args, self._dice = nodes, args, random.Random(args.seed)
+        self._nodes, self._args, self._dice = nodes, args, random.Random(1)
         self._kills = 0
 
     def run(self) -> int:
         """A line for each training; what was wrong below it."""
         wrong = 0
-        if not self._args.late:
-            self._begin()
+        for n in range(NODES):
+            self._nodes.begin(n)
         for n in range(self._args.rounds):
             for mode in self._args.modes:
                 for hook in self._args.hooks:
@@ -88,37 +94,33 @@ class Campaign:
         pause = self._args.pause if hook == "hook" else max(self._args.pause, PAUSE)
         return Job(run, mode, hook == "hook", self._args.steps, pause, self._args.ranks)
 
-    def _begin(self) -> None:
-        for n in range(NODES):
-            self._nodes.begin(n)
-
     def _train(self, job: Job) -> Tally:
         begun = time.monotonic()
         over = threading.Event()
         with self._nodes.training(job) as trainers, self._disturbed(job, over):
             codes = finish(trainers, START + job.steps * (job.pause + 5))
         took = time.monotonic() - begun
-        if self._args.late:
-            self._begin()
         judge = Judge(self._nodes, job)
-        waited = judge.wait(self._args.patience)
+        waited = judge.wait(PATIENCE)
         tally = with_more(judge.tally(codes), *self._ended())
-        if self._args.late:
-            for worker in self._nodes.workers:
-                worker.kill()
         print(f"{job.run}: {tally}; trained {took:.0f} s, stored {waited:.0f} s later", flush=True)
-        for line in tally.wrong:
-            print(f"VIOLATED {line}", flush=True)
+        verdict(tally.wrong)
         return tally
 
     def _ended(self) -> list[str]:
-        return [f"{w.name}'s worker ended by itself with {w.ended()}" for w in self._nodes.workers if w.ended() is not None]
+        return [
+            f"{w.name}'s worker ended by itself with {w.ended()}"
+            for w in self._nodes.workers
+            if w.ended() is not None
+        ]
 
     @contextlib.contextmanager
     def _disturbed(self, job: Job, over: threading.Event) -> Iterator[None]:
         threads = []
         if self._args.kill:
-            threads.append(threading.Thread(target=self._kill, args=(over, random.Random(self._dice.random()))))
+            threads.append(
+                threading.Thread(target=self._kill, args=(over, random.Random(self._dice.random())))
+            )
         if self._args.cut:
             threads.append(threading.Thread(target=self._cut, args=(job,)))
         for thread in threads:

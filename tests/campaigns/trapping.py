@@ -1,7 +1,10 @@
-"""Killing a program at every system call with which it changes something outside of itself: what strace can do, and how to ask it."""
+"""Killing a program at every system call with which it changes something outside of itself: what
+strace can do, and how to ask it.
+"""
 
 from __future__ import annotations
 
+import random
 import re
 import shutil
 import subprocess
@@ -11,11 +14,44 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CHANGING = (
-    *("write", "pwrite64", "writev", "pwritev", "pwritev2", "sendto", "sendmsg", "sendmmsg", "copy_file_range", "sendfile"),
-    *("fsync", "fdatasync", "sync_file_range", "ftruncate", "fallocate", "ioctl", "flock", "fchmod", "utimensat"),
-    *("link", "linkat", "rename", "renameat", "renameat2", "unlink", "unlinkat", "rmdir", "mkdir", "mkdirat"),
+    *(
+        "write",
+        "pwrite64",
+        "writev",
+        "pwritev",
+        "pwritev2",
+        "sendto",
+        "sendmsg",
+        "sendmmsg",
+        "copy_file_range",
+        "sendfile",
+    ),
+    *(
+        "fsync",
+        "fdatasync",
+        "sync_file_range",
+        "ftruncate",
+        "fallocate",
+        "ioctl",
+        "flock",
+        "fchmod",
+        "utimensat",
+    ),
+    *(
+        "link",
+        "linkat",
+        "rename",
+        "renameat",
+        "renameat2",
+        "unlink",
+        "unlinkat",
+        "rmdir",
+        "mkdir",
+        "mkdirat",
+    ),
     *("openat", "close", "connect", "shutdown"),
 )
+STRACE = ("strace", "-f", "-b", "execve", "-qq")
 _NAMING = ("access", "faccessat", "faccessat2", "openat")  # in which a mark may be seen
 _CALL = re.compile(r"(\d+)\s+(\w+)\((.*)")
 
@@ -32,24 +68,49 @@ class Trap:
 
     def before(self) -> list[str]:
         """Words to put before a command."""
-        one = ["-e", f"trace={self.call}", "-e", f"inject={self.call}:signal=SIGKILL:when={self.nth}"]
-        return ["strace", "-f", "-b", "execve", "-qq", "-o", "/dev/null", *one]
+        one = [
+            "-e",
+            f"trace={self.call}",
+            "-e",
+            f"inject={self.call}:signal=SIGKILL:when={self.nth}",
+        ]
+        return [*STRACE, "-o", "/dev/null", *one]
 
 
 def can_trap() -> bool:
     """Whether strace is here, and allowed to trace."""
     if not shutil.which("strace"):
         return False
-    return subprocess.run(["strace", "-f", "-o", "/dev/null", "true"], capture_output=True, check=False).returncode == 0
+    return (
+        subprocess.run(
+            ["strace", "-f", "-o", "/dev/null", "true"], capture_output=True, check=False
+        ).returncode
+        == 0
+    )
 
 
 def traps(command: Sequence[str], mark: str, log: Path, env: Mapping[str, str]) -> list[Trap]:
-    """Run the command to its end; a trap for each changing call that a thread does after one has named ``mark``."""
-    listened = ["-e", f"trace={','.join(CHANGING + _NAMING)}"]
-    words = ["strace", "-f", "-b", "execve", "-qq", "-s", "4096", "-o", str(log), *listened, *command]
-    done = subprocess.run(words, capture_output=True, text=True, env=env, check=False)
+    """Run the command to its end.
+
+    A trap for each changing call that a thread does after one has named ``mark``.
+    """
+    words = traced(log, CHANGING + _NAMING)
+    done = subprocess.run([*words, *command], capture_output=True, text=True, env=env, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return after(log.read_text(errors="replace").splitlines(), mark)
+
+
+def traced(log: Path, calls: Sequence[str] = CHANGING) -> list[str]:
+    """Words to put before a command, so that strace writes these calls to a file."""
+    return [*STRACE, "-s", "4096", "-o", str(log), "-e", f"trace={','.join(calls)}"]
+
+
+def drawn(log: Path, mark: str, most: int, dice: random.Random) -> tuple[int, list[Trap]]:
+    """Return how many traps a trace holds behind the mark, and ``most`` of them (0: all)."""
+    seen = after(log.read_text(errors="replace").splitlines(), mark)
+    # which changes nothing that the call before has not
+    found = [trap for trap in seen if trap.call != "close"]
+    return len(found), dice.sample(found, min(most, len(found))) if most else found
 
 
 def after(lines: Sequence[str], mark: str) -> list[Trap]:

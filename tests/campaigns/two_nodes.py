@@ -1,7 +1,10 @@
-"""Two nodes without a shared disk, a worker on each, a store that both reach, and real trainings across them."""
+"""Two nodes without a shared disk, a worker on each, a store that both reach, and real trainings
+across them.
+"""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -9,16 +12,17 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import create_store
+from tests.campaigns.campaign import arguments
 from tests.campaigns.cluster import CLEAN
 from tests.campaigns.lives import Mortal
-from tests.campaigns.nodes import Network, ended, kill_tree, start
+from tests.campaigns.nodes import Network, can_isolate, ended, kill_tree, start
 from tests.fault_proxy import TcpProxy
 from tests.vector import ROOT
 
@@ -31,7 +35,10 @@ START = 240.0  # seconds that trainers may take to import all they need, on a bu
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One training: ``ranks`` are those of each node, ``pause`` the seconds before each step; ``resume``: the checkpoint it goes on from."""
+    """One training: ``ranks`` are those of each node, ``pause`` the seconds before each step.
+
+    ``resume``: the checkpoint it goes on from.
+    """
 
     run: str
     mode: str
@@ -43,18 +50,45 @@ class Job:
 
     def words(self, home: Path) -> list[str]:
         """What the script is told on a node whose directory is ``home``."""
-        locations = ["--out", str(home / "out" / self.run), "--truth", str(home / "truth" / self.run), "--base", str(ROOT / "base")]
+        locations = [
+            "--out",
+            str(home / "out" / self.run),
+            "--truth",
+            str(home / "truth" / self.run),
+            "--base",
+            str(ROOT / "base"),
+        ]
         resumed = ["--resume", str(home / "out" / self.run / self.resume)] if self.resume else []
-        told = ["--steps", str(self.steps), "--pause", str(self.pause), *(["--hook"] if self.hook else [])]
+        told = [
+            "--steps",
+            str(self.steps),
+            "--pause",
+            str(self.pause),
+            *(["--hook"] if self.hook else []),
+        ]
         return [self.mode, *locations, *told, *resumed]
 
 
 class TwoNodes:
-    """``kind`` of store: posix (a directory that both see), s3 or sftp; ``python`` runs the trainers; ``network``: if namespaces can be made."""
+    """``kind`` of store: posix (a directory that both see), s3 or sftp.
 
-    def __init__(self, home: Path, kind: str, python: str, worker: Mapping[str, object], network: Network | None) -> None:
+    ``python`` runs the trainers; ``network``: if namespaces can be made.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        kind: str,
+        python: str,
+        worker: Mapping[str, object],
+        network: Network | None,
+    ) -> None:
         self.home, self._python, self.network = home, python, network
-        self._url, self._reached, self._options = str(home / "store"), str(home / "store"), dict[str, Any]()
+        self._url, self._reached, self._options = (
+            str(home / "store"),
+            str(home / "store"),
+            dict[str, Any](),
+        )
         self._reached_options: dict[str, Any] = {}
         self._proxy: TcpProxy | None = None
         home.mkdir(parents=True, exist_ok=True)
@@ -69,9 +103,16 @@ class TwoNodes:
 
     def reached(self, n: int, *words: str) -> subprocess.CompletedProcess[str]:
         """A command of ours on a node, to its end; it knows the store from its environment."""
-        store = {"CKPTSYNC_STORE": self._reached, "CKPTSYNC_STORAGE_OPTIONS": json.dumps(self._reached_options)}
+        store = {
+            "CKPTSYNC_STORE": self._reached,
+            "CKPTSYNC_STORAGE_OPTIONS": json.dumps(self._reached_options),
+        }
         command = [*self._within(n), sys.executable, "-m", "ckptsync", *words]
-        told = {**CLEAN, "PYTHONPATH": str(PROJECT), **(store if self._reached_options else {"CKPTSYNC_STORE": self._reached})}
+        told = {
+            **CLEAN,
+            "PYTHONPATH": str(PROJECT),
+            **(store if self._reached_options else {"CKPTSYNC_STORE": self._reached}),
+        }
         return subprocess.run(command, env=told, capture_output=True, text=True, check=False)
 
     def python(self, n: int, *words: str) -> list[str]:
@@ -111,7 +152,12 @@ class TwoNodes:
             for n in range(NODES):
                 (self.node(n) / "truth" / job.run).mkdir(parents=True)
                 log = self.node(n) / f"{job.run}.log"
-                words = [*self._within(n), *self._torchrun(n, job), str(SCRIPT), *job.words(self.node(n))]
+                words = [
+                    *self._within(n),
+                    *self._torchrun(n, job),
+                    str(SCRIPT),
+                    *job.words(self.node(n)),
+                ]
                 started.append(start(words, log, env=self._environment(), cwd=str(self.node(n))))
             yield started
         finally:
@@ -120,19 +166,46 @@ class TwoNodes:
 
     def _torchrun(self, n: int, job: Job) -> list[str]:
         address = self.network.trainer(0) if self.network else "127.0.0.1"
-        where = ["--nnodes", str(NODES), "--node-rank", str(n), "--master-addr", address, "--master-port", str(self._port())]
-        return [self._python, "-m", "torch.distributed.run", *where, "--nproc-per-node", str(job.ranks)]
+        where = [
+            "--nnodes",
+            str(NODES),
+            "--node-rank",
+            str(n),
+            "--master-addr",
+            address,
+            "--master-port",
+            str(self._port()),
+        ]
+        return [
+            self._python,
+            "-m",
+            "torch.distributed.run",
+            *where,
+            "--nproc-per-node",
+            str(job.ranks),
+        ]
 
     def _port(self) -> int:
         return 29500 if self.network else 29500 + os.getpid() % 5000
 
     def _environment(self) -> dict[str, str]:
         interface = "train" if self.network else "lo"
-        quiet = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+        quiet = {
+            "TRANSFORMERS_VERBOSITY": "error",
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+            "DS_ACCELERATOR": "cpu",
+        }
         quiet["TORCH_EXTENSIONS_DIR"] = os.environ.get(
             "TORCH_EXTENSIONS_DIR", str(self.home / "extensions")
         )  # a killed build locks the common one
-        return {**CLEAN, **quiet, "GLOO_SOCKET_IFNAME": interface, "PYTHONPATH": str(PROJECT), "PYTHONDONTWRITEBYTECODE": "1"}
+        return {
+            **CLEAN,
+            **quiet,
+            "GLOO_SOCKET_IFNAME": interface,
+            "PYTHONPATH": str(PROJECT),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
 
     def _within(self, n: int) -> list[str]:
         return self.network.nodes[n].within() if self.network else []
@@ -142,7 +215,12 @@ class TwoNodes:
         (self.node(n) / "out").mkdir()
         store = {"url": self._reached, "options": self._reached_options}
         found = {"path": f"{self.node(n)}/out/*"}
-        told = {"node": f"node{n}", "roles": ["worker"], "store": store, "worker": {"runs": [found], **worker}}
+        told = {
+            "node": f"node{n}",
+            "roles": ["worker"],
+            "store": store,
+            "worker": {"runs": [found], **worker},
+        }
         return Mortal(self.home, f"node{n}", told)
 
     def _serve_s3(self) -> None:
@@ -153,7 +231,9 @@ class TwoNodes:
         self._url = self._reached = f"s3://{bucket}"
         self._options, endpoint = server.options(), server.endpoint
         if self.network:
-            endpoint = "http://{}:{}".format(*self._proxied(self.network, int(endpoint.rpartition(":")[2])))
+            endpoint = "http://{}:{}".format(
+                *self._proxied(self.network, int(endpoint.rpartition(":")[2]))
+            )
         self._reached_options = server.options(endpoint=endpoint)
 
     def _serve_sftp(self) -> None:
@@ -166,7 +246,11 @@ class TwoNodes:
             host, port = self._proxied(self.network, server.port)
             self._reached = self._url.replace(f"127.0.0.1:{server.port}", f"{host}:{port}")
             known = self.home / "known_hosts"
-            known.write_text(server.known_hosts.read_text().replace(f"[127.0.0.1]:{server.port} ", f"[{host}]:{port} "))
+            known.write_text(
+                server.known_hosts.read_text().replace(
+                    f"[127.0.0.1]:{server.port} ", f"[{host}]:{port} "
+                )
+            )
             self._reached_options = {**server.options, "known_hosts": str(known)}
 
     def _proxied(self, network: Network, port: int) -> tuple[str, int]:
@@ -175,10 +259,41 @@ class TwoNodes:
         return network.address, self._proxy.port
 
 
+@contextlib.contextmanager
+def on_two_nodes(home: Path, kind: str, python: str, **worker: object) -> Iterator[TwoNodes]:
+    """Yield two nodes, each in network namespaces of its own where these can be made."""
+    with contextlib.ExitStack() as stack:
+        network = stack.enter_context(contextlib.closing(Network(NODES))) if can_isolate() else None
+        if not network:
+            print("the nodes share a network: namespaces cannot be made here")
+        made = TwoNodes(home, kind, python, worker, network)
+        yield stack.enter_context(contextlib.closing(made))
+
+
+def training_arguments(
+    description: str | None,
+    *,
+    modes: Sequence[str] = MODES,
+    default: Sequence[str] = MODES,
+    store: str = "posix",
+) -> argparse.ArgumentParser:
+    """Return a parser with what campaigns of trainings share."""
+    parser = arguments(description, "home")
+    parser.add_argument("--modes", nargs="+", choices=modes, default=default)
+    parser.add_argument("--store", choices=("posix", "s3", "sftp"), default=store)
+    parser.add_argument(
+        "--python",
+        default=default_python(),
+        help="that has transformers, accelerate, and DeepSpeed for ZeRO",
+    )
+    return parser
+
+
 def events(truth: Path) -> dict[str, list[dict[str, Any]]]:
     """What each rank of a node said, by the file's name."""
     return {
-        path.stem: [json.loads(line) for line in path.read_text().splitlines()] for path in sorted(truth.glob("events-*.jsonl"))
+        path.stem: [json.loads(line) for line in path.read_text().splitlines()]
+        for path in sorted(truth.glob("events-*.jsonl"))
     }
 
 
@@ -186,14 +301,20 @@ def wait_for(truth: Path, event: str, step: int, patience: float) -> bool:
     """Until some rank of a node has said it."""
     until = time.monotonic() + patience
     while time.monotonic() < until:
-        if any((e["event"], e["step"]) == (event, step) for said in events(truth).values() for e in said):
+        if any(
+            (e["event"], e["step"]) == (event, step)
+            for said in events(truth).values()
+            for e in said
+        ):
             return True
         time.sleep(0.05)
     return False
 
 
 def finish(started: list[subprocess.Popen[bytes]], patience: float) -> list[int | None]:
-    """Exit codes; ``None`` for one that did not end, also when the others have failed for a while."""
+    """Exit codes; ``None`` for one that did not end, also when the others have failed for a
+    while.
+    """
     until = time.monotonic() + patience
     while time.monotonic() < until and any(one.poll() is None for one in started):
         if any(one.poll() for one in started):
@@ -209,6 +330,11 @@ def default_python() -> str:
 
 def can_train(python: str, mode: str = "ddp") -> bool:
     """Whether that Python has what the trainer of a mode imports."""
-    needs = ["torch", "transformers", "accelerate", *(["deepspeed"] if mode.startswith("zero") else [])]
+    needs = [
+        "torch",
+        "transformers",
+        "accelerate",
+        *(["deepspeed"] if mode.startswith("zero") else []),
+    ]
     asked = f"import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, {needs!r})))"
     return subprocess.run([python, "-c", asked], capture_output=True, check=False).returncode == 0

@@ -1,4 +1,6 @@
-"""Bytes that nothing covers on a bare directory, each with the reason; ``docs/formats.md`` names the same.
+"""Bytes that nothing covers on a bare directory, each with the reason.
+
+``docs/formats.md`` names the same.
 
 The manifest of a store covers them all.  What is not in this table has to be seen.
 """
@@ -26,11 +28,24 @@ class Uncovered:
 ANY: tuple[Kind, ...] = ("delete", "cut", "grow", "flip", "older", "newer", "swap")
 TABLE = (
     Uncovered(
-        "configuration and tokenizer are copied as they are", ANY, re.compile(r".*(\.json|\.jinja|\.model|\.txt|\.py)"), "beside"
+        "configuration and tokenizer are copied as they are",
+        ANY,
+        re.compile(r".*(\.json|\.jinja|\.model|\.txt|\.py)"),
+        "beside",
     ),
-    Uncovered("safetensors has no checksum, of its header or its data", ("flip",), re.compile(r".*\.safetensors")),
-    Uncovered("the shards of two ranks do not say whose they are", ("swap",), re.compile(r".*\.distcp")),
-    Uncovered("a pipeline's layers do not say which they are", ("swap",), re.compile(r".*layer_\d+.*-model_states\.pt")),
+    Uncovered(
+        "safetensors has no checksum, of its header or its data",
+        ("flip",),
+        re.compile(r".*\.safetensors"),
+    ),
+    Uncovered(
+        "the shards of two ranks do not say whose they are", ("swap",), re.compile(r".*\.distcp")
+    ),
+    Uncovered(
+        "a pipeline's layers do not say which they are",
+        ("swap",),
+        re.compile(r".*layer_\d+.*-model_states\.pt"),
+    ),
 )
 LONE = "a file that is alone has none to be compared with by its time"
 CONVERTED = "a conversion to the universal format keeps the time of the model file"
@@ -42,13 +57,19 @@ LEGACY = "torch's legacy container has no checksum"
 def reason(damage: Damage, outcome: Outcome, files: Mapping[str, bytes]) -> str | None:
     """Why this could not be seen; ``None`` if it should have been."""
     for row in TABLE:
-        if outcome.word == row.outcome and damage.kind in row.kinds and row.file.fullmatch(damage.file):
+        if (
+            outcome.word == row.outcome
+            and damage.kind in row.kinds
+            and row.file.fullmatch(damage.file)
+        ):
             return row.why
     if damage.kind in ("older", "newer"):
         return _undated(damage.file, files)
     if damage.kind == "swap" and damage.file.endswith("_states.pt"):
         return _swapped(sorted(damage.content), files)
-    is_legacy = damage.file.endswith((".pt", ".bin", ".pth")) and files[damage.file][:2] == b"\x80\x02"
+    is_legacy = (
+        damage.file.endswith((".pt", ".bin", ".pth")) and files[damage.file][:2] == b"\x80\x02"
+    )
     return LEGACY if is_legacy and damage.kind == "flip" else None
 
 
@@ -57,7 +78,11 @@ def _undated(file: str, files: Mapping[str, bytes]) -> str | None:
     suffix = base.rpartition(".")[2]
     if any(name.startswith(f"{folder}/zero/") for name in files):
         return CONVERTED
-    return LONE if sum(name.rpartition("/")[0] == folder and name.endswith(suffix) for name in files) == 1 else None
+    return (
+        LONE
+        if sum(name.rpartition("/")[0] == folder and name.endswith(suffix) for name in files) == 1
+        else None
+    )
 
 
 def _swapped(pair: Sequence[str], files: Mapping[str, bytes]) -> str | None:

@@ -1,4 +1,6 @@
-"""What trainers that were killed have really written: which saves were finished on every rank, and what those held on each node."""
+"""What trainers that were killed have really written: which saves were finished on every rank, and
+what those held on each node.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ Said = Mapping[str, Sequence[Mapping[str, Any]]]
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One process group of a training that was killed, and perhaps went on: ``n`` counts them from 0.  ``ranks``: of all nodes.  ``stem``: of a checkpoint's name."""
+    """One process group of a training that was killed, and perhaps went on: ``n`` counts them from
+    0.  ``ranks``: of all nodes.  ``stem``: of a checkpoint's name.
+    """
 
     run: str
     n: int
@@ -33,10 +37,14 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """One save.  ``parts``: node → a copy of what it held when it was finished, or of what was left of it.  ``model``: as the framework gathered it.
+    """One save.
 
-    ``begun`` and ``finished``: seconds since the epoch, 0 where a rank never said so.  ``marked``: every rank took part in the next step after it, so
-    that a hook had its word.  ``ended``: when another save may have rotated it, or begun to write over it.
+    ``parts``: node → a copy of what it held when it was finished, or of what was left of it.
+    ``model``: as the framework gathered it.
+
+    ``begun`` and ``finished``: seconds since the epoch, 0 where a rank never said so.  ``marked``:
+    every rank took part in the next step after it, so that a hook had its word.  ``ended``: when
+    another save may have rotated it, or begun to write over it.
     """
 
     run: str
@@ -57,15 +65,23 @@ class Written:
 
 
 def written(home: Path, segment: Segment) -> list[Written]:
-    """All saves that a segment began, oldest first, once its processes have ended and before another begins."""
+    """All saves that a segment began, oldest first, once its processes have ended and before
+    another begins.
+    """
     truths = [home / f"node{n}" / "truth" / segment.name for n in range(NODES)]
-    said = {f"{n} {rank}": lines for n, truth in enumerate(truths) for rank, lines in events(truth).items()}
+    said = {
+        f"{n} {rank}": lines
+        for n, truth in enumerate(truths)
+        for rank, lines in events(truth).items()
+    }
     found = [_written(home, segment, step, said) for step in sorted(_times(said, "saving"))]
     return [replace(w, ended=_gone(said, w)) for w in found]
 
 
 def overtaken(saves: Iterable[Written], begun: float) -> list[Written]:
-    """Those of earlier segments when a later one begins to save: whatever it rotates or overwrites, it does not before."""
+    """Those of earlier segments when a later one begins to save: whatever it rotates or overwrites,
+    it does not before.
+    """
     return [replace(w, ended=min(w.ended, begun)) for w in saves]
 
 
@@ -87,7 +103,9 @@ def _written(home: Path, segment: Segment, step: int, said: Said) -> Written:
 
 
 def _part(node: Path, segment: Segment, name: str) -> Path | None:
-    """The copy that the trainer made itself when all had gone on, else one of what lies there now."""
+    """The copy that the trainer made itself when all had gone on, else one of what lies there
+    now.
+    """
     kept, there = node / "truth" / segment.name / name, node / "out" / segment.run / name
     if not kept.is_dir() and there.is_dir():
         shutil.copytree(there, kept)

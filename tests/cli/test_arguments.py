@@ -26,34 +26,74 @@ def parsed(line: str) -> dict[str, object]:
                 "jobs": None,
             },
         ),
-        ("merge a out --dtype keep --source zero:. --json", {"dtype": "keep", "source": "zero:.", "json": True}),
-        ("push d url --run r --node n --dry-run", {"directory": "d", "url": "url", "run": "r", "node": "n", "dry_run": True}),
-        ("push d --run a s3://b/c --send weights", {"directory": "d", "url": "s3://b/c", "run": "a", "send": "weights"}),
-        ("push d -c x.yaml --exclude a --exclude b", {"url": None, "config": "x.yaml", "exclude": ["a", "b"]}),
+        (
+            "merge a out --dtype keep --source zero:. --json",
+            {"dtype": "keep", "source": "zero:.", "json": True},
+        ),
+        (
+            "push d url --run r --node n --dry-run",
+            {"directory": "d", "url": "url", "run": "r", "node": "n", "dry_run": True},
+        ),
+        (
+            "push d --run a s3://b/c --send weights",
+            {"directory": "d", "url": "s3://b/c", "run": "a", "send": "weights"},
+        ),
+        (
+            "push d -c x.yaml --exclude a --exclude b",
+            {"url": None, "config": "x.yaml", "exclude": ["a", "b"]},
+        ),
         ("verify a b", {"targets": ["a", "b"], "level": None, "json": False}),
-        ("verify a --level model --sample 10% --baseline f --record g", {"level": "model", "sample": "10%", "record": "g"}),
+        (
+            "verify a --level model --sample 10% --baseline f --record g",
+            {"level": "model", "sample": "10%", "record": "g"},
+        ),
         ("inspect a --tensors", {"targets": ["a"], "tensors": True}),
         ("ls", {"url": None, "config": None}),
         ("status /s --watch", {"url": "/s", "watch": True}),
         ("run -c x.yaml", {"config": "x.yaml"}),
         ("demo --dir d", {"dir": "d"}),
-        ("pull r out --node n --dry-run", {"what": "r", "destination": "out", "url": None, "node": "n", "consolidated": False}),
+        (
+            "pull r out --node n --dry-run",
+            {"what": "r", "destination": "out", "url": None, "node": "n", "consolidated": False},
+        ),
         ("gc /store --keep-last 3 --dry-run", {"url": "/store", "keep_last": "3", "dry_run": True}),
         ("keep a/b --release", {"what": "a/b", "release": True}),
         ("join a/b a/c", {"first": "a/b", "second": "a/c"}),
         ("repair /store a/b --wait", {"what": ["/store", "a/b"], "wait": True}),
-        ("service install -c x.yaml --as ann --dry-run", {"config": "x.yaml", "train": "ann", "user": False, "dry_run": True}),
-        ("service uninstall --head", {"head": True, "train": None, "user": False, "dry_run": False}),
+        (
+            "service install -c x.yaml --as ann --dry-run",
+            {"config": "x.yaml", "train": "ann", "user": False, "dry_run": True},
+        ),
+        (
+            "service uninstall --head",
+            {"head": True, "train": None, "user": False, "dry_run": False},
+        ),
         ("hook install --python p", {"action": "install", "python": "p"}),
         ("config example worker --json", {"name": "worker", "json": True}),
         ("config --json example", {"name": "", "json": True}),
         ("help", {"name": "", "json": False}),
-        ("doctor", {"output_dir": [], "python": "", "node": "", "model": "", "publish": False, "nodes": False, "url": None}),
-        ("doctor --publish -c x.yaml --output-dir /a --output-dir /b", {"output_dir": ["/a", "/b"], "publish": True}),
+        (
+            "doctor",
+            {
+                "output_dir": [],
+                "python": "",
+                "node": "",
+                "model": "",
+                "publish": False,
+                "nodes": False,
+                "url": None,
+            },
+        ),
+        (
+            "doctor --publish -c x.yaml --output-dir /a --output-dir /b",
+            {"output_dir": ["/a", "/b"], "publish": True},
+        ),
         ("doctor --strict /store", {"strict": True, "url": "/store"}),
     ],
 )
-def test_each_command_reads_its_arguments(line: str, found: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_command_reads_its_arguments(
+    line: str, found: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     args = parsed(line)
     assert {key: args[key] for key in found} == found
@@ -70,7 +110,9 @@ def test_each_command_reads_its_arguments(line: str, found: dict[str, object], m
         ("hook", "ACTION"),
     ],
 )
-def test_what_is_not_an_argument_is_refused(line: str, why: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_not_an_argument_is_refused(
+    line: str, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         parsed(line)
     assert why in capsys.readouterr().err
@@ -80,7 +122,7 @@ def test_what_is_not_an_argument_is_refused(line: str, why: str, capsys: pytest.
 def test_each_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parsed(f"{command} --help")
-    assert COMMANDS[command][1][1:] in " ".join(capsys.readouterr().out.split())
+    assert COMMANDS[command][1:] in " ".join(capsys.readouterr().out.split())
 
 
 def test_every_rule_of_a_configuration_has_a_flag() -> None:

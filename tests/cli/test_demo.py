@@ -1,57 +1,82 @@
-"""``ckptsync demo`` for real."""
+"""``ckptsync demo`` for real, and its pieces: it believes nothing that it has not seen in the
+store.
+"""
 
 import json
 import os
 import shlex
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+import yaml
 
+from ckptsync.catalogue.uncached import read_state
 from ckptsync.cli import demo
+from ckptsync.cli.demo import BASE, CHECKPOINT, DATA, Shown, flip, play, script
 from ckptsync.cli.main import main
+from ckptsync.config.loading import read
+from ckptsync.errors import CkptsyncError, StoreError
+from ckptsync.layouts import registry
+from ckptsync.stores.file_trees import DirectoryFiles
+from ckptsync.stores.opening import open_store
+from ckptsync.verify.schedule import VerifyPolicy
+from tests.cli_store import make
+from tests.heads import verify_next
+
+ROW = ["fsdp2", "checkpoint-4", "INCOMPLETE", "1 KB", "1", "x: no node has uploaded it"]
+DONE = [*ROW[:2], "VERIFIED", *ROW[3:]]
 
 
-def test_the_whole_story_is_told_and_seen(tmp_path: Path) -> None:
-    begun = time.monotonic()
-    command = [sys.executable, "-m", "ckptsync", "demo", "--json", "--dir", str(tmp_path / "d")]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert (ran.returncode, ran.stderr) == (0, f"ckptsync: {tmp_path}/d/store: a new store was made here\n")
-    events = [json.loads(line) for line in ran.stdout.splitlines()]
-    words = [row["state"] for event in events for row in event.get("table", []) if row["run"] == "fsdp2"]
-    assert words.index("VERIFIED") < words.index("DAMAGED") < len(words) - 1 - words[::-1].index("VERIFIED")
-    assert any("the verifier names checkpoint-4/pytorch_model_fsdp_0/" in event.get("say", "") for event in events)
-    assert events[-1]["ok"] is True
-    assert all(
-        Path(model, "config.json").exists() and Path(model, "model.safetensors").exists() for model in events[-1]["models"].values()
-    )
-    assert time.monotonic() - begun < 60
+def children_of(directory: Path) -> list[Path]:
+    """Return processes that work in a directory."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if (
+                int(process.name) != os.getpid()
+                and str(directory).encode() in (process / "cmdline").read_bytes()
+            ):
+                found.append(process)
+        except OSError:  # noqa: PERF203 - it has ended
+            continue
+    return found
 
 
-def test_the_three_commands_to_try_next_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_damage_is_seen_and_repaired_and_the_commands_to_try_next_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["demo", "--dir", str(tmp_path / "a [b] c")]) == 0
-    said = capsys.readouterr().out
-    after = said[said.index("try next:\n") :].splitlines()[1:]
+    printed = capsys.readouterr().out
+    states = [line.split()[2] for line in printed.splitlines() if line.startswith("  fsdp2 ")]
+    assert (
+        states.index("VERIFIED")
+        < states.index("DAMAGED")
+        < len(states) - 1 - states[::-1].index("VERIFIED")
+    )
+    assert "the verifier names checkpoint-4/pytorch_model_fsdp_0/" in printed
     prefix = demo.program()
-    commands = [shlex.split(line) for line in after]
-    assert [words[: len(prefix) + 1] for words in commands] == [[*prefix, word] for word in ("inspect", "verify", "merge")]
+    commands = [shlex.split(line) for line in printed.partition("try next:\n")[2].splitlines()]
+    assert [words[len(prefix)] for words in commands] == ["inspect", "verify", "merge"]
     for words in commands:
+        assert words[: len(prefix)] == prefix
         assert main(words[len(prefix) :]) == 0
+    assert not children_of(tmp_path)
 
 
-def test_a_program_that_no_path_leads_to_is_named_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_program_outside_of_path_is_named_with_its_directory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    said = demo.program()
-    assert Path(said[0]).is_absolute()
-    assert subprocess.run([*said, "--version"], check=True, capture_output=True).stdout.startswith(b"ckptsync ")
+    words = demo.program()
+    assert Path(words[0]).is_absolute()
     (tmp_path / "ckptsync").write_text("#!/bin/sh\n")
     (tmp_path / "ckptsync").chmod(0o755)
     assert demo.program() == ["ckptsync"]
 
 
-def test_what_is_not_seen_in_time_is_a_failure_and_the_children_end(
+def test_a_step_that_is_not_seen_in_time_is_a_failure_and_the_children_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(demo, "PATIENCE", -1.0)
@@ -59,14 +84,26 @@ def test_what_is_not_seen_in_time_is_a_failure_and_the_children_end(
     error, hint = capsys.readouterr().err.splitlines()
     assert error.startswith("ckptsync: error: demo: nodes and head alive: not seen within")
     assert str(tmp_path / "d" / "etc" / "head.log") in hint
-    assert not [p for p in Path("/proc").glob("[0-9]*") if is_child(p, str(tmp_path))]
+    assert not children_of(tmp_path)
 
 
-def is_child(process: Path, directory: str) -> bool:
-    try:
-        return int(process.name) != os.getpid() and directory.encode() in (process / "cmdline").read_bytes()
-    except OSError:
-        return False
+def test_a_demo_that_is_terminated_leaves_no_process_behind(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ckptsync", "demo", "--json", "--dir", str(tmp_path / "d")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout
+        assert "say" in json.loads(child.stdout.readline())
+        child.terminate()
+        assert child.wait(60) == 143
+    assert not children_of(tmp_path)
+
+
+def test_a_child_that_ends_is_an_error_with_its_log(tmp_path: Path) -> None:
+    with demo.running(tmp_path, {"head": {"nonsense": 1}}) as children:
+        children[0].process.wait(60)
+        with pytest.raises(CkptsyncError, match="head ended with exit code 2") as caught:
+            demo.check(children)
+    assert str(tmp_path / "head.log") in caught.value.hint
+    assert "nonsense: unknown key" in (tmp_path / "head.log").read_text()
 
 
 def test_a_directory_that_is_in_use_is_refused(tmp_path: Path) -> None:
@@ -75,12 +112,86 @@ def test_a_directory_that_is_in_use_is_refused(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_demo_that_is_terminated_leaves_no_process_behind(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "ckptsync", "demo", "--json", "--dir", str(tmp_path / "d")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout
-        while '"table"' not in child.stdout.readline():
-            assert child.poll() is None
-        child.terminate()
-        assert child.wait(20) == 143
-    assert not [p for p in Path("/proc").glob("[0-9]*") if is_child(p, str(tmp_path))]
+def test_every_configuration_is_a_good_one(tmp_path: Path) -> None:
+    for name, configuration in demo.configurations(tmp_path).items():
+        assert read(yaml.safe_dump(configuration), name, {}).node == name
+
+
+def test_the_bit_that_flips_lies_inside_the_tensor_that_is_named_and_only_a_new_report_counts(
+    tmp_path: Path,
+) -> None:
+    checkpoint = make(tmp_path / "store") / "fsdp2" / CHECKPOINT
+    path, at, name = demo.byte_of_a_tensor(checkpoint)
+    files = DirectoryFiles(str(checkpoint))
+    [tensor] = [t for t in registry.tensors(files, registry.choose(files, None)) if t.name == name]
+    extents = [
+        part.extent for copy in tensor.copies for part in copy.parts if part.extent.file == path
+    ]
+    assert any(e.start <= at < e.start + e.size for e in extents)
+    flip(checkpoint / path, at)
+    store = open_store(str(tmp_path / "store"))
+    verify_next(store, VerifyPolicy(every=0.0), 1e10)
+    seen = read_state(store).of("fsdp2", CHECKPOINT)
+    assert seen
+    found = demo.find_damage(seen, set(), path)
+    assert found
+    assert name in found[1].tensors
+    assert demo.find_damage(seen, set(), "another") is None
+    assert demo.find_damage(seen, set(seen.records.reports), path) is None
+
+
+@pytest.mark.parametrize("kind", demo.RUNS)
+def test_every_file_is_written_once_on_its_own_node_in_the_trainers_order(
+    kind: str, tmp_path: Path
+) -> None:
+    names = [
+        w.target.name
+        for w in play(script(kind, DATA / kind, lambda node: tmp_path / node), pause=0)
+    ]
+    written = {p.relative_to(tmp_path): p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    assert written == {
+        p.relative_to(DATA / kind): p.read_bytes() for p in (DATA / kind).rglob("*") if p.is_file()
+    }
+    assert {p.parts[0] for p in written} == {"node0", "node1"}
+    assert names[-1] == "trainer_state.json"
+    shards = [i for i, name in enumerate(names) if name.endswith((".distcp", "_states.pt"))]
+    assert len(shards) == 4
+    assert max(shards) < min(i for i, name in enumerate(names) if name in (".metadata", "latest"))
+
+
+def test_an_installation_without_data_is_an_error(tmp_path: Path) -> None:
+    assert {"config.json", "tokenizer.json"} <= {p.name for p in BASE.iterdir()}
+    with pytest.raises(StoreError, match="no demo data"):
+        script("x", tmp_path, lambda node: tmp_path / node)
+
+
+def test_a_flip_turns_one_bit_and_twice_none(tmp_path: Path) -> None:
+    path = tmp_path / "shard"
+    path.write_bytes(bytes(range(100)))
+    path.chmod(0o400)
+    flip(path, 50)
+    assert [i for i, byte in enumerate(path.read_bytes()) if byte != i] == [50]
+    flip(path, 50)
+    assert path.read_bytes() == bytes(range(100))
+
+
+def test_rows_that_changed_are_lines_and_with_json_an_event_is_a_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lines = Shown(as_json=False)
+    for rows in ([ROW], [ROW], [DONE], [DONE, ["zero3", *ROW[1:]]]):
+        lines.table(rows)
+    lines.say("a\x1bb")
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [
+        "fsdp2",
+        "fsdp2",
+        "zero3",
+        "a\\x1bb",
+    ]
+    events = Shown(as_json=True)
+    events.say("begins")
+    events.table([ROW])
+    events.table([ROW])
+    first, second = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert first == {"say": "begins"}
+    assert second["table"][0]["state"] == "INCOMPLETE"

@@ -16,19 +16,27 @@ from ckptsync.cli.main import COMMANDS, main
 from tests.standing import ROOT, ran
 
 BUILD = "import sys; from setuptools import build_meta; print(build_meta.build_wheel(sys.argv[1]))"
-EXAMPLES = sorted(path.stem if path.suffix == ".yaml" else path.name for path in (ROOT / "configs").iterdir())
+EXAMPLES = sorted(
+    path.stem if path.suffix == ".yaml" else path.name for path in (ROOT / "configs").iterdir()
+)
 TOPICS = sorted(path.stem for path in (ROOT / "docs").rglob("*.md"))
 HINTED = re.compile(r"`ckptsync (help|config example) ([a-z0-9.-]+)`")
 QUOTED = re.compile(r"`ckptsync ([a-z]+)[^`]*`")
 
 
 def texts() -> Iterator[tuple[str, str]]:
-    """Where, and what: every text of the program that a user may see, and what is installed beside it."""
+    """Where, and what: every text of the program that a user may see, and what is installed beside
+    it.
+    """
     for path in sorted((ROOT / "ckptsync").rglob("*.py")):
         tree = ast.parse(path.read_text())
         docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
+            if (
+                isinstance(node, ast.Constant)
+                and isinstance(node.value, str)
+                and id(node) not in docs
+            ):
                 yield f"{path}:{node.lineno}", node.value
     for path in [*(ROOT / "configs").iterdir(), *(ROOT / "systemd").iterdir()]:
         yield str(path), path.read_text()
@@ -42,7 +50,9 @@ def test_every_command_that_a_text_names_works_and_no_text_names_a_file_of_the_r
         hinted |= set(HINTED.findall(text))
         assert all(word in COMMANDS for word in QUOTED.findall(text)), (where, text)
         assert not re.search(r"\b(docs|configs)/[a-z]", text), (where, text)
-    assert {"service", "cli", "trainers", "hook", "monitoring", "sftp"} <= {name for command, name in hinted if command == "help"}
+    assert {"service", "cli", "trainers", "hook", "monitoring", "sftp"} <= {
+        name for command, name in hinted if command == "help"
+    }
     assert ("config example", "worker") in hinted
     for command, name in sorted(hinted):
         assert main([*command.split(), name]) == 0, (command, name)
@@ -63,20 +73,31 @@ def test_a_name_is_looked_up_and_a_wrong_one_told(capsys: pytest.CaptureFixture[
 def test_an_installation_without_the_repository_prints_them_all(tmp_path: Path) -> None:
     pytest.importorskip("setuptools", "69")
     project, site = tmp_path / "project", tmp_path / "site"
-    shutil.copytree(ROOT / "ckptsync", project / "ckptsync", ignore=shutil.ignore_patterns("__pycache__", "demo_data"))
+    shutil.copytree(
+        ROOT / "ckptsync",
+        project / "ckptsync",
+        ignore=shutil.ignore_patterns("__pycache__", "demo_data"),
+    )
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, project)
     done = ran("-c", BUILD, str(tmp_path), path=(), cwd=project)
     assert done.returncode == 0, done.stderr
     with zipfile.ZipFile(tmp_path / done.stdout.split()[-1]) as wheel:
-        assert not [name for name in wheel.namelist() if name.endswith(".pth") and "/" not in name], "every Python would read it"
+        assert not [
+            name for name in wheel.namelist() if name.endswith(".pth") and "/" not in name
+        ], "every Python would read it"
         wheel.extractall(site)
     shutil.rmtree(project)
-    program = f"import sys; sys.path.insert(0, {str(site)!r}); import ckptsync.cli.main as m; assert m.__file__.startswith({str(site)!r}); "
+    program = (
+        f"import sys; sys.path.insert(0, {str(site)!r}); import ckptsync.cli.main as m; assert"
+        f" m.__file__.startswith({str(site)!r}); "
+    )
     program += "[m.main(words.split(',')) and sys.exit(words) for words in sys.argv[1:]]"
     words = [*(f"help,{name}" for name in TOPICS), *(f"config,example,{name}" for name in EXAMPLES)]
     command = [sys.executable, "-c", program, *words]
-    told = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    told = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
     assert told.returncode == 0, told.stderr
     files = [*(ROOT / "docs").rglob("*.md"), *(ROOT / "configs").iterdir()]
     assert len(told.stdout) == sum(len(path.read_text()) for path in files)

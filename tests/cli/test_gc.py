@@ -13,7 +13,11 @@ from ckptsync.cli.main import main
 from ckptsync.stores.opening import create_store
 from tests.retained import FIRST, fill
 
-CONFIG = "roles: [head]\nstore: {{url: {url}}}\nretention: {{keep_last: 1, grace: 1h, runs: {{other: {{keep_last: 3}}}}}}\n"
+CONFIG = (
+    "roles: [head]\n"
+    "store: {{url: {url}}}\n"
+    "retention: {{keep_last: 1, grace: 1h, runs: {{other: {{keep_last: 3}}}}}}\n"
+)
 
 
 @pytest.fixture
@@ -29,7 +33,9 @@ def tree(path: Path) -> list[str]:
     return sorted(str(p.relative_to(path)) for p in path.rglob("*") if p.is_file())
 
 
-def test_a_dry_run_says_what_would_go_and_why_and_writes_nothing(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_says_what_would_go_and_why_and_writes_nothing(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = tree(store)
     assert main(["gc", str(store), "--keep-last", "2", "--run", "run", "--dry-run"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -48,7 +54,9 @@ def test_a_dry_run_says_what_would_go_and_why_and_writes_nothing(store: Path, ca
     assert tree(store) == before
 
 
-def test_what_is_marked_is_removed_when_its_grace_is_over(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_marked_is_removed_when_its_grace_is_over(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = tmp_path / "head.yaml"
     config.write_text(CONFIG.format(url=store))
     assert main(["gc", "-c", str(config), "--json"]) == 0
@@ -72,7 +80,9 @@ def age(records: Path, seconds: float) -> None:
         os.utime(path, (time.time() - seconds,) * 2)
 
 
-def test_without_a_grace_the_next_one_removes_what_was_marked(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_grace_the_next_one_removes_what_was_marked(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """As a configuration may say, too: a full disk waits for nobody."""
     for wanted in ("2 marked", "2 removed"):
         assert main(["gc", str(store), "--keep-last", "1", "--grace", "0s"]) == 0
@@ -81,7 +91,9 @@ def test_without_a_grace_the_next_one_removes_what_was_marked(store: Path, capsy
     assert (store / "run/checkpoint-3").exists()
 
 
-def test_what_is_kept_by_hand_stays_and_says_so(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_kept_by_hand_stays_and_says_so(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for line, told in (
         ("", "kept from now on"),
         ("", "was kept already"),
@@ -108,18 +120,20 @@ def test_a_link_in_a_location_is_not_followed(store: Path, tmp_path: Path) -> No
     assert (precious / "a.bin").read_text() == "mine"
 
 
-def test_litter_is_shown_and_removed_when_asked_for(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_orphaned_files_are_shown_and_deleted_when_asked_for(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     stray = store / "run/checkpoint-1/stray.bin"
     stray.write_text("x")
     draft = store / "run/checkpoint-2/.ckptsync-0123456789abcdef.part"
     draft.write_text("half")
     for path in (stray, draft):
         os.utime(path, (time.time() - 8 * 86400,) * 2)
-    assert main(["gc", str(store), "--litter", "--dry-run"]) == 0
-    assert "litter: run/checkpoint-1/stray.bin, 1 B" in capsys.readouterr().out
+    assert main(["gc", str(store), "--orphans", "--dry-run"]) == 0
+    assert "orphaned: run/checkpoint-1/stray.bin, 1 B" in capsys.readouterr().out
     assert stray.exists()
-    assert main(["gc", str(store), "--litter"]) == 0
-    assert "removed litter: run/checkpoint-2/.ckptsync-" in capsys.readouterr().out
+    assert main(["gc", str(store), "--orphans"]) == 0
+    assert "deleted orphaned file: run/checkpoint-2/.ckptsync-" in capsys.readouterr().out
     assert not stray.exists()
     assert not draft.exists()
     assert (store / "run/checkpoint-1/a.bin").exists()
@@ -135,9 +149,11 @@ def test_litter_is_shown_and_removed_when_asked_for(store: Path, capsys: pytest.
         (["--max-size", "9" * 400 + "TB"], "too large"),
         (["--keep-last", "1", "--run", ".."], "not a name that a run can have"),
         (["--keep-last", "1", "--run", "run/"], "not a name that a run can have"),
-        (["--keep-last", "1", "--run", "nosuch"], "there is no such run"),
+        (["--keep-last", "1", "--run", "nosuch"], "run 'nosuch' not found"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(store: Path, words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_meant_is_refused(
+    store: Path, words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["gc", str(store), *words]) == 2
     assert told in capsys.readouterr().err

@@ -1,4 +1,6 @@
-"""``ckptsync hook install`` and ``hook remove``: the line beside a Python's packages, and what is said of it."""
+"""``ckptsync hook install`` and ``hook remove``: the line beside a Python's packages, and what is
+said of it.
+"""
 
 from __future__ import annotations
 
@@ -31,32 +33,42 @@ def test_it_is_installed_once_and_removed_once_and_each_time_what_was_done_is_sa
 ) -> None:
     assert trainers(environment) == ["Flow"]
     for word, state in (
-        ("remove", "not there"),
+        ("remove", "not found"),
         ("install", "installed"),
         ("install", "unchanged"),
         ("remove", "removed"),
-        ("remove", "not there"),
+        ("remove", "not found"),
     ):
         assert main(["hook", word, "--python", environment.python, "--json"]) == 0
         told = json.loads(capsys.readouterr().out)
-        assert told == {"python": environment.python, "path": str(line(environment)), "state": state}
-        assert trainers(environment) == (["Flow", "Appended"] if word == "install" else ["Flow"])
+        assert told == {
+            "python": environment.python,
+            "path": str(line(environment)),
+            "state": state,
+        }
+        assert trainers(environment) == (
+            ["Flow", "DefaultCallback"] if word == "install" else ["Flow"]
+        )
     assert main(["hook", "install", "--python", environment.python]) == 0
     assert f"{line(environment)}: installed\n" in capsys.readouterr().out
 
 
-def test_a_line_that_says_something_else_is_replaced(environment: Environment, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_that_says_something_else_is_replaced(
+    environment: Environment, capsys: pytest.CaptureFixture[str]
+) -> None:
     line(environment).write_text("import os\n")
     assert main(["hook", "install", "--python", environment.python]) == 0
     assert "autoload.pth: replaced\n" in capsys.readouterr().out
-    assert trainers(environment) == ["Flow", "Appended"]
+    assert trainers(environment) == ["Flow", "DefaultCallback"]
     assert [path.name for path in environment.site.glob(".*")] == []
 
 
-def test_without_a_python_named_it_is_for_the_one_that_runs_the_command(environment: Environment) -> None:
+def test_without_a_python_named_it_is_for_the_one_that_runs_the_command(
+    environment: Environment,
+) -> None:
     done = environment.ran("-m", "ckptsync", "hook", "install")
     assert (done.returncode, done.stderr) == (0, "")
-    assert trainers(environment) == ["Flow", "Appended"]
+    assert trainers(environment) == ["Flow", "DefaultCallback"]
     assert environment.ran("-m", "ckptsync", "hook", "remove").returncode == 0
     assert not line(environment).exists()
 
@@ -64,7 +76,15 @@ def test_without_a_python_named_it_is_for_the_one_that_runs_the_command(environm
 def test_a_python_that_one_may_not_change_is_refused(environment: Environment) -> None:
     environment.site.chmod(0o555)
     try:
-        said = refused("hook", "install", "--python", environment.python, code=2, names=[environment.site], within=100)
+        said = refused(
+            "hook",
+            "install",
+            "--python",
+            environment.python,
+            code=2,
+            names=[environment.site],
+            within=100,
+        )
     finally:
         environment.site.chmod(0o755)
     assert "--python" in said
@@ -72,13 +92,23 @@ def test_a_python_that_one_may_not_change_is_refused(environment: Environment) -
     assert main(["hook", "install", "--python", environment.python]) == 0
     environment.site.chmod(0o555)
     try:
-        refused("hook", "remove", "--python", environment.python, code=2, names=[environment.site], within=100)
+        refused(
+            "hook",
+            "remove",
+            "--python",
+            environment.python,
+            code=2,
+            names=[environment.site],
+            within=100,
+        )
     finally:
         environment.site.chmod(0o755)
     assert line(environment).exists()
 
 
-def test_a_python_without_ckptsync_and_what_is_no_python_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_python_without_ckptsync_and_what_is_no_python_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     bare = Environment(tmp_path / "bare")
     assert main(["hook", "install", "--python", bare.python]) == 2
     assert f"hint: {bare.python} -m pip install ckptsync" in capsys.readouterr().err

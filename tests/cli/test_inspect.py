@@ -21,7 +21,9 @@ def whole(sources: list[str], to: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("sources", "source"), [(FSDP, "dcp:pytorch_model_fsdp_0"), (ZERO, "zero:global_step4")], ids=["fsdp2", "zero3"]
+    ("sources", "source"),
+    [(FSDP, "dcp:pytorch_model_fsdp_0"), (ZERO, "zero:global_step4")],
+    ids=["fsdp2", "zero3"],
 )
 def test_a_complete_checkpoint_is_0_and_its_first_tensors(
     sources: list[str], source: str, capsys: pytest.CaptureFixture[str]
@@ -43,10 +45,14 @@ def test_all_tensors_are_shown_when_asked(capsys: pytest.CaptureFixture[str]) ->
     assert "more (" not in said
 
 
-def test_one_nodes_part_is_incomplete_and_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_nodes_part_is_incomplete_and_says_what_is_missing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["inspect", ZERO[0], "--json"]) == 3
     result = json.loads(capsys.readouterr().out)
-    assert result["missing"] == [f"global_step4/zero_pp_rank_1_mp_rank_00_{kind}_states.pt" for kind in ("model", "optim")]
+    assert result["missing"] == [
+        f"global_step4/zero_pp_rank_1_mp_rank_00_{kind}_states.pt" for kind in ("model", "optim")
+    ]
     assert result["missing_for_resume"] == ["rng_state_1.pth"]
     assert result["sources"][0]["state"] == "incomplete"
 
@@ -59,7 +65,9 @@ def test_a_shard_cut_short_is_10(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "dcp:pytorch_model_fsdp_0  corrupt: " in capsys.readouterr().out
 
 
-def test_several_sources_are_all_listed_and_the_preferred_one_marked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_sources_are_all_listed_and_the_preferred_one_marked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     location = whole(ZERO, tmp_path / "checkpoint-4")
     assert main(["merge", str(location), str(tmp_path / "out")]) == 0
     shutil.copy(tmp_path / "out" / "model.safetensors", location)
@@ -70,7 +78,9 @@ def test_several_sources_are_all_listed_and_the_preferred_one_marked(tmp_path: P
     assert "zero:global_step4  complete\n" in said
 
 
-def test_damage_in_a_source_that_is_not_preferred_is_10_all_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damage_in_a_source_that_is_not_preferred_is_10_all_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     location = whole(ZERO, tmp_path / "checkpoint-4")
     assert main(["merge", str(location), str(tmp_path / "out")]) == 0
     shutil.copy(tmp_path / "out" / "model.safetensors", location)
@@ -82,15 +92,21 @@ def test_damage_in_a_source_that_is_not_preferred_is_10_all_the_same(tmp_path: P
     assert "zero:global_step4  corrupt: " in said
 
 
-def test_directories_of_different_saves_are_not_one_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_directories_of_different_saves_are_not_one_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     location = whole(FSDP[:1], tmp_path / "checkpoint-4")
     (location / "trainer_state.json").write_text("{}")
     assert main(["inspect", FSDP[0], str(location)]) == 10
     assert "trainer_state.json: has another size in each directory" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("target", "code"), [(str(DATA / "base"), 5), ("/nonexistent", 2), ("s3://", 2)])
-def test_what_is_no_checkpoint_has_its_code(target: str, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("target", "code"), [(str(DATA / "base"), 5), ("/nonexistent", 2), ("s3://", 2)]
+)
+def test_what_is_no_checkpoint_has_its_code(
+    target: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["inspect", target]) == code
     assert capsys.readouterr().err.startswith("ckptsync: error: ")
 
@@ -104,10 +120,12 @@ def test_an_adapter_in_shards_is_called_one(capsys: pytest.CaptureFixture[str]) 
     assert "PEFT" not in capsys.readouterr().out
 
 
-def test_of_two_checkpoints_neither_is_preferred_and_it_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_two_checkpoints_neither_is_preferred_and_it_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for step in ("4", "8"):
         whole(FSDP, tmp_path / "run" / f"checkpoint-{step}")
     main(["inspect", str(tmp_path / "run")])
     said = capsys.readouterr().out
     assert "(preferred)" not in said
-    assert "nothing says which is meant: --source dcp:checkpoint-4/pytorch_model_fsdp_0 or " in said
+    assert "choose one: --source dcp:checkpoint-4/pytorch_model_fsdp_0 or " in said

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ckptsync.cli.main import main
-from ckptsync.head.consolidate import HeadOptions, one
+from ckptsync.head.consolidate import HeadOptions, consolidate_location
 from ckptsync.stores.posix.store import PosixStore
 from tests.cli_store import make
 from tests.filled import DEMO, send
@@ -19,15 +19,21 @@ def store(tmp_path: Path) -> Path:
     return make(tmp_path / "store")
 
 
-def test_ls_has_a_line_a_checkpoint_with_its_word(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ls_has_a_line_a_checkpoint_with_its_word(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["ls", str(store)]) == 0
     heading, fsdp, zero = (line.split() for line in capsys.readouterr().out.splitlines())
     assert heading == ["RUN", "CHECKPOINT", "STATE", "SIZE", "NODES", "DETAIL"]
     assert fsdp[:6] == ["fsdp2", "checkpoint-4", "VERIFIED", "458", "KB", "2"]
     assert fsdp[6] == f"{store}/fsdp2/consolidated/checkpoint-4"
     assert Path(fsdp[6], "model.safetensors").exists()
-    assert zero[:3] == ["zero3", "checkpoint-4", "ARRIVING"]
-    assert " ".join(zero[6:]) == "rank 1: global_step4/zero_pp_rank_1_mp_rank_00_model_states.pt and 2 more, which no node has sent"
+    assert zero[:3] == ["zero3", "checkpoint-4", "INCOMPLETE"]
+    assert (
+        " ".join(zero[6:])
+        == "rank 1: global_step4/zero_pp_rank_1_mp_rank_00_model_states.pt and 2 more, which no"
+        " node has uploaded"
+    )
 
 
 def test_ls_json_has_the_conditions(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -40,10 +46,12 @@ def test_ls_json_has_the_conditions(store: Path, capsys: pytest.CaptureFixture[s
         True,
     )
     assert fsdp["proof"]["level"] == "digest"
-    assert (zero["status"], zero["model"], len(zero["evidence"])) == ("ARRIVING", None, 2)
+    assert (zero["status"], zero["model"], len(zero["evidence"])) == ("INCOMPLETE", None, 2)
 
 
-def test_ls_says_which_code_a_model_does_not_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ls_says_which_code_a_model_does_not_have(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     made = PosixStore(str(make(tmp_path / "store")))
     source = Path(shutil.copytree(DEMO / "fsdp2" / "node0" / "checkpoint-4", tmp_path / "source"))
     (source / "config.json").write_text(
@@ -52,16 +60,24 @@ def test_ls_says_which_code_a_model_does_not_have(tmp_path: Path, capsys: pytest
     (source / "modeling_x.py").write_text("")
     send(made, source, "node0", "checkpoint-8", run="coded")
     send(made, DEMO / "fsdp2" / "node1" / "checkpoint-4", "node1", "checkpoint-8", run="coded")
-    one(made, "coded", "checkpoint-8", HeadOptions())
+    consolidate_location(made, "coded", "checkpoint-8", HeadOptions())
     assert main(["ls", str(tmp_path / "store")]) == 0
     [line] = [line for line in capsys.readouterr().out.splitlines() if "coded" in line]
-    assert line.endswith("/coded/consolidated/checkpoint-8; no tokenizer; code left out: config.json: auto_map, modeling_x.py")
+    assert line.endswith(
+        "/coded/consolidated/checkpoint-8; no tokenizer; code left out: config.json: auto_map,"
+        " modeling_x.py"
+    )
     assert main(["ls", str(tmp_path / "store"), "--json"]) == 0
-    left = {location["run"]: location["left_out"] for location in json.loads(capsys.readouterr().out)["locations"]}
+    left = {
+        location["run"]: location["left_out"]
+        for location in json.loads(capsys.readouterr().out)["locations"]
+    }
     assert left == {"coded": ["config.json: auto_map", "modeling_x.py"], "fsdp2": [], "zero3": []}
 
 
-def test_an_empty_store_and_no_store_at_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_store_and_no_store_at_all(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "s" / ".ckptsync").mkdir(parents=True)
     (tmp_path / "s" / ".ckptsync" / "store.json").write_text('{"format":1}\n')
     assert main(["ls", str(tmp_path / "s")]) == 0
@@ -89,20 +105,31 @@ def test_what_was_seen_before_is_not_read_again_and_deleting_the_cache_costs_onl
     assert (told[0][0], len(told[0][1]), told[1][1]) == (told[1][0], 3, [])
     shutil.rmtree(tmp_path / "cache")
     assert main(["ls", str(store)]) == 0
-    assert (capsys.readouterr().out, len([name for name in read if "manifest-" in name])) == (told[0][0], 3)
+    assert (capsys.readouterr().out, len([name for name in read if "manifest-" in name])) == (
+        told[0][0],
+        3,
+    )
 
 
-def test_of_two_saves_of_one_name_the_older_says_which_is_newer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_two_saves_of_one_name_the_older_says_which_is_newer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out, store = tmp_path / "out", tmp_path / "store"
     out.mkdir()
-    for at, weights in ((1_700_000_000, b"\2\0\0\0\0\0\0\0{}"), (1_700_090_000, b"\4\0\0\0\0\0\0\0{  }")):
+    for at, weights in (
+        (1_700_000_000, b"\2\0\0\0\0\0\0\0{}"),
+        (1_700_090_000, b"\4\0\0\0\0\0\0\0{  }"),
+    ):
         (out / "model.safetensors").write_bytes(weights)
         os.utime(out / "model.safetensors", (at, at))
         assert main(["push", str(out), str(store)]) == 0
     newer = next(path.name for path in (store / "out").glob("final~*"))
     capsys.readouterr()
     assert main(["ls", str(store), "--json"]) == 0
-    told = {location["location"]: location["newer"] for location in json.loads(capsys.readouterr().out)["locations"]}
+    told = {
+        location["location"]: location["newer"]
+        for location in json.loads(capsys.readouterr().out)["locations"]
+    }
     assert told == {"final": newer, newer: None}
     assert main(["ls", str(store)]) == 0
     lines = {line.split()[1]: line for line in capsys.readouterr().out.splitlines()}

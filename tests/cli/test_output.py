@@ -1,13 +1,28 @@
-"""What a command prints."""
+"""What a command prints: tables, JSON, colours, and the progress of long work."""
 
 import json
+import os
+import subprocess
+import sys
 import unicodedata
+from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from ckptsync.cli.output import CODES, aligned, clean, painted, print_json, print_table
+from ckptsync.cli.output import (
+    COLOURS,
+    aligned,
+    clean,
+    first_of,
+    paint,
+    print_json,
+    print_table,
+    progress,
+)
+
+PLAIN = Namespace(json=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,17 +36,20 @@ def test_columns_line_up_and_the_last_is_not_padded() -> None:
     assert aligned([]) == []
 
 
-def test_what_a_name_holds_does_not_reach_the_terminal() -> None:
+def test_the_first_of_many_lines_has_how_many_there_are() -> None:
+    assert [first_of([]), first_of(["a"]), first_of(["a", "b", "c"])] == ["", "a", "a (and 2 more)"]
+
+
+def test_control_characters_do_not_reach_the_terminal() -> None:
     assert clean("a\x1b[2J\nb\u202e") == "a\\x1b[2J\\nb\\u202e"
     assert all(unicodedata.category(c)[0] != "C" for c in aligned([["\r", "\x07"]])[0])
 
 
-def test_only_a_word_that_stands_alone_is_coloured() -> None:
-    assert painted("run  VERIFIED  ok") == f"run  \x1b[{CODES['VERIFIED']}mVERIFIED\x1b[0m  ok"
-    assert painted("run/UNVERIFIED ok") == "run/UNVERIFIED ok"
-
-
-def test_off_a_terminal_there_is_no_colour(capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_a_word_that_stands_alone_is_coloured_and_off_a_terminal_none(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert paint("run  VERIFIED  ok") == f"run  \x1b[{COLOURS['VERIFIED']}mVERIFIED\x1b[0m  ok"
+    assert paint("run/UNVERIFIED ok") == "run/UNVERIFIED ok"
     print_table(["RUN", "WORD"], [["a", "DAMAGED"]])
     assert capsys.readouterr().out == "RUN  WORD\na    DAMAGED\n"
 
@@ -42,3 +60,62 @@ def test_json_is_one_line_of_plain_values(capsys: pytest.CaptureFixture[str]) ->
     assert json.loads(out) == {"p": {"x": 1, "names": ["b"]}, "path": "/x", "text": "é\n"}
     assert out.count("\n") == 1
     assert out.isascii()
+
+
+@pytest.mark.parametrize("is_json", [False, True])
+def test_quick_work_and_json_print_no_progress(
+    *, is_json: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with progress(Namespace(json=is_json), "merging") as show:
+        show(1, 10)
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("times", "amounts", "lines"),
+    [
+        (
+            (0.0, 1.0, 5.5, 6.0, 11.0),
+            (1000, 2000, 3000, 4000),
+            ["2 KB of 5 KB, 364 B/s, 8s left", "4 KB of 5 KB, 364 B/s, 3s left"],
+        ),
+        # bytes that have to be uploaded again count as not done; a transfer that stands still
+        # promises no end
+        (
+            (0.0, 6.0, 12.0, 18.0),
+            (2000, 2000, 1000),
+            ["2 KB of 5 KB, 333 B/s, 9s left", "2 KB of 5 KB, 0 B/s", "1 KB of 5 KB, 0 B/s"],
+        ),
+    ],
+)
+def test_long_work_prints_a_line_now_and_then(
+    times: tuple[float, ...],
+    amounts: tuple[int, ...],
+    lines: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = iter(times)
+    monkeypatch.setattr("time.monotonic", lambda: next(now))
+    with progress(PLAIN, "merging") as show:
+        for done in amounts:
+            show(done, 5000)
+    assert capsys.readouterr().err.splitlines() == [f"ckptsync: merging: {line}" for line in lines]
+
+
+def test_on_a_terminal_there_is_a_bar_on_stderr() -> None:
+    code = "from argparse import Namespace\nfrom ckptsync.cli.output import progress\n"
+    code += "with progress(Namespace(json=False), 'merging') as show: show(5, 10)\nprint('done')"
+    leader, follower = os.openpty()
+    environment = {**os.environ, "TERM": "xterm"}
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        stderr=follower,
+        stdout=subprocess.PIPE,
+        check=True,
+        env=environment,
+    )
+    os.close(follower)
+    assert ran.stdout == b"done\n"
+    assert b"merging" in os.read(leader, 10000)
+    os.close(leader)

@@ -1,4 +1,7 @@
-"""``ckptsync pull``: what it says, its exit codes, and what lies there afterwards; from a directory, S3 and SFTP."""
+"""``ckptsync pull``: what it says, its exit codes, and what lies there afterwards.
+
+From a directory, S3 and SFTP.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +15,22 @@ from typing import Any
 
 import pytest
 
-from ckptsync.catalogue.fresh import fresh
+from ckptsync.catalogue.uncached import read_state
 from ckptsync.cli.main import main
 from ckptsync.head.consolidate import HeadOptions
-from ckptsync.records.tombstone import Tombstone
+from ckptsync.records.tombstone_keep_join import Tombstone
 from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.opening import create_store, open_store
-from ckptsync.verify.due import Schedule
+from ckptsync.verify.schedule import VerifyPolicy
 from ckptsync.worker.options import RunDir, WorkerOptions
-from ckptsync.worker.push import offered, push_offer
+from ckptsync.worker.push import find_offer, push
 from ckptsync.worker.worker import Worker
 from tests.cli_store import DATA, SHARD, flip, make
 from tests.heads import consolidate_due, verify_next
 from tests.sshd import sshd
 from tests.verified import put
 from tests.weed import weed
+from tests.workers import tick
 
 
 @pytest.fixture(scope="module")
@@ -37,11 +41,18 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(run: str) -> dict[str, bytes]:
     """What the trainers wrote, on all nodes."""
     roots = [*(DATA / run).glob("node*/checkpoint-4")]
-    return {str(p.relative_to(root)): p.read_bytes() for root in roots for p in root.rglob("*") if p.is_file()}
+    return {
+        str(p.relative_to(root)): p.read_bytes()
+        for root in roots
+        for p in root.rglob("*")
+        if p.is_file()
+    }
 
 
 def below(directory: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(directory)): p.read_bytes() for p in directory.rglob("*") if p.is_file()}
+    return {
+        str(p.relative_to(directory)): p.read_bytes() for p in directory.rglob("*") if p.is_file()
+    }
 
 
 def told(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
@@ -51,25 +62,43 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str
     return code, said
 
 
-def test_a_run_comes_back_as_it_was(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_comes_back_as_it_was(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, said = told(capsys, "fsdp2", str(tmp_path), "--store", str(made), "--dry-run")
-    assert (code, said["status"], said["files"], said["there"]["files"]) == (0, "VERIFIED", len(trained("fsdp2")), 0)
+    assert (code, said["status"], said["files"], said["there"]["files"]) == (
+        0,
+        "VERIFIED",
+        len(trained("fsdp2")),
+        0,
+    )
     assert not list(tmp_path.iterdir())
     assert main(["pull", "fsdp2", str(tmp_path), "--store", str(made)]) == 0
     assert "fsdp2/checkpoint-4 (VERIFIED)" in capsys.readouterr().out
     assert below(tmp_path / "checkpoint-4") == trained("fsdp2")
-    assert told(capsys, str(made / "fsdp2"), str(tmp_path), "--dry-run")[1]["there"]["files"] == said["files"]
+    assert (
+        told(capsys, str(made / "fsdp2"), str(tmp_path), "--dry-run")[1]["there"]["files"]
+        == said["files"]
+    )
 
 
 def test_a_model_comes_into_a_directory_of_its_own(made: Path, tmp_path: Path) -> None:
-    assert main(["pull", str(made / "fsdp2/checkpoint-4"), str(tmp_path / "model"), "--consolidated"]) == 0
+    assert (
+        main(["pull", str(made / "fsdp2/checkpoint-4"), str(tmp_path / "model"), "--consolidated"])
+        == 0
+    )
     assert below(tmp_path / "model") == below(made / "fsdp2/consolidated/checkpoint-4")
-    assert main(["pull", str(made / "fsdp2"), str(tmp_path / "model/x/.."), "--consolidated"]) == 0  # the same, and so it is there
+    assert (
+        main(["pull", str(made / "fsdp2"), str(tmp_path / "model/x/.."), "--consolidated"]) == 0
+    )  # the same, and so it is there
     assert main(["pull", str(made / "fsdp2"), "/", "--consolidated"]) == 2
-    assert main(["pull", str(made / "fsdp2"), str(tmp_path), "--consolidated"]) == 2  # there is something else
+    # there is something else
+    assert main(["pull", str(made / "fsdp2"), str(tmp_path), "--consolidated"]) == 2
 
 
-def test_damage_is_not_given_and_says_what_is_missing(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damage_is_not_given_and_says_what_is_missing(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     store = tmp_path / "store"
     shutil.copytree(made, store)
     flip(store / "fsdp2" / SHARD)
@@ -85,7 +114,7 @@ def test_damage_is_not_given_and_says_what_is_missing(made: Path, tmp_path: Path
 REFUSED = [
     (["zero3"], 3, "none of its 1 checkpoints is VERIFIED"),
     (["zero3/checkpoint-4"], 3, "no node has uploaded it"),
-    (["nobody"], 2, "not found in the store"),
+    (["nobody"], 2, "run 'nobody' not found"),
     (["fsdp2/checkpoint-5"], 2, "the run has checkpoint-4"),
     (["fsdp2", "--node", "nodeX"], 2, "nodes: node0, node1"),
 ]
@@ -93,7 +122,10 @@ REFUSED = [
 
 @pytest.mark.parametrize("refused", REFUSED, ids=lambda r: " ".join(r[0]))
 def test_what_cannot_be_had_is_said(
-    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: tuple[list[str], int, str]
+    made: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    refused: tuple[list[str], int, str],
 ) -> None:
     (run, *rest), code, wanted = refused
     assert main(["pull", run, str(tmp_path / "out"), "--store", str(made), *rest]) == code
@@ -104,16 +136,22 @@ def test_what_cannot_be_had_is_said(
 def test_unverified_gives_the_files_of_an_incomplete_checkpoint_that_are_there(
     made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, said = told(capsys, "zero3/checkpoint-4", str(tmp_path), "--store", str(made), "--unverified")
+    code, said = told(
+        capsys, "zero3/checkpoint-4", str(tmp_path), "--store", str(made), "--unverified"
+    )
     assert code == 0
     assert below(tmp_path / "checkpoint-4").items() <= trained("zero3").items()
     assert any("rng_state_1.pth: no node has uploaded it" in note for note in said["notes"])
 
 
 @pytest.mark.parametrize("kind", ["s3", "sftp"])
-def test_it_comes_from_stores_elsewhere_too(kind: str, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_comes_from_stores_elsewhere_too(
+    kind: str, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     url, options = (
-        (f"s3://{weed().bucket()}/a", weed().options()) if kind == "s3" else (sshd().url(tmp_path / "far"), sshd().options)
+        (f"s3://{weed().bucket()}/a", weed().options())
+        if kind == "s3"
+        else (sshd().url(tmp_path / "far"), sshd().options)
     )
     store, source = create_store(url, options), open_store(str(made))
     for entry in source.names("fsdp2/"):
@@ -129,15 +167,23 @@ def one_save(path: Path) -> Store:
     """``fsdp2`` of two nodes whose hooks agreed on a save id, VERIFIED."""
     store = create_store(str(path))
     for node in ("node0", "node1"):
-        push_offer(replace(offered(DATA / "fsdp2" / node), run="fsdp2", save="0123456789abcdef"), store, node)
+        push(
+            replace(find_offer(DATA / "fsdp2" / node), run="fsdp2", save="0123456789abcdef"),
+            store,
+            node,
+        )
     consolidate_due(store, HeadOptions())
-    verify_next(store, Schedule(), time.time())
+    verify_next(store, VerifyPolicy(), time.time())
     return store
 
 
-def workers(tmp_path: Path, store: Store, nodes: tuple[str, str] = ("node0", "node1")) -> list[Worker]:
+def workers(
+    tmp_path: Path, store: Store, nodes: tuple[str, str] = ("node0", "node1")
+) -> list[Worker]:
     return [
-        Worker(WorkerOptions(node, (RunDir("fsdp2", tmp_path / out),), quiet=0.0, unmarked=0.0), store)
+        Worker(
+            WorkerOptions(node, (RunDir("fsdp2", tmp_path / out),), quiet=0.0, unmarked=0.0), store
+        )
         for node, out in zip(nodes, "AB", strict=True)
     ]
 
@@ -145,14 +191,14 @@ def workers(tmp_path: Path, store: Store, nodes: tuple[str, str] = ("node0", "no
 def phases(watching: list[Worker], *at: float) -> list[str]:
     found: list[str] = []
     for now in at:
-        for result in [worker.tick(now) for worker in watching]:
+        for result in [tick(worker, now) for worker in watching]:
             assert result.failures == ()
             found += [p.phase for p in result.progress]
     return found
 
 
 def state(store: Store) -> dict[str, tuple[str, int]]:
-    return {s.location: (s.status, len(s.manifests)) for s in fresh(store).locations}
+    return {s.location: (s.status, len(s.manifests)) for s in read_state(store).locations}
 
 
 def bring(how: str, tmp_path: Path, url: Path) -> None:
@@ -160,11 +206,15 @@ def bring(how: str, tmp_path: Path, url: Path) -> None:
     a, b = tmp_path / "A", tmp_path / "B"
     if how == "pull":
         assert main(["pull", "fsdp2/checkpoint-4", str(a), "--store", str(url)]) == 0
-        assert main(["pull", "fsdp2/checkpoint-4", str(b), "--store", str(url), "--node", "node1"]) == 0
+        assert (
+            main(["pull", "fsdp2/checkpoint-4", str(b), "--store", str(url), "--node", "node1"])
+            == 0
+        )
         return
     for out, first, second in ((a, "node0", "node1"), (b, "node1", "node0")):
         for node in (first, second):
-            shutil.copytree(DATA / "fsdp2" / node, out, dirs_exist_ok=True)  # with times, as `cp -rp`
+            # with times, as `cp -rp`
+            shutil.copytree(DATA / "fsdp2" / node, out, dirs_exist_ok=True)
         if how == "copied without times":
             for path in (p for p in out.rglob("*") if p.is_file()):
                 os.utime(path, ns=(5, path.stat().st_mtime_ns + 10**12))
@@ -196,7 +246,7 @@ def test_a_copy_serves_when_the_store_s_own_is_damaged(how: str, tmp_path: Path)
     phases(watching, 0.0, 1.0)
     flip(tmp_path / "store" / "fsdp2" / SHARD)
     assert main(["verify", str(tmp_path / "store")]) == 10
-    assert [r.name for r in watching[0].tick(2.0).repairs if not r.reason] == [SHARD]
+    assert [r.name for r in tick(watching[0], 2.0).repairs if not r.reason] == [SHARD]
     assert main(["verify", str(tmp_path / "store")]) == 0
     assert state(store) == {"checkpoint-4": ("VERIFIED", 2)}
 
@@ -204,21 +254,34 @@ def test_a_copy_serves_when_the_store_s_own_is_damaged(how: str, tmp_path: Path)
 def test_a_copy_of_what_retention_gave_up_is_not_sent_again(tmp_path: Path) -> None:
     store = one_save(tmp_path / "store")
     bring("pull", tmp_path, tmp_path / "store")
-    (seen,) = fresh(store).locations
-    put(store, Tombstone("fsdp2", "checkpoint-4", "checkpoint-4", 0, tuple(k.name for k in seen.manifests), "keep_last"))
-    assert set(phases(workers(tmp_path, store, ("other0", "other1")), 0.0, 5.0, 2000.0)) == {"retired"}
+    (seen,) = read_state(store).locations
+    put(
+        store,
+        Tombstone(
+            "fsdp2",
+            "checkpoint-4",
+            "checkpoint-4",
+            0,
+            tuple(k.name for k in seen.manifests),
+            "keep_last",
+        ),
+    )
+    assert set(phases(workers(tmp_path, store, ("other0", "other1")), 0.0, 5.0, 2000.0)) == {
+        "retired"
+    }
     assert state(store) == {"checkpoint-4": ("RETIRED", 2)}
 
 
-def test_a_copy_with_other_times_is_read_once_and_not_after_a_restart(tmp_path: Path) -> None:
+def test_a_copy_with_other_times_is_read_once(tmp_path: Path) -> None:
     store = one_save(tmp_path / "store")
     bring("copied without times", tmp_path, tmp_path / "store")
     shards = [p for p in (tmp_path / "A").rglob("*.distcp") if "_ckptsync" not in p.parts]
-    phases(workers(tmp_path, store), 0.0, 1.0)
+    watching = workers(tmp_path, store)
+    phases(watching, 0.0, 1.0)
     assert all(p.stat().st_atime_ns != 5 for p in shards)
     for path in shards:
         os.utime(path, ns=(5, path.stat().st_mtime_ns))
-    assert set(phases(workers(tmp_path, store), 0.0, 1.0)) == {"stored"}
+    assert set(phases(watching, 2.0, 3.0)) == {"stored"}
     assert all(p.stat().st_atime_ns == 5 for p in shards)
 
 
@@ -232,12 +295,14 @@ def test_what_is_added_to_a_pulled_checkpoint_is_sent_and_leaves_one_save(tmp_pa
     assert "sent" not in phases(watching, 2001.0, 4000.0)
     (word,) = {word for word, _ in state(store).values()}
     assert word == "CONSOLIDATED"
-    verify_next(store, Schedule(), time.time())
+    verify_next(store, VerifyPolicy(), time.time())
     assert {word for word, _ in state(store).values()} == {"VERIFIED"}
 
 
 @pytest.mark.parametrize("nodes", [("node0", "node1"), ("other0", "other1")])
-def test_what_a_resumed_training_writes_over_a_pulled_checkpoint_is_another_save(nodes: tuple[str, str], tmp_path: Path) -> None:
+def test_what_a_resumed_training_writes_over_a_pulled_checkpoint_is_another_save(
+    nodes: tuple[str, str], tmp_path: Path
+) -> None:
     store = one_save(tmp_path / "store")
     bring("pull", tmp_path, tmp_path / "store")
     for out, rank in (("A", 0), ("B", 1)):
@@ -249,7 +314,7 @@ def test_what_a_resumed_training_writes_over_a_pulled_checkpoint_is_another_save
     assert "sent" in phases(watching, 0.0, 5.0, 2000.0)
     assert set(phases(watching, 2001.0, 4000.0)) == {"stored"}
     assert state(store).pop("checkpoint-4") == ("VERIFIED", 2)
-    (again,) = [s for s in fresh(store).locations if s.location != "checkpoint-4"]
+    (again,) = [s for s in read_state(store).locations if s.location != "checkpoint-4"]
     assert again.status == "COMPLETE"
     for out, rank in (("A", 0), ("B", 1)):
         for path in (tmp_path / out / "checkpoint-4").rglob(f"__{rank}_0.distcp"):

@@ -8,16 +8,16 @@ import pytest
 
 import ckptsync
 from ckptsync.cli.main import main
-from ckptsync.cli.push import counting, notes
+from ckptsync.cli.push import counted, notes
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.worker.push import push_now
+from tests.workers import push_now
 
 FSDP = Path(ckptsync.__file__).parent / "demo_data" / "fsdp2"
 
 
 def test_a_checkpoint_is_sent_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = str(tmp_path / "store")
-    for said in ("sent, 7 files, 223 KB", "sent, all of it was there already"):
+    for said in ("sent, 7 files, 223 KB", "sent, the store had every file already"):
         assert main(["push", str(FSDP / "node0"), store, "--run", "a", "--node", "n0"]) == 0
         assert f"a/checkpoint-4: {said}" in capsys.readouterr().out
     shard = "pytorch_model_fsdp_0/__0_0.distcp"
@@ -25,20 +25,35 @@ def test_a_checkpoint_is_sent_once(tmp_path: Path, capsys: pytest.CaptureFixture
     assert stored == (FSDP / "node0" / "checkpoint-4" / shard).read_bytes()
 
 
-def test_a_dry_run_sends_nothing_and_makes_no_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["push", str(FSDP / "node0" / "checkpoint-4"), str(tmp_path / "store"), "--dry-run", "--json"]) == 0
+def test_a_dry_run_sends_nothing_and_makes_no_store(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(
+            [
+                "push",
+                str(FSDP / "node0" / "checkpoint-4"),
+                str(tmp_path / "store"),
+                "--dry-run",
+                "--json",
+            ]
+        )
+        == 0
+    )
     [planned] = json.loads(capsys.readouterr().out)["checkpoints"]
     assert (planned["run"], planned["phase"], planned["files"]) == ("node0", "would be sent", 7)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_json_tells_what_was_sent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["push", str(FSDP / "node1"), str(tmp_path / "store"), "--node", "n1", "--json"]) == 0
+    assert (
+        main(["push", str(FSDP / "node1"), str(tmp_path / "store"), "--node", "n1", "--json"]) == 0
+    )
     result = json.loads(capsys.readouterr().out)
     assert result["dry_run"] is False
-    assert [(c["checkpoint"], c["phase"], c["location"], c["files"]) for c in result["checkpoints"]] == [
-        ("checkpoint-4", "sent", "checkpoint-4", 3)
-    ]
+    assert [
+        (c["checkpoint"], c["phase"], c["location"], c["files"]) for c in result["checkpoints"]
+    ] == [("checkpoint-4", "sent", "checkpoint-4", 3)]
 
 
 @pytest.mark.parametrize(
@@ -59,7 +74,9 @@ def test_what_cannot_be_sent_is_one_line_and_a_code(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_checkpoint_that_is_torn_is_not_sent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_checkpoint_that_is_torn_is_not_sent(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shutil.copytree(FSDP / "node0", tmp_path / "out")
     (tmp_path / "out" / "checkpoint-4" / "trainer_state.json").write_text('{"global_step": 4')
     assert main(["push", str(tmp_path / "out"), str(tmp_path / "store")]) == 3
@@ -69,7 +86,7 @@ def test_a_checkpoint_that_is_torn_is_not_sent(tmp_path: Path, capsys: pytest.Ca
 
 def test_progress_counts_each_byte_once_though_some_are_read_twice() -> None:
     told: list[tuple[int, int]] = []
-    passed = counting(lambda done, total: told.append((done, total)), 100)
+    passed = counted(lambda done, total: told.append((done, total)), 100)
     for count in (50, 50, -50, 50, 50):
         passed(count)
     assert told == [(50, 100), (100, 100), (50, 100), (100, 100), (100, 100)]
@@ -79,12 +96,15 @@ def test_a_push_reads_each_file_once_and_tells_of_each_byte_once(tmp_path: Path)
     told: list[int] = []
     for _ in "ab":
         push_now(FSDP / "node0", MemoryStore(), "n0", "run", told.append)
-    assert sum(told) == 2 * sum(p.stat().st_size for p in (FSDP / "node0").rglob("*") if p.is_file())
+    assert sum(told) == 2 * sum(
+        p.stat().st_size for p in (FSDP / "node0").rglob("*") if p.is_file()
+    )
     assert min(told) > 0
 
 
 @pytest.mark.parametrize(
-    ("url", "count"), [("memory://x", 1), ("webdav://x", 1), ("s3://b/x", 0), ("sftp://h/x", 0), ("/mnt/x", 0)]
+    ("url", "count"),
+    [("memory://x", 1), ("webdav://x", 1), ("s3://b/x", 0), ("sftp://h/x", 0), ("/mnt/x", 0)],
 )
 def test_a_store_that_continues_nothing_is_said_to_be_one(url: str, count: int) -> None:
     assert len(notes(url)) == count
@@ -95,13 +115,19 @@ def configured(tmp_path: Path, more: str = "send: weights") -> Path:
     shutil.copytree(FSDP / "node0", tmp_path / "jobs" / "sft" / "out")
     config = tmp_path / "worker.yaml"
     config.write_text(
-        f"node: n7\nstore: {{url: {tmp_path}/store}}\nlimits: {{threads: 2}}\n"
-        f"worker:\n  runs: [{{path: '{tmp_path}/jobs/*/out'}}]\n  {more}\n"
+        "node: n7\n"
+        f"store: {{url: {tmp_path}/store}}\n"
+        "limits: {threads: 2}\n"
+        "worker:\n"
+        f"  runs: [{{path: '{tmp_path}/jobs/*/out'}}]\n"
+        f"  {more}\n"
     )
     return config
 
 
-def test_a_configuration_says_where_to_under_which_names_and_what(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_configuration_says_where_to_under_which_names_and_what(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = configured(tmp_path)
     assert main(["push", str(tmp_path / "jobs/sft/out"), "-c", str(config), "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
@@ -117,7 +143,11 @@ def test_a_configuration_says_where_to_under_which_names_and_what(tmp_path: Path
     ("flags", "there", "absent"),
     [
         (["--send", "all"], "optimizer_0/__0_0.distcp", "none"),
-        (["--send", "all", "--exclude", "optimizer_*/*"], "pytorch_model_fsdp_0/__0_0.distcp", "optimizer_0/__0_0.distcp"),
+        (
+            ["--send", "all", "--exclude", "optimizer_*/*"],
+            "pytorch_model_fsdp_0/__0_0.distcp",
+            "optimizer_0/__0_0.distcp",
+        ),
         (["--include", "*.json"], "trainer_state.json", "pytorch_model_fsdp_0/__0_0.distcp"),
     ],
 )
@@ -125,7 +155,22 @@ def test_flags_go_before_the_configuration(
     flags: list[str], there: str, absent: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = configured(tmp_path)
-    assert main(["push", str(tmp_path / "jobs/sft/out"), "-c", str(config), "--run", "mine", "--node", "n1", *flags]) == 0
+    assert (
+        main(
+            [
+                "push",
+                str(tmp_path / "jobs/sft/out"),
+                "-c",
+                str(config),
+                "--run",
+                "mine",
+                "--node",
+                "n1",
+                *flags,
+            ]
+        )
+        == 0
+    )
     assert "mine/checkpoint-4: sent" in capsys.readouterr().out
     stored = tmp_path / "store" / "mine" / "checkpoint-4"
     assert (stored / there).exists()
@@ -136,24 +181,46 @@ def test_flags_go_before_the_configuration(
     ("words", "said"),
     [
         (["-c", "{config}", "/else"], "a store and a configuration are given"),
-        ([], "no store was named"),
-        (["/else", "--exclude", "/abs"], "--exclude: '/abs' is no glob"),
+        ([], "no store is named"),
+        (["/else", "--exclude", "/abs"], "--exclude: '/abs' is not a glob"),
     ],
 )
 def test_what_contradicts_itself_sends_nothing(
-    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    words: list[str],
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("CKPTSYNC_STORE", raising=False)
     config = configured(tmp_path)
-    assert main(["push", str(tmp_path / "jobs/sft/out"), *(w.format(config=config) for w in words)]) == 2
+    assert (
+        main(["push", str(tmp_path / "jobs/sft/out"), *(w.format(config=config) for w in words)])
+        == 2
+    )
     assert said in capsys.readouterr().err
     assert not (tmp_path / "store").exists()
 
 
-def test_a_dry_run_counts_what_was_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_counts_what_was_chosen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     counts = []
     for preset in ("all", "weights"):
-        assert main(["push", str(FSDP / "node0"), str(tmp_path / "s"), "--send", preset, "--dry-run", "--json"]) == 0
+        assert (
+            main(
+                [
+                    "push",
+                    str(FSDP / "node0"),
+                    str(tmp_path / "s"),
+                    "--send",
+                    preset,
+                    "--dry-run",
+                    "--json",
+                ]
+            )
+            == 0
+        )
         counts += [c["files"] for c in json.loads(capsys.readouterr().out)["checkpoints"]]
     assert counts[0] > counts[1] > 0
 
@@ -169,7 +236,9 @@ def test_what_is_left_out_is_listed(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert told["left_out"] == ["runs/", "train.log"]
     assert [c["left_out"] for c in told["checkpoints"]] == [["link", "rng_state_0.pth"]]
     assert main([*words, "--json"]) == 0
-    assert [c["left_out"] for c in json.loads(capsys.readouterr().out)["checkpoints"]] == [["link", "rng_state_0.pth"]]
+    assert [c["left_out"] for c in json.loads(capsys.readouterr().out)["checkpoints"]] == [
+        ["link", "rng_state_0.pth"]
+    ]
     assert main(words) == 0
     said = capsys.readouterr().out
     assert "left out: link, rng_state_0.pth" in said
@@ -182,7 +251,9 @@ def test_a_store_inside_a_checkpoint_is_refused_before_it_is_made(tmp_path: Path
     assert not (tmp_path / "best" / "store").exists()
 
 
-def test_a_run_that_a_store_cannot_keep_wants_another_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_a_store_cannot_keep_wants_another_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shutil.copytree(FSDP / "node0" / "checkpoint-4", tmp_path / ".cache" / "dcp")
     words = ["push", str(tmp_path / ".cache" / "dcp"), str(tmp_path / "s")]
     assert main(words) == 2

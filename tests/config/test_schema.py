@@ -140,7 +140,11 @@ def test_a_value_of_the_wrong_kind_is_a_problem(key: str, value: object) -> None
         ("retention.max_size", "2TB", 2 * 10**12),
         ("retention.shards", "keep", None),
         ("retention.shards", "drop-after:0", 0),
-        ("retention.runs", {"exp-*": {"keep_last": 5, "shards": "keep"}}, {"exp-*": {"keep_last": 5, "shards": None}}),
+        (
+            "retention.runs",
+            {"exp-*": {"keep_last": 5, "shards": "keep"}},
+            {"exp-*": {"keep_last": 5, "shards": None}},
+        ),
         ("alerts.webhook", "https://hooks.example/x", "https://hooks.example/x"),
         ("alerts.command", "/usr/bin/page --to 'the team'", ("/usr/bin/page", "--to", "the team")),
         ("alerts.on", "full, damage", ("full", "damage")),
@@ -153,7 +157,9 @@ def test_files_and_variables_say_it_in_their_own_ways(key: str, value: object, r
     assert KEYS[key].read(value) == read
 
 
-@pytest.mark.parametrize("value", ['{"secret": "hunter2"', '"hunter2"', ["hunter2"], {1: "hunter2"}])
+@pytest.mark.parametrize(
+    "value", ['{"secret": "hunter2"', '"hunter2"', ["hunter2"], {1: "hunter2"}]
+)
 def test_a_problem_of_the_stores_options_repeats_no_value(value: object) -> None:
     with pytest.raises(ValueError, match=r"\w") as caught:
         KEYS["store.options"].read(value)
@@ -165,7 +171,9 @@ def test_options_are_not_shown_where_a_configuration_is() -> None:
 
 
 def test_a_problem_of_a_run_s_rule_names_the_run_and_the_rule() -> None:
-    with pytest.raises(ValueError, match=r"exp: keep_best: 'eval_loss' is not a metric and a number"):
+    with pytest.raises(
+        ValueError, match=r"exp: keep_best: 'eval_loss' is not a metric and a number"
+    ):
         KEYS["retention.runs"].read({"exp": {"keep_best": "eval_loss"}})
 
 
@@ -176,7 +184,9 @@ def test_a_problem_of_a_webhook_does_not_repeat_it() -> None:
 
 
 def test_what_is_said_of_a_run_stands_before_what_is_said_of_all() -> None:
-    said = RetentionConfig(keep_last=2, keep_every=100, runs={"exp-*": {"keep_last": 5}, "exp-1": {"keep_every": 0}})
+    said = RetentionConfig(
+        keep_last=2, keep_every=100, runs={"exp-*": {"keep_last": 5}, "exp-1": {"keep_every": 0}}
+    )
     assert said.of("other") == Rules(keep_last=2, keep_every=100)
     assert said.of("exp-2") == Rules(keep_last=5, keep_every=100)
     assert said.of("exp-1") == Rules(keep_last=2), "a name counts before a glob"

@@ -9,7 +9,9 @@ from ckptsync.errors import ConfigError
 
 
 def test_every_key_has_its_line() -> None:
-    document = parse("# head\nstore:\n  url: /x\n\nworker:\n  quiet: 5s\n  runs:\n    - path: /a\n", "c")
+    document = parse(
+        "# head\nstore:\n  url: /x\n\nworker:\n  quiet: 5s\n  runs:\n    - path: /a\n", "c"
+    )
     assert document.lines == {
         "store": 2,
         "store.url": 3,
@@ -18,7 +20,10 @@ def test_every_key_has_its_line() -> None:
         "worker.runs": 7,
         "worker.runs.[].path": 8,
     }
-    assert document.values == {"store": {"url": "/x"}, "worker": {"quiet": "5s", "runs": [{"path": "/a"}]}}
+    assert document.values == {
+        "store": {"url": "/x"},
+        "worker": {"quiet": "5s", "runs": [{"path": "/a"}]},
+    }
     assert document.twice == ()
 
 
@@ -30,7 +35,9 @@ def test_an_empty_file_is_no_value() -> None:
     assert parse("# nothing\n", "c").values is None
 
 
-@pytest.mark.parametrize("text", ["a: [", "a: b: c", "\t- x", "!!python/object/apply:os.system ['true']", "a: !odd x"])
+@pytest.mark.parametrize(
+    "text", ["a: [", "a: b: c", "\t- x", "!!python/object/apply:os.system ['true']", "a: !odd x"]
+)
 def test_what_is_not_plain_yaml_is_refused_and_runs_nothing(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^c(:\d+)?: not (plain )?YAML: "):
         parse(text, "c")

@@ -1,4 +1,6 @@
-"""Two sound nodes as `ckptsync.doctor.probe` would tell of them, and what is planted in the second."""
+"""Two sound nodes as `ckptsync.doctor.probe` would tell of them, and what is planted in the
+second.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ import copy
 from typing import Any
 
 from ckptsync.doctor.checks import compare
-from ckptsync.doctor.facts import Finding
+from ckptsync.doctor.findings import Finding
 
 _SOUND: dict[str, Any] = {
     "user": "train",
@@ -36,7 +38,8 @@ _SOUND: dict[str, Any] = {
         "docker0": {"state": "down", "mtu": "1500", "speed": ""},
     },
     "limits": {"nofile": 1048576, "memlock": -1, "shm": 64 << 30, "hcas": 8},
-    "model": {"path": "/models/base", "digest": "0123456789abcdef"},
+    "model": "/models/base",
+    "digest": "0123456789abcdef",
     "training": {"save_on_each_node": "false", "output_dir": "/data/out"},
     "clock": 0.0,
 }
@@ -48,7 +51,13 @@ def pair() -> list[dict[str, Any]]:
 
 
 def _node(rank: int) -> dict[str, Any]:
-    variables = {"NNODES": "2", "NODE_RANK": str(rank), "NPROC_PER_NODE": "8", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+    variables = {
+        "NNODES": "2",
+        "NODE_RANK": str(rank),
+        "NPROC_PER_NODE": "8",
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "29500",
+    }
     return copy.deepcopy(_SOUND) | {
         "node": f"n{rank}",
         "host": f"gpu{rank}",
@@ -61,7 +70,9 @@ def _node(rank: int) -> dict[str, Any]:
             "NCCL_DEBUG": ["INFO", "WARN"][rank],
         },
         "addresses": [f"10.0.0.{rank + 1}"],
-        "master": {"addresses": ["10.0.0.1"], "is_here": rank == 0, "port": ["free", "refused"][rank]},
+        "master": ["10.0.0.1"],
+        "is_master": rank == 0,
+        "port": ["free", "refused"][rank],
         "output_dirs": {"/data/out": {"nonce": f"nonce{rank}", "seen": [f"nonce{rank}"]}},
     }
 
@@ -76,8 +87,15 @@ def kinds(*nodes: dict[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def planted(**told: Any) -> list[tuple[str, str, str]]:
-    """What is found where the second node of a sound pair tells this instead; of mappings only the keys that are given, ``None`` takes one away."""
+    """What is found where the second node of a sound pair tells this instead.
+
+    Of mappings only the keys that are given, ``None`` takes one away.
+    """
     nodes = pair()
     for key, value in told.items():
-        nodes[1][key] = {k: v for k, v in {**nodes[1][key], **value}.items() if v is not None} if isinstance(value, dict) else value
+        nodes[1][key] = (
+            {k: v for k, v in {**nodes[1][key], **value}.items() if v is not None}
+            if isinstance(value, dict)
+            else value
+        )
     return kinds(*nodes)

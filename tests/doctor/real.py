@@ -1,4 +1,6 @@
-"""Nodes, and Pythons that train, made on this machine: a virtual environment with a few names in it, a namespace with disks of its own."""
+"""Nodes, and Pythons that train, made on this machine: a virtual environment with a few names in
+it, a namespace with disks of its own.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,15 @@ def environment(home: Path, versions: Mapping[str, str], cuda: str = "12.8") -> 
     for name, version in versions.items():
         folder = packages / f"{name.replace('-', '_')}-{version}.dist-info"
         folder.mkdir()
-        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        (folder / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        )
     (packages / "torch").mkdir()
     (packages / "torch/version.py").write_text(
-        f"__version__ = 'x'\ndebug = False\ncuda: Optional[str] = {cuda!r}\nhip: Optional[str] = None\n"
+        "__version__ = 'x'\n"
+        "debug = False\n"
+        f"cuda: Optional[str] = {cuda!r}\n"
+        "hip: Optional[str] = None\n"
     )
     return str(home / "bin/python")
 
@@ -41,19 +48,40 @@ def can_isolate() -> bool:
 
 @functools.cache
 def _allows_mounts() -> bool:
-    return subprocess.run([*_ISOLATED, "mount -t tmpfs tmpfs /mnt; hostname x"], capture_output=True, check=False).returncode == 0
+    return (
+        subprocess.run(
+            [*_ISOLATED, "mount -t tmpfs tmpfs /mnt; hostname x"], capture_output=True, check=False
+        ).returncode
+        == 0
+    )
 
 
-needs_namespaces = pytest.mark.skipif(not can_isolate(), reason="mounting is not allowed here, not even in a namespace of its own")
+needs_namespaces = pytest.mark.skipif(
+    not can_isolate(), reason="mounting is not allowed here, not even in a namespace of its own"
+)
 
 
-def doctor(words: Sequence[object], setup: str = "", within: Sequence[str] = (), **variables: str) -> dict[str, Any]:
-    """What `ckptsync doctor --json` says in a process of its own; ``setup``: shell that prepares a namespace for it before, ``within``: a command that runs it."""
+def doctor(
+    words: Sequence[object], setup: str = "", within: Sequence[str] = (), **variables: str
+) -> dict[str, Any]:
+    """What `ckptsync doctor --json` says in a process of its own.
+
+    ``setup``: shell that prepares a namespace for it before, ``within``: a command that runs it.
+    """
     command = [*within, sys.executable, "-m", "ckptsync", "doctor", "--json", *map(str, words)]
     if setup:
         command = [*_ISOLATED, f'{setup}\nexec "$@"', "sh", *command]
-    plain = {name: os.environ[name] for name in ("PATH", "HOME", "XDG_CACHE_HOME") if name in os.environ}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=PROJECT, env={**plain, **variables})
+    plain = {
+        name: os.environ[name] for name in ("PATH", "HOME", "XDG_CACHE_HOME") if name in os.environ
+    }
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=PROJECT,
+        env={**plain, **variables},
+    )
     assert done.stdout, done.stderr
     told: dict[str, Any] = json.loads(done.stdout)
     assert told["exit_code"] == done.returncode

@@ -1,4 +1,6 @@
-"""Checks of machines and versions: what is planted in one of two sound nodes is found, and nothing else."""
+"""Checks of machines and versions: what is planted in one of two sound nodes is found, and nothing
+else.
+"""
 
 import os
 import subprocess
@@ -9,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from ckptsync.doctor import probe
-from ckptsync.doctor.checks import alone, compare, version, visible
-from ckptsync.doctor.facts import STORAGE, Node, OutputDir, exit_code, grouped, in_order, read, show, warn
+from ckptsync.doctor.checks import check_node, compare, count_visible, parse_version
+from ckptsync.doctor.facts import NodeFacts, OutputDir, group_by, read_facts, show_groups
+from ckptsync.doctor.findings import STORAGE, exit_code, in_order, warn
 from tests.doctor.nodes import found, kinds, pair, planted
 from tests.doctor.real import PROJECT
 
@@ -22,12 +25,26 @@ def test_nothing_is_found_on_a_sound_pair() -> None:
 
 def test_nothing_is_found_on_a_sound_node_that_waits_for_others() -> None:
     for node in pair():
-        assert alone(node) == ()
+        assert check_node(node) == ()
 
 
 def test_what_says_nothing_is_no_fault() -> None:
     assert compare([]) == ()
-    assert compare([{}, {"node": 3, "gpus": "many", "variables": ["NNODES"], "output_dirs": None, "clock": True}]) == ()
+    assert (
+        compare(
+            [
+                {},
+                {
+                    "node": 3,
+                    "gpus": "many",
+                    "variables": ["NNODES"],
+                    "output_dirs": None,
+                    "clock": True,
+                },
+            ]
+        )
+        == ()
+    )
 
 
 def test_several_processes_of_one_node_are_one_node() -> None:
@@ -36,7 +53,12 @@ def test_several_processes_of_one_node_are_one_node() -> None:
 
 
 def test_failures_come_first_and_each_once() -> None:
-    levels = [level for level, _, _ in planted(versions={"torch": "2.7.1", "peft": "0.16.0"}, clock=40.0, gpus=["NVIDIA A100"] * 8)]
+    levels = [
+        level
+        for level, _, _ in planted(
+            versions={"torch": "2.7.1", "peft": "0.16.0"}, clock=40.0, gpus=["NVIDIA A100"] * 8
+        )
+    ]
     assert levels == sorted(levels)
     assert (levels[0], levels[-1]) == ("fail", "warn")
 
@@ -52,23 +74,32 @@ def test_a_finding_says_where_what_why_and_what_to_do() -> None:
 
 def test_one_node_of_two_is_told_that_another_is_missing_only_where_all_should_be_here() -> None:
     assert kinds(pair()[0]) == [("fail", "nodes-missing", "NNODES")]
-    assert alone(pair()[0]) == ()
+    assert check_node(pair()[0]) == ()
 
 
 def test_it_needs_nothing_but_the_standard_library() -> None:
     """Ray's workers, and its driver, may have nothing of what ckptsync depends on."""
-    ask = "import ckptsync.doctor.checks as c, ckptsync.doctor.probe as p; print(c.compare([p.gather()]) is not None)"
+    ask = (
+        "import ckptsync.doctor.checks as c, ckptsync.doctor.probe as p;"
+        " print(c.compare([p.gather()]) is not None)"
+    )
     bare = [sys.executable, "-S", "-c", ask]
     done = subprocess.run(
-        bare, capture_output=True, text=True, check=False, env={"PYTHONPATH": str(PROJECT), "PATH": os.environ["PATH"]}
+        bare,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PYTHONPATH": str(PROJECT), "PATH": os.environ["PATH"]},
     )
     assert done.stdout == "True\n", done.stderr
 
 
-@pytest.mark.parametrize("odd", [10**400, float("inf"), float("nan"), "²", "1" * 30, ["²"], {"a": {}}, "\0", None, True])
+@pytest.mark.parametrize(
+    "odd", [10**400, float("inf"), float("nan"), "²", "1" * 30, ["²"], {"a": {}}, "\0", None, True]
+)
 def test_whatever_a_node_says_the_others_are_compared(odd: object) -> None:
     for key in pair()[1]:
-        alone(pair()[1] | {key: odd})
+        check_node(pair()[1] | {key: odd})
         assert isinstance(compare([pair()[0], pair()[1] | {key: odd}]), tuple)
     for name in pair()[1]["variables"]:
         compare([pair()[0], pair()[1] | {"variables": {**pair()[1]["variables"], name: odd}}])
@@ -89,34 +120,49 @@ def test_whatever_a_node_says_the_others_are_compared(odd: object) -> None:
     ],
 )
 def test_what_is_visible_is_what_cuda_makes_of_the_variable(text: str, count: int) -> None:
-    assert visible(Node("n", gpus=("H200",) * 8, variables={"CUDA_VISIBLE_DEVICES": text})) == count
+    assert (
+        count_visible(NodeFacts("n", gpus=("H200",) * 8, variables={"CUDA_VISIBLE_DEVICES": text}))
+        == count
+    )
 
 
 def test_without_the_variable_all_are_visible_and_without_an_answer_nobody_knows() -> None:
-    assert visible(Node("n", gpus=("H200",) * 8)) == 8
-    assert visible(Node("n")) is None
+    assert count_visible(NodeFacts("n", gpus=("H200",) * 8)) == 8
+    assert count_visible(NodeFacts("n")) is None
 
 
 def test_fewer_gpus_than_processes_are_found() -> None:
-    assert planted(variables={"CUDA_VISIBLE_DEVICES": "0,1,2,3"}) == [("fail", "gpus-too-few", "NPROC_PER_NODE")]
+    assert planted(variables={"CUDA_VISIBLE_DEVICES": "0,1,2,3"}) == [
+        ("fail", "gpus-too-few", "NPROC_PER_NODE")
+    ]
 
 
 def test_devices_that_are_not_there_are_found() -> None:
-    assert ("fail", "gpus-not-there", "CUDA_VISIBLE_DEVICES") in planted(variables={"CUDA_VISIBLE_DEVICES": "4,5,6,8"})
-    assert ("fail", "gpus-not-there", "CUDA_VISIBLE_DEVICES") in planted(variables={"CUDA_VISIBLE_DEVICES": "0,1,1"})
+    assert ("fail", "gpus-not-there", "CUDA_VISIBLE_DEVICES") in planted(
+        variables={"CUDA_VISIBLE_DEVICES": "4,5,6,8"}
+    )
+    assert ("fail", "gpus-not-there", "CUDA_VISIBLE_DEVICES") in planted(
+        variables={"CUDA_VISIBLE_DEVICES": "0,1,1"}
+    )
 
 
 def test_other_numbers_of_ranks_are_a_warning_since_torchrun_trains_with_them() -> None:
-    assert planted(variables={"NPROC_PER_NODE": "4"}) == [("warn", "ranks-differ", "NPROC_PER_NODE")]
+    assert planted(variables={"NPROC_PER_NODE": "4"}) == [
+        ("warn", "ranks-differ", "NPROC_PER_NODE")
+    ]
     fewer = {"NPROC_PER_NODE": None, "CUDA_VISIBLE_DEVICES": "0,1"}
     assert planted(variables=fewer) == [("warn", "ranks-differ", "NPROC_PER_NODE")]
-    assert planted(variables={"NPROC_PER_NODE": "4", "USE_RAY": "1"}) == [("fail", "launch-differs", "USE_RAY")], "Ray counts"
+    assert planted(variables={"NPROC_PER_NODE": "4", "USE_RAY": "1"}) == [
+        ("fail", "launch-differs", "USE_RAY")
+    ], "Ray counts"
 
 
 def test_a_node_on_which_llamafactory_would_train_alone_is_a_failure() -> None:
     one = {"NPROC_PER_NODE": None, "CUDA_VISIBLE_DEVICES": "0"}
     assert planted(variables=one) == [("fail", "ranks-differ", "NPROC_PER_NODE")]
-    assert ("warn", "ranks-differ", "NPROC_PER_NODE") in planted(variables={**one, "FORCE_TORCHRUN": "1"})
+    assert ("warn", "ranks-differ", "NPROC_PER_NODE") in planted(
+        variables={**one, "FORCE_TORCHRUN": "1"}
+    )
 
 
 def test_gpus_of_two_kinds_are_found_on_one_node_or_between_two() -> None:
@@ -130,10 +176,16 @@ def test_a_driver_of_an_older_major_cuda_than_torchs_is_found() -> None:
 
 
 def test_gpus_that_are_named_where_there_are_none_are_found() -> None:
-    assert visible(Node("n", gpus=(), variables={"CUDA_VISIBLE_DEVICES": "0,1"})) == 2
+    assert count_visible(NodeFacts("n", gpus=(), variables={"CUDA_VISIBLE_DEVICES": "0,1"})) == 2
     planted_there = {"CUDA_VISIBLE_DEVICES": "0,1", "NPROC_PER_NODE": "4"}
     none = [
-        n | {"gpus": [], "driver": "", "driver_cuda": "", "variables": {**n["variables"], "CUDA_VISIBLE_DEVICES": ""}}
+        n
+        | {
+            "gpus": [],
+            "driver": "",
+            "driver_cuda": "",
+            "variables": {**n["variables"], "CUDA_VISIBLE_DEVICES": ""},
+        }
         for n in pair()
     ]
     assert kinds(*none) == []
@@ -151,12 +203,22 @@ def test_nodes_without_gpus_train_on_their_cpus() -> None:
 
 @pytest.mark.parametrize("text", ["NoDevFiles", "-1", "none", ""])
 def test_a_node_that_is_told_of_no_gpus_is_sound(text: str) -> None:
-    nodes = [n | {"gpus": [], "driver_cuda": "", "variables": {**n["variables"], "CUDA_VISIBLE_DEVICES": text}} for n in pair()]
+    nodes = [
+        n
+        | {
+            "gpus": [],
+            "driver_cuda": "",
+            "variables": {**n["variables"], "CUDA_VISIBLE_DEVICES": text},
+        }
+        for n in pair()
+    ]
     assert kinds(*nodes) == []
 
 
 def test_all_is_no_device() -> None:
-    assert ("fail", "gpus-not-there", "CUDA_VISIBLE_DEVICES") in planted(variables={"CUDA_VISIBLE_DEVICES": "all"})
+    assert ("fail", "gpus-not-there", "CUDA_VISIBLE_DEVICES") in planted(
+        variables={"CUDA_VISIBLE_DEVICES": "all"}
+    )
 
 
 def test_a_node_without_gpus_beside_one_that_has_them_is_found() -> None:
@@ -188,7 +250,9 @@ def test_another_build_of_the_same_torch_is_found() -> None:
 
 
 def test_another_nccl_before_torchs_own_is_found_where_only_some_load_it() -> None:
-    assert planted(overrides=["/usr/lib/libnccl.so.2.21.5"]) == [("fail", "versions-differ", "libnccl")]
+    assert planted(overrides=["/usr/lib/libnccl.so.2.21.5"]) == [
+        ("fail", "versions-differ", "libnccl")
+    ]
     same = [node | {"overrides": ["/usr/lib/libnccl.so.2.21.5"]} for node in pair()]
     assert kinds(*same) == []
 
@@ -203,7 +267,10 @@ def test_another_driver_is_a_warning() -> None:
 
 
 def test_a_node_whose_python_is_not_known_is_not_compared() -> None:
-    assert planted(versions=dict.fromkeys([*FAIL, *WARN]), builds={"cuda": None}, python="3.12.0") == []
+    assert (
+        planted(versions=dict.fromkeys([*FAIL, *WARN]), builds={"cuda": None}, python="3.12.0")
+        == []
+    )
 
 
 def test_one_nccl_at_two_places_is_one() -> None:
@@ -226,29 +293,38 @@ def kinds_alone(**told: object) -> list[tuple[str, str]]:
     node = pair()[0]
     for key, value in told.items():
         node[key] = {**node[key], **value} if isinstance(value, dict) else value
-    return [(f.level, f.kind) for f in alone(node)]
+    return [(f.level, f.kind) for f in check_node(node)]
 
 
 def test_versions_are_numbers() -> None:
-    assert version("5.15.0.dev0") == (5, 15, 0)
-    assert version("2.8.0+cu128") == (2, 8, 0)
-    assert version("unknown") == ()
-    assert version("2.9") < version("2.10")
+    assert parse_version("5.15.0.dev0") == (5, 15, 0)
+    assert parse_version("2.8.0+cu128") == (2, 8, 0)
+    assert parse_version("unknown") == ()
+    assert parse_version("2.9") < parse_version("2.10")
 
 
 @pytest.mark.parametrize(
-    ("transformers", "flag", "found"), [("5.15.0", "true", 1), ("5.14.1", "true", 0), ("5.23.0", "false", 0), ("5.23.0", "True", 1)]
+    ("transformers", "flag", "found"),
+    [("5.15.0", "true", 1), ("5.14.1", "true", 0), ("5.23.0", "false", 0), ("5.23.0", "True", 1)],
 )
-def test_save_on_each_node_with_a_new_transformers_is_found(transformers: str, flag: str, found: int) -> None:
+def test_save_on_each_node_with_a_new_transformers_is_found(
+    transformers: str, flag: str, found: int
+) -> None:
     got = kinds_alone(versions={"transformers": transformers}, training={"save_on_each_node": flag})
     assert got == [("warn", "save-on-each-node")] * found
 
 
 @pytest.mark.parametrize(
-    ("factory", "ray", "found"), [("0.9.2", "2.54.0", 1), ("0.9.2", "2.55.0", 0), ("0.9.3", "2.54.0", 0), ("0.9.1", "2.9.3", 1)]
+    ("factory", "ray", "found"),
+    [("0.9.2", "2.54.0", 1), ("0.9.2", "2.55.0", 0), ("0.9.3", "2.54.0", 0), ("0.9.1", "2.9.3", 1)],
 )
-def test_the_pair_that_destroys_the_process_group_twice_is_found(factory: str, ray: str, found: int) -> None:
-    assert kinds_alone(versions={"llamafactory": factory, "ray": ray}) == [("warn", "ray-destroys-twice")] * found
+def test_the_pair_that_destroys_the_process_group_twice_is_found(
+    factory: str, ray: str, found: int
+) -> None:
+    assert (
+        kinds_alone(versions={"llamafactory": factory, "ray": ray})
+        == [("warn", "ray-destroys-twice")] * found
+    )
 
 
 def test_ray_that_waits_for_cpus_for_ever_is_found() -> None:
@@ -258,23 +334,36 @@ def test_ray_that_waits_for_cpus_for_ever_is_found() -> None:
 
 
 def test_llamafactorys_ray_launcher_on_a_node_without_gpus_is_found() -> None:
-    planted = {"versions": {"llamafactory": "0.9.5"}, "variables": {"USE_RAY": "1"}, "driver_cuda": ""}
+    planted = {
+        "versions": {"llamafactory": "0.9.5"},
+        "variables": {"USE_RAY": "1"},
+        "driver_cuda": "",
+    }
     assert kinds_alone(**planted, gpus=[]) == [("warn", "ray-cpus")]
-    assert kinds_alone(**{**planted, "variables": {"USE_RAY": "1", "CUDA_VISIBLE_DEVICES": "", "NPROC_PER_NODE": ""}}) == [
-        ("warn", "ray-cpus")
-    ]
+    assert kinds_alone(
+        **{
+            **planted,
+            "variables": {"USE_RAY": "1", "CUDA_VISIBLE_DEVICES": "", "NPROC_PER_NODE": ""},
+        }
+    ) == [("warn", "ray-cpus")]
     assert kinds_alone(**{**planted, "variables": {}}, gpus=[]) == []
 
 
 def test_zero3_that_saves_no_model_is_found() -> None:
-    assert kinds_alone(training={"zero_stage": "3", "gather_16bit": "false"}) == [("warn", "zero3-no-model")]
+    assert kinds_alone(training={"zero_stage": "3", "gather_16bit": "false"}) == [
+        ("warn", "zero3-no-model")
+    ]
     assert kinds_alone(training={"zero_stage": "3", "gather_16bit": "true"}) == []
     assert kinds_alone(training={"zero_stage": "2", "gather_16bit": "false"}) == []
 
 
-def test_a_relative_output_directory_is_found_with_ray_alone() -> None:
-    assert kinds_alone(training={"output_dir": "saves/x", "ray_run_name": "x"}) == [("warn", "output-relative")]
-    assert kinds_alone(training={"output_dir": "saves/x"}, variables={"USE_RAY": "1"}) == [("warn", "output-relative")]
+def test_a_relative_output_directory_is_found_with_ray_check_node() -> None:
+    assert kinds_alone(training={"output_dir": "saves/x", "ray_run_name": "x"}) == [
+        ("warn", "output-relative")
+    ]
+    assert kinds_alone(training={"output_dir": "saves/x"}, variables={"USE_RAY": "1"}) == [
+        ("warn", "output-relative")
+    ]
     assert kinds_alone(training={"output_dir": "saves/x"}) == []
 
 
@@ -287,21 +376,35 @@ def test_what_the_system_gives_too_little_of_is_found() -> None:
 
 
 def test_a_torch_for_cpus_is_found_where_there_are_gpus() -> None:
-    assert kinds_alone(versions={"torch": "2.8.0+cpu"}, builds={"cuda": ""}) == [("warn", "torch-for-cpus")]
+    assert kinds_alone(versions={"torch": "2.8.0+cpu"}, builds={"cuda": ""}) == [
+        ("warn", "torch-for-cpus")
+    ]
     assert kinds_alone(versions={"torch": "2.8.0+cpu"}, builds={"cuda": ""}, gpus=[]) == []
 
 
 @pytest.mark.parametrize(
-    ("transformers", "nodes", "found"), [("4.37.2", "2", 1), ("4.37.2", "1", 0), ("4.40.0", "2", 0), ("4.35.0", "2", 0)]
+    ("transformers", "nodes", "found"),
+    [("4.37.2", "2", 1), ("4.37.2", "1", 0), ("4.40.0", "2", 0), ("4.35.0", "2", 0)],
 )
-def test_saves_that_are_renamed_on_one_node_only_are_found(transformers: str, nodes: str, found: int) -> None:
-    assert kinds_alone(versions={"transformers": transformers}, variables={"NNODES": nodes}) == [("warn", "tmp-checkpoint")] * found
+def test_saves_that_are_renamed_on_one_node_only_are_found(
+    transformers: str, nodes: str, found: int
+) -> None:
+    assert (
+        kinds_alone(versions={"transformers": transformers}, variables={"NNODES": nodes})
+        == [("warn", "tmp-checkpoint")] * found
+    )
 
 
-@pytest.mark.parametrize(("seconds", "level"), [(2.0, "warn"), (-2.0, "warn"), (31.0, "fail"), (-31.0, "fail")])
-def test_a_clock_that_is_off_is_found_beside_the_store_and_beside_another_node(seconds: float, level: str) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "level"), [(2.0, "warn"), (-2.0, "warn"), (31.0, "fail"), (-31.0, "fail")]
+)
+def test_a_clock_that_is_off_is_found_beside_the_store_and_beside_another_node(
+    seconds: float, level: str
+) -> None:
     assert planted(clock=seconds) == [(level, "clock", "the clock")] * 2
-    assert [(f.level, f.kind) for f in alone(pair()[0] | {"clock": seconds})] == [(level, "clock")]
+    assert [(f.level, f.kind) for f in check_node(pair()[0] | {"clock": seconds})] == [
+        (level, "clock")
+    ]
 
 
 def test_clocks_that_are_near_the_store_and_far_from_each_other_are_found() -> None:
@@ -324,12 +427,20 @@ def test_another_output_directory_is_found() -> None:
     second["output_dirs"] = {"/scratch/out": {"nonce": "nonce1", "seen": ["nonce1"]}}
     assert kinds(first, second) == [("warn", "output-differs", "output_dir")]
     one = [n | {"boot": "boot", "network": "4026531840"} for n in (first, second)]
-    assert kinds(*one) == [], "two nodes on one machine cannot have one directory each under one name"
+    assert kinds(*one) == [], (
+        "two nodes on one machine cannot have one directory each under one name"
+    )
 
 
 def test_one_path_that_is_one_disk_for_some_nodes_only_is_found() -> None:
     first, second = pair()
-    third = pair()[1] | {"node": "n2", "host": "gpu2", "machine": "2" * 32, "boot": "boot-2", "addresses": ["10.0.0.3"]}
+    third = pair()[1] | {
+        "node": "n2",
+        "host": "gpu2",
+        "machine": "2" * 32,
+        "boot": "boot-2",
+        "addresses": ["10.0.0.3"],
+    }
     third["output_dirs"] = {"/data/out": {"nonce": "nonce2", "seen": ["nonce0", "nonce2"]}}
     for node, rank in ((first, 0), (second, 1), (third, 2)):
         node["variables"] |= {"NNODES": "3", "NODE_RANK": str(rank)}
@@ -347,20 +458,24 @@ def test_one_path_that_is_one_disk_for_some_nodes_only_is_found() -> None:
 def test_a_shared_disk_is_sound_but_with_save_on_each_node() -> None:
     shared = {"/data/out": {"nonce": "nonce1", "seen": ["nonce0", "nonce1"]}}
     assert planted(output_dirs=shared) == []
-    assert planted(output_dirs=shared, training={"save_on_each_node": "true"}) == [("fail", "disk-shared", "/data/out")]
+    assert planted(output_dirs=shared, training={"save_on_each_node": "true"}) == [
+        ("fail", "disk-shared", "/data/out")
+    ]
     assert planted(training={"save_on_each_node": "true"}) == []
 
 
 def test_another_base_model_is_found() -> None:
-    assert planted(model={"digest": "fedcba9876543210"}) == [("warn", "model-differs", "the base model")]
-    assert planted(model={"digest": ""}) == [("warn", "model-differs", "the base model")]
+    assert planted(digest="fedcba9876543210") == [("warn", "model-differs", "the base model")]
+    assert planted(digest="") == [("warn", "model-differs", "the base model")]
 
 
 def test_a_path_that_is_a_servers_for_one_node_and_a_local_disk_for_the_other_is_found() -> None:
-    assert planted(output_dirs={"/data/out": {"nonce": "nonce1", "seen": ["nonce1"], "server": "nfs4"}}) == [
-        ("fail", "disk-differs", "/data/out")
-    ]
-    shared = {"/data/out": {"nonce": "nonce1", "seen": ["nonce0", "nonce1"], "server": "fuse.bindfs"}}
+    assert planted(
+        output_dirs={"/data/out": {"nonce": "nonce1", "seen": ["nonce1"], "server": "nfs4"}}
+    ) == [("fail", "disk-differs", "/data/out")]
+    shared = {
+        "/data/out": {"nonce": "nonce1", "seen": ["nonce0", "nonce1"], "server": "fuse.bindfs"}
+    }
     assert planted(output_dirs=shared) == [], "it was tried"
 
 
@@ -379,7 +494,7 @@ def test_users_of_other_numbers_are_found_where_the_disk_is_one() -> None:
 
 def test_what_the_probe_gathers_is_read(tmp_path: Path) -> None:
     raw = probe.gather([str(tmp_path)], "n0")
-    node = read(raw)
+    node = read_facts(raw)
     assert (node.name, node.host, node.python) == ("n0", raw["host"], raw["python"])
     assert node.gpus == tuple(raw["gpus"])
     assert node.output_dirs[str(tmp_path)].nonce in node.output_dirs[str(tmp_path)].seen
@@ -388,21 +503,38 @@ def test_what_the_probe_gathers_is_read(tmp_path: Path) -> None:
 
 def test_what_is_not_of_its_type_was_not_said() -> None:
     output_dirs = {"/a": {"nonce": 1, "seen": ["b", 2]}}
-    odd = {"node": "n", "uid": True, "cpus": "8", "versions": {"torch": 2, 3: "x"}, "output_dirs": output_dirs, "clock": "now"}
-    assert read(odd) == Node("n", versions={"torch": ""}, output_dirs={"/a": OutputDir("", ("b",))})
-    assert read([]).name == "?"  # type: ignore[arg-type]
-    assert len(read({"host": "x" * 5000}).host) == 1000
+    odd = {
+        "node": "n",
+        "uid": True,
+        "cpus": "8",
+        "versions": {"torch": 2, 3: "x"},
+        "output_dirs": output_dirs,
+        "clock": "now",
+    }
+    assert read_facts(odd) == NodeFacts(
+        "n", versions={"torch": ""}, output_dirs={"/a": OutputDir("", ("b",))}
+    )
+    assert read_facts([]).name == "?"  # type: ignore[arg-type]
+    assert len(read_facts({"host": "x" * 5000}).host) == 1000
 
 
 def test_nodes_are_grouped_by_what_they_say_and_named() -> None:
-    nodes = [Node(f"n{n}", python="3.12" if n == 4 else "3.11") for n in range(5)]
-    assert show(grouped(nodes, lambda n: n.python)) == "3.11 on n0, n1, n2 and 1 more; 3.12 on n4"
-    assert show({"": ("n0",)}) == "none on n0"
+    nodes = [NodeFacts(f"n{n}", python="3.12" if n == 4 else "3.11") for n in range(5)]
+    assert (
+        show_groups(group_by(nodes, lambda n: n.python))
+        == "3.11 on n0, n1, n2 and 1 more; 3.12 on n4"
+    )
+    assert show_groups({"": ("n0",)}) == "none on n0"
 
 
 def test_the_greatest_code_of_a_failure_counts_and_failures_come_first() -> None:
-    a = warn("a", "n0", "s", "w", why="y", hint="h", code=STORAGE)
+    a = warn("a", "s", "w", why="y", hint="h", nodes=("n0",), code=STORAGE)
     b = replace(a, level="fail", kind="b", exit_code=2)
-    assert [exit_code(found) for found in ([], [a], [a, b], [b, replace(a, level="fail")])] == [0, 0, 2, 4]
+    assert [exit_code(found) for found in ([], [a], [a, b], [b, replace(a, level="fail")])] == [
+        0,
+        0,
+        2,
+        4,
+    ]
     assert in_order([a, b, a]) == (b, a)
     assert (a.where, replace(a, nodes=()).where) == ("n0: s", "s")

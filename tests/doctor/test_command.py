@@ -15,11 +15,16 @@ from typing import Any
 import pytest
 
 from ckptsync.cli.main import main
-from tests.doctor.real import doctor, environment, kinds, needs_namespaces, open_to_all
+from tests.doctor.real import doctor, environment, kinds, needs_namespaces
 
 PORT = str(20000 + os.getpid() % 12000)  # which no other process of these tests has
 SHIFTED = Path(__file__).parents[1] / "campaigns/shifted_clock.c"
-VERSIONS = {"torch": "2.8.0", "transformers": "4.57.1", "accelerate": "1.11.0", "nvidia-nccl-cu12": "2.27.3"}
+VERSIONS = {
+    "torch": "2.8.0",
+    "transformers": "4.57.1",
+    "accelerate": "1.11.0",
+    "nvidia-nccl-cu12": "2.27.3",
+}
 
 
 @pytest.fixture(scope="module")
@@ -55,11 +60,19 @@ def asked(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, Any]:
     return told
 
 
-SOUND = "hostname {node}; mount -t tmpfs -o size=1g tmpfs /dev/shm; mkdir -p {home}/{node} {home}/out; mount --bind {home}/{node} {home}/out; ulimit -n 2048"
+SOUND = (
+    "hostname {node}; mount -t tmpfs -o size=1g tmpfs /dev/shm; mkdir -p {home}/{node} {home}/out;"
+    " mount --bind {home}/{node} {home}/out; ulimit -n 2048"
+)
 
 
-def sound(home: Path, node: int, python: str, *words: object, setup: str = "", **variables: str) -> dict[str, Any]:
-    """A node of two that says what it is, with a disk and a name of its own; ``setup`` and ``variables`` are what is planted."""
+def sound(
+    home: Path, node: int, python: str, *words: object, setup: str = "", **variables: str
+) -> dict[str, Any]:
+    """A node of two that says what it is, with a disk and a name of its own.
+
+    ``setup`` and ``variables`` are what is planted.
+    """
     said = {
         "NNODES": "2",
         "NODE_RANK": str(node),
@@ -68,7 +81,17 @@ def sound(home: Path, node: int, python: str, *words: object, setup: str = "", *
         "MASTER_PORT": PORT,
         "GLOO_SOCKET_IFNAME": interface(),
     }
-    given = ["--publish", home / "store", "--node", f"n{node}", "--python", python, "--output-dir", home / "out/run", *words]
+    given = [
+        "--publish",
+        home / "store",
+        "--node",
+        f"n{node}",
+        "--python",
+        python,
+        "--output-dir",
+        home / "out/run",
+        *words,
+    ]
     told = {name: value for name, value in {**said, **variables}.items() if value}
     return doctor(given, f"{SOUND.format(home=home, node=f'n{node}')}\n{setup}", **told)
 
@@ -86,14 +109,12 @@ def address() -> str:
 def interface() -> str:
     """One that is up."""
     names = [name for _, name in socket.if_nameindex() if name != "lo"]
-    found = [name for name in names if Path(f"/sys/class/net/{name}/operstate").read_text().strip() in ("up", "unknown")]
+    found = [
+        name
+        for name in names
+        if Path(f"/sys/class/net/{name}/operstate").read_text().strip() in ("up", "unknown")
+    ]
     return found[0] if found else pytest.skip("this machine is in no network")
-
-
-def others_can_read(*paths: Path) -> bool:
-    """Whether users who own nothing can read files, and reach them."""
-    real = [path.resolve() for path in paths]
-    return all(path.stat().st_mode & 0o004 and all(above.stat().st_mode & 0o001 for above in path.parents) for path in real)
 
 
 @needs_namespaces
@@ -117,7 +138,10 @@ PLANTED: dict[str, tuple[str, dict[str, str]]] = {
     "ranks-differ": ("", {"NPROC_PER_NODE": "2"}),
     "few-files": ("ulimit -n 512", {}),
     "small-shm": ("mount -t tmpfs -o size=64m tmpfs /dev/shm", {}),
-    "output-not-writable": ("mkdir -p {home}/out/run; mount -t tmpfs -o ro tmpfs {home}/out/run", {}),
+    "output-not-writable": (
+        "mkdir -p {home}/out/run; mount -t tmpfs -o ro tmpfs {home}/out/run",
+        {},
+    ),
     "disk-full": ("mount -t tmpfs -o size=100m tmpfs {home}/out", {}),
 }
 
@@ -147,7 +171,9 @@ def test_a_node_whose_clock_is_wrong_is_found(beside: Path, tmp_path: Path, pyth
     subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(SHIFTED)], check=True)
     for seconds, level in ((45, "fail"), (-5, "warn")):
         ahead.write_bytes(seconds.to_bytes(8, sys.byteorder, signed=True))
-        told = sound(beside, 1, python, "--nodes", LD_PRELOAD=str(library), SHIFTED_CLOCK=str(ahead))
+        told = sound(
+            beside, 1, python, "--nodes", LD_PRELOAD=str(library), SHIFTED_CLOCK=str(ahead)
+        )
         assert [(f["level"], f["kind"], f["nodes"]) for f in told["findings"]] == [
             (level, "clock", ["n0", "n1"]),
             (level, "clock", ["n1"]),
@@ -160,11 +186,18 @@ def test_a_sound_node_after_all_those_has_no_fault(beside: Path, python: str) ->
 
 
 @needs_namespaces
-def test_an_environment_of_other_versions_is_found(beside: Path, tmp_path: Path, python: str) -> None:
+def test_an_environment_of_other_versions_is_found(
+    beside: Path, tmp_path: Path, python: str
+) -> None:
     versions = {**VERSIONS, "torch": "2.7.1", "accelerate": "1.10.0", "nvidia-nccl-cu12": "2.26.2"}
     told = sound(beside, 1, environment(tmp_path / "venv", versions, cuda="12.6"), "--nodes")
     found = [(f["level"], f["subject"]) for f in told["findings"]]
-    assert found == [("fail", "nccl"), ("fail", "the CUDA of torch"), ("fail", "torch"), ("warn", "accelerate")]
+    assert found == [
+        ("fail", "nccl"),
+        ("fail", "the CUDA of torch"),
+        ("fail", "torch"),
+        ("warn", "accelerate"),
+    ]
     assert told["exit_code"] == 2
 
 
@@ -172,7 +205,17 @@ def test_a_disk_that_two_nodes_share_and_a_third_does_not_is_found(
     store: Path, tmp_path: Path, python: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for node in ("n0", "n1"):
-        asked(capsys, "--publish", store, "--node", node, "--python", python, "--output-dir", tmp_path / "out")
+        asked(
+            capsys,
+            "--publish",
+            store,
+            "--node",
+            node,
+            "--python",
+            python,
+            "--output-dir",
+            tmp_path / "out",
+        )
     third = json.loads((store / ".ckptsync/launches/n1.json").read_text())
     third["output_dirs"][str(tmp_path / "out")] = {"nonce": "c", "seen": ["c"]}
     (store / ".ckptsync/launches/n2.json").write_text(json.dumps(third))
@@ -187,16 +230,21 @@ def test_a_node_that_wrote_to_another_disk_under_the_stores_path_is_missing(
     assert "nodes-missing" in kinds(asked(capsys, store))
 
 
-def test_a_configuration_that_is_wrong_is_a_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_configuration_that_is_wrong_is_a_finding(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     told = asked(capsys, "-c", config(tmp_path, verify="{level: much}"))
     assert (kinds(told), told["exit_code"]) == (["configuration"], 2)
     assert "verify.level" in told["findings"][0]["what"]
 
 
 @needs_namespaces
-def test_a_store_that_is_read_only_is_found_and_is_the_stores_exit_code(store: Path, tmp_path: Path) -> None:
+def test_a_store_that_is_read_only_is_found_and_is_the_stores_exit_code(
+    store: Path, tmp_path: Path
+) -> None:
     told = doctor(
-        ["-c", config(tmp_path), "--python", sys.executable], f"mount --bind {store} {store}; mount -o remount,ro,bind {store}"
+        ["-c", config(tmp_path), "--python", sys.executable],
+        f"mount --bind {store} {store}; mount -o remount,ro,bind {store}",
     )
     assert "store-create" in kinds(told)
     assert told["exit_code"] == 4
@@ -206,8 +254,12 @@ def test_a_store_that_is_read_only_is_found_and_is_the_stores_exit_code(store: P
 @needs_namespaces
 def test_a_store_that_is_not_mounted_is_found(store: Path, tmp_path: Path, python: str) -> None:
     (tmp_path / "fstab").write_text(f"# ours\nhead:/srv {store} nfs4 hard 0 0\n")
-    told = doctor(["-c", config(tmp_path), "--python", python], f"mount --bind {tmp_path}/fstab /etc/fstab")
-    assert [(f["kind"], f["subject"]) for f in told["findings"] if f["kind"] == "not-mounted"] == [("not-mounted", str(store))]
+    told = doctor(
+        ["-c", config(tmp_path), "--python", python], f"mount --bind {tmp_path}/fstab /etc/fstab"
+    )
+    assert [(f["kind"], f["subject"]) for f in told["findings"] if f["kind"] == "not-mounted"] == [
+        ("not-mounted", str(store))
+    ]
     assert told["exit_code"] == 4
     there = f"mount --bind {tmp_path}/fstab /etc/fstab; mount -t tmpfs -o size=1g tmpfs {store}"
     assert "not-mounted" not in kinds(doctor(["-c", config(tmp_path), "--python", python], there))
@@ -259,16 +311,26 @@ def test_the_python_that_trains_gets_no_keys_of_the_service(
     assert "AWS_SECRET_ACCESS_KEY=before" in told.read_text()
 
 
-def test_settings_that_are_known_to_go_wrong_are_found(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    old = environment(tmp_path / "old", {"transformers": "5.15.0", "llamafactory": "0.9.2", "ray": "2.54.0"})
+def test_settings_that_are_known_to_go_wrong_are_found(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = environment(
+        tmp_path / "old", {"transformers": "5.15.0", "llamafactory": "0.9.2", "ray": "2.54.0"}
+    )
     (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 3}}')
-    (tmp_path / "x.yaml").write_text("save_on_each_node: true\ndeepspeed: ds.json\noutput_dir: saves/x\nray_run_name: x\n")
+    (tmp_path / "x.yaml").write_text(
+        "save_on_each_node: true\ndeepspeed: ds.json\noutput_dir: saves/x\nray_run_name: x\n"
+    )
     told = asked(capsys, "-c", config(tmp_path), "--python", old, "--training", tmp_path / "x.yaml")
-    assert {"save-on-each-node", "ray-destroys-twice", "zero3-no-model", "output-relative"} <= set(kinds(told))
+    assert {"save-on-each-node", "ray-destroys-twice", "zero3-no-model", "output-relative"} <= set(
+        kinds(told)
+    )
     assert store.is_dir()
 
 
-def test_a_python_that_cannot_be_asked_is_a_finding(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_python_that_cannot_be_asked_is_a_finding(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert kinds(asked(capsys, "--publish", store, "--python", "/nowhere")) == ["python"]
 
 
@@ -293,70 +355,100 @@ def test_without_a_store_or_a_node_that_spoke_there_is_nothing_to_compare(
     assert main(["doctor", "--fresh", "yesterday"]) == 2  # where nothing is compared, too
 
 
-def test_warnings_are_printed_and_end_with_0_unless_strict(tmp_path: Path, python: str, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "worker.yaml").write_text(f"store: {{url: {tmp_path}/gone/store}}\nworker: {{runs: [{{path: {tmp_path}/soon}}]}}\n")
+def test_warnings_are_printed_and_end_with_0_unless_strict(
+    tmp_path: Path, python: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "worker.yaml").write_text(
+        f"store: {{url: {tmp_path}/gone/store}}\nworker: {{runs: [{{path: {tmp_path}/soon}}]}}\n"
+    )
     words = ["doctor", "-c", str(tmp_path / "worker.yaml"), "--python", python]
     assert main(words) == 0
     text = capsys.readouterr().out
-    assert re.search(r"^WARN  \S+: .*store: not there\n      why: .*\n      do:  .*mounted", text, re.MULTILINE)
+    assert re.search(
+        r"^WARN  \S+: .*store: not found\n      why: .*\n      hint: .*mount", text, re.MULTILINE
+    )
     assert re.search(r"^0 failures, \d+ warnings?: ", text, re.MULTILINE)
     assert main([*words, "--strict"]) == 1
 
 
-def test_who_is_to_say_what_it_is_and_cannot_fails(tmp_path: Path, python: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_who_is_to_say_what_it_is_and_cannot_fails(
+    tmp_path: Path, python: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").touch()
     told = asked(capsys, "--publish", tmp_path / "file/store", "--python", python)
     assert (kinds(told), told["exit_code"], told["published"]) == (["store-unreachable"], 2, None)
 
 
-def test_a_node_whose_id_another_machine_has_is_not_published(store: Path, python: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_node_whose_id_another_machine_has_is_not_published(
+    store: Path, python: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     asked(capsys, "--publish", store, "--node", "n0", "--python", python)
     file = store / ".ckptsync/launches/n0.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"boot": "of another machine", "host": "clone"}))
+    file.write_text(
+        json.dumps(json.loads(file.read_text()) | {"boot": "of another machine", "host": "clone"})
+    )
     told = asked(capsys, "--publish", store, "--node", "n0", "--python", python)
     assert (kinds(told), told["exit_code"], told["published"]) == (["not-published"], 2, None)
 
 
-def test_a_node_that_is_alone_is_told_so(store: Path, python: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_node_that_is_alone_is_told_so(
+    store: Path, python: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     asked(capsys, "--publish", store, "--python", python)
     told = asked(capsys, store)
     assert ("one-node" in kinds(told), told["exit_code"]) == (True, 0)
 
 
-def test_a_python_without_torch_is_not_the_one_that_trains(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = asked(capsys, "--publish", store, "--python", environment(tmp_path / "venv", {"ray": "2.55.0"}))
+def test_a_python_without_torch_is_not_the_one_that_trains(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = asked(
+        capsys, "--publish", store, "--python", environment(tmp_path / "venv", {"ray": "2.55.0"})
+    )
     assert "no-torch" in kinds(told)
     assert (told["python"], told["versions"]) == (str(tmp_path / "venv"), {"ray": "2.55.0"})
 
 
-def test_of_a_head_no_training_is_asked(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_a_head_no_training_is_asked(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     told = asked(capsys, "-c", config(tmp_path, roles="[head]"), "--python", "/nowhere")
     assert (told["findings"], told["python"]) == ([], None)
     assert store.is_dir()
 
 
 @needs_namespaces
-def test_a_store_without_room_for_two_of_the_newest_is_found(store: Path, tmp_path: Path, python: str) -> None:
+def test_a_store_without_room_for_two_of_the_newest_is_found(
+    store: Path, tmp_path: Path, python: str
+) -> None:
     (tmp_path / "out/run/checkpoint-1").mkdir(parents=True)
     with (tmp_path / "out/run/checkpoint-1/model.safetensors").open("wb") as file:
         file.truncate(200 << 20)
-    told = doctor(["-c", config(tmp_path), "--python", python], f"mount -t tmpfs -o size=300m tmpfs {store}")
+    told = doctor(
+        ["-c", config(tmp_path), "--python", python], f"mount -t tmpfs -o size=300m tmpfs {store}"
+    )
     assert [f["subject"] for f in told["findings"] if f["kind"] == "disk-full"] == [str(store)]
 
 
-def test_nodes_of_another_job_are_not_compared(store: Path, python: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nodes_of_another_job_are_not_compared(
+    store: Path, python: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     for job, node in (("7", "n0"), ("7", "n1"), ("8", "n2")):
         asked(capsys, "--publish", store, "--node", node, "--python", python, "--job", job)
     assert asked(capsys, store, "--job", "7")["nodes"] == ["n0", "n1"]
     assert asked(capsys, store)["nodes"] == ["n0", "n1", "n2"]
 
 
-def test_what_cannot_be_read_of_a_node_is_found(store: Path, python: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_read_of_a_node_is_found(
+    store: Path, python: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     asked(capsys, "--publish", store, "--python", python)
     (store / ".ckptsync/launches/n5.json").write_text("[1]")
     told = asked(capsys, store)
     assert ("unreadable-facts" in kinds(told), told["exit_code"]) == (True, 2)
-    assert all("--publish" in f["hint"] for f in told["findings"] if f["kind"] == "unreadable-facts")
+    assert all(
+        "--publish" in f["hint"] for f in told["findings"] if f["kind"] == "unreadable-facts"
+    )
 
 
 def test_a_node_that_trains_alone_misses_nobody(
@@ -368,25 +460,40 @@ def test_a_node_that_trains_alone_misses_nobody(
 
 
 @pytest.mark.skipif(not shutil.which("cc"), reason="no compiler")
-def test_nodes_are_compared_also_by_one_whose_own_clock_is_hours_off(beside: Path, tmp_path: Path, python: str) -> None:
+def test_nodes_are_compared_also_by_one_whose_own_clock_is_hours_off(
+    beside: Path, tmp_path: Path, python: str
+) -> None:
     library, ahead = tmp_path / "shifted.so", tmp_path / "seconds"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(SHIFTED)], check=True)
     sound(beside, 1, python)
     ahead.write_bytes((7200).to_bytes(8, sys.byteorder))
-    assert doctor([beside / "store"], LD_PRELOAD=str(library), SHIFTED_CLOCK=str(ahead))["nodes"] == ["n0", "n1"]
+    assert doctor([beside / "store"], LD_PRELOAD=str(library), SHIFTED_CLOCK=str(ahead))[
+        "nodes"
+    ] == ["n0", "n1"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes directories of others")
 @pytest.mark.parametrize("what", ["store", "out", "model"])
-def test_what_this_user_cannot_reach_is_found_and_said_in_our_words(what: str, tmp_path: Path, python: str) -> None:
+def test_what_this_user_cannot_reach_is_found_and_said_in_our_words(
+    what: str, tmp_path: Path, python: str
+) -> None:
     for name in ("store", "out", "model"):
         (tmp_path / name).mkdir()
     os.chown(tmp_path / what, 12345, 12345)
     (tmp_path / what).chmod(0o700)
     (tmp_path / "worker.yaml").write_text(
-        f"store: {{url: {tmp_path}/store/x}}\nworker: {{runs: [{{path: {tmp_path}/out/x}}, {{path: {tmp_path}/out/y/*}}]}}\n"
+        f"store: {{url: {tmp_path}/store/x}}\n"
+        f"worker: {{runs: [{{path: {tmp_path}/out/x}}, {{path: {tmp_path}/out/y/*}}]}}\n"
     )
-    words = ["-c", tmp_path / "worker.yaml", "--publish", "--python", python, "--model", tmp_path / "model/x"]
+    words = [
+        "-c",
+        tmp_path / "worker.yaml",
+        "--publish",
+        "--python",
+        python,
+        "--model",
+        tmp_path / "model/x",
+    ]
     told = doctor(words, within=["setpriv", "--bounding-set=-dac_override,-dac_read_search"])
     wanted = {"store": ["asked-as-root"], "out": ["configuration"], "model": []}[what]
     assert [f["kind"] for f in told["findings"] if f["level"] == "fail"] == wanted
@@ -401,41 +508,24 @@ def test_a_password_in_a_stores_url_is_not_told(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes directories of others")
-@pytest.mark.skipif(not others_can_read(Path(os.__file__), Path(sys.executable)), reason="Python is root's alone here")
-def test_root_becomes_the_user_who_trains(tmp_path: Path, python: str) -> None:
-    """A store that root would leave to that user with files of root's could not be written any more."""
-    out, store = tmp_path / "out", tmp_path / "store"
-    for path in (out, store):
-        path.mkdir()
-        os.chown(path, 65534, 65534)
-    open_to_all(tmp_path / "any")
-    for url, output_dirs in ((store, [out]), (store / "new", [])):
-        words = ["--publish", url, "--node", "n0", "--python", python, *(word for o in output_dirs for word in ("--output-dir", o))]
-        told = doctor(words)
-        assert (kinds(told), bool(told["published"])) == (["asked-as-root"], True)
-    assert {path.lstat().st_uid for path in (*out.rglob("*"), *store.rglob("*"))} == {65534}
-    (out / "checkpoint-5").mkdir()
-    (out / "checkpoint-5/model.safetensors").write_bytes(b"w")
-    (out / "checkpoint-5/model.safetensors").chmod(0o600)
-    assert kinds(doctor(["--output-dir", out, "--python", python])) == ["asked-as-root", "unreadable"]
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes directories of others")
-def test_root_tries_nothing_in_directories_of_several_users(tmp_path: Path, python: str) -> None:
+def test_root_tries_nothing_in_directories_of_other_users(tmp_path: Path, python: str) -> None:
     for uid in (65534, 12345):
         (tmp_path / f"out{uid}").mkdir()
         os.chown(tmp_path / f"out{uid}", uid, uid)
     words = [word for uid in (65534, 12345) for word in ("--output-dir", tmp_path / f"out{uid}")]
     told = doctor([*words, "--python", python])
     assert [f["kind"] for f in told["findings"]] == ["asked-as-root"] * 2
-    assert all("nothing was tried" in f["why"] for f in told["findings"])
+    assert all("doctor skipped it" in f["why"] for f in told["findings"])
     assert not any(path for uid in (65534, 12345) for path in (tmp_path / f"out{uid}").iterdir())
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes directories of others")
-def test_root_makes_nothing_in_a_store_of_another_user_that_it_cannot_become(tmp_path: Path, python: str) -> None:
+def test_root_makes_nothing_in_a_store_of_another_user(tmp_path: Path, python: str) -> None:
     (tmp_path / "store").mkdir()
     os.chown(tmp_path / "store", 65534, 65534)
     told = doctor(["--publish", tmp_path / "store", "--python", python, "--output-dir", tmp_path])
-    assert ([f["kind"] for f in told["findings"] if f["level"] == "fail"], told["published"]) == (["asked-as-root"], None)
+    assert ([f["kind"] for f in told["findings"] if f["level"] == "fail"], told["published"]) == (
+        ["asked-as-root"],
+        None,
+    )
     assert list((tmp_path / "store").iterdir()) == []

@@ -5,9 +5,10 @@ import re
 from pathlib import Path
 
 from ckptsync.doctor import probe
-from ckptsync.doctor.store import OPERATIONS
+from ckptsync.doctor.store_access import OPERATIONS
 
 ROOT = Path(__file__).parents[2]
+LEVELS = {"fail", "warn", "level"}
 TEXT = (ROOT / "docs/doctor.md").read_text()
 
 
@@ -15,9 +16,11 @@ def kinds_of_the_code() -> set[str]:
     """The kinds that calls of `fail`, `warn` and `refusal` name."""
     found = {f"store-{operation}" for operation in OPERATIONS} | {"configuration", "no-answer"}
     for path in (ROOT / "ckptsync/doctor").glob("*.py"):
-        for call in [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]:
+        for call in [
+            node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)
+        ]:
             names = {node.id for node in ast.walk(call.func) if isinstance(node, ast.Name)}
-            at = 1 if names == {"refusal"} else 0 if names & {"fail", "warn"} else None
+            at = 1 if names & {"refusal", "find_difference"} else 0 if names & LEVELS else None
             if at is not None and len(call.args) > at and isinstance(call.args[at], ast.Constant):
                 found.add(str(call.args[at].value))  # type: ignore[attr-defined]
     return found
@@ -42,10 +45,15 @@ def test_every_variable_that_is_told_is_named() -> None:
 def test_every_kind_is_planted_by_some_test() -> None:
     files = [
         path
-        for path in [*(ROOT / "tests/doctor").glob("test_*.py"), ROOT / "tests/scenarios/test_doctor.py"]
+        for path in [
+            *(ROOT / "tests/doctor").glob("test_*.py"),
+            ROOT / "tests/scenarios/test_doctor.py",
+        ]
         if path != Path(__file__)
     ]
     said = {word for path in files for word in re.findall(r'"([a-z0-9-]+)"', path.read_text())}
-    planted = kinds_of_the_code() & (said | {f"store-{right}" for right in OPERATIONS if right in said})
+    planted = kinds_of_the_code() & (
+        said | {f"store-{right}" for right in OPERATIONS if right in said}
+    )
     assert kinds_of_the_code() - planted == set()
     assert len(planted) >= 60

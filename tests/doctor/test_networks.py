@@ -1,4 +1,6 @@
-"""Two nodes with a network between them that is theirs: what they say of it, and what is planted in it."""
+"""Two nodes with a network between them that is theirs: what they say of it, and what is planted in
+it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,15 @@ from tests.campaigns.nodes import TRAIN, Network, can_isolate
 from tests.doctor.real import doctor, environment
 
 pytestmark = pytest.mark.skipif(not can_isolate(), reason="only root may make network namespaces")
-SYSFS = ("unshare", "--mount", "sh", "-e", "-c", 'mount -t sysfs sysfs /sys; mount --bind $1 /etc/hosts; shift; exec "$@"', "sh")
+SYSFS = (
+    "unshare",
+    "--mount",
+    "sh",
+    "-e",
+    "-c",
+    'mount -t sysfs sysfs /sys; mount --bind $1 /etc/hosts; shift; exec "$@"',
+    "sh",
+)
 
 
 class Pair:
@@ -24,7 +34,9 @@ class Pair:
         self._python = environment(home / "venv", {"torch": "2.8.0"})
         assert self.found(0) == []
 
-    def found(self, rank: int, hosts: Path = Path("/etc/hosts"), **planted: str) -> list[tuple[str, str]]:
+    def found(
+        self, rank: int, hosts: Path = Path("/etc/hosts"), **planted: str
+    ) -> list[tuple[str, str]]:
         """What is found of the network when a node has said what it is, and was compared."""
         told = {
             "NNODES": "2",
@@ -35,9 +47,21 @@ class Pair:
         }
         named = {"GLOO_SOCKET_IFNAME": TRAIN, "NCCL_SOCKET_IFNAME": TRAIN, **planted}
         within = (*self.network.nodes[rank].within(), *SYSFS, str(hosts))
-        words = ["--publish", self._store, "--node", f"n{rank}", "--python", self._python, *(["--nodes"] if rank else [])]
+        words = [
+            "--publish",
+            self._store,
+            "--node",
+            f"n{rank}",
+            "--python",
+            self._python,
+            *(["--nodes"] if rank else []),
+        ]
         answer = doctor(words, within=within, **{**told, **named})
-        return [(f["kind"], f["subject"]) for f in answer["findings"] if f["kind"] not in ("small-shm", "few-files")]
+        return [
+            (f["kind"], f["subject"])
+            for f in answer["findings"]
+            if f["kind"] not in ("small-shm", "few-files")
+        ]
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +85,10 @@ def test_what_goes_over_loopback_is_found(pair: Pair) -> None:
 
 def test_a_link_of_another_mtu_is_found(pair: Pair) -> None:
     pair.network.nodes[1].ip("link", "set", TRAIN, "mtu", "1400")
-    assert pair.found(1) == [("links-differ", "GLOO_SOCKET_IFNAME: mtu"), ("links-differ", "NCCL_SOCKET_IFNAME: mtu")]
+    assert pair.found(1) == [
+        ("links-differ", "GLOO_SOCKET_IFNAME: mtu"),
+        ("links-differ", "NCCL_SOCKET_IFNAME: mtu"),
+    ]
     pair.network.nodes[1].ip("link", "set", TRAIN, "mtu", "1500")
 
 
@@ -91,7 +118,9 @@ def test_a_port_that_an_earlier_training_has_is_found(pair: Pair) -> None:
     assert pair.found(0) == []
 
 
-def test_a_master_whose_name_has_an_address_of_no_network_here_is_reached_by_the_other(pair: Pair, tmp_path: Path) -> None:
+def test_a_master_whose_name_has_an_address_of_no_network_here_is_reached_by_the_other(
+    pair: Pair, tmp_path: Path
+) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text(f"0100::1 master\n{pair.network.trainer(0)} master\n")
     assert pair.found(1, hosts=hosts, MASTER_ADDR="master") == []

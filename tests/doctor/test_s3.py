@@ -1,4 +1,6 @@
-"""`ckptsync doctor` with keys of a real server's users: those that configs/ gives are enough, and what a user may not is named."""
+"""`ckptsync doctor` with keys of a real server's users: those that configs/ gives are enough, and
+what a user may not is named.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ckptsync.doctor.store import Checked, Target, check_store
+from ckptsync.doctor.store_access import Checked, StoreTarget, check_store
 from ckptsync.stores.limits import Limits
 from tests.policies import policy, without
 from tests.weed import weed
@@ -19,7 +21,7 @@ def bucket() -> str:
 
 
 def asked(bucket: str, options: dict[str, Any], *, deletes: bool = False) -> Checked:
-    return check_store(Target(f"s3://{bucket}/store", options, Limits(), deletes), "n0", [])
+    return check_store(StoreTarget(f"s3://{bucket}/store", options, Limits(), deletes), "n0", [])
 
 
 def found(answer: Checked) -> list[tuple[str, int]]:
@@ -31,21 +33,36 @@ def test_what_configs_give_a_role_is_enough(bucket: str, role: str) -> None:
     answer = asked(bucket, weed().identity(*policy(f"policy-{role}", bucket, "store")))
     assert found(answer) == []
     assert answer.store is not None
-    assert sorted(entry.name for entry in answer.store.names("")) == [".ckptsync/clocks/n0~doctor", ".ckptsync/doctor/n0"]
+    assert sorted(entry.name for entry in answer.store.names("")) == [
+        ".ckptsync/clocks/n0~doctor",
+        ".ckptsync/doctor/n0",
+    ]
 
 
-@pytest.mark.parametrize(("action", "kind"), [("s3:PutObject", "create"), ("s3:GetObject", "create"), ("s3:ListBucket", "list")])
+@pytest.mark.parametrize(
+    ("action", "kind"),
+    [("s3:PutObject", "create"), ("s3:GetObject", "create"), ("s3:ListBucket", "list")],
+)
 def test_an_action_that_a_key_lacks_is_found(action: str, kind: str) -> None:
     """S3's create looks whether the name is taken, for which it asks as for reading."""
     bucket = weed().bucket()
-    statements = [s for s in without(action, policy("policy-worker", bucket, "store")) if s["Action"]]
+    statements = [
+        s for s in without(action, policy("policy-worker", bucket, "store")) if s["Action"]
+    ]
     assert found(asked(bucket, weed().identity(*statements))) == [(f"store-{kind}", 4)]
 
 
 def test_a_head_that_lets_go_needs_to_delete(bucket: str) -> None:
     head = policy("policy-head", bucket, "store")
     assert found(asked(bucket, weed().identity(*head), deletes=True)) == [("store-delete", 4)]
-    assert found(asked(bucket, weed().identity(*head, *policy("policy-gc", bucket, "store")), deletes=True)) == []
+    assert (
+        found(
+            asked(
+                bucket, weed().identity(*head, *policy("policy-gc", bucket, "store")), deletes=True
+            )
+        )
+        == []
+    )
 
 
 def test_a_wrong_key_or_bucket_is_found_and_no_key_is_told(bucket: str) -> None:

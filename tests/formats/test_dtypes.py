@@ -7,7 +7,15 @@ import torch
 from safetensors.torch import _TYPES
 
 from ckptsync.errors import Unsupported
-from ckptsync.formats.dtypes import FROM_TORCH, ITEMSIZE, MOST_AXES, PRECISION, STORAGES, from_torch, is_castable
+from ckptsync.formats.dtypes import (
+    FROM_TORCH,
+    ITEMSIZE,
+    MOST_AXES,
+    PRECISION,
+    STORAGES,
+    from_torch,
+    is_castable,
+)
 
 
 def test_every_name_of_the_library_is_known_by_torchs_name_and_size() -> None:
@@ -25,7 +33,9 @@ def test_the_tables_name_each_other_fully() -> None:
 @pytest.mark.filterwarnings("ignore:TypedStorage")
 @pytest.mark.parametrize("storage", STORAGES)
 def test_a_typed_storage_has_the_element_type_that_torch_gives_it(storage: str) -> None:
-    assert STORAGES[storage] == from_torch(str(getattr(torch, storage)().dtype).removeprefix("torch."))
+    assert STORAGES[storage] == from_torch(
+        str(getattr(torch, storage)().dtype).removeprefix("torch.")
+    )
 
 
 @pytest.mark.parametrize("name", ["complex128", "qint8", "float4_e2m1fn_x2", "", "Float32"])
@@ -39,5 +49,10 @@ def test_shapes_have_no_more_axes_than_any_numpy_can_hold() -> None:
 
 
 def test_only_the_four_floats_are_cast() -> None:
-    assert {d for d in ("I64", "BOOL", "U8", "F8_E4M3", "C64", *PRECISION) if is_castable(d)} == {"BF16", "F16", "F32", "F64"}
+    assert {d for d in ("I64", "BOOL", "U8", "F8_E4M3", "C64", *PRECISION) if is_castable(d)} == {
+        "BF16",
+        "F16",
+        "F32",
+        "F64",
+    }
     assert sorted(PRECISION, key=PRECISION.__getitem__) == ["BF16", "F16", "F32", "F64"]

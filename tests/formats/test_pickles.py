@@ -1,4 +1,7 @@
-"""Pickles are read as Python reads them, and nothing in them is run; what no checkpoint has is refused, soon and in little memory."""
+"""Pickles are read as Python reads them, and nothing in them is run.
+
+What no checkpoint has is refused, soon and in little memory.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,18 @@ from hypothesis import strategies as st
 
 from ckptsync.errors import CkptsyncError, Corrupt, Unsupported
 from ckptsync.formats import pickles
-from ckptsync.formats.pickles import AnyClass, Build, Made, Name, Stated, Unknown, brief, loads, made, with_unknown
+from ckptsync.formats.pickles import (
+    AnyClass,
+    Build,
+    Name,
+    PickledObject,
+    Stated,
+    Unknown,
+    brief,
+    loads,
+    made,
+    with_unknown,
+)
 from tests import hostile_pickles
 from tests.exhaustive import sampled
 from tests.plain_files import Call, Global, torch_pickle
@@ -28,13 +42,24 @@ from tests.plain_files import Call, Global, torch_pickle
 ROOT = Path(__file__).parents[2]
 
 
-PLAIN = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text()
+PLAIN = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False)
+    | st.text()
+)
 KEYS = st.text() | st.integers() | st.tuples(st.text(), st.integers())
 
 
 def nested(scalars: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     def grow(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-        return st.lists(inner) | st.tuples(inner) | st.tuples(inner, inner, inner, inner) | st.dictionaries(KEYS, inner)
+        return (
+            st.lists(inner)
+            | st.tuples(inner)
+            | st.tuples(inner, inner, inner, inner)
+            | st.dictionaries(KEYS, inner)
+        )
 
     return st.recursive(scalars, grow, max_leaves=30)
 
@@ -53,7 +78,7 @@ class Point(Stated):
         self.items = items
 
 
-class Found(Point):
+class ListedCheckpoint(Point):
     """A key whose entries are read together."""
 
     __slots__ = ()
@@ -97,34 +122,59 @@ SINGLY: dict[Name, Build] = {
     Name(__name__, "Key"): Point,
     Name(__name__, "Other"): made,
 }
-TOGETHER: dict[Name, Build] = {**SINGLY, Name(__name__, "Thing"): Box, Name(__name__, "Key"): Found}
-KEYS_TOGETHER: dict[Name, Build] = {**SINGLY, Name(__name__, "Key"): Found}
+TOGETHER: dict[Name, Build] = {
+    **SINGLY,
+    Name(__name__, "Thing"): Box,
+    Name(__name__, "Key"): ListedCheckpoint,
+}
+KEYS_TOGETHER: dict[Name, Build] = {**SINGLY, Name(__name__, "Key"): ListedCheckpoint}
 WAYS = (SINGLY, TOGETHER, KEYS_TOGETHER)
 SIZES = st.lists(st.integers(0, 70000), max_size=4).map(Size)
-ATTRIBUTES = st.dictionaries(st.sampled_from("abcdefg"), SIZES | st.text() | st.integers(-(2**40), 2**40) | st.none())
+ATTRIBUTES = st.dictionaries(
+    st.sampled_from("abcdefg"), SIZES | st.text() | st.integers(-(2**40), 2**40) | st.none()
+)
 THINGS = ATTRIBUTES.filter(bool).map(lambda a: Thing(**a)) | ATTRIBUTES.map(lambda a: Other(**a))
 NESTED = st.recursive(
     VALUES | SIZES | THINGS,
-    lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.lists(inner).map(tuple) | st.dictionaries(st.text(), inner),
+    lambda inner: (
+        st.lists(inner)
+        | st.tuples(inner, inner)
+        | st.lists(inner).map(tuple)
+        | st.dictionaries(st.text(), inner)
+    ),
     max_leaves=20,
 )
 
 
 def by_python(value: Any, protocol: int) -> bytes:
-    """As the pickler that is written in Python writes it, which frames otherwise and mentions more."""
+    """As the pickler that is written in Python writes it, which frames otherwise and mentions
+    more.
+    """
     out = io.BytesIO()
     pickle._Pickler(out, protocol).dump(value)
     return out.getvalue()
 
 
 def plain(value: Any) -> Any:
-    """For comparing, with what Python makes of the same pickle too: objects as their attributes, dictionaries in their order."""
+    """For comparing, with what Python makes of the same pickle too: objects as their attributes,
+    dictionaries in their order.
+    """
     if isinstance(value, Point):
-        return ("object", {key: plain(one) for key, one in zip(value.items[::2], value.items[1::2], strict=True)})
-    if isinstance(value, Made):
+        return (
+            "object",
+            {key: plain(one) for key, one in zip(value.items[::2], value.items[1::2], strict=True)},
+        )
+    if isinstance(value, PickledObject):
         return ("object", value.state and plain_attributes(value.state))
     if isinstance(value, Thing):
-        return ("object", plain_attributes(value.__dict__) if vars(value) or not isinstance(value, Other) else None)
+        return (
+            "object",
+            (
+                plain_attributes(value.__dict__)
+                if vars(value) or not isinstance(value, Other)
+                else None
+            ),
+        )
     if isinstance(value, Size):
         return ("size", tuple(value))
     if isinstance(value, dict):
@@ -202,7 +252,23 @@ def test_a_pickle_cut_short_is_corrupt(value: Any, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize(
-    "opcode", [b"i", b"o", b"P", b"\x82", b"\x83", b"\x84", b"\x92", b"\x96", b"\x97", b"2", b"S", b"U", b"T", b"\xff"]
+    "opcode",
+    [
+        b"i",
+        b"o",
+        b"P",
+        b"\x82",
+        b"\x83",
+        b"\x84",
+        b"\x92",
+        b"\x96",
+        b"\x97",
+        b"2",
+        b"S",
+        b"U",
+        b"T",
+        b"\xff",
+    ],
 )
 def test_opcodes_that_no_checkpoint_has_are_refused(opcode: bytes) -> None:
     with pytest.raises(Corrupt, match="opcode"):
@@ -235,7 +301,9 @@ class Payload:
 
 
 @pytest.mark.parametrize("protocol", range(2, 6))
-def test_a_pickle_that_would_run_a_command_is_refused_by_the_name_of_it(tmp_path: Path, protocol: int) -> None:
+def test_a_pickle_that_would_run_a_command_is_refused_by_the_name_of_it(
+    tmp_path: Path, protocol: int
+) -> None:
     canary = tmp_path / "ran"
     with pytest.raises(Unsupported, match=r"(posix|nt)\.system"):
         loads(pickle.dumps({"weights": Payload(canary)}, protocol), {})
@@ -244,27 +312,52 @@ def test_a_pickle_that_would_run_a_command_is_refused_by_the_name_of_it(tmp_path
 
 def test_names_are_matched_whole() -> None:
     allowed = {Name("torch", "Size"): made}
-    for module, name in [("torch", "Size.__class__"), ("torch.Size", ""), ("builtins", "getattr"), ("torch", "size")]:
+    for module, name in [
+        ("torch", "Size.__class__"),
+        ("torch.Size", ""),
+        ("builtins", "getattr"),
+        ("torch", "size"),
+    ]:
         with pytest.raises(Unsupported):
             loads(torch_pickle(Global(module, name)), allowed)
 
 
 @pytest.mark.parametrize("protocol", range(2, 6))
-def test_where_anybodys_names_are_words_nothing_is_run_either(tmp_path: Path, protocol: int) -> None:
+def test_where_anybodys_names_are_words_nothing_is_run_either(
+    tmp_path: Path, protocol: int
+) -> None:
     canary = tmp_path / "ran"
-    odd = [collections.deque([1]), collections.defaultdict(int, {"a": 1}), collections.Counter("ab"), canary]
+    odd = [
+        collections.deque([1]),
+        collections.defaultdict(int, {"a": 1}),
+        collections.Counter("ab"),
+        canary,
+    ]
     found, _ = loads(pickle.dumps({"weights": Payload(canary), "odd": odd}, protocol), AnyClass())
     assert not canary.exists()
     assert isinstance(found["weights"], Unknown)
     assert (found["weights"].name.name, found["weights"].args) == ("system", (f"touch {canary}",))
-    assert [one.name.name for one in found["odd"]] == ["deque", "defaultdict", "Counter", "PosixPath"]
+    assert [one.name.name for one in found["odd"]] == [
+        "deque",
+        "defaultdict",
+        "Counter",
+        "PosixPath",
+    ]
 
 
 def test_an_object_of_nobodys_class_is_found_however_deep_it_lies() -> None:
     odd, known = Unknown(Name("own", "Class"), ()), Name("a", "b")
-    for value in (odd, [1, (odd,)], {"a": {2: odd}}, {odd: 1}, Made(known, (odd,)), Made(known, (), {"x": odd}), {odd}):
+    for value in (
+        odd,
+        [1, (odd,)],
+        {"a": {2: odd}},
+        {odd: 1},
+        PickledObject(known, (odd,)),
+        PickledObject(known, (), {"x": odd}),
+        {odd},
+    ):
         assert with_unknown({"ours": [1], "odd": value, "same": value}) == {"odd", "same"}
-    endless: list[object] = [Made(known, (), {"x": {1}}), "text"]
+    endless: list[object] = [PickledObject(known, (), {"x": {1}}), "text"]
     endless.append(endless)
     assert not with_unknown({"endless": endless})
     endless.append(odd)
@@ -274,14 +367,15 @@ def test_an_object_of_nobodys_class_is_found_however_deep_it_lies() -> None:
 def test_a_name_that_is_known_is_never_anybodys() -> None:
     data = torch_pickle([Call(Global("a.b", "C")), Call(Global("a.b", "D"))])
     known, other = loads(data, AnyClass({Name("a.b", "C"): made}))[0]
-    assert (type(known), type(other)) == (Made, Unknown)
+    assert (type(known), type(other)) == (PickledObject, Unknown)
     with pytest.raises(Corrupt):
-        loads(b"\x80\x02ca\nC\n)RK\x01a.", AnyClass({Name("a", "C"): made}))  # an item for what takes none
+        # an item for what takes none
+        loads(b"\x80\x02ca\nC\n)RK\x01a.", AnyClass({Name("a", "C"): made}))
 
 
 def test_an_allowed_name_becomes_its_arguments() -> None:
     found, _ = loads(torch_pickle(Call(Global("a.b", "C"), 1, "x")), {Name("a.b", "C"): made})
-    assert isinstance(found, Made)
+    assert isinstance(found, PickledObject)
     assert (str(found.name), found.args) == ("a.b.C", (1, "x"))
 
 
@@ -298,7 +392,11 @@ def test_persistent_ids_are_refused_where_none_are_due() -> None:
 
 def test_memo_indices_begin_at_one_in_python_2_and_are_given_once() -> None:
     assert loads(b"\x80\x02]q\x01(K\x05h\x01e.", {})[0][0] == 5
-    for data in (b"\x80\x02Nr\xff\xff\xff\xff.", b"\x80\x02Nq\x000Nq\x00.", b"\x80\x02Nq\x01h\x00."):
+    for data in (
+        b"\x80\x02Nr\xff\xff\xff\xff.",
+        b"\x80\x02Nq\x000Nq\x00.",
+        b"\x80\x02Nq\x01h\x00.",
+    ):
         with pytest.raises(Corrupt):
             loads(data, {})
 
@@ -320,7 +418,9 @@ def test_hostile_pickles_end_soon_and_take_memory_in_proportion_to_their_size() 
     rows = [line.split("\t") for line in found.stdout.splitlines()]
     assert [row[0] for row in rows] == tried
     assert not [row for row in rows if row[-1].startswith("died")]
-    assert not [row for row in rows if int(row[3]) > 2 * pickles.FLOOR + pickles.FACTOR * int(row[1])]
+    assert not [
+        row for row in rows if int(row[3]) > 2 * pickles.FLOOR + pickles.FACTOR * int(row[1])
+    ]
     assert not [row for row in rows if row[-1] != "read" and not row[-1].startswith("Corrupt")]
 
 
@@ -340,15 +440,22 @@ def test_the_collector_rests_while_a_pickle_is_read_and_runs_again() -> None:
 @example([Size((1, 2)), Size((3,)), Size((1, 2, 3)), Size(()), Size((1, 2))], 4, True)  # noqa: FBT003
 def test_objects_are_read_as_python_reads_them(value: Any, protocol: int, in_python: bool) -> None:  # noqa: FBT001
     data = by_python(value, protocol) if in_python else pickle.dumps(value, protocol)
-    expected = python(data) or Unsupported  # bytes and sets are calls of codecs and builtins before protocol 4
+    # bytes and sets are calls of codecs and builtins before protocol 4
+    expected = python(data) or Unsupported
     assert expected is not Unsupported or protocol < 4
     assert [outcome(data, names) for names in WAYS] == [expected] * 3
 
 
-NUMBERS = st.sampled_from([0, 255, 256, 65535, 65536, 2**31 - 1, 2**31, 2**39, 2**47, 2**63, -1]) | st.integers(-(2**60), 2**60)
-TEXTS = st.sampled_from(["__0_0.distcp", "", "ä\u0094", "\x94", "x" * 300, "\ud800"]) | st.text(max_size=5)
+NUMBERS = st.sampled_from(
+    [0, 255, 256, 65535, 65536, 2**31 - 1, 2**31, 2**39, 2**47, 2**63, -1]
+) | st.integers(-(2**60), 2**60)
+TEXTS = st.sampled_from(["__0_0.distcp", "", "ä\u0094", "\x94", "x" * 300, "\ud800"]) | st.text(
+    max_size=5
+)
 ATTRIBUTE = TEXTS | NUMBERS | SIZES | st.none()
-ENTRIES = st.lists(st.tuples(TEXTS, st.none() | NUMBERS, SIZES, ATTRIBUTE, NUMBERS, st.booleans()), max_size=30)
+ENTRIES = st.lists(
+    st.tuples(TEXTS, st.none() | NUMBERS, SIZES, ATTRIBUTE, NUMBERS, st.booleans()), max_size=30
+)
 
 
 def storage(rows: list[tuple[Any, ...]]) -> dict[Any, Any]:
@@ -356,17 +463,28 @@ def storage(rows: list[tuple[Any, ...]]) -> dict[Any, Any]:
     found = {}
     for name, number, size, file, start, has_more in rows:
         more = {"more": 1} if has_more else {}
-        found[Key(fqn=name, index=number, offset=size)] = Thing(file=file, start=start, length=1700, **more)
+        found[Key(fqn=name, index=number, offset=size)] = Thing(
+            file=file, start=start, length=1700, **more
+        )
     return found
 
 
 def like(count: int) -> dict[Any, Any]:
     """Entries that differ as those of a large model do."""
-    return storage([(f"layer.{n}", n % 4, Size((n // 9, 70000)), f"__{n % 3}", 1200 * n, False) for n in range(count)])
+    return storage(
+        [
+            (f"layer.{n}", n % 4, Size((n // 9, 70000)), f"__{n % 3}", 1200 * n, False)
+            for n in range(count)
+        ]
+    )
 
 
 @given(ENTRIES, st.integers(2, 5), st.booleans())
-def test_entries_are_read_together_as_python_reads_them(rows: Any, protocol: int, in_python: bool) -> None:  # noqa: FBT001
+def test_entries_are_read_together_as_python_reads_them(
+    rows: Any,
+    protocol: int,
+    in_python: bool,  # noqa: FBT001
+) -> None:
     value = [storage(rows), "later", storage(rows[:3]), [key.offset for key in storage(rows)]]
     data = by_python(value, protocol) if in_python else pickle.dumps(value, protocol)
     assert [outcome(data, names) for names in WAYS] == [python(data)] * 3
@@ -386,7 +504,9 @@ def test_a_thousand_entries_are_read_in_a_few_steps(shared: bool) -> None:  # no
 def test_entries_behind_thousands_of_objects_that_differ_are_read_together_still() -> None:
     names: dict[Name, Build] = {**KEYS_TOGETHER, Name(__name__, "Other"): Box}
     differing = [Other(a=n) for n in range(4200)]
-    behind = steps(pickle.dumps([differing, like(1000)], 4), names) - steps(pickle.dumps(differing, 4), names)
+    behind = steps(pickle.dumps([differing, like(1000)], 4), names) - steps(
+        pickle.dumps(differing, 4), names
+    )
     assert behind < steps(pickle.dumps(like(1000), 4), SINGLY) / 4
 
 
@@ -411,7 +531,10 @@ def steps(data: bytes, names: dict[Name, Build]) -> int:
 @pytest.mark.parametrize("value", ["objects", "entries"])
 def test_a_change_of_any_byte_is_read_as_python_does_or_refused(value: str) -> None:
     random.seed(5)
-    thing = {"x": [Thing(a=Size((1, 2)), b="text", c=300), Thing(a=Size((1, 2)), b="text", c=70000)], "y": Other(d=(1, 2, 3, 4))}
+    thing = {
+        "x": [Thing(a=Size((1, 2)), b="text", c=300), Thing(a=Size((1, 2)), b="text", c=70000)],
+        "y": Other(d=(1, 2, 3, 4)),
+    }
     data = pickle.dumps([thing] * 2 if value == "objects" else [like(7), "later"], 4)
     alike = 0
     for at in range(len(data)):
@@ -456,7 +579,9 @@ def test_an_object_without_end_is_read_singly() -> None:
     assert outcome(data, KEYS_TOGETHER) == outcome(data)
 
 
-def test_entries_are_charged_no_more_memory_than_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entries_are_charged_no_more_memory_than_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     data = pickle.dumps(like(3000), 4)
     singly, together = (_least(data, names, monkeypatch) for names in (SINGLY, KEYS_TOGETHER))
     assert 0.8 * singly < together < 1.1 * singly
@@ -489,15 +614,25 @@ def test_a_class_that_is_declared_takes_no_arguments() -> None:
     assert outcome(data) is Corrupt
 
 
-@pytest.mark.parametrize("unit", [b"}", b"]", b"(", b"N", b"K\x01", b"h\x00", b"\x94", b"(N", b"}NNs", b"M\x00\xff", b")\x85"])
-def test_values_that_take_too_much_memory_are_refused(unit: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "unit",
+    [b"}", b"]", b"(", b"N", b"K\x01", b"h\x00", b"\x94", b"(N", b"}NNs", b"M\x00\xff", b")\x85"],
+)
+def test_values_that_take_too_much_memory_are_refused(
+    unit: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pickles, "MOST", 1 << 20)
-    with contextlib.suppress(MemoryError), pytest.raises(Corrupt, match=r"take more than|within each other"):
+    with (
+        contextlib.suppress(MemoryError),
+        pytest.raises(Corrupt, match=r"take more than|within each other"),
+    ):
         loads(b"\x80\x04N\x94" + unit * 300_000 + b".", SINGLY)
 
 
 @pytest.mark.parametrize("unit", [b"}", b"]", b"\x8f", b"M\x00\xff", b")\x85"])
-def test_what_values_take_is_counted_and_not_how_many_there_are(unit: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_values_take_is_counted_and_not_how_many_there_are(
+    unit: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pickles, "MOST", 3 << 20)
     with pytest.raises(Corrupt, match="take more than"):
         loads(b"\x80\x04" + unit * 100_000 + b".", SINGLY)
@@ -506,18 +641,32 @@ def test_what_values_take_is_counted_and_not_how_many_there_are(unit: bytes, mon
 
 
 def test_what_comes_again_is_read_as_if_it_did_not() -> None:
-    value = [Thing(a=Size((1, 2)), b=Size((300, 70000))) for _ in range(5)] + [Thing(a=Size((1, 2)), b=Size((2, 1)))]
+    value = [Thing(a=Size((1, 2)), b=Size((300, 70000))) for _ in range(5)] + [
+        Thing(a=Size((1, 2)), b=Size((2, 1)))
+    ]
     found, _ = loads(pickle.dumps([value, "later", value[3]], 4), TOGETHER)
     assert [plain(one) for one in found[0]] == [
-        ("object", {"a": ("size", s), "b": ("size", t)}) for s, t in [((1, 2), (300, 70000))] * 5 + [((1, 2), (2, 1))]
+        ("object", {"a": ("size", s), "b": ("size", t)})
+        for s, t in [((1, 2), (300, 70000))] * 5 + [((1, 2), (2, 1))]
     ]
     assert found[1] == "later"
     assert plain(found[2]) == plain(found[0][3])
 
 
 def test_two_classes_called_with_the_same_numbers_stay_apart() -> None:
-    names: dict[Name, Build] = {Name("m", "one"): lambda _, args: ("one", *args), Name("m", "two"): lambda _, args: ("two", *args)}
+    names: dict[Name, Build] = {
+        Name("m", "one"): lambda _, args: ("one", *args),
+        Name("m", "two"): lambda _, args: ("two", *args),
+    }
     size = b"K\x01K\x02\x86\x94\x85\x94R\x94"
-    data = b"\x80\x04]\x94(cm\none\n\x94" + size + b"cm\ntwo\n\x94" + size + (b"h\x01" + size) * 3 + (b"h\x05" + size) * 3 + b"e."
+    data = (
+        b"\x80\x04]\x94(cm\none\n\x94"
+        + size
+        + b"cm\ntwo\n\x94"
+        + size
+        + (b"h\x01" + size) * 3
+        + (b"h\x05" + size) * 3
+        + b"e."
+    )
     one, two = ("one", (1, 2)), ("two", (1, 2))
     assert loads(data, names)[0] == [one, two, one, one, one, two, two, two]

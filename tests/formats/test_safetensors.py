@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from ckptsync.errors import CkptsyncError, Corrupt, Unsupported
 from ckptsync.formats.dtypes import ITEMSIZE
 from ckptsync.formats.safetensors import contents, encode_header, tensors
-from ckptsync.model import read
+from ckptsync.tensors import read
 from tests.plain_files import MemoryFiles, raw_safetensors, safetensors_file
 
 NUMPY = ("bool", "u1", "i1", "<i2", "<u2", "<f2", "<i4", "<u4", "<f4", "<i8", "<u8", "<f8")
@@ -30,20 +30,32 @@ GOOD = {"a": ("F32", (2,), b"12345678"), "b": ("BF16", (), b"xy")}
 
 
 def entry(start: Any, end: Any, dtype: Any = "U8", shape: Any = (4,)) -> dict[str, Any]:
-    return {"dtype": dtype, "shape": list(shape) if isinstance(shape, tuple) else shape, "data_offsets": [start, end]}
+    return {
+        "dtype": dtype,
+        "shape": list(shape) if isinstance(shape, tuple) else shape,
+        "data_offsets": [start, end],
+    }
 
 
 def read_all(data: bytes) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
     files = MemoryFiles({"m": data})
-    return {t.name: (t.dtype, t.shape, read(files, t.copies[0].parts[0].extent)) for t in tensors(files, "m")}
+    return {
+        t.name: (t.dtype, t.shape, read(files, t.copies[0].parts[0].extent))
+        for t in tensors(files, "m")
+    }
 
 
 @given(st.dictionaries(NAMES, st.tuples(st.sampled_from(NUMPY), SHAPES), max_size=5), st.booleans())
-def test_what_the_library_writes_is_read(rows: dict[str, tuple[str, tuple[int, ...]]], more: bool) -> None:  # noqa: FBT001
+def test_what_the_library_writes_is_read(
+    rows: dict[str, tuple[str, tuple[int, ...]]],
+    more: bool,  # noqa: FBT001
+) -> None:
     arrays = {n: np.arange(prod(s)).astype(d).reshape(s) for n, (d, s) in rows.items()}
     data = safetensors.numpy.save(arrays, {"format": "np"} if more else None)
     found = read_all(data)
-    assert {n: v[1:] for n, v in found.items()} == {n: (a.shape, a.tobytes()) for n, a in arrays.items()}
+    assert {n: v[1:] for n, v in found.items()} == {
+        n: (a.shape, a.tobytes()) for n, a in arrays.items()
+    }
     assert contents(MemoryFiles({"m": data}), "m")[1] == ({"format": "np"} if more else {})
 
 
@@ -53,13 +65,21 @@ def test_the_library_reads_what_is_written(rows: dict[str, tuple[str, tuple[int,
     header = encode_header((n, d, s) for n, (d, s) in rows.items())
     data = header + bytes(k % 251 for k in range(sum(sizes.values())))
     assert len(header) % 8 == 0
-    found = {n: (v["dtype"], tuple(v["shape"]), bytes(v["data"])) for n, v in safetensors.deserialize(data)}  # type: ignore[no-untyped-call]
+    found = {
+        n: (v["dtype"], tuple(v["shape"]), bytes(v["data"]))
+        for n, v in safetensors.deserialize(data)  # type: ignore[no-untyped-call]
+    }
     assert found == read_all(data)
     assert contents(MemoryFiles({"m": data}), "m")[1] == {"format": "pt"}
 
 
 def test_tensors_come_in_the_order_of_their_bytes() -> None:
-    header = {"late": entry(4, 8), "__metadata__": {}, "early": entry(0, 4), "none": entry(4, 4, shape=(0,))}
+    header = {
+        "late": entry(4, 8),
+        "__metadata__": {},
+        "early": entry(0, 4),
+        "none": entry(4, 4, shape=(0,)),
+    }
     found = tensors(MemoryFiles({"m": raw_safetensors(header, bytes(8))}), "m")
     assert [t.name for t in found] == ["early", "none", "late"]
 
@@ -104,14 +124,24 @@ BAD = {
     "null": {"a": None},
     "a list": [entry(0, 4)],
     "a number": 5,
-    "a name twice": b'{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"a":{"dtype":"U8","shape":[2],"data_offsets":[2,4]}}',
+    "a name twice": (
+        b'{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"a":{"dtype":"U8","shape":[2],"data_offsets":[2,4]}}'
+    ),
     "a field twice": b'{"a":{"dtype":"U8","dtype":"I8","shape":[4],"data_offsets":[0,4]}}',
-    "an offset twice": b'{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,2],"data_offsets":[0,4]}}',
-    "numbers of 4000 digits": b'{"a":{"dtype":"U8","shape":[%s,%s],"data_offsets":[0,4]}}' % (b"9" * 4000, b"9" * 4000),
+    "an offset twice": (
+        b'{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,2],"data_offsets":[0,4]}}'
+    ),
+    "numbers of 4000 digits": (
+        b'{"a":{"dtype":"U8","shape":[%s,%s],"data_offsets":[0,4]}}' % (b"9" * 4000, b"9" * 4000)
+    ),
     "metadata that is no text": {"__metadata__": {"step": 4}, "a": entry(0, 4)},
     "metadata that is a list": {"__metadata__": ["pt"], "a": entry(0, 4)},
-    "metadata twice": b'{"__metadata__":{},"__metadata__":{},"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}',
-    "metadata that is not UTF-8": b'{"__metadata__":{"a":"\xff"},"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}',
+    "metadata twice": (
+        b'{"__metadata__":{},"__metadata__":{},"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}'
+    ),
+    "metadata that is not UTF-8": (
+        b'{"__metadata__":{"a":"\xff"},"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}'
+    ),
     "deep": b"[" * 100_000,
     "deep inside": b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
     "not JSON": b"{'a': 1}",
@@ -132,13 +162,23 @@ def test_a_bad_header_is_corrupt(header: object) -> None:
 
 def test_no_metadata_may_be_said_to_be_none_and_fields_that_nobody_knows_are_passed_over() -> None:
     data = raw_safetensors(
-        {"__metadata__": None, "a": entry(0, 4) | {"zz": [1]}, "data_offsets": entry(4, 4, shape=(0,))}, bytes(4)
+        {
+            "__metadata__": None,
+            "a": entry(0, 4) | {"zz": [1]},
+            "data_offsets": entry(4, 4, shape=(0,)),
+        },
+        bytes(4),
     )
     assert list(read_all(data)) == ["a", "data_offsets"]
 
 
 @pytest.mark.parametrize(
-    "place", [b'{"a":%s}', b'{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4],"zz":%s}}', b'{"__metadata__":%s}']
+    "place",
+    [
+        b'{"a":%s}',
+        b'{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4],"zz":%s}}',
+        b'{"__metadata__":%s}',
+    ],
 )
 def test_a_header_takes_memory_in_proportion_to_its_length(place: bytes) -> None:
     data = raw_safetensors(place % (b"[" + b"[]," * 1_000_000 + b"0]"), bytes(4))
@@ -146,12 +186,15 @@ def test_a_header_takes_memory_in_proportion_to_its_length(place: bytes) -> None
     try:
         with contextlib.suppress(Corrupt):
             read_all(data)
-        assert tracemalloc.get_traced_memory()[1] < 6 * len(data)  # as values it takes 26 times as much
+        # as values it takes 26 times as much
+        assert tracemalloc.get_traced_memory()[1] < 6 * len(data)
     finally:
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize(("dtype", "elements", "size"), [("F4", 8, 4), ("F6_E2M3", 4, 3), ("F6_E3M2", 4, 3)])
+@pytest.mark.parametrize(
+    ("dtype", "elements", "size"), [("F4", 8, 4), ("F6_E2M3", 4, 3), ("F6_E3M2", 4, 3)]
+)
 def test_elements_that_share_bytes_are_unsupported_by_name_and_cut_files_of_them_corrupt(
     dtype: str, elements: int, size: int
 ) -> None:
@@ -171,7 +214,9 @@ def test_a_header_longer_than_its_file_is_never_asked_for(length: int) -> None:
 
 
 @given(st.data())
-def test_one_changed_byte_in_a_header_is_read_or_refused_and_never_crashes(data: st.DataObject) -> None:
+def test_one_changed_byte_in_a_header_is_read_or_refused_and_never_crashes(
+    data: st.DataObject,
+) -> None:
     good = bytearray(safetensors_file(GOOD))
     end = 8 + int.from_bytes(good[:8], "little")
     good[data.draw(st.integers(0, end - 1))] = data.draw(st.integers(0, 255))
@@ -182,12 +227,22 @@ def test_one_changed_byte_in_a_header_is_read_or_refused_and_never_crashes(data:
     assert len(found) == 2
 
 
-JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x))
-PLACES = [lambda x: x, lambda x: {"a": x}, lambda x: {"a": entry(0, 4, x)}, lambda x: {"a": entry(0, 4, shape=x)}]
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda x: st.lists(x) | st.dictionaries(st.text(), x),
+)
+PLACES = [
+    lambda x: x,
+    lambda x: {"a": x},
+    lambda x: {"a": entry(0, 4, x)},
+    lambda x: {"a": entry(0, 4, shape=x)},
+]
 
 
 @given(JSON, st.sampled_from(PLACES))
-def test_any_json_is_read_or_refused_and_never_crashes(value: object, place: Callable[[object], object]) -> None:
+def test_any_json_is_read_or_refused_and_never_crashes(
+    value: object, place: Callable[[object], object]
+) -> None:
     with contextlib.suppress(Corrupt):
         assert len(read_all(raw_safetensors(json.dumps(place(value)).encode(), bytes(4)))) <= 1
 
@@ -205,4 +260,7 @@ def test_a_header_is_the_json_that_python_writes() -> None:
     expected |= {rows[0][0]: {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}}
     expected |= {rows[1][0]: {"dtype": "BF16", "shape": [], "data_offsets": [24, 26]}}
     expected |= {rows[2][0]: {"dtype": "U8", "shape": [0], "data_offsets": [26, 26]}}
-    assert written[8:].rstrip(b" ") == json.dumps(expected, separators=(",", ":"), ensure_ascii=False).encode()
+    assert (
+        written[8:].rstrip(b" ")
+        == json.dumps(expected, separators=(",", ":"), ensure_ascii=False).encode()
+    )

@@ -20,12 +20,20 @@ from ckptsync.errors import CkptsyncError, Corrupt, Unsupported
 from ckptsync.formats import torch_pickle as subject
 from ckptsync.formats.dtypes import FROM_TORCH, ITEMSIZE, from_torch
 from ckptsync.formats.pickles import Name
-from ckptsync.formats.torch_pickle import Stored, dtype_of, is_contiguous, row_major, span
+from ckptsync.formats.torch_pickle import StoredTensor, dtype_of, is_contiguous, row_major, span
 from ckptsync.formats.torch_save import Container, load, load_tensor, part
-from ckptsync.layouts.table import Source, tensors
-from ckptsync.model import Extent
+from ckptsync.layouts.registry import WeightsSource, tensors
+from ckptsync.tensors import Extent
 from tests.dcp_files import item
-from tests.plain_files import Call, Global, MemoryFiles, StorageId, tensor_call, torch_pickle, torch_zip_file
+from tests.plain_files import (
+    Call,
+    Global,
+    MemoryFiles,
+    StorageId,
+    tensor_call,
+    torch_pickle,
+    torch_zip_file,
+)
 from tests.torch_files import raw, saved
 
 
@@ -35,12 +43,15 @@ def loaded(data: bytes) -> tuple[MemoryFiles, Any, Container]:
     return files, value, archive
 
 
-def elements(files: MemoryFiles, archive: Container, stored: Stored) -> bytes:
+def elements(files: MemoryFiles, archive: Container, stored: StoredTensor) -> bytes:
     """The tensor row by row, gathered one element at a time."""
     found, size = part(files, archive, stored), ITEMSIZE[stored.dtype]
     held = files.content["m"][found.extent.start :][: found.extent.size]
     strides = found.strides or row_major(found.sizes)
-    starts = (sum(i * s for i, s in zip(index, strides, strict=True)) * size for index in np.ndindex(*found.sizes))
+    starts = (
+        sum(i * s for i, s in zip(index, strides, strict=True)) * size
+        for index in np.ndindex(*found.sizes)
+    )
     return b"".join(held[at : at + size] for at in starts)
 
 
@@ -48,12 +59,16 @@ def elements(files: MemoryFiles, archive: Container, stored: Stored) -> bytes:
 def views(draw: st.DrawFn) -> torch.Tensor:
     """Any view that torch can save: sliced, permuted, expanded, of a larger storage."""
     shape = draw(st.lists(st.integers(0, 4), max_size=3))
-    base = torch.arange(prod(shape) + 5).to(draw(st.sampled_from([torch.float32, torch.bfloat16, torch.int64, torch.uint8])))
+    base = torch.arange(prod(shape) + 5).to(
+        draw(st.sampled_from([torch.float32, torch.bfloat16, torch.int64, torch.uint8]))
+    )
     tensor = base[draw(st.integers(0, 5)) :][: prod(shape)].reshape(shape)
     tensor = tensor.permute(draw(st.permutations(range(len(shape)))))
     for axis in range(tensor.dim()):
         tensor = tensor.narrow(
-            axis, low := draw(st.integers(0, tensor.shape[axis])), draw(st.integers(0, tensor.shape[axis] - low))
+            axis,
+            low := draw(st.integers(0, tensor.shape[axis])),
+            draw(st.integers(0, tensor.shape[axis] - low)),
         )
     return tensor.unsqueeze(0).expand(3, *tensor.shape) if draw(st.booleans()) else tensor
 
@@ -61,7 +76,11 @@ def views(draw: st.DrawFn) -> torch.Tensor:
 @given(views())
 def test_any_view_is_found_as_torch_has_it(tensor: torch.Tensor) -> None:
     files, value, archive = loaded(saved(tensor))
-    assert (value.shape, value.dtype, value.numel) == (tuple(tensor.shape), from_torch(str(tensor.dtype)[6:]), tensor.numel())
+    assert (value.shape, value.dtype, value.numel) == (
+        tuple(tensor.shape),
+        from_torch(str(tensor.dtype)[6:]),
+        tensor.numel(),
+    )
     assert elements(files, archive, value) == raw(tensor)
     assert is_contiguous(value) == tensor.is_contiguous()
 
@@ -76,7 +95,17 @@ def test_every_element_type_is_found(name: str) -> None:
 
 def test_parameters_shared_storages_and_plain_values_are_found() -> None:
     weight = torch.nn.Parameter(torch.arange(6.0).reshape(2, 3), requires_grad=False)
-    files, value, archive = loaded(saved({"a": weight, "b": weight.T, "n": 3, "size": weight.shape, "device": torch.device("cpu")}))
+    files, value, archive = loaded(
+        saved(
+            {
+                "a": weight,
+                "b": weight.T,
+                "n": 3,
+                "size": weight.shape,
+                "device": torch.device("cpu"),
+            }
+        )
+    )
     assert (value["n"], value["size"]) == (3, (2, 3))
     assert value["a"].storage == value["b"].storage
     assert elements(files, archive, value["b"]) == raw(weight.T)
@@ -127,7 +156,9 @@ BAD: dict[str, object] = {
     "no arguments": Call(Global("torch._utils", "_rebuild_parameter")),
     "a size of no tuple": Call(Global("torch", "Size"), 5),
     "an unhashable order": Call(Global("collections", "OrderedDict"), [[[], 1]]),
-    "rebuilt by something else": Call(Global("torch._tensor", "_rebuild_from_type_v2"), Global("torch", "device"), 0, (), {}),
+    "rebuilt by something else": Call(
+        Global("torch._tensor", "_rebuild_from_type_v2"), Global("torch", "device"), 0, (), {}
+    ),
     "a storage of a negative size": tensor_call(StorageId("FloatStorage", "0", -4), 0, (0,), (1,)),
     "a storage whose key is a number": tensor_call(StorageId("FloatStorage", 0, 4), 0, (2,), (1,)),  # type: ignore[arg-type]
 }
@@ -140,13 +171,17 @@ def test_what_no_torch_writes_is_corrupt(value: object) -> None:
 
 
 def test_a_storage_that_is_shorter_than_its_pickle_says_is_corrupt() -> None:
-    files, value, archive = loaded(pickled(tensor_call(StorageId("FloatStorage", "0", 5), 0, (5,), (1,))))
+    files, value, archive = loaded(
+        pickled(tensor_call(StorageId("FloatStorage", "0", 5), 0, (5,), (1,)))
+    )
     with pytest.raises(Corrupt, match="storage 0 has 16 bytes, 20 expected"):
         part(files, archive, value)
 
 
 def test_an_expanded_tensor_that_would_fill_a_disk_is_refused_and_a_small_one_is_not() -> None:
-    files, value, archive = loaded(pickled(tensor_call(StorageId("FloatStorage", "0", 4), 0, (1 << 30, 4), (0, 1))))
+    files, value, archive = loaded(
+        pickled(tensor_call(StorageId("FloatStorage", "0", 4), 0, (1 << 30, 4), (0, 1)))
+    )
     with pytest.raises(Unsupported, match="whose elements are 16 bytes, repeated"):
         part(files, archive, value)
     files, value, archive = loaded(saved(torch.arange(4.0).expand(5000, 4)))
@@ -154,7 +189,9 @@ def test_an_expanded_tensor_that_would_fill_a_disk_is_refused_and_a_small_one_is
 
 
 def test_a_storage_key_reaches_no_other_record() -> None:
-    files, value, archive = loaded(pickled(tensor_call(StorageId("FloatStorage", "../data.pkl", 1), 0, (1,), (1,))))
+    files, value, archive = loaded(
+        pickled(tensor_call(StorageId("FloatStorage", "../data.pkl", 1), 0, (1,), (1,)))
+    )
     with pytest.raises(Corrupt, match="no record"):
         part(files, archive, value)
 
@@ -166,18 +203,27 @@ def _changed(data: bytes) -> Iterator[bytes]:
 
 
 def test_one_changed_byte_in_a_pickle_is_read_or_refused_and_never_crashes() -> None:
-    text = torch_pickle({"w": tensor_call(FLOATS, 0, (2, 2), (2, 1)), "o": Call(Global("collections", "OrderedDict"))})
+    text = torch_pickle(
+        {
+            "w": tensor_call(FLOATS, 0, (2, 2), (2, 1)),
+            "o": Call(Global("collections", "OrderedDict")),
+        }
+    )
     for changed in _changed(text):
         with contextlib.suppress(CkptsyncError):
-            files, value, archive = loaded(torch_zip_file({"data.pkl": changed, "data/0": bytes(16), "version": b"3\n"}))
+            files, value, archive = loaded(
+                torch_zip_file({"data.pkl": changed, "data/0": bytes(16), "version": b"3\n"})
+            )
             for stored in value.values() if isinstance(value, dict) else ():
-                part(files, archive, stored) if isinstance(stored, Stored) else None
+                part(files, archive, stored) if isinstance(stored, StoredTensor) else None
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 9)), max_size=4))
 def test_a_view_reaches_from_its_first_element_to_its_last(axes: list[tuple[int, int]]) -> None:
     shape, strides = tuple(n for n, _ in axes), tuple(s for _, s in axes)
-    places = [sum(i * s for i, s in zip(index, strides, strict=True)) for index in np.ndindex(*shape)]
+    places = [
+        sum(i * s for i, s in zip(index, strides, strict=True)) for index in np.ndindex(*shape)
+    ]
     assert span(shape, strides) == (max(places) + 1 if places else 0)
 
 
@@ -202,7 +248,23 @@ def with_version(record: str, version: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "version", [b"3\n", b"1", b"0", b"10", b"11", b"", b" 3", b"+3", b"-1", b"3x", b"x3", b"0x3", b"\x003", b"9" * 30]
+    "version",
+    [
+        b"3\n",
+        b"1",
+        b"0",
+        b"10",
+        b"11",
+        b"",
+        b" 3",
+        b"+3",
+        b"-1",
+        b"3x",
+        b"x3",
+        b"0x3",
+        b"\x003",
+        b"9" * 30,
+    ],
 )
 @pytest.mark.parametrize("record", ["version", ".data/version", ""])
 def test_an_archive_is_opened_if_torch_takes_its_version(record: str, version: bytes) -> None:
@@ -228,7 +290,7 @@ def test_torchs_own_quantised_tensors_are_named() -> None:
         weight = torch.quantize_per_tensor(torch.randn(3, 4), 0.1, 0, torch.qint8)
         data = saved({"w": weight})
     with pytest.raises(Unsupported, match=r"pytorch_model\.bin: .*quantized tensors") as e:
-        tensors(MemoryFiles({"pytorch_model.bin": data}), Source("bin", "pytorch_model"))
+        tensors(MemoryFiles({"pytorch_model.bin": data}), WeightsSource("bin", "pytorch_model"))
     assert "dequantised" in e.value.hint
 
 
@@ -241,4 +303,4 @@ def test_every_known_kind_refuses_when_it_is_made(name: object) -> None:
 def test_sparse_tensors_are_named() -> None:
     data = saved({"w": torch.eye(3).to_sparse()})
     with pytest.raises(Unsupported, match="sparse"):
-        tensors(MemoryFiles({"pytorch_model.bin": data}), Source("bin", "pytorch_model"))
+        tensors(MemoryFiles({"pytorch_model.bin": data}), WeightsSource("bin", "pytorch_model"))

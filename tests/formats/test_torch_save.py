@@ -1,4 +1,6 @@
-"""torch's older container: what torch itself writes, views of storages as versions before 1.0 wrote them, and damage everywhere."""
+"""torch's older container: what torch itself writes, views of storages as versions before 1.0 wrote
+them, and damage everywhere.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import torch
 
 from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.formats import torch_save
-from ckptsync.model import Extent, read
+from ckptsync.tensors import Extent, read
 from tests.plain_files import MemoryFiles
 from tests.torch_files import raw, saved
 
@@ -68,12 +70,18 @@ def test_pickles_longer_than_the_first_look_are_read(monkeypatch: pytest.MonkeyP
         load(old(STATE)[:600])
 
 
-def by_hand(keys: list[str], numel: int, *, view: Any = None, machine: Any = None, told: int | None = None) -> bytes:
+def by_hand(
+    keys: list[str], numel: int, *, view: Any = None, machine: Any = None, told: int | None = None
+) -> bytes:
     """One tensor of four floats in storage ``k``, by a pickler of our own."""
 
     class Pickler(pickle._Pickler):
         def persistent_id(self, value: Any) -> Any:
-            return ("storage", torch.FloatStorage, "k", "cpu", numel, view) if isinstance(value, Here) else None
+            return (
+                ("storage", torch.FloatStorage, "k", "cpu", numel, view)
+                if isinstance(value, Here)
+                else None
+            )
 
     from io import BytesIO
 
@@ -101,7 +109,9 @@ def test_a_view_of_a_storage_lies_in_the_storage() -> None:
     assert read(files, torch_save.part(files, container, value["w"]).extent) == bytes(range(12, 24))
 
 
-@pytest.mark.parametrize("view", [("v", 6, 5), ("v", -1, 5), ("k", 0, 5), ("v", 0), "v", ("v", 0, 2)])
+@pytest.mark.parametrize(
+    "view", [("v", 6, 5), ("v", -1, 5), ("k", 0, 5), ("v", 0), "v", ("v", 0, 2)]
+)
 def test_a_view_that_reaches_out_of_its_storage_or_has_anothers_name_is_refused(view: Any) -> None:
     with pytest.raises(Corrupt):
         load(by_hand(["k"], 9, view=view))
@@ -109,7 +119,13 @@ def test_a_view_that_reaches_out_of_its_storage_or_has_anothers_name_is_refused(
 
 @pytest.mark.parametrize(
     "data",
-    [by_hand(["j"], 4), by_hand(["k", "k"], 4), by_hand([], 4), by_hand(["k"], 4, told=5), by_hand(["k"], 4, told=-1 % (1 << 64))],
+    [
+        by_hand(["j"], 4),
+        by_hand(["k", "k"], 4),
+        by_hand([], 4),
+        by_hand(["k"], 4, told=5),
+        by_hand(["k"], 4, told=-1 % (1 << 64)),
+    ],
 )
 def test_storages_that_are_not_those_of_the_value_are_refused(data: bytes) -> None:
     with pytest.raises(Corrupt):
@@ -124,6 +140,11 @@ def test_other_machines_and_whole_modules_are_not_read() -> None:
 
 
 def test_any_other_pickle_is_not_taken_for_one() -> None:
-    files = MemoryFiles({"a": pickle.dumps([1, 2], 2), "b": saved([1]), "c": b"\x80", "d": old([1])[:9], "e": b""})
-    found = {name: torch_save.is_legacy(files, Extent(name, 0, size)) for name, size in files.sizes().items()}
+    files = MemoryFiles(
+        {"a": pickle.dumps([1, 2], 2), "b": saved([1]), "c": b"\x80", "d": old([1])[:9], "e": b""}
+    )
+    found = {
+        name: torch_save.is_legacy(files, Extent(name, 0, size))
+        for name, size in files.sizes().items()
+    }
     assert found == {"a": False, "b": False, "c": False, "d": True, "e": False}

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ckptsync.errors import CkptsyncError, Corrupt, Unsupported
 from ckptsync.formats.torch_zip import Archive, checksum, extent, has_end, open_archive, pickle_of
-from ckptsync.model import Extent, read
+from ckptsync.tensors import Extent, read
 from tests.plain_files import MemoryFiles, torch_zip_file
 from tests.torch_files import saved
 
@@ -39,26 +39,52 @@ def by_zipfile(data: bytes) -> dict[str, bytes]:
 
 
 def zip64(records: dict[str, bytes]) -> bytes:
-    """Every local header, directory entry and end record in its zip64 form, as torch writes beyond 4 GiB."""
+    """Every local header, directory entry and end record in its zip64 form, as torch writes beyond
+    4 GiB.
+    """
     out, directory, full = b"", b"", 2**32 - 1
     for name, data in records.items():
         path, crc = f"archive/{name}".encode(), zlib.crc32(data)
         sizes = (crc, full, full, len(path))
         extra = struct.pack("<2H3Q", 1, 24, len(data), len(data), len(out))
-        directory += struct.pack("<4s6H3L5H2L", b"PK\x01\x02", 45, 45, 0, 0, 0, 0, *sizes, 28, 0, 0, 0, 0, full) + path + extra
-        out += struct.pack("<4s5H3L2H", b"PK\x03\x04", 45, 0, 0, 0, 0, *sizes, 4) + path + b"xx\0\0" + data
-    end = struct.pack("<4sQ2H2L4Q", b"PK\x06\x06", 44, 45, 45, 0, 0, *[len(records)] * 2, len(directory), len(out))
+        directory += (
+            struct.pack(
+                "<4s6H3L5H2L", b"PK\x01\x02", 45, 45, 0, 0, 0, 0, *sizes, 28, 0, 0, 0, 0, full
+            )
+            + path
+            + extra
+        )
+        out += (
+            struct.pack("<4s5H3L2H", b"PK\x03\x04", 45, 0, 0, 0, 0, *sizes, 4)
+            + path
+            + b"xx\0\0"
+            + data
+        )
+    end = struct.pack(
+        "<4sQ2H2L4Q", b"PK\x06\x06", 44, 45, 45, 0, 0, *[len(records)] * 2, len(directory), len(out)
+    )
     locator = struct.pack("<4sLQL", b"PK\x06\x07", 0, len(out) + len(directory), 1)
-    return out + directory + end + locator + struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, *[2**16 - 1] * 2, full, full, 0)
+    return (
+        out
+        + directory
+        + end
+        + locator
+        + struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, *[2**16 - 1] * 2, full, full, 0)
+    )
 
 
 @given(
-    st.lists(st.sampled_from([torch.float32, torch.bfloat16, torch.int64, torch.float8_e4m3fn]), max_size=4),
+    st.lists(
+        st.sampled_from([torch.float32, torch.bfloat16, torch.int64, torch.float8_e4m3fn]),
+        max_size=4,
+    ),
     st.integers(0, 2000),
     st.integers(0, 100),
 )
 @settings(max_examples=30)
-def test_real_archives_have_the_records_that_zipfile_finds(kinds: list[torch.dtype], before: int, after: int) -> None:
+def test_real_archives_have_the_records_that_zipfile_finds(
+    kinds: list[torch.dtype], before: int, after: int
+) -> None:
     data = saved([torch.zeros(n * 7, dtype=kind) for n, kind in enumerate(kinds)])
     assert records(data, before, after) == by_zipfile(data)
 
@@ -75,12 +101,21 @@ def test_what_python_writes_is_read_with_zip64_headers_too(force: bool) -> None:
 
 @pytest.mark.parametrize("before", [0, 1000])
 def test_sizes_and_offsets_are_taken_from_zip64_records(before: int) -> None:
-    content = {"data.pkl": b"N.", "byteorder": b"little", "data/0": bytes(range(200)), "data/1": b""}
+    content = {
+        "data.pkl": b"N.",
+        "byteorder": b"little",
+        "data/0": bytes(range(200)),
+        "data/1": b"",
+    }
     assert by_zipfile(zip64(content)) == content
     assert records(zip64(content), before, 5) == content
 
 
-@pytest.mark.parametrize("data", [REAL, SMALL, zip64({"data.pkl": b"N.", "data/0": b"x"})], ids=["real", "small", "zip64"])
+@pytest.mark.parametrize(
+    "data",
+    [REAL, SMALL, zip64({"data.pkl": b"N.", "data/0": b"x"})],
+    ids=["real", "small", "zip64"],
+)
 def test_an_archive_cut_anywhere_is_corrupt(data: bytes) -> None:
     for size in range(len(data)):
         files = MemoryFiles({"m": data[:size]})
@@ -90,7 +125,11 @@ def test_an_archive_cut_anywhere_is_corrupt(data: bytes) -> None:
     assert has_end(MemoryFiles({"m": data}), Extent("m", 0, len(data)))
 
 
-@pytest.mark.parametrize("data", [REAL, SMALL, zip64({"data.pkl": b"N.", "data/0": b"x"})], ids=["real", "small", "zip64"])
+@pytest.mark.parametrize(
+    "data",
+    [REAL, SMALL, zip64({"data.pkl": b"N.", "data/0": b"x"})],
+    ids=["real", "small", "zip64"],
+)
 def test_one_changed_byte_is_read_or_refused_and_never_crashes(data: bytes) -> None:
     for at in range(len(data)):
         for value in (0, 1, 255, data[at] ^ 16):
@@ -101,7 +140,8 @@ def test_one_changed_byte_is_read_or_refused_and_never_crashes(data: bytes) -> N
 def test_the_records_of_an_archive_inside_a_file_stay_inside_it() -> None:
     data = bytearray(SMALL)
     at = data.index(b"PK\x01\x02", data.index(b"PK\x01\x02") + 1)
-    struct.pack_into("<2L", data, at + 20, 5000, 5000)  # sizes beyond the archive, not beyond the file
+    # sizes beyond the archive, not beyond the file
+    struct.pack_into("<2L", data, at + 20, 5000, 5000)
     with pytest.raises(Corrupt, match="not where the directory says"):
         records(bytes(data), 0, 9000)
     struct.pack_into("<L", data, at + 42, len(SMALL) - 5)
@@ -110,13 +150,17 @@ def test_the_records_of_an_archive_inside_a_file_stay_inside_it() -> None:
 
 
 def test_compressed_records_are_refused_and_never_inflated() -> None:
-    bomb = torch_zip_file({"data.pkl": b"N.", "data/0": bytes(1 << 20)}, method=zipfile.ZIP_DEFLATED)
+    bomb = torch_zip_file(
+        {"data.pkl": b"N.", "data/0": bytes(1 << 20)}, method=zipfile.ZIP_DEFLATED
+    )
     with pytest.raises(Unsupported, match=r"data\.pkl is compressed"):
         opened(bomb)
 
 
 @pytest.mark.parametrize(("at", "bit"), [(8, 1), (10, 8), (20, 4), (24, 4)])
-def test_a_record_that_one_flipped_bit_calls_compressed_or_encrypted_is_damaged(at: int, bit: int) -> None:
+def test_a_record_that_one_flipped_bit_calls_compressed_or_encrypted_is_damaged(
+    at: int, bit: int
+) -> None:
     data = bytearray(SMALL)
     data[data.index(b"PK\x01\x02") + at] ^= bit
     with pytest.raises(Corrupt, match="called compressed or encrypted, and is not"):
@@ -216,7 +260,9 @@ class Counted(MemoryFiles):
 
 
 def test_the_places_of_many_small_records_are_found_in_few_reads() -> None:
-    data = torch_zip_file({"data.pkl": b"N."} | {f"data/{n}": bytes([n % 256]) * 100 for n in range(3000)})
+    data = torch_zip_file(
+        {"data.pkl": b"N."} | {f"data/{n}": bytes([n % 256]) * 100 for n in range(3000)}
+    )
     files = Counted({"m": data})
     archive = open_archive(files, Extent("m", 0, len(data)))
     found = [read(files, extent(files, archive, f"data/{n}")) for n in range(3000)]
@@ -226,7 +272,10 @@ def test_the_places_of_many_small_records_are_found_in_few_reads() -> None:
 
 
 def test_of_large_records_little_more_than_their_headers_is_read() -> None:
-    data = torch_zip_file({"data.pkl": b"N.", "byteorder": b"little"} | {f"data/{n}": bytes(100_000) for n in range(20)})
+    data = torch_zip_file(
+        {"data.pkl": b"N.", "byteorder": b"little"}
+        | {f"data/{n}": bytes(100_000) for n in range(20)}
+    )
     files = Counted({"m": data})
     archive = open_archive(files, Extent("m", 0, len(data)))
     for n in (*range(20), 3, 19, 0):

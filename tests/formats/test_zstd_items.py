@@ -1,4 +1,7 @@
-"""Packed items: their names, streams read forward, backward, by many threads, damaged; the tensor found by the item's head."""
+"""Packed items: their names, streams read forward, backward, by many threads, damaged.
+
+The tensor found by the item's head.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from hypothesis import strategies as st
 
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
 from ckptsync.formats import zstd_items
-from ckptsync.formats.torch_pickle import Stored
+from ckptsync.formats.torch_pickle import StoredTensor
 from ckptsync.formats.zstd_items import (
     MOST_OPEN,
     PackedItem,
@@ -29,8 +32,8 @@ from ckptsync.formats.zstd_items import (
     real_extent,
     virtual_name,
 )
-from ckptsync.model import Extent, Part, Shape, read
-from ckptsync.paths import checked_path
+from ckptsync.safe_names import checked_path
+from ckptsync.tensors import Extent, Part, Shape, read
 from tests.packing import packed, stream
 from tests.plain_files import MemoryFiles, StorageId, tensor_call, torch_pickle
 
@@ -49,13 +52,23 @@ def test_no_file_can_have_such_a_name() -> None:
     assert real_extent(Extent("f", 3, 4)) == Extent("f", 3, 4)
 
 
-@pytest.mark.parametrize("descriptors", [["stream.zstd/1"], ("stream.zstd/1",), ["stream.zstd/1.2"]])
+@pytest.mark.parametrize(
+    "descriptors", [["stream.zstd/1"], ("stream.zstd/1",), ["stream.zstd/1.2"]]
+)
 def test_zstd_is_known(descriptors: object) -> None:
     check_transforms(descriptors)
 
 
 @pytest.mark.parametrize(
-    "descriptors", [["stream.zstd/2"], ["aes/1"], ["stream.zstd/1", "aes/1"], ["stream.zstd"], [""], ["stream.zstd/"]]
+    "descriptors",
+    [
+        ["stream.zstd/2"],
+        ["aes/1"],
+        ["stream.zstd/1", "aes/1"],
+        ["stream.zstd"],
+        [""],
+        ["stream.zstd/"],
+    ],
 )
 def test_anything_else_is_refused_by_its_name(descriptors: list[str]) -> None:
     with pytest.raises(Unsupported, match="transform_descriptors"):
@@ -73,7 +86,9 @@ DATA = random.Random(7).randbytes(300_000) + bytes(200_000)
 
 @given(st.lists(st.tuples(st.integers(0, len(DATA)), st.integers(0, 200_000)), max_size=6))
 @settings(max_examples=30, deadline=None)
-def test_any_reads_in_any_order_give_the_bytes_that_were_packed(reads: list[tuple[int, int]]) -> None:
+def test_any_reads_in_any_order_give_the_bytes_that_were_packed(
+    reads: list[tuple[int, int]],
+) -> None:
     files, name = stream(DATA, before=b"head", behind=b"tail")
     unpacked = Unpacked(files)
     for start, count in reads:
@@ -110,7 +125,9 @@ def test_threads_that_share_a_stream_do_not_disturb_each_other() -> None:
     unpacked = Unpacked(files)
     starts = [n * 1000 for n in range(400)]
     with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(lambda at: read(unpacked, Extent(name, at, 1000)), starts)) == [DATA[at : at + 1000] for at in starts]
+        assert list(pool.map(lambda at: read(unpacked, Extent(name, at, 1000)), starts)) == [
+            DATA[at : at + 1000] for at in starts
+        ]
 
 
 def test_only_so_many_decompressors_are_kept() -> None:
@@ -118,7 +135,13 @@ def test_only_so_many_decompressors_are_kept() -> None:
     files = MemoryFiles({"f": one * number})
     unpacked = Unpacked(files)
     for n in range(number):
-        assert read(unpacked, Extent(virtual_name(PackedItem(Extent("f", n * len(one), len(one)))), 9, 9)) == DATA[9:18]
+        assert (
+            read(
+                unpacked,
+                Extent(virtual_name(PackedItem(Extent("f", n * len(one), len(one)))), 9, 9),
+            )
+            == DATA[9:18]
+        )
     assert len(unpacked._streams) == MOST_OPEN
 
 
@@ -154,7 +177,12 @@ def test_a_damaged_stream_is_corrupt_or_fails_its_crc32(at: int) -> None:
     content = bytearray(files.content["__0_0.distcp"])
     content[at] ^= 0x41
     with contextlib.suppress(Corrupt):  # the usual answer; a bit that means nothing may be flipped
-        assert read(Unpacked(MemoryFiles({"__0_0.distcp": bytes(content)})), Extent(name, 0, len(DATA))) == DATA
+        assert (
+            read(
+                Unpacked(MemoryFiles({"__0_0.distcp": bytes(content)})), Extent(name, 0, len(DATA))
+            )
+            == DATA
+        )
 
 
 def test_a_stream_that_is_cut_short_is_corrupt() -> None:
@@ -166,9 +194,13 @@ def test_a_stream_that_is_cut_short_is_corrupt() -> None:
 
 def test_a_stream_that_wants_a_large_window_is_refused() -> None:
     packed(b"")  # skips where nothing unpacks
-    head = bytes.fromhex("28b52ffd") + bytes([0x00, 0xF8]) + b"\x01\x00\x00"  # a window of 2 TiB, and an empty last block
+    # a window of 2 TiB, and an empty last block
+    head = bytes.fromhex("28b52ffd") + bytes([0x00, 0xF8]) + b"\x01\x00\x00"
     with pytest.raises(Corrupt, match="no zstd stream"):
-        read(Unpacked(MemoryFiles({"f": head})), Extent(virtual_name(PackedItem(Extent("f", 0, len(head)))), 0, 1))
+        read(
+            Unpacked(MemoryFiles({"f": head})),
+            Extent(virtual_name(PackedItem(Extent("f", 0, len(head)))), 0, 1),
+        )
 
 
 def test_a_bomb_costs_no_more_than_what_is_asked_of_it() -> None:
@@ -189,7 +221,10 @@ def test_without_a_library_it_is_said_which_to_install(monkeypatch: pytest.Monke
     real = builtins.__import__
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(Unsupported, match="packed with zstd") as refused:
-        read(Unpacked(MemoryFiles({"f": b"x"})), Extent(virtual_name(PackedItem(Extent("f", 0, 1))), 0, 1))
+        read(
+            Unpacked(MemoryFiles({"f": b"x"})),
+            Extent(virtual_name(PackedItem(Extent("f", 0, 1))), 0, 1),
+        )
     assert "ckptsync[zstd]" in refused.value.hint
 
 
@@ -242,20 +277,31 @@ ELEMENTS = bytes(range(48))
 
 def record(name: str, content: bytes, crc: int | None = None, method: int = 0) -> bytes:
     """As torch streams one: no size in front, a descriptor behind."""
-    head = struct.pack("<4s5H3L2H", b"PK\x03\x04", 0, 0x808, method, 0, 0, 0, 0, 0, len(name), 0) + name.encode()
+    head = (
+        struct.pack("<4s5H3L2H", b"PK\x03\x04", 0, 0x808, method, 0, 0, 0, 0, 0, len(name), 0)
+        + name.encode()
+    )
     told = zlib.crc32(content) if crc is None else crc
     return head + content + struct.pack("<4s3L", b"PK\x07\x08", told, len(content), len(content))
 
 
 def archive(
-    shape: Shape = (3, 4), strides: Shape = (4, 1), offset: int = 0, order: bytes = b"little", crc: int | None = None
+    shape: Shape = (3, 4),
+    strides: Shape = (4, 1),
+    offset: int = 0,
+    order: bytes = b"little",
+    crc: int | None = None,
 ) -> bytes:
     pickle = torch_pickle(tensor_call(StorageId("FloatStorage", "0", 12), offset, shape, strides))
     parts = [("data.pkl", pickle), (".storage_alignment", b"64"), ("byteorder", order)]
-    return b"".join(record(f"archive/{n}", c, crc) for n, c in parts) + record("archive/data/0", ELEMENTS, crc) + bytes(300)
+    return (
+        b"".join(record(f"archive/{n}", c, crc) for n, c in parts)
+        + record("archive/data/0", ELEMENTS, crc)
+        + bytes(300)
+    )
 
 
-def item(content: bytes) -> tuple[Unpacked, Stored, Part]:
+def item(content: bytes) -> tuple[Unpacked, StoredTensor, Part]:
     data = packed(content)
     files = Unpacked(MemoryFiles({"f": b"before" + data}))
     return files, *load_tensor(files, Extent("f", 6, len(data)))

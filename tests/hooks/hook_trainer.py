@@ -1,4 +1,7 @@
-"""Hugging Face's Trainer with the hook, on a model of a few thousand weights; a program for `torchrun`."""
+"""Hugging Face's Trainer with the hook, on a model of a few thousand weights.
+
+A program for `torchrun`.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,8 @@ class Stop(TrainerCallback):  # type: ignore[misc]  # transformers need not be i
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == self.at:
             os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(0.2 if self.at and state.global_step >= self.at else 0)  # Trainer takes three seconds to make up its mind
+        # Trainer takes three seconds to make up its mind
+        time.sleep(0.2 if self.at and state.global_step >= self.at else 0)
 
 
 def main() -> None:
@@ -66,8 +70,20 @@ def main() -> None:
         "save_total_limit": 1,
         "enable_jit_checkpoint": bool(asked.stop_at),
     }
-    quiet = {"use_cpu": True, "disable_tqdm": True, "report_to": [], "logging_steps": 1, "ddp_find_unused_parameters": False}
-    args = TrainingArguments(output_dir=asked.out, max_steps=asked.steps, per_device_train_batch_size=2, **saving, **quiet)
+    quiet = {
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "report_to": [],
+        "logging_steps": 1,
+        "ddp_find_unused_parameters": False,
+    }
+    args = TrainingArguments(
+        output_dir=asked.out,
+        max_steps=asked.steps,
+        per_device_train_batch_size=2,
+        **saving,
+        **quiet,
+    )
     hook = Timed(wait=asked.wait, store=asked.store)
     callbacks = [Stop(asked.stop_at), *([] if asked.no_hook else [hook])]
     trainer = Trainer(model=model, args=args, train_dataset=rows, callbacks=callbacks)

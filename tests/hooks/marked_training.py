@@ -1,4 +1,5 @@
-"""Two ranks that save with torch's distributed checkpoints and mark what they saved; run by torchrun.
+"""Two ranks that save with torch's distributed checkpoints and mark what they saved; run by
+torchrun.
 
     marked_training.py DIR
 
@@ -6,9 +7,11 @@
     step-2   rank 0 marks long before rank 1 has written its part
     step-3   the same, and rank 1 dies before it has
     lonely/step-1   rank 1 has nothing of it on its own disk, and marks it all the same
-    ahead/step-1, ahead/step-2   rank 0 writes for both; rank 1 marks the second before there is anything of it
+    ahead/step-1, ahead/step-2   rank 0 writes for both; rank 1 marks the second before there is
+                                 anything of it
     silent/step-1, silent/step-2   rank 1 never marks anything there
-    node0/apart, node1/apart   each rank has a disk of its own; step-1 is deleted before step-2 is written
+    node0/apart, node1/apart   each rank has a disk of its own; step-1 is deleted before step-2 is
+                               written
 
 What each call returned, and which pins there were then, is in DIR/said-R.jsonl.
 """
@@ -35,7 +38,9 @@ def main(out: Path) -> None:
     """One rank."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    weights = distribute_tensor(torch.arange(64.0).reshape(8, 8), init_device_mesh("cpu", (2,)), [Shard(0)])
+    weights = distribute_tensor(
+        torch.arange(64.0).reshape(8, 8), init_device_mesh("cpu", (2,)), [Shard(0)]
+    )
     with (out / f"said-{rank}.jsonl").open("a") as log:
 
         def mark(step: int) -> None:
@@ -80,7 +85,9 @@ def main(out: Path) -> None:
             dist.barrier()
             if rank == 0:
                 shutil.copytree(
-                    out / "step-1", out / f"step-{step}", ignore=lambda _, names: [n for n in names if n.startswith("__1")]
+                    out / "step-1",
+                    out / f"step-{step}",
+                    ignore=lambda _, names: [n for n in names if n.startswith("__1")],
                 )
                 mark(step)
             dist.barrier()

@@ -1,4 +1,6 @@
-"""Checkpoints as Ray Train hands them around, without Ray: a path on a file system that has pyarrow's four calls."""
+"""Checkpoints as Ray Train hands them around, without Ray: a path on a file system that has
+pyarrow's four calls.
+"""
 
 from __future__ import annotations
 

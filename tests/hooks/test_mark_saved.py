@@ -1,4 +1,6 @@
-"""`ckptsync.mark_saved` in real processes: what a script sees of it, and what the worker makes of it."""
+"""`ckptsync.mark_saved` in real processes: what a script sees of it, and what the worker makes of
+it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -18,20 +19,21 @@ from pathlib import Path
 import pytest
 
 import ckptsync
-from ckptsync.catalogue.fresh import fresh
-from ckptsync.catalogue.shortened import summary
+from ckptsync.catalogue.location_summary import summarize
+from ckptsync.catalogue.uncached import read_state
+from ckptsync.checkpoint_dirs import CheckpointDir, output_dirs_of
 from ckptsync.errors import CkptsyncError, ConfigError, Incomplete, StoreError
 from ckptsync.hooks import mark_saved as marking
 from ckptsync.hooks.mark_saved import Marker, find_home
-from ckptsync.hooks.ranks import Rank, this_rank
-from ckptsync.hooks.saves import HookLog
-from ckptsync.scan import Spot, homes
-from ckptsync.spool import marks
+from ckptsync.hooks.process_group import Rank
+from ckptsync.hooks.rank_saves import HookLog
+from ckptsync.spool import markers as spool_markers
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.walk import walk
 from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.worker import Worker
 from tests.hooks.training import Table, commits, other_disk
+from tests.workers import tick
 
 __all__ = ["other_disk"]  # a fixture
 ROOT = Path(__file__).parent.parent.parent
@@ -60,13 +62,17 @@ def test_what_is_marked_is_pinned_and_survives_rotation(tmp_path: Path) -> None:
     assert ckptsync.mark_saved(path) is True
     shutil.rmtree(path)
     assert set(commits(tmp_path)["checkpoint-5.0"].files) == {"weights.txt", "trainer_state.json"}
-    assert (tmp_path / "_ckptsync" / "pins" / "checkpoint-5.0" / "files" / "weights.txt").read_text() == "weights"
+    assert (
+        tmp_path / "_ckptsync" / "pins" / "checkpoint-5.0" / "files" / "weights.txt"
+    ).read_text() == "weights"
 
 
 def words(store: MemoryStore) -> dict[str, str]:
     """What a store says of its locations."""
-    found = fresh(store)
-    return {s.location: s.status for s in (summary(seen, found.mtimes) for seen in found.locations)}
+    found = read_state(store)
+    return {
+        s.location: s.status for s in (summarize(seen, found.mtimes) for seen in found.locations)
+    }
 
 
 def patient(out: Path, store: MemoryStore) -> Worker:
@@ -80,7 +86,7 @@ def test_a_worker_sends_what_is_marked_at_once_and_waits_for_the_rest(tmp_path: 
     for name in ("checkpoint-5", "checkpoint-6"):
         saved(tmp_path, name)
     ckptsync.mark_saved(tmp_path / "checkpoint-5", strict=True)
-    found = {p.checkpoint: p.phase for p in worker.tick(0.0).progress}
+    found = {p.checkpoint: p.phase for p in tick(worker, 0.0).progress}
     assert found == {"checkpoint-5": "sent", "checkpoint-6": "waiting"}
     assert set(words(store)) == {"checkpoint-5"}
 
@@ -90,8 +96,8 @@ def test_a_save_that_nobody_marks_is_judged_as_if_nobody_marked_any(tmp_path: Pa
     ckptsync.mark_saved(saved(tmp_path), strict=True)
     saved(tmp_path, "checkpoint-6")
     worker = Worker(WorkerOptions("n0", (RunDir("run", tmp_path),)), MemoryStore())
-    worker.tick(0.0)
-    assert {p.checkpoint: p.phase for p in worker.tick(11.0).progress}["checkpoint-6"] == "sent"
+    tick(worker, 0.0)
+    assert {p.checkpoint: p.phase for p in tick(worker, 11.0).progress}["checkpoint-6"] == "sent"
 
 
 def test_a_mark_without_the_rest_of_the_ranks_is_no_error_of_the_training(
@@ -112,14 +118,18 @@ def test_a_mark_without_the_rest_of_the_ranks_is_no_error_of_the_training(
 @pytest.mark.parametrize(
     ("path", "error", "said"),
     [
-        ("checkpoint-9", Incomplete, "nothing is there"),
-        ("step-9", Incomplete, "nothing is there"),
-        ("notes", ConfigError, "no checkpoint that a worker would find"),
+        ("checkpoint-9", Incomplete, "not found"),
+        ("step-9", Incomplete, "not found"),
+        ("notes", ConfigError, "the worker does not recognize this path"),
         ("s3://bucket/checkpoint-5", ConfigError, "not a path of this machine"),
     ],
 )
 def test_what_cannot_be_marked_is_logged_and_with_strict_raised(
-    path: str, error: type[CkptsyncError], said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    path: str,
+    error: type[CkptsyncError],
+    said: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "text").write_text("not a checkpoint")
@@ -160,7 +170,9 @@ def test_no_argument_raises_into_the_training(wrong: object) -> None:
         (".", "final"),
     ],
 )
-def test_a_checkpoint_is_found_where_a_worker_finds_it(path: str, name: str, tmp_path: Path) -> None:
+def test_a_checkpoint_is_found_where_a_worker_finds_it(
+    path: str, name: str, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     checkpoint = out / path
     if path.endswith(".ckpt"):
@@ -168,7 +180,9 @@ def test_a_checkpoint_is_found_where_a_worker_finds_it(path: str, name: str, tmp
         checkpoint.write_text("x")
     else:
         checkpoint.mkdir(parents=True)
-        for file in (".metadata", "mp_rank_00_model_states.pt", "data.pt", "model.safetensors")[: 3 if path != "." else 4]:
+        for file in (".metadata", "mp_rank_00_model_states.pt", "data.pt", "model.safetensors")[
+            : 3 if path != "." else 4
+        ]:
             (checkpoint / file).write_text("x")
         if path == ".":
             (checkpoint / "mp_rank_00_model_states.pt").unlink()
@@ -186,20 +200,9 @@ def test_where_a_worker_has_its_spool_its_run_begins(tmp_path: Path) -> None:
     assert found[0] == tmp_path / "checkpoints"
 
 
-def test_a_file_that_lightning_still_writes_is_not_marked(tmp_path: Path) -> None:
-    path = tmp_path / "epoch=0-step=4.ckpt"
-    whole = b"PK\x03\x04" + bytes(40) + b"PK\x05\x06" + bytes(18)
-    for size in (0, 2, 40, len(whole) - 1):
-        path.write_bytes(whole[:size])
-        with pytest.raises(Incomplete, match="still being written"):
-            ckptsync.mark_saved(path, strict=True)
-    assert commits(tmp_path) == {}
-    path.write_bytes(whole)
-    assert ckptsync.mark_saved(path, strict=True)
-    assert set(commits(tmp_path)) == {"epoch-0-step-4.ckpt.0"}
-
-
-def test_a_run_begins_where_links_can_be_made(tmp_path: Path, other_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_begins_where_links_can_be_made(
+    tmp_path: Path, other_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """``checkpoints/`` may be a volume of its own, or lie where this user may not write."""
     path = saved(tmp_path / "checkpoints", "checkpoint_3")
     for is_allowed, home in ((True, tmp_path), (False, tmp_path / "checkpoints")):
@@ -214,7 +217,9 @@ def test_a_run_begins_where_links_can_be_made(tmp_path: Path, other_disk: Path, 
     assert not marking._is_linkable(Path("/"), Path("/"))
 
 
-def test_one_rank_speaks_for_all_where_the_process_group_has_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_rank_speaks_for_all_where_the_process_group_has_no_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(marking, "this_rank", lambda: Rank(0, 2, can_meet=True))
     path = saved(tmp_path)
     assert ckptsync.mark_saved(path, part="all", strict=True) is True
@@ -231,7 +236,15 @@ def test_a_link_to_a_checkpoint_is_that_checkpoint(tmp_path: Path) -> None:
 def program(*words: str) -> subprocess.CompletedProcess[str]:
     env = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
     env |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False, cwd=ROOT, env=env, timeout=120)
+    return subprocess.run(
+        [sys.executable, *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env=env,
+        timeout=120,
+    )
 
 
 def test_it_needs_nothing_but_the_standard_library(tmp_path: Path) -> None:
@@ -241,20 +254,23 @@ def test_it_needs_nothing_but_the_standard_library(tmp_path: Path) -> None:
         "import ckptsync\n"
         "light = {m for m in set(sys.modules) - before if m.startswith('ckptsync.')}\n"
         f"assert ckptsync.mark_saved({str(path)!r}, strict=True)\n"
-        "names = {m.partition('.')[0] for m in set(sys.modules) - before} - set(sys.stdlib_module_names)\n"
+        "names = {m.partition('.')[0] for m in set(sys.modules) - before} - "
+        "set(sys.stdlib_module_names)\n"
         "print(sorted(light), *sorted(names))"
     )
     done = program("-S", "-I", "-c", script)
     assert done.stdout.split() == ["[]", "ckptsync"], done.stderr
-    (begun,) = marks.begun(tmp_path / "_ckptsync")
+    (begun,) = spool_markers.begun(tmp_path / "_ckptsync")
     assert 0 < begun.ended <= begun.left
     assert set(commits(tmp_path)) == {"checkpoint-5.0"}
 
 
 def test_a_script_that_fails_has_left_and_has_not_ended(tmp_path: Path) -> None:
-    done = program("-c", f"import ckptsync; ckptsync.mark_saved({str(saved(tmp_path))!r}); raise SystemError")
+    done = program(
+        "-c", f"import ckptsync; ckptsync.mark_saved({str(saved(tmp_path))!r}); raise SystemError"
+    )
     assert done.returncode == 1
-    (begun,) = marks.begun(tmp_path / "_ckptsync")
+    (begun,) = spool_markers.begun(tmp_path / "_ckptsync")
     assert begun.ended == 0 < begun.left
 
 
@@ -263,36 +279,51 @@ def test_two_real_ranks_keep_what_both_have_marked_and_never_what_one_has(tmp_pa
         pytest.skip("torch is not installed")
     launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     done = program(*launch, str(ROOT / "tests" / "hooks" / "marked_training.py"), str(tmp_path))
-    first, second = ([json.loads(line) for line in (tmp_path / f"said-{r}.jsonl").read_text().splitlines()] for r in range(2))
+    first, second = (
+        [json.loads(line) for line in (tmp_path / f"said-{r}.jsonl").read_text().splitlines()]
+        for r in range(2)
+    )
     assert [step for step, _, _ in (*first, *second)] == [1, 2, 3, 1, 2], done.stderr[-2000:]
     assert sorted([first[0][1], second[0][1]]) == [False, True], "the last of the two"
     assert [pinned for _, pinned, _ in (*first[1:], second[1])] == [False, False, True]
-    assert commits(tmp_path / "ahead")["step-2.0"].ranks == (0, 1), "rank 1 was done before rank 0 had begun"
+    assert commits(tmp_path / "ahead")["step-2.0"].ranks == (
+        0,
+        1,
+    ), "rank 1 was done before rank 0 had begun"
     assert first[1][2] == ["step-1.0"], "rank 0 marked step-2 long before rank 1 had written"
     found = commits(tmp_path)
     assert set(found) == {"step-1.0", "step-2.0"}
-    assert all(set(c.files) == {".metadata", "__0_0.distcp", "__1_0.distcp"} and c.ranks == (0, 1) for c in found.values())
-    assert commits(tmp_path / "lonely")["step-1.0"].ranks == (0,), "rank 1 has said that it has nothing of it"
+    assert all(
+        set(c.files) == {".metadata", "__0_0.distcp", "__1_0.distcp"} and c.ranks == (0, 1)
+        for c in found.values()
+    )
+    assert commits(tmp_path / "lonely")["step-1.0"].ranks == (0,), (
+        "rank 1 has said that it has nothing of it"
+    )
     assert commits(tmp_path / "silent") == {}
     apart = [set(commits(tmp_path / f"node{r}" / "apart")) for r in range(2)]
     assert [pins - {"step-1.0"} for pins in apart] == [{"step-2.0"}] * 2
     assert any("step-1.0" in pins for pins in apart), "the node whose rank came last knew the other"
-    assert done.stderr.count("other ranks have never said") == 1
+    assert done.stderr.count("other ranks have not called mark_saved") == 1
 
 
-def test_a_part_that_is_marked_too_early_for_all_is_completed_by_its_files_or_never(tmp_path: Path) -> None:
-    """The script is wrong: with ``part="all"`` it says that all is written while one rank's shard is not."""
+def test_a_part_that_is_marked_too_early_for_all_is_completed_by_its_files_or_never(
+    tmp_path: Path,
+) -> None:
+    """The script is wrong: with ``part="all"`` it says that all is written while one rank's shard
+    is not.
+    """
     demo = ROOT / "ckptsync" / "demo_data" / "fsdp2"
     early = tmp_path / "checkpoint-4"
     shutil.copytree(demo / "node0" / "checkpoint-4", early)
     assert ckptsync.mark_saved(early, part="all", strict=True)
     store = MemoryStore()
     worker = Worker(WorkerOptions("n0", (RunDir("run", tmp_path),)), store)
-    worker.tick(0.0)
-    assert words(store) == {"checkpoint-4": "ARRIVING"}
+    tick(worker, 0.0)
+    assert words(store) == {"checkpoint-4": "INCOMPLETE"}
     shutil.copytree(demo / "node1" / "checkpoint-4", early, dirs_exist_ok=True)
     for after in (1.0, 100.0, 800.0):
-        worker.tick(after)
+        tick(worker, after)
     assert words(store) == {"checkpoint-4": "COMPLETE"}
 
 
@@ -321,23 +352,19 @@ def test_in_a_spool_that_is_not_this_users_nothing_is_kept_and_one_line_says_why
         ckptsync.mark_saved(tmp_path / "out" / "checkpoint-5", strict=True)
 
 
-class Tables(defaultdict[int, Table]):
-    """One for the ranks of each level."""
-
-    def meet(self, rank: int, world: int, word: str, level: int) -> Callable[[], tuple[str, ...] | None]:
-        return self[level].meet(rank, world, word)
-
-
 def markers(world: int, train: str = "train") -> list[Marker]:
-    tables = Tables(Table)
-    return [Marker(Rank(r, world, can_meet=True), train, partial(tables.meet, r, world)) for r in range(world)]
+    table = Table()
+    return [
+        Marker(Rank(r, world, can_meet=True), train, partial(table.meet, r, world))
+        for r in range(world)
+    ]
 
 
-def wrote(home: Path, rank: int, name: str = "checkpoint-5", text: str = "") -> Spot:
+def wrote(home: Path, rank: int, name: str = "checkpoint-5", text: str = "") -> CheckpointDir:
     """A rank's part of a checkpoint."""
     (home / name).mkdir(parents=True, exist_ok=True)
     (home / name / f"__{rank}_0.distcp").write_text(f"part {rank} of {name} {text}")
-    return Spot(name, "trainer", home / name)
+    return CheckpointDir(name, "trainer", home / name)
 
 
 def mark(marker: Marker, home: Path, name: str = "checkpoint-5") -> bool:
@@ -345,7 +372,9 @@ def mark(marker: Marker, home: Path, name: str = "checkpoint-5") -> bool:
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_the_last_rank_to_mark_a_save_pins_it_from_the_first_one_on(tmp_path: Path, order: tuple[int, ...]) -> None:
+def test_the_last_rank_to_mark_a_save_pins_it_from_the_first_one_on(
+    tmp_path: Path, order: tuple[int, ...]
+) -> None:
     ours = markers(3)
     for name in ("checkpoint-5", "checkpoint-6"):
         assert [mark(ours[n], tmp_path, name) for n in order] == [False, False, True]
@@ -356,13 +385,15 @@ def test_the_last_rank_to_mark_a_save_pins_it_from_the_first_one_on(tmp_path: Pa
 
 
 @pytest.mark.parametrize("moment", ["before its word", "after its word", "after its look"])
-def test_a_first_save_is_pinned_whenever_the_other_rank_comes_between(tmp_path: Path, moment: str) -> None:
-    tables, done = Tables(Table), list[bool]()
-    other = Marker(Rank(1, 2, can_meet=True), "train", partial(tables.meet, 1, 2))
+def test_a_first_save_is_pinned_whenever_the_other_rank_comes_between(
+    tmp_path: Path, moment: str
+) -> None:
+    table, done = Table(), list[bool]()
+    other = Marker(Rank(1, 2, can_meet=True), "train", partial(table.meet, 1, 2))
 
-    def meet(word: str, level: int) -> Callable[[], tuple[str, ...] | None]:
+    def meet(word: str) -> Callable[[], tuple[str, ...] | None]:
         come("before its word")
-        asked = tables.meet(0, 2, word, level)
+        asked = table.meet(0, 2, word)
         come("after its word")
 
         def ask() -> tuple[str, ...] | None:
@@ -388,34 +419,45 @@ def test_a_save_that_one_rank_never_marks_is_never_pinned(tmp_path: Path) -> Non
     for name in ("checkpoint-6", "checkpoint-7"):
         assert not mark(first, tmp_path, name)
     assert set(commits(tmp_path)) == {"checkpoint-5.0"}
-    assert {m.rank for m in marks.marks(tmp_path / "_ckptsync", "checkpoint-6")} == {0}
+    assert {m.rank for m in spool_markers.marks(tmp_path / "_ckptsync", "checkpoint-6")} == {0}
 
 
-def test_on_several_nodes_the_worker_learns_of_a_whole_first_save_at_the_second(tmp_path: Path) -> None:
-    """Two nodes without a shared disk: the quicker one does not know yet which ranks write into its directory."""
+def test_on_several_nodes_the_quicker_ones_first_save_is_left_to_its_files(tmp_path: Path) -> None:
+    """Without a shared disk it does not know yet which ranks write into its directory."""
     a, b, other = markers(3)
-    assert [mark(a, tmp_path / "a"), mark(b, tmp_path / "a"), mark(other, tmp_path / "b")] == [False, False, True]
+    assert [mark(a, tmp_path / "a"), mark(b, tmp_path / "a"), mark(other, tmp_path / "b")] == [
+        False,
+        False,
+        True,
+    ]
     assert commits(tmp_path / "a") == {}
+    early = spool_markers.marks(tmp_path / "a" / "_ckptsync", "checkpoint-5")
+    assert {m.local_world for m in early} == {0}, "nobody says that it is whole"
     assert [mark(marker, tmp_path / "a", "checkpoint-6") for marker in (a, b)] == [False, True]
     found = commits(tmp_path / "a")
     assert {name: commit.ranks for name, commit in found.items()} == {"checkpoint-6.0": (0, 1)}
-    early = marks.marks(tmp_path / "a" / "_ckptsync", "checkpoint-5")
-    assert {(m.rank, m.local_world) for m in early} == {(0, 2), (1, 2)}
-    assert {m.save for m in early} == {commits(tmp_path / "b")["checkpoint-5.0"].save}
 
 
-def test_ranks_that_go_over_to_another_spool_one_by_one_wait_for_each_other_there(tmp_path: Path) -> None:
-    """A worker that is started during the training makes a spool where it looks, nearer to the checkpoints than the ranks' own."""
+def test_ranks_that_go_over_to_another_spool_one_by_one_wait_for_each_other_there(
+    tmp_path: Path,
+) -> None:
+    """A worker that is started during the training makes a spool where it looks, nearer to the
+    checkpoints than the ranks' own.
+    """
     first, second = markers(2)
     above, near = tmp_path, tmp_path / "checkpoints"
 
     def save(marker: Marker, home: Path, n: int) -> bool:
         wrote(near, marker._rank.rank, f"checkpoint_{n}")
-        return marker.mark_mine(home, Spot(f"checkpoint_{n}", "accelerate", near / f"checkpoint_{n}"))
+        return marker.mark_mine(
+            home, CheckpointDir(f"checkpoint_{n}", "accelerate", near / f"checkpoint_{n}")
+        )
 
     assert [save(first, above, 1), save(second, above, 1)] == [False, True]
     assert [save(first, above, 2), save(second, near, 2)] == [False, False]
-    assert not save(second, near, 3), "the first rank has not written it, and has said nothing there"
+    assert not save(second, near, 3), (
+        "the first rank has not written it, and has said nothing there"
+    )
     assert save(first, near, 3)
     assert {name: set(commit.files) for name, commit in commits(near).items()} == {
         "checkpoint_3.0": {"__0_0.distcp", "__1_0.distcp"}
@@ -433,23 +475,35 @@ def test_nodes_give_one_save_one_id(tmp_path: Path) -> None:
 
 def test_a_rank_that_has_nothing_here_speaks_and_is_not_waited_for(tmp_path: Path) -> None:
     first, second = markers(2)
-    second.leave_word(1)
+    second.mark_nothing(tmp_path / "checkpoint-5")
     assert mark(first, tmp_path)
     assert commits(tmp_path)["checkpoint-5.0"].ranks == (0,)
-    assert not mark(second, tmp_path, "checkpoint-6"), "it writes here after all: then it is waited for, too"
+    assert not mark(second, tmp_path, "checkpoint-6"), (
+        "it writes here after all: then it is waited for, too"
+    )
     assert mark(first, tmp_path, "checkpoint-6")
 
 
-@pytest.mark.parametrize("name", ["checkpoint-6", "run-0/checkpoint-6", "checkpoints/checkpoint_6", "a=1.ckpt", "step-6", "tag"])
-def test_a_rank_that_runs_ahead_of_the_one_that_writes_is_not_waited_for(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    ["checkpoint-6", "run-0/checkpoint-6", "checkpoints/checkpoint_6", "a=1.ckpt", "step-6", "tag"],
+)
+def test_a_rank_that_runs_ahead_of_the_one_that_writes_is_not_waited_for(
+    tmp_path: Path, name: str
+) -> None:
     first, second = markers(2)
-    assert [mark(first, tmp_path), mark(second, tmp_path)] == [False, True]
+
+    def checkpoint_dir(of: str) -> CheckpointDir:
+        (tmp_path / of).mkdir(parents=True)
+        (tmp_path / of / "mp_rank_00_model_states.pt").write_text("x")
+        (tmp_path / of / ".metadata").write_text("x")
+        ((_, found),) = [each for each in output_dirs_of(tmp_path / of) if each[0] == tmp_path]
+        return found
+
+    before = checkpoint_dir(name.replace("6", "5") if "/" in name else "checkpoint-5")
+    assert [marker.mark_mine(tmp_path, before) for marker in (first, second)] == [False, True]
     second.mark_nothing(tmp_path / name)
-    (tmp_path / name).mkdir(parents=True)
-    (tmp_path / name / "mp_rank_00_model_states.pt").write_text("x")
-    (tmp_path / name / ".metadata").write_text("x")
-    ((_, spot),) = [each for each in homes(tmp_path / name) if each[0] == tmp_path]
-    assert first.mark_mine(tmp_path, spot)
+    assert first.mark_mine(tmp_path, checkpoint_dir(name))
 
 
 def test_saves_that_are_marked_while_a_rank_is_silent_are_counted(tmp_path: Path) -> None:
@@ -461,11 +515,11 @@ def test_saves_that_are_marked_while_a_rank_is_silent_are_counted(tmp_path: Path
 
 def test_one_rank_may_speak_for_all(tmp_path: Path) -> None:
     first, second = markers(2)
-    spots = [wrote(tmp_path, rank) for rank in range(2)]
-    assert first.mark_all(tmp_path, spots[0])
+    found_dirs = [wrote(tmp_path, rank) for rank in range(2)]
+    assert first.mark_all(tmp_path, found_dirs[0])
     commit = commits(tmp_path)["checkpoint-5.0"]
     assert set(commit.files) == {"__0_0.distcp", "__1_0.distcp"}
-    assert second.mark_all(tmp_path, spots[1]), "it is pinned: by the first"
+    assert second.mark_all(tmp_path, found_dirs[1]), "it is pinned: by the first"
     assert set(commits(tmp_path)) == {"checkpoint-5.0"}
 
 
@@ -489,28 +543,28 @@ def test_of_a_file_among_others_only_that_one_is_pinned(tmp_path: Path) -> None:
     (only,) = markers(1)
     for name in ("a.ckpt", "b.ckpt"):
         (tmp_path / name).write_text(name)
-    assert only.mark_mine(tmp_path, Spot("a.ckpt", "lightning", tmp_path, ("a.ckpt",)))
+    assert only.mark_mine(tmp_path, CheckpointDir("a.ckpt", "lightning", tmp_path, ("a.ckpt",)))
     assert set(commits(tmp_path)["a.ckpt.0"].files) == {"a.ckpt"}
 
 
 def test_marks_of_a_save_that_lies_deeper_stay_when_another_rank_begins(tmp_path: Path) -> None:
     first, second = markers(2)
-    spot = wrote(tmp_path / "checkpoints", 0, "checkpoint_5")
-    assert not first.mark_mine(tmp_path, spot)
+    checkpoint_dir = wrote(tmp_path / "checkpoints", 0, "checkpoint_5")
+    assert not first.mark_mine(tmp_path, checkpoint_dir)
     wrote(tmp_path / "checkpoints", 1, "checkpoint_5")
-    assert second.mark_mine(tmp_path, spot)
+    assert second.mark_mine(tmp_path, checkpoint_dir)
 
 
 def test_who_marks_some_saves_says_so_and_says_when_it_is_over(tmp_path: Path) -> None:
     (only,) = markers(1)
     mark(only, tmp_path)
-    (begun,) = marks.begun(tmp_path / "_ckptsync")
+    (begun,) = spool_markers.begun(tmp_path / "_ckptsync")
     assert (begun.marks, begun.ended, begun.left, begun.local_world) == ("some", 0.0, 0.0, 1)
     only.leave(has_failed=True)
-    (begun,) = marks.begun(tmp_path / "_ckptsync")
+    (begun,) = spool_markers.begun(tmp_path / "_ckptsync")
     assert begun.ended == 0.0 < begun.left
     only.leave(has_failed=False)
-    (begun,) = marks.begun(tmp_path / "_ckptsync")
+    (begun,) = spool_markers.begun(tmp_path / "_ckptsync")
     assert begun.ended > 0
 
 
@@ -518,30 +572,3 @@ def test_nothing_is_written_beside_the_files_of_a_checkpoint(tmp_path: Path) -> 
     (only,) = markers(1)
     mark(only, tmp_path)
     assert [s.path for s in walk(tmp_path / "checkpoint-5").files] == ["__0_0.distcp"]
-
-
-@pytest.mark.parametrize(
-    ("environment", "expected"),
-    [
-        ({}, Rank(0, 1, can_meet=False)),
-        ({"RANK": "3", "WORLD_SIZE": "8", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, Rank(3, 8, can_meet=False)),
-        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, Rank(1, 2, can_meet=False)),
-        ({"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "6"}, Rank(5, 6, can_meet=False)),
-    ],
-)
-def test_what_started_this_process_says_its_rank(
-    environment: dict[str, str], expected: Rank, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delitem(sys.modules, "torch", raising=False)
-    assert this_rank(environment) == expected
-    with pytest.raises(ConfigError, match="RANK=x"):
-        this_rank({"RANK": "x", "WORLD_SIZE": "2"})
-
-
-def test_marks_of_saves_that_are_gone_do_not_pile_up(tmp_path: Path) -> None:
-    (only,) = markers(1)
-    for step in range(130):
-        assert mark(only, tmp_path, f"checkpoint-{step}")
-        shutil.rmtree(tmp_path / f"checkpoint-{step}")
-        shutil.rmtree(tmp_path / "_ckptsync" / "pins" / f"checkpoint-{step}.0")
-    assert len(list((tmp_path / "_ckptsync" / "saves").iterdir())) <= 65

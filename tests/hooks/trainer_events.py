@@ -1,13 +1,21 @@
-"""A training of one process that calls the hook's events as Trainer does, saves each step and keeps one; run as a program.
+"""A training of one process that calls the hook's events as Trainer does, saves each step and keeps
+one; run as a program.
 
     trainer_events.py run DIR             trains once
-    trainer_events.py twice DIR           trains in DIR/a and then in DIR/b with one callback, and forks a process that only ends
-    trainer_events.py own DIR             trains twice in DIR, each time with a callback of its own, and each time tells which final models are kept when that begins
-    trainer_events.py search DIR          trains in DIR/run-0 and then in DIR/run-1, as trials of one search in DIR
-    trainer_events.py fail|dead|kill DIR  trains once for each call that the hook makes to the system: at the n-th it gets an error (`fail`), it gets
-                                         one from then on (`dead`), or the process is killed (`kill`); DIR/<n> is what each leaves
+    trainer_events.py twice DIR           trains in DIR/a and then in DIR/b with one callback, and
+                                          forks a process that only ends
+    trainer_events.py own DIR             trains twice in DIR, each time with a callback of its own,
+                                          and each time tells which final models are kept when that
+                                          begins
+    trainer_events.py search DIR          trains in DIR/run-0 and then in DIR/run-1, as trials of
+                                          one search in DIR
+    trainer_events.py fail|dead|kill DIR  trains once for each call that the hook makes to the
+                                          system: at the n-th it gets an error (`fail`), it gets
+                                          one from then on (`dead`), or the process is killed
+                                          (`kill`); DIR/<n> is what each leaves
 
-A stand-in for transformers with its one class is imported: what is tested is ours, and torch would make each child slow.
+A stand-in for transformers with its one class is imported: what is tested is ours, and torch would
+make each child slow.
 """
 
 from __future__ import annotations
@@ -28,7 +36,7 @@ stand_in = types.ModuleType("transformers")
 stand_in.TrainerCallback = type("TrainerCallback", (), {})  # type: ignore[attr-defined]
 sys.modules["transformers"] = stand_in
 
-from ckptsync.hooks import model_facts  # noqa: E402
+from ckptsync.hooks import added_files  # noqa: E402
 from ckptsync.hooks.hf import CkptSyncCallback  # noqa: E402
 from tests.exhaustive import sampled  # noqa: E402
 from tests.hooks.training import FILES, STEPS  # noqa: E402
@@ -50,19 +58,36 @@ class Faults:
         self.count += 1
         if self.action == "kill" and self.count == self.at:
             os.kill(os.getpid(), signal.SIGKILL)
-        if (self.action == "fail" and self.count == self.at) or (self.action == "dead" and self.count >= self.at):
+        if (self.action == "fail" and self.count == self.at) or (
+            self.action == "dead" and self.count >= self.at
+        ):
             raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def train(output_dir: Path, faults: Faults, hook: Any = None, trial: str = "") -> None:
-    """The events of `Trainer.train`, and what it writes between them; a trial of a search writes below the output directory."""
+    """The events of `Trainer.train`, and what it writes between them.
+
+    A trial of a search writes below the output directory.
+    """
     hook = hook or CkptSyncCallback()
-    args = SimpleNamespace(output_dir=str(output_dir), process_index=0, world_size=1, should_save=True, save_only_model=False)
-    state = SimpleNamespace(global_step=0, is_hyper_param_search=bool(trial), trial_params={"of": trial} if trial else None)
+    args = SimpleNamespace(
+        output_dir=str(output_dir),
+        process_index=0,
+        world_size=1,
+        should_save=True,
+        save_only_model=False,
+    )
+    state = SimpleNamespace(
+        global_step=0,
+        is_hyper_param_search=bool(trial),
+        trial_params={"of": trial} if trial else None,
+    )
     control = SimpleNamespace(should_training_stop=False)
     folder = output_dir / trial
 
     def event(name: str) -> None:
+        if not hasattr(hook, name):
+            return
         faults.inside = True
         getattr(hook, name)(args, state, control, model=None, processing_class=None)
         faults.inside = False
@@ -71,15 +96,18 @@ def train(output_dir: Path, faults: Faults, hook: Any = None, trial: str = "") -
     event("on_epoch_begin")
     for step in range(1, STEPS + 1):
         for name in ("on_step_begin", "on_pre_optimizer_step", "on_optimizer_step"):
-            if hasattr(hook, name):
-                event(name)
+            event(name)
         state.global_step, control.should_training_stop = step, step == STEPS
         event("on_step_end")
         save(folder, step)
         if trial:
-            (folder / f"checkpoint-{step}" / "trainer_state.json").write_text(json.dumps(vars(state)))
+            (folder / f"checkpoint-{step}" / "trainer_state.json").write_text(
+                json.dumps(vars(state))
+            )
         event("on_save")
-        (folder / f"checkpoint-{step}" / "model.safetensors").write_text(f"a later callback's {step}")
+        (folder / f"checkpoint-{step}" / "model.safetensors").write_text(
+            f"a later callback's {step}"
+        )
     for name in ("on_epoch_end", "on_log", "on_train_end"):
         event(name)
     for name in ("model.safetensors", "config.json") if not trial else ():
@@ -102,11 +130,12 @@ def save(output_dir: Path, step: int) -> None:
 
 def each(action: str, folder: Path, faults: Faults) -> None:
     """Until the hook makes no n-th call."""
-    model_facts.about_process()  # looks through all that is installed, and remembers
+    added_files.about_process()  # looks through all that is installed, and remembers
     for n in sampled(range(1, 10_000), EVERY):
         child = os.fork()
         if not child:
-            atexit.register(count, folder / f"{n}.count", faults)  # after the hook's own, which is registered later
+            # after the hook's own, which is registered later
+            atexit.register(count, folder / f"{n}.count", faults)
             faults.action, faults.at = action, n
             train(folder / str(n), faults)
             sys.exit(0)

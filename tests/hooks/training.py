@@ -5,12 +5,11 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from ckptsync.hooks.hf_saves import TrainerRank, TrainerSaves
-from ckptsync.spool.marks import Commit, commit_of
+from ckptsync.hooks.trainer_saves import TrainerSaves
+from ckptsync.spool.markers import Commit, commit_of
 
 STEPS = 2  # of `tests/hooks/trainer_events.py`, and what it writes in each
 FILES = ("model.safetensors", "optimizer.pt", "rng_state.pth", "trainer_state.json")
@@ -34,7 +33,9 @@ class Table:
 
     def meet(self, rank: int, world: int, word: str) -> Callable[[], tuple[str, ...] | None]:
         self.words[rank] = word
-        return lambda: tuple(self.words[r] for r in range(world)) if len(self.words) == world else None
+        return lambda: (
+            tuple(self.words[r] for r in range(world)) if len(self.words) == world else None
+        )
 
 
 class Said(list[str]):
@@ -44,33 +45,61 @@ class Said(list[str]):
         self.append(text)
 
 
-def here(output_dir: Path, rank: int = 0, world: int = 1) -> TrainerRank:
+def trains(
+    output_dir: Path,
+    rank: int = 0,
+    world: int = 1,
+    *,
+    table: Table | None = None,
+    said: Said | None = None,
+    only_model: bool = False,
+) -> TrainerSaves:
+    """One rank of a training that begins."""
     output_dir.mkdir(parents=True, exist_ok=True)
-    return TrainerRank(output_dir, rank, world, has_state=rank == 0, only_model=False, trainer="transformers 5")
+    return TrainerSaves(
+        output_dir,
+        rank,
+        world,
+        trainer="transformers 5",
+        facts={},
+        log=Said() if said is None else said,
+        only_model=only_model,
+        exchange=(table or Table()).meet,
+    )
 
 
-def ranks(table: Table, said: Said, *folders: Path) -> list[TrainerSaves]:
+def ranks(*folders: Path, said: Said | None = None) -> list[TrainerSaves]:
     """A rank in each of these output directories."""
-    return [TrainerSaves(here(folder, r, len(folders)), {}, said, table.meet) for r, folder in enumerate(folders)]
+    table = Table()
+    return [
+        trains(folder, r, len(folders), table=table, said=said) for r, folder in enumerate(folders)
+    ]
 
 
-def write_part(saver: TrainerSaves, step: int, text: str = "", trial: str = "") -> None:
+def write_part(saver: TrainerSaves, step: int, text: str = "") -> None:
     """A rank's part of a checkpoint: rank 0 has its ``trainer_state.json``."""
-    folder = saver.me.output_dir / trial / f"checkpoint-{step}"
+    folder = saver.output_dir / f"checkpoint-{step}"
     folder.mkdir(exist_ok=True)
-    world, rank = saver.me.world, saver.me.rank
-    (folder / ("rng_state.pth" if world == 1 else f"rng_state_{rank}.pth")).write_text(f"random {rank} {text}")
-    if saver.me.has_state:
+    world, rank = saver.begun.world, saver.begun.rank
+    (folder / ("rng_state.pth" if world == 1 else f"rng_state_{rank}.pth")).write_text(
+        f"random {rank} {text}"
+    )
+    if rank == 0:
         (folder / "model.safetensors").write_text(f"weights {step} {text}")
         (folder / "trainer_state.json").write_text(f'{{"global_step": {step}}}')
 
 
+def save(*savers: TrainerSaves, step: int) -> None:
+    """Each rank writes its part, and its ``on_save`` comes."""
+    for saver in savers:
+        write_part(saver, step)
+        saver.remember(step)
+
+
 def commits(output_dir: Path) -> dict[str, Commit]:
     """Every pin that a hook has made, by its name."""
-    found = {path.name: commit_of(path) for path in sorted((output_dir / "_ckptsync" / "pins").glob("[!.]*"))}
+    found = {
+        path.name: commit_of(path)
+        for path in sorted((output_dir / "_ckptsync" / "pins").glob("[!.]*"))
+    }
     return {name: commit for name, commit in found.items() if commit is not None}
-
-
-def state(step: int, *, is_search: bool = False) -> SimpleNamespace:
-    """The Trainer's state, as far as the hook reads it."""
-    return SimpleNamespace(global_step=step, is_hyper_param_search=is_search, trial_params=None)

@@ -12,7 +12,9 @@ INCOMPLETE, UNSUPPORTED, CORRUPT = 3, 5, 10
 
 @dataclass(frozen=True)
 class Sparse:
-    """A file of ``size`` bytes, zeros but for pieces at offsets: it claims much and costs nothing."""
+    """A file of ``size`` bytes, zeros but for pieces at offsets: it claims much and costs
+    nothing.
+    """
 
     size: int
     pieces: Mapping[int, bytes] = field(default_factory=dict)
@@ -20,9 +22,11 @@ class Sparse:
 
 @dataclass(frozen=True)
 class Attack:
-    """``files`` of a checkpoint directory, ``links`` in it (name → target), and the exit codes that are a right answer.
+    """``files`` of a checkpoint directory, ``links`` in it (name → target), and the exit codes that
+    are a right answer.
 
-    ``harmless``: an answer without an error is right too, since the trick has no effect (a canary or a wrong read is still a failure).
+    ``harmless``: an answer without an error is right too, since the trick has no effect (a canary
+    or a wrong read is still a failure).
     """
 
     name: str

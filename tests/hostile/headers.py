@@ -47,10 +47,17 @@ HEADERS: dict[str, tuple[object, bytes]] = {
     "header-is-a-list": ([], b"\0" * 8),
     "header-is-null": (None, b"\0" * 8),
     "duplicate-keys": (
-        b'{"a":' + json.dumps(entry(0, 8, [8])).encode() + b',"a":' + json.dumps(entry(0, 8, [8])).encode() + b"}",
+        b'{"a":'
+        + json.dumps(entry(0, 8, [8])).encode()
+        + b',"a":'
+        + json.dumps(entry(0, 8, [8])).encode()
+        + b"}",
         b"\0" * 8,
     ),
-    "duplicate-fields": (b'{"a":{"dtype":"U8","dtype":"U8","shape":[8],"data_offsets":[0,8]}}', b"\0" * 8),
+    "duplicate-fields": (
+        b'{"a":{"dtype":"U8","dtype":"U8","shape":[8],"data_offsets":[0,8]}}',
+        b"\0" * 8,
+    ),
     "not-json": (b"\x80\x02cposix\nsystem\n.", b""),
     "not-utf8": (b'{"\xff\xfe":1}', b""),
     "json-nan": (b'{"a":{"dtype":"U8","shape":[NaN],"data_offsets":[0,Infinity]}}', b""),
@@ -58,7 +65,10 @@ HEADERS: dict[str, tuple[object, bytes]] = {
     "two-jsons": (b"{}{}", b""),
     "deep-json": (b"[" * 1_000_000, b""),
     "deep-json-in-a-dict": (b'{"a":' * 1_000_000, b""),
-    "number-of-a-million-digits": (b'{"a":{"dtype":"U8","shape":[' + b"9" * 1_000_000 + b'],"data_offsets":[0,8]}}', b""),
+    "number-of-a-million-digits": (
+        b'{"a":{"dtype":"U8","shape":[' + b"9" * 1_000_000 + b'],"data_offsets":[0,8]}}',
+        b"",
+    ),
     "lone-surrogate": (b'{"\\ud800":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}}', b"\0" * 8),
 }
 
@@ -68,23 +78,47 @@ def attacks(_: str) -> Iterator[Attack]:
         yield Attack(kind, {FILE: raw_safetensors(header, data)}, (CORRUPT, UNSUPPORTED))
         yield Attack(
             f"{kind}-in-an-adapter",
-            {"adapter_model.safetensors": raw_safetensors(header, data), "adapter_config.json": b"{}"},
+            {
+                "adapter_model.safetensors": raw_safetensors(header, data),
+                "adapter_config.json": b"{}",
+            },
             (CORRUPT, UNSUPPORTED),
         )
     for length in (9, 100_000_000, 100_000_001, 2**31, 2**63 - 1, 2**64 - 1):
         yield Attack(f"length-{length}", {FILE: struct.pack("<Q", length) + b"{}"}, (CORRUPT,))
     for size in range(8):
         yield Attack(f"{size}-bytes", {FILE: b"\0" * size}, (CORRUPT,))
-    yield Attack("header-of-100MB-of-nothing", {FILE: Sparse(8 + 100_000_000, {0: struct.pack("<Q", 100_000_000)})}, (CORRUPT,))
-    yield Attack("header-of-1GB-in-2GB", {FILE: Sparse(2 << 30, {0: struct.pack("<Q", 1 << 30)})}, (CORRUPT,))
-    yield Attack("thousands-of-tensors", {FILE: raw_safetensors(_many(10_000), b"")}, (CORRUPT,), harmless=True)
-    yield Attack("empty-header", {FILE: raw_safetensors({}, b"")}, (CORRUPT, UNSUPPORTED, INCOMPLETE), harmless=True)
     yield Attack(
-        "metadata-is-a-list", {FILE: raw_safetensors({"__metadata__": [1], "a": entry(0, 1, [1])}, b"x")}, (CORRUPT,), harmless=True
+        "header-of-100MB-of-nothing",
+        {FILE: Sparse(8 + 100_000_000, {0: struct.pack("<Q", 100_000_000)})},
+        (CORRUPT,),
+    )
+    yield Attack(
+        "header-of-1GB-in-2GB", {FILE: Sparse(2 << 30, {0: struct.pack("<Q", 1 << 30)})}, (CORRUPT,)
+    )
+    yield Attack(
+        "thousands-of-tensors",
+        {FILE: raw_safetensors(_many(10_000), b"")},
+        (CORRUPT,),
+        harmless=True,
+    )
+    yield Attack(
+        "empty-header",
+        {FILE: raw_safetensors({}, b"")},
+        (CORRUPT, UNSUPPORTED, INCOMPLETE),
+        harmless=True,
+    )
+    yield Attack(
+        "metadata-is-a-list",
+        {FILE: raw_safetensors({"__metadata__": [1], "a": entry(0, 1, [1])}, b"x")},
+        (CORRUPT,),
+        harmless=True,
     )
     good = safetensors_file({"a": ("U8", (1,), b"x")})
     yield Attack(
-        "same-tensor-in-two-files", {"model-00001-of-00002.safetensors": good, "model-00002-of-00002.safetensors": good}, (CORRUPT,)
+        "same-tensor-in-two-files",
+        {"model-00001-of-00002.safetensors": good, "model-00002-of-00002.safetensors": good},
+        (CORRUPT,),
     )
 
 

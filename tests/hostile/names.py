@@ -33,11 +33,19 @@ def attacks(_: str) -> Iterator[Attack]:
     for kind, value in OUTSIDE.items():
         yield Attack(
             f"index-{kind}",
-            {INDEX: json.dumps({"weight_map": {"w": value}}).encode(), "model-00001-of-00001.safetensors": GOOD},
+            {
+                INDEX: json.dumps({"weight_map": {"w": value}}).encode(),
+                "model-00001-of-00001.safetensors": GOOD,
+            },
             (CORRUPT,),
         )
-        if kind not in ("surrogate", "another-kind", "below"):  # plain names there: the file is only not there
-            yield Attack(f"metadata-{kind}", {".metadata": metadata(len(item()), text(value)), "__0_0.distcp": item()}, (CORRUPT,))
+        # plain names there: the file is only not there
+        if kind not in ("surrogate", "another-kind", "below"):
+            yield Attack(
+                f"metadata-{kind}",
+                {".metadata": metadata(len(item()), text(value)), "__0_0.distcp": item()},
+                (CORRUPT,),
+            )
     yield from _indexes()
     yield from _links()
 
@@ -56,33 +64,107 @@ def _indexes() -> Iterator[Attack]:
         "names-itself": json.dumps({"weight_map": {"w": INDEX}}).encode(),
     }
     for kind, content in contents.items():
-        yield Attack(f"index-is-{kind}", {INDEX: content, "model-00001-of-00001.safetensors": GOOD}, (CORRUPT,))
-    yield Attack("index-of-200MB", {INDEX: Sparse(200 << 20, {0: b"{"}), "model-00001-of-00001.safetensors": GOOD}, (CORRUPT,))
+        yield Attack(
+            f"index-is-{kind}",
+            {INDEX: content, "model-00001-of-00001.safetensors": GOOD},
+            (CORRUPT,),
+        )
+    yield Attack(
+        "index-of-200MB",
+        {INDEX: Sparse(200 << 20, {0: b"{"}), "model-00001-of-00001.safetensors": GOOD},
+        (CORRUPT,),
+    )
     told = json.dumps({"weight_map": {"v": "model-00001-of-00001.safetensors"}}).encode()
-    yield Attack("index-names-another-tensor", {INDEX: told, "model-00001-of-00001.safetensors": GOOD}, (CORRUPT,))
+    yield Attack(
+        "index-names-another-tensor",
+        {INDEX: told, "model-00001-of-00001.safetensors": GOOD},
+        (CORRUPT,),
+    )
     gone = json.dumps({"weight_map": {"w": "model-00002-of-00002.safetensors"}}).encode()
     yield Attack("index-names-what-is-not-there", {INDEX: gone}, (INCOMPLETE,))
     deep = b"[" * 1_000_000
-    yield Attack("deep-config", {"model.safetensors": GOOD, "config.json": deep}, (CORRUPT,), harmless=True)
-    yield Attack("deep-trainer-state", {"model.safetensors": GOOD, "trainer_state.json": deep}, (CORRUPT,), harmless=True)
-    yield Attack("bomb-in-training-args", {"model.safetensors": GOOD, "training_args.bin": bomb()}, (CORRUPT,), harmless=True)
-    yield Attack("two-sets", {"model-00001-of-00001.safetensors": GOOD, "model-00001-of-00002.safetensors": GOOD}, (CORRUPT,))
+    yield Attack(
+        "deep-config", {"model.safetensors": GOOD, "config.json": deep}, (CORRUPT,), harmless=True
+    )
+    yield Attack(
+        "deep-trainer-state",
+        {"model.safetensors": GOOD, "trainer_state.json": deep},
+        (CORRUPT,),
+        harmless=True,
+    )
+    yield Attack(
+        "bomb-in-training-args",
+        {"model.safetensors": GOOD, "training_args.bin": bomb()},
+        (CORRUPT,),
+        harmless=True,
+    )
+    yield Attack(
+        "two-sets",
+        {"model-00001-of-00001.safetensors": GOOD, "model-00001-of-00002.safetensors": GOOD},
+        (CORRUPT,),
+    )
     yield Attack("huge-set", {"model-00001-of-99999.safetensors": GOOD}, (INCOMPLETE,))
-    yield Attack("latest-of-200MB", {"latest": Sparse(200 << 20), "model.safetensors": GOOD}, (CORRUPT,), harmless=True)
+    yield Attack(
+        "latest-of-200MB",
+        {"latest": Sparse(200 << 20), "model.safetensors": GOOD},
+        (CORRUPT,),
+        harmless=True,
+    )
 
 
 def _links() -> Iterator[Attack]:
-    yield Attack("link-to-a-file", {"config.json": b"{}"}, (UNSUPPORTED, INCOMPLETE), {"model.safetensors": "/etc/passwd"})
-    yield Attack("link-up", {"config.json": b"{}"}, (UNSUPPORTED, INCOMPLETE), {"model.safetensors": "../canary"})
-    yield Attack("link-to-a-device", {"config.json": b"{}"}, (UNSUPPORTED, INCOMPLETE), {"model.safetensors": "/dev/zero"})
-    yield Attack("link-to-itself", {"config.json": b"{}"}, (UNSUPPORTED, INCOMPLETE), {"model.safetensors": "model.safetensors"})
-    yield Attack("link-to-a-directory", {"config.json": b"{}"}, (UNSUPPORTED, INCOMPLETE), {"pytorch_model_fsdp_0": "/etc"})
-    yield Attack("shard-is-a-link", {".metadata": metadata(len(item()))}, (INCOMPLETE,), {"__0_0.distcp": "/etc/passwd"})
-    yield Attack("metadata-is-a-link", {"__0_0.distcp": item()}, (INCOMPLETE, UNSUPPORTED), {".metadata": "/etc/passwd"})
+    yield Attack(
+        "link-to-a-file",
+        {"config.json": b"{}"},
+        (UNSUPPORTED, INCOMPLETE),
+        {"model.safetensors": "/etc/passwd"},
+    )
+    yield Attack(
+        "link-up",
+        {"config.json": b"{}"},
+        (UNSUPPORTED, INCOMPLETE),
+        {"model.safetensors": "../canary"},
+    )
+    yield Attack(
+        "link-to-a-device",
+        {"config.json": b"{}"},
+        (UNSUPPORTED, INCOMPLETE),
+        {"model.safetensors": "/dev/zero"},
+    )
+    yield Attack(
+        "link-to-itself",
+        {"config.json": b"{}"},
+        (UNSUPPORTED, INCOMPLETE),
+        {"model.safetensors": "model.safetensors"},
+    )
+    yield Attack(
+        "link-to-a-directory",
+        {"config.json": b"{}"},
+        (UNSUPPORTED, INCOMPLETE),
+        {"pytorch_model_fsdp_0": "/etc"},
+    )
+    yield Attack(
+        "shard-is-a-link",
+        {".metadata": metadata(len(item()))},
+        (INCOMPLETE,),
+        {"__0_0.distcp": "/etc/passwd"},
+    )
+    yield Attack(
+        "metadata-is-a-link",
+        {"__0_0.distcp": item()},
+        (INCOMPLETE, UNSUPPORTED),
+        {".metadata": "/etc/passwd"},
+    )
     yield Attack(
         "index-through-a-link",
         {INDEX: json.dumps({"weight_map": {"w": "model-1.safetensors"}}).encode()},
         (INCOMPLETE,),
         {"model-1.safetensors": "/etc/passwd"},
     )
-    yield Attack("config-is-a-link", {"model.safetensors": GOOD}, (), {"config.json": "/etc/passwd"}, harmless=True)
+    yield Attack(
+        "config-is-a-link",
+        {"model.safetensors": GOOD},
+        (),
+        {"config.json": "/etc/passwd"},
+        harmless=True,
+    )

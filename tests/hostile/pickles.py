@@ -49,14 +49,25 @@ def code(canary: str) -> dict[str, bytes]:
         "os-reduce": PROTO2 + name("os", "system") + command + b"\x85R.",
         "eval": PROTO2 + name("builtins", "eval") + text(f"open({canary!r}, 'w')") + b"\x85R.",
         "stack-global": PROTO4 + short + command + b"\x85R.",
-        "stack-global-by-memo": PROTO4 + b"\x8c\x05posix\x94\x8c\x06system\x94h\x00h\x01\x93" + command + b"\x85R.",
+        "stack-global-by-memo": PROTO4
+        + b"\x8c\x05posix\x94\x8c\x06system\x94h\x00h\x01\x93"
+        + command
+        + b"\x85R.",
         "dotted-name": PROTO4 + text("collections") + text("abc.sys.modules") + b"\x93.",
         "inst": b"(" + command + b"iposix\nsystem\n.",
         "obj": b"(" + system + command + b"o.",
         "newobj": PROTO2 + system + command + b"\x85\x81.",
         "newobj-ex": PROTO4 + system + command + b"\x85}\x92.",
-        "setstate": PROTO2 + made("torch.storage", "UntypedStorage", b"}")[:-2] + setstate + command + b"b.",
-        "getattr": PROTO2 + name("builtins", "getattr") + name("torch", "Size") + text("__class__") + b"\x86R.",
+        "setstate": PROTO2
+        + made("torch.storage", "UntypedStorage", b"}")[:-2]
+        + setstate
+        + command
+        + b"b.",
+        "getattr": PROTO2
+        + name("builtins", "getattr")
+        + name("torch", "Size")
+        + text("__class__")
+        + b"\x86R.",
         "torch-load": PROTO2 + name("torch", "load") + command + b"\x85R.",
         "torch-hub": PROTO2 + name("torch.hub", "load") + command + command + b"\x86R.",
         "call-of-a-call": PROTO2 + name("torch", "Size") + b")\x85R" + command + b"\x85R.",
@@ -121,8 +132,12 @@ def nonsense() -> dict[str, bytes]:
 
 
 def bomb(levels: int = 60) -> bytes:
-    """A tuple of a tuple twice, of a tuple twice, …: small in memory, endless for whoever hashes, prints or compares it."""
-    return b")" + b"".join(b"q" + bytes([i]) + b"0h" + bytes([i]) + b"h" + bytes([i]) + b"\x86" for i in range(levels))
+    """A tuple of a tuple twice, of a tuple twice, …: small in memory, endless for whoever hashes,
+    prints or compares it.
+    """
+    return b")" + b"".join(
+        b"q" + bytes([i]) + b"0h" + bytes([i]) + b"h" + bytes([i]) + b"\x86" for i in range(levels)
+    )
 
 
 def deep(levels: int = 20_000) -> bytes:
@@ -133,19 +148,27 @@ def deep(levels: int = 20_000) -> bytes:
 
 
 def in_metadata(pickle: bytes) -> dict[str, bytes]:
-    return {"pytorch_model_fsdp_0/.metadata": pickle, "pytorch_model_fsdp_0/__0_0.distcp": b"\0" * 100}
+    return {
+        "pytorch_model_fsdp_0/.metadata": pickle,
+        "pytorch_model_fsdp_0/__0_0.distcp": b"\0" * 100,
+    }
 
 
 def in_model_states(pickle: bytes) -> dict[str, bytes]:
     return {
         "latest": b"global_step4",
-        "global_step4/mp_rank_00_model_states.pt": torch_zip_file({"data.pkl": pickle, "version": b"3"}),
+        "global_step4/mp_rank_00_model_states.pt": torch_zip_file(
+            {"data.pkl": pickle, "version": b"3"}
+        ),
     }
 
 
 def in_optim_states(pickle: bytes) -> dict[str, bytes]:
     optim = torch_zip_file({"data.pkl": pickle, "version": b"3"})
-    return {"global_step4/zero_pp_rank_0_mp_rank_00_optim_states.pt": optim, "global_step4/mp_rank_00_model_states.pt": optim}
+    return {
+        "global_step4/zero_pp_rank_0_mp_rank_00_optim_states.pt": optim,
+        "global_step4/mp_rank_00_model_states.pt": optim,
+    }
 
 
 def in_an_item(pickle: bytes) -> dict[str, bytes]:
@@ -161,8 +184,13 @@ PLACES: dict[str, Callable[[bytes], dict[str, bytes]]] = {
 }
 
 
-def metadata(item_size: int, path: bytes = text("__0_0.distcp"), size: bytes = shape(4), **more: bytes) -> bytes:
-    """A DCP's ``.metadata`` with one tensor, w, of four floats in one item; ``more`` replaces parts of it."""
+def metadata(
+    item_size: int, path: bytes = text("__0_0.distcp"), size: bytes = shape(4), **more: bytes
+) -> bytes:
+    """A DCP's ``.metadata`` with one tensor, w, of four floats in one item.
+
+    ``more`` replaces parts of it.
+    """
     dtype = name("torch", "float32")
     properties = made(f"{DCP}.metadata", "TensorProperties", b"(" + dtype + b"N\x89N\x89t")
     chunk = made(
@@ -174,12 +202,18 @@ def metadata(item_size: int, path: bytes = text("__0_0.distcp"), size: bytes = s
         f"{DCP}.metadata",
         "TensorStorageMetadata",
         dictionary(
-            {"properties": more.get("properties", properties), "size": size, "chunks": more.get("chunks", b"](" + chunk + b"e")}
+            {
+                "properties": more.get("properties", properties),
+                "size": size,
+                "chunks": more.get("chunks", b"](" + chunk + b"e"),
+            }
         ),
     )
     fqn = more.get("fqn", text("w"))
     index = made(
-        f"{DCP}.metadata", "MetadataIndex", dictionary({"fqn": fqn, "offset": more.get("offsets", shape(0)), "index": b"K\x00"})
+        f"{DCP}.metadata",
+        "MetadataIndex",
+        dictionary({"fqn": fqn, "offset": more.get("offsets", shape(0)), "index": b"K\x00"}),
     )
     info = made(
         f"{DCP}.filesystem",
@@ -201,11 +235,33 @@ def metadata(item_size: int, path: bytes = text("__0_0.distcp"), size: bytes = s
     return PROTO2 + made(f"{DCP}.metadata", "Metadata", dictionary(state)) + b"."
 
 
+def floats() -> bytes:
+    """Return what pickles a tensor of four floats that are in a file beside it."""
+    storage = (
+        b"("
+        + text("storage")
+        + name("torch", "FloatStorage")
+        + text("0")
+        + text("cpu")
+        + number(4)
+        + b"tQ"
+    )
+    return (
+        name("torch._utils", "_rebuild_tensor_v2")
+        + b"("
+        + storage
+        + b"K\x00"
+        + shape(4)
+        + shape(1)
+        + b"\x89}tR"
+    )
+
+
 def item() -> bytes:
     """Four zeros, as one item of a DCP."""
-    storage = b"(" + text("storage") + name("torch", "FloatStorage") + text("0") + text("cpu") + number(4) + b"tQ"
-    tensor = name("torch._utils", "_rebuild_tensor_v2") + b"(" + storage + b"K\x00" + shape(4) + shape(1) + b"\x89}tR"
-    return torch_zip_file({"data.pkl": PROTO2 + tensor + b".", "data/0": b"\0" * 16, "version": b"3"})
+    return torch_zip_file(
+        {"data.pkl": PROTO2 + floats() + b".", "data/0": b"\0" * 16, "version": b"3"}
+    )
 
 
 def optim(**more: bytes) -> dict[str, bytes]:
@@ -214,8 +270,12 @@ def optim(**more: bytes) -> dict[str, bytes]:
     pickle = PROTO2 + dictionary({"optimizer_state_dict": dictionary(state)}) + b"."
     model = PROTO2 + dictionary({"module": b"}", "param_shapes": b"]"}) + b"."
     return {
-        "global_step4/zero_pp_rank_0_mp_rank_00_optim_states.pt": torch_zip_file({"data.pkl": pickle, "version": b"3"}),
-        "global_step4/mp_rank_00_model_states.pt": torch_zip_file({"data.pkl": model, "version": b"3"}),
+        "global_step4/zero_pp_rank_0_mp_rank_00_optim_states.pt": torch_zip_file(
+            {"data.pkl": pickle, "version": b"3"}
+        ),
+        "global_step4/mp_rank_00_model_states.pt": torch_zip_file(
+            {"data.pkl": model, "version": b"3"}
+        ),
     }
 
 
@@ -223,7 +283,9 @@ def model(**more: bytes) -> dict[str, bytes]:
     """A DeepSpeed checkpoint without ZeRO whose model file says what ``more`` says."""
     state = {"dp_world_size": b"K\x01", "ds_config": b"}", "module": b"}", **more}
     return {
-        "global_step4/mp_rank_00_model_states.pt": torch_zip_file({"data.pkl": PROTO2 + dictionary(state) + b".", "version": b"3"})
+        "global_step4/mp_rank_00_model_states.pt": torch_zip_file(
+            {"data.pkl": PROTO2 + dictionary(state) + b".", "version": b"3"}
+        )
     }
 
 
@@ -232,7 +294,9 @@ def _whole(files: dict[str, bytes], **more: bytes) -> dict[str, bytes]:
 
 
 def values() -> dict[str, dict[str, bytes]]:
-    """Well-formed pickles whose values are not what they should be: endless ones, huge numbers, other types."""
+    """Well-formed pickles whose values are not what they should be: endless ones, huge numbers,
+    other types.
+    """
     found: dict[str, dict[str, bytes]] = {}
     for kind, value in {
         "bomb": bomb(),
@@ -252,7 +316,14 @@ def values() -> dict[str, dict[str, bytes]]:
             "param_alignment_paddings",
         ):
             found[f"optim-{field}-{kind}"] = optim(**{field: value})
-        for field in ("dp_world_size", "ds_config", "module", "shared_params", "buffer_names", "frozen_param_shapes"):
+        for field in (
+            "dp_world_size",
+            "ds_config",
+            "module",
+            "shared_params",
+            "buffer_names",
+            "frozen_param_shapes",
+        ):
             found[f"model-{field}-{kind}"] = model(**{field: value})
         for field in (
             "path",
@@ -267,10 +338,16 @@ def values() -> dict[str, dict[str, bytes]]:
             "properties",
             "planner",
         ):
-            if (field, kind) not in {("planner", "dict"), ("transforms", "none"), ("transforms", "dict")}:  # what torch writes
+            if (field, kind) not in {
+                ("planner", "dict"),
+                ("transforms", "none"),
+                ("transforms", "dict"),
+            }:  # what torch writes
                 found[f"metadata-{field}-{kind}"] = _whole({}, **{field: value})
     found["metadata-tensor-of-2**62"] = _whole({}, size=shape(2**62))
-    found["metadata-tensor-of-many-axes"] = _whole({}, size=shape(*[2**40] * 1000), offsets=shape(*[0] * 1000))
+    found["metadata-tensor-of-many-axes"] = _whole(
+        {}, size=shape(*[2**40] * 1000), offsets=shape(*[0] * 1000)
+    )
     found["metadata-planner-of-bombs"] = _whole({}, planner=b"}" + text("w") + bomb() + b"s")
     found["model-buffer-of-a-bomb"] = model(buffer_names=b"](" + bomb() + b"e")
     found["model-shares-a-bomb"] = model(shared_params=b"}" + text("a") + bomb() + b"s")
@@ -286,7 +363,15 @@ def attacks(canary: str) -> Iterator[Attack]:
             yield Attack(f"{kind}-in-{where}", wrap(pickle), (UNSUPPORTED, CORRUPT))
     for kind, files in values().items():
         yield Attack(
-            kind, files, (INCOMPLETE, UNSUPPORTED, CORRUPT), harmless=kind.startswith(("model-", "optim-", "metadata-planner"))
+            kind,
+            files,
+            (INCOMPLETE, UNSUPPORTED, CORRUPT),
+            harmless=kind.startswith(("model-", "optim-", "metadata-planner")),
         )
     beside = {"model.safetensors": safetensors_file({"a": ("U8", (1,), b"x")})}
-    yield Attack("code-beside-a-whole-model", {**beside, "training_args.bin": code(canary)["reduce"]}, (), harmless=True)
+    yield Attack(
+        "code-beside-a-whole-model",
+        {**beside, "training_args.bin": code(canary)["reduce"]},
+        (),
+        harmless=True,
+    )

@@ -1,4 +1,6 @@
-"""Hostile records: manifests and model records that anyone who may write to a store could leave there."""
+"""Hostile records: manifests and model records that anyone who may write to a store could leave
+there.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,22 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ckptsync.digest import digest
-from ckptsync.records.coding import encode
+from ckptsync.records.io import encode
 from tests.verified import LOCATION, RUN, WHOLE, manifest
 
 Told = dict[str, Any]
-OUTSIDE = ("../../../canary", "/etc/passwd", "a/../../b", "", ".", "a//b", "a\\b", "a\0b", "a\nb", "x" * 5000)
+OUTSIDE = (
+    "../../../canary",
+    "/etc/passwd",
+    "a/../../b",
+    "",
+    ".",
+    "a//b",
+    "a\\b",
+    "a\0b",
+    "a\nb",
+    "x" * 5000,
+)
 
 
 def _file(**more: Any) -> Callable[[Told], None]:
@@ -53,7 +66,11 @@ def manifests() -> Iterator[tuple[str, str, bytes]]:
     yield "deep", *_named(b"[" * 1_000_000)
     yield "a-list", *_named(b"[]")
     yield "nothing", *_named(b"")
-    yield "another-digest", f"{RUN}/.ckptsync/{LOCATION}/manifest-n0-0-{'0' * 16}.json", encode(manifest(WHOLE))
+    yield (
+        "another-digest",
+        f"{RUN}/.ckptsync/{LOCATION}/manifest-n0-0-{'0' * 16}.json",
+        encode(manifest(WHOLE)),
+    )
 
 
 def _named(data: bytes) -> tuple[str, bytes]:

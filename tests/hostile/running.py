@@ -1,6 +1,8 @@
-"""Let attacks loose on inspect, merge and verify: ``python -m tests.hostile.running DIRECTORY KIND…`` prints a line of JSON for each.
+"""Let attacks loose on inspect, merge and verify: ``python -m tests.hostile.running DIRECTORY
+KIND…`` prints a line of JSON for each.
 
-Every try is a process of its own (a fork of this one, so that it costs milliseconds), which may take `MEMORY` and `SECONDS`.
+Every try is a process of its own (a fork of this one, so that it costs milliseconds), which may
+take `MEMORY` and `SECONDS`.
 """
 
 from __future__ import annotations
@@ -14,16 +16,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ckptsync.cli.inspect import inspected
+from ckptsync.cli.inspect import inspect_checkpoint
 from ckptsync.errors import CkptsyncError
-from ckptsync.merge.local import merge_local
-from ckptsync.merge.plan import Options
-from ckptsync.stores.tree import LocalFiles
-from ckptsync.verify.findings import exit_code
-from ckptsync.verify.plain import verify_path
+from ckptsync.merge.plan import MergeOptions
+from ckptsync.stores.file_trees import DirectoryFiles
+from ckptsync.verify.verification import VerifyOptions, verify_directory
+from ckptsync.verify.write_reports import exit_code
 from tests.exhaustive import sampled
 from tests.hostile import headers, names, pickles, truncations, zips
 from tests.hostile.attack import Attack
+from tests.merged import merge_local
 
 MEMORY = 512 << 20
 """Bytes of address space beyond what the program itself has when it starts."""
@@ -31,19 +33,25 @@ SECONDS = 2
 
 
 def inspect(root: Path, _: Path) -> int:
-    return int(inspected(LocalFiles(str(root)))["exit_code"])
+    return int(inspect_checkpoint(DirectoryFiles(str(root)))["exit_code"])
 
 
 def merge(root: Path, destination: Path) -> int:
-    merge_local([root], destination, Options())
+    merge_local([root], destination, MergeOptions())
     return 0
 
 
 def verify(root: Path, _: Path) -> int:
-    return exit_code([verify_path(LocalFiles(str(root)), "parse", "hostile")])
+    return exit_code(
+        [verify_directory(DirectoryFiles(str(root)), "hostile", VerifyOptions("parse"))]
+    )
 
 
-WAYS: dict[str, Callable[[Path, Path], int]] = {"inspect": inspect, "merge": merge, "verify": verify}
+WAYS: dict[str, Callable[[Path, Path], int]] = {
+    "inspect": inspect,
+    "merge": merge,
+    "verify": verify,
+}
 
 
 def main(directory: str, *kinds: str) -> None:
@@ -70,7 +78,9 @@ def _tried(attack: Attack, root: Path, work: Path, ways: list[str]) -> Iterator[
         function = WAYS[way]
         destination = work / "merged"
         before = _spent()
-        code, said = _alone(lambda function=function, destination=destination: function(root, destination))  # type: ignore[misc]
+        code, said = _alone(
+            lambda function=function, destination=destination: function(root, destination)  # type: ignore[misc]
+        )
         yield {
             "name": attack.name,
             "way": way,
@@ -81,14 +91,18 @@ def _tried(attack: Attack, root: Path, work: Path, ways: list[str]) -> Iterator[
             "harmless": attack.harmless,
             "canary": (work / "canary").exists(),
             "wrote": sorted(
-                p.name for p in work.iterdir() if p not in (root, work / "canary") and not (code == 0 and p == destination)
+                p.name
+                for p in work.iterdir()
+                if p not in (root, work / "canary") and not (code == 0 and p == destination)
             ),
         }
         _remove(destination)
 
 
 def _spent() -> float:
-    """Seconds of CPU of all tries so far: how long a try waits for a busy machine is not its doing."""
+    """Seconds of CPU of all tries so far: how long a try waits for a busy machine is not its
+    doing.
+    """
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

@@ -21,9 +21,15 @@ def attacks(_: str) -> Iterator[Attack]:
         files = tree(*vector(name).sources).content
         (cut,) = [path for path in files if Path(path).name == SMALL[name]][:1]
         for length in lengths(len(files[cut])):
-            yield Attack(f"{name}-{length}", {**files, cut: files[cut][:length]}, (CORRUPT, INCOMPLETE))
+            yield Attack(
+                f"{name}-{length}", {**files, cut: files[cut][:length]}, (CORRUPT, INCOMPLETE)
+            )
 
 
 def lengths(size: int) -> list[int]:
-    """A few near the ends and spread between, since each is a process: `test_hostile` itself cuts at every length, in memory."""
-    return sorted({*range(min(size, 10)), *range(0, size, max(1, size // 12)), *range(max(0, size - 5), size)})
+    """A few near the ends and spread between, since each is a process: `test_hostile` itself cuts
+    at every length, in memory.
+    """
+    return sorted(
+        {*range(min(size, 10)), *range(0, size, max(1, size // 12)), *range(max(0, size - 5), size)}
+    )

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from tests.hostile.attack import CORRUPT, UNSUPPORTED, Attack, Sparse
-from tests.hostile.pickles import PROTO2, dictionary, item, metadata, name, number, shape, text
+from tests.hostile.pickles import PROTO2, dictionary, floats, item, metadata, number
 from tests.plain_files import torch_zip_file
 
 FILE = "global_step4/mp_rank_00_model_states.pt"
@@ -33,9 +33,16 @@ class Row:
 
 
 def archive(
-    rows: list[Row], directory: tuple[int, int] | None = None, tail: bytes = b"", comment: bytes = b"", before: bytes = b""
+    rows: list[Row],
+    directory: tuple[int, int] | None = None,
+    tail: bytes = b"",
+    comment: bytes = b"",
+    before: bytes = b"",
 ) -> bytes:
-    """A zip in which every number may be a lie.  ``directory`` is (size, start) as the end record tells it."""
+    """A zip in which every number may be a lie.
+
+    ``directory`` is (size, start) as the end record tells it.
+    """
     out, entries = io.BytesIO(), b""
     for row in rows:
         at, local = out.tell(), row.name.encode() if row.local_name is None else row.local_name
@@ -82,15 +89,25 @@ def archive(
         entries += told + row.extra
     size, start = directory or (len(entries), out.tell())
     out.write(entries + before)
-    out.write(struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, len(rows), len(rows), size, start, len(comment)) + comment + tail)
+    out.write(
+        struct.pack(
+            "<4s4H2LH", b"PK\x05\x06", 0, 0, len(rows), len(rows), size, start, len(comment)
+        )
+        + comment
+        + tail
+    )
     return out.getvalue()
 
 
 def plain(extra: dict[str, bytes] | None = None) -> list[Row]:
     """A model file with one tensor, w, of four floats."""
-    storage = b"(" + text("storage") + name("torch", "FloatStorage") + text("0") + text("cpu") + number(4) + b"tQ"
-    tensor = name("torch._utils", "_rebuild_tensor_v2") + b"(" + storage + b"K\x00" + shape(4) + shape(1) + b"\x89}tR"
-    pickle = PROTO2 + dictionary({"dp_world_size": b"K\x01", "ds_config": b"}", "module": dictionary({"w": tensor})}) + b"."
+    pickle = (
+        PROTO2
+        + dictionary(
+            {"dp_world_size": b"K\x01", "ds_config": b"}", "module": dictionary({"w": floats()})}
+        )
+        + b"."
+    )
     records = {
         "archive/data.pkl": pickle,
         "archive/byteorder": b"little",
@@ -126,7 +143,9 @@ LIES: dict[str, bytes] = {
     "header-in-the-middle": archive(changed("data/0", header=1)),
     "header-of-another": archive(changed("data/0", header=0)),
     "no-local-header": archive(changed("data.pkl", magic=b"PK\x09\x09")),
-    "local-extra-of-64KB": archive(changed("data/0", local_name=b"x")).replace(b"x\0\0\0\0", b"x\0\0\0\0"),
+    "local-extra-of-64KB": (
+        archive(changed("data/0", local_name=b"x")).replace(b"x\0\0\0\0", b"x\0\0\0\0")
+    ),
     "overlapping": archive([*plain(), Row("archive/data/1", b"", size=16, packed=16, header=0)]),
     "duplicate": archive([*plain(), Row("archive/data/0", b"\1" * 16)]),
     "two-pickles": archive([*plain(), Row("other/data.pkl", b"N.")]),
@@ -135,12 +154,23 @@ LIES: dict[str, bytes] = {
     "big-endian": archive(changed("byteorder", data=b"big")),
     "odd-byteorder": archive(changed("byteorder", data=b"\xff" * 1000)),
     "zip64-without-field": archive(changed("data.pkl", size=ONES, packed=ONES, header=ONES)),
-    "zip64-field-too-short": archive(changed("data.pkl", size=ONES, packed=ONES, extra=struct.pack("<2HQ", 1, 8, 5))),
-    "zip64-field-cut": archive(changed("data.pkl", size=ONES, packed=ONES, extra=struct.pack("<2HQ", 1, 24, 5))),
-    "zip64-size-of-2**64": archive(
-        changed("data.pkl", size=ONES, packed=ONES, extra=struct.pack("<2H2Q", 1, 16, 2**64 - 1, 2**64 - 1))
+    "zip64-field-too-short": archive(
+        changed("data.pkl", size=ONES, packed=ONES, extra=struct.pack("<2HQ", 1, 8, 5))
     ),
-    "zip64-header-of-2**64": archive(changed("data.pkl", header=ONES, extra=struct.pack("<2HQ", 1, 8, 2**64 - 1))),
+    "zip64-field-cut": archive(
+        changed("data.pkl", size=ONES, packed=ONES, extra=struct.pack("<2HQ", 1, 24, 5))
+    ),
+    "zip64-size-of-2**64": archive(
+        changed(
+            "data.pkl",
+            size=ONES,
+            packed=ONES,
+            extra=struct.pack("<2H2Q", 1, 16, 2**64 - 1, 2**64 - 1),
+        )
+    ),
+    "zip64-header-of-2**64": archive(
+        changed("data.pkl", header=ONES, extra=struct.pack("<2HQ", 1, 8, 2**64 - 1))
+    ),
     "directory-behind-the-end": archive(plain(), directory=(100, 1 << 30)),
     "directory-of-4GB": archive(plain(), directory=(ONES - 1, 0)),
     "directory-of-nothing": archive(plain(), directory=(0, 0)),
@@ -149,11 +179,15 @@ LIES: dict[str, bytes] = {
     "directory64-of-2**64": archive(
         plain(),
         directory=(ONES, ONES),
-        before=struct.pack("<4sQ2H2L4Q", b"PK\x06\x06", 44, 45, 45, 0, 0, 1, 1, 2**64 - 1, 2**64 - 1)
+        before=struct.pack(
+            "<4sQ2H2L4Q", b"PK\x06\x06", 44, 45, 45, 0, 0, 1, 1, 2**64 - 1, 2**64 - 1
+        )
         + struct.pack("<4sLQL", b"PK\x06\x07", 0, 0, 1),
     ),
     "locator-behind-the-end": archive(
-        plain(), directory=(ONES, ONES), before=b"\0" * 56 + struct.pack("<4sLQL", b"PK\x06\x07", 0, 2**63, 1)
+        plain(),
+        directory=(ONES, ONES),
+        before=b"\0" * 56 + struct.pack("<4sLQL", b"PK\x06\x07", 0, 2**63, 1),
     ),
     "comment": archive(plain(), comment=b"PK\x05\x06" + b"\0" * 40),
     "something-after-the-end": archive(plain(), tail=b"\0" * 100),
@@ -168,26 +202,48 @@ LIES: dict[str, bytes] = {
 def attacks(_: str) -> Iterator[Attack]:
     for kind, content in LIES.items():
         if kind != "local-extra-of-64KB":
-            yield Attack(kind, {FILE: content}, (UNSUPPORTED, CORRUPT), harmless=kind == "overlapping")
-            yield Attack(f"{kind}-as-item", {".metadata": metadata(len(content)), "__0_0.distcp": content}, (UNSUPPORTED, CORRUPT))
+            yield Attack(
+                kind, {FILE: content}, (UNSUPPORTED, CORRUPT), harmless=kind == "overlapping"
+            )
+            yield Attack(
+                f"{kind}-as-item",
+                {".metadata": metadata(len(content)), "__0_0.distcp": content},
+                (UNSUPPORTED, CORRUPT),
+            )
     yield from _sparse()
     yield from _items()
 
 
 def _sparse() -> Iterator[Attack]:
-    """Records of gigabytes that cost the attacker nothing, where a reader might take all of a record."""
+    """Records of gigabytes that cost the attacker nothing, where a reader might take all of a
+    record.
+    """
     for kind in ("data.pkl", "byteorder"):
         rows = [row for row in plain() if not row.name.endswith(kind)]
         head = archive([Row(f"archive/{kind}")])[: 30 + len(f"archive/{kind}")]
         size = 3 << 30
         last = Row(f"archive/{kind}", size=size, packed=size, header=0)
-        tail = archive([last, *[replace(r, header=len(head) + size + at) for r, at in _placed(rows)]])
+        tail = archive(
+            [last, *[replace(r, header=len(head) + size + at) for r, at in _placed(rows)]]
+        )
         bodies = archive(rows)
         directory = tail[tail.index(b"PK\x01\x02") :]
         start = len(head) + size + len(bodies)
-        end = struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, len(rows) + 1, len(rows) + 1, len(directory) - 22, start, 0)
+        end = struct.pack(
+            "<4s4H2LH",
+            b"PK\x05\x06",
+            0,
+            0,
+            len(rows) + 1,
+            len(rows) + 1,
+            len(directory) - 22,
+            start,
+            0,
+        )
         pieces = {0: head, len(head) + size: bodies, start: directory[:-22] + end}
-        yield Attack(f"{kind}-of-3GB", {FILE: Sparse(start + len(directory), pieces)}, (UNSUPPORTED, CORRUPT))
+        yield Attack(
+            f"{kind}-of-3GB", {FILE: Sparse(start + len(directory), pieces)}, (UNSUPPORTED, CORRUPT)
+        )
 
 
 def _placed(rows: list[Row]) -> Iterator[tuple[Row, int]]:
@@ -208,9 +264,17 @@ def _items() -> Iterator[Attack]:
         ("item-of-nothing", b"K\x00", 0),
         ("item-one-byte-late", b"K\x01", len(good)),
     ):
-        yield Attack(kind, {".metadata": metadata(length, start=start), "__0_0.distcp": good}, (CORRUPT, UNSUPPORTED))
+        yield Attack(
+            kind,
+            {".metadata": metadata(length, start=start), "__0_0.distcp": good},
+            (CORRUPT, UNSUPPORTED),
+        )
     yield Attack(
         "archive-of-nothing-but-names",
-        {FILE: torch_zip_file({"data.pkl": b"N.", "version": b"3"} | {f"data/{i}": b"" for i in range(2000)})},
+        {
+            FILE: torch_zip_file(
+                {"data.pkl": b"N.", "version": b"3"} | {f"data/{i}": b"" for i in range(2000)}
+            )
+        },
         (CORRUPT,),
     )

@@ -1,4 +1,7 @@
-"""Distributed checkpoints: tensors out of boxes, plain and packed items; items found by comparison against each of them parsed in full."""
+"""Distributed checkpoints: tensors out of boxes, plain and packed items.
+
+Items found by comparison against each of them parsed in full.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,12 @@ from hypothesis import strategies as st
 from ckptsync.errors import CkptsyncError, Corrupt, Unsupported
 from ckptsync.formats import torch_save
 from ckptsync.formats.zstd_items import unpacked
-from ckptsync.layouts import dcp, table
-from ckptsync.layouts.dcp_metadata import Item
-from ckptsync.merge.copying import Work
-from ckptsync.merge.plan import Options, plan
+from ckptsync.layouts import dcp, registry
+from ckptsync.layouts.dcp_metadata import StorageItem
+from ckptsync.layouts.file_names import holds_weights
+from ckptsync.merge.plan import MergeOptions, Work, plan
 from ckptsync.merge.prepare import prepare
-from ckptsync.model import Extent, Files, Part, Shape, Tensor, read
+from ckptsync.tensors import Extent, Files, Part, Shape, Tensor, read
 from tests.boxes import tilings
 from tests.consolidated import consolidate
 from tests.dcp_files import DATA, WHOLE, Chunk, checkpoint, found, item, metadata, one
@@ -41,21 +44,32 @@ def rebuilt(files: MemoryFiles, tensor: Tensor) -> bytes:
 
 
 @given(tilings(), st.sampled_from(["", "pytorch_model_fsdp_0"]))
-def test_any_boxes_are_found_where_they_lie(tiling: tuple[Shape, tuple[tuple[Shape, Shape], ...]], root: str) -> None:
+def test_any_boxes_are_found_where_they_lie(
+    tiling: tuple[Shape, tuple[tuple[Shape, Shape], ...]], root: str
+) -> None:
     shape, boxes = tiling
     values = np.arange(int(np.prod(shape)), dtype="<u4").reshape(shape)
-    filled = {o: (n, values[tuple(slice(a, a + b) for a, b in zip(o, n, strict=True))].tobytes()) for o, n in boxes if 0 not in n}
+    filled = {
+        o: (n, values[tuple(slice(a, a + b) for a, b in zip(o, n, strict=True))].tobytes())
+        for o, n in boxes
+        if 0 not in n
+    }
     files = MemoryFiles(checkpoint(root, {"w": (shape, filled)}))
     assert rebuilt(files, found(files, root)["w"]) == values.tobytes()
-    plan(dcp.tensors(files, root), Options())
+    plan(dcp.tensors(files, root), MergeOptions())
 
 
 def test_a_root_is_a_directory_with_shards_or_their_metadata() -> None:
-    names = ["a/.metadata", "b/__0_0.distcp", "c/__0_0.pt", "d/x.distcp", "__3_12.distcp", ".metadata.json", "e/f/.metadata"]
-    assert dcp.roots(names) == ("", "a", "b", "e/f")
-    assert [dcp.holds_weights(r) for r in ("", "pytorch_model_fsdp_0", "optimizer_0", "optimizers/x", "a/optimizer")] == [
-        *(True, True, False, True, False)
+    names = [
+        "a/.metadata",
+        "b/__0_0.distcp",
+        "c/__0_0.pt",
+        "d/x.distcp",
+        "__3_12.distcp",
+        ".metadata.json",
+        "e/f/.metadata",
     ]
+    assert dcp.roots(names) == ("", "a", "b", "e/f")
 
 
 def test_every_file_is_demanded_with_the_size_that_its_last_item_gives_it() -> None:
@@ -63,20 +77,37 @@ def test_every_file_is_demanded_with_the_size_that_its_last_item_gives_it() -> N
     more = (Chunk((0,), (4,), "__0_0.distcp", 10, 60),)
     data = metadata({"w": ("float32", (4,), chunks), "v": ("float32", (4,), more)})
     files = MemoryFiles({"m/.metadata": data})
-    assert dcp.demands(files, "m") == {"m/.metadata": len(data), "m/__0_0.distcp": 150, "m/__1_0.distcp": 70}
+    assert dcp.demands(files, "m") == {
+        "m/.metadata": len(data),
+        "m/__0_0.distcp": 150,
+        "m/__1_0.distcp": 70,
+    }
 
 
 @pytest.mark.parametrize(
-    "name", ["hf-fsdp1", "hf-fsdp2-2node", "dcp-dress", "dcp-mesh", "dcp-zstd", "dcp-local", "titan", "lightning", "megatron"]
+    "name",
+    [
+        "hf-fsdp1",
+        "hf-fsdp2-2node",
+        "dcp-dress",
+        "dcp-mesh",
+        "dcp-zstd",
+        "dcp-local",
+        "titan",
+        "lightning",
+        "megatron",
+    ],
 )
 def test_real_shards_have_the_demanded_sizes(name: str) -> None:
     files = tree(*vector(name).sources)
-    (root,) = [r for r in dcp.roots(files.sizes()) if dcp.holds_weights(r)]
+    (root,) = [r for r in dcp.roots(files.sizes()) if holds_weights(r)]
     demanded = dcp.demands(files, root)
     assert {n: files.sizes()[n] for n in demanded} == demanded
 
 
-@pytest.mark.parametrize("name", ["a.b.c", "with space", "ünï.cödé", "model.model.x", "a/b", "..", "x\ny"])
+@pytest.mark.parametrize(
+    "name", ["a.b.c", "with space", "ünï.cödé", "model.model.x", "a/b", "..", "x\ny"]
+)
 def test_names_are_kept_letter_by_letter(name: str) -> None:
     assert found(one(name)).keys() == {name}
     assert found(one(f"model.{name}", paths={f"model.{name}": ("model", name)})).keys() == {name}
@@ -84,7 +115,10 @@ def test_names_are_kept_letter_by_letter(name: str) -> None:
 
 @pytest.mark.parametrize("wrapper", ["optimizer", "optim"])
 def test_an_optimizer_alone_is_no_model(wrapper: str) -> None:
-    files = one(f"{wrapper}.state.w.exp_avg", paths={f"{wrapper}.state.w.exp_avg": (wrapper, "state", "w", "exp_avg")})
+    files = one(
+        f"{wrapper}.state.w.exp_avg",
+        paths={f"{wrapper}.state.w.exp_avg": (wrapper, "state", "w", "exp_avg")},
+    )
     with pytest.raises(Unsupported, match="without model tensors"):
         found(files)
 
@@ -100,17 +134,25 @@ def test_a_checkpoint_of_nothing_but_other_things_is_unsupported() -> None:
 
 def test_optimizer_states_alone_are_not_taken_for_a_model() -> None:
     files = one(root="optimizer_0")
-    assert table.sources(files) == ()
+    assert registry.sources(files) == ()
     with pytest.raises(Unsupported, match="no known checkpoint among"):
-        table.choose(files, None)
+        registry.choose(files, None)
 
 
-@pytest.mark.parametrize(("shape", "dtype"), [((5,), "float32"), ((2, 2), "float32"), ((4,), "int32"), ((4,), "bfloat16")])
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((5,), "float32"), ((2, 2), "float32"), ((4,), "int32"), ((4,), "bfloat16")],
+)
 def test_an_item_that_is_another_tensor_is_corrupt(shape: Shape, dtype: str) -> None:
     held = item(DATA, (4,))
     chunk = Chunk((0,) * len(shape), shape, "__0_0.distcp", 0, len(held))
     with pytest.raises(Corrupt, match="is not the"):
-        dcp.tensors(MemoryFiles({".metadata": metadata({"w": (dtype, shape, (chunk,))}), "__0_0.distcp": held}), "")
+        dcp.tensors(
+            MemoryFiles(
+                {".metadata": metadata({"w": (dtype, shape, (chunk,))}), "__0_0.distcp": held}
+            ),
+            "",
+        )
 
 
 def test_a_chunk_of_another_rank_is_corrupt() -> None:
@@ -122,7 +164,9 @@ def test_a_chunk_of_another_rank_is_corrupt() -> None:
 def test_the_strides_of_an_item_are_kept() -> None:
     held = item(DATA, (2, 2), (1, 2))
     chunk = Chunk((0, 0), (2, 2), "__0_0.distcp", 0, len(held))
-    files = MemoryFiles({".metadata": metadata({"w": ("float32", (2, 2), (chunk,))}), "__0_0.distcp": held})
+    files = MemoryFiles(
+        {".metadata": metadata({"w": ("float32", (2, 2), (chunk,))}), "__0_0.distcp": held}
+    )
     assert found(files)["w"].copies[0].parts[0].strides == (1, 2)
 
 
@@ -130,20 +174,26 @@ def test_tensors_in_one_block_of_safetensors_are_refused_by_name() -> None:
     chunk = Chunk((0,), (4,), "__0_0.distcp", 0, 16)
     head = b'{"w":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}'
     block = len(head).to_bytes(8, "little") + head + DATA
-    files = MemoryFiles({".metadata": metadata({"w": ("float32", (4,), (chunk,))}), "__0_0.distcp": block})
+    files = MemoryFiles(
+        {".metadata": metadata({"w": ("float32", (4,), (chunk,))}), "__0_0.distcp": block}
+    )
     with pytest.raises(Unsupported, match=r"__0_0\.distcp: .*SerializationFormat\.SAFETENSORS"):
         dcp.demands(files, "")
 
 
 def test_a_section_may_be_asked_for_by_its_name() -> None:
     paths = {"a.w": ("a", "w"), "b.w": ("b", "w")}
-    files = MemoryFiles(checkpoint("x", {"a.w": ((4,), WHOLE), "b.w": ((4,), {(0,): ((4,), DATA[::-1])})}, paths=paths))
+    files = MemoryFiles(
+        checkpoint(
+            "x", {"a.w": ((4,), WHOLE), "b.w": ((4,), {(0,): ((4,), DATA[::-1])})}, paths=paths
+        )
+    )
     with pytest.raises(Unsupported, match="2 sets of weights") as refused:
-        table.tensors(files, table.choose(files, None))
+        registry.tensors(files, registry.choose(files, None))
     assert refused.value.hint == "--source 'dcp:x#a' or --source 'dcp:x#b'"
-    chosen = table.choose(files, "dcp:x#b")
+    chosen = registry.choose(files, "dcp:x#b")
     assert str(chosen) == "dcp:x#b"
-    (tensor,) = table.tensors(files, chosen)
+    (tensor,) = registry.tensors(files, chosen)
     assert (tensor.name, read(files, tensor.copies[0].parts[0].extent)) == ("w", DATA[::-1])
 
 
@@ -153,7 +203,11 @@ def test_a_directory_whose_name_has_the_mark_of_a_section_is_a_directory() -> No
 
 def test_an_average_beside_the_model_is_left_out_and_said() -> None:
     paths = {"model.w": ("model", "w"), "ema.w": ("ema", "w")}
-    files = MemoryFiles(checkpoint("", {"model.w": ((4,), WHOLE), "ema.w": ((4,), {(0,): ((4,), DATA[::-1])})}, paths=paths))
+    files = MemoryFiles(
+        checkpoint(
+            "", {"model.w": ((4,), WHOLE), "ema.w": ((4,), {(0,): ((4,), DATA[::-1])})}, paths=paths
+        )
+    )
     (tensor,) = dcp.tensors(files, "")
     assert tensor.remark == "'ema' beside the weights is left out: --source 'dcp:.#ema' takes it"
     assert read(files, tensor.copies[0].parts[0].extent) == DATA
@@ -164,25 +218,31 @@ def test_an_average_beside_the_model_is_left_out_and_said() -> None:
 ZSTD = ("stream.zstd/1",)
 
 
-def packed_checkpoint(shape: Shape = (3, 4), dtype: str = "float32", transforms: tuple[str, ...] = ZSTD) -> MemoryFiles:
+def packed_checkpoint(
+    shape: Shape = (3, 4), dtype: str = "float32", transforms: tuple[str, ...] = ZSTD
+) -> MemoryFiles:
     data = packed(archive())
     chunk = Chunk((0,) * len(shape), shape, "__0_0.distcp", 3, len(data), transforms)
-    return MemoryFiles({".metadata": metadata({"w": (dtype, shape, (chunk,))}), "__0_0.distcp": b"\0\0\0" + data})
+    return MemoryFiles(
+        {".metadata": metadata({"w": (dtype, shape, (chunk,))}), "__0_0.distcp": b"\0\0\0" + data}
+    )
 
 
 def test_a_packed_tensor_is_found_and_read() -> None:
     files = packed_checkpoint()
     (part,) = found(files)["w"].copies[0].parts
     assert read(unpacked(files), part.extent) == LONG
-    plan(dcp.tensors(files, ""), Options())
+    plan(dcp.tensors(files, ""), MergeOptions())
     assert DATA != LONG
 
 
 def test_a_job_names_the_real_files_that_it_reads() -> None:
-    assert prepare(packed_checkpoint(), Options()).reads == {"__0_0.distcp"}
+    assert prepare(packed_checkpoint(), MergeOptions()).reads == {"__0_0.distcp"}
 
 
-@pytest.mark.parametrize(("shape", "dtype"), [((4, 3), "float32"), ((12,), "float32"), ((3, 4), "int32")])
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [((4, 3), "float32"), ((12,), "float32"), ((3, 4), "int32")]
+)
 def test_a_packed_item_that_is_another_tensor_is_corrupt(shape: Shape, dtype: str) -> None:
     with pytest.raises(Corrupt, match="is not the"):
         found(packed_checkpoint(shape, dtype))
@@ -205,14 +265,26 @@ class Counting(MemoryFiles):
 
 def test_threads_do_not_make_it_be_unpacked_again_and_again() -> None:
     data = random.Random(1).randbytes(16 << 20)
-    pickle = torch_pickle(tensor_call(StorageId("FloatStorage", "0", len(data) // 4), 0, (len(data) // 4,), (1,)))
+    pickle = torch_pickle(
+        tensor_call(StorageId("FloatStorage", "0", len(data) // 4), 0, (len(data) // 4,), (1,))
+    )
     held = packed(
-        b"".join(record(f"archive/{n}", c) for n, c in (("data.pkl", pickle), ("byteorder", b"little"), ("data/0", data)))
+        b"".join(
+            record(f"archive/{n}", c)
+            for n, c in (("data.pkl", pickle), ("byteorder", b"little"), ("data/0", data))
+        )
     )
     chunk = Chunk((0,), (len(data) // 4,), "__0_0.distcp", 0, len(held), ZSTD)
-    files = Counting({".metadata": metadata({"w": ("float32", (len(data) // 4,), (chunk,))}), "__0_0.distcp": held})
+    files = Counting(
+        {
+            ".metadata": metadata({"w": ("float32", (len(data) // 4,), (chunk,))}),
+            "__0_0.distcp": held,
+        }
+    )
     written: list[bytes] = []
-    consolidate(files, lambda name, chunks: written.extend(map(bytes, chunks)), Options(), work=Work(4))
+    consolidate(
+        files, lambda name, chunks: written.extend(map(bytes, chunks)), MergeOptions(), work=Work(4)
+    )
     assert b"".join(written).endswith(data)
     assert files.read_bytes < 1.2 * len(held)
 
@@ -220,34 +292,43 @@ def test_threads_do_not_make_it_be_unpacked_again_and_again() -> None:
 ALIKE = [saved(torch.full((5, 3), float(n))) for n in range(6)]
 
 
-def placed(file: str, start: int, size: int) -> Item:
-    found = Item()
+def placed(file: str, start: int, size: int) -> StorageItem:
+    found = StorageItem()
     found.take(["relative_path", file, "offset", start, "length", size])
     return found
 
 
-def together(blobs: Sequence[bytes], file: str = "f") -> tuple[MemoryFiles, list[Item]]:
+def together(blobs: Sequence[bytes], file: str = "f") -> tuple[MemoryFiles, list[StorageItem]]:
     """Items back to back in one file."""
     ends = [0]
     for blob in blobs:
         ends.append(ends[-1] + len(blob))
-    return MemoryFiles({file: b"".join(blobs)}), [placed(file, at, len(blob)) for at, blob in zip(ends, blobs, strict=False)]
+    return MemoryFiles({file: b"".join(blobs)}), [
+        placed(file, at, len(blob)) for at, blob in zip(ends, blobs, strict=False)
+    ]
 
 
-def in_full(files: Files, one: Item) -> Part:
+def in_full(files: Files, one: StorageItem) -> Part:
     stored, archive = torch_save.load_tensor(files, Extent(one.file, one.start, one.size))
     return torch_save.part(files, archive, stored)
 
 
-def compared(files: Files, items: list[Item]) -> list[Part]:
-    return [Part((), stored.shape, extent, strides, crc) for stored, extent, strides, crc in dcp.find_items(files, items)]
+def compared(files: Files, items: list[StorageItem]) -> list[Part]:
+    return [
+        Part((), stored.shape, extent, strides, crc)
+        for stored, extent, strides, crc in dcp.find_items(files, items)
+    ]
 
 
 def check(blobs: Sequence[bytes]) -> None:
     files, items = together(blobs)
     for part, it in zip(compared(files, items), items, strict=True):
         expected = in_full(files, it)
-        assert (part.sizes, part.extent, part.strides) == (expected.sizes, expected.extent, expected.strides)
+        assert (part.sizes, part.extent, part.strides) == (
+            expected.sizes,
+            expected.extent,
+            expected.strides,
+        )
         assert part.checksum == expected.checksum
 
 
@@ -313,7 +394,9 @@ def test_items_come_in_any_order_and_from_several_files() -> None:
     files = MemoryFiles(one.content | other.content)
     mixed = [i for pair in zip(items, others[::-1], strict=True) for i in pair][::-1]
     assert [p.extent.file for p in compared(files, mixed)] == [i.file for i in mixed]
-    assert [p.checksum for p in compared(files, mixed)] == [in_full(files, i).checksum for i in mixed]
+    assert [p.checksum for p in compared(files, mixed)] == [
+        in_full(files, i).checksum for i in mixed
+    ]
 
 
 def test_items_that_overlap_cost_no_more() -> None:

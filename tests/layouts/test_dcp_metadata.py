@@ -1,4 +1,7 @@
-"""What the metadata of a distributed checkpoint says, and what it may not say; that of every rank for itself."""
+"""What the metadata of a distributed checkpoint says, and what it may not say.
+
+That of every rank for itself.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,28 @@ from hypothesis import strategies as st
 
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
 from ckptsync.formats.pickles import Stated
-from ckptsync.layouts import dcp, table
-from ckptsync.layouts.dcp_metadata import Box, Described, Index, Item, is_of_one_rank, metadata_files
-from ckptsync.merge.plan import Options, plan
-from ckptsync.model import Shape
-from tests.dcp_files import DATA, Built, Chunk, checkpoint, described, fields_of, found, item, metadata, one
+from ckptsync.layouts import dcp, registry
+from ckptsync.layouts.dcp_metadata import (
+    ChunkBox,
+    StorageIndex,
+    StorageItem,
+    TensorMetadata,
+)
+from ckptsync.layouts.file_names import is_of_one_rank, metadata_files
+from ckptsync.merge.plan import MergeOptions, plan
+from ckptsync.tensors import Shape
+from tests.dcp_files import (
+    DATA,
+    Built,
+    Chunk,
+    checkpoint,
+    described,
+    fields_of,
+    found,
+    item,
+    metadata,
+    one,
+)
 from tests.plain_files import MemoryFiles, torch_pickle
 
 FIELDS = ["state_dict_metadata", "planner_data", "storage_data"]
@@ -48,15 +68,19 @@ INNER = {
 def test_a_node_without_metadata_cannot_say_what_is_demanded() -> None:
     files = MemoryFiles({"m/__2_0.distcp": b"x"})
     for read in (dcp.demands, dcp.tensors):
-        with pytest.raises(Incomplete, match=r"m/\.metadata: not there") as e:
+        with pytest.raises(Incomplete, match=r"m/\.metadata: not found") as e:
             read(files, "m")
         assert "rank 0" in e.value.hint
-    assert not table.demands(files).model
+    assert not registry.demands(files).model
 
 
-@pytest.mark.parametrize("path", ["../x", "/etc/passwd", "a/../../x", "", ".", "a//b", "a\0b", "a\\b", "x\ud800"])
+@pytest.mark.parametrize(
+    "path", ["../x", "/etc/passwd", "a/../../x", "", ".", "a//b", "a\0b", "a\\b", "x\ud800"]
+)
 def test_a_path_that_leaves_the_directory_is_corrupt(path: str) -> None:
-    files = MemoryFiles({".metadata": metadata({"w": ("float32", (1,), (Chunk((0,), (1,), path, 0, 9),))})})
+    files = MemoryFiles(
+        {".metadata": metadata({"w": ("float32", (1,), (Chunk((0,), (1,), path, 0, 9),))})}
+    )
     for read in (dcp.demands, dcp.tensors):
         with pytest.raises(Corrupt):
             read(files, "")
@@ -70,16 +94,34 @@ def test_a_chunk_that_lies_in_no_file_is_corrupt_unless_it_is_empty() -> None:
             assert dcp.tensors(files, "")[0].copies[0].parts == ()
 
 
-@pytest.mark.parametrize("transforms", [("stream.brotli/1",), ("stream.zstd/2",), ("stream.zstd/1", "stream.zstd/1"), ("aes",)])
-def test_items_that_went_through_an_unknown_transform_are_refused_by_its_name(transforms: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "transforms",
+    [("stream.brotli/1",), ("stream.zstd/2",), ("stream.zstd/1", "stream.zstd/1"), ("aes",)],
+)
+def test_items_that_went_through_an_unknown_transform_are_refused_by_its_name(
+    transforms: tuple[str, ...],
+) -> None:
     chunk = Chunk((0,), (4,), "__0_0.distcp", 0, 9, transforms)
     with pytest.raises(Unsupported, match=transforms[0].replace(".", r"\.")):
-        found(MemoryFiles({".metadata": metadata({"w": ("float32", (4,), (chunk,))}), "__0_0.distcp": bytes(9)}))
+        found(
+            MemoryFiles(
+                {
+                    ".metadata": metadata({"w": ("float32", (4,), (chunk,))}),
+                    "__0_0.distcp": bytes(9),
+                }
+            )
+        )
 
 
 @pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
 def test_one_changed_byte_is_read_or_refused_and_never_crashes(name: str) -> None:
-    files = MemoryFiles(checkpoint("", {"w": ((4,), {(0,): ((3,), DATA[:12]), (3,): ((1,), DATA[:4])})}, paths={"w": ("w",)}))
+    files = MemoryFiles(
+        checkpoint(
+            "",
+            {"w": ((4,), {(0,): ((3,), DATA[:12]), (3,): ((1,), DATA[:4])})},
+            paths={"w": ("w",)},
+        )
+    )
     good = files.content[name]
     for at in range(len(good)):
         for value in (0, 41, 255, good[at] ^ 1):
@@ -104,12 +146,16 @@ def test_junk_in_a_field_is_read_or_refused_and_never_crashes(field: str, junk: 
 
 @pytest.mark.parametrize(("kind", "field"), [(k, f) for k, fields in INNER.items() for f in fields])
 @pytest.mark.parametrize("junk", [*JUNK, -1, 2.5, "absent"], ids=repr)
-def test_junk_in_an_inner_field_is_read_or_refused_and_never_crashes(kind: str, field: str, junk: object) -> None:
+def test_junk_in_an_inner_field_is_read_or_refused_and_never_crashes(
+    kind: str, field: str, junk: object
+) -> None:
     def spoilt(value: Any) -> Any:
         if isinstance(value, Built):
             state = spoilt(value.state)
             if value.call.name.name == kind:
-                state = {k: v for k, v in state.items() if k != field} | ({} if junk == "absent" else {field: junk})
+                state = {k: v for k, v in state.items() if k != field} | (
+                    {} if junk == "absent" else {field: junk}
+                )
             return value.with_state(state)
         if isinstance(value, dict):
             return {spoilt(k): spoilt(v) for k, v in value.items()}
@@ -152,10 +198,14 @@ def test_metadata_that_does_not_even_say_that_there_are_no_paths_is_corrupt() ->
     fields = fields_of("w", (0,))
     del fields["planner_data"]
     with pytest.raises(Corrupt, match="no planner_data"):
-        dcp.tensors(MemoryFiles({".metadata": torch_pickle(Built("metadata", "Metadata", fields))}), "")
+        dcp.tensors(
+            MemoryFiles({".metadata": torch_pickle(Built("metadata", "Metadata", fields))}), ""
+        )
 
 
-@pytest.mark.parametrize("module", ["distributed._shard.sharded_tensor.metadata", "distributed.checkpoint.metadata"])
+@pytest.mark.parametrize(
+    "module", ["distributed._shard.sharded_tensor.metadata", "distributed.checkpoint.metadata"]
+)
 def test_properties_of_torch_2_1_and_2_2_are_those_of_sharded_tensors(module: str) -> None:
     files = one()
     own = b"torch.distributed.checkpoint.metadata"
@@ -167,15 +217,35 @@ def test_properties_of_torch_2_1_and_2_2_are_those_of_sharded_tensors(module: st
 
 
 def test_plans_of_megatron_beside_the_metadata_are_passed_over() -> None:
-    whole = described({"w": ("float32", (4,), (Chunk((0,), (4,), "__0_0.distcp", 0, len(item(DATA, (4,)))),))})
-    plans = [Built("planner", "SavePlan", {"items": [Built("planner", "WriteItem", {"index": 0})], "planner_data": {}})]
-    state = {**whole.state, "planner_data": {}, "all_local_plans": plans} if isinstance(whole.state, dict) else {}
-    files = MemoryFiles({".metadata": torch_pickle(whole.with_state(state)), "__0_0.distcp": item(DATA, (4,))})
+    whole = described(
+        {"w": ("float32", (4,), (Chunk((0,), (4,), "__0_0.distcp", 0, len(item(DATA, (4,)))),))}
+    )
+    plans = [
+        Built(
+            "planner",
+            "SavePlan",
+            {"items": [Built("planner", "WriteItem", {"index": 0})], "planner_data": {}},
+        )
+    ]
+    state = (
+        {**whole.state, "planner_data": {}, "all_local_plans": plans}
+        if isinstance(whole.state, dict)
+        else {}
+    )
+    files = MemoryFiles(
+        {".metadata": torch_pickle(whole.with_state(state)), "__0_0.distcp": item(DATA, (4,))}
+    )
     assert found(files).keys() == {"w"}
 
 
-ODD: st.SearchStrategy[Any] = st.sampled_from([None, 5, -1, "text", (), (0, 4), (1, -1), (True,), [], True, 1 << 70])
-NAMES = {Item: ("relative_path", "offset", "length"), Index: ("fqn", "index", "offset"), Box: ("offsets", "sizes")}
+ODD: st.SearchStrategy[Any] = st.sampled_from(
+    [None, 5, -1, "text", (), (0, 4), (1, -1), (True,), [], True, 1 << 70]
+)
+NAMES = {
+    StorageItem: ("relative_path", "offset", "length"),
+    StorageIndex: ("fqn", "index", "offset"),
+    ChunkBox: ("offsets", "sizes"),
+}
 
 
 def outcome(kind: type[Stated], names: Any, columns: Any, several: Any) -> Any:
@@ -200,8 +270,18 @@ def at_once(kind: type[Stated], names: Any, columns: Any) -> Any:
 @given(data=st.data())
 def test_several_are_as_one_after_the_other(kind: Any, data: st.DataObject) -> None:
     names = list(data.draw(st.just(NAMES[kind]) | st.permutations(NAMES[kind])))
-    usual = {"relative_path": "file", "fqn": "name", "offset": (0, 4) if kind is Index else 7}
-    rows = data.draw(st.lists(st.tuples(*[st.just(usual.get(name, 3)) | ODD for name in names]), min_size=1, max_size=4))
+    usual = {
+        "relative_path": "file",
+        "fqn": "name",
+        "offset": (0, 4) if kind is StorageIndex else 7,
+    }
+    rows = data.draw(
+        st.lists(
+            st.tuples(*[st.just(usual.get(name, 3)) | ODD for name in names]),
+            min_size=1,
+            max_size=4,
+        )
+    )
     columns = list(zip(*rows, strict=True))
     assert outcome(kind, names, columns, at_once) == outcome(kind, names, columns, one_by_one)
 
@@ -209,21 +289,21 @@ def test_several_are_as_one_after_the_other(kind: Any, data: st.DataObject) -> N
 @pytest.mark.parametrize("start", [-1, True, "0", None])
 def test_an_item_that_lies_nowhere_is_refused_among_several(start: object) -> None:
     with pytest.raises(Corrupt, match="without a file"):
-        Item.several(["relative_path", "offset", "length"], [["a", "b"], [0, start], [4, 4]])
+        StorageItem.several(["relative_path", "offset", "length"], [["a", "b"], [0, start], [4, 4]])
 
 
 def test_an_offset_that_is_none_is_refused_among_several() -> None:
     with pytest.raises(Corrupt, match="natural numbers"):
-        Index.several(["fqn", "index", "offset"], [["a", "b"], [0, 0], [(0, 1), (0, -1)]])
+        StorageIndex.several(["fqn", "index", "offset"], [["a", "b"], [0, 0], [(0, 1), (0, -1)]])
 
 
 def test_an_index_without_an_offset_is_of_the_whole_tensor() -> None:
-    found = Index.several(["fqn", "index", "offset"], [["a", "b"], [None, 0], [None, (1,)]])
+    found = StorageIndex.several(["fqn", "index", "offset"], [["a", "b"], [None, 0], [None, (1,)]])
     assert [one.key for one in found] == [("a", ()), ("b", (1,))]
 
 
 def test_a_box_has_as_many_axes_as_its_tensor() -> None:
-    box, described = Box(), Described()
+    box, described = ChunkBox(), TensorMetadata()
     box.take(["offsets", (0, 0), "sizes", (1, 1)])
     with pytest.raises(Corrupt):
         described.take(["properties", None, "size", (4,), "chunks", [box]])
@@ -232,7 +312,9 @@ def test_a_box_has_as_many_axes_as_its_tensor() -> None:
 HALVES = {0: ((0,), DATA[:8]), 1: ((2,), DATA[8:])}
 
 
-def rank(number: int, shape: Shape = (4,), dtype: str = "float32", offset: int | None = None) -> dict[str, bytes]:
+def rank(
+    number: int, shape: Shape = (4,), dtype: str = "float32", offset: int | None = None
+) -> dict[str, bytes]:
     """One rank's half of "w", and its copy of "b"."""
     own, both = item(HALVES[number % 2][1], (2,)), item(DATA, (4,))
     file = f"__{number}_0.distcp"
@@ -247,7 +329,10 @@ def states(count: int) -> dict[str, bytes]:
 
 
 def test_names_of_ranks_own_metadata() -> None:
-    assert [is_of_one_rank(n) for n in ("__0.metadata", "__12.metadata", ".metadata", "__x.metadata", "__0_0.distcp")] == [
+    assert [
+        is_of_one_rank(n)
+        for n in ("__0.metadata", "__12.metadata", ".metadata", "__x.metadata", "__0_0.distcp")
+    ] == [
         True,
         True,
         False,
@@ -262,23 +347,31 @@ def test_names_of_ranks_own_metadata() -> None:
 def test_boxes_of_all_ranks_are_put_together_and_replicas_read_once() -> None:
     files = MemoryFiles({**rank(0), **rank(1), **states(2)})
     assert dcp.roots(files.sizes()) == ("",)
-    assert dcp.demands(files, "").keys() == {"__0.metadata", "__1.metadata", "__0_0.distcp", "__1_0.distcp"}
+    assert dcp.demands(files, "").keys() == {
+        "__0.metadata",
+        "__1.metadata",
+        "__0_0.distcp",
+        "__1_0.distcp",
+    }
     told = found(files)
     assert [p.offsets for p in told["w"].copies[0].parts] == [(0,), (2,)]
     assert [p.extent.file for p in told["b"].copies[0].parts] == ["__0_0.distcp"]
-    plan(dcp.tensors(files, ""), Options())
-    assert [t.remark for t in dcp.tensors(files, "")] == ["2 ranks wrote it, as their random states say, and nothing else does", ""]
+    plan(dcp.tensors(files, ""), MergeOptions())
+    assert [t.remark for t in dcp.tensors(files, "")] == [
+        "2 ranks wrote it, as their random states say, and nothing else does",
+        "",
+    ]
     assert not any(t.remark for t in dcp.tensors(files, "#world=2"))
 
 
 def test_every_file_has_its_demanded_size_replicas_and_all() -> None:
     files = MemoryFiles({**rank(0), **rank(1), **states(2)})
-    table.require(files, dcp.demands(files, ""))
+    registry.require(files, dcp.demands(files, ""))
 
 
 def test_without_a_word_from_outside_nobody_knows_that_it_is_all() -> None:
     files = MemoryFiles({**rank(0), **rank(1)})
-    with pytest.raises(Incomplete, match="nothing says how many ranks") as refused:
+    with pytest.raises(Incomplete, match="the world size is unknown") as refused:
         dcp.demands(files, "")
     assert "#world=2" in refused.value.hint
     assert len(dcp.tensors(files, "#world=2")) == 2
@@ -286,13 +379,17 @@ def test_without_a_word_from_outside_nobody_knows_that_it_is_all() -> None:
 
 def test_random_states_around_the_directory_count_too() -> None:
     held = {f"model/{n}": data for n, data in {**rank(0), **rank(1)}.items()}
-    assert found(MemoryFiles({**held, "random_states_0.pkl": b"", "random_states_1.pkl": b""}), "model").keys() == {"w", "b"}
+    assert found(
+        MemoryFiles({**held, "random_states_0.pkl": b"", "random_states_1.pkl": b""}), "model"
+    ).keys() == {"w", "b"}
 
 
 @pytest.mark.parametrize("there", [(0,), (1,), (0, 2), (1, 2)])
 def test_a_missing_rank_is_named(there: tuple[int, ...]) -> None:
     files = MemoryFiles({k: v for n in there for k, v in rank(n).items()} | states(3))
-    with pytest.raises(Incomplete, match=rf"^__{min(set(range(3)) - set(there))}\.metadata: not there, of 3 ranks"):
+    with pytest.raises(
+        Incomplete, match=rf"^__{min(set(range(3)) - set(there))}\.metadata: not found, of 3 ranks"
+    ):
         dcp.demands(files, "")
 
 
@@ -307,7 +404,9 @@ def test_metadata_of_all_beside_that_of_one_are_two_saves() -> None:
         dcp.demands(MemoryFiles({**rank(0), **states(1), ".metadata": one}), "")
 
 
-@pytest.mark.parametrize(("shape", "dtype", "word"), [((5,), "float32", "shape"), ((4,), "int32", "shape or dtype")])
+@pytest.mark.parametrize(
+    ("shape", "dtype", "word"), [((5,), "float32", "shape"), ((4,), "int32", "shape or dtype")]
+)
 def test_ranks_that_disagree_are_of_different_saves(shape: Shape, dtype: str, word: str) -> None:
     files = MemoryFiles({**rank(0), **rank(1, shape, dtype), **states(2)})
     with pytest.raises(Corrupt, match=f"'w': ranks disagree on its {word}"):
@@ -318,7 +417,7 @@ def test_boxes_that_overlap_or_leave_a_hole_are_not_a_tensor() -> None:
     for offset in (1, 3):
         files = MemoryFiles({**rank(0), **rank(1, offset=offset), **states(2)})
         with pytest.raises(Corrupt):
-            plan(dcp.tensors(files, ""), Options())
+            plan(dcp.tensors(files, ""), MergeOptions())
 
 
 def test_a_damaged_metadata_is_named() -> None:

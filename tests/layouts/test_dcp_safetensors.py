@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
-from ckptsync.layouts import dcp_safetensors, table
-from ckptsync.layouts.shapes_proof import Outside
-from ckptsync.layouts.table import Source
-from ckptsync.merge import tile
-from ckptsync.model import Shape, Tensor
+from ckptsync.layouts import dcp_safetensors, registry
+from ckptsync.layouts.global_shapes import ExpectedModel
+from ckptsync.layouts.registry import WeightsSource
+from ckptsync.merge.plan import check_tiling
+from ckptsync.tensors import Shape, Tensor
 from tests.plain_files import MemoryFiles, raw_safetensors, tree
 from tests.vector import vector
 
@@ -29,7 +29,7 @@ SPLIT: tuple[Rows, ...] = (
     {"w": ("F32", (4, 0), (1, 3)), "b": ("BF16", (3,), (0,)), "table": ("F8_E4M3", (0, 0), (2, 2))},
 )
 SHAPES: dict[str, Shape] = {"w": (5, 3), "b": (3,), "mask": (3,), "table": (2, 2)}
-BASE = Outside(SHAPES)
+BASE = ExpectedModel(SHAPES)
 
 
 def shard(rows: Rows, **metadata: object) -> bytes:
@@ -56,11 +56,11 @@ def saved(*ranks: Rows) -> MemoryFiles:
     return MemoryFiles({name(rank): shard(rows) for rank, rows in enumerate(ranks)})
 
 
-def checked(files: MemoryFiles, outside: Outside = BASE, root: str = "") -> dict[str, Tensor]:
+def checked(files: MemoryFiles, outside: ExpectedModel = BASE, root: str = "") -> dict[str, Tensor]:
     """What a merge does before it writes."""
-    found = table.tensors(files, Source("dcp_safetensors", root), outside)
+    found = registry.tensors(files, WeightsSource("dcp_safetensors", root), outside)
     for tensor in found:
-        tile.check(tensor, tensor.copies[0])
+        check_tiling(tensor, tensor.copies[0])
     return {tensor.name: tensor for tensor in found}
 
 
@@ -93,33 +93,37 @@ def test_boxes_of_all_ranks_tile_the_tensors_of_the_base_model() -> None:
 def test_without_a_proof_from_elsewhere_nothing_is_read_out_of_the_shards() -> None:
     files = saved(*SPLIT)
     for shape in ("rng_state", "random_states"):
-        files.content |= {f"{shape}_{rank}.{'pth' if shape == 'rng_state' else 'pkl'}": b"" for rank in range(3)}
+        files.content |= {
+            f"{shape}_{rank}.{'pth' if shape == 'rng_state' else 'pkl'}": b"" for rank in range(3)
+        }
     with pytest.raises(Incomplete, match=r"b and 3 more: .* nothing says what shape it has"):
-        checked(files, Outside())
+        checked(files, ExpectedModel())
     with pytest.raises(Incomplete, match="nothing names the tensors"):
-        checked(saved({"n": ("I64", (), ())}), Outside())
-    assert table.demands(files).model == {}
+        checked(saved({"n": ("I64", (), ())}), ExpectedModel())
+    assert registry.demands(files).model == {}
 
 
 @pytest.mark.parametrize("of", VECTORS)
 def test_every_missing_shard_of_a_real_checkpoint_is_incomplete(of: str) -> None:
     files, root = real(of)
-    assert checked(files, Outside(), root)
+    assert checked(files, ExpectedModel(), root)
     for path in shards(files):
         with pytest.raises(Incomplete):
-            checked(changed(files, path, None), Outside(), root)
+            checked(changed(files, path, None), ExpectedModel(), root)
 
 
 @pytest.mark.parametrize("of", VECTORS)
-def test_the_shards_of_the_first_ranks_alone_are_incomplete_however_whole_they_look(of: str) -> None:
+def test_the_shards_of_the_first_ranks_alone_are_incomplete_however_whole_they_look(
+    of: str,
+) -> None:
     files, root = real(of)
     ranks = max(int(path.rpartition("shard-")[2][:5]) for path in shards(files))
     for count in range(1, ranks):
         gone = [path for path in shards(files) if int(path.rpartition("shard-")[2][:5]) > count]
         some = MemoryFiles({path: data for path, data in files.content.items() if path not in gone})
         with pytest.raises(Incomplete):
-            checked(some, Outside(), root)
-        assert not table.demands(some).model or set(gone) <= table.demands(some).model.keys()
+            checked(some, ExpectedModel(), root)
+        assert not registry.demands(some).model or set(gone) <= registry.demands(some).model.keys()
 
 
 @pytest.mark.parametrize("of", VECTORS)
@@ -129,20 +133,22 @@ def test_every_cut_shard_is_corrupt(of: str) -> None:
         data = files.content[path]
         for size in (0, 7, 8, 100, len(data) // 2, len(data) - 1, len(data) + 1):
             with pytest.raises(Corrupt, match="shard-"):
-                checked(changed(files, path, (data + b"\0")[:size]), Outside(), root)
+                checked(changed(files, path, (data + b"\0")[:size]), ExpectedModel(), root)
 
 
 @pytest.mark.parametrize("of", VECTORS)
 @given(data=st.data())
-def test_one_changed_byte_of_a_header_gives_the_same_or_an_error_but_no_other_tensors(of: str, data: st.DataObject) -> None:
+def test_one_changed_byte_of_a_header_gives_the_same_or_an_error_but_no_other_tensors(
+    of: str, data: st.DataObject
+) -> None:
     files, root = real(of)
-    want = checked(files, Outside(), root)
+    want = checked(files, ExpectedModel(), root)
     path = data.draw(st.sampled_from(shards(files)))
     good = files.content[path]
     at = data.draw(st.integers(0, 7 + int.from_bytes(good[:8], "little")))
     bad = good[:at] + bytes([good[at] ^ 1 << data.draw(st.integers(0, 7))]) + good[at + 1 :]
     with contextlib.suppress(CkptsyncError):
-        found = checked(changed(files, path, bad), Outside(), root)
+        found = checked(changed(files, path, bad), ExpectedModel(), root)
         assert {n: t.shape for n, t in found.items()} == {n: t.shape for n, t in want.items()}
 
 
@@ -150,24 +156,30 @@ def test_one_changed_byte_of_a_header_gives_the_same_or_an_error_but_no_other_te
 def test_a_proof_is_demanded_with_the_shards(of: str) -> None:
     files, root = real(of)
     proof = {"hf-writer-mesh": "optim/.metadata"}.get(of, "config.json")
-    found = table.demands(files)
+    found = registry.demands(files)
     assert found.model.keys() == {proof, *shards(files)}
     assert found.world == (3 if of == "tf5-fsdp2" else 4)
     del files.content[proof]
     if of == "tf5-fsdp2":
-        assert table.demands(files).model.keys() == {"optimizer/.metadata", *shards(files)}
+        assert registry.demands(files).model.keys() == {"optimizer/.metadata", *shards(files)}
         del files.content["optimizer/.metadata"]
     with pytest.raises(Incomplete):
-        checked(files, Outside(), root)
+        checked(files, ExpectedModel(), root)
 
 
 def test_a_node_with_the_optimizers_metadata_demands_the_shards_of_all_ranks() -> None:
     files, _ = real("tf5-fsdp2")
-    own = MemoryFiles({path: data for path, data in files.content.items() if path not in {name(1), name(2), "config.json"}})
-    assert table.demands(own).model.keys() >= {name(0), name(1), name(2), "optimizer/.metadata"}
-    assert table.demands(own).model[name(1)] is None
+    own = MemoryFiles(
+        {
+            path: data
+            for path, data in files.content.items()
+            if path not in {name(1), name(2), "config.json"}
+        }
+    )
+    assert registry.demands(own).model.keys() >= {name(0), name(1), name(2), "optimizer/.metadata"}
+    assert registry.demands(own).model[name(1)] is None
     other = MemoryFiles({name(1): files.content[name(1)]})
-    assert table.demands(other).model == {}
+    assert registry.demands(other).model == {}
 
 
 BAD: dict[str, tuple[type[CkptsyncError], Rows]] = {
@@ -180,7 +192,10 @@ BAD: dict[str, tuple[type[CkptsyncError], Rows]] = {
     "a hole": (Incomplete, {"w": ("F32", (5, 0), (0, 3))}),
     "nothing": (Incomplete, {}),
     "a scalar twice": (Corrupt, {"w": ("F32", (4, 0), (1, 3)), "n": ("I64", (), ())}),
-    "a tensor that the base has not": (Incomplete, {"w": ("F32", (4, 0), (1, 3)), "more": ("F32", (0,), (2,))}),
+    "a tensor that the base has not": (
+        Incomplete,
+        {"w": ("F32", (4, 0), (1, 3)), "more": ("F32", (0,), (2,))},
+    ),
 }
 
 
@@ -188,7 +203,9 @@ BAD: dict[str, tuple[type[CkptsyncError], Rows]] = {
 def test_a_last_shard_that_does_not_fit_the_others_is_refused(bad: str) -> None:
     error, rows = BAD[bad]
     with pytest.raises(error):
-        checked(saved(SPLIT[0], SPLIT[1], {**{n: r for n, r in SPLIT[2].items() if n != "w"}, **rows}))
+        checked(
+            saved(SPLIT[0], SPLIT[1], {**{n: r for n, r in SPLIT[2].items() if n != "w"}, **rows})
+        )
 
 
 METADATA: dict[str, tuple[type[CkptsyncError], dict[str, Any]]] = {
@@ -199,16 +216,31 @@ METADATA: dict[str, tuple[type[CkptsyncError], dict[str, Any]]] = {
     "no text": (Corrupt, {"DCP_SHARDING_INFO": 5}),
     "a list": (Corrupt, {"DCP_SHARDING_INFO": "[]"}),
     "another tensor": (Corrupt, {"DCP_SHARDING_INFO": '{"v": {"saved_offsets": [0]}}'}),
-    "one tensor more": (Corrupt, {"DCP_SHARDING_INFO": '{"w": {"saved_offsets": [0]}, "v": {"saved_offsets": [0]}}'}),
-    "a tensor twice": (Corrupt, {"DCP_SHARDING_INFO": '{"w": {"saved_offsets": [0]}, "w": {"saved_offsets": [0]}}'}),
+    "one tensor more": (
+        Corrupt,
+        {"DCP_SHARDING_INFO": '{"w": {"saved_offsets": [0]}, "v": {"saved_offsets": [0]}}'},
+    ),
+    "a tensor twice": (
+        Corrupt,
+        {"DCP_SHARDING_INFO": '{"w": {"saved_offsets": [0]}, "w": {"saved_offsets": [0]}}'},
+    ),
     "no saved_offsets": (Corrupt, {"DCP_SHARDING_INFO": '{"w": {}}'}),
     "offsets that are none": (Corrupt, {"DCP_SHARDING_INFO": '{"w": {"saved_offsets": null}}'}),
     "an offset below 0": (Corrupt, {"DCP_SHARDING_INFO": '{"w": {"saved_offsets": [-1]}}'}),
     "an offset that is true": (Corrupt, {"DCP_SHARDING_INFO": '{"w": {"saved_offsets": [true]}}'}),
-    "an offset that is no whole number": (Corrupt, {"DCP_SHARDING_INFO": '{"w": {"saved_offsets": [0.0]}}'}),
-    "two offsets for one axis": (Corrupt, {"DCP_SHARDING_INFO": '{"w": {"saved_offsets": [0, 0]}}'}),
+    "an offset that is no whole number": (
+        Corrupt,
+        {"DCP_SHARDING_INFO": '{"w": {"saved_offsets": [0.0]}}'},
+    ),
+    "two offsets for one axis": (
+        Corrupt,
+        {"DCP_SHARDING_INFO": '{"w": {"saved_offsets": [0, 0]}}'},
+    ),
     "depth": (Corrupt, {"DCP_SHARDING_INFO": '{"w": ' + "[" * 100_000}),
-    "an offset beyond everything": (Corrupt, {"DCP_SHARDING_INFO": '{"w": {"saved_offsets": [99999999999999999999]}}'}),
+    "an offset beyond everything": (
+        Corrupt,
+        {"DCP_SHARDING_INFO": '{"w": {"saved_offsets": [99999999999999999999]}}'},
+    ),
 }
 
 
@@ -216,18 +248,20 @@ METADATA: dict[str, tuple[type[CkptsyncError], dict[str, Any]]] = {
 def test_what_does_not_say_where_boxes_begin_is_refused(bad: str) -> None:
     error, metadata = METADATA[bad]
     rows: Rows = {"w": ("F32", (0,), (2,))}
-    assert checked(MemoryFiles({name(0): shard(rows)}), Outside({"w": (2,)}))
+    assert checked(MemoryFiles({name(0): shard(rows)}), ExpectedModel({"w": (2,)}))
     with pytest.raises(error, match="shard-00001"):
-        checked(MemoryFiles({name(0): shard(rows, **metadata)}), Outside({"w": (2,)}))
+        checked(MemoryFiles({name(0): shard(rows, **metadata)}), ExpectedModel({"w": (2,)}))
 
 
 def test_offsets_of_another_number_of_axes_are_corrupt_before_anything_is_made_of_them() -> None:
     odd = shard({"w": ("F32", (0,), (2,))}, DCP_SHARDING_INFO='{"w": {"saved_offsets": [0, 0]}}')
     with pytest.raises(Corrupt, match=r"w has 1 axes and begins at \(0, 0\)"):
-        checked(MemoryFiles({name(0): odd}), Outside(), ".#world=1")
+        checked(MemoryFiles({name(0): odd}), ExpectedModel(), ".#world=1")
 
 
-@pytest.mark.parametrize("odd", [name(-1), name(3, 0), name(3, 2, 1), name(0, 1, 2), name(1 << 17), name(10**30)])
+@pytest.mark.parametrize(
+    "odd", [name(-1), name(3, 0), name(3, 2, 1), name(0, 1, 2), name(1 << 17), name(10**30)]
+)
 def test_shards_of_several_sets_or_without_a_place_in_one_are_corrupt(odd: str) -> None:
     files = saved(*SPLIT)
     files.content[odd] = shard({"x": ("I64", (), ())})
@@ -247,7 +281,7 @@ def test_ranks_that_wrote_other_files_and_no_shard_are_missed() -> None:
         checked(files)
 
 
-def test_several_files_a_rank_are_joined_and_with_a_base_none_need_be_there_that_nothing_lacks() -> None:
+def test_several_files_a_rank_are_joined_and_with_a_base_only_needed_ones_are_demanded() -> None:
     files = MemoryFiles({name(rank, 1, 2): shard(rows) for rank, rows in enumerate(SPLIT)})
     assert checked(files).keys() == {*SHAPES, "n"}
     files.content[name(1, 2, 2)] = shard({"late": ("I64", (), ())})
@@ -258,10 +292,12 @@ def test_an_optimizer_names_what_is_trained_so_every_file_of_every_rank_has_to_b
     files, root = real("hf-writer-mesh")
     alone = changed(files, f"sharded/{name(0, 1, 3)}", shard({}))
     with pytest.raises(Incomplete, match="elements are in the shards"):
-        checked(alone, Outside(), root)
-    more = MemoryFiles({path.replace("of-00003", "of-00004"): data for path, data in files.content.items()})
+        checked(alone, ExpectedModel(), root)
+    more = MemoryFiles(
+        {path.replace("of-00003", "of-00004"): data for path, data in files.content.items()}
+    )
     with pytest.raises(Incomplete, match="12 shards are here, 16 expected"):
-        checked(more, Outside(), root)
+        checked(more, ExpectedModel(), root)
 
 
 def test_shards_are_claimed_by_their_names_wherever_they_lie_and_by_nobody_else() -> None:
@@ -273,8 +309,7 @@ def test_shards_are_claimed_by_their_names_wherever_they_lie_and_by_nobody_else(
         "shard-1-model-1-of-1.safetensors",
     ]
     assert dcp_safetensors.roots(names) == ("", "m/sharded", "sharded")
-    assert dcp_safetensors.holds_weights("sharded")
-    assert [str(s) for s in table.sources(MemoryFiles(dict.fromkeys(names, b"")))] == [
+    assert [str(s) for s in registry.sources(MemoryFiles(dict.fromkeys(names, b"")))] == [
         "dcp_safetensors:.",
         "dcp_safetensors:m/sharded",
         "dcp_safetensors:sharded",
@@ -284,30 +319,39 @@ def test_shards_are_claimed_by_their_names_wherever_they_lie_and_by_nobody_else(
 def test_shards_of_as_many_ranks_as_the_caller_knows_of_are_all() -> None:
     files = saved(*SPLIT)
     for wanted in ("dcp_safetensors:.#world=3", "dcp_safetensors#world=3"):
-        assert {t.name: t.shape for t in table.tensors(files, table.choose(files, wanted))} == {**SHAPES, "n": ()}
-    with pytest.raises(Incomplete, match="3 shards are here, 5 expected of 5 ranks: none of rank 3 and 1 more"):
-        checked(files, Outside(), ".#world=5")
+        assert {
+            t.name: t.shape for t in registry.tensors(files, registry.choose(files, wanted))
+        } == {
+            **SHAPES,
+            "n": (),
+        }
+    with pytest.raises(
+        Incomplete, match="3 shards are here, 5 expected of 5 ranks: none of rank 3 and 1 more"
+    ):
+        checked(files, ExpectedModel(), ".#world=5")
     with pytest.raises(Corrupt, match="a shard of rank 2, of 2 ranks"):
-        checked(files, Outside(), ".#world=2")
+        checked(files, ExpectedModel(), ".#world=2")
     with pytest.raises(Incomplete, match="none of rank 0"):
-        checked(changed(files, name(0), None), Outside(), ".#world=3")
+        checked(changed(files, name(0), None), ExpectedModel(), ".#world=3")
     files.content[name(1)] = shard({**SPLIT[1], "w": ("F32", (3, 0), (1, 3))})
     with pytest.raises(Incomplete, match="w: 12 of 15 elements"):
-        checked(files, Outside(), ".#world=3")
+        checked(files, ExpectedModel(), ".#world=3")
 
 
 def test_a_rank_with_some_of_several_files_may_lack_others_whatever_the_caller_knows() -> None:
     files, root = real("hf-writer-mesh")
     del files.content["optim/.metadata"]
-    assert checked(files, Outside(), f"{root}#world=4").keys() == {t.name for t in table.tensors(*whole("hf-writer-mesh"))}
+    assert checked(files, ExpectedModel(), f"{root}#world=4").keys() == {
+        t.name for t in registry.tensors(*whole("hf-writer-mesh"))
+    }
     for path in shards(files):
         with pytest.raises(Incomplete, match="11 shards are here, 12 expected of 4 ranks"):
-            checked(changed(files, path, None), Outside(), f"{root}#world=4")
+            checked(changed(files, path, None), ExpectedModel(), f"{root}#world=4")
 
 
-def whole(of: str) -> tuple[MemoryFiles, Source]:
+def whole(of: str) -> tuple[MemoryFiles, WeightsSource]:
     files, root = real(of)
-    return files, Source("dcp_safetensors", root)
+    return files, WeightsSource("dcp_safetensors", root)
 
 
 @pytest.mark.parametrize("said", ["0", "", "-1", "four", "9" * 50, "1e3", "ema"])
@@ -317,7 +361,9 @@ def test_a_number_of_ranks_that_is_none_is_unsupported(said: str) -> None:
 
 
 def test_a_consolidated_model_wins_over_the_shards_and_proves_nothing_of_them() -> None:
-    files = MemoryFiles({f"sharded/{path}": data for path, data in saved(*SPLIT[:2]).content.items()})
+    files = MemoryFiles(
+        {f"sharded/{path}": data for path, data in saved(*SPLIT[:2]).content.items()}
+    )
     files.content["model.safetensors"] = raw_safetensors(
         {
             "w": {"dtype": "F32", "shape": [4, 3], "data_offsets": [0, 48]},
@@ -325,13 +371,13 @@ def test_a_consolidated_model_wins_over_the_shards_and_proves_nothing_of_them() 
         },
         bytes(54),
     )
-    assert str(table.choose(files, None)) == "whole:."
+    assert str(registry.choose(files, None)) == "whole:."
     with pytest.raises(Incomplete, match="nothing says what shape it has"):
-        checked(files, Outside(), "sharded")
+        checked(files, ExpectedModel(), "sharded")
 
 
 def test_an_optimizer_in_the_directory_of_the_shards_is_no_rival() -> None:
     files, _ = real("tf5-fsdp2")
     files.content[".metadata"] = files.content.pop("optimizer/.metadata")
-    assert str(table.choose(files, None)) == "dcp_safetensors:."
-    assert checked(files, Outside())
+    assert str(registry.choose(files, None)) == "dcp_safetensors:."
+    assert checked(files, ExpectedModel())

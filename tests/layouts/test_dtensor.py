@@ -1,4 +1,7 @@
-"""DTensors: where a rank's part belongs, and everything that says something else; held indexes against torch's own splitting."""
+"""DTensors: where a rank's part belongs, and everything that says something else.
+
+Held indexes against torch's own splitting.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,36 @@ from torch.distributed.tensor import placement_types as torchs
 
 from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.formats.pickles import Name
-from ckptsync.layouts.dtensor import Placement, Shard, boxes, held, is_even, local_shape, read_mesh, share
-from ckptsync.layouts.wrapped import Share, Wrapped
-from tests.made_pickles import OLD, dtensor, made, mesh, older_mesh, replicate, shard, stored, strided
+from ckptsync.layouts.dtensor import (
+    Placement,
+    Shard,
+    boxes,
+    held,
+    is_even,
+    local_shape,
+    read_mesh,
+    share,
+)
+from ckptsync.layouts.sharded_tensor import RankShards, Wrapped
+from tests.made_pickles import (
+    OLD,
+    dtensor,
+    made,
+    mesh,
+    older_mesh,
+    replicate,
+    shard,
+    stored,
+    strided,
+)
 
 SHAPES = st.lists(st.integers(0, 9), min_size=1, max_size=3).map(tuple)
 MESHES = st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple)
 
 
-def by_torch(shape: tuple[int, ...], mesh: tuple[int, ...], at: tuple[int, ...], placements: list[Placement]) -> torch.Tensor:
+def by_torch(
+    shape: tuple[int, ...], mesh: tuple[int, ...], at: tuple[int, ...], placements: list[Placement]
+) -> torch.Tensor:
     """The indexes that torch gives to the rank at ``at``."""
     tensor = torch.arange(prod(shape)).reshape(shape)
     for parts, place, placement in zip(mesh, at, placements, strict=True):
@@ -47,8 +71,12 @@ def by_boxes(shape: tuple[int, ...], runs: tuple[tuple[tuple[int, int], ...], ..
 
 
 @given(SHAPES, MESHES, st.data())
-def test_every_rank_holds_what_torch_gives_it(shape: tuple[int, ...], mesh: tuple[int, ...], data: st.DataObject) -> None:
-    kinds = st.one_of(st.none(), st.builds(Shard, st.integers(0, len(shape) - 1), st.sampled_from([1, 1, 2, 3])))
+def test_every_rank_holds_what_torch_gives_it(
+    shape: tuple[int, ...], mesh: tuple[int, ...], data: st.DataObject
+) -> None:
+    kinds = st.one_of(
+        st.none(), st.builds(Shard, st.integers(0, len(shape) - 1), st.sampled_from([1, 1, 2, 3]))
+    )
     placements = [data.draw(kinds) for _ in mesh]
     at = tuple(data.draw(st.integers(0, n - 1)) for n in mesh)
     wanted = by_torch(shape, mesh, at, placements)
@@ -59,7 +87,9 @@ def test_every_rank_holds_what_torch_gives_it(shape: tuple[int, ...], mesh: tupl
 
 
 @given(SHAPES, MESHES, st.data())
-def test_even_cuts_give_every_rank_as_much(shape: tuple[int, ...], mesh: tuple[int, ...], data: st.DataObject) -> None:
+def test_even_cuts_give_every_rank_as_much(
+    shape: tuple[int, ...], mesh: tuple[int, ...], data: st.DataObject
+) -> None:
     placements = [data.draw(st.builds(Shard, st.integers(0, len(shape) - 1))) for _ in mesh]
     sizes = {local_shape(held(shape, mesh, at, placements)) for at in np.ndindex(*mesh)}
     assert len(sizes) == 1 or not is_even(shape, mesh, placements)
@@ -85,12 +115,22 @@ LAYOUT = "torch.distributed._mesh_layout"
 
 
 def flat(*axes: tuple[tuple[int, ...], tuple[int, ...]]) -> Any:
-    return made(LAYOUT, "_MeshLayout", {"axes": tuple(made(LAYOUT, "_FlatLayout", {"shape": n, "stride": s}) for n, s in axes)})
+    return made(
+        LAYOUT,
+        "_MeshLayout",
+        {"axes": tuple(made(LAYOUT, "_FlatLayout", {"shape": n, "stride": s}) for n, s in axes)},
+    )
 
 
 def test_the_same_mesh_is_read_from_every_version() -> None:
     found = read_mesh(mesh((2, 2), 1))
-    assert (found.shape, found.ranks, found.coordinate, found.world, found.rank) == ((2, 2), (0, 1, 2, 3), (0, 1), 4, 1)
+    assert (found.shape, found.ranks, found.coordinate, found.world, found.rank) == (
+        (2, 2),
+        (0, 1, 2, 3),
+        (0, 1),
+        4,
+        1,
+    )
     assert read_mesh(older_mesh((2, 2), [0, 1], (0, 1, 2, 3))) == found
     nested = made(LAYOUT, "_MeshLayout", {"shape": (2, 2), "stride": (2, 1)})  # 2.10 and 2.11
     assert read_mesh(mesh((2, 2), 1, _layout=nested)) == found
@@ -132,7 +172,11 @@ def test_ranks_need_not_be_in_order_and_axes_may_be_flattened() -> None:
         {"_layout": flat(((0,), (1,)), ((2,), (1,)))},
         {"_layout": made(LAYOUT, "_MeshLayout", {"shape": (2, 2), "stride": (1,)})},
         {"_layout": made(LAYOUT, "_MeshLayout", {"shape": (2, 2), "stride": ((1, (1,)), 1)})},
-        {"_layout": made(LAYOUT, "_MeshLayout", {"shape": ((1,) * 20, 2), "stride": ((1,) * 20, 1)})},
+        {
+            "_layout": made(
+                LAYOUT, "_MeshLayout", {"shape": ((1,) * 20, 2), "stride": ((1,) * 20, 1)}
+            )
+        },
     ],
 )
 def test_a_mesh_that_contradicts_itself_is_refused(changes: dict[str, Any]) -> None:
@@ -141,7 +185,12 @@ def test_a_mesh_that_contradicts_itself_is_refused(changes: dict[str, Any]) -> N
 
 
 def test_an_older_mesh_that_contradicts_itself_is_refused() -> None:
-    for ranks, coordinate in [((0, 1, 2), [0, 1]), ((0, 1, 1, 2), [0, 1]), ((0, 1, 2, 3), [2, 0]), ((), [0, 0])]:
+    for ranks, coordinate in [
+        ((0, 1, 2), [0, 1]),
+        ((0, 1, 1, 2), [0, 1]),
+        ((0, 1, 2, 3), [2, 0]),
+        ((), [0, 0]),
+    ]:
         with pytest.raises(Corrupt):
             read_mesh(older_mesh((2, 2), coordinate, ranks))
 
@@ -160,15 +209,20 @@ def test_what_no_known_torch_writes_is_unsupported() -> None:
 NEW_SPEC: dict[str, Any] = {"use_strided_shard_as_shard_order": True, "shard_order": None}
 
 
-def read(tensor: Wrapped) -> Share:
+def read(tensor: Wrapped) -> RankShards:
     return share(tensor, {})
 
 
 def test_rows_are_cut_as_torch_chunk_cuts_them() -> None:
     found = [
-        read(dtensor((5, 3), stored(local), mesh((3,), rank), (shard(0),))) for rank, local in enumerate([(2, 3), (2, 3), (1, 3)])
+        read(dtensor((5, 3), stored(local), mesh((3,), rank), (shard(0),)))
+        for rank, local in enumerate([(2, 3), (2, 3), (1, 3)])
     ]
-    assert [[(p.offsets, p.sizes) for p in f.pieces] for f in found] == [[((0, 0), (2, 3))], [((2, 0), (2, 3))], [((4, 0), (1, 3))]]
+    assert [[(p.offsets, p.sizes) for p in f.pieces] for f in found] == [
+        [((0, 0), (2, 3))],
+        [((2, 0), (2, 3))],
+        [((4, 0), (1, 3))],
+    ]
     assert [(f.rank, f.world, f.group) for f in found] == [(rank, 3, 3) for rank in range(3)]
     assert len({str(f.cut) for f in found}) == 1
 
@@ -179,24 +233,37 @@ def test_a_rank_behind_the_end_holds_nothing(empty: tuple[int, ...]) -> None:
 
 
 def test_replicas_hold_the_same_box() -> None:
-    found = [read(dtensor((4,), stored((2,)), mesh((2, 2), rank), (replicate(), shard(0)))).pieces for rank in range(4)]
+    found = [
+        read(dtensor((4,), stored((2,)), mesh((2, 2), rank), (replicate(), shard(0)))).pieces
+        for rank in range(4)
+    ]
     assert [[p.offsets for p in pieces] for pieces in found] == [[(0,)], [(2,)], [(0,)], [(2,)]]
 
 
 def test_fsdp_over_tensor_parallelism_is_not_in_the_order_of_the_ranks() -> None:
     boxes = []
     for rank in range(4):
-        tensor = dtensor((8,), stored((2,)), mesh((2, 2), rank), (strided(0, 2), shard(0)), **NEW_SPEC)
+        tensor = dtensor(
+            (8,), stored((2,)), mesh((2, 2), rank), (strided(0, 2), shard(0)), **NEW_SPEC
+        )
         boxes += [piece.offsets[0] for piece in read(tensor).pieces]
     assert boxes == [0, 4, 2, 6]
 
 
 def test_a_part_in_two_places_lies_behind_each_other_in_what_the_rank_holds() -> None:
     found = read(dtensor((8, 3), stored((4, 3)), mesh((2,), 1), (strided(0, 2),), **NEW_SPEC))
-    assert [(p.offsets, p.sizes, p.stored.offset) for p in found.pieces] == [((2, 0), (2, 3), 0), ((6, 0), (2, 3), 6)]
+    assert [(p.offsets, p.sizes, p.stored.offset) for p in found.pieces] == [
+        ((2, 0), (2, 3), 0),
+        ((6, 0), (2, 3), 6),
+    ]
 
 
-GOOD: dict[str, Any] = {"shape": (4, 3), "local": stored((2, 3)), "on": mesh((2,), 0), "placements": (shard(0),)}
+GOOD: dict[str, Any] = {
+    "shape": (4, 3),
+    "local": stored((2, 3)),
+    "on": mesh((2,), 0),
+    "placements": (shard(0),),
+}
 
 
 @pytest.mark.parametrize(
@@ -235,11 +302,19 @@ def test_terms_of_a_sum_are_not_parts(name: str) -> None:
 
 
 def order(*axes: int) -> dict[str, Any]:
-    return {"shard_order": (made("", "ShardOrderEntry", None, (0, axes)),), "use_strided_shard_as_shard_order": False}
+    return {
+        "shard_order": (made("", "ShardOrderEntry", None, (0, axes)),),
+        "use_strided_shard_as_shard_order": False,
+    }
 
 
 def test_a_cut_in_another_order_than_the_meshs_is_refused() -> None:
-    tensor: dict[str, Any] = {"shape": (4,), "local": stored((1,)), "on": mesh((2, 2), 0), "placements": (shard(0), shard(0))}
+    tensor: dict[str, Any] = {
+        "shape": (4,),
+        "local": stored((1,)),
+        "on": mesh((2, 2), 0),
+        "placements": (shard(0), shard(0)),
+    }
     assert read(dtensor(**tensor, **order(0, 1)))
     with pytest.raises(Unsupported, match="another order"):
         read(dtensor(**tensor, **order(1, 0)))

@@ -14,16 +14,22 @@ import pytest
 import torch
 
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
-from ckptsync.layouts import lightning, table
-from ckptsync.layouts.table import Source
+from ckptsync.layouts import lightning, registry
+from ckptsync.layouts.registry import WeightsSource
 from tests.assembled import assembled
 from tests.plain_files import MemoryFiles, safetensors_file, tree
 from tests.torch_files import raw, saved
 from tests.vector import bits, vector
 
 NAME = "epoch=0-step=10.ckpt"
-WEIGHTS = {"model.w": torch.arange(6.0).reshape(2, 3), "model.b": torch.ones(3, dtype=torch.bfloat16)}
-BITS = {k: ({torch.float32: "F32", torch.bfloat16: "BF16"}[t.dtype], tuple(t.shape), raw(t)) for k, t in WEIGHTS.items()}
+WEIGHTS = {
+    "model.w": torch.arange(6.0).reshape(2, 3),
+    "model.b": torch.ones(3, dtype=torch.bfloat16),
+}
+BITS = {
+    k: ({torch.float32: "F32", torch.bfloat16: "BF16"}[t.dtype], tuple(t.shape), raw(t))
+    for k, t in WEIGHTS.items()
+}
 ADAM = {"state": {0: {"exp_avg": torch.zeros(2, 3)}}, "param_groups": [{"lr": 0.1, "params": [0]}]}
 
 
@@ -74,23 +80,25 @@ def one(value: Any, **options: Any) -> MemoryFiles:
 
 
 def read(files: MemoryFiles) -> Any:
-    return table.tensors(files, Source("lightning", NAME))
+    return registry.tensors(files, WeightsSource("lightning", NAME))
 
 
 def test_a_real_file_is_read_bit_for_bit() -> None:
     real = vector("lightning-file")
     files = tree(*real.sources)
-    source = table.choose(files, None)
+    source = registry.choose(files, None)
     assert source.layout == "lightning"
-    assert assembled(files, table.tensors(files, source)) == bits(real.keep)
+    assert assembled(files, registry.tensors(files, source)) == bits(real.keep)
 
 
-@pytest.mark.parametrize("value", [of(), of(hyper_parameters=ODD, callbacks={"Own": ODD})], ids=["plain", "odd"])
+@pytest.mark.parametrize(
+    "value", [of(), of(hyper_parameters=ODD, callbacks={"Own": ODD})], ids=["plain", "odd"]
+)
 def test_the_state_dict_is_read_whatever_else_a_script_keeps(value: Any) -> None:
     files = one(value)
-    assert str(table.choose(files, None)) == f"lightning:{NAME}"
+    assert str(registry.choose(files, None)) == f"lightning:{NAME}"
     assert assembled(files, read(files)) == BITS
-    assert table.demands(files).model == {NAME: len(files.content[NAME])}
+    assert registry.demands(files).model == {NAME: len(files.content[NAME])}
 
 
 @pytest.mark.parametrize("key", ["model", "module", "model_state_dict"])
@@ -105,13 +113,19 @@ def test_a_file_may_be_a_state_dict_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [{"generator": WEIGHTS, "critic": WEIGHTS}, {"model": WEIGHTS, "module": WEIGHTS}, [1], of(state_dict={})]
+    "value",
+    [
+        {"generator": WEIGHTS, "critic": WEIGHTS},
+        {"model": WEIGHTS, "module": WEIGHTS},
+        [1],
+        of(state_dict={}),
+    ],
 )
 def test_where_nothing_says_which_is_the_model_it_is_stored_and_not_guessed(value: Any) -> None:
     files = one(value)
     with pytest.raises(Unsupported, match="nothing in it says"):
         read(files)
-    assert table.demands(files).model
+    assert registry.demands(files).model
 
 
 def test_a_tensor_of_another_kind_is_never_left_out_in_silence() -> None:
@@ -126,9 +140,9 @@ def test_a_file_cut_short_anywhere_demands_nothing_and_is_not_closed(container: 
     data = saved(of(), _use_new_zipfile_serialization=container == "zip")
     for size in range(0, len(data), 7):
         files = MemoryFiles({NAME: data[:size]})
-        assert not table.demands(files).model, size
-        assert not table.closed(NAME, files), size
-    assert table.closed(NAME, MemoryFiles({NAME: data}))
+        assert not registry.demands(files).model, size
+        assert not registry.closed(NAME, files), size
+    assert registry.closed(NAME, MemoryFiles({NAME: data}))
 
 
 def test_a_changed_pickle_is_corrupt_and_an_odd_one_is_not() -> None:
@@ -144,25 +158,29 @@ def test_a_changed_pickle_is_corrupt_and_an_odd_one_is_not() -> None:
 
 def test_what_torch_never_wrote_is_of_no_layout_that_demands_anything() -> None:
     files = MemoryFiles({NAME: b"a table of TensorFlow's"})
-    assert not table.demands(files).model
+    assert not registry.demands(files).model
     with pytest.raises(CkptsyncError):
         read(files)
-    with pytest.raises(Incomplete, match="not there"):
+    with pytest.raises(Incomplete, match="not found"):
         lightning.demands(MemoryFiles({}), NAME)
 
 
 @pytest.mark.parametrize("container", ["zip", "older"])
-def test_whatever_bytes_are_changed_nothing_but_an_error_of_ours_comes_of_it(container: str) -> None:
+def test_whatever_bytes_are_changed_nothing_but_an_error_of_ours_comes_of_it(
+    container: str,
+) -> None:
     data = saved(of(callbacks={"Own": ODD}), _use_new_zipfile_serialization=container == "zip")
     chance = random.Random(1)  # the same each time
     for _ in range(150):
         changed = bytearray(data)
         for _ in range(chance.choice((1, 1, 3))):
             changed[chance.randrange(len(data))] = chance.randrange(256)
-        files = MemoryFiles({NAME: bytes(changed), "model.safetensors": safetensors_file({"w": ("U8", (1,), b"x")})})
+        files = MemoryFiles(
+            {NAME: bytes(changed), "model.safetensors": safetensors_file({"w": ("U8", (1,), b"x")})}
+        )
         with contextlib.suppress(CkptsyncError):
             read(files)
-        assert set(table.demands(files).model) == {"model.safetensors"}
+        assert set(registry.demands(files).model) == {"model.safetensors"}
 
 
 def test_a_damaged_directory_of_the_archive_is_damage_and_not_a_lack() -> None:
@@ -170,7 +188,7 @@ def test_a_damaged_directory_of_the_archive_is_damage_and_not_a_lack() -> None:
     data = bytearray(files.content[NAME])
     data[data.index(b"PK\x01\x02")] ^= 1
     files.content[NAME] = bytes(data)
-    assert table.demands(files).model
+    assert registry.demands(files).model
     with pytest.raises(Corrupt, match="directory entry"):
         read(files)
 
@@ -178,14 +196,15 @@ def test_a_damaged_directory_of_the_archive_is_damage_and_not_a_lack() -> None:
 def test_of_several_files_none_is_guessed_and_beside_other_weights_it_gives_way() -> None:
     files = MemoryFiles({"a.ckpt": saved(of()), "last.ckpt": saved(of())})
     with pytest.raises(Unsupported, match="2 sets of weights") as e:
-        table.choose(files, None)
+        registry.choose(files, None)
     assert e.value.hint == "--source lightning:a.ckpt or lightning:last.ckpt"
     files.content["model.safetensors"] = safetensors_file({"w": ("U8", (1,), b"x")})
-    assert str(table.choose(files, None)) == "whole:."
-    beside = MemoryFiles({"own.ckpt": saved(of()), "global_step2/zero_pp_rank_0_mp_rank_00_optim_states.pt": b""})
-    assert table.choose(beside, None).layout == "zero"
+    assert str(registry.choose(files, None)) == "whole:."
+    beside = MemoryFiles(
+        {"own.ckpt": saved(of()), "global_step2/zero_pp_rank_0_mp_rank_00_optim_states.pt": b""}
+    )
+    assert registry.choose(beside, None).layout == "zero"
 
 
 def test_only_files_of_the_checkpoints_own_directory_are_claimed() -> None:
     assert lightning.roots([NAME, "deeper/b.ckpt", ".ckpt", "c.ckpt.tmp"]) == (NAME,)
-    assert lightning.holds_weights(NAME)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ckptsync.errors import Incomplete
-from ckptsync.layouts import peft, table
-from ckptsync.layouts.table import Source
-from ckptsync.model import read
+from ckptsync.layouts import peft, registry
+from ckptsync.layouts.registry import WeightsSource
+from ckptsync.tensors import read
 from tests.assembled import assembled
 from tests.plain_files import MemoryFiles, safetensors_file, tree
 from tests.vector import bits, vector
@@ -19,7 +19,10 @@ FILES = {"adapter_model.safetensors": WEIGHTS, "adapter_config.json": b"{}"}
 def test_a_real_adapter_is_read_under_its_own_names() -> None:
     of = vector("peft-adapter")
     files = tree(*of.sources)
-    found = {t.name: (t.dtype, t.shape, read(files, t.copies[0].parts[0].extent)) for t in peft.tensors(files, "")}
+    found = {
+        t.name: (t.dtype, t.shape, read(files, t.copies[0].parts[0].extent))
+        for t in peft.tensors(files, "")
+    }
     assert found == bits(of.keep)
 
 
@@ -36,7 +39,7 @@ def test_weights_or_configuration_alone_are_incomplete(name: str) -> None:
     rest = MemoryFiles({n: data for n, data in FILES.items() if n != name})
     if peft.roots(rest.sizes()):
         with pytest.raises(Incomplete, match=name):
-            table.tensors(rest, Source("peft", ""))
+            registry.tensors(rest, WeightsSource("peft", ""))
     else:
         assert name == peft.WEIGHTS
 
@@ -49,4 +52,3 @@ def test_both_files_are_demanded_with_the_sizes_they_have() -> None:
 def test_an_adapter_is_claimed_at_the_top_only() -> None:
     assert peft.roots(["adapter_model.safetensors"]) == ("",)
     assert peft.roots(["ref/adapter_model.safetensors", "adapter_config.json"]) == ()
-    assert peft.holds_weights("")

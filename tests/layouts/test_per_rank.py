@@ -1,4 +1,7 @@
-"""A file a rank: names, what may lie in them; real ones, and everything that can be missing, mixed or renamed."""
+"""A file a rank: names, what may lie in them.
+
+Real ones, and everything that can be missing, mixed or renamed.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,16 @@ import pytest
 import torch
 
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
-from ckptsync.formats.torch_pickle import Stored
-from ckptsync.layouts import per_rank, table
+from ckptsync.formats.torch_pickle import StoredTensor
+from ckptsync.layouts import per_rank, registry
+from ckptsync.layouts.file_names import holds_weights
 from ckptsync.layouts.per_rank import RankFile, load, of_stem, rank_file
-from ckptsync.layouts.table import Source
-from ckptsync.layouts.wrapped import Share
-from ckptsync.merge import copies
-from ckptsync.merge.plan import Options, plan
-from ckptsync.model import Copy, Extent, Part, Tensor
-from ckptsync.model import read as read_bytes
+from ckptsync.layouts.registry import WeightsSource
+from ckptsync.layouts.sharded_tensor import RankShards
+from ckptsync.merge import replicas
+from ckptsync.merge.plan import MergeOptions, plan
+from ckptsync.tensors import Copy, Extent, Part, Tensor
+from ckptsync.tensors import read as read_bytes
 from tests.assembled import assembled
 from tests.plain_files import MemoryFiles, tree
 from tests.torch_files import saved
@@ -39,7 +43,7 @@ def test_a_name_is_taken_apart_and_put_together(name: str) -> None:
     found = rank_file(name)
     assert found == NAMES[name]
     assert found.of(found.rank) == name
-    assert per_rank.holds_weights(found.stem) == ("model" in found.stem)
+    assert holds_weights(found.stem) == ("model" in found.stem)
 
 
 @pytest.mark.parametrize(
@@ -59,21 +63,26 @@ def test_other_names_are_not_of_a_rank(name: str) -> None:
 def test_the_files_of_a_stem_come_in_the_order_of_ranks() -> None:
     names = [f"a/model_world_size_11_rank_{rank}.pt" for rank in (10, 2, 0)]
     assert [
-        name for _, name in of_stem([*names, "model_world_size_11_rank_1.pt", "a/optim_world_size_11_rank_0.pt"], "a/model")
+        name
+        for _, name in of_stem(
+            [*names, "model_world_size_11_rank_1.pt", "a/optim_world_size_11_rank_0.pt"], "a/model"
+        )
     ] == [*reversed(names)]
 
 
 def test_a_real_file_holds_shares_and_plain_tensors() -> None:
     found = load(tree(*vector("verl-mesh").sources), "actor/model_world_size_4_rank_2.pt", 2)
-    assert isinstance(found.tensors["odd.seen"], Stored)
+    assert isinstance(found.tensors["odd.seen"], StoredTensor)
     grid = found.tensors["grid"]
-    assert isinstance(grid, Share)
+    assert isinstance(grid, RankShards)
     assert (grid.rank, grid.world, grid.shape) == (2, 4, (5, 7))
 
 
 def test_a_file_under_another_ranks_name_is_told_by_what_it_says() -> None:
     files = tree(*vector("acc-ranks-fsdp1").sources)
-    files.content["pytorch_model_fsdp_0_rank0.bin"] = files.content["pytorch_model_fsdp_0_rank1.bin"]
+    files.content["pytorch_model_fsdp_0_rank0.bin"] = files.content[
+        "pytorch_model_fsdp_0_rank1.bin"
+    ]
     with pytest.raises(Corrupt, match="rank 1 wrote it"):
         load(files, "pytorch_model_fsdp_0_rank0.bin", 0)
 
@@ -87,13 +96,15 @@ def test_a_file_under_another_ranks_name_is_told_by_what_it_says() -> None:
         ([torch.ones(3)], Corrupt, "a state dict expected"),
     ],
 )
-def test_what_is_no_state_dict_of_a_sharded_model_is_refused(value: object, error: type[Exception], said: str) -> None:
+def test_what_is_no_state_dict_of_a_sharded_model_is_refused(
+    value: object, error: type[Exception], said: str
+) -> None:
     with pytest.raises(error, match=said):
         load(MemoryFiles({"m": saved(value)}), "m", 0)
 
 
 def test_a_missing_file_is_incomplete() -> None:
-    with pytest.raises(Incomplete, match="m: not there"):
+    with pytest.raises(Incomplete, match="m: not found"):
         load(MemoryFiles({}), "m", 0)
 
 
@@ -118,13 +129,13 @@ def of(name: str) -> MemoryFiles:
 
 
 def read(files: MemoryFiles, root: str) -> object:
-    return table.tensors(files, Source("per_rank", root))
+    return registry.tensors(files, WeightsSource("per_rank", root))
 
 
 @pytest.mark.parametrize("name", REAL)
 def test_real_checkpoints_are_put_together_bit_for_bit(name: str) -> None:
     files = of(name)
-    assert str(table.choose(files, None)) == f"per_rank:{REAL[name]}"
+    assert str(registry.choose(files, None)) == f"per_rank:{REAL[name]}"
     assert assembled(files, per_rank.tensors(files, REAL[name])) == bits(vector(name).keep)
 
 
@@ -135,9 +146,15 @@ def test_of_replicas_the_lowest_ranks_is_read() -> None:
 
 
 def test_names_that_share_elements_on_every_rank_are_tied() -> None:
-    tied = {t.name: t.tied for t in per_rank.tensors(of("acc-ranks-fsdp2-tied"), "pytorch_model_fsdp_0") if t.tied}
+    tied = {
+        t.name: t.tied
+        for t in per_rank.tensors(of("acc-ranks-fsdp2-tied"), "pytorch_model_fsdp_0")
+        if t.tied
+    }
     assert tied == {"lm_head.weight": "model.embed_tokens.weight"}
-    assert {t.name for t in per_rank.tensors(of("verl-mesh"), "actor/model") if t.tied} == {"tied.two.weight"}
+    assert {t.name for t in per_rank.tensors(of("verl-mesh"), "actor/model") if t.tied} == {
+        "tied.two.weight"
+    }
 
 
 def test_names_that_view_other_parts_of_one_storage_are_not_tied() -> None:
@@ -150,7 +167,7 @@ def test_names_that_view_other_parts_of_one_storage_are_not_tied() -> None:
 def test_every_ranks_file_is_demanded_and_a_missing_one_named(name: str) -> None:
     files, root = of(name), REAL[name]
     wanted = list(per_rank.demands(files, root))
-    assert table.demands(files).world == len(wanted)
+    assert registry.demands(files).world == len(wanted)
     for gone in wanted:
         data = files.content.pop(gone)
         with pytest.raises(Incomplete, match=gone.rpartition("/")[2]):
@@ -173,13 +190,20 @@ def test_files_of_two_worlds_are_not_mixed() -> None:
     with pytest.raises(Corrupt, match="worlds of 2 and 4 ranks"):
         read(files, "actor/model")
     files = of("acc-ranks-fsdp1")
-    files.content["pytorch_model_fsdp_0_rank2.bin"] = files.content["pytorch_model_fsdp_0_rank1.bin"]
-    with pytest.raises(Corrupt, match="a world of 2 has not"):
+    files.content["pytorch_model_fsdp_0_rank2.bin"] = files.content[
+        "pytorch_model_fsdp_0_rank1.bin"
+    ]
+    with pytest.raises(Corrupt, match="does not fit a world size of 2"):
         read(files, "pytorch_model_fsdp_0")
 
 
 def test_a_name_that_tells_another_world_than_the_tensors_is_noticed() -> None:
-    files = MemoryFiles({f"model_world_size_2_rank_{rank}.pt": of("verl-mesh").content[VERL.format(rank)] for rank in range(2)})
+    files = MemoryFiles(
+        {
+            f"model_world_size_2_rank_{rank}.pt": of("verl-mesh").content[VERL.format(rank)]
+            for rank in range(2)
+        }
+    )
     with pytest.raises(Corrupt, match="is cut otherwise"):
         read(files, "model")
 
@@ -200,13 +224,21 @@ def test_a_file_cut_anywhere_is_refused() -> None:
 
 
 def plain(*states: dict[str, torch.Tensor]) -> MemoryFiles:
-    return MemoryFiles({f"model_world_size_{len(states)}_rank_{rank}.pt": saved(state) for rank, state in enumerate(states)})
+    return MemoryFiles(
+        {
+            f"model_world_size_{len(states)}_rank_{rank}.pt": saved(state)
+            for rank, state in enumerate(states)
+        }
+    )
 
 
 def test_plain_tensors_are_rank_0s_whatever_their_values() -> None:
     ones = {"w": torch.ones(3), "n": torch.tensor(7)}
     files = plain(ones, ones)
-    assert [(t.name, t.shape, t.remark) for t in per_rank.tensors(files, "model")] == [("w", (3,), ""), ("n", (), "")]
+    assert [(t.name, t.shape, t.remark) for t in per_rank.tensors(files, "model")] == [
+        ("w", (3,), ""),
+        ("n", (), ""),
+    ]
 
 
 def test_plain_tensors_that_differ_where_nothing_is_sharded_are_refused() -> None:
@@ -216,7 +248,9 @@ def test_plain_tensors_that_differ_where_nothing_is_sharded_are_refused() -> Non
         read(plain({}, {}), "model")
 
 
-@pytest.mark.parametrize("other", [{"w": torch.ones(4)}, {"w": torch.ones(3).bfloat16()}, {"v": torch.ones(3)}, {}])
+@pytest.mark.parametrize(
+    "other", [{"w": torch.ones(4)}, {"w": torch.ones(3).bfloat16()}, {"v": torch.ones(3)}, {}]
+)
 def test_ranks_that_disagree_about_a_tensor_are_corrupt(other: dict[str, torch.Tensor]) -> None:
     with pytest.raises(Corrupt, match="rank_1"):
         read(plain({"w": torch.ones(3)}, other), "model")
@@ -226,17 +260,18 @@ def test_an_actor_and_a_critic_are_never_guessed_between() -> None:
     files = of("verl-fsdp2")
     files.content |= {name.replace("actor", "critic"): data for name, data in files.content.items()}
     with pytest.raises(Unsupported, match="2 sets of weights"):
-        table.choose(files, None)
-    assert table.choose(files, "critic/model").root == "critic/model"
+        registry.choose(files, None)
+    assert registry.choose(files, "critic/model").root == "critic/model"
 
 
 def test_what_is_for_resuming_is_demanded_for_that_alone() -> None:
-    assert per_rank.roots(["a/model_world_size_2_rank_0.pt", "a/optim_world_size_2_rank_1.pt"]) == ("a/model", "a/optim")
-    assert not per_rank.holds_weights("a/optim")
-    assert not per_rank.holds_weights("optimizer_0")
+    assert per_rank.roots(["a/model_world_size_2_rank_0.pt", "a/optim_world_size_2_rank_1.pt"]) == (
+        "a/model",
+        "a/optim",
+    )
     files = of("acc-ranks-fsdp1")
     files.content["optimizer_0_rank1.bin"] = b""
-    found = table.demands(files)
+    found = registry.demands(files)
     assert set(found.resume) == {"optimizer_0_rank0.bin", "optimizer_0_rank1.bin"}
     assert set(found.model) == {"pytorch_model_fsdp_0_rank0.bin", "pytorch_model_fsdp_0_rank1.bin"}
     with pytest.raises(Incomplete, match="the model's own files"):
@@ -248,7 +283,7 @@ def test_what_is_for_resuming_is_demanded_for_that_alone() -> None:
 def test_configuration_lies_where_verl_puts_it() -> None:
     assert per_rank.configuration("actor/model") == "actor/huggingface"
     assert per_rank.configuration("model") == "huggingface"
-    place, *_ = table.around(of("verl-fsdp2"), Source("per_rank", "actor/model"))
+    place, *_ = registry.around(of("verl-fsdp2"), WeightsSource("per_rank", "actor/model"))
     assert "config.json" in place.sizes()
 
 
@@ -262,34 +297,58 @@ def of_a_slice(rank: int, value: float = 1.0) -> bytes:
     dist.init_process_group("fake", rank=rank, world_size=4, store=FakeStore())
     try:
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))["dp"]
-        return saved({"w": DTensor.from_local(torch.full((2, 3), float(value)), mesh, [Shard(0)], run_check=False)})
+        return saved(
+            {
+                "w": DTensor.from_local(
+                    torch.full((2, 3), float(value)), mesh, [Shard(0)], run_check=False
+                )
+            }
+        )
     finally:
         dist.destroy_process_group()
 
 
 def slices(*values: float) -> MemoryFiles:
-    return MemoryFiles({f"model_world_size_4_rank_{rank}.pt": of_a_slice(rank, value) for rank, value in enumerate(values)})
+    return MemoryFiles(
+        {
+            f"model_world_size_4_rank_{rank}.pt": of_a_slice(rank, value)
+            for rank, value in enumerate(values)
+        }
+    )
 
 
 def test_a_tensor_on_some_of_the_ranks_is_each_groups_if_all_have_the_same_bytes() -> None:
     files = slices(1, 1, 2, 2)
     (found,) = per_rank.tensors(files, "model")
     assert [part.offsets for part in found.copies[0].parts] == [(0, 0), (2, 0)]
-    assert [[r.extent.file[-4] for r in part.replicas] for part in found.copies[0].parts] == [["1"], ["3"]]
-    copies.check(files, [found])
+    assert [[r.extent.file[-4] for r in part.replicas] for part in found.copies[0].parts] == [
+        ["1"],
+        ["3"],
+    ]
+    replicas.check(files, [found])
     files = slices(1, 1, 2, 3)
     with pytest.raises(
-        Unsupported, match=r"w lies on 2 of 4 ranks, its values in .*_rank_[23].pt are not those in .*_rank_[23].pt"
+        Unsupported,
+        match=(
+            r"w lies on 2 of 4 ranks, its values in .*_rank_[23].pt differ from those in"
+            r" .*_rank_[23].pt"
+        ),
     ):
-        copies.check(files, per_rank.tensors(files, "model"))
+        replicas.check(files, per_rank.tensors(files, "model"))
 
 
-def test_slices_as_older_versions_of_torch_keep_them_know_their_own_ranks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slices_as_older_versions_of_torch_keep_them_know_their_own_ranks_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from torch.distributed.device_mesh import DeviceMesh
 
     def older(mesh: Any) -> dict[str, Any]:
         ranks = mesh.mesh.flatten().tolist()
-        return {"mesh": mesh.mesh, "_flatten_mesh_list": tuple(ranks), "_coordinate_on_dim": [ranks.index(mesh.get_rank())]}
+        return {
+            "mesh": mesh.mesh,
+            "_flatten_mesh_list": tuple(ranks),
+            "_coordinate_on_dim": [ranks.index(mesh.get_rank())],
+        }
 
     monkeypatch.setattr(DeviceMesh, "__getstate__", older)
     files = slices(1, 1, 2, 2)
@@ -298,11 +357,18 @@ def test_slices_as_older_versions_of_torch_keep_them_know_their_own_ranks_alone(
     for rank, other in [(0, 2), (1, 0)]:  # two of one place, and none of another
         name = f"model_world_size_4_rank_{rank}.pt"
         with pytest.raises(Corrupt, match="wrote it"):
-            read(MemoryFiles(files.content | {name: files.content[f"model_world_size_4_rank_{other}.pt"]}), "model")
+            read(
+                MemoryFiles(
+                    files.content | {name: files.content[f"model_world_size_4_rank_{other}.pt"]}
+                ),
+                "model",
+            )
 
 
 @pytest.mark.parametrize("change", [{"ranks": (0, 1)}, {"ranks": (0, 3)}, {"ranks": (0, 2, 4, 6)}])
-def test_groups_that_are_not_made_of_all_ranks_are_corrupt(change: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_that_are_not_made_of_all_ranks_are_corrupt(
+    change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from torch.distributed.device_mesh import DeviceMesh
 
     files = slices(1, 1, 2, 2)
@@ -323,15 +389,18 @@ def test_replicas_are_compared_in_full_while_they_are_read() -> None:
     odd[5000] += 1  # between two samples
     for n in (0, 1):
         files = MemoryFiles({"a": saved({"w": whole}), "b": saved({"w": odd if n else whole})})
-        extents = [Extent(name, files.content[name].index(whole[:99].numpy().tobytes()), 4 * len(whole)) for name in "ab"]
+        extents = [
+            Extent(name, files.content[name].index(whole[:99].numpy().tobytes()), 4 * len(whole))
+            for name in "ab"
+        ]
         part, replica = (Part((0,), whole.shape, extent) for extent in extents)
         copy = Copy("F32", whole.shape, (replace(part, replicas=(replica,)),))
         tensor = Tensor("w", "F32", whole.shape, (copy,))
-        copies.check(files, [tensor])
-        found = copies.Compared(files, plan([tensor], Options())[0])
+        replicas.check(files, [tensor])
+        found = replicas.ComparedFiles(files, plan([tensor], MergeOptions())[0])
         if not n:
             assert read_bytes(found, extents[0]) == whole.numpy().tobytes()
             continue
         found.read_into("a", extents[0].start, memoryview(bytearray(4 * 5000)))
-        with pytest.raises(Corrupt, match="b: its values of w are not those in a"):
+        with pytest.raises(Corrupt, match="b: values of w differ from those in a"):
             found.read_into("a", extents[0].start + 4 * 5000, memoryview(bytearray(4)))

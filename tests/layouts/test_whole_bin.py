@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
-from ckptsync.layouts import table, whole_bin
-from ckptsync.layouts.table import Source
+from ckptsync.layouts import registry, whole_bin
+from ckptsync.layouts.registry import WeightsSource
 from tests.assembled import assembled
 from tests.plain_files import MemoryFiles, safetensors_file, tree
 from tests.torch_files import raw, saved
@@ -33,16 +33,21 @@ def sharded(weight_map: Any = MAP) -> MemoryFiles:
 
 
 def read(files: MemoryFiles, root: str = "pytorch_model") -> Any:
-    return table.tensors(files, Source("bin", root))
+    return registry.tensors(files, WeightsSource("bin", root))
 
 
 @pytest.mark.parametrize(
-    ("name", "root"), [("bin-sharded", "pytorch_model"), ("bin-legacy", "pytorch_model"), ("acc-full-fsdp2", "pytorch_model_fsdp")]
+    ("name", "root"),
+    [
+        ("bin-sharded", "pytorch_model"),
+        ("bin-legacy", "pytorch_model"),
+        ("acc-full-fsdp2", "pytorch_model_fsdp"),
+    ],
 )
 def test_real_models_are_read_bit_for_bit(name: str, root: str) -> None:
     of = vector(name)
     files = tree(*of.sources)
-    assert str(table.choose(files, None)) == f"bin:{root}"
+    assert str(registry.choose(files, None)) == f"bin:{root}"
     assert assembled(files, read(files, root)) == bits(of.keep)
 
 
@@ -76,20 +81,28 @@ def test_where_nothing_says_which_tensors_are_the_model_it_is_not_guessed(value:
 
 
 def test_models_are_claimed_at_the_top_only_and_training_states_never() -> None:
-    assert whole_bin.roots(["pytorch_model.bin", "pytorch_model_fsdp_1.bin", INDEX]) == ("pytorch_model", "pytorch_model_fsdp_1")
+    assert whole_bin.roots(["pytorch_model.bin", "pytorch_model_fsdp_1.bin", INDEX]) == (
+        "pytorch_model",
+        "pytorch_model_fsdp_1",
+    )
     assert whole_bin.roots([NAMES[1]]) == ("pytorch_model",)
-    nobodys = ["optimizer.bin", "scheduler.bin", "training_args.bin", "x/pytorch_model.bin", "pytorch_model_fsdp_0_rank1.bin"]
+    nobodys = [
+        "optimizer.bin",
+        "scheduler.bin",
+        "training_args.bin",
+        "x/pytorch_model.bin",
+        "pytorch_model_fsdp_0_rank1.bin",
+    ]
     assert whole_bin.roots([*nobodys, "adapter_model.bin", "pytorch_model.bin.tmp"]) == ()
-    assert whole_bin.holds_weights("pytorch_model")
 
 
 def test_safetensors_win_over_them_and_two_of_them_are_never_guessed_between() -> None:
     files = one(STATE)
     files.content["model.safetensors"] = safetensors_file({"w": ("U8", (1,), b"x")})
-    assert str(table.choose(files, None)) == "whole:."
+    assert str(registry.choose(files, None)) == "whole:."
     both = MemoryFiles({**one(STATE).content, **one(STATE, "pytorch_model_fsdp").content})
     with pytest.raises(Unsupported, match="2 sets of weights"):
-        table.choose(both, None)
+        registry.choose(both, None)
 
 
 def test_the_index_must_name_what_is_there() -> None:
@@ -97,7 +110,15 @@ def test_the_index_must_name_what_is_there() -> None:
     for odd in [{"a": NAMES[1]}, {**MAP, "z": NAMES[0]}, {"a": NAMES[1], "n": NAMES[0]}]:
         with pytest.raises(Corrupt, match="not where it says"):
             read(sharded(odd))
-    for evil in [{"a": "../x.bin"}, {"a": "/x.bin"}, {"a": "d/x.bin"}, {"a": "x.sh"}, {"a": 3}, [], None]:
+    for evil in [
+        {"a": "../x.bin"},
+        {"a": "/x.bin"},
+        {"a": "d/x.bin"},
+        {"a": "x.sh"},
+        {"a": 3},
+        [],
+        None,
+    ]:
         with pytest.raises(Corrupt):
             read(sharded(evil))
 

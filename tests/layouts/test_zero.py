@@ -10,13 +10,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
-from ckptsync.layouts import table, zero
-from ckptsync.merge.plan import DType, Options
+from ckptsync.layouts import registry, zero
+from ckptsync.merge.plan import DType, MergeOptions
 from ckptsync.merge.prepare import prepare
 from tests.deepspeed_files import held
 from tests.plain_files import MemoryFiles
 from tests.torch_files import raw, saved
-from tests.zero_checkpoint import Tensors, Zero, expected, files, merged, model, optimizer, values, zeros
+from tests.zero_checkpoint import (
+    Tensors,
+    Zero,
+    expected,
+    files,
+    merged,
+    model,
+    optimizer,
+    values,
+    zeros,
+)
 
 WEIGHT = {"w": values((3, 4), 0), "b": values((5,), 50)}
 
@@ -24,7 +34,11 @@ WEIGHT = {"w": values((3, 4), 0), "b": values((5,), 50)}
 def same(found: Tensors, wanted: Tensors) -> None:
     assert found.keys() == wanted.keys()
     for name, tensor in wanted.items():
-        assert (found[name].dtype, found[name].shape, raw(found[name])) == (tensor.dtype, tensor.shape, raw(tensor)), name
+        assert (found[name].dtype, found[name].shape, raw(found[name])) == (
+            tensor.dtype,
+            tensor.shape,
+            raw(tensor),
+        ), name
 
 
 @pytest.mark.parametrize("dtype", ["keep", "auto"])
@@ -37,23 +51,36 @@ def test_any_checkpoint_is_merged_as_by_hand(dtype: DType, of: Zero) -> None:
 @settings(max_examples=20, deadline=None)
 def test_every_ranks_files_are_demanded_and_each_is_named_when_it_is_missing(of: Zero) -> None:
     held = files(of)
-    assert table.demands(held).model.keys() == held.sizes().keys()
-    assert table.demands(held).world == zero.world(held, of.root) == of.world
+    assert registry.demands(held).model.keys() == held.sizes().keys()
+    assert registry.demands(held).world == zero.world(held, of.root) == of.world
     for name in list(held.content):
         data = held.content.pop(name)
-        with pytest.raises(CkptsyncError, match=name if of.world > 1 else None) as e:  # of one rank nothing else tells its name
+        with pytest.raises(
+            CkptsyncError, match=name if of.world > 1 else None
+        ) as e:  # of one rank nothing else tells its name
             merged(held, "keep")
         assert isinstance(e.value, Incomplete) == bool(held.content)
         held.content[name] = data
 
 
+def test_a_node_without_optimizer_files_demands_nothing_at_stage_three() -> None:
+    held = files(Zero(3, 2, [WEIGHT], prefix="fp16_"))
+    models = {n: d for n, d in held.content.items() if "model_states" in n}
+    assert registry.demands(MemoryFiles(models)).model == {}
+    with pytest.raises(Incomplete, match="optim_states"):
+        merged(MemoryFiles(models), "keep")
+
+
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_files_that_a_larger_world_left_behind_are_left_out_and_it_is_said(stage: int) -> None:
-    of, old = Zero(stage, 2, [WEIGHT]), Zero(stage, 7, [{"w": values((3, 4), 99), "b": values((5,), 9)}])
+    of, old = (
+        Zero(stage, 2, [WEIGHT]),
+        Zero(stage, 7, [{"w": values((3, 4), 99), "b": values((5,), 9)}]),
+    )
     held = MemoryFiles({**files(old).content, **files(of).content})
     same(merged(held, "keep"), expected(of, "keep"))
-    assert len(table.demands(held).model) == (4 if stage == 3 else 3)
-    assert "is left out" in prepare(held, Options("keep")).notes[0]
+    assert len(registry.demands(held).model) == (4 if stage == 3 else 3)
+    assert "is left out" in prepare(held, MergeOptions("keep")).notes[0]
 
 
 @pytest.mark.parametrize(
@@ -70,7 +97,9 @@ def test_files_that_a_larger_world_left_behind_are_left_out_and_it_is_said(stage
         (1, "mp_rank_00_000_model_states.pt"),
     ],
 )
-def test_files_of_parallel_ranks_that_the_model_does_not_have_are_never_passed_over(stage: int, name: str) -> None:
+def test_files_of_parallel_ranks_that_the_model_does_not_have_are_never_passed_over(
+    stage: int, name: str
+) -> None:
     held = files(Zero(stage, 2, [WEIGHT]))
     held.content[f"global_step2/{name}"] = b""
     with pytest.raises((Unsupported, Corrupt), match=r"parallel ranks|experts|layers|not known"):
@@ -79,40 +108,55 @@ def test_files_of_parallel_ranks_that_the_model_does_not_have_are_never_passed_o
 
 @pytest.mark.parametrize("stage", [1, 2])
 def test_the_models_own_weights_are_read_from_the_model_file_alone(stage: int) -> None:
-    of = Zero(stage, 3, [{"w": values((4000, 1000), 0)}], buffers={"n": values((3,), 1, torch.int64)})
-    held, optim = files(of), [f"global_step2/zero_pp_rank_{r}_mp_rank_00_optim_states.pt" for r in range(3)]
+    of = Zero(
+        stage, 3, [{"w": values((4000, 1000), 0)}], buffers={"n": values((3,), 1, torch.int64)}
+    )
+    held, optim = (
+        files(of),
+        [f"global_step2/zero_pp_rank_{r}_mp_rank_00_optim_states.pt" for r in range(3)],
+    )
     for dtype in ("auto", "bf16"):
-        assert prepare(held, Options(dtype)).reads == {"global_step2/mp_rank_00_model_states.pt"}
+        assert prepare(held, MergeOptions(dtype)).reads == {
+            "global_step2/mp_rank_00_model_states.pt"
+        }
         before = held.read
         same(merged(held, dtype), expected(of, "auto"))
-        assert held.read - before < 2 * 4000 * 1000 + 2_000_000  # two bytes a parameter, pickles, and samples of the masters
-    assert prepare(held, Options("keep")).reads == {"global_step2/mp_rank_00_model_states.pt", *optim}
+        # two bytes a parameter, pickles, and samples of the masters
+        assert held.read - before < 2 * 4000 * 1000 + 2_000_000
+    assert prepare(held, MergeOptions("keep")).reads == {
+        "global_step2/mp_rank_00_model_states.pt",
+        *optim,
+    }
 
 
 @pytest.mark.parametrize("stage", [1, 2])
 @pytest.mark.parametrize("gone", [[0], [1], [0, 1]])
-def test_an_optimizer_file_that_is_missing_is_reported_every_time(stage: int, gone: list[int]) -> None:
+def test_an_optimizer_file_that_is_missing_is_reported_every_time(
+    stage: int, gone: list[int]
+) -> None:
     of = Zero(stage, 2, [WEIGHT], buffers={"n": values((3,), 1, torch.int64)}, tied={"head": "w"})
     held = files(of)
     names = [f"global_step2/zero_pp_rank_{r}_mp_rank_00_optim_states.pt" for r in gone]
     for name in names:
         del held.content[name]
     same(merged(held, "auto"), expected(of, "auto"))
-    assert f"{names[0]} is not here" in prepare(held, Options("auto")).notes[0]
+    assert f"{names[0]} is missing" in prepare(held, MergeOptions("auto")).notes[0]
     for dtype in ("keep", "fp32"):
         with pytest.raises(Incomplete, match=names[0]):
             merged(held, dtype)
 
 
 def test_a_model_without_zero_is_read_from_its_model_file() -> None:
-    held = MemoryFiles({"global_step2/mp_rank_00_model_states.pt": saved(model(Zero(0, 4, [WEIGHT]), 0))})
+    held = MemoryFiles(
+        {"global_step2/mp_rank_00_model_states.pt": saved(model(Zero(0, 4, [WEIGHT]), 0))}
+    )
     same(merged(held, "keep"), {n: t.to(torch.bfloat16) for n, t in WEIGHT.items()})
 
 
 def test_masters_without_names_are_left_out_and_it_is_said() -> None:
     told = model(Zero(0, 1, [WEIGHT]), 0) | {"optimizer": {"fp32_groups_flat": [torch.ones(17)]}}
     held = MemoryFiles({"mp_rank_00_model_states.pt": saved(told)})
-    assert "have no names" in prepare(held, Options("keep")).notes[0]
+    assert "have no names" in prepare(held, MergeOptions("keep")).notes[0]
 
 
 def test_a_checkpoint_without_weights_is_unsupported() -> None:
@@ -122,7 +166,10 @@ def test_a_checkpoint_without_weights_is_unsupported() -> None:
 
 
 def test_latest_chooses_between_two_tags() -> None:
-    new, old = Zero(2, 2, [WEIGHT], root="global_step10"), Zero(2, 3, [{"w": values((2,), 1)}], root="global_step2")
+    new, old = (
+        Zero(2, 2, [WEIGHT], root="global_step10"),
+        Zero(2, 3, [{"w": values((2,), 1)}], root="global_step2"),
+    )
     held = MemoryFiles({**files(new).content, **files(old).content})
     with pytest.raises(Unsupported, match="2 sets of weights") as e:
         merged(held, "keep")
@@ -151,12 +198,18 @@ def test_a_name_that_is_tied_to_nothing_is_corrupt() -> None:
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_names_tied_to_excluded_frozen_parameters_are_left_out(stage: int) -> None:
-    """As Trainer saves LoRA of a model with tied embeddings: the head is mentioned, and its values are nowhere."""
+    """As Trainer saves LoRA of a model with tied embeddings: the head is mentioned, and its values
+    are nowhere.
+    """
     of = Zero(stage, 2, [WEIGHT])
     held = files(of)
     for name in [n for n in held.content if n.endswith("model_states.pt")]:
         rank = int(name.split("_rank_")[1][0])
-        excluded = {"frozen_param_shapes": None, "frozen_param_fragments": None, "shared_params": {"head": "excluded"}}
+        excluded = {
+            "frozen_param_shapes": None,
+            "frozen_param_fragments": None,
+            "shared_params": {"head": "excluded"},
+        }
         held.content[name] = saved(model(of, rank) | excluded)
     same(merged(held, "keep"), expected(of, "keep"))
 
@@ -166,11 +219,22 @@ def test_a_rank_of_another_save_is_corrupt(stage: int) -> None:
     of = Zero(stage, 2, [WEIGHT])
     held = files(of)
     if stage == 3:
-        changed = {"zero_pp_rank_0_mp_rank_00_model_states.pt": 4, "zero_pp_rank_1_mp_rank_00_model_states.pt": 5}
-        told = {name: saved(model(of, rank) | {"global_steps": step}) for rank, (name, step) in enumerate(changed.items())}
+        changed = {
+            "zero_pp_rank_0_mp_rank_00_model_states.pt": 4,
+            "zero_pp_rank_1_mp_rank_00_model_states.pt": 5,
+        }
+        told = {
+            name: saved(model(of, rank) | {"global_steps": step})
+            for rank, (name, step) in enumerate(changed.items())
+        }
     else:
-        states = [optimizer(of, rank) | {"base_optimizer_state_step": 4 + rank} for rank in range(2)]
-        told = {f"zero_pp_rank_{r}_mp_rank_00_optim_states.pt": saved({"optimizer_state_dict": s}) for r, s in enumerate(states)}
+        states = [
+            optimizer(of, rank) | {"base_optimizer_state_step": 4 + rank} for rank in range(2)
+        ]
+        told = {
+            f"zero_pp_rank_{r}_mp_rank_00_optim_states.pt": saved({"optimizer_state_dict": s})
+            for r, s in enumerate(states)
+        }
     held.content |= {f"global_step2/{name}": data for name, data in told.items()}
     with pytest.raises(Corrupt, match=r"rank_1_.* is 5, 4 in "):
         merged(held, "auto")
@@ -196,13 +260,28 @@ def test_a_frozen_parameter_of_which_a_rank_has_no_fragment_is_corrupt() -> None
 
 @pytest.mark.parametrize("latest", [b"", b"\xff\xfe", b"../global_step2", b"a" * 5000])
 def test_a_latest_that_says_nothing_of_use_chooses_nothing(latest: bytes) -> None:
-    held = MemoryFiles({"a/mp_rank_00_model_states.pt": b"", "b/mp_rank_00_model_states.pt": b"", "latest": latest})
+    held = MemoryFiles(
+        {"a/mp_rank_00_model_states.pt": b"", "b/mp_rank_00_model_states.pt": b"", "latest": latest}
+    )
     with contextlib.suppress(Corrupt):
         assert zero.preferred(held, ("a", "b")) is None
 
 
-MODEL_FIELDS = ["module", "buffer_names", "param_shapes", "frozen_param_shapes", "frozen_param_fragments", "shared_params"]
-STATE_FIELDS = ["fp32_flat_groups", "single_partition_of_fp32_groups", "zero_stage", "partition_count", "group_paddings"]
+MODEL_FIELDS = [
+    "module",
+    "buffer_names",
+    "param_shapes",
+    "frozen_param_shapes",
+    "frozen_param_fragments",
+    "shared_params",
+]
+STATE_FIELDS = [
+    "fp32_flat_groups",
+    "single_partition_of_fp32_groups",
+    "zero_stage",
+    "partition_count",
+    "group_paddings",
+]
 JUNK: list[object] = [
     None,
     5,
@@ -251,7 +330,9 @@ def test_junk_in_any_field_is_read_or_refused_and_never_crashes(stage: int, junk
 
 
 @given(st.integers(1, 3), st.data())
-def test_one_changed_byte_is_read_or_refused_and_never_crashes(stage: int, data: st.DataObject) -> None:
+def test_one_changed_byte_is_read_or_refused_and_never_crashes(
+    stage: int, data: st.DataObject
+) -> None:
     held = files(Zero(stage, 2, [WEIGHT], frozen={"f": values((6,), 3)}))
     name = data.draw(st.sampled_from(sorted(held.content)))
     good = held.content[name]
@@ -261,20 +342,36 @@ def test_one_changed_byte_is_read_or_refused_and_never_crashes(stage: int, data:
         merged(held, "keep")
 
 
-@pytest.mark.parametrize(("name", "said"), [("hf-zero3-lora", 1), ("raw-ds-zero2-frozen", 0), ("raw-ds-zero1-frozen", 0)])
-def test_frozen_parameters_that_were_left_out_of_a_save_are_said_to_be(name: str, said: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "said"), [("hf-zero3-lora", 1), ("raw-ds-zero2-frozen", 0), ("raw-ds-zero1-frozen", 0)]
+)
+def test_frozen_parameters_that_were_left_out_of_a_save_are_said_to_be(
+    name: str, said: int
+) -> None:
     files = held(name)
     (root,) = zero.roots(files.sizes())
-    assert zero.tensors(files, root)[0].remark.count("frozen parameters, if there were any, were left out") == said
+    assert zero.tensors(files, root)[0].remark.count("the save left out frozen parameters") == said
 
 
 @pytest.mark.parametrize("dtype", ["keep", "auto"])
 @pytest.mark.parametrize("stage", [1, 2])
-@pytest.mark.parametrize("odd", ["mp_rank_00_model_states.pt", *(f"zero_pp_rank_{r}_mp_rank_00_optim_states.pt" for r in range(3))])
+@pytest.mark.parametrize(
+    "odd",
+    [
+        "mp_rank_00_model_states.pt",
+        *(f"zero_pp_rank_{r}_mp_rank_00_optim_states.pt" for r in range(3)),
+    ],
+)
 def test_a_file_of_another_run_is_refused_by_its_name(dtype: DType, stage: int, odd: str) -> None:
-    of, other = (Zero(stage, 3, [{"w": values((7, 9), n)}, {"b": values((40,), n + 5)}]) for n in (0, 8))
-    held = MemoryFiles({**files(of).content, f"global_step2/{odd}": files(other).content[f"global_step2/{odd}"]})
-    with pytest.raises(Corrupt, match=f"^global_step2/{odd}: its values of [wb] are not those in global_step2/") as e:
+    of, other = (
+        Zero(stage, 3, [{"w": values((7, 9), n)}, {"b": values((40,), n + 5)}]) for n in (0, 8)
+    )
+    held = MemoryFiles(
+        {**files(of).content, f"global_step2/{odd}": files(other).content[f"global_step2/{odd}"]}
+    )
+    with pytest.raises(
+        Corrupt, match=f"^global_step2/{odd}: values of [wb] differ from those in global_step2/"
+    ) as e:
         merged(held, dtype)
     assert "different saves" in (e.value.hint or "")
 
@@ -282,32 +379,55 @@ def test_a_file_of_another_run_is_refused_by_its_name(dtype: DType, stage: int, 
 @pytest.mark.parametrize("odd", range(4))
 def test_a_rank_of_another_run_shows_in_samples_of_a_large_model(odd: int) -> None:
     noise = torch.Generator().manual_seed(1)
-    one = {f"layer{n}": torch.randn(300, 700, generator=noise) for n in range(9)} | {"tiny": torch.ones(3)}
-    other = {name: tensor + 1e-5 * torch.randn(tensor.shape, generator=noise) for name, tensor in one.items()}
+    one = {f"layer{n}": torch.randn(300, 700, generator=noise) for n in range(9)} | {
+        "tiny": torch.ones(3)
+    }
+    other = {
+        name: tensor + 1e-5 * torch.randn(tensor.shape, generator=noise)
+        for name, tensor in one.items()
+    }
     name = f"global_step2/zero_pp_rank_{odd}_mp_rank_00_optim_states.pt"
     held = files(Zero(2, 4, [one]))
-    prepare(held, Options("keep"))
+    prepare(held, MergeOptions("keep"))
     held.content[name] = files(Zero(2, 4, [other])).content[name]
     before = held.read
     with pytest.raises(Corrupt, match=name):
-        prepare(held, Options("keep"))
+        prepare(held, MergeOptions("keep"))
     assert held.read - before < 3_000_000  # of 11 MB
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_masters_that_round_to_infinity_zero_or_nan_are_those_of_the_model(dtype: torch.dtype) -> None:
+def test_masters_that_round_to_infinity_zero_or_nan_are_those_of_the_model(
+    dtype: torch.dtype,
+) -> None:
     odd = torch.tensor(
-        [torch.nan, -torch.nan, torch.inf, -0.0, 1e38, 3.4e38, 1e-7, 6e-8, -1e-45, 1 + 2**-8, 1 + 3 * 2**-8, 65519.0, 65520.0]
+        [
+            torch.nan,
+            -torch.nan,
+            torch.inf,
+            -0.0,
+            1e38,
+            3.4e38,
+            1e-7,
+            6e-8,
+            -1e-45,
+            1 + 2**-8,
+            1 + 3 * 2**-8,
+            65519.0,
+            65520.0,
+        ]
     )
     held = files(Zero(2, 2, [{"w": odd}]))
     state = model(Zero(2, 2, [{"w": odd}]), 0)
     state["module"]["w"] = odd.to(dtype)
     held.content["global_step2/mp_rank_00_model_states.pt"] = saved(state)
-    prepare(held, Options("keep"))
+    prepare(held, MergeOptions("keep"))
 
 
 @pytest.mark.parametrize("key", ["quantize_training", "zenflow"])
-def test_weights_that_training_changes_beside_their_masters_are_not_compared_and_it_is_said(key: str) -> None:
+def test_weights_that_training_changes_beside_their_masters_are_not_compared_and_it_is_said(
+    key: str,
+) -> None:
     of = Zero(2, 2, [WEIGHT])
     state = model(of, 0)
     state["module"] = {name: tensor * 2 for name, tensor in state["module"].items()}
@@ -319,4 +439,7 @@ def test_weights_that_training_changes_beside_their_masters_are_not_compared_and
     held = files(of)
     held.content["global_step2/mp_rank_00_model_states.pt"] = saved(state)
     same(merged(held, "keep"), expected(of, "keep"))
-    assert any(f"trained with {key}" in note and "not compared" in note for note in prepare(held, Options("keep")).notes)
+    assert any(
+        f"trained with {key}" in note and "not compared" in note
+        for note in prepare(held, MergeOptions("keep")).notes
+    )

@@ -1,4 +1,6 @@
-"""One machine for all tests here: only `make nspawn` asks for them, since they want root, and the machine's own control groups."""
+"""One machine for all tests here: only `make nspawn` asks for them, since they want root, and the
+machine's own control groups.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""A machine that really boots: systemd in a container of this system's own files, which it sees through an overlay and cannot change.
+"""A machine that really boots: systemd in a container of this system's own files, which it sees
+through an overlay and cannot change.
 
-The mounts and the processes are of namespaces of their own, which end with the process that made them: nothing stays behind.
+The mounts and the processes are of namespaces of their own, which end with the process that made
+them: nothing stays behind.
 """
 
 from __future__ import annotations
@@ -21,20 +23,41 @@ USERS = {"train": 64201, "other": 64202, "ckptsync": 64203}
 WANTED = ("systemd-nspawn", "unshare", "nsenter", "setpriv", "runuser")
 PATIENCE = 60.0
 _REBOOT = 133  # EXIT_FORCE_RESTART of nspawn
-_ALONE = ("setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
-_INSIDE = ("-m", "-u", "-i", "-n", "-p", "env", "-i", "PATH=/usr/sbin:/usr/bin:/sbin:/bin:/opt/ckptsync/bin")
+_ALONE = (
+    "setpriv",
+    "--pdeathsig",
+    "KILL",
+    "unshare",
+    "--mount",
+    "--pid",
+    "--fork",
+    "--kill-child",
+    "--mount-proc",
+)
+_INSIDE = (
+    "-m",
+    "-u",
+    "-i",
+    "-n",
+    "-p",
+    "env",
+    "-i",
+    "PATH=/usr/sbin:/usr/bin:/sbin:/bin:/opt/ckptsync/bin",
+)
 _CGROUPS = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified", "/sys/fs/cgroup/systemd")
 
 _NOT_OURS = ("system-generators", "system/multi-user.target.wants", "system/getty.target.wants")
 _STARTED = ("systemd-logind.service", "systemd-user-sessions.service")
 
-# Run in namespaces of its own.  $1: where to mount, $2: a name, $3: what is put over /, the rest: nspawn's command.
+# Run in namespaces of its own.  $1: where to mount, $2: a name, $3: what is put over /, the rest:
+# nspawn's command.
 _BOOT = """\
 set -eu
 home=$1 name=$2 over=$3
 shift 3
 for top in /sys/fs/cgroup /sys/fs/cgroup/unified /sys/fs/cgroup/systemd; do
-  if [ -w "$top/cgroup.procs" ]; then mkdir -p "$top/$name" && echo 0 > "$top/$name/cgroup.procs" || true; fi
+  if [ -w "$top/cgroup.procs" ]; then mkdir -p "$top/$name" && echo 0 > "$top/$name/cgroup.procs" \
+|| true; fi
 done
 mount -t tmpfs -o mode=0755 tmpfs "$home"
 mkdir "$home/upper" "$home/work" "$home/root" "$home/data"
@@ -55,12 +78,18 @@ class CannotBootError(Exception):
 
 
 class Machine:
-    """Booted when it is there; ``run`` runs a command in it as root, ``ckptsync`` as one of `USERS`."""
+    """Booted when it is there; ``run`` runs a command in it as root, ``ckptsync`` as one of
+    `USERS`.
+    """
 
     def __init__(self, home: Path) -> None:
         missing = [tool for tool in WANTED if not shutil.which(tool)]
         if missing or os.geteuid() != 0:
-            raise CannotBootError(f"{', '.join(missing)} not installed" if missing else "only root can start containers")
+            raise CannotBootError(
+                f"{', '.join(missing)} not installed"
+                if missing
+                else "only root can start containers"
+            )
         self._name = f"ckptsync-test-{secrets.token_hex(4)}"
         self._log = home / "console.log"
         mounted, over = home / "mounted", home / "over.sh"
@@ -68,7 +97,17 @@ class Machine:
         over.write_text(_over())
         with self._log.open("wb") as console:
             self._process = subprocess.Popen(
-                [*_ALONE, "sh", "-c", _BOOT, "sh", str(mounted), self._name, str(over), *_nspawn(mounted, self._name)],
+                [
+                    *_ALONE,
+                    "sh",
+                    "-c",
+                    _BOOT,
+                    "sh",
+                    str(mounted),
+                    self._name,
+                    str(over),
+                    *_nspawn(mounted, self._name),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=console,
                 stderr=subprocess.STDOUT,
@@ -91,7 +130,11 @@ class Machine:
             cwd="/",
         )
         if check and done.returncode:
-            raise AssertionError(f"{shlex.join(command)}: {done.returncode}\n{done.stdout}{done.stderr}\n{self.journal()}")
+            raise AssertionError(
+                f"{shlex.join(command)}: {done.returncode}\n"
+                f"{done.stdout}{done.stderr}\n"
+                f"{self.journal()}"
+            )
         return done.stdout
 
     def run_as(self, user: str, *command: str, check: bool = True) -> str:
@@ -108,7 +151,10 @@ class Machine:
         self.path(path).write_text(text)
 
     def wait_for(self, what: str, is_so: Callable[[], bool]) -> None:
-        """Ask again and again until it is so; raises, with the journal, if it does not come to be."""
+        """Ask again and again until it is so.
+
+        Raises, with the journal, if it does not come to be.
+        """
         until = time.monotonic() + PATIENCE
         while not is_so():
             if time.monotonic() > until:
@@ -145,13 +191,18 @@ class Machine:
 
     def _said(self) -> str:
         lines = [line.strip() for line in self._log.read_text("utf-8", "replace").splitlines()]
-        return next((line for line in reversed(lines) if line and not line.startswith("nspawn:")), "it said nothing")
+        return next(
+            (line for line in reversed(lines) if line and not line.startswith("nspawn:")),
+            "it said nothing",
+        )
 
     def _boots(self) -> int:
         return self._log.read_text("utf-8", "replace").count(f"nspawn: {_REBOOT}")
 
     def _booted(self, after: int) -> int:
-        """The process id of the container's systemd as we see it, once all that it starts is started."""
+        """The process id of the container's systemd as we see it, once all that it starts is
+        started.
+        """
         until = time.monotonic() + PATIENCE
         while True:
             if self._process.poll() is not None:
@@ -159,7 +210,10 @@ class Machine:
             leader = next(_inner(self._process.pid), 0)
             if leader and self._boots() == after:
                 self._leader = leader
-                if self.run("systemctl", "is-system-running", check=False).strip() in ("running", "degraded"):
+                if self.run("systemctl", "is-system-running", check=False).strip() in (
+                    "running",
+                    "degraded",
+                ):
                     return leader
             _wait(until, "the container does not boot")
 
@@ -175,22 +229,31 @@ def _inner(pid: int) -> Iterator[int]:
     for child in _children(pid):
         with contextlib.suppress(OSError):
             status = Path(f"/proc/{child}/status").read_text("ascii", "replace")
-            ids = next(line.split()[1:] for line in status.splitlines() if line.startswith("NSpid:"))
-            if len(ids) >= 3 and ids[-1] == "1" and Path(f"/proc/{child}/comm").read_text().strip() == "systemd":
+            ids = next(
+                line.split()[1:] for line in status.splitlines() if line.startswith("NSpid:")
+            )
+            if (
+                len(ids) >= 3
+                and ids[-1] == "1"
+                and Path(f"/proc/{child}/comm").read_text().strip() == "systemd"
+            ):
                 yield child
         yield from _inner(child)
 
 
 def _children(pid: int) -> list[int]:
     try:
-        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text("ascii").split()]
+        return [
+            int(word)
+            for word in Path(f"/proc/{pid}/task/{pid}/children").read_text("ascii").split()
+        ]
     except OSError:
         return []  # it has ended
 
 
 def _removed(folder: Path) -> None:
     """Remove a control group's folders, once its last process has ended."""
-    until = time.monotonic() + 5
+    until = time.monotonic() + 60
     while folder.is_dir() and time.monotonic() < until:
         for path, _, _ in os.walk(folder, topdown=False):
             with contextlib.suppress(OSError):  # not empty yet
@@ -200,36 +263,65 @@ def _removed(folder: Path) -> None:
 
 def _seen() -> list[str]:
     """Where Python, its packages and this project lie."""
-    found = {str(Path(p).resolve()) for p in (sys.prefix, sys.base_prefix, ROOT, Path(sys.executable).resolve().parent)}
-    return sorted(p for p in found if not p.startswith("/usr") or Path(p).stat().st_dev != Path("/usr").stat().st_dev)
+    found = {
+        str(Path(p).resolve())
+        for p in (sys.prefix, sys.base_prefix, ROOT, Path(sys.executable).resolve().parent)
+    }
+    return sorted(
+        p
+        for p in found
+        if not p.startswith("/usr") or Path(p).stat().st_dev != Path("/usr").stat().st_dev
+    )
 
 
 def _nspawn(mounted: Path, name: str) -> list[str]:
     binds = [f"--bind-ro={path}" for path in _seen()]
-    words = "systemd-nspawn --quiet --register=no --keep-unit --boot --hostname=node-a --console=pipe --link-journal=no --private-network"
+    words = (
+        "systemd-nspawn --quiet --register=no --keep-unit --boot --hostname=node-a --console=pipe"
+        " --link-journal=no --private-network"
+    )
     mine = (f"--machine={name}", f"--directory={mounted}/root", f"--bind={mounted}/data:/data")
     return [*words.split(), "--timezone=off", "--resolv-conf=off", *mine, *binds]
 
 
 def _over() -> str:
-    """A script that makes of this system's files a machine of its own: users, what is started, this project as an operator installs it."""
-    lines = ["root=$1", 'mkdir -p "$root/etc/systemd/system" "$root/opt/ckptsync/bin" "$root/data" "$root/mnt"']
-    lines.append(f'echo {secrets.token_hex(16)} > "$root/etc/machine-id"; rm -f "$root/etc/hostname"')
+    """A script that makes of this system's files a machine of its own: users, what is started, this
+    project as an operator installs it.
+    """
+    lines = [
+        "root=$1",
+        'mkdir -p "$root/etc/systemd/system" "$root/opt/ckptsync/bin" "$root/data" "$root/mnt"',
+    ]
+    lines.append(
+        f'echo {secrets.token_hex(16)} > "$root/etc/machine-id"; rm -f "$root/etc/hostname"'
+    )
     for user, number in USERS.items():
         lines.append(f'echo {user}:x:{number}:{number}::/home/{user}:/bin/sh >> "$root/etc/passwd"')
-        lines.append(f'echo {user}:x:{number}: >> "$root/etc/group"; echo "{user}:*:19000::::::" >> "$root/etc/shadow"')
+        lines.append(
+            f'echo {user}:x:{number}: >> "$root/etc/group"; echo "{user}:*:19000::::::" >>'
+            ' "$root/etc/shadow"'
+        )
         lines.append(f'install -d -m 0750 -o {number} -g {number} "$root/home/{user}"')
     for path in _seen():
         lines.append(f'mkdir -p "$root{path}"')
-        lines += [f'chmod a+rx "$root{parent}"' for parent in Path(path).parents if str(parent) != "/"]
+        lines += [
+            f'chmod a+rx "$root{parent}"' for parent in Path(path).parents if str(parent) != "/"
+        ]
     program = (
-        f"#!{sys.executable}\nimport sys\nsys.path.insert(0, {str(ROOT)!r})\nfrom ckptsync.cli.main import main\nsys.exit(main())\n"
+        f"#!{sys.executable}\n"
+        "import sys\n"
+        f"sys.path.insert(0, {str(ROOT)!r})\n"
+        "from ckptsync.cli.main import main\n"
+        "sys.exit(main())\n"
     )
     ours = '"$root/opt/ckptsync/bin/ckptsync"'
     lines.append(f"printf %s {shlex.quote(program)} > {ours}; chmod 755 {ours}")
     units = '"$root/usr/lib/systemd'
-    lines += [f'rm -rf {units}/{folder}"' for folder in _NOT_OURS]  # what this system starts beside systemd itself
+    # what this system starts beside systemd itself
+    lines += [f'rm -rf {units}/{folder}"' for folder in _NOT_OURS]
     lines.append(f'mkdir {units}/system/multi-user.target.wants"')
     lines += [f'ln -s ../{unit} {units}/system/multi-user.target.wants/"' for unit in _STARTED]
-    lines.append('ln -s /usr/lib/systemd/system/multi-user.target "$root/etc/systemd/system/default.target"')
+    lines.append(
+        'ln -s /usr/lib/systemd/system/multi-user.target "$root/etc/systemd/system/default.target"'
+    )
     return "\n".join(lines) + "\n"

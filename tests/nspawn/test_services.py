@@ -23,8 +23,16 @@ QUICK = "[Service]\nRestartSec=100ms\n"
 SAVED = ROOT / "tests/vectors/hf-ddp/out/checkpoint-4"
 
 
-def configure(machine: Machine, user: str = "train", store: str = "/data/store", runs: str = "/data/out/*", more: str = "") -> None:
-    machine.write(f"/etc/ckptsync/{user}.yaml", CONFIG.format(user=user, store=store, runs=runs) + more)
+def configure(
+    machine: Machine,
+    user: str = "train",
+    store: str = "/data/store",
+    runs: str = "/data/out/*",
+    more: str = "",
+) -> None:
+    machine.write(
+        f"/etc/ckptsync/{user}.yaml", CONFIG.format(user=user, store=store, runs=runs) + more
+    )
 
 
 def install(machine: Machine, user: str = "train", extra: str = QUICK) -> None:
@@ -34,27 +42,47 @@ def install(machine: Machine, user: str = "train", extra: str = QUICK) -> None:
     machine.systemctl("daemon-reload")
 
 
-def save(machine: Machine, step: int, output: str = "/data/out/exp", user: str = "train", size: int = 0) -> None:
-    """A checkpoint of a user's, readable for nobody else, as safetensors 0.8 writes it; ``size`` bytes more."""
+def save(
+    machine: Machine, step: int, output: str = "/data/out/exp", user: str = "train", size: int = 0
+) -> None:
+    """A checkpoint of a user's, readable for nobody else, as safetensors 0.8 writes it.
+
+    ``size`` bytes more.
+    """
     folder = f"{output}/checkpoint-{step}"
     more = f"head -c {size} /dev/urandom > {folder}/extra.bin; " if size else ""
-    state = f'sed \'s/"global_step": 4/"global_step": {step}/\' {SAVED}/trainer_state.json > {folder}/trainer_state.json'
+    state = (
+        f'sed \'s/"global_step": 4/"global_step": {step}/\' {SAVED}/trainer_state.json >'
+        f" {folder}/trainer_state.json"
+    )
     machine.run_as(
-        user, "sh", "-ec", f"umask 077; mkdir -p {folder}; cp {SAVED}/*.* {folder}; rm {folder}/trainer_state.json; {more}{state}"
+        user,
+        "sh",
+        "-ec",
+        f"umask 077; mkdir -p {folder}; cp {SAVED}/*.* {folder}; rm {folder}/trainer_state.json;"
+        f" {more}{state}",
     )
 
 
 def is_stored(machine: Machine, step: int, run: str = "exp", store: str = "/data/store") -> bool:
-    return bool(list(machine.path(store).glob(f"{run}/.ckptsync/checkpoint-{step}*/manifest-*.json")))
+    return bool(
+        list(machine.path(store).glob(f"{run}/.ckptsync/checkpoint-{step}*/manifest-*.json"))
+    )
 
 
-def wait_until_stored(machine: Machine, step: int, run: str = "exp", store: str = "/data/store") -> None:
-    machine.wait_for(f"{run}/checkpoint-{step} is not in the store", lambda: is_stored(machine, step, run, store))
+def wait_until_stored(
+    machine: Machine, step: int, run: str = "exp", store: str = "/data/store"
+) -> None:
+    machine.wait_for(
+        f"{run}/checkpoint-{step} is not in the store", lambda: is_stored(machine, step, run, store)
+    )
 
 
 def verified(machine: Machine) -> int:
     """How many locations are, as the head's own user sees it."""
-    return machine.run_as("ckptsync", "/opt/ckptsync/bin/ckptsync", "ls", "/data/store", check=False).count("VERIFIED")
+    return machine.run_as(
+        "ckptsync", "/opt/ckptsync/bin/ckptsync", "ls", "/data/store", check=False
+    ).count("VERIFIED")
 
 
 def pid_of(machine: Machine, unit: str = WORKER) -> str:
@@ -63,8 +91,15 @@ def pid_of(machine: Machine, unit: str = WORKER) -> str:
 
 @pytest.fixture
 def training(machine: Machine) -> Iterator[Machine]:
-    """A machine with a store and a location for a training's output; nothing of a test before is left."""
-    machine.run("sh", "-ec", "rm -rf /data/* /etc/ckptsync /etc/systemd/system/ckptsync-*; mkdir -p /etc/ckptsync")
+    """A machine with a store and a location for a training's output.
+
+    Nothing of a test before is left.
+    """
+    machine.run(
+        "sh",
+        "-ec",
+        "rm -rf /data/* /etc/ckptsync /etc/systemd/system/ckptsync-*; mkdir -p /etc/ckptsync",
+    )
     machine.run("install", "-d", "-o", "train", "-g", "train", "/data/out")
     machine.run("install", "-d", "-m", "2775", "-g", "ckptsync", "-o", "train", "/data/store")
     yield machine
@@ -85,14 +120,18 @@ def test_a_worker_starts_as_the_user_who_trains_says_so_and_sends(training: Mach
     wait_until_stored(training, 5)
 
 
-def test_what_only_its_owner_may_read_is_pinned_by_a_link_within_the_service_s_mounts(training: Machine) -> None:
+def test_what_only_its_owner_may_read_is_pinned_by_a_link_within_the_service_s_mounts(
+    training: Machine,
+) -> None:
     configure(training)
     install(training)
     save(training, 5)
     training.systemctl("start", WORKER)
     wait_until_stored(training, 5)
     source = training.path("/data/out/exp/checkpoint-5/model.safetensors").stat()
-    pinned = next(training.path("/data/out/exp/_ckptsync/pins").glob("checkpoint-5.*/files/model.safetensors")).stat()
+    pinned = next(
+        training.path("/data/out/exp/_ckptsync/pins").glob("checkpoint-5.*/files/model.safetensors")
+    ).stat()
     assert source.st_mode & 0o777 == 0o600
     assert pinned.st_ino == source.st_ino
 
@@ -130,7 +169,9 @@ def test_a_hung_worker_is_killed_leaves_its_stacks_and_starts_again(training: Ma
     hung = pid_of(training)
     training.run("kill", "-STOP", hung)
     training.wait_for("it is not started again", lambda: pid_of(training) not in ("0", hung))
-    training.wait_for("it is not up again", lambda: training.property(WORKER, "ActiveState") == "active")
+    training.wait_for(
+        "it is not up again", lambda: training.property(WORKER, "ActiveState") == "active"
+    )
     said = training.journal("-u", WORKER)
     assert "Watchdog timeout" in said
     assert "Fatal Python error: Aborted" in said
@@ -138,12 +179,17 @@ def test_a_hung_worker_is_killed_leaves_its_stacks_and_starts_again(training: Ma
     wait_until_stored(training, 6)
 
 
-def test_a_stop_parks_what_is_being_sent_in_time_and_the_next_start_ends_it(training: Machine) -> None:
+def test_a_stop_parks_what_is_being_sent_in_time_and_the_next_start_ends_it(
+    training: Machine,
+) -> None:
     configure(training, more="limits: {bandwidth: 2MB/s}\n")
     install(training)
     training.systemctl("start", WORKER)
     save(training, 7, size=16 << 20)
-    training.wait_for("nothing is sent", lambda: any(p.stat().st_size for p in training.path("/data/store").rglob("*.part")))
+    training.wait_for(
+        "nothing is sent",
+        lambda: any(p.stat().st_size for p in training.path("/data/store").rglob("*.part")),
+    )
     training.systemctl("stop", WORKER)
     assert training.property(WORKER, "Result") == "success"
     assert not is_stored(training, 7)
@@ -152,7 +198,9 @@ def test_a_stop_parks_what_is_being_sent_in_time_and_the_next_start_ends_it(trai
     wait_until_stored(training, 7)
 
 
-def test_a_worker_is_back_after_a_reboot_and_sends_what_was_written_without_it(training: Machine) -> None:
+def test_a_worker_is_back_after_a_reboot_and_sends_what_was_written_without_it(
+    training: Machine,
+) -> None:
     configure(training)
     install(training)
     training.systemctl("enable", WORKER)
@@ -180,8 +228,13 @@ def test_a_wrong_configuration_is_not_tried_again(training: Machine) -> None:
     install(training)
     training.write("/etc/ckptsync/train.yaml", "store: {urk: /data/store}\n")
     training.systemctl("start", WORKER, check=False)
-    training.wait_for("it does not fail", lambda: training.property(WORKER, "ActiveState") == "failed")
-    assert (training.property(WORKER, "ExecMainStatus"), training.property(WORKER, "NRestarts")) == ("2", "0")
+    training.wait_for(
+        "it does not fail", lambda: training.property(WORKER, "ActiveState") == "failed"
+    )
+    assert (
+        training.property(WORKER, "ExecMainStatus"),
+        training.property(WORKER, "NRestarts"),
+    ) == ("2", "0")
     assert "did you mean store.url" in training.journal("-u", WORKER)
 
 
@@ -199,38 +252,59 @@ def test_ray_s_session_that_begins_after_the_worker_is_seen(training: Machine) -
     install(training)
     training.systemctl("start", WORKER)
     save(training, 3, output="/tmp/ray/session_2026/artifacts/tune")
-    training.wait_for("it is not stored", lambda: bool(list(training.path("/data/store").rglob("manifest-*.json"))))
+    training.wait_for(
+        "it is not stored",
+        lambda: bool(list(training.path("/data/store").rglob("manifest-*.json"))),
+    )
 
 
 @pytest.mark.parametrize("store", ["/data/store", "sftp://head/checkpoints"])
-def test_a_worker_is_shut_in_well_and_has_a_network_only_where_its_store_wants_one(training: Machine, store: str) -> None:
+def test_a_worker_is_shut_in_well_and_has_a_network_only_where_its_store_wants_one(
+    training: Machine, store: str
+) -> None:
     configure(training, store=store)
     install(training)
     training.systemctl("start", WORKER)
-    own, all_s = (training.path(f"/proc/{pid}/ns/net").readlink() for pid in (pid_of(training), "1"))
+    own, all_s = (
+        training.path(f"/proc/{pid}/ns/net").readlink() for pid in (pid_of(training), "1")
+    )
     assert (own == all_s) == ("://" in store)
-    said = training.run("systemd-analyze", "security", "--no-pager", "--threshold=20", f"{WORKER}.service")
+    said = training.run(
+        "systemd-analyze", "security", "--no-pager", "--threshold=20", f"{WORKER}.service"
+    )
     assert float(re.findall(r"exposure level .*: ([\d.]+)", said)[0]) <= 2.0
 
 
-def test_a_key_for_root_alone_reaches_the_worker_and_one_that_is_absent_is_no_harm(training: Machine) -> None:
+def test_a_key_for_root_alone_reaches_the_worker_and_one_that_is_absent_is_no_harm(
+    training: Machine,
+) -> None:
     configure(training)
     install(training)
     training.write("/etc/credstore/ckptsync.train.aws", "[default]\n")
     training.run("chmod", "0600", "/etc/credstore/ckptsync.train.aws")
     training.systemctl("start", WORKER)
     folder = f"/run/credentials/{WORKER}.service"
-    assert training.run("nsenter", "-t", pid_of(training), "-m", "runuser", "-u", "train", "--", "ls", folder) == "aws\n"
+    assert (
+        training.run(
+            "nsenter", "-t", pid_of(training), "-m", "runuser", "-u", "train", "--", "ls", folder
+        )
+        == "aws\n"
+    )
 
 
-def test_a_training_of_root_s_as_in_many_containers_is_served_without_root_s_power(training: Machine) -> None:
+def test_a_training_of_root_s_as_in_many_containers_is_served_without_root_s_power(
+    training: Machine,
+) -> None:
     training.run("chown", "root:root", "/data/store", "/data/out")
     configure(training, "root")
     install(training, "root")
     save(training, 5, user="root")
     training.systemctl("start", "ckptsync-worker@root")
     wait_until_stored(training, 5)
-    assert "CapEff:\t0000000000000000" in training.path(f"/proc/{pid_of(training, 'ckptsync-worker@root')}/status").read_text()
+    assert (
+        "CapEff:\t0000000000000000"
+        in training.path(f"/proc/{pid_of(training, 'ckptsync-worker@root')}/status").read_text()
+    )
 
 
 def test_two_users_and_a_head_of_a_third_share_one_store(training: Machine) -> None:
@@ -243,7 +317,11 @@ def test_two_users_and_a_head_of_a_third_share_one_store(training: Machine) -> N
     save(training, 1)
     save(training, 2, "/data/others/exp2", "other")
     training.write(
-        "/etc/ckptsync/head.yaml", "roles: [head, verifier]\nstore: {url: /data/store}\nhead: {every: 1s}\nverify: {tick: 1s}\n"
+        "/etc/ckptsync/head.yaml",
+        "roles: [head, verifier]\n"
+        "store: {url: /data/store}\n"
+        "head: {every: 1s}\n"
+        "verify: {tick: 1s}\n",
     )
     training.run("ckptsync", "service", "install", "-c", "/etc/ckptsync/head.yaml")
     training.systemctl("daemon-reload")
@@ -258,7 +336,10 @@ def test_a_user_s_own_systemd_runs_the_worker_too(training: Machine) -> None:
     training.run("chown", "-R", "train:train", "/home/train/.config")
     training.run("loginctl", "enable-linger", "train")
     own = ("env", "HOME=/home/train", "XDG_RUNTIME_DIR=/run/user/64201")
-    training.wait_for("no systemd of the user's", lambda: training.path("/run/user/64201/systemd/private").exists())
+    training.wait_for(
+        "no systemd of the user's",
+        lambda: training.path("/run/user/64201/systemd/private").exists(),
+    )
     training.run_as("train", *own, "ckptsync", "service", "install", "--user")
     training.run_as("train", *own, "systemctl", "--user", "daemon-reload")
     training.run_as("train", *own, "systemctl", "--user", "enable", "--now", "ckptsync-worker")
@@ -268,7 +349,9 @@ def test_a_user_s_own_systemd_runs_the_worker_too(training: Machine) -> None:
     training.run("loginctl", "disable-linger", "train")
 
 
-def test_a_worker_that_is_uninstalled_is_gone_and_asked_to_be_stopped_before(training: Machine) -> None:
+def test_a_worker_that_is_uninstalled_is_gone_and_asked_to_be_stopped_before(
+    training: Machine,
+) -> None:
     configure(training)
     install(training)
     training.systemctl("enable", "--now", WORKER)

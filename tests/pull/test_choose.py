@@ -6,50 +6,93 @@ from dataclasses import replace
 
 import pytest
 
-from ckptsync.catalogue.summary import Proven, Summary
+from ckptsync.catalogue.location_summary import Proven, Summary
 from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, Incomplete
 from ckptsync.pull.choose import LATEST, choose, split
-from ckptsync.records.state import Status
+from ckptsync.records.locations import Status
 
 PLAIN = Summary(
-    *("run", "checkpoint-1", "checkpoint-1", 1, "VERIFIED", (), (), ("n0",), ("m",), "model", 1, 1, 0, 1, 1, 1, 1),
+    *(
+        "run",
+        "checkpoint-1",
+        "checkpoint-1",
+        1,
+        "VERIFIED",
+        (),
+        (),
+        ("n0",),
+        ("m",),
+        "model",
+        1,
+        1,
+        0,
+        1,
+        1,
+        1,
+        1,
+    ),
     *(1.0, 1.0, 1.0),
     *(True, True, True),
     Proven(),
 )
 
 
-def save(step: int, word: Status = "VERIFIED", ended: float = 0.0, location: str = "", **more: object) -> Summary:
+def save(
+    step: int, word: Status = "VERIFIED", ended: float = 0.0, location: str = "", **more: object
+) -> Summary:
     name = f"checkpoint-{step}"
-    found = replace(PLAIN, checkpoint=name, location=location or name, step=step, status=word, ended=ended or step)
+    found = replace(
+        PLAIN,
+        checkpoint=name,
+        location=location or name,
+        step=step,
+        status=word,
+        ended=ended or step,
+    )
     return replace(found, **more)  # type: ignore[arg-type]
 
 
 def test_a_run_means_its_newest_verified_checkpoint_and_newer_ones_are_named() -> None:
-    saves = [save(1), save(2), save(3, "CONSOLIDATED"), save(4, "ARRIVING", evidence=("x: no node has sent it",))]
+    saves = [
+        save(1),
+        save(2),
+        save(3, "CONSOLIDATED"),
+        save(4, "INCOMPLETE", evidence=("x: no node has uploaded it",)),
+    ]
     found = choose(saves, "run", LATEST, "verified")
     assert found.summary.location == "checkpoint-2"
     assert found.notes == (
         "run/checkpoint-3 is newer, and was not chosen: CONSOLIDATED, not yet verified",
-        "run/checkpoint-4 is newer, and was not chosen: ARRIVING, x: no node has sent it",
+        "run/checkpoint-4 is newer, and was not chosen: INCOMPLETE, x: no node has uploaded it",
     )
 
 
 def test_newest_is_by_time_as_a_restarted_training_counts_from_the_beginning() -> None:
-    assert choose([save(500, ended=10), save(100, ended=20)], "run", LATEST, "verified").summary.step == 100
     assert (
-        choose([save(100, ended=10), save(100, ended=20, location="checkpoint-100~b")], "run", LATEST, "verified").summary.location[
-            -2:
-        ]
+        choose([save(500, ended=10), save(100, ended=20)], "run", LATEST, "verified").summary.step
+        == 100
+    )
+    assert (
+        choose(
+            [save(100, ended=10), save(100, ended=20, location="checkpoint-100~b")],
+            "run",
+            LATEST,
+            "verified",
+        ).summary.location[-2:]
         == "~b"
     )
 
 
 def test_a_checkpoint_that_is_only_complete_is_given_by_name_or_with_unverified() -> None:
-    saves = [save(1), save(2, "COMPLETE"), save(3, "DAMAGED"), save(4, "ARRIVING")]
+    saves = [save(1), save(2, "COMPLETE"), save(3, "DAMAGED"), save(4, "INCOMPLETE")]
     assert choose(saves, "run", LATEST, "any").summary.step == 2
     assert choose(saves, "run", "checkpoint-2", "verified").summary.step == 2
-    assert choose([save(1), save(2, "COMPLETE", consolidated=False)], "run", LATEST, "any", "model").summary.step == 1
+    assert (
+        choose(
+            [save(1), save(2, "COMPLETE", consolidated=False)], "run", LATEST, "any", "model"
+        ).summary.step
+        == 1
+    )
 
 
 def test_the_model_that_a_training_leaves_at_its_end_is_no_checkpoint_to_resume_from() -> None:
@@ -64,10 +107,19 @@ def test_the_model_that_a_training_leaves_at_its_end_is_no_checkpoint_to_resume_
     ("saves", "name", "error", "words"),
     [
         ([save(1)], "checkpoint-2", ConfigError, "run/checkpoint-2: no such checkpoint"),
-        ([], LATEST, ConfigError, "run 'run' not found"),
-        ([save(1, "DAMAGED", evidence=("a", "b"))], LATEST, Incomplete, r"checkpoint-1 is DAMAGED, a \(and 1 more\)"),
+        (
+            [save(1, "DAMAGED", evidence=("a", "b"))],
+            LATEST,
+            Incomplete,
+            r"checkpoint-1 is DAMAGED, a \(and 1 more\)",
+        ),
         ([save(1, "CONFLICT", evidence=("two saves",))], "checkpoint-1", Corrupt, "two saves"),
-        ([save(1, "RETIRED", retired="keep_last 3")], "checkpoint-1", Incomplete, "retired: keep_last 3"),
+        (
+            [save(1, "RETIRED", retired="keep_last 3")],
+            "checkpoint-1",
+            Incomplete,
+            "retired: keep_last 3",
+        ),
     ],
 )
 def test_a_checkpoint_that_may_not_be_given_is_refused_with_the_reason(
@@ -92,22 +144,21 @@ def test_a_model_is_given_after_its_shards_were_deleted() -> None:
 
 
 def test_only_the_model_is_given_while_retention_deletes_the_shards() -> None:
-    saves = [save(1), save(2, let_go="shards after 3")]
+    saves = [save(1), save(2, shards_retired="shards after 3")]
     found = choose(saves, "run", LATEST, "verified")
     assert (found.summary.step, found.notes) == (
         1,
-        ("run/checkpoint-2 is newer, and was not chosen: retention is deleting its shards: shards after 3",),
+        (
+            (
+                "run/checkpoint-2 is newer, and was not chosen: retention is deleting its shards:"
+                " shards after 3"
+            ),
+        ),
     )
     assert choose(saves, "run", LATEST, "verified", "model").summary.step == 2
     with pytest.raises(Incomplete, match="deleting its shards: shards after 3"):
         choose(saves, "run", "checkpoint-2", "verified", "node")
     assert choose(saves, "run", "checkpoint-2", "any").summary.step == 2
-
-
-def test_a_mistyped_run_gets_a_similar_name_as_hint() -> None:
-    with pytest.raises(ConfigError) as caught:
-        choose([replace(PLAIN, run="llama-z3"), replace(PLAIN, run="qwen")], "llama-z", LATEST, "verified")
-    assert caught.value.hint == "did you mean 'llama-z3'?"
 
 
 def test_a_runs_name_may_have_slashes() -> None:

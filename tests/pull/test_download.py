@@ -1,4 +1,7 @@
-"""A download appears whole or not at all: killed at any moment, the next one completes it; nothing that was there is overwritten."""
+"""A download appears whole or not at all: killed at any moment, the next one completes it.
+
+Nothing that was there is overwritten.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,11 @@ from pathlib import Path
 import pytest
 
 from ckptsync.errors import ConfigError, Corrupt, NotFound, StoreError
-from ckptsync.pull.download import Download, is_intact
-from ckptsync.pull.plan import Plan
+from ckptsync.pull.download import Download
+from ckptsync.pull.plan import PullPlan
 from ckptsync.stores.contract import About, Chunk, Store, read_all
-from ckptsync.stores.download import StoredFile
 from ckptsync.stores.memory import MemoryStore
+from ckptsync.stores.parallel_download import StoredFile
 from tests.pull.two_nodes import ALL, SHARD, files_below, plan, pull, store_of_two
 from tests.verified import flip
 
@@ -56,11 +59,20 @@ class Interrupted(MemoryStore):
 def test_a_checkpoint_appears_whole_with_its_times(tmp_path: Path) -> None:
     steps: list[tuple[int, int]] = []
     store = store_of_two()
-    done = Download(tmp_path / "out", plan(store)).run(store, lambda done, total: steps.append((done, total)))
-    assert files_below(tmp_path / "out") == {f"checkpoint-4/{path}": data for path, data in ALL.items()}
+    done = Download(tmp_path / "out", plan(store)).run(
+        store, lambda done, total: steps.append((done, total))
+    )
+    assert files_below(tmp_path / "out") == {
+        f"checkpoint-4/{path}": data for path, data in ALL.items()
+    }
     assert {p.stat().st_mtime_ns for p in (tmp_path / "out/checkpoint-4").rglob("*")} == {1000}
     assert (tmp_path / "out/checkpoint-4").stat().st_mtime_ns == 1000
-    assert (done.files, done.there, done.failed, done.directory) == (7, 0, {}, tmp_path / "out/checkpoint-4")
+    assert (done.files, done.there, done.failed, done.directory) == (
+        7,
+        0,
+        {},
+        tmp_path / "out/checkpoint-4",
+    )
     assert steps[-1] == (done.size, done.size) == (sum(map(len, ALL.values())),) * 2
 
 
@@ -73,11 +85,15 @@ def test_files_that_are_there_are_verified_and_not_downloaded_again(tmp_path: Pa
 
 
 @pytest.mark.parametrize("spoil", ["flip", "delete"])
-def test_damage_is_never_published_and_the_next_try_downloads_only_that_file(tmp_path: Path, spoil: str) -> None:
+def test_damage_is_never_published_and_the_next_try_downloads_only_that_file(
+    tmp_path: Path, spoil: str
+) -> None:
     store, good = store_of_two(), store_of_two()
     flip(store, SHARD, 1000) if spoil == "flip" else store.delete(SHARD)
     failed = download(tmp_path).run(store).failed
-    assert {path: type(e) for path, e in failed.items()} == {"fsdp/__1_0.distcp": Corrupt if spoil == "flip" else NotFound}
+    assert {path: type(e) for path, e in failed.items()} == {
+        "fsdp/__1_0.distcp": Corrupt if spoil == "flip" else NotFound
+    }
     assert not (tmp_path / "checkpoint-4").exists()
     assert download(tmp_path).preview().there == 6
     for name in [e.name for e in good.names("run/checkpoint-4/") if e.name != SHARD]:
@@ -86,7 +102,9 @@ def test_damage_is_never_published_and_the_next_try_downloads_only_that_file(tmp
     assert files_below(tmp_path / "checkpoint-4") == ALL
 
 
-def test_a_file_that_was_damaged_here_since_the_last_try_is_downloaded_again(tmp_path: Path) -> None:
+def test_a_file_that_was_damaged_here_since_the_last_try_is_downloaded_again(
+    tmp_path: Path,
+) -> None:
     store = store_of_two()
     data = read_all(store, SHARD)
     store.delete(SHARD)
@@ -133,7 +151,9 @@ class Deadly(MemoryStore):
 
 def few(destination: Path) -> Download:
     kept = tuple(f for f in plan(store_of_two()).files if f.under in FEW)
-    return download(destination, files=kept, times=dict.fromkeys(FEW, 1000), pointers={"latest": b"4"})
+    return download(
+        destination, files=kept, times=dict.fromkeys(FEW, 1000), pointers={"latest": b"4"}
+    )
 
 
 def dies(store: Store, destination: Path, lives: int) -> bool:
@@ -150,24 +170,34 @@ def dies(store: Store, destination: Path, lives: int) -> bool:
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_killed_at_every_moment_the_checkpoint_is_absent_or_whole_and_the_next_run_completes_it(tmp_path: Path) -> None:
+def test_killed_at_every_moment_the_checkpoint_is_absent_or_whole_and_the_next_run_completes_it(
+    tmp_path: Path,
+) -> None:
     store, lives = store_of_two(), 1
     while dies(store, tmp_path / str(lives), lives):
         destination = tmp_path / str(lives)
         if (destination / "checkpoint-4").exists():
             assert files_below(destination / "checkpoint-4") == {path: ALL[path] for path in FEW}
         few(destination).run(store)
-        assert files_below(destination) == {f"checkpoint-4/{path}": ALL[path] for path in FEW} | {"latest": b"4"}
+        assert files_below(destination) == {f"checkpoint-4/{path}": ALL[path] for path in FEW} | {
+            "latest": b"4"
+        }
         assert (destination / "checkpoint-4").stat().st_mtime_ns == 1000
         lives += 1
     assert lives > 25
 
 
 @pytest.mark.parametrize("what", ["link", "file", "dangling"])
-def test_a_link_or_a_file_with_the_checkpoints_name_is_not_touched(tmp_path: Path, what: str) -> None:
+def test_a_link_or_a_file_with_the_checkpoints_name_is_not_touched(
+    tmp_path: Path, what: str
+) -> None:
     (tmp_path / "elsewhere").mkdir()
     there = tmp_path / "checkpoint-4"
-    there.write_text("mine") if what == "file" else there.symlink_to(tmp_path / ("elsewhere" if what == "link" else "nowhere"))
+    (
+        there.write_text("mine")
+        if what == "file"
+        else there.symlink_to(tmp_path / ("elsewhere" if what == "link" else "nowhere"))
+    )
     with pytest.raises(ConfigError, match="not a directory"):
         pull(store_of_two(), tmp_path)
     assert not list((tmp_path / "elsewhere").iterdir())
@@ -185,7 +215,9 @@ def test_no_link_is_followed_where_files_arrive(tmp_path: Path, inside: str) -> 
     assert not (tmp_path / "checkpoint-4").exists()
 
 
-def test_nothing_is_written_elsewhere_where_a_link_takes_the_hidden_directorys_name(tmp_path: Path) -> None:
+def test_nothing_is_written_elsewhere_where_a_link_takes_the_hidden_directorys_name(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "elsewhere/fsdp").mkdir(parents=True)
     (tmp_path / "elsewhere/.ckptsync-a.0.part").touch()
     os.utime(tmp_path / "elsewhere/fsdp", ns=(1, 1))
@@ -196,7 +228,10 @@ def test_nothing_is_written_elsewhere_where_a_link_takes_the_hidden_directorys_n
         hidden(out).symlink_to(tmp_path / "elsewhere")
 
     download(out).run(Interrupted(swap))
-    assert sorted(path.name for path in (tmp_path / "elsewhere").rglob("*")) == [".ckptsync-a.0.part", "fsdp"]
+    assert sorted(path.name for path in (tmp_path / "elsewhere").rglob("*")) == [
+        ".ckptsync-a.0.part",
+        "fsdp",
+    ]
     assert (tmp_path / "elsewhere/fsdp").stat().st_mtime_ns == 1
     assert files_below(out / "aside") == ALL
 
@@ -213,14 +248,23 @@ def test_a_part_of_a_checkpoint_that_no_pull_wrote_is_named_and_left_alone(tmp_p
     there.mkdir()
     (there / "rng_state_0.pth").write_bytes(b"half a save")
     (there / "rng_state_1.pth").write_bytes(b"r1")
-    with pytest.raises(ConfigError, match=r"exists, but 6 of 7 files differ .*: \S+ is missing, and 5 more") as caught:
+    with pytest.raises(
+        ConfigError, match=r"exists, but 6 of 7 files differ .*: \S+ is missing, and 5 more"
+    ) as caught:
         pull(store_of_two(), tmp_path)
     assert "move it away" in caught.value.hint
-    assert sorted(files_below(tmp_path)) == ["checkpoint-4/rng_state_0.pth", "checkpoint-4/rng_state_1.pth"]
+    assert sorted(files_below(tmp_path)) == [
+        "checkpoint-4/rng_state_0.pth",
+        "checkpoint-4/rng_state_1.pth",
+    ]
 
 
-def test_the_rename_is_durable_before_a_pointer_file_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also the rename of a pull that was killed then: a power cut must not leave `latest` without the checkpoint that it names."""
+def test_the_rename_is_durable_before_a_pointer_file_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also the rename of a pull that was killed then: a power cut must not leave `latest` without
+    the checkpoint that it names.
+    """
     pull(store_of_two(), tmp_path)
     synced: list[str] = []
 
@@ -229,7 +273,9 @@ def test_the_rename_is_durable_before_a_pointer_file_names_it(tmp_path: Path, mo
         real(fd)
 
     monkeypatch.setattr(os, "fsync", noted)
-    assert download(tmp_path, pointers={"latest": b"checkpoint-4"}).run(store_of_two()).pointers == ("latest",)
+    assert download(tmp_path, pointers={"latest": b"checkpoint-4"}).run(
+        store_of_two()
+    ).pointers == ("latest",)
     assert synced[0] == str(tmp_path)
 
 
@@ -242,7 +288,9 @@ def test_a_second_pull_of_the_same_files_is_refused_while_the_first_runs(tmp_pat
     assert files_below(tmp_path / "checkpoint-4") == ALL
 
 
-def test_a_killed_writes_leftovers_go_and_a_file_that_no_pull_wrote_is_refused(tmp_path: Path) -> None:
+def test_a_killed_writes_leftovers_go_and_a_file_that_no_pull_wrote_is_refused(
+    tmp_path: Path,
+) -> None:
     (hidden(tmp_path) / "fsdp").mkdir(parents=True)
     (hidden(tmp_path) / "fsdp/.ckptsync-0123456789abcdef.part").write_bytes(b"half")
     (hidden(tmp_path) / "evil.bin").write_bytes(b"?")
@@ -253,12 +301,16 @@ def test_a_killed_writes_leftovers_go_and_a_file_that_no_pull_wrote_is_refused(t
     assert files_below(tmp_path / "checkpoint-4") == ALL
 
 
-def test_directories_get_the_time_of_their_newest_file_since_trainers_rotate_by_it(tmp_path: Path) -> None:
+def test_directories_get_the_time_of_their_newest_file_since_trainers_rotate_by_it(
+    tmp_path: Path,
+) -> None:
     times = {path: 10**18 - n * 10**9 for n, path in enumerate(sorted(ALL))}
     download(tmp_path, times=times).run(store_of_two())
     final = tmp_path / "checkpoint-4"
     assert final.stat().st_mtime_ns == max(times.values())
-    assert (final / "fsdp").stat().st_mtime_ns == max(t for p, t in times.items() if p.startswith("fsdp/"))
+    assert (final / "fsdp").stat().st_mtime_ns == max(
+        t for p, t in times.items() if p.startswith("fsdp/")
+    )
     assert {p: (final / p).stat().st_mtime_ns for p in times} == times
 
 
@@ -266,42 +318,63 @@ def test_a_download_that_does_not_fit_on_the_disk_is_refused_at_the_start(tmp_pa
     disk = os.statvfs(tmp_path)
     huge = StoredFile("a", "a", disk.f_bavail * disk.f_frsize * 2, None)
     with pytest.raises(StoreError, match=r"are needed, .* are free"):
-        Download(tmp_path, Plan("checkpoint-4", (huge,))).run(MemoryStore())
+        Download(tmp_path, PullPlan("checkpoint-4", (huge,))).run(MemoryStore())
 
 
 def test_a_pointer_file_is_written_if_it_names_something_else(tmp_path: Path) -> None:
     (tmp_path / "latest").write_text("global_step2")
-    assert download(tmp_path, pointers={"latest": b"global_step4"}).run(store_of_two()).pointers == ("latest",)
+    assert download(tmp_path, pointers={"latest": b"global_step4"}).run(
+        store_of_two()
+    ).pointers == ("latest",)
     assert (tmp_path / "latest").read_text() == "global_step4"
-    assert download(tmp_path, pointers={"latest": b"global_step4"}).run(store_of_two()).pointers == ()
+    assert (
+        download(tmp_path, pointers={"latest": b"global_step4"}).run(store_of_two()).pointers == ()
+    )
 
 
 @pytest.mark.parametrize("name", ["checkpoint-4", "check[1]*"])
 def test_unfinished_downloads_of_other_files_are_listed(tmp_path: Path, name: str) -> None:
-    for other in (hidden(tmp_path).name, f".{name}.pull-0000000000000000", ".checkpoint-40.pull-1", ".check1x.pull-1"):
+    for other in (
+        hidden(tmp_path).name,
+        f".{name}.pull-0000000000000000",
+        ".checkpoint-40.pull-1",
+        ".check1x.pull-1",
+    ):
         (tmp_path / other).mkdir()
-    assert download(tmp_path, name=name).leftovers() == (str(tmp_path / f".{name}.pull-0000000000000000"),)
+    assert download(tmp_path, name=name).leftovers() == (
+        str(tmp_path / f".{name}.pull-0000000000000000"),
+    )
 
 
 def test_a_mount_point_is_refused_before_anything_is_downloaded(tmp_path: Path) -> None:
     (tmp_path / "checkpoint-4").mkdir()
-    program = "from pathlib import Path; import sys; from tests.pull.two_nodes import pull, store_of_two; pull(store_of_two(), Path(sys.argv[1]))"
+    program = (
+        "from pathlib import Path; import sys; from tests.pull.two_nodes import pull, store_of_two;"
+        " pull(store_of_two(), Path(sys.argv[1]))"
+    )
     alone = ["unshare", "--map-root-user", "--mount", "sh", "-e", "-c"]
     mount = 'mount -t tmpfs tmpfs "$1/checkpoint-4"'
     if (
         not shutil.which("unshare")
-        or subprocess.run([*alone, mount, "sh", str(tmp_path)], capture_output=True, check=False).returncode
+        or subprocess.run(
+            [*alone, mount, "sh", str(tmp_path)], capture_output=True, check=False
+        ).returncode
     ):
         pytest.skip("mounting is not allowed here, not even in a namespace of its own")
     run = [*alone, f'{mount}; exec "$2" -c "$3" "$1"', "sh", str(tmp_path), sys.executable, program]
-    done = subprocess.run(run, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
+    done = subprocess.run(
+        run, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2]
+    )
     assert "ConfigError" in done.stderr
     assert "a mount point" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-4"]
 
 
-def test_our_directory_is_known_as_ours_where_the_server_changes_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)  # as root's on an export with root_squash
+def test_our_directory_is_known_as_ours_where_the_server_changes_its_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # as root's on an export with root_squash
+    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
     pull(store_of_two(), tmp_path)
     assert files_below(tmp_path / "checkpoint-4") == ALL
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-4"]
@@ -314,11 +387,3 @@ def test_another_users_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="belongs to another user"):
         pull(store_of_two(), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [hidden(tmp_path).name]
-
-
-@pytest.mark.parametrize("content", [b"r0", b"r", b"r00", b"r1", None])
-def test_a_file_is_intact_with_its_own_bytes_and_no_others(tmp_path: Path, content: bytes | None) -> None:
-    (wanted,) = [f for f in plan(store_of_two()).files if f.under == "rng_state_0.pth"]
-    if content is not None:
-        (tmp_path / "rng_state_0.pth").write_bytes(content)
-    assert is_intact(tmp_path, wanted) == (content == b"r0")

@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, Incomplete
-from ckptsync.model import Demands
-from ckptsync.pull.find import Request, check_outside, find, split_url, why_retired
-from ckptsync.records.tombstone import Tombstone
+from ckptsync.pull.find import PullRequest, check_outside, find, split_url, why_retired
+from ckptsync.records.tombstone_keep_join import Tombstone
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.stores.opening import create_store
-from ckptsync.stores.trees import Access
+from ckptsync.stores.opening import Access, create_store
+from ckptsync.tensors import Demands
 from tests.verified import LOCATION, RUN, arrive, flip, location, put, verified, whole_store
 from tests.weed import weed
 
@@ -25,17 +24,26 @@ def proven() -> MemoryStore:
 
 @pytest.mark.parametrize("what", ["run", "run/latest", "run/checkpoint-4", "run/"])
 def test_a_verified_checkpoint_is_found_by_every_name_it_has(what: str) -> None:
-    found = find(proven(), Request(what))
-    assert (found.run, found.location, found.status, len(found.plan.files)) == (RUN, LOCATION, "VERIFIED", 2)
-    assert next(f.name for f in find(proven(), Request(what, is_model=True)).plan.files).startswith("run/consolidated/")
+    found = find(proven(), PullRequest(what))
+    assert (found.run, found.location, found.status, len(found.plan.files)) == (
+        RUN,
+        LOCATION,
+        "VERIFIED",
+        2,
+    )
+    assert next(
+        f.name for f in find(proven(), PullRequest(what, is_model=True)).plan.files
+    ).startswith("run/consolidated/")
 
 
 def test_a_checkpoint_with_a_missing_file_is_given_only_with_unverified() -> None:
     store = proven()
     store.delete("run/checkpoint-4/config.json")
-    with pytest.raises(Incomplete, match=r"config.json: missing in the store, or not as n0 uploaded it"):
-        find(store, Request("run/checkpoint-4"))
-    found = find(store, Request("run/checkpoint-4", "any"))
+    with pytest.raises(
+        Incomplete, match=r"config.json: missing in the store, or not as n0 uploaded it"
+    ):
+        find(store, PullRequest("run/checkpoint-4"))
+    found = find(store, PullRequest("run/checkpoint-4", "any"))
     assert [f.under for f in found.plan.files] == ["model.safetensors"]
     assert found.plan.missing
 
@@ -45,7 +53,7 @@ def test_a_missing_file_of_a_damaged_checkpoint_is_damage() -> None:
     store.delete("run/checkpoint-4/config.json")
     put(store, verified(store))
     with pytest.raises(Corrupt, match=r"config\.json"):
-        find(store, Request("run/checkpoint-4"))
+        find(store, PullRequest("run/checkpoint-4"))
 
 
 def test_a_damaged_manifest_is_an_error() -> None:
@@ -53,13 +61,23 @@ def test_a_damaged_manifest_is_an_error() -> None:
     name = arrive(store, {"a": b"1"}, demands=Demands())
     flip(store, name, 10)
     with pytest.raises(Corrupt):
-        find(store, Request("run/checkpoint-4"))
+        find(store, PullRequest("run/checkpoint-4"))
 
 
 def test_the_reason_of_a_deletion_can_be_read() -> None:
     store = proven()
     assert not why_retired(store, RUN, LOCATION)
-    put(store, Tombstone(RUN, LOCATION, LOCATION, 0, tuple(k.name for k in location(store).manifests), "keep_last 3"))
+    put(
+        store,
+        Tombstone(
+            RUN,
+            LOCATION,
+            LOCATION,
+            0,
+            tuple(k.name for k in location(store).manifests),
+            "keep_last 3",
+        ),
+    )
     assert why_retired(store, RUN, LOCATION) == "keep_last 3"
     assert why_retired(MemoryStore(), RUN, LOCATION) == "no manifest of it counts any more"
 
@@ -100,11 +118,24 @@ def test_a_model_outlives_its_shards() -> None:
     put(
         store,
         Tombstone(
-            RUN, LOCATION, LOCATION, 0, tuple(k.name for k in location(store).manifests), "shards after 3", "shards", "begun"
+            RUN,
+            LOCATION,
+            LOCATION,
+            0,
+            tuple(k.name for k in location(store).manifests),
+            "shards after 3",
+            "shards",
+            "begun",
         ),
     )
     for path in ("model.safetensors", "config.json"):
         store.delete(f"{RUN}/{LOCATION}/{path}")
     with pytest.raises(Incomplete, match="shards after 3"):
-        find(store, Request("run/checkpoint-4"))
-    assert len(find(store, Request("run/latest", is_model=True)).plan.files) == 2
+        find(store, PullRequest("run/checkpoint-4"))
+    assert len(find(store, PullRequest("run/latest", is_model=True)).plan.files) == 2
+
+
+def test_a_mistyped_run_gets_a_similar_name_as_hint() -> None:
+    with pytest.raises(ConfigError, match="run 'runn' not found") as caught:
+        find(proven(), PullRequest("runn"))
+    assert "did you mean 'run'?" in caught.value.hint

@@ -1,4 +1,7 @@
-"""The files to download: all of a checkpoint, those that one node needs, or the model; and no unsafe names."""
+"""The files to download: all of a checkpoint, those that one node needs, or the model.
+
+And no unsafe names.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +9,25 @@ import dataclasses
 
 import pytest
 
-from ckptsync.catalogue.fresh import fresh
-from ckptsync.digest import digest
+from ckptsync.catalogue.uncached import read_state
+from ckptsync.digest import Checker, digest, digested_ranges
 from ckptsync.errors import ConfigError, Corrupt, Incomplete
-from ckptsync.model import Demands
 from ckptsync.pull.plan import model_digests, plan_checkpoint, plan_model, pointers
+from ckptsync.records.locations import LocationState
 from ckptsync.records.model_record import ModelFile
 from ckptsync.records.names import consolidated_prefix
-from ckptsync.records.state import Snapshot
-from ckptsync.stores.checksum import checkable_ranges, checker
 from ckptsync.stores.contract import read_all
 from ckptsync.stores.memory import MemoryStore
+from ckptsync.tensors import Demands
 from tests.verified import LOCATION, RUN, arrive, manifest, put, whole_store
 
 NODES = {
-    "n0": {"fsdp/meta.json": b"meta", "fsdp/__0_0.distcp": b"00", "rng_state_0.pth": b"r0", "args.bin": b"zero"},
+    "n0": {
+        "fsdp/meta.json": b"meta",
+        "fsdp/__0_0.distcp": b"00",
+        "rng_state_0.pth": b"r0",
+        "args.bin": b"zero",
+    },
     "n1": {"fsdp/__1_0.distcp": b"11", "rng_state_1.pth": b"r1", "args.bin": b"one"},
 }
 
@@ -32,8 +39,8 @@ def two_nodes() -> MemoryStore:
     return store
 
 
-def seen(store: MemoryStore) -> Snapshot:
-    return fresh(store, RUN).locations[0]
+def seen(store: MemoryStore) -> LocationState:
+    return read_state(store, RUN).locations[0]
 
 
 def contents(store: MemoryStore, node: str = "") -> dict[str, bytes]:
@@ -44,14 +51,21 @@ def test_all_files_are_planned_under_their_own_names_and_other_copies_are_named(
     store = two_nodes()
     assert contents(store) == NODES["n1"] | NODES["n0"]
     assert plan_checkpoint(seen(store)).notes == (
-        "1 files of n1 differ from the files of the same name that were chosen: --node n1 chooses them",
+        (
+            "1 files of n1 differ from the files of the same name that were chosen: --node n1"
+            " chooses them"
+        ),
     )
 
 
-def test_a_node_gets_its_own_files_with_its_own_bytes_and_every_shard_but_no_other_ranks_states() -> None:
+def test_a_node_gets_its_own_files_and_bytes_and_every_shard_but_no_other_ranks_states() -> None:
     everything = NODES["n1"] | NODES["n0"]
-    assert contents(two_nodes(), "n1") == {p: d for p, d in everything.items() if p != "rng_state_0.pth"} | {"args.bin": b"one"}
-    assert contents(two_nodes(), "n0") == {p: d for p, d in everything.items() if p != "rng_state_1.pth"}
+    assert contents(two_nodes(), "n1") == {
+        p: d for p, d in everything.items() if p != "rng_state_0.pth"
+    } | {"args.bin": b"one"}
+    assert contents(two_nodes(), "n0") == {
+        p: d for p, d in everything.items() if p != "rng_state_1.pth"
+    }
     with pytest.raises(ConfigError, match="n7: this node uploaded no file"):
         plan_checkpoint(seen(two_nodes()), "n7")
 
@@ -62,13 +76,20 @@ def test_times_and_digests_are_the_manifests_and_the_same_files_have_the_same_ke
     assert {f.under: f.digest.digest for f in plan.files if f.digest} == {
         p: digest(d) for p, d in (NODES["n1"] | NODES["n0"]).items()
     }
-    assert plan.key == plan_checkpoint(seen(two_nodes())).key != plan_checkpoint(seen(two_nodes()), "n0").key
+    assert (
+        plan.key
+        == plan_checkpoint(seen(two_nodes())).key
+        != plan_checkpoint(seen(two_nodes()), "n0").key
+    )
 
 
 def test_a_file_that_is_not_in_the_store_is_missing_and_not_planned() -> None:
     store = two_nodes()
     store.delete(f"{RUN}/{LOCATION}/rng_state_1.pth")
-    put(store, manifest({"args.bin": b"zero"}, "n0", demands=Demands({}, {"rng_state_2.pth": None}), n=1))
+    put(
+        store,
+        manifest({"args.bin": b"zero"}, "n0", demands=Demands({}, {"rng_state_2.pth": None}), n=1),
+    )
     plan = plan_checkpoint(seen(store))
     assert plan.missing == (
         "rng_state_1.pth: missing in the store, or not as n1 uploaded it",
@@ -80,9 +101,15 @@ def test_a_file_that_is_not_in_the_store_is_missing_and_not_planned() -> None:
 
 @pytest.mark.parametrize(
     ("paths", "words"),
-    [(("A/x", "a/X"), "the same file as"), (("ss", "ß"), "the same file"), (("a", "a/b"), "which is a file")],
+    [
+        (("A/x", "a/X"), "the same file as"),
+        (("ss", "ß"), "the same file"),
+        (("a", "a/b"), "which is a file"),
+    ],
 )
-def test_names_that_are_one_file_on_some_file_systems_are_refused(paths: tuple[str, str], words: str) -> None:
+def test_names_that_are_one_file_on_some_file_systems_are_refused(
+    paths: tuple[str, str], words: str
+) -> None:
     store = MemoryStore()
     arrive(store, dict.fromkeys(paths, b"1"), demands=Demands())
     with pytest.raises(Corrupt, match=words):
@@ -103,10 +130,10 @@ def test_a_model_is_verified_tensor_by_tensor() -> None:
     (weights,) = [f for f in plan.files if f.under == "model.safetensors"]
     data = read_all(store, weights.name)
     assert weights.digest
-    spans = list(checkable_ranges(weights.digest, 0, weights.size))
+    spans = [(start, end) for start, end, _ in digested_ranges(weights.digest, 0, weights.size)]
     assert len(spans) == 1 + 3
     for start, end in spans:
-        found = checker("m", weights.digest, start, end)
+        found = Checker("m", weights.digest, start, end)
         found.add(memoryview(data)[start:end])
         found.end()
 
@@ -133,7 +160,9 @@ def test_a_missing_model_or_file_of_it_is_named() -> None:
         plan_model(seen(store))
     whole_ = whole_store()
     whole_.delete(consolidated_prefix(RUN, LOCATION) + "config.json")
-    assert plan_model(seen(whole_)).missing == ("config.json: missing in the store, or of another size",)
+    assert plan_model(seen(whole_)).missing == (
+        "config.json: missing in the store, or of another size",
+    )
 
 
 ZERO = ("mp_rank_00_model_states.pt", "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt")
@@ -144,7 +173,11 @@ ZERO = ("mp_rank_00_model_states.pt", "bf16_zero_pp_rank_0_mp_rank_00_optim_stat
     [
         ("global_step40", ZERO[:1], {"latest": b"global_step40"}),
         ("mytag", ZERO[1:], {"latest": b"mytag"}),
-        ("global_step_40", ("actor/model_world_size_2_rank_0.pt",), {"latest_checkpointed_iteration.txt": b"40"}),
+        (
+            "global_step_40",
+            ("actor/model_world_size_2_rank_0.pt",),
+            {"latest_checkpointed_iteration.txt": b"40"},
+        ),
         ("iter_0000500", (".metadata",), {"latest_checkpointed_iteration.txt": b"500"}),
         ("checkpoint-40", (f"global_step40/{ZERO[0]}", "latest"), {}),
         ("global_step40", ("model.safetensors",), {}),

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ckptsync.catalogue.fresh import fresh
-from ckptsync.model import Demands
+from ckptsync.catalogue.uncached import read_state
 from ckptsync.pull.download import Download, Result
-from ckptsync.pull.plan import Plan, plan_checkpoint
+from ckptsync.pull.plan import PullPlan, plan_checkpoint
 from ckptsync.stores.contract import Store
 from ckptsync.stores.memory import MemoryStore
+from ckptsync.tensors import Demands
 from tests.verified import RUN, arrive
 
 FILES = {
@@ -33,8 +33,8 @@ def store_of_two() -> MemoryStore:
     return store
 
 
-def plan(store: Store, node: str = "") -> Plan:
-    return plan_checkpoint(fresh(store, RUN).locations[0], node)
+def plan(store: Store, node: str = "") -> PullPlan:
+    return plan_checkpoint(read_state(store, RUN).locations[0], node)
 
 
 def pull(store: Store, destination: Path, node: str = "") -> Result:
@@ -43,4 +43,8 @@ def pull(store: Store, destination: Path, node: str = "") -> Result:
 
 def files_below(directory: Path) -> dict[str, bytes]:
     """Every file below, hidden ones too."""
-    return {str(p.relative_to(directory)): p.read_bytes() for p in sorted(directory.rglob("*")) if p.is_file()}
+    return {
+        str(p.relative_to(directory)): p.read_bytes()
+        for p in sorted(directory.rglob("*"))
+        if p.is_file()
+    }

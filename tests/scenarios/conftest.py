@@ -1,4 +1,7 @@
-"""A store of each kind, and the world around it; a scenario that needs one kind only says so by `@pytest.mark.stores("path")`."""
+"""A store of each kind, and the world around it.
+
+A scenario that needs one kind only says so by `@pytest.mark.stores("path")`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,9 @@ from tests.scenarios.world import PATIENCE, World, files_below
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    is_given = any("store" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
+    is_given = any(
+        "store" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")
+    )
     if "store" in metafunc.fixturenames and not is_given:
         marker = metafunc.definition.get_closest_marker("stores")
         metafunc.parametrize("store", marker.args if marker else KINDS, indirect=True)
@@ -42,7 +47,9 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
 
 
 class Prepared:
-    """`prepared(vector, 1, 2)`: the files of a store with `sft/checkpoint-1` and `sft/checkpoint-2`, VERIFIED, from the nodes of that vector."""
+    """`prepared(vector, 1, 2)`: the files of a store with `sft/checkpoint-1` and
+    `sft/checkpoint-2`, VERIFIED, from the nodes of that vector.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -56,12 +63,18 @@ class Prepared:
         except FileExistsError:
             end = time.monotonic() + PATIENCE
             while not made.exists():
-                assert time.monotonic() < end, "another process of this test run has not made the store"
+                assert time.monotonic() < end, (
+                    "another process of this test run has not made the store"
+                )
                 time.sleep(0.1)
         else:
             self._make(home, vector, steps)
             made.touch()
-        return {name: data for name, data in files_below(home / "store").items() if not name.startswith(".ckptsync/nodes/")}
+        return {
+            name: data
+            for name, data in files_below(home / "store").items()
+            if not name.startswith(".ckptsync/nodes/")
+        }
 
     @staticmethod
     def _make(home: Path, vector: str, steps: tuple[int, ...]) -> None:

@@ -1,4 +1,6 @@
-"""The three kinds of store that scenarios run on, seen without the product: a directory, a bucket, a directory behind SSH."""
+"""The three kinds of store that scenarios run on, seen without the product: a directory, a bucket,
+a directory behind SSH.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ KINDS = ("path", "s3", "sftp")
 
 
 class Store(Protocol):
-    """A store as an outsider sees it.  Names are relative to it; `environment` is what a user exports to reach it."""
+    """A store as an outsider sees it.
+
+    Names are relative to it; `environment` is what a user exports to reach it.
+    """
 
     url: str
     environment: Mapping[str, str]
@@ -43,7 +48,11 @@ class Directory:
         self.root, self.url, self.environment = root, url, environment
 
     def names(self) -> list[str]:
-        return sorted(p.relative_to(self.root).as_posix() for p in self.root.rglob("*") if p.is_file() and not _is_draft(p))
+        return sorted(
+            p.relative_to(self.root).as_posix()
+            for p in self.root.rglob("*")
+            if p.is_file() and not _is_draft(p)
+        )
 
     def read(self, name: str) -> bytes:
         return (self.root / name).read_bytes()
@@ -77,8 +86,16 @@ class Bucket:
         }
 
     def names(self) -> list[str]:
-        pages = self._server.client().get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix="store/")
-        return sorted(entry["Key"].removeprefix("store/") for page in pages for entry in page.get("Contents", ()))
+        pages = (
+            self._server.client()
+            .get_paginator("list_objects_v2")
+            .paginate(Bucket=self._bucket, Prefix="store/")
+        )
+        return sorted(
+            entry["Key"].removeprefix("store/")
+            for page in pages
+            for entry in page.get("Contents", ())
+        )
 
     def read(self, name: str) -> bytes:
         client = self._server.client()

@@ -13,15 +13,25 @@ from tests.scenarios.world import World
 @pytest.mark.stores("path")
 def test_a_variable_that_beats_the_file_is_told_without_its_secrets(world: World) -> None:
     other = world.home / "other"
-    service = world.service("node0", ["worker"], {"alerts": {"webhook": "https://h/geheim"}, **runs(world)}, starts=False)
+    service = world.service(
+        "node0",
+        ["worker"],
+        {"alerts": {"webhook": "https://h/geheim"}, **runs(world)},
+        starts=False,
+    )
     overrides = {"CKPTSYNC_STORE": str(other), "CKPTSYNC_ALERTS_WEBHOOK": "https://h/geheimer"}
     service.start(overrides)
     told = service.wait(phase="starting")
     assert told["store"] == str(other)
-    assert all(word in told["overridden"] for word in ("store.url", world.store.url, "CKPTSYNC_STORE", "CKPTSYNC_ALERTS_WEBHOOK"))
+    assert all(
+        word in told["overridden"]
+        for word in ("store.url", world.store.url, "CKPTSYNC_STORE", "CKPTSYNC_ALERTS_WEBHOOK")
+    )
     service.wait(phase="started")
     done = world.run("ls", "-c", service.config, environment=overrides)
-    assert all(word in done.err for word in ("store.url", world.store.url, "CKPTSYNC_STORE", str(other)))
+    assert all(
+        word in done.err for word in ("store.url", world.store.url, "CKPTSYNC_STORE", str(other))
+    )
     assert "geheim" not in done.err + service.text()
 
 
@@ -36,11 +46,20 @@ def test_a_mistyped_store_is_not_made_and_a_new_one_is_said(world: World) -> Non
 
 
 @pytest.mark.stores("path")
-def test_output_directories_that_match_nothing_are_told_in_the_log_and_in_status(world: World) -> None:
-    service = world.service("node0", ["worker"], {"worker": {"runs": [{"path": f"{world.home}/none/*"}], "scan_every": "1s"}})
+def test_output_directories_that_match_nothing_are_told_in_the_log_and_in_status(
+    world: World,
+) -> None:
+    service = world.service(
+        "node0",
+        ["worker"],
+        {"worker": {"runs": [{"path": f"{world.home}/none/*"}], "scan_every": "1s"}},
+    )
     assert service.wait(phase="no-match")["level"] == "warning"
     service.wait(phase="started")
-    world.until(lambda: f"{world.home}/none/*" in world.run("status", world.store.url).out, "status to tell of it")
+    world.until(
+        lambda: f"{world.home}/none/*" in world.run("status", world.store.url).out,
+        "status to tell of it",
+    )
 
 
 @pytest.mark.stores("path")

@@ -1,4 +1,6 @@
-"""Any process may be killed at any moment: it goes on when it is started again, and sends nothing again that was stored."""
+"""Any process may be killed at any moment: it goes on when it is started again, and sends nothing
+again that was stored.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,17 @@ import pytest
 
 from tests.scenarios.conftest import Prepared
 from tests.scenarios.stores import Store
-from tests.scenarios.world import BASE, VECTORS, Bits, Command, World, files_below, flipped, reference, tensors
+from tests.scenarios.world import (
+    BASE,
+    VECTORS,
+    Bits,
+    Command,
+    World,
+    files_below,
+    flipped,
+    reference,
+    tensors,
+)
 
 SLOW = "8MB/s"
 BALLAST = 12_000_000
@@ -22,7 +34,9 @@ BALLAST = 12_000_000
 
 @pytest.fixture
 def moment() -> float:
-    """Seconds from the first sign of work to the kill: another one in every run, shown by pytest when the scenario fails."""
+    """Seconds from the first sign of work to the kill: another one in every run, shown by pytest
+    when the scenario fails.
+    """
     chosen = random.uniform(0.0, 1.5)
     print(f"killed {chosen:.3f} s after it had begun")
     return chosen
@@ -37,7 +51,11 @@ def killed(world: World, command: Command, has_begun: Callable[[], bool], moment
 
 def identities(store: Store, run: str) -> dict[str, str]:
     """What is stored of a run's own files, and since which write."""
-    return {name: store.identity(name) for name in store.names() if name.startswith(f"{run}/") and "/.ckptsync/" not in name}
+    return {
+        name: store.identity(name)
+        for name in store.names()
+        if name.startswith(f"{run}/") and "/.ckptsync/" not in name
+    }
 
 
 def is_kept(before: dict[str, str], after: dict[str, str]) -> bool:
@@ -74,7 +92,9 @@ def test_a_worker_that_was_killed_goes_on(world: World, moment: float) -> None:
 def test_a_head_that_was_killed_goes_on(world: World, moment: float) -> None:
     world.push_save("sft", "hf-fsdp2-2node")
     head = world.head(limits={"bandwidth": "200KB/s"})
-    world.until(lambda: any("/agreement-" in name for name in world.store.names()), "a head to begin")
+    world.until(
+        lambda: any("/agreement-" in name for name in world.store.names()), "a head to begin"
+    )
     time.sleep(moment)
     head.kill()
     before = identities(world.store, "sft")
@@ -86,16 +106,22 @@ def test_a_head_that_was_killed_goes_on(world: World, moment: float) -> None:
 
 
 @pytest.mark.stores("path", "s3")
-def test_a_verifier_that_was_killed_goes_on(world: World, prepared: Prepared, moment: float) -> None:
+def test_a_verifier_that_was_killed_goes_on(
+    world: World, prepared: Prepared, moment: float
+) -> None:
     world.fill(prepared("hf-ddp", 4))
     world.store.write(name := "sft/checkpoint-4/model.safetensors", flipped(world.store.read(name)))
     verifier = world.service(
-        "verifier", ["verifier"], {"verify": {"tick": "1s", "period": "1s"}, "limits": {"bandwidth": "50KB/s"}}
+        "verifier",
+        ["verifier"],
+        {"verify": {"tick": "1s", "period": "1s"}, "limits": {"bandwidth": "50KB/s"}},
     )
     verifier.wait(phase="started")
     time.sleep(moment)
     verifier.kill()
-    verifier.configure({key: value for key, value in verifier.configuration.items() if key != "limits"})
+    verifier.configure(
+        {key: value for key, value in verifier.configuration.items() if key != "limits"}
+    )
     verifier.start()
     world.wait("sft/checkpoint-4", "DAMAGED")
 
@@ -103,37 +129,74 @@ def test_a_verifier_that_was_killed_goes_on(world: World, prepared: Prepared, mo
 def test_pull_that_was_killed_goes_on(world: World, tmp_path: Path, moment: float) -> None:
     saved = world.save("sft", ballast=BALLAST)
     world.push(saved)
-    words = ("pull", "sft/checkpoint-4", tmp_path / "back", "--store", world.store.url, "--unverified", "--json")
+    words = (
+        "pull",
+        "sft/checkpoint-4",
+        tmp_path / "back",
+        "--store",
+        world.store.url,
+        "--unverified",
+        "--json",
+    )
     killed(world, world.start(*words, "--bandwidth", SLOW), (tmp_path / "back").exists, moment)
     there, sent = tmp_path / "back" / "checkpoint-4", files_below(saved)
     assert not there.exists() or files_below(there) == sent, "half a checkpoint under its name"
-    brought = [path.name for path in (tmp_path / "back").glob(".checkpoint-4.pull-*/*") if path.read_bytes() == sent.get(path.name)]
+    brought = [
+        path.name
+        for path in (tmp_path / "back").glob(".checkpoint-4.pull-*/*")
+        if path.read_bytes() == sent.get(path.name)
+    ]
     assert world.run(*words).json["there"]["files"] >= len(brought)
     assert files_below(there) == sent
-    assert [p.name for p in (tmp_path / "back").iterdir() if not p.name.startswith("_")] == ["checkpoint-4"]
+    assert [p.name for p in (tmp_path / "back").iterdir() if not p.name.startswith("_")] == [
+        "checkpoint-4"
+    ]
 
 
 @pytest.mark.stores("s3", "sftp")
 def test_a_merge_into_a_store_that_was_killed_goes_on(world: World, moment: float) -> None:
-    sources = [VECTORS / "hf-fsdp2-2node" / node / "out/checkpoint-4" for node in ("node0", "node1")]
-    words = ("merge", *sources, f"{world.store.url}/merged", "--config-from", BASE, "--max-shard-size", "20KB")
-    command = world.start(*words, "--bandwidth", "30KB/s")
+    sources = [
+        VECTORS / "hf-fsdp2-2node" / node / "out/checkpoint-4" for node in ("node0", "node1")
+    ]
+    words = (
+        "merge",
+        *sources,
+        f"{world.store.url}/merged",
+        "--config-from",
+        BASE,
+        "--max-shard-size",
+        "20KB",
+    )
+    command = world.start(*words, "--bandwidth", "5KB/s")  # ten seconds: it cannot have ended
     killed(world, command, lambda: "merged/.ckptsync-merge.json" in world.store.names(), moment)
-    before = {name: identity for name, identity in identities(world.store, "merged").items() if name.endswith(".safetensors")}
+    before = {
+        name: identity
+        for name, identity in identities(world.store, "merged").items()
+        if name.endswith(".safetensors")
+    }
     world.run(*words)
     after = identities(world.store, "merged")
     assert is_kept(before, after)
     made = [name for name in after if name.endswith(".safetensors")]
-    assert {k: v for name in made for k, v in tensors(world.store.read(name)).items()} == reference("hf-fsdp2-2node")
+    assert {k: v for name in made for k, v in tensors(world.store.read(name)).items()} == reference(
+        "hf-fsdp2-2node"
+    )
 
 
 @pytest.mark.stores("path")
-def test_a_merge_that_was_killed_leaves_no_model(world: World, tmp_path: Path, moment: float) -> None:
+def test_a_merge_that_was_killed_leaves_no_model(
+    world: World, tmp_path: Path, moment: float
+) -> None:
     big = world.save("big")
     _enlarge(big / "model.safetensors", 64 << 20)
     to = tmp_path / "merged"
     beside = {path.name for path in tmp_path.iterdir()}
-    killed(world, world.start("merge", big, to), lambda: {path.name for path in tmp_path.iterdir()} != beside, moment / 10)
+    killed(
+        world,
+        world.start("merge", big, to),
+        lambda: {path.name for path in tmp_path.iterdir()} != beside,
+        moment / 10,
+    )
     if not to.exists():
         world.run("merge", big, to)
     assert _model(to) == _model(big)
@@ -141,7 +204,9 @@ def test_a_merge_that_was_killed_leaves_no_model(world: World, tmp_path: Path, m
 
 @pytest.mark.stores("path")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
-def test_a_command_that_is_told_to_stop_says_so_by_its_exit_code_and_is_gone_on_with(world: World, number: signal.Signals) -> None:
+def test_a_command_that_is_told_to_stop_says_so_by_its_exit_code_and_is_gone_on_with(
+    world: World, number: signal.Signals
+) -> None:
     saved = world.save("sft", ballast=BALLAST)
     command = world.start("push", saved, world.store.url, "--bandwidth", "1MB/s", "--node", "node0")
     world.until(lambda: bool(identities(world.store, "sft")), "a push to begin its work")
@@ -156,11 +221,18 @@ def test_a_command_that_is_told_to_stop_says_so_by_its_exit_code_and_is_gone_on_
 
 @pytest.mark.parametrize(
     ("store", "number"),
-    [("path", signal.SIGTERM), ("s3", signal.SIGTERM), ("sftp", signal.SIGTERM), ("path", signal.SIGINT)],
+    [
+        ("path", signal.SIGTERM),
+        ("s3", signal.SIGTERM),
+        ("sftp", signal.SIGTERM),
+        ("path", signal.SIGINT),
+    ],
     ids=["path-SIGTERM", "s3-SIGTERM", "sftp-SIGTERM", "path-SIGINT"],
     indirect=["store"],
 )
-def test_a_worker_that_is_told_to_stop_does_so_soon_and_goes_on_later(world: World, number: int) -> None:
+def test_a_worker_that_is_told_to_stop_does_so_soon_and_goes_on_later(
+    world: World, number: int
+) -> None:
     worker = world.worker(limits={"bandwidth": "1MB/s"})
     saved = world.save("sft", ballast=30_000_000)
     worker.wait(phase="sending")
@@ -179,10 +251,18 @@ def _enlarge(path: Path, size: int) -> None:
     data = path.read_bytes()
     base = 8 + int.from_bytes(data[:8], "little")
     header, length = json.loads(data[8:base]), len(data) - base
-    header["extra.weight"] = {"dtype": "U8", "shape": [size], "data_offsets": [length, length + size]}
+    header["extra.weight"] = {
+        "dtype": "U8",
+        "shape": [size],
+        "data_offsets": [length, length + size],
+    }
     text = json.dumps(header).encode()
-    path.write_bytes(len(text).to_bytes(8, "little") + text + data[base:] + random.Random(0).randbytes(size))
+    path.write_bytes(
+        len(text).to_bytes(8, "little") + text + data[base:] + random.Random(0).randbytes(size)
+    )
 
 
 def _model(folder: Path) -> Bits:
-    return {k: v for path in folder.glob("*.safetensors") for k, v in tensors(path.read_bytes()).items()}
+    return {
+        k: v for path in folder.glob("*.safetensors") for k, v in tensors(path.read_bytes()).items()
+    }

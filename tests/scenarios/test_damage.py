@@ -1,4 +1,7 @@
-"""Damage in a store is found, said, and repaired from what a node or the shards still hold; nothing damaged is given away."""
+"""Damage in a store is found, said, and repaired from what a node or the shards still hold.
+
+Nothing damaged is given away.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,9 @@ def remove(store: Store, name: str) -> None:
     store.delete(name)
 
 
-def harm(world: World, location: str, harms: Mapping[str, Callable[[Store, str], None]]) -> dict[str, bytes]:
+def harm(
+    world: World, location: str, harms: Mapping[str, Callable[[Store, str], None]]
+) -> dict[str, bytes]:
     """Damage a file of the location in each of these ways; what they held."""
     right = {f"{location}/{name}": world.store.read(f"{location}/{name}") for name in harms}
     for name, do in harms.items():
@@ -40,7 +45,9 @@ SHARDS = {"model.safetensors": flip, "optimizer.pt": truncate, "trainer_state.js
 MODEL = {"model.safetensors": flip, "config.json": truncate, "tokenizer.json": remove}
 
 
-def test_verify_by_hand_names_what_is_flipped_truncated_missing_and_everybody_knows_it_then(world: World) -> None:
+def test_verify_by_hand_names_what_is_flipped_truncated_missing_and_everybody_knows_it_then(
+    world: World,
+) -> None:
     world.push(world.save("sft"))
     world.verify()
     harm(world, "sft/checkpoint-4", SHARDS)
@@ -117,12 +124,18 @@ def test_a_damaged_record_hides_nothing_else(world: World) -> None:
         world.save(run)
         world.wait(f"{run}/checkpoint-4", "COMPLETE")
     worker.stop()
-    [manifest] = [name for name in world.store.names() if name.startswith("sft/.ckptsync/checkpoint-4/manifest-")]
+    [manifest] = [
+        name
+        for name in world.store.names()
+        if name.startswith("sft/.ckptsync/checkpoint-4/manifest-")
+    ]
     right = world.store.read(manifest)
     for data in (flipped(right), b"", b"\xff\xfe", right[: len(right) // 2], b"[" * 100_000):
         world.store.write(manifest, data)
         done = world.run("ls", world.store.url, "--json", code=10)
-        assert [location["status"] for location in done.json["locations"] if location["run"] == "other"] == ["COMPLETE"]
+        assert [
+            location["status"] for location in done.json["locations"] if location["run"] == "other"
+        ] == ["COMPLETE"]
         assert manifest in str(done.json["unreadable"])
     worker.start()
     world.until_stored(manifest, right)
@@ -131,9 +144,13 @@ def test_a_damaged_record_hides_nothing_else(world: World) -> None:
 
 @pytest.mark.stores("path")
 @pytest.mark.parametrize("kind", ["model", "report"])
-def test_a_damaged_record_of_a_head_or_a_verifier_is_told_and_made_again(world: World, prepared: Prepared, kind: str) -> None:
+def test_a_damaged_record_of_a_head_or_a_verifier_is_told_and_made_again(
+    world: World, prepared: Prepared, kind: str
+) -> None:
     world.fill(prepared("hf-ddp", 4))
-    [name] = [name for name in world.records() if name.startswith(f"sft/.ckptsync/checkpoint-4/{kind}-")]
+    [name] = [
+        name for name in world.records() if name.startswith(f"sft/.ckptsync/checkpoint-4/{kind}-")
+    ]
     flip(world.store, name)
     done = world.run("ls", world.store.url, "--json", code=10)
     assert name in str(done.json["unreadable"])
@@ -142,7 +159,9 @@ def test_a_damaged_record_of_a_head_or_a_verifier_is_told_and_made_again(world: 
     assert location["status"] == "VERIFIED"
 
 
-def test_a_record_that_names_a_file_outside_of_its_location_is_refused(world: World, prepared: Prepared, tmp_path: Path) -> None:
+def test_a_record_that_names_a_file_outside_of_its_location_is_refused(
+    world: World, prepared: Prepared, tmp_path: Path
+) -> None:
     files = dict(prepared("hf-ddp", 4))
     [name] = [name for name in files if name.startswith("sft/.ckptsync/checkpoint-4/manifest-")]
     forged = files.pop(name).replace(b'"path":"scheduler.pt"', b'"path":"../../../evil"')
@@ -151,7 +170,9 @@ def test_a_record_that_names_a_file_outside_of_its_location_is_refused(world: Wo
     assert world.run("ls", world.store.url, "--json", code=10).json["unreadable"]
     before = files_below(tmp_path)
     for more in ((), ("--unverified",), ("--consolidated",)):
-        done = world.start("pull", "sft/checkpoint-4", tmp_path / "a/b/c", "--store", world.store.url, *more).end()
+        done = world.start(
+            "pull", "sft/checkpoint-4", tmp_path / "a/b/c", "--store", world.store.url, *more
+        ).end()
         assert done.code, done.out
         assert "Traceback" not in done.err
     made = {name for name in files_below(tmp_path) if name not in before}
@@ -167,7 +188,9 @@ def test_a_link_in_a_store_is_not_followed(world: World, tmp_path: Path) -> None
     secret.write_bytes((saved / "model.safetensors").read_bytes())
     (world.store.root / WEIGHTS).unlink()
     (world.store.root / WEIGHTS).symlink_to(secret)
-    done = world.run("pull", "sft/checkpoint-4", tmp_path / "back", "--store", world.store.url, code=3)
+    done = world.run(
+        "pull", "sft/checkpoint-4", tmp_path / "back", "--store", world.store.url, code=3
+    )
     assert "model.safetensors" in done.out + done.err
     assert not (tmp_path / "back/checkpoint-4").exists()
 
@@ -193,7 +216,14 @@ def test_pull_gives_nothing_that_is_damaged(world: World, tmp_path: Path) -> Non
     saved = world.save("sft")
     world.push(saved)
     flip(world.store, WEIGHTS)
-    words = ("pull", "sft/checkpoint-4", tmp_path / "back", "--store", world.store.url, "--unverified")
+    words = (
+        "pull",
+        "sft/checkpoint-4",
+        tmp_path / "back",
+        "--store",
+        world.store.url,
+        "--unverified",
+    )
     done = world.run(*words, "--json", code=10)
     assert "model.safetensors" in str(done.json["failed"])
     assert not (tmp_path / "back/checkpoint-4").exists()
@@ -214,5 +244,8 @@ def test_damage_that_nobody_can_repair_is_said_to_be_lost(world: World) -> None:
     world.verify(code=10)
     worker.start()
     worker.wait(phase="not-repaired", run="sft")
-    world.until(lambda: "LOST" in world.start("repair", world.store.url, "--dry-run").end().out, "the loss to be said")
+    world.until(
+        lambda: "LOST" in world.start("repair", world.store.url, "--dry-run").end().out,
+        "the loss to be said",
+    )
     assert worker.is_running()

@@ -1,4 +1,7 @@
-"""`ckptsync doctor` before a launch: nodes that wait for each other get one answer; what a node finds on itself is repeated; bad stores."""
+"""`ckptsync doctor` before a launch: nodes that wait for each other get one answer.
+
+What a node finds on itself is repeated; bad stores.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,23 @@ from tests.scenarios.stores import Directory
 from tests.scenarios.world import Command, Done, World
 
 path_only = pytest.mark.stores("path")
-VARIABLES = ("NNODES", "NODE_RANK", "NPROC_PER_NODE", "MASTER_ADDR", "MASTER_PORT", "RDZV_ID", "USE_RAY", "CUDA_VISIBLE_DEVICES")
-SOUND = {"NNODES": "2", "NPROC_PER_NODE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29499", "CUDA_VISIBLE_DEVICES": ""}
+VARIABLES = (
+    "NNODES",
+    "NODE_RANK",
+    "NPROC_PER_NODE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "RDZV_ID",
+    "USE_RAY",
+    "CUDA_VISIBLE_DEVICES",
+)
+SOUND = {
+    "NNODES": "2",
+    "NPROC_PER_NODE": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29499",
+    "CUDA_VISIBLE_DEVICES": "",
+}
 LONG, SHORT = "90s", "3s"
 
 
@@ -24,10 +42,22 @@ def _no_launch_around(world: World) -> None:
         world.environment.pop(name, None)
 
 
-def waiting(world: World, rank: int, *words: object, wait: str = LONG, node: str = "", **variables: str) -> Command:
+def waiting(
+    world: World, rank: int, *words: object, wait: str = LONG, node: str = "", **variables: str
+) -> Command:
     """A job script's check on one node of two, started."""
     environment = {**SOUND, "NODE_RANK": str(rank), **variables}
-    given = ["doctor", "--json", "--publish", "--wait", wait, "--node", node or f"n{rank}", *words, world.store.url]
+    given = [
+        "doctor",
+        "--json",
+        "--publish",
+        "--wait",
+        wait,
+        "--node",
+        node or f"n{rank}",
+        *words,
+        world.store.url,
+    ]
     return world.start(*given, environment=environment)
 
 
@@ -53,7 +83,9 @@ def same(first: Done, second: Done) -> Any:
 
 def test_nodes_that_fit_together_may_start_whoever_comes_first(world: World) -> None:
     first = waiting(world, 0)
-    world.until(lambda: ".ckptsync/launches/n0.json" in world.store.names(), "the first node's facts")
+    world.until(
+        lambda: ".ckptsync/launches/n0.json" in world.store.names(), "the first node's facts"
+    )
     answer = same(waiting(world, 1).end(), first.end())
     assert (answer["nodes"], answer["failures"], answer["exit_code"]) == (["n0", "n1"], 0, 0)
 
@@ -67,7 +99,9 @@ def test_nodes_that_fit_together_may_start_whoever_comes_first(world: World) -> 
         ({"NNODES": "2:3"}, ("launch-differs", "NNODES")),
     ],
 )
-def test_nodes_that_do_not_fit_together_are_both_stopped(world: World, variables: dict[str, str], found: tuple[str, str]) -> None:
+def test_nodes_that_do_not_fit_together_are_both_stopped(
+    world: World, variables: dict[str, str], found: tuple[str, str]
+) -> None:
     answer = same(*pair(world, **variables))
     assert answer["exit_code"] == 2
     assert found in {(f["kind"], f["subject"]) for f in answer["findings"]}
@@ -76,7 +110,10 @@ def test_nodes_that_do_not_fit_together_are_both_stopped(world: World, variables
 
 @path_only
 def test_other_versions_stop_both_nodes(world: World, tmp_path: Path) -> None:
-    pythons = [_python(tmp_path / f"venv{n}", torch=version) for n, version in enumerate(("2.8.0", "2.7.1"))]
+    pythons = [
+        _python(tmp_path / f"venv{n}", torch=version)
+        for n, version in enumerate(("2.8.0", "2.7.1"))
+    ]
     nodes = [waiting(world, n, "--python", python) for n, python in enumerate(pythons)]
     answer = same(*(node.end() for node in nodes))
     assert ("versions-differ", "torch") in {(f["kind"], f["subject"]) for f in answer["findings"]}
@@ -124,7 +161,11 @@ def test_how_many_nodes_there_are_may_be_said_and_must_be_known(world: World) ->
 
 @path_only
 def test_two_trainings_in_one_store_are_told_apart_by_their_job(world: World) -> None:
-    nodes = [waiting(world, rank, "--job", job, node=f"{job}{rank}") for job in ("a", "b") for rank in (0, 1)]
+    nodes = [
+        waiting(world, rank, "--job", job, node=f"{job}{rank}")
+        for job in ("a", "b")
+        for rank in (0, 1)
+    ]
     done = [node.end() for node in nodes]
     assert [one.json["nodes"] for one in done] == [["a0", "a1"]] * 2 + [["b0", "b1"]] * 2
     assert [one.code for one in done] == [0] * 4
@@ -133,7 +174,9 @@ def test_two_trainings_in_one_store_are_told_apart_by_their_job(world: World) ->
 @path_only
 def test_a_node_that_takes_the_location_of_another_does_not_let_it_start(world: World) -> None:
     first = waiting(world, 0, node="same")
-    world.until(lambda: ".ckptsync/launches/same.json" in world.store.names(), "the first node's facts")
+    world.until(
+        lambda: ".ckptsync/launches/same.json" in world.store.names(), "the first node's facts"
+    )
     second = waiting(world, 1, wait=SHORT, node="same")
     assert (first.end().code, second.end().code) == (2, 2)
 
@@ -162,7 +205,7 @@ def test_a_python_that_cannot_be_asked_stops_the_others_too(world: World) -> Non
 @path_only
 def test_no_store_and_unknown_stores_are_said_first(world: World) -> None:
     for words in ([""], ["--publish"], ["--nodes"]):
-        assert "no store was named" in world.run("doctor", *words, code=2).err
+        assert "no store is named" in world.run("doctor", *words, code=2).err
     for words in (["foo://bucket/x"], ["--publish", "foo://bucket/x"]):
         done = world.run("doctor", *words, code=2)
         assert "foo:// are not known" in (done.err + done.out).splitlines()[0]

@@ -1,4 +1,6 @@
-"""The hook in a training script: every save is kept although rotation deletes it at once, and training never notices."""
+"""The hook in a training script: every save is kept although rotation deletes it at once, and
+training never notices.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +38,11 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArgumen
 from ckptsync.hooks.hf import CkptSyncCallback
 
 torch.manual_seed(0)
-config = LlamaConfig(vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2)
+config = LlamaConfig(vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=1, \
+num_attention_heads=2, num_key_value_heads=2)
 data = [{"input_ids": torch.arange(8), "labels": torch.arange(8)}] * 16
-args = TrainingArguments(sys.argv[1], max_steps=4, save_steps=1, save_total_limit=1, per_device_train_batch_size=2, report_to=[], use_cpu=True, disable_tqdm=True)
+args = TrainingArguments(sys.argv[1], max_steps=4, save_steps=1, save_total_limit=1, \
+per_device_train_batch_size=2, report_to=[], use_cpu=True, disable_tqdm=True)
 Trainer(LlamaForCausalLM(config), args, train_dataset=data, callbacks=[CkptSyncCallback()]).train()
 print("trained")
 """
@@ -50,7 +54,12 @@ def train(world: World, script: str, *words: object) -> str:
     path.write_text(script)
     environment = {**world.environment, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(
-        [sys.executable, path, *map(str, words)], env=environment, capture_output=True, text=True, check=False, timeout=600
+        [sys.executable, path, *map(str, words)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     assert "trained" in done.stdout
@@ -84,7 +93,9 @@ def test_every_save_of_a_trainer_that_keeps_one_is_stored(world: World) -> None:
 
 @pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
 @pytest.mark.stores("path")
-def test_a_training_says_that_its_store_is_not_there_and_all_is_sent_once_it_is(world: World) -> None:
+def test_a_training_says_that_its_store_is_not_there_and_all_is_sent_once_it_is(
+    world: World,
+) -> None:
     store = world.home / "mistyped" / "store"
     awaits = """
 import time
@@ -92,12 +103,18 @@ from pathlib import Path
 while "waiting" not in Path(sys.argv[1], "_ckptsync/embedded.log").read_text():
     time.sleep(0.1)
 """
-    script = TRAINED.replace("CkptSyncCallback()", f"CkptSyncCallback(store={str(store)!r}, wait='1s')") + awaits
+    script = (
+        TRAINED.replace("CkptSyncCallback()", f"CkptSyncCallback(store={str(store)!r}, wait='1s')")
+        + awaits
+    )
     said = train(world, script, world.output("sft"))
     assert str(store.parent) in said
     store.parent.mkdir()
     stored = [store / f"sft/.ckptsync/checkpoint-{step}" for step in range(1, 5)]
-    world.until(lambda: all([*location.glob("manifest-*")] for location in stored), "the store to have what the training left")
+    world.until(
+        lambda: all([*location.glob("manifest-*")] for location in stored),
+        "the store to have what the training left",
+    )
 
 
 @pytest.mark.stores("path")

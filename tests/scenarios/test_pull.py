@@ -14,35 +14,58 @@ TWO_NODES = ("hf-fsdp2-2node", "hf-zero3-2node")
 
 @pytest.mark.parametrize(
     ("store", "vector"),
-    [("path", "hf-fsdp2-2node"), ("path", "hf-zero3-2node"), ("s3", "hf-fsdp2-2node"), ("sftp", "hf-zero3-2node")],
+    [
+        ("path", "hf-fsdp2-2node"),
+        ("path", "hf-zero3-2node"),
+        ("s3", "hf-fsdp2-2node"),
+        ("sftp", "hf-zero3-2node"),
+    ],
     indirect=["store"],
 )
-def test_the_newest_verified_checkpoint_comes_back_whole(world: World, prepared: Prepared, tmp_path: Path, vector: str) -> None:
+def test_the_newest_verified_checkpoint_comes_back_whole(
+    world: World, prepared: Prepared, tmp_path: Path, vector: str
+) -> None:
     world.fill(prepared(vector, 4))
     sent = written(vector, tmp_path)
     done = world.run("pull", "sft", tmp_path / "fresh", "--store", world.store.url, "--json")
     assert files_below(tmp_path / "fresh/checkpoint-4") == sent
     assert done.json["location"] == "checkpoint-4"
-    assert world.run("pull", "sft", tmp_path / "fresh", "--store", world.store.url, "--json").json["there"]["files"] == len(sent)
+    assert world.run("pull", "sft", tmp_path / "fresh", "--store", world.store.url, "--json").json[
+        "there"
+    ]["files"] == len(sent)
 
 
 @pytest.mark.stores("path")
-def test_the_consolidated_model_comes_alone(world: World, prepared: Prepared, tmp_path: Path) -> None:
+def test_the_consolidated_model_comes_alone(
+    world: World, prepared: Prepared, tmp_path: Path
+) -> None:
     world.fill(prepared("hf-fsdp2-2node", 4))
     world.run("pull", "sft", tmp_path / "model", "--store", world.store.url, "--consolidated")
-    assert tensors((tmp_path / "model/model.safetensors").read_bytes()) == reference("hf-fsdp2-2node")
+    assert tensors((tmp_path / "model/model.safetensors").read_bytes()) == reference(
+        "hf-fsdp2-2node"
+    )
     assert (tmp_path / "model/config.json").is_file()
 
 
 @pytest.mark.stores("path")
 @pytest.mark.parametrize("vector", TWO_NODES)
-@pytest.mark.parametrize("names", [("node0", "node1"), ("fresh0", "fresh1")], ids=["same nodes", "fresh nodes"])
+@pytest.mark.parametrize(
+    "names", [("node0", "node1"), ("fresh0", "fresh1")], ids=["same nodes", "fresh nodes"]
+)
 def test_a_pulled_checkpoint_stays_verified_beside_workers(
     world: World, prepared: Prepared, tmp_path: Path, vector: str, names: tuple[str, str]
 ) -> None:
     world.fill(prepared(vector, 4))
     world.run("pull", "sft/checkpoint-4", world.output("sft", "a"), "--store", world.store.url)
-    world.run("pull", "sft/checkpoint-4", world.output("sft", "b"), "--store", world.store.url, "--node", "node1")
+    world.run(
+        "pull",
+        "sft/checkpoint-4",
+        world.output("sft", "b"),
+        "--store",
+        world.store.url,
+        "--node",
+        "node1",
+    )
     stays_verified(world, names, written(vector, tmp_path / "written"))
 
 
@@ -64,14 +87,15 @@ def stays_verified(world: World, names: tuple[str, str], sent: dict[str, bytes])
     """Workers look at what was pulled to `a` and `b`, and nothing of it changes."""
     before = world.records()
     workers = [
-        world.worker(name, worker={"runs": [{"path": f"{world.home}/{at}/out/*"}]}) for name, at in zip(names, "ab", strict=True)
+        world.worker(name, worker={"runs": [{"path": f"{world.home}/{at}/out/*"}]})
+        for name, at in zip(names, "ab", strict=True)
     ]
     for worker in workers:
         worker.wait(phase="started")
     world.let_workers_look("a", "b")
-    assert {name: status for name, status in world.statuses().items() if name.startswith("sft/")} == {
-        "sft/checkpoint-4": "VERIFIED"
-    }
+    assert {
+        name: status for name, status in world.statuses().items() if name.startswith("sft/")
+    } == {"sft/checkpoint-4": "VERIFIED"}
     assert [name for name in world.records() if name.startswith("sft/")] == before
     assert all(worker.is_running() for worker in workers)
     world.run("pull", "sft/checkpoint-4", world.home / "again", "--store", world.store.url)
@@ -84,14 +108,24 @@ def test_nothing_that_is_there_is_overwritten(world: World, tmp_path: Path) -> N
     mine = tmp_path / "back/checkpoint-4"
     mine.mkdir(parents=True)
     (mine / "model.safetensors").write_bytes(b"mine")
-    world.run("pull", "sft/checkpoint-4", tmp_path / "back", "--store", world.store.url, "--unverified", code=2)
+    world.run(
+        "pull",
+        "sft/checkpoint-4",
+        tmp_path / "back",
+        "--store",
+        world.store.url,
+        "--unverified",
+        code=2,
+    )
     assert files_below(tmp_path / "back") == {"checkpoint-4/model.safetensors": b"mine"}
 
 
 @pytest.mark.stores("path")
 def test_a_checkpoint_that_is_not_whole_is_not_given_unasked(world: World, tmp_path: Path) -> None:
     world.push(world.save("sft", vector="hf-fsdp2-2node", node="node0"))
-    done = world.run("pull", "sft/checkpoint-4", tmp_path / "back", "--store", world.store.url, "--json", code=3)
+    done = world.run(
+        "pull", "sft/checkpoint-4", tmp_path / "back", "--store", world.store.url, "--json", code=3
+    )
     assert "__2_0.distcp" in done.out + done.err
     assert not (tmp_path / "back/checkpoint-4").exists()
     world.run("pull", "nobody", tmp_path / "back", "--store", world.store.url, code=2)

@@ -1,4 +1,7 @@
-"""Checkpoints that no rule keeps go, after a grace; the last verified one and what a person keeps never do."""
+"""Checkpoints that no rule keeps go, after a grace.
+
+The last verified one and what a person keeps never do.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +14,29 @@ from tests.scenarios.world import World
 
 
 def locations(world: World) -> dict[str, str]:
-    return {name.removeprefix("sft/checkpoint-"): status for name, status in world.statuses().items()}
+    return {
+        name.removeprefix("sft/checkpoint-"): status for name, status in world.statuses().items()
+    }
 
 
 @pytest.mark.stores("path", "s3")
-def test_what_no_rule_keeps_is_marked_first_and_goes_after_the_grace(world: World, prepared: Prepared) -> None:
+def test_what_no_rule_keeps_is_marked_first_and_goes_after_the_grace(
+    world: World, prepared: Prepared
+) -> None:
     world.fill(prepared("hf-ddp", 1, 2, 3))
     gc = ("gc", world.store.url, "--keep-last", "1")
     world.run(*gc, "--grace", "1h", "--dry-run")
     assert set(locations(world).values()) == {"VERIFIED"}
     world.run(*gc, "--grace", "1h")
     assert locations(world) == {"1": "RETIRED", "2": "RETIRED", "3": "VERIFIED"}
-    assert any(name.startswith("sft/checkpoint-1/") for name in world.store.names()), "gone before the grace was over"
+    assert any(name.startswith("sft/checkpoint-1/") for name in world.store.names()), (
+        "gone before the grace was over"
+    )
     world.run(*gc, "--grace", "0s")
     world.run(*gc, "--grace", "0s")
-    assert {name.split("/")[1] for name in world.store.names() if name.startswith("sft/checkpoint-")} == {"checkpoint-3"}
+    assert {
+        name.split("/")[1] for name in world.store.names() if name.startswith("sft/checkpoint-")
+    } == {"checkpoint-3"}
     world.verify()
 
 
@@ -44,7 +55,9 @@ def test_a_person_keeps_and_releases(world: World, prepared: Prepared) -> None:
 
 
 @pytest.mark.stores("path")
-def test_what_is_retired_comes_back_when_a_person_keeps_it(world: World, prepared: Prepared) -> None:
+def test_what_is_retired_comes_back_when_a_person_keeps_it(
+    world: World, prepared: Prepared
+) -> None:
     world.fill(prepared("hf-ddp", 1, 2))
     world.run("gc", world.store.url, "--keep-last", "1", "--grace", "1h")
     assert locations(world)["1"] == "RETIRED"
@@ -53,7 +66,9 @@ def test_what_is_retired_comes_back_when_a_person_keeps_it(world: World, prepare
 
 
 @pytest.mark.stores("path")
-def test_nothing_goes_without_a_rule_nor_the_last_that_is_verified(world: World, prepared: Prepared) -> None:
+def test_nothing_goes_without_a_rule_nor_the_last_that_is_verified(
+    world: World, prepared: Prepared
+) -> None:
     world.fill(prepared("hf-ddp", 1))
     world.run("gc", world.store.url, "--max-age", "1s", "--grace", "0s")
     world.run("gc", world.store.url, "--max-age", "1s", "--grace", "0s")
@@ -73,7 +88,10 @@ def test_a_head_with_rules_does_it_by_itself_and_workers_send_nothing_again(worl
     head.stop()
     time.sleep(1)
     head.start()
-    world.until(lambda: not [n for n in world.store.names() if n.startswith("sft/checkpoint-1/")], "the old one to go")
+    world.until(
+        lambda: not [n for n in world.store.names() if n.startswith("sft/checkpoint-1/")],
+        "the old one to go",
+    )
     world.let_workers_look("node0")
     assert not [name for name in world.store.names() if name.startswith("sft/checkpoint-1/")]
     assert locations(world)["2"] == "VERIFIED"
@@ -83,7 +101,9 @@ def test_a_head_with_rules_does_it_by_itself_and_workers_send_nothing_again(worl
 def test_shards_go_and_the_model_stays(world: World, prepared: Prepared) -> None:
     world.fill(prepared("hf-ddp", 1, 2))
     for _ in range(2):
-        world.run("gc", world.store.url, "--shards", "drop-after:1", "--keep-last", "9", "--grace", "0s")
+        world.run(
+            "gc", world.store.url, "--shards", "drop-after:1", "--keep-last", "9", "--grace", "0s"
+        )
     names = world.store.names()
     assert not [name for name in names if name.startswith("sft/checkpoint-1/")]
     assert "sft/consolidated/checkpoint-1/model.safetensors" in names

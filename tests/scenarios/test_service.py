@@ -1,4 +1,6 @@
-"""What an operator does with the services: configure, reload, watch, run two of them, and read their exit codes."""
+"""What an operator does with the services: configure, reload, watch, run two of them, and read
+their exit codes.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ from tests.scenarios.world import COMMAND, VECTORS, World, files_below, flipped,
 @pytest.mark.stores("path", "s3")
 def test_two_heads_make_one_model(world: World) -> None:
     world.push_save("sft", "hf-fsdp2-2node")
-    heads = [world.head("head0", head={"dtype": "auto"}), world.head("head1", head={"dtype": "bf16"})]
+    heads = [
+        world.head("head0", head={"dtype": "auto"}),
+        world.head("head1", head={"dtype": "bf16"}),
+    ]
     world.wait("sft/checkpoint-4", "VERIFIED")
     first = world.model("sft/checkpoint-4")
     for head in heads:  # each has looked at it when a checkpoint that came later is done
@@ -65,7 +70,9 @@ def test_two_workers_of_one_node_id_are_not_both_at_work(world: World) -> None:
     ],
     ids=["empty", "broken", "typo", "no text", "relative", "alias"],
 )
-def test_a_configuration_that_cannot_be_is_refused_with_2(world: World, tmp_path: Path, text: str) -> None:
+def test_a_configuration_that_cannot_be_is_refused_with_2(
+    world: World, tmp_path: Path, text: str
+) -> None:
     (tmp_path / "bad.yaml").write_bytes(text.encode("latin-1"))
     done = world.run("run", "-c", tmp_path / "bad.yaml", code=2)
     assert "bad.yaml" in done.err
@@ -73,7 +80,9 @@ def test_a_configuration_that_cannot_be_is_refused_with_2(world: World, tmp_path
 
 
 @pytest.mark.stores("path")
-def test_after_sighup_the_next_start_takes_up_a_new_configuration_and_a_bad_one_is_refused(world: World) -> None:
+def test_after_sighup_the_next_start_takes_up_a_new_configuration_and_a_bad_one_is_refused(
+    world: World,
+) -> None:
     worker = world.worker()
     worker.wait(phase="started")
     configuration = worker.configuration
@@ -82,7 +91,10 @@ def test_after_sighup_the_next_start_takes_up_a_new_configuration_and_a_bad_one_
     worker.wait(phase="not-reloaded")
     assert worker.is_running()
     more = {"path": f"{world.home}/node9/out/*"}
-    worker.configure(configuration | {"worker": configuration["worker"] | {"runs": [*configuration["worker"]["runs"], more]}})
+    worker.configure(
+        configuration
+        | {"worker": configuration["worker"] | {"runs": [*configuration["worker"]["runs"], more]}}
+    )
     worker.signal(signal.SIGHUP)
     assert worker.ended() == 0
     worker.start()  # as systemd does
@@ -108,8 +120,14 @@ def test_exit_codes_say_what_to_do(world: World, tmp_path: Path) -> None:
     (tmp_path / "megatron/mp_rank_00").mkdir(parents=True)
     (tmp_path / "megatron/mp_rank_00/model_optim_rng.pt").write_bytes(b"PK")
     world.run("merge", tmp_path / "megatron", tmp_path / "out", code=5)
-    away = {"CKPTSYNC_STORAGE_OPTIONS": '{"endpoint_url": "http://127.0.0.1:9", "key": "k", "secret": "s"}'}
-    world.run("ls", "s3://bucket/store", code=4, environment={**away, "CKPTSYNC_LIMITS_PATIENCE": "1s"})
+    away = {
+        "CKPTSYNC_STORAGE_OPTIONS": (
+            '{"endpoint_url": "http://127.0.0.1:9", "key": "k", "secret": "s"}'
+        )
+    }
+    world.run(
+        "ls", "s3://bucket/store", code=4, environment={**away, "CKPTSYNC_LIMITS_PATIENCE": "1s"}
+    )
     world.store.write(name := "sft/checkpoint-4/model.safetensors", flipped(world.store.read(name)))
     world.run("verify", world.store.url, code=10)
 
@@ -120,7 +138,11 @@ def test_a_reader_that_leaves_is_no_error(world: World, prepared: Prepared) -> N
     ours, theirs = os.pipe()
     os.close(ours)
     done = subprocess.run(
-        [*COMMAND, "ls", world.store.url], stdout=theirs, stderr=subprocess.PIPE, env=world.environment, check=False
+        [*COMMAND, "ls", world.store.url],
+        stdout=theirs,
+        stderr=subprocess.PIPE,
+        env=world.environment,
+        check=False,
     )
     os.close(theirs)
     assert (done.returncode, done.stderr) == (141, b"")
@@ -140,28 +162,45 @@ def test_status_names_nodes_runs_and_alarms(world: World) -> None:
     world.head()
     world.save("sft")
     world.wait("sft/checkpoint-4", "VERIFIED")
-    world.until(lambda: len(world.run("status", world.store.url, "--json").json["nodes"]) == 2, "two heartbeats")
+    world.until(
+        lambda: len(world.run("status", world.store.url, "--json").json["nodes"]) == 2,
+        "two heartbeats",
+    )
     told = world.run("status", world.store.url, "--json").json
-    assert {node["node"]: node["state"] for node in told["nodes"]} == {"node0": "alive", "head": "alive"}
+    assert {node["node"]: node["state"] for node in told["nodes"]} == {
+        "node0": "alive",
+        "head": "alive",
+    }
     assert [run["run"] for run in told["runs"]] == ["sft"]
     assert told["alarms"] == []
     world.run("status", world.store.url, "--check")
 
 
 @pytest.mark.stores("path")
-def test_metrics_and_health_are_served_beside_slow_clients(world: World, prepared: Prepared) -> None:
+def test_metrics_and_health_are_served_beside_slow_clients(
+    world: World, prepared: Prepared
+) -> None:
     port = _free_port()
     world.fill(prepared("hf-ddp", 4))
     world.head(metrics={"listen": f"127.0.0.1:{port}"}).wait(phase="verified", run="sft")
+    world.until(lambda: _listens(port), "the port of the metrics")
     slow = [socket.create_connection(("127.0.0.1", port), 10) for _ in range(40)]
     for each in slow:
         each.sendall(b"GET /metrics HTTP/1.1\r\n")
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=120) as answer:
         assert answer.status == 200
-    sample = re.compile(rb'^ckptsync_run_checkpoints{(?=.*run="sft")(?=.*state="verified").*} 1', re.MULTILINE)
+    sample = re.compile(
+        rb'^ckptsync_run_checkpoints{(?=.*run="sft")(?=.*state="verified").*} 1', re.MULTILINE
+    )
     world.until(lambda: bool(sample.search(_metrics(port))), "metrics of the verified checkpoint")
     for each in slow:
         each.close()
+
+
+def _listens(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 10):
+        return True
+    return False
 
 
 def _metrics(port: int) -> bytes:
@@ -190,22 +229,34 @@ def webhook() -> Iterator[tuple[str, list[Any]]]:
 
 
 @pytest.mark.stores("path")
-def test_damage_is_told_to_a_webhook_and_to_a_command(world: World, prepared: Prepared, webhook: tuple[str, list[Any]]) -> None:
+def test_damage_is_told_to_a_webhook_and_to_a_command(
+    world: World, prepared: Prepared, webhook: tuple[str, list[Any]]
+) -> None:
     url, told = webhook
     world.fill(prepared("hf-ddp", 4))
-    world.store.write(name := "sft/checkpoint-4/trainer_state.json", flipped(world.store.read(name)))
+    world.store.write(
+        name := "sft/checkpoint-4/trainer_state.json", flipped(world.store.read(name))
+    )
     told_here = world.home / "told"
-    world.head(alerts={"webhook": url, "command": ["/bin/sh", "-c", f"cat >> '{told_here}'"]}, verify={"period": "2s"})
+    world.head(
+        alerts={"webhook": url, "command": ["/bin/sh", "-c", f"cat >> '{told_here}'"]},
+        verify={"period": "2s"},
+    )
     key = "damaged sft/checkpoint-4"
-    world.until(lambda: any(alarm["key"] == key for message in told for alarm in message["alarms"]), "the webhook's alert")
+    world.until(
+        lambda: any(alarm["key"] == key for message in told for alarm in message["alarms"]),
+        "the webhook's alert",
+    )
     world.until(lambda: key in told_here.read_text(), "the command's alert")
 
 
 @pytest.mark.stores("s3")
 def test_a_refused_key_ends_no_service_that_has_worked(world: World) -> None:
     credentials = world.home / "credentials"
-    right = "[default]\naws_access_key_id={AWS_ACCESS_KEY_ID}\naws_secret_access_key={AWS_SECRET_ACCESS_KEY}\n".format(
-        **world.environment
+    env = world.environment
+    right = (
+        f"[default]\naws_access_key_id={env['AWS_ACCESS_KEY_ID']}\n"
+        f"aws_secret_access_key={env['AWS_SECRET_ACCESS_KEY']}\n"
     )
     wrong = right.replace("aws_secret_access_key=", "aws_secret_access_key=not")
     credentials.write_text(wrong)
@@ -213,7 +264,10 @@ def test_a_refused_key_ends_no_service_that_has_worked(world: World) -> None:
         world.environment.pop(key)
     world.environment["AWS_SHARED_CREDENTIALS_FILE"] = str(credentials)
     services = [world.worker(), world.head()]
-    assert [service.ended() for service in services] == [2, 2], "a key that never worked is a mistake in the configuration"
+    assert [service.ended() for service in services] == [
+        2,
+        2,
+    ], "a key that never worked is a mistake in the configuration"
     credentials.write_text(right)
     for service in services:
         service.start()
@@ -232,7 +286,9 @@ def test_a_refused_key_ends_no_service_that_has_worked(world: World) -> None:
 
 
 @pytest.mark.stores("path")
-@pytest.mark.parametrize("name", ["..", ".hidden", "_ours", "consolidated", "a b", "ü", "x" * 200, "new\nline", "-rf"])
+@pytest.mark.parametrize(
+    "name", ["..", ".hidden", "_ours", "consolidated", "a b", "ü", "x" * 200, "new\nline", "-rf"]
+)
 def test_odd_names_of_runs_do_no_harm(world: World, name: str) -> None:
     if name == "..":
         world.run("push", world.save("sft"), world.store.url, "--run", name, code=2)

@@ -1,4 +1,6 @@
-"""A store that is away, full, read-only or refuses its keys: nothing is lost, and the work goes on when it is well again."""
+"""A store that is away, full, read-only or refuses its keys: nothing is lost, and the work goes on
+when it is well again.
+"""
 
 from __future__ import annotations
 
@@ -41,6 +43,8 @@ def test_a_store_that_is_away_is_waited_for(world: World, tmp_path: Path) -> Non
     saved = world.save("second")
     written = files_below(saved)
     worker.wait(phase="failed", run="second")
+    notes = saved.parent / "_ckptsync/pins/checkpoint-4.0/notes.json"
+    world.until(notes.exists, "the worker to have seen the save whole")
     shutil.rmtree(saved)  # rotation goes on meanwhile
     away.rename(world.store.root)
     world.wait("second/checkpoint-4", "COMPLETE")
@@ -56,11 +60,19 @@ def test_a_server_that_is_away_is_waited_for(world: World, tmp_path: Path) -> No
         store = Directory(remote, server.url(remote), {})
         worker = world.worker(store={"url": store.url, "options": dict(server.options)})
         world.save("first")
-        world.until(lambda: any("/manifest-" in name for name in store.names()), "the first checkpoint's manifest")
+        world.until(
+            lambda: any("/manifest-" in name for name in store.names()),
+            "the first checkpoint's manifest",
+        )
         server.cut()
         saved = world.save("second")
         server.start()
-        world.until(lambda: any(n.startswith("second/.ckptsync/checkpoint-4/manifest-") for n in store.names()), "the second's")
+        world.until(
+            lambda: any(
+                n.startswith("second/.ckptsync/checkpoint-4/manifest-") for n in store.names()
+            ),
+            "the second's",
+        )
         assert files_below(remote / "second/checkpoint-4") == files_below(saved)
         assert worker.is_running()
 
@@ -110,9 +122,17 @@ def test_wrong_keys_end_a_command_and_right_ones_go_on(world: World, tmp_path: P
     saved = world.save("sft")
     wrong = {"AWS_SECRET_ACCESS_KEY": "wrong"}
     if world.store.url.startswith("sftp"):
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "stranger"], check=True)
-        wrong = {"CKPTSYNC_STORAGE_OPTIONS": json.dumps(options_of(world) | {"key_filename": str(tmp_path / "stranger")})}
-    done = world.run("push", saved, world.store.url, "--node", "node0", "--json", code=2, environment=wrong)
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "stranger"], check=True
+        )
+        wrong = {
+            "CKPTSYNC_STORAGE_OPTIONS": json.dumps(
+                options_of(world) | {"key_filename": str(tmp_path / "stranger")}
+            )
+        }
+    done = world.run(
+        "push", saved, world.store.url, "--node", "node0", "--json", code=2, environment=wrong
+    )
     assert done.error["hint"]
     assert world.store.names() == []
     world.push(saved)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -25,9 +25,36 @@ def test_push_stores_every_file_as_it_is(world: World) -> None:
 def test_push_again_sends_nothing_again(world: World) -> None:
     saved = world.save("sft")
     world.push(saved)
-    before = {name: world.store.identity(name) for name in world.store.names() if name.startswith("sft/")}
+    before = {
+        name: world.store.identity(name) for name in world.store.names() if name.startswith("sft/")
+    }
     world.push(saved)
-    assert {name: world.store.identity(name) for name in world.store.names() if name.startswith("sft/")} == before
+    assert {
+        name: world.store.identity(name) for name in world.store.names() if name.startswith("sft/")
+    } == before
+
+
+@pytest.mark.stores("path")
+def test_an_upload_that_is_under_way_is_shown_with_who_sends_it(world: World) -> None:
+    rows: dict[str, Any] = {}
+
+    def is_uploading() -> bool:
+        rows.update(world.ls())
+        return {row["status"] for row in rows.values()} == {"UPLOADING"}
+
+    for node, already in (("node0", []), ("node1", ["node0"])):
+        part = world.save("sft", vector="hf-fsdp2-2node", node=node, ballast=4 << 20)
+        slow = world.start("push", part, world.store.url, "--node", node, "--bandwidth", "100KB/s")
+        world.until(is_uploading, "it to be UPLOADING")
+        row = rows["sft/checkpoint-4"]
+        assert (row["uploading"]["nodes"], row["nodes"]) == ([node], already)
+        if already:
+            status = world.run("status", world.store.url, "--json").json
+            assert status["checkpoints"] == {"UPLOADING": 1}
+            assert [u["nodes"] for run in status["runs"] for u in run["uploading"]] == [[node]]
+        slow.kill()
+        world.push(part, node=node)
+    assert world.statuses() == {"sft/checkpoint-4": "COMPLETE"}
 
 
 @pytest.mark.stores("path")
@@ -48,7 +75,12 @@ def test_a_worker_uploads_what_a_trainer_writes_and_a_head_makes_it_one_model(wo
 
 @pytest.mark.parametrize(
     ("store", "vector"),
-    [("path", "hf-fsdp2-2node"), ("path", "hf-zero3-2node"), ("s3", "hf-zero3-2node"), ("sftp", "hf-fsdp2-2node")],
+    [
+        ("path", "hf-fsdp2-2node"),
+        ("path", "hf-zero3-2node"),
+        ("s3", "hf-zero3-2node"),
+        ("sftp", "hf-fsdp2-2node"),
+    ],
     indirect=["store"],
 )
 def test_two_nodes_make_one_checkpoint(world: World, vector: str) -> None:
@@ -65,9 +97,11 @@ def test_two_nodes_make_one_checkpoint(world: World, vector: str) -> None:
 @pytest.mark.parametrize("vector", TWO_NODES)
 @pytest.mark.parametrize("apart", [0, 52], ids=["at once", "52 s apart"])
 def test_a_late_node_completes_the_checkpoint(world: World, vector: str, apart: int) -> None:
-    world.push(dated(world.save("sft", vector=vector, node="node0"), time.time() - apart), node="node0")
+    world.push(
+        dated(world.save("sft", vector=vector, node="node0"), time.time() - apart), node="node0"
+    )
     [row] = world.ls().values()
-    assert row["status"] == "ARRIVING"
+    assert row["status"] == "INCOMPLETE"
     assert row["evidence"], "nothing says what is missing"
     world.push(world.save("sft", vector=vector, node="node1"), node="node1")
     assert world.statuses() == {"sft/checkpoint-4": "COMPLETE"}
@@ -75,7 +109,10 @@ def test_a_late_node_completes_the_checkpoint(world: World, vector: str, apart: 
 
 @pytest.mark.stores("path")
 def test_a_worker_joins_a_late_part_by_itself(world: World) -> None:
-    world.push(dated(world.save("sft", vector="hf-fsdp2-2node", node="node0"), time.time() - 200), node="node0")
+    world.push(
+        dated(world.save("sft", vector="hf-fsdp2-2node", node="node0"), time.time() - 200),
+        node="node0",
+    )
     dated(world.save("sft", vector="hf-fsdp2-2node", node="node1"), time.time() - 100)
     world.worker("node1")
     world.wait("sft/checkpoint-4", "COMPLETE")
@@ -89,18 +126,23 @@ def of_run(found: dict[str, Row]) -> dict[str, Row]:
 
 @pytest.mark.stores("path")
 def test_a_part_of_the_next_save_is_not_joined_with_one_of_the_save_before(world: World) -> None:
-    """Files have times to come: so a worker waits for proof until this scenario is over, however slow the machine is."""
+    """Files have times to come: so a worker waits for proof until this scenario is over, however
+    slow the machine is.
+    """
     first, second = time.time() + 400.5, time.time() + 600.5
     world.push(dated(world.save("sft", vector="hf-fsdp2-2node", node="node0"), first), node="node0")
     shutil.rmtree(world.output("sft"))
-    dated(world.save("sft", vector="hf-fsdp2-2node", node="node1"), second)  # begun anew; node 0 is slower
+    # begun anew; node 0 is slower
+    dated(world.save("sft", vector="hf-fsdp2-2node", node="node1"), second)
     world.worker("node1")
     world.let_workers_look("node1")
-    assert of_run(world.statuses()) == {"sft/checkpoint-4": "ARRIVING"}
+    assert of_run(world.statuses()) == {"sft/checkpoint-4": "INCOMPLETE"}
     state = dated(world.save("sft", vector="hf-fsdp2-2node", seed=1), second) / "trainer_state.json"
     world.worker("node0")
-    world.until(lambda: "COMPLETE" in of_run(world.statuses()).values(), "the second save")
-    [(location, row)] = [(name, row) for name, row in of_run(world.ls()).items() if row["status"] == "COMPLETE"]
+    world.until_told(lambda: "COMPLETE" in of_run(world.statuses()).values(), "the second save")
+    [(location, row)] = [
+        (name, row) for name, row in of_run(world.ls()).items() if row["status"] == "COMPLETE"
+    ]
     assert location != "sft/checkpoint-4"
     assert row["nodes"] == ["node0", "node1"]
     assert world.stored(*location.split("/"))["trainer_state.json"] == state.read_bytes()
@@ -119,7 +161,9 @@ def push_apart(world: World, apart: float = 3600) -> tuple[str, str, dict[str, b
 
 
 @pytest.mark.stores("path")
-def test_locations_that_may_be_one_save_name_each_other_and_the_command_that_joins_them(world: World) -> None:
+def test_locations_that_may_be_one_save_name_each_other_and_the_command_that_joins_them(
+    world: World,
+) -> None:
     first, second, _ = push_apart(world)
     seen = world.ls()
     command = f"ckptsync join {first} '{second}' --store {world.store.url}"
@@ -132,7 +176,7 @@ def test_locations_that_may_be_one_save_name_each_other_and_the_command_that_joi
     for words in (("ls", world.store.url), ("status", world.store.url)):
         done = world.run(*words)
         assert command in done.out
-        assert "no node has sent" not in done.out
+        assert "no node has uploaded" not in done.out
     told = world.run("status", world.store.url, "--json").json
     assert [row["siblings"][0]["join"] for row in told["locations"]] == [command, command]
 
@@ -140,11 +184,17 @@ def test_locations_that_may_be_one_save_name_each_other_and_the_command_that_joi
 def test_locations_are_joined_by_hand(world: World) -> None:
     first, second, written = push_apart(world)
     done = world.run("join", first, second, "--store", world.store.url, "--json").json
-    assert (done["location"], done["moved"], done["changed"]) == ("checkpoint-4", {"node1": second.partition("/")[2]}, True)
+    assert (done["location"], done["moved"], done["changed"]) == (
+        "checkpoint-4",
+        {"node1": second.partition("/")[2]},
+        True,
+    )
     assert world.statuses() == {first: "COMPLETE"}
     assert world.stored("sft", "checkpoint-4") == written
     for words in ((first, second), (second, first)):
-        assert world.run("join", *words, "--store", world.store.url, "--json").json["changed"] is False
+        assert (
+            world.run("join", *words, "--store", world.store.url, "--json").json["changed"] is False
+        )
     world.head()
     world.wait(first, "VERIFIED")
     assert world.model(first) == reference("hf-fsdp2-2node")
@@ -169,7 +219,9 @@ def test_what_is_joined_by_hand_and_kept_stays_kept_and_gone_when_it_goes(world:
     first, second, _ = push_apart(world)
     world.run("keep", second, "--store", world.store.url, "--reason", "the paper")
     world.run("join", first, second, "--store", world.store.url)
-    assert [row["location"] for row in world.run("status", world.store.url, "--json").json["kept"]] == ["checkpoint-4"]
+    assert [
+        row["location"] for row in world.run("status", world.store.url, "--json").json["kept"]
+    ] == ["checkpoint-4"]
 
 
 @pytest.mark.stores("path")
@@ -182,7 +234,12 @@ def test_two_saves_are_not_joined(world: World) -> None:
     assert all(row["siblings"] == [] for row in world.ls().values())
     done = world.run("join", first, second, "--store", world.store.url, "--json", code=2)
     assert "cannot be joined" in done.error["error"]
-    for wrong in ((first, first), (first, "sft/checkpoint-8"), (first, "other/checkpoint-4"), ("checkpoint-4", second)):
+    for wrong in (
+        (first, first),
+        (first, "sft/checkpoint-8"),
+        (first, "other/checkpoint-4"),
+        ("checkpoint-4", second),
+    ):
         world.run("join", *wrong, "--store", world.store.url, code=2)
     assert world.store.names() == before
 
@@ -198,7 +255,9 @@ def test_rotation_while_a_checkpoint_is_sent_loses_nothing(world: World) -> None
 
 
 @pytest.mark.stores("path")
-def test_a_save_that_is_overwritten_in_location_is_never_mixed_with_the_one_before(world: World) -> None:
+def test_a_save_that_is_overwritten_in_location_is_never_mixed_with_the_one_before(
+    world: World,
+) -> None:
     world.worker(limits={"bandwidth": "4MB/s"})
     saved = world.save("sft", ballast=4_000_000)
     first = files_below(saved)
@@ -210,7 +269,8 @@ def test_a_save_that_is_overwritten_in_location_is_never_mixed_with_the_one_befo
             assert world.stored(*location.split("/")) in (first, second)
     world.until_statuses(
         lambda found: any(
-            status == "COMPLETE" and world.stored(*location.split("/")) == second for location, status in found.items()
+            status == "COMPLETE" and world.stored(*location.split("/")) == second
+            for location, status in found.items()
         ),
         "the last save",
     )
@@ -223,7 +283,10 @@ def test_a_second_save_of_one_name_has_a_location_of_its_own(world: World) -> No
     second = files_below(world.save("sft", seed=1))
     world.push(world.output("sft") / "checkpoint-4")
     assert sorted(world.statuses().values()) == ["COMPLETE", "COMPLETE"]
-    assert [world.stored(*location.split("/")) for location in sorted(world.statuses())] == [first, second]
+    assert [world.stored(*location.split("/")) for location in sorted(world.statuses())] == [
+        first,
+        second,
+    ]
 
 
 @pytest.mark.stores("path")

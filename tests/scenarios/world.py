@@ -1,4 +1,5 @@
-"""What scenarios are told in: nodes that train, commands that a user types, services that run and are killed.
+"""What scenarios are told in: nodes that train, commands that a user types, services that run and
+are killed.
 
 Words of the product's interface (statuses, keys of its JSON) stand here and in the scenarios alone.
 """
@@ -60,28 +61,53 @@ class World:
     def __init__(self, home: Path, store: Store) -> None:
         self.home, self.store = home, store
         self._services: list[Service] = []
-        clean = {key: value for key, value in os.environ.items() if not key.startswith(("CKPTSYNC_", "AWS_"))}
-        self.environment = {**clean, **store.environment, "XDG_CACHE_HOME": str(home / "cache"), "HOME": str(home)}
+        clean = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith(("CKPTSYNC_", "AWS_"))
+        }
+        self.environment = {
+            **clean,
+            **store.environment,
+            "XDG_CACHE_HOME": str(home / "cache"),
+            "HOME": str(home),
+        }
 
     # commands
 
-    def run(self, *words: object, code: int = 0, environment: Mapping[str, str] | None = None, cwd: Path | None = None) -> Done:
+    def run(
+        self,
+        *words: object,
+        code: int = 0,
+        environment: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> Done:
         """A command to its end; its exit code must be `code`."""
         done = self.start(*words, environment=environment, cwd=cwd).end()
-        assert done.code == code, f"{words}: exit code {done.code}, not {code}\n{done.out}\n{done.err}"
+        assert done.code == code, (
+            f"{words}: exit code {done.code}, not {code}\n{done.out}\n{done.err}"
+        )
         assert "Traceback" not in done.err, done.err
         return done
 
-    def start(self, *words: object, environment: Mapping[str, str] | None = None, cwd: Path | None = None) -> Command:
+    def start(
+        self, *words: object, environment: Mapping[str, str] | None = None, cwd: Path | None = None
+    ) -> Command:
         """A command that runs, to be killed or waited for."""
-        return Command([*COMMAND, *map(str, words)], {**self.environment, **(environment or {})}, cwd or self.home)
+        return Command(
+            [*COMMAND, *map(str, words)],
+            {**self.environment, **(environment or {})},
+            cwd or self.home,
+        )
 
     def push(self, path: Path, *words: object, node: str = "node0", code: int = 0) -> Done:
         """As a node that has no worker sends a checkpoint."""
         return self.run("push", path, self.store.url, "--node", node, *words, code=code)
 
     def push_save(self, run: str, vector: str, step: int = 4, *, seed: int = 0) -> dict[str, bytes]:
-        """A save of one node or of two, each of which sends its part by hand when it has written it; its files."""
+        """A save of one node or of two, each of which sends its part by hand when it has written
+        it; its files.
+        """
         sent: dict[str, bytes] = {}
         for node in nodes_of(vector):
             part = self.save(run, step, vector, node, seed=seed)
@@ -98,7 +124,10 @@ class World:
         """`run/location` -> what `ls` says of it; nothing of a store that nobody has begun."""
         if ".ckptsync/store.json" not in self.store.names():
             return {}
-        return {f"{row['run']}/{row['location']}": row for row in self.run("ls", self.store.url, "--json").json["locations"]}
+        return {
+            f"{row['run']}/{row['location']}": row
+            for row in self.run("ls", self.store.url, "--json").json["locations"]
+        }
 
     def statuses(self) -> dict[str, str]:
         """`run/location` -> its status."""
@@ -106,22 +135,32 @@ class World:
 
     def wait(self, location: str, status: str) -> None:
         """Until a location has a status."""
-        self.until_statuses(lambda found: found.get(location) == status, f"{location} to be {status}")
+        self.until_statuses(
+            lambda found: found.get(location) == status, f"{location} to be {status}"
+        )
 
     def until_statuses(self, are_so: Callable[[dict[str, str]], bool], what: str) -> None:
-        """Until the statuses are so.  `ls`, a whole process, is asked where a record has come or gone, and every few seconds."""
+        """Until the statuses are so."""
+        self.until_told(lambda: are_so(self.statuses()), what)
+
+    def until_told(self, is_so: Callable[[], bool], what: str) -> None:
+        """Until a command says so.
+
+        A command is a whole process: it is asked where a record has come or gone, and every few
+        seconds.
+        """
         seen: list[str] = []
         asked = 0.0
 
-        def is_so() -> bool:
+        def is_told() -> bool:
             nonlocal seen, asked
             records = self.records()
             if records == seen and time.monotonic() - asked < ASK_AGAIN:
                 return False
             seen, asked = records, time.monotonic()
-            return are_so(self.statuses())
+            return is_so()
 
-        self.until(is_so, what)
+        self.until(is_told, what)
 
     def until(self, is_so: Callable[[], bool], what: str) -> None:
         """Until something is so; else the scenario fails, and shows what the services said."""
@@ -129,7 +168,9 @@ class World:
         while not _is_now(is_so):
             if time.monotonic() > end:
                 said = "\n".join(f"--- {s.name}\n{s.text()[-3000:]}" for s in self._services)
-                raise AssertionError(f"waited {PATIENCE:.0f} s for {what}\n{self.store.names()}\n{said}")
+                raise AssertionError(
+                    f"waited {PATIENCE:.0f} s for {what}\n{self.store.names()}\n{said}"
+                )
             time.sleep(0.1)
 
     def until_stored(self, name: str, data: bytes) -> None:
@@ -137,17 +178,26 @@ class World:
         self.until(lambda: self.store.read(name) == data, f"{name} with the right bytes")
 
     def let_workers_look(self, *nodes: str) -> None:
-        """Until the worker of each of these nodes has looked twice at all that was there: it has stored a save that came later, and another."""
+        """Until the worker of each of these nodes has looked twice at all that was there: it has
+        stored a save that came later, and another.
+        """
         for step in (1, 2):
             for node in nodes:
                 write_save(self.output(f"look-{node}", node) / f"checkpoint-{step}", "hf-ddp")
             for node in nodes:
                 stored = f"look-{node}/.ckptsync/checkpoint-{step}/manifest-"
-                self.until(lambda stored=stored: any(name.startswith(stored) for name in self.store.names()), f"{node} to look")  # type: ignore[misc]
+                self.until(
+                    lambda stored=stored: any(  # type: ignore[misc]
+                        name.startswith(stored) for name in self.store.names()
+                    ),
+                    f"{node} to look",
+                )
 
     def records(self) -> list[str]:
         """The records of all runs, by their names in the store."""
-        return [name for name in self.store.names() if "/.ckptsync/" in name and "/sending/" not in name]
+        return [
+            name for name in self.store.names() if "/.ckptsync/" in name and "/sending/" not in name
+        ]
 
     def verify(self, *words: object, code: int = 0) -> Done:
         """The store, read by hand."""
@@ -157,32 +207,56 @@ class World:
         """The consolidated model of `run/location`, tensor by tensor, out of the store."""
         run, _, rest = location.partition("/")
         prefix = f"{run}/consolidated/{rest}/"
-        names = [n for n in self.store.names() if n.startswith(prefix) and n.endswith(".safetensors")]
+        names = [
+            n for n in self.store.names() if n.startswith(prefix) and n.endswith(".safetensors")
+        ]
         assert names, f"no model of {location}"
         return {k: v for name in names for k, v in tensors(self.store.read(name)).items()}
 
     def stored(self, run: str, location: str) -> dict[str, bytes]:
         """The trainer's files of a location, by their names in the checkpoint."""
         prefix = f"{run}/{location}/"
-        return {n.removeprefix(prefix): self.store.read(n) for n in self.store.names() if n.startswith(prefix)}
+        return {
+            n.removeprefix(prefix): self.store.read(n)
+            for n in self.store.names()
+            if n.startswith(prefix)
+        }
 
     # services
 
     def worker(self, node: str = "node0", **more: Any) -> Service:
         """A worker of a node's output directories, started."""
-        worker = {"quiet": "500ms", "unmarked": "1s", "scan_every": "1s", "runs": [{"path": f"{self.home}/{node}/out/*"}]}
+        worker = {
+            "quiet": "500ms",
+            "unmarked": "1s",
+            "scan_every": "1s",
+            "runs": [{"path": f"{self.home}/{node}/out/*"}],
+        }
         return self.service(node, ["worker"], {"worker": worker | more.pop("worker", {}), **more})
 
     def head(self, name: str = "head", **more: Any) -> Service:
         """A head that verifies, started."""
         head = {"every": "1s", "config_from": {"*": str(BASE)}}
-        keys = {"head": head | more.pop("head", {}), "verify": {"level": "parse", "tick": "1s"} | more.pop("verify", {})}
+        keys = {
+            "head": head | more.pop("head", {}),
+            "verify": {"level": "parse", "tick": "1s"} | more.pop("verify", {}),
+        }
         return self.service(name, ["head", "verifier"], keys | more)
 
-    def service(self, node: str, roles: Sequence[str], keys: Mapping[str, Any], *, starts: bool = True) -> Service:
+    def service(
+        self, node: str, roles: Sequence[str], keys: Mapping[str, Any], *, starts: bool = True
+    ) -> Service:
         """`ckptsync run` with a configuration."""
         found = Service(
-            self, node, {"node": node, "roles": list(roles), "store": {"url": self.store.url}, "log": {"format": "json"}, **keys}
+            self,
+            node,
+            {
+                "node": node,
+                "roles": list(roles),
+                "store": {"url": self.store.url},
+                "log": {"format": "json"},
+                **keys,
+            },
         )
         self._services.append(found)
         if starts:
@@ -200,7 +274,9 @@ class World:
         """A training's output directory on a node."""
         return self.home / node / "out" / run
 
-    def save(self, run: str, step: int = 4, vector: str = "hf-ddp", node: str = "node0", **more: Any) -> Path:
+    def save(
+        self, run: str, step: int = 4, vector: str = "hf-ddp", node: str = "node0", **more: Any
+    ) -> Path:
         """Write a node's part of one save as its trainer does, file after file."""
         return write_save(self.output(run, node) / f"checkpoint-{step}", vector, node, **more)
 
@@ -226,7 +302,9 @@ class Command:
         except subprocess.TimeoutExpired:
             self._process.kill()
             out, err = self._process.communicate()
-            raise AssertionError(f"{self._process.args!r} did not end within {patience:.0f} s\n{out}\n{err}") from None
+            raise AssertionError(
+                f"{self._process.args!r} did not end within {patience:.0f} s\n{out}\n{err}"
+            ) from None
         return Done(self._process.returncode, out, err)
 
     def kill(self) -> Done:
@@ -277,14 +355,24 @@ class Service:
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
     def lines(self, **wanted: str) -> list[Mapping[str, Any]]:
-        """Lines of its log since its last start that have these keys with these values, such as `phase="sent"`."""
+        """Lines of its log since its last start that have these keys with these values, such as
+        `phase="sent"`.
+        """
         said = self._log.read_bytes()[self._before :].decode(errors="replace")
-        found = [json.loads(line) for line in said.splitlines() if line.startswith("{") and line.endswith("}")]
-        return [line for line in found if all(line.get(key) == value for key, value in wanted.items())]
+        found = [
+            json.loads(line)
+            for line in said.splitlines()
+            if line.startswith("{") and line.endswith("}")
+        ]
+        return [
+            line for line in found if all(line.get(key) == value for key, value in wanted.items())
+        ]
 
     def wait(self, count: int = 1, **wanted: str) -> Mapping[str, Any]:
         """Until its log has such a line (the `count`-th)."""
-        self._world.until(lambda: len(self.lines(**wanted)) >= count, f"{self.name} to say {wanted}")
+        self._world.until(
+            lambda: len(self.lines(**wanted)) >= count, f"{self.name} to say {wanted}"
+        )
         return self.lines(**wanted)[count - 1]
 
     def signal(self, number: int) -> None:
@@ -317,15 +405,26 @@ class Service:
 
 
 def write_save(
-    target: Path, vector: str, node: str = "node0", *, seed: int = 0, ballast: int = 0, without: str = "", pause: float = 0.0
+    target: Path,
+    vector: str,
+    node: str = "node0",
+    *,
+    seed: int = 0,
+    ballast: int = 0,
+    without: str = "",
+    pause: float = 0.0,
 ) -> Path:
-    """A checkpoint as its trainer writes it: shards, then what describes them, then random states, then the trainer's state.
+    """A checkpoint as its trainer writes it: shards, then what describes them, then random states,
+    then the trainer's state.
 
-    `seed`: other weights of the same sizes (of safetensors), another history; `ballast`: bytes of a further file, so that sending
-    takes a while; `without`: a file that is left out; `pause`: seconds between files.
+    `seed`: other weights of the same sizes (of safetensors), another history; `ballast`: bytes of a
+    further file, so that sending takes a while; `without`: a file that is left out; `pause`:
+    seconds between files.
     """
     source = _source(vector, node)
-    names = sorted((p.relative_to(source).as_posix() for p in source.rglob("*") if p.is_file()), key=_turn)
+    names = sorted(
+        (p.relative_to(source).as_posix() for p in source.rglob("*") if p.is_file()), key=_turn
+    )
     for name in (n for n in names if n != without):
         path = target / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -344,13 +443,18 @@ def reference(vector: str) -> Bits:
 
 def written(vector: str, at: Path, step: int = 4) -> dict[str, bytes]:
     """Every file of a save, from all of its nodes; `at` is a directory for them."""
-    parts = [write_save(at / node / f"checkpoint-{step}", vector, node) for node in nodes_of(vector)]
+    parts = [
+        write_save(at / node / f"checkpoint-{step}", vector, node) for node in nodes_of(vector)
+    ]
     return {name: data for part in parts for name, data in files_below(part).items()}
 
 
 def nodes_of(vector: str) -> list[str]:
     """`node0` and `node1` for a save of two nodes."""
-    return [f"node{i}" for i in range(len(json.loads((VECTORS / vector / "vector.json").read_text())["sources"]))]
+    return [
+        f"node{i}"
+        for i in range(len(json.loads((VECTORS / vector / "vector.json").read_text())["sources"]))
+    ]
 
 
 def tensors(data: bytes) -> Bits:
@@ -397,7 +501,13 @@ def copy_save(source: Path, target: Path) -> None:
 
 def _source(vector: str, node: str) -> Path:
     told = json.loads((VECTORS / vector / "vector.json").read_text())
-    return VECTORS / vector / str(told["sources"][int(node.removeprefix("node") or 0) if len(told["sources"]) > 1 else 0])
+    return (
+        VECTORS
+        / vector
+        / str(
+            told["sources"][int(node.removeprefix("node") or 0) if len(told["sources"]) > 1 else 0]
+        )
+    )
 
 
 def _turn(name: str) -> tuple[int, str]:

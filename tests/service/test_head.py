@@ -1,27 +1,27 @@
 """The roles of the head: real child processes over a real store."""
 
+import math
 import shutil
+import time
+from functools import partial
 from pathlib import Path
 
-import pytest
-
 import ckptsync
-from ckptsync.catalogue import kept
-from ckptsync.catalogue.fresh import fresh
-from ckptsync.catalogue.reading import read as read_catalogue
+from ckptsync.catalogue.cached import read_catalogue
+from ckptsync.catalogue.uncached import read_state
 from ckptsync.config.loading import read
 from ckptsync.config.schema import Config
-from ckptsync.head.consolidate import HeadOptions, one
-from ckptsync.service.head import Catalogues, HeadRoles, catalogue_lines
-from ckptsync.service.periodic import Periodic
+from ckptsync.head.consolidate import HeadOptions, consolidate_location
+from ckptsync.service.head_and_verifier import Catalogues, HeadRoles, catalogue_lines, repeated
+from ckptsync.service.tasks import Task
 from ckptsync.stores.contract import Store
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store
-from ckptsync.verify.location import verify_and_report as verify
-from ckptsync.worker.push import push_now
+from ckptsync.verify.verification import VerifyOptions, verify_scheduled
 from tests.cli_store import make
 from tests.filled import two_nodes
 from tests.ticks import until
+from tests.workers import push_now
 
 DATA = Path(ckptsync.__file__).parent / "demo_data"
 PATIENCE = 60
@@ -43,22 +43,22 @@ def arrive(store: Store, *runs: str) -> None:
 
 
 def word(store: Store) -> list[str]:
-    return [snapshot.status for snapshot in fresh(store).readable]
+    return [snapshot.status for snapshot in read_state(store).readable]
 
 
-def works_of(heads: HeadRoles) -> tuple[Periodic, ...]:
+def works_of(heads: HeadRoles) -> tuple[Task, ...]:
     """But for the look at everything."""
-    return heads.works[:-1]
+    return tuple(heads.tasks[:-1])
 
 
 def works(heads: HeadRoles, store: Store, wanted: list[str]) -> bool:
     """Whether this comes to be, when every tick runs as often as its hints ask for."""
     asked = [1]
     for role in works_of(heads):
-        role.soon = lambda _: asked.append(1)
+        role.wake = lambda: asked.append(1)
 
     def is_so() -> bool:
-        if asked and not heads.children.jobs():
+        if asked and not heads.jobs.running():
             asked.clear()
             for role in works_of(heads):
                 role()
@@ -67,7 +67,9 @@ def works(heads: HeadRoles, store: Store, wanted: list[str]) -> bool:
     return until(is_so, PATIENCE)
 
 
-def test_what_is_complete_is_consolidated_and_proved_as_soon_as_children_end(tmp_path: Path) -> None:
+def test_what_is_complete_is_consolidated_and_proved_as_soon_as_children_end(
+    tmp_path: Path,
+) -> None:
     config, store = configured(tmp_path)
     arrive(store, "fsdp2", "zero3")
     heads = HeadRoles(config, "head", store, fail)
@@ -81,12 +83,12 @@ def test_what_fails_is_told_with_its_hint_and_waits_and_holds_up_no_other(tmp_pa
     heads = HeadRoles(config, "head", store, fail)
     assert works(heads, store, ["COMPLETE", "VERIFIED"])
     [head, _] = works_of(heads)
-    assert until(lambda: not heads.children.jobs(), PATIENCE)
+    assert until(lambda: not heads.jobs.running(), PATIENCE)
     head()
     assert head.errors() == ("fsdp2/checkpoint-4: /nowhere: no such file or directory",)
     assert any("hint=" in line.text for line in head.outcome.lines if line.is_error)
     head()
-    assert heads.children.jobs() == (), "it is not tried again at once"
+    assert heads.jobs.running() == (), "it is not tried again at once"
 
 
 def test_what_the_rules_let_go_of_is_marked_by_a_child(tmp_path: Path) -> None:
@@ -96,8 +98,11 @@ def test_what_the_rules_let_go_of_is_marked_by_a_child(tmp_path: Path) -> None:
     assert [role.name for role in works_of(heads)] == ["head", "verifier", "retention"]
     works_of(heads)[2]()
     assert until(lambda: list(tmp_path.glob("fsdp2/.ckptsync/checkpoint-4/tombstone-*")), PATIENCE)
-    assert until(lambda: not heads.children.jobs(), PATIENCE)
-    assert (works_of(heads)[2].errors(), list(tmp_path.glob("fsdp2/.ckptsync/checkpoint-5/tombstone-*"))) == ((), [])
+    assert until(lambda: not heads.jobs.running(), PATIENCE)
+    assert (
+        works_of(heads)[2].errors(),
+        list(tmp_path.glob("fsdp2/.ckptsync/checkpoint-5/tombstone-*")),
+    ) == ((), [])
 
 
 def make_two(path: Path, store: Store) -> None:
@@ -107,22 +112,39 @@ def make_two(path: Path, store: Store) -> None:
     for node in ("node0", "node1"):
         shutil.copytree(DATA / "fsdp2" / node / "checkpoint-4", copied / node / "checkpoint-5")
         push_now(copied / node, store, node, "fsdp2")
-    one(store, "fsdp2", "checkpoint-5", HeadOptions())
-    verify(store, "fsdp2", "checkpoint-5", "digest", 0.0)
+    consolidate_location(store, "fsdp2", "checkpoint-5", HeadOptions())
+    verify_scheduled(store, "fsdp2", "checkpoint-5", VerifyOptions("digest"))
 
 
-def test_what_one_role_reads_is_its_own_though_another_takes_it_at_that_moment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    catalogues = Catalogues(configured(tmp_path / "store")[1])
-    monkeypatch.setattr(kept, "save", lambda *_: catalogues.recent())  # as another thread does between reading and returning
-    assert catalogues.read().summaries == ()
+def test_what_one_task_has_read_another_need_not_read_again(tmp_path: Path) -> None:
+    store = MemoryStore()
+    catalogues = Catalogues(store)
+    before = catalogues.read()
+    two_nodes(store)
+    assert catalogues.read(60.0) is before
+    assert [s.location for s in catalogues.read().summaries] == ["checkpoint-4"]
+
+
+def test_apscheduler_asks_for_each_task_again_and_again_until_the_block_ends() -> None:
+    wakes: list[str] = []
+    tasks = [Task(name, every, lambda: None, print) for name, every in (("a", 0.2), ("b", 3600.0))]
+    for task in tasks:
+        task.due, task.wake = math.inf, partial(wakes.append, task.name)
+    with repeated(tasks):
+        assert until(lambda: wakes.count("a") >= 3)
+    assert [task.due <= time.monotonic() for task in tasks] == [True, False]
+    count = len(wakes)
+    assert not until(lambda: len(wakes) > count, 0.5)
 
 
 def test_each_location_is_told_and_what_cannot_be_read() -> None:
     store = MemoryStore()
     two_nodes(store)
-    assert [line.text for line in catalogue_lines(read_catalogue(store))] == ["phase=complete run=run location=checkpoint-4"]
+    assert [line.text for line in catalogue_lines(read_catalogue(store))] == [
+        "phase=complete run=run location=checkpoint-4"
+    ]
     name = next(e.name for e in store.names("run/.ckptsync/"))
     store.write(name, [b"x"])
-    assert any(line.is_error and name in line.text for line in catalogue_lines(read_catalogue(store)))
+    assert any(
+        line.is_error and name in line.text for line in catalogue_lines(read_catalogue(store))
+    )

@@ -40,7 +40,9 @@ def logged(form: str, level: str, *events: tuple[int, str]) -> str:
 
 def test_a_line_has_time_level_room_and_message() -> None:
     line = logged("text", "info", (logging.INFO, "phase=sent run=a"), (logging.DEBUG, "unseen"))
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ info worker\.tick phase=sent run=a\n", line)
+    assert re.fullmatch(
+        r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ info worker\.tick phase=sent run=a\n", line
+    )
 
 
 def test_what_a_name_holds_cannot_forge_a_line() -> None:
@@ -62,12 +64,18 @@ def test_json_has_each_pair_under_its_key_and_no_pair_forges_what_is_ours() -> N
     assert (event["level"], event["message"]) == ("info", text)
 
 
-def test_without_a_word_of_the_operator_it_is_json_off_a_terminal_and_text_on_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert json.loads(logged("auto", "info", (logging.INFO, "phase=sent")))["message"] == "phase=sent"
+def test_without_a_word_of_the_operator_it_is_json_off_a_terminal_and_text_on_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert (
+        json.loads(logged("auto", "info", (logging.INFO, "phase=sent")))["message"] == "phase=sent"
+    )
     ours, theirs = pty.openpty()
     with os.fdopen(theirs, "w") as terminal:
         monkeypatch.setattr(sys, "stderr", terminal)
-        assert logged("auto", "info", (logging.INFO, "phase=sent")).endswith("Z info worker.tick phase=sent\n")
+        assert logged("auto", "info", (logging.INFO, "phase=sent")).endswith(
+            "Z info worker.tick phase=sent\n"
+        )
     os.close(ours)
 
 
@@ -119,13 +127,20 @@ def test_a_line_is_said_when_it_changes_and_again_when_it_comes_back() -> None:
 
 
 def test_pairs_are_quoted_where_they_must_be() -> None:
-    assert pairs(phase="sent", run="a", detail="not yet", empty="", none=None, zero=0) == 'phase=sent run=a detail="not yet" zero=0'
+    assert (
+        pairs(phase="sent", run="a", detail="not yet", empty="", none=None, zero=0)
+        == 'phase=sent run=a detail="not yet" zero=0'
+    )
     assert pairs(x='say "a\\b"') == 'x="say \\"a\\\\b\\""'
 
 
 @pytest.mark.parametrize("value", ["x", "a b", 'say "a\\b"', "a=b", "new\nline", "\\", '"', "0"])
 def test_pairs_are_read_back_as_they_were_given(value: str) -> None:
-    assert fields(pairs(phase="sent", detail=value, last=value)) == {"phase": "sent", "detail": value, "last": value}
+    assert fields(pairs(phase="sent", detail=value, last=value)) == {
+        "phase": "sent",
+        "detail": value,
+        "last": value,
+    }
 
 
 @pytest.mark.parametrize("text", ["", "not a pair", "phase=sent and more", "a=1  b=2"])

@@ -1,38 +1,41 @@
-"""The head's look at everything."""
+"""The overview of a store, and the alarms that the head's monitor sends."""
 
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ckptsync.config.loading import read
+from ckptsync.catalogue.cached import Cache, read_catalogue
+from ckptsync.config.loading import read as read_config
 from ckptsync.errors import StoreError, Transient
-from ckptsync.fleet.alarms import KINDS, Alarm, Patience
-from ckptsync.fleet.alerting import Terms
-from ckptsync.fleet.heartbeat import beat
-from ckptsync.fleet.overview import Overview
-from ckptsync.service import alerts as module
-from ckptsync.service.alerts import Monitor, Sender, Webhook, monitor
-from ckptsync.service.overview import Overseer
-from ckptsync.service.process import heartbeat
+from ckptsync.service import monitor as module
+from ckptsync.service.alert_channels import Sender, open_channels, webhook
+from ckptsync.service.monitor import Monitor, OverviewReader, patience, room
+from ckptsync.service.own_process import heartbeat
+from ckptsync.status.alarm_sending import KINDS, Alarm, Patience, Terms
+from ckptsync.status.heartbeat import beat
+from ckptsync.status.overview import Overview
 from ckptsync.stores.memory import MemoryStore
+from ckptsync.stores.opening import open_store
+from tests.cli_store import make
 from tests.scenes import heart, shown
 from tests.webhooks import Hook, hook
 
 HURT = Alarm("damaged", "run/checkpoint-1", "critical", 5.0, "1 h ago", "repair it")
 
 
-class Given(Overseer):
+class Given(OverviewReader):
     """Sees what it is given, in turn."""
 
     def __init__(self, *seen: Overview | StoreError) -> None:
         self._seen = list(seen)
 
-    def look(self) -> Overview:
+    def read(self) -> Overview:
         found = self._seen.pop(0)
         if isinstance(found, StoreError):
             raise found
@@ -44,7 +47,7 @@ def alarmed(*alarms: Alarm) -> Overview:
 
 
 def postman(there: Hook) -> Sender:
-    return Sender(Webhook(there.url), Terms(KINDS, 3600.0), ("/store", "boss"), None, print)
+    return Sender(webhook(there.url), Terms(KINDS, 3600.0), ("/store", "boss"), print)
 
 
 def said(looks: Sequence[Any], look: Callable[[], Any]) -> list[list[str]]:
@@ -53,60 +56,112 @@ def said(looks: Sequence[Any], look: Callable[[], Any]) -> list[list[str]]:
 
 def test_an_alarm_is_logged_while_it_holds_and_once_when_it_is_over() -> None:
     seen = [alarmed(HURT), alarmed(replace(HURT, text="2 h ago")), alarmed(), alarmed()]
-    first, second, third, fourth = said(seen, Monitor(Given(*seen)).look)
-    assert first == second == ['phase=alarm code=damaged subject=run/checkpoint-1 severity=critical todo="repair it"']
+    first, second, third, fourth = said(seen, Monitor(Given(*seen)).check)
+    assert (
+        first
+        == second
+        == ['phase=alarm code=damaged subject=run/checkpoint-1 severity=critical todo="repair it"']
+    )
     assert (third, fourth) == (["phase=alarm-over code=damaged subject=run/checkpoint-1"], [])
 
 
 def test_alerts_go_out_and_a_channel_that_fails_is_an_error_of_the_tick() -> None:
     with hook(500) as there:
-        look = Monitor(Given(alarmed(HURT), alarmed(HURT)), [postman(there)])
-        look.look()
+        watch = Monitor(Given(alarmed(HURT), alarmed(HURT)), [postman(there)])
+        watch.check()
         assert there.next()["alarms"][0]["code"] == "damaged"
-        until = time.monotonic() + 10
-        while not look.senders[0].told.failed and time.monotonic() < until:
+        until = time.monotonic() + 60
+        while not watch.senders[0].channel.failed and time.monotonic() < until:
             time.sleep(0.01)
-        assert look.look().errors == ("alerts: webhook http://127.0.0.1: answered 500",)
+        assert watch.check().errors == ("alerts: webhook http://127.0.0.1: HTTP status 500",)
 
 
-def test_a_store_that_stays_away_is_told_after_a_while_and_the_last_picture_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_stays_away_is_told_after_a_while_and_the_last_picture_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with hook() as there:
         away = Transient("store: 503")
-        look = Monitor(Given(alarmed(), away, away), [postman(there)])
-        look.look()
+        watch = Monitor(Given(alarmed(), away, away), [postman(there)])
+        watch.check()
         with pytest.raises(Transient):
-            look.look()
+            watch.check()
         for thread in threading.enumerate():
             if thread.name.startswith("alert-"):
-                thread.join(20)
+                thread.join(60)
         assert there.taken.empty()
         monkeypatch.setattr(module, "AWAY", 0.0)
         with pytest.raises(Transient):
-            look.look()
+            watch.check()
         [told] = there.next()["alarms"]
-        assert (told["code"], told["severity"], told["text"].endswith(": store: 503")) == ("store-away", "critical", True)
-        assert look.seen is not None
+        assert (told["code"], told["severity"], told["text"].endswith(": store: 503")) == (
+            "store-away",
+            "critical",
+            True,
+        )
+        assert watch.seen is not None
 
 
-def test_a_configuration_names_the_channels_the_kinds_and_how_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_configuration_names_the_channels_the_kinds_and_how_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CACHE_DIRECTORY", str(tmp_path / "cache"))
     store = MemoryStore()
-    beat(store, replace(heartbeat("n0", ("worker",)), told=time.time(), queue=("run/checkpoint-1",), oldest=1e6))
-    overseer = Overseer(store, lambda: shown().catalogue, Patience())
+    beat(
+        store,
+        replace(
+            heartbeat("n0", ("worker",)), told=time.time(), queue=("run/checkpoint-1",), oldest=1e6
+        ),
+    )
+    overviews = OverviewReader(store, lambda: shown().catalogue, Patience())
     with hook() as there:
         alerts = f"alerts: {{webhook: {there.url}/secret, command: [/bin/true], on: [damage]}}\n"
-        config = read(f"roles: [head]\nstore: {{url: /s}}\n{alerts}", "c", {})
-        deaf = monitor(config, "boss", overseer, print)
-        assert [s.told.channel for s in deaf.senders] == ["webhook", "command"]
-        deaf.look()
+        config = read_config(f"roles: [head]\nstore: {{url: /s}}\n{alerts}", "c", {})
+        deaf = Monitor(overviews, open_channels(config, "boss", print))
+        assert [s.channel.channel for s in deaf.senders] == ["webhook", "command"]
+        deaf.check()
         assert deaf.seen
         assert "waiting n0" in {a.key for a in deaf.seen.alarms}
         assert there.taken.empty(), "nobody asked for what is late"
-        late = read(f"roles: [head]\nstore: {{url: /s}}\n{alerts.replace('damage', 'late')}", "c", {})
-        monitor(late, "boss", overseer, print).look()
+        late = read_config(
+            f"roles: [head]\nstore: {{url: /s}}\n{alerts.replace('damage', 'late')}", "c", {}
+        )
+        Monitor(overviews, open_channels(late, "boss", print)).check()
         assert there.next()["head"] == "boss"
 
 
 def test_without_alerts_nobody_is_told() -> None:
-    config = read("roles: [head]\nstore: {url: /s}\n", "c", {})
-    assert monitor(config, "boss", Given(), print).senders == ()
+    config = read_config("roles: [head]\nstore: {url: /s}\n", "c", {})
+    assert open_channels(config, "boss", print) == ()
+
+
+def test_it_sees_what_came_since_the_last_look(tmp_path: Path) -> None:
+    store = open_store(str(make(tmp_path / "store")))
+    overviews = OverviewReader(store, partial(read_catalogue, store, Cache()), Patience())
+    first = overviews.read()
+    assert (first.checkpoints, first.nodes) == ({"INCOMPLETE": 1, "VERIFIED": 1}, ())
+    assert abs(first.at - time.time()) < 60
+    assert first.room
+    beat(store, heartbeat("n0", ("worker",)))
+    assert [n.state for n in overviews.read().nodes] == ["alive"]
+
+
+def test_a_store_elsewhere_has_no_room_and_a_clock_of_its_own() -> None:
+    store = MemoryStore("s3://bucket")
+    beat(store, replace(heartbeat("n0", ("worker",)), told=time.time()))
+    seen = OverviewReader(store, partial(read_catalogue, store, Cache()), Patience()).read()
+    assert seen.room is None
+    assert [round(n.age) for n in seen.nodes] == [0], "by this machine's own heart"
+
+
+def test_a_configuration_says_what_is_too_long() -> None:
+    text = "roles: [head]\nstore: {url: /s}\nhead: {patience_node: 3m}\nverify: {period: 2d}\n"
+    found = patience(read_config(text, "c", {}))
+    assert (found.node, found.period) == (180.0, 172800.0)
+
+
+def test_the_room_of_a_store_is_known_where_it_is_a_path(tmp_path: Path) -> None:
+    there = room(f"file://{tmp_path}")
+    assert there
+    assert 0 < there.free < there.total
+    assert room(str(tmp_path / "gone")) is None
+    assert room("s3://bucket/prefix") is None

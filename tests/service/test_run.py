@@ -11,43 +11,58 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from ckptsync.fleet.heartbeat import read, write
-from ckptsync.service.process import heartbeat
+import pytest
+
+from ckptsync.errors import StoreError
+from ckptsync.service import roles as roles_module
+from ckptsync.service.own_process import heartbeat
+from ckptsync.service.roles import Roles, UntilGone
+from ckptsync.service.tasks import Outcome, Task
+from ckptsync.status.heartbeat import read, write
 from ckptsync.stores.opening import create_store, open_store
+from tests.ticks import until
 
 SERVICE = """
 import contextlib, os, sys, time
 from pathlib import Path
 from ckptsync.config.loading import read
-from ckptsync.service.run import run
-from ckptsync.service.periodic import Outcome
-from ckptsync.service.periodic import Periodic
-from ckptsync.service.roles import Roles
 from ckptsync.errors import StoreError
+from ckptsync.service import run as service
+from ckptsync.service.roles import Roles
+from ckptsync.service.tasks import Task
+
+service.GRACE, service.CHECK_EVERY = float(os.environ.get("GRACE", "1")), 0.5
 
 def look():
     print("looked", flush=True)
     {look}
-    return Outcome()
+
+def scan():
+    print("scanned", file=sys.stderr)
 
 @contextlib.contextmanager
 def roles(config, node, store, fatal):
-    glance = Periodic("look", 0.2, lambda: print("glanced", file=sys.stderr) or Outcome(), fatal)
-    yield Roles([Periodic("worker", 0.2, look, fatal)], looks=[glance])
+    found = Roles([Task("scan", 0.2, scan, fatal)], [Task("worker", 0.2, look, fatal)])
+    found.watchdog.limit = float(os.environ.get("HUNG", "600"))
+    yield found
     print("left", flush=True)
 
 def load():
     text = Path(sys.argv[2]).read_text() if sys.argv[2:] else ""
-    ours = {{"CKPTSYNC_ROLES": os.environ.get("ROLES", "worker"), **{{k: v for k, v in os.environ.items() if k.startswith("CKPTSYNC_")}}}}
-    where = "" if "store:" in text else "worker: {{runs: [/data]}}\\nstore: {{url: " + sys.argv[1] + "}}\\n"
-    return read("node: n0\\nroles: [worker]\\nlog: {{format: text}}\\n" + where + text, "c", ours)
+    given = {{k: v for k, v in os.environ.items() if k.startswith("CKPTSYNC_")}}
+    ours = {{"CKPTSYNC_ROLES": os.environ.get("ROLES", "worker"), **given}}
+    where = "worker: {{runs: [/data]}}\\nstore: {{url: " + sys.argv[1] + "}}\\n"
+    text = ("" if "store:" in text else where) + text
+    return read("node: n0\\nroles: [worker]\\nlog: {{format: text}}\\n" + text, "c", ours)
 
-sys.exit(run(load, begin=roles))
+sys.exit(service.run(load, begin=roles))
 """
 
 
 @contextmanager
-def service(store: Path | str, look: str = "pass", *more: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+def service(
+    store: Path | str, look: str = "pass", *more: str, **environment: str
+) -> Iterator[subprocess.Popen[str]]:
     child = subprocess.Popen(
         [sys.executable, "-c", SERVICE.format(look=look), str(store), *more],
         stdout=subprocess.PIPE,
@@ -76,9 +91,8 @@ def test_a_signal_ends_it_cleanly_and_its_last_word_is_in_the_store(tmp_path: Pa
     with service(tmp_path / "s") as child:
         assert [line(child), line(child)] == ["looked", "looked"]
         store = open_store(str(tmp_path / "s"))
-        deadline = time.monotonic() + 5
-        while not (alive := read(store, "n0", ("worker",))) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        assert until(lambda: read(store, "n0", ("worker",)))
+        alive = read(store, "n0", ("worker",))
         assert alive
         assert not alive.stopped
         child.send_signal(signal.SIGTERM)
@@ -105,29 +119,30 @@ def test_an_operators_error_does_not_end_it(tmp_path: Path) -> None:
         assert error(child).count("error=away") == 1
 
 
-def test_a_tick_that_does_not_end_is_abandoned_within_seconds(tmp_path: Path) -> None:
+def test_a_task_that_does_not_end_is_abandoned_within_seconds(tmp_path: Path) -> None:
     with service(tmp_path / "s", "time.sleep(60)") as child:
         assert line(child) == "looked"
         child.send_signal(signal.SIGTERM)
         assert child.wait(60) == 0
-        assert "phase=abandoned ticks=worker" in error(child)
+        assert "phase=abandoned tasks=worker" in error(child)
     said = read(open_store(str(tmp_path / "s")), "n0", ("worker",))
     assert said
     assert said.stopped, "an operator who stops it is told of no node that is dead"
 
 
 def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
-    with service(tmp_path / "s", "time.sleep(60)") as child:
+    with service(tmp_path / "s", "time.sleep(600)", GRACE="600") as child:
         assert line(child) == "looked"
-        child.send_signal(signal.SIGTERM)
-        time.sleep(0.3)
-        child.send_signal(signal.SIGTERM)
-        assert child.wait(60) == 128 + signal.SIGTERM
+        while child.poll() is None:  # two that come at once are one
+            child.send_signal(signal.SIGTERM)
+            time.sleep(0.1)
+        assert child.returncode == 128 + signal.SIGTERM
 
 
 def test_a_second_worker_of_one_id_stops_with_2_and_the_first_goes_on(tmp_path: Path) -> None:
     create_store(str(tmp_path / "s"))
-    write(open_store(str(tmp_path / "s")), heartbeat("n0", ("worker",)))  # this very process: it lives
+    # this very process: it lives
+    write(open_store(str(tmp_path / "s")), heartbeat("n0", ("worker",)))
     with service(tmp_path / "s") as child:
         assert child.wait(60) == 1  # run() raised ConfigError: the command line makes 2 of it
         assert "another live worker has this id" in error(child)
@@ -140,38 +155,47 @@ def test_systemd_hears_of_start_progress_and_stop(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as s:
         s.bind(str(tmp_path / "notify"))
         s.settimeout(60)
-        with service(tmp_path / "s", NOTIFY_SOCKET=str(tmp_path / "notify"), WATCHDOG_USEC="400000") as child:
+        with service(
+            tmp_path / "s", NOTIFY_SOCKET=str(tmp_path / "notify"), WATCHDOG_USEC="400000"
+        ) as child:
             assert s.recv(999).startswith(b"READY=1\n")
-            assert s.recv(999).startswith(b"WATCHDOG=1\nSTATUS=worker ")
+            while not (said := s.recv(999)).startswith(b"WATCHDOG=1\nSTATUS=worker "):
+                assert said.startswith(b"WATCHDOG=1\nSTATUS=opening the store")
             child.send_signal(signal.SIGTERM)
             while not (told := s.recv(999)).startswith(b"STOPPING=1"):
                 assert told.startswith(b"WATCHDOG=1")
             assert child.wait(60) == 0
 
 
-def test_a_hung_tick_does_not_feed_the_watchdog(tmp_path: Path) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as s:
-        s.bind(str(tmp_path / "notify"))
-        s.settimeout(60)
-        with service(tmp_path / "s", "time.sleep(60)", NOTIFY_SOCKET=str(tmp_path / "notify"), WATCHDOG_USEC="400000") as child:
-            assert line(child) == "looked"
-            time.sleep(1)
-            told = [s.recv(999) for _ in range(5)]
-            assert [t for t in told[2:] if t.startswith(b"WATCHDOG=1")] == []
-            child.send_signal(signal.SIGKILL)
+def test_a_task_that_hangs_ends_the_process_with_the_stacks_of_its_threads_and_1(
+    tmp_path: Path,
+) -> None:
+    with service(tmp_path / "s", "time.sleep(60)", HUNG="1", WATCHDOG_USEC="400000") as child:
+        assert line(child) == "looked"
+        assert child.wait(60) == 1
+        said = error(child)
+        assert 'phase=hung tasks=worker detail="no progress for 1 s"' in said
+        assert "most recent call first" in said
+        assert "in look" in said
 
 
 def test_systemd_hears_of_life_while_it_waits_for_another_machines_heart(tmp_path: Path) -> None:
     create_store(str(tmp_path / "s"))
-    write(open_store(str(tmp_path / "s")), replace(heartbeat("n0", ("worker",)), machine="another", period=0.4))
+    write(
+        open_store(str(tmp_path / "s")),
+        replace(heartbeat("n0", ("worker",)), machine="another", period=1.0),
+    )
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as s:
         s.bind(str(tmp_path / "notify"))
         s.settimeout(60)
-        with service(tmp_path / "s", NOTIFY_SOCKET=str(tmp_path / "notify"), WATCHDOG_USEC="6000000") as child:
-            told: list[bytes] = []
-            while not told or b"worker" not in told[-1]:
-                told.append(s.recv(999))
-            assert told[:2] == [b"READY=1\nSTATUS=opening the store", b"WATCHDOG=1"]
+        with service(
+            tmp_path / "s", NOTIFY_SOCKET=str(tmp_path / "notify"), WATCHDOG_USEC="400000"
+        ) as child:
+            said: list[bytes] = []
+            while not said or b"STATUS=worker" not in said[-1]:
+                said.append(s.recv(999))
+            assert said[0] == b"READY=1\nSTATUS=opening the store"
+            assert len(said) > 5
             child.send_signal(signal.SIGTERM)
             assert child.wait(60) == 0
 
@@ -186,7 +210,9 @@ def until_said(child: subprocess.Popen[str], words: str) -> str:
     return said
 
 
-def test_sighup_ends_it_so_that_the_next_start_reads_the_configuration_as_it_is_now(tmp_path: Path) -> None:
+def test_sighup_ends_it_so_that_the_next_start_reads_the_configuration_as_it_is_now(
+    tmp_path: Path,
+) -> None:
     more = tmp_path / "more"
     more.write_text("")
     with service(tmp_path / "s", "pass", str(more)) as child:
@@ -215,7 +241,9 @@ def test_a_configuration_that_is_no_good_is_said_and_changes_nothing(tmp_path: P
         assert child.wait(60) == 0
 
 
-def test_a_reload_with_what_it_could_not_begin_with_is_said_and_changes_nothing(tmp_path: Path) -> None:
+def test_a_reload_with_what_it_could_not_begin_with_is_said_and_changes_nothing(
+    tmp_path: Path,
+) -> None:
     more = tmp_path / "more"
     more.write_text("")
     with service(tmp_path / "s", "pass", str(more)) as child:
@@ -229,34 +257,116 @@ def test_a_reload_with_what_it_could_not_begin_with_is_said_and_changes_nothing(
 
 
 @contextmanager
-def silent() -> Iterator[str]:
+def silent() -> Iterator[tuple[str, socket.socket]]:
     """A server that takes connections, and never says a word."""
     with socket.create_server(("127.0.0.1", 0), backlog=64) as server:
-        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+        server.settimeout(60)
+        yield f"http://127.0.0.1:{server.getsockname()[1]}", server
 
 
 def test_a_store_that_does_not_answer_keeps_nobody_from_stopping(tmp_path: Path) -> None:
     keys = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s"}
-    with silent() as url, service("s3://bucket/x", CKPTSYNC_STORAGE_OPTIONS=f'{{"endpoint_url": "{url}"}}', **keys) as child:
-        until_said(child, "glanced")
-        time.sleep(1)
-        child.send_signal(signal.SIGTERM)
-        assert child.wait(60) == 0
-        assert "phase=abandoned ticks=store" in error(child)
+    with (
+        silent() as (url, server),
+        service(
+            "s3://bucket/x", CKPTSYNC_STORAGE_OPTIONS=f'{{"endpoint_url": "{url}"}}', **keys
+        ) as child,
+    ):
+        until_said(child, "scanned")
+        with server.accept()[0]:
+            child.send_signal(signal.SIGTERM)
+            assert child.wait(60) == 0
+        assert "phase=abandoned tasks=store" in error(child)
 
 
-def test_a_tick_that_hangs_does_not_hang_a_reload(tmp_path: Path) -> None:
+def test_a_task_that_hangs_does_not_hang_a_reload(tmp_path: Path) -> None:
     with service(tmp_path / "s", "time.sleep(60)") as child:
         assert line(child) == "looked"
         until_said(child, "phase=started")
         child.send_signal(signal.SIGHUP)
-        until_said(child, "phase=abandoned ticks=worker")
-        assert child.wait(30) == 0
+        until_said(child, "phase=abandoned tasks=worker")
+        assert child.wait(60) == 0
 
 
 def test_looking_begins_before_the_store_is_there_and_sending_when_it_is(tmp_path: Path) -> None:
     with service(tmp_path / "s", ROLES="head") as child:  # no worker, which would make the store
         assert "phase=waiting" in until_said(child, "not a store")
-        until_said(child, "glanced")
+        until_said(child, "scanned")
         create_store(str(tmp_path / "s"))
         assert line(child) == "looked"
+
+
+def role(name: str, *outcomes: Outcome | StoreError) -> Task:
+    script = list(outcomes)
+
+    def work() -> Outcome:
+        outcome = script.pop(0) if len(script) > 1 else script[0]
+        if isinstance(outcome, StoreError):
+            raise outcome
+        return outcome
+
+    return Task(name, 1, work, print)
+
+
+def test_queue_and_errors_of_all_roles_are_those_of_their_last_runs() -> None:
+    queued = Outcome(queue=("run/checkpoint-1",), errors=("run: torn",), oldest=5.0)
+    worker = role("worker", queued, StoreError("away"))
+    head = role("head", Outcome(queue=("run/checkpoint-1", "run/checkpoint-2")))
+    scan = role("scan", Outcome(notes=("spool full",), watch={"/a": "polling"}))
+    roles = Roles([scan], [worker])
+    roles.periodic.append(head)
+    for task in (*roles.all, worker):
+        task()
+    found = roles.outcome()
+    assert found.queue == ("run/checkpoint-1", "run/checkpoint-2")
+    assert found.errors == ("worker: away", "run: torn")
+    assert (found.notes, found.watch, found.oldest) == (("spool full",), {"/a": "polling"}, 5.0)
+    assert roles.status() == "worker waits; head waits; 2 to upload; 2 errors"
+
+
+@pytest.fixture
+def gone() -> UntilGone:
+    child = subprocess.Popen(["true"])
+    child.wait()
+    return UntilGone(child.pid)
+
+
+def test_a_service_ends_by_itself_only_after_a_process_that_it_was_told_of() -> None:
+    roles = Roles([], [role("worker", Outcome())])
+    assert not UntilGone(None).is_due(roles)
+    roles.tasks[0]()
+    assert not UntilGone(os.getpid()).is_due(roles)
+
+
+def test_it_ends_after_a_run_that_began_when_the_process_was_gone_and_found_nothing_left(
+    gone: UntilGone,
+) -> None:
+    worker = role("worker", Outcome(), Outcome(queue=("run/checkpoint-1",)), Outcome())
+    roles = Roles([], [worker])
+    worker()
+    assert not gone.is_due(roles), "what it left was not looked for yet"
+    worker()
+    assert not gone.is_due(roles), "it is on its way"
+    worker()
+    assert gone.is_due(roles)
+
+
+def test_what_never_finishes_is_not_waited_for_for_ever_and_an_upload_under_way_is(
+    gone: UntilGone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = role("worker", Outcome(queue=("run/checkpoint-1",)))
+    queue = role("upload-queue-1", Outcome())
+    roles = Roles([], [plan, queue])
+    assert not gone.is_due(roles)
+    for task in roles.all:
+        task()
+    queue.is_running = True
+    assert not gone.is_due(roles)
+    monkeypatch.setattr(roles_module, "FINISHES_WITHIN", -1.0)
+    assert gone.is_due(roles)
+    monkeypatch.setattr(roles_module, "FINISHES_WITHIN", 0.2)
+    time.sleep(0.3)
+    assert not gone.is_due(roles), "it is being sent"
+    plan.outcome = Outcome(queue=("run/checkpoint-1",), errors=("run/checkpoint-1: away",))
+    time.sleep(0.3)
+    assert gone.is_due(roles), "the store never comes"

@@ -1,1 +1,3 @@
-"""Packages under other projects' names, for tests that need a trainer's events and not its weights: this directory goes into PYTHONPATH."""
+"""Packages under other projects' names, for tests that need a trainer's events and not its weights:
+this directory goes into PYTHONPATH.
+"""

@@ -1,4 +1,5 @@
-"""What every store promises, on SeaweedFS and OpenSSH behind proxies that cut, stall, truncate, answer errors and lose responses.
+"""What every store promises, on SeaweedFS and OpenSSH behind proxies that cut, stall, truncate,
+answer errors and lose responses.
 
 ``CKPTSYNC_FAULT_SEED=7`` draws other faults.
 """
@@ -19,7 +20,21 @@ from ckptsync.stores.limits import Limits
 from ckptsync.stores.opening import bare
 from ckptsync.stores.s3.store import S3Store
 from tests.fault_proxy import HttpProxy, TcpProxy
-from tests.faults import CUT, DOWN, END, HEADLESS, STALL, TRICKLE, UP, Answer, Break, Fault, Plan, Request, often
+from tests.faults import (
+    CUT,
+    DOWN,
+    END,
+    HEADLESS,
+    STALL,
+    TRICKLE,
+    UP,
+    Answer,
+    Break,
+    Fault,
+    Plan,
+    Request,
+    often,
+)
 from tests.sshd import sshd
 from tests.store_contract import StoreContract
 from tests.weed import weed
@@ -41,7 +56,11 @@ ANY_REQUEST: list[Fault] = [
     Answer(503, "SlowDown"),
 ]
 IN_A_CONNECTION: list[Fault] = [
-    *(Break(side, CUT, after) for side in (UP, DOWN) for after in (0, 2_000, 5_000, 6_000, 8_000, 100_000, 10 << 20)),
+    *(
+        Break(side, CUT, after)
+        for side in (UP, DOWN)
+        for after in (0, 2_000, 5_000, 6_000, 8_000, 100_000, 10 << 20)
+    ),
     *(Break(side, STALL, after) for side in (UP, DOWN) for after in (6_000, 100_000)),
     Break(DOWN, END, 6_000),
 ]
@@ -54,7 +73,9 @@ def seed_of(request: pytest.FixtureRequest) -> int:
 
 
 def as_s3_fails(seed: int) -> Plan:
-    """An error in an answer of 200 is what CompleteMultipartUpload may give, and nothing else here."""
+    """An error in an answer of 200 is what CompleteMultipartUpload may give, and nothing else
+    here.
+    """
     plain, completing = often(seed, 0.2, ANY_REQUEST), often(seed, 0.5, [*ANY_REQUEST, *IN_200])
 
     def plan(request: Request) -> Fault | None:
@@ -91,7 +112,9 @@ class TestS3BehindFaults(StoreContract):
 class TestSftpBehindFaults(StoreContract):
     @pytest.fixture
     def proxy(self, request: pytest.FixtureRequest) -> Iterator[TcpProxy]:
-        with closing(TcpProxy(("127.0.0.1", sshd().port), often(seed_of(request), 0.5, IN_A_CONNECTION))) as proxy:
+        with closing(
+            TcpProxy(("127.0.0.1", sshd().port), often(seed_of(request), 0.5, IN_A_CONNECTION))
+        ) as proxy:
             yield proxy
 
     @pytest.fixture
@@ -105,6 +128,8 @@ class TestSftpBehindFaults(StoreContract):
     def opened(self, tmp_path: Path, proxy: TcpProxy) -> Store:
         root, known = tmp_path / "root", tmp_path / "known_hosts"
         root.mkdir(exist_ok=True)
-        known.write_text(sshd().known_hosts.read_text().replace(f":{sshd().port} ", f":{proxy.port} "))
+        known.write_text(
+            sshd().known_hosts.read_text().replace(f":{sshd().port} ", f":{proxy.port} ")
+        )
         url = f"sftp://{sshd().user}@127.0.0.1:{proxy.port}{root}"
         return bare(url, {**sshd().options, "known_hosts": str(known)}, replace(LIMITS, stall=3.0))

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptsync.errors import StoreError, Transient
-from ckptsync.stores import ending, signs
+from ckptsync.stores import progress_signals
 from ckptsync.stores.contract import About, Store, read_all
 from ckptsync.stores.limits import (
     DAYS,
@@ -36,9 +36,9 @@ from tests.ticks import until
 
 @pytest.fixture(autouse=True)
 def life() -> Iterator[None]:
-    ending.begin()
+    progress_signals.clear_shutdown()
     yield
-    ending.begin()
+    progress_signals.clear_shutdown()
 
 
 class Clock:
@@ -55,10 +55,14 @@ class Clock:
 
     def wall(self) -> time.struct_time:
         minutes = int(self.now // 60)
-        return time.struct_time((2024, 1, 1, minutes // 60 % 24, minutes % 60, 0, minutes // 1440 % 7, 1, 0))
+        return time.struct_time(
+            (2024, 1, 1, minutes // 60 % 24, minutes % 60, 0, minutes // 1440 % 7, 1, 0)
+        )
 
     def paces(self, text: str) -> TokenBucket:
-        return TokenBucket(parse_schedule(text), clock=lambda: self.now, sleep=self.sleep, wall=self.wall)
+        return TokenBucket(
+            parse_schedule(text), clock=lambda: self.now, sleep=self.sleep, wall=self.wall
+        )
 
 
 class TestPacedPosix(StoreContract):
@@ -79,7 +83,9 @@ def test_bytes_take_as_long_as_the_rate_says(rate: int, ask: int) -> None:
     for _ in range(count):
         paces.take(ask)
     exact = count * ask / rate
-    assert exact * (1 - 1e-6) <= clock.now <= exact * (1 + 1e-6) + GATHER, "what was waited too long is saved up"
+    assert exact * (1 - 1e-6) <= clock.now <= exact * (1 + 1e-6) + GATHER, (
+        "what was waited too long is saved up"
+    )
 
 
 def test_who_sends_much_is_woken_twenty_times_a_second_and_not_for_each_piece() -> None:
@@ -159,7 +165,7 @@ def test_who_asks_for_much_is_not_starved_by_those_who_ask_for_little() -> None:
 
     with ThreadPoolExecutor(3) as pool:
         running = pool.map(little, range(3))
-        assert begun.wait(10)
+        assert begun.wait(60)
         before = len(taken)
         paces.take(200_000)
         assert len(taken) - before < 600, "it waited for its turn, not for all others to be through"
@@ -175,7 +181,7 @@ class Held(Clock):
 
     def sleep(self, seconds: float) -> None:
         self.is_waiting.set()
-        assert self.go_on.wait(10)
+        assert self.go_on.wait(60)
         super().sleep(seconds)
 
 
@@ -190,7 +196,7 @@ def order_of(asks: list[int]) -> list[int]:
 
     with ThreadPoolExecutor(len(asks) + 1) as pool:
         pool.submit(ask, LEAST_PIECE + 1)
-        assert clock.is_waiting.wait(10)
+        assert clock.is_waiting.wait(60)
         for n, count in enumerate(asks, 2):
             pool.submit(ask, count)
             assert until(lambda waiting=n: len(paces._line) == waiting)  # type: ignore[misc]
@@ -199,11 +205,20 @@ def order_of(asks: list[int]) -> list[int]:
 
 
 def test_what_is_little_goes_before_what_is_much_and_behind_who_goes_now() -> None:
-    assert order_of([LEAST_PIECE, LEAST_PIECE - 1, 10, 20]) == [10, 20, LEAST_PIECE, LEAST_PIECE - 1]
+    assert order_of([LEAST_PIECE, LEAST_PIECE - 1, 10, 20]) == [
+        10,
+        20,
+        LEAST_PIECE,
+        LEAST_PIECE - 1,
+    ]
 
 
 def test_what_is_much_makes_way_a_few_times_and_no_longer() -> None:
-    assert order_of([LEAST_PIECE, *range(12)]) == [*range(MAKES_WAY), LEAST_PIECE, *range(MAKES_WAY, 12)]
+    assert order_of([LEAST_PIECE, *range(12)]) == [
+        *range(MAKES_WAY),
+        LEAST_PIECE,
+        *range(MAKES_WAY, 12),
+    ]
 
 
 def test_an_interrupt_leaves_the_line_to_others() -> None:
@@ -224,7 +239,7 @@ class Ending(Clock):
 
     def sleep(self, seconds: float) -> None:
         super().sleep(seconds)
-        ending.announce()
+        progress_signals.announce_shutdown()
 
 
 def test_when_the_end_is_near_nobody_waits_any_longer() -> None:
@@ -233,19 +248,19 @@ def test_when_the_end_is_near_nobody_waits_any_longer() -> None:
     with ThreadPoolExecutor(3) as pool:
         waiting = [pool.submit(paces.take, 1 << 20) for _ in range(3)]
         for ended in waiting:
-            with pytest.raises(StoreError, match="ended while it waited for its bandwidth"):
+            with pytest.raises(StoreError, match="while a transfer waited for bandwidth"):
                 ended.result(10)
     assert clock.now <= 0.25
 
 
 def test_who_waits_for_many_bytes_gives_signs_of_life_and_a_heartbeat_gives_none() -> None:
     clock = Clock()
-    paces, before = clock.paces("1000B/s"), signs.given()
-    paces.take(signs.LEAST)
-    assert signs.given() - before >= clock.now
-    before = signs.given()
+    paces, before = clock.paces("1000B/s"), progress_signals.signs()
+    paces.take(progress_signals.LEAST)
+    assert progress_signals.signs() - before >= clock.now
+    before = progress_signals.signs()
     paces.take(1000)
-    assert signs.given() == before
+    assert progress_signals.signs() == before
 
 
 def test_bytes_in_both_directions_are_asked_for_in_small_pieces(tmp_path: Path) -> None:
@@ -260,9 +275,12 @@ def test_bytes_in_both_directions_are_asked_for_in_small_pieces(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("rate", "piece"), [("1MB/s", LEAST_PIECE), ("10MB/s", 500_000), ("50MB/s", MOST_PIECE), ("off", MOST_PIECE)]
+    ("rate", "piece"),
+    [("1MB/s", LEAST_PIECE), ("10MB/s", 500_000), ("50MB/s", MOST_PIECE), ("off", MOST_PIECE)],
 )
-def test_a_piece_is_what_goes_while_one_waits_and_neither_tiny_nor_huge(rate: str, piece: int) -> None:
+def test_a_piece_is_what_goes_while_one_waits_and_neither_tiny_nor_huge(
+    rate: str, piece: int
+) -> None:
     assert Clock().paces(rate).piece == piece
 
 
@@ -373,8 +391,12 @@ TIMES = st.tuples(st.integers(0, 6), st.integers(0, 23), st.integers(0, 59))
 
 
 @given(st.dictionaries(TIMES, st.integers(1, 99), min_size=1, max_size=9), TIMES)
-def test_what_holds_is_what_was_said_last(slots: dict[tuple[int, int, int], int], now: tuple[int, int, int]) -> None:
-    table: Schedule = parse_schedule(" ".join(f"{DAYS[d][:3]}-{h:02}:{m:02},{rate}B/s" for (d, h, m), rate in slots.items()))
+def test_what_holds_is_what_was_said_last(
+    slots: dict[tuple[int, int, int], int], now: tuple[int, int, int]
+) -> None:
+    table: Schedule = parse_schedule(
+        " ".join(f"{DAYS[d][:3]}-{h:02}:{m:02},{rate}B/s" for (d, h, m), rate in slots.items())
+    )
     before = max((time for time in slots if time <= now), default=max(slots))
     assert table.rate(*now) == slots[before]
 

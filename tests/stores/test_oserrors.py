@@ -6,9 +6,9 @@ import os
 import pytest
 
 from ckptsync.errors import Exists, NotFound, StoreError, Transient
-from ckptsync.stores.oserrors import HINTS, PASSING, Telling
+from ckptsync.stores.oserrors import HINTS, PASSING, StoreErrors
 
-LOCAL, REMOTE = Telling("/store"), Telling("/store", is_remote=True)
+LOCAL, REMOTE = StoreErrors("/store"), StoreErrors("/store", is_remote=True)
 REFUSED = [
     errno.ENOSPC,
     errno.EDQUOT,
@@ -27,19 +27,24 @@ def os_error(code: int) -> OSError:
 
 
 @pytest.mark.parametrize("code", HINTS)
-def test_what_the_operator_can_do_something_about_names_the_path_the_store_and_the_remedy(code: int) -> None:
+def test_what_the_operator_can_do_something_about_names_the_path_the_store_and_the_remedy(
+    code: int,
+) -> None:
     told = LOCAL.error("run/a", os_error(code))
     assert str(told) == f"run/a: {os.strerror(code).lower()}, in the store /store"
     assert told.hint == HINTS[code]
 
 
 def test_anything_else_is_told_as_it_is() -> None:
-    assert str(LOCAL.error("run/a", os_error(errno.EXDEV))) == "run/a: invalid cross-device link, in the store /store"
+    assert (
+        str(LOCAL.error("run/a", os_error(errno.EXDEV)))
+        == "run/a: invalid cross-device link, in the store /store"
+    )
     assert str(LOCAL.error("run/a", OSError("Odd"))) == "run/a: odd, in the store /store"
 
 
 @pytest.mark.parametrize("telling", [LOCAL, REMOTE])
-def test_what_passes_is_told_from_what_does_not(telling: Telling) -> None:
+def test_what_passes_is_told_from_what_does_not(telling: StoreErrors) -> None:
     for code in PASSING:
         assert type(telling.error("a", os_error(code))) is Transient
     for code in REFUSED:

@@ -17,7 +17,7 @@ import pytest
 from ckptsync.errors import Exists, StoreError
 from ckptsync.stores.contract import read_all
 from ckptsync.stores.posix import publish as posix_commit
-from ckptsync.stores.posix.draft import is_unfinished
+from ckptsync.stores.posix.part_file import is_unfinished
 from ckptsync.stores.posix.store import PosixStore
 from tests.store_contract import dies_after, names
 
@@ -29,17 +29,28 @@ def store(tmp_path: Path) -> PosixStore:
 
 
 def on_a_small_disk(tmp_path: Path, program: str) -> None:
-    """Run ``program`` with a file system of 1 MiB at ``sys.argv[1]``, which goes away with the process."""
+    """Run ``program`` with a file system of 1 MiB at ``sys.argv[1]``, which goes away with the
+    process.
+    """
     place = tmp_path / "small"
     place.mkdir()
     alone = ["unshare", "--map-root-user", "--mount", "sh", "-e", "-c"]
     mount = 'mount -t tmpfs -o size=1m tmpfs "$1"'
     try:
-        if subprocess.run([*alone, mount, "sh", str(place)], capture_output=True, check=False).returncode:
+        if subprocess.run(
+            [*alone, mount, "sh", str(place)], capture_output=True, check=False
+        ).returncode:
             pytest.skip("mounting is not allowed here, not even in a namespace of its own")
     except FileNotFoundError:
         pytest.skip("unshare is not installed")
-    run = [*alone, f'{mount}; exec "$2" -c "$3" "$1"', "sh", str(place), sys.executable, SMALL_DISK + textwrap.dedent(program)]
+    run = [
+        *alone,
+        f'{mount}; exec "$2" -c "$3" "$1"',
+        "sh",
+        str(place),
+        sys.executable,
+        SMALL_DISK + textwrap.dedent(program),
+    ]
     done = subprocess.run(run, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -80,7 +91,10 @@ def test_a_writer_killed_in_the_middle_leaves_the_old_file_and_no_name(store: Po
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
         "PosixStore(sys.argv[1]).write('run/a', chunks())\n"
     )
-    assert subprocess.run([sys.executable, "-c", program, store.root], check=False).returncode == -signal.SIGKILL
+    assert (
+        subprocess.run([sys.executable, "-c", program, store.root], check=False).returncode
+        == -signal.SIGKILL
+    )
     assert len(leftovers(store.root)) == 1, "else it was not killed in the middle"
     assert names(store) == ["run/a"]
     assert read_all(store, "run/a") == b"old"
@@ -96,7 +110,9 @@ def test_a_failed_write_cleans_up(store: PosixStore) -> None:
     assert leftovers(store.root) == []
 
 
-def test_bytes_are_synced_before_the_name_and_directories_after(store: PosixStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_are_synced_before_the_name_and_directories_after(
+    store: PosixStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done: list[str] = []
 
     def where(fd: int) -> str:
@@ -116,10 +132,22 @@ def test_bytes_are_synced_before_the_name_and_directories_after(store: PosixStor
     store.write("run/dir/a", [b"x"])
     store.create("run/dir/b", [b"x"])
     store.delete("run/dir/b")
-    assert done == ["/", "/run", "part", "rename", "/run/dir", "part", "link", "/run/dir", "/run/dir"]
+    assert done == [
+        "/",
+        "/run",
+        "part",
+        "rename",
+        "/run/dir",
+        "part",
+        "link",
+        "/run/dir",
+        "/run/dir",
+    ]
 
 
-@pytest.mark.parametrize(("call", "code"), [("fsync", errno.EIO), ("close", errno.EDQUOT), ("write", errno.ENOSPC)])
+@pytest.mark.parametrize(
+    ("call", "code"), [("fsync", errno.EIO), ("close", errno.EDQUOT), ("write", errno.ENOSPC)]
+)
 def test_an_error_at_any_step_of_writing_is_told_and_nothing_appears(
     store: PosixStore, monkeypatch: pytest.MonkeyPatch, call: str, code: int
 ) -> None:
@@ -164,7 +192,8 @@ def test_a_full_disk_is_told_with_a_hint_and_leaves_room_for_what_fits(tmp_path:
         told = refusal(lambda: store.write("run/big", (b"x" * (1 << 18) for _ in range(8))))
         assert "run/big: no space left" in told and "make room" in told, told
         assert [e.name for e in store.names("")] == ["keep"]
-        assert not list(Path(store.root, "run").iterdir()), "the unfinished file still takes up the room"
+        assert not list(Path(store.root, "run").iterdir()), "the unfinished file still takes up \
+the room"
         store.write("run/big", (b"x" * (1 << 17) for _ in range(6)))
         """,
     )
@@ -177,7 +206,8 @@ def test_a_read_only_store_is_readable_and_says_so_when_written(tmp_path: Path) 
         store.write("run/a", [b"x"])
         subprocess.run(["mount", "-o", "remount,ro", store.root], check=True)
         assert read_all(store, "run/a") == b"x"
-        for change in (lambda: store.write("run/b", [b"x"]), lambda: store.create("new/b", [b"x"]), lambda: store.delete("run/a")):
+        for change in (lambda: store.write("run/b", [b"x"]), lambda: store.create("new/b", \
+[b"x"]), lambda: store.delete("run/a")):
             assert "mounted read-only" in refusal(change)
         """,
     )
@@ -192,13 +222,17 @@ def test_a_directory_without_permission_is_no_empty_one(store: PosixStore) -> No
         "os.chdir(sys.argv[1])\n"
         "if os.getuid() == 0: os.setgid(65534); os.setuid(65534)\n"
         "store = PosixStore('/proc/self/cwd')\n"
-        "for call in (lambda: list(store.names('')), lambda: store.size('run/a'), lambda: store.write('run/b', [b''])):\n"
+        "for call in (lambda: list(store.names('')), lambda: store.size('run/a'), lambda: "
+        "store.write('run/b', [b''])):\n"
         "    try: call()\n"
-        "    except StoreError as e: print(type(e).__name__, str(e)[:4], 'user that ckptsync runs as' in e.hint)\n"
+        "    except StoreError as e: print(type(e).__name__, str(e)[:4], 'user that ckptsync "
+        "runs as' in e.hint)\n"
     )
     Path(store.root).chmod(0o755)
     Path(store.root, "run").chmod(0o000)
-    done = subprocess.run([sys.executable, "-c", program, store.root], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program, store.root], capture_output=True, text=True, check=True
+    )
     Path(store.root, "run").chmod(0o755)
     assert done.stdout == "StoreError run/ True\n" * 3, done.stderr
 
@@ -206,8 +240,12 @@ def test_a_directory_without_permission_is_no_empty_one(store: PosixStore) -> No
 def test_writers_outlive_deleters_of_the_directories_they_write_to(store: PosixStore) -> None:
     other = PosixStore(store.root)
     program = (
-        "import sys\nfrom ckptsync.stores.posix.store import PosixStore\nstore = PosixStore(sys.argv[1])\n"
-        "for n in range(300):\n    store.write('a/b/c/theirs', [b'x'])\n    store.delete('a/b/c/theirs')\n"
+        "import sys\n"
+        "from ckptsync.stores.posix.store import PosixStore\n"
+        "store = PosixStore(sys.argv[1])\n"
+        "for n in range(300):\n"
+        "    store.write('a/b/c/theirs', [b'x'])\n"
+        "    store.delete('a/b/c/theirs')\n"
     )
     deleter = subprocess.Popen([sys.executable, "-c", program, store.root])
     while deleter.poll() is None:
@@ -230,7 +268,9 @@ def test_where_links_are_refused_an_exclusive_rename_claims_the_name(store: Posi
     assert read_all(store, "a") == b"x"
 
 
-def test_a_link_whose_reply_was_lost_is_a_success(store: PosixStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_whose_reply_was_lost_is_a_success(
+    store: PosixStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     link = os.link
 
     def lost(*args: object, **kwargs: object) -> None:

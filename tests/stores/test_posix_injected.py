@@ -1,4 +1,6 @@
-"""A directory store whose every system call fails once, in a real process, by strace: what it says, and what it leaves."""
+"""A directory store whose every system call fails once, in a real process, by strace: what it says,
+and what it leaves.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +11,20 @@ from pathlib import Path
 import pytest
 
 from ckptsync.stores.contract import read_all
-from ckptsync.stores.posix.draft import is_unfinished
+from ckptsync.stores.posix.part_file import is_unfinished
 from ckptsync.stores.posix.store import PosixStore
 from tests.campaigns.crash_trace import can_trace
 from tests.exhaustive import ALL
 from tests.injected import CALLS, NEW, OTHER, Outcome, injected
 
-pytestmark = pytest.mark.skipif(not can_trace(), reason="strace is not installed, or may not trace here")
+pytestmark = pytest.mark.skipif(
+    not can_trace(), reason="strace is not installed, or may not trace here"
+)
 CHANGES = [call for call in CALLS if call.split()[0] in ("write", "replace", "create", "delete")]
 ERRORS = ["ENOSPC", "EIO", "EDQUOT", "ESTALE", "EACCES", "EROFS"]
 FEW = ["write", "renameat", "linkat", "mkdirat"]  # each of these fails in each of these ways
-MANY = ["fsync", "close", "openat", "newfstatat", "unlinkat", "flock"]  # each of these in one of them
+# each of these in one of them
+MANY = ["fsync", "close", "openat", "newfstatat", "unlinkat", "flock"]
 RESULTS: dict[str, dict[str, bytes | None]] = {
     "write run/a": {"run/a": NEW},
     "replace run/a": {"run/a": OTHER},
@@ -29,9 +34,15 @@ RESULTS: dict[str, dict[str, bytes | None]] = {
 
 
 def faulty(home: Path, call: str) -> Iterator[tuple[Path, list[Outcome]]]:
-    """All changes of an empty store, with a fault in the first system call of this name, then in the second, until there are no more of them."""
+    """All changes of an empty store, with a fault in the first system call of this name, then in
+    the second, until there are no more of them.
+    """
     for n in itertools.count(1, 1 if ALL or call in (*FEW, "close") else 3):
-        for error in ERRORS[:4] if call in FEW and ALL else [ERRORS[n % 4 if call in FEW else n % len(ERRORS)]]:
+        for error in (
+            ERRORS[:4]
+            if call in FEW and ALL
+            else [ERRORS[n % 4 if call in FEW else n % len(ERRORS)]]
+        ):
             root = home / f"{n}-{error}"
             root.mkdir()
             found, is_met = injected(root, f"{call}:error={error}:when={n}", CHANGES)
@@ -55,11 +66,16 @@ def may_hold(outcomes: list[Outcome]) -> list[dict[str, bytes]]:
     for outcome in outcomes:
         done = [world | RESULTS[outcome.call] for world in worlds]
         worlds = done if not outcome.error else [*worlds, *done]
-    return [{name: content for name, content in world.items() if content is not None} for world in worlds]
+    return [
+        {name: content for name, content in world.items() if content is not None}
+        for world in worlds
+    ]
 
 
 @pytest.mark.parametrize("call", [*FEW, *MANY])
-def test_whatever_call_fails_what_was_acknowledged_is_there_and_nothing_else(tmp_path: Path, call: str) -> None:
+def test_whatever_call_fails_what_was_acknowledged_is_there_and_nothing_else(
+    tmp_path: Path, call: str
+) -> None:
     met: list[Outcome | None] = []
     for root, outcomes in faulty(tmp_path, call):
         assert held(root) in may_hold(outcomes), outcomes
@@ -70,7 +86,9 @@ def test_whatever_call_fails_what_was_acknowledged_is_there_and_nothing_else(tmp
             assert outcome.hint, outcome
         if call != "unlinkat" and "Transient" not in {outcome.error for outcome in failed}:
             assert unfinished(root) == [], outcomes
-        again, _ = injected(root, "", [outcome.call for outcome in failed]) if failed else ([], False)
+        again, _ = (
+            injected(root, "", [outcome.call for outcome in failed]) if failed else ([], False)
+        )
         assert {outcome.error for outcome in again} <= {"", "Exists"}, again
         assert call == "unlinkat" or unfinished(root) == [], outcomes
     assert met, "no call of this name was met"
@@ -83,7 +101,8 @@ def test_whatever_call_fails_what_was_acknowledged_is_there_and_nothing_else(tmp
     [
         ("openat:error=ENOENT:when=3", "size run/a", ""),  # the root, run, run/a: asked for again
         ("openat:error=ENOENT:when=3", "read run/a", ""),
-        ("openat:error=ENOENT:when=3+5", "size run/a", "NotFound"),  # and again, after the two directories were
+        # and again, after the two directories were
+        ("openat:error=ENOENT:when=3+5", "size run/a", "NotFound"),
         ("openat:error=ESTALE:when=2", "read run/a", ""),
         ("/^preadv:error=ESTALE:when=1", "read run/a", ""),
         ("/^preadv:error=ESTALE", "read run/a", "Transient"),
@@ -92,14 +111,18 @@ def test_whatever_call_fails_what_was_acknowledged_is_there_and_nothing_else(tmp
         ("/^preadv:retval=0", "read run/a", "Corrupt"),
     ],
 )
-def test_on_nfs_what_seems_missing_short_or_forgotten_is_opened_again(tmp_path: Path, fault: str, call: str, error: str) -> None:
+def test_on_nfs_what_seems_missing_short_or_forgotten_is_opened_again(
+    tmp_path: Path, fault: str, call: str, error: str
+) -> None:
     PosixStore(str(tmp_path)).write("run/a", [NEW])
     (found,), is_met = injected(tmp_path, fault, [call], "nfs")
     assert (is_met, found.error) == (True, error), found
     assert error or found.value in (len(NEW), NEW.decode())
 
 
-def test_on_a_disk_what_is_missing_is_missing_and_an_io_error_is_a_broken_disk(tmp_path: Path) -> None:
+def test_on_a_disk_what_is_missing_is_missing_and_an_io_error_is_a_broken_disk(
+    tmp_path: Path,
+) -> None:
     PosixStore(str(tmp_path)).write("run/a", [NEW])
     (found,), _ = injected(tmp_path, "/^preadv:error=EIO", ["read run/a"])
     assert (found.error, "dmesg" in found.hint) == ("StoreError", True)

@@ -34,7 +34,9 @@ def losing_the_answer(call: Callable[..., None], code: int) -> Callable[..., Non
     return lost
 
 
-def test_a_rename_whose_answer_was_lost_is_a_success(at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rename_whose_answer_was_lost_is_a_success(
+    at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     part = made(tmp_path / "part", b"new")
     made(tmp_path / "a", b"old")
     monkeypatch.setattr(os, "rename", losing_the_answer(os.rename, errno.ENOENT))
@@ -44,7 +46,8 @@ def test_a_rename_whose_answer_was_lost_is_a_success(at: int, tmp_path: Path, mo
 
 def test_a_rename_of_what_is_gone_is_none(at: int, tmp_path: Path) -> None:
     part = made(tmp_path / "part", b"new")
-    (tmp_path / "part").rename(tmp_path / "kept")  # else its number would be free for the next file, which no writer lets happen
+    # else its number would be free for the next file, which no writer lets happen
+    (tmp_path / "part").rename(tmp_path / "kept")
     with pytest.raises(FileNotFoundError):
         posix_commit.replace(at, "part", "a", part)
     made(tmp_path / "a", b"somebody else's")
@@ -52,7 +55,9 @@ def test_a_rename_of_what_is_gone_is_none(at: int, tmp_path: Path) -> None:
         posix_commit.replace(at, "part", "a", part)
 
 
-def test_a_link_whose_answer_was_lost_is_a_success(at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_whose_answer_was_lost_is_a_success(
+    at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     part = made(tmp_path / "part", b"x")
     monkeypatch.setattr(os, "link", losing_the_answer(os.link, errno.EEXIST))
     posix_commit.claim(at, "part", "a", part)
@@ -81,7 +86,9 @@ def test_where_links_are_refused_an_exclusive_rename_claims_the_name(
     assert (tmp_path / "a").read_bytes() == b"x"
 
 
-def test_directories_that_cannot_be_synced_need_not_be(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_directories_that_cannot_be_synced_need_not_be(
+    at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refused(_: int, code: list[int]) -> None:
         raise OSError(code[0], os.strerror(code[0]))
 
@@ -114,7 +121,9 @@ def make(ways: Ways, *way: str) -> None:
         ways.secure(way, made)
 
 
-def test_each_directory_on_the_way_is_durable_once(ways: Ways, synced: list[str], tmp_path: Path) -> None:
+def test_each_directory_on_the_way_is_durable_once(
+    ways: Ways, synced: list[str], tmp_path: Path
+) -> None:
     make(ways, "a", "b")
     make(ways, "a", "b")
     make(ways, "a", "c")
@@ -131,7 +140,9 @@ def test_a_directory_that_was_there_may_be_another_writers_who_dies_before_its_f
     assert synced == ["/"]
 
 
-def test_a_directory_made_again_by_somebody_else_is_another_one(ways: Ways, synced: list[str], tmp_path: Path) -> None:
+def test_a_directory_made_again_by_somebody_else_is_another_one(
+    ways: Ways, synced: list[str], tmp_path: Path
+) -> None:
     make(ways, "a", "b")
     for _ in range(3):
         (tmp_path / "a/b").rmdir()
@@ -142,17 +153,22 @@ def test_a_directory_made_again_by_somebody_else_is_another_one(ways: Ways, sync
         assert synced == ["/", "/a"]
 
 
-def test_a_delete_is_durable_and_takes_what_it_leaves_empty(ways: Ways, synced: list[str], tmp_path: Path) -> None:
+def test_a_delete_is_durable_and_takes_what_it_leaves_empty(
+    ways: Ways, synced: list[str], tmp_path: Path
+) -> None:
     make(ways, "a", "b", "c")
     (tmp_path / "a/file").touch()
     synced.clear()
-    ways.after_delete(["a", "b", "c"])
+    ways.settle(["a", "b", "c"])
+    ways.drop_empty(["a", "b", "c"])
     assert synced == ["/a/b/c"]
     assert [p.name for p in (tmp_path / "a").iterdir()] == ["file"]
-    ways.after_delete(["nowhere", "at", "all"])
+    ways.drop_empty(["nowhere", "at", "all"])
 
 
-def test_a_directory_with_a_file_in_it_is_secured_although_others_delete_all_that_is_empty(ways: Ways, tmp_path: Path) -> None:
+def test_a_directory_with_a_file_in_it_is_secured_although_others_delete_all_that_is_empty(
+    ways: Ways, tmp_path: Path
+) -> None:
     with ways.made(["a", "b"]) as made:
         os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=made[-1]))
         with pytest.raises(OSError, match="not empty"):
@@ -168,7 +184,10 @@ def test_no_link_is_followed(ways: Ways, tmp_path: Path) -> None:
 
 def test_few_directories_are_kept_open_and_not_for_long(ways: Ways, tmp_path: Path) -> None:
     def kept() -> int:
-        return sum(os.path.realpath(fd).startswith(f"{tmp_path}/") for fd in Path("/proc/self/fd").iterdir())
+        return sum(
+            os.path.realpath(fd).startswith(f"{tmp_path}/")
+            for fd in Path("/proc/self/fd").iterdir()
+        )
 
     for n in range(2 * MOST):
         make(ways, str(n))

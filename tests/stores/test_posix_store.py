@@ -38,12 +38,16 @@ def open_descriptors() -> int:
 
 def test_a_root_that_is_not_there_is_no_empty_store(tmp_path: Path) -> None:
     store = PosixStore(str(tmp_path / "unmounted"))
-    calls: list[Callable[[], object]] = [lambda: names(store), lambda: store.size("a"), lambda: store.delete("a")]
+    calls: list[Callable[[], object]] = [
+        lambda: names(store),
+        lambda: store.size("a"),
+        lambda: store.delete("a"),
+    ]
     for call in calls:
         with pytest.raises(StoreError) as caught:
             call()
         assert type(caught.value) is StoreError
-        assert "mounted" in caught.value.hint
+        assert "mount" in caught.value.hint
     with pytest.raises(StoreError):
         store.write("a", [b"x"])
     assert not (tmp_path / "unmounted").exists()
@@ -94,7 +98,9 @@ def test_pipes_and_strange_names_are_not_listed_nor_waited_for(store: PosixStore
     os.mkfifo(f"{store.root}/pipe")
     Path(store.root, "back\\slash").write_bytes(b"x")
     Path(os.fsdecode(os.fsencode(store.root) + b"/not-utf8-\xff")).write_bytes(b"x")
-    Path(store.root, ".nfs0000000012ab34cd00000001").write_bytes(b"deleted, still open on another client")
+    Path(store.root, ".nfs0000000012ab34cd00000001").write_bytes(
+        b"deleted, still open on another client"
+    )
     assert names(store) == []
     with pytest.raises(NotFound):
         store.read_into("pipe", 0, memoryview(bytearray(1)))
@@ -129,16 +135,21 @@ def test_a_file_replaced_behind_the_stores_back_is_read_anew(store: PosixStore) 
         store.read_into("a", 0, memoryview(bytearray(3)))
 
 
-def test_a_name_is_opened_again_after_a_while(store: PosixStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_is_opened_again_after_a_while(
+    store: PosixStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store.write("a", [b"old"])
-    os.link(f"{store.root}/a", f"{store.root}/backup")  # so that the link count of what is open does not fall to zero
+    # so that the link count of what is open does not fall to zero
+    os.link(f"{store.root}/a", f"{store.root}/backup")
     assert read_all(store, "a") == b"old"
     PosixStore(store.root).write("a", [b"new"])
     monkeypatch.setattr(posix, "TRUSTED_S", 0.0)
     assert read_all(store, "a") == b"new"
 
 
-def test_deleting_the_last_file_takes_empty_directories_but_never_the_root(store: PosixStore) -> None:
+def test_deleting_the_last_file_takes_empty_directories_but_never_the_root(
+    store: PosixStore,
+) -> None:
     for name in ["run/checkpoint-1/a", "run/checkpoint-1/dir/b", "run/checkpoint-2/a"]:
         store.write(name, [b"x"])
     store.delete("run/checkpoint-1/a")
@@ -148,7 +159,9 @@ def test_deleting_the_last_file_takes_empty_directories_but_never_the_root(store
     assert list(Path(store.root).iterdir()) == []
 
 
-def test_a_directory_that_a_killed_deleter_left_empty_goes_with_the_name_that_is_gone(store: PosixStore) -> None:
+def test_a_directory_that_a_killed_deleter_left_empty_goes_with_the_name_that_is_gone(
+    store: PosixStore,
+) -> None:
     Path(store.root, "run/checkpoint-1/dir").mkdir(parents=True)
     store.write("run/checkpoint-2/a", [b"x"])
     store.delete("run/checkpoint-1/dir/b")
@@ -159,7 +172,9 @@ def test_a_directory_that_a_killed_deleter_left_empty_goes_with_the_name_that_is
     assert [p.name for p in Path(store.root, "run").iterdir()] == ["checkpoint-2"]
 
 
-def test_reading_keeps_few_files_open_and_lets_go_of_them(store: PosixStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_keeps_few_files_open_and_lets_go_of_them(
+    store: PosixStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for n in range(300):
         Path(store.root, f"{n:03}").write_bytes(b"x")
     before = open_descriptors()

@@ -1,4 +1,6 @@
-"""How a store over SSH is reached: URL, options, the ssh process, host keys and keys, and what is tried again."""
+"""How a store over SSH is reached: URL, options, the ssh process, host keys and keys, and what is
+tried again.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ ADDRESS = parse_address(remote("sftp://me@head:2222/srv"), {})
         ("sftp://head/srv/a b%20c#?", ("head", "", None, "/srv/a b%20c#?")),
     ],
 )
-def test_a_url_says_host_user_port_and_an_absolute_path(url: str, wanted: tuple[object, ...]) -> None:
+def test_a_url_says_host_user_port_and_an_absolute_path(
+    url: str, wanted: tuple[object, ...]
+) -> None:
     address = parse_address(remote(url), {})
     assert (address.host, address.user, address.port, address.path) == wanted
     assert address.url == url
@@ -42,18 +46,40 @@ def test_the_command_is_strict_whatever_else_is_configured(tmp_path: Path) -> No
     for file in (key, hosts):
         file.write_bytes(b"")
     config.write_text(
-        "StrictHostKeyChecking no\nUserKnownHostsFile /dev/null\nForwardAgent yes\nControlMaster auto\nControlPath /tmp/x\nBatchMode no\n"
-        "NoHostAuthenticationForLocalhost yes\nVerifyHostKeyDNS yes\nRemoteCommand date\nPermitLocalCommand yes\nLocalCommand date\n"
+        "StrictHostKeyChecking no\n"
+        "UserKnownHostsFile /dev/null\n"
+        "ForwardAgent yes\n"
+        "ControlMaster auto\n"
+        "ControlPath /tmp/x\n"
+        "BatchMode no\n"
+        "NoHostAuthenticationForLocalhost yes\n"
+        "VerifyHostKeyDNS yes\n"
+        "RemoteCommand date\n"
+        "PermitLocalCommand yes\n"
+        "LocalCommand date\n"
         "LocalForward 1234 localhost:80\n"
     )
-    options = {"key_filename": str(key), "known_hosts": str(hosts), "config": str(config), "port": "2222", "username": "me"}
+    options = {
+        "key_filename": str(key),
+        "known_hosts": str(hosts),
+        "config": str(config),
+        "port": "2222",
+        "username": "me",
+    }
     address = parse_address(remote("sftp://head/srv"), options)
     wanted()
-    told = subprocess.run([address.command[0], "-G", *address.command[1:]], check=True, capture_output=True, text=True).stdout
+    told = subprocess.run(
+        [address.command[0], "-G", *address.command[1:]], check=True, capture_output=True, text=True
+    ).stdout
     said = dict(line.split(" ", 1) for line in told.splitlines() if " " in line)
     assert said["stricthostkeychecking"] in ("true", "yes")
     assert said["batchmode"] == said["identitiesonly"] == said["clearallforwardings"] == "yes"
-    assert said["forwardagent"] == said["permitlocalcommand"] == said["nohostauthenticationforlocalhost"] == "no"
+    assert (
+        said["forwardagent"]
+        == said["permitlocalcommand"]
+        == said["nohostauthenticationforlocalhost"]
+        == "no"
+    )
     assert said["verifyhostkeydns"] in ("false", "no")
     assert said["userknownhostsfile"].replace("%%", "%").strip('"') == str(hosts)
     assert said["globalknownhostsfile"] == "/dev/null"
@@ -65,7 +91,14 @@ def test_the_command_is_strict_whatever_else_is_configured(tmp_path: Path) -> No
 
 def test_without_options_ssh_finds_keys_and_known_hosts_itself() -> None:
     words = parse_address(remote("sftp://head/srv"), {}).command
-    assert words == ("ssh", *(w for word in ALWAYS for w in ("-o", word)), "-s", "--", "head", "sftp")
+    assert words == (
+        "ssh",
+        *(w for word in ALWAYS for w in ("-o", word)),
+        "-s",
+        "--",
+        "head",
+        "sftp",
+    )
 
 
 @pytest.mark.parametrize(
@@ -80,7 +113,12 @@ def test_without_options_ssh_finds_keys_and_known_hosts_itself() -> None:
             "sftp://head/a/../b",
             "sftp://@head/a",
         ),
-        *("sftp://-oProxyCommand=date/srv", "sftp://-lroot@head/srv", "sftp://a b@head/srv", "sftp://$(date)@head/srv"),
+        *(
+            "sftp://-oProxyCommand=date/srv",
+            "sftp://-lroot@head/srv",
+            "sftp://a b@head/srv",
+            "sftp://$(date)@head/srv",
+        ),
         *(
             "sftp://he`ad/srv",
             "sftp://he;ad/srv",
@@ -115,7 +153,9 @@ def test_a_password_is_refused_and_not_repeated(url: str, options: dict[str, obj
     assert "sekrit" not in f"{caught.value} {caught.value.hint}"
 
 
-@pytest.mark.parametrize("value", [None, "", "none", "auto_add", "/dev/null", False, b"x", "/no/such/file", "a\nb"])
+@pytest.mark.parametrize(
+    "value", [None, "", "none", "auto_add", "/dev/null", False, b"x", "/no/such/file", "a\nb"]
+)
 def test_host_keys_are_always_checked(value: object) -> None:
     with pytest.raises(ConfigError, match="known_hosts"):
         parse_address(remote("sftp://head/srv"), {"known_hosts": value})
@@ -135,11 +175,15 @@ def test_an_option_that_is_not_known_is_told_with_those_that_are() -> None:
 
 
 def running(tmp_path: Path, script: str, stall: float = 10.0) -> Connection:
-    return Connection(replace(address_of(tmp_path), command=(sys.executable, "-S", "-E", "-c", script)), stall)
+    return Connection(
+        replace(address_of(tmp_path), command=(sys.executable, "-S", "-E", "-c", script)), stall
+    )
 
 
 def test_bytes_go_through_in_both_directions_however_many(tmp_path: Path) -> None:
-    connection = running(tmp_path, "import sys; d = sys.stdin.buffer.read(9_000_000); sys.stdout.buffer.write(d)")
+    connection = running(
+        tmp_path, "import sys; d = sys.stdin.buffer.read(9_000_000); sys.stdout.buffer.write(d)"
+    )
     sent, out = bytes(range(256)) * 35157, bytearray(9_000_000)
     connection.send(b"", memoryview(sent)[:4_000_000], sent[4_000_000:9_000_000], b"")
     connection.receive(memoryview(out))
@@ -150,7 +194,8 @@ def test_bytes_go_through_in_both_directions_however_many(tmp_path: Path) -> Non
 def test_a_program_that_talks_is_listened_to_and_remembered_a_little(tmp_path: Path) -> None:
     connection = running(
         tmp_path,
-        "import os, sys; [os.write(2, b'noise ' * 1000) for _ in range(200)]; os.write(2, b'Connection reset'); os.write(1, b'x')",
+        "import os, sys; [os.write(2, b'noise ' * 1000) for _ in range(200)]; os.write(2,"
+        " b'Connection reset'); os.write(1, b'x')",
     )
     out = bytearray(1)
     connection.receive(memoryview(out))
@@ -165,7 +210,11 @@ def test_a_program_that_talks_is_listened_to_and_remembered_a_little(tmp_path: P
 def test_one_that_does_nothing_is_given_up(tmp_path: Path, way: str) -> None:
     connection = running(tmp_path, "import time; time.sleep(60)", 0.2)
     with pytest.raises(Transient, match="not a byte came"):
-        connection.send(bytes(4 << 20)) if way == "out" else connection.receive(memoryview(bytearray(1)))
+        (
+            connection.send(bytes(4 << 20))
+            if way == "out"
+            else connection.receive(memoryview(bytearray(1)))
+        )
     assert connection.is_over
     connection.close()
 
@@ -188,7 +237,11 @@ def test_an_unknown_host_key_fails_closed_and_says_how_to_learn_it(tmp_path: Pat
     hosts = tmp_path / "hosts"
     hosts.write_bytes(b"")
     with pytest.raises(
-        ConfigError, match=f"{sshd().port}.*: no connection: .*host key is known for .*Host key verification failed"
+        ConfigError,
+        match=(
+            f"{sshd().port}.*: no connection: .*host key is known for .*Host key verification"
+            " failed"
+        ),
     ) as caught:
         over_ssh(tmp_path, options={"known_hosts": str(hosts)}).size("a")
     assert f"ssh-keyscan -p {sshd().port} 127.0.0.1 >> {hosts}" in caught.value.hint
@@ -210,7 +263,9 @@ def test_a_host_key_that_changed_fails_closed_and_is_not_learnt(tmp_path: Path) 
 def test_a_key_that_lets_nobody_in_is_a_configuration_error(tmp_path: Path) -> None:
     other = tmp_path / "other"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", other], check=True)
-    with pytest.raises(ConfigError, match=r"no connection: .*Permission denied \(publickey\)") as caught:
+    with pytest.raises(
+        ConfigError, match=r"no connection: .*Permission denied \(publickey\)"
+    ) as caught:
         over_ssh(tmp_path, options={"key_filename": str(other)}).size("a")
     assert "authorized_keys" in caught.value.hint
 
@@ -225,7 +280,9 @@ def test_a_key_that_was_let_in_before_is_tried_again(tmp_path: Path) -> None:
         again = bare(server.url(tmp_path), server.options, AT_ONCE)
         with pytest.raises(ConfigError, match="Permission denied"):
             again.size("a")
-        for child in Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split():
+        for child in (
+            Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()
+        ):
             if Path(f"/proc/{child}/comm").read_text() == "ssh\n":
                 os.kill(int(child), signal.SIGKILL)
         with pytest.raises(Transient, match="Permission denied"):
@@ -245,12 +302,14 @@ def test_without_ssh_the_package_is_named(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("more", "error", "text"),
     [
-        ("Subsystem none /bin/false", ConfigError, "subsystem request failed.*: no SFTP"),
+        ("Subsystem none /bin/false", ConfigError, "subsystem request failed"),
         ("ForceCommand echo Welcome to this machine", StoreError, "the answer is no SFTP"),
         ("Ciphers aes128-ctr", ConfigError, "no matching cipher found"),
     ],
 )
-def test_a_server_that_is_set_up_otherwise_is_told_once(tmp_path: Path, more: str, error: type[Exception], text: str) -> None:
+def test_a_server_that_is_set_up_otherwise_is_told_once(
+    tmp_path: Path, more: str, error: type[Exception], text: str
+) -> None:
     config = tmp_path / "config"
     config.write_text("Ciphers aes256-ctr\n")
     with another_sshd(more) as server, pytest.raises(error, match=text) as caught:
@@ -266,25 +325,35 @@ def test_a_server_that_is_set_up_otherwise_is_told_once(tmp_path: Path, more: st
         ("ssh: connect to host head port 22: No route to host", Transient),
         ("kex_exchange_identification: Connection closed by remote host", Transient),  # MaxStartups
         ("ssh: Could not resolve hostname head: Temporary failure in name resolution", Transient),
-        ("mux_client_request_session: session request failed: Session open refused by peer", Transient),
+        (
+            "mux_client_request_session: session request failed: Session open refused by peer",
+            Transient,
+        ),
         ("", Transient),
         ("ssh: Could not resolve hostname head: Name or service not known", StoreError),
         ("Too many authentication failures", ConfigError),
         ("Bad owner or permissions on /home/me/.ssh/config", ConfigError),
         ("Host key verification failed.", ConfigError),
-        ("Permissions 0644 for '/home/me/key' are too open.\nPermission denied (publickey).", ConfigError),
+        (
+            "Permissions 0644 for '/home/me/key' are too open.\nPermission denied (publickey).",
+            ConfigError,
+        ),
     ],
 )
 def test_only_what_may_pass_by_itself_is_tried_again(said: str, error: type[Exception]) -> None:
-    assert type(connection_error(ADDRESS, said.encode(), 255, has_answered=False)) is error
+    assert type(connection_error(ADDRESS, said.encode(), has_answered=False)) is error
 
 
 def test_what_a_serving_machine_says_is_never_about_keys() -> None:
-    found = connection_error(ADDRESS, b"Host key verification failed.\r\n\x1b[31mConnection reset\n", 255, has_answered=True)
+    found = connection_error(
+        ADDRESS,
+        b"Host key verification failed.\r\n\x1b[31mConnection reset\n",
+        has_answered=True,
+    )
     assert type(found) is Transient
     assert "\x1b" not in str(found)
     assert "\n" not in str(found)
 
 
 def test_a_stranger_may_not_say_much() -> None:
-    assert len(str(connection_error(ADDRESS, b"x" * 8000 + b"\xff", None, has_answered=False))) < 500
+    assert len(str(connection_error(ADDRESS, b"x" * 8000 + b"\xff", has_answered=False))) < 500

@@ -1,4 +1,6 @@
-"""Packets and sessions: bytes come back as they went in, whatever the server is like, and a lying server is believed nothing."""
+"""Packets and sessions: bytes come back as they went in, whatever the server is like, and a lying
+server is believed nothing.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,18 @@ from hypothesis import strategies as st
 
 from ckptsync.errors import StoreError, Transient
 from ckptsync.stores.limits import Limits
-from ckptsync.stores.sftp.files import Sessions
-from ckptsync.stores.sftp.protocol import PIECE, Attributes, Fields, Flag, Kind, Malformed, Refused, Session, text
+from ckptsync.stores.sftp.protocol import (
+    PIECE,
+    Attributes,
+    Fields,
+    Flag,
+    Malformed,
+    PacketType,
+    Session,
+    StatusError,
+    text,
+)
+from ckptsync.stores.sftp.server_files import Sessions
 from tests.paced import Counted
 from tests.sftp_stores import AT_ONCE, SOON, address_of
 
@@ -29,7 +41,9 @@ def test_attributes_are_read_whichever_of_them_come() -> None:
     assert not Fields(struct.pack(">II", 4, stat.S_IFLNK)).attributes().is_file
 
 
-@pytest.mark.parametrize("body", [struct.pack(">IQ", 1, 5), struct.pack(">II", 4, stat.S_IFREG), struct.pack(">I", 0)])
+@pytest.mark.parametrize(
+    "body", [struct.pack(">IQ", 1, 5), struct.pack(">II", 4, stat.S_IFREG), struct.pack(">I", 0)]
+)
 def test_what_tells_no_file_from_a_link_is_refused(body: bytes) -> None:
     with pytest.raises(Malformed, match="neither type nor size"):
         Fields(body).attributes()
@@ -54,14 +68,27 @@ def opened(session: Session, path: Path, flags: int = Flag.READ) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "faults", [(), ("plain",), ("reorder",), ("short",), ("limits=100000",), ("limits=1",), ("limits=999999999999",)]
+    "faults",
+    [
+        (),
+        ("plain",),
+        ("reorder",),
+        ("short",),
+        ("limits=100000",),
+        ("limits=1",),
+        ("limits=999999999999",),
+    ],
 )
-def test_bytes_come_back_as_they_went_in_whatever_the_server_is_like(tmp_path: Path, faults: tuple[str, ...]) -> None:
+def test_bytes_come_back_as_they_went_in_whatever_the_server_is_like(
+    tmp_path: Path, faults: tuple[str, ...]
+) -> None:
     session = Session(address_of(tmp_path, *faults), SOON)
     content = CONTENT[: 200_000 if "short" in faults else None]
     session.write(opened(session, tmp_path / "a", Flag.WRITE | Flag.CREATE), 7, memoryview(content))
     out = bytearray(len(content) + 100)
-    assert session.read_into(opened(session, tmp_path / "a"), 0, memoryview(out)) == len(content) + 7
+    assert (
+        session.read_into(opened(session, tmp_path / "a"), 0, memoryview(out)) == len(content) + 7
+    )
     assert bytes(out[7 : len(content) + 7]) == content
     assert session.is_usable
     session.close()
@@ -80,9 +107,17 @@ def test_where_a_file_ends_is_told_however_much_is_asked_for(tmp_path: Path, fau
 
 
 @pytest.mark.parametrize(
-    ("fault", "size"), [("limits=100000", 100_000), ("limits=1", 32 << 10), ("limits=999999999999", PIECE), ("plain", 32 << 10)]
+    ("fault", "size"),
+    [
+        ("limits=100000", 100_000),
+        ("limits=1", 32 << 10),
+        ("limits=999999999999", PIECE),
+        ("plain", 32 << 10),
+    ],
 )
-def test_requests_are_as_large_as_the_server_says_within_reason(tmp_path: Path, fault: str, size: int) -> None:
+def test_requests_are_as_large_as_the_server_says_within_reason(
+    tmp_path: Path, fault: str, size: int
+) -> None:
     session = Session(address_of(tmp_path, fault), SOON)
     assert session.read_size == session.write_size == size
     session.close()
@@ -106,7 +141,7 @@ def test_a_lying_server_is_believed_nothing_and_asked_no_more(tmp_path: Path, fa
 
     def step(session: Session) -> None:
         handle = opened(session, tmp_path / "a")
-        session.call(Kind.FSTAT, handle, Kind.ATTRS).attributes()
+        session.call(PacketType.FSTAT, handle, PacketType.ATTRS).attributes()
         session.read_into(handle, 0, out)
 
     with pytest.raises(StoreError, match="the answer is no SFTP") as caught:
@@ -115,8 +150,13 @@ def test_a_lying_server_is_believed_nothing_and_asked_no_more(tmp_path: Path, fa
     assert sessions._idle == []
 
 
-@pytest.mark.parametrize(("fault", "text"), [("chatty", "it begins with b'Welco'"), ("old", "the server offers version 2")])
-def test_what_is_no_sftp_of_version_3_is_said_to_be_none(tmp_path: Path, fault: str, text: str) -> None:
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [("chatty", "it begins with b'Welco'"), ("old", "the server offers version 2")],
+)
+def test_what_is_no_sftp_of_version_3_is_said_to_be_none(
+    tmp_path: Path, fault: str, text: str
+) -> None:
     with pytest.raises(StoreError, match=text):
         Sessions(address_of(tmp_path, fault), AT_ONCE).on(lambda _: None)
 
@@ -128,11 +168,11 @@ def test_a_server_that_says_nothing_is_given_up(tmp_path: Path) -> None:
 
 def test_after_a_refusal_the_session_goes_on(tmp_path: Path) -> None:
     session = Session(address_of(tmp_path, "full"), SOON)
-    with pytest.raises(Refused, match="status 2"):
+    with pytest.raises(StatusError, match="status 2"):
         opened(session, tmp_path / "not there")
     handle = opened(session, tmp_path / "a", Flag.WRITE | Flag.CREATE)
-    with pytest.raises(Refused, match="status 4"):
+    with pytest.raises(StatusError, match="status 4"):
         session.write(handle, 0, memoryview(CONTENT))
     assert session.is_usable
-    assert session.call(Kind.LSTAT, b"/", Kind.ATTRS).attributes().is_directory
+    assert session.call(PacketType.LSTAT, b"/", PacketType.ATTRS).attributes().is_directory
     session.close()

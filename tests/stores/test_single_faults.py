@@ -1,4 +1,6 @@
-"""One fault at a time, at every request of an upload in parts and of each small operation: it succeeds all the same, and what is there is whole."""
+"""One fault at a time, at every request of an upload in parts and of each small operation: it
+succeeds all the same, and what is there is whole.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,21 @@ from ckptsync.stores.opening import bare
 from ckptsync.stores.s3.store import S3Store
 from tests.exhaustive import sampled
 from tests.fault_proxy import HttpProxy, TcpProxy
-from tests.faults import CUT, DOWN, END, HEADLESS, STALL, UP, Answer, Break, Fault, Plan, Request, harmless, once
+from tests.faults import (
+    CUT,
+    DOWN,
+    END,
+    HEADLESS,
+    STALL,
+    UP,
+    Answer,
+    Break,
+    Fault,
+    Plan,
+    Request,
+    harmless,
+    once,
+)
 from tests.sshd import sshd
 from tests.store_contract import names
 from tests.weed import weed
@@ -28,7 +44,12 @@ PART = 5 << 20  # the least that S3 takes
 BIG = random.Random(1).randbytes(2 * PART + 1000)
 ABOUT = About(len(BIG), "a node, a file, its time")
 LOST: Fault = Break(DOWN, CUT, HEADLESS)
-QUICK: list[Fault] = [Break(UP, CUT, HEADLESS), LOST, Answer(503, "SlowDown"), Answer(500, "InternalError", is_done=True)]
+QUICK: list[Fault] = [
+    Break(UP, CUT, HEADLESS),
+    LOST,
+    Answer(503, "SlowDown"),
+    Answer(500, "InternalError", is_done=True),
+]
 ALL: list[Fault] = [
     *QUICK,
     Break(UP, CUT, 100),
@@ -56,7 +77,11 @@ def bucket() -> str:
 
 @pytest.fixture
 def store(proxy: HttpProxy, bucket: str) -> Iterator[S3Store]:
-    store = bare(f"s3://{bucket}/some/where", weed().options(endpoint=f"http://127.0.0.1:{proxy.port}"), LIMITS)
+    store = bare(
+        f"s3://{bucket}/some/where",
+        weed().options(endpoint=f"http://127.0.0.1:{proxy.port}"),
+        LIMITS,
+    )
     assert isinstance(store, S3Store)
     store.least = PART
     yield store
@@ -82,7 +107,9 @@ def fresh() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("how", ["create", "write"])
-def test_an_upload_in_parts_succeeds_whatever_breaks_once(store: S3Store, proxy: HttpProxy, how: str) -> None:
+def test_an_upload_in_parts_succeeds_whatever_breaks_once(
+    store: S3Store, proxy: HttpProxy, how: str
+) -> None:
     fresh_names = (f"{how}/{n}" for n in itertools.count())
     put = store.create if how == "create" else store.write
     kinds = requests_of(proxy, lambda: put(next(fresh_names), chunks(BIG), ABOUT))
@@ -99,7 +126,11 @@ def test_an_upload_in_parts_succeeds_whatever_breaks_once(store: S3Store, proxy:
             assert read_all(store, name) == BIG, f"{fault} at {kind} {nth}"
 
 
-@pytest.mark.parametrize(("content", "kind"), [(BIG, "CompleteMultipartUpload"), (b"ours", "PutObject")], ids=["parts", "whole"])
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [(BIG, "CompleteMultipartUpload"), (b"ours", "PutObject")],
+    ids=["parts", "whole"],
+)
 def test_no_answer_that_is_lost_lets_another_content_be_taken_for_ours(
     store: S3Store, proxy: HttpProxy, content: bytes, kind: str
 ) -> None:
@@ -132,7 +163,9 @@ SMALL: dict[str, Callable[[Store, str], object]] = {
 
 
 @pytest.mark.parametrize("what", SMALL)
-def test_a_small_operation_succeeds_whatever_breaks_once(store: S3Store, proxy: HttpProxy, what: str) -> None:
+def test_a_small_operation_succeeds_whatever_breaks_once(
+    store: S3Store, proxy: HttpProxy, what: str
+) -> None:
     fresh_names = (f"run/{what}-{n}" for n in itertools.count())
 
     def prepared() -> str:
@@ -150,12 +183,20 @@ def test_a_small_operation_succeeds_whatever_breaks_once(store: S3Store, proxy: 
             proxy.plan = harmless
             wanted = {"size": 3, "read": b"old"}.get(what)
             assert wanted is None or found == wanted, f"{fault} at {kind} {nth}"
-            after = {"create": [*before, name], "write": [*before, name], "delete": [n for n in before if n != f"{name}.old"]}
-            assert names(store, "run/") == sorted(after.get(what, before)), f"{fault} at {kind} {nth}"
+            after = {
+                "create": [*before, name],
+                "write": [*before, name],
+                "delete": [n for n in before if n != f"{name}.old"],
+            }
+            assert names(store, "run/") == sorted(after.get(what, before)), (
+                f"{fault} at {kind} {nth}"
+            )
             assert what not in ("create", "write") or read_all(store, name) == b"new"
 
 
-def test_a_create_whose_answer_was_lost_is_ours_and_never_somebody_elses(store: S3Store, proxy: HttpProxy) -> None:
+def test_a_create_whose_answer_was_lost_is_ours_and_never_somebody_elses(
+    store: S3Store, proxy: HttpProxy
+) -> None:
     for fault in (LOST, Break(DOWN, STALL, HEADLESS), Answer(500, "InternalError", is_done=True)):
         proxy.plan = once("PutObject", fault)
         store.delete("run/raced")
@@ -171,11 +212,15 @@ class Sftp:
     def __init__(self, home: Path, proxy: TcpProxy) -> None:
         self.proxy, self.root, self._known = proxy, home / "root", home / "known_hosts"
         self.root.mkdir()
-        self._known.write_text(sshd().known_hosts.read_text().replace(f":{sshd().port} ", f":{proxy.port} "))
+        self._known.write_text(
+            sshd().known_hosts.read_text().replace(f":{sshd().port} ", f":{proxy.port} ")
+        )
 
     def store(self) -> Store:
         url = f"sftp://{sshd().user}@127.0.0.1:{self.proxy.port}{self.root}"
-        return bare(url, {**sshd().options, "known_hosts": str(self._known)}, replace(LIMITS, stall=4.0))
+        return bare(
+            url, {**sshd().options, "known_hosts": str(self._known)}, replace(LIMITS, stall=4.0)
+        )
 
     def passed(self, side: str, step: Callable[[Store], object]) -> int:
         """Bytes of one connection that a step takes."""
@@ -204,7 +249,9 @@ def test_a_connection_cut_anywhere_in_a_small_create_is_made_again(sftp: Sftp, s
 
 
 @pytest.mark.parametrize("side", [UP, DOWN])
-def test_a_connection_cut_anywhere_in_an_upload_in_parts_is_made_again(sftp: Sftp, side: str) -> None:
+def test_a_connection_cut_anywhere_in_an_upload_in_parts_is_made_again(
+    sftp: Sftp, side: str
+) -> None:
     content = random.Random(2).randbytes((32 << 20) + 1000)
 
     def put(store: Store, name: str) -> None:
@@ -212,7 +259,10 @@ def test_a_connection_cut_anywhere_in_an_upload_in_parts_is_made_again(sftp: Sft
 
     total = sftp.passed(side, lambda store: put(store, "run/first"))
     for n in sampled(range(6), 2, 0 if side == UP else 1):
-        sftp.proxy.plan, name = once("connection", Break(side, CUT, total * n // 6 + 5_000), 1 + n % 2), f"run/{side}/{n}"
+        sftp.proxy.plan, name = (
+            once("connection", Break(side, CUT, total * n // 6 + 5_000), 1 + n % 2),
+            f"run/{side}/{n}",
+        )
         store = sftp.store()
         put(store, name)
         assert read_all(store, name) == content, n

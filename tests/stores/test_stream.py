@@ -1,18 +1,27 @@
-"""Streams: read ahead by threads, or through a small buffer."""
+"""Streams: read ahead by threads or through a small buffer, and compared with digests."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pytest
 
-from ckptsync.errors import Corrupt, StoreError, Transient
-from ckptsync.model import Extent
-from ckptsync.stores.contract import Store
+from ckptsync.digest import digest
+from ckptsync.errors import Corrupt, Exists, NotFound, StoreError, Transient
+from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store, read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import bare
-from ckptsync.stores.stream import read_ahead, stream
+from ckptsync.stores.stream import (
+    StoredCopy,
+    create_same,
+    is_stored,
+    read_ahead,
+    stored_digest,
+    stream,
+    verified,
+)
+from ckptsync.tensors import Extent
 from tests.s3_script import Asked, Say, scripted
 from tests.weed import weed
 
@@ -33,7 +42,7 @@ class Source:
         with self.has_begun:
             self.begun.append(start)
             self.has_begun.notify_all()
-        self.gate.wait(10)
+        self.gate.wait(60)
         if start == self.fails_at:
             raise Transient(f"no answer at {start}")
         out[:] = CONTENT[start : start + len(out)]
@@ -136,7 +145,9 @@ def test_a_range_comes_in_full_buffers_and_a_rest(made: Callable[[], Store]) -> 
 
 
 @pytest.mark.parametrize("made", [memory, s3])
-def test_what_the_taker_raises_is_raised_as_it_is_and_nothing_is_tried_again(made: Callable[[], Store]) -> None:
+def test_what_the_taker_raises_is_raised_as_it_is_and_nothing_is_tried_again(
+    made: Callable[[], Store],
+) -> None:
     store = made()
     store.write("a", [CONTENT])
     taken: list[int] = []
@@ -148,14 +159,21 @@ def test_what_the_taker_raises_is_raised_as_it_is_and_nothing_is_tried_again(mad
     with pytest.raises(OSError, match="no space"):
         stream(store, Extent("a", 0, 1000), memoryview(bytearray(100)), full)
     assert taken == [100]
-    assert streamed(store, Extent("a", 0, 10)) == [CONTENT[:10]], "the connection that was left is not used again"
+    assert streamed(store, Extent("a", 0, 10)) == [CONTENT[:10]], (
+        "the connection that was left is not used again"
+    )
 
 
 def part(asked: Asked) -> Say:
     """The range, of which not all comes."""
     start, end = map(int, asked.headers["range"].removeprefix("bytes=").split("-"))
     data = CONTENT[start : min(end + 1, start + 400)]
-    return Say(206, data, {"ETag": '"1"', "Content-Range": f"bytes {start}-{end}/{len(CONTENT)}"}, length=end - start + 1)
+    return Say(
+        206,
+        data,
+        {"ETag": '"1"', "Content-Range": f"bytes {start}-{end}/{len(CONTENT)}"},
+        length=end - start + 1,
+    )
 
 
 def test_what_broke_off_goes_on_and_no_byte_comes_twice() -> None:
@@ -165,12 +183,119 @@ def test_what_broke_off_goes_on_and_no_byte_comes_twice() -> None:
 
 
 def test_bytes_of_two_versions_are_never_put_together() -> None:
-    with scripted(part, Say(412)) as script, pytest.raises(StoreError, match="replaced while it was read"):
+    with (
+        scripted(part, Say(412)) as script,
+        pytest.raises(StoreError, match="replaced while it was read"),
+    ):
         streamed(script.store(), Extent("a", 0, 1000))
 
 
 def test_an_answer_to_another_question_is_not_passed_on() -> None:
     got: list[bytes] = []
-    with scripted(Say(200, CONTENT, {"ETag": '"1"'})) as script, pytest.raises(StoreError, match="ignores ranges"):
-        stream(script.store(), Extent("a", 7, 100), memoryview(bytearray(10)), lambda view: got.append(bytes(view)))
+    with (
+        scripted(Say(200, CONTENT, {"ETag": '"1"'})) as script,
+        pytest.raises(StoreError, match="ignores ranges"),
+    ):
+        stream(
+            script.store(),
+            Extent("a", 7, 100),
+            memoryview(bytearray(10)),
+            lambda view: got.append(bytes(view)),
+        )
     assert not got
+
+
+class Mute(MemoryStore):
+    """Says that a name is taken, and of the bytes what it was made with."""
+
+    def __init__(self, *, is_same: bool | None = None) -> None:
+        super().__init__()
+        self.is_same = is_same
+
+    def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        try:
+            super().create(name, chunks, about)
+        except Exists as e:
+            raise Exists(str(e), is_same=self.is_same) from None
+
+
+class Early(MemoryStore):
+    """Sees that a name is taken before it asks for a chunk."""
+
+    def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        if any(entry.name == name for entry in self.names("")):
+            raise Exists(name)
+        super().create(name, chunks, about)
+
+
+@pytest.mark.parametrize("store", [MemoryStore(), Early()])
+@pytest.mark.parametrize("again", [False, True])
+def test_who_creates_second_learns_whether_the_same_bytes_are_there(
+    store: MemoryStore, *, again: bool
+) -> None:
+    def chunks(data: bytes) -> Iterable[bytes]:
+        found = [data[:1], data[1:]]
+        return found if again else iter(found)
+
+    name = f"x-{again}"
+    answers = [
+        create_same(store, name, chunks(data)) for data in (b"one", b"two", b"on", b"ones", b"one")
+    ]
+    assert answers == [True, False, False, False, True]
+    assert read_all(store, name) == b"one"
+
+
+@pytest.mark.parametrize("is_same", [False, True])
+def test_what_the_store_compared_is_not_read_back(*, is_same: bool) -> None:
+    store = Mute(is_same=is_same)
+    store.write("x", [b"one"])
+    assert create_same(store, "x", [b"one"]) is is_same
+
+
+def test_what_is_stored_is_known_by_its_size_and_digest() -> None:
+    store, seen = MemoryStore(), list[int]()
+    assert is_stored(store, "x", 5, digest(b"model")) is None
+    for data, expected in (
+        (b"model", True),
+        (b"nodel", False),
+        (b"mode", False),
+        (b"models", False),
+    ):
+        store.write("x", [data])
+        assert is_stored(store, "x", 5, digest(b"model"), seen.append) is expected
+    assert seen == [5, 5], "a file of another size is not read"
+    assert stored_digest(store, "x", 6) == digest(b"models")
+
+
+def test_a_file_that_becomes_shorter_or_goes_is_not_stored() -> None:
+    class Shrinking(MemoryStore):
+        def read_into(self, name: str, start: int, out: memoryview) -> None:
+            raise self.error
+
+        error: StoreError | Corrupt = NotFound("x")
+
+    store = Shrinking()
+    store.write("x", [b"one"])
+    assert is_stored(store, "x", 3, digest(b"one")) is None
+    store.error = Corrupt("x: ends at byte 1")
+    assert is_stored(store, "x", 3, digest(b"one")) is False
+
+
+@pytest.mark.parametrize("size", [0, 1, 4 << 20, (4 << 20) + 1])
+def test_a_copy_has_the_bytes_of_its_digest_each_time_it_is_read(size: int) -> None:
+    store, content = MemoryStore(), b"x" * size
+    store.write("a", [content])
+    copy = StoredCopy(store, "a", size, digest(content))
+    for name in ("b", "c"):
+        store.write(name, copy)
+        assert read_all(store, name) == content
+
+
+def test_other_bytes_than_those_of_the_digest_are_never_stored() -> None:
+    store = MemoryStore()
+    store.write("a", [b"other"])
+    with pytest.raises(Corrupt, match=r"a: digest [0-9a-f]{16}…, recorded"):
+        store.write("b", StoredCopy(store, "a", 5, digest(b"right")))
+    with pytest.raises(Transient, match="say this"):
+        store.write("b", verified([b"other"], "a", digest(b"right"), Transient("say this")))
+    assert [e.name for e in store.names("")] == ["a"]

@@ -14,7 +14,10 @@ from ckptsync.stores.urls import Remote, located, path_of
         ("s3://bucket/runs/", Remote("s3", "bucket/runs")),
         ("S3A://bucket", Remote("s3", "bucket")),
         ("sftp://me@host:2222//srv/store", Remote("sftp", "me@host:2222//srv/store")),
-        ("s3://arn:aws:s3:eu-west-1:1:accesspoint/mine/runs", Remote("s3", "arn:aws:s3:eu-west-1:1:accesspoint/mine/runs")),
+        (
+            "s3://arn:aws:s3:eu-west-1:1:accesspoint/mine/runs",
+            Remote("s3", "arn:aws:s3:eu-west-1:1:accesspoint/mine/runs"),
+        ),
         ("ssh://host/srv", Remote("sftp", "host/srv")),
         ("sftp://me@[::1]:22/srv", Remote("sftp", "me@[::1]:22/srv")),
         ("gs://bucket/a b", Remote("gs", "bucket/a b")),
@@ -31,7 +34,19 @@ def test_a_place_elsewhere_is_written_as_it_was_read() -> None:
     assert Remote("s3", "bucket").below("a/b").url == "s3://bucket/a/b"
 
 
-@pytest.mark.parametrize("url", ["", "s3://", "s3:///", "s3:/bucket", "host:/path", "file://host/path", "s3://bucket/a\nb", "a\0b"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "s3://",
+        "s3:///",
+        "s3:/bucket",
+        "host:/path",
+        "file://host/path",
+        "s3://bucket/a\nb",
+        "a\0b",
+    ],
+)
 def test_what_names_no_place_is_refused(url: str) -> None:
     with pytest.raises(ConfigError):
         located(url)

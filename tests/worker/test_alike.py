@@ -1,4 +1,6 @@
-"""What might be half a save, and what might be all that a script writes: another checkpoint like it tells, or somebody who knows."""
+"""What might be half a save, and what might be all that a script writes: another checkpoint like it
+tells, or somebody who knows.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from ckptsync.scan import Spot
-from ckptsync.spool.marks import Took
+from ckptsync.checkpoint_dirs import CheckpointDir
+from ckptsync.spool.markers import PinNotes
 from ckptsync.spool.pins import Pin
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.walk import Stat
 from ckptsync.worker.observation import fingerprint, is_like_another
-from ckptsync.worker.push import push_now
-from ckptsync.worker.snapshot import Seen, hold
-from tests.test_worker_push import kept
-from tests.test_worker_tick import pinned, progress, worker
+from ckptsync.worker.snapshot import LocalSave, local_files
+from tests.workers import kept, pinned, progress, push_now, tick, worker
 
 EMPTY = (2).to_bytes(8, "little") + b"{}"
 BARE = {"config.json": b"{}", "model.safetensors": EMPTY, "tokenizer.json": b"{}"}
@@ -34,45 +34,50 @@ def test_a_first_save_of_weights_alone_is_never_taken_and_it_is_said_why(tmp_pat
     w = worker(tmp_path, store)
     saved(tmp_path, "checkpoint-1")
     for now in (0.0, 600.0, 1e6):
-        assert progress(w.tick(now))["checkpoint-1.0"].phase == "waiting"
-    (note,) = w.look(1e6).notes
+        assert progress(tick(w, now))["checkpoint-1.0"].phase == "waiting"
+    (note,) = w.scan(1e6).notes
     assert note.startswith(
-        "run/checkpoint-1: not taken: no trainer_state.json, which comes last, and no other checkpoint like it: "
+        "run/checkpoint-1: not uploaded: no trainer_state.json, which a trainer writes last, and no"
+        " similar checkpoint to compare with: "
     )
-    assert note.endswith("push it (ckptsync push), or let it call ckptsync.mark_saved")
+    assert note.endswith("push it (ckptsync push), or call ckptsync.mark_saved")
     assert kept(store) == {}
 
 
-def test_a_second_one_like_it_that_is_at_rest_for_long_tells_that_this_is_all(tmp_path: Path) -> None:
+def test_a_second_one_like_it_that_is_at_rest_for_long_tells_that_this_is_all(
+    tmp_path: Path,
+) -> None:
     store = MemoryStore()
     w = worker(tmp_path, store)
     saved(tmp_path, "checkpoint-1")
-    w.tick(0.0)
-    w.tick(600.0)
+    tick(w, 0.0)
+    tick(w, 600.0)
     saved(tmp_path, "checkpoint-20")
-    assert {p.phase for p in progress(w.tick(700.0)).values()} == {"waiting"}
-    w.tick(1299.0)
+    assert {p.phase for p in progress(tick(w, 700.0)).values()} == {"waiting"}
+    tick(w, 1299.0)
     assert kept(store) == {}
-    w.tick(1300.0)
-    w.tick(1301.0)
+    tick(w, 1300.0)
+    tick(w, 1301.0)
     assert kept(store).keys() == {"checkpoint-1", "checkpoint-20"}
 
 
-def test_what_trainer_leaves_on_its_way_tells_nothing_and_its_end_tells_that_the_first_was_torn(tmp_path: Path) -> None:
+def test_what_trainer_leaves_on_its_way_tells_nothing_and_its_end_tells_that_the_first_was_torn(
+    tmp_path: Path,
+) -> None:
     store = MemoryStore()
     w = worker(tmp_path, store)
     torn = saved(tmp_path, "checkpoint-1")
-    w.tick(0.0)
-    w.tick(600.0)
+    tick(w, 0.0)
+    tick(w, 600.0)
     whole = saved(tmp_path, "checkpoint-2")
-    w.tick(700.0)
+    tick(w, 700.0)
     assert kept(store) == {}
     (whole / "trainer_state.json").write_bytes(b'{"global_step": 2}')
-    w.tick(800.0)
-    assert "which the trainer writes last" in progress(w.tick(2000.0))["checkpoint-1.0"].detail
+    tick(w, 800.0)
+    assert "which the trainer writes last" in progress(tick(w, 2000.0))["checkpoint-1.0"].detail
     assert kept(store).keys() == {"checkpoint-2"}
     shutil.rmtree(torn)
-    assert progress(w.tick(2001.0))["checkpoint-1.0"].phase == "missed"
+    assert progress(tick(w, 2001.0))["checkpoint-1.0"].phase == "missed"
     assert pinned(tmp_path) == ["checkpoint-2.0"]
 
 
@@ -81,23 +86,27 @@ def test_one_that_lacks_a_file_of_the_others_is_not_like_them(tmp_path: Path, na
     store = MemoryStore()
     w = worker(tmp_path, store)
     saved(tmp_path, "checkpoint-1")
-    saved(tmp_path, "checkpoint-2", {path: content for path, content in BARE.items() if path != name})
+    saved(
+        tmp_path, "checkpoint-2", {path: content for path, content in BARE.items() if path != name}
+    )
     for now in (0.0, 600.0, 1200.0, 1800.0):
-        w.tick(now)
+        tick(w, now)
     assert kept(store) == {}
 
 
-def test_what_a_script_removes_meanwhile_stays_pinned_and_goes_when_another_tells(tmp_path: Path) -> None:
+def test_what_a_script_removes_meanwhile_stays_pinned_and_goes_when_another_tells(
+    tmp_path: Path,
+) -> None:
     store = MemoryStore()
     w = worker(tmp_path, store)
     first = saved(tmp_path, "checkpoint-1")
-    w.tick(0.0)
-    w.tick(600.0)
+    tick(w, 0.0)
+    tick(w, 600.0)
     shutil.rmtree(first)
-    assert progress(w.tick(601.0))["checkpoint-1.0"].phase == "waiting"
+    assert progress(tick(w, 601.0))["checkpoint-1.0"].phase == "waiting"
     saved(tmp_path, "checkpoint-2")
     for now in (700.0, 1300.0, 1301.0):
-        w.tick(now)
+        tick(w, now)
     assert kept(store).keys() == {"checkpoint-1", "checkpoint-2"}
 
 
@@ -106,8 +115,8 @@ def test_what_a_script_removes_meanwhile_can_be_pushed(tmp_path: Path) -> None:
     w = worker(tmp_path / "run", store)
     first = saved(tmp_path / "run", "checkpoint-1")
     saved(tmp_path / "run", "checkpoint-2", {"x": b""})
-    w.tick(0.0)
-    w.tick(600.0)
+    tick(w, 0.0)
+    tick(w, 600.0)
     shutil.rmtree(first)
     push_now(tmp_path / "run", store, "n0")
     assert kept(store)["checkpoint-1"]["n0"] == BARE
@@ -116,24 +125,34 @@ def test_what_a_script_removes_meanwhile_can_be_pushed(tmp_path: Path) -> None:
 ACCELERATE = {"model.safetensors": EMPTY, "optimizer.bin": b"pickled", "scheduler.bin": b"pickled"}
 
 
-def test_accelerate_s_save_without_the_first_rank_s_random_state_is_like_one_of_another_node(tmp_path: Path) -> None:
+def test_accelerate_s_save_without_the_first_rank_s_random_state_is_like_one_of_another_node(
+    tmp_path: Path,
+) -> None:
     store = MemoryStore()
     w = worker(tmp_path, store)
-    files = {name: content for name, content in ACCELERATE.items() if name == "model.safetensors"} | {"random_states_2.pkl": b""}
+    files = {
+        name: content for name, content in ACCELERATE.items() if name == "model.safetensors"
+    } | {"random_states_2.pkl": b""}
     saved(tmp_path, "checkpoint_0", files)
-    w.tick(0.0)
-    assert progress(w.tick(600.0))["checkpoint_0.0"].detail.startswith("no random_states_0.pkl, which comes last")
+    tick(w, 0.0)
+    assert progress(tick(w, 600.0))["checkpoint_0.0"].detail.startswith(
+        "no random_states_0.pkl, which a trainer writes last"
+    )
     saved(tmp_path, "checkpoint_1", files)
     for now in (601.0, 1201.0, 1202.0):
-        w.tick(now)
+        tick(w, now)
     assert kept(store).keys() == {"checkpoint_0", "checkpoint_1"}
 
 
-def seen(step: int, *names: str, stable: bool = True) -> Seen:
+def seen(step: int, *names: str, stable: bool = True) -> LocalSave:
     name = f"checkpoint-{step}"
     stats = tuple(Stat(name, 1, 0, 0, 0) for name in names)
-    pin = Pin(name, 0, "n0", 0, Path(), stats, took=Took(stable=fingerprint(stats) if stable else 0))
-    return Seen("run", Spot(name, "trainer", Path()), hold(None, pin, "trainer", name), pin)
+    pin = Pin(
+        name, 0, "n0", 0, Path(), stats, notes=PinNotes(stable=fingerprint(stats) if stable else 0)
+    )
+    return LocalSave(
+        "run", CheckpointDir(name, "trainer", Path()), local_files(None, pin, "trainer", name), pin
+    )
 
 
 def test_alike_are_names_without_the_step_and_with_every_other_number() -> None:

@@ -10,20 +10,29 @@ from pathlib import Path
 
 import pytest
 
-from ckptsync.errors import CkptsyncError, Corrupt, StoreError, Unsupported
-from ckptsync.records.coding import encode, record_name
+from ckptsync.checkpoint_dirs import checkpoint_dir_at
+from ckptsync.errors import CkptsyncError, Corrupt, Unsupported
+from ckptsync.records.io import encode, record_name
 from ckptsync.records.report import Report
-from ckptsync.records.tombstone import Tombstone
-from ckptsync.scan import spot_at
+from ckptsync.records.tombstone_keep_join import Tombstone
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.walk import walk
-from ckptsync.worker import cleanup
-from ckptsync.worker.cleanup import Local, cleanable, is_open, removed
+from ckptsync.worker.cleanup import Local, choose_cleanable, is_open, remove_by_rename
 from ckptsync.worker.options import RunDir, WorkerOptions
-from ckptsync.worker.remembering import kept_of
 from ckptsync.worker.worker import Worker
-from tests.test_worker_push import ONE, lay, manifests
-from tests.test_worker_tick import EIGHT, pinned, progress, put, settle, verify, worker
+from tests.workers import (
+    EIGHT,
+    ONE,
+    lay,
+    manifests,
+    pinned,
+    progress,
+    put,
+    settle,
+    tick,
+    verify,
+    worker,
+)
 
 
 def local(n: int, *, verified: bool = True, busy: bool = False, at: int = -1) -> Local:
@@ -31,30 +40,47 @@ def local(n: int, *, verified: bool = True, busy: bool = False, at: int = -1) ->
 
 
 def test_all_but_the_newest_few_that_are_verified_may_go_oldest_first() -> None:
-    assert cleanable([local(n) for n in (3, 1, 4, 2)], (), 2) == ("c-1", "c-2")
-    assert cleanable([local(1, verified=False), local(2), local(3)], (), 1) == ("c-2",)
-    assert cleanable([local(n) for n in (1, 2, 3)], {"c-1"}, 1) == ("c-2",)
+    assert choose_cleanable([local(n) for n in (3, 1, 4, 2)], (), 2) == ("c-1", "c-2")
+    assert choose_cleanable([local(1, verified=False), local(2), local(3)], (), 1) == ("c-2",)
+    assert choose_cleanable([local(n) for n in (1, 2, 3)], {"c-1"}, 1) == ("c-2",)
 
 
 def test_the_newest_stays_whatever_is_asked_for() -> None:
-    assert cleanable([local(1), local(2)], (), 0) == ("c-1",)
-    assert cleanable([local(1)], (), 0) == ()
+    assert choose_cleanable([local(1), local(2)], (), 0) == ("c-1",)
+    assert choose_cleanable([local(1)], (), 0) == ()
 
 
 def test_the_newest_by_time_stays_as_well_as_the_newest_by_step() -> None:
-    assert cleanable([local(1, at=9), local(2, at=2), local(3, at=3)], (), 1) == ("c-2",)  # resumed from an old one
+    assert choose_cleanable([local(1, at=9), local(2, at=2), local(3, at=3)], (), 1) == (
+        "c-2",
+    )  # resumed from an old one
 
 
 def test_nothing_goes_that_is_younger_than_what_is_still_on_its_way() -> None:
-    assert cleanable([local(1), local(2, busy=True), local(3), local(4)], (), 1) == ("c-1",)
+    assert choose_cleanable([local(1), local(2, busy=True), local(3), local(4)], (), 1) == ("c-1",)
 
 
-def run(out: Path, store: MemoryStore, steps: int = 3, *, clean: bool = True, exclude: tuple[str, ...] = ()) -> Worker:
+def run(
+    out: Path,
+    store: MemoryStore,
+    steps: int = 3,
+    *,
+    clean: bool = True,
+    exclude: tuple[str, ...] = (),
+) -> Worker:
     """A worker that has sent some steps of which the trainer calls none its best."""
     for n in range(1, steps + 1):
         state = json.dumps({"global_step": n, "best_model_checkpoint": None}).encode()
-        lay(out / "x", {"trainer_state.json": state, "w": b"weights"}, float(n)).rename(out / f"checkpoint-{n}")
-    options = WorkerOptions("n0", (RunDir("run", out),), clean="verified" if clean else "off", keep_local=1, exclude=exclude)
+        lay(out / "x", {"trainer_state.json": state, "w": b"weights"}, float(n)).rename(
+            out / f"checkpoint-{n}"
+        )
+    options = WorkerOptions(
+        "n0",
+        (RunDir("run", out),),
+        clean="verified" if clean else "off",
+        keep_local=1,
+        exclude=exclude,
+    )
     w = Worker(options, store)
     settle(w)
     return w
@@ -67,24 +93,24 @@ def there(out: Path) -> list[str]:
 def test_what_is_verified_goes_with_its_pin_and_the_rest_stays(tmp_path: Path) -> None:
     store = MemoryStore()
     w = run(tmp_path, store)
-    w.tick(1000.0)
+    tick(w, 1000.0)
     assert there(tmp_path) == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
     verify(store, "checkpoint-1")
     verify(store, "checkpoint-3")
-    found = w.tick(1001.0)
+    found = tick(w, 1001.0)
     assert [p.checkpoint for p in found.progress if p.phase == "cleaned"] == ["checkpoint-1"]
     assert found.failures == ()
     assert there(tmp_path) == ["checkpoint-2", "checkpoint-3"]
     assert pinned(tmp_path) == ["checkpoint-2.0", "checkpoint-3.0"]
     assert not [p for p in (tmp_path / "_ckptsync").iterdir() if p.name.startswith(".gone")]
-    assert progress(w.tick(1002.0))["checkpoint-3.0"].phase == "stored"
+    assert progress(tick(w, 1002.0))["checkpoint-3.0"].phase == "stored"
 
 
 def test_nothing_goes_unless_it_was_asked_for(tmp_path: Path) -> None:
     store = MemoryStore()
     w = run(tmp_path, store, clean=False)
     verify(store, "checkpoint-1")
-    w.tick(1000.0)
+    tick(w, 1000.0)
     assert there(tmp_path) == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
 
 
@@ -114,19 +140,21 @@ def test_what_the_store_lacks_in_any_way_stays(tmp_path: Path, happens: object) 
     w = run(tmp_path, store)
     verify(store, "checkpoint-1")
     happens(store, tmp_path)  # type: ignore[operator]
-    assert w.tick(1000.0).failures == ()
+    assert tick(w, 1000.0).failures == ()
     assert "checkpoint-1" in there(tmp_path)
 
 
 @pytest.mark.parametrize("kind", [Unsupported, Corrupt])
-def test_nothing_goes_while_the_newest_word_on_it_cannot_be_read(tmp_path: Path, kind: type[CkptsyncError]) -> None:
+def test_nothing_goes_while_the_newest_word_on_it_cannot_be_read(
+    tmp_path: Path, kind: type[CkptsyncError]
+) -> None:
     store = MemoryStore()
     w = run(tmp_path, store)
     verify(store, "checkpoint-1")
     newer = Report("run", "checkpoint-1", "checkpoint-1", 9, "digest", "damaged", (), "", 1, ())
     told = encode(newer).replace(b'"format":', b'"format":9')
     store.create(record_name(newer, told), [told if kind is Unsupported else b"x"])
-    w.tick(1000.0)
+    tick(w, 1000.0)
     assert "checkpoint-1" in there(tmp_path)
 
 
@@ -135,7 +163,7 @@ def test_what_the_store_has_given_up_is_the_only_copy(tmp_path: Path) -> None:
     w = run(tmp_path, store)
     names = tuple(k.name for k in manifests(store) if k.manifest.location == "checkpoint-1")
     put(store, Tombstone("run", "checkpoint-1", "checkpoint-1", 0, names, "old"))
-    assert progress(w.tick(1000.0))["checkpoint-1.0"].phase == "retired"
+    assert progress(tick(w, 1000.0))["checkpoint-1.0"].phase == "retired"
     assert "checkpoint-1" in there(tmp_path)
 
 
@@ -143,7 +171,7 @@ def test_what_is_not_sent_by_choice_has_no_other_copy(tmp_path: Path) -> None:
     store = MemoryStore()
     w = run(tmp_path, store, exclude=("w",))
     verify(store, "checkpoint-1")
-    w.tick(1000.0)
+    tick(w, 1000.0)
     assert "checkpoint-1" in there(tmp_path)
 
 
@@ -151,11 +179,13 @@ def test_what_the_trainer_calls_its_best_stays(tmp_path: Path) -> None:
     store = MemoryStore()
     state = json.dumps({"global_step": 3, "best_model_checkpoint": "out/checkpoint-1"}).encode()
     w = run(tmp_path, store, 2)
-    lay(tmp_path / "x", {"trainer_state.json": state, "w": b"weights"}, 3.0).rename(tmp_path / "checkpoint-3")
+    lay(tmp_path / "x", {"trainer_state.json": state, "w": b"weights"}, 3.0).rename(
+        tmp_path / "checkpoint-3"
+    )
     for name in ("checkpoint-1", "checkpoint-2"):
         verify(store, name)
     settle(w, 1000.0)
-    w.tick(3000.0)
+    tick(w, 3000.0)
     assert there(tmp_path) == ["checkpoint-1", "checkpoint-3"]
 
 
@@ -164,16 +194,25 @@ def test_the_best_of_a_trial_stays_though_its_name_is_a_longer_one(tmp_path: Pat
     w = run(tmp_path, store, 0)
     for n, trial in ((1, "run-0"), (2, "run-0"), (3, "run-1")):
         (tmp_path / trial).mkdir(exist_ok=True)
-        state = json.dumps({"global_step": n, "best_model_checkpoint": "out/run-0/checkpoint-1"}).encode()
-        lay(tmp_path / "x", {"trainer_state.json": state, "w": b"weights"}, float(n)).rename(tmp_path / trial / f"checkpoint-{n}")
+        state = json.dumps(
+            {"global_step": n, "best_model_checkpoint": "out/run-0/checkpoint-1"}
+        ).encode()
+        lay(tmp_path / "x", {"trainer_state.json": state, "w": b"weights"}, float(n)).rename(
+            tmp_path / trial / f"checkpoint-{n}"
+        )
     settle(w, 1000.0)
     for n in (1, 2):
         verify(store, f"run-0.checkpoint-{n}")
-    w.tick(3000.0)
-    assert [p.name for p in sorted(tmp_path.glob("run-*/checkpoint-*"))] == ["checkpoint-1", "checkpoint-3"]
+    tick(w, 3000.0)
+    assert [p.name for p in sorted(tmp_path.glob("run-*/checkpoint-*"))] == [
+        "checkpoint-1",
+        "checkpoint-3",
+    ]
 
 
-def test_one_that_may_not_go_keeps_no_other_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_may_not_go_keeps_no_other_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = MemoryStore()
     w = run(tmp_path, store)
     for n in (1, 2):
@@ -186,7 +225,7 @@ def test_one_that_may_not_go_keeps_no_other_back(tmp_path: Path, monkeypatch: py
         rename(path, target, **where)
 
     monkeypatch.setattr(os, "rename", refused)
-    found = w.tick(1000.0)
+    found = tick(w, 1000.0)
     assert [(f.checkpoint, f.error) for f in found.failures] == [("checkpoint-1", "ConfigError")]
     assert there(tmp_path) == ["checkpoint-1", "checkpoint-3"]
 
@@ -198,17 +237,19 @@ def test_what_somebody_reads_stays_until_he_is_done(tmp_path: Path) -> None:
     with (tmp_path / "checkpoint-1" / "w").open("rb"):
         if not is_open(tmp_path / "checkpoint-1", walk(tmp_path / "checkpoint-1").files):
             pytest.skip("no leases on this file system")
-        w.tick(1000.0)
+        tick(w, 1000.0)
         assert "checkpoint-1" in there(tmp_path)
-    w.tick(1001.0)
+    tick(w, 1001.0)
     assert "checkpoint-1" not in there(tmp_path)
 
 
 def test_what_a_killed_worker_had_put_aside_is_removed(tmp_path: Path) -> None:
     store = MemoryStore()
     w = run(tmp_path, store)
-    shutil.copytree(tmp_path / "checkpoint-1", tmp_path / "_ckptsync" / ".gone-cleaned-checkpoint-0")
-    w.tick(1000.0)
+    shutil.copytree(
+        tmp_path / "checkpoint-1", tmp_path / "_ckptsync" / ".gone-cleaned-checkpoint-0"
+    )
+    tick(w, 1000.0)
     assert not (tmp_path / "_ckptsync" / ".gone-cleaned-checkpoint-0").exists()
 
 
@@ -217,15 +258,15 @@ def test_what_changed_in_the_last_moment_comes_back(tmp_path: Path) -> None:
     before = walk(source)
     (source / "w").write_bytes(b"WEIGHTS")
     (tmp_path / "_ckptsync").mkdir()
-    spot = spot_at(source)
-    assert spot is not None
-    assert not removed(tmp_path, spot, before)
+    checkpoint_dir = checkpoint_dir_at(source)
+    assert checkpoint_dir is not None
+    assert not remove_by_rename(tmp_path, checkpoint_dir, before)
     assert (source / "w").read_bytes() == b"WEIGHTS"
     before = walk(source)
     (source / ".tmpAbC123").write_bytes(b"half")
-    assert not removed(tmp_path, spot, before), "somebody is writing"
+    assert not remove_by_rename(tmp_path, checkpoint_dir, before), "somebody is writing"
     (source / ".tmpAbC123").unlink()
-    assert removed(tmp_path, spot, walk(source))
+    assert remove_by_rename(tmp_path, checkpoint_dir, walk(source))
     assert not source.exists()
 
 
@@ -235,46 +276,33 @@ def test_of_what_is_proven_the_newest_pins_stay(tmp_path: Path) -> None:
     lay(tmp_path / "x", EIGHT, 50.0).rename(tmp_path / "checkpoint-8")
     w = worker(tmp_path, store, keep=0)
     settle(w)
-    w.tick(1000.0)
+    tick(w, 1000.0)
     assert pinned(tmp_path) == ["checkpoint-4.0", "checkpoint-8.0"]
     verify(store, "checkpoint-4")
-    w.tick(1001.0)
+    tick(w, 1001.0)
     assert pinned(tmp_path) == ["checkpoint-8.0"]
 
 
-def test_what_is_kept_of_a_checkpoint_that_cannot_be_looked_at_for_a_moment_stays(tmp_path: Path) -> None:
+def test_what_is_kept_of_a_checkpoint_that_cannot_be_looked_at_for_a_moment_stays(
+    tmp_path: Path,
+) -> None:
     store = MemoryStore()
     source = lay(tmp_path, ONE)
     w = worker(tmp_path, store, keep=0)
     settle(w)
     verify(store)
-    w.tick(1000.0)
-    before = kept_of(tmp_path, "checkpoint-4")
-    assert before
+    tick(w, 1000.0)
+    copies = tmp_path / "_ckptsync/manifests"
+    assert [path.name for path in copies.iterdir()] == ["checkpoint-4"]
     deep = source.joinpath(*["d"] * 40)
     deep.mkdir(parents=True)  # an error of this one checkpoint
-    assert [f.checkpoint for f in w.tick(1001.0).failures] == ["checkpoint-4"]
+    assert [f.checkpoint for f in tick(w, 1001.0).failures] == ["checkpoint-4"]
     shutil.rmtree(source / "d")
     strange = tmp_path / "_ckptsync/pins/checkpoint-9.0"
     strange.joinpath("files", *["d"] * 40).mkdir(parents=True)  # and one of the whole run
-    assert {f.checkpoint for f in w.tick(1002.0).failures} == {""}
+    assert {f.checkpoint for f in tick(w, 1002.0).failures} == {""}
     shutil.rmtree(strange)
-    assert kept_of(tmp_path, "checkpoint-4") == before
+    assert [path.name for path in copies.iterdir()] == ["checkpoint-4"]
     shutil.rmtree(source)
-    w.tick(1003.0)
-    assert kept_of(tmp_path, "checkpoint-4") == ()
-
-
-def test_a_full_spool_lets_go_of_pins_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = MemoryStore()
-    lay(tmp_path, ONE)
-    w = worker(tmp_path, store, keep=0)
-    settle(w)
-    verify(store)
-
-    def full(*_: object) -> None:
-        raise StoreError("no space left on device")
-
-    monkeypatch.setattr(cleanup, "remember", full)
-    w.tick(1000.0)
-    assert pinned(tmp_path) == []
+    tick(w, 1003.0)
+    assert list(copies.iterdir()) == []

@@ -1,4 +1,6 @@
-"""What is read of a checkpoint from real files, from the hook's markers, and from what lies around it."""
+"""What is read of a checkpoint from real files, from the hook's markers, and from what lies around
+it.
+"""
 
 from __future__ import annotations
 
@@ -10,45 +12,57 @@ from pathlib import Path
 
 import pytest
 
+from ckptsync.checkpoint_dirs import CheckpointDir, Family, find_checkpoint_dirs
+from ckptsync.checkpoint_dirs import list_checkpoint as scanned
 from ckptsync.errors import Incomplete
-from ckptsync.scan import Family, Spot, spots
-from ckptsync.scan import found as scanned
-from ckptsync.spool.marks import Begun, Commit, RankMark, Took, begun_path, save_folder, write_mark
+from ckptsync.spool.markers import (
+    Begun,
+    Commit,
+    PinNotes,
+    RankMark,
+    begun_path,
+    save_folder,
+    write_mark,
+)
 from ckptsync.spool.pins import Pin, open_pin
 from ckptsync.walk import Stat
 from ckptsync.worker import observation
+from ckptsync.worker.finished import Rule, judge
 from ckptsync.worker.observation import (
     HookStatus,
     Observation,
     Span,
     Surroundings,
+    find_surroundings,
     fingerprint,
     hook_status,
     is_later,
     observe,
     open_for_writing,
-    surroundings,
     trainer_state,
     with_surroundings,
 )
-from ckptsync.worker.settle import Rule, judge
-from ckptsync.worker.snapshot import Held, Hold, Seen, hold
+from ckptsync.worker.snapshot import LocalFile, LocalFiles, LocalSave, local_files
 from tests.vector import vector
 
 
-def held(path: Path) -> tuple[Hold, Spot]:
-    (spot,) = spots(path)
-    return hold(scanned(spot), None, spot.family, spot.name), spot
+def held(path: Path) -> tuple[LocalFiles, CheckpointDir]:
+    (checkpoint_dir,) = find_checkpoint_dirs(path)
+    return local_files(
+        scanned(checkpoint_dir), None, checkpoint_dir.family, checkpoint_dir.name
+    ), checkpoint_dir
 
 
-def gather(hold: Hold, spot: Spot, pin: Pin | None = None) -> Observation:
-    return observe(Seen("run", spot, hold, pin), Surroundings())
+def gather(files: LocalFiles, checkpoint_dir: CheckpointDir, pin: Pin | None = None) -> Observation:
+    return observe(LocalSave("run", checkpoint_dir, files, pin), Surroundings())
 
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
     """A node's real output directory, with the checkpoint as the trainer left it."""
-    shutil.copytree(vector("hf-fsdp2-2node").sources[0].parent, tmp_path / "out", copy_function=shutil.copyfile)
+    shutil.copytree(
+        vector("hf-fsdp2-2node").sources[0].parent, tmp_path / "out", copy_function=shutil.copyfile
+    )
     (tmp_path / "out" / "checkpoint-4" / "trainer_state.json").touch()
     return tmp_path / "out"
 
@@ -61,15 +75,20 @@ def test_a_real_checkpoint_settles_by_its_trainer_state(out: Path) -> None:
 
 
 def test_a_file_open_for_writing_is_seen_and_one_open_for_reading_is_not(out: Path) -> None:
-    with (out / "checkpoint-4" / "scheduler.pt").open("rb"), (out / "checkpoint-4" / "rng_state_0.pth").open("ab"):
-        assert open_for_writing(held(out)[0].held.values()) == ("rng_state_0.pth",)
-    assert open_for_writing(held(out)[0].held.values()) == ()
+    with (
+        (out / "checkpoint-4" / "scheduler.pt").open("rb"),
+        (out / "checkpoint-4" / "rng_state_0.pth").open("ab"),
+    ):
+        assert open_for_writing(held(out)[0].by_path.values()) == ("rng_state_0.pth",)
+    assert open_for_writing(held(out)[0].by_path.values()) == ()
 
 
-def test_where_a_file_system_knows_no_leases_nobody_knows_who_writes(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_a_file_system_knows_no_leases_nobody_knows_who_writes(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(observation, "_LEASE_FILE_SYSTEMS", frozenset())
     with (out / "checkpoint-4" / "rng_state_0.pth").open("ab"):
-        assert open_for_writing(held(out)[0].held.values()) is None
+        assert open_for_writing(held(out)[0].by_path.values()) is None
 
 
 @pytest.mark.parametrize("name", ["scheduler.pt", "rng_state_1.pth", "trainer_state.json"])
@@ -79,7 +98,9 @@ def test_a_torn_file_is_not_closed(out: Path, name: str) -> None:
     assert gather(*held(out)).unclosed == (name,)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '"x"', '{"global_step": "4"}', "[" * 10**5, "\xff"])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '"x"', '{"global_step": "4"}', "[" * 10**5, "\xff"]
+)
 def test_a_trainer_state_that_says_nothing_is_one_without_a_step(out: Path, text: str) -> None:
     (out / "checkpoint-4" / "trainer_state.json").write_bytes(text.encode("latin-1"))
     state = trainer_state(held(out)[0])
@@ -96,7 +117,10 @@ def test_files_that_vanish_meanwhile_are_incomplete(out: Path) -> None:
 
 def test_a_name_that_goes_after_the_last_file_was_written_shows(out: Path) -> None:
     newest = max(f.mtime for f in held(out)[0].stats)
-    for folder in (out / "checkpoint-4", *(p for p in (out / "checkpoint-4").rglob("*") if p.is_dir())):
+    for folder in (
+        out / "checkpoint-4",
+        *(p for p in (out / "checkpoint-4").rglob("*") if p.is_dir()),
+    ):
         os.utime(folder, ns=(newest, newest))
     assert not gather(*held(out)).emptied
     (out / "checkpoint-4" / "optimizer_0" / "__0_0.distcp").unlink()
@@ -105,49 +129,67 @@ def test_a_name_that_goes_after_the_last_file_was_written_shows(out: Path) -> No
 
 
 def test_what_was_at_rest_before_is_known_by_the_fingerprint_beside_its_pin(out: Path) -> None:
-    hold, spot = held(out)
-    pin = open_pin(out, spot.name, 0, "n0")
+    files, checkpoint_dir = held(out)
+    pin = open_pin(out, checkpoint_dir.name, 0, "n0")
     assert pin is not None
-    stable = fingerprint(hold.stats)
-    assert gather(hold, spot, replace(pin, took=Took(stable=stable))).stable
-    assert not gather(hold, spot, replace(pin, took=Took(stable=stable - 1))).stable
-    assert not gather(hold, spot, pin).stable
+    stable = fingerprint(files.stats)
+    assert gather(files, checkpoint_dir, replace(pin, notes=PinNotes(stable=stable))).stable
+    assert not gather(files, checkpoint_dir, replace(pin, notes=PinNotes(stable=stable - 1))).stable
+    assert not gather(files, checkpoint_dir, pin).stable
 
 
 def test_a_fingerprint_holds_until_something_is_added_taken_or_written_again() -> None:
     files = [Stat(name, 1, n, n, 0) for n, name in enumerate("abc")]
     mark = fingerprint(files)
-    assert mark == fingerprint(reversed(files)) == fingerprint(replace(f, inode=9, device=9) for f in files)
-    assert mark not in (fingerprint(files[1:]), fingerprint(replace(f, size=2) for f in files), fingerprint(()))
+    assert (
+        mark
+        == fingerprint(reversed(files))
+        == fingerprint(replace(f, inode=9, device=9) for f in files)
+    )
+    assert mark not in (
+        fingerprint(files[1:]),
+        fingerprint(replace(f, size=2) for f in files),
+        fingerprint(()),
+    )
     assert mark != fingerprint([*files, Stat("d", 1, 1, 1, 0)])
 
 
 def test_what_lies_around_it_is_looked_at_again_and_its_files_are_not(out: Path) -> None:
-    hold, spot = held(out)
-    first = gather(hold, spot)
-    shutil.rmtree(spot.path)
-    gone = Seen("run", spot, replace(hold, gone=True), None)
-    later = (spot.family, 5, max(f.mtime for f in hold.stats))
-    again = with_surroundings(first, gone, Surroundings(spans=[later], awaited=True), mates=True)
-    assert again == replace(first, later=True, mates=True, awaited=True, gone=True)
+    files, checkpoint_dir = held(out)
+    first = gather(files, checkpoint_dir)
+    shutil.rmtree(checkpoint_dir.path)
+    gone = LocalSave("run", checkpoint_dir, replace(files, gone=True), None)
+    later = (checkpoint_dir.family, 5, max(f.mtime for f in files.stats))
+    again = with_surroundings(
+        first, gone, Surroundings(spans=[later], awaited=True), other_part=True
+    )
+    assert again == replace(first, later=True, other_part=True, awaited=True, gone=True)
 
 
 @pytest.mark.parametrize(
-    ("text", "step"), [(b"7", 7), (b"12\n", 12), (b"", None), (b"-1", None), (b"7 or so", None), (b"\xb2", None)]
+    ("text", "step"),
+    [(b"7", 7), (b"12\n", 12), (b"", None), (b"-1", None), (b"7 or so", None), (b"\xb2", None)],
 )
-def test_the_step_that_verl_s_driver_says_is_read(tmp_path: Path, text: bytes, step: int | None) -> None:
+def test_the_step_that_verl_s_driver_says_is_read(
+    tmp_path: Path, text: bytes, step: int | None
+) -> None:
     (tmp_path / "global_step_7" / "actor").mkdir(parents=True)
-    hold_, spot = held(tmp_path)
-    assert gather(hold_, spot).marker is None
+    hold_, checkpoint_dir = held(tmp_path)
+    assert gather(hold_, checkpoint_dir).marker is None
     (tmp_path / "latest_checkpointed_iteration.txt").write_bytes(text)
-    marker = gather(hold_, spot).marker
+    marker = gather(hold_, checkpoint_dir).marker
     assert marker is not None
-    assert (marker.step, marker.mtime) == (step, (tmp_path / "latest_checkpointed_iteration.txt").stat().st_mtime_ns)
+    assert (marker.step, marker.mtime) == (
+        step,
+        (tmp_path / "latest_checkpointed_iteration.txt").stat().st_mtime_ns,
+    )
 
 
 @pytest.mark.parametrize("cut", [1, 100])
 def test_a_file_of_lightning_s_that_is_still_copied_is_not_closed(tmp_path: Path, cut: int) -> None:
-    whole = (vector("verl-fsdp2").sources[0] / "actor" / "model_world_size_3_rank_0.pt").read_bytes()
+    whole = (
+        vector("verl-fsdp2").sources[0] / "actor" / "model_world_size_3_rank_0.pt"
+    ).read_bytes()
     path = tmp_path / "epoch=0-step=4.ckpt"
     path.write_bytes(whole[:-cut])
     assert gather(*held(tmp_path)).unclosed == (path.name,)
@@ -165,7 +207,14 @@ BEGUN = Begun("t", 0, 2, 2, "h", 1, "1", "b", 100.0)
 TRAINER = replace(BEGUN, trainer="transformers 5.23.0")
 MARK = RankMark("t", "s0", "checkpoint-4", 4, 0, 2, 2, "h", 1, 130.0)
 BOTH = (MARK, replace(MARK, rank=1, at=131.0))
-PIN = Pin("checkpoint-4", 0, "", 0, Path("pin"), (Stat("a", 3, 110 * S, 1, 1), Stat("b", 4, 120 * S, 2, 1)))
+PIN = Pin(
+    "checkpoint-4",
+    0,
+    "",
+    0,
+    Path("pin"),
+    (Stat("a", 3, 110 * S, 1, 1), Stat("b", 4, 120 * S, 2, 1)),
+)
 
 
 def status(
@@ -178,17 +227,23 @@ def status(
 ) -> HookStatus:
     around = Surroundings(begun=begun, marks=marks or {})
     files = pin.files if pin else ()
-    return hook_status(around, name, files, is_committed=pin is not None and pin.is_committed, runs=lambda _: alive)
+    return hook_status(
+        around, name, files, is_committed=pin is not None and pin.is_committed, runs=lambda _: alive
+    )
 
 
 def said(
-    *marks: RankMark, begun: Begun = BEGUN, pin: Pin | None = PIN, name: str = "checkpoint-4", alive: bool | None = True
+    *marks: RankMark,
+    begun: Begun = BEGUN,
+    pin: Pin | None = PIN,
+    name: str = "checkpoint-4",
+    alive: bool | None = True,
 ) -> str:
     return status(pin, name, (begun,), {"checkpoint-4": marks}, alive=alive)
 
 
 def test_where_no_hook_ever_was_nothing_is_said(tmp_path: Path) -> None:
-    assert surroundings(tmp_path, (), ("checkpoint-4",)) == Surroundings(spans=[])
+    assert find_surroundings(tmp_path, (), ("checkpoint-4",)) == Surroundings(spans=[])
     assert status(PIN, "checkpoint-4", alive=True) == ""
     assert said(pin=None) == ""
 
@@ -198,14 +253,26 @@ def test_what_lies_in_the_spool_is_read_for_the_checkpoints_asked_for(tmp_path: 
     write_mark(begun_path(spool, "p"), BEGUN)
     for mark in (*BOTH, replace(MARK, checkpoint="checkpoint-8")):
         write_mark(save_folder(spool, mark.checkpoint, mark.save) / f"rank-{mark.rank}.json", mark)
-    found = surroundings(tmp_path, (), ("checkpoint-4",))
+    found = find_surroundings(tmp_path, (), ("checkpoint-4",))
     assert (found.begun, found.marks) == ((replace(BEGUN, process="p"),), {"checkpoint-4": BOTH})
 
 
 def test_a_commit_counts_as_long_as_the_files_are_what_it_says() -> None:
-    commit = Commit("t", "s0", "checkpoint-4", 4, 2, (0, 1), "h", "", 131.0, {"a": (3, 110 * S), "b": (4, 120 * S)})
+    commit = Commit(
+        "t",
+        "s0",
+        "checkpoint-4",
+        4,
+        2,
+        (0, 1),
+        "h",
+        "",
+        131.0,
+        {"a": (3, 110 * S), "b": (4, 120 * S)},
+    )
     assert said(pin=replace(PIN, commit=commit)) == "committed"
-    assert said(pin=replace(PIN, commit=commit, files=PIN.files[:1])) == "training"  # somebody deleted one
+    # somebody deleted one
+    assert said(pin=replace(PIN, commit=commit, files=PIN.files[:1])) == "training"
     written_again = (PIN.files[0], replace(PIN.files[1], mtime=125 * S))
     assert said(pin=replace(PIN, commit=commit, files=written_again)) == "training"
 
@@ -236,31 +303,52 @@ def test_marks_of_an_older_save_say_nothing_of_one_that_is_being_written() -> No
 
 @pytest.mark.parametrize(
     ("alive", "left", "expected"),
-    [(True, 0, "training"), (True, 140.0, "training"), (False, 140.0, "marked"), (False, 0, "killed")],
+    [
+        (True, 0, "training"),
+        (True, 140.0, "training"),
+        (False, 140.0, "marked"),
+        (False, 0, "killed"),
+    ],
 )
-def test_the_final_model_is_there_when_the_processes_have_left(*, alive: bool, left: float, expected: str) -> None:
-    assert said(begun=replace(TRAINER, ended=105.0, left=left), name="final", alive=alive) == expected
-    assert said(begun=replace(BEGUN, at=125.0, left=left), name="final", alive=alive) == ""  # it was there before
+def test_the_final_model_is_there_when_the_processes_have_left(
+    *, alive: bool, left: float, expected: str
+) -> None:
+    assert (
+        said(begun=replace(TRAINER, ended=105.0, left=left), name="final", alive=alive) == expected
+    )
+    # it was there before
+    assert said(begun=replace(BEGUN, at=125.0, left=left), name="final", alive=alive) == ""
 
 
-def test_of_a_training_that_was_killed_and_begun_again_the_last_processes_tell_of_the_final_model() -> None:
+def test_of_a_restarted_training_the_last_processes_tell_of_the_final_model() -> None:
     assert said(begun=BEGUN, name="final", alive=False) == ""  # of a script with `mark_saved`
-    again = [replace(TRAINER, train="t2", rank=rank, at=105.0 + rank, left=140.0) for rank in (0, 1)]
+    again = [
+        replace(TRAINER, train="t2", rank=rank, at=105.0 + rank, left=140.0) for rank in (0, 1)
+    ]
     assert status(PIN, "final", (BEGUN, *again)) == "marked"
     assert status(PIN, "final", (BEGUN, again[0], replace(again[1], left=0.0))) == "killed"
 
 
-def spans_of(saves: list[Seen]) -> Sequence[Span]:
-    return surroundings(Path("nowhere"), saves, ()).spans
+def spans_of(saves: list[LocalSave]) -> Sequence[Span]:
+    return find_surroundings(Path("nowhere"), saves, ()).spans
 
 
-def seen(name: str, *mtimes: int, family: Family = "trainer") -> Seen:
-    held = {str(n): Held(Stat(str(n), 1, at, n, 0), Path(), is_pinned=False) for n, at in enumerate(mtimes)}
-    return Seen("run", Spot(name, family, Path(name)), Hold(name, family, held), None)
+def seen(name: str, *mtimes: int, family: Family = "trainer") -> LocalSave:
+    held = {
+        str(n): LocalFile(Stat(str(n), 1, at, n, 0), Path(), is_pinned=False)
+        for n, at in enumerate(mtimes)
+    }
+    return LocalSave(
+        "run", CheckpointDir(name, family, Path(name)), LocalFiles(name, family, held), None
+    )
 
 
 def test_a_higher_number_that_was_begun_afterwards_is_later() -> None:
-    one, two, over = seen("checkpoint-1", 10, 20), seen("checkpoint-2", 20, 30), seen("checkpoint-3", 15, 30)
+    one, two, over = (
+        seen("checkpoint-1", 10, 20),
+        seen("checkpoint-2", 20, 30),
+        seen("checkpoint-3", 15, 30),
+    )
     assert is_later(one, spans_of([one, two]))
     assert not is_later(one, spans_of([one, over]))
     assert not is_later(two, spans_of([one, two]))

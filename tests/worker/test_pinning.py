@@ -13,17 +13,25 @@ from typing import Any
 
 import pytest
 
-from ckptsync.scan import Found
-from ckptsync.spool.marks import Commit, Took, say
-from ckptsync.spool.pins import Pin, mark_stored, pins
+from ckptsync.checkpoint_dirs import ListedCheckpoint
+from ckptsync.spool.markers import Commit, PinNotes, write_log
+from ckptsync.spool.pins import Pin, list_pins, mark_stored
 from ckptsync.walk import Stat
 from ckptsync.worker.options import RunDir
-from ckptsync.worker.pinning import PinChanges, PinCost, Pinner, Relief, Room, SpoolRule, follow, give_up, held
-from ckptsync.worker.result import Failure
+from ckptsync.worker.pinning import PinChanges, Pinner, follow_source
+from ckptsync.worker.progress import Failure
 from ckptsync.worker.scanner import Scan, scan_run
-from ckptsync.worker.snapshot import Seen
+from ckptsync.worker.snapshot import LocalSave
+from ckptsync.worker.spool_room import (
+    PinCost,
+    Relief,
+    SpoolRoom,
+    SpoolRule,
+    choose_to_give_up,
+    held_bytes,
+)
 from tests.hook_pins import commit as commit_pin
-from tests.test_worker_push import ONE, lay
+from tests.workers import ONE, lay
 
 
 def files(told: dict[str, int]) -> tuple[Stat, ...]:
@@ -31,8 +39,8 @@ def files(told: dict[str, int]) -> tuple[Stat, ...]:
     return tuple(Stat(n, 1, inode, inode, 0) for n, inode in told.items())
 
 
-def found(**told: int) -> Found:
-    return Found("checkpoint-4", "trainer", Path("x"), files(told), (), ())
+def found(**told: int) -> ListedCheckpoint:
+    return ListedCheckpoint("checkpoint-4", "trainer", Path("x"), files(told), (), ())
 
 
 def pin(k: int, node: str = "n0", **told: int) -> Pin:
@@ -40,96 +48,128 @@ def pin(k: int, node: str = "n0", **told: int) -> Pin:
 
 
 def test_what_is_seen_first_is_pinned_and_grows() -> None:
-    assert follow(found(a=1), [], "n0") == PinChanges(open=0)
-    assert follow(found(a=1), [pin(0)], "n0") == PinChanges(grow=("a",))
-    assert follow(found(a=1, b=2), [pin(0, a=1)], "n0") == PinChanges(grow=("b",))
-    assert follow(found(a=1), [pin(0, a=1)], "n0") == PinChanges()
+    assert follow_source(found(a=1), [], "n0") == PinChanges(open=0)
+    assert follow_source(found(a=1), [pin(0)], "n0") == PinChanges(grow=("a",))
+    assert follow_source(found(a=1, b=2), [pin(0, a=1)], "n0") == PinChanges(grow=("b",))
+    assert follow_source(found(a=1), [pin(0, a=1)], "n0") == PinChanges()
 
 
 def test_rotation_takes_nothing_from_a_pin() -> None:
     ours = pin(0, a=1, b=2)
-    assert follow(found(a=1), [ours], "n0") == PinChanges()
-    assert follow(found(), [ours], "n0") == PinChanges()
-    assert follow(None, [ours], "n0") == PinChanges()
+    assert follow_source(found(a=1), [ours], "n0") == PinChanges()
+    assert follow_source(found(), [ours], "n0") == PinChanges()
+    assert follow_source(None, [ours], "n0") == PinChanges()
 
 
 def test_a_placeholder_that_the_trainer_took_back_is_let_go() -> None:
     ours = pin(0, config=1, model=2)
-    assert follow(found(config=1, shard=3), [ours], "n0") == PinChanges(trim=("model",), grow=("shard",))
+    assert follow_source(found(config=1, shard=3), [ours], "n0") == PinChanges(
+        trim=("model",), grow=("shard",)
+    )
 
 
 def test_a_directory_made_again_is_another_pin_even_if_it_begins_with_a_new_name() -> None:
     ours = pin(0, a=1, b=2)
-    assert follow(found(rng=9), [ours], "n0") == PinChanges(open=1)
-    assert follow(found(a=8, b=9), [ours], "n0") == PinChanges(open=1)
+    assert follow_source(found(rng=9), [ours], "n0") == PinChanges(open=1)
+    assert follow_source(found(a=8, b=9), [ours], "n0") == PinChanges(open=1)
 
 
 def finished(one: Pin) -> Pin:
-    return replace(one, took=Took(finished=1))
+    return replace(one, notes=PinNotes(finished=1))
 
 
 def test_a_save_written_over_a_finished_one_is_another_pin_and_the_finished_one_stays() -> None:
     ours = pin(0, a=1, b=2)
-    assert follow(found(a=1, b=9), [finished(ours)], "n0") == PinChanges(open=1)
-    assert follow(found(a=1, b=9), [ours], "n0") == PinChanges((ours,), open=1)
+    assert follow_source(found(a=1, b=9), [finished(ours)], "n0") == PinChanges(open=1)
+    assert follow_source(found(a=1, b=9), [ours], "n0") == PinChanges((ours,), open=1)
 
 
 def test_only_the_newest_pin_follows_and_another_nodes_is_let_be() -> None:
-    assert follow(found(a=9), [pin(0, a=1), pin(1, a=9)], "n0") == PinChanges()
-    assert follow(found(a=9), [pin(0, "n1", a=1)], "n0") == PinChanges()
+    assert follow_source(found(a=9), [pin(0, a=1), pin(1, a=9)], "n0") == PinChanges()
+    assert follow_source(found(a=9), [pin(0, "n1", a=1)], "n0") == PinChanges()
 
 
 def commit(k: int, **told: int) -> Pin:
     """A pin that the hook committed."""
-    word = Commit("t", "s", "checkpoint-4", 4, 1, (0,), "h", "hf", 0.0, {f.path: (f.size, f.mtime) for f in files(told)})
+    word = Commit(
+        "t",
+        "s",
+        "checkpoint-4",
+        4,
+        1,
+        (0,),
+        "h",
+        "hf",
+        0.0,
+        {f.path: (f.size, f.mtime) for f in files(told)},
+    )
     return replace(pin(k, "n0", **told), commit=word)
 
 
 def test_what_the_hook_committed_neither_grows_nor_shrinks() -> None:
-    assert follow(found(a=1, b=2), [commit(0, a=1, b=2)], "n0") == PinChanges()
-    assert follow(found(a=1), [commit(0, a=1, b=2)], "n0") == PinChanges()
-    assert follow(found(a=1, b=2, c=3), [commit(0, a=1, b=2)], "n0") == PinChanges(open=1)
-    assert follow(found(a=1, b=9), [commit(0, a=1, b=2)], "n0") == PinChanges(open=1)
-    assert follow(found(b=9), [commit(0, a=1, b=2)], "n0") == PinChanges(open=1)
+    assert follow_source(found(a=1, b=2), [commit(0, a=1, b=2)], "n0") == PinChanges()
+    assert follow_source(found(a=1), [commit(0, a=1, b=2)], "n0") == PinChanges()
+    assert follow_source(found(a=1, b=2, c=3), [commit(0, a=1, b=2)], "n0") == PinChanges(open=1)
+    assert follow_source(found(a=1, b=9), [commit(0, a=1, b=2)], "n0") == PinChanges(open=1)
+    assert follow_source(found(b=9), [commit(0, a=1, b=2)], "n0") == PinChanges(open=1)
 
 
-@pytest.mark.parametrize("told", [{"a": 1}, {"a": 1, "b": 2}, {"a": 1, "b": 7}, {"a": 1, "placeholder": 7}], ids=str)
+@pytest.mark.parametrize(
+    "told", [{"a": 1}, {"a": 1, "b": 2}, {"a": 1, "b": 7}, {"a": 1, "placeholder": 7}], ids=str
+)
 def test_what_was_pinned_of_a_save_before_the_hook_committed_it_goes(told: dict[str, int]) -> None:
     ours = pin(0, "n0", **told)
     for source in (found(a=1, b=2), found(), None):
-        assert follow(source, [ours, commit(1, a=1, b=2)], "n0") == PinChanges((ours,))
-    assert follow(found(a=1, b=2), [replace(ours, node="n1"), commit(1, a=1, b=2)], "n0") == PinChanges()
+        assert follow_source(source, [ours, commit(1, a=1, b=2)], "n0") == PinChanges((ours,))
+    assert (
+        follow_source(found(a=1, b=2), [replace(ours, node="n1"), commit(1, a=1, b=2)], "n0")
+        == PinChanges()
+    )
 
 
 def test_an_earlier_save_stays_beside_the_one_that_the_hook_committed() -> None:
     elsewhere, taken, committed = pin(0, a=5, b=6), finished(pin(0, a=1, b=7)), commit(0, a=1, b=7)
-    assert follow(found(a=1, b=2), [elsewhere, commit(1, a=1, b=2)], "n0") == PinChanges()
-    assert follow(found(a=1, b=2), [taken, commit(1, a=1, b=2)], "n0") == PinChanges()
-    assert follow(found(a=1, b=2), [committed, commit(1, a=1, b=2)], "n0") == PinChanges()
+    assert follow_source(found(a=1, b=2), [elsewhere, commit(1, a=1, b=2)], "n0") == PinChanges()
+    assert follow_source(found(a=1, b=2), [taken, commit(1, a=1, b=2)], "n0") == PinChanges()
+    assert follow_source(found(a=1, b=2), [committed, commit(1, a=1, b=2)], "n0") == PinChanges()
 
 
 def test_a_void_commit_is_a_pin_like_any_other() -> None:
     void = replace(commit(0, a=1, b=2), files=files({"a": 1, "b": 3}))
-    assert follow(found(a=1, b=3, c=4), [void], "n0") == PinChanges(grow=("c",))
-    assert follow(found(a=1, b=9), [void], "n0") == PinChanges((void,), open=1)
+    assert follow_source(found(a=1, b=3, c=4), [void], "n0") == PinChanges(grow=("c",))
+    assert follow_source(found(a=1, b=9), [void], "n0") == PinChanges((void,), open=1)
 
 
 def cost(
-    step: int, size: int = 10, *, gone: bool = True, stored: bool = False, verified: bool = False, sending: int = 0
+    step: int,
+    size: int = 10,
+    *,
+    gone: bool = True,
+    stored: bool = False,
+    verified: bool = False,
+    sending: int = 0,
 ) -> PinCost:
-    pin = Pin(f"checkpoint-{step}", 0, "n0", 0, Path(str(step)), took=Took(sending=sending), stored=stored)
+    pin = Pin(
+        f"checkpoint-{step}",
+        0,
+        "n0",
+        0,
+        Path(str(step)),
+        notes=PinNotes(sending=sending),
+        stored=stored,
+    )
     return PinCost(pin, size, gone, verified, step)
 
 
 def given(pins: list[PinCost], lacking: int, full: str = "oldest") -> list[int]:
-    relief = give_up(pins, Room(100 + lacking, 1000, 10), SpoolRule(100, full))
+    relief = choose_to_give_up(pins, SpoolRoom(100 + lacking, 1000, 10), SpoolRule(100, full))
     return [int(p.checkpoint.removeprefix("checkpoint-")) for p in relief.drop]
 
 
 def test_nothing_goes_while_there_is_room() -> None:
     four = [cost(n, stored=True) for n in (1, 2, 3, 4)]
     assert given(four, 0) == []
-    assert give_up(four, Room(10**9, 10, 10), SpoolRule()).drop == ()
+    assert choose_to_give_up(four, SpoolRoom(10**9, 10, 10), SpoolRule()).drop == ()
 
 
 def test_what_the_store_has_goes_first_and_the_verified_before_the_rest() -> None:
@@ -153,9 +193,11 @@ def test_each_nth_stays_as_long_as_that_is_enough() -> None:
 
 
 def test_who_waits_gives_up_nothing_that_the_store_has_not_and_hears_that_it_is_full() -> None:
-    relief = give_up([cost(1, stored=True), cost(2), cost(3)], Room(125, 1000, 10), SpoolRule(100, "wait"))
+    relief = choose_to_give_up(
+        [cost(1, stored=True), cost(2), cost(3)], SpoolRoom(125, 1000, 10), SpoolRule(100, "wait")
+    )
     assert [p.checkpoint for p in relief.drop] == ["checkpoint-1"]
-    assert "nothing new is pinned until something is stored" in relief.full
+    assert "nothing new is pinned until an upload is finished" in relief.full
 
 
 def test_what_the_trainer_still_has_takes_no_room_and_makes_none() -> None:
@@ -164,30 +206,53 @@ def test_what_the_trainer_still_has_takes_no_room_and_makes_none() -> None:
 
 def test_where_the_disk_is_full_of_something_else_nothing_is_given_up_in_vain() -> None:
     pins = [cost(1, stored=True), cost(2), cost(3)]
-    relief = give_up(pins, Room(30, 0, 21), SpoolRule())
+    relief = choose_to_give_up(pins, SpoolRoom(30, 0, 21), SpoolRule())
     assert [p.checkpoint for p in relief.drop] == ["checkpoint-1"]
     assert (bool(relief.full), relief.given_up) == (True, ())
-    assert [p.checkpoint for p in give_up(pins, Room(30, 0, 20), SpoolRule()).drop] == ["checkpoint-1", "checkpoint-2"]
-    assert [p.checkpoint for p in give_up(pins, Room(30, 0, 21), SpoolRule(15)).drop] == ["checkpoint-1", "checkpoint-2"]
+    assert [
+        p.checkpoint for p in choose_to_give_up(pins, SpoolRoom(30, 0, 20), SpoolRule()).drop
+    ] == [
+        "checkpoint-1",
+        "checkpoint-2",
+    ]
+    assert [
+        p.checkpoint for p in choose_to_give_up(pins, SpoolRoom(30, 0, 21), SpoolRule(15)).drop
+    ] == [
+        "checkpoint-1",
+        "checkpoint-2",
+    ]
 
 
 @pytest.mark.parametrize(
-    ("room", "why"), [(Room(130, 10, 10), "spool full: 0.0 MiB held"), (Room(100, 0, 10), "disk full: 0.0 MiB free")]
+    ("room", "why"),
+    [
+        (SpoolRoom(130, 10, 10), "spool full: 0.0 MiB held"),
+        (SpoolRoom(100, 0, 10), "disk full: 0.0 MiB free"),
+    ],
 )
-def test_what_is_given_up_is_said_with_the_reason(room: Room, why: str) -> None:
-    relief = give_up([cost(n, 2**20 * 3) for n in (1, 2, 3)], room, SpoolRule(100))
-    assert relief.given_up[0].startswith("checkpoint-1: given up before it was stored, for 3.0 MiB (")
+def test_what_is_given_up_is_said_with_the_reason(room: SpoolRoom, why: str) -> None:
+    relief = choose_to_give_up([cost(n, 2**20 * 3) for n in (1, 2, 3)], room, SpoolRule(100))
+    assert relief.given_up[0].startswith(
+        "checkpoint-1: dropped before it was uploaded, to free 3.0 MiB ("
+    )
     assert why in relief.given_up[0]
     assert "spool_full: oldest" in relief.given_up[0]
 
 
 def test_bytes_are_held_by_pins_where_nobody_else_has_a_name_and_counted_once() -> None:
     file = Stat("a", 5, 1, inode=1, device=0, links=1)
-    ours = Pin("checkpoint-4", 0, "n0", 0, Path("x"), (file, replace(file, path="b", inode=2, links=2)))
+    ours = Pin(
+        "checkpoint-4", 0, "n0", 0, Path("x"), (file, replace(file, path="b", inode=2, links=2))
+    )
     twice = Pin("checkpoint-4", 1, "n0", 0, Path("y"), (replace(file, inode=2, links=2),))
-    assert held([ours]) == 5
-    assert (held([ours, twice]), held([ours]), held([twice])) == (10, 5, 0)
-    assert held([replace(ours, files=(replace(file, links=2), replace(file, path="b", links=2)))]) == 5
+    assert held_bytes([ours]) == 5
+    assert (held_bytes([ours, twice]), held_bytes([ours]), held_bytes([twice])) == (10, 5, 0)
+    assert (
+        held_bytes(
+            [replace(ours, files=(replace(file, links=2), replace(file, path="b", links=2)))]
+        )
+        == 5
+    )
 
 
 def test_the_rule_that_an_operator_writes() -> None:
@@ -197,7 +262,9 @@ def test_the_rule_that_an_operator_writes() -> None:
 ROOT = Path(__file__).parent.parent.parent
 
 
-def looked(out: Path, node: str = "n0", *, is_proven: bool = False) -> tuple[tuple[Seen, ...], tuple[Failure, ...]]:
+def looked(
+    out: Path, node: str = "n0", *, is_proven: bool = False
+) -> tuple[tuple[LocalSave, ...], tuple[Failure, ...]]:
     found = scan_run(RunDir("run", out), Pinner(node, lambda *_: is_proven))
     return found.seen, found.failures
 
@@ -206,25 +273,27 @@ def test_every_save_is_seen_by_step_with_its_pin(tmp_path: Path) -> None:
     for step in (12, 4):
         lay(tmp_path / "x", ONE).rename(tmp_path / f"checkpoint-{step}")
     seen, failures = looked(tmp_path)
-    assert [(s.spot.name, s.k, s.hold.gone, s.hold.unpinned) for s in seen] == [
+    assert [(s.checkpoint_dir.name, s.k, s.files.gone, s.files.unpinned) for s in seen] == [
         ("checkpoint-4", 0, False, ()),
         ("checkpoint-12", 0, False, ()),
     ]
     assert failures == ()
 
 
-def test_a_save_that_was_removed_stands_beside_the_one_that_came_in_its_location(tmp_path: Path) -> None:
+def test_a_save_that_was_removed_stands_beside_the_one_that_came_in_its_location(
+    tmp_path: Path,
+) -> None:
     source = lay(tmp_path, ONE)
     looked(tmp_path)
     shutil.rmtree(source)
-    assert [(s.k, s.hold.gone) for s in looked(tmp_path)[0]] == [(0, True)]
+    assert [(s.k, s.files.gone) for s in looked(tmp_path)[0]] == [(0, True)]
     lay(tmp_path, ONE, 5000.0)
-    assert [(s.k, s.hold.gone) for s in looked(tmp_path)[0]] == [(0, True), (1, False)]
+    assert [(s.k, s.files.gone) for s in looked(tmp_path)[0]] == [(0, True), (1, False)]
 
 
 def test_what_is_proven_and_not_pinned_is_not_pinned_again(tmp_path: Path) -> None:
     lay(tmp_path, ONE)
-    ((one,), _) = looked(tmp_path, is_proven=True)
+    (one,), _ = looked(tmp_path, is_proven=True)
     assert one.pin is None
     assert not (tmp_path / "_ckptsync").exists()
 
@@ -232,7 +301,7 @@ def test_what_is_proven_and_not_pinned_is_not_pinned_again(tmp_path: Path) -> No
 def test_another_nodes_pin_is_seen_and_let_be(tmp_path: Path) -> None:
     lay(tmp_path, ONE)
     looked(tmp_path, "n0")
-    ((one,), _) = looked(tmp_path, "n1")
+    (one,), _ = looked(tmp_path, "n1")
     assert one.pin is not None
     assert one.pin.node == "n0"
 
@@ -248,7 +317,9 @@ class Interrupted(Pinner):
         return Pinner.make_room(self, *args)
 
 
-def test_what_the_hook_commits_and_rotation_takes_during_one_look_is_not_called_missed(tmp_path: Path) -> None:
+def test_what_the_hook_commits_and_rotation_takes_during_one_look_is_not_called_missed(
+    tmp_path: Path,
+) -> None:
     source = lay(tmp_path, ONE)
     (source / next(iter(ONE))).rename(tmp_path / "late")
     looked(tmp_path)
@@ -259,10 +330,14 @@ def test_what_the_hook_commits_and_rotation_takes_during_one_look_is_not_called_
         shutil.rmtree(source)
 
     found = scan_run(RunDir("run", tmp_path), Interrupted("n0", lambda *_: False, happens=finish))
-    assert [(s.k, s.hold.gone, s.pin is not None and s.pin.is_committed) for s in found.seen] == [(1, True, True)]
+    assert [(s.k, s.files.gone, s.pin is not None and s.pin.is_committed) for s in found.seen] == [
+        (1, True, True)
+    ]
 
 
-def test_a_pin_of_the_hook_is_ours_whatever_our_name_and_stands_for_the_save_alone(tmp_path: Path) -> None:
+def test_a_pin_of_the_hook_is_ours_whatever_our_name_and_stands_for_the_save_alone(
+    tmp_path: Path,
+) -> None:
     source = lay(tmp_path, ONE)
     first = next(iter(ONE))
     (source / first).rename(tmp_path / "late")
@@ -270,11 +345,11 @@ def test_a_pin_of_the_hook_is_ours_whatever_our_name_and_stands_for_the_save_alo
     (tmp_path / "late").rename(source / first)
     commit_pin(source)
     shutil.rmtree(source)
-    ((one,), failures) = looked(tmp_path, "a-name-that-no-hook-knows")
+    (one,), failures = looked(tmp_path, "a-name-that-no-hook-knows")
     assert (one.k, one.pin and one.pin.node, failures) == (1, "a-name-that-no-hook-knows", ())
     assert one.pin
     assert one.pin.is_committed
-    assert sorted(one.hold.held) == sorted(ONE)
+    assert sorted(one.files.by_path) == sorted(ONE)
 
 
 def test_a_save_that_was_spoiled_before_it_was_sent_is_told_of(tmp_path: Path) -> None:
@@ -287,7 +362,10 @@ def test_a_save_that_was_spoiled_before_it_was_sent_is_told_of(tmp_path: Path) -
     (source / names[1]).unlink()
     (source / names[1]).write_bytes(b"again, by another file")
     for _ in range(2):
-        assert "written again in place before it was sent" in scan_run(RunDir("run", tmp_path), pinner).notes[0]
+        assert (
+            "overwritten before it was uploaded"
+            in scan_run(RunDir("run", tmp_path), pinner).notes[0]
+        )
 
 
 def rotated(out: Path, *steps: int) -> None:
@@ -306,47 +384,55 @@ def budgeted(out: Path, budget: int, full: str = "oldest") -> Scan:
 def test_the_budget_is_kept_aloud_and_what_the_store_has_goes_first(tmp_path: Path) -> None:
     size = sum(map(len, ONE.values()))
     rotated(tmp_path, 1, 2, 3)
-    mark_stored(next(p for p in pins(tmp_path) if p.checkpoint == "checkpoint-2"))
-    assert [s.spot.name for s in budgeted(tmp_path, 3 * size).seen] == [
+    mark_stored(next(p for p in list_pins(tmp_path) if p.checkpoint == "checkpoint-2"))
+    assert [s.checkpoint_dir.name for s in budgeted(tmp_path, 3 * size).seen] == [
         "checkpoint-1",
         "checkpoint-2",
         "checkpoint-3",
         "checkpoint-99",
     ]
     quiet = budgeted(tmp_path, 2 * size)
-    assert ([s.spot.name for s in quiet.seen], quiet.notes) == (["checkpoint-1", "checkpoint-3", "checkpoint-99"], ())
+    assert ([s.checkpoint_dir.name for s in quiet.seen], quiet.notes) == (
+        ["checkpoint-1", "checkpoint-3", "checkpoint-99"],
+        (),
+    )
     loud = budgeted(tmp_path, size)
-    assert [s.spot.name for s in loud.seen] == ["checkpoint-3", "checkpoint-99"]
-    assert loud.notes[0].startswith("checkpoint-1: given up before it was stored")
+    assert [s.checkpoint_dir.name for s in loud.seen] == ["checkpoint-3", "checkpoint-99"]
+    assert loud.notes[0].startswith("checkpoint-1: dropped before it was uploaded")
 
 
 def test_who_waits_pins_nothing_new_and_still_sees_it(tmp_path: Path) -> None:
     rotated(tmp_path, 1)
     lay(tmp_path, ONE)
     found = budgeted(tmp_path, 1, "wait")
-    assert [(s.spot.name, s.pin is None) for s in found.seen] == [
+    assert [(s.checkpoint_dir.name, s.pin is None) for s in found.seen] == [
         ("checkpoint-1", False),
         ("checkpoint-4", True),
         ("checkpoint-99", False),
     ]
-    assert "nothing new is pinned until something is stored" in found.notes[0]
+    assert "nothing new is pinned until an upload is finished" in found.notes[0]
     assert budgeted(tmp_path, 1, "oldest").seen[1].pin is not None
 
 
 def test_what_a_hook_had_to_say_is_told(tmp_path: Path) -> None:
     rotated(tmp_path)
-    say(tmp_path / "_ckptsync", "pinning failed: No space left on device")
+    write_log(tmp_path / "_ckptsync", "pinning failed: No space left on device")
     assert budgeted(tmp_path, 0).notes == ("pinning failed: No space left on device",)
 
 
-def test_on_a_full_disk_everything_is_still_seen_and_what_cannot_be_done_is_a_failure(tmp_path: Path) -> None:
+def test_on_a_full_disk_everything_is_still_seen_and_what_cannot_be_done_is_a_failure(
+    tmp_path: Path,
+) -> None:
     program = (
         "import sys; from pathlib import Path; from tests.worker.test_pinning import *\n"
         "out = Path(sys.argv[1]); rotated(out, 1); lay(out, ONE)\n"
-        "def fill():\n for n in range(99): (out / f'filler{n}').touch()\n"
-        "try: fill()\nexcept OSError: pass\n"
+        "def fill():\n"
+        " for n in range(99): (out / f'filler{n}').touch()\n"
+        "try: fill()\n"
+        "except OSError: pass\n"
         "found = scan_run(RunDir('run', out), Pinner('n0', lambda *_: False))\n"
-        "print([(s.spot.name, len(s.hold.held), s.pin and s.pin.node) for s in found.seen])\n"
+        "print([(s.checkpoint_dir.name, len(s.files.by_path), s.pin and s.pin.node) for s in"
+        " found.seen])\n"
         "print(sorted((f.checkpoint, 'No space left' in f.text) for f in found.failures))\n"
     )
     mounted = f'mount -t tmpfs -o nr_inodes=45 tmpfs "{tmp_path}" && exec "$0" -c "$1" "{tmp_path}"'
@@ -361,27 +447,42 @@ def test_on_a_full_disk_everything_is_still_seen_and_what_cannot_be_done_is_a_fa
         pytest.skip(done.stderr)
     count = len(ONE)
     assert done.stdout.splitlines() == [
-        f"[('checkpoint-1', {count}, 'n0'), ('checkpoint-4', {count}, None), ('checkpoint-99', {count}, 'n0')]",
+        (
+            f"[('checkpoint-1', {count}, 'n0'), ('checkpoint-4', {count}, None), ('checkpoint-99',"
+            f" {count}, 'n0')]"
+        ),
         "[('checkpoint-1', True), ('checkpoint-4', True), ('checkpoint-99', True)]",
     ], done.stderr
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")
-def test_files_of_another_user_are_a_failure_with_advice_and_hide_no_other_checkpoint(tmp_path: Path) -> None:
+def test_files_of_another_user_are_a_failure_with_advice_and_hide_no_other_checkpoint(
+    tmp_path: Path,
+) -> None:
     lay(tmp_path / "x", ONE).rename(tmp_path / "checkpoint-4")
     lay(tmp_path / "x", ONE).rename(tmp_path / "checkpoint-8")
     (tmp_path / "checkpoint-8").chmod(0)
     program = (
-        "import os, sys; from pathlib import Path; from tests.worker.test_pinning import looked\n"
-        "os.setgroups([]); os.setgid(65534); os.setuid(65534); seen, failed = looked(Path(sys.argv[1]))\n"
-        "print([s.spot.name for s in seen], [(f.checkpoint, f.error, 'the user who trains' in f.hint) for f in failed])"
+        "import os, sys; from pathlib import Path; from tests.worker.test_pinning import "
+        "looked\n"
+        "os.setgroups([]); os.setgid(65534); os.setuid(65534); "
+        "seen, failed = looked(Path(sys.argv[1]))\n"
+        "print([s.checkpoint_dir.name for s in seen], [(f.checkpoint, f.error, 'the user who"
+        " trains' in "
+        "f.hint) for f in failed])"
     )
     for path in (tmp_path, *tmp_path.parents):
         if path.stat().st_mode & 0o005 != 0o005:
             path.chmod(0o755)
     (tmp_path / "_ckptsync").mkdir(mode=0o777)
     os.chown(tmp_path / "_ckptsync", 65534, 65534)
-    done = subprocess.run([sys.executable, "-c", program, tmp_path], check=False, capture_output=True, text=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", program, tmp_path],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
     assert "('checkpoint-8', 'ConfigError', True)" in done.stdout, done.stderr
     protected = Path("/proc/sys/fs/protected_hardlinks").read_text().strip() == "1"
     assert ("('checkpoint-4', 'ConfigError', True)" in done.stdout) == protected

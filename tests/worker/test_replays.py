@@ -1,4 +1,6 @@
-"""Real trainers' saves, judged after every single call: never finished before the last one, and finished after it."""
+"""Real trainers' saves, judged after every single call: never finished before the last one, and
+finished after it.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +11,21 @@ from pathlib import Path
 
 import pytest
 
-from ckptsync.scan import found, spots
+from ckptsync.checkpoint_dirs import find_checkpoint_dirs, list_checkpoint
+from ckptsync.worker.finished import Rule, is_at_rest, judge
 from ckptsync.worker.observation import Observation, Surroundings, observe
-from ckptsync.worker.settle import Rule, is_at_rest, judge
-from ckptsync.worker.snapshot import Seen, hold
+from ckptsync.worker.snapshot import LocalSave, local_files
 from tests.replays import S, Script, Stage, others, trainers, unproven
 
 RULE = Rule(quiet=10, unmarked=60, doubtful=600)
 
 
 def seen(out: Path, *, fresh: bool = False) -> Iterator[Observation]:
-    for spot in spots(out):
-        held = hold(found(spot), None, spot.family, spot.name)
-        yield observe(Seen("run", spot, held, None), Surroundings(), fresh=fresh)
+    for checkpoint_dir in find_checkpoint_dirs(out):
+        held = local_files(
+            list_checkpoint(checkpoint_dir), None, checkpoint_dir.family, checkpoint_dir.name
+        )
+        yield observe(LocalSave("run", checkpoint_dir, held, None), Surroundings(), fresh=fresh)
 
 
 def is_finished(evidence: Observation, after: float) -> bool:
@@ -49,13 +53,17 @@ def test_a_save_is_finished_after_its_last_call_and_never_before(tmp_path: Path,
 
 
 @pytest.mark.parametrize("name", [*trainers(), *others()])
-def test_what_rotation_could_take_before_the_last_call_is_never_thought_whole(tmp_path: Path, name: str) -> None:
+def test_what_rotation_could_take_before_the_last_call_is_never_thought_whole(
+    tmp_path: Path, name: str
+) -> None:
     *before, _ = played(tmp_path, (trainers() | others())[name])
     assert [done for done, one in before if rests(one)] == []
 
 
 @pytest.mark.parametrize("name", [*trainers(), *others()])
-def test_a_save_over_an_old_one_is_not_finished_by_what_the_old_one_left(tmp_path: Path, name: str) -> None:
+def test_a_save_over_an_old_one_is_not_finished_by_what_the_old_one_left(
+    tmp_path: Path, name: str
+) -> None:
     script, stage = (trainers() | others())[name], Stage(tmp_path)
     played(tmp_path, script, stage)
     stage.now += 1000 * S
@@ -66,7 +74,9 @@ def test_a_save_over_an_old_one_is_not_finished_by_what_the_old_one_left(tmp_pat
 
 @pytest.mark.parametrize("hours", [1, -1])
 @pytest.mark.parametrize("name", [*trainers(), *(n for n in others() if n != "verl")])
-def test_a_clock_that_jumps_during_a_save_that_we_saw_begin_changes_nothing(tmp_path: Path, name: str, hours: int) -> None:
+def test_a_clock_that_jumps_during_a_save_that_we_saw_begin_changes_nothing(
+    tmp_path: Path, name: str, hours: int
+) -> None:
     script = (trainers() | others())[name]
     calls = len(played(tmp_path / "all", script))
     for jump in range(0, calls, max(1, calls // 6)):
@@ -89,13 +99,17 @@ def test_where_nothing_tells_only_time_does(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", unproven())
-def test_a_mate_or_a_later_checkpoint_tells_where_nothing_else_does(tmp_path: Path, name: str) -> None:
+def test_a_mate_or_a_later_checkpoint_tells_where_nothing_else_does(
+    tmp_path: Path, name: str
+) -> None:
     *_, (_, last) = played(tmp_path, unproven()[name])
     assert is_finished(replace(last, later=True), RULE.quiet)
-    assert is_finished(replace(last, mates=True), RULE.quiet)
+    assert is_finished(replace(last, other_part=True), RULE.quiet)
 
 
-def test_a_checkpoint_that_rotation_takes_file_by_file_is_never_thought_whole_by_who_meets_it_then(tmp_path: Path) -> None:
+def test_a_checkpoint_that_rotation_takes_file_by_file_is_never_thought_whole_by_who_meets_it_then(
+    tmp_path: Path,
+) -> None:
     for name, script in trainers().items():
         stage = Stage(tmp_path / name)
         played(stage.out, script, stage)

@@ -1,4 +1,6 @@
-"""Trainer, hook, rotation and worker in any order, on a real directory: no save that the hook committed is lost, and none is seen torn."""
+"""Trainer, hook, rotation and worker in any order, on a real directory: no save that the hook
+committed is lost, and none is seen torn.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,11 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptsync.spool.pins import compare, drop, mark_stored, pins
-from ckptsync.spool.sweeping import sweep
+from ckptsync.spool.pins import clean_own, compare, drop, list_pins, mark_stored
 from ckptsync.worker.options import RunDir
 from ckptsync.worker.pinning import Pinner
 from ckptsync.worker.scanner import scan_run
-from ckptsync.worker.snapshot import Seen
+from ckptsync.worker.snapshot import LocalSave
 from tests.hook_pins import commit
 
 FILES = ("config.json", "model", "rng_0", "rng_1", "state")
@@ -24,7 +25,10 @@ Content = dict[str, bytes]
 
 
 class World:
-    """One checkpoint's name, saved again and again.  ``owed``: by their save ids, the committed saves that no store has yet."""
+    """One checkpoint's name, saved again and again.
+
+    ``owed``: by their save ids, the committed saves that no store has yet.
+    """
 
     def __init__(self, out: Path) -> None:
         self.out, self.source = out, out / "checkpoint-4"
@@ -32,7 +36,7 @@ class World:
         self.saves, self.written = 0, 0
         self.is_committed = True
         self.owed: dict[str, Content] = {}
-        self.seen: tuple[Seen, ...] = ()
+        self.seen: tuple[LocalSave, ...] = ()
 
     def begin(self) -> None:
         """The trainer removes a checkpoint, and saves it again."""
@@ -41,7 +45,9 @@ class World:
             self.saves, self.written, self.is_committed = self.saves + 1, 0, False
 
     def begin_in_location(self) -> None:
-        """The same over the files that are there, by new files under the old names, as safetensors does."""
+        """The same over the files that are there, by new files under the old names, as safetensors
+        does.
+        """
         if self.is_committed and self.saves:
             self.saves, self.written, self.is_committed = self.saves + 1, 0, False
 
@@ -69,7 +75,9 @@ class World:
         if not self.is_committed and self.written == len(FILES):
             (self.source / "placeholder").unlink(missing_ok=True)
             commit(self.source, f"save-{self.saves}")
-            self.owed[f"save-{self.saves}"] = {p.name: p.read_bytes() for p in self.source.iterdir()}
+            self.owed[f"save-{self.saves}"] = {
+                p.name: p.read_bytes() for p in self.source.iterdir()
+            }
             self.is_committed = True
 
     def rotate(self) -> None:
@@ -87,7 +95,7 @@ class World:
         self.check()
 
     def restart(self) -> None:
-        sweep(self.out, "n0")
+        clean_own(self.out, "n0")
         self.pinner = Pinner("n0", lambda *_: False)
 
     def send(self) -> None:
@@ -114,18 +122,24 @@ class World:
         }
 
     def check(self) -> None:
-        committed = {s.pin.commit.save: s for s in self.seen if s.pin and s.pin.commit and s.pin.is_committed}
+        committed = {
+            s.pin.commit.save: s for s in self.seen if s.pin and s.pin.commit and s.pin.is_committed
+        }
         assert committed.keys() >= self.owed.keys()
         for save, content in self.owed.items():
             one = committed[save]
             assert one.pin
             assert one.pin.node == "n0"
             assert {name: (one.pin.root / name).read_bytes() for name in content} == content
-        everything = pins(self.out)
+        everything = list_pins(self.out)
         for whole in (p for p in everything if p.is_committed):
-            assert not [p for p in everything if p.k < whole.k and not p.is_committed and compare(p.files, whole.files).same]
+            assert not [
+                p
+                for p in everything
+                if p.k < whole.k and not p.is_committed and compare(p.files, whole.files).same
+            ]
         if self.source.exists() and any(self.source.iterdir()):
-            assert {p.name for p in self.source.iterdir()} <= set(self.seen[-1].hold.held)
+            assert {p.name for p in self.source.iterdir()} <= set(self.seen[-1].files.by_path)
 
 
 ACTIONS: tuple[Callable[[World], None], ...] = (
@@ -154,9 +168,21 @@ def test_no_committed_save_is_lost_or_torn(actions: list[Callable[[World], None]
 def test_there_is_always_something_to_see(tmp_path: Path) -> None:
     """The story that the above tells in every order, in its own."""
     world = World(tmp_path)
-    for action in (World.begin, World.write, World.look, World.write_the_rest, World.look, World.commit, World.rotate, World.look):
+    for action in (
+        World.begin,
+        World.write,
+        World.look,
+        World.write_the_rest,
+        World.look,
+        World.commit,
+        World.rotate,
+        World.look,
+    ):
         action(world)
     assert [s.k for s in world.seen] == [1]
     world.send()
     world.look()
-    assert (world.owed, os.listdir(tmp_path / "_ckptsync" / "pins")) == ({}, ["checkpoint-4.0"])  # noqa: PTH208 - names
+    assert (world.owed, os.listdir(tmp_path / "_ckptsync" / "pins")) == (  # noqa: PTH208
+        {},
+        ["checkpoint-4.0"],
+    )

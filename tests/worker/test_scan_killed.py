@@ -1,4 +1,6 @@
-"""Workers that are killed while they look, beside a trainer that commits and rotates: every committed save stays, whole."""
+"""Workers that are killed while they look, beside a trainer that commits and rotates: every
+committed save stays, whole.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +10,23 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ckptsync.spool.pins import Pin, pins
-from ckptsync.spool.sweeping import sweep
+from ckptsync.spool.pins import Pin, clean_own, list_pins
 from ckptsync.worker.options import RunDir
 from ckptsync.worker.pinning import Pinner
 from ckptsync.worker.scanner import scan_run
 from tests.hook_pins import commit
 
 ROOT = Path(__file__).parent.parent.parent
-STEPS = 30
+STEPS = 20
 FILES = 8
 
 
 def looking(out: Path, node: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.looking_child", str(out), node], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT
+        [sys.executable, "-m", "tests.looking_child", str(out), node],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd=ROOT,
     )
 
 
@@ -55,7 +59,9 @@ def test_every_save_stays_whole_whoever_is_killed_and_whatever_its_name(tmp_path
             save(tmp_path, step)
             for n, child in enumerate(children):
                 assert child.stdout
-                assert child.stdout.readline(), "it looked: so that saves and looks overlap, however quick either is"
+                assert child.stdout.readline(), (
+                    "it looked: so that saves and looks overlap, however quick either is"
+                )
                 if chance.random() < 0.1:
                     kill(child)
                     children[n] = looking(tmp_path, f"n{n}")
@@ -63,9 +69,9 @@ def test_every_save_stays_whole_whoever_is_killed_and_whatever_its_name(tmp_path
         for child in children:
             kill(child)
     for node in ("n0", "n1"):
-        sweep(tmp_path, node)
+        clean_own(tmp_path, node)
     last = scan_run(RunDir("run", tmp_path), Pinner("n2", lambda *_: False))
     assert last.failures == ()
-    whole = {p.commit.step for p in pins(tmp_path) if p.commit and is_whole(p, p.commit.step)}
+    whole = {p.commit.step for p in list_pins(tmp_path) if p.commit and is_whole(p, p.commit.step)}
     assert whole == set(range(1, STEPS + 1))
-    assert all(p.node for p in pins(tmp_path))
+    assert all(p.node for p in list_pins(tmp_path))

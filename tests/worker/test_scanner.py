@@ -1,4 +1,6 @@
-"""Scanning again and again: what is due and when, what is remembered, and nothing that asks the store."""
+"""Scanning again and again: what is due and when, what is remembered, and nothing that asks the
+store.
+"""
 
 from __future__ import annotations
 
@@ -10,35 +12,45 @@ from pathlib import Path
 import pytest
 
 from ckptsync.spool import pins as spool
-from ckptsync.spool.marks import Commit, write_mark
+from ckptsync.spool.markers import Commit, write_mark
 from ckptsync.stores.memory import MemoryStore
+from ckptsync.worker.finished import Rule
 from ckptsync.worker.observation import was_at_rest
 from ckptsync.worker.options import RunDir
 from ckptsync.worker.pinning import Pinner
 from ckptsync.worker.scanner import Scanner
-from ckptsync.worker.settle import Rule
-from tests.test_worker_push import ONE, T, lay
-from tests.test_worker_tick import EIGHT, worker
+from tests.workers import EIGHT, ONE, T, lay, worker
 
 
 def scanner(out: Path, *, done: bool = False) -> Scanner:
     return Scanner([RunDir("run", out)], Pinner("n0", lambda *_: False), Rule(), lambda _: done)
 
 
-def commit(out: Path, *, trainer: str = "transformers 5.2.0", added: dict[str, bytes] | None = None) -> None:
+def commit(
+    out: Path, *, trainer: str = "transformers 5.2.0", added: dict[str, bytes] | None = None
+) -> None:
     """What the hook leaves of a checkpoint: a pin with its word in it, and nobody's yet."""
     fresh = out / "_ckptsync" / "pins" / ".new-hook"
     shutil.copytree(out / "checkpoint-4", fresh / "files", copy_function=os.link)
-    files = {str(p.relative_to(fresh / "files")): p.stat() for p in (fresh / "files").rglob("*") if p.is_file()}
+    files = {
+        str(p.relative_to(fresh / "files")): p.stat()
+        for p in (fresh / "files").rglob("*")
+        if p.is_file()
+    }
     stats = {path: (s.st_size, s.st_mtime_ns) for path, s in files.items()}
-    write_mark(fresh / "commit.json", Commit("t", "5a5e", "checkpoint-4", 4, 1, (0,), "h", trainer, 1.0, stats))
+    write_mark(
+        fresh / "commit.json",
+        Commit("t", "5a5e", "checkpoint-4", 4, 1, (0,), "h", trainer, 1.0, stats),
+    )
     for name, content in (added or {}).items():
         (fresh / "added").mkdir(exist_ok=True)
         (fresh / "added" / name).write_bytes(content)
     spool.publish(out, "checkpoint-4", fresh)
 
 
-def test_due_counts_down_from_look_to_look_and_stays_nothing_once_it_was_tried(tmp_path: Path) -> None:
+def test_due_counts_down_from_look_to_look_and_stays_nothing_once_it_was_tried(
+    tmp_path: Path,
+) -> None:
     lay(tmp_path, ONE)
     its = scanner(tmp_path)
     assert [its.scan(now).due for now in (100.0, 103.0, 109.0, 110.0)] == [10.0, 7.0, 1.0, 0.0]
@@ -63,10 +75,17 @@ def test_what_may_never_be_whole_is_due_ever_more_seldom(tmp_path: Path) -> None
     assert [its.scan(now).due for now in (0.0, 50.0, 1000.0)] == [10.0, 10.0, 100.0]
 
 
-def test_what_is_refused_and_does_not_change_is_said_and_what_is_on_its_way_is_not(tmp_path: Path) -> None:
+def test_what_is_refused_and_does_not_change_is_said_and_what_is_on_its_way_is_not(
+    tmp_path: Path,
+) -> None:
     lay(tmp_path, {"model.safetensors": b"torn"})
     its = scanner(tmp_path)
-    told = ("run/checkpoint-4: not taken: model.safetensors does not end as its format does: torn, or still being written",)
+    told = (
+        (
+            "run/checkpoint-4: not uploaded: model.safetensors does not end as its format does:"
+            " torn, or still being written"
+        ),
+    )
     assert [its.scan(now).notes for now in (0.0, 59.0, 60.0, 1e6)] == [(), (), told, told]
     lay(tmp_path, {"model.safetensors": b"more"}, 1.0)
     assert its.scan(1e6 + 1).notes == ()
@@ -89,7 +108,9 @@ def test_what_the_hook_committed_is_due_at_once(tmp_path: Path) -> None:
     assert scanner(tmp_path).scan(0.0).due == 0.0
 
 
-def test_what_was_seen_at_rest_is_remembered_for_whoever_comes_after_and_for_the_time_after_rotation(tmp_path: Path) -> None:
+def test_what_was_seen_at_rest_is_remembered_for_the_next_worker_and_after_rotation(
+    tmp_path: Path,
+) -> None:
     source = lay(tmp_path, ONE)
     its = scanner(tmp_path)
     its.scan(0.0)
@@ -104,12 +125,12 @@ def test_when_it_was_finished_is_said_once(tmp_path: Path) -> None:
     lay(tmp_path, ONE)
     its = scanner(tmp_path)
     its.scan(0.0)
-    assert spool.pins(tmp_path)[0].took.finished == 0
+    assert spool.list_pins(tmp_path)[0].notes.finished == 0
     its.scan(10.0)
-    finished = spool.pins(tmp_path)[0].took.finished
+    finished = spool.list_pins(tmp_path)[0].notes.finished
     assert finished > T
     scanner(tmp_path).scan(20.0)
-    assert spool.pins(tmp_path)[0].took.finished == finished
+    assert spool.list_pins(tmp_path)[0].notes.finished == finished
 
 
 def test_the_wait_goes_on_though_a_reflink_has_taken_the_location_of_a_link(tmp_path: Path) -> None:
@@ -132,13 +153,13 @@ def test_a_look_asks_no_store(tmp_path: Path) -> None:
     lay(tmp_path, ONE)
     lay(tmp_path / "x", EIGHT, 50.0).rename(tmp_path / "checkpoint-8")
     w = worker(tmp_path, Silent())
-    assert [len(w.look(now).seen) for now in (0.0, 10.0, 600.0)] == [2, 2, 2]
+    assert [len(w.scan(now).seen) for now in (0.0, 10.0, 600.0)] == [2, 2, 2]
 
 
 def test_what_cannot_be_remembered_keeps_nothing_from_being_judged(tmp_path: Path) -> None:
     lay(tmp_path, ONE)
     commit(tmp_path)
-    (tmp_path / "_ckptsync/pins/checkpoint-4.0/took.json").mkdir()
+    (tmp_path / "_ckptsync/pins/checkpoint-4.0/notes.json").mkdir()
     found = scanner(tmp_path).scan(0.0)
     assert found.due == 0.0
     assert [f.checkpoint for f in found.failures] == ["checkpoint-4"]
@@ -147,7 +168,12 @@ def test_what_cannot_be_remembered_keeps_nothing_from_being_judged(tmp_path: Pat
 def test_two_runs_are_told_apart(tmp_path: Path) -> None:
     for name in "ab":
         lay(tmp_path / name, ONE)
-    its = Scanner([RunDir(n, tmp_path / n) for n in "ab"], Pinner("n0", lambda *_: False), Rule(), lambda s: s.run == "a")
+    its = Scanner(
+        [RunDir(n, tmp_path / n) for n in "ab"],
+        Pinner("n0", lambda *_: False),
+        Rule(),
+        lambda s: s.run == "a",
+    )
     its.scan(0.0)
     assert [(w.key, w.observation is None) for w in its.saves()] == [
         (("a", "checkpoint-4", 0), True),
@@ -161,11 +187,13 @@ def test_two_runs_are_told_apart(tmp_path: Path) -> None:
 def test_what_was_not_all_pinned_when_rotation_came_is_not_thought_whole(tmp_path: Path) -> None:
     source = lay(tmp_path, ONE)
     scanner(tmp_path).scan(0.0)
-    (spool.pins(tmp_path)[0].root / "m" / "__0_0.distcp").unlink()  # a full disk, or somebody who tidied up
+    (
+        spool.list_pins(tmp_path)[0].root / "m" / "__0_0.distcp"
+    ).unlink()  # a full disk, or somebody who tidied up
     shutil.rmtree(source)
     its = scanner(tmp_path)
     assert its.scan(0.0).due != 0.0
-    assert "before it was known whole" in its.saves()[0].verdict.reason
+    assert "before the worker knew that it was complete" in its.saves()[0].verdict.reason
 
 
 def test_pins_that_somebody_removed_are_made_again(tmp_path: Path) -> None:
@@ -175,7 +203,7 @@ def test_pins_that_somebody_removed_are_made_again(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "_ckptsync")
     lay(tmp_path, {"y": b"more"})
     its.scan(1.0)
-    (pin,) = spool.pins(tmp_path)
+    (pin,) = spool.list_pins(tmp_path)
     assert {file.path for file in pin.files} == {*ONE, "y"}
 
 
@@ -185,12 +213,12 @@ def test_a_pin_that_rotation_or_another_worker_ends_holds_up_nothing(tmp_path: P
     its.scan(0.0)
     shutil.rmtree(tmp_path / "checkpoint-4")
     assert its.scan(1.0).notes == ()
-    (pin,) = spool.pins(tmp_path)
+    (pin,) = spool.list_pins(tmp_path)
     spool.drop(pin)
     assert its.scan(2.0).notes == ()
     lay(tmp_path, ONE)
     its.scan(3.0)
-    assert len(spool.pins(tmp_path)) == 1
+    assert len(spool.list_pins(tmp_path)) == 1
 
 
 def write(out: Path, told: dict[str, bytes], at: float = 0.0) -> None:
@@ -214,7 +242,8 @@ def test_a_save_that_was_seen_to_begin_is_fresh_until_it_is_written_over(tmp_pat
     its, known = scanner(tmp_path), scanner(tmp_path)
     its.scan(100.0)
     write(tmp_path, ONE)
-    write(tmp_path, {"trainer_state.json": ONE["trainer_state.json"]}, -3600.0)  # the clock was set back meanwhile
+    # the clock was set back meanwhile
+    write(tmp_path, {"trainer_state.json": ONE["trainer_state.json"]}, -3600.0)
     its.scan(101.0)
     os.utime(tmp_path / "checkpoint-4", ns=(T, T))  # nothing has come or gone since
     assert (its.scan(101.0).due, known.scan(101.0).due) == (10.0, 10.0)
@@ -225,7 +254,9 @@ def test_a_save_that_was_seen_to_begin_is_fresh_until_it_is_written_over(tmp_pat
     assert its.saves()[0].verdict.left is None
 
 
-def test_a_save_that_had_come_to_its_end_is_fresh_no_more_when_another_writes_over_it_at_once(tmp_path: Path) -> None:
+def test_a_save_that_had_come_to_its_end_is_fresh_no_more_when_another_writes_over_it_at_once(
+    tmp_path: Path,
+) -> None:
     its = scanner(tmp_path)
     its.scan(0.0)
     write(tmp_path, ONE)
@@ -235,12 +266,14 @@ def test_a_save_that_had_come_to_its_end_is_fresh_no_more_when_another_writes_ov
     write(tmp_path, {"m/__0_0.distcp": b"another"}, 9.0)
     its.scan(9.0)
     (one,) = its.saves()
-    assert "was written over" in one.verdict.reason
+    assert "was overwritten" in one.verdict.reason
 
 
 def test_what_was_done_before_is_fresh_no_more(tmp_path: Path) -> None:
     done = [True]
-    its = Scanner([RunDir("run", tmp_path)], Pinner("n0", lambda *_: False), Rule(), lambda _: done[0])
+    its = Scanner(
+        [RunDir("run", tmp_path)], Pinner("n0", lambda *_: False), Rule(), lambda _: done[0]
+    )
     its.scan(0.0)
     write(tmp_path, ONE)
     its.scan(1.0)
@@ -250,7 +283,9 @@ def test_what_was_done_before_is_fresh_no_more(tmp_path: Path) -> None:
     assert its.saves()[0].verdict.left is None
 
 
-def test_what_was_cut_short_is_fresh_no_more_when_another_save_writes_over_it(tmp_path: Path) -> None:
+def test_what_was_cut_short_is_fresh_no_more_when_another_save_writes_over_it(
+    tmp_path: Path,
+) -> None:
     its = scanner(tmp_path)
     its.scan(0.0)
     write(tmp_path, {"m/__0_0.distcp": b"half"})
@@ -263,7 +298,9 @@ def test_what_was_cut_short_is_fresh_no_more_when_another_save_writes_over_it(tm
     assert told == [True, True, False]
 
 
-def test_what_comes_with_a_mount_or_in_a_directory_that_was_away_was_not_seen_to_begin(tmp_path: Path) -> None:
+def test_what_comes_with_a_mount_or_in_a_directory_that_was_away_was_not_seen_to_begin(
+    tmp_path: Path,
+) -> None:
     out = tmp_path / "out"
     out.mkdir()
     for away in (tmp_path / "empty", tmp_path / "away"):
@@ -279,7 +316,7 @@ def test_what_comes_with_a_mount_or_in_a_directory_that_was_away_was_not_seen_to
             away.rename(out)
         its.scan(2.0)
         assert not is_fresh(its), away.name
-        assert "was written over" in its.saves()[0].verdict.reason
+        assert "was overwritten" in its.saves()[0].verdict.reason
 
 
 def test_a_checkpoint_that_is_moved_in_was_not_seen_to_begin(tmp_path: Path) -> None:

@@ -10,29 +10,39 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
+from ckptsync.checkpoint_dirs import find_checkpoint_dirs, list_checkpoint
 from ckptsync.errors import Corrupt, Incomplete
 from ckptsync.records.manifest import Manifest
-from ckptsync.scan import found, spots
-from ckptsync.spool.links import grow
-from ckptsync.spool.pins import open_pin, pins
+from ckptsync.spool.pins import grow, list_pins, open_pin
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.walk import look, walk
-from ckptsync.worker.content import Source
-from ckptsync.worker.plan import draft
-from ckptsync.worker.saving import told
-from ckptsync.worker.snapshot import LATER, Changed, Hold, Seen, each_open, hold, take, unchanged
-from ckptsync.worker.upload import Destination, upload
+from ckptsync.walk import stat_open, walk
+from ckptsync.worker.snapshot import (
+    LATER,
+    Changed,
+    LocalFiles,
+    LocalSave,
+    each_open,
+    local_files,
+    take_snapshot,
+    unchanged,
+)
+from ckptsync.worker.store_view import StoreView
+from ckptsync.worker.upload import UploadContext, upload
+from ckptsync.worker.upload_sources import UploadSource
 from tests.vector import vector
+from tests.workers import planned
 
 
-def held(path: Path) -> Hold:
-    (spot,) = spots(path)
-    return hold(found(spot), None, spot.family, spot.name)
+def held(path: Path) -> LocalFiles:
+    (checkpoint_dir,) = find_checkpoint_dirs(path)
+    return local_files(
+        list_checkpoint(checkpoint_dir), None, checkpoint_dir.family, checkpoint_dir.name
+    )
 
 
-def sent(path: Path, hold: Hold) -> Manifest:
-    (spot,) = spots(path)
-    return draft(told(Seen("run", spot, hold, None), "n0"), take(hold))
+def sent(path: Path, hold: LocalFiles) -> Manifest:
+    (checkpoint_dir,) = find_checkpoint_dirs(path)
+    return planned(LocalSave("run", checkpoint_dir, hold, None))
 
 
 @pytest.fixture
@@ -43,17 +53,27 @@ def out(tmp_path: Path) -> Path:
 
 def test_a_take_of_a_real_checkpoint_says_all_that_a_manifest_needs(out: Path) -> None:
     hold = held(out)
-    taken = take(hold)
+    taken = take_snapshot(hold)
     assert {f.digest for f in taken.files} == {""}
-    taken.read.update({path: Source(one, "n0").digested() for path, one in hold.held.items()})
-    files = {p.relative_to(out / "checkpoint-4").as_posix(): p for p in (out / "checkpoint-4").rglob("*") if p.is_file()}
+    taken.read.update(
+        {path: UploadSource(one, "n0").digested() for path, one in hold.by_path.items()}
+    )
+    files = {
+        p.relative_to(out / "checkpoint-4").as_posix(): p
+        for p in (out / "checkpoint-4").rglob("*")
+        if p.is_file()
+    }
     assert {f.path: (f.size, f.digest, f.mtime) for f in taken.files} == {
-        name: (p.stat().st_size, blake3(p.read_bytes()).hexdigest(), p.stat().st_mtime_ns) for name, p in files.items()
+        name: (p.stat().st_size, blake3(p.read_bytes()).hexdigest(), p.stat().st_mtime_ns)
+        for name, p in files.items()
     }
     assert taken.ranks == (0, 1)
     assert taken.sources == ("zero:global_step4",)
     assert len(taken.demands.model) == 4 * 2
-    assert (taken.started, taken.ended) == (min(f.mtime for f in taken.files), max(f.mtime for f in taken.files))
+    assert (taken.started, taken.ended) == (
+        min(f.mtime for f in taken.files),
+        max(f.mtime for f in taken.files),
+    )
 
 
 def truncated(path: Path) -> None:
@@ -72,7 +92,8 @@ def replaced(path: Path) -> None:
 
 @pytest.mark.parametrize("change", [truncated, written_in_location, replaced, Path.unlink])
 def test_any_change_during_a_take_discards_it(out: Path, change: Callable[[Path], None]) -> None:
-    victim = out / "checkpoint-4" / "config.json"  # among the first to be read, so it changes after its turn
+    # among the first to be read, so it changes after its turn
+    victim = out / "checkpoint-4" / "config.json"
     seen = held(out)
     calls: list[int] = []
 
@@ -82,7 +103,11 @@ def test_any_change_during_a_take_discards_it(out: Path, change: Callable[[Path]
             change(victim)
 
     with pytest.raises(Incomplete):
-        upload(sent(out, seen), seen, Destination(MemoryStore(), "n0", tuple, passed=strike))
+        upload(
+            sent(out, seen),
+            seen,
+            UploadContext(StoreView(MemoryStore(), "n0"), "run", "checkpoint-4", strike),
+        )
 
 
 def test_what_was_seen_must_still_be_there_when_it_is_asked_again(out: Path) -> None:
@@ -109,7 +134,7 @@ def test_a_change_whose_time_was_set_back_is_seen_and_a_pin_or_rotation_is_none(
 def test_a_name_that_no_store_can_keep_is_refused_by_name(out: Path, name: str) -> None:
     (out / "checkpoint-4" / name).write_text("x")
     with pytest.raises(Corrupt, match="has characters"):
-        take(held(out))
+        take_snapshot(held(out))
 
 
 def test_metadata_that_is_broken_is_taken_with_a_note(tmp_path: Path) -> None:
@@ -117,21 +142,26 @@ def test_metadata_that_is_broken_is_taken_with_a_note(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     (folder / ".metadata").write_bytes(b"cos\nsystem\n(S'echo PWNED'\ntR.")
     (folder / "__0_0.distcp").touch()
-    taken = take(held(tmp_path))
+    taken = take_snapshot(held(tmp_path))
     assert len(taken.files) == 2
     assert taken.demands.model == {}
     assert taken.notes
 
 
-def two_files(tmp_path: Path) -> Hold:
+def two_files(tmp_path: Path) -> LocalFiles:
     (tmp_path / "checkpoint-4").mkdir()
     for name in ("a", "b"):
         (tmp_path / "checkpoint-4" / name).write_text(name * 3)
     pin = open_pin(tmp_path, "checkpoint-4", 0, "n0")
     assert pin is not None
     grow(pin, tmp_path / "checkpoint-4", ["a"])
-    (spot,) = spots(tmp_path)
-    return hold(found(spot), pins(tmp_path)[0], spot.family, spot.name)
+    (checkpoint_dir,) = find_checkpoint_dirs(tmp_path)
+    return local_files(
+        list_checkpoint(checkpoint_dir),
+        list_pins(tmp_path)[0],
+        checkpoint_dir.family,
+        checkpoint_dir.name,
+    )
 
 
 def opened() -> int:
@@ -139,7 +169,9 @@ def opened() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def test_what_is_pinned_is_read_from_the_pin_and_the_rest_is_known_to_be_in_danger(tmp_path: Path) -> None:
+def test_what_is_pinned_is_read_from_the_pin_and_the_rest_is_known_to_be_in_danger(
+    tmp_path: Path,
+) -> None:
     both = two_files(tmp_path)
     assert (both.unpinned, both.gone, dict(both.sizes())) == (("b",), False, {"a": 3, "b": 3})
     shutil.rmtree(tmp_path / "checkpoint-4")
@@ -148,7 +180,7 @@ def test_what_is_pinned_is_read_from_the_pin_and_the_rest_is_known_to_be_in_dang
     assert out == b"aa"
     with pytest.raises(Incomplete):
         both.read_into("b", 0, memoryview(out))
-    assert hold(None, pins(tmp_path)[0], "trainer", "checkpoint-4").gone
+    assert local_files(None, list_pins(tmp_path)[0], "trainer", "checkpoint-4").gone
 
 
 def test_reading_past_the_end_or_what_is_not_there_is_an_error(tmp_path: Path) -> None:
@@ -163,12 +195,19 @@ def test_each_is_opened_where_it_is_and_closed_before_the_next(tmp_path: Path) -
     both = two_files(tmp_path)
     (tmp_path / "checkpoint-4" / "sub").mkdir()
     (tmp_path / "checkpoint-4" / "sub" / "c").write_text("c")
-    (spot,) = spots(tmp_path)
-    files = [*both.held.values(), *hold(found(spot), None, spot.family, spot.name).held.values()]
+    (checkpoint_dir,) = find_checkpoint_dirs(tmp_path)
+    files = [
+        *both.by_path.values(),
+        *local_files(
+            list_checkpoint(checkpoint_dir), None, checkpoint_dir.family, checkpoint_dir.name
+        ).by_path.values(),
+    ]
     descriptors = opened()
-    seen = [(look(fd, one.stat.path), opened()) for one, fd in each_open(files)]
+    seen = [(stat_open(fd, one.stat.path), opened()) for one, fd in each_open(files)]
     assert [stat for stat, _ in seen] == [one.stat for one in files]
-    assert {stat.path.count("/"): more - descriptors for stat, more in seen} == {0: 2, 1: 3}
+    assert max(more - descriptors for _, more in seen) <= 3, (
+        "a file, and the directories on its way"
+    )
     assert opened() == descriptors
 
 
@@ -176,11 +215,11 @@ def test_who_opens_each_is_told_which_one_is_gone(tmp_path: Path) -> None:
     both = two_files(tmp_path)
     (tmp_path / "checkpoint-4" / "b").unlink()
     with pytest.raises(Incomplete, match="checkpoint-4/b: gone") as caught:
-        list(each_open(both.held.values()))
+        list(each_open(both.by_path.values()))
     assert caught.value.hint == LATER
     shutil.rmtree(tmp_path)
     with pytest.raises(Incomplete, match="a: gone"):
-        list(each_open(both.held.values()))
+        list(each_open(both.by_path.values()))
 
 
 def test_what_is_not_sent_still_tells_what_the_checkpoint_is(tmp_path: Path) -> None:
@@ -199,6 +238,6 @@ def test_what_was_added_takes_no_name_that_the_trainer_has_used(tmp_path: Path) 
     for name in ("a", "config.json"):
         (tmp_path / "added" / name).write_text("added")
     more = both.with_added(tmp_path / "added", walk(tmp_path / "added").files)
-    assert more.held.keys() == both.held.keys() | {"config.json"}
-    assert more.held["a"] == both.held["a"]
-    assert more.held["config.json"].is_added
+    assert more.by_path.keys() == both.by_path.keys() | {"config.json"}
+    assert more.by_path["a"] == both.by_path["a"]
+    assert more.by_path["config.json"].is_added

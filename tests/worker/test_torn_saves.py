@@ -1,4 +1,6 @@
-"""What is left of a save whose trainer was killed in its middle: however long it lies there, it is never thought whole."""
+"""What is left of a save whose trainer was killed in its middle: however long it lies there, it is
+never thought whole.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from ckptsync.scan import Family, Spot
-from ckptsync.spool.marks import Begun
+from ckptsync.checkpoint_dirs import CheckpointDir, Family
+from ckptsync.spool.markers import Begun
 from ckptsync.walk import Stat
+from ckptsync.worker.finished import Rule, is_at_rest, judge
 from ckptsync.worker.observation import Observation, TrainerState, is_trainer_at_work
-from ckptsync.worker.settle import Rule, is_at_rest, judge
-from ckptsync.worker.snapshot import Held, Hold, Seen
+from ckptsync.worker.snapshot import LocalFile, LocalFiles, LocalSave
 from ckptsync.worker.torn_saves import (
     TRAINER_STATE,
     are_all_ranks_done,
@@ -46,7 +48,11 @@ def of(told: dict[str, float], size: int = 1) -> tuple[Stat, ...]:
 
 
 def trainer(told: dict[str, float], **more: object) -> Observation:
-    state = TrainerState(4, int(told["trainer_state.json"] * S)) if "trainer_state.json" in told else None
+    state = (
+        TrainerState(4, int(told["trainer_state.json"] * S))
+        if "trainer_state.json" in told
+        else None
+    )
     return replace(Observation("trainer", 4, of(told), state=state), **more)  # type: ignore[arg-type]
 
 
@@ -66,17 +72,32 @@ NAMES = [name for name in trainers() if name != "only the model"]
 def test_what_a_kill_leaves_of_a_first_save_is_never_taken(tmp_path: Path, name: str) -> None:
     """Also where nothing but these files tells who trains."""
     *before, (_, last) = played(tmp_path, trainers()[name])
-    begun = [(done, one) for done, one in before if one.state is None and awaits_trainer_state(one.files, awaited=True)]
-    taken = [done for done, one in begun for awaited in (True, False) if is_ever_finished(replace(one, awaited=awaited))]
+    begun = [
+        (done, one)
+        for done, one in before
+        if one.state is None and awaits_trainer_state(one.files, awaited=True)
+    ]
+    taken = [
+        done
+        for done, one in begun
+        for awaited in (True, False)
+        if is_ever_finished(replace(one, awaited=awaited))
+    ]
     assert begun
     assert taken == []
     assert is_ever_finished(last)
 
 
 @pytest.mark.parametrize("name", ["llama-factory v1", "accelerate"])
-def test_what_a_kill_leaves_of_other_trainers_first_saves_is_never_taken(tmp_path: Path, name: str) -> None:
+def test_what_a_kill_leaves_of_other_trainers_first_saves_is_never_taken(
+    tmp_path: Path, name: str
+) -> None:
     *before, (_, last) = played(tmp_path, (others() | unproven())[name])
-    assert [done for done, one in before if is_ever_finished(one) and not all(is_of_a_rank(f.path) for f in one.files)] == []
+    assert [
+        done
+        for done, one in before
+        if is_ever_finished(one) and not all(is_of_a_rank(f.path) for f in one.files)
+    ] == []
     assert is_ever_finished(last)
 
 
@@ -90,47 +111,73 @@ def test_accelerate_s_first_rank_writes_its_random_state_last(family: Family) ->
     found = Observation(family, 4, of(told))
     assert is_ever_finished(found)
     for n in range(1, len(ACCELERATE)):
-        torn = Observation(family, 4, of(dict.fromkeys((*ACCELERATE[:n], "random_states_1.pkl"), 1.0)))
+        torn = Observation(
+            family, 4, of(dict.fromkeys((*ACCELERATE[:n], "random_states_1.pkl"), 1.0))
+        )
         assert not is_ever_finished(torn), n
         assert is_ever_finished(replace(torn, alike=True)), n
-    of_node_1 = dict.fromkeys(("random_states_1.pkl", "scaler.pt", "dl_state_dict.bin"), 1.0)  # all that every rank writes
+    # all that every rank writes
+    of_node_1 = dict.fromkeys(("random_states_1.pkl", "scaler.pt", "dl_state_dict.bin"), 1.0)
     assert is_ever_finished(Observation(family, 4, of(of_node_1)))
     assert not is_ever_finished(
-        Observation(family, 4, of({"unet/diffusion_pytorch_model.safetensors": 1.0, "random_states_1.pkl": 1.0}))
+        Observation(
+            family,
+            4,
+            of({"unet/diffusion_pytorch_model.safetensors": 1.0, "random_states_1.pkl": 1.0}),
+        )
     )
     assert not is_ever_finished(Observation(family, 4, of({"optimizer.bin": 1.0})))
 
 
 def test_a_save_of_accelerate_s_over_an_old_one_that_was_cut_short_is_never_taken() -> None:
-    old = {name: 1.0 + n / 10 for n, name in enumerate(ACCELERATE)} | {"random_states_1.pkl": 0.9, "custom_checkpoint_0.pkl": 1.4}
+    old = {name: 1.0 + n / 10 for n, name in enumerate(ACCELERATE)} | {
+        "random_states_1.pkl": 0.9,
+        "custom_checkpoint_0.pkl": 1.4,
+    }
     assert is_ever_finished(Observation("accelerate", 4, of(old)))
-    for newer in (("random_states_1.pkl", "model.safetensors"), ("model.safetensors", "optimizer.bin")):
+    for newer in (
+        ("random_states_1.pkl", "model.safetensors"),
+        ("model.safetensors", "optimizer.bin"),
+    ):
         over = old | {name: 30.0 + n for n, name in enumerate(newer)}
         assert not is_ever_finished(Observation("accelerate", 4, of(over))), newer
-    assert is_ever_finished(Observation("accelerate", 4, of(old | {"model.safetensors": 30.0})))  # somebody's `save_model`
-    assert is_ever_finished(Observation("accelerate", 4, of(old | {"custom_checkpoint_0.pkl": 30.0})))
+    # somebody's `save_model`
+    assert is_ever_finished(Observation("accelerate", 4, of(old | {"model.safetensors": 30.0})))
+    assert is_ever_finished(
+        Observation("accelerate", 4, of(old | {"custom_checkpoint_0.pkl": 30.0}))
+    )
 
 
 def test_accelerate_s_shards_want_the_random_states_of_their_ranks() -> None:
     shards = {"pytorch_model_fsdp_0/__2_0.distcp": 1.0, "optimizer_0/__2_0.distcp": 1.0}
     assert not is_ever_finished(Observation("accelerate", 4, of(shards)))
     assert is_ever_finished(Observation("accelerate", 4, of(shards | {"random_states_2.pkl": 1.0})))
-    assert is_ever_finished(Observation("accelerate", 4, of({"model.pt": 1.0, "optimizer.pt": 1.0})))  # of a Ray Train script
+    assert is_ever_finished(
+        Observation("accelerate", 4, of({"model.pt": 1.0, "optimizer.pt": 1.0}))
+    )  # of a Ray Train script
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_a_kill_leaves_of_a_save_over_an_old_one_is_never_taken(tmp_path: Path, name: str) -> None:
+def test_what_a_kill_leaves_of_a_save_over_an_old_one_is_never_taken(
+    tmp_path: Path, name: str
+) -> None:
     script, stage = trainers()[name], Stage(tmp_path)
     played(tmp_path, script, stage)
     old, stage.now = stage.now, stage.now + 1000 * S
     *before, (_, last) = played(tmp_path, script, stage)
-    taken = [done for done, one in before if is_ever_finished(one) and not is_whole_but_for_texts(one, old)]
+    taken = [
+        done
+        for done, one in before
+        if is_ever_finished(one) and not is_whole_but_for_texts(one, old)
+    ]
     assert taken == []
     assert is_ever_finished(last)
 
 
 def is_whole_but_for_texts(one: Observation, old: int) -> bool:
-    """Whether nothing but whole texts are of the later save: of one training they say what they said before."""
+    """Whether nothing but whole texts are of the later save: of one training they say what they
+    said before.
+    """
     newer = [f.path for f in one.files if f.mtime > old]
     return (
         not one.unclosed
@@ -143,17 +190,28 @@ def is_whole_but_for_texts(one: Observation, old: int) -> bool:
 @pytest.mark.parametrize(
     ("names", "why"),
     [
-        (("optimizer.pt",), "optimizer.pt was written over"),
-        (("rng_state_0.pth",), "rng_state_0.pth was written over"),
-        (("config.json", "model.safetensors"), "model.safetensors was written over"),
-        (("adapter_model.safetensors", "adapter_config.json"), "adapter_model.safetensors was written over"),
+        (("optimizer.pt",), "optimizer.pt was overwritten"),
+        (("rng_state_0.pth",), "rng_state_0.pth was overwritten"),
+        (("config.json", "model.safetensors"), "model.safetensors was overwritten"),
         (
-            ("config.json", "model.safetensors", "training_args.bin", "optimizer.pt", "trainer_state.json"),
+            ("adapter_model.safetensors", "adapter_config.json"),
+            "adapter_model.safetensors was overwritten",
+        ),
+        (
+            (
+                "config.json",
+                "model.safetensors",
+                "training_args.bin",
+                "optimizer.pt",
+                "trainer_state.json",
+            ),
             "rng_state_0.pth is of an older save",
         ),
     ],
 )
-def test_a_save_over_an_old_one_that_was_cut_short_says_which_file_tells(names: tuple[str, ...], why: str) -> None:
+def test_a_save_over_an_old_one_that_was_cut_short_says_which_file_tells(
+    names: tuple[str, ...], why: str
+) -> None:
     found = trainer(over(*names))
     verdict = judge(found, 1e9, RULE)
     assert not verdict.finished
@@ -169,37 +227,58 @@ def test_what_people_and_callbacks_do_to_a_finished_checkpoint_only_delays_it() 
         ("notes.pt",),
     ):
         assert is_ever_finished(trainer(over(*names)))
-    assert is_ever_finished(
-        trainer(A | {"config.json": 130.0, "model.safetensors": 130.1})
-    )  # a callback that evaluates, and saves once more
+    # a callback that evaluates, and saves once more
+    assert is_ever_finished(trainer(A | {"config.json": 130.0, "model.safetensors": 130.1}))
     assert not is_ever_finished(trainer(A | {"config.json": 130.0, "optimizer.pt": 130.1}))
     assert is_ever_finished(trainer(over("optimizer.pt"), hook="marked"))
     assert is_ever_finished(trainer(over("optimizer.pt"), stable=True))
-    assert is_ever_finished(trainer(over("optimizer.pt"), fresh=True))  # a clock was set while we looked on
+    # a clock was set while we looked on
+    assert is_ever_finished(trainer(over("optimizer.pt"), fresh=True))
 
 
 def soon_over(*names: str) -> Observation:
-    """The same, begun eight seconds after the old one: a script that is killed is often started again at once."""
-    told = A | {"model-00001-of-00002.safetensors": 100.1, "model-00002-of-00002.safetensors": 100.15, "rng_state_1.pth": 100.0}
+    """The same, begun eight seconds after the old one: a script that is killed is often started
+    again at once.
+    """
+    told = A | {
+        "model-00001-of-00002.safetensors": 100.1,
+        "model-00002-of-00002.safetensors": 100.15,
+        "rng_state_1.pth": 100.0,
+    }
     return trainer(told | {name: 108.5 + n / 10 for n, name in enumerate(names)})
 
 
 @pytest.mark.parametrize(
     ("names", "why"),
     [
-        (("config.json", "model-00001-of-00002.safetensors"), "model-00001-of-00002.safetensors was written over"),
-        (("rng_state_1.pth", "config.json", "model.safetensors"), "rng_state_1.pth was written over"),
-        (("rng_state_1.pth",), "rng_state_1.pth was written over"),
-        (("config.json", "model.safetensors", "training_args.bin"), "training_args.bin was written over"),
+        (
+            ("config.json", "model-00001-of-00002.safetensors"),
+            "model-00001-of-00002.safetensors was overwritten",
+        ),
+        (
+            ("rng_state_1.pth", "config.json", "model.safetensors"),
+            "rng_state_1.pth was overwritten",
+        ),
+        (("rng_state_1.pth",), "rng_state_1.pth was overwritten"),
+        (
+            ("config.json", "model.safetensors", "training_args.bin"),
+            "training_args.bin was overwritten",
+        ),
     ],
 )
-def test_a_save_over_one_that_had_just_ended_is_told_by_what_no_callback_does(names: tuple[str, ...], why: str) -> None:
+def test_a_save_over_one_that_had_just_ended_is_told_by_what_no_callback_does(
+    names: tuple[str, ...], why: str
+) -> None:
     found = soon_over(*names)
     assert judge(found, 1e9, RULE).reason.startswith(why)
 
 
 def test_what_callbacks_and_late_ranks_do_to_one_that_had_just_ended_is_no_other_save() -> None:
-    assert is_ever_finished(soon_over("config.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"))
+    assert is_ever_finished(
+        soon_over(
+            "config.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+        )
+    )
     assert is_ever_finished(soon_over("config.json", "model.safetensors", "value_head.safetensors"))
     late = {"pytorch_model_fsdp_0/__1_0.distcp": 100.2, "rng_state_1.pth": 108.5}
     assert is_ever_finished(trainer(A | late))
@@ -208,10 +287,20 @@ def test_what_callbacks_and_late_ranks_do_to_one_that_had_just_ended_is_no_other
 
 def test_a_copy_without_times_is_no_mixture_however_slow_it_was() -> None:
     at, told = 0.0, {}
-    for name in ("trainer_state.json", "rng_state_0.pth", "optimizer.pt", "config.json", "model.safetensors", "training_args.bin"):
+    for name in (
+        "trainer_state.json",
+        "rng_state_0.pth",
+        "optimizer.pt",
+        "config.json",
+        "model.safetensors",
+        "training_args.bin",
+    ):
         at += 1000 * MIB / (50 << 20) if name.endswith((".pt", ".safetensors")) else 0.1
         told[name] = at
-    files = tuple(replace(f, size=1000 * MIB if f.path.endswith((".pt", ".safetensors")) else 9) for f in of(told))
+    files = tuple(
+        replace(f, size=1000 * MIB if f.path.endswith((".pt", ".safetensors")) else 9)
+        for f in of(told)
+    )
     assert two_saves(files, files[0].mtime, 60.0) == ""
 
 
@@ -222,31 +311,65 @@ def test_shards_of_two_saves_are_told_by_the_time_between_them_on_any_node() -> 
     }
     assert "is of an older save" in two_saves(of(shards), None, 60.0)
     assert two_saves(of(dict.fromkeys(shards, 100.0)), None, 60.0) == ""
-    sharded = {"step-4/.metadata": 100.0, "step-4/__0_0.distcp": 700.0, "step-4/__1_0.distcp": 700.1}
-    assert two_saves(of(sharded), None, 60.0) == "step-4/__0_0.distcp was written over, and step-4/.metadata was not"
+    sharded = {
+        "step-4/.metadata": 100.0,
+        "step-4/__0_0.distcp": 700.0,
+        "step-4/__1_0.distcp": 700.1,
+    }
+    assert (
+        two_saves(of(sharded), None, 60.0)
+        == "step-4/__0_0.distcp was overwritten, and step-4/.metadata was not"
+    )
 
 
 def test_a_shard_that_is_newer_than_what_its_ranks_write_last_is_of_another_save() -> None:
-    node1 = {f"optimizer_0/__{r}_0.distcp": 100.0 for r in (2, 3)} | {"rng_state_2.pth": 100.3, "rng_state_3.pth": 100.2}
+    node1 = {f"optimizer_0/__{r}_0.distcp": 100.0 for r in (2, 3)} | {
+        "rng_state_2.pth": 100.3,
+        "rng_state_3.pth": 100.2,
+    }
     assert two_saves(of(node1), None, 60.0) == ""
     again = node1 | {"optimizer_0/__2_0.distcp": 120.0}
-    assert two_saves(of(again), None, 60.0) == "optimizer_0/__2_0.distcp was written over after rng_state_3.pth"
-    assert two_saves(of(again | {"optimizer_0/__3_0.distcp": 120.1, "rng_state_2.pth": 120.2}), None, 60.0)  # rank 3 was killed
-    assert not two_saves(
-        of(again | {"optimizer_0/__3_0.distcp": 120.1, "rng_state_2.pth": 120.2, "rng_state_3.pth": 180.0}), None, 60.0
+    assert (
+        two_saves(of(again), None, 60.0)
+        == "optimizer_0/__2_0.distcp was overwritten after rng_state_3.pth"
     )
-    assert not two_saves(of(node1 | {"rng_state_1.pth": 20.0}), None, 99.0)  # of a rank without shards: it need not wait
-    slow = tuple(replace(f, size=1000 * MIB) if f.path.endswith(".distcp") else f for f in of(again))
+    assert two_saves(
+        of(again | {"optimizer_0/__3_0.distcp": 120.1, "rng_state_2.pth": 120.2}), None, 60.0
+    )  # rank 3 was killed
+    assert not two_saves(
+        of(
+            again
+            | {
+                "optimizer_0/__3_0.distcp": 120.1,
+                "rng_state_2.pth": 120.2,
+                "rng_state_3.pth": 180.0,
+            }
+        ),
+        None,
+        60.0,
+    )
+    # of a rank without shards: it need not wait
+    assert not two_saves(of(node1 | {"rng_state_1.pth": 20.0}), None, 99.0)
+    slow = tuple(
+        replace(f, size=1000 * MIB) if f.path.endswith(".distcp") else f for f in of(again)
+    )
     assert two_saves(slow, None, 60.0) == ""  # so long it may take to copy
 
 
 def test_a_wait_for_other_nodes_is_no_gap() -> None:
     """Ranks whose own shards are written wait at a barrier for those of a slow disk elsewhere."""
-    late = {"optimizer_0/__0_0.distcp": 100.0, "optimizer_0/.metadata": 1900.0, "scheduler.pt": 1900.1, "rng_state_0.pth": 1900.2}
+    late = {
+        "optimizer_0/__0_0.distcp": 100.0,
+        "optimizer_0/.metadata": 1900.0,
+        "scheduler.pt": 1900.1,
+        "rng_state_0.pth": 1900.2,
+    }
     assert two_saves(of(late | {"trainer_state.json": 1900.3}), 1900_300_000_000, 60.0) == ""
 
 
-def test_weights_alone_are_taken_where_another_checkpoint_is_like_them_and_no_trainer_writes() -> None:
+def test_weights_alone_are_taken_where_another_checkpoint_is_like_them_and_no_trainer_writes() -> (
+    None
+):
     model = {"config.json": 1.0, "model.safetensors": 1.1}
     assert is_ever_finished(trainer(model, alike=True))
     assert is_ever_finished(trainer(model, hook="marked"))
@@ -254,7 +377,9 @@ def test_weights_alone_are_taken_where_another_checkpoint_is_like_them_and_no_tr
     assert not is_ever_finished(trainer(model, alike=True, awaited=True))
     assert not is_ever_finished(trainer({"README.md": 1.0}, alike=True, awaited=True))
     assert not is_ever_finished(trainer(model | {"training_args.bin": 1.2}, alike=True))
-    assert judge(trainer(model, awaited=True), 1.0, Rule(0, 0, 0)).finished  # somebody pushes it by hand
+    assert judge(
+        trainer(model, awaited=True), 1.0, Rule(0, 0, 0)
+    ).finished  # somebody pushes it by hand
 
 
 def test_a_node_without_rank_0_has_no_end_of_its_own() -> None:
@@ -265,14 +390,25 @@ def test_a_node_without_rank_0_has_no_end_of_its_own() -> None:
 
 
 def test_a_final_model_whose_training_was_killed_ends_with_the_trainer_s_arguments() -> None:
-    told = {"config.json": 1.0, "model.safetensors": 1.1, "tokenizer.json": 1.2, "training_args.bin": 1.3, "README.md": 1.4}
+    told = {
+        "config.json": 1.0,
+        "model.safetensors": 1.1,
+        "tokenizer.json": 1.2,
+        "training_args.bin": 1.3,
+        "README.md": 1.4,
+    }
     model = Observation("final", None, of(told), hook="killed")
     assert judge(model, 1.0, RULE).finished  # nobody is left who could write to it
     assert not is_ever_finished(replace(model, files=of(told | {"model.safetensors": 1.5})))
-    rewritten = told | {"model.safetensors": 1.5, "value_head.safetensors": 1.6}  # LLaMA-Factory's reward models
+    # LLaMA-Factory's reward models
+    rewritten = told | {"model.safetensors": 1.5, "value_head.safetensors": 1.6}
     assert is_ever_finished(replace(model, files=of(rewritten | {"trainer_state.json": 1.8})))
-    assert not is_ever_finished(replace(model, files=of(rewritten | {"trainer_state.json": 0.8}))), "an earlier training's"
-    short = replace(model, files=of({name: at for name, at in told.items() if name != "training_args.bin"}))
+    assert not is_ever_finished(
+        replace(model, files=of(rewritten | {"trainer_state.json": 0.8}))
+    ), "an earlier training's"
+    short = replace(
+        model, files=of({name: at for name, at in told.items() if name != "training_args.bin"})
+    )
     assert judge(short, 1e9, RULE).reason.startswith("no training_args.bin")
     assert is_ever_finished(replace(short, hook="marked"))
     assert is_ever_finished(replace(short, hook=""))
@@ -280,9 +416,17 @@ def test_a_final_model_whose_training_was_killed_ends_with_the_trainer_s_argumen
 
 def test_a_final_model_of_which_some_parts_are_of_an_older_one_is_never_taken() -> None:
     parts = [f"model-{n:05}-of-00002.safetensors" for n in (1, 2)]
-    told = {"config.json": 1.0, parts[0]: 1.1, parts[1]: 1.2, "training_args.bin": 1.3, "README.md": 1.4}
+    told = {
+        "config.json": 1.0,
+        parts[0]: 1.1,
+        parts[1]: 1.2,
+        "training_args.bin": 1.3,
+        "README.md": 1.4,
+    }
     assert is_ever_finished(Observation("final", None, of(told)))
-    assert not is_ever_finished(Observation("final", None, of(told | {"config.json": 9.0, parts[0]: 9.1})))
+    assert not is_ever_finished(
+        Observation("final", None, of(told | {"config.json": 9.0, parts[0]: 9.1}))
+    )
     assert is_ever_finished(
         Observation("final", None, of(told | {"config.json": 9.0, parts[0]: 9.1, parts[1]: 9.2}))
     )  # merged by hand
@@ -301,16 +445,23 @@ def test_what_was_cut_short_is_not_at_rest_either() -> None:
 
 
 def test_a_checkpoint_beside_it_or_the_hook_tells_who_trains(tmp_path: Path) -> None:
-    seen = Seen(
+    seen = LocalSave(
         "run",
-        Spot("checkpoint-1", "trainer", tmp_path),
-        Hold("checkpoint-1", "trainer", {TRAINER_STATE: Held(of(A)[0], tmp_path, is_pinned=False)}),
+        CheckpointDir("checkpoint-1", "trainer", tmp_path),
+        LocalFiles(
+            "checkpoint-1",
+            "trainer",
+            {TRAINER_STATE: LocalFile(of(A)[0], tmp_path, is_pinned=False)},
+        ),
         None,
     )
     begun = Begun("t", 0, 1, 1, "host", 1, "1", "boot", 1.0, trainer="transformers 5.23.0")
     assert is_trainer_at_work([seen], ())
     assert is_trainer_at_work([], [begun])
-    assert not is_trainer_at_work([replace(seen, hold=Hold("checkpoint-1", "trainer", {}))], [replace(begun, trainer="mine 1")])
+    assert not is_trainer_at_work(
+        [replace(seen, files=LocalFiles("checkpoint-1", "trainer", {}))],
+        [replace(begun, trainer="mine 1")],
+    )
 
 
 FSDP = (
@@ -320,8 +471,16 @@ FSDP = (
     "optimizer_0/__1_0.distcp",
 )
 RANDOM = ("rng_state_0.pth", "rng_state_1.pth")
-ZERO = tuple(f"global_step4/zero_pp_rank_{r}_mp_rank_00_{kind}_states.pt" for r in (2, 3) for kind in ("model", "optim"))
-VERL = tuple(f"actor/{kind}_world_size_4_rank_{r}.pt" for r in (0, 1) for kind in ("model", "optim", "extra_state"))
+ZERO = tuple(
+    f"global_step4/zero_pp_rank_{r}_mp_rank_00_{kind}_states.pt"
+    for r in (2, 3)
+    for kind in ("model", "optim")
+)
+VERL = tuple(
+    f"actor/{kind}_world_size_4_rank_{r}.pt"
+    for r in (0, 1)
+    for kind in ("model", "optim", "extra_state")
+)
 V1 = (
     "model/__0_0.distcp",
     "model/__1_0.distcp",
@@ -333,14 +492,26 @@ V1 = (
 
 
 @pytest.mark.parametrize(
-    "names", [FSDP + RANDOM, FSDP, ZERO, VERL, V1, ("model.safetensors", "rng_state.pth"), ("rng_state_0.pth",), ()]
+    "names",
+    [
+        FSDP + RANDOM,
+        FSDP,
+        ZERO,
+        VERL,
+        V1,
+        ("model.safetensors", "rng_state.pth"),
+        ("rng_state_0.pth",),
+        (),
+    ],
 )
 def test_all_of_every_rank_lacks_nothing(names: tuple[str, ...]) -> None:
     assert lacking_file(names) == ""
 
 
 @pytest.mark.parametrize("names", [FSDP + RANDOM, FSDP, ZERO, VERL, V1])
-def test_each_file_of_the_last_kind_is_missed_where_another_rank_has_one(names: tuple[str, ...]) -> None:
+def test_each_file_of_the_last_kind_is_missed_where_another_rank_has_one(
+    names: tuple[str, ...],
+) -> None:
     last = [n for n in names if is_random_state(n)] or [n for n in names if rank_of(n) is not None]
     for gone in last:
         assert lacking_file(n for n in names if n != gone)
@@ -350,13 +521,18 @@ def test_what_is_missed_is_said() -> None:
     assert lacking_file((*FSDP, "rng_state_1.pth")) == "the random state of rank 0"
     assert lacking_file(FSDP[:-1]) == "optimizer_*/__*_*.distcp of rank 1"
     assert (
-        lacking_file(("model-00001-of-00003.safetensors", "model-00003-of-00003.safetensors")) == "model-00002-of-00003.safetensors"
+        lacking_file(("model-00001-of-00003.safetensors", "model-00003-of-00003.safetensors"))
+        == "model-00002-of-00003.safetensors"
     )
-    assert lacking_file(("pytorch_model-00001-of-00002.bin", *RANDOM)) == "pytorch_model-00002-of-00002.bin"
+    assert (
+        lacking_file(("pytorch_model-00001-of-00002.bin", *RANDOM))
+        == "pytorch_model-00002-of-00002.bin"
+    )
 
 
 def test_a_rank_that_left_its_random_state_had_nothing_else_to_write() -> None:
-    assert lacking_file((*FSDP, *RANDOM, "rng_state_2.pth", "rng_state_3.pth")) == ""  # a replica of a hybrid sharding
+    # a replica of a hybrid sharding
+    assert lacking_file((*FSDP, *RANDOM, "rng_state_2.pth", "rng_state_3.pth")) == ""
 
 
 def test_parts_that_ranks_write_on_their_own_nodes_are_not_missed() -> None:
@@ -371,8 +547,21 @@ def test_every_random_state_is_there_or_it_is_not() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["hf-fsdp2-2node", "hf-zero3-2node", "hf-ddp", "verl-fsdp2", "titan", "acc-ranks-fsdp1", "raw-ds-tensor", "lightning"]
+    "name",
+    [
+        "hf-fsdp2-2node",
+        "hf-zero3-2node",
+        "hf-ddp",
+        "verl-fsdp2",
+        "titan",
+        "acc-ranks-fsdp1",
+        "raw-ds-tensor",
+        "lightning",
+    ],
 )
 def test_what_real_trainers_write_lacks_nothing_on_any_node(name: str) -> None:
     for source in vector(name).sources:
-        assert lacking_file(p.relative_to(source).as_posix() for p in source.rglob("*") if p.is_file()) == ""
+        assert (
+            lacking_file(p.relative_to(source).as_posix() for p in source.rglob("*") if p.is_file())
+            == ""
+        )

@@ -1,7 +1,10 @@
-"""Publish a new file in a directory, so that its name survives a power cut: the directories on its way, and the step that gives it its name.
+"""Publish a new file in a directory, so that its name survives a power cut.
 
-That step may have been done although it fails: the answer of a file server can be lost, and the client asks once more and is told
-that there is nothing to rename, or that the name is taken.  So the file itself is looked at before it is believed.
+The names of the directories above it are durable too.
+
+Giving the name may have succeeded although it fails: the answer of a file server can be lost, and
+the client tries once more and learns that there is nothing to rename, or that the name is taken. So
+the file itself is looked at before such an answer is believed.
 """
 
 from __future__ import annotations
@@ -16,15 +19,20 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
-from ckptsync.stores import beneath
-from ckptsync.stores.beneath import OpenFile
+from ckptsync import safe_open
+from ckptsync.safe_open import OpenFile
 
-_NO_LINKS_HERE = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+_NO_LINKS_HERE = frozenset(
+    {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+)
 _RENAME_NOREPLACE = 1
 
 
 def replace(at: int, part: str, last: str, made: os.stat_result) -> None:
-    """Give the file ``made``, which is ``part`` in the directory ``at``, the name ``last``; raises OSError."""
+    """Give the file ``made``, which is ``part`` in the directory ``at``, the name ``last``.
+
+    Raises OSError.
+    """
     try:
         os.rename(part, last, src_dir_fd=at, dst_dir_fd=at)
     except FileNotFoundError:
@@ -33,7 +41,7 @@ def replace(at: int, part: str, last: str, made: os.stat_result) -> None:
 
 
 def claim(at: int, part: str, last: str, made: os.stat_result) -> None:
-    """As `replace`, but raises FileExistsError if the name is another file's."""
+    """Give the file ``made`` a new name; raise FileExistsError if the name is another file's."""
     try:
         os.link(part, last, src_dir_fd=at, dst_dir_fd=at, follow_symlinks=False)
     except FileExistsError:
@@ -45,7 +53,8 @@ def claim(at: int, part: str, last: str, made: os.stat_result) -> None:
             raise
         rename_if_free(at, part, last)
         return
-    with contextlib.suppress(FileNotFoundError):  # who came for the same, and saw that it is there, may have cleared up
+    # who came for the same, and saw that it is there, may have cleared up
+    with contextlib.suppress(FileNotFoundError):
         os.unlink(part, dir_fd=at)
 
 
@@ -54,7 +63,9 @@ def rename_if_free(at: int, part: str, last: str) -> None:
     try:
         rename = ctypes.CDLL(None, use_errno=True).renameat2
     except AttributeError:
-        raise OSError(errno.ENOTSUP, "neither hard links nor renameat2 here: a name cannot be claimed") from None
+        raise OSError(
+            errno.ENOTSUP, "neither hard links nor renameat2 here: a name cannot be claimed"
+        ) from None
     if rename(at, os.fsencode(part), at, os.fsencode(last), _RENAME_NOREPLACE) == 0:
         return
     code = ctypes.get_errno()
@@ -87,8 +98,8 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 class Ways:
     """Directories beneath ``root``, which must exist.  Raises OSError.  Threads may share it.
 
-    Those whose own names are known to be durable are kept open: while one is, no directory that somebody else makes in its place can
-    have its number.
+    Those whose own names are known to be durable are kept open: while one is, no directory that
+    somebody else makes in its place can have its number.
     """
 
     def __init__(self, root: str) -> None:
@@ -100,37 +111,44 @@ class Ways:
     def made(self, way: Sequence[str]) -> Iterator[tuple[int, ...]]:
         """Descriptors of the root and of every directory on the way, made where it was missing.
 
-        Somebody else may delete one as long as it is empty (FileNotFoundError): only with a file in the last one they stay, and may be `secure`d.
+        Somebody else may delete one as long as it is empty (FileNotFoundError): only with a file in
+        the last one they stay, and may be `secure`d.
         """
         with contextlib.ExitStack() as stack:
             found = [os.open(self._root, _DIRECTORY)]
-            stack.callback(beneath.let_go, found[0])
+            stack.callback(safe_open.close_quietly, found[0])
             for part in way:
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(part, dir_fd=found[-1])
                 found.append(os.open(part, _DIRECTORY | os.O_NOFOLLOW, dir_fd=found[-1]))
-                stack.callback(beneath.let_go, found[-1])
+                stack.callback(safe_open.close_quietly, found[-1])
             yield tuple(found)
 
     def secure(self, way: Sequence[str], made: Sequence[int]) -> None:
-        """See that the names of all directories on the way are durable, also of those that another writer made and may not live to sync."""
+        """Make the names of all directories on the way durable.
+
+        That includes directories that another writer made, since it may be killed before it syncs
+        them.
+        """
         for n, (above, at) in enumerate(itertools.pairwise(made), start=1):
             path = "/".join(way[:n])
-            if not self._is_durable(path, at):
-                sync_directory(above)
-                self._keep(path, OpenFile(os.dup(at)))
-
-    def after_delete(self, way: Sequence[str]) -> None:
-        """Of a file: that it is gone is durable, and directories that this leaves empty go, too: trainers take a directory for a checkpoint."""
-        with contextlib.suppress(FileNotFoundError):  # gone, with everything in it
-            self.settle(way)
-        self.drop_empty(way)
+            with self._lock:
+                known = self._durable.get(path)
+            if known is not None and known.is_same(at):
+                continue
+            sync_directory(above)
+            directory = OpenFile(os.dup(at))
+            with self._lock:
+                self._durable[path] = directory
+                self._durable.move_to_end(path)
+                if len(self._durable) > MOST:
+                    self._durable.popitem(last=False)
 
     def drop_empty(self, way: Sequence[str]) -> None:
         """A directory and those above it, as far as nothing is in them."""
         while way:
             try:
-                with beneath.parent_of(self._root, "/".join(way)) as (at, last):
+                with safe_open.parent_of(self._root, "/".join(way)) as (at, last):
                     os.rmdir(last, dir_fd=at)
             except FileNotFoundError:
                 pass  # somebody else has, and may have died over the one above
@@ -140,11 +158,11 @@ class Ways:
 
     def settle(self, way: Sequence[str]) -> None:
         """What was done to the names in a directory is durable, whoever did it."""
-        at = beneath.open_directory(self._root, way, _DIRECTORY)
+        at = safe_open.open_directory(self._root, way, _DIRECTORY)
         try:
             sync_directory(at)
         finally:
-            beneath.let_go(at)
+            safe_open.close_quietly(at)
 
     def forget_older(self, seconds: float) -> None:
         """Let go of directories opened longer ago: what is kept open cannot be unmounted."""
@@ -152,15 +170,3 @@ class Ways:
         with self._lock:
             for path in [p for p, kept in self._durable.items() if now - kept.since > seconds]:
                 del self._durable[path]
-
-    def _is_durable(self, path: str, at: int) -> bool:
-        with self._lock:
-            kept = self._durable.get(path)
-        return kept is not None and kept.is_same(at)
-
-    def _keep(self, path: str, directory: OpenFile) -> None:
-        with self._lock:
-            self._durable[path] = directory
-            self._durable.move_to_end(path)
-            if len(self._durable) > MOST:
-                self._durable.popitem(last=False)

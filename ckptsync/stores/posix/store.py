@@ -1,12 +1,15 @@
 """A store in a directory: a local disk, or NFS.
 
-Writing: a new file under a temporary name in the same directory (`posix.draft`), its bytes, fsync, close, then one step that gives it its
-name (`posix.publish`: rename replaces, link refuses), then fsync of the directory; those above are durable before.  Killed anywhere,
-there is the old file or the new one, and at most a temporary one, which is never listed.  Recommended reading: sqlite.org/atomiccommit.html;
-tests/campaigns/crash_states.py takes each fsync away and sees what is lost.
+Writing: a new file under a temporary name in the same directory (`posix.part_file`), its bytes,
+fsync, close, then one step that gives it its name (`posix.publish`: rename replaces, link refuses),
+then fsync of the directory; those above are durable before.  Killed anywhere, there is the old file
+or the new one, and at most a temporary one, which is never listed.  Recommended reading:
+sqlite.org/atomiccommit.html; tests/campaigns/crash_states.py takes each fsync away and sees what is
+lost.
 
-NFS (nfs(5), "Data and metadata coherence"): errors of earlier writes come with fsync and close, so both count.  What other machines have
-written is seen late, but opening asks the server: a directory is opened before a name is said not to be in it, and a file before it is said to end.
+NFS (nfs(5), "Data and metadata coherence"): errors of earlier writes come with fsync and close, so
+both count.  What other machines have written is seen late, but opening asks the server: a directory
+is opened before a name is said not to be in it, and a file before it is said to end.
 """
 
 from __future__ import annotations
@@ -19,84 +22,109 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from ckptsync.errors import Corrupt, Exists, NotFound, StoreError, Transient
+from ckptsync import safe_open
+from ckptsync.errors import Exists, NotFound, StoreError, Transient
 from ckptsync.mounts import Mount, mount_of
-from ckptsync.paths import checked_path
-from ckptsync.stores import beneath
-from ckptsync.stores.beneath import OpenFile, OpenFiles
-from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, announced, checked_prefix
+from ckptsync.safe_names import checked_path
+from ckptsync.safe_open import OpenFile, OpenFiles
+from ckptsync.stores.contract import (
+    UNKNOWN,
+    About,
+    Chunk,
+    Entry,
+    check_size,
+    checked_prefix,
+    too_short,
+)
 from ckptsync.stores.limits import RateLimiter, Unlimited, limit
-from ckptsync.stores.oserrors import HINTS, Telling
-from ckptsync.stores.posix.draft import Draft, Filled, Placing, begun, clear, discard, is_unfinished
+from ckptsync.stores.oserrors import HINTS, StoreErrors
+from ckptsync.stores.posix.part_file import (
+    Draft,
+    Filled,
+    Placing,
+    begun,
+    checked_name,
+    clear,
+    discard,
+    is_unfinished,
+)
 from ckptsync.stores.posix.publish import Ways, claim, replace, sync_directory
 
 T = TypeVar("T")
-TRUSTED_S = 30.0  # after so long an open file is opened by its name again: somebody may have replaced it
+TRUSTED_S = (
+    30.0  # after so long an open file is opened by its name again: somebody may have replaced it
+)
 SHARED = 256 << 10  # bytes of a file below which asking costs more than writing
 _TRIES = 8  # each lost to another process that deleted the same empty directory in between
-_Commit = Callable[[int, str, str, os.stat_result], None]
 
 
 class PosixStore:
-    """Files beneath ``root``, which must exist: a file system that is not mounted is not an empty store.
+    """A store of the files beneath ``root``, which must exist.
 
-    The directory that a file system was mounted on does exist, so a ``witness`` may be named: a file that is in the store for ever.
-    Without the one that was there at the beginning nothing is listed, written or said to be missing.  ``mount``: what the root is on,
-    where the caller knows better than the system says.
+    A file system that is not mounted is not an empty store.
 
-    ``pace``: asked before bytes are read for others, or written.  What an earlier writer has left is compared without: else a writer that is
-    restarted again and again would be late for ever with what it has long written.
+    The directory that a file system was mounted on does exist, so a ``witness`` may be named: a
+    file that is in the store for ever. Without the one that was there at the beginning nothing is
+    listed, written or said to be missing.  ``mount``: what the root is on, where the caller knows
+    better than the system says.
 
-    ``at``: the root, open, for the caller to close after the last use: where others may give another directory the root's name meanwhile.
+    ``pace``: asked before bytes are read for others, or written.  What an earlier writer has left
+    is compared without: else a writer that is restarted again and again would be late for ever with
+    what it has long written.
+
+    ``at``: the root, open, for the caller to close after the last use: where others may give
+    another directory the root's name meanwhile.
     """
 
     is_exclusive = True
 
     def __init__(
-        self, root: str, witness: str = "", mount: Mount | None = None, pace: RateLimiter | None = None, *, at: int | None = None
+        self,
+        root: str,
+        witness: str = "",
+        mount: Mount | None = None,
+        pace: RateLimiter | None = None,
+        *,
+        at: int | None = None,
     ) -> None:
         self.root = str(Path(root).absolute())
-        self._root = self.root if at is None else beneath.held(at, self.root)
+        self._root = self.root if at is None else safe_open.path_of_open(at, self.root)
         self._pace = None if isinstance(pace, Unlimited) else pace
         self.url = self.root
         mount = mount or mount_of(self.root)
         self.late, self._is_remote = mount.late, mount.is_remote
-        self._told = Telling(self.root, mount.is_remote)
-        self._files = OpenFiles(lambda name: beneath.open_file(self._root, name))
+        self._errors = StoreErrors(self.root, mount.is_remote)
+        self._files = OpenFiles(lambda name: safe_open.open_file(self._root, name))
         self._ways = Ways(self._root)
         self._witness, self._time = witness, 0
         if witness:
             self._look()
 
     def names(self, prefix: str) -> Iterator[Entry]:
-        """As the contract says."""
         self._files.forget_older(TRUSTED_S)
         self._ways.forget_older(TRUSTED_S)
         self._look()
         try:
-            for name, found in beneath.walk(self._root, checked_prefix(prefix), is_unfinished):
+            for name, found in safe_open.walk(self._root, checked_prefix(prefix), is_unfinished):
                 yield Entry(name, found.st_size, found.st_mtime)
         except OSError as e:
-            raise self._told.error(str(e.filename or self.root), e) from e
+            raise self._errors.error(str(e.filename or self.root), e) from e
 
     def dirs(self, prefix: str, start: str = "") -> list[str]:
-        """As the contract says."""
         self._ways.forget_older(TRUSTED_S)
         self._look()
         try:
-            found = beneath.directories(self._root, checked_prefix(prefix), is_unfinished)
+            found = safe_open.directories(self._root, checked_prefix(prefix), is_unfinished)
         except OSError as e:
-            raise self._told.error(str(e.filename or self.root), e) from e
+            raise self._errors.error(str(e.filename or self.root), e) from e
         return sorted(name for name in found if name.startswith(start))
 
     def size(self, name: str) -> int:
-        """As the contract says."""
-        with self._reading(_checked(name)):
-            look = beneath.stat_opened if self._is_remote else beneath.stat_file
+        with self._reading(checked_name(name)):
+            look = safe_open.stat_opened if self._is_remote else safe_open.stat_file
             return self._surely(name, lambda: look(self._root, name).st_size)
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
-        """As the contract says."""
         if self._pace is None or not out.nbytes:
             self._read_into(name, start, out)
             return
@@ -105,32 +133,33 @@ class PosixStore:
             start += len(piece)
 
     def _read_into(self, name: str, start: int, out: memoryview) -> None:
-        with self._reading(_checked(name)):
+        with self._reading(checked_name(name)):
             count = self._surely(name, lambda: self._opened(name).read_at(start, out))
-            if count < out.nbytes:  # what is remembered of a file's length may be older than what was written elsewhere
+            # what is remembered of a file's length may be older than what was written elsewhere
+            if count < out.nbytes:
                 count = self._files.reopen(name).read_at(start, out)
         if count < out.nbytes:
-            raise Corrupt(f"{name}: ends at byte {start + count}, {out.nbytes} bytes from {start} wanted")
+            raise too_short(name, start + count, start, out.nbytes)
 
     def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
-        """As the contract says."""
-        self._publish(_checked(name), chunks, about, replace)
+        self._publish(checked_name(name), chunks, about, replace)
 
     def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
-        """As the contract says."""
-        with contextlib.suppress(NotFound), self._reading(_checked(name)):
-            beneath.stat_file(self._root, name)  # no more than a look, as nothing is believed of an absence here
-            self._ways.settle(name.split("/")[:-1])  # its writer may be dead: else a power cut could take what we say is there
+        with contextlib.suppress(NotFound), self._reading(checked_name(name)):
+            # no more than a look, as nothing is believed of an absence here
+            safe_open.stat_file(self._root, name)
+            # its writer may be dead: else a power cut could take what we say is there
+            self._ways.settle(name.split("/")[:-1])
             if about.origin:
-                with beneath.parent_of(self._root, name) as (at, last):
+                with safe_open.parent_of(self._root, name) as (at, last):
                     clear(at, last, about.origin)
             raise Exists(f"{name}: already there")
         self._publish(name, chunks, about, claim)
 
     def place(self, name: str, size: int, origin: str = "") -> Placing:
-        """As `write`, for who has the bytes in another order; ``origin`` as `About` has it."""
-        *way, last = _checked(name).split("/")
-        with self._told.about(name):
+        """Return a new file to be written in any order; ``origin`` as `About` has it."""
+        *way, last = checked_name(name).split("/")
+        with self._errors.about(name):
             draft = self._begin(way, last, origin)
 
         def commit(draft: Draft) -> None:
@@ -139,54 +168,75 @@ class PosixStore:
             sync_directory(draft.at)
 
         try:
-            return Placing(name, size, draft, self._told, commit)
+            return Placing(name, size, draft, self._errors, commit)
         except BaseException:
             draft.remove()
             draft.release()
             raise
 
     def delete(self, name: str) -> None:
-        """As the contract says.  Directories that this, or somebody who died over it, leaves empty go too: trainers take a directory for a checkpoint."""
+        """Delete a file, and the directories that become empty.
+
+        Directories that a killed process left empty go too: trainers take a directory for a
+        checkpoint.
+        """
+        way = name.split("/")[:-1]
         try:
-            with self._reading(_checked(name)):
-                self._surely(name, lambda: beneath.unlink(self._root, name))
+            with self._reading(checked_name(name)):
+                self._surely(name, lambda: safe_open.unlink(self._root, name))
         except NotFound:
-            self._ways.drop_empty(name.split("/")[:-1])
+            self._ways.drop_empty(way)
             return
         self._files.forget(name)
-        with self._told.about(name):
-            self._ways.after_delete(name.split("/")[:-1])
+        with self._errors.about(name):
+            with contextlib.suppress(FileNotFoundError):  # gone, with everything in it
+                self._ways.settle(way)
+            self._ways.drop_empty(way)
 
     def drafts(self) -> Iterator[Entry]:
-        """As `stores.capabilities` says."""
-        with self._told.about(self.root):
-            for name, found in beneath.walk(self._root, "", lambda _: False):
+        with self._errors.about(self.root):
+            for name, found in safe_open.walk(self._root, "", lambda _: False):
                 if is_unfinished(name.rpartition("/")[2]):
                     yield Entry(name, found.st_size, found.st_mtime)
 
     def drop(self, name: str) -> bool:
-        """As `stores.capabilities` says."""
-        with self._told.about(name):
-            return is_unfinished(checked_path(name).rpartition("/")[2]) and discard(self._root, name)
+        with self._errors.about(name):
+            return is_unfinished(checked_path(name).rpartition("/")[2]) and discard(
+                self._root, name
+            )
 
-    def _publish(self, name: str, chunks: Iterable[Chunk], about: About, commit: _Commit) -> None:
+    def _publish(
+        self,
+        name: str,
+        chunks: Iterable[Chunk],
+        about: About,
+        commit: Callable[[int, str, str, os.stat_result], None],
+    ) -> None:
         *way, last = name.split("/")
-        with self._told.about(name):
+        with self._errors.about(name):
             draft = self._begin(way, last, about.origin)
         try:
             try:
                 if about.share and not draft.left and (about.size or 0) >= SHARED:
-                    draft.share(about.share)
-                self._write_out(name, draft, announced(chunks, about))
-                with self._told.about(name):
+                    # where the file system lets files share bytes (XFS, btrfs, NFS 4.2)
+                    about.share(draft.fd)
+                    draft.left = os.fstat(draft.fd).st_size
+                with self._errors.about(name):
+                    output = Filled(draft, self._pace)
+                for chunk in check_size(chunks, about):  # an OSError of theirs is not the store's
+                    with self._errors.about(name):
+                        output.add(chunk)
+                with self._errors.about(name):
+                    output.sync()
                     commit(draft.at, draft.part, last, draft.close())
             except BaseException as e:
-                if not (draft.may_stay and isinstance(e, Transient)):  # else the next try goes on with it
+                # else the next try goes on with it
+                if not (draft.may_stay and isinstance(e, Transient)):
                     draft.remove()
                 raise
             finally:
                 self._files.forget(name)
-            with self._told.about(name):
+            with self._errors.about(name):
                 sync_directory(draft.at)
         finally:
             draft.release()
@@ -194,7 +244,8 @@ class PosixStore:
     def _begin(self, way: list[str], last: str, origin: str) -> Draft:
         self._look()
         for _ in range(_TRIES):
-            with contextlib.suppress(FileNotFoundError), self._ways.made(way) as made:  # until nobody deletes what is still empty
+            # until nobody deletes what is still empty
+            with contextlib.suppress(FileNotFoundError), self._ways.made(way) as made:
                 draft = begun(made[-1], last, origin)
                 try:
                     self._ways.secure(way, made)
@@ -203,64 +254,68 @@ class PosixStore:
                     draft.release()
                     raise
                 return draft
-        raise Transient(f"{'/'.join(way)}: deleted by somebody else {_TRIES} times while it was made, in the store {self.root}")
-
-    def _write_out(self, name: str, draft: Draft, chunks: Iterable[Chunk]) -> None:
-        """All chunks, durable.  An OSError of ``chunks`` itself is not the store's."""
-        with self._told.about(name):
-            output = Filled(draft, self._pace)
-        for chunk in chunks:
-            with self._told.about(name):
-                output.add(chunk)
-        with self._told.about(name):
-            output.sync()
+        raise Transient(
+            f"{'/'.join(way)}: deleted by somebody else {_TRIES} times while it was made, in the"
+            f" store {self.root}"
+        )
 
     def _look(self) -> None:
-        """Raises StoreError if there is no root: a missing root must never read as an empty store."""
+        """Raise StoreError if the root is missing, or is not the one that was opened.
+
+        A missing root must never read as an empty store.
+        """
         try:
-            beneath.let_go(os.open(self._root, beneath.PASS))
-            time_ = beneath.stat_file(self._root, self._witness).st_mtime_ns if self._witness else 0
+            safe_open.close_quietly(os.open(self._root, safe_open.PASS))
+            time_ = (
+                safe_open.stat_file(self._root, self._witness).st_mtime_ns if self._witness else 0
+            )
         except OSError as e:
-            if not beneath.is_absence(e):
-                raise self._told.error(self.root, e) from e
-            hint = HINTS.get(e.errno or 0, "is the file system mounted?  A store is made by the first worker or push")
-            raise StoreError(f"{self.root}: {(e.strerror or str(e)).lower()}, a store's directory wanted", hint=hint) from e
+            if not safe_open.is_absence(e):
+                raise self._errors.error(self.root, e) from e
+            hint = HINTS.get(
+                e.errno or 0,
+                "mount the file system; the first worker or push makes a store",
+            )
+            raise StoreError(
+                f"{self.root}: {(e.strerror or str(e)).lower()}, a store's directory expected",
+                hint=hint,
+            ) from e
         self._time = self._time or time_
         if time_ != self._time:
-            raise StoreError(f"{self.root}: not the store that was opened", hint="is the file system mounted?  Then start again")
+            raise StoreError(
+                f"{self.root}: not the store that was opened",
+                hint="mount the file system, then start again",
+            )
 
     def _surely(self, name: str, call: Callable[[], T]) -> T:
-        """``call`` again, once, where it found a handle that the server forgot, or an absence that may be only remembered here."""
+        """Return what ``call`` returns; call it again, once, if it may have seen stale data.
+
+        Stale are a handle that the server forgot, and an absence that is only remembered here.
+        """
         try:
             return call()
         except OSError as e:
-            if e.errno != errno.ESTALE and not (self._is_remote and beneath.is_absence(e)):
+            if e.errno != errno.ESTALE and not (self._is_remote and safe_open.is_absence(e)):
                 raise
         self._files.forget(name)
-        beneath.refresh(self._root, name)
+        safe_open.refresh(self._root, name)
         return call()
 
     def _opened(self, name: str) -> OpenFile:
+        """Return the file under this name.
+
+        An open one may have been replaced or deleted, or has been open for long.
+        """
         file = self._files.get(name)
-        return self._files.reopen(name) if _is_stale(file) else file
+        is_stale = time.monotonic() - file.since > TRUSTED_S or file.links() == 0
+        return self._files.reopen(name) if is_stale else file
 
     @contextlib.contextmanager
     def _reading(self, name: str) -> Iterator[None]:
         try:
             yield
         except OSError as e:
-            if not beneath.is_absence(e):
-                raise self._told.error(name, e) from e
+            if not safe_open.is_absence(e):
+                raise self._errors.error(name, e) from e
             self._look()
             raise NotFound(f"{name}: not in {self.root}") from e
-
-
-def _checked(name: str) -> str:
-    if is_unfinished(checked_path(name).rpartition("/")[2]):
-        raise Corrupt(f"{name}: the name of an unfinished write")
-    return name
-
-
-def _is_stale(file: OpenFile) -> bool:
-    """Whether the name may mean another file by now: this one was replaced or deleted, or has been open for long."""
-    return time.monotonic() - file.since > TRUSTED_S or file.links() == 0

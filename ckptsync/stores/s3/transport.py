@@ -1,7 +1,10 @@
-"""Send botocore's requests through its own HTTP session, at the pace of the process, and give up those that hang.
+"""Send botocore's requests through our own HTTP session, within the bandwidth limit.
 
-botocore asks ("before-send") whether somebody else sends a request; here we do, with a body that is read in small pieces. What
-comes back is read in small pieces, too, and no more of it than S3 would send is ever given to botocore's XML parser.
+Requests that stand still fail.
+
+botocore asks ("before-send") whether somebody else sends a request; here we do, with a body that is
+read in small pieces. What comes back is read in small pieces, too, and no more of it than S3 would
+send is ever given to botocore's XML parser.
 """
 
 from __future__ import annotations
@@ -17,8 +20,12 @@ from ckptsync.errors import CkptsyncError
 from ckptsync.stores.limits import Limits
 
 STEP = 64 << 10
-"""Bytes that are sent at once. Fewer than these in `Limits.stall` seconds, in either direction, are no transfer."""
-MOST = 8 << 20  # bytes of an answer that is not a file: a page of 1,000 names takes 4 MiB at the very most
+"""Bytes that are sent at once.
+
+Fewer than these in `Limits.stall` seconds, in either direction, are no transfer.
+"""
+# bytes of an answer that is not a file: a page of 1,000 names takes 4 MiB at the very most
+MOST = 8 << 20
 _TAGS = 400_000  # of an answer in XML: a page of 1,000 names has 20,000
 _ROOT = re.compile(rb"\s*(?:<\?[^>]*\?>\s*)?<(?:\w+:)?(\w+)")
 _ROOTS = {
@@ -28,11 +35,15 @@ _ROOTS = {
     "CreateMultipartUpload": "InitiateMultipartUploadResult",
     "CompleteMultipartUpload": "CompleteMultipartUploadResult",
 }
-_PATIENT = {"CompleteMultipartUpload": 2.0}  # times the usual silence: a server may have to copy all parts
+# times the usual silence: a server may have to copy all parts
+_PATIENT = {"CompleteMultipartUpload": 2.0}
 
 
 class Lost(Exception):
-    """The connection could not be made, or ended before the answer did. ``error``: the network's own, or urllib3's."""
+    """The connection could not be made, or ended before the answer did.
+
+    ``error``: the network's own, or urllib3's.
+    """
 
     def __init__(self, host: str, error: Exception) -> None:
         super().__init__(str(error))
@@ -54,11 +65,15 @@ class Transport:
         events.register("before-send.s3", self.send)
 
     def send(self, request: Any, event_name: str, **_: Any) -> Any:
-        """Return the answer, of which a file is not read yet. Raises Lost, NotS3, and Transient where the process is about to end."""
+        """Return the answer, of which a file is not read yet.
+
+        Raises Lost, NotS3, and Transient where the process is about to end.
+        """
         operation = event_name.rpartition(".")[2]
         if request.body:
             request.body = _Sending(request.body, self._limits)
-        if operation in _PATIENT and getattr(request, "context", None) is not None:  # older botocores have no such setting
+        # older botocores have no such setting
+        if operation in _PATIENT and getattr(request, "context", None) is not None:
             request.context["read_timeout"] = _PATIENT[operation] * self._limits.stall
         is_file, request.stream_output = request.stream_output, True
         host = urlsplit(request.url).netloc
@@ -78,20 +93,26 @@ class Transport:
 
 
 def _checked(operation: str, data: bytes, status: int) -> int:
-    """Return the status, or 500 where an error comes with 200, as CompleteMultipartUpload may have it. Raises NotS3."""
+    """Return the status, or 500 for an error that comes with status 200.  Raises NotS3.
+
+    CompleteMultipartUpload may answer so.
+    """
     found = _ROOT.match(data)
     root = found[1].decode() if found else ""
     if root == "Error":
         return 500
     if root != (wanted := _ROOTS.get(operation, root)):
-        raise NotS3(f"{wanted} wanted, {root[:40] or 'nothing'} got")
+        raise NotS3(f"expected {wanted}, got {root[:40] or 'nothing'}")
     if b"<!" in data or data.count(b"<") > _TAGS:
         raise NotS3("it is an attack on XML parsers")
     return status
 
 
 class _Sending:
-    """A request's body for urllib3, and to be sent again where botocore follows a bucket to its region."""
+    """A request's body for urllib3, within the bandwidth limit.
+
+    It can be sent again, since botocore follows a bucket to its region.
+    """
 
     def __init__(self, data: Any, limits: Limits) -> None:
         self._data, self._pace = memoryview(data), limits.pace
@@ -113,11 +134,15 @@ class _Sending:
 
 
 class _Received:
-    """An answer's body: a transfer that stands still raises Lost, whose time does not count while it waits for the pace."""
+    """The body of an answer; a transfer that stands still raises Lost.
+
+    Time that it waits for the bandwidth limit does not count.
+    """
 
     def __init__(self, raw: Any, host: str, limits: Limits) -> None:
         self._raw, self._host, self._limits = raw, host, limits
-        self._read_some: Any = getattr(raw, "read1", raw.read)  # urllib3 before 2.2 waits for all that is asked for
+        # urllib3 before 2.2 waits for all that is asked for
+        self._read_some: Any = getattr(raw, "read1", raw.read)
         self._spent, self._moved = 0.0, 0
 
     def read(self, most: int) -> bytes:
@@ -136,7 +161,8 @@ class _Received:
         self._moved += len(data)
         if self._moved >= STEP:
             self._spent, self._moved = 0.0, 0
-        self._limits.pace.take(len(data))  # what is not taken from the socket is not sent to it: the window closes
+        # what is not taken from the socket is not sent to it: the window closes
+        self._limits.pace.take(len(data))
         return data
 
     def read_all(self) -> bytes:

@@ -1,5 +1,7 @@
 """Stores over SSH: SFTP spoken over the pipes of the system's own `ssh`.
 
-``connection``: URL, options, the ssh process, and why it ended.  ``protocol``: packets, requests and their answers.  ``files``: sessions, and the files and
-directories on the server.  ``listing``: many directories in few round trips.  ``upload``: temporary files, resuming, publishing.  ``store``: the contract.
+``connection``: URL, options, the ssh process, and why it ended.  ``protocol``: packets, requests
+and their answers.  ``server_files``: sessions, and the files and directories on the server.
+``listing``: many directories in few round trips.  ``part_file``: temporary files, resuming,
+publishing.  ``store``: the contract.
 """

@@ -1,7 +1,7 @@
-"""Connect to an SFTP server with the system's own ``ssh``: its command line, its pipes, and why a connection ended.
+"""Connect to an SFTP server with the system's ``ssh``: command line, pipes, reasons of failure.
 
-OpenSSH's client knows keys, agents, jump hosts, certificates and ciphers, and reads the user's ~/.ssh/config.  A few options are always set, whatever
-that file says (see `ALWAYS`).
+OpenSSH's client knows keys, agents, jump hosts, certificates and ciphers, and reads the user's
+~/.ssh/config.  A few options are always set, whatever that file says (see `ALWAYS`).
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from pathlib import Path
 from ckptsync.errors import ConfigError, StoreError, Transient
 from ckptsync.stores.urls import Remote
 
-OPTIONS = ("client_keys", "config", "key_filename", "known_hosts", "port", "user", "username")
+OPTIONS = ("config", "key_filename", "known_hosts", "port", "username")
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?\]")
 _USER = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.@+-]*\$?")
 _EXAMPLE = "write sftp://user@host/srv/checkpoints or sftp://user@host:2222/srv/checkpoints"
 
-# See ssh_config(5): check the host's key, forward nothing, ask nobody, share no connection of others, notice a dead network within a minute.
+# See ssh_config(5): check the host's key, forward nothing, ask nobody, share no connection of
+# others, notice a dead network within a minute.
 ALWAYS = (
     "StrictHostKeyChecking=yes",
     "NoHostAuthenticationForLocalhost=no",
@@ -50,31 +51,46 @@ ALWAYS = (
     "LogLevel=INFO",
 )
 
-_PIPE = 1 << 20  # bytes: larger pipes mean fewer turns between ssh and us; Linux grants this size to any user
-_AHEAD = 64 << 10  # bytes that one system call reads beyond what was asked for: many small answers at once
+# bytes: larger pipes mean fewer turns between ssh and us; Linux grants this size to any user
+_PIPE = 1 << 20
+# bytes that one system call reads beyond what was asked for: many small answers at once
+_AHEAD = 64 << 10
 _VECTOR = 512  # buffers of one system call; Linux takes 1024
 _MESSAGES = 8 << 10  # bytes of ssh's messages that are kept
 _SHOWN = 300  # characters of them in an error
 _EXIT_S = 2.0
 
 _HOST_KEY = re.compile(
-    r"Host key verification failed|host key is known|authenticity of host|HAS CHANGED|REVOKED HOST KEY", re.IGNORECASE
-)
-_LOGIN = re.compile(
-    r"Permission denied [(,]|Permission denied, please|Too many authentication failures|No supported authentication methods"
-)
-_SETTINGS = re.compile(
-    r"bad configuration option|bad owner or permissions|terminating, [0-9]+ bad|no matching [a-z ]+ found|missing argument"
-    r"|can't open user config file|unsupported option|no argument after keyword",
+    r"Host key verification failed|host key is known|authenticity of host|HAS CHANGED|REVOKED"
+    r" HOST KEY",
     re.IGNORECASE,
 )
-_NO_SFTP = re.compile(r"subsystem request failed|sftp-server.*(not found|No such file)")
+# what ssh says where trying again does not help, and what the operator has to do
+_REFUSALS = {
+    r"permission denied [(,]|permission denied, please|too many auth|no supported auth": (
+        "put the public key into authorized_keys of {user} on {host}; the private key must be"
+        " readable by its owner alone (chmod 600), and without a passphrase or in an agent;"
+        " `ssh -v` tells more"
+    ),
+    r"bad (configuration|owner)|terminating, [0-9]+ bad|no matching [a-z ]+ found": (
+        "look at ~/.ssh/config, and at the server's sshd_config"
+    ),
+    r"missing argument|no argument after|can't open user config|unsupported option": (
+        "look at ~/.ssh/config"
+    ),
+    r"subsystem request failed|sftp-server.*(not found|no such file)": (
+        "the server's sshd_config needs: Subsystem sftp internal-sftp"
+    ),
+}
 _NO_SUCH_HOST = re.compile(r"not known|No address associated")
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a store is: an absolute ``path`` on ``host``.  ``command``: a program that speaks SFTP with it on standard input and output."""
+    """Where a store is: an absolute ``path`` on ``host``.
+
+    ``command``: a program that speaks SFTP with it on standard input and output.
+    """
 
     url: str
     host: str
@@ -85,8 +101,13 @@ class Address:
     known_hosts: str = "~/.ssh/known_hosts"
 
 
-def parse_address(remote: Remote, options: Mapping[str, object], command: Sequence[str] = ()) -> Address:
-    """Return what an sftp:// URL and its storage_options mean; raise ConfigError, without any password in it."""
+def parse_address(
+    remote: Remote, options: Mapping[str, object], command: Sequence[str] = ()
+) -> Address:
+    """Return what an sftp:// URL and its storage_options mean.
+
+    Raise ConfigError, without any password in it.
+    """
     authority, _, path = remote.rest.partition("/")
     login, at, server = authority.rpartition("@")
     user, colon, _ = login.partition(":")
@@ -96,18 +117,36 @@ def parse_address(remote: Remote, options: Mapping[str, object], command: Sequen
     host = found[1].strip("[]")
     where = f"sftp://{host}"
     if colon:
-        raise ConfigError(f"{where}: a password in the URL", hint="it would appear in logs and process lists: use a key")
+        raise ConfigError(
+            f"{where}: a password in the URL",
+            hint="it would appear in logs and process lists: use a key",
+        )
     if at and not user:
         raise ConfigError(f"{where}: no user before the @", hint=_EXAMPLE)
     if unknown := sorted(set(options) - set(OPTIONS)):
         raise ConfigError(
             f"{where}: unknown storage_options: {', '.join(unknown)}",
-            hint=f"known: {', '.join(OPTIONS)}; passwords are not accepted and host keys are always checked; all else belongs into ~/.ssh/config",
+            hint=(
+                f"known: {', '.join(OPTIONS)}; passwords are not accepted and host keys are always"
+                " checked; all else belongs into ~/.ssh/config"
+            ),
         )
-    user = _user(where, user, options)
+    user = user or str(options.get("username") or "")
+    if user != str(options.get("username") or user):
+        raise ConfigError(f"{where}: several users", hint="name one, in the URL or as username")
+    if user and not _USER.fullmatch(user):
+        raise ConfigError(
+            f"{where}: invalid user name {user!r}", hint="letters, digits and _ . @ + - are allowed"
+        )
     port = _port(where, options.get("port") if found[2] is None else found[2])
-    known_hosts = _file(where, "known_hosts", options["known_hosts"]) if "known_hosts" in options else ""
-    words = [*_options(where, options, known_hosts), *(["-l", user] if user else []), *(["-p", str(port)] if port else [])]
+    known_hosts = (
+        _file(where, "known_hosts", options["known_hosts"]) if "known_hosts" in options else ""
+    )
+    words = [
+        *_options(where, options, known_hosts),
+        *(["-l", user] if user else []),
+        *(["-p", str(port)] if port else []),
+    ]
     return Address(
         url=remote.url,
         host=host,
@@ -119,20 +158,14 @@ def parse_address(remote: Remote, options: Mapping[str, object], command: Sequen
     )
 
 
-def _user(where: str, name: str, options: Mapping[str, object]) -> str:
-    users = {str(v) for v in (name or None, options.get("user"), options.get("username")) if v is not None}
-    if len(users) > 1:
-        raise ConfigError(f"{where}: several users: {', '.join(sorted(users))}", hint="name one, in the URL or as username")
-    user = "".join(users)
-    if users and not _USER.fullmatch(user):
-        raise ConfigError(f"{where}: invalid user name {user!r}", hint="letters, digits and _ . @ + - are allowed")
-    return user
-
-
 def _port(where: str, value: object) -> int | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not re.fullmatch(r"[0-9]{1,5}", str(value)) or not 0 < int(str(value)) < 1 << 16:
+    if (
+        isinstance(value, bool)
+        or not re.fullmatch(r"[0-9]{1,5}", str(value))
+        or not 0 < int(str(value)) < 1 << 16
+    ):
         raise ConfigError(f"{where}: invalid port: a number from 1 to 65535 is needed")
     return int(str(value))
 
@@ -142,7 +175,10 @@ def _path(where: str, path: str) -> str:
     if not parts:
         raise ConfigError(f"{where}: no directory in the URL", hint=_EXAMPLE)
     if parts[0].startswith("~") or any(p in (".", "..") for p in parts):
-        raise ConfigError(f"{where}/{path}: not an absolute path", hint="write the whole path on the server, without ~, . and ..")
+        raise ConfigError(
+            f"{where}/{path}: not an absolute path",
+            hint="write the whole path on the server, without ~, . and ..",
+        )
     return "/" + "/".join(parts)
 
 
@@ -154,9 +190,16 @@ def _options(where: str, options: Mapping[str, object], known_hosts: str) -> Ite
         yield from ("-o", option)
     if known_hosts:
         quoted = known_hosts.replace("%", "%%")
-        yield from ("-o", f'UserKnownHostsFile="{quoted}"', "-o", "GlobalKnownHostsFile=/dev/null", "-o", "KnownHostsCommand=none")
-    given = [options[name] for name in ("key_filename", "client_keys") if options.get(name) is not None]
-    keys = [key for value in given for key in (value if isinstance(value, list | tuple) else [value])]
+        yield from (
+            "-o",
+            f'UserKnownHostsFile="{quoted}"',
+            "-o",
+            "GlobalKnownHostsFile=/dev/null",
+            "-o",
+            "KnownHostsCommand=none",
+        )
+    given = options.get("key_filename")
+    keys = given if isinstance(given, list | tuple) else [] if given is None else [given]
     for key in keys:
         yield from ("-i", _file(where, "key_filename", key).replace("%", "%%"))
     if keys:
@@ -164,7 +207,10 @@ def _options(where: str, options: Mapping[str, object], known_hosts: str) -> Ite
 
 
 def _file(where: str, option: str, value: object) -> str:
-    """Return the absolute path of an existing file whose name ssh cannot take for anything else (quotes, tokens, variables)."""
+    """Return the absolute path of an existing file, as ssh can use it.
+
+    Raise ConfigError for a path that ssh could take for something else (quotes, tokens, variables).
+    """
     if not isinstance(value, str | Path) or any(c in '"\\$' or ord(c) < 32 for c in str(value)):
         raise ConfigError(f"{where}: {option}: the path of a file is needed")
     path = Path(value).expanduser().absolute()
@@ -176,7 +222,8 @@ def _file(where: str, option: str, value: object) -> str:
 class Connection:
     """The pipes to and from one ``ssh`` process, for one thread at a time.
 
-    ``stall``: seconds without a byte after which a transfer fails.  Errors of `send` and `receive` are `connection_error`s, or Transient.
+    ``stall``: seconds without a byte after which a transfer fails.  Errors of `send` and `receive`
+    are `connection_error`s, or Transient.
     """
 
     def __init__(self, address: Address, stall: float) -> None:
@@ -186,12 +233,15 @@ class Connection:
         self._ahead = memoryview(bytearray(_AHEAD))
         self._next = self._end = 0  # of the unread bytes in it
         self._process = _start(address.command)
-        self._pipes = [p for p in (self._process.stdin, self._process.stdout, self._process.stderr) if p]
+        self._pipes = [
+            p for p in (self._process.stdin, self._process.stdout, self._process.stderr) if p
+        ]
         self._stdin, self._stdout, self._stderr = (p.fileno() for p in self._pipes)
         for fd in (self._stdin, self._stdout, self._stderr):
             os.set_blocking(fd, False)
         for fd in (self._stdin, self._stdout):
-            with contextlib.suppress(OSError, AttributeError):  # not Linux, or the user's limit on pipes: slower, no more
+            # not Linux, or the user's limit on pipes: slower, no more
+            with contextlib.suppress(OSError, AttributeError):
                 fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _PIPE)
 
     @property
@@ -251,14 +301,18 @@ class Connection:
             pipe.close()
 
     def _wait(self, fd: int, event: int, seconds: float) -> None:
-        """Wait until ``fd`` is ready.  Read ssh's messages meanwhile: ssh stops while that pipe is full."""
+        """Wait until ``fd`` is ready.
+
+        Read ssh's messages meanwhile: ssh stops while that pipe is full.
+        """
         deadline = time.monotonic() + seconds
         poll = select.poll()
         poll.register(fd, event)
         poll.register(self._stderr, select.POLLIN)
         while True:
             ready = [at for at, _ in poll.poll(max(0.0, deadline - time.monotonic()) * 1000)]
-            if not ready or (fd not in ready and time.monotonic() > deadline):  # a message is no answer
+            # a message is no answer
+            if not ready or (fd not in ready and time.monotonic() > deadline):
                 self._is_broken = True
                 raise Transient(f"{self.address.url}: not a byte came for {seconds:.0f} s")
             if self._stderr in ready and not self._read_messages():
@@ -277,17 +331,18 @@ class Connection:
 
     def _ended(self) -> ConfigError | StoreError:
         self._is_broken = True
-        code = None
         with contextlib.suppress(subprocess.TimeoutExpired):
-            code = self._process.wait(_EXIT_S)
+            self._process.wait(_EXIT_S)  # else it may have more to say
         for _ in range(_MESSAGES):  # bounded: a server may talk for ever
             if not self._read_messages():
                 break
-        return connection_error(self.address, self._messages, code, has_answered=self._has_answered)
+        return connection_error(self.address, self._messages, has_answered=self._has_answered)
 
 
-def connection_error(address: Address, messages: bytes, code: int | None, *, has_answered: bool) -> ConfigError | StoreError:
-    """Return why there is no connection, in ssh's own words: ``messages`` is its standard error, ``code`` its exit code.
+def connection_error(
+    address: Address, messages: bytes, *, has_answered: bool
+) -> ConfigError | StoreError:
+    """Return why there is no connection, in ssh's own words: ``messages`` is its standard error.
 
     ConfigError: the operator has to change something.  Transient: trying again may help.
     """
@@ -298,30 +353,34 @@ def connection_error(address: Address, messages: bytes, code: int | None, *, has
     error = f"{address.url}: no connection: {reason}"
     if _HOST_KEY.search(text):
         port = f"-p {address.port} " if address.port else ""
-        known = f"[{address.host}]:{address.port}" if address.port and address.port != 22 else address.host
+        known = (
+            f"[{address.host}]:{address.port}"
+            if address.port and address.port != 22
+            else address.host
+        )
         return ConfigError(
             error,
-            hint=f"ssh-keyscan {port}{address.host} >> {address.known_hosts}, and compare the fingerprint (ssh-keygen -lf) with the one on "
-            f"{address.host} itself; if its key has changed, and you know why, first: ssh-keygen -R '{known}' -f {address.known_hosts}",
+            hint=(
+                f"ssh-keyscan {port}{address.host} >> {address.known_hosts}, and compare the"
+                f" fingerprint (ssh-keygen -lf) with the one on {address.host} itself; if its key"
+                f" has changed, and you know why, first: ssh-keygen -R '{known}' -f"
+                f" {address.known_hosts}"
+            ),
         )
-    if _LOGIN.search(text):
-        user = address.user or "this user"
-        return ConfigError(
-            error,
-            hint=f"is the public key in authorized_keys of {user} on {address.host}, is the private key readable by its owner alone (chmod 600), "
-            "and without a passphrase or in an agent?  `ssh -v` tells more",
-        )
-    if _SETTINGS.search(text):
-        return ConfigError(error, hint="look at ~/.ssh/config, and at the server's sshd_config")
-    if _NO_SFTP.search(text) or code == 127:
-        return ConfigError(f"{error}: no SFTP", hint="the server's sshd_config needs: Subsystem sftp internal-sftp")
+    for words, hint in _REFUSALS.items():
+        if re.search(words, text, re.IGNORECASE):
+            user = address.user or "this user"
+            return ConfigError(error, hint=hint.format(user=user, host=address.host))
     if _NO_SUCH_HOST.search(text):
-        return StoreError(error, hint="is the host's name right, does the name server answer?")
-    return Transient(error, hint="is the machine up, does sshd listen on this port?")
+        return StoreError(error, hint="check the host's name and the name server")
+    return Transient(error, hint="check that the machine is up and that sshd listens on this port")
 
 
 def last_lines(text: str) -> str:
-    """Return the last two lines as one, without anything that a terminal obeys: a stranger may have written them."""
+    """Return the last two lines of a text as one line, without control characters.
+
+    A stranger may have written the text, and a terminal obeys such characters.
+    """
     lines = ["".join(c for c in line if c.isprintable()).strip() for line in text.splitlines()]
     return "; ".join([line for line in lines if line][-2:])[-_SHOWN:]
 
@@ -339,8 +398,13 @@ def _start(command: Sequence[str]) -> subprocess.Popen[bytes]:
         )
     except FileNotFoundError as e:
         raise ConfigError(
-            f"no program {command[0]} here", hint="stores on sftp:// need OpenSSH's client: install openssh-client"
+            f"no program {command[0]} here",
+            hint="stores on sftp:// need OpenSSH's client: install openssh-client",
         ) from e
     except OSError as e:
-        kind = Transient if e.errno in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE) else ConfigError
+        kind = (
+            Transient
+            if e.errno in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+            else ConfigError
+        )
         raise kind(f"{command[0]} could not be started: {(e.strerror or str(e)).lower()}") from e

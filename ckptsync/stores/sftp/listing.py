@@ -1,4 +1,6 @@
-"""List the files below a directory on an SFTP server, sorted by whole names, several directories in one round trip.
+"""List the files below a directory on an SFTP server, sorted by whole names.
+
+One round trip lists several directories.
 
 A server may make up names, files and directories without end: all of them are bounded.
 """
@@ -9,27 +11,48 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 
 from ckptsync.errors import Corrupt, StoreError
-from ckptsync.paths import checked_path
-from ckptsync.stores.beneath import Odd, Passed, nobody
+from ckptsync.safe_names import checked_path
+from ckptsync.safe_open import Odd, Passed
 from ckptsync.stores.contract import Entry
-from ckptsync.stores.posix.draft import is_unfinished
-from ckptsync.stores.sftp.files import ServerFiles
-from ckptsync.stores.sftp.protocol import Attributes, Code, Kind, Refused, Reply, Request, Session, close_request, text
+from ckptsync.stores.posix.part_file import is_unfinished
+from ckptsync.stores.sftp.protocol import (
+    Attributes,
+    Code,
+    PacketType,
+    Reply,
+    Request,
+    Session,
+    StatusError,
+    text,
+)
+from ckptsync.stores.sftp.server_files import ServerFiles
 
-AT_ONCE = 32  # directories that are listed together: waiting for a distant server is what listing costs
+AT_ONCE = (
+    32  # directories that are listed together: waiting for a distant server is what listing costs
+)
 MOST_FILES = 1_000_000  # of directories that are listed together
 MOST_BYTES = 128 << 20  # of the server's answers about them
 MOST_IDLE = 1000  # answers in a row that bring nothing new
 MOST_NAMES = 10_000_000  # files and directories of a store
 MOST_DEPTH = 200  # directories in directories
-_NFS_REMAINS = re.compile(r"\.nfs[0-9a-f]{8,}")  # a deleted file that some NFS client still has open
+# a deleted file that some NFS client still has open
+_NFS_REMAINS = re.compile(r"\.nfs[0-9a-f]{8,}")
 
 Listing = dict[str, Attributes | Odd | None]
-"""By name: a file's attributes, what no file of a checkpoint is, or None for a directory, whose name ends in a slash: so names sort as whole paths do."""
+"""By name: a file's attributes, what no file of a checkpoint is, or None for a directory, whose
+name ends in a slash: so names sort as whole paths do.
+"""
 
 
-def walk(files: ServerFiles, prefix: str, skips: Callable[[str], bool] = is_unfinished, passed: Passed = nobody) -> Iterator[Entry]:
-    """Yield every regular file below ``prefix`` ("" or ending in "/"), but those whose last name is skipped.
+def walk(
+    files: ServerFiles,
+    prefix: str,
+    skips: Callable[[str], bool] = is_unfinished,
+    passed: Passed = lambda *_: None,
+) -> Iterator[Entry]:
+    """Yield every regular file below ``prefix``, except those whose last name is skipped.
+
+    ``prefix`` is empty or ends in "/".
 
     ``passed`` is called for links, and for all else that is no file of a checkpoint.
     """
@@ -42,7 +65,9 @@ def subdirectories(files: ServerFiles, prefix: str) -> list[str]:
     if not files.is_directory(prefix):
         return []
     listing = list_directories(files, [prefix])[0]
-    return sorted(key[:-1] for key, found in listing.items() if found is None and not is_unfinished(key[:-1]))
+    return sorted(
+        key[:-1] for key, found in listing.items() if found is None and not is_unfinished(key[:-1])
+    )
 
 
 def list_directories(files: ServerFiles, prefixes: Sequence[str]) -> list[Listing]:
@@ -60,7 +85,11 @@ class _Walk:
     def below(self, prefix: str, listing: Listing) -> Iterator[Entry]:
         self._count += len(listing) + 1
         if self._count > MOST_NAMES or prefix.count("/") > MOST_DEPTH:
-            many = f"more than {MOST_NAMES} files" if self._count > MOST_NAMES else f"directories {MOST_DEPTH} deep"
+            many = (
+                f"more than {MOST_NAMES} files"
+                if self._count > MOST_NAMES
+                else f"directories {MOST_DEPTH} deep"
+            )
             raise StoreError(f"{self._files.shown(prefix)[:200]}: {many}")
         directories = sorted(key for key, found in listing.items() if found is None)
         read: dict[str, Listing] = {}
@@ -68,7 +97,13 @@ class _Walk:
             if found is None:
                 if key not in read:
                     batch = directories[:AT_ONCE]
-                    read = dict(zip(batch, list_directories(self._files, [prefix + k for k in batch]), strict=True))
+                    read = dict(
+                        zip(
+                            batch,
+                            list_directories(self._files, [prefix + k for k in batch]),
+                            strict=True,
+                        )
+                    )
                 directories.remove(key)
                 yield from self.below(prefix + key, read.pop(key))
             elif isinstance(found, str):
@@ -81,19 +116,21 @@ def _list(session: Session, files: ServerFiles, prefixes: Sequence[str]) -> list
     """List directories with one READDIR for each under way, since servers may not like two."""
     found: list[Listing] = [{} for _ in prefixes]
     idle, size = [0] * len(prefixes), 0
-    replies = session.ask(*(Request(Kind.OPENDIR, text(files.path(prefix[:-1]))) for prefix in prefixes))
+    replies = session.ask(
+        *(Request(PacketType.OPENDIR, text(files.path(prefix[:-1]))) for prefix in prefixes)
+    )
     handles: dict[int, bytes] = {}
     for n, reply in enumerate(replies):
         try:
-            handle = reply.fields(Kind.HANDLE).handle()
-        except Refused as e:
+            handle = reply.fields(PacketType.HANDLE).handle()
+        except StatusError as e:
             if e.code == Code.NO_SUCH_FILE:  # deleted since it was listed
                 continue
             raise files.refusal(prefixes[n][:-1], e) from e
         handles[n] = handle
     reading = list(handles)
     while reading:
-        replies = session.ask(*(Request(Kind.READDIR, text(handles[n])) for n in reading))
+        replies = session.ask(*(Request(PacketType.READDIR, text(handles[n])) for n in reading))
         reading, asked = [], reading
         for n, reply in zip(asked, replies, strict=True):
             before = len(found[n])
@@ -104,16 +141,20 @@ def _list(session: Session, files: ServerFiles, prefixes: Sequence[str]) -> list
             if idle[n] > MOST_IDLE:
                 raise StoreError(f"{files.shown(prefixes[n])}: its listing does not end")
             if size > MOST_BYTES or sum(map(len, found)) > MOST_FILES:
-                raise StoreError(f"{files.shown(prefixes[n])}: more than {MOST_FILES} files, or {MOST_BYTES >> 20} MiB of names")
-    session.ask(*map(close_request, handles.values()))
+                raise StoreError(
+                    f"{files.shown(prefixes[n])}: more than {MOST_FILES} files, or"
+                    f" {MOST_BYTES >> 20} MiB of names"
+                )
+    for handle in handles.values():
+        session.close_file(handle)
     return found
 
 
 def _add_names(files: ServerFiles, prefix: str, reply: Reply, listing: Listing) -> bool:
     """Add the names in an answer to READDIR; return whether there may be more."""
     try:
-        fields = reply.fields(Kind.NAME)
-    except Refused as e:
+        fields = reply.fields(PacketType.NAME)
+    except StatusError as e:
         if e.code != Code.EOF:
             raise files.refusal(prefix[:-1], e) from e
         return False

@@ -1,10 +1,11 @@
-"""SFTP version 3: packets as bytes, and a session that sends requests and receives their answers, many at once.
+"""SFTP version 3: packets as bytes, and sessions that have many requests in flight.
 
-Sources: draft-ietf-secsh-filexfer-02 (packets, attributes, statuses) and OpenSSH's file PROTOCOL (extensions).  A server may lie: every length is
-checked against its packet before anything is made of it, and after an answer that makes no sense the session is used no more.
+Sources: draft-ietf-secsh-filexfer-02 (packets, attributes, statuses) and OpenSSH's file PROTOCOL
+(extensions).  A server may lie: every length is checked against its packet before anything is made
+of it, and after an answer that makes no sense the session is used no more.
 
-One thread uses a session at a time.  Requests to read are small, and answers to writes are small: so the pipes in both directions can never be full
-at once, with both sides waiting for the other.
+One thread uses a session at a time.  Requests to read are small, and answers to writes are small:
+so the pipes in both directions can never be full at once, with both sides waiting for the other.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ _MOST_HANDLE = 256  # bytes (filexfer-02, 6.3)
 _MOST_EXTENSIONS = 64
 _READS = 64  # READs that wait for their answers at once
 _BATCH = 16 << 20  # bytes of WRITEs that are sent before the first answer is read
-_FSYNC_S = 540.0  # s of further patience with a server that brings a file to its disk: ssh itself notices a dead network
+# s of further patience with a server that brings a file to its disk: ssh itself notices a dead
+# network
+_FSYNC_S = 540.0
 _SIZE, _OWNER, _MODE, _TIMES, _EXTENDED = 0x1, 0x2, 0x4, 0x8, 0x80000000
 _HEAD = struct.Struct(">IBI")
 
 
-class Kind(IntEnum):
+class PacketType(IntEnum):
     """Types of packets."""
 
     INIT = 1
@@ -88,7 +91,7 @@ class Malformed(Exception):
     """The server does not speak SFTP, or not as it should."""
 
 
-class Refused(Exception):
+class StatusError(Exception):
     """The server answered no, and goes on serving."""
 
     def __init__(self, code: int, text: str = "") -> None:
@@ -121,7 +124,10 @@ class Attributes:
 
 
 class Fields:
-    """The body of a packet, read from front to back; raises Malformed where it ends inside a field."""
+    """The body of a packet, read from front to back.
+
+    Raises Malformed where it ends inside a field.
+    """
 
     def __init__(self, body: bytes) -> None:
         self._body, self._at = body, 0
@@ -151,7 +157,10 @@ class Fields:
         return found
 
     def attributes(self) -> Attributes:
-        """Read a file's attributes; raise Malformed if they lack its type, or a regular file's size."""
+        """Return a file's attributes; raise Malformed if they lack its type.
+
+        Raise it too if a regular file's size is missing.
+        """
         flags = self.u32()
         size = self.u64() if flags & _SIZE else None
         if flags & _OWNER:
@@ -170,7 +179,9 @@ class Fields:
     def _take(self, count: int) -> bytes:
         end = self._at + count
         if end > len(self._body):
-            raise Malformed(f"a packet ends at byte {len(self._body)}, its fields at {end} or later")
+            raise Malformed(
+                f"a packet ends at byte {len(self._body)}, its fields at {end} or later"
+            )
         self._at, found = end, self._body[self._at : end]
         return found
 
@@ -182,9 +193,13 @@ def text(value: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A packet to send.  ``is_slow``: its answer may take minutes.  ``data``: the bytes that follow the fields of a WRITE."""
+    """A packet to send.
 
-    kind: Kind
+    ``is_slow``: its answer may take minutes.  ``data``: the bytes that follow the fields of a
+    WRITE.
+    """
+
+    kind: PacketType
     fields: bytes
     is_slow: bool = False
     data: memoryview | None = None
@@ -192,27 +207,22 @@ class Request:
 
 def open_request(path: bytes, flags: int) -> Request:
     """Open a file; a new one has the permissions that the server's umask leaves of 0666."""
-    return Request(Kind.OPEN, text(path) + struct.pack(">II", flags, 0))
-
-
-def close_request(handle: bytes) -> Request:
-    """Close a file or directory."""
-    return Request(Kind.CLOSE, text(handle))
+    return Request(PacketType.OPEN, text(path) + struct.pack(">II", flags, 0))
 
 
 def read_request(handle: bytes, start: int, size: int) -> Request:
     """Read at most ``size`` bytes."""
-    return Request(Kind.READ, text(handle) + struct.pack(">QI", start, size))
+    return Request(PacketType.READ, text(handle) + struct.pack(">QI", start, size))
 
 
 def fsync_request(handle: bytes) -> Request:
     """Bring a file, or the names in a directory, to the server's disk."""
-    return Request(Kind.EXTENDED, text(FSYNC.encode()) + text(handle), is_slow=True)
+    return Request(PacketType.EXTENDED, text(FSYNC.encode()) + text(handle), is_slow=True)
 
 
 def truncate_request(handle: bytes, size: int) -> Request:
     """Make a file ``size`` bytes long."""
-    return Request(Kind.FSETSTAT, text(handle) + struct.pack(">IQ", _SIZE, size))
+    return Request(PacketType.FSETSTAT, text(handle) + struct.pack(">IQ", _SIZE, size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,26 +232,33 @@ class Reply:
     kind: int
     body: bytes
 
-    def fields(self, wanted: Kind = Kind.STATUS) -> Fields:
-        """Return the fields of an answer of this kind; raise Refused if the server said no, Malformed if it said anything else."""
+    def fields(self, wanted: PacketType = PacketType.STATUS) -> Fields:
+        """Return the fields of an answer of this kind.
+
+        Raise Refused if the server said no, Malformed if it said anything else.
+        """
         fields = Fields(self.body)
-        if self.kind == Kind.STATUS:
+        if self.kind == PacketType.STATUS:
             code = fields.u32()
             words = "" if fields.is_over else fields.text().decode("utf-8", "replace")
-            if code != Code.OK or wanted != Kind.STATUS:
-                raise Refused(code, words)
+            if code != Code.OK or wanted != PacketType.STATUS:
+                raise StatusError(code, words)
         elif self.kind != wanted:
             raise Malformed(f"a packet of type {self.kind} came, {wanted} was expected")
         return fields
 
 
 class Session:
-    """An SFTP session on a connection of its own.  ``extensions``: what the server offers beyond the protocol.  Raises Malformed."""
+    """An SFTP session on a connection of its own.
+
+    ``extensions``: what the server offers beyond the protocol.  Raises Malformed.
+    """
 
     def __init__(self, address: Address, limits: Limits) -> None:
         self.read_size = self.write_size = _LEAST_PIECE
         self._pace = limits.pace
         self._number = self._unanswered = 0
+        self._closing: set[int] = set()  # requests whose answers nobody waits for
         self._is_malformed = False
         self._connection = Connection(address, limits.stall)
         try:
@@ -254,8 +271,9 @@ class Session:
 
     @property
     def is_usable(self) -> bool:
-        """Whether it can be used again: nothing is unanswered, and nothing broke."""
-        return not (self._unanswered or self._is_malformed or self._connection.is_over)
+        """Whether it can be used again: nothing is waited for, and nothing broke."""
+        is_waited_for = self._unanswered > len(self._closing)
+        return not (is_waited_for or self._is_malformed or self._connection.is_over)
 
     def close(self) -> None:
         """End the connection."""
@@ -274,17 +292,21 @@ class Session:
             found[number] = Reply(kind, self._connection.receive_bytes(size))
         return [found[number] for number in numbers]
 
-    def answer(self, request: Request, wanted: Kind = Kind.STATUS) -> Fields:
+    def answer(self, request: Request, wanted: PacketType = PacketType.STATUS) -> Fields:
         """Return the fields of the answer to one request; raise Refused."""
         return self.ask(request)[0].fields(wanted)
 
-    def call(self, kind: Kind, path: bytes, wanted: Kind = Kind.STATUS) -> Fields:
+    def call(self, kind: PacketType, path: bytes, wanted: PacketType = PacketType.STATUS) -> Fields:
         """Return the fields of the answer to a request that has a path alone; raise Refused."""
         return self.answer(Request(kind, text(path)), wanted)
 
     def open(self, path: bytes, flags: int) -> bytes:
         """Return the handle of an opened file; raise Refused."""
-        return self.answer(open_request(path, flags), Kind.HANDLE).handle()
+        return self.answer(open_request(path, flags), PacketType.HANDLE).handle()
+
+    def close_file(self, handle: bytes) -> None:
+        """Close a file or directory; the answer is not waited for, as it changes nothing."""
+        self._closing.update(self._send([Request(PacketType.CLOSE, text(handle))]))
 
     def rejected(self, e: Malformed) -> Malformed:
         """Return ``e``, found in the fields of an answer; the session is used no more."""
@@ -293,8 +315,13 @@ class Session:
 
     def write_requests(self, handle: bytes, start: int, data: memoryview) -> list[Request]:
         """Return the requests that write ``data``."""
-        pieces = [(at, data[at : at + self.write_size]) for at in range(0, len(data), self.write_size)]
-        return [Request(Kind.WRITE, text(handle) + struct.pack(">QI", start + at, len(p)), data=p) for at, p in pieces]
+        pieces = [
+            (at, data[at : at + self.write_size]) for at in range(0, len(data), self.write_size)
+        ]
+        return [
+            Request(PacketType.WRITE, text(handle) + struct.pack(">QI", start + at, len(p)), data=p)
+            for at, p in pieces
+        ]
 
     def write(self, handle: bytes, start: int, data: memoryview) -> None:
         """Write all of ``data``; raise Refused."""
@@ -303,13 +330,22 @@ class Session:
                 reply.fields()
 
     def read_into(self, handle: bytes, start: int, out: memoryview) -> int:
-        """Fill ``out``; return the bytes read, which are fewer than it holds only where the file ends.  Raise Refused."""
+        """Fill ``out``; return the number of bytes read.  Raise Refused.
+
+        They are fewer than ``out`` holds only if the file ends before.
+        """
         end, refusal = len(out), None
-        ahead = ((at, min(self.read_size, len(out) - at)) for at in range(0, len(out), self.read_size))
+        ahead = (
+            (at, min(self.read_size, len(out) - at)) for at in range(0, len(out), self.read_size)
+        )
         again: deque[tuple[int, int]] = deque()  # what short answers have left out
         asked: dict[int, tuple[int, int]] = {}
         while True:
-            while not refusal and len(asked) < _READS and (piece := again.popleft() if again else self._next(ahead)):
+            while (
+                not refusal
+                and len(asked) < _READS
+                and (piece := again.popleft() if again else self._next(ahead))
+            ):
                 if piece[0] < end:
                     (number,) = self._send([read_request(handle, start + piece[0], piece[1])])
                     asked[number] = piece
@@ -319,14 +355,14 @@ class Session:
             if number not in asked:
                 raise self._broken(f"an answer to request {number}, which was not asked")
             at, wanted = asked.pop(number)
-            if kind == Kind.DATA:
+            if kind == PacketType.DATA:
                 count = self._data(size, out[at : at + wanted])
                 if count < wanted:
                     again.append((at + count, wanted - count))
                 continue
             try:
-                Reply(kind, self._connection.receive_bytes(size)).fields(Kind.DATA)
-            except Refused as e:
+                Reply(kind, self._connection.receive_bytes(size)).fields(PacketType.DATA)
+            except StatusError as e:
                 if e.code == Code.EOF:
                     end = min(end, at)
                 else:
@@ -334,21 +370,6 @@ class Session:
         if refusal:
             raise refusal
         return end
-
-    def read_and_close(self, handle: bytes, start: int, out: memoryview) -> int | None:
-        """Read at most ``read_size`` bytes and close the file, in one round trip; return None where fewer came than the file may have."""
-        self._pace.take(len(out))
-        reply, _ = self.ask(read_request(handle, start, len(out)), close_request(handle))
-        try:
-            data = reply.fields(Kind.DATA).text()
-        except Refused as e:
-            if e.code != Code.EOF:
-                raise
-            return 0
-        if len(data) != len(out):
-            return None
-        out[:] = data
-        return len(data)
 
     def _next(self, pieces: Iterator[tuple[int, int]]) -> tuple[int, int] | None:
         piece = next(pieces, None)
@@ -360,12 +381,17 @@ class Session:
         """Receive the bytes of a DATA packet straight into ``out``; return how many they are."""
         count = int.from_bytes(self._connection.receive_bytes(4), "big") if size >= 4 else 0
         if not 0 < count <= len(out) or size != 4 + count:
-            raise self._broken(f"{count} bytes in a packet of {size} came where up to {len(out)} were asked for")
+            raise self._broken(
+                f"{count} bytes in a packet of {size} came where up to {len(out)} were asked for"
+            )
         self._connection.receive(out[:count])
         return count
 
     def _send(self, requests: Sequence[Request]) -> list[int]:
-        """Send requests; return their numbers.  Bytes of files wait until the rate limit lets them go."""
+        """Send requests; return their numbers.
+
+        Bytes of files wait until the rate limit lets them go.
+        """
         numbers: list[int] = []
         buffers: list[bytes | memoryview] = []
         waiting = 0
@@ -374,7 +400,10 @@ class Session:
             self._unanswered += 1
             numbers.append(self._number)
             size = len(request.data) if request.data is not None else 0
-            buffers.append(_HEAD.pack(5 + len(request.fields) + size, request.kind, self._number) + request.fields)
+            buffers.append(
+                _HEAD.pack(5 + len(request.fields) + size, request.kind, self._number)
+                + request.fields
+            )
             if request.data is not None:
                 self._pace.take(size)
                 buffers.append(request.data)
@@ -386,13 +415,17 @@ class Session:
         return numbers
 
     def _head(self, patience: float = 0.0) -> tuple[int, int, int]:
-        """Receive the head of the next answer: the number of its request, its type, and how many bytes follow."""
-        found = self._connection.receive_bytes(9, patience)
-        size, kind, number = _HEAD.unpack(found)
-        if not 5 <= size <= _MOST_PACKET + 1024:
-            raise self._broken(f"a packet of {size} bytes came ({found!r})")
-        self._unanswered -= 1
-        return number, kind, size - 5
+        """Receive the head of the next answer: request number, type, bytes that follow."""
+        while True:
+            found = self._connection.receive_bytes(9, patience)
+            size, kind, number = _HEAD.unpack(found)
+            if not 5 <= size <= _MOST_PACKET + 1024:
+                raise self._broken(f"a packet of {size} bytes came ({found!r})")
+            self._unanswered -= 1
+            if number not in self._closing:
+                return number, kind, size - 5
+            self._closing.remove(number)
+            self._connection.receive_bytes(size - 5)
 
     def _broken(self, what: str) -> Malformed:
         """Return what to raise where the beginning of the next answer is unknown."""
@@ -400,10 +433,10 @@ class Session:
 
     def _greet(self) -> dict[str, bytes]:
         """Say hello; return the server's extensions, and what it says of each."""
-        self._connection.send(b"\0\0\0\5" + bytes([Kind.INIT]) + VERSION.to_bytes(4, "big"))
+        self._connection.send(b"\0\0\0\5" + bytes([PacketType.INIT]) + VERSION.to_bytes(4, "big"))
         found = self._connection.receive_bytes(5)
         size = int.from_bytes(found[:4], "big")
-        if not 5 <= size <= _MOST_PACKET or found[4] != Kind.VERSION:
+        if not 5 <= size <= _MOST_PACKET or found[4] != PacketType.VERSION:
             raise Malformed(f"it begins with {found!r}")
         fields = Fields(self._connection.receive_bytes(size - 1))
         if (version := fields.u32()) != VERSION:
@@ -417,9 +450,11 @@ class Session:
     def _ask_limits(self) -> None:
         """Learn how large requests may be; 0 means that the server does not say."""
         try:
-            fields = self.answer(Request(Kind.EXTENDED, text(b"limits@openssh.com")), Kind.EXTENDED_REPLY)
+            fields = self.answer(
+                Request(PacketType.EXTENDED, text(b"limits@openssh.com")), PacketType.EXTENDED_REPLY
+            )
             packet, read, write = fields.u64(), fields.u64(), fields.u64()
-        except Refused:
+        except StatusError:
             return  # it offers what it cannot do
         room = packet - 1024 if packet else PIECE
         self.read_size = min(PIECE, max(_LEAST_PIECE, min(read, room)))

@@ -1,4 +1,6 @@
-"""A trainer of one process: its events come as those of Trainer do, it saves each step and keeps one checkpoint, and leaves a final model."""
+"""A trainer of one process: its events come as those of Trainer do, it saves each step and keeps
+one checkpoint, and leaves a final model.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,17 @@ class Trainer:
 
     def __init__(self, output_dir: str, callbacks: Any = ()) -> None:
         self.folder = Path(output_dir)
-        self.args = SimpleNamespace(output_dir=output_dir, process_index=0, world_size=1, should_save=True, save_only_model=False)
+        self.args = SimpleNamespace(
+            output_dir=output_dir,
+            process_index=0,
+            world_size=1,
+            should_save=True,
+            save_only_model=False,
+        )
         self.control = SimpleNamespace(should_training_stop=False)
-        self.callbacks = [one() if isinstance(one, type) else one for one in [*DEFAULT_CALLBACKS, *callbacks]]
+        self.callbacks = [
+            one() if isinstance(one, type) else one for one in [*DEFAULT_CALLBACKS, *callbacks]
+        ]
 
     def add_callback(self, callback: Any) -> None:
         """After all that are there."""
@@ -52,7 +62,9 @@ class Trainer:
         """What Trainer's handler does."""
         for callback in self.callbacks:
             if hasattr(callback, name):
-                getattr(callback, name)(self.args, self.state, self.control, model=None, processing_class=None)
+                getattr(callback, name)(
+                    self.args, self.state, self.control, model=None, processing_class=None
+                )
 
     def save(self, step: int) -> None:
         """A checkpoint, and rotation."""

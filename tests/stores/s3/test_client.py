@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fsspec.config import conf
 
 from ckptsync.errors import ConfigError, Unsupported
-from ckptsync.stores.s3.client import Access, check_options, configured
+from ckptsync.stores.s3.client import BucketAccess
+from ckptsync.stores.s3.store import S3Store
 from ckptsync.stores.urls import Remote
 from tests.s3_script import Asked, Say, scripted
 
-ASKED = "from ckptsync.stores.s3.client import configured; import sys; print(configured('s3'), 'fsspec' in sys.modules)"
 STORED = Say(200, b"", {"ETag": '"t"'})
 
 MINE = {"key": "AKID", "secret": "verysecret"}
@@ -51,60 +48,89 @@ def _nothing_else(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
 
 
-def access(rest: str = "bucket/a/b", **options: Any) -> Access:
-    return Access(Remote("s3", rest), {**MINE, **options})
+def access(rest: str = "bucket/a/b", **options: Any) -> BucketAccess:
+    return BucketAccess(Remote("s3", rest), {**MINE, **options})
+
+
+def endpoint(found: BucketAccess) -> str:
+    """The URL of a request."""
+    seen: list[str] = []
+
+    def keep(request: Any, **_: Any) -> Any:
+        seen.append(request.url)
+        raise ConnectionAbortedError
+
+    found.client().meta.events.register_first("before-send.s3", keep)
+    with contextlib.suppress(ConnectionAbortedError):
+        found.client().head_object(Bucket=found.bucket, Key="K")
+    return seen[0]
 
 
 @pytest.mark.parametrize(
     ("options", "root", "region"),
     [
         ({}, "https://bucket.s3.amazonaws.com/", "us-east-1"),
-        ({"client_kwargs": {"region_name": "eu-west-1"}}, "https://bucket.s3.eu-west-1.amazonaws.com/", "eu-west-1"),
+        ({"client_kwargs": {"region_name": "eu-west-1"}},
+        "https://bucket.s3.eu-west-1.amazonaws.com/", "eu-west-1"),
         ({"endpoint_url": "http://minio:9000"}, "http://minio:9000/bucket/", "us-east-1"),
-        ({"client_kwargs": {"endpoint_url": "http://minio:9000", "region_name": "home"}}, "http://minio:9000/bucket/", "home"),
-        ({"endpoint_url": "https://s3.example", "config_kwargs": {"s3": {"addressing_style": "virtual"}}}, "https://bucket.s3.example/", "us-east-1"),
-        ({"config_kwargs": {"s3": {"addressing_style": "path"}}}, "https://s3.amazonaws.com/bucket/", "us-east-1"),
-        ({"config_kwargs": {"use_dualstack_endpoint": True, "region_name": "eu-west-1"}}, "https://bucket.s3.dualstack.eu-west-1.amazonaws.com/", "eu-west-1"),
-        ({"config_kwargs": {"use_fips_endpoint": True, "region_name": "us-east-2"}}, "https://bucket.s3-fips.us-east-2.amazonaws.com/", "us-east-2"),
+        ({"client_kwargs": {"endpoint_url": "http://minio:9000", "region_name": "home"}},
+        "http://minio:9000/bucket/", "home"),
+        ({"endpoint_url": "https://s3.example",
+        "config_kwargs": {"s3": {"addressing_style": "virtual"}}}, "https://bucket.s3.example/",
+        "us-east-1"),
+        ({"config_kwargs": {"s3": {"addressing_style": "path"}}},
+        "https://s3.amazonaws.com/bucket/", "us-east-1"),
+        ({"config_kwargs": {"use_dualstack_endpoint": True, "region_name": "eu-west-1"}},
+        "https://bucket.s3.dualstack.eu-west-1.amazonaws.com/", "eu-west-1"),
+        ({"config_kwargs": {"use_fips_endpoint": True, "region_name": "us-east-2"}},
+        "https://bucket.s3-fips.us-east-2.amazonaws.com/", "us-east-2"),
     ],
 )  # fmt: skip
 def test_a_bucket_is_where_botocore_says(options: dict[str, Any], root: str, region: str) -> None:
     found = access(**options)
-    assert found.root == root
+    assert endpoint(found) == f"{root}K"
     assert found.is_aws is ("amazonaws" in root)
     assert found.client().meta.region_name in (region, "aws-global")
 
 
-def test_the_environment_and_profiles_are_obeyed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_environment_and_profiles_are_obeyed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "config").write_text(
-        "[profile lab]\nregion = lab-1\nservices = ours\naws_access_key_id = FROMPROFILE\naws_secret_access_key = s\n"
-        "[services ours]\ns3 =\n  endpoint_url = http://lab.example:1234\n"
+        "[profile lab]\n"
+        "region = lab-1\n"
+        "services = ours\n"
+        "aws_access_key_id = FROMPROFILE\n"
+        "aws_secret_access_key = s\n"
+        "[services ours]\n"
+        "s3 =\n"
+        "  endpoint_url = http://lab.example:1234\n"
     )
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "https://env.example")
-    assert access().root == "https://env.example/bucket/"
+    assert endpoint(access()) == "https://env.example/bucket/K"
     monkeypatch.delenv("AWS_ENDPOINT_URL_S3")
-    found = Access(Remote("s3", "bucket"), {"profile": "lab"})
-    assert found.root == "http://lab.example:1234/bucket/"
+    found = BucketAccess(Remote("s3", "bucket"), {"profile": "lab"})
+    assert endpoint(found) == "http://lab.example:1234/bucket/K"
     assert found.client().meta.region_name == "lab-1"
     assert found.keys()[:2] == ("FROMPROFILE", "s")
     monkeypatch.setenv("AWS_PROFILE", "lab")
-    assert Access(Remote("s3", "bucket"), {}).root == "http://lab.example:1234/bucket/"
-
-
-def test_options_of_fsspecs_own_configuration_count_less_than_those_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(conf, "s3", {"endpoint_url": "http://conf.example", "key": "CONF", "secret": "s"})
-    assert Access(Remote("s3", "bucket"), {}).root == "http://conf.example/bucket/"
-    assert access().keys()[:2] == ("AKID", "verysecret")
+    found = BucketAccess(Remote("s3", "bucket"), {})
+    assert endpoint(found) == "http://lab.example:1234/bucket/K"
 
 
 def test_a_url_has_a_bucket_and_a_prefix() -> None:
-    for rest, bucket, prefix in [("b", "b", ""), ("bkt/a", "bkt", "a/"), ("bkt/a b/c", "bkt", "a b/c/")]:
-        found = Access(Remote("s3", rest), {**MINE, "endpoint_url": "http://h"})
+    for rest, bucket, prefix in [
+        ("b", "b", ""),
+        ("bkt/a", "bkt", "a/"),
+        ("bkt/a b/c", "bkt", "a b/c/"),
+    ]:
+        found = BucketAccess(Remote("s3", rest), {**MINE, "endpoint_url": "http://h"})
         assert (found.bucket, found.prefix) == (bucket, prefix)
     arn = "arn:aws:s3:eu-west-1:123456789012:accesspoint/mine"
     found = access(f"{arn}/a/b")
     assert (found.bucket, found.prefix) == (arn, "a/b/")
-    assert found.root == "https://mine-123456789012.s3-accesspoint.eu-west-1.amazonaws.com/"
+    access_point = "https://mine-123456789012.s3-accesspoint.eu-west-1.amazonaws.com/K"
+    assert endpoint(found) == access_point
 
 
 @pytest.mark.parametrize(
@@ -120,10 +146,11 @@ def test_a_url_has_a_bucket_and_a_prefix() -> None:
         ("bucket", {"endpoint_url": "no url"}, "no url"),
         ("bucket", {"config_kwargs": {"signature_version": "s3"}}, "signature_version"),
         ("bucket", {"s3_additional_kwargs": {"Metadata": "x"}}, "Metadata"),
-        ("Not A Bucket", {}, "Not A Bucket"),
     ],
 )
-def test_nonsense_is_a_configuration_error_without_secrets(rest: str, options: dict[str, Any], words: str) -> None:
+def test_nonsense_is_a_configuration_error_without_secrets(
+    rest: str, options: dict[str, Any], words: str
+) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
         access(rest, **options).additional("put_object")
     assert "verysecret" not in f"{caught.value!r}{caught.value.hint}"
@@ -131,9 +158,9 @@ def test_nonsense_is_a_configuration_error_without_secrets(rest: str, options: d
 
 def test_without_credentials_it_is_said_where_they_may_come_from() -> None:
     with pytest.raises(ConfigError, match="no credentials") as caught:
-        Access(Remote("s3", "bucket"), {})
+        BucketAccess(Remote("s3", "bucket"), {})
     assert "AWS_PROFILE" in caught.value.hint
-    assert Access(Remote("s3", "bucket"), {"anon": True}).keys() is None
+    assert BucketAccess(Remote("s3", "bucket"), {"anon": True}).keys() is None
 
 
 def test_directory_buckets_are_unsupported() -> None:
@@ -151,7 +178,12 @@ def sent(put: int = 1, **options: Any) -> list[Asked]:
 
 
 def test_encryption_and_payers_are_said_where_s3_wants_to_hear_it() -> None:
-    given = {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": "k", "Metadata": {"a": "b"}, "ChecksumAlgorithm": "SHA256"}
+    given = {
+        "ServerSideEncryption": "aws:kms",
+        "SSEKMSKeyId": "k",
+        "Metadata": {"a": "b"},
+        "ChecksumAlgorithm": "SHA256",
+    }
     put, get = sent(requester_pays=True, s3_additional_kwargs=given)
     assert put.headers["x-amz-server-side-encryption"] == "aws:kms"
     assert put.headers["x-amz-server-side-encryption-aws-kms-key-id"] == "k"
@@ -162,10 +194,15 @@ def test_encryption_and_payers_are_said_where_s3_wants_to_hear_it() -> None:
 
 def test_a_customers_key_goes_with_every_request_that_needs_it() -> None:
     key = "k" * 32
-    for asked in sent(s3_additional_kwargs={"SSECustomerAlgorithm": "AES256", "SSECustomerKey": key}):
+    for asked in sent(
+        s3_additional_kwargs={"SSECustomerAlgorithm": "AES256", "SSECustomerKey": key}
+    ):
         name = "x-amz-server-side-encryption-customer-key"
         assert asked.headers[name] == base64.b64encode(key.encode()).decode()
-        assert asked.headers[f"{name}-md5"] == base64.b64encode(hashlib.md5(key.encode()).digest()).decode()
+        assert (
+            asked.headers[f"{name}-md5"]
+            == base64.b64encode(hashlib.md5(key.encode()).digest()).decode()
+        )
 
 
 def test_a_payload_is_signed_where_nothing_else_protects_it() -> None:
@@ -175,7 +212,10 @@ def test_a_payload_is_signed_where_nothing_else_protects_it() -> None:
     assert not access().signs_payload
     assert access(config_kwargs={"s3": {"payload_signing_enabled": True}}).signs_payload
     assert "x-amz-checksum-crc32" in sent()[0].headers
-    assert "content-md5" in sent(config_kwargs={"request_checksum_calculation": "when_required"})[0].headers
+    assert (
+        "content-md5"
+        in sent(config_kwargs={"request_checksum_calculation": "when_required"})[0].headers
+    )
 
 
 def test_nothing_waits_for_a_server_to_say_continue() -> None:
@@ -183,34 +223,13 @@ def test_nothing_waits_for_a_server_to_say_continue() -> None:
     assert "ckptsync/" in sent()[0].headers["user-agent"]
 
 
-def asked(**environment: str) -> str:
-    """By a process that has not met fsspec yet."""
-    given = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "PYTHONPATH": ":".join(sys.path), **environment}
-    return subprocess.run([sys.executable, "-c", ASKED], env=given, check=True, capture_output=True, text=True).stdout.strip()
-
-
-def test_fsspec_is_not_imported_where_it_has_nothing_to_say() -> None:
-    assert asked() == "{} False"
-
-
-def test_fsspecs_variables_and_files_count(tmp_path: Path) -> None:
-    assert asked(FSSPEC_S3_KEY="A") == "{'key': 'A'} True"
-    (tmp_path / "conf.json").write_text(json.dumps({"s3": {"key": "B"}}))
-    assert asked(FSSPEC_CONFIG_DIR=str(tmp_path)) == "{'key': 'B'} True"
-    home = tmp_path / ".config" / "fsspec"
-    home.mkdir(parents=True)
-    (tmp_path / "conf.json").rename(home / "conf.json")
-    assert asked(HOME=str(tmp_path)) == "{'key': 'B'} True"
-
-
-def test_what_the_program_told_fsspec_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(conf, "s3", {"key": "C"})
-    assert configured("s3") == {"key": "C"}
-
-
-def test_options_that_s3fs_has_not_are_named() -> None:
-    check_options("s3://b", {"key": "x", "client_kwargs": {}, "use_listings_cache": False})
+def test_unknown_options_are_named() -> None:
     with pytest.raises(ConfigError, match="kye"):
-        check_options("s3://b", {"kye": "x"})
-    with pytest.raises(ConfigError, match="a mapping wanted"):
-        check_options("s3://b", {"config_kwargs": "x"})
+        access(kye="x")
+    with pytest.raises(ConfigError, match="expected a mapping"):
+        access(config_kwargs="x")
+
+
+def test_a_bucket_that_can_be_none_is_a_configuration_error() -> None:
+    with pytest.raises(ConfigError, match="Not A Bucket"):
+        S3Store(Remote("s3", "Not A Bucket"), MINE).size("a")

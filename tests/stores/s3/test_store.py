@@ -44,7 +44,7 @@ def test_of_little_memory_parts_are_smaller(place: Remote, memory: int, part: in
 def test_a_file_that_became_shorter_is_corrupt_whatever_of_it_comes(store: Store) -> None:
     store.write("a", [b"0123456789"])
     out = bytearray(11)
-    with pytest.raises(Corrupt, match="a: ends at byte 10, 11 bytes from 0 wanted"):
+    with pytest.raises(Corrupt, match="a: ends at byte 10, 11 bytes from 0 expected"):
         store.read_into("a", 0, memoryview(out))
 
 
@@ -57,7 +57,9 @@ def test_a_listing_of_many_pages_is_whole(store: Store, monkeypatch: pytest.Monk
     assert [e.name for e in store.names("a/")] == [n for n in wanted if n.startswith("a/")]
 
 
-def test_directories_of_many_pages_are_all_told(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_directories_of_many_pages_are_all_told(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for n in range(7):
         store.write(f"run/checkpoint-{n}/a", [b"x"])
     monkeypatch.setattr("ckptsync.stores.s3.store.PAGE", 3)
@@ -66,7 +68,10 @@ def test_directories_of_many_pages_are_all_told(store: Store, monkeypatch: pytes
 
 
 def test_what_stands_where_a_directory_would_and_is_no_name_is_none() -> None:
-    page = "".join(f"<CommonPrefixes><Prefix>pre/{found}/</Prefix></CommonPrefixes>" for found in ("a", "..", "b%5Cc", "d e"))
+    page = "".join(
+        f"<CommonPrefixes><Prefix>pre/{found}/</Prefix></CommonPrefixes>"
+        for found in ("a", "..", "b%5Cc", "d e")
+    )
     with scripted(Say(200, f"<ListBucketResult>{page}</ListBucketResult>".encode())) as script:
         assert script.store().dirs("") == ["a", "b%5Cc", "d e"]
 

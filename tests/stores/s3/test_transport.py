@@ -1,4 +1,6 @@
-"""Connections: used again, given up when nothing moves, paced, trusted, and not shared with a child process."""
+"""Connections: used again, given up when nothing moves, paced, trusted, and not shared with a child
+process.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,16 @@ from typing import Any
 
 import pytest
 
-from ckptsync.errors import ConfigError, StoreError, Transient
-from ckptsync.model import Extent
+from ckptsync.errors import ConfigError, Transient
 from ckptsync.stores.limits import Limits
-from ckptsync.stores.s3.bucket import base64_of
+from ckptsync.stores.s3 import transport
+from ckptsync.stores.s3.checksums import base64_of
 from ckptsync.stores.s3.store import S3Store
 from ckptsync.stores.urls import Remote
+from ckptsync.tensors import Extent
 from tests.paced import Counted
 from tests.s3_script import Say, scripted
+from tests.ticks import until
 
 STORED = b'HTTP/1.1 200 OK\r\nETag: "t"\r\nContent-Length: 0\r\n\r\n'
 BIG = 32 << 20
@@ -35,7 +39,7 @@ class Server:
 
     def __init__(self, talk: Callable[[socket.socket, int], object]) -> None:
         self._listener, self._talk = socket.create_server(("127.0.0.1", 0)), talk
-        self.connections = 0
+        self.connections = self.ended = 0
         self.host = f"127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -43,11 +47,14 @@ class Server:
         while True:
             connection, _ = self._listener.accept()
             self.connections += 1
-            threading.Thread(target=self._serve, args=(connection, self.connections), daemon=True).start()
+            threading.Thread(
+                target=self._serve, args=(connection, self.connections), daemon=True
+            ).start()
 
     def _serve(self, connection: socket.socket, number: int) -> None:
         with connection, contextlib.suppress(OSError):  # the other side may leave
             self._talk(connection, number)
+        self.ended += 1
 
 
 def request(connection: socket.socket) -> bytes:
@@ -58,7 +65,14 @@ def request(connection: socket.socket) -> bytes:
             return b""
         data += piece
     head, _, body = data.partition(b"\r\n\r\n")
-    length = next((int(line[15:]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")), 0)
+    length = next(
+        (
+            int(line[15:])
+            for line in head.split(b"\r\n")
+            if line.lower().startswith(b"content-length:")
+        ),
+        0,
+    )
     while len(body) < length:
         body += connection.recv(1 << 20)
     return data
@@ -69,9 +83,15 @@ def storing(connection: socket.socket, _number: int) -> None:
         connection.sendall(STORED)
 
 
-def store_at(host: str, stall: float = 5.0, pace: Any = None, scheme: str = "http", **options: Any) -> S3Store:
+def store_at(
+    host: str, stall: float = 5.0, pace: Any = None, scheme: str = "http", **options: Any
+) -> S3Store:
     limits = Limits(patience=0, stall=stall, memory=BIG * 4, **({"pace": pace} if pace else {}))
-    store = S3Store(Remote("s3", "b"), {"key": "k", "secret": "s", "endpoint_url": f"{scheme}://{host}", **options}, limits)
+    store = S3Store(
+        Remote("s3", "b"),
+        {"key": "k", "secret": "s", "endpoint_url": f"{scheme}://{host}", **options},
+        limits,
+    )
     store.least = BIG + 1  # nothing is cut into parts
     return store
 
@@ -96,7 +116,7 @@ def test_a_connection_is_used_again_until_the_server_ends_it() -> None:
     for n in range(1, 4):
         store.write("a", [b"x"])
         assert server.connections == n
-        time.sleep(0.05)  # until its end has come
+        assert until(lambda n=n: server.ended == n)  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("said", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 500000\r\n\r\nx"])
@@ -108,7 +128,10 @@ def test_a_server_that_falls_silent_is_given_up(said: bytes) -> None:
 def test_a_server_that_trickles_is_given_up() -> None:
     def trickling(connection: socket.socket, _number: int) -> None:
         request(connection)
-        connection.sendall(b"HTTP/1.1 206 OK\r\nContent-Range: bytes 0-499999/500000\r\nContent-Length: 500000\r\n\r\n")
+        connection.sendall(
+            b"HTTP/1.1 206 OK\r\nContent-Range: bytes 0-499999/500000\r\nContent-Length:"
+            b" 500000\r\n\r\n"
+        )
         for _ in range(300):
             connection.sendall(b"x")
             time.sleep(0.2)
@@ -140,7 +163,10 @@ def test_a_refusal_that_comes_before_the_body_was_taken_is_heard() -> None:
 def test_bytes_up_and_down_are_paced_in_small_pieces() -> None:
     pace, size = Counted(), (1 << 20) + 5
     body = b"y" * size
-    with scripted(Say(200, b"", {"ETag": '"t"'}), Say(206, body, {"Content-Range": f"bytes 0-{size - 1}/{size}"})) as script:
+    with scripted(
+        Say(200, b"", {"ETag": '"t"'}),
+        Say(206, body, {"Content-Range": f"bytes 0-{size - 1}/{size}"}),
+    ) as script:
         store = store_at(script.endpoint.partition("//")[2], pace=pace)
         store.write("a", [body])
         assert script.asked[0].body == body
@@ -155,17 +181,27 @@ def test_bytes_up_and_down_are_paced_in_small_pieces() -> None:
 
 
 class Slow(Counted):
-    """Each piece has to wait."""
+    """Each piece has to wait for a minute, by this clock."""
+
+    waited = 0.0
 
     def take(self, count: int) -> None:
         super().take(count)
-        time.sleep(0.2)
+        self.waited += 60
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.waited
 
 
-def test_waiting_for_the_pace_is_no_stall() -> None:
+def test_waiting_for_the_pace_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    pace = Slow()
+    monkeypatch.setattr(transport, "time", pace)
     size = 4 * Slow.piece
-    with scripted(Say(200, b"", {"ETag": '"t"'}), Say(206, bytes(size), {"Content-Range": f"bytes 0-{size - 1}/{size}"})) as script:
-        store = store_at(script.endpoint.partition("//")[2], stall=0.4, pace=Slow())
+    with scripted(
+        Say(200, b"", {"ETag": '"t"'}),
+        Say(206, bytes(size), {"Content-Range": f"bytes 0-{size - 1}/{size}"}),
+    ) as script:
+        store = store_at(script.endpoint.partition("//")[2], stall=30, pace=pace)
         store.write("a", [bytes(size)])
         store.read_into("a", 0, memoryview(bytearray(size)))
 
@@ -175,7 +211,11 @@ def test_what_breaks_off_is_asked_for_from_there_and_a_listing_that_does_is_an_e
     with pytest.raises(Transient, match="4 of 10 bytes"):
         store_at(saying(head).host).read_into("a", 0, memoryview(bytearray(10)))
     with pytest.raises(Transient, match="ended early"):
-        list(store_at(saying(b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n<ListBucketResult/>").host).names(""))
+        list(
+            store_at(
+                saying(b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n<ListBucketResult/>").host
+            ).names("")
+        )
 
 
 def pieces(*parts: bytes) -> Iterator[bytes]:
@@ -184,7 +224,9 @@ def pieces(*parts: bytes) -> Iterator[bytes]:
 
 def test_a_body_in_chunks_is_read_too() -> None:
     ranged = {"Content-Range": "bytes 0-4/5"}
-    with scripted(Say(200, pieces(b"<ListBucket", b"Result/>")), Say(206, pieces(b"abc", b"de"), ranged)) as script:
+    with scripted(
+        Say(200, pieces(b"<ListBucket", b"Result/>")), Say(206, pieces(b"abc", b"de"), ranged)
+    ) as script:
         store, out = script.store(), bytearray(5)
         assert list(store.names("")) == []
         store.read_into("a", 0, memoryview(out))
@@ -193,55 +235,75 @@ def test_a_body_in_chunks_is_read_too() -> None:
 
 def streamed(store: S3Store, size: int) -> list[bytes]:
     got: list[bytes] = []
-    store.stream(Extent("a", 0, size), memoryview(bytearray(4)), lambda view: got.append(bytes(view)))
+    store.stream(
+        Extent("a", 0, size), memoryview(bytearray(4)), lambda view: got.append(bytes(view))
+    )
     return got
 
 
-@pytest.mark.parametrize(("size", "wanted"), [(9, [b"0123", b"4567", b"8"]), (8, [b"0123", b"4567"]), (2, [b"01"])])
-def test_a_stream_gives_full_buffers_and_the_rest_at_the_end(size: int, wanted: list[bytes]) -> None:
+@pytest.mark.parametrize(
+    ("size", "wanted"), [(9, [b"0123", b"4567", b"8"]), (8, [b"0123", b"4567"]), (2, [b"01"])]
+)
+def test_a_stream_gives_full_buffers_and_the_rest_at_the_end(
+    size: int, wanted: list[bytes]
+) -> None:
     content, ranged = b"0123456789"[:size], {"Content-Range": f"bytes 0-{size - 1}/{size}"}
     for body in (content, pieces(*(content[at : at + 3] for at in range(0, size, 3)))):
         with scripted(Say(206, body, ranged)) as script:
             assert streamed(script.store(), size) == wanted
 
 
-def test_a_stream_whose_file_is_replaced_goes_on_only_if_nothing_was_given_out() -> None:
-    def broken(count: int) -> Say:
-        return Say(206, b"old....."[:count], {"Content-Range": "bytes 0-7/8", "ETag": '"1"'}, length=8)
-
-    replaced = Say(412, b"<Error><Code>PreconditionFailed</Code></Error>")
-    new = Say(206, b"newnewne", {"Content-Range": "bytes 0-7/8", "ETag": '"2"'})
-    with scripted(broken(3), replaced, new) as script:
-        assert streamed(script.store(), 8) == [b"newn", b"ewne"]
-    with scripted(broken(5), replaced, new) as script, pytest.raises(StoreError, match="replaced while it was read") as caught:
-        streamed(script.store(), 8)
-    assert not isinstance(caught.value, Transient)
-
-
 def test_the_takers_error_is_told_from_the_networks() -> None:
     def full(_: memoryview) -> None:
         raise Transient("disk full")
 
-    with scripted(Say(206, b"123", {"Content-Range": "bytes 0-2/3"})) as script, pytest.raises(Transient, match="disk full"):
+    with (
+        scripted(Say(206, b"123", {"Content-Range": "bytes 0-2/3"})) as script,
+        pytest.raises(Transient, match="disk full"),
+    ):
         script.store().stream(Extent("a", 0, 3), memoryview(bytearray(3)), full)
     assert len(script.asked) == 1
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="nothing here makes certificates")
-def test_tls_is_spoken_with_whom_the_bundle_names_and_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tls_is_spoken_with_whom_the_bundle_names_and_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
     names = ["-addext", "subjectAltName=DNS:localhost"]
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost", *names]
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=localhost",
+        *names,
+    ]
     subprocess.run([*command, "-keyout", key, "-out", cert], check=True, capture_output=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(cert, key)
     heard: list[bytes] = []
 
     def spoken(connection: socket.socket, number: int) -> None:
-        with contextlib.suppress(ssl.SSLError), context.wrap_socket(connection, server_side=True) as tls:
+        with (
+            contextlib.suppress(ssl.SSLError),
+            context.wrap_socket(connection, server_side=True) as tls,
+        ):
             while found := request(tls):
                 heard.append(found)
-                tls.sendall(STORED.replace(b"ETag", f"x-amz-checksum-crc32: {base64_of(zlib.crc32(b'x' * 1000))}\r\nETag".encode()))
+                tls.sendall(
+                    STORED.replace(
+                        b"ETag",
+                        (
+                            f"x-amz-checksum-crc32: {base64_of(zlib.crc32(b'x' * 1000))}\r\nETag"
+                        ).encode(),
+                    )
+                )
 
     def plain(connection: socket.socket, _number: int) -> None:
         connection.recv(1000)
@@ -260,7 +322,9 @@ def test_tls_is_spoken_with_whom_the_bundle_names_and_nobody_else(tmp_path: Path
     with pytest.raises(ConfigError, match="certificates"):
         store_at(host, scheme="https").write("a", [b"x"])
     with pytest.raises(ConfigError, match="does not speak TLS"):
-        store_at(Server(plain).host, scheme="https", client_kwargs={"verify": False}).write("a", [b"x"])
+        store_at(Server(plain).host, scheme="https", client_kwargs={"verify": False}).write(
+            "a", [b"x"]
+        )
 
 
 def test_a_proxy_is_asked_for_the_whole_url(monkeypatch: pytest.MonkeyPatch) -> None:

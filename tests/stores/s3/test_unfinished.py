@@ -10,16 +10,16 @@ import pytest
 from ckptsync.digest import crc32
 from ckptsync.errors import StoreError
 from ckptsync.stores.contract import About
-from ckptsync.stores.parts import Part
-from ckptsync.stores.s3.bucket import base64_of, md5
-from ckptsync.stores.s3.multipart import SentPart, Unfinished, is_same, sweep, unfinished
+from ckptsync.stores.part_upload import FilePart
+from ckptsync.stores.s3.checksums import base64_of, md5
+from ckptsync.stores.s3.multipart import SentPart, Unfinished, is_same, remove_stale, unfinished
 from ckptsync.stores.s3.store import S3Store
 from tests.s3_script import Say, error, scripted
 
 NOW = time.time()
 DATE = {"Date": email.utils.formatdate(NOW, usegmt=True)}
 DAY = 86400.0
-PART = Part(2, 3, memoryview(b"abc"))
+PART = FilePart(2, 3, memoryview(b"abc"))
 TAG = f'"{md5(b"abc").hex()}"'
 
 
@@ -29,18 +29,39 @@ def moment(ago: float) -> str:
 
 def page(*uploads: tuple[str, str, float], following: str = "") -> Say:
     body = "".join(
-        f"<Upload><Key>{k}</Key><UploadId>{u}</UploadId><Initiated>{moment(ago)}</Initiated></Upload>" for k, u, ago in uploads
+        (
+            f"<Upload><Key>{k}</Key><UploadId>{u}</UploadId><Initiated>{moment(ago)}</Initiated>"
+            "</Upload>"
+        )
+        for k, u, ago in uploads
     )
-    more = f"<IsTruncated>true</IsTruncated><NextKeyMarker>{following}</NextKeyMarker><NextUploadIdMarker>m</NextUploadIdMarker>"
-    return Say(200, f"<ListMultipartUploadsResult>{more if following else ''}{body}</ListMultipartUploadsResult>".encode(), DATE)
+    more = (
+        f"<IsTruncated>true</IsTruncated><NextKeyMarker>{following}</NextKeyMarker>"
+        "<NextUploadIdMarker>m</NextUploadIdMarker>"
+    )
+    return Say(
+        200,
+        (
+            f"<ListMultipartUploadsResult>{more if following else ''}{body}"
+            "</ListMultipartUploadsResult>"
+        ).encode(),
+        DATE,
+    )
 
 
 def listed(*numbers: int, ago: float = 0, following: str = "") -> Say:
     body = "".join(
-        f"<Part><PartNumber>{n}</PartNumber><Size>3</Size><ETag>{TAG}</ETag><LastModified>{moment(ago)}</LastModified></Part>"
+        (
+            f"<Part><PartNumber>{n}</PartNumber><Size>3</Size><ETag>{TAG}</ETag><LastModified>"
+            f"{moment(ago)}</LastModified></Part>"
+        )
         for n in numbers
     )
-    more = f"<IsTruncated>true</IsTruncated><NextPartNumberMarker>{following}</NextPartNumberMarker>" if following else ""
+    more = (
+        f"<IsTruncated>true</IsTruncated><NextPartNumberMarker>{following}</NextPartNumberMarker>"
+        if following
+        else ""
+    )
     return Say(200, f"<ListPartsResult>{more}{body}</ListPartsResult>".encode(), DATE)
 
 
@@ -58,12 +79,17 @@ def test_pages_of_uploads_and_of_parts_are_followed() -> None:
     ]
     with scripted(*pages) as script:
         found = unfinished(script.store()._bucket, "pre/k")
-        assert [(o.id, [part.number for part in o.parts]) for o in found] == [("u1", [1, 2]), ("u2", [])]
+        assert [(o.id, [part.number for part in o.parts]) for o in found] == [
+            ("u1", [1, 2]),
+            ("u2", []),
+        ]
         assert script.asked[1].query["upload-id-marker"] == "m"
         assert script.asked[3].query["part-number-marker"] == "1"
 
 
-def test_uploads_that_cannot_be_listed_are_not_continued_and_the_write_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_uploads_that_cannot_be_listed_are_not_continued_and_the_write_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with scripted(error(403, "AccessDenied")) as script:
         assert unfinished(script.store()._bucket, "pre/k") == []
     assert "s3:ListBucketMultipartUploads" in caplog.text or "permission denied" in caplog.text
@@ -80,7 +106,9 @@ def test_an_upload_agrees_by_what_it_has() -> None:
     assert upload(good, SentPart(10, 3, TAG, 0, "")).agrees(PART, 9) is False, "another file's"
     assert upload(good, kind="COMPOSITE").agrees(PART, 9) is False
     assert upload(good, kind="FULL_OBJECT").agrees(PART, 9) is True
-    assert upload(SentPart(2, 3, '"0"', 0, ""), good).agrees(PART, 9) is True, "some servers list what was replaced, too"
+    assert upload(SentPart(2, 3, '"0"', 0, ""), good).agrees(PART, 9) is True, (
+        "some servers list what was replaced, too"
+    )
 
 
 def test_a_part_is_the_same_by_its_checksum_where_it_has_one_and_else_by_its_tag() -> None:
@@ -88,27 +116,41 @@ def test_a_part_is_the_same_by_its_checksum_where_it_has_one_and_else_by_its_tag
     assert is_same(SentPart(2, 3, '"opaque"', 0, crc), PART)
     assert not is_same(SentPart(2, 3, TAG, 0, base64_of(0)), PART)
     assert is_same(SentPart(2, 3, TAG, 0, ""), PART)
-    assert not is_same(SentPart(2, 3, '"opaque"', 0, ""), PART), "it cannot be known: it is sent again"
+    assert not is_same(SentPart(2, 3, '"opaque"', 0, ""), PART), (
+        "it cannot be known: it is sent again"
+    )
 
 
 def test_only_what_was_given_up_below_one_of_our_stores_is_removed() -> None:
-    found = page(("pre/old", "u1", 9 * DAY), ("pre/slow", "u2", 9 * DAY), ("pre/new", "u3", 1 * DAY))
-    with scripted(Say(200, b"{}", DATE), found, listed(1, ago=8 * DAY), Say(204), listed(1, ago=60)) as script:
-        sweep(script.store()._bucket, "pre/")
+    found = page(
+        ("pre/old", "u1", 9 * DAY), ("pre/slow", "u2", 9 * DAY), ("pre/new", "u3", 1 * DAY)
+    )
+    with scripted(
+        Say(200, b"{}", DATE), found, listed(1, ago=8 * DAY), Say(204), listed(1, ago=60)
+    ) as script:
+        remove_stale(script.store()._bucket, "pre/")
         removed = [a.key for a in script.asked if a.method == "DELETE"]
     assert removed == ["pre/old"]
     with scripted(Say(404), error(404, "NoSuchKey"), found) as script:
-        sweep(script.store()._bucket, "pre/")
+        remove_stale(script.store()._bucket, "pre/")
         assert len(script.asked) == 2, "whose uploads these are is not known"
 
 
 def test_a_sweep_that_fails_stops_no_write(caplog: pytest.LogCaptureFixture) -> None:
     begun, done = (
-        Say(200, b"<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>"),
+        Say(
+            200,
+            (
+                b"<InitiateMultipartUploadResult><UploadId>u</UploadId>"
+                b"</InitiateMultipartUploadResult>"
+            ),
+        ),
         Say(200, b"<CompleteMultipartUploadResult/>"),
     )
     stored = [Say(200, b"", {"ETag": '"t"'})] * 2
-    with scripted(error(403, "AccessDenied"), error(403, "AccessDenied"), page(), begun, *stored, done) as script:
+    with scripted(
+        error(403, "AccessDenied"), error(403, "AccessDenied"), page(), begun, *stored, done
+    ) as script:
         store: S3Store = script.store()
         store.least = 10
         store.write("a", [b"0123456789abc"], About(13, "o"))

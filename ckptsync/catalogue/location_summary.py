@@ -1,0 +1,505 @@
+"""What a catalogue holds of each location: no listing, so that 10,000 are small.  Pure."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from heapq import merge
+
+from ckptsync.digest import digest
+from ckptsync.layouts.file_names import rank
+from ckptsync.records.io import Fault
+from ckptsync.records.locations import LocationState, Status, reading_order, unanswered_findings
+from ckptsync.records.model_record import ModelRecord
+from ckptsync.records.names import consolidated_prefix, file_name
+from ckptsync.records.report import DAMAGE, LEVELS, Level, Verdict
+from ckptsync.records.save_groups import Sibling
+from ckptsync.records.tombstone_keep_join import fate, kept
+from ckptsync.stores.contract import Entry
+
+TOKENIZER = "tokenizer"
+LINES = 8
+"""Lines of evidence and the like that are held; one more counts the others."""
+_STEP = re.compile(r"(?<![0-9])([0-9]{1,18})\Z")
+_TOKENIZERS = (
+    TOKENIZER,
+    "vocab.",
+    "spiece.",
+    "sentencepiece.",
+    "tekken.",
+    "processor_config.",
+    "preprocessor_config.",
+)
+Owner = tuple[str, str]
+"""A node, and the location in which it had a rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proven:
+    """The last report that counts (see `records.locations.proof`).
+
+    Times: seconds on the store's clock.
+
+    ``when``: the mtime of that report's record.  ``holds``: a report at level digest or above found
+    no damage in these very manifests and this very model record.  ``passed``: each level at which a
+    report found none, and when the last one did.  ``damage``: names of the DAMAGED reports that no
+    later report answers.  Then ``damage_level`` is the level that an answer must have,
+    ``damaged_at`` the mtime of the newest of them, and ``rewritten_at`` that of the newest file
+    that they complain of, as it is in the store now (0 if none is there).
+    """
+
+    report: str = ""
+    verdict: Verdict | None = None
+    level: Level | None = None
+    when: float = 0.0
+    holds: bool = False
+    passed: tuple[tuple[Level, float], ...] = ()
+    damage: tuple[str, ...] = ()
+    damage_level: Level | None = None
+    damaged_at: float = 0.0
+    rewritten_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Files that an incomplete location lacks: how many, and the first (empty if none is known).
+
+    ``rank``: whose they are by their names, -1 where names do not say.  ``node``: the node that
+    sent them, else empty.
+    """
+
+    files: int
+    first: str
+    rank: int = -1
+    node: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One location, as `records.locations.LocationState` has it, in short.
+
+    Times: seconds on the store's clock.
+
+    ``step``: the number that its checkpoint's name ends in.  ``evidence``: why it has no better
+    ``status``; ``lacks``: what resuming a training needs and is not there.  ``nodes``,
+    ``manifests``: of the manifests that count. ``model_record``: the name of the one that counts.
+    ``model_records``, ``reports``, ``tombstones``: counts of records.
+
+    ``files`` and ``size`` (bytes): the checkpoint's own files, each once; of an incomplete
+    location, those that are there.  ``model_files``, ``model_size``: the consolidated model's.
+    ``suspects``: files of the model that are missing, or that an unanswered report calls damaged.
+    ``ended``: the newest file's mtime, corrected by the measured offset of its node's clock;
+    ``arrived``: the mtime of the newest manifest that counts, ``first`` of the oldest.
+
+    ``retired``: a tombstone's reason, else empty; ``shards_retired``: the same where only the
+    trainer's own files go. ``marked_at``: the mtime of the newest tombstone in force,
+    ``withdrawn_at`` of the newest that withdraws one; ``begun``: files may be deleted already;
+    ``done``: no shard is left.  ``kept``: why a person keeps it, else empty.
+
+    ``ranks``: node → the ranks whose files it had, as ``0-3,7``; ``gaps``: what is missing of an
+    incomplete location; ``lost``: the same as lines for people, with the nodes that should have it,
+    as far as the run's other checkpoints tell; ``awaited``: those nodes.  ``state``: changes with
+    any record that is written or deleted.  ``late``: manifests count that the model record does not
+    name; ``to_open``: what the consolidated model lacks to be opened, ``config.json`` (or
+    ``adapter_config.json``) and ``tokenizer``; ``left_out``: code that the model does not have.
+    ``siblings``: other locations with parts of this save, or of what may be this save.
+
+    ``uploading``: the nodes that are sending files of it now, where it is UPLOADING.  ``demanded``:
+    bytes of the files that its model needs, 0 where their sizes are not all known, and ``present``
+    those of them that are in the store; both only while it is not complete.
+    """
+
+    run: str
+    checkpoint: str
+    location: str
+    step: int | None
+    status: Status
+    evidence: tuple[str, ...] = ()
+    lacks: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    manifests: tuple[str, ...] = ()
+    model_record: str = ""
+    model_records: int = 0
+    reports: int = 0
+    tombstones: int = 0
+    files: int = 0
+    size: int = 0
+    model_files: int = 0
+    model_size: int = 0
+    ended: float = 0.0
+    first: float = 0.0
+    arrived: float = 0.0
+    model: bool = False
+    resume: bool = False
+    consolidated: bool = False
+    proof: Proven = Proven()
+    retired: str = ""
+    lost: tuple[str, ...] = ()
+    state: str = ""
+    shards_retired: str = ""
+    kept: str = ""
+    marked_at: float = 0.0
+    withdrawn_at: float = 0.0
+    begun: bool = False
+    done: bool = False
+    late: bool = False
+    to_open: tuple[str, ...] = ()
+    ranks: tuple[tuple[str, str], ...] = ()
+    gaps: tuple[Gap, ...] = ()
+    awaited: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    siblings: tuple[Sibling, ...] = ()
+    suspects: tuple[str, ...] = ()
+    uploading: tuple[str, ...] = ()
+    demanded: int = 0
+    present: int = 0
+
+    @property
+    def percent(self) -> int | None:
+        """Return how much of what a model needs is there; None if no node uploads, or not known."""
+        return 100 * self.present // self.demanded if self.uploading and self.demanded else None
+
+    @property
+    def unopenable(self) -> str:
+        """Say why nothing opens the consolidated model; empty if it has its configuration."""
+        config = next((name for name in self.to_open if name != TOKENIZER), "")
+        opener = "PeftModel" if config == "adapter_config.json" else "from_pretrained"
+        return f"no {config}: {opener} cannot open it" if config else ""
+
+    @property
+    def to_give(self) -> str:
+        """Say how to give what the consolidated model lacks; empty if it lacks nothing."""
+        if not self.to_open:
+            return ""
+        is_adapter = "adapter_config.json" in self.to_open  # its base model has a tokenizer
+        lacking = [name for name in self.to_open if name != TOKENIZER or not is_adapter]
+        names = " and ".join("its tokenizer" if name == TOKENIZER else name for name in lacking)
+        return (
+            f"put {names} into the output directory of {self.run}, where its worker (or `ckptsync"
+            f" push`) finds it, or set head.config_from.{self.run} to a directory that has it, and"
+            " reload the head (`ckptsync help head`)"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """``summaries`` by run and step; ``faults`` by name; ``clock``: the newest mtime in the store.
+
+    ``begun``: checkpoints that nodes upload and that have no manifest yet.  People are shown them;
+    nothing is decided about them.
+    """
+
+    summaries: tuple[Summary, ...] = ()
+    faults: tuple[Fault, ...] = ()
+    clock: float = 0.0
+    begun: tuple[Summary, ...] = ()
+
+    @property
+    def shown(self) -> tuple[Summary, ...]:
+        """Return all that people are shown, by run and step."""
+        return tuple(
+            sorted((*self.summaries, *self.begun), key=lambda s: reading_order(s.run, s.location))
+        )
+
+
+def summarize(seen: LocationState, mtimes: Mapping[str, float]) -> Summary:
+    """Return a location in short.
+
+    ``mtimes``: store name → seconds on the store's clock, as far as they are known.
+    """
+    conditions, records, model = seen.conditions, seen.records, seen.model_record
+    names = {k.name for k in seen.manifests}
+    times = [mtimes.get(name, 0.0) for name in names]
+    end = fate(records.tombstones, names)
+    withdrawn = [name for name, stone in records.tombstones.items() if stone.stage == "withdrawn"]
+    ranks: dict[str, set[int]] = {}
+    for known in seen.manifests:
+        ranks.setdefault(known.manifest.node, set()).update(known.manifest.ranks)
+    kinds = (records.model_records, records.reports, records.tombstones, records.keeps)
+    every = "\n".join(sorted([*names, *(name for its in kinds for name in its)]))
+    complained = {
+        f"{seen.run}/{finding.name}"
+        for name in conditions.proof.damage
+        for finding in records.reports[name].findings
+        if finding.kind in DAMAGE
+    }
+    prefix = consolidated_prefix(seen.run, seen.location)
+    bound = {prefix + f.path: f for f in model.files} if model else {}
+    demanded, present = _progress(seen) if seen.status == "INCOMPLETE" else (0, 0)
+    suspects = [
+        f.path for name, f in bound.items() if seen.sizes.get(name) != f.size or name in complained
+    ]
+    return Summary(
+        run=seen.run,
+        checkpoint=seen.checkpoint,
+        location=seen.location,
+        step=step(seen.checkpoint),
+        status=seen.status,
+        evidence=cut(_damage(seen, mtimes) if seen.status == "DAMAGED" else seen.evidence),
+        lacks=cut(conditions.resume.evidence),
+        nodes=tuple(sorted(ranks)),
+        manifests=tuple(k.name for k in seen.manifests),
+        model_record=seen.model_record_name,
+        model_records=len(records.model_records),
+        reports=len(records.reports),
+        tombstones=len(records.tombstones),
+        files=len(seen.files),
+        size=sum(size for _, size in seen.present().values()),
+        model_files=len(bound),
+        model_size=sum(f.size for f in bound.values()),
+        ended=max(k.manifest.ended - k.manifest.clock_offset for k in seen.manifests) / 1e9,
+        first=min(times),
+        arrived=max(times),
+        model=conditions.model.holds,
+        resume=conditions.resume.holds,
+        consolidated=conditions.consolidated.holds,
+        proof=_proven(seen, mtimes, complained),
+        retired=conditions.retired,
+        state=digest(every.encode())[:16],
+        shards_retired=end.shards,
+        kept=kept(records.keeps),
+        marked_at=max((mtimes.get(name, 0.0) for name in end.stones), default=0.0),
+        withdrawn_at=max((mtimes.get(name, 0.0) for name in withdrawn), default=0.0),
+        begun=end.is_begun,
+        done=end.is_done,
+        late=bool(model) and not names.issubset(model.manifests if model else ()),
+        to_open=_lacks_to_open(model) if model else (),
+        ranks=tuple((node, show_ranks(its)) for node, its in sorted(ranks.items()) if its),
+        gaps=find_gaps(seen) if seen.status == "INCOMPLETE" else (),
+        left_out=cut(model.left_out) if model else (),
+        siblings=tuple(replace(s, against=cut(s.against)) for s in seen.siblings),
+        suspects=tuple(sorted(suspects)),
+        demanded=demanded,
+        present=present,
+    )
+
+
+def summarize_begun(
+    run: str, checkpoint: str, nodes: Mapping[str, float], entries: Iterable[Entry]
+) -> Summary:
+    """Return what is known of a checkpoint that nodes upload and that has no manifest yet.
+
+    ``nodes``: by id, when each last said that it uploads. ``entries``: the files that are in the
+    store already.
+    """
+    files = list(entries)
+    last = max([*nodes.values(), *(e.mtime for e in files)])
+    return Summary(
+        run=run,
+        checkpoint=checkpoint,
+        location=checkpoint,
+        step=step(checkpoint),
+        status="UPLOADING",
+        evidence=("no node has stored its part yet",),
+        files=len(files),
+        size=sum(e.size for e in files),
+        ended=last,
+        first=last,
+        arrived=last,
+        uploading=tuple(sorted(nodes)),
+    )
+
+
+def _progress(seen: LocationState) -> tuple[int, int]:
+    """Return the bytes that its model needs, and those stored; (0, 0) if a size is unknown."""
+    demanded = present = 0
+    for path, size in seen.demands.model.items():
+        where = seen.files.get(path)
+        expected = where[0].entry.size if where else size
+        if expected is None:
+            return 0, 0
+        name = where[0].name if where else file_name(seen.run, seen.location, path)
+        demanded += expected
+        present += min(expected, seen.sizes.get(name, 0))
+    return demanded, present
+
+
+def find_gaps(seen: LocationState) -> tuple[Gap, ...]:
+    """Return what is missing, by the rank whose it is, or by the node that sent it."""
+    elsewhere = {path for paths in seen.siblings.values() for path in paths}
+    absent: dict[int, list[str]] = {}
+    for path in sorted(
+        {**seen.demands.resume, **seen.demands.model}.keys() - seen.files.keys() - elsewhere
+    ):
+        number = rank(path)
+        absent.setdefault(-1 if number is None else number, []).append(path)
+    present = {number for known in seen.manifests for number in known.manifest.ranks}
+    present |= {number for path in elsewhere if (number := rank(path)) is not None}
+    if present:  # ranks of this training of which no file has come
+        for number in set(range(seen.demands.world or 0)) - present:
+            absent.setdefault(number, [])
+    gone: dict[str, list[str]] = {}
+    for path, where in seen.files.items():
+        if seen.sizes.get(where[0].name) != where[0].entry.size:
+            gone.setdefault(where[0].nodes[0], []).append(path)
+    unsent = [
+        Gap(len(paths), paths[0] if paths else "", number)
+        for number, paths in sorted(absent.items())
+    ]
+    return (
+        *unsent,
+        *(Gap(len(paths), min(paths), -1, node) for node, paths in sorted(gone.items())),
+    )
+
+
+def step(checkpoint: str) -> int | None:
+    """Return the number that a checkpoint's name ends in; None if in none, as ``final``."""
+    found = _STEP.search(checkpoint)
+    return int(found[1]) if found else None
+
+
+def cut(lines: Sequence[str]) -> tuple[str, ...]:
+    """Return at most `LINES` of them, then how many more there are."""
+    return (
+        tuple(lines) if len(lines) <= LINES else (*lines[:LINES], f"and {len(lines) - LINES} more")
+    )
+
+
+def show_ranks(ranks: Iterable[int]) -> str:
+    """Return ranks as ``0-3,7``."""
+    found: list[list[int]] = []
+    for number in sorted(ranks):
+        if found and found[-1][1] == number - 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in found)
+
+
+def read_ranks(text: str) -> set[int]:
+    """Return the ranks that `show_ranks` wrote."""
+    pairs = ([int(n) for n in part.split("-")] for part in text.split(",") if part)
+    return {
+        number
+        for first, *last in pairs
+        for number in range(first, (last[0] if last else first) + 1)
+    }
+
+
+def _damage(seen: LocationState, mtimes: Mapping[str, float]) -> tuple[str, ...]:
+    """Return what unanswered reports found; of a rewritten file, that it is not verified yet."""
+    reported = max((mtimes.get(name, 0.0) for name in seen.conditions.proof.damage), default=0.0)
+    wrong = [f for f in unanswered_findings(seen) if f.kind in DAMAGE]
+    again = {f.name for f in wrong if mtimes.get(f"{seen.run}/{f.name}", 0.0) > reported}
+    old = [f"{f.name}: {f.kind}: {f.detail}" for f in wrong if f.name not in again]
+    new = [f"{f.name}: uploaded again, not yet verified" for f in wrong if f.name in again]
+    return tuple(dict.fromkeys((*old, *new)))
+
+
+def _proven(seen: LocationState, mtimes: Mapping[str, float], complained: Iterable[str]) -> Proven:
+    """Return what the reports of a location prove, and since when."""
+    proof, reports = seen.conditions.proof, seen.records.reports
+    names = set() if seen.conditions.shards else {k.name for k in seen.manifests}
+    passed: dict[Level, float] = {}
+    for name, report in reports.items():
+        if (
+            report.verdict == "ok"
+            and names.issubset(report.manifests)
+            and report.model_record == seen.model_record_name
+        ):
+            passed[report.level] = max(passed.get(report.level, 0.0), mtimes.get(name, 0.0))
+    return Proven(
+        report=proof.report,
+        verdict=proof.verdict,
+        level=proof.level,
+        when=mtimes.get(proof.report, 0.0),
+        holds=proof.holds,
+        passed=tuple((level, passed[level]) for level in LEVELS if level in passed),
+        damage=proof.damage,
+        damage_level=max(
+            (reports[name].level for name in proof.damage), key=LEVELS.index, default=None
+        ),
+        damaged_at=max((mtimes.get(name, 0.0) for name in proof.damage), default=0.0),
+        rewritten_at=max((mtimes.get(name, 0.0) for name in complained), default=0.0),
+    )
+
+
+def _lacks_to_open(model_record: ModelRecord) -> tuple[str, ...]:
+    """Return what a model lacks to be opened: configuration, tokenizer (or other processor)."""
+    names = {f.path for f in model_record.files}
+    is_adapter = any(name.startswith("adapter_model") for name in names)
+    config = "adapter_config.json" if is_adapter else "config.json"
+    has_tokenizer = any(name.startswith(_TOKENIZERS) for name in names)
+    return (*(() if config in names else (config,)), *(() if has_tokenizer else (TOKENIZER,)))
+
+
+def explain_missing(summaries: Sequence[Summary]) -> tuple[Summary, ...]:
+    """Return the same summaries, with ``lost`` and ``awaited`` of the incomplete ones.
+
+    The node that had a rank in another checkpoint of the run should have its missing files.
+    """
+    runs: dict[str, list[Summary]] = {}
+    if any(s.status == "INCOMPLETE" for s in summaries):
+        for s in sorted(summaries, key=lambda s: s.arrived):
+            runs.setdefault(s.run, []).append(s)
+    return tuple(_explain(s, runs[s.run]) if s.status == "INCOMPLETE" else s for s in summaries)
+
+
+def _explain(seen: Summary, run: Sequence[Summary]) -> Summary:
+    owners = _owners({g.rank for g in seen.gaps if g.rank >= 0 and not g.node}, seen, run)
+    by_owner: dict[Owner | None, list[Gap]] = {}
+    for gap in seen.gaps:
+        if not gap.node:
+            by_owner.setdefault(owners.get(gap.rank), []).append(gap)
+    lines = [_gap_line(owner, gaps) for owner, gaps in by_owner.items()]
+    lines += [
+        f"{g.node}: uploaded {_gap_files([g])}, which is no longer in the store"
+        for g in seen.gaps
+        if g.node
+    ]
+    absent: list[str] = []
+    if by_owner.keys() <= {None}:  # no owner: nodes of the nearest checkpoint that sent nothing
+        near = next(_nearest(seen, run), None)
+        there = {*seen.nodes, *(node for sibling in seen.siblings for node in sibling.nodes)}
+        absent = [node for node, _ in near.ranks if node not in there] if near else []
+        lines += [
+            f"{node}: has uploaded nothing yet; it uploaded a part of {near.location}"
+            for node in absent
+            if near
+        ]
+    awaited = {
+        *(owner[0] for owner in by_owner if owner),
+        *absent,
+        *(g.node for g in seen.gaps if g.node),
+    }
+    return replace(seen, lost=cut(lines), awaited=tuple(sorted(awaited)))
+
+
+def _owners(missing: Collection[int], seen: Summary, run: Sequence[Summary]) -> Mapping[int, Owner]:
+    """Return who had each of these ranks in the checkpoint nearest in time that tells."""
+    found: dict[int, Owner] = {}
+    for other in _nearest(seen, run):
+        if found.keys() >= set(missing):
+            break
+        for node, ranks in other.ranks:
+            for number in read_ranks(ranks).intersection(missing):
+                found.setdefault(number, (node, other.location))
+    return found
+
+
+def _nearest(seen: Summary, run: Sequence[Summary]) -> Iterator[Summary]:
+    """Yield the others of known ranks, the nearest in time first; ``run`` is ordered by time."""
+    after = bisect_right(run, seen.arrived, key=lambda s: s.arrived)
+    by_distance = merge(
+        reversed(run[:after]), iter(run[after:]), key=lambda s: abs(s.arrived - seen.arrived)
+    )
+    return (s for s in by_distance if s.ranks and s is not seen)
+
+
+def _gap_line(owner: Owner | None, gaps: Sequence[Gap]) -> str:
+    numbers = sorted({g.rank for g in gaps if g.rank >= 0})
+    ranks = f"rank{'' if len(numbers) == 1 else 's'} {show_ranks(numbers)}" if numbers else ""
+    who = f"{owner[0]}, which had {ranks} in {owner[1]}" if owner else ranks
+    what = (
+        f"{_gap_files(gaps)}, which no node has uploaded"
+        if any(g.files for g in gaps)
+        else "no node has uploaded any of its files"
+    )
+    return f"{who}: {what}" if who else what
+
+
+def _gap_files(gaps: Sequence[Gap]) -> str:
+    count, first = sum(g.files for g in gaps), next(g.first for g in gaps if g.files)
+    return first if count == 1 else f"{first} and {count - 1} more"

@@ -1,0 +1,412 @@
+"""Find the checkpoints in an output directory, whoever wrote them.
+
+A scan is the truth; events only say when to scan.
+
+A name in a store follows from the path alone, so that every node and every scan gives the same one.
+Where trainers write, and what, was read in their sources and seen in real runs: transformers 5.23,
+accelerate 1.15, DeepSpeed 0.19.8, torchtitan 0.3, verl 0.9.1, Lightning 2.6.6, LLaMA-Factory 0.9.5,
+Ray Train 2.60.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ckptsync.errors import ConfigError, StoreError
+from ckptsync.safe_names import RECORDS
+from ckptsync.walk import SPOOL, Stat, walk
+
+Family = Literal["trainer", "accelerate", "deepspeed", "dcp", "verl", "lightning", "final"]
+FINAL = "final"  # the model that a trainer leaves beside its checkpoints when it is done
+# accelerate's projects, torchtitan's dump folder, Lightning under most loggers
+NESTED = ("checkpoints", "checkpoint")
+# of a rank's own; of its experts; of a pipeline's layers: a node may hold those of one kind alone
+_STATES = re.compile(
+    r"(bf16_|fp16_)?(zero_pp_rank_[0-9]+_|expp_rank_[0-9]+_|(layer_[0-9]+_)?expert_[0-9]+_)?mp_rank_[0-9]+_(model|optim)_states\.pt"
+    r"|layer_[0-9]+(-model_[0-9]+)?-model_states\.pt"
+)
+_DCP = re.compile(r"\.metadata|__[0-9]+_[0-9]+\.distcp|.+\.safetensors(\.index\.json)?")
+# of its PPO trainer; of its SFT trainer, which has no directory for its one model
+_VERL = re.compile(
+    r"actor|critic|model|optimizer|extra|dist_ckpt|huggingface|data(_[0-9]+)?\.pt"
+    r"|(model|optim|extra_state)_world_size_[0-9]+_rank_[0-9]+\.pt|.+\.safetensors"
+)
+_ANYTHING = re.compile(r".*", re.DOTALL)
+# by its name, and by a name of something in it where a directory of that name may be anything
+_NUMBERED: tuple[tuple[re.Pattern[str], Family, re.Pattern[str] | None], ...] = (
+    (re.compile(r"checkpoint-[0-9]{1,18}"), "trainer", None),
+    (re.compile(r"checkpoint_[0-9]{1,18}"), "accelerate", None),
+    (
+        re.compile(
+            r"checkpoint_[0-9]{4}-[0-9][0-9]-[0-9][0-9]_[0-9][0-9]-[0-9][0-9]-[0-9][0-9]\.[0-9]{6}",
+            re.ASCII,
+        ),
+        "accelerate",
+        None,
+    ),  # Ray Train, whatever is in it
+    (re.compile(r"step-[0-9]{1,18}"), "dcp", _DCP),
+    (re.compile(r"iter_[0-9]{7,18}"), "dcp", _DCP),  # Megatron-Core
+    (re.compile(r"global_step_[0-9]{1,18}"), "verl", _VERL),
+)
+_LIGHTNING = ".ckpt"  # a file, or the directory of a sharded one
+_VERSION = re.compile(r"version_[0-9]{1,9}")
+_SEARCHED = re.compile(r"run-[A-Za-z0-9_-]{1,60}")  # a trial of Trainer.hyperparameter_search
+_RESERVED = ("consolidated", *NESTED)
+# a spool, and the records of a store that somebody copied by hand
+_NO_CHECKPOINT = (SPOOL, RECORDS)
+_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+
+WEIGHTS = re.compile(
+    r"((adapter_)?model(-[0-9]{5}-of-[0-9]{5})?\.safetensors)|((pytorch|adapter)_model(-[0-9]{5}-of-[0-9]{5})?\.bin)"
+)
+# A model's own files, and what a trainer says of it when it is done.  Logs lie there, too: they
+# grow while nothing else does.
+# In transformers' tokenizers vocabularies end in .spm (Marian, Speech2Text), .codes (PhoBERT),
+# .tokenizer (ProphetNet), too.
+OF_MODEL = re.compile(
+    r"[A-Za-z0-9].*\.(safetensors|bin|json|model|spm|codes|tokenizer|jinja|tiktoken|py|md)|(vocab|merges|dict)\.txt|\.tmp.{6}",
+    re.DOTALL,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointDir:
+    """Where a checkpoint lies. ``name`` is its location in a store: one plain path component.
+
+    ``only``: the names in ``path`` that belong to it, where it has no directory of its own.
+    """
+
+    name: str
+    family: Family
+    path: Path
+    only: tuple[str, ...] | None = None
+
+    @property
+    def step(self) -> int | None:
+        """The number at the end of the name.
+
+        Of Lightning's the one that says that it is a step, of Ray's all of the date.
+        """
+        if self.name.startswith("checkpoint_") and "-" in self.name:
+            return int(re.sub(r"\D", "", self.name))
+        found = re.search(
+            r"step-([0-9]{1,18})" if self.family == "lightning" else r"([0-9]{1,18})$", self.name
+        )
+        return int(found[1]) if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class ListedCheckpoint:
+    """A checkpoint as it lies on disk at this moment.
+
+    `ckptsync.walk.Listing` says what is and is not counted.
+    """
+
+    name: str
+    family: Family
+    path: Path
+    files: tuple[Stat, ...]
+    partial: tuple[Stat, ...]
+    others: tuple[str, ...]
+
+
+def list_checkpoint(checkpoint_dir: CheckpointDir) -> ListedCheckpoint:
+    """Return the files of a checkpoint as they are now; one that has vanished has none."""
+    below = walk(checkpoint_dir.path, checkpoint_dir.only)
+    return ListedCheckpoint(
+        checkpoint_dir.name,
+        checkpoint_dir.family,
+        checkpoint_dir.path,
+        below.files,
+        below.partial,
+        below.others,
+    )
+
+
+def find_checkpoint_dirs(output_dir: Path) -> tuple[CheckpointDir, ...]:
+    """Return where checkpoints lie, without looking into them further than to know their family."""
+    ordered: dict[str, CheckpointDir] = {}
+    entries = _entries(output_dir)  # once: 100,000 files of somebody else's may lie there
+    inside = sorted(
+        e.name
+        for e in entries
+        if not e.name.startswith(("_", ".")) and e.is_dir(follow_symlinks=False)
+    )
+    for checkpoint_dir in (
+        *_top(output_dir, [e.name for e in entries], inside),
+        *_nested(output_dir, inside),
+    ):
+        name = checkpoint_dir.name
+        if name in ordered:  # two directories have this name: the second gets its path for a name
+            parts = (
+                *checkpoint_dir.path.relative_to(output_dir).parts,
+                *(checkpoint_dir.only or ()),
+            )
+            name = (
+                _tagged("/".join(parts)) + _LIGHTNING
+                if checkpoint_dir.family == "lightning"
+                else ".".join(parts)
+            )
+        ordered[name] = CheckpointDir(
+            name, checkpoint_dir.family, checkpoint_dir.path, checkpoint_dir.only
+        )
+    return tuple(ordered[name] for name in sorted(ordered))
+
+
+def checkpoint_dir_at(directory: Path) -> CheckpointDir | None:
+    """Return ``directory`` itself as a checkpoint, or ``None`` if nothing says that it is one."""
+    path = directory.resolve()
+    return _checkpoint_dir(path.parent, path.name)
+
+
+def is_plain(name: str) -> bool:
+    """Return whether a store can keep a checkpoint under this very name."""
+    return _PLAIN.fullmatch(name) is not None and name not in _RESERVED
+
+
+def is_named_like_one(name: str) -> bool:
+    """Return whether a name begins as a checkpoint's does, such as ``checkpoint-4 (copy)``."""
+    return any(
+        found and not name[found.end() :][:1].isdigit()
+        for found in (pattern.match(name) for pattern, _, _ in _NUMBERED)
+    )
+
+
+def uncovered(directory: Path, found: Collection[CheckpointDir]) -> tuple[str, ...]:
+    """List what lies in an output directory and is in none of the checkpoints ``found``.
+
+    A directory's name ends in a slash.
+    """
+    return tuple(_uncovered(directory, "", found))
+
+
+def _uncovered(directory: Path, prefix: str, found: Collection[CheckpointDir]) -> Iterator[str]:
+    whole = {checkpoint_dir.path for checkpoint_dir in found if checkpoint_dir.only is None}
+    if directory in whole:
+        return
+    single = {
+        checkpoint_dir.path / name for checkpoint_dir in found for name in checkpoint_dir.only or ()
+    }
+    for entry in sorted(_entries(directory), key=lambda e: e.name):
+        path, is_folder = directory / entry.name, entry.is_dir(follow_symlinks=False)
+        if entry.name in _NO_CHECKPOINT or path in (whole if is_folder else single):
+            continue
+        if is_folder and any(path in (each, *each.parents) for each in (*whole, *single)):
+            yield from _uncovered(path, f"{prefix}{entry.name}/", found)
+        else:
+            yield f"{prefix}{entry.name}{'/' if is_folder else ''}"
+
+
+def output_dirs_of(path: Path) -> Iterator[tuple[Path, CheckpointDir]]:
+    """Yield every output directory in which a worker would find the checkpoint at ``path``.
+
+    The nearest comes first, each with what the checkpoint is there.
+
+    Raises as `find_checkpoint_dirs` does.
+    """
+    parent = path.parent
+    above = [parent]
+    if parent.name in NESTED or _SEARCHED.fullmatch(parent.name):
+        above.append(parent.parent)
+    if (
+        parent.name == "checkpoints"
+        and _VERSION.fullmatch(parent.parent.name)
+        and parent.parent.parent.name == "lightning_logs"
+    ):
+        above.append(parent.parent.parent.parent)
+    for home in (*above, path):
+        for checkpoint_dir in find_checkpoint_dirs(home):
+            if checkpoint_dir.only is None:
+                is_at = checkpoint_dir.path == path
+            else:
+                is_at = (
+                    home == path
+                    if checkpoint_dir.family == FINAL
+                    else checkpoint_dir.path / checkpoint_dir.only[0] == path
+                )
+            if is_at:
+                yield home, checkpoint_dir
+
+
+def checkpoint_name(home: Path, path: Path) -> str:
+    """Return the name of a checkpoint at ``path``, below ``home``, once it has files."""
+    above, name = path.relative_to(home).parts[:-1], path.name
+    if name.endswith(_LIGHTNING):
+        return _lightning(f"{above[1]}.{name}" if len(above) == 3 else name)
+    is_numbered = any(pattern.fullmatch(name) for pattern, _, _ in _NUMBERED)
+    trial = f"{above[0]}." if above and _SEARCHED.fullmatch(above[0]) else ""
+    return trial + (name if is_numbered else _plain(name))
+
+
+def family_of(name: str) -> Family:
+    """Return whose checkpoint has such a name; a tag may have any."""
+    if name == FINAL:
+        return "final"
+    if name.endswith(_LIGHTNING):
+        return "lightning"
+    names = (name, name.rpartition(".")[2])  # the second where what is above it comes before
+    return next(
+        (family for pattern, family, _ in _NUMBERED if any(map(pattern.fullmatch, names))),
+        "deepspeed",
+    )
+
+
+def _top(
+    output_dir: Path, names: Collection[str], inside: Collection[str]
+) -> Iterator[CheckpointDir]:
+    singles = {n for n in names if n.endswith(_LIGHTNING) and not n.startswith(("_", "."))}
+    folders = frozenset(inside)
+    for name in sorted(folders.union(singles).difference(NESTED)):
+        checkpoint_dir = (
+            _checkpoint_dir(output_dir, name) if name in folders else _single(output_dir, name, "")
+        )
+        if checkpoint_dir is not None:
+            yield checkpoint_dir
+    final = _final(output_dir, names)
+    if final is not None:
+        yield final
+
+
+def _nested(output_dir: Path, inside: Collection[str]) -> Iterator[CheckpointDir]:
+    for folder in (f for f in NESTED if f in inside):
+        for name in _names(output_dir / folder):
+            checkpoint_dir = _within(output_dir / folder, name, "")
+            if checkpoint_dir is not None and checkpoint_dir.family != "deepspeed":
+                yield checkpoint_dir
+    for folder in filter(_SEARCHED.fullmatch, inside):
+        for name in _folders(output_dir / folder):
+            checkpoint_dir = _checkpoint_dir(output_dir / folder, name)
+            if checkpoint_dir is not None and checkpoint_dir.family == "trainer":
+                yield CheckpointDir(
+                    f"{folder}.{checkpoint_dir.name}", checkpoint_dir.family, checkpoint_dir.path
+                )
+    for version in filter(
+        _VERSION.fullmatch,
+        _folders(output_dir / "lightning_logs") if "lightning_logs" in inside else (),
+    ):
+        saved = output_dir / "lightning_logs" / version / "checkpoints"
+        for name in _names(saved) if _is_folder(saved) else ():
+            checkpoint_dir = _within(saved, name, f"{version}.")
+            if checkpoint_dir is not None and checkpoint_dir.family == "lightning":
+                yield checkpoint_dir
+
+
+def _within(folder: Path, name: str, above: str) -> CheckpointDir | None:
+    if name.startswith(("_", ".")):
+        return None
+    return (
+        _checkpoint_dir(folder, name, above)
+        if _is_folder(folder / name)
+        else _single(folder, name, above)
+    )
+
+
+def _checkpoint_dir(parent: Path, name: str, above: str = "") -> CheckpointDir | None:
+    """A directory that is a checkpoint.
+
+    ``above`` comes before a name that is no number of the training's own.
+    """
+    path = parent / name
+    for pattern, family, inside in _NUMBERED:
+        if pattern.fullmatch(name) and (inside is None or _holds(path, inside)):
+            return CheckpointDir(name, family, path)
+    if name.endswith(_LIGHTNING) and _holds(path, _ANYTHING):
+        return CheckpointDir(_lightning(above + name), "lightning", path)
+    return CheckpointDir(_plain(name), "deepspeed", path) if _holds(path, _STATES) else None
+
+
+def _single(folder: Path, name: str, above: str) -> CheckpointDir | None:
+    """Lightning's checkpoint of one file: no directory is its own."""
+    is_one = name.endswith(_LIGHTNING) and len(name) > len(_LIGHTNING) and _is_file(folder / name)
+    return CheckpointDir(_lightning(above + name), "lightning", folder, (name,)) if is_one else None
+
+
+def _final(output_dir: Path, names: Collection[str]) -> CheckpointDir | None:
+    """The model in a run's root, without what else lies there.
+
+    A checkpoint that somebody gives as a run has no root.
+    """
+    if any(pattern.fullmatch(output_dir.name) for pattern, _, _ in _NUMBERED):
+        return None
+    weights = (n for n in names if n.endswith((".safetensors", ".bin")) and WEIGHTS.fullmatch(n))
+    if not any(_is_file(output_dir / n) for n in weights):
+        return None
+    return CheckpointDir(
+        FINAL, "final", output_dir, tuple(sorted(n for n in names if OF_MODEL.fullmatch(n)))
+    )
+
+
+def _holds(path: Path, pattern: re.Pattern[str]) -> bool:
+    return any(pattern.fullmatch(name) for name in _names(path))
+
+
+def _plain(tag: str) -> str:
+    """A tag as one component of a store's names.
+
+    A tag that is none keeps its letters and gets a digest.
+    """
+    return tag if is_plain(tag) and tag != FINAL else _tagged(tag)
+
+
+def _tagged(tag: str) -> str:
+    from ckptsync.digest import (  # noqa: PLC0415
+        digest,
+    )  # a training's environment may have nothing that digests; few names want one
+
+    return f"tag-{re.sub(r'[^A-Za-z0-9_.-]', '_', tag)[:80]}.{digest(os.fsencode(tag))[:8]}"
+
+
+def _lightning(name: str) -> str:
+    """``epoch=3-step=40.ckpt`` as ``epoch-3-step-40.ckpt``.
+
+    What is no plain name even so gets a digest.
+    """
+    plain = name.replace("=", "-")
+    return plain if _PLAIN.fullmatch(plain) else _tagged(name) + _LIGHTNING
+
+
+def _folders(path: Path) -> list[str]:
+    return sorted(
+        e.name
+        for e in _entries(path)
+        if not e.name.startswith(("_", ".")) and e.is_dir(follow_symlinks=False)
+    )
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def _is_file(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink()
+
+
+def _names(path: Path) -> list[str]:
+    return sorted(e.name for e in _entries(path))
+
+
+def _entries(path: Path) -> list[os.DirEntry[str]]:
+    """None where the directory has vanished.
+
+    They say what they are at no cost, of thousands of files, too.
+    """
+    try:
+        with os.scandir(path) as entries:
+            return list(entries)
+    except (
+        FileNotFoundError,
+        NotADirectoryError,
+    ):  # rotation is quicker than we are, and that is its right
+        return []
+    except PermissionError as e:
+        raise ConfigError(
+            f"{path}: may not be read by uid {os.geteuid()}",
+            hint="run the worker as the user who trains",
+        ) from e
+    except OSError as e:
+        raise StoreError(f"{path}: {e.strerror}") from e

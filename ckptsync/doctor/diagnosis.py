@@ -1,0 +1,286 @@
+"""Examine this node (`examine`), or compare the nodes of a store (`compare_published`)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ckptsync.config.output_dirs import output_directories
+from ckptsync.config.schema import Config
+from ckptsync.doctor import directories, probe, publishing, store_access, training
+from ckptsync.doctor.checks import check_node, compare
+from ckptsync.doctor.directories import fixed_part, is_directory
+from ckptsync.doctor.findings import STORAGE, Finding, fail, in_order, refusal, warn
+from ckptsync.doctor.store_access import StoreTarget
+from ckptsync.errors import CkptsyncError, ConfigError, StoreError
+from ckptsync.mounts import mount_of
+from ckptsync.quantities import show_duration
+from ckptsync.stores.contract import Store
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorRequest:
+    """What to look at, by the command line and the configuration.
+
+    ``training``: what the training's own file says.  ``environment``: this command's own, without
+    the service's keys, for the Python that trains.  ``wait``: seconds to wait for ``nnodes`` nodes,
+    0 to compare nothing.  ``fresh``: seconds after which a node's facts are not compared.
+    """
+
+    node: str
+    target: StoreTarget | None = None
+    config: Config | None = None
+    output_dirs: tuple[Path, ...] = ()
+    training: Mapping[str, str] = field(default_factory=dict)
+    model: str = ""
+    python: str = ""
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    job: str = ""
+    publishes: bool = False
+    compares: bool = False
+    wait: float = 0.0
+    nnodes: int = 0
+    fresh: float = publishing.FRESH
+
+    def named_store(self) -> StoreTarget:
+        """Return the store that is named.  Raises ConfigError."""
+        if self.target is None:
+            hint = "give its URL, a configuration with -c, or set CKPTSYNC_STORE"
+            raise ConfigError("no store is named", hint=hint)
+        return self.target
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What was found, on which nodes.
+
+    ``published``: the name of this node's facts in the store.  ``facts``: those of the Python that
+    trains.
+    """
+
+    store: str
+    nodes: tuple[str, ...]
+    findings: tuple[Finding, ...]
+    published: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def check_answers(*paths: object) -> None:
+    """Raise StoreError where the file system of a path does not answer.
+
+    A path counts up to its first wildcard; other things than paths are left alone.
+    """
+    named = [fixed_part(Path(p).absolute()) for p in paths if isinstance(p, (str, Path))]
+    if silent := directories.find_silent(named):
+        what = f"no answer of the file system within {directories.PATIENCE:g} s"
+        hint = "look at its server; `umount -f -l` removes a mount whose server has gone"
+        raise StoreError(f"{', '.join(map(str, silent))}: {what}", hint=hint)
+
+
+def examine(request: DoctorRequest, progress: Callable[[publishing.Arrived], object]) -> Diagnosis:
+    """Check this node.
+
+    With ``publishes`` its facts are written to the store; with ``wait`` or ``compares`` it is
+    compared with the others then.
+    """
+    config, target = request.config, request.target
+    found = list(check_runs(config)) if config and "worker" in config.roles else []
+    expected = expected_size(request.model, request.training)
+    found += directories.check_output_dirs(request.output_dirs, expected)
+    checked = store_access.Checked(())
+    if target:
+        checked = store_access.check_store(
+            target, request.node, request.output_dirs, creates=request.publishes
+        )
+    facts, unknown = _facts(request, checked.clock)
+    own = [finding.on(request.node) for finding in (*found, *checked.findings, *unknown)]
+    findings = in_order([*own, *check_node(facts)])
+    url = target.url if target else ""
+    diagnosis = Diagnosis(url, (request.node,), findings, facts=facts)
+    if request.publishes and checked.store:
+        told = {**facts, "findings": [asdict(finding) for finding in in_order(own)]}
+        return _publish(request, diagnosis, checked.store, told, progress)
+    return diagnosis
+
+
+def check_runs(config: Config) -> Iterator[Finding]:
+    """Check that the worker can serve what its configuration names."""
+    found = output_directories(config.worker.runs, config.store.url)
+    # root may be told that of each directory
+    for problem in (*found.problems, *(found.unsafe if os.geteuid() else ())):
+        why, hint = "its checkpoints stay where they are", "change worker.runs"
+        yield fail("run-left-out", "worker.runs", problem, why=why, hint=hint)
+    for run in config.worker.runs:
+        above = fixed_part(Path(run.path))
+        above = above.parent if above == Path(run.path) else above
+        if not is_directory(above):
+            what = f"{above} not found, or this user cannot reach it"
+            why, hint = "no checkpoint is uploaded", "mount the file system, or correct the path"
+            yield warn("output-absent", run.path, what, why=why, hint=hint, code=STORAGE)
+
+
+def expected_size(model: str, given: Mapping[str, str]) -> int:
+    """Return the bytes of a checkpoint of the whole model with its optimizer.
+
+    0 where only a part of it is trained, or nobody says.
+    """
+    # LLaMA-Factory's default is lora
+    default = "full" if "model_name_or_path" not in given else "lora"
+    is_full = model and given.get("finetuning_type", default) == "full"
+    return directories.expected_size(Path(model)) if is_full else 0
+
+
+def _facts(request: DoctorRequest, clock: float | None) -> tuple[dict[str, Any], list[Finding]]:
+    """Return this node's facts, and what keeps them from being those of the training.
+
+    Where only heads and verifiers work nobody trains.
+    """
+    if request.config and "worker" not in request.config.roles and not request.publishes:
+        return {"node": request.node, "clock": clock}, []
+    more = {"training": dict(request.training), "clock": clock, "job": request.job}
+    pythons = [request.python] if request.python else training.find_pythons(request.environment)
+    # else it is a name in a hub
+    is_path = request.model.startswith("/") or (request.model and is_directory(Path(request.model)))
+    wanted = {
+        "output_dirs": [str(path) for path in request.output_dirs] if request.publishes else [],
+        "node": request.node,
+        "model": str(Path(request.model).absolute()) if is_path else "",
+    }
+    try:
+        facts = training.ask_first(pythons, request.environment, **wanted)
+    except ConfigError as e:
+        unknown = {"python": "", "prefix": "", "versions": {}, "builds": {}}
+        found = refusal(
+            e, "python", request.python or "--python", "nothing is known of what trains here"
+        )
+        return {**probe.gather(node=request.node), **unknown, **more}, [found]
+    for path, about in facts["output_dirs"].items():
+        mount = mount_of(path)
+        about["server"] = mount.kind if mount.is_remote else ""
+    if not request.publishes or facts["versions"].get("torch"):
+        return {**facts, **more}, []
+    why = "nodes are compared by another Python than the one that trains, or by none"
+    hint = "activate the training's environment, or name its Python with --python"
+    found = warn("no-torch", facts["prefix"], "no torch is installed there", why=why, hint=hint)
+    return {**facts, **more}, [found]
+
+
+def _publish(
+    request: DoctorRequest,
+    diagnosis: Diagnosis,
+    store: Store,
+    own: Mapping[str, Any],
+    progress: Callable[[publishing.Arrived], object],
+) -> Diagnosis:
+    """Publish this node's facts, and compare them with the others' if that is asked for."""
+    name, nodes, findings = (
+        publishing.launch_name(request.node),
+        diagnosis.nodes,
+        diagnosis.findings,
+    )
+    try:
+        if request.wait:
+            arrived = publishing.meet(store, own, request.nnodes, request.wait, progress)
+            nodes, findings = names(arrived.nodes), _compare_launch(arrived, request.wait)
+        else:
+            publishing.publish(store, own)
+    except CkptsyncError as e:
+        why = "other nodes cannot be compared with this one"
+        refused = refusal(e, "not-published", diagnosis.store, why).on(request.node)
+        return replace(diagnosis, findings=in_order([*findings, refused]))
+    if request.compares and not request.wait:
+        nodes, more = _compare_all(request, store, own["clock"] or 0.0)
+        findings = in_order([*findings, *more])
+    return replace(diagnosis, nodes=nodes, findings=findings, published=name)
+
+
+def _compare_launch(arrived: publishing.Arrived, wait: float) -> tuple[Finding, ...]:
+    """Return what is wrong with the nodes of a launch, the same on each of them."""
+    found = [*compare(arrived.nodes), *publishing.repeat_findings(arrived.nodes)]
+    if arrived.is_complete:
+        return in_order(found)
+    here, lacking = names(arrived.nodes), arrived.expected - len(arrived.nodes)
+    ranks = {str(one.get("variables", {}).get("NODE_RANK", "")) for one in arrived.nodes}
+    missing = [str(rank) for rank in range(arrived.expected) if str(rank) not in ranks]
+    which = f" (NODE_RANK {', '.join(missing)})" if len(missing) == lacking else ""
+    what = (
+        f"{lacking} of {arrived.expected} nodes did not publish within"
+        f" {show_duration(wait)}{which}; {', '.join(here)} did"
+    )
+    why = "the launch would wait for the missing nodes until the rendezvous times out"
+    hint = "run `ckptsync doctor --publish --wait` on every node at once, with one store and --job"
+    if arrived.others:
+        hint += f"; {', '.join(names(arrived.others))} published before, and does not wait now"
+    absent = fail("nodes-missing", "NNODES", what, why=why, hint=hint, nodes=here)
+    return in_order([*(f for f in found if f.kind != "nodes-missing"), absent])
+
+
+def compare_published(request: DoctorRequest) -> Diagnosis:
+    """Compare the nodes that have published in a store, and those that train now.
+
+    Raises ConfigError where there are none.
+    """
+    target = request.named_store()
+    store = store_access.open_unchecked(target)
+    if store is None:
+        hint = "mount the file system, or correct the path"
+        raise ConfigError(f"{target.url}: store not found", hint=hint)
+    clock = 0.0
+    # a user who may only read cannot ask what time it is there
+    with contextlib.suppress(StoreError):
+        clock = store_access.measure_clock(store, request.node)
+    nodes, findings = _compare_all(request, store, clock)
+    if not nodes:
+        what = f"no node has published within {show_duration(request.fresh)}"
+        hint = "run `ckptsync doctor --publish` on each node, or start the training with the hook"
+        raise ConfigError(f"{store.url}: {what}", hint=hint)
+    return Diagnosis(store.url, nodes, in_order(findings))
+
+
+def _compare_all(
+    request: DoctorRequest, store: Store, clock: float
+) -> tuple[tuple[str, ...], list[Finding]]:
+    """Compare the nodes that published a short while ago, and those of each run that trains now.
+
+    ``clock``: seconds that this node's is ahead of the store's.
+    """
+    now = time.time() - clock
+    facts, odd = publishing.read_published(store, now, request.fresh)
+    asked = [one for one in facts if not request.job or one.get("job") == request.job]
+    running = publishing.group_trainings(publishing.read_living(store, now, request.fresh))
+    groups = [*publishing.group_jobs(asked), *running.values()]
+    found = [finding for group in groups for finding in compare(group)]
+    found += publishing.repeat_findings(asked)
+    is_missed = any(finding.kind == "nodes-missing" for finding in found)
+    if not is_missed and _is_one_node(groups):
+        why = "differences are found between nodes; a node with another disk at the store's path"
+        hint = "run `ckptsync doctor --publish` on each node, then compare again"
+        found.append(
+            warn(
+                "one-node",
+                store.url,
+                "no other node has published",
+                why=f"{why} never appears here",
+                hint=hint,
+                nodes=names(groups[0]),
+            )
+        )
+    why = "that node is not compared"
+    found += [refusal(e, "unreadable-facts", store.url, why) for e in odd]
+    return names(one for group in groups for one in group), found
+
+
+def _is_one_node(groups: Sequence[Sequence[Mapping[str, Any]]]) -> bool:
+    """Return whether one node alone has published that does not train alone."""
+    nodes = [one for group in groups for one in group]
+    return len(nodes) == 1 and not publishing.is_alone(nodes[0])
+
+
+def names(facts: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return the names of nodes, in order."""
+    return tuple(sorted({str(one["node"]) for one in facts}))

@@ -1,0 +1,100 @@
+"""What doctor finds wrong (`Finding`), as failures (`fail`) and warnings (`warn`).
+
+Needs the standard library alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
+
+from ckptsync.errors import CkptsyncError, ConfigError, StoreError
+
+Level = Literal["fail", "warn"]
+SETUP = ConfigError.exit_code  # somebody changes a configuration, a version, a variable or a right
+STORAGE = StoreError.exit_code  # the store, a disk or a file system
+
+_KIND = re.compile(r"[a-z0-9-]{1,40}")
+_LONGEST = 2000  # characters of a text
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What is wrong, where, why it matters, and what to do.
+
+    ``kind`` is one of docs/doctor.md and does not change.  ``nodes``: the nodes that have the
+    fault, or between which it is.  ``subject``: a path, a variable, a library.  ``exit_code``: what
+    the command ends with if this is a failure.
+    """
+
+    level: Level
+    kind: str
+    nodes: tuple[str, ...]
+    subject: str
+    what: str
+    why: str
+    hint: str
+    exit_code: int = SETUP
+
+    @property
+    def where(self) -> str:
+        """The nodes and the subject, as people read them."""
+        return ": ".join(part for part in (", ".join(self.nodes), self.subject) if part)
+
+    def on(self, node: str) -> Finding:
+        """Return the finding of a check that looks at one node only, with that node's name."""
+        return replace(self, nodes=(node,))
+
+
+def _finding(
+    level: Level,
+    kind: str,
+    subject: object,
+    what: str,
+    *,
+    why: str,
+    hint: str,
+    nodes: tuple[str, ...] = (),
+    code: int = SETUP,
+) -> Finding:
+    return Finding(level, kind, nodes, str(subject), what, why, hint, code)
+
+
+fail = partial(_finding, "fail")  # the training would hang, end or lose files
+warn = partial(_finding, "warn")  # the training may hang, end or lose files
+
+
+def refusal(e: CkptsyncError, kind: str, subject: object, why: str) -> Finding:
+    """Return an error as a failure."""
+    what, hint = str(e).removeprefix(f"{subject}: "), e.hint or "see the error message"
+    code = STORAGE if isinstance(e, StoreError) else SETUP
+    return fail(kind, subject, what, why=why, hint=hint, code=code)
+
+
+def read_finding(raw: object, node: str) -> Finding | None:
+    """Return the finding that a node published about itself; ``None`` for anything else."""
+    if not isinstance(raw, dict):
+        return None
+    kind, level, code = raw.get("kind"), raw.get("level"), raw.get("exit_code")
+    texts = [raw.get(key) for key in ("subject", "what", "why", "hint")]
+    if level not in ("fail", "warn") or code not in (SETUP, STORAGE):
+        return None
+    if not isinstance(kind, str) or not _KIND.fullmatch(kind):
+        return None
+    if not all(isinstance(text, str) for text in texts):
+        return None
+    subject, what, why, hint = (str(text)[:_LONGEST] for text in texts)
+    return Finding(level, kind, (node,), subject, what, why, hint, code)
+
+
+def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return each finding once, failures first, in the same order every time."""
+    return tuple(sorted(set(findings), key=lambda f: (f.level, f.kind, f.nodes, f.subject, f.what)))
+
+
+def exit_code(findings: Iterable[Finding]) -> int:
+    """Return the greatest exit code of the failures; 0 where there are warnings alone."""
+    return max((f.exit_code for f in findings if f.level == "fail"), default=0)

@@ -1,0 +1,141 @@
+"""Orphaned files: files that no record names, unneeded copies, drafts of killed writers.
+
+A file is orphaned only where we wrote before, and can know: in the directories of locations that a
+record, or a node's announcement of an upload, names; where every record can be read; when nobody
+has written it for `IDLE`, and no node announces an upload.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from ckptsync.catalogue.uncached import read_checkpoint_records
+from ckptsync.errors import ConfigError
+from ckptsync.head.removal import check_alone
+from ckptsync.records.locations import record_names
+from ckptsync.records.model_record import ModelRecord
+from ckptsync.records.names import (
+    checkpoint_of,
+    consolidated_prefix,
+    parse_record_name,
+    records_prefix,
+    senders,
+    sending_prefix,
+)
+from ckptsync.records.save_groups import known_of, live
+from ckptsync.safe_names import RECORDS
+from ckptsync.stores import contract
+from ckptsync.stores.clock import wait_until_visible
+from ckptsync.stores.contract import Entry, Store
+
+IDLE = 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """``run``, ``checkpoint``: of the file, empty for a draft.
+
+    ``records``: names of all of the checkpoint's, when it was found.
+    """
+
+    entry: Entry
+    run: str = ""
+    checkpoint: str = ""
+    records: frozenset[str] = frozenset()
+
+
+def find_orphans(store: Store, now: float, run: str = "") -> Iterator[Orphan]:
+    """Yield all orphaned files of a run, or of the store.  ``now``: seconds on the store's clock.
+
+    Raises StoreError.
+    """
+    entries = list(store.names(f"{run}/" if run else ""))
+    listed = record_names(e.name for e in entries)
+    records, faults = read_checkpoint_records(store, {e.name: e.size for e in entries})
+    busy = {(f.run, checkpoint_of(f.location)) for f in faults} | senders(entries, now).keys()
+    for where, location in sorted(_locations(entries)):
+        checkpoint = checkpoint_of(location)
+        if (where, checkpoint) in busy:
+            continue
+        try:
+            check_alone(store, where, location)
+        except ConfigError:  # another run lies in it: whose a file is cannot be told
+            continue
+        known = known_of(
+            {name: r for name, r in records.items() if (r.run, r.checkpoint) == (where, checkpoint)}
+        )
+        here = [k.manifest for k in live(known) if k.manifest.location == location]
+        named = {m.stored_name(file) for m in here for file in m.files}
+        models = [
+            r
+            for r in records.values()
+            if isinstance(r, ModelRecord) and (r.run, r.location) == (where, location)
+        ]
+        model_prefix = consolidated_prefix(where, location)
+        named |= {model_prefix + file.path for model in models for file in model.files}
+        prefixes = [f"{where}/{location}/", f"{records_prefix(where, location)}files/"]
+        if models:  # before, a consolidated model is on its way, whichever head began it
+            prefixes.append(model_prefix)
+        of_checkpoint = frozenset(
+            n
+            for n, p in listed.items()
+            if (p.run, checkpoint_of(p.location)) == (where, checkpoint)
+        )
+        for entry in entries:
+            if (
+                entry.name.startswith(tuple(prefixes))
+                and entry.name not in named
+                and now - entry.mtime > IDLE
+            ):
+                yield Orphan(entry, where, checkpoint, of_checkpoint)
+    if not run:
+        yield from (Orphan(entry) for entry in contract.given_up(store, now))
+
+
+def delete_orphans(
+    store: Store,
+    orphans: Iterable[Orphan],
+    now: float,
+    *,
+    wait: Callable[[float], object] = time.sleep,
+) -> Iterator[Orphan]:
+    """Delete orphaned files; yield each that is gone.  Raises StoreError.
+
+    Nothing of a checkpoint of which a node announces an upload by now, or whose records have
+    changed, is deleted.
+    """
+    wait_until_visible(store, wait)
+    for one in orphans:
+        if not one.run:
+            if contract.drop(store, one.entry.name):
+                yield one
+            continue
+        if senders(store.names(sending_prefix(one.run, one.checkpoint)), now):
+            continue
+        # After that: a node announces its upload until its manifest is there.
+        locations = [
+            p
+            for p in store.dirs(f"{one.run}/{RECORDS}/", one.checkpoint)
+            if checkpoint_of(p) == one.checkpoint
+        ]
+        listed = (
+            e.name for location in locations for e in store.names(records_prefix(one.run, location))
+        )
+        if record_names(listed).keys() == one.records:
+            store.delete(one.entry.name)
+            yield one
+
+
+def _locations(entries: Iterable[Entry]) -> set[tuple[str, str]]:
+    """Return the locations that have a record, or that a node ever announced an upload of."""
+    named: set[tuple[str, str]] = set()
+    for entry in entries:
+        run, _, rest = entry.name.partition(f"/{RECORDS}/")
+        location, _, below = rest.partition("/")
+        if (parsed := parse_record_name(entry.name)) is not None:
+            named.add((parsed.run, parsed.location))
+        elif below.startswith("sending/"):
+            named.add((run, location))
+    return named

@@ -1,0 +1,464 @@
+"""Remove, or keep after all, one marked location, while other heads and people act on it.
+
+A store has no locks.  A remover writes the tombstone ``begun``, then looks once more; whoever keeps
+the location, or withdraws its mark, writes that first, and looks then.  So at least one of the two
+sees the other.  Only the head that wrote ``begun`` within the last minute removes a location that
+is whole; a ``begun`` of another head is left to that head for `LEASE`, and then a new one is
+needed.  A location that is no longer whole can only be finished, by whoever comes.
+
+Files are deleted in such an order that a head which dies at any moment leaves either a location
+that is given up, and that the next head finishes, or nothing: first what opens a checkpoint, so
+that nobody takes half of one for a whole; then the other files; when a listing shows none any more,
+the records; the manifests last.  Tombstones stay: by them a node knows its own save again.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from ckptsync.catalogue.cached import Cache, read_catalogue
+from ckptsync.catalogue.location_summary import Summary
+from ckptsync.catalogue.uncached import read_location
+from ckptsync.errors import ConfigError
+from ckptsync.head.retention import (
+    RetentionDecision,
+    is_resumable,
+    is_verified,
+    last_protection,
+    protection,
+    unreadable_checkpoints,
+)
+from ckptsync.records.io import append_record, read_records
+from ckptsync.records.locations import LocationState, record_names
+from ckptsync.records.manifest import Manifest
+from ckptsync.records.names import (
+    CONSOLIDATED,
+    checkpoint_of,
+    consolidated_prefix,
+    parse_record_name,
+    records_prefix,
+    senders,
+    sending_prefix,
+)
+from ckptsync.records.tombstone_keep_join import Scope, Stage, Tombstone, fate
+from ckptsync.safe_names import RECORDS, checked_path
+from ckptsync.stores.clock import store_time, wait_until_visible
+from ckptsync.stores.contract import Entry, Store
+
+PROMPT = 60.0
+"""Seconds of this process from the last look to the first deletion; later nothing is deleted."""
+LEASE = 900.0
+"""Seconds on the store's clock for which a removal that another head began is left to that head."""
+_CLOCK = f"{RECORDS}/clocks/~gc"  # no node's id holds a ~
+_OPENERS = (
+    "trainer_state.json",
+    "config.json",
+    "adapter_config.json",
+    ".metadata",
+    "latest",
+    "generation_config.json",
+)
+_LISTINGS = 3  # of files that somebody else keeps writing, until they are left to the next time
+_HINT = "give runs names that do not lie in each other; this location is left alone"
+
+Result = Literal["marked", "marked again", "removed", "withdrawn", "waits", "gone"]
+
+
+@dataclass(frozen=True, slots=True)
+class RemovalOutcome:
+    """What was done about a location, with the reason, and what was deleted, or marked."""
+
+    run: str
+    location: str
+    result: Result
+    scope: Scope
+    reason: str = ""
+    files: int = 0
+    size: int = 0
+
+
+def elapsed() -> float:
+    """Return seconds that also pass while the machine sleeps, as the store's clock does."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if sys.platform == "linux" else time.monotonic()
+
+
+def store_now(store: Store) -> float:
+    """Return seconds on the store's clock.  Writes a file, whose mtime tells.
+
+    Raises StoreError.
+    """
+    return store_time(store, _CLOCK)
+
+
+def write_tombstone(
+    store: Store,
+    manifests: Mapping[str, Manifest],
+    scope: Scope,
+    stage: Stage,
+    *,
+    reason: str,
+    metrics: Mapping[str, float] | None = None,
+) -> str:
+    """Write the next tombstone of a location; return its name.
+
+    ``manifests``: by name, all that count.  Raises StoreError.
+    """
+    first = next(iter(manifests.values()))
+    ended: dict[str, int] = {}
+    for m in manifests.values():
+        ended[m.node] = max(m.ended, ended.get(m.node, m.ended), *(f.mtime for f in m.files))
+    stone = Tombstone(
+        run=first.run,
+        checkpoint=first.checkpoint,
+        location=first.location,
+        n=0,
+        manifests=tuple(sorted(manifests)),
+        reason=reason,
+        scope=scope,
+        stage=stage,
+        ended=ended,
+        metrics=dict(metrics or {}) if scope == "shards" else {},
+        by=secrets.token_hex(8) if stage == "begun" else "",
+    )
+    return append_record(store, stone)
+
+
+def check_alone(store: Store, run: str, location: str) -> None:
+    """Raise ConfigError where files of a location may be another run's.
+
+    Names come from whoever can write to the store.
+    """
+    parts = checked_path(run).split("/")
+    if location in (CONSOLIDATED, RECORDS) or {CONSOLIDATED, RECORDS} & set(parts):
+        raise ConfigError(f"{run}/{location}: has a name that the store itself uses", hint=_HINT)
+    own = (f"{run}/{location}/", consolidated_prefix(run, location))
+    inside = [f"{run}/{CONSOLIDATED}/{RECORDS}/", *(f"{prefix}{RECORDS}/" for prefix in own)]
+    around = [records_prefix("/".join(parts[:i]), parts[i]) for i in range(1, len(parts))]
+    for prefix in (*inside, *around):
+        if other := next(iter(store.names(prefix)), None):
+            raise ConfigError(
+                f"{run}/{location}: {other.name} is of another run, whose files would be deleted"
+                " with it",
+                hint=_HINT,
+            )
+
+
+def files_to_delete(store: Store, run: str, location: str, scope: Scope) -> list[Entry]:
+    """Return the files of a location, or its shards, in the order in which they are deleted.
+
+    That is whatever lies under these names, with the copies beside them.  Raises ConfigError if a
+    run lies among them.
+    """
+    prefixes = [f"{run}/{location}/", f"{records_prefix(run, location)}files/"]
+    if scope == "location":
+        prefixes.append(consolidated_prefix(run, location))
+    found: list[tuple[bool, Entry]] = []
+    for prefix in prefixes:
+        for entry in store.names(prefix):
+            parts = entry.name.removeprefix(prefix).split("/")
+            if RECORDS in parts:
+                raise ConfigError(
+                    f"{entry.name}: a run lies in {prefix}, and would be deleted with it",
+                    hint=_HINT,
+                )
+            found.append((parts[-1] in _OPENERS or parts[-1].endswith(".index.json"), entry))
+    return [entry for _, entry in sorted(found, key=lambda one: (not one[0], one[1].name))]
+
+
+def delete_records(store: Store, run: str, location: str) -> bool:
+    """Delete a location's records but its tombstones, manifests last; False if files are left.
+
+    Manifests in other locations that its own have replaced would count again without them, so those
+    are deleted before.
+    """
+    if files_to_delete(store, run, location, "location"):
+        return False
+    listed = record_names(e.name for e in store.names(f"{run}/{RECORDS}/")).values()
+    checkpoint = checkpoint_of(location)
+    records, _ = read_records(
+        store,
+        (p for p in listed if p.kind == "manifest" and checkpoint_of(p.location) == checkpoint),
+    )
+    manifests = {name: r for name, r in records.items() if isinstance(r, Manifest)}
+    replaced: dict[str, None] = {}
+    to_do = [name for name, m in manifests.items() if m.location == location]
+    while to_do:
+        m = manifests[to_do.pop()]
+        older = [
+            n
+            for n in m.supersedes
+            if n in manifests and manifests[n].node == m.node and n not in replaced
+        ]
+        replaced.update(dict.fromkeys(older))
+        to_do += older
+    for name in reversed(replaced):  # the earliest first
+        if manifests[name].location != location:
+            store.delete(name)
+    prefix = records_prefix(run, location)
+    last: list[str] = []
+    for entry in [*store.names(prefix)]:
+        parsed = parse_record_name(entry.name)
+        if parsed is None and entry.name.startswith(f"{prefix}sending/"):
+            continue  # of the checkpoint's other locations, too
+        if parsed is not None and parsed.kind == "manifest":
+            last.append(entry.name)
+        elif parsed is None or parsed.kind != "tombstone":
+            store.delete(entry.name)
+    for name in last:
+        store.delete(name)
+    return True
+
+
+def is_whole(seen: LocationState, scope: Scope) -> bool:
+    """Return whether every file that records name, of this scope, is listed with its size.
+
+    Where the shards may be deleted already, only the model record says what should be there:
+    without it nobody can know.
+    """
+    if scope == "location" and seen.conditions.shards and seen.model_record is None:
+        return False
+    return all(seen.sizes.get(name) == size for name, size in seen.named_files(scope).items())
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """One location as the store lists it now, and summaries of the run's other locations.
+
+    ``scope``: what of it is to be removed.
+    """
+
+    seen: LocationState
+    summary: Summary
+    scope: Scope
+    others: tuple[Summary, ...]
+    unreadable: frozenset[str]
+
+    @property
+    def manifests(self) -> dict[str, Manifest]:
+        """Those of it that count, by name."""
+        return {k.name: k.manifest for k in self.seen.manifests}
+
+    @property
+    def stones(self) -> dict[str, Tombstone]:
+        """The tombstones in force, by name."""
+        return {
+            name: self.seen.records.tombstones[name]
+            for name in fate(self.seen.records.tombstones, self.manifests).stones
+        }
+
+    @property
+    def may_come_back(self) -> bool:
+        """Whether nothing is missing, or no removal ever began that could have deleted it."""
+        stones = self.seen.records.tombstones.values()
+        began = any(
+            t.stage in ("begun", "done") and (t.scope == "location" or self.scope == "shards")
+            for t in stones
+        )
+        return is_whole(self.seen, self.scope) or not began
+
+
+class Removal:
+    """Removals in a store.
+
+    ``progress`` takes the bytes of each file that was deleted; ``clock`` and ``wait``: seconds.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        cache: Cache | None = None,
+        progress: Callable[[int], object] = lambda _: None,
+        *,
+        clock: Callable[[], float] = elapsed,
+        wait: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self._store, self._cache, self._progress = store, cache or Cache(), progress
+        self._clock, self._wait = clock, wait
+
+    def remove(self, decision: RetentionDecision) -> RemovalOutcome:
+        """Remove a location, or its shards, whose grace is over.
+
+        Raises StoreError, and ConfigError where it lies in another run.
+        """
+        run, location, scope = decision.run, decision.location, decision.scope
+        check_alone(self._store, run, location)
+        now = store_now(self._store)
+        view = self._view(run, location, scope)
+        if view is None:
+            return RemovalOutcome(run, location, "gone", scope)
+        marked = fate(view.seen.records.tombstones, view.manifests)
+        if not (marked.retired if scope == "location" else marked.shards):
+            return self._waits(view, "it is no longer marked for deletion")
+        if marked.is_begun and not is_whole(view.seen, scope):
+            gone = view.seen.named_files(scope).keys() - view.seen.sizes.keys()
+            for name in {name.rpartition("/")[0]: name for name in gone}.values():
+                self._store.delete(name)  # and with it a directory that a dead head left empty
+            return self._delete(view, None)
+        if stopped := self._before_begun(view, decision, now):
+            return stopped
+        mine = self._write_tombstone(view, "begun")
+        wait_until_visible(self._store, self._wait)
+        began = self._clock()
+        view = self._view(run, location, scope)
+        if view is None:
+            return RemovalOutcome(run, location, "gone", scope)
+        if why := self._protection(view, decision, now):
+            # Another head that has begun may be deleting files now: then nothing can be withdrawn.
+            is_others = any(
+                stone.stage == "begun" and name != mine for name, stone in view.stones.items()
+            )
+            return self._waits(view, why) if is_others else self._withdrawn(view, why)
+        return self._delete(view, began)
+
+    def withdraw(self, run: str, location: str, scope: Scope, reason: str) -> RemovalOutcome:
+        """Keep a marked location after all.  Raises StoreError.
+
+        It waits if its removal has begun, or an earlier one has deleted a file.
+        """
+        view = self._view(run, location, scope)
+        if view and not is_whole(view.seen, scope) and view.may_come_back:
+            wait_until_visible(self._store, self._wait)  # ``begun`` comes before a deletion
+            view = self._view(run, location, scope)
+        if view is None:
+            return RemovalOutcome(run, location, "gone", scope)
+        if view.summary.begun or not view.may_come_back:
+            return self._waits(
+                view,
+                "its removal has begun"
+                if view.summary.begun
+                else "some of its files are already missing",
+            )
+        return self._withdrawn(view, reason)
+
+    def _view(self, run: str, location: str, scope: Scope) -> _View | None:
+        """Return the location as it is now; None if no manifest counts, or one cannot be read."""
+        catalogue = read_catalogue(self._store, self._cache, run)
+        found = read_location(self._store, run, location)
+        seen = next(iter(found.readable), None)
+        if seen is None:
+            return None
+        others = tuple(s for s in catalogue.summaries if s.location != location)
+        return _View(
+            seen,
+            found.summary_of(seen),
+            scope,
+            others,
+            unreadable_checkpoints(catalogue.faults, run),
+        )
+
+    def _before_begun(
+        self, view: _View, decision: RetentionDecision, now: float
+    ) -> RemovalOutcome | None:
+        """Return what keeps this head from beginning; None if nothing does."""
+        short = view.summary
+        if short.begun and now - short.marked_at < LEASE:
+            return self._waits(view, "another head has begun to remove it")
+        if why := self._protection(view, decision, now):
+            is_ours = short.begun and is_whole(view.seen, view.scope)
+            return self._withdrawn(view, why) if is_ours else self._waits(view, why)
+        if not {name for stone in view.stones.values() for name in stone.manifests}.issuperset(
+            view.manifests
+        ):
+            self._write_tombstone(view, "marked")
+            return RemovalOutcome(
+                short.run, short.location, "marked again", view.scope, "new files have arrived"
+            )
+        return None
+
+    def _protection(self, view: _View, decision: RetentionDecision, now: float) -> str:
+        """Return why it must not be removed, by all that is known now; empty if it may."""
+        short = view.summary
+        conflicts = {s.checkpoint for s in view.others if s.status == "CONFLICT"}
+        if why := protection(short, conflicts, view.unreadable):
+            return why
+        listed = self._store.names(sending_prefix(short.run, short.checkpoint))
+        if sending := senders(listed, now).get((short.run, short.checkpoint)):
+            return f"{min(sending)} is sending files of it"
+        resumes = is_resumable(short)
+        if view.scope == "shards":  # could it be resumed from, also if its shards are marked?
+            there, demands = view.seen.present(), view.seen.demands
+            is_complete = all(path in there for path in (*demands.model, *demands.resume))
+            resumes = bool(demands.resume) and is_complete and not decision.any_shards
+        others = (
+            self._whole_now(view.others, resumes=resumes)
+            if resumes or view.scope == "location"
+            else ()
+        )
+        return last_protection(short, view.scope, others, resumes=resumes)
+
+    def _whole_now(self, others: Iterable[Summary], *, resumes: bool) -> Iterator[Summary]:
+        """Yield the newest that are verified and not marked, each listed now.
+
+        Files may be gone since the catalogue saw them.
+        """
+        for other in sorted(others, key=lambda s: s.ended, reverse=True):
+            if other.retired or not is_verified(other):
+                continue
+            found = read_location(self._store, other.run, other.location)
+            now = next((found.summary_of(s) for s in found.readable), None)
+            if now is not None and now.status == "VERIFIED":
+                yield now
+                if now.resume or not resumes:
+                    return
+
+    def _delete(self, view: _View, began: float | None) -> RemovalOutcome:
+        """Delete the files, then the records.
+
+        ``began``: when the last look began, None where a removal is only finished.
+        """
+        run, location, scope = view.summary.run, view.summary.location, view.scope
+        check_alone(self._store, run, location)
+        files = size = 0
+        for i in range(_LISTINGS):
+            left = files_to_delete(self._store, run, location, scope)
+            if i == 0 and began is not None and self._clock() - began > PROMPT:
+                return self._waits(view, "the last check before deletion took too long")
+            if not left:
+                break
+            for entry in left:
+                self._store.delete(entry.name)
+                self._progress(entry.size)
+            files, size = files + len(left), size + sum(e.size for e in left)
+        if scope == "shards":
+            self._write_tombstone(view, "done")
+        elif not delete_records(self._store, run, location):
+            return RemovalOutcome(
+                run, location, "waits", scope, "another process is writing files to it", files, size
+            )
+        else:
+            self._delete_tombstones(view.seen.records.tombstones)
+        conditions = view.seen.conditions
+        return RemovalOutcome(
+            run, location, "removed", scope, conditions.retired or conditions.shards, files, size
+        )
+
+    def _delete_tombstones(self, stones: Mapping[str, Tombstone]) -> None:
+        """Delete those of a removed location but for one that names all that they name."""
+        marks = [t for t in stones.values() if t.stage == "marked" and t.scope == "location"]
+        stays = max(marks, key=lambda t: (len(t.manifests), t.n), default=None)
+        for name, stone in stones.items():
+            if stays and stone is not stays and set(stone.manifests).issubset(stays.manifests):
+                self._store.delete(name)
+
+    def _write_tombstone(self, view: _View, stage: Stage) -> str:
+        """Write one with the reason and the metrics of those before."""
+        conditions = view.seen.conditions
+        metrics = next((t.metrics for t in view.seen.records.tombstones.values() if t.metrics), {})
+        reason = conditions.retired if view.scope == "location" else conditions.shards
+        return write_tombstone(
+            self._store, view.manifests, view.scope, stage, reason=reason, metrics=metrics
+        )
+
+    def _withdrawn(self, view: _View, why: str) -> RemovalOutcome:
+        if not view.may_come_back:
+            return self._waits(view, why)
+        write_tombstone(self._store, view.manifests, view.scope, "withdrawn", reason=why)
+        return RemovalOutcome(view.summary.run, view.summary.location, "withdrawn", view.scope, why)
+
+    def _waits(self, view: _View, why: str) -> RemovalOutcome:
+        return RemovalOutcome(view.summary.run, view.summary.location, "waits", view.scope, why)

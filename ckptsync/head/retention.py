@@ -1,0 +1,344 @@
+"""Which checkpoints of a run are kept, and why; what is due about the others.
+
+Pure: a dry run shows what is done.
+
+Protections come first, and no rule outvotes them: what a person keeps, a conflict, what cannot be
+judged, the newest checkpoint that is VERIFIED, and the newest of those that a training can be
+resumed from.  Then the rules: what `keep_last`, `keep_every` or `keep_best` names stays.  What none
+of them names stays only if no such rule is given, or while it is within every limit (`max_age`,
+`max_size`) that is given.
+
+The newest is what was written last, on the store's clock: a run that was started again writes small
+step numbers.  A checkpoint that was never VERIFIED is deleted only once a later one is VERIFIED, no
+rule would keep it if it were, and no part of it has arrived for `PATIENCE`: before that it may
+still be on its way, or be repaired.
+
+What no rule keeps is marked first, by a tombstone, and removed after a grace period:
+
+    kept ── drop ──▶ marked ── grace, still drop ──▶ begun ──▶ files deleted, then records
+      ▲                │
+      └── withdrawn ◀──┘ kept after all, and whole
+
+After a mark was withdrawn, it is not set again before another grace period: so two heads with
+different rules do not write a record a minute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from ckptsync.catalogue.location_summary import Summary
+from ckptsync.checkpoint_dirs import family_of
+from ckptsync.head.rules import Best, Rules
+from ckptsync.quantities import show_duration, show_size
+from ckptsync.records.io import Fault, is_made_anew
+from ckptsync.records.names import checkpoint_of
+from ckptsync.records.tombstone_keep_join import Scope
+
+Verdict = Literal["keep", "drop-shards", "drop"]
+Action = Literal["nothing", "mark", "wait", "withdraw", "remove"]
+PATIENCE = 6 * 3600.0
+"""Seconds after its last manifest in which a checkpoint that is not VERIFIED is never deleted."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionDecision:
+    """What becomes of a location, and why; what is due now, of all of it or of its shards.
+
+    ``left``: seconds until more is due, where it waits.  ``any_shards``: shards are deleted even
+    where a training can be resumed from no other checkpoint.
+    """
+
+    run: str
+    location: str
+    verdict: Verdict
+    reason: str
+    action: Action = "nothing"
+    scope: Scope = "location"
+    left: float = 0.0
+    any_shards: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RunEvidence:
+    """What is known of a run beside its summaries.
+
+    ``metrics``: location → the value that `keep_best` reads; None where it could not be read, no
+    entry where it was never measured.  ``unreadable``: names of checkpoints of which some record
+    cannot be read.
+    """
+
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    unreadable: Collection[str] = ()
+
+
+def decide(
+    locations: Iterable[Summary],
+    rules: Rules,
+    evidence: RunEvidence,
+    now: float,
+    grace: float = 0.0,
+) -> tuple[RetentionDecision, ...]:
+    """Return one decision a location, the newest first.
+
+    ``locations``: all of one run, also those that are marked.
+
+    ``now`` and ``grace`` in seconds, on the store's clock.  A location whose removal has begun
+    counts for no rule.
+    """
+    ordered = sorted(locations, key=lambda s: (s.ended, s.step or 0, s.location), reverse=True)
+    run = _Run([s for s in ordered if not is_going(s)], rules, evidence, now)
+    found = []
+    for seen in ordered:
+        if is_going(seen):
+            decision = RetentionDecision(
+                seen.run, seen.location, "drop", f"its removal has begun: {seen.retired}"
+            )
+        elif reason := run.protection(seen) or run.rule_for(seen):
+            shards = run.rule_against_shards(seen)
+            decision = RetentionDecision(
+                seen.run, seen.location, "drop-shards" if shards else "keep", shards or reason
+            )
+        else:
+            decision = RetentionDecision(seen.run, seen.location, "drop", run.rules_against(seen))
+        found.append(replace(with_action(decision, seen, now, grace), any_shards=rules.shards == 0))
+    return tuple(found)
+
+
+def with_action(
+    decision: RetentionDecision, seen: Summary, now: float, grace: float
+) -> RetentionDecision:
+    """Return the decision with what is due now."""
+    verdict = decision.verdict
+    # A location marked as a whole is removed, or its mark withdrawn, before its shards matter.
+    is_of_shards = verdict == "drop-shards" or (verdict == "keep" and bool(seen.shards_retired))
+    scope: Scope = "shards" if is_of_shards and not seen.retired else "location"
+    is_marked = bool(seen.retired if scope == "location" else seen.shards_retired)
+    action: Action
+    left = 0.0
+    if is_marked and seen.begun:
+        action = "nothing" if scope == "shards" and seen.done else "remove"
+    elif verdict == "keep" or (verdict == "drop-shards" and seen.retired):
+        action = "withdraw" if seen.retired or seen.shards_retired else "nothing"
+    elif is_marked:
+        left = seen.marked_at + grace - now
+        action = "wait" if left > 0 else "remove"
+    else:
+        left = seen.withdrawn_at + grace - now if seen.withdrawn_at else 0.0
+        action = "wait" if left > 0 else "mark"
+    return replace(decision, action=action, scope=scope, left=max(0.0, left))
+
+
+def unreadable_checkpoints(faults: Iterable[Fault], run: str) -> frozenset[str]:
+    """Return the checkpoints of a run of which an unreadable record could be a reason to keep them.
+
+    A damaged model record or report is none; a damaged keep is one.
+    """
+    hiding = (
+        f
+        for f in faults
+        if f.run == run and (f.record.kind == "keep" or not is_made_anew(f.record, f.error))
+    )
+    return frozenset(checkpoint_of(f.location) for f in hiding)
+
+
+def protection(seen: Summary, conflicts: Collection[str], unreadable: Collection[str]) -> str:
+    """Return why no rule may delete a location, whatever its neighbours are; empty if one may.
+
+    ``conflicts``, ``unreadable``: names of checkpoints in conflict, and of those with an unreadable
+    record.
+    """
+    if seen.kept:
+        return f"kept by hand: {seen.kept}" if seen.kept != "kept by hand" else seen.kept
+    if seen.status == "CONFLICT" or seen.checkpoint in conflicts:
+        return "conflict: two saves have this name"
+    return "a record of its name cannot be read" if seen.checkpoint in unreadable else ""
+
+
+def last_protection(
+    seen: Summary, scope: Scope, others: Iterable[Summary], *, resumes: bool
+) -> str:
+    """Return why what would be left forbids to remove a marked location; empty if it may.
+
+    ``others``: locations of its run that are whole at this moment.  ``resumes``: a training can be
+    resumed from it, and must be from another one then.  All that is marked counts as gone: so of
+    two heads that mark each other's last one, neither removes it.
+    """
+    left = [s for s in others if not s.retired and is_verified(s)]
+    if scope == "shards" and not is_verified(seen):
+        return "its model is not verified now"
+    if scope == "location" and not left:
+        return "no other checkpoint of the run is verified and not marked"
+    return (
+        "no other checkpoint can be resumed from"
+        if resumes and not any(s.resume for s in left)
+        else ""
+    )
+
+
+def is_going(seen: Summary) -> bool:
+    """Return whether its files are being deleted: nothing is left to decide."""
+    return bool(seen.retired) and seen.begun
+
+
+def is_verified(seen: Summary) -> bool:
+    """Return whether it is VERIFIED, or was when it was marked."""
+    return seen.status == "VERIFIED" or (
+        seen.status == "RETIRED" and seen.model and seen.consolidated and seen.proof.holds
+    )
+
+
+def is_resumable(seen: Summary) -> bool:
+    """Return whether it is verified, and a training can be resumed from it."""
+    return is_verified(seen) and seen.resume
+
+
+class _Run:
+    """The locations of a run that are there, the newest first.
+
+    Each method returns a reason, empty where it does not apply.
+    """
+
+    def __init__(
+        self, there: Sequence[Summary], rules: Rules, evidence: RunEvidence, now: float
+    ) -> None:
+        self._rules, self._evidence, self._now = rules, evidence, now
+        families = {s.location: family_of(s.checkpoint) for s in there}
+        # A trainer's last model, and DeepSpeed's tag that it was made from, are no checkpoints.
+        extras = (
+            {"final", "deepspeed"}
+            if {"trainer", "accelerate"} & set(families.values())
+            else {"final"}
+        )
+        self._extra = {location for location, family in families.items() if family in extras}
+        verified = [s for s in there if is_verified(s) and s.location not in self._extra]
+        resumable = [s for s in verified if s.resume]
+        self._newest = {s.location for s in (*verified[:1], *_unmarked(verified)[:1])}
+        self._newest_resumable = {s.location for s in (*resumable[:1], *_unmarked(resumable)[:1])}
+        self._conflicts = {s.checkpoint for s in there if s.status == "CONFLICT"}
+        self._newer: dict[str, int] = {}  # how many that are verified are newer
+        self._sums: dict[str, int] = {}  # bytes of it and of all that is newer
+        names = {s.location for s in verified}
+        count = total = 0
+        for seen in there:
+            total += (0 if seen.shards_retired and seen.done else seen.size) + seen.model_size
+            self._newer[seen.location], self._sums[seen.location] = count, total
+            count += seen.location in names
+        values = [evidence.metrics.get(s.location) for s in verified] if rules.keep_best else []
+        self._values = [value for value in values if value is not None]
+
+    def protection(self, seen: Summary) -> str:
+        """Return why no rule may delete it."""
+        if why := protection(seen, self._conflicts, self._evidence.unreadable):
+            return why
+        if seen.location in self._extra:
+            return "what its trainer left beside the checkpoints"
+        if seen.location in self._newest:
+            return "the newest that is verified"
+        if seen.location in self._newest_resumable:
+            return "the newest that can be resumed from"
+        if is_verified(seen):
+            return ""
+        if not self._newer[seen.location]:
+            return f"{seen.status.lower()}, and nothing newer is verified"
+        if (age := self._now - seen.arrived) < PATIENCE:
+            return (
+                f"{seen.status.lower()}, and files of it arrived"
+                f" {show_duration(max(0.0, round(age)))} ago"
+            )
+        return ""
+
+    def rule_for(self, seen: Summary) -> str:
+        """Return the first rule that keeps it; the limits, where it is within all there are."""
+        rules, n = self._rules, self._rules.keep_every
+        if rules.keep_last and self._newer[seen.location] < rules.keep_last:
+            return f"one of the newest {rules.keep_last}"
+        if n and seen.step is not None and seen.step % n == 0:
+            return f"its step is a multiple of {n}"
+        if rules.keep_best and (why := self._among_best(seen, rules.keep_best)):
+            return why
+        limits = [limit for limit in (self._young(seen), self._small(seen)) if limit is not None]
+        if limits:
+            return ", ".join(limits) if all(limits) else ""
+        return (
+            "" if rules.keep_last or rules.keep_every or rules.keep_best else "no rule deletes it"
+        )
+
+    def rules_against(self, seen: Summary) -> str:
+        """Return why no rule keeps it."""
+        rules, why = self._rules, []
+        if rules.keep_last:
+            why.append(f"not one of the newest {rules.keep_last}")
+        if rules.keep_every:
+            why.append(f"its step is not a multiple of {rules.keep_every}")
+        if rules.keep_best:
+            why.append(f"not one of the best {rules.keep_best.count} by {rules.keep_best.metric}")
+        if self._young(seen) == "":
+            why.append(f"older than {show_duration(rules.max_age)}")
+        if self._small(seen) == "":
+            why.append(f"newer checkpoints already take {show_size(rules.max_size)}")
+        state = (
+            ""
+            if is_verified(seen)
+            else f"{seen.status.lower()}, and a newer checkpoint is verified; "
+        )
+        return state + ", ".join(why)
+
+    def rule_against_shards(self, seen: Summary) -> str:
+        """Return why its shards are deleted while the model stays; empty if they stay."""
+        n = self._rules.shards
+        if (
+            n is None
+            or seen.kept
+            or seen.status == "CONFLICT"
+            or not (is_verified(seen) and seen.consolidated)
+        ):
+            return ""
+        if seen.location in self._extra or (n > 0 and seen.location in self._newest_resumable):
+            return ""
+        return (
+            f"its model is verified, and not one of the newest {n}"
+            if self._newer[seen.location] >= n
+            else ""
+        )
+
+    def _among_best(self, seen: Summary, rule: Best) -> str:
+        metrics = self._evidence.metrics
+        if seen.location not in metrics:
+            return ""
+        value = metrics[seen.location]
+        if value is None:
+            return "its metrics cannot be read"
+        better = sum(_score(other, rule) < _score(value, rule) for other in self._values)
+        return (
+            f"{rule.metric} {value:g}, one of the best {rule.count}" if better < rule.count else ""
+        )
+
+    def _young(self, seen: Summary) -> str | None:
+        limit = self._rules.max_age
+        return (
+            (f"younger than {show_duration(limit)}" if self._now - seen.ended < limit else "")
+            if limit
+            else None
+        )
+
+    def _small(self, seen: Summary) -> str | None:
+        limit = self._rules.max_size
+        return (
+            (f"the newest {show_size(limit)}" if self._sums[seen.location] <= limit else "")
+            if limit
+            else None
+        )
+
+
+def _unmarked(locations: Iterable[Summary]) -> list[Summary]:
+    return [s for s in locations if not s.retired]
+
+
+def _score(value: float, rule: Best) -> float:
+    """Less is better; NaN is worst."""
+    if value != value:  # noqa: PLR0124 - nothing but NaN
+        return float("inf")
+    return -value if rule.is_greatest else value

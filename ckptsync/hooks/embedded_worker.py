@@ -1,0 +1,365 @@
+"""Start a worker from the training, where nobody can install one; wait for a store at its end.
+
+The worker is a process of its own, which runs until all is stored:
+
+    python -m ckptsync.hooks.embedded_worker CONFIG SPOOL PID
+
+waits until no other worker is at work in SPOOL (one of a training that died may still have much to
+send), and then becomes ``ckptsync run`` until process PID is gone and all is stored.  It is no
+child of the training: Ray, for one, kills the children of its workers.  It logs to
+``_ckptsync/embedded.log``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import glob
+import json
+import math
+import os
+import shlex
+import site
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import ckptsync
+from ckptsync.errors import CkptsyncError, ConfigError
+from ckptsync.quantities import parse_duration
+from ckptsync.spool import folders, markers, pins
+from ckptsync.walk import SPOOL
+
+LOG = "embedded.log"
+PATIENCE = 60.0  # seconds; twice `worker.scan_every`, within which a worker sees new checkpoints
+RESTART = 15.0  # seconds: longer than a service needs to restart
+_RESTART_EVERY = 60.0  # seconds from one start of the worker of a directory to the next
+_POLL = 0.5  # seconds
+_ERROR, _HINT = "ckptsync: error: ", "ckptsync: hint: "
+_TAIL = 16384  # bytes
+_LAUNCH = """import os, subprocess, sys
+os.nice(10)
+print(subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, stdout=sys.stderr, \
+start_new_session=True).pid)"""
+_CONFIGURED = ("CKPTSYNC_STORE", "CKPTSYNC_ROLES")
+
+
+def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return the callback's options that CKPTSYNC_STORE, CKPTSYNC_WAIT and CKPTSYNC_RUN give."""
+    names = {"store": "CKPTSYNC_STORE", "wait": "CKPTSYNC_WAIT", "run": "CKPTSYNC_RUN"}
+    return {option: environment.get(name, "").strip() for option, name in names.items()}
+
+
+def parse_wait(wait: float | str) -> float:
+    """Return the seconds of a number, or of a text such as `10m`.  Raises ConfigError."""
+    text = str(wait).strip() or "0"
+    try:
+        is_number = isinstance(wait, float) or text.replace(".", "", 1).isdigit()
+        found = float(text) if is_number else parse_duration(text)
+        error = "" if math.isfinite(found) and found >= 0 else f"{text[:40]} is not a time to wait"
+    except ValueError as e:
+        found, error = 0.0, str(e)
+    if error:
+        hint = "give the seconds that the training may wait at its end: 600, or 10m"
+        raise ConfigError(f"wait (CKPTSYNC_WAIT): {error}", hint=hint)
+    return found
+
+
+# --- in the training process
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedWorker:
+    """A process that is no child of this one.
+
+    ``began``: when the system says that it began; ``since``: `time.monotonic`.
+    """
+
+    pid: int
+    began: str
+    since: float
+
+    def is_running(self) -> bool:
+        """Return whether it still runs."""
+        return markers.began(self.pid) == self.began
+
+
+_workers: dict[tuple[int, Path], EmbeddedWorker] = {}  # of this process and output directory
+
+
+def keep_running(output_dir: Path, store: str, run: str = "") -> None:
+    """Start the worker of an output directory, unless this process has.
+
+    A minute after the last start, another one is started for a worker that has ended.  ``run``: its
+    name in the store; `{dir}` stands for the directory's own, which is the default.  Raises
+    OSError.
+    """
+    key = (os.getpid(), output_dir)
+    before = _workers.get(key)
+    if before and (before.is_running() or time.monotonic() - before.since < _RESTART_EVERY):
+        return
+    spool = output_dir / SPOOL
+    config = spool / f"embedded-{os.getpid()}.yaml"
+    name = {"name": run.replace("{dir}", output_dir.name)} if run else {}
+    settings = {
+        "roles": ["worker"],
+        "store": {"url": _absolute(store)},
+        "worker": {"runs": [{"path": glob.escape(str(output_dir)), **name}]},
+    }
+    folders.write_json(spool, config.name, settings)  # JSON is YAML
+    module = "ckptsync.hooks.embedded_worker"
+    _workers[key] = start_apart(
+        [sys.executable, "-m", module, str(config), str(spool), str(os.getpid())], spool / LOG
+    )
+
+
+def start_apart(command: list[str], log: Path) -> EmbeddedWorker:
+    """Start a process that outlives this one, whatever kills this one and its children.
+
+    It has a session of its own, so that a signal to the training's group does not end it.  Raises
+    OSError.
+    """
+    with folders.append(log) as out:
+        answer = subprocess.run(  # noqa: S603  # our own program
+            [sys.executable, "-I", "-S", "-c", _LAUNCH, *command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=out,
+            env=child_environment(),
+            # ``-m`` imports from where it stands, and beside a model there may be a queue.py
+            cwd="/",
+            check=False,
+        ).stdout
+    if not answer.strip().isdigit():
+        raise OSError(f"{command[0]}: could not be started; see {log}")
+    pid = int(answer)
+    return EmbeddedWorker(pid, markers.began(pid), time.monotonic())
+
+
+def child_environment() -> dict[str, str]:
+    """Return the environment of the worker that the training starts.
+
+    It is the training's, without the variables that override the configuration, and with ckptsync's
+    directory in PYTHONPATH.
+
+    Not if ckptsync is installed: a packages directory in PYTHONPATH would come before the standard
+    library, and hold old backports of its modules.
+    """
+    kept = {name: value for name, value in os.environ.items() if name not in _CONFIGURED}
+    above = str(Path(ckptsync.__file__).parent.parent)
+    if above not in (*site.getsitepackages(), site.getusersitepackages()):
+        kept["PYTHONPATH"] = os.pathsep.join(filter(None, (above, kept.get("PYTHONPATH", ""))))
+    return kept
+
+
+def _absolute(store: str) -> str:
+    """Return a path as another working directory needs it; a URL as it is."""
+    return store if "://" in store else str(Path(store).absolute())
+
+
+def is_running(output_dir: Path) -> bool:
+    """Return whether the worker that this process started for it runs."""
+    worker = _workers.get((os.getpid(), output_dir))
+    return worker is not None and worker.is_running()
+
+
+def problem(output_dir: Path) -> str:
+    """Return why the worker that this process started sends nothing, or ``""``.
+
+    It has ended, or waits for its store.
+
+    Raises OSError.
+    """
+    worker, spool = _workers.get((os.getpid(), output_dir)), output_dir / SPOOL
+    if worker is None:
+        return ""
+    is_at_work, why = worker.is_running(), log_problem(spool)
+    if is_at_work:
+        return f"the embedded worker cannot use its store yet: {why}" if why else ""
+    return f"the embedded worker ended: {why or f'see {LOG} in {spool}'}"
+
+
+def log_problem(spool: Path) -> str:
+    """Return what a worker's log says last of what is wrong, with its hints.
+
+    That is the error with which it ended, or why it waits for its store; empty if it logged
+    neither.  Raises OSError.
+    """
+    data = folders.read(spool / LOG, last=_TAIL) or b""
+    lines = data.decode("utf-8", "replace").splitlines()
+    if lines and lines[-1].startswith("{"):
+        return _waiting_problem(lines)
+    hints: list[str] = []
+    for line in reversed(lines):
+        if line.startswith(_HINT):
+            hints.insert(0, line.removeprefix(_HINT))
+        elif not line.startswith(" "):
+            if line.startswith("ModuleNotFoundError: "):
+                hints.append(f"{sys.executable} -m pip install ckptsync brings what it needs")
+            return "; ".join([line.removeprefix(_ERROR), *(f"hint: {hint}" for hint in hints)])
+    return ""
+
+
+def _waiting_problem(lines: list[str]) -> str:
+    for line in reversed(lines):
+        with contextlib.suppress(ValueError):
+            event = json.loads(line)
+            if event.get("phase") in ("starting", "started", "stopped"):
+                return ""
+            if event.get("phase") == "waiting" and "error" in event:
+                return "; hint: ".join(filter(None, [event["error"], event.get("hint", "")]))
+    return ""
+
+
+def push_command(output_dir: Path, store: str, run: str) -> str:
+    """Return the command that uploads an output directory and its spool.
+
+    ``STORE`` stands for a store that is not known.
+    """
+    name = ("--run", run.replace("{dir}", output_dir.name)) if run else ()
+    return shlex.join(
+        ["ckptsync", "push", str(output_dir), _absolute(store) if store else "STORE", *name]
+    )
+
+
+# --- the wait for the store
+
+
+def is_served(spool: Path) -> bool:
+    """Return whether a worker is at work here: it holds its lock for as long as it lives."""
+    try:
+        found = folders.children(spool)
+    except CkptsyncError:  # another user's: no worker of this user is at work in it
+        return False
+    return any(
+        _is_held(path)
+        for path in found
+        if path.name.startswith("worker-") and path.name.endswith(".lock")
+    )
+
+
+def _is_held(lock: Path) -> bool:
+    """Try a shared lock for a moment.
+
+    A worker that starts in this moment finds it held; its service tries again.
+    """
+    try:
+        descriptor = folders.lock_file(lock, is_new=False)
+    except OSError:
+        return False  # gone, or not readable
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def unstored(output_dir: Path) -> tuple[str, ...]:
+    """Return the pins of hooks that no manifest in the store names yet."""
+    return tuple(
+        p.path.name for p in pins.list_pins(output_dir) if p.commit is not None and not p.stored
+    )
+
+
+def wait(output_dir: Path, until: float, log: Callable[[str], None]) -> None:
+    """Wait until the store has all that hooks have pinned here.
+
+    Wait at most until ``until`` (`time.monotonic`).
+
+    Gives up when no worker has been at work for 15 seconds.
+    """
+    served_at = time.monotonic()
+    while left := unstored(output_dir):
+        now = time.monotonic()
+        if is_running(output_dir) or is_served(output_dir / SPOOL):
+            served_at = now
+        if now - served_at >= RESTART:
+            log(f"not waiting: no worker runs for {output_dir / SPOOL}")
+            return
+        if now >= until:
+            log(f"no longer waiting: not uploaded yet: {', '.join(left)}")
+            return
+        time.sleep(_POLL)
+
+
+# --- in the embedded worker's own process
+
+
+def main(arguments: list[str]) -> None:
+    """Become the worker, unless nothing is left to do."""
+    from ckptsync.worker.node_identity import (  # noqa: PLC0415
+        node_id,
+    )  # a trainer's environment may lack what it needs
+
+    config, spool, pid = arguments
+    began = markers.began(int(pid))
+    if not await_turn(Path(spool), int(pid)):
+        return
+    store = json.loads(folders.read(Path(config)) or b"")["store"]["url"]
+    node = claim_node(os.environ.get("CKPTSYNC_NODE") or node_id(), store, Path(spool))
+    # another process may have its number by now
+    is_alive = markers.began(int(pid)) == began != ""
+    run = [sys.executable, "-m", "ckptsync", "run", "-c", config]
+    os.execve(  # noqa: S606  # no shell is wanted
+        sys.executable,
+        [*run, "--until-gone", pid if is_alive else "0"],
+        {**os.environ, "CKPTSYNC_NODE": node},
+    )
+
+
+def await_turn(spool: Path, pid: int, patience: float = PATIENCE) -> bool:
+    """Wait until no worker is at work in ``spool``.
+
+    Return False if one still is ``patience`` seconds after process ``pid`` is gone: it sends what
+    that process left.
+    """
+    began, until = markers.began(pid), time.monotonic() + patience
+    if is_served(spool):
+        sys.stderr.write(f"ckptsync: waiting: another worker is at work in {spool}\n")
+    while is_served(spool):
+        if began and markers.began(pid) == began:
+            until = time.monotonic() + patience
+        elif time.monotonic() >= until:
+            return False
+        time.sleep(_POLL)
+    return True
+
+
+def claim_node(node: str, store: str, spool: Path) -> str:
+    """Return ``node``, or an id of this output directory if another training here has that one.
+
+    Only trainings that send to the same store count.
+
+    Two trainings of one machine may send to one store at the same time, and a node's id is one
+    worker's there. The id is held until this process ends, whatever program it becomes.
+    """
+    with socket.socket(
+        socket.AF_UNIX
+    ) as holder:  # without a file: it goes with its process, and all containers of a network see it
+        try:
+            holder.bind(f"\0ckptsync {_short(f'{node} {store}')}")
+        except OSError as e:
+            if e.errno == errno.EADDRINUSE:
+                return f"{node[:90]}-{_short(str(spool))[:8]}"
+            # no such sockets here; the store tells two workers of one id apart, and the second one
+            # ends
+            return node
+        os.set_inheritable(holder.detach(), True)  # noqa: FBT003  # the standard library's own
+    return node
+
+
+def _short(text: str) -> str:
+    return sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

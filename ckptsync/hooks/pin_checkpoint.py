@@ -1,0 +1,221 @@
+"""Pin a checkpoint from the training process: give all its files a second name.
+
+One rename publishes the pin, together with the statement that the save is whole.
+
+A hard link costs some µs whatever the file's size, and rotation then removes only the trainer's own
+name.  Where the spool has no links to the checkpoint (another file system), the files are opened,
+which keeps their bytes from rotation, and a thread of low priority copies them beside the training.
+
+Nobody may be there to empty the spool, so each pin leaves room for the next save: the hook gives up
+pins, stored and oldest first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import threading
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ckptsync.errors import Incomplete
+from ckptsync.spool import folders, markers, pins
+from ckptsync.spool.folders import Tree
+from ckptsync.spool.markers import Commit
+from ckptsync.spool.pins import Pin
+from ckptsync.walk import SPOOL, Listing, Stat, open_file, stat_open, walk
+
+SENTINEL = (  # the Trainer's just-in-time save removes it when it is done
+    "checkpoint-is-incomplete.txt"
+)
+COPY_THREAD = "ckptsync-copy"
+# saves that must fit on the disk after each pin: the trainer writes the next one before it deletes
+# one
+FLOOR = 1.5
+_CHUNK = 8 * 1024 * 1024  # bytes
+Log = Callable[[str], None]
+Copies = list[tuple[int, Stat]]
+"""Open files that are still to be copied into a pin."""
+
+
+def pin_checkpoint(
+    path: Path,
+    output_dir: Path,
+    commit: Commit,
+    log: Log,
+    *,
+    list_files: Callable[[Path], Listing] = walk,
+    added: Path | None = None,
+) -> None:
+    """Pin the files of the checkpoint at ``path``, with them in ``commit``.
+
+    ``added`` is a directory of files that the checkpoint may lack.  A pin that needs copies appears
+    when a thread has made them.
+
+    Raises Incomplete (the trainer writes or deletes at this moment), OSError or one of ckptsync's
+    errors: then there is no pin, and the worker judges the files.
+    """
+    listing = list_files(path)
+    if any(s.path.rpartition("/")[2] == SENTINEL for s in listing.partial):
+        raise Incomplete(f"{commit.checkpoint}: it is still being written")
+    if not listing.files:
+        return  # this node has none of it
+    # two of one name may be under way: the one before may still be copied
+    unique = f"{os.getpid()}-{secrets.token_hex(4)}"
+    fresh = output_dir / SPOOL / "pins" / f".new-hook-{unique}-{commit.checkpoint}"
+    whole = replace(commit, files={s.path: (s.size, s.mtime) for s in listing.files})
+    copies: Copies = []
+    try:
+        folders.make(fresh.parent)
+        folders.make_new(fresh)
+        _link(path, listing.files, fresh, copies)
+        _check_unchanged(commit.checkpoint, listing, list_files(path))
+        _link_added(added, whole.files, fresh)
+        markers.write_mark(fresh / "commit.json", whole)
+        if copies:
+            _in_thread(
+                lambda: _copy_and_publish(output_dir, fresh, copies, whole, log), COPY_THREAD
+            )
+            return
+        newest = pins.publish(output_dir, commit.checkpoint, fresh)
+    except BaseException:
+        _close(copies)
+        discard(fresh)  # its links would hold the bytes of a save that has no pin
+        raise
+    hidden = make_room(output_dir, newest, sum(s.size for s in listing.files), log)
+    if hidden:  # freeing many GB takes a file system seconds
+        _in_thread(lambda: [*map(discard, hidden)], "ckptsync-remove")
+
+
+def _check_unchanged(checkpoint: str, before: Listing, now: Listing) -> None:
+    """Raise Incomplete if the files of a checkpoint changed.
+
+    Rotation, which removes one file after the other, or a writer changed them.
+    """
+    if now.files != before.files:
+        raise Incomplete(f"{checkpoint}: its files changed while they were pinned")
+
+
+def _link(path: Path, files: Iterable[Stat], fresh: Path, copies: Copies) -> None:
+    """Link files into a new pin, and open those that cannot be linked."""
+    with Tree(fresh / "files") as tree:
+        for file in files:
+            if not pins.link_file(tree, path, file.path):
+                copies.append((open_file(path, file.path), file))
+
+
+def _link_added(added: Path | None, there: Collection[str], fresh: Path) -> None:
+    if added is None:
+        return
+    for file in walk(added).files:
+        if file.path not in there and "/" not in file.path:
+            folders.make_in(fresh / "added")
+            with contextlib.suppress(FileNotFoundError):  # somebody deleted it
+                folders.link_or_copy(added / file.path, fresh / "added" / file.path)
+
+
+def _in_thread(work: Callable[[], object], name: str) -> None:
+    """Run ``work`` in a thread that the interpreter's end waits for; at that end, at once."""
+    if threading.main_thread().is_alive():
+        threading.Thread(target=work, name=name).start()
+    else:
+        work()
+
+
+def discard(folder: Path) -> None:
+    """Remove a directory of the spool as far as that is possible: the worker removes the rest."""
+    with contextlib.suppress(OSError):
+        folders.remove(folder)
+
+
+# --- copies, where the file system has no links
+
+
+def _copy_and_publish(
+    output_dir: Path, fresh: Path, copies: Copies, commit: Commit, log: Log
+) -> None:
+    checkpoint, size = commit.checkpoint, sum(size for size, _ in commit.files.values())
+    try:
+        with contextlib.suppress(OSError):  # a container may forbid it
+            # on Linux a thread has a priority of its own
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+        for path in make_room(output_dir, fresh, size, log):
+            discard(path)
+        if pins.free_bytes(output_dir) < size:
+            log(f"{checkpoint}: not kept, the spool has no room for a copy of {size} bytes")
+            return
+        _copy(copies, fresh)
+        pins.publish(output_dir, checkpoint, fresh)
+    except Exception as e:  # noqa: BLE001  # nobody waits for this thread: it logs, and the worker judges the files
+        log(f"{checkpoint}: not copied into the spool: {type(e).__name__}: {e}")
+    finally:
+        _close(copies)
+        discard(fresh)
+
+
+def _copy(copies: Copies, fresh: Path) -> None:
+    """Copy open files, with their times; raise Incomplete if the trainer wrote one again."""
+    with Tree(fresh / "files") as tree:
+        for descriptor, file in copies:
+            with folders.copy_of(descriptor, fresh, *tree.place(file.path)) as out:
+                _copy_bytes(descriptor, out.fileno(), file.size)
+                now = stat_open(descriptor, file.path)
+                if (now.size, now.mtime) != (file.size, file.mtime):
+                    raise Incomplete(f"{file.path}: written again while it was copied")
+                os.utime(out.fileno(), ns=(file.mtime, file.mtime))
+
+
+def _copy_bytes(source: int, target: int, size: int) -> None:
+    with contextlib.suppress(OSError):  # most file systems have no reflinks
+        folders.clone(source, target)
+        return
+    done = 0
+    while sent := os.sendfile(target, source, done, min(_CHUNK, max(0, size - done))):
+        done += sent
+
+
+def _close(copies: Copies) -> None:
+    while copies:
+        os.close(copies.pop()[0])
+
+
+# --- room on the disk
+
+
+def make_room(output_dir: Path, newest: Path, size: int, log: Log) -> list[Path]:
+    """Hide as many pins as a next save of ``size`` bytes needs, never ``newest``.
+
+    Log each, and return where they lie now, to be removed.  Raises OSError.
+    """
+    lacking = int(FLOOR * size) - pins.free_bytes(output_dir)
+    if lacking <= 0:
+        return []
+    hidden = []
+    for one in choose_to_give_up(pins.list_pins(output_dir), newest, lacking):
+        path = one.path.with_name(f".gone-hook-{os.getpid()}-{one.path.name}")
+        if folders.renamed(one.path, path):  # else somebody was quicker
+            hidden.append(path)
+            stored = "it is in the store" if one.stored else "it was NOT yet in the store"
+            log(
+                f"{one.checkpoint}: no longer kept in the spool, since the disk is nearly full;"
+                f" {stored}"
+            )
+    return hidden
+
+
+def choose_to_give_up(found: Sequence[Pin], newest: Path, wanted: int) -> list[Pin]:
+    """Return the pins whose removal frees ``wanted`` bytes: stored ones first, then the oldest.
+
+    Never ``newest``.  A file that still has the trainer's own name takes no room of its own.
+    """
+    chosen: list[Pin] = []
+    for one in sorted(
+        found, key=lambda p: (not p.stored, p.commit.at if p.commit else p.pulse / 1e9, p.k)
+    ):
+        gain = sum(f.size for f in one.files if f.links == 1)
+        if wanted > 0 and gain and one.path.name != newest.name:
+            chosen.append(one)
+            wanted -= gain
+    return chosen

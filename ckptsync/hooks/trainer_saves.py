@@ -1,0 +1,172 @@
+"""A rank's saves of Hugging Face's Trainer: remember, mark and pin each.
+
+The rank marks a save at its next event, and pins it there if it is the last rank.
+
+``on_save`` is too early: other ranks still write, and other callbacks may write again.  The next
+event of this rank comes after all of its own writing, and before it takes part in the next
+gradient, without which no rank saves again or rotates.  So a pin that the last rank makes in that
+event holds all files, whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from ckptsync.checkpoint_dirs import FINAL, OF_MODEL, WEIGHTS
+from ckptsync.errors import Incomplete
+from ckptsync.hooks import process_group
+from ckptsync.hooks.pin_checkpoint import Log
+from ckptsync.hooks.process_group import Words
+from ckptsync.hooks.rank_saves import RankSaves
+from ckptsync.spool import pins
+from ckptsync.walk import Listing, walk
+
+Exchange = Callable[[int, int, str], Words]
+
+
+class TrainerSaves(RankSaves):
+    """One rank of one training.
+
+    ``only_model``: ranks write no states of their own.  Every method may raise OSError, one of
+    ckptsync's errors or one of torch's; none waits for a rank.
+    """
+
+    def __init__(
+        self,
+        output_dir: Path,
+        rank: int,
+        world: int,
+        *,
+        trainer: str,
+        facts: Mapping[str, str],
+        log: Log,
+        only_model: bool = False,
+        exchange: Exchange = process_group.exchange,
+    ) -> None:
+        self._weights = weights(output_dir)  # of another training
+        super().__init__(output_dir, rank, world, trainer=trainer, facts=facts, log=log)
+        self._only_model = only_model
+        self._pending: list[tuple[int, int]] = []  # step, and the saves of it before this one
+        self._writers: tuple[int, ...] = ()
+        self._step = 0
+        try:
+            self._words = exchange(rank, world, self.begun.process)
+        except Exception:
+            self.withdraw()
+            raise
+
+    @property
+    def added(self) -> Path:
+        """Where rank 0 writes the files that a sharded checkpoint lacks."""
+        return self.spool / "added" / (self.begun.train or self.begun.process)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the first of the ranks that write here.
+
+        False until they know of each other.
+        """
+        return self._writers[:1] == (self.begun.rank,)
+
+    def remember(self, step: int) -> None:
+        """Remember the save of an ``on_save``, for the next event.
+
+        One before that is still pending is marked, and not pinned: it is too late.
+        """
+        if self._pending:
+            self.commit(-1)
+        self._pending.append((step, self.count(f"checkpoint-{step}")))
+
+    def commit(self, step: int | None) -> None:
+        """Mark what is pending, and pin it if this rank is the last, at the next event.
+
+        That is still at ``step``, before this rank's next gradients are out; later, rotation may
+        have begun.  ``None``: training has ended.
+        """
+        if not self._writers and not self._meet():
+            if any(step not in (None, of) for of, _ in self._pending):
+                self._pending.clear()
+                self.withdraw()
+                self._log(f"{self.spool}: not all ranks have a hook; the worker judges the files")
+            return
+        while self._pending:
+            of, n = self._pending[0]
+            name = f"checkpoint-{of}"
+            save = self.save_id(name, n)
+            self.mark(name, save, of)
+            del self._pending[0]  # a mark that could not be written is tried again
+            if step not in (None, of):
+                self._log(f"{name}: could not be pinned in time; the worker judges its files")
+            elif self.is_last(name, save, self._writers):
+                path = self.output_dir / name
+                if not self._only_model and not path.is_dir():  # each rank writes its random state
+                    raise Incomplete(
+                        f"{name}: not found in {self.output_dir}: this training saves to another"
+                        " directory, or has deleted it"
+                    )
+                self.pin(path, name, save, of, self._writers, added=self.added)
+
+    def end(self, step: int) -> None:
+        """End the training (``on_train_end``); the final model may still be written."""
+        self._step = step
+        self.commit(None)
+        self.update(ended=time.time())
+
+    def leave(self, *, has_failed: bool = False) -> None:
+        """Pin the final model, if the training has ended, and state that it writes nothing more.
+
+        The Trainer calls nothing after ``save_model``.  The final model is what lies in the output
+        directory after a training that ended, if it was written since the training began.
+        """
+        if self.begun.ended and not has_failed:
+            self.commit(None)
+            if self.is_first and weights(self.output_dir) != self._weights:
+                self._pin_final()
+        self.update(left=time.time())
+
+    def _pin_final(self) -> None:
+        files = {s.path: (s.size, s.mtime) for s in final_model(self.output_dir).files}
+        pinned = pins.list_pins(self.output_dir, lambda name: name == FINAL)
+        if not any(p.commit and p.commit.files == files for p in pinned):
+            save = self.save_id(FINAL, self.count(FINAL))
+            self.pin(
+                self.output_dir,
+                FINAL,
+                save,
+                self._step,
+                (self.begun.rank,),
+                list_files=final_model,
+            )
+
+    def _meet(self) -> bool:
+        """Return whether all ranks have left their words; note once who writes here."""
+        words = self._words()
+        if words is None:
+            return False
+        self._writers = self.writers(words)
+        if not self._writers:  # the spool was deleted
+            raise Incomplete(f"{self.spool}: deleted; the worker judges the files")
+        self.update(train=words[0], local_world=len(self._writers))
+        return True
+
+
+def weights(output_dir: Path) -> frozenset[tuple[str, int, int]]:
+    """Return name, inode and mtime of each weights file of a final model."""
+    found = set()
+    with contextlib.suppress(FileNotFoundError), os.scandir(output_dir) as entries:
+        for entry in entries:
+            if WEIGHTS.fullmatch(entry.name):
+                info = entry.stat(follow_symlinks=False)
+                found.add((entry.name, info.st_ino, info.st_mtime_ns))
+    return frozenset(found)
+
+
+def final_model(output_dir: Path) -> Listing:
+    """Return the files in an output directory that belong to its final model."""
+    with os.scandir(output_dir) as entries:
+        names = [e.name for e in entries if OF_MODEL.fullmatch(e.name)]
+    return walk(output_dir, names)

@@ -1,0 +1,144 @@
+"""What file names say: the directory, the rank that wrote a file, and whether it is the model's.
+
+A root is a directory of the checkpoint; the root ``""`` is the checkpoint itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+
+from ckptsync.errors import Incomplete
+from ckptsync.tensors import Files
+
+HOMES = ("", "checkpoint", "model", "hf_model")
+"""Where a whole model may lie in a checkpoint: Ray Train reports Trainer's in ``checkpoint``
+(``RayTrainReportCallback``); LLaMA-Factory v1 has its own two.
+"""
+# What `from_pretrained` and inference servers read beside the weights, and nothing of a training's
+# state.
+_STEMS = (
+    *("config", "generation_config", "adapter_config", "quantization_config"),
+    *(
+        "tokenizer",
+        "tokenizer_config",
+        "special_tokens_map",
+        "added_tokens",
+        "vocab",
+        "chat_template",
+    ),
+    *("preprocessor_config", "processor_config", "video_preprocessor_config"),
+    *("image_processor_config", "feature_extractor_config"),
+)
+_OTHERS = (
+    *("chat_template.jinja", "merges.txt", "vocab.txt"),
+    *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tekken.json"),
+)
+BESIDE_WEIGHTS = (*(f"{stem}.json" for stem in _STEMS), *_OTHERS)
+_CODE = re.compile(
+    r"(configuration|modeling|tokenization|processing|image_processing)_\w+\.py", re.ASCII
+)
+METADATA = ".metadata"  # of torch's distributed checkpoints
+_OF_ONE_RANK = re.compile(r"__([0-9]{1,9})\.metadata")
+_FROM_0 = re.compile(
+    r"__([0-9]+)_[0-9]+\.distcp|__([0-9]+)\.metadata|.*zero_pp_rank_([0-9]+)_mp_rank_.*|rng_state_([0-9]+)\.pth"
+    r"|random_states_([0-9]+)\.pkl|.*_rank_([0-9]+)\.pt|.*_rank([0-9]+)\.bin"
+)
+_FROM_1 = re.compile(r"shard-([0-9]{5,})-model-[0-9]{5,}-of-[0-9]{5,}\.safetensors")
+
+MOST_RANKS = 1 << 20  # no training has so many ranks: a higher number in a name is something else
+
+
+def is_beside_weights(name: str) -> bool:
+    """Return whether a file at the top of a checkpoint is the model's, not the training's."""
+    return name in BESIDE_WEIGHTS or bool(_CODE.fullmatch(name))
+
+
+def join(root: str, name: str) -> str:
+    """Return ``root/name``, or ``name`` alone at the top."""
+    return f"{root}/{name}" if root else name
+
+
+def inside(names: Iterable[str], root: str) -> dict[str, str]:
+    """Return the names directly in ``root``, by their last component."""
+    return {name.rpartition("/")[2]: name for name in names if name.rpartition("/")[0] == root}
+
+
+def home(names: Iterable[str], holds: Callable[[Collection[str]], object]) -> tuple[str, ...]:
+    """Return the directory that ``holds`` accepts as a model, or ``()``.
+
+    It is the top one, else the first of `HOMES`.
+    """
+    found: dict[str, set[str]] = {name: set() for name in HOMES}
+    for name in names:
+        above, _, last = name.rpartition("/")
+        if above in found:
+            found[above].add(last)
+    return next(((name,) for name, own in found.items() if holds(own)), ())
+
+
+def rank(name: str) -> int | None:
+    """Return the rank whose own file this is; None where the name does not say."""
+    base = name.rpartition("/")[2]
+    if found := _FROM_0.fullmatch(base):
+        number = int(next(filter(None, found.groups())))
+    elif found := _FROM_1.fullmatch(base):
+        number = max(0, int(found[1]) - 1)
+    else:
+        return None
+    return number if number < MOST_RANKS else None
+
+
+def ranks(names: Iterable[str]) -> tuple[int, ...]:
+    """Return the ranks whose own files these are, in order."""
+    return tuple(sorted({found for found in map(rank, names) if found is not None}))
+
+
+def is_of_one_rank(base: str) -> bool:
+    """Return whether this is one rank's own metadata of a distributed checkpoint."""
+    return _OF_ONE_RANK.fullmatch(base) is not None
+
+
+def metadata_files(names: Collection[str], root: str) -> tuple[str, ...]:
+    """Return the files that describe the distributed checkpoint in ``root``, in the order of ranks.
+
+    None where they are missing.
+    """
+    name = join(root, METADATA)
+    if name in names:
+        return (name,)
+    found = {
+        int(m[1]): full
+        for base, full in inside(names, root).items()
+        if (m := _OF_ONE_RANK.fullmatch(base))
+    }
+    return tuple(found[number] for number in sorted(found))
+
+
+def holds_weights(root: str) -> bool:
+    """Return False for a root with the name that frameworks give to optimizers and other states.
+
+    These are accelerate's and the Trainer's ``optimizer_0``, NeMo Automodel's ``optim`` and verl's
+    ``extra_state``. A root of one file, ``optimizer.ckpt``, is judged by its content.
+    """
+    base = root.rpartition("/")[2]
+    is_optimizer = base.startswith("optimizer") and not base.endswith(".ckpt")
+    return not (is_optimizer or base in ("optim", "extra_state"))
+
+
+class Within:
+    """The files directly in one directory of others, under their last components."""
+
+    def __init__(self, files: Files, directory: str) -> None:
+        self._files, self._names = files, inside(files.sizes(), directory)
+
+    def sizes(self) -> Mapping[str, int]:
+        """See `Files`."""
+        sizes = self._files.sizes()
+        return {name: sizes[stored] for name, stored in self._names.items()}
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        """See `Files`."""
+        if name not in self._names:
+            raise Incomplete(f"{name}: not found")
+        self._files.read_into(self._names[name], start, out)

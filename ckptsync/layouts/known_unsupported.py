@@ -1,0 +1,69 @@
+"""Checkpoints that are known and refused: what they are, why they are not read, and what to do.
+
+They have a layout so that they are not taken for something else, or for nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+from ckptsync.errors import Unsupported
+from ckptsync.tensors import Files, Tensor
+
+# The pattern of a file's whole name, whose first group is the root; what it is; the hint.
+_KNOWN = (
+    (
+        re.compile(
+            r"(?:(.*)/)?mp_rank_[0-9]{2,}(?:_[0-9]{3,})*/(?:model_optim_rng|model_rng|distrib_optim)\.pt"
+        ),
+        "Megatron's own format: only Megatron's code says how the tensors are sharded",
+        (
+            "save with --ckpt-format torch_dist, or convert it with Megatron's"
+            " tools/checkpoint/convert.py or Megatron-Bridge"
+        ),
+    ),
+    (
+        re.compile(r"(?:(.*)/)?[^/]*rank-?[0-9]+-of-[0-9]+[^/]*\.(?:pth|pt|bin)"),
+        (
+            "torch_xla's FSDP shards: flattened and padded parameters that only torch_xla can"
+            " restore"
+        ),
+        (
+            "run python -m torch_xla.distributed.fsdp.consolidate_sharded_ckpts on it, then merge"
+            " the result if it is still sharded"
+        ),
+    ),
+)
+
+
+def roots(names: Collection[str]) -> tuple[str, ...]:
+    """Return the directories that hold such files."""
+    return tuple(
+        sorted(
+            {
+                (match[1] or "")
+                for name in names
+                for pattern, *_ in _KNOWN
+                if (match := pattern.fullmatch(name))
+            }
+        )
+    )
+
+
+def demands(_files: Files, _root: str) -> dict[str, int | None]:
+    """Return nothing: how many files there should be is not known."""
+    return {}
+
+
+def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
+    """Raise Unsupported, with what it is."""
+    for pattern, what, hint in _KNOWN:
+        there = sorted(
+            name
+            for name in files.sizes()
+            if (match := pattern.fullmatch(name)) and (match[1] or "") == root
+        )
+        if there:
+            raise Unsupported(f"{there[0]}: {what}", hint=hint)
+    raise Unsupported(f"{root or '.'}: holds nothing that is known")

@@ -1,0 +1,446 @@
+"""The registry of layouts, and what can be known of a checkpoint of any layout.
+
+`sources` finds its sets of weights, `choose` takes one, `tensors` reads it; `demands` says which
+files there should be.
+"""
+
+# ruff: noqa: PLC0415  a layout is imported when a checkpoint has files that are named like its own
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
+from ckptsync.layouts.file_names import Within, holds_weights, join, ranks
+from ckptsync.plain_json import parse
+from ckptsync.tensors import Demands, Extent, Files, Tensor, expect, read, read_whole
+
+if TYPE_CHECKING:
+    from ckptsync.layouts.global_shapes import ExpectedModel
+
+
+class Layout(Protocol):
+    """How one framework spreads tensors over files: a module with these names.
+
+    A new one goes in `LAYOUTS` and in `layout`.
+
+    ``root`` is a directory of the checkpoint, ``""`` for itself; or, of sets of files side by side,
+    what their names begin with.
+    """
+
+    def roots(self, names: Collection[str]) -> tuple[str, ...]:
+        """Return the roots that have this layout, judged by names alone."""
+        ...
+
+    def demands(self, files: Files, root: str) -> dict[str, int | None]:
+        """Return every file that the layout's own metadata needs, with its size where known.
+
+        Raises Incomplete without metadata.
+        """
+        ...
+
+    def tensors(self, files: Files, root: str) -> tuple[Tensor, ...]:
+        """Return the weights of a root whose demands are met.
+
+        Raises Incomplete, Unsupported or Corrupt; reads no tensor bytes.
+        """
+        ...
+
+
+# The names of layouts, preferred first: whole weights win over shards. A checkpoint can have a
+# layout only if it has a file whose last component matches.
+LAYOUTS: dict[str, re.Pattern[str]] = {
+    "whole": re.compile(r"model.*\.safetensors.*"),
+    "peft": re.compile(r"adapter_model\..*"),
+    "bin": re.compile(r"pytorch_model.*\.bin.*"),
+    "dcp_safetensors": re.compile(r"shard-.*\.safetensors"),
+    "dcp": re.compile(r"\.metadata|__.*"),
+    "universal": re.compile(r"fp32\.pt"),
+    "zero": re.compile(r".*_states\.pt|expert_.*"),
+    "per_rank": re.compile(r".*_rank_?[0-9]+\.(bin|pt)"),
+    "lightning": re.compile(r".+\.ckpt"),
+    "refused": re.compile(
+        r".*(optim_rng|model_rng|distrib_optim|rank-?[0-9]+-of-.*)\.(pt|pth|bin)"
+    ),
+}
+
+
+def layout(name: str) -> Layout:
+    """Return the module of a layout."""
+    match name:
+        case "whole":
+            from ckptsync.layouts import whole_safetensors
+
+            return whole_safetensors
+        case "peft":
+            from ckptsync.layouts import peft
+
+            return peft
+        case "bin":
+            from ckptsync.layouts import whole_bin
+
+            return whole_bin
+        case "dcp_safetensors":
+            from ckptsync.layouts import dcp_safetensors
+
+            return dcp_safetensors
+        case "dcp":
+            from ckptsync.layouts import dcp
+
+            return dcp
+        case "universal":
+            from ckptsync.layouts import zero_universal
+
+            return zero_universal
+        case "zero":
+            from ckptsync.layouts import zero
+
+            return zero
+        case "per_rank":
+            from ckptsync.layouts import per_rank
+
+            return per_rank
+        case "lightning":
+            from ckptsync.layouts import lightning
+
+            return lightning
+        case "refused":
+            from ckptsync.layouts import known_unsupported
+
+            return known_unsupported
+    raise Unsupported(f"no layout is named {name!r}", hint=f"there are: {', '.join(LAYOUTS)}")
+
+
+def _roots(names: Collection[str]) -> Iterator[tuple[str, Layout, str]]:
+    """Yield name, module and root of each layout that a checkpoint with these files has."""
+    bases = {name.rpartition("/")[2] for name in names}
+    for name, pattern in LAYOUTS.items():
+        if any(map(pattern.fullmatch, bases)):
+            module = layout(name)
+            yield from ((name, module, root) for root in module.roots(names))
+
+
+# What they demand is in the very pickles that their tensors are read from, and not all of it is
+# needed for every merge: they read each once, and name what is missing.
+_CHECK_THEMSELVES = ("zero", "universal")
+
+_LOOK = 128 << 10  # bytes at the beginning and the end of a file that mostly tell what is in it
+_WHOLE = ("whole", "peft", "bin")
+_TRAINER_STATE = "trainer_state.json"
+_TRAINED = frozenset({_TRAINER_STATE, "adapter_config.json", "model.safetensors.index.json"})
+_RNG = re.compile(r"((?:checkpoint/)?(?:rng_state_|random_states_))[0-9]+(\.pth|\.pkl)")
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsSource:
+    """One set of weights in a checkpoint.
+
+    ``str(source)`` is what ``--source`` takes: ``zero:global_step4``, ``whole:.``.
+    """
+
+    layout: str
+    root: str
+
+    def __str__(self) -> str:
+        return f"{self.layout}:{self.root or '.'}"
+
+    @classmethod
+    def named(cls, text: str) -> WeightsSource:
+        """Return the source of that text."""
+        layout, _, root = text.partition(":")
+        return cls(layout, "" if root == "." else root)
+
+
+def sources(files: Files) -> tuple[WeightsSource, ...]:
+    """Return every set of weights, the preferred one first.
+
+    Empty if this is no known checkpoint.
+    """
+    found = [
+        WeightsSource(name, root) for name, _, root in _roots(files.sizes()) if holds_weights(root)
+    ]
+    tag = _preferred_tag(files, found)
+    return tuple(
+        sorted(found, key=lambda s: (_is_hollow(files, s), s.layout == "zero" and s.root != tag))
+    )
+
+
+def _preferred_tag(files: Files, found: Sequence[WeightsSource]) -> str | None:
+    """Return which of DeepSpeed's tags the checkpoint's ``latest`` names, or the only one."""
+    tags = tuple(s.root for s in found if s.layout == "zero")
+    if not tags:
+        return None
+    from ckptsync.layouts import zero
+
+    return zero.preferred(files, tags)
+
+
+def choose(files: Files, name: str | None) -> WeightsSource:
+    """Return the source of that name, or the preferred one.
+
+    Raises Unsupported where there is none, or where it is not clear.
+    """
+    found = sources(files)
+    if name is not None:
+        chosen = [s for s in found if name in (str(s), s.layout, s.root)] or _section(found, name)
+        if len(chosen) != 1:
+            raise Unsupported(
+                f"source {name!r}: {len(chosen)} of that name",
+                hint=f"there are: {', '.join(map(str, found)) or 'none'}",
+            )
+        return chosen[0]
+    if not found:
+        raise no_weights(files)
+    rivals = _rivals(files, found)
+    if len(rivals) > 1:
+        raise Unsupported(
+            f"{len(rivals)} sets of weights in this checkpoint: choose one",
+            hint=f"--source {' or '.join(map(str, rivals))}",
+        )
+    return found[0]
+
+
+def _section(found: Sequence[WeightsSource], name: str) -> list[WeightsSource]:
+    """Return the source of ``dcp:x#ema``, a part of a distributed checkpoint.
+
+    See ``tensors`` of its layouts.
+    """
+    whole, mark, section = name.rpartition("#")
+    ours = [
+        s
+        for s in found
+        if mark and s.layout in ("dcp", "dcp_safetensors") and whole in (str(s), s.layout, s.root)
+    ]
+    return [WeightsSource(s.layout, f"{s.root or '.'}#{section}") for s in ours]
+
+
+def no_weights(files: Files) -> CkptsyncError:
+    """Return the error for files of no layout.
+
+    Incomplete (3) if a trainer's checkpoint lacks its weights, else Unsupported (5).
+    """
+    names = files.sizes()
+    if _TRAINED & names.keys() or any(map(_RNG.fullmatch, names)):
+        return Incomplete(
+            f"no weights among the {len(names)} files of this checkpoint",
+            hint=(
+                "model.safetensors, or the shards, are missing: fetch them from the node that wrote"
+                " them"
+            ),
+        )
+    return Unsupported(
+        f"no known checkpoint among these {len(names)} files",
+        hint=f"known layouts: {', '.join([*LAYOUTS][:-1])}; point at the checkpoint's directory",
+    )
+
+
+def _rivals(files: Files, found: Sequence[WeightsSource]) -> list[WeightsSource]:
+    """Return the sets of weights of which none is preferred.
+
+    Whole ones win, and of DeepSpeed's tags the one that ``latest`` names.
+    """
+    if found[0].layout in _WHOLE:
+        return [s for s in found if s.layout == found[0].layout]
+    found = [
+        s
+        for s in found
+        if not (s.layout == "dcp" and WeightsSource("dcp_safetensors", s.root) in found)
+    ]  # the optimizer's
+    found = [
+        s for s in found if s.layout != "lightning"
+    ] or found  # beside shards such a file is the script's own
+    tag = _preferred_tag(files, found)
+    return [
+        s
+        for s in found
+        if s.layout not in _WHOLE and not (s.layout == "zero" and tag is not None and s.root != tag)
+    ]
+
+
+def beside(files: Files, source: WeightsSource) -> tuple[WeightsSource, ...]:
+    """Return other sources that hold weights of the same save.
+
+    For DeepSpeed's shards that is the whole model that the Trainer put above them, and back.
+
+    Only where the step in ``trainer_state.json`` is that of DeepSpeed's tag: elsewhere the whole
+    model may be of a later save.
+    """
+    home, _, folder = (
+        source.root.rpartition("/") if source.layout == "zero" else (source.root, "", "")
+    )
+    tag = f"global_step{_step(files, home)}"
+    if source.layout == "zero" and folder == tag:
+        return tuple(s for s in sources(files) if s.layout in _WHOLE and s.root == home)
+    if source.layout in _WHOLE:
+        return tuple(s for s in sources(files) if s == WeightsSource("zero", join(home, tag)))
+    return ()
+
+
+def _step(files: Files, home: str) -> int | None:
+    """Return the step of a checkpoint, as the Trainer wrote it."""
+    name = join(home, _TRAINER_STATE)
+    try:
+        state = parse(read_whole(files, name), name) if name in files.sizes() else None
+    except Corrupt:
+        return None  # resuming fails on it; nothing else depends on it
+    step = state.get("global_step") if isinstance(state, dict) else None
+    return step if type(step) is int else None
+
+
+def tensors(
+    files: Files, source: WeightsSource, outside: ExpectedModel | None = None
+) -> tuple[Tensor, ...]:
+    """Return the weights of one source, once every file it demands is there with its size.
+
+    ``outside``: what else is known of the model, for the layout that needs a proof from elsewhere.
+    """
+    if source.layout == "dcp_safetensors":
+        from ckptsync.layouts import dcp_safetensors
+
+        return dcp_safetensors.tensors(files, source.root, outside)
+    module = layout(source.layout)
+    expect(files, _heads_and_tails(files, source))
+    if source.layout not in _CHECK_THEMSELVES:
+        require(files, module.demands(files, source.root))
+    return module.tensors(files, source.root)
+
+
+def _heads_and_tails(files: Files, source: WeightsSource) -> Iterator[Extent]:
+    """Yield the ranges of a source's containers that describe their content.
+
+    Nothing else is read before its tensors are known, unless the description is long.
+    """
+    for name, size in files.sizes().items():
+        if not name.startswith(join(source.root, "")):
+            continue
+        if name.endswith((".pt", ".pth", ".bin")):
+            yield Extent(name, max(0, size - _LOOK), min(size, _LOOK))
+        if name.endswith((".pt", ".pth", ".bin", ".safetensors")) and size > _LOOK:
+            yield Extent(name, 0, _LOOK)
+
+
+def around(files: Files, source: WeightsSource) -> tuple[Files, ...]:
+    """Return the directories that may hold this source's configuration and tokenizer.
+
+    The nearest comes first.
+    """
+    own: list[str] = []
+    if source.layout == "per_rank":
+        from ckptsync.layouts import per_rank
+
+        own = [per_rank.configuration(source.root)]
+    parts = source.root.split("/")
+    above = ["/".join(parts[:n]) for n in range(len(parts), 0, -1)]
+    return tuple(Within(files, home) for home in (*own, *above) if home)
+
+
+def require(files: Files, needed: Mapping[str, int | None]) -> None:
+    """Raise Incomplete if a file is missing, Corrupt if one has another size.
+
+    Incomplete (3) means: fetch it. Corrupt (10) means: it was cut or rewritten.
+    """
+    sizes = files.sizes()
+    missing = sorted(name for name in needed if name not in sizes)
+    if missing:
+        more = f" and {len(missing) - 1} more" if missing[1:] else ""
+        raise Incomplete(
+            f"{missing[0]}{more}: not found, of {len(needed)} files that the checkpoint needs",
+            hint="give the other nodes' directories too",
+        )
+    for name, size in needed.items():
+        if size not in (None, sizes[name]):
+            raise Corrupt(
+                f"{name}: {sizes[name]} bytes, {size} expected by the metadata",
+                hint="it was cut short, or belongs to another save",
+            )
+
+
+def demands(files: Files) -> Demands:
+    """Return what the metadata here demands; nothing where this node's files have none.
+
+    Raises Corrupt or Unsupported.
+    """
+    found = sources(files)
+    model = _demands(files, found[0]) if found else {}
+    others = [WeightsSource(name, root) for name, _, root in _roots(files.sizes())]
+    resume = {
+        k: v for source in others for k, v in _demands(files, source).items() if k not in model
+    }
+    world = _world(files, others, model)
+    resume |= {name: files.sizes().get(name) for name in _random_states(files.sizes(), world)}
+    return Demands(model, resume, world)
+
+
+def closed(name: str, files: Files) -> bool:
+    """Return whether a file has the end that its format gives it.
+
+    True for formats that have none.
+    """
+    size = files.sizes()[name]
+    try:
+        if name.endswith(".safetensors"):
+            from ckptsync.formats import safetensors
+
+            return bool(safetensors.tensors(files, name)) or size > 8
+        if name.endswith((".pt", ".pth", ".bin", ".ckpt")):
+            from ckptsync.formats import torch_save
+            from ckptsync.layouts import per_rank
+
+            where = Extent(name, 0, size)
+            if torch_save.has_end(files, where, per_rank.ALLOWED):
+                return True
+            # what begins as neither container has no end that is known; a file cut short to nothing
+            # could become an archive
+            return (
+                size >= 2
+                and read(files, Extent(name, 0, 2)) != b"PK"
+                and not torch_save.is_legacy(files, where)
+            )
+        if name.endswith(".json"):
+            parse(read_whole(files, name), name)
+    except Corrupt:
+        return False
+    except Unsupported:
+        return True  # it is whole, and of elements that we do not merge
+    return True
+
+
+def _is_hollow(files: Files, source: WeightsSource) -> bool:
+    """Return whether whole weights are empty placeholders of ZeRO-3.
+
+    See LlamaFactory#1226 and peft#2500: other weights win over these.
+    """
+    if source.layout not in _WHOLE:
+        return False
+    try:
+        found = tensors(files, source)
+    except (Incomplete, Corrupt, Unsupported):
+        return False  # the same error comes when it is used
+    return any(t.shape == (0,) for t in found)
+
+
+def _demands(files: Files, source: WeightsSource) -> dict[str, int | None]:
+    try:
+        return layout(source.layout).demands(files, source.root)
+    except Incomplete:
+        return {}  # another node has the metadata
+
+
+def _world(files: Files, found: Iterable[WeightsSource], model: Iterable[str]) -> int | None:
+    """Return the number of ranks, as ZeRO records it or as the names of the model's files say."""
+    for source in found:
+        if source.layout == "zero" and _demands(files, source):
+            from ckptsync.layouts import zero
+
+            return zero.world(files, source.root)
+    seen = ranks(model)
+    return seen[-1] + 1 if seen else None
+
+
+def _random_states(names: Iterable[str], world: int | None) -> list[str]:
+    """Return the files of random states that every rank writes, if any rank here wrote one."""
+    kinds = {(m[1], m[2]) for m in map(_RNG.fullmatch, names) if m}
+    return [f"{stem}{rank}{end}" for stem, end in sorted(kinds) for rank in range(world or 0)]

@@ -1,0 +1,220 @@
+"""Write a planned merge: first the weights, then the files beside them, the index last.
+
+The bytes written are a pure function of the files, the options and the output's format number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from itertools import repeat
+
+from ckptsync.digest import digest
+from ckptsync.formats.zstd_items import unpacked
+from ckptsync.merge import model_files
+from ckptsync.merge.container_crcs import CrcCheckedFiles
+from ckptsync.merge.plan import FilePlan, Work
+from ckptsync.merge.prepare import MergeJob
+from ckptsync.merge.statistics import Statistics, has_statistics, remarks
+from ckptsync.merge.weights import WeightsFile, WrittenFile, foresee
+from ckptsync.records.model_record import ModelFile, ModelTensor
+from ckptsync.tensors import Files
+
+Chunk = bytes | bytearray | memoryview
+Write = Callable[[str, Iterable[Chunk]], None]
+Progress = Callable[[int, int], None]
+_PIECE = 4 << 20
+THREADS_A_FILE = 2  # beside the one that writes: what one disk can take in
+
+
+class Abandoned(Exception):
+    """Another file failed, so this file is not written; the caller raises the other error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A file of weights whose bytes are known: its BLAKE3, and notes on it."""
+
+    digest: str
+    notes: tuple[str, ...] = ()
+
+
+class Destination:
+    """Where files are written.
+
+    A subclass also records what is finished, so that a later merge continues.
+
+    ``finished``: files that are there already.  They are not made again, and what only they need is
+    not read.
+    """
+
+    def __init__(self, write: Write) -> None:
+        self.write = write
+        self.finished: Mapping[str, Finished] = {}
+
+    def at_end(self, name: str, finished: Finished) -> None:
+        """Record a file of weights when `write` has all its bytes, before it is committed."""
+
+    def at_last_end(self) -> None:
+        """Check the sources once everything was read, before the last `at_end`."""
+
+
+Engine = Callable[
+    [MergeJob, Files, Destination, Callable[[int], None], Work], dict[str, WrittenFile]
+]
+"""Writes all files of weights of a job.
+
+It calls the function with bytes made, also with a negative number.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """What was written, with a digest of every file, and of every tensor if asked for.
+
+    And notes for the user.
+    """
+
+    files: tuple[ModelFile, ...]
+    tensors: tuple[ModelTensor, ...]
+    notes: tuple[str, ...]
+    source: str
+    statistics: Mapping[str, Statistics] | None = None
+
+
+def write_model(
+    job: MergeJob,
+    files: Files,
+    destination: Destination,
+    progress: Progress | None = None,
+    work: Work | None = None,
+    *,
+    engine: Engine | None = None,
+) -> Merged:
+    """Write the files of a planned merge, and return what was written.
+
+    ``engine`` makes the files of weights, by default with threads of this process.
+
+    Raises Corrupt, before the last file of weights is committed, if a source's bytes do not have
+    the CRC32 of its container. If ``work.jobs`` is above 1, several threads read
+    ``files``; from four on, several write, each with a file of its own. ``progress`` is called by
+    one at a time.
+    """
+    work, there = work or Work(), destination.finished
+    left = replace(job, plans=tuple(plan for plan in job.plans if plan.name not in there))
+    # several threads would read a stream out of its order, and begin it again and again
+    if left.is_packed:
+        work = replace(work, jobs=1)
+    lock, done = threading.Lock(), job.size - left.size
+
+    def count(size: int) -> None:
+        nonlocal done
+        with lock:
+            done += size
+            if progress:
+                progress(done, job.size)
+
+    made = (engine or write_weights)(left, files, destination, count, work)
+    ends = {plan.name: there.get(plan.name) or finished(made[plan.name]) for plan in job.plans}
+    written = [ModelFile(plan.name, plan.size, ends[plan.name].digest) for plan in job.plans]
+    small = [(name, job.content(name)) for name, _ in job.beside]
+    if len(job.plans) > 1:
+        small.append((model_files.index_name(job.plans), model_files.index(job.plans)))
+    for name, data in small:
+        destination.write(name, [data[at : at + _PIECE] for at in range(0, len(data), _PIECE)])
+        written.append(ModelFile(name, len(data), digest(data)))
+    notes = [*job.notes, *(note for plan in job.plans for note in ends[plan.name].notes)]
+    if work.statistics:
+        counts = Counter(
+            t.dtype for plan in job.plans for t in plan.tensors if not has_statistics(t.dtype)
+        )
+        notes += [
+            (
+                f"{count} tensors of {dtype} have no statistics: ckptsync does not support this"
+                " type there"
+            )
+            for dtype, count in sorted(counts.items())
+        ]
+    tensors = tuple(t for plan in job.plans for t in _tensors(plan, made.get(plan.name)))
+    found = {t.name: t.statistics for one in made.values() for t in one.tensors if t.statistics}
+    return Merged(
+        tuple(written), tensors, tuple(notes), job.source, found if work.statistics else None
+    )
+
+
+def write_weights(
+    job: MergeJob,
+    files: Files,
+    destination: Destination,
+    progress: Callable[[int], None],
+    work: Work,
+) -> dict[str, WrittenFile]:
+    """Write all files of weights, several at once where there are enough threads.
+
+    This is the `Engine` of this process.
+    """
+    foresee(files, job.plans)
+    summed = CrcCheckedFiles(unpacked(files), job.checksums)
+    at_once = max(1, min(len(job.plans), work.jobs // THREADS_A_FILE))
+    own = replace(work, jobs=max(1, work.jobs // at_once))
+    lock, has_failed = threading.Lock(), threading.Event()
+    left = len(job.plans)
+
+    def chunks(plan: FilePlan, made: WeightsFile) -> Generator[memoryview, None, None]:
+        nonlocal left
+        with contextlib.closing(made.chunks()) as stream:
+            for chunk in stream:
+                if has_failed.is_set():
+                    raise Abandoned
+                yield chunk
+        with lock:
+            left -= 1
+            is_last = not left
+        if is_last:
+            summed.finish()
+            destination.at_last_end()
+        destination.at_end(plan.name, finished(made.result()))
+
+    def write_one(plan: FilePlan) -> WrittenFile:
+        made = WeightsFile(plan, summed, progress, own)
+        with contextlib.closing(chunks(plan, made)) as stream:
+            destination.write(plan.name, stream)
+        return made.result()
+
+    if at_once == 1:
+        return {plan.name: write_one(plan) for plan in job.plans}
+    pool = ThreadPoolExecutor(at_once, "ckptsync-file")
+    try:
+        tasks = {plan.name: pool.submit(write_one, plan) for plan in job.plans}
+        for task in as_completed(tasks.values()):
+            task.result()  # raises the first error
+        return {name: task.result() for name, task in tasks.items()}
+    finally:
+        has_failed.set()
+        pool.shutdown(cancel_futures=True)
+
+
+def finished(made: WrittenFile) -> Finished:
+    """Return what is recorded of a file."""
+    notes: list[str] = []
+    for tensor in made.tensors:
+        if tensor.overflows:
+            notes.append(
+                f"{tensor.name}: {tensor.overflows} finite values became infinite in the cast"
+            )
+        if tensor.statistics:
+            notes += remarks(tensor.name, tensor.statistics)
+    return Finished(made.digest, tuple(notes))
+
+
+def _tensors(file: FilePlan, made: WrittenFile | None) -> Iterator[ModelTensor]:
+    """Yield the tensors of a file, without digests where an earlier merge made it."""
+    digests = (found.digest for found in made.tensors) if made else repeat("", len(file.tensors))
+    for tensor, own in zip(file.tensors, digests, strict=True):
+        yield ModelTensor(
+            tensor.name, tensor.dtype, tensor.shape, file.name, tensor.start, tensor.size, own
+        )

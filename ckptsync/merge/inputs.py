@@ -1,0 +1,185 @@
+"""Open what the user named, check that it is one save, and plan its merge.  Nothing is written.
+
+Several directories or URLs may hold one save, one a node.  Names, metadata, files that several of
+them have, and times are compared: one model is never made of two saves.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ckptsync.errors import ConfigError, Corrupt, Incomplete
+from ckptsync.layouts.file_names import BESIDE_WEIGHTS, metadata_files
+from ckptsync.merge.model_files import DAMAGED, parsed
+from ckptsync.merge.plan import MergeOptions
+from ckptsync.merge.prepare import MergeJob, prepare
+from ckptsync.merge.save_times import Dated, check_times, notes_on_times
+from ckptsync.stores import open_files
+from ckptsync.stores.file_trees import FileTree, Overlay
+from ckptsync.stores.open_files import PathOrUrl
+from ckptsync.stores.opening import Access
+from ckptsync.stores.stream import stored_digest
+from ckptsync.stores.urls import Remote
+from ckptsync.tensors import Extent, Files, read
+
+# Directories whose parent is the checkpoint, or the run: configuration and tokenizer may lie there.
+_INNER = re.compile(
+    r"(checkpoint|step|epoch|iter|global_step|pytorch_model|pytorch_model_fsdp)([-_]?[0-9]+)*|checkpoints"
+)
+_STEP = re.compile(r"(?:checkpoint|step|global_step|iter|epoch)[-_]?([0-9]+)")
+_LARGE_JSON = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class MergeRequest:
+    """What the user wants merged: ``sources`` are of one checkpoint, one a node.
+
+    ``base`` is compared with the model.
+    """
+
+    sources: Sequence[PathOrUrl]
+    destination: PathOrUrl
+    options: MergeOptions
+    config_from: PathOrUrl | None = None
+    base: PathOrUrl | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A merge that can be done.  ``files`` are those of all ``trees``, one tree a source."""
+
+    request: MergeRequest
+    job: MergeJob
+    files: Files
+    trees: tuple[FileTree, ...]
+
+
+def open_sources(request: MergeRequest, access: Access, *, use_times: bool = True) -> Prepared:
+    """Open everything and plan the merge; compare the files' times unless ``use_times`` is false.
+
+    Raises ConfigError, Incomplete, Unsupported, Corrupt or StoreError.
+    """
+    destination = open_files.real(request.destination)
+    steps: dict[str, str] = {}
+    for source in request.sources:
+        path = open_files.real(source)
+        if open_files.is_inside(destination, path):
+            raise ConfigError(
+                f"{show_path(request.destination)}: inside the checkpoint {show_path(source)}",
+                hint="ckptsync never writes to a trainer's directory: name one beside it",
+            )
+        if match := _STEP.fullmatch(open_files.path(path).name):
+            steps.setdefault(match[1].lstrip("0"), str(open_files.path(path)))
+    if len(steps) > 1:  # checkpoint-400 beside checkpoint-500
+        raise ConfigError(
+            f"{' and '.join(list(steps.values())[:2])}: two steps of a training",
+            hint="give the directories of one step, one a node",
+        )
+    found = tuple(open_files.tree(source, access) for source in request.sources)
+    overlay = Overlay(found)
+    files = open_files.near(overlay, request.sources)
+    config_from = open_files.named(request.config_from, access) if request.config_from else None
+    config: list[tuple[str, Files]] = []
+    if request.config_from and config_from:
+        config.append((show_path(request.config_from), config_from))
+    # the checkpoint around an inner directory of shards, and the run around it
+    for source in request.sources:
+        path = open_files.real(source)
+        while _INNER.fullmatch(open_files.path(path).name) and (above := open_files.parent(path)):
+            path = above
+            config.append((show_path(path), open_files.around(path, access, BESIDE_WEIGHTS)))
+    base = open_files.named(request.base, access) if request.base else None
+    job = prepare(files, request.options, [holder for _, holder in config], base, config_from)
+    if request.base and base:
+        config.append((show_path(request.base), base))
+    notes = []
+    for shown, holder in config:
+        if names := [name for name, found_in in job.beside if found_in is holder]:
+            notes.append(f"from {shown}: {', '.join(names)}")
+    notes += notes_on_times({tree.root: _dated(tree) for tree in found}, job.reads)
+    job = replace(job, notes=(*job.notes, *notes))
+    for name in sorted(job.reads):
+        _check_same(overlay.duplicates(name), name)
+    check_one_save(found, job, use_times=use_times)
+    for name, holder in job.beside:
+        _check_json(holder, name)
+    return Prepared(request, job, files, found)
+
+
+def show_path(path: PathOrUrl) -> str:
+    """Return a path or URL as messages name it."""
+    return path.url if isinstance(path, Remote) else str(path)
+
+
+def check_one_save(sources: Sequence[FileTree], job: MergeJob, *, use_times: bool = True) -> None:
+    """Raise Incomplete or Corrupt where files beside the shards show that they are not of one save.
+
+    torch gives every save an id, so that the metadata of two saves differ.  It writes metadata to
+    ``.metadata.tmp`` before that takes the older one's place.
+    """
+    if job.source.partition(":")[0] == "dcp":
+        folders = {name.rpartition("/")[0] for name in job.reads}
+        names = {
+            n
+            for tree in sources
+            for folder in folders
+            for n in metadata_files(tree.sizes(), folder)
+        }
+        for name in sorted(names):
+            holders = [tree for tree in sources if name in tree.sizes()]
+            _check_same(holders, name)
+            for holder in holders:
+                if holder.holds(f"{name}.tmp"):
+                    raise Incomplete(
+                        f"{holder.root}/{name}.tmp: a newer save overwrites this checkpoint and"
+                        " is not finished",
+                        hint=(
+                            "wait for it; if it was killed, its shards lie over those of the older"
+                            " save: use another checkpoint"
+                        ),
+                    )
+    for tree in sources if use_times else ():
+        check_times(_dated(tree), job.reads)
+
+
+def check_unchanged(sources: Sequence[FileTree]) -> None:
+    """Raise Incomplete if a file was written to, replaced or deleted since it was opened."""
+    changed = [f"{tree.root}/{name}" for tree in sources for name in tree.changed()]
+    if changed:
+        raise Incomplete(
+            f"{changed[0]}: changed while it was read",
+            hint="the checkpoint is still being written: merge again when it is finished",
+        )
+
+
+def _check_same(holders: Sequence[Files], name: str) -> None:
+    """Raise Corrupt if a file that several nodes have is not the same on all of them."""
+    if (
+        len(holders) > 1
+        and len({stored_digest(holder, name, holder.sizes()[name]) for holder in holders}) > 1
+    ):
+        raise Corrupt(
+            f"{name}: differs between the directories given",
+            hint="they hold different saves: give only those of one save",
+        )
+
+
+def _dated(tree: FileTree) -> dict[str, Dated]:
+    sizes = tree.sizes()
+    return {name: Dated(sizes[name], written) for name, written in tree.written().items()}
+
+
+def _check_json(holder: Files, name: str) -> None:
+    """Raise Corrupt of a damaged configuration.
+
+    Of large files (tokenizers) only the end is read.
+    """
+    if not name.endswith(".json"):
+        return
+    size = holder.sizes()[name]
+    if size <= _LARGE_JSON:
+        parsed(name, read(holder, Extent(name, 0, size)))
+    elif not read(holder, Extent(name, size - 64, 64)).rstrip().endswith((b"}", b"]")):
+        raise Corrupt(f"{name}: not JSON: no end", hint=DAMAGED)

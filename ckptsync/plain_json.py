@@ -1,0 +1,48 @@
+"""Read JSON that another program wrote as plain values, with the standard library alone.
+
+Trainers' files, a hook's notes and a child's answers are read here. What has a type of ours is read
+by `ckptsync.typed_json`, which needs msgspec.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+from ckptsync.errors import Corrupt
+
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # half a character, unless the other half follows
+_MOST = 200  # characters of a reason: an error stands on one line
+
+
+def parse(
+    data: bytes | bytearray | str,
+    name: str,
+    what: str = "JSON",
+    unique: Callable[[list[tuple[str, Any]]], Any] | None = None,
+) -> Any:
+    """Return the values that ``data`` says; raise Corrupt, and nothing else, where it is not JSON.
+
+    ``name`` and ``what`` (such as "an index") are for the message. ``unique`` is json's
+    ``object_pairs_hook``. ``NaN`` and ``Infinity`` are floats, since trainers write them, and whole
+    numbers may have 4,300 digits: who computes with a number checks its range first.
+    """
+    try:
+        text = data if isinstance(data, str) else data.decode("utf-8")
+        found = json.loads(text, object_pairs_hook=unique)
+        if _HALF.search(text) or (isinstance(data, str) and not text.isascii()):
+            json.dumps(
+                found, ensure_ascii=False
+            ).encode()  # half a character could not be written anywhere
+    except (ValueError, RecursionError, MemoryError) as e:
+        raise Corrupt(f"{name}: not {what}: {reason(e)}") from e
+    return found
+
+
+def reason(e: BaseException) -> str:
+    """Return why something could not be parsed, short enough for one line."""
+    if isinstance(e, RecursionError):
+        return "nested too deeply"
+    return "it takes more memory than there is" if isinstance(e, MemoryError) else str(e)[:_MOST]

@@ -1,0 +1,119 @@
+"""Durations (``1h30m``) and sizes (``5 GB``) in text, backoff, and printable names."""
+
+from __future__ import annotations
+
+import re
+
+_DURATION = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?(?:ms|s|m|h|d))+")
+_DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+LONGEST = 36500 * 86400.0  # s: Python waits no longer than 292 years
+LARGEST = 2**63 - 1  # bytes of a file
+
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([KMGT]i?)?B?", re.IGNORECASE)
+_BYTES = {
+    "": 1,
+    "K": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "KI": 1 << 10,
+    "MI": 1 << 20,
+    "GI": 1 << 30,
+    "TI": 1 << 40,
+}
+
+
+def clean(text: str, most: int = 0) -> str:
+    """Return ``text`` as it may be printed: control and direction characters are made visible.
+
+    It has at most ``most`` characters, if that is not 0.
+
+    Names and errors in a store come from anyone who may write to it; terminals and chats obey what
+    is in them.
+    """
+    if most and len(text) > most:
+        text = f"{text[: most - 1]}…"
+    return (
+        text
+        if text.isprintable()
+        else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    )
+
+
+_UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+
+
+def show_duration(seconds: float) -> str:
+    """The two largest units: ``90.0`` → ``1m30s``.  Below a minute, tenths."""
+    if seconds < 0:
+        return "-" + show_duration(-seconds)
+    if seconds < 60:
+        return f"{seconds:.1f}s".replace(".0s", "s")
+    parts: list[str] = []
+    left = round(seconds)
+    for unit, length in _UNITS.items():
+        count, left = divmod(left, length)
+        if count or parts:
+            parts.append(f"{count}{unit}")
+    return "".join(p for p in parts[:2] if not p.startswith("0"))
+
+
+def show_size(size: int) -> str:
+    """Three figures in powers of 1000, as ``ls --si`` would: ``5_000_000_000`` → ``5 GB``."""
+    value, unit = float(size), "B"
+    for larger in ("KB", "MB", "GB", "TB", "PB"):
+        if value < 999.5:
+            break
+        value, unit = value / 1000, larger
+    return f"{value:.3g} {unit}"
+
+
+def parse_duration(text: str) -> float:
+    """Return seconds.
+
+    Units are ``ms s m h d`` and may be joined (``1h30m``); a number needs one, but for ``0``.
+    Raises ValueError.
+    """
+    text = text.strip()
+    if text == "0":
+        return 0.0
+    if not _DURATION.fullmatch(text):
+        raise ValueError(
+            f"{text!r} is not a duration: expected a number and a unit, such as 10s, 5m, 2h or 7d"
+        )
+    seconds = sum(float(number) * _SECONDS[unit] for number, unit in _DURATION_PART.findall(text))
+    if seconds > LONGEST:
+        raise ValueError(
+            f"{text[:40]!r} is not a duration: it is longer than 36500d; expected one such as 10s,"
+            " 5m, 2h or 7d"
+        )
+    return seconds
+
+
+def parse_size(text: str) -> int:
+    """Return bytes.
+
+    ``KB MB GB TB`` are powers of 1000 and ``KiB MiB GiB TiB`` of 1024; no unit is bytes.  Raises
+    ValueError.
+    """
+    found = _SIZE.fullmatch(text.strip())
+    if not found:
+        raise ValueError(
+            f"{text!r} is not a size: expected a number and a unit, such as 5GB or 512MiB"
+        )
+    size = float(found[1]) * _BYTES[(found[2] or "").upper()]
+    if size > LARGEST:
+        raise ValueError(
+            f"{text[:40]!r} is not a size: it is too large; expected one such as 5GB or 512MiB"
+        )
+    return round(size)
+
+
+def backoff(tries: int, first: float, longest: float) -> float:
+    """Return the seconds to wait before the next try, after so many failures in succession.
+
+    They double each time.
+    """
+    return min(longest, first * 2.0 ** min(tries - 1, 32))

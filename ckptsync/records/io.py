@@ -1,0 +1,479 @@
+"""Records as bytes, and in a store: encode, name, create, number, read and check them.
+
+A record is canonical JSON and its name ends in its own digest. So two writers of one record write
+the same name, and whoever finds it there already is done. A reader refuses a record that is newer
+than this program, or that would lead to files outside its checkpoint; what is wrong with one record
+is a `Fault`, and the others are read all the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from types import MappingProxyType
+from typing import TypeVar
+
+from ckptsync.digest import digest
+from ckptsync.errors import CkptsyncError, Corrupt, Exists, NotFound, Unsupported
+from ckptsync.layouts.file_names import MOST_RANKS
+from ckptsync.records.manifest import FileEntry, Manifest
+from ckptsync.records.model_record import ModelFile, ModelRecord
+from ckptsync.records.names import (
+    RecordKind,
+    RecordName,
+    checked_node,
+    checkpoint_of,
+    node_file_name,
+    parse_record_name,
+    records_prefix,
+)
+from ckptsync.records.report import Report, VerifyFinding
+from ckptsync.records.tombstone_keep_join import Join, Keep, Tombstone, in_force
+from ckptsync.safe_names import checked_path
+from ckptsync.stores import progress_signals
+from ckptsync.stores.contract import About, Store
+from ckptsync.typed_json import SHORT_RECORD, Decoder, format_number
+
+_MISSING_HINT = (
+    "its node writes it again if it still has the files; if you deleted it on purpose, delete the"
+    " records that refer to it too"
+)
+AT_ONCE = 16
+"""Records that are read at once: each costs a round trip, and no bandwidth."""
+Record = Manifest | ModelRecord | Report | Tombstone | Keep | Join
+R = TypeVar("R", Manifest, ModelRecord, Report, Tombstone, Keep, Join)
+FORMATS: dict[RecordKind, int] = {
+    "manifest": 1,
+    "model": 1,
+    "report": 1,
+    "tombstone": 1,
+    "keep": 1,
+    "join": 1,
+}
+"""The newest format of each kind that this program knows."""
+_KINDS: dict[RecordKind, type[Record]] = {
+    "manifest": Manifest,
+    "model": ModelRecord,
+    "report": Report,
+    "tombstone": Tombstone,
+    "keep": Keep,
+    "join": Join,
+}
+LIMITS: dict[RecordKind, int] = {
+    "manifest": 32 << 20,
+    "model": 32 << 20,
+    "report": SHORT_RECORD,
+    "tombstone": SHORT_RECORD,
+    "keep": SHORT_RECORD,
+    "join": SHORT_RECORD,
+}
+"""Bytes that a record may have: a manifest of some 110,000 files, a model record of some 120,000
+tensors.  A reader needs at most fifteen times as many in memory.
+"""
+_DECODERS = {kind: Decoder(its, f"a {kind}", LIMITS[kind]) for kind, its in _KINDS.items()}
+_TRAINER = 200  # characters: people read it
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+def encode(record: Record) -> bytes:
+    """Return canonical JSON: sorted keys, no spaces, one final newline.
+
+    Raises Unsupported for what no reader would read.
+    """
+    data = (
+        json.dumps(
+            asdict(record), sort_keys=True, separators=(",", ":"), ensure_ascii=False
+        ).encode()
+        + b"\n"
+    )
+    kind = kind_of(record)
+    if len(data) > LIMITS[kind]:
+        raise Unsupported(
+            f"{record.run}/{record.location}: its {kind} would have {len(data)} bytes, at most"
+            f" {LIMITS[kind]} can be read",
+            hint=_SMALLER,
+        )
+    return data
+
+
+_SMALLER = (
+    "a checkpoint may have about 110,000 files a node, and 120,000 tensors: pack small files, or"
+    " leave some out with worker.exclude"
+)
+
+
+def kind_of(record: Record) -> RecordKind:
+    """Return the kind of a record, as its name has it."""
+    return next(kind for kind, its in _KINDS.items() if isinstance(record, its))
+
+
+def record_name(record: Record, data: bytes) -> str:
+    """Return the name that a record is stored under.
+
+    It ends in the first 16 hex digits of the record's digest.
+    """
+    node = record.node if isinstance(record, Manifest) else ""
+    return str(
+        RecordName(record.run, record.location, kind_of(record), node, record.n, digest(data)[:16])
+    )
+
+
+def decode(name: str, data: bytes, kind: type[R]) -> R:
+    """Return the record that ``data`` is, if it is what its ``name`` says.
+
+    Raise Corrupt, or Unsupported if it is newer.
+    """
+    parsed = parse_record_name(name)
+    if parsed is None or parsed.digest != digest(data)[:16]:
+        raise Corrupt(f"{name}: checksum does not match the one in its name")
+    number, known = format_number(data, name, f"a {parsed.kind}"), FORMATS[parsed.kind]
+    if number > known:
+        raise Unsupported(
+            f"{name}: record format {number}, at most {known} is known here",
+            hint="upgrade ckptsync on this machine",
+        )
+    record = _DECODERS[parsed.kind].decode(data, name)
+    if not isinstance(record, kind):
+        raise Corrupt(f"{name}: a {parsed.kind}, and no {kind.__name__.lower()}")
+    if record_name(record, data) != name:
+        raise Corrupt(f"{name}: its contents belong under the name {record_name(record, data)}")
+    try:
+        _check(record)
+    except Corrupt as e:
+        raise Corrupt(f"{name}: {e}") from e
+    return record
+
+
+def decode_any(name: RecordName, data: bytes) -> Record:
+    """Return the record that ``data`` is, of the kind that the name says; raise as `decode`."""
+    return decode(str(name), data, _KINDS[name.kind])  # type: ignore[type-var]
+
+
+def is_made_anew(name: RecordName | None, error: CkptsyncError) -> bool:
+    """Return whether a location is usable without a record that cannot be read.
+
+    Damaged model records and reports are written again; a damaged keep still protects its location;
+    a damaged join joins nothing.
+    """
+    return (
+        isinstance(error, Corrupt)
+        and name is not None
+        and name.kind in ("model", "report", "keep", "join")
+    )
+
+
+def create_record(store: Store, record: Record) -> str:
+    """Write a record, which may be there already; return its name.  Raises StoreError."""
+    return create_encoded(store, record, encode(record))
+
+
+def create_encoded(store: Store, record: Record, data: bytes) -> str:
+    """Write a record whose bytes `encode` has given; else as `create_record`."""
+    name = record_name(record, data)
+    # the name is of these bytes alone: the origin lets a store go on with what a killed try left,
+    # and what exists is this very record
+    with contextlib.suppress(Exists):
+        store.create(name, [data], About(len(data), name))
+    return name
+
+
+def append_record(store: Store, record: Record) -> str:
+    """Write a record with the next number of its kind in its location; return its name.
+
+    Raises StoreError.
+    """
+    names = [entry.name for entry in store.names(records_prefix(record.run, record.location))]
+    return create_record(
+        store, replace(record, n=next_number(names, record.location, kind_of(record)))
+    )
+
+
+def next_number(names: Iterable[str], location: str, kind: RecordKind, node: str = "") -> int:
+    """Return the number of the next record of a kind in a location, and of a node's next manifest.
+
+    ``names``: of what is there.
+    """
+    parsed = (parse_record_name(name) for name in names)
+    return (
+        max(
+            (p.n for p in parsed if p and (p.location, p.kind, p.node) == (location, kind, node)),
+            default=-1,
+        )
+        + 1
+    )
+
+
+class Missing(Corrupt):
+    """A record that others name is not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A record that cannot be read.
+
+    A damaged model record or report hides nothing: its location is then only not consolidated, or
+    not verified.
+    """
+
+    name: str
+    record: RecordName
+    error: CkptsyncError
+
+    @property
+    def run(self) -> str:
+        """Return the run of its location."""
+        return self.record.run
+
+    @property
+    def location(self) -> str:
+        """Return its location, as its name says."""
+        return self.record.location
+
+    @property
+    def finding(self) -> VerifyFinding:
+        """Return the fault as a finding: damage, unless it is a report's or a newer program's.
+
+        The next report replaces a report.
+        """
+        name = self.name.removeprefix(f"{self.record.run}/")
+        if isinstance(self.error, Missing):
+            return VerifyFinding("missing", name, str(self.error))
+        is_damage = isinstance(self.error, Corrupt) and self.record.kind != "report"
+        return VerifyFinding("digest" if is_damage else "note", name, str(self.error))
+
+
+def hidden_by(faults: Iterable[Fault]) -> Collection[tuple[str, str]]:
+    """Return run and location of those about which nothing can be said."""
+    return {(f.run, f.location) for f in faults if not is_made_anew(f.record, f.error)}
+
+
+def read_record(store: Store, parsed: RecordName, size: int | None = None) -> Record:
+    """Return one record.
+
+    Raise NotFound and StoreError, and Corrupt or Unsupported for what is wrong with the record
+    itself.
+
+    ``size``: as listed, where it is known. No more is fetched than a record of its kind may have.
+    """
+    name, limit = str(parsed), LIMITS[parsed.kind]
+    size = store.size(name) if size is None else size
+    if size > limit:
+        raise Corrupt(f"{name}: {size} bytes, at most {limit} expected of a {parsed.kind}")
+    out = bytearray(size)
+    store.read_into(name, 0, memoryview(out))
+    return decode_any(parsed, bytes(out))
+
+
+def read_records(
+    store: Store,
+    names: Iterable[RecordName],
+    sizes: Mapping[str, int] = MappingProxyType({}),
+    cache: Mapping[str, Record] = MappingProxyType({}),
+    threads: int = 1,
+) -> tuple[dict[str, Record], tuple[Fault, ...]]:
+    """Return those that are still there, by name, and those that cannot be read.
+
+    Raises StoreError.
+
+    ``sizes``: as listed; of others the store returns them. ``cache``: records that were read
+    before, and need not be read again.
+    """
+
+    def read(name: RecordName) -> Record | Fault | None:
+        if (known := cache.get(str(name))) is not None:
+            return known
+        try:
+            return read_record(store, name, sizes.get(str(name)))
+        except NotFound:
+            return None  # removed since it was listed
+        except (Corrupt, Unsupported) as e:
+            return Fault(str(name), name, e)
+
+    names = list(names)
+    if threads > 1 and len(names) > 1:
+        with ThreadPoolExecutor(min(threads, len(names)), "ckptsync-record") as pool:
+            works = [progress_signals.carried(partial(read, name)) for name in names]
+            found = list(pool.map(lambda work: work(), works))
+    else:
+        found = [read(name) for name in names]
+    records = {
+        str(name): one
+        for name, one in zip(names, found, strict=True)
+        if one is not None and not isinstance(one, Fault)
+    }
+    return records, tuple(one for one in found if isinstance(one, Fault))
+
+
+def find_missing_manifests(
+    records: Mapping[str, Record], listed: Collection[str], size: Callable[[str], int]
+) -> dict[str, Missing]:
+    """Return the names of manifests that are gone, each with the record that names it.
+
+    No record is deleted while its save is kept, so somebody, or a file system, lost what a model
+    record or a report names.  Without this, nobody would miss a location whose manifests are all
+    gone.
+
+    ``records``: all that can be read of some checkpoints, in all their locations; ``listed``: the
+    names of all, also of those that cannot be read.  ``size`` returns a stored name's bytes, or
+    raises NotFound: a listing is no instant, and a missing name is asked for.
+    """
+    named: dict[str, str] = {}
+    for by, record in sorted(records.items(), reverse=True):
+        if isinstance(record, ModelRecord | Report):
+            here = f"{by.rpartition('/')[0]}/manifest-"
+            named.update(
+                (name, by)
+                for name in record.manifests
+                if name not in listed and name.startswith(here)
+            )
+    found: dict[str, Missing] = {}
+    if not named:
+        return found
+    is_excused = _excuses(records)
+    for name, by in sorted(named.items()):
+        parsed = parse_record_name(name)
+        if parsed is None or parsed.kind != "manifest" or is_excused(name, parsed):
+            continue
+        try:
+            size(name)
+        except NotFound:
+            found[name] = Missing(
+                f"{name}: missing, although {by.rpartition('/')[2]} refers to it",
+                hint=_MISSING_HINT,
+            )
+    return found
+
+
+def _excuses(records: Mapping[str, Record]) -> Callable[[str, RecordName], bool]:
+    """Return a function that says whether a manifest may be missing.
+
+    It may be if it was replaced, moved, or deleted with its save.
+
+    Only records of its own checkpoint excuse it: what is said of a checkpoint must not change with
+    how many others are read beside it.
+    """
+    manifests = [r for r in records.values() if isinstance(r, Manifest)]
+    replaced = {(m.run, m.checkpoint, m.node, name) for m in manifests for name in m.supersedes}
+    locations: dict[tuple[str, str], dict[str, Tombstone]] = {}
+    for name, record in records.items():
+        if isinstance(record, Tombstone):
+            locations.setdefault((record.run, record.location), {})[name] = record
+    ended = [
+        t
+        for stones in locations.values()
+        for t in in_force(stones).values()
+        if t.scope == "location"
+    ]
+    named = {(t.run, t.checkpoint, name) for t in ended for name in t.manifests}
+    nodes = {(t.run, t.checkpoint, node) for t in ended for node in t.ended}
+
+    def is_excused(name: str, parsed: RecordName) -> bool:
+        here = (parsed.run, checkpoint_of(parsed.location))
+        return (
+            (*here, name) in named
+            or (*here, parsed.node, name) in replaced
+            or (*here, parsed.node) in nodes
+        )
+
+    return is_excused
+
+
+def _check(record: Manifest | ModelRecord | Report | Tombstone | Keep | Join) -> None:
+    """Raise Corrupt for what types do not exclude.
+
+    Everything that others join to a path, or index by, is checked here, once.
+    """
+    if record.location != record.checkpoint and not record.location.startswith(
+        f"{record.checkpoint}~"
+    ):
+        raise Corrupt(f"{record.location!r}: not a location of {record.checkpoint!r}")
+    if isinstance(record, Manifest):
+        _check_manifest(record)
+        return
+    if isinstance(record, Keep):
+        return
+    _check_names(record.manifests)
+    if isinstance(record, Tombstone):
+        _check_tombstone(record)
+    if isinstance(record, ModelRecord):
+        check_files(record.files)
+        _check_tensors(record)
+
+
+def _check_manifest(manifest: Manifest) -> None:
+    checked_node(manifest.node)
+    _check_names(manifest.supersedes)
+    check_files(manifest.files)
+    for file in manifest.files:
+        if file.stored_as not in (
+            "",
+            node_file_name(manifest.run, manifest.location, manifest.node, file.path),
+        ):
+            raise Corrupt(
+                f"{file.path}: stored as {file.stored_as!r:.200}, which is no name for a file of"
+                f" {manifest.node}"
+            )
+    for path in (*manifest.demands.model, *manifest.demands.resume):
+        checked_path(path)
+    if (
+        not all(0 <= rank < MOST_RANKS for rank in manifest.ranks)
+        or not 0 <= (manifest.demands.world or 0) <= MOST_RANKS
+    ):
+        raise Corrupt(
+            f"{manifest.node}: ranks {manifest.ranks!r:.80} of {manifest.demands.world!r:.80}"
+            " cannot be"
+        )
+    if manifest.started > manifest.ended:
+        raise Corrupt(
+            f"{manifest.node}: its files begin at {manifest.started} and end at {manifest.ended}"
+        )
+    if len(manifest.trainer) > _TRAINER or not manifest.trainer.isprintable():
+        raise Corrupt(f"{manifest.trainer!r:.80}: not what names a trainer")
+
+
+def _check_tombstone(stone: Tombstone) -> None:
+    for node in stone.ended:
+        checked_node(node)
+
+
+def _check_names(names: Iterable[str]) -> None:
+    for name in names:
+        parsed = parse_record_name(name)
+        if parsed is None or parsed.kind != "manifest":
+            raise Corrupt(f"{name!r}: not the name of a manifest")
+
+
+def check_files(files: Iterable[FileEntry | ModelFile]) -> None:
+    """Raise Corrupt for a list of files that cannot be."""
+    paths: set[str] = set()
+    for file in files:
+        if checked_path(file.path) in paths:
+            raise Corrupt(f"{file.path}: named twice")
+        paths.add(file.path)
+        if file.size < 0 or not _DIGEST.fullmatch(file.digest):
+            raise Corrupt(f"{file.path}: {file.size} bytes of digest {file.digest!r:.80} cannot be")
+        if isinstance(file, FileEntry):
+            _check_blocks(file)
+
+
+def _check_blocks(file: FileEntry) -> None:
+    if file.block_size < 1 or len(file.blocks) != -(-file.size // file.block_size):
+        raise Corrupt(
+            f"{file.path}: {len(file.blocks)} blocks of {file.block_size} bytes do not make"
+            f" {file.size} bytes"
+        )
+
+
+def _check_tensors(model_record: ModelRecord) -> None:
+    sizes = {f.path: f.size for f in model_record.files}
+    for tensor in model_record.tensors:
+        if not 0 <= tensor.start <= tensor.start + tensor.size <= sizes.get(tensor.file, -1):
+            raise Corrupt(
+                f"{tensor.name}: bytes {tensor.start} to {tensor.start + tensor.size} are not in"
+                f" {tensor.file!r:.200}"
+            )

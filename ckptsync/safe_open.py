@@ -1,0 +1,299 @@
+"""Open files below a directory component by component, so that no link is followed.
+
+The root itself may be a link, since the operator named it. Functions here raise `OSError`;
+`is_absence` says which of them mean that there is no such regular file. `ckptsync.walk` does the
+same for directories that a trainer writes to, and for spools, which are examined on the way.
+
+`OpenFiles` keeps a few files open, so that reading many pieces of one file opens it once and the
+kernel reads ahead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import stat
+import threading
+import time
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
+
+from ckptsync.errors import Corrupt
+from ckptsync.safe_names import checked_path
+
+# O_PATH asks for no permission but search, and on NFS costs no round trip: a directory on the way
+# is only passed through.
+PASS = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY
+# a pipe under a checkpoint's name must not hang the reader
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+_ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO})
+# a deleted file that some NFS client still has open
+_NFS_REMAINS = re.compile(r"\.nfs[0-9a-f]{8,}")
+
+
+def is_absence(e: OSError) -> bool:
+    """Return whether an error says that the path is no file: absent, a link, or a socket."""
+    return e.errno in _ABSENT
+
+
+def close_quietly(at: int) -> None:
+    """Close a descriptor that was only read from; an error of closing it is ignored.
+
+    Nothing can be lost with it.
+    """
+    with contextlib.suppress(OSError):
+        os.close(at)
+
+
+def open_directory(root: str, way: Sequence[str], flags: int = PASS) -> int:
+    """Return a descriptor of the directory ``way`` below ``root``, for the caller to close."""
+    at = os.open(root, flags)
+    for part in way:
+        try:
+            below = os.open(part, flags | os.O_NOFOLLOW, dir_fd=at)
+        finally:
+            close_quietly(at)
+        at = below
+    return at
+
+
+def path_of_open(at: int, path: str) -> str:
+    """Return a root that is the open directory ``at``, whatever its ``path`` names later.
+
+    The path itself where the system has no names for what is open.
+    """
+    name = f"/proc/self/fd/{at}"
+    return name if os.path.isdir(name) else path  # noqa: PTH112 - no path of a file
+
+
+@contextlib.contextmanager
+def parent_of(root: str, name: str) -> Iterator[tuple[int, str]]:
+    """Open the directory that ``name`` is in; give it, and the last part of ``name``."""
+    *way, last = name.split("/")
+    at = open_directory(root, way)
+    try:
+        yield at, last
+    finally:
+        close_quietly(at)
+
+
+def open_file(root: str, name: str) -> int:
+    """Return a descriptor of a regular file, for the caller to close."""
+    with parent_of(root, name) as (at, last):
+        return open_regular(at, last, name)
+
+
+def open_regular(at: int, last: str, name: str = "") -> int:
+    """Return a descriptor of the regular file ``last`` in an open directory.
+
+    ``name`` is for the error.
+    """
+    fd = os.open(last, _FILE, dir_fd=at)
+    try:
+        _regular(os.fstat(fd), name or last)
+    except BaseException:
+        close_quietly(fd)
+        raise
+    return fd
+
+
+def stat_file(root: str, name: str) -> os.stat_result:
+    """Return what `os.stat` says of a regular file."""
+    with parent_of(root, name) as (at, last):
+        return _regular(os.stat(last, dir_fd=at, follow_symlinks=False), name)
+
+
+def stat_opened(root: str, name: str) -> os.stat_result:
+    """Return what `os.stat` says of a regular file, once it was opened.
+
+    So a client of NFS asks the server, and not what it remembers (close-to-open, nfs(5)).
+    """
+    fd = open_file(root, name)
+    try:
+        return os.fstat(fd)
+    finally:
+        close_quietly(fd)
+
+
+def unlink(root: str, name: str) -> None:
+    """Take a regular file's name away."""
+    with parent_of(root, name) as (at, last):
+        _regular(os.stat(last, dir_fd=at, follow_symlinks=False), name)
+        os.unlink(last, dir_fd=at)
+
+
+def refresh(root: str, name: str) -> None:
+    """Let no directory on the way to ``name`` be remembered to lack it.
+
+    A client of NFS drops what it remembers of a directory's names once it sees that the directory
+    has changed, and opening one for reading, as `PASS` does not, makes it ask (nfs(5), "Directory
+    entry caching"; Linux, fs/nfs/dir.c, nfs_lookup_verify_inode).
+    """
+    # it may be passed through without being read: then only time tells
+    with contextlib.suppress(PermissionError):
+        close_quietly(open_directory(root, name.split("/")[:-1], os.O_RDONLY | os.O_DIRECTORY))
+
+
+def _regular(found: os.stat_result, name: str) -> os.stat_result:
+    if not stat.S_ISREG(found.st_mode):
+        raise FileNotFoundError(errno.ENOENT, "not a regular file", name)
+    return found
+
+
+def read_at(fd: int, start: int, out: memoryview) -> int:
+    """Fill ``out``; fewer bytes than it holds are returned only where the file ends."""
+    view, done = out.cast("B") if out.nbytes else out, 0
+    while done < out.nbytes:
+        count = os.preadv(fd, [view[done:]], start + done)
+        if not count:
+            break
+        done += count
+    return done
+
+
+Odd = Literal["link", "special file", "name"]
+"""What is no file of a checkpoint: a symbolic link.
+
+A pipe, socket or device; whatever has a name that `checked_path` refuses.
+"""
+Passed = Callable[[str, Odd], object]
+
+
+def walk(
+    root: str, prefix: str, skips: Callable[[str], bool], passed: Passed = lambda *_: None
+) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield every regular file below ``prefix`` ("" or ending in "/"), sorted by whole name.
+
+    ``skips`` is asked about the last part of every file's and directory's name. Names that
+    `checked_path` refuses are no checkpoint's and are left out; ``passed`` is called with all that
+    is. What vanishes meanwhile was never there. No descriptor is open while the caller works.
+    """
+    for key, found in sorted(_listing(root, prefix, skips, passed)):
+        if found is None:
+            yield from walk(root, prefix + key, skips, passed)
+        else:
+            yield prefix + key, found
+
+
+def directories(root: str, prefix: str, skips: Callable[[str], bool]) -> list[str]:
+    """Return the names of the directories directly below ``prefix``, in any order.
+
+    As `walk` for the rest.
+    """
+    return [
+        key[:-1] for key, found in _listing(root, prefix, skips, lambda *_: None) if found is None
+    ]
+
+
+def _listing(
+    root: str, prefix: str, skips: Callable[[str], bool], passed: Passed
+) -> Iterator[tuple[str, os.stat_result | None]]:
+    """Yield the files of one directory with their stat, its directories with a slash and ``None``.
+
+    The slash makes names sort as the whole paths do: ``a.b`` comes before ``a/b``.
+    """
+    try:
+        at = open_directory(root, prefix.split("/")[:-1], os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as e:
+        if prefix and is_absence(e):
+            return
+        e.filename = prefix or root  # else it is the last part alone
+        raise
+    try:
+        with os.scandir(at) as entries:
+            for entry in entries:
+                if skips(entry.name) or _NFS_REMAINS.fullmatch(entry.name):
+                    continue
+                try:
+                    checked_path(entry.name)
+                except Corrupt:
+                    passed(prefix + entry.name, "name")
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    yield entry.name + "/", None
+                elif entry.is_file(follow_symlinks=False):
+                    with contextlib.suppress(FileNotFoundError):  # deleted since it was listed
+                        yield entry.name, entry.stat(follow_symlinks=False)
+                else:
+                    passed(prefix + entry.name, "link" if entry.is_symlink() else "special file")
+    finally:
+        close_quietly(at)
+
+
+MOST = 128  # far below the usual limit of 1024 descriptors, also where two checkpoints are overlaid
+
+
+class OpenFile:
+    """A descriptor that is closed when nobody refers to it any more.
+
+    So a file may be dropped from `OpenFiles` while another thread reads it: its number is not
+    reused under that thread. Methods only, since a bare number would not keep the file open.
+    """
+
+    __slots__ = ("__weakref__", "_fd", "since")
+
+    def __init__(self, fd: int) -> None:
+        self._fd, self.since = fd, time.monotonic()
+        weakref.finalize(self, os.close, fd)
+
+    def read_at(self, start: int, out: memoryview) -> int:
+        """Fill ``out``; fewer bytes than it holds are returned only where the file ends.
+
+        Raises OSError.
+        """
+        return read_at(self._fd, start, out)
+
+    def links(self) -> int:
+        """How many names the file has; none once it was replaced or deleted.  Raises OSError."""
+        return os.fstat(self._fd).st_nlink
+
+    def is_same(self, fd: int) -> bool:
+        """Whether ``fd`` is a descriptor of the same file.  Raises OSError."""
+        return os.path.sameopenfile(self._fd, fd)
+
+
+class OpenFiles:
+    """The files used last, by name.  Threads may share it."""
+
+    def __init__(self, open_file: Callable[[str], int], most: int = MOST) -> None:
+        self._open_file, self._most = open_file, most
+        self._files: OrderedDict[str, OpenFile] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, name: str) -> OpenFile:
+        """The open file; raises what ``open_file`` raises."""
+        with self._lock:
+            if name in self._files:
+                self._files.move_to_end(name)
+                return self._files[name]
+        return self.reopen(name)
+
+    def reopen(self, name: str) -> OpenFile:
+        """The file that is under this name now."""
+        self.forget(name)
+        # not under the lock: a slow server would hold up every reader
+        file = OpenFile(self._open_file(name))
+        with self._lock:
+            self._files[name] = file
+            if len(self._files) > self._most:
+                self._files.popitem(last=False)
+        return file
+
+    def forget(self, name: str) -> None:
+        """The next `get` opens the file again."""
+        with self._lock:
+            self._files.pop(name, None)
+
+    def forget_older(self, seconds: float) -> None:
+        """Close the files that were opened longer ago.
+
+        A deleted file that is kept open still takes up space.
+        """
+        now = time.monotonic()
+        with self._lock:
+            for name in [n for n, file in self._files.items() if now - file.since > seconds]:
+                del self._files[name]

@@ -1,0 +1,176 @@
+"""The roles head and verifier: each scan reads the catalogue and starts the jobs that are due.
+
+Jobs run in child processes.
+
+It imports nothing that merges or verifies: only the children do.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from datetime import timezone
+from functools import partial
+
+from apscheduler.schedulers.background import BackgroundScheduler
+
+from ckptsync.catalogue import cache_file
+from ckptsync.catalogue.cached import read_catalogue
+from ckptsync.catalogue.child_job import Job
+from ckptsync.catalogue.location_summary import Catalogue
+from ckptsync.config.schema import Config, RetentionConfig
+from ckptsync.head.rules import Rules
+from ckptsync.head.schedule import ANY_RUN, head_jobs
+from ckptsync.service.alert_channels import open_channels
+from ckptsync.service.jobs import Jobs
+from ckptsync.service.log import Line, pairs
+from ckptsync.service.monitor import Monitor, OverviewReader, patience
+from ckptsync.service.tasks import NEVER, Outcome, Task
+from ckptsync.stores.contract import Store
+from ckptsync.verify.schedule import VerifyPolicy, due_in_store
+
+SAVE_EVERY = 600.0  # seconds between two saves of the cache: ten thousand checkpoints are 12 MB
+RETAIN_EVERY = 600.0  # seconds between two runs of retention: its grace is a day
+
+
+class HeadRoles:
+    """``tasks``: the periodic work of the roles of a configuration.
+
+    ``monitor``: makes the overview.
+    """
+
+    def __init__(
+        self, config: Config, node: str, store: Store, fatal: Callable[[BaseException], None]
+    ) -> None:
+        self.jobs = Jobs(
+            config, {"consolidate": config.head.jobs, "verify": 1, "retain": 1}, self._ended
+        )
+        self.catalogues = Catalogues(store)
+        recent = partial(self.catalogues.read, config.head.every)
+        overviews = OverviewReader(store, recent, patience(config))
+        self.monitor = Monitor(overviews, open_channels(config, node, fatal))
+        self._config, self._store = config, store
+        self._policy = VerifyPolicy(config.verify.level, config.verify.period)
+        self._hinted: list[Task] = []
+        if "head" in config.roles:
+            self._hinted.append(Task("head", config.head.every, self.consolidate, fatal))
+        if "verifier" in config.roles:
+            self._hinted.append(Task("verifier", config.verify.tick, self.verify, fatal))
+        self.tasks = list(self._hinted)
+        if "head" in config.roles and has_rules(config.retention):
+            self.tasks.append(Task("retention", RETAIN_EVERY, self.retain, fatal))
+        self.tasks.append(Task("overview", config.head.every, self.monitor.check, fatal))
+
+    def consolidate(self) -> Outcome:
+        """Begin merges of what is complete, and repairs of what is damaged of models."""
+        catalogue = self.catalogues.read()
+        queue = self.jobs.begin("consolidate", head_jobs(catalogue.summaries, self._given_config))
+        lines = (*catalogue_lines(catalogue), *self.jobs.lines("consolidate"))
+        return Outcome(lines, queue, (*self.jobs.errors("consolidate"), *_faults(catalogue)))
+
+    def verify(self) -> Outcome:
+        """Begin the verification of what is due, repairs and new locations before old ones."""
+        catalogue = self.catalogues.read()
+        due = due_in_store(self._store, catalogue, self._policy, time.time())
+        queue = self.jobs.begin("verify", due)
+        return Outcome(
+            self.jobs.lines("verify"), queue, (*self.jobs.errors("verify"), *_faults(catalogue))
+        )
+
+    def retain(self) -> Outcome:
+        """Begin retention: whether anything is due, the child finds out."""
+        queue = self.jobs.begin("retain", [Job("retain")])
+        return Outcome(self.jobs.lines("retain"), queue, self.jobs.errors("retain"))
+
+    def _ended(self, job: Job) -> None:
+        """Look again after a job has ended: there may be more to do."""
+        if job.kind != "retain":
+            for work in self._hinted:
+                work.hint()
+
+    def _given_config(self, run: str) -> str:
+        """Return a key that changes with the files of a run's configuration.
+
+        Those are the files that an operator gives.
+        """
+        given = self._config.head.config_from
+        directory = given.get(run) or given.get(ANY_RUN)
+        if not directory:
+            return ""
+        try:
+            with os.scandir(directory) as entries:
+                found = sorted((e.name, (s := e.stat()).st_size, s.st_mtime_ns) for e in entries)
+        except OSError as e:  # the merge reports what is wrong with it
+            return f"{directory}: {e.strerror}"
+        return f"{directory}: {found}"
+
+
+class Catalogues:
+    """One catalogue for all tasks of the head; the next start reads only what has changed."""
+
+    def __init__(self, store: Store) -> None:
+        self._store, self._cache, self._lock = store, cache_file.load(store.url), threading.Lock()
+        self._last: tuple[float, Catalogue] | None = None
+        self._save_at = 0.0
+
+    def read(self, age: float = 0.0) -> Catalogue:
+        """Return the catalogue as it was at most ``age`` seconds ago."""
+        with self._lock:
+            now = time.monotonic()
+            if self._last is not None and now - self._last[0] < age:
+                return self._last[1]
+            found = read_catalogue(self._store, self._cache)
+            self._last = now, found
+            if now >= self._save_at:
+                cache_file.save(self._store.url, self._cache)
+                self._save_at = now + SAVE_EVERY
+            return found
+
+
+@contextmanager
+def repeated(tasks: Iterable[Task]) -> Iterator[None]:
+    """Have APScheduler ask for each of these tasks every ``every`` seconds within the block.
+
+    It counts wall time: whoever sees that clock jump asks for all of them.
+    """
+    scheduler = BackgroundScheduler(
+        job_defaults={"misfire_grace_time": None, "coalesce": True},
+        timezone=timezone.utc,
+        daemon=True,
+    )
+    for task in tasks:
+        scheduler.add_job(task.at, "interval", [0.0], seconds=task.every)
+        task.every = NEVER
+    scheduler.start()
+    try:
+        yield
+    finally:
+        scheduler.shutdown(wait=False)
+
+
+def has_rules(config: RetentionConfig) -> bool:
+    """Return whether any rule of retention is configured."""
+    return any(config.of(run) != Rules() for run in ("", *config.runs))
+
+
+def catalogue_lines(found: Catalogue) -> Iterator[Line]:
+    """Yield a line for the status of each location, and for each record that cannot be read."""
+    for seen in found.summaries:
+        detail = "; ".join(seen.evidence) if seen.status in ("CONFLICT", "RETIRED") else ""
+        yield Line(
+            f"location {seen.run}/{seen.location}",
+            pairs(phase=seen.status.lower(), run=seen.run, location=seen.location, detail=detail),
+        )
+    for fault in found.faults:
+        yield Line(
+            f"fault {fault.name}",
+            pairs(phase="unreadable", record=fault.name, error=fault.error),
+            is_error=True,
+        )
+
+
+def _faults(catalogue: Catalogue) -> Iterator[str]:
+    return (f"{fault.name}: {fault.error}" for fault in catalogue.faults)

@@ -1,0 +1,177 @@
+"""Write this process's heartbeat and its node's facts; check for a second worker of its name."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import logging
+import os
+import platform
+import resource
+import socket
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from ckptsync import __version__
+from ckptsync.errors import ConfigError, StoreError
+from ckptsync.mounts import mount_of
+from ckptsync.service.log import pairs, shown
+from ckptsync.service.own_process import Stopping
+from ckptsync.service.roles import Roles
+from ckptsync.spool import markers
+from ckptsync.status import heartbeat
+from ckptsync.status.heartbeat import Disk, Facts, Heartbeat, Train
+from ckptsync.stores.contract import Store
+from ckptsync.walk import SPOOL
+from ckptsync.worker.node_identity import Clock, umask
+
+MOST = 1000  # entries of each list in a heartbeat
+RATE_OVER = 60.0  # seconds
+
+log = logging.getLogger(__name__)
+
+
+class Heart:
+    """Writes heartbeats until another worker with the same node id is found."""
+
+    def __init__(self, store: Store, mine: Heartbeat, roles: Roles, stop: Stopping) -> None:
+        self._store, self._mine, self._roles, self._stop = store, mine, roles, stop
+        self._rate = Rate()
+        self._facts: Facts | None = None
+        self._clock = Clock(store, mine.node)
+        self._offset: int | None = None
+
+    def beat(self) -> None:
+        """Write a heartbeat, and the node's facts where they have changed.
+
+        Asks for a stop with exit code 2 if another live worker of this name was there first.
+        """
+        now = time.monotonic()
+        try:
+            self._mine = heartbeat.beat(self._store, self._current(now))
+        except heartbeat.Rival as e:
+            log.critical("%s", pairs(phase="refused", error=e, hint=e.hint))
+            self._stop.ask(e.exit_code)
+            return
+        self._clock.notice(now)
+        with contextlib.suppress(StoreError):  # the write that follows reports it
+            self._offset = self._clock.offset(now)
+        runs = self._roles.worker.runs() if self._roles.worker else {}
+        found = survey(self._mine.node, runs, self._offset)
+        if found != self._facts:
+            heartbeat.write_facts(self._store, replace(found, at=time.time()), self._mine.roles)
+            self._facts = found
+
+    def farewell(self) -> None:
+        """Write that this process has stopped, unless the name is another's."""
+        if self._stop.code == ConfigError.exit_code:
+            return
+        failed = heartbeat.farewell(self._store, self._mine)
+        if failed:
+            log.warning("%s", pairs(phase="stopped", error=failed))
+
+    def _current(self, now: float) -> Heartbeat:
+        roles, sent, outcome = self._roles, self._roles.sent_bytes(), self._roles.outcome()
+        roles.disks = tuple(disks(roles.worker.held() if roles.worker else [], roles.spool_budget))
+        return replace(
+            self._mine,
+            told=time.time(),
+            queue=outcome.queue[:MOST],
+            errors=tuple(map(shown, outcome.errors)),
+            oldest=0.0 if outcome.oldest is None else max(0.0, now - outcome.oldest),
+            sent_bytes=sent,
+            rate=self._rate.read(now, sent),
+            disk=roles.disks,
+            watch=outcome.watch,
+            lacks=dict(list(outcome.lacks.items())[:MOST]),
+            jobs=roles.head.jobs.running() if roles.head else (),
+            verifies=roles.verifies,
+            notes=tuple(map(shown, outcome.notes[:MOST])),
+        )
+
+
+class Rate:
+    """Bytes a second over the last minute, from readings of a counter that only grows."""
+
+    def __init__(self) -> None:
+        self._readings: deque[tuple[float, int]] = deque()
+
+    def read(self, now: float, count: int) -> float:
+        """Return the rate since the reading nearest to a minute ago; 0 at the first one."""
+        self._readings.append((now, count))
+        while len(self._readings) > 2 and now - self._readings[1][0] >= RATE_OVER:
+            self._readings.popleft()
+        then, before = self._readings[0]
+        return (count - before) / (now - then) if now > then else 0.0
+
+
+def disks(held: Iterable[tuple[Path, int]], budget: int) -> Iterator[Disk]:
+    """Yield how full each output directory's file system is, and what only pins hold there."""
+    for path, spool in held:
+        with contextlib.suppress(OSError):  # the scan reports what is wrong with it
+            there = os.statvfs(path)
+            free, total = there.f_bavail * there.f_frsize, there.f_blocks * there.f_frsize
+            yield Disk(shown(path), free, total, spool, budget)
+
+
+def survey(node: str, runs: Mapping[str, Path], clock_offset: int | None = None) -> Facts:
+    """Return the facts of this node.
+
+    ``runs``: the output directories by the names of their runs.
+    """
+    limits = {"nofile": resource.getrlimit(resource.RLIMIT_NOFILE)[0]}
+    for name in ("max_user_instances", "max_user_watches", "max_queued_events"):
+        text = _text(Path("/proc/sys/fs/inotify") / name).strip()
+        limits |= {name: int(text)} if text.isdigit() else {}
+    nvidia = Path("/proc/driver/nvidia")
+    cards = [_text(path) for path in sorted(nvidia.glob("gpus/*/information"))]
+    models = [
+        line.partition(":")[2].strip()
+        for text in cards
+        for line in text.splitlines()
+        if line.startswith("Model:")
+    ]
+    driver = _text(nvidia / "version").partition("\n")[0].strip()
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a number without a name, as in containers
+        user = str(os.getuid())
+    return Facts(
+        node=node,
+        host=socket.gethostname(),
+        machine=markers.boot(),
+        user=user,
+        umask=umask(),
+        ckptsync=__version__,
+        python=platform.python_version(),
+        kernel=platform.release(),
+        limits=limits,
+        file_systems={shown(path): mount_of(str(path)).kind for path in runs.values()},
+        gpus=(*models, *([driver] if driver else [])),
+        trains={name: train for name, path in runs.items() if (train := _train(path / SPOOL))},
+        clock_offset=clock_offset,
+    )
+
+
+def _train(spool: Path) -> Train | None:
+    """Return the newest training that a hook announced, in the words of its first rank here."""
+    begun = markers.begun(spool)
+    newest = [b for b in begun if b.train == begun[-1].train]
+    if not newest:
+        return None
+    # processes of another container cannot be asked: those run until they say that they have ended
+    runs = any(markers.is_running(b) is not False for b in newest if not b.ended)
+    state = "ended" if all(b.ended for b in newest) else "runs" if runs else "gone"
+    first = min(newest, key=lambda b: b.rank)
+    local_world = max(b.local_world for b in newest)
+    return Train(first.trainer, first.world, local_world, first.at, dict(first.facts), state)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8", "surrogateescape")
+    except OSError:
+        return ""  # this system does not say

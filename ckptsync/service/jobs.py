@@ -1,0 +1,336 @@
+"""The long work of head and verifier, in child processes.
+
+`Jobs` starts them, listens to them and ends them: when the service stops, when one makes no
+progress, when one takes too long.  It also decides when a job that failed is tried again.  A child
+(`ckptsync.service.job_process`) reads its `JobBrief` from its standard input, never from its
+command line or environment, which other users can see: it holds keys.  It answers with lines of
+JSON.  A child dies with this process, however this process dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from ckptsync.catalogue.child_job import Job, Kind
+from ckptsync.child import Child
+from ckptsync.config.schema import Config
+from ckptsync.errors import CkptsyncError, Corrupt
+from ckptsync.quantities import backoff
+from ckptsync.service.log import Line, pairs
+from ckptsync.status.heartbeat import RunningJob
+from ckptsync.typed_json import Decoder
+
+COMMAND = (sys.executable, "-m", "ckptsync.service.job_process")
+LISTEN = 0.25  # seconds between two checks whether a child must end
+MEMORY = 2 << 30  # bytes of a child's heap beside its transfers: ten times what any job needs
+MORE_STALL = 60.0  # seconds beyond limits.stall: a wait before the next try is no hang
+BASE, FLOOR = 900.0, 1_000_000  # deadline: seconds without bytes; bytes a second that count as slow
+SOON, LATE = 60.0, 3600.0
+"""Seconds until a failed job is tried again.  `SOON`, then doubled: what may pass by itself (a
+store, a network, a killed process).  `LATE`: bytes, layouts and options do not change themselves.
+"""
+_SYSTEMD = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID")
+
+log = logging.getLogger(__name__)
+
+
+class JobBrief(msgspec.Struct, frozen=True):
+    """All that a child is given.  ``parent``: the process that it must not outlive."""
+
+    job: Job
+    config: Config
+    parent: int
+
+
+class JobProgress(msgspec.Struct, frozen=True, tag="at"):
+    """Progress of a job: ``done`` of ``total`` bytes; 0 if the total is unknown."""
+
+    done: int = 0
+    total: int = 0
+
+
+class JobDone(msgspec.Struct, frozen=True, tag="done"):
+    """A job that succeeded.
+
+    ``changed``: it wrote to the store; ``errors``: shown by `ckptsync status`.
+    """
+
+    lines: tuple[Line, ...] = ()
+    errors: tuple[str, ...] = ()
+    changed: bool = False
+
+
+class JobFailed(msgspec.Struct, frozen=True, tag="failed"):
+    """A job that failed.
+
+    ``passes``: a retry may succeed; ``is_ours``: a bug or a killed process.
+    """
+
+    text: str
+    hint: str = ""
+    exit_code: int = 1
+    passes: bool = False
+    is_ours: bool = False
+
+    def __str__(self) -> str:
+        return self.text
+
+
+Message = JobProgress | JobDone | JobFailed
+JobEnd = JobDone | JobFailed
+
+_BRIEF = Decoder(JobBrief, "a brief")
+_MESSAGE: Decoder[Message] = Decoder(Message, "a message")  # type: ignore[arg-type]  # a union is no type to mypy
+
+
+def encode(message: JobBrief | Message) -> bytes:
+    """Return a message as one line."""
+    return msgspec.json.encode(message) + b"\n"
+
+
+def decode_brief(line: bytes) -> JobBrief:
+    """Return the brief of a line; raises Corrupt."""
+    return _BRIEF.decode(line, "standard input")
+
+
+def decode_message(line: bytes) -> Message | None:
+    """Return the message of a line, or ``None``: a child must not be able to harm its parent."""
+    try:
+        return _MESSAGE.decode(line, "a child")
+    except Corrupt:
+        return None
+
+
+def failure(e: CkptsyncError) -> JobFailed:
+    """Return the end that an operator's error is; errors of a store or a network may pass."""
+    return JobFailed(str(e), e.hint, e.exit_code, passes=e.exit_code == 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Seconds: without any sign of progress, and in all."""
+
+    stall: float
+    deadline: float
+
+
+def bounds(config: Config, job: Job) -> Bounds:
+    """Return the times that only a job exceeds that hangs, or never ends."""
+    table = config.limits.bandwidth
+    rates = [rate / config.head.jobs for rate in table.rates if rate] if table else []
+    deadline = BASE + 4 * job.size / min([FLOOR, *rates])
+    return Bounds(config.limits.stall + MORE_STALL, deadline)
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """The last end of a job with this ``key``, and ``until`` when it is not tried again.
+
+    ``count``: how often it has ``failed`` in succession.
+    """
+
+    key: str
+    until: float
+    failed: JobFailed | None = None
+    count: int = 0
+
+
+def wait_after(before: Wait | None, job: Job, end: JobEnd, now: float) -> Wait | None:
+    """Return how long a job that has ended waits, unless its key changes.  Pure."""
+    if isinstance(end, JobDone):
+        if job.once_per_key:
+            return Wait(job.key, float("inf"))
+        return None if end.changed else Wait(job.key, now + SOON)
+    is_again = before is not None and before.failed is not None and before.key == job.key
+    count = before.count + 1 if before and is_again else 1
+    seconds = backoff(count, SOON, LATE) if end.passes or end.is_ours else LATE
+    return Wait(job.key, now + seconds, end, count)
+
+
+_Name = tuple[Kind, str]
+
+
+class Jobs:
+    """Runs jobs in child processes, ``most`` of each kind at once.
+
+    ``ended`` is called, in the child's own thread, after each job: there may be more to do.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        most: Mapping[Kind, int],
+        ended: Callable[[Job], None] = lambda _: None,
+        command: Sequence[str] = COMMAND,
+    ) -> None:
+        self._config, self._most, self._ended, self._command = config, most, ended, command
+        self._lock = threading.Lock()
+        self._is_ending = False
+        self._running: dict[_Name, _Running] = {}
+        self._waits: dict[_Name, Wait] = {}
+        self._found: dict[_Name, tuple[str, ...]] = {}
+
+    def begin(self, kind: Kind, jobs: Iterable[Job]) -> tuple[str, ...]:
+        """Begin as many of these jobs as there is room for, in their order.
+
+        Returns the subjects of all that are due or running.  ``jobs`` are all there are of this
+        kind: a wait of any other has passed, since what it was about is well.
+        """
+        jobs = tuple(jobs)
+        subjects, now = {job.subject for job in jobs}, time.monotonic()
+        with self._lock:
+            for name in [n for n in self._waits if n[0] == kind and n[1] not in subjects]:
+                del self._waits[name]
+            due = [job for job in jobs if self._is_due(job, now)]
+            running = sorted(subject for which, subject in self._running if which == kind)
+            idle = [job for job in due if job.subject not in running]
+            room = 0 if self._is_ending else max(0, self._most[kind] - len(running))
+            for job in idle[:room]:
+                child = _Running(
+                    JobBrief(job, self._config, os.getpid()),
+                    bounds(self._config, job),
+                    self._command,
+                )
+                self._running[kind, job.subject] = child
+                thread = threading.Thread(target=self._run, args=(child,), daemon=True)
+                thread.name = f"{kind} {job.subject}"
+                thread.start()
+        return tuple(dict.fromkeys((*running, *(job.subject for job in due))))
+
+    def _is_due(self, job: Job, now: float) -> bool:
+        wait = self._waits.get((job.kind, job.subject))
+        return wait is None or wait.key != job.key or now >= wait.until
+
+    def errors(self, kind: Kind) -> tuple[str, ...]:
+        """Return why jobs failed that are not well yet, and what those that ended well found."""
+        failed = [f"{subject}: {end}" for subject, end in self._failed(kind)]
+        with self._lock:
+            found = [e for name, errors in self._found.items() if name[0] == kind for e in errors]
+        return (*failed, *found)
+
+    def lines(self, kind: Kind) -> tuple[Line, ...]:
+        """Return the present failures, for the log."""
+        return tuple(
+            Line(
+                f"failed {subject}",
+                pairs(phase="failed", subject=subject, error=end, hint=end.hint),
+                is_error=True,
+            )
+            for subject, end in self._failed(kind)
+        )
+
+    def _failed(self, kind: Kind) -> list[tuple[str, JobFailed]]:
+        with self._lock:
+            waits = list(self._waits.items())
+        return [(name[1], w.failed) for name, w in waits if name[0] == kind and w.failed]
+
+    def running(self) -> tuple[RunningJob, ...]:
+        """Return what children do now, for a heartbeat."""
+        with self._lock:
+            children = list(self._running.items())
+        now = time.monotonic()
+        return tuple(
+            RunningJob(kind, subject, c.at.done, c.at.total or c.brief.job.size, now - c.began)
+            for (kind, subject), c in children
+        )
+
+    def end(self) -> None:
+        """Ask all children to end; no other is begun."""
+        with self._lock:
+            self._is_ending = True
+            for child in self._running.values():
+                child.must_end = True
+
+    def _run(self, child: _Running) -> None:
+        """Run one child from its start to its end, in its own thread."""
+        job = child.brief.job
+        name = (job.kind, job.subject)
+        try:
+            end = child.run()
+        except OSError as e:
+            end = JobFailed(f"no process can be started: {e.strerror}", is_ours=True)
+        with self._lock:
+            del self._running[name]
+            if self._is_ending:  # what was cut off is no failure
+                return
+            self._found.pop(name, None)
+            if isinstance(end, JobDone) and end.errors:
+                self._found[name] = end.errors
+            if wait := wait_after(self._waits.pop(name, None), job, end, time.monotonic()):
+                self._waits[name] = wait
+        if isinstance(end, JobDone):  # what failed is logged by `lines`, where it is new
+            logger = logging.getLogger(
+                "ckptsync.verifier" if job.kind == "verify" else "ckptsync.head"
+            )
+            for line in end.lines:
+                line.write(logger)
+        self._ended(job)
+
+
+class _Running:
+    """One child process."""
+
+    def __init__(self, brief: JobBrief, bounds: Bounds, command: Sequence[str]) -> None:
+        self.brief, self.at, self.must_end = brief, JobProgress(), False
+        self.began = time.monotonic()
+        self._bounds, self._command = bounds, command
+
+    def run(self) -> JobEnd:
+        """Give the child its brief and listen to it until it ends, or must end."""
+        child = Child(self._command, {k: v for k, v in os.environ.items() if k not in _SYSTEMD})
+        end: JobEnd | None = None
+        reason = "the head stopped listening to the child process"
+        try:
+            if self.brief.job.kind != "verify":  # a loader of tensors has its own limit
+                child.limit(resource.RLIMIT_DATA, MEMORY + 2 * self.brief.config.limits.memory)
+            with contextlib.suppress(OSError):  # it is dead already: its status says how it died
+                child.send(encode(self.brief))
+            last = time.monotonic()
+            while not (reason := self._reason_to_end(last)):
+                line = child.line(LISTEN)
+                if line == b"":
+                    break
+                if line:
+                    last, message = time.monotonic(), decode_message(line)
+                    if isinstance(message, JobProgress):
+                        self.at = message
+                    else:
+                        end = message or end
+        finally:
+            code = child.end(0.0 if reason else LISTEN)
+        if code is None:
+            detail = "the child process cannot be killed: its file server does not answer"
+            log.error("%s", pairs(phase="left", child=child.pid, detail=detail))
+        if reason or end is None:
+            return JobFailed(reason or _death(code), passes=True, is_ours=True)
+        return end
+
+    def _reason_to_end(self, last: float) -> str:
+        """Return why the child must end now, or "".  ``last``: when it sent its last line."""
+        now = time.monotonic()
+        if self.must_end:
+            return "the service is stopping"
+        if now - self.began > self._bounds.deadline:
+            return f"killed: no result after {self._bounds.deadline:.0f} s"
+        if now - last > self._bounds.stall:
+            return f"killed: no progress for {self._bounds.stall:.0f} s"
+        return ""
+
+
+def _death(code: int | None) -> str:
+    if code is None or code == -signal.SIGKILL:
+        return "its process was killed: the system may have run out of memory"
+    if code < 0:
+        return f"its process was killed by {signal.Signals(-code).name}"
+    return f"its process ended with status {code}: the log says why"

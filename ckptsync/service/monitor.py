@@ -1,0 +1,131 @@
+"""Read the overview of a whole store regularly, for metrics, alerts and `ckptsync status`."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from ckptsync.catalogue.location_summary import Catalogue
+from ckptsync.config.schema import Config
+from ckptsync.errors import StoreError
+from ckptsync.quantities import show_duration
+from ckptsync.service.log import Line, pairs
+from ckptsync.service.tasks import Outcome
+from ckptsync.spool.markers import boot
+from ckptsync.status.alarm_rules import Room
+from ckptsync.status.alarm_sending import Alarm, Patience
+from ckptsync.status.nodes import NodeFiles, read_nodes
+from ckptsync.status.overview import Overview, overview
+from ckptsync.stores.contract import Store
+from ckptsync.stores.urls import Remote, located
+
+if TYPE_CHECKING:
+    from ckptsync.service.alert_channels import Sender
+
+AT_ONCE = 8  # requests
+AWAY = 300.0  # seconds for which a store may be away before that is an alarm
+
+
+def patience(config: Config) -> Patience:
+    """Return how long a configuration waits before it raises an alarm."""
+    return Patience(node=config.head.patience_node, period=config.verify.period)
+
+
+class OverviewReader:
+    """Makes overviews of a store; files of nodes that have not changed are not read again.
+
+    ``catalogue`` reads the store's catalogue, and may cache it.
+    """
+
+    def __init__(
+        self, store: Store, catalogue: Callable[[], Catalogue], patience: Patience
+    ) -> None:
+        self._store, self._catalogue, self._patience = store, catalogue, patience
+        self._files = NodeFiles()
+
+    def read(self) -> Overview:
+        """Return the present overview; raises StoreError."""
+        found = self._catalogue()
+        with ThreadPoolExecutor(AT_ONCE, "nodes") as pool:
+            self._files = read_nodes(self._store, self._files, pool.map)
+        now = (
+            self._files.now(boot(), time.time())
+            if self._files.hearts
+            else max(time.time(), found.clock)
+        )
+        return overview(
+            self._store.url,
+            found,
+            self._files,
+            now,
+            room=room(self._store.url),
+            patience=self._patience,
+        )
+
+
+def room(url: str) -> Room | None:
+    """Return the room in a store.
+
+    ``None`` where it is no path of this machine, or does not answer.
+    """
+    location = located(url)
+    if isinstance(location, Remote):
+        return None
+    try:
+        there = os.statvfs(location)
+    except OSError:
+        return None  # the next read of the store reports what is wrong with it
+    return Room(there.f_bavail * there.f_frsize, there.f_blocks * there.f_frsize)
+
+
+class Monitor:
+    """Makes an overview now and then, and gives its alarms to the channels.
+
+    Metrics show what it has ``seen`` last.
+    """
+
+    def __init__(self, reader: OverviewReader, senders: Sequence[Sender] = ()) -> None:
+        self.seen: Overview | None = None
+        self.senders = tuple(senders)
+        self._reader = reader
+        self._well = time.monotonic()
+
+    def check(self) -> Outcome:
+        """Read the overview once.  Raises StoreError; a store that stays away is an alarm, too."""
+        now = time.time()
+        try:
+            seen = self._reader.read()
+        except StoreError as e:
+            away = time.monotonic() - self._well
+            if away >= AWAY:
+                text = f"the store could not be read for {show_duration(round(away))}: {e}"
+                todo = (
+                    "check that the head can reach the store; workers keep their pinned"
+                    " checkpoints until then"
+                )
+                alarm = Alarm("store-away", "store", "critical", now - away, text, todo)
+                for sender in self.senders:  # what was sent holds still, as far as anybody knows
+                    sender.offer([*sender.active(), alarm], now)
+            raise
+        self._well = time.monotonic()
+        for sender in self.senders:
+            sender.offer(seen.alarms, now)
+        before, self.seen = self.seen, seen
+        errors = tuple(sender.error for sender in self.senders if sender.error)
+        return Outcome(tuple(_lines(before, seen)), errors=errors)
+
+
+def _lines(before: Overview | None, now: Overview) -> Iterator[Line]:
+    """Yield a line for each alarm that holds, and one for each that is over; none counts time."""
+    for a in now.alarms:
+        text = pairs(
+            phase="alarm", code=a.code, subject=a.subject, severity=a.severity, todo=a.todo
+        )
+        yield Line(f"alarm {a.key}", text, is_error=a.severity == "critical")
+    active = {a.key for a in now.alarms}
+    for a in before.alarms if before else ():
+        if a.key not in active:
+            yield Line(f"over {a.key}", pairs(phase="alarm-over", code=a.code, subject=a.subject))

@@ -1,0 +1,200 @@
+"""Open the service's store: wait while it is away, and do not make it again where it is gone.
+
+When the process is to end, it leaves the store between two chunks.
+
+A worker remembers in its spool which store an output directory was served to.  A store that was
+there, and is none now, is on a file system that is not mounted; one that refuses a machine that has
+worked with it has a new key, which comes here a little later.  Whoever opens it tries again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from ckptsync.config.loading import limits_of, options_for
+from ckptsync.config.output_dirs import output_directories
+from ckptsync.config.schema import Config
+from ckptsync.errors import ConfigError, StoreError, Transient
+from ckptsync.spool import folders
+from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store, StoreWrapper
+from ckptsync.stores.opening import NoParent, bare, create_store, is_store
+from ckptsync.stores.urls import Remote, located
+from ckptsync.walk import SPOOL, UnsafeSpool
+
+MARK = "store"
+_LONGEST = 64 * 1024  # bytes
+
+
+class Absent(StoreError):
+    """No store where one should be: it will come, once it is mounted or made."""
+
+
+def open_configured(config: Config) -> Store:
+    """Open the store of a configuration; the first worker makes it.
+
+    Raises Absent where it will come by itself or by others; Transient, after one try, if it cannot
+    be reached; ConfigError if it refuses a machine that has never worked with it.
+    """
+    url = config.store.url
+    options, limits = options_for(url, config.store.options), limits_of(config.limits)
+    try:
+        if not is_store(url, options, replace(limits, patience=0.0)):
+            where = (
+                "is the URL right?"
+                if isinstance(located(url), Remote)
+                else "is the file system mounted?"
+            )
+            if "worker" not in config.roles:
+                hint = f"{where}  The first worker or `ckptsync push` creates the store"
+                raise Absent(f"{url}: not a store", hint=hint)
+            if served := next(_served_before(config), ""):
+                hint = f"{where}  If that store was given up, delete {served}/{SPOOL}/{MARK}"
+                raise Absent(
+                    f"{url}: no store found, although the worker of {served} uploaded to it before",
+                    hint=hint,
+                )
+        return create_store(url, options, limits)
+    except NoParent as e:
+        raise Absent(str(e), hint=e.hint) from e
+    except ConfigError as e:
+        if not _has_worked(config):
+            raise
+        check(config)  # what is wrong in the configuration itself stays wrong
+        raise Absent(
+            str(e), hint=(f"{e.hint}. The service keeps trying, since it worked before")
+        ) from e
+    except OSError as e:
+        hint = "is the file system mounted, and may this user read it?"
+        raise StoreError(f"{url}: {e.strerror}", hint=hint) from e
+
+
+def check(config: Config) -> None:
+    """Raise ConfigError or Unsupported for what no service could begin with.  No store is asked."""
+    url = config.store.url
+    location, options = located(url), options_for(url, config.store.options)
+    if not isinstance(location, Path) or location.is_dir():
+        bare(url, options, limits_of(config.limits))
+    elif location.exists():
+        raise ConfigError(
+            f"{url}: this is a file, and a store is a directory", hint="check the path"
+        )
+    found = output_directories(config.worker.runs, url) if "worker" in config.roles else None
+    if found and found.problems and not found.runs:
+        raise ConfigError("; ".join(found.problems), hint="see worker.runs in the configuration")
+
+
+def _has_worked(config: Config) -> bool:
+    """Return whether this machine has worked with the store.
+
+    A spool, or a head's cache, remembers it.
+    """
+    if "worker" in config.roles:
+        return any(_served_before(config))
+    from ckptsync.catalogue import cache_file  # noqa: PLC0415 - a worker alone does without
+
+    with contextlib.suppress(OSError, RuntimeError):
+        return cache_file.path(config.store.url).is_file()
+    return False
+
+
+def _served_before(config: Config) -> Iterator[str]:
+    """Yield the output directories that were served to this store."""
+    url = config.store.url
+    return (
+        run.path
+        for run in output_directories(config.worker.runs, url).runs
+        if remembers(Path(run.path) / SPOOL, url)
+    )
+
+
+def remember(spool: Path, url: str) -> None:
+    """Write into a spool directory which store it is served to; raises StoreError, UnsafeSpool."""
+    if remembers(spool, url):
+        return
+    try:
+        folders.write(spool / MARK, _normalized(url))
+    except UnsafeSpool:
+        raise
+    except OSError as e:
+        raise StoreError(
+            f"{spool}: {e.strerror}", hint="the worker must run as the user who trains"
+        ) from e
+
+
+def remembers(spool: Path, url: str) -> bool:
+    """Return whether a spool directory was served to this very store last."""
+    with contextlib.suppress(OSError):
+        return folders.read(spool / MARK, _LONGEST) == _normalized(url)
+    return False
+
+
+def _normalized(url: str) -> bytes:
+    """Return the location, however its URL is spelt."""
+    location = located(url)
+    return f"{location.url if isinstance(location, Remote) else location}\n".encode()
+
+
+class ServiceStore(StoreWrapper):
+    """A store that may connect later: until `came` is called, every operation raises Transient.
+
+    Once ``is_stopping`` writes raise Transient between two chunks: the next start continues what
+    was written where the store can do that (`About.origin`), and elsewhere begins anew.
+    ``sent_bytes``: given to the store since the process began, tries that failed among them.
+    """
+
+    def __init__(self, url: str, is_stopping: Callable[[], bool]) -> None:  # no store to wrap yet
+        self.url, self.late, self.is_exclusive = url, 0.0, False
+        self.sent_bytes = 0
+        self._is_stopping = is_stopping
+        self._store: Store | None = None
+        self._lock = threading.Lock()
+
+    def came(self, store: Store) -> None:
+        """Serve this store from now on."""
+        self.late, self.is_exclusive = store.late, store.is_exclusive
+        self._store = store
+
+    @property
+    def inner(self) -> Store:
+        """Return the store that came; raises Transient until then."""
+        if self._store is None:
+            raise Transient(
+                f"{self.url}: not reached yet", hint="the service tries again every few seconds"
+            )
+        return self._store
+
+    def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        """See `Store`."""
+        self.inner.write(name, self._counted(name, chunks), about)
+
+    def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        """See `Store`."""
+        self.inner.create(name, self._counted(name, chunks), about)
+
+    def _counted(self, name: str, chunks: Iterable[Chunk]) -> Iterable[Chunk]:
+        """Return the chunks until a stop; those that can be read again can be read again."""
+        counted = _Counted(lambda: self._pass(name, chunks))
+        return iter(counted) if isinstance(chunks, Iterator) else counted
+
+    def _pass(self, name: str, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+        for chunk in chunks:
+            if self._is_stopping():
+                raise Transient(
+                    f"{name}: not written, the service is stopping",
+                    hint="the next start continues the upload",
+                )
+            yield chunk
+            with self._lock:  # several files are written at once
+                self.sent_bytes += memoryview(chunk).nbytes
+
+
+class _Counted:
+    def __init__(self, begin: Callable[[], Iterator[Chunk]]) -> None:
+        self._begin = begin
+
+    def __iter__(self) -> Iterator[Chunk]:
+        return self._begin()

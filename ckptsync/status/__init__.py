@@ -1,0 +1,8 @@
+"""What nodes do and what is wrong: with them, with their checkpoints and with their store.
+
+`heartbeat`: the two files of a node in the store, by which two workers of one id are told apart.
+`nodes`: these files of all nodes.  `run_status`: what each run does.  `overview`: everything as one
+value, which `ckptsync status`, alarms and metrics show.  `alarm_rules`: which alarms hold.
+`alarm_sending`: what an alarm is, and when it is sent to somebody.  `metrics`: the same for
+Prometheus.  `http_server`: the HTTP server of a process.
+"""

@@ -1,0 +1,296 @@
+"""The two files of a node in a store: its heartbeat, and the facts of what it is made of.
+
+They are the only files in a store that are overwritten, and nothing but people, and the check for a
+second worker, depends on them. Two live workers under one node id would each take the other's
+manifests for its own. Whether the other one lives is found out without comparing clocks: on the
+same machine by its process, elsewhere by waiting whether it beats again.
+
+Nothing secret is in the facts: of an environment only what the hook lists, of a configuration
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+
+import msgspec
+
+from ckptsync.errors import ConfigError, Corrupt, NotFound, StoreError
+from ckptsync.records.names import node_facts_name
+from ckptsync.stores.contract import Entry, Store, read_all
+from ckptsync.typed_json import Amount, Count, Decoder, FormatNumber, Nanoseconds, Seconds
+
+FORMAT = 1
+PERIOD = 30.0  # seconds between beats
+LIMIT = 1 << 20
+FACTS = "~facts.json"  # the end of the name of a node's facts; no node id has a ~
+IsRunning = Callable[["Heartbeat"], bool | None]
+"""Whether the process of a heartbeat runs; None if it is of another machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """The file system of an output directory, in bytes.
+
+    ``spool``: what only our pins still hold there; ``budget`` for that, 0 where the free space
+    decides.
+    """
+
+    path: str
+    free: Count
+    total: Count
+    spool: Count
+    budget: Count = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RunningJob:
+    """A long job of a head, which runs in a process of its own.
+
+    ``kind``: consolidate, verify, …
+
+    ``subject``: a run's location. ``done`` of ``total`` bytes, 0 where that is not known;
+    ``seconds`` since it began.
+    """
+
+    kind: str
+    subject: str
+    done: Count = 0
+    total: Count = 0
+    seconds: Seconds = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """What a process of a node does now.
+
+    ``instance`` is one process; ``machine`` one boot of one machine, within which ``pid`` and
+    ``began`` name the process. ``started`` and ``told`` (when it was written): seconds on the
+    node's clock. ``queue``: what is on its way, and ``oldest``: seconds for which its first has
+    waited. ``errors``: what the last ticks failed with; ``notes``: what is no error.
+    ``sent_bytes``: given to the store since the start, failed tries too; ``rate``: bytes a second
+    over the last minute. ``watch``: output directory → events, polling, waiting or none. ``lacks``:
+    name of a report (or of its own damaged manifest) → findings whose bytes this node no longer
+    has. ``jobs`` of its child processes; ``verifies``: seconds within which it reads every byte of
+    the store again, 0 if it does not.
+    """
+
+    node: str
+    instance: str
+    machine: str
+    pid: Count
+    began: str
+    started: Seconds
+    roles: tuple[str, ...]
+    version: str
+    beat: Count = 0
+    told: Seconds = 0.0
+    period: Seconds = PERIOD
+    stopped: bool = False
+    queue: tuple[str, ...] = ()
+    errors: tuple[str, ...] = ()
+    oldest: Seconds = 0.0
+    sent_bytes: Count = 0
+    rate: Amount = 0.0
+    disk: tuple[Disk, ...] = ()
+    watch: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    lacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    jobs: tuple[RunningJob, ...] = ()
+    verifies: Seconds = 0.0
+    format: FormatNumber = FORMAT
+
+
+@dataclass(frozen=True, slots=True)
+class Train:
+    """The newest training of a run on a node, as its hook introduced it.
+
+    ``facts``: versions of libraries, and what the environment says of the network. ``local_world``:
+    ranks that write into this output directory, 0 while they have not met. ``began``: seconds on
+    the node's clock. ``state``: ``runs``, ``ended`` (every process here said so), ``gone`` (none is
+    there, and not all had said so); empty where nobody knows.
+    """
+
+    trainer: str
+    world: Count
+    local_world: Count
+    began: Seconds
+    facts: Mapping[str, str] = field(default_factory=dict)
+    state: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a node is made of, for whoever compares nodes; written again when something has changed.
+
+    ``machine``: one boot of one machine; ``limits`` by the system's names; ``file_systems``: path →
+    type; ``gpus``: the driver's names of them. ``at``: seconds on the node's clock, when something
+    in it was last found changed. ``clock_offset``: that clock minus the store's in ns, measured
+    once an hour; 0 within the error of measuring, None where it is not known.
+    """
+
+    node: str
+    host: str
+    machine: str
+    user: str
+    umask: str
+    ckptsync: str
+    python: str
+    kernel: str
+    limits: Mapping[str, int] = field(default_factory=dict)
+    file_systems: Mapping[str, str] = field(default_factory=dict)
+    gpus: tuple[str, ...] = ()
+    trains: Mapping[str, Train] = field(default_factory=dict)
+    at: Seconds = 0.0
+    clock_offset: Nanoseconds | None = None
+    format: FormatNumber = FORMAT
+
+
+_HEARTBEATS = Decoder(Heartbeat, "a heartbeat", LIMIT)
+_FACTS = Decoder(Facts, "a node's facts", LIMIT)
+
+
+def heartbeat_name(node: str, roles: tuple[str, ...]) -> str:
+    """Return where a heartbeat lies.
+
+    A head without a worker has a name of its own (no node id has a ``~``): it may share the machine
+    with a worker.
+    """
+    return node_facts_name(node if "worker" in roles else f"{node}~head")
+
+
+def facts_name(node: str, roles: tuple[str, ...]) -> str:
+    """Return where facts lie: beside the heartbeat."""
+    return heartbeat_name(node, roles).removesuffix(".json") + FACTS
+
+
+def decode(name: str, data: bytes) -> Heartbeat | Facts:
+    """Return the heartbeat, or the facts, in a file; raise Corrupt."""
+    return (_FACTS if name.endswith(FACTS) else _HEARTBEATS).decode(data, name)
+
+
+def write(store: Store, heart: Heartbeat) -> None:
+    """Replace the node's last heartbeat; raise StoreError.
+
+    It is one line of JSON. Where it would be longer than anybody reads, as with thousands of
+    failures, lists end early.
+    """
+    most = 4096
+    while len(data := _line(heart)) > LIMIT and most:
+        most //= 2
+        lacks = list(heart.lacks.items())[:most]
+        heart = replace(
+            heart,
+            queue=heart.queue[:most],
+            errors=heart.errors[:most],
+            notes=heart.notes[:most],
+            disk=heart.disk[:most],
+            jobs=heart.jobs[:most],
+            watch=dict(list(heart.watch.items())[:most]),
+            lacks={record: names[:most] for record, names in lacks},
+        )
+    store.write(heartbeat_name(heart.node, heart.roles), [data])
+
+
+def write_facts(store: Store, facts: Facts, roles: tuple[str, ...]) -> None:
+    """Replace the node's last facts; raise StoreError."""
+    store.write(facts_name(facts.node, roles), [_line(facts)])
+
+
+def _line(record: Heartbeat | Facts) -> bytes:
+    return msgspec.json.encode(asdict(record), order="sorted") + b"\n"
+
+
+def read(store: Store, node: str, roles: tuple[str, ...]) -> Heartbeat | None:
+    """Return the last heartbeat of a node; None if there is none that can be read."""
+    name = heartbeat_name(node, roles)
+    try:
+        return _HEARTBEATS.decode(read_all(store, name, LIMIT), name)
+    except (NotFound, Corrupt):
+        return None  # the next beat replaces it
+
+
+class Rival(ConfigError):
+    """Another live process has this node's name."""
+
+
+def claim(
+    store: Store, mine: Heartbeat, is_running: IsRunning, pause: Callable[[float], object]
+) -> Heartbeat:
+    """Take the node's name by a first beat. Raises Rival if the process of the last one lives.
+
+    ``pause`` waits that many seconds.
+    """
+    other = _other(store, mine)
+    if other:
+        lives = is_running(other)
+        if lives is None:
+            pause(min(other.period, 10 * PERIOD) * 2.5)
+            now = read(store, other.node, other.roles)
+            was = (other.instance, other.beat)
+            lives = now is not None and not now.stopped and (now.instance, now.beat) != was
+        if lives:
+            raise _rival(other)
+    return _write_next(store, mine)
+
+
+def beat(store: Store, mine: Heartbeat) -> Heartbeat:
+    """Beat once more, and return the new heartbeat.
+
+    Raises Rival if another process was there first.
+    """
+    other = _other(store, mine)
+    if other and yields_to(mine, other):
+        raise _rival(other)
+    return _write_next(store, mine)
+
+
+def farewell(store: Store, mine: Heartbeat) -> StoreError | None:
+    """Write that this process has stopped; return the error of a store that does not take it."""
+    try:
+        write(store, replace(mine, beat=mine.beat + 1, stopped=True, queue=()))
+    except StoreError as e:
+        return e
+    return None
+
+
+def yields_to(mine: Heartbeat, other: Heartbeat) -> bool:
+    """Return whether ``mine`` is the second of the two.
+
+    Both read the same values, so one yields.
+    """
+    return (other.started, other.instance) < (mine.started, mine.instance)
+
+
+def store_now(known: Iterable[tuple[Entry, Heartbeat]], machine: str, now: float) -> float:
+    """Return the time on the store's clock.
+
+    That is this machine's ``now``, corrected by one of its heartbeats.
+    """
+    mine = ((entry, heart) for entry, heart in known if machine and heart.machine == machine)
+    offsets = [heart.told - entry.mtime for entry, heart in mine if heart.told]
+    return now - min(offsets, key=abs, default=0.0)
+
+
+def _other(store: Store, mine: Heartbeat) -> Heartbeat | None:
+    """Return the heartbeat of another process of this name that has not stopped.
+
+    Only workers have rivals.
+    """
+    other = read(store, mine.node, mine.roles) if "worker" in mine.roles else None
+    return other if other and not other.stopped and other.instance != mine.instance else None
+
+
+def _write_next(store: Store, mine: Heartbeat) -> Heartbeat:
+    following = replace(mine, beat=mine.beat + 1)
+    write(store, following)
+    return following
+
+
+def _rival(other: Heartbeat) -> Rival:
+    who = f"process {other.pid}, instance {other.instance}"
+    return Rival(
+        f"node {other.node}: another live worker has this id ({who})",
+        hint="stop one of them, or give each its own `node` in the configuration",
+    )

@@ -1,0 +1,255 @@
+"""The metrics of a process, and of a head for all of the store, for Prometheus.
+
+Names and labels are an interface: docs/monitoring.md has them. Labels are bounded: a run, a node, a
+directory, never a checkpoint; of runs and nodes at most `MOST`, the newest first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.exposition import generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from ckptsync.quantities import clean
+from ckptsync.records.locations import STATUSES
+from ckptsync.status.http_server import Process
+from ckptsync.status.nodes import STATES, Node
+from ckptsync.status.overview import Overview
+from ckptsync.status.run_status import RunStatus
+
+MOST = 500
+PREFIX = "ckptsync_"
+
+Values = Sequence[tuple[Sequence[str], float]]  # the labels' values, and the sample
+
+
+def exposition(process: Process, seen: Overview | None) -> bytes:
+    """Return the text that Prometheus reads, version 0.0.4.
+
+    ``seen``: a head's last overview of the store.
+    """
+    registry = CollectorRegistry()
+    registry.register(_Fixed((*of_process(process), *(of_store(seen) if seen else ()))))
+    ProcessCollector(registry=registry)
+    return bytes(generate_latest(registry))
+
+
+def of_process(p: Process) -> Iterator[Metric]:
+    """Yield the metrics of every process."""
+    yield _gauge(
+        "build_info",
+        "Always 1.",
+        [((p.node, p.version, "+".join(p.roles)), 1)],
+        "node",
+        "version",
+        "roles",
+    )
+    yield _gauge("healthy", "1 if /healthz answers 200, else 0.", [((), p.is_healthy)])
+    yield _count(
+        "loop_runs",
+        "Finished runs of a loop.",
+        [((x.name,), x.runs) for x in p.loops],
+        "loop",
+    )
+    yield _count(
+        "loop_failures",
+        "Failed runs of a loop.",
+        [((x.name,), x.failed) for x in p.loops],
+        "loop",
+    )
+    yield _gauge(
+        "loop_busy_seconds",
+        "Seconds since the current run of a loop began; 0 if the loop is idle.",
+        [((x.name,), x.busy) for x in p.loops],
+        "loop",
+    )
+    yield _gauge("errors", "Errors in the last run of every loop.", [((), p.errors)])
+    yield _count(
+        "sent_bytes",
+        "Bytes uploaded, failed attempts included.",
+        [((), p.sent_bytes)],
+    )
+    yield _gauge(
+        "queue_checkpoints", "Checkpoints that upload or wait for upload.", [((), p.queue)]
+    )
+    yield _gauge(
+        "queue_oldest_seconds",
+        "Seconds that the oldest checkpoint in the queue has waited.",
+        [((), p.oldest)],
+    )
+    yield _gauge(
+        "disk_free_bytes",
+        "Free bytes of an output directory's file system.",
+        [((d.path,), d.free) for d in p.disks],
+        "path",
+    )
+    yield _gauge(
+        "disk_size_bytes",
+        "Size in bytes of an output directory's file system.",
+        [((d.path,), d.total) for d in p.disks],
+        "path",
+    )
+    yield _gauge(
+        "spool_bytes",
+        "Bytes that only pins still hold: the trainer has deleted the files.",
+        [((d.path,), d.spool) for d in p.disks],
+        "path",
+    )
+    yield _gauge(
+        "spool_budget_bytes",
+        "Limit of spool_bytes (worker.spool_budget); 0: the free space decides.",
+        [((d.path,), d.budget) for d in p.disks],
+        "path",
+    )
+    jobs = Counter(job.kind for job in p.jobs)
+    yield _gauge(
+        "jobs",
+        "Running child processes.",
+        [((kind,), n) for kind, n in sorted(jobs.items())],
+        "kind",
+    )
+    yield _count(
+        "alerts_delivered",
+        "Alerts that a channel delivered.",
+        [((t.channel,), t.delivered) for t in p.channels],
+        "channel",
+    )
+    yield _count(
+        "alerts_failed",
+        "Alerts that a channel failed to deliver.",
+        [((t.channel,), t.failed) for t in p.channels],
+        "channel",
+    )
+
+
+def of_store(seen: Overview) -> Iterator[Metric]:
+    """Yield the metrics of a head.  Times are on the store's clock."""
+    yield _gauge(
+        "overview_timestamp_seconds",
+        "Unix time when the head read the store for the metrics below.",
+        [((), seen.at)],
+    )
+    alarms = Counter((a.kind, a.code, a.severity) for a in seen.alarms)
+    yield _gauge(
+        "alarms",
+        "Active alarms.",
+        [(key, n) for key, n in sorted(alarms.items())],
+        "kind",
+        "code",
+        "severity",
+    )
+    yield _gauge(
+        "unreadable_records", "Records that cannot be read.", [((), len(seen.catalogue.faults))]
+    )
+    room = seen.room
+    yield _gauge(
+        "store_free_bytes", "Free bytes (a store at a path).", [((), room.free)] if room else []
+    )
+    yield _gauge(
+        "store_size_bytes", "Size (a store at a path).", [((), room.total)] if room else []
+    )
+    states = Counter(n.state for n in seen.nodes)
+    yield _gauge(
+        "nodes",
+        "Nodes and heads that have ever written a heartbeat.",
+        [((state,), states[state]) for state in STATES],
+        "state",
+    )
+    nodes = sorted(seen.nodes, key=lambda n: -n.beat)[:MOST]
+    for name, (text, of_node) in _OF_NODES.items():
+        yield _gauge(name, text, [((n.name,), of_node(n)) for n in nodes], "node")
+    yield _gauge("runs", "Runs that have a checkpoint.", [((), len(seen.runs))])
+    runs = sorted(seen.runs, key=lambda r: -(r.newest.ended if r.newest else 0.0))[:MOST]
+    statuses = [
+        ((r.run, status.lower()), r.checkpoints.get(status, 0)) for r in runs for status in STATUSES
+    ]
+    yield _gauge("run_checkpoints", "Locations of a run by status.", statuses, "run", "state")
+    for name, (text, of_run) in _OF_RUNS.items():
+        yield _gauge(
+            name, text, [((r.run,), found) for r in runs if (found := of_run(r)) is not None], "run"
+        )
+
+
+_OF_NODES: Mapping[str, tuple[str, Callable[[Node], float]]] = {
+    "node_alive": (
+        "1 if the node's last heartbeat is recent, else 0.",
+        lambda n: n.state == "alive",
+    ),
+    "node_beat_timestamp_seconds": ("Unix time of the node's last heartbeat.", lambda n: n.beat),
+    "node_queue_checkpoints": (
+        "Checkpoints in the node's upload queue, by its last heartbeat.",
+        lambda n: len(n.queue),
+    ),
+    "node_errors": ("Errors of the node, by its last heartbeat.", lambda n: len(n.errors)),
+}
+"""One sample of each node."""
+_OF_RUNS: Mapping[str, tuple[str, Callable[[RunStatus], float | None]]] = {
+    "run_size_bytes": (
+        "Bytes of the run's checkpoints, without consolidated models.",
+        lambda r: r.size,
+    ),
+    "run_model_size_bytes": ("Bytes of the run's consolidated models.", lambda r: r.model_size),
+    "run_newest_timestamp_seconds": (
+        "Unix time of the newest checkpoint.",
+        lambda r: r.newest.ended if r.newest else None,
+    ),
+    "run_newest_step": (
+        "Step of the newest checkpoint.",
+        lambda r: r.newest.step if r.newest else None,
+    ),
+    "run_verified_timestamp_seconds": (
+        "Unix time of the newest verified checkpoint.",
+        lambda r: r.verified.ended if r.verified else None,
+    ),
+    "run_verified_step": (
+        "Step of the newest verified checkpoint.",
+        lambda r: r.verified.step if r.verified else None,
+    ),
+    "run_unverified_timestamp_seconds": (
+        "Unix time when the oldest complete but unverified checkpoint arrived.",
+        lambda r: r.unverified.arrived if r.unverified else None,
+    ),
+    "run_proven_timestamp_seconds": (
+        "Unix time of the oldest verification that still counts.",
+        lambda r: r.proven,
+    ),
+    "run_unopenable_models": (
+        "Consolidated models that lack their configuration.",
+        lambda r: len(r.unopenable),
+    ),
+    "run_interval_seconds": ("Median seconds between checkpoints.", lambda r: r.every),
+}
+"""One sample of each run, where it is known."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Fixed:
+    """A collector of metrics that are made already."""
+
+    metrics: Sequence[Metric]
+
+    def collect(self) -> Iterable[Metric]:
+        return self.metrics
+
+
+def _gauge(name: str, text: str, values: Values, *labels: str) -> Metric:
+    return _filled(GaugeMetricFamily(f"{PREFIX}{name}", text, labels=labels), values)
+
+
+def _count(name: str, text: str, values: Values, *labels: str) -> Metric:
+    """Return a counter; Prometheus shows its name with ``_total`` at the end."""
+    return _filled(CounterMetricFamily(f"{PREFIX}{name}", text, labels=labels), values)
+
+
+def _filled(made: GaugeMetricFamily | CounterMetricFamily, values: Values) -> Metric:
+    """Add samples with clean labels, each of them once.
+
+    Prometheus refuses all samples if two of them are the same.
+    """
+    for labels, value in {tuple(map(clean, given)): value for given, value in values}.items():
+        made.add_metric(labels, value)
+    return made

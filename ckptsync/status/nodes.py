@@ -1,0 +1,179 @@
+"""The nodes of a store, each by its last heartbeat.
+
+Their files are read again where they have changed.
+
+Times are seconds on the store's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ckptsync.errors import Corrupt, NotFound
+from ckptsync.safe_names import RECORDS
+from ckptsync.status.heartbeat import (
+    FACTS,
+    LIMIT,
+    Disk,
+    Facts,
+    Heartbeat,
+    RunningJob,
+    Train,
+    decode,
+    store_now,
+)
+from ckptsync.stores.contract import Entry, Store, read_all
+
+State = Literal["alive", "silent", "stopped", "unreadable"]
+STATES: tuple[State, ...] = ("alive", "silent", "stopped", "unreadable")
+SILENT = 4  # periods without a beat
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFile:
+    """A file of ``.ckptsync/nodes``: its entry, and what is in it, or why it cannot be read."""
+
+    entry: Entry
+    content: Heartbeat | Facts | Corrupt
+
+    @property
+    def name(self) -> str:
+        """Return the node's id, with ``~head`` where a head without a worker wrote it."""
+        return self.entry.name.rpartition("/")[2].removesuffix(FACTS).removesuffix(".json")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFiles:
+    """The files of all nodes, by name."""
+
+    files: Mapping[str, NodeFile] = field(default_factory=dict)
+
+    @property
+    def hearts(self) -> tuple[NodeFile, ...]:
+        """Return all heartbeats, sorted by the names of their files."""
+        found = sorted(self.files.items())
+        return tuple(known for name, known in found if not name.endswith(FACTS))
+
+    @property
+    def facts(self) -> dict[str, Facts | Corrupt]:
+        """Return all facts, or why they cannot be read, by `NodeFile.name`."""
+        found = (known for name, known in sorted(self.files.items()) if name.endswith(FACTS))
+        return {k.name: k.content for k in found if not isinstance(k.content, Heartbeat)}
+
+    def now(self, machine: str, clock: float) -> float:
+        """Return the time on the store's clock, from this machine's ``clock``.
+
+        It is never before the newest heartbeat.
+        """
+        known = [(k.entry, k.content) for k in self.hearts if isinstance(k.content, Heartbeat)]
+        newest = max((entry.mtime for entry, _ in known), default=0.0)
+        return max(store_now(known, machine, clock), newest)
+
+
+Each = Callable[[Callable[[Entry], NodeFile | None], Iterable[Entry]], Iterable[NodeFile | None]]
+"""As `map`; a caller with threads gives its pool's, since a distant store is waited for."""
+
+
+def read_nodes(store: Store, before: NodeFiles | None = None, each: Each = map) -> NodeFiles:
+    """Return the files of all nodes; raise StoreError.
+
+    ``before``: what has not changed is not read again.
+    """
+    last = before.files if before else {}
+    entries = [e for e in store.names(f"{RECORDS}/nodes/") if e.name.endswith(".json")]
+    same = {e.name: last[e.name] for e in entries if e.name in last and last[e.name].entry == e}
+
+    def read(entry: Entry) -> NodeFile | None:
+        try:
+            return NodeFile(entry, decode(entry.name, read_all(store, entry.name, LIMIT)))
+        except Corrupt as e:
+            return NodeFile(entry, e)
+        except NotFound:
+            return None  # deleted since it was listed
+
+    new = each(read, [e for e in entries if e.name not in same])
+    return NodeFiles(same | {known.entry.name: known for known in new if known})
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """``name`` is the node's id, with ``~head`` for a head without a worker.
+
+    ``beat``: when it beat last.
+
+    ``age``: seconds since then; what follows was so then. ``oldest``: seconds for which the first
+    of the ``queue`` had waited, ``rate``: bytes a second over a minute, ``sent_bytes``: since its
+    start. ``verifies``: seconds within which it reads every byte of the store again, 0 if it does
+    not. ``lacks``: record of damage → what of it this node cannot send again. ``clock_offset``: its
+    clock minus the store's, in seconds, None where it was not measured. ``trains``: run → its
+    newest training.
+    """
+
+    name: str
+    node: str
+    roles: tuple[str, ...]
+    state: State
+    beat: float
+    age: float
+    version: str = ""
+    host: str = ""
+    queue: tuple[str, ...] = ()
+    oldest: float = 0.0
+    rate: float = 0.0
+    sent_bytes: int = 0
+    jobs: tuple[RunningJob, ...] = ()
+    verifies: float = 0.0
+    disk: tuple[Disk, ...] = ()
+    watch: Mapping[str, str] = field(default_factory=dict)
+    errors: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    lacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    clock_offset: float | None = None
+    trains: Mapping[str, Train] = field(default_factory=dict)
+
+
+_COPIED = (
+    "queue",
+    "oldest",
+    "rate",
+    "sent_bytes",
+    "jobs",
+    "verifies",
+    "disk",
+    "watch",
+    "errors",
+    "lacks",
+)
+
+
+def list_nodes(files: NodeFiles, now: float) -> tuple[Node, ...]:
+    """Return every node that has ever beaten, by name."""
+    all_facts = files.facts
+    return tuple(_node(known, all_facts.get(known.name), now) for known in files.hearts)
+
+
+def _node(known: NodeFile, facts: Facts | Corrupt | None, now: float) -> Node:
+    """Return one node, from its heartbeat and its facts; a note says if those cannot be read."""
+    heart, beat = known.content, known.entry.mtime
+    age = max(0.0, now - beat)
+    if not isinstance(heart, Heartbeat):
+        return Node(known.name, known.name, (), "unreadable", beat, age, errors=(str(heart),))
+    state: State = "silent" if age > SILENT * heart.period else "alive"
+    found = facts if isinstance(facts, Facts) else None
+    offset = found.clock_offset if found else None
+    return Node(
+        name=known.name,
+        node=heart.node,
+        roles=heart.roles,
+        state="stopped" if heart.stopped else state,
+        beat=beat,
+        age=age,
+        version=heart.version,
+        host=found.host if found else "",
+        clock_offset=None if offset is None else offset / 1e9,
+        trains=found.trains if found else {},
+        notes=(*heart.notes, str(facts)) if isinstance(facts, Corrupt) else heart.notes,
+        **{key: getattr(heart, key) for key in _COPIED},
+    )

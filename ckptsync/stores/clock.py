@@ -1,0 +1,61 @@
+"""The store's own clock, learnt from the times that it gives to files.
+
+And how late it shows what others wrote.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from ckptsync.stores.contract import About, Store
+
+DAY = 86400.0
+
+
+def wait_until_visible(store: Store, wait: Callable[[float], object] = time.sleep) -> None:
+    """Wait until everything that other machines have written by now is seen here (`Store.late`)."""
+    wait(store.late)
+
+
+def store_time(store: Store, name: str) -> float:
+    """Write a small file; return the time on the store's clock, seconds since the epoch.
+
+    Raises StoreError.
+    """
+    store.write(name, [b"now\n"])
+    return _time_of(store, name) or 0.0
+
+
+def measure_offset(store: Store, name: str, farthest: float = DAY) -> int:
+    """Write a small file; return this machine's clock minus the store's in ns. Raises StoreError.
+
+    0 where that is within the error of measuring it, or cannot be told now: where a listing still
+    shows the time of the last measurement, it is late (or that was within the same second). One
+    ``name`` for each node, written over each time: nothing needs to be deleted.
+    """
+    last = _time_of(store, name)
+    before = time.time()
+    store.write(name, [b"?"], About(1))
+    after = time.time()
+    found = _time_of(store, name)
+    return 0 if found is None or found == last else offset_of(before, after, found, farthest)
+
+
+def offset_of(before: float, after: float, found: float, farthest: float = DAY) -> int:
+    """Return this machine's clock minus the store's in ns, by the time of one file.
+
+    ``before``, ``after``: our clock before and after the file was written, in seconds.
+    ``found``: its time in the store; one without a fraction was cut to the second. A store that is
+    ``farthest`` off has no clock.
+    """
+    grain = 1.0 if found == int(found) else 0.0
+    offset = (before + after) / 2 - (found + grain / 2)
+    error = (after - before) / 2 + grain / 2 + 0.02  # file systems tick by 4 ms, some by 10
+    return 0 if abs(offset) <= error or abs(offset) > farthest else int(offset * 100) * 10**7
+
+
+def _time_of(store: Store, name: str) -> float | None:
+    return next(
+        (e.mtime for e in store.names(f"{name.rpartition('/')[0]}/") if e.name == name), None
+    )

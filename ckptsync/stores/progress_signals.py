@@ -1,0 +1,88 @@
+"""Signs that the transfers of this process move, and that the process is about to end.
+
+Signs of life tell a slow network, or a store that is tried again, from a thread that hangs for
+ever: the kernel counts no bytes of sockets for a process, and under a small bandwidth few move.
+Once a shutdown was announced, nothing is tried again, so that threads which wait for a store end
+soon.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar, copy_context
+from functools import partial
+from typing import TypeVar
+
+from ckptsync.errors import Transient
+
+R = TypeVar("R")
+
+LEAST = (
+    64 << 10
+    # bytes of a request that is a sign: a heartbeat's few hundred are none, as it beats while all
+    # else hangs
+)
+_lock = threading.Lock()
+_signs: dict[str, int] = {}
+_owner: ContextVar[str] = ContextVar("owner", default="")
+_is_shutting_down = False  # a plain flag, since signal handlers may take no lock
+
+
+def sign() -> None:
+    """Say that something moved, or failed and is tried again."""
+    with _lock:
+        _signs[_owner.get()] = _signs.get(_owner.get(), 0) + 1
+
+
+def signs() -> int:
+    """Return how many signs there have been."""
+    with _lock:
+        return sum(_signs.values())
+
+
+def signs_of(owner: str) -> int:
+    """Return how many signs there have been within `of`."""
+    with _lock:
+        return _signs.get(owner, 0)
+
+
+@contextmanager
+def of(owner: str) -> Iterator[None]:
+    """Count the signs that are given within for ``owner``, too."""
+    before = _owner.set(owner)
+    try:
+        yield
+    finally:
+        _owner.reset(before)
+
+
+def carried(work: Callable[..., R]) -> Callable[..., R]:
+    """Wrap ``work`` so that its activity counts for this thread's owner in another thread."""
+    return partial(copy_context().run, work)
+
+
+def announce_shutdown() -> None:
+    """Announce that the process ends: stop retries, and stop reading files to their end."""
+    global _is_shutting_down  # noqa: PLW0603 - of the whole process
+    _is_shutting_down = True
+
+
+def clear_shutdown() -> None:
+    """The process goes on: another command begins."""
+    global _is_shutting_down  # noqa: PLW0603 - of the whole process
+    _is_shutting_down = False
+
+
+def is_shutting_down() -> bool:
+    """Return whether a shutdown was announced."""
+    return _is_shutting_down
+
+
+def check_shutdown(name: str) -> None:
+    """Raise Transient if a shutdown was announced; ``name`` is what is not read to its end then."""
+    if _is_shutting_down:
+        raise Transient(
+            f"{name}: not read, the process is about to end", hint="the next start continues"
+        )

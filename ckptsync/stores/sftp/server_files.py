@@ -1,0 +1,478 @@
+"""Files and directories below a store's directory on an SFTP server, and the sessions.
+
+No link is followed, neither at a name's end nor on the way.  SFTP has no way to open a file so,
+therefore each component is looked at first: that keeps out links that stand there, not somebody who
+puts one there in between, who could write to the store anyway.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TypeVar
+
+from ckptsync.errors import ConfigError, NotFound, StoreError, Transient
+from ckptsync.safe_names import STORE_FILE
+from ckptsync.stores.limits import Limits
+from ckptsync.stores.oserrors import HINTS
+from ckptsync.stores.retry import Persistence
+from ckptsync.stores.sftp.connection import Address, last_lines
+from ckptsync.stores.sftp.protocol import (
+    FSYNC,
+    Attributes,
+    Code,
+    Flag,
+    Malformed,
+    PacketType,
+    Reply,
+    Request,
+    Session,
+    StatusError,
+    fsync_request,
+    text,
+)
+
+T = TypeVar("T")
+STATVFS = "statvfs@openssh.com"
+SEEN_S = 30.0  # for so long a name that was a regular file is taken for one by readers
+_MOST_SEEN = 10_000
+_READ_ONLY = 0x1
+_LITTLE_SPACE = 1 << 20  # bytes: a disk with less is full
+_TRIES = 8  # to make a directory that others delete meanwhile
+_REASONS: dict[int, str] = {
+    Code.PERMISSION_DENIED: "permission denied",
+    Code.NO_SUCH_FILE: "no such file or directory",
+    Code.FAILURE: "the server failed and gives no reason",
+    Code.BAD_MESSAGE: "the server does not take this request",
+    Code.OP_UNSUPPORTED: "the server cannot do this",
+}
+# what servers say in words besides the code
+_PLAIN = {"failure", "permission denied", "no such file", "bad message", "operation unsupported"}
+_PARENTS_SESSIONS: list[
+    Session
+] = []  # of the process that we are a fork of: to end them here would end them there
+
+
+class Sessions:
+    """Sessions that threads share, opened when needed and kept.
+
+    There are at most ``limits.threads`` for uploads, and one more.
+
+    The only place of this store that tries again.
+    """
+
+    def __init__(self, address: Address, limits: Limits) -> None:
+        self.address, self._limits = address, limits
+        self._persistence = Persistence(limits.patience)
+        self._turns = threading.Semaphore(max(1, limits.threads) + 1)
+        self._idle: list[Session] = []
+        self._lock = threading.Lock()
+        self._process = os.getpid()
+        weakref.finalize(self, _close, self._idle)
+
+    def on(self, step: Callable[[Session], T]) -> T:
+        """Return what ``step`` returns.
+
+        It is called again, with another session, while it raises Transient: twice must be as good
+        as once.
+        """
+        return self._persistence.call(lambda: self.once(step))
+
+    def once(self, step: Callable[[Session], T]) -> T:
+        """Return what ``step`` returns, called a single time.
+
+        Raises Refused as it does; a Malformed answer is a StoreError.
+        """
+        with self._turns:
+            session = self._take()
+            try:
+                return step(session)
+            except Malformed as e:
+                raise self._no_sftp(session.rejected(e)) from e
+            finally:
+                self._put_back(session)
+
+    def close(self) -> None:
+        """End the sessions that nobody uses."""
+        with self._lock:
+            _close(self._idle)
+
+    def _take(self) -> Session:
+        with self._lock:
+            if self._process != os.getpid():
+                self._process = os.getpid()
+                _PARENTS_SESSIONS.extend(self._idle)
+                self._idle.clear()
+            while self._idle:
+                session = self._idle.pop()
+                if session.is_usable:
+                    return session
+                session.close()
+        try:
+            return Session(self.address, self._limits)
+        except Malformed as e:
+            user = self.address.user or "this user"
+            raise self._no_sftp(
+                e,
+                f"does something that {user} logs in with print text? Look also for a ForceCommand",
+            ) from e
+
+    def _put_back(self, session: Session) -> None:
+        if session.is_usable:
+            with self._lock:
+                self._idle.append(session)
+        else:
+            session.close()
+
+    def _no_sftp(self, e: Malformed, hint: str = "") -> StoreError:
+        return StoreError(f"{self.address.url}: the answer is no SFTP: {e}", hint=hint)
+
+
+def _close(sessions: list[Session]) -> None:
+    while sessions:
+        sessions.pop().close()
+
+
+class ServerFiles:
+    """Files below ``address.path``, which must exist.
+
+    A file system that is not mounted is not an empty store.
+    """
+
+    def __init__(self, sessions: Sessions) -> None:
+        self.sessions, self.address = sessions, sessions.address
+        self._root = self.address.path.rstrip("/")
+        self._seen: dict[str, float] = {}  # regular files, and when they were seen
+        self._made: set[str] = set()  # directories that are there, with durable names
+        self._store_file = 0
+        self._syncs_directories: bool | None = None
+
+    def path(self, name: str = "") -> bytes:
+        """Return a name's path on the server."""
+        return (f"{self._root}/{name}" if name else self._root or "/").encode(
+            "utf-8", "surrogateescape"
+        )
+
+    def shown(self, name: str) -> str:
+        """Return a name's host and path, for messages."""
+        return f"{self.address.host}:{self.path(name).decode('utf-8', 'backslashreplace')}"
+
+    def on(self, name: str, step: Callable[[Session], T], needed: int = 0) -> T:
+        """Return what ``step`` returns, as `Sessions.on`; raise StoreError on a refusal.
+
+        The error is about ``name``: NotFound where something is missing.
+
+        ``needed``: bytes that the step writes, to tell a full disk.
+        """
+        try:
+            return self.sessions.on(step)
+        except StatusError as e:
+            raise self.refusal(name, e, needed) from e
+
+    # Looking
+
+    def find(self, name: str) -> Attributes | None:
+        """Return the attributes of a regular file that is reached over no link, else None."""
+        *parents, last = self.sessions.on(lambda s: self.lstat(s, [*_parents(name), name]))
+        if last is None or not last.is_file or not all(p and p.is_directory for p in parents):
+            return None
+        if len(self._seen) >= _MOST_SEEN:
+            self._seen.clear()
+        self._seen[name] = time.monotonic()
+        return last
+
+    def lstat(self, session: Session, names: Sequence[str]) -> list[Attributes | None]:
+        """Return what each name is, in one round trip; None where there is nothing."""
+        replies = session.ask(*(Request(PacketType.LSTAT, text(self.path(name))) for name in names))
+        return [self._attributes(reply, name) for reply, name in zip(replies, names, strict=True)]
+
+    def is_directory(self, prefix: str) -> bool:
+        """Return whether a prefix ("" or ending in "/") is a directory, reached over no link."""
+        found = self.sessions.on(lambda s: self.lstat(s, _parents(prefix)))
+        return all(each and each.is_directory for each in found)
+
+    def read_into(self, name: str, start: int, out: memoryview) -> int:
+        """Fill ``out``; return the number of bytes read.  Raises NotFound.
+
+        They are fewer than ``out`` holds only if the file ends before.
+        """
+        is_seen = time.monotonic() - self._seen.get(name, -SEEN_S) < SEEN_S
+        if not is_seen and self.find(name) is None:
+            raise self.not_found(name)
+        view = out.cast("B") if out.nbytes else out
+
+        def read(session: Session) -> int:
+            with opened(session, self.path(name), Flag.READ) as handle:
+                return session.read_into(handle, start, view)
+
+        try:
+            return self.on(name, read)
+        except StoreError as e:
+            self.forget(name)
+            raise (self.not_found(name) if isinstance(e, NotFound) else e) from e
+
+    def forget(self, name: str) -> None:
+        """Look at the file again before it is read next."""
+        self._seen.pop(name, None)
+
+    def not_found(self, name: str) -> NotFound:
+        """Return the error for a missing name.
+
+        Raise StoreError where the store itself is missing.
+        """
+        self.check_root()
+        return NotFound(f"{name}: not in {self.address.url}")
+
+    def check_root(self) -> None:
+        """Raise StoreError if the store's directory is missing, or is another one than before.
+
+        A disk that is not mounted is not an empty store.
+        """
+        root, store_file = self.sessions.on(
+            lambda s: (self._stat(s, self.path()), self.lstat(s, [STORE_FILE])[0])
+        )
+        mounted = f"mount the file system on {self.address.host}"
+        if root is None or not root.is_directory:
+            raise StoreError(
+                f"{self.address.url}: no such directory",
+                hint=f"check the path, and {mounted}; the first worker or push makes a store",
+            )
+        written = store_file.mtime if store_file and store_file.is_file else 0
+        if self._store_file and written != self._store_file:
+            raise StoreError(
+                f"{self.address.url}: not the store that was opened",
+                hint=f"{mounted}, then start again",
+            )
+        self._store_file = written
+
+    def has_root(self) -> bool:
+        """Return whether the store's directory is there."""
+        return self._is_directory(self.path())
+
+    def missing_parent(self) -> str:
+        """Return the directory above the store's if that is missing, else ""."""
+        parent = self._root.rpartition("/")[0] or "/"
+        if self._is_directory(parent.encode("utf-8", "surrogateescape")):
+            return ""
+        return f"{parent} on {self.address.host}"
+
+    def _is_directory(self, path: bytes) -> bool:
+        found = self.sessions.on(lambda s: self._stat(s, path))
+        return found is not None and found.is_directory
+
+    def _stat(self, session: Session, path: bytes) -> Attributes | None:
+        """Return what a path is; it may be a link, since the operator named it."""
+        return self._attributes(session.ask(Request(PacketType.STAT, text(path)))[0])
+
+    def _attributes(self, reply: Reply, name: str = "") -> Attributes | None:
+        try:
+            return reply.fields(PacketType.ATTRS).attributes()
+        except StatusError as e:
+            if e.code != Code.NO_SUCH_FILE:
+                raise self.refusal(name, e) from e
+            return None
+
+    # Changing
+
+    def make_root(self) -> None:
+        """Make the store's directory, and those above it that are missing, durably.
+
+        Raise ConfigError.
+        """
+        parts = self._root.encode("utf-8", "surrogateescape").split(b"/")
+        try:
+            for n in range(2, len(parts) + 1):
+                self.on("", partial(_make_root, b"/".join(parts[:n])))
+        except StoreError as e:
+            if isinstance(e, Transient):
+                raise
+            raise ConfigError(
+                f"{self.address.url}: no store can be made here: {e}", hint=e.hint
+            ) from e
+        if not self.has_root():
+            raise ConfigError(
+                f"{self.address.url}: no store can be made here: not a directory",
+                hint="check the path",
+            )
+
+    def make_directories(self, directory: str) -> None:
+        """Make a directory ("" is the root, which must exist) and those above it, durably."""
+        self.in_directory(directory, lambda _: None)
+
+    def in_directory(
+        self, directory: str, step: Callable[[Session], T], name: str = "", needed: int = 0
+    ) -> T:
+        """Return what ``step`` returns, in a directory that is made if it is missing.
+
+        Raises StoreError, as `on`.
+        """
+        for _ in range(_TRIES):
+            with contextlib.suppress(NotFound):
+                self._make_directories(directory)
+                return self.on(name, step, needed)
+            self._made.clear()
+        raise StoreError(
+            f"{self.shown(directory)}: others deleted it {_TRIES} times while it was made"
+        )
+
+    def _make_directories(self, directory: str) -> None:
+        """Raise NotFound where a directory above vanishes meanwhile."""
+        if directory in self._made:
+            return
+        if not directory:
+            self.check_root()
+        else:
+            parent = directory.rpartition("/")[0]
+            self._make_directories(parent)
+
+            def make(session: Session) -> None:
+                _make_directory(session, self.path(directory))
+                found = self.lstat(session, [directory])[0]
+                if not found or not found.is_directory:
+                    raise StoreError(
+                        f"{self.shown(directory)}: not a directory",
+                        hint="a file or a link stands where a directory should be",
+                    )
+
+            self.on(directory, make, _LITTLE_SPACE)
+            # also where another writer made it a moment ago: it may be killed before that is
+            # durable
+            self.sync_directory(parent)
+        self._made.add(directory)
+
+    def sync_directory(self, directory: str) -> None:
+        """Make the names in a directory durable, where the server can.
+
+        OpenSSH's server opens a directory like a file, and writes it to its disk.
+        """
+        if self.syncs_directories():
+            self.on(directory, lambda s: _sync(s, self.path(directory)))
+
+    def syncs_directories(self) -> bool:
+        """Return whether the server can sync directories; tried once, on the store's own."""
+        if self._syncs_directories is None:
+            try:
+                self.sessions.on(lambda s: _sync(s, self.path()))
+                self._syncs_directories = True
+            except StatusError:
+                self._syncs_directories = False
+        return self._syncs_directories
+
+    def remove(self, name: str) -> None:
+        """Remove a file, if it is there."""
+        self.forget(name)
+        with contextlib.suppress(NotFound):
+            self.on(name, lambda s: s.call(PacketType.REMOVE, self.path(name)))
+
+    def remove_empty(self, directory: str) -> bool:
+        """Remove a directory; return False where it has to stay: not empty, or not ours."""
+        self._made.clear()
+        try:
+            self.sessions.on(lambda s: s.call(PacketType.RMDIR, self.path(directory)))
+        except StatusError:
+            return False
+        return True
+
+    def refusal(self, name: str, e: StatusError, needed: int = 0) -> StoreError:
+        """Return the StoreError for a refused request.
+
+        Version 3 of the protocol calls a full disk FAILURE, as everything else: if ``needed`` bytes
+        were to be written, the server is asked for its free space (OpenSSH's PROTOCOL, 3.4).
+        """
+        host, shown = self.address.host, self.shown(name)
+        if e.code == Code.FAILURE and needed:
+            with contextlib.suppress(StatusError, StoreError):
+                code = self.sessions.once(
+                    lambda s: _disk_error(s, self.path(), max(needed, _LITTLE_SPACE))
+                )
+                if code:
+                    return StoreError(f"{shown}: {os.strerror(code).lower()}", hint=HINTS[code])
+        words = last_lines(e.text)
+        said = f" ({words})" if words and words.lower().rstrip(".") not in _PLAIN else ""
+        error = f"{shown}: {_REASONS.get(e.code, 'refused')}{said}"
+        if e.code in (Code.NO_CONNECTION, Code.CONNECTION_LOST):
+            return Transient(error)
+        if e.code == Code.NO_SUCH_FILE:
+            return NotFound(error)
+        hint = f"look at {host}: its disk, its quota, its log" if e.code == Code.FAILURE else ""
+        if e.code == Code.PERMISSION_DENIED:
+            user = self.address.user or "this user"
+            hint = f"{user} needs to read, write and search the store's directories on {host}"
+        return StoreError(error, hint=hint)
+
+
+@contextlib.contextmanager
+def opened(session: Session, path: bytes, flags: int) -> Iterator[bytes]:
+    """Open a file, and close it, where the session can still be used.  Raises Refused."""
+    handle = session.open(path, flags)
+    try:
+        yield handle
+    finally:
+        if session.is_usable:
+            session.close_file(handle)
+
+
+def _exists(session: Session, path: bytes) -> bool:
+    try:
+        session.call(PacketType.LSTAT, path, PacketType.ATTRS)
+    except StatusError as e:
+        if e.code != Code.NO_SUCH_FILE:
+            raise
+        return False
+    return True
+
+
+def _make_directory(session: Session, path: bytes) -> None:
+    """Make a directory, or find something of that name."""
+    try:
+        session.answer(Request(PacketType.MKDIR, text(path) + bytes(4)))
+    except StatusError:
+        if not _exists(session, path):
+            raise
+
+
+def _make_root(path: bytes, session: Session) -> None:
+    """Make a directory that is missing, and make its name durable where we can.
+
+    Some servers refuse to sync the directory above; the name is then not durable.
+    """
+    if not _exists(session, path):
+        _make_directory(session, path)
+        with contextlib.suppress(StatusError):
+            _sync(session, path.rpartition(b"/")[0] or b"/")
+
+
+def _sync(session: Session, directory: bytes) -> None:
+    if FSYNC not in session.extensions:
+        raise StatusError(Code.OP_UNSUPPORTED)
+    with opened(session, directory, Flag.READ) as handle:
+        session.answer(fsync_request(handle))
+
+
+def _disk_error(session: Session, path: bytes, needed: int) -> int:
+    """Return EROFS or ENOSPC if the server's disk cannot take ``needed`` bytes, else 0.
+
+    EROFS: the disk is read-only. ENOSPC: there is no room, or no inode is free.
+    """
+    if STATVFS not in session.extensions:
+        return 0
+    fields = session.answer(
+        Request(PacketType.EXTENDED, text(STATVFS.encode()) + text(path)), PacketType.EXTENDED_REPLY
+    )
+    _, fragment, _, _, available, inodes, _, free_inodes, _, flags = (
+        fields.u64() for _ in range(10)
+    )
+    if flags & _READ_ONLY:
+        return errno.EROFS
+    return errno.ENOSPC if available * fragment < needed or (inodes > 0 and free_inodes == 0) else 0
+
+
+def _parents(name: str) -> list[str]:
+    """Return the directories that a name is in; of a prefix, itself among them."""
+    return [name[:at] for at, c in enumerate(name) if c == "/"]

@@ -1,0 +1,173 @@
+"""The nouns that formats and merging share: where bytes are, and what they mean.
+
+Shapes and offsets count elements; starts and sizes count bytes.  A dtype is safetensors' name for
+it (``F32``, ``BF16``, ``F8_E4M3``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+from ckptsync.errors import Corrupt, Incomplete
+from ckptsync.typed_json import Count
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Extent:
+    """``size`` bytes of ``file`` from ``start``.  The only way this code says *where*."""
+
+    file: str
+    start: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Checksum:
+    """What the source's own container says of a run of bytes: the CRC32 of all of ``extent``."""
+
+    extent: Extent
+    crc32: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A box of a tensor, and the bytes that hold it.
+
+    ``strides`` (in elements) are those of the stored box; ``None`` is row-major, the usual case.
+    ``checksum`` is of the record that ``extent`` lies in, where there is one.  ``replicas``: the
+    same box as other ranks stored it, which must have the same bytes.
+    """
+
+    offsets: Shape
+    sizes: Shape
+    extent: Extent
+    strides: Shape | None = None
+    checksum: Checksum | None = None
+    replicas: tuple[Part, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """One stored copy of a tensor: boxes that tile ``grid``, each element once.
+
+    ``grid`` is the tensor's shape, or ``(numel,)`` where a framework cuts the flattened tensor.
+    ``absent`` names a file that holds some of it and is not here: such a copy has no parts.
+    ``doubt`` says why the parts' replicas may be none: then equal bytes are the only proof that the
+    tensor is whole.
+    """
+
+    dtype: str
+    grid: Shape
+    parts: tuple[Part, ...]
+    absent: str = ""
+    doubt: str = ""
+
+    def stored(self) -> Iterator[Part]:
+        """Yield every part, each followed by its replicas."""
+        for part in self.parts:
+            yield part
+            yield from part.replicas
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A named tensor, in the dtype that the model itself has, and its stored copies.
+
+    ``tied`` names the tensor whose bytes this one shares, where the framework says so.  ``remark``
+    is for whoever merges it: equal ones are said once.  Each copy is the most precise one, rounded
+    to its own dtype, unless ``unlike`` says why it need not be.
+    """
+
+    name: str
+    dtype: str
+    shape: Shape
+    copies: tuple[Copy, ...]
+    tied: str | None = None
+    remark: str = ""
+    unlike: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Demands:
+    """Files that a layout's own metadata demands, with their sizes (``None`` if unknown).
+
+    ``model``: what consolidation needs; empty means that nothing here says what a whole model is.
+    ``resume``: what else a resumed training needs.  ``world``: how many ranks wrote, where known.
+    """
+
+    model: dict[str, Count | None] = field(default_factory=dict)
+    resume: dict[str, Count | None] = field(default_factory=dict)
+    world: Count | None = None
+
+
+class Files(Protocol):
+    """The files of one checkpoint under their relative POSIX names: all that a layout may look at.
+
+    Names were checked at the door (`ckptsync.safe_names.checked_path`).
+    """
+
+    def sizes(self) -> Mapping[str, int]:
+        """Every file's size in bytes."""
+        ...
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        """Fill ``out`` from ``start``; raises Incomplete (no such file) or Corrupt (too short)."""
+        ...
+
+
+@runtime_checkable
+class Expecting(Protocol):
+    """Files that can make use of knowing what will be read, since each read takes its time."""
+
+    def expect(self, extents: Iterable[Extent]) -> None:
+        """Announce the extents that will be read next, in about this order."""
+        ...
+
+
+def expect(files: Files, extents: Iterable[Extent]) -> None:
+    """Say what will be read next; to files that lie near by it makes no difference."""
+    if isinstance(files, Expecting):
+        files.expect(extents)
+
+
+class FilesWrapper:
+    """Delegate to other files; a subclass defines only the methods that it changes."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+
+    def sizes(self) -> Mapping[str, int]:
+        """See `Files`."""
+        return self._files.sizes()
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        """See `Files`."""
+        self._files.read_into(name, start, out)
+
+    def expect(self, extents: Iterable[Extent]) -> None:
+        """See `Expecting`."""
+        expect(self._files, extents)
+
+
+def read(files: Files, extent: Extent) -> bytes:
+    """The bytes of one extent, for small things: headers, pickles, indexes."""
+    out = bytearray(extent.size)
+    files.read_into(extent.file, extent.start, memoryview(out))
+    return bytes(out)
+
+
+def read_whole(files: Files, name: str, limit: int = 64 << 20) -> bytes:
+    """Return all bytes of a small file.
+
+    Raises Incomplete if it does not exist, Corrupt if it has more than ``limit`` bytes.
+    """
+    size = files.sizes().get(name)
+    if size is None:
+        raise Incomplete(f"{name}: not found")
+    if size > limit:
+        raise Corrupt(f"{name}: {size} bytes, at most {limit} expected")
+    return read(files, Extent(name, 0, size))

@@ -1,0 +1,357 @@
+"""Verify what a user names or the schedule says is due: a store, run, location or directory.
+
+`resolve_target` says what a URL means.  `verify_location` compares a location with its records;
+`verify_directory` a directory with its own metadata, with the CRC32s of torch's archives, and with
+a baseline if there is one.  Reports on a location are written to its store, so that `ls`, `status`,
+`repair` and workers act on them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+
+from ckptsync.catalogue.uncached import StoreState, not_found, read_location, read_state
+from ckptsync.errors import Corrupt, Incomplete, Unsupported
+from ckptsync.layouts import registry
+from ckptsync.records.io import Fault
+from ckptsync.records.locations import LocationState, unanswered_findings
+from ckptsync.records.names import CONSOLIDATED, checkpoint_of, consolidated_prefix
+from ckptsync.records.report import Level, Report, VerifyFinding
+from ckptsync.safe_names import RECORDS
+from ckptsync.stores import open_files
+from ckptsync.stores.clock import wait_until_visible
+from ckptsync.stores.contract import Store
+from ckptsync.stores.file_trees import FileTree, StoreFiles
+from ckptsync.stores.open_files import PathOrUrl
+from ckptsync.stores.opening import Access, is_store, open_store
+from ckptsync.stores.urls import Remote, located
+from ckptsync.verify.expected import (
+    ExpectedFile,
+    check_records,
+    check_sizes,
+    directory_file,
+    directory_files,
+    expected_files,
+    note_gaps,
+    note_unnamed,
+)
+from ckptsync.verify.level_digest import Sample, digest_file
+from ckptsync.verify.level_load import require
+from ckptsync.verify.level_parse import (
+    INCOMPLETE,
+    UNPARSED,
+    reached_level,
+)
+from ckptsync.verify.levels import LevelChecks
+from ckptsync.verify.reading import CountedSource, Progress, TrackedFiles, no_progress
+from ckptsync.verify.write_reports import is_news, verdict, worst_first, write_report
+
+NO_DIGESTS = "nothing recorded the digests of these files, so damage to values would not be seen"
+_THREADS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyOptions:
+    """How to verify.  ``now`` is the time that reports show; ``baseline`` is of a directory.
+
+    With a ``sample`` no more is claimed than level stat, unless there is damage.
+    """
+
+    level: Level
+    now: float = 0.0
+    sample: Sample | None = None
+    baseline: tuple[ExpectedFile, ...] | None = None
+    progress: Progress = no_progress
+    wait: Callable[[float], object] = time.sleep
+
+
+@dataclass(frozen=True, slots=True)
+class InStore:
+    """A store, and what of it was named: everything, a run, or a location of a run."""
+
+    store: Store
+    run: str = ""
+    location: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PlainDirectory:
+    """A directory outside every store."""
+
+    source: PathOrUrl
+    access: Access = field(default_factory=Access, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What was found of one location, and its report; ``news`` is None if the store has that."""
+
+    report: Report
+    news: Report | None = None
+
+
+def resolve_target(url: str, access: Access | None = None) -> InStore | PlainDirectory:
+    """Return what a URL means: a store, a directory inside one, or any other directory.
+
+    Inside a store, the files of a consolidated model, and the records, mean their location.
+    """
+    source, access = located(url), access or Access()
+    if isinstance(source, Remote):
+        above = open_files.store_above(source, access)
+        if above is None:
+            return PlainDirectory(source, access)
+        store = open_store(above.url, access.options_of(above), access.limits)
+        parts = open_files.path(source).relative_to(open_files.path(above)).parts
+    else:
+        root = next((root for root in (source, *source.parents) if is_store(str(root))), None)
+        if root is None:
+            return PlainDirectory(source, access)
+        store, parts = open_store(str(root), limits=access.limits), source.relative_to(root).parts
+    if len(parts) > 1 and parts[1] in (CONSOLIDATED, RECORDS):
+        parts = (parts[0], *parts[2:])
+    return InStore(store, *parts[:2])
+
+
+def verify(where: InStore | PlainDirectory, options: VerifyOptions) -> Iterator[Verified]:
+    """Verify each location; yield each as it is done.  The caller writes the news (`write_report`).
+
+    Raises ConfigError if nothing is there, and Unsupported, after all the others, for a location
+    with records that a newer program wrote.
+    """
+    if isinstance(where, PlainDirectory):
+        files, name = (
+            open_files.tree(where.source, where.access),
+            open_files.path(where.source).name,
+        )
+        yield Verified(verify_directory(files, name, options))
+        return
+    run, location = where.run, where.location
+    found = read_location(where.store, run, location) if location else read_state(where.store, run)
+    named = {(s.run, s.location) for s in found.locations}
+    named |= {(f.run, f.location) for f in found.faults}
+    if run and not named:
+        raise not_found(where.store, run, location)
+    newer = {one: found.newer(*one) for one in sorted(named)}
+    for one in (one for one, error in newer.items() if error is None):
+        report, is_judged = _verify_readable(where.store, found, *one, options)
+        seen = found.of(*one)
+        news = report
+        if seen and options.sample and report.verdict == "damaged":
+            # A sample knows nothing of the files that it left out: findings about them stay.
+            findings = (*report.findings, *unanswered_findings(seen))
+            news = replace(report, findings=worst_first(findings))
+        is_new = seen is not None and is_judged and is_news(news, seen, found.mtimes)
+        yield Verified(report, news if is_new else None)
+    for error in newer.values():
+        if error is not None:
+            raise error
+
+
+def verify_scheduled(
+    store: Store,
+    run: str,
+    location: str,
+    options: VerifyOptions,
+) -> tuple[Report, str] | None:
+    """Verify a location as it is now, and write the report last; return it and its record's name.
+
+    Nothing is written of a location that is gone, changed meanwhile, or has no readable manifest.
+    Raises StoreError, and Unsupported for records of a newer program; then nothing is written.
+    """
+    found = read_location(store, run, location)
+    if newer := found.newer(run, location):
+        raise newer
+    report, is_judged = _verify_readable(store, found, run, location, options)
+    return (report, write_report(store, report)) if is_judged else None
+
+
+def _verify_readable(
+    store: Store,
+    found: StoreState,
+    run: str,
+    location: str,
+    options: VerifyOptions,
+) -> tuple[Report, bool]:
+    """Return a report, and whether the location could be judged: else it must not be written."""
+    seen, faults = found.of(run, location), found.faults_of(run, location)
+    unread = Report(run, checkpoint_of(location), location, 0, "stat", "damaged", (), "", 0, ())
+    unread = replace(unread, when=options.now)
+    if seen is None:  # without a readable manifest a report has nothing to speak of
+        return replace(unread, findings=tuple(fault.finding for fault in faults)), False
+    try:
+        return verify_location(store, seen, options, faults), True
+    except Incomplete as e:  # it is being deleted, or moves
+        note = (VerifyFinding("note", location, str(e)),)
+        return replace(unread, level=options.level, verdict="incomplete", findings=note), False
+
+
+def verify_location(
+    store: Store,
+    seen: LocationState,
+    options: VerifyOptions,
+    faults: Sequence[Fault] = (),
+) -> Report:
+    """Return an unnumbered report of what ``seen`` says is there.
+
+    ``faults`` are its records that cannot be read.  Nothing is called missing or short before this
+    machine must see what others wrote (`Store.late`).  Raises StoreError where the store does not
+    answer, which is no damage, and Incomplete if the location changed meanwhile.
+    """
+    require(options.level)
+    conditions, name = seen.conditions, seen.location
+    files = expected_files(seen)
+    there = [f for f in files if seen.sizes.get(f.name) == f.size]
+    title = consolidated_prefix(seen.run, name).removeprefix(f"{seen.run}/").rstrip("/")
+    own = [f for f in there if f.is_own]
+    made = [f for f in there if f.is_consolidated]
+    tensors = seen.model_record.tensors if seen.model_record else None
+    with closing(LevelChecks(store, files, there, options.sample, options.progress)) as levels:
+        levels.own = levels.track(_stored(store, own), name, own)
+        levels.model = levels.track(_stored(store, made), title, made)
+        levels.findings += [*check_sizes(files, seen.sizes), *check_records(seen)]
+        levels.findings += note_unnamed(seen, files)
+        levels.check(
+            options.level, tensors, has_shards=not (conditions.conflict or conditions.shards)
+        )
+    gone = {f.name for f in levels.findings if f.kind in ("missing", "size")}
+    found = [*(fault.finding for fault in faults), *levels.findings]
+    if conditions.conflict:
+        found.append(
+            VerifyFinding("note", name, f"conflict, and so not verified: {conditions.conflict}")
+        )
+    else:
+        found += note_gaps(seen)
+    if gone and conditions.retired:  # a tombstone says that these files are deleted
+        for i, finding in enumerate(found):
+            if finding.kind in ("missing", "size"):
+                found[i] = replace(finding, kind="note", detail=f"deleted: {finding.detail}")
+    elif gone:
+        wait_until_visible(store, options.wait)
+        _check_unchanged(store, seen, gone)
+    findings = worst_first(found)
+    is_whole = not conditions.conflict and (conditions.model.holds or bool(conditions.retired))
+    judged = verdict(findings, is_incomplete=not is_whole)
+    reached = reached_level(options.level, findings)
+    return Report(
+        seen.run,
+        seen.checkpoint,
+        name,
+        0,
+        "stat" if options.sample and judged != "damaged" else reached,
+        judged,
+        tuple(k.name for k in seen.manifests),
+        seen.model_record_name,
+        levels.read,
+        findings,
+        options.now,
+        tuple(levels.readings),
+    )
+
+
+def verify_directory(files: FileTree, name: str, options: VerifyOptions) -> Report:
+    """Return a report of a directory, without run, manifests and number.
+
+    "incomplete" means that its metadata demands files that are not there.  Without a baseline level
+    digest is claimed of nothing; with one it is as in a store, and what is not there is damage.
+    Raises Unsupported if no layout knows it and there is no baseline, Incomplete if it changed
+    meanwhile, StoreError.
+    """
+    require(options.level)
+    sizes, baseline = files.sizes(), options.baseline
+    known = directory_files(sizes, baseline or ())
+    there = [f for f in known if sizes.get(f.path) == f.size]
+    with closing(LevelChecks(files, known, there, options.sample, options.progress)) as levels:
+        levels.own = levels.track(files, name, ())
+        levels.has_digests = baseline is not None
+        lacking = list(_find_lacking(levels.own, must_be_known=baseline is None))
+        levels.findings += [
+            *lacking,
+            *(VerifyFinding("note", name, line) for line in files.passed_over()),
+        ]
+        if baseline is None:
+            levels.findings.append(VerifyFinding("note", name, NO_DIGESTS))
+        else:
+            levels.findings += check_sizes(baseline, sizes)
+            unknown = (f.path for f in known if not f.recorded.digest)
+            levels.findings += [
+                VerifyFinding("note", p, "the baseline does not name it") for p in unknown
+            ]
+        levels.check(options.level)
+    if changed := files.changed():
+        hint = "verify again when nothing writes to it"
+        raise Incomplete(f"{changed[0]}: changed while it was verified", hint=hint)
+    findings = worst_first(levels.findings)
+    missing = {f for f in lacking if f.kind == "missing"} if baseline is None else set()
+    is_incomplete = bool(missing) or any(f.detail.startswith(INCOMPLETE) for f in findings)
+    judged = verdict((f for f in findings if f not in missing), is_incomplete=is_incomplete)
+    unparsed = [f.detail for f in findings if f.detail.startswith(UNPARSED)]
+    if unparsed and judged == "ok" and baseline is None:
+        raise Unsupported(unparsed[0])
+    reached = reached_level(options.level, findings)
+    is_unread = options.sample or (baseline is None and reached == "digest")
+    level = "stat" if is_unread and judged != "damaged" else reached
+    report = Report("", name, name, 0, level, judged, (), "", levels.read, findings)
+    return replace(report, readings=tuple(levels.readings))
+
+
+def record_directory(files: FileTree, progress: Progress = no_progress) -> tuple[ExpectedFile, ...]:
+    """Return all files with their digests, for a baseline.  Raises Incomplete, StoreError."""
+    source = CountedSource(files, progress)
+
+    def record(item: tuple[str, int]) -> ExpectedFile:
+        return directory_file(item[0], digest_file(source, *item))
+
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="ckptsync-record") as pool:
+        made = tuple(pool.map(record, files.sizes().items()))
+    if changed := files.changed():
+        hint = "record again when nothing writes to it"
+        raise Incomplete(f"{changed[0]}: changed while it was recorded", hint=hint)
+    return made
+
+
+def _stored(store: Store, files: Iterable[ExpectedFile]) -> StoreFiles:
+    return StoreFiles(store, {f.path: (f.name, f.size) for f in files})
+
+
+def _check_unchanged(store: Store, seen: LocationState, gone: Collection[str]) -> None:
+    """List again before a file is called missing; raise Incomplete if that no longer holds.
+
+    It may have been deleted, moved with its save, or written since the location was listed.
+    """
+    again = read_location(store, seen.run, seen.location).of(seen.run, seen.location)
+    still: set[str] = set()
+    if again and not again.conditions.retired:
+        listed = (*check_sizes(expected_files(again), again.sizes), *check_records(again))
+        still = {finding.name for finding in listed}
+    if not still.issuperset(gone):
+        why = f"{seen.run}/{seen.location}: changed while it was verified"
+        raise Incomplete(why, hint="verify it again")
+
+
+def _find_lacking(files: TrackedFiles, *, must_be_known: bool) -> Iterator[VerifyFinding]:
+    """Yield what a directory's metadata demands and is not there, or not with its size."""
+    try:
+        sources = registry.sources(files)
+        demands = registry.demands(files)
+    except Corrupt as e:
+        yield VerifyFinding("parse", files.last, str(e))
+        return
+    if not sources and must_be_known:
+        raise registry.no_weights(files)
+    if not demands.model:
+        if must_be_known:
+            yield VerifyFinding(
+                "note", "", f"{INCOMPLETE}nothing here says which files a model needs"
+            )
+        return
+    sizes = files.sizes()
+    for path, size in (demands.model | demands.resume).items():
+        if path not in sizes:
+            yield VerifyFinding("missing", path, "the checkpoint's own metadata demands it")
+        elif size is not None and sizes[path] != size:
+            detail = f"{sizes[path]} bytes, {size} demanded by the checkpoint's own metadata"
+            yield VerifyFinding("size", path, detail)

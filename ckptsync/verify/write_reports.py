@@ -1,0 +1,107 @@
+"""From findings to a report: its order, verdict, exit code and size, and when it is written.
+
+One rule says when a report is written: when it says what the store does not say yet.  A scheduled
+verification always does, since the schedule knows only from reports when a location was last read,
+and how often its damage was found again.  A verification by hand follows no schedule, so `is_news`
+decides: verifying a store ten times by hand writes one report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from itertools import accumulate
+from typing import get_args
+
+from ckptsync.records.io import LIMITS, append_record
+from ckptsync.records.locations import DIGEST, LocationState
+from ckptsync.records.report import DAMAGE, LEVELS, Kind, Report, Verdict, VerifyFinding
+from ckptsync.stores.contract import Store
+
+_ORDER: tuple[Kind, ...] = get_args(Kind)  # worst first
+_MOST = 1000  # harmless findings of a report; ranges and tensors of a finding, if it is too large
+_ROOM = LIMITS["report"] // 4  # characters of findings; each may take four bytes
+
+
+def worst_first(findings: Iterable[VerifyFinding]) -> tuple[VerifyFinding, ...]:
+    """Return each finding once, by kind, then by name; all damage, and 1000 of the others."""
+    found = sorted(set(findings), key=lambda f: (_ORDER.index(f.kind), f.name, f.detail, f.ranges))
+    wrong = tuple(f for f in found if f.kind in DAMAGE)
+    rest = tuple(f for f in found if f.kind not in DAMAGE)
+    if len(rest) > _MOST:
+        more = f"{len(rest) - _MOST} more findings that are no damage"
+        rest = (*rest[:_MOST], VerifyFinding("note", "", more))
+    return (*wrong, *rest)
+
+
+def verdict(findings: Iterable[VerifyFinding], *, is_incomplete: bool) -> Verdict:
+    """Return "damaged" if any finding is damage, also while files are still missing."""
+    if any(f.kind in DAMAGE for f in findings):
+        return "damaged"
+    return "incomplete" if is_incomplete else "ok"
+
+
+def exit_code(reports: Iterable[Report]) -> int:
+    """Return 10 for damage, else 3 for a plain directory that lacks files, else 0."""
+    found = {(r.verdict, bool(r.run)) for r in reports}
+    if any(v == "damaged" for v, _ in found):
+        return 10
+    return 3 if ("incomplete", False) in found else 0
+
+
+def write_report(store: Store, report: Report) -> str:
+    """Number a report (highest seen plus one) and write it; return its name.  Raises StoreError."""
+    return append_record(store, fit(report))
+
+
+def fit(report: Report) -> Report:
+    """Return the report, without its last findings if a record could not hold all of them."""
+    if sum(map(_length, report.findings)) <= _ROOM:
+        return report
+    cut = ((f, f.ranges[:_MOST], f.tensors[:_MOST]) for f in report.findings)
+    found = [replace(f, ranges=ranges, tensors=tensors) for f, ranges, tensors in cut]
+    kept = sum(length <= _ROOM for length in accumulate(map(_length, found)))
+    more = f"{len(found) - kept} further findings are left out: repair these, then verify again"
+    return replace(report, findings=(*found[:kept], VerifyFinding("note", report.location, more)))
+
+
+def _length(finding: VerifyFinding) -> int:
+    names = sum(len(tensor) + 4 for tensor in finding.tensors)
+    return 200 + len(finding.name) + len(finding.detail) + 50 * len(finding.ranges) + names
+
+
+def is_news(report: Report, seen: LocationState, mtimes: Mapping[str, float]) -> bool:
+    """Return whether a report changes what the store says of a location.
+
+    ``seen`` is the location as it was verified; ``mtimes`` has the times of its files and records.
+
+    Damage is news unless the newest unanswered report names the same damage and no damaged file was
+    written since; if one was, a node uploaded it again and must learn that it is still damaged.
+    Anything else is news if it answers damage, or is the first proof at its level.
+    """
+    reports, unanswered = seen.records.reports, seen.conditions.proof.damage
+    if report.verdict == "damaged":
+        if not unanswered:
+            return True
+        last = reports[unanswered[-1]]
+        if _claim(last) != _claim(fit(report)):
+            return True
+        since = mtimes.get(unanswered[-1], 0.0)
+        files = (f.name for f in report.findings if f.kind in DAMAGE)
+        return any(mtimes.get(f"{seen.run}/{name}", 0.0) > since for name in files)
+    level = LEVELS.index(report.level)
+    if any(LEVELS.index(reports[name].level) <= level for name in unanswered):
+        return True
+    if report.verdict != "ok" or level < DIGEST:
+        return False
+    manifests = set(report.manifests)
+    good = (old for old in reports.values() if old.verdict == "ok")
+    same = (old for old in good if old.model_record == report.model_record)
+    deep = (old for old in same if LEVELS.index(old.level) >= level)
+    return not any(manifests <= set(old.manifests) for old in deep)
+
+
+def _claim(report: Report) -> tuple[object, ...]:
+    """Return what a report says is damaged, and of what."""
+    wrong = frozenset(f for f in report.findings if f.kind in DAMAGE)
+    return wrong, report.manifests, report.model_record

@@ -1,0 +1,364 @@
+"""Is a checkpoint finished?
+
+`judge` decides from one observation of its files, and from how long nothing has changed.  Pure.
+
+The presence of a file alone proves nothing: ZeRO-3 writes every shard twice, ``latest`` comes
+before other ranks' shards, and a resumed run writes over an old checkpoint whose
+``trainer_state.json`` is valid all the while.  So a save is finished when what its trainer writes
+last (`_LAST`) is newer than the rest, and nothing has changed for a while.  Times within a
+checkpoint are compared with each other (one clock wrote them all); the time without a change is
+measured by the worker's clock.
+
+What the trainer has removed stays as it is for ever, whole or not: it counts only if it was seen at
+rest while it was there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ckptsync.checkpoint_dirs import Family
+from ckptsync.worker.observation import Observation
+from ckptsync.worker.torn_saves import (
+    FIRST_OF_ACCELERATE,
+    TRAINER_STATE,
+    are_all_ranks_done,
+    awaits_trainer_state,
+    current_names,
+    half_written,
+    is_metadata,
+    is_of_rank_0,
+    is_random_state,
+    lacking_file,
+    possibly_lacking,
+    rank_of,
+    stale_metadata,
+    two_saves,
+    without_arguments,
+)
+
+SENTINEL = (  # Hugging Face's Trainer, as long as it saves just in time
+    "checkpoint-is-incomplete.txt"
+)
+V1 = "CHECKPOINT_COMPLETE"  # LLaMA-Factory v1, on the node of rank 0
+_LIGHTNING_LAST = "meta.pt"
+MARKED = 1.0  # seconds without a change, where every rank here has marked the save
+AT_REST = (
+    0.4  # seconds without a change, after which rotation may take a save that has its last file
+)
+_HINT = "if your script writes nothing else, push it (ckptsync push), or call ckptsync.mark_saved"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Seconds without a change after which a save is finished.
+
+    ``quiet``: the trainer's last file is here.  ``unmarked``: nothing marks the end.  ``doubtful``:
+    something speaks against it.
+
+    ``doubtful`` 0: the caller knows that nobody writes any more (``ckptsync push``).
+    """
+
+    quiet: float = 10.0
+    unmarked: float = 60.0
+    doubtful: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """``reason`` is shown to people.
+
+    ``left``: seconds until it is finished if nothing changes; ``None``: nobody knows.
+    """
+
+    finished: bool
+    reason: str
+    left: float | None = 0.0
+
+
+def judge(seen: Observation, still: float, rule: Rule) -> Verdict:
+    """Return whether a checkpoint is finished, and why.
+
+    ``still``: seconds for which nothing has changed.
+    """
+    if refused := _refusal(seen) or _torn(seen, rule) or _possibly_torn(seen, rule):
+        return Verdict(finished=False, reason=refused, left=None)
+    wait, reason = _wait(seen, rule)
+    left = wait - still
+    if left > 0:
+        return Verdict(
+            finished=False,
+            reason=f"{reason}; finished if nothing changes for {left:.0f} s",
+            left=left,
+        )
+    return Verdict(finished=True, reason=reason)
+
+
+def is_at_rest(seen: Observation, still: float, rule: Rule, verdict: Verdict) -> bool:
+    """Return whether these files are a save, though rotation takes it before it is finished.
+
+    It is remembered beside the pin: it is all that counts once the trainer has removed the
+    checkpoint.  A save that lacks perhaps its last file is at rest when nobody can be writing to it
+    any more: it is kept for a user who knows, and tells of others like it.
+    """
+    if verdict.finished:
+        return True
+    if (
+        seen.gone
+        or _refusal(seen)
+        or _torn(seen, rule)
+        or _doubt(seen, rule)
+        or lacking_file(_names(seen))
+    ):
+        return False
+    if _possibly_torn(seen, rule):
+        return still >= rule.doubtful
+    if seen.emptied and not seen.fresh:
+        return False  # rotation may have taken files of it before it was seen first
+    return still >= AT_REST and (bool(last_file(seen)) or _accelerate_is_done(seen))
+
+
+def is_lost(seen: Observation) -> bool:
+    """Return whether a deleted checkpoint can never be known to be complete."""
+    return (
+        seen.gone and seen.hook != "committed" and (not seen.stable or _awaits_trainer_state(seen))
+    )
+
+
+def may_be_alone(seen: Observation, rule: Rule) -> bool:
+    """Return whether another checkpoint like it would tell that this one is whole."""
+    return bool(_possibly_torn(seen, rule))
+
+
+# What no length of waiting makes good.
+
+
+def _refusal(seen: Observation) -> str:
+    if not seen.files:
+        return "holds no file yet"
+    if seen.writing:
+        return f"{seen.writing[0]} is open for writing"
+    if seen.hook == "committed":
+        return ""  # it was like this when all who write it were done
+    if any(s.path.rpartition("/")[2] == SENTINEL for s in seen.partial):
+        return f"the trainer says that it is not finished ({SENTINEL})"
+    # other JSON may be anybody's
+    torn = next(
+        (name for name in seen.unclosed if name == TRAINER_STATE or not name.endswith(".json")), ""
+    )
+    if torn:
+        return f"{torn} does not end as its format does: torn, or still being written"
+    return (
+        ("the trainer deleted it before the worker knew that it was complete")
+        if is_lost(seen)
+        else ""
+    )
+
+
+def _torn(seen: Observation, rule: Rule) -> str:
+    """Return why these files look like a save that a crash interrupted; empty if they do not."""
+    if not rule.doubtful or seen.hook in ("committed", "marked"):
+        return ""
+    if seen.family == "trainer" and (torn := half_written(seen.files, seen.unclosed)):
+        return f"{torn} is only half written"
+    if _awaits_trainer_state(seen):
+        return f"no {TRAINER_STATE}, which the trainer writes last"
+    if seen.hook == "killed" and (lacking := without_arguments(seen.files)):
+        return lacking
+    if seen.fresh or seen.stable:
+        return ""
+    return two_saves(
+        seen.files, seen.state.mtime if seen.state is not None else None, rule.unmarked
+    )
+
+
+def _possibly_torn(seen: Observation, rule: Rule) -> str:
+    """Return why either a crash or a script may have left these files; empty if they are whole.
+
+    A second checkpoint like it tells, or a user who knows the script.
+    """
+    if not rule.doubtful or seen.alike or _has_its_end(seen):
+        return ""
+    lacking = possibly_lacking(seen.files, seen.family)
+    return (
+        f"no {lacking}, which a trainer writes last, and no similar checkpoint to compare with:"
+        f" {_HINT}"
+        if lacking
+        else ""
+    )
+
+
+def _awaits_trainer_state(seen: Observation) -> bool:
+    return (
+        not _has_its_end(seen)
+        and _is_of_trainer(seen)
+        and awaits_trainer_state(seen.files, awaited=seen.awaited)
+    )
+
+
+def _has_its_end(seen: Observation) -> bool:
+    """Return whether the trainer's last file is here, or the hook has marked the save as done."""
+    return (
+        seen.hook in ("committed", "marked")
+        or seen.state is not None
+        or any(f.path == V1 for f in seen.files)
+    )
+
+
+def _is_of_trainer(seen: Observation) -> bool:
+    return seen.family == "trainer" and is_of_rank_0([f.path for f in seen.files])
+
+
+# How long to wait, and why.
+
+
+def _wait(seen: Observation, rule: Rule) -> tuple[float, str]:
+    """Return how many seconds without a change are enough, and the reason."""
+    if seen.hook == "committed":
+        return 0.0, "every rank that writes here has finished, by its hook"
+    if seen.gone:
+        return 0.0, "the trainer has removed it"
+    if seen.hook == "training":
+        return rule.doubtful, "the hook has not reported yet that this training finished the save"
+    if doubt := _doubt(seen, rule):
+        return rule.doubtful, doubt
+    if seen.hook in ("marked", "killed"):
+        return (
+            min(MARKED, rule.quiet),
+            "every rank that writes here has finished, by its hook, or its process has ended",
+        )
+    if seen.unclosed:  # somebody's own format under that name, or a crash
+        return rule.unmarked, f"{seen.unclosed[0]} is not complete JSON"
+    last, lacking = last_file(seen), lacking_file(_names(seen))
+    if last and not lacking:
+        return rule.quiet, last
+    if _is_of_trainer(seen) and seen.state is None:
+        return rule.doubtful, f"no {TRAINER_STATE} yet"
+    return (
+        rule.unmarked,
+        f"{lacking} is missing" if lacking else "no file in it marks the end of a save",
+    )
+
+
+def _doubt(seen: Observation, rule: Rule) -> str:
+    """Return what speaks against its being finished, though a crash may have left it so."""
+    state = seen.state
+    # a partial file that is older than the trainer's last file is of an earlier save, which was
+    # killed
+    ended = state.mtime if state is not None and state.step is not None else 0
+    unfinished = next((p.path for p in seen.partial if p.mtime >= ended), "")
+    if unfinished:
+        return f"{unfinished} is unfinished"
+    if not seen.fresh and (stale := stale_metadata(seen.files, rule.unmarked)):
+        return f"{stale} is older than its shards: written over?"
+    if state is None:
+        return ""
+    if state.step is None:
+        return f"{TRAINER_STATE} is not whole"
+    if seen.step is not None and state.step != seen.step:
+        return f"{TRAINER_STATE} says step {state.step}"
+    newest = max(seen.files, key=lambda f: f.mtime, default=None)
+    if newest is not None and not seen.fresh and newest.mtime - state.mtime > rule.unmarked * 1e9:
+        # callbacks edit a checkpoint seconds after the trainer is done with it; a resumed run
+        # begins to write over it much later
+        return f"{newest.path} is much newer than {TRAINER_STATE}: written over?"
+    return ""
+
+
+def _names(seen: Observation) -> list[str]:
+    """Return the names of its files, but for random states of the save before."""
+    return [f.path for f in seen.files] if seen.fresh else current_names(seen.files)
+
+
+# What each family of trainers writes last.
+
+
+def last_file(seen: Observation) -> str:
+    """Return what says that the save is finished; empty if nothing does.
+
+    Where rank 0 of the Trainer writes, only its last file tells: that training goes on proves
+    nothing of a save that a crash cut short.
+    """
+    if not seen.fresh and stale_metadata(seen.files):
+        return ""
+    if not _is_of_trainer(seen):
+        if seen.later:
+            return "a later checkpoint has been written"
+        if seen.other_part:
+            return "another node has stored its part of the same save"
+    last = _LAST.get(seen.family)
+    return last(seen) if last else ""
+
+
+def _of_trainer(seen: Observation) -> str:
+    if _is_newest(V1, seen):
+        return f"{V1} is the newest of its files"
+    if seen.state is None or seen.state.step is None:
+        return ""
+    if _is_newest(TRAINER_STATE, seen):
+        return f"{TRAINER_STATE} {'has appeared' if seen.fresh else 'is the newest of its files'}"
+    return "a later checkpoint has been written" if seen.later else ""
+
+
+def _of_lightning(seen: Observation) -> str:
+    if len(seen.files) == 1 and seen.files[0].path.endswith(".ckpt"):
+        return "it is one file, and the trainer renames it when it is complete"
+    return (
+        f"{_LIGHTNING_LAST} is the newest of its files" if _is_newest(_LIGHTNING_LAST, seen) else ""
+    )
+
+
+def _of_verl(seen: Observation) -> str:
+    """verl's driver writes the step beside the checkpoints.
+
+    Afterwards its SFT ranks leave the state of their data loaders.
+    """
+    marker = seen.marker
+    if marker is None or marker.step is None or seen.step is None or marker.step < seen.step:
+        return ""
+    written = (
+        f.mtime for f in seen.files if not (f.path.startswith("data_") and f.path.endswith(".pt"))
+    )
+    return (
+        f"the trainer says that step {marker.step} is written"
+        if all(at <= marker.mtime for at in written)
+        else ""
+    )
+
+
+_LAST: Mapping[Family, Callable[[Observation], str]] = {
+    "trainer": _of_trainer,  # trainer_state.json, or CHECKPOINT_COMPLETE
+    "dcp": lambda seen: (
+        ".metadata is newer than its shards" if any(is_metadata(f.path) for f in seen.files) else ""
+    ),
+    "lightning": _of_lightning,  # the one file, or meta.pt
+    "verl": _of_verl,  # latest_checkpointed_iteration.txt, beside the checkpoints
+}
+
+
+def _is_newest(name: str, seen: Observation) -> bool:
+    """Return whether a file of that name is no older than what its writer writes before it."""
+    at = next((f.mtime for f in seen.files if f.path == name), None)
+    return at is not None and (
+        seen.fresh or all(f.mtime <= at for f in seen.files if not is_random_state(f.path))
+    )
+
+
+def _accelerate_is_done(seen: Observation) -> bool:
+    """Return whether each of accelerate's ranks has left its random state, the first rank's last.
+
+    Only objects that a script has registered come after it, so this is no proof that the save is
+    finished.
+    """
+    first = next((f for f in seen.files if f.path == FIRST_OF_ACCELERATE), None)
+    before = (
+        f
+        for f in seen.files
+        if rank_of(f.path) is None and not f.path.startswith("custom_checkpoint_")
+    )
+    return (
+        first is not None
+        and are_all_ranks_done(_names(seen))
+        and all(f.mtime <= first.mtime for f in before)
+    )

@@ -1,0 +1,283 @@
+"""Find the configuration and the tokenizer of a model that its checkpoint does not have.
+
+A sharded save often holds weights alone.  This looks in the run's directory, then in the local
+directory of the model that `adapter_config.json`, `config.json`, `training_args.bin` or the hook
+names.  No link is followed, and nothing is fetched from a network.  What is found is sent as the
+checkpoint's own files are, so a head trusts it no more than those.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from ckptsync.checkpoint_dirs import FINAL, NESTED, CheckpointDir
+from ckptsync.errors import CkptsyncError, Corrupt, Unsupported
+from ckptsync.layouts import registry
+from ckptsync.layouts.file_names import BESIDE_WEIGHTS, is_beside_weights, ranks
+from ckptsync.plain_json import parse
+from ckptsync.records import save_groups
+from ckptsync.spool.markers import begun
+from ckptsync.tensors import Demands, Extent, read, read_whole
+from ckptsync.walk import SPOOL, walk
+from ckptsync.worker.selection import Selection, select
+from ckptsync.worker.snapshot import LocalFile, LocalFiles, LocalSave
+
+YOUNG = 2.0  # seconds: whoever writes a configuration or a tokenizer may still be at it
+_MOST = 64 << 20  # bytes of one file
+_LARGE = 1 << 20  # bytes of JSON: a worker beside a training parses no more
+_ARGUMENTS = "training_args.bin"
+_NAMED_IN = ("adapter_config.json", "config.json", _ARGUMENTS)
+_KEYS = (
+    "base_model_name_or_path",
+    "model_name_or_path",
+    "pretrained_model_name_or_path",
+    "model_path",
+    "_name_or_path",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """Files that belong together: all are of one directory.
+
+    A directory has them if it has one of ``marks``.
+
+    That file must have one of ``keys``, if there are any: scripts call a configuration of their own
+    `config.json`, too. ``own``: names by which a checkpoint has files of this kind itself.
+    """
+
+    names: tuple[str, ...]
+    marks: tuple[str, ...]
+    own: tuple[str, ...]
+    keys: tuple[str, ...] = ()
+
+
+_CONFIG = _Kind(
+    ("config.json", "generation_config.json"),
+    ("config.json",),
+    ("config.json",),
+    ("model_type", "architectures"),
+)
+_ADAPTER = _Kind(
+    ("adapter_config.json",), ("adapter_config.json",), ("adapter_config.json",), ("peft_type",)
+)
+_OF_PROCESSING = tuple(
+    n
+    for n in BESIDE_WEIGHTS
+    if n not in (*_CONFIG.names, *_ADAPTER.names, "quantization_config.json")
+)
+_PROCESSING = _Kind(
+    _OF_PROCESSING,
+    (
+        "tokenizer_config.json",
+        "tokenizer.json",
+        "processor_config.json",
+        "preprocessor_config.json",
+    ),
+    _OF_PROCESSING,
+)
+
+
+def outgoing_save(
+    seen: LocalSave,
+    selection: Selection,
+    beside: Callable[[LocalFiles], Mapping[str, LocalFile]] | None = None,
+) -> LocalSave:
+    """Return the save with what opens its model, and without what is not sent by choice.
+
+    Raises Incomplete if it changes meanwhile.
+
+    The hook added those files, or they are found around the checkpoint: all of them, or what
+    ``beside`` returns.
+    """
+    files = seen.files
+    if seen.pin is not None and seen.pin.is_committed:
+        files = files.with_added(
+            seen.pin.beside, (s for s in seen.pin.added if is_beside_weights(s.path))
+        )
+    found = beside(files) if beside else find_model_configs(files, seen.checkpoint_dir)
+    files = replace(files, by_path={**found, **files.by_path})
+    if not selection.is_everything:
+        try:
+            demands = registry.demands(files)
+        except (Corrupt, Unsupported):
+            # the snapshot has a note of it; what names alone allow is sent
+            demands = Demands()
+        files = files.only(select(files.by_path, selection, demands))
+    return replace(seen, files=files)
+
+
+def configs_to_send(
+    files: LocalFiles, checkpoint_dir: CheckpointDir, node: str, known: Iterable[save_groups.Known]
+) -> Mapping[str, LocalFile]:
+    """Return the configuration and tokenizer files that may be sent with their checkpoint.
+
+    Only rank 0's node knows which of them the checkpoint has itself.
+
+    What this node has named with other bytes under this checkpoint's name would make it another
+    save: `upload.send_late` sends that.
+    """
+    here = ranks(files.by_path)
+    found = find_model_configs(files, checkpoint_dir) if not here or 0 in here else {}
+    mine = (
+        f
+        for k in save_groups.live(known)
+        if k.manifest.node == node
+        for f in k.manifest.files
+        if f.path in found
+    )
+    is_other = any(
+        (f.size, f.mtime) != (found[f.path].stat.size, found[f.path].stat.mtime) for f in mine
+    )
+    return {} if is_other else found
+
+
+def unless_young(found: Mapping[str, LocalFile], young: float = YOUNG) -> Mapping[str, LocalFile]:
+    """Return ``found``, or nothing if one of the files is younger than ``young`` seconds."""
+    now = time.time()
+    return {} if any(abs(now - held.stat.mtime / 1e9) < young for held in found.values()) else found
+
+
+def find_model_configs(
+    files: LocalFiles, checkpoint_dir: CheckpointDir, stored: Iterable[str] = ()
+) -> dict[str, LocalFile]:
+    """Return the files, by name, that a checkpoint lacks and that lie around it on this node.
+
+    Nothing is added of a kind that the checkpoint has, at whatever depth, nor under a name that it
+    has.  ``stored``: paths of it that are in the store.
+    """
+    there = {path.rpartition("/")[2] for path in (*files.by_path, *stored)}
+    lacking = [kind for kind in (_CONFIG, _ADAPTER, _PROCESSING) if there.isdisjoint(kind.own)]
+    found: dict[str, LocalFile] = {}
+    around: tuple[
+        Path, ...
+    ] = ()  # the run's directory, nearest first; the final model is what lies there
+    if checkpoint_dir.name != FINAL:
+        home = (
+            checkpoint_dir.path if checkpoint_dir.only is not None else checkpoint_dir.path.parent
+        )
+        around = (home, home.parent) if home.name in NESTED else (home,)
+    for folder in around if lacking else ():
+        _add(found, _beside(folder), lacking)
+    if _ADAPTER not in lacking or _ADAPTER.marks[0] in found:
+        # its base model's configuration does not open an adapter
+        lacking = [kind for kind in lacking if kind is not _CONFIG]
+    lacking = [kind for kind in lacking if kind is not _ADAPTER]
+    is_short = any(found.keys().isdisjoint(kind.names) for kind in lacking)
+    for folder in _named_models(files, found, around) if is_short else ():
+        beside = _beside(folder)
+        if _has_mark(beside, _CONFIG):  # only of a directory that is a model's
+            _add(found, beside, lacking)
+    return {name: held for name, held in found.items() if name not in there}
+
+
+def _add(
+    found: dict[str, LocalFile], beside: Mapping[str, LocalFile], kinds: Iterable[_Kind]
+) -> None:
+    for kind in kinds:
+        if found.keys().isdisjoint(kind.names) and _has_mark(beside, kind):
+            its = {name: beside[name] for name in kind.names if name in beside}
+            # half of a JSON file is being written
+            if all(
+                not name.endswith(".json") or _json_keys(held) is not None
+                for name, held in its.items()
+            ):
+                found.update(its)
+
+
+def _beside(folder: Path) -> dict[str, LocalFile]:
+    """Return the regular files of a directory that may stand beside a model."""
+    with contextlib.suppress(CkptsyncError):  # what cannot be looked at is as good as not there
+        files = walk(folder, BESIDE_WEIGHTS).files
+        return {
+            f.path: LocalFile(f, folder, is_pinned=False, is_added=True)
+            for f in files
+            if f.size <= _MOST
+        }
+    return {}
+
+
+def _has_mark(beside: Mapping[str, LocalFile], kind: _Kind) -> bool:
+    contents = (_json_keys(beside[name]) for name in kind.marks if name in beside)
+    return any(
+        each is not None and (not kind.keys or any(map(each.get, kind.keys))) for each in contents
+    )
+
+
+@lru_cache(maxsize=256)
+def _json_keys(held: LocalFile) -> Mapping[str, Any] | None:
+    """Return the keys in a JSON file that tell its kind; None if it is not whole.
+
+    Of a large one only the end is read.
+    """
+    files, name, size = _files_of(held), held.stat.path, held.stat.size
+    with contextlib.suppress(CkptsyncError):
+        if size > _LARGE:
+            return (
+                {}
+                if read(files, Extent(name, size - 64, 64)).rstrip().endswith((b"}", b"]"))
+                else None
+            )
+        content = parse(read_whole(files, name), name)
+        known = (*_CONFIG.keys, *_ADAPTER.keys)
+        return (
+            {key: content[key] for key in known if key in content}
+            if isinstance(content, dict)
+            else {}
+        )
+    return None
+
+
+def _named_models(
+    files: LocalFiles, found: Mapping[str, LocalFile], around: Sequence[Path]
+) -> Iterator[Path]:
+    """Yield the local directories of the model that a training names as the one it began with."""
+    named_in = [held for name in _NAMED_IN if (held := files.by_path.get(name) or found.get(name))]
+    for home in around:
+        with contextlib.suppress(CkptsyncError):
+            named_in += [
+                LocalFile(f, home, is_pinned=False) for f in walk(home, (_ARGUMENTS,)).files
+            ]
+    names = [name for held in named_in for name in _model_names(held)]
+    names += [
+        b.facts.get("base_model", "") for home in around for b in reversed(begun(home / SPOOL))
+    ]
+    for name in dict.fromkeys(names):
+        if name.startswith("/") and os.path.isdir(name):  # noqa: PTH112  # Path.is_dir raises for a name that is too long
+            yield Path(name)
+
+
+@lru_cache(maxsize=256)
+def _model_names(held: LocalFile) -> tuple[str, ...]:
+    """Return what a file calls the model.  A pickle is read by the machine that runs nothing."""
+    files, name, content = _files_of(held), held.stat.path, None
+    with contextlib.suppress(CkptsyncError):
+        if held.stat.size > _LARGE:
+            pass
+        elif name == _ARGUMENTS:
+            content = _read_arguments(files, Extent(name, 0, held.stat.size))
+        else:
+            content = parse(read_whole(files, name), name)
+    values = [content.get(key) for key in _KEYS] if isinstance(content, dict) else []
+    return tuple(value for value in values if isinstance(value, str))
+
+
+def _read_arguments(files: LocalFiles, extent: Extent) -> Any:
+    """Return the attributes of the arguments that a Trainer pickled, whatever their class is."""
+    # most checkpoints need no pickle read here
+    from ckptsync.formats import torch_pickle, torch_save  # noqa: PLC0415
+    from ckptsync.formats.pickles import AnyClass, PickledObject  # noqa: PLC0415
+
+    found, _ = torch_save.load(files, extent, AnyClass(torch_pickle.ALLOWED))
+    return found.state if isinstance(found, PickledObject) else found
+
+
+def _files_of(held: LocalFile) -> LocalFiles:
+    return LocalFiles("", "trainer", {held.stat.path: held})

@@ -1,0 +1,111 @@
+"""The id of this node, and how far its clock is from the store's.
+
+The times of one save are compared between nodes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import threading
+import time
+import uuid
+from pathlib import Path
+
+from ckptsync.digest import digest
+from ckptsync.errors import CkptsyncError
+from ckptsync.records.names import checked_node, clock_name
+from ckptsync.stores.clock import measure_offset
+from ckptsync.stores.contract import Store
+
+MACHINE_ID = Path("/etc/machine-id")
+HOUR = 3600.0  # seconds between measurements
+JUMP = 2.0  # seconds: NTP slews less between two scans
+
+
+def node_id(hostname: str = "", machine_id: Path = MACHINE_ID) -> str:
+    """Return ``<host>-<8 hex>``, the same at every start.
+
+    Without a machine id (containers often have none, or an empty one) the hash is of the first
+    network card's address. Clones that share all of these need ``node`` set in their configuration.
+    """
+    host = (
+        re.sub(r"[^A-Za-z0-9_.-]", "-", hostname or socket.gethostname())[:80].strip(".-") or "node"
+    )
+    try:
+        machine = machine_id.read_text(errors="replace").strip()
+    except OSError:  # missing, or not readable
+        machine = ""
+    if machine in ("", "uninitialized"):
+        machine = f"mac {uuid.getnode():012x}"
+    return checked_node(f"{host}-{digest(machine.encode())[:8]}")
+
+
+def umask() -> str:
+    """Return the mask of file modes of this process, such as ``0022``; empty if it is not known.
+
+    os.umask tells it only by setting it, for all threads.
+    """
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/self/status").read_text("ascii", "replace").splitlines()
+        return next(
+            (line.partition(":")[2].strip() for line in lines if line.startswith("Umask:")), ""
+        )
+    return ""
+
+
+class Clock:
+    """The clock of this node minus the store's, as far as it was measured; ``last`` in ns.
+
+    A clock that somebody sets makes the last measurement worthless.
+    """
+
+    def __init__(self, store: Store, node: str) -> None:
+        self._store, self._node = store, node
+        self.last = 0
+        self._measured: float | None = None
+        self._lock = threading.Lock()
+        self._now = 0.0
+        self._skew = skew()
+
+    def notice(self, now: float) -> None:
+        """See whether the clock was set.  ``now`` in seconds on a clock that only grows."""
+        self._now = max(now, self._now)
+        before, self._skew = self._skew, skew()
+        if jumped(before, self._skew):
+            self._measured = None
+
+    def offset(self, now: float) -> int:
+        """Return the offset, measured within the last hour; other threads wait while one measures.
+
+        Raises StoreError.
+        """
+        now = max(now, self._now)  # a thread that waited for its turn knew the time before that
+        with self._lock:
+            if not self._is_measured(now):
+                self.last, self._measured = measure_offset(self._store, clock_name(self._node)), now
+            return self.last
+
+    def measure_in_time(self, now: float, *, is_idle: bool) -> None:
+        """Measure before a save needs it, but send nothing to a store that needs nothing."""
+        if not is_idle and not self._is_measured(now):
+            # whoever needs it measures, and reports what is wrong
+            with contextlib.suppress(CkptsyncError):
+                self.offset(now)
+
+    def _is_measured(self, now: float) -> bool:
+        return self._measured is not None and 0 <= now - self._measured < HOUR
+
+
+def skew() -> float:
+    """Return the system's clock minus one that nobody sets, in seconds."""
+    return time.time() - time.monotonic()
+
+
+def jumped(before: float, after: float) -> float:
+    """Return the seconds by which the clock was set between two readings of `skew`.
+
+    0 for what NTP does by itself.
+    """
+    return after - before if abs(after - before) > JUMP else 0.0

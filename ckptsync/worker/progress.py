@@ -1,0 +1,130 @@
+"""What a worker has seen and done, as values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ckptsync.errors import CkptsyncError, Transient
+
+Phase = Literal[
+    "waiting",
+    "sending",
+    "sent",
+    "stored",
+    "elsewhere",
+    "retired",
+    "failed",
+    "missed",
+    "lost",
+    "superseded",
+    "cleaned",
+]
+ON_THE_WAY: tuple[Phase, ...] = ("waiting", "sending", "failed")
+
+
+@dataclass(frozen=True, slots=True)
+class UploadProgress:
+    """One save of a checkpoint on this node.
+
+    ``waiting``: not finished, or not all could be sent yet; ``sending``: on its way; ``sent``:
+    since the last plan; ``stored``: before it; ``elsewhere``: another node sends it, or has;
+    ``retired``: given up in the store; ``failed``: see the failure; ``missed``: removed by the
+    trainer before it was known whole; ``lost``: removed by somebody before it was sent, or while it
+    was; ``superseded``: not sent, since a newer one was finished; ``cleaned``: removed from this
+    node, the store has it.  ``detail`` is in words, for people.  ``left_out``: what lies in the
+    checkpoint and is not sent; ``added``: files found around it that are sent with it.
+    """
+
+    run: str
+    checkpoint: str
+    k: int
+    phase: Phase
+    detail: str
+    location: str = ""
+    files: int = 0
+    size: int = 0
+    notes: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error, as the operator needs it.
+
+    ``checkpoint`` is empty where the whole run is concerned.  ``may_pass``: the same may succeed in
+    a moment.
+    """
+
+    run: str
+    checkpoint: str
+    error: str
+    text: str
+    hint: str
+    exit_code: int
+    may_pass: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """A file that a report called damaged: sent again, or, with ``reason``, why not.
+
+    ``name`` is as in the report.
+    """
+
+    run: str
+    report: str
+    name: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerResult:
+    """All that one plan saw and did.
+
+    ``due``: seconds until the first save is finished if nothing changes (``None``: nobody knows).
+    ``pending_since``: by ``run/checkpoint``, when what is still on its way was first seen, on the
+    caller's clock.  ``sent_bytes``: since the plan.  ``notes``: what an operator should see.
+    ``lacks``: by report the files it names that this node named, and whose bytes are not here any
+    more.
+    """
+
+    node: str
+    progress: tuple[UploadProgress, ...] = ()
+    repairs: tuple[Repaired, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    due: float | None = None
+    pending_since: Mapping[str, float] = field(default_factory=dict)
+    sent_bytes: int = 0
+    notes: tuple[str, ...] = ()
+    lacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def queue(self) -> tuple[str, ...]:
+        """Return ``run/checkpoint`` of all that is still on its way."""
+        return tuple(
+            dict.fromkeys(f"{p.run}/{p.checkpoint}" for p in self.progress if p.phase in ON_THE_WAY)
+        )
+
+    @property
+    def errors(self) -> tuple[str, ...]:
+        """Return the failures, a line each, for a heartbeat."""
+        return tuple(
+            f"{f.run}/{f.checkpoint}: {f.text}" if f.checkpoint else f"{f.run}: {f.text}"
+            for f in self.failures
+        )
+
+
+def failure(run: str, checkpoint: str, error: CkptsyncError) -> Failure:
+    """Return an error as a value."""
+    return Failure(
+        run,
+        checkpoint,
+        type(error).__name__,
+        str(error),
+        error.hint,
+        error.exit_code,
+        isinstance(error, Transient),
+    )

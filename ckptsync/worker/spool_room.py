@@ -1,0 +1,149 @@
+"""Which pins give way when the spool is full.  Pure.
+
+A pin takes no room while the trainer has its own names of the files; it holds bytes from rotation
+on.  So only pins of checkpoints that rotation took can make room.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ckptsync.spool.pins import Pin
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolRule:
+    """``budget``: bytes that pins may hold; 0: as many as leave room for the trainer's next save.
+
+    ``full``: ``oldest`` gives up the oldest first; ``every:N`` the oldest of those that are not
+    each Nth save; ``wait`` none, and pins nothing new.
+    """
+
+    budget: int = 0
+    full: str = "oldest"
+
+    @property
+    def every(self) -> int:
+        """N of ``every:N``; else 0."""
+        return int(self.full.removeprefix("every:")) if self.full.startswith("every:") else 0
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolRoom:
+    """Bytes in the spool.
+
+    ``held`` by pins alone; ``free`` where they lie; ``next``: the trainer's next save, as large as
+    the largest so far.
+    """
+
+    held: int
+    free: int
+    next: int
+
+    def lacking(self, rule: SpoolRule) -> int:
+        """Return the bytes that have to be freed, if they can be."""
+        return max(self.held - rule.budget if rule.budget else 0, self.next - self.free, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class PinCost:
+    """A pin, and what dropping it frees.  ``is_gone``: the trainer has removed its checkpoint."""
+
+    pin: Pin
+    alone: int
+    is_gone: bool
+    is_verified: bool
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Relief:
+    """How a full spool gets room.
+
+    ``drop``: pins that go; ``given_up``: in words, those of them that the store does not have;
+    ``full``: why there is too little room all the same.
+    """
+
+    drop: tuple[Pin, ...] = ()
+    given_up: tuple[str, ...] = ()
+    full: str = ""
+
+
+def held_bytes(pins: Iterable[Pin]) -> int:
+    """Return the bytes of files that have no names but our pins', each counted once."""
+    files = [f for p in pins for f in p.files]
+    names = Counter((f.device, f.inode) for f in files)
+    return sum(
+        {(f.device, f.inode): f.size for f in files if f.links <= names[f.device, f.inode]}.values()
+    )
+
+
+def choose_to_give_up(pins: Sequence[PinCost], room: SpoolRoom, rule: SpoolRule) -> Relief:
+    """Return which pins to drop so that ``room`` is enough; as few as possible.  Pure.
+
+    What the store has goes first.  What it has not is given up by the operator's rule alone, never
+    the newest and never the one that has been on its way for longest, and not where it would be in
+    vain.
+    """
+    lacking = room.lacking(rule)
+    able = [p for p in pins if p.is_gone and p.alone]
+    stored = sorted((p for p in able if p.pin.stored), key=lambda p: (not p.is_verified, *_age(p)))
+    drop = _enough(stored, lacking)
+    lacking -= sum(p.alone for p in drop)
+    newest = max(pins, key=_age, default=None)
+    sending = min(
+        (p for p in pins if p.pin.notes.sending and not p.pin.stored), key=_age, default=None
+    )
+    unsent = sorted(
+        (p for p in able if not p.pin.stored and p is not newest and p is not sending), key=_age
+    )
+    if rule.full == "wait" or lacking <= 0:
+        unsent = []
+    if rule.every:  # each Nth stays as long as that is enough
+        apart = math.gcd(*(p.step for p in pins)) or 1  # steps between two saves
+        unsent.sort(key=lambda p: p.step // apart % rule.every == 0)
+    # the disk is full of something else
+    is_vain = room.next - room.free > sum(p.alone for p in (*drop, *unsent))
+    over = room.held - rule.budget - sum(p.alone for p in drop) if rule.budget else 0
+    unstored = _enough(unsent, over if is_vain else lacking)
+    lacking -= sum(p.alone for p in unstored)
+    why = (
+        f"disk full: {_size(room.free)} free, the next save may need {_size(room.next)},"
+        f" spool_full: {rule.full}"
+    )
+    if rule.budget and room.held > rule.budget:
+        why = (
+            f"spool full: {_size(room.held)} held, spool_budget {_size(rule.budget)}, spool_full:"
+            f" {rule.full}"
+        )
+    words = tuple(
+        f"{p.pin.checkpoint}: dropped before it was uploaded, to free {_size(p.alone)} ({why})"
+        for p in unstored
+    )
+    then = "nothing new is pinned" if rule.full == "wait" else "nothing more can be dropped"
+    return Relief(
+        tuple(p.pin for p in (*drop, *unstored)),
+        words,
+        f"{why}; {then} until an upload is finished" if lacking > 0 else "",
+    )
+
+
+def _enough(pins: Iterable[PinCost], lacking: int) -> list[PinCost]:
+    chosen = []
+    for pin in pins:
+        if lacking <= 0:
+            break
+        chosen.append(pin)
+        lacking -= pin.alone
+    return chosen
+
+
+def _age(cost: PinCost) -> tuple[int, str, int]:
+    return (cost.step, cost.pin.checkpoint, cost.pin.k)
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**20:.1f} MiB"

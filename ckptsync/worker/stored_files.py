@@ -1,0 +1,287 @@
+"""Which files of a save the store has, and which are still to be sent.
+
+Pure: from manifests and the files of this node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Literal
+
+from ckptsync.layouts import file_names
+from ckptsync.records import save_groups, tombstone_keep_join
+from ckptsync.records.manifest import FileEntry, Manifest
+from ckptsync.records.same_save import SLACK
+from ckptsync.records.tombstone_keep_join import Tombstone
+from ckptsync.walk import Stat
+
+FileKey = tuple[str, int, int]
+"""Path, bytes, mtime in ns: a file as it was when it was read."""
+Read = Mapping[FileKey, str]
+"""Digests of files of this node."""
+NOTHING_READ: Read = MappingProxyType({})
+
+PlainName = Literal["free", "same", "other"]
+
+
+@dataclass(frozen=True, slots=True)
+class Unsent:
+    """A file that this node has still to send.
+
+    ``plain``: what its plain name has, by the manifests of the location: nothing, the same bytes,
+    or other bytes.
+    """
+
+    entry: FileEntry
+    plain: PlainName
+
+
+def part_of(whole: Manifest, files: Iterable[FileEntry]) -> Manifest:
+    """Return what ``whole`` says of some of its files: their ranks, and when they were written.
+
+    That time leaves out what was added to the save; of added files alone it is the whole save's.
+    """
+    named = tuple(sorted(files, key=lambda f: f.path))
+    times = [f.mtime for f in named if whole.started <= f.mtime <= whole.ended] or [
+        whole.started,
+        whole.ended,
+    ]
+    ranks = file_names.ranks([f.path for f in named])
+    return replace(whole, files=named, ranks=ranks, started=min(times), ended=max(times))
+
+
+def list_unsent(planned: Manifest, there: Sequence[Manifest]) -> tuple[Unsent, ...]:
+    """Return the files that are still to be sent to ``planned.location``, small files first.
+
+    The small ones are metadata that says what the shards are.
+
+    ``there``: the live manifests of that location.
+    """
+    own = {(f.path, f.digest) for m in there if m.node == planned.node for f in m.files}
+    plain: dict[str, str] = {}
+    for m in sorted(there, key=lambda m: (m.node, m.n)):
+        for f in m.files:
+            if not f.stored_as:
+                plain.setdefault(f.path, f.digest)
+
+    def plain_name(file: FileEntry) -> PlainName:
+        return (
+            "free"
+            if file.path not in plain
+            else "same"
+            if plain[file.path] == file.digest
+            else "other"
+        )
+
+    unsent = (Unsent(f, plain_name(f)) for f in planned.files if (f.path, f.digest) not in own)
+    return tuple(sorted(unsent, key=lambda u: (u.entry.size, u.entry.path)))
+
+
+def list_left_behind(planned: Manifest, known: Iterable[save_groups.Known]) -> tuple[str, ...]:
+    """Return manifests of its node in other locations that say nothing but what ``planned`` says.
+
+    They are part of the same snapshot, sent before it was known to belong here.
+    """
+    here = {(f.path, f.digest, f.mtime) for f in planned.files}
+    locations: dict[str, list[save_groups.Known]] = {}
+    for k in known:
+        if k.manifest.node == planned.node and k.manifest.location != planned.location:
+            locations.setdefault(k.manifest.location, []).append(k)
+    names: list[str] = []
+    for its in locations.values():
+        if here.issuperset((f.path, f.digest, f.mtime) for k in its for f in k.manifest.files):
+            names += [k.name for k in its]
+    return tuple(sorted(names))
+
+
+# What the store has already, or has given up.
+
+
+def find_holder(
+    stats: Iterable[Stat], node: str, manifests: Sequence[Manifest], read: Read = NOTHING_READ
+) -> Manifest | None:
+    """Return a manifest of the location that has all of these files by path, size and mtime (ns).
+
+    What ``node`` named itself counts before what all nodes together have: a directory may hold the
+    files of several, pulled or copied.  Of another node's file a time without a fraction may be
+    chance, and does not count.  ``read``: digests of files whose times differ from those that the
+    manifests name.  This is what spares a worker that was started again from reading everything
+    again.
+    """
+    keys = [(s.path, s.size, s.mtime) for s in stats]
+    mine = [m for m in manifests if m.node == node]
+    found = _covering(keys, node, mine, read) or _covering(keys, node, manifests, read)
+    return found or (_covering(_written(keys, node, manifests), node, mine, read) if mine else None)
+
+
+def find_stored(
+    files: Iterable[FileEntry], node: str, manifests: Iterable[Manifest]
+) -> Manifest | None:
+    """Return a manifest of the location that has all of these files by path and digest.
+
+    That is proof, where `find_holder` is a good guess.
+    """
+    digests = {f.path: {f.digest} for f in files}
+    return next(
+        (_of(node, its) for its in _by_location(manifests) if _is_covered(digests, node, its)), None
+    )
+
+
+def without_copies(planned: Manifest, manifests: Iterable[Manifest]) -> Manifest:
+    """Return ``planned`` without the files of ranks that another node wrote (`_written`).
+
+    All of it where nothing would be left.
+    """
+    written = {
+        key[0]
+        for key in _written(
+            [(f.path, f.size, f.mtime) for f in planned.files], planned.node, manifests
+        )
+    }
+    if not written:
+        return planned
+    return replace(
+        planned,
+        files=tuple(f for f in planned.files if f.path in written),
+        ranks=file_names.ranks(written),
+    )
+
+
+def _written(files: Sequence[FileKey], node: str, manifests: Iterable[Manifest]) -> list[FileKey]:
+    """Return the files without those of ranks that another node wrote.
+
+    Those are shards that were pulled, or copied, so that a training can resume.
+
+    A rank is one process on one node.  If all that is here of a rank are another node's files, by
+    path, size and mtime (a time without a fraction may be chance), then this node has written
+    nothing of that rank.  In a save that was written over the copies they would be a mixture.
+    """
+    theirs = {
+        (f.path, f.size, f.mtime)
+        for m in manifests
+        if m.node != node
+        for f in m.files
+        if f.mtime % 10**9
+    }
+    ranks = {key: file_names.rank(key[0]) for key in files}
+    own = {ranks[key] for key in files if key not in theirs}
+    return [key for key in files if ranks[key] is None or ranks[key] in own]
+
+
+def has_other_part(
+    stats: Iterable[Stat], node: str, offset: int, manifests: Iterable[Manifest]
+) -> bool:
+    """Return whether another node has stored its part of the save that wrote these files.
+
+    None of the files may be newer than that save.
+
+    ``offset``: this node's clock minus the store's, ns.
+    """
+    times = [s.mtime - offset for s in stats]
+    return bool(times) and any(
+        m.started - m.clock_offset - SLACK <= max(times) <= m.ended - m.clock_offset + SLACK
+        for m in manifests
+        if m.node != node
+    )
+
+
+def is_retired(
+    node: str,
+    stats: Iterable[Stat],
+    buried: Mapping[str, tuple[Tombstone, float]],
+    known: Iterable[save_groups.Known],
+) -> bool:
+    """Return whether these very files were given up.
+
+    ``buried``: tombstones of this checkpoint, and when they came (store's clock).
+
+    So are files that come later to what was given up.  Where gc has already removed the manifest
+    that a tombstone names, time decides: a save that ended before, by this node's own clock, was
+    the one meant.
+    """
+    seen = tuple(stats)
+    manifests = {k.name: k.manifest for k in known}
+    force: dict[str, Tombstone] = {}
+    for location in {stone.location for stone, _ in buried.values()}:
+        force |= tombstone_keep_join.in_force(
+            {name: stone for name, (stone, _) in buried.items() if stone.location == location}
+        )
+    named = {name for stone in force.values() for name in stone.manifests}
+    given_up = [m for name, m in manifests.items() if name in named]
+    if find_holder(seen, node, given_up):
+        return True
+    # more files of it, and none is another by the same name
+    for manifest in (m for m in given_up if m.node == node):
+        files = {f.path: (f.size, f.mtime) for f in manifest.files}
+        same = [files[s.path] == (s.size, s.mtime) for s in seen if s.path in files]
+        if same and all(same):
+            return True
+    ended = max((s.mtime for s in seen), default=0)
+    mine = f"/manifest-{node}-"
+    lost = (
+        (name, t)
+        for name, t in force.items()
+        if any(mine in m and m not in manifests for m in t.manifests)
+    )
+    return any(
+        ended <= t.ended[node] if node in t.ended else ended < buried[name][1] * 1e9
+        for name, t in lost
+    )
+
+
+def _covering(
+    keys: Sequence[FileKey], node: str, manifests: Iterable[Manifest], read: Read
+) -> Manifest | None:
+    """Return a manifest of the first location by name that has all of these files."""
+    for its in _by_location(manifests):
+        digests = {key[0]: {read[key]} if key in read else set() for key in keys}
+        every = set(keys)
+        for m in its:
+            for f in m.files:
+                if (f.path, f.size, f.mtime) in every and (m.node == node or f.mtime % 10**9):
+                    digests[f.path].add(f.digest)
+        if _is_covered(digests, node, its):
+            return _of(node, its)
+    return None
+
+
+def _is_covered(
+    files: Mapping[str, Collection[str]], node: str, location: Iterable[Manifest]
+) -> bool:
+    """Return whether files are what a pull of a location gives.
+
+    To everybody, or to one of its nodes, whose own content of a path comes first.
+
+    ``files``: path → digests, one of which it has.  A node that has named files there has no other
+    node's content of a path: that it has still has to be recorded.
+    """
+    if not files or not all(files.values()):
+        return False
+    named: dict[str, dict[str, str]] = {}
+    claims = ((f, m.node, m.n) for m in location for f in m.files)
+    for f, name, _ in sorted(claims, key=lambda c: (bool(c[0].stored_as), c[1], c[2])):
+        named.setdefault(f.path, {}).setdefault(name, f.digest)
+    if not files.keys() <= named.keys():
+        return False
+    nodes = {n for digests in named.values() for n in digests}
+    return any(
+        all(
+            named[path].get(one, next(iter(named[path].values()))) in digests
+            for path, digests in files.items()
+        )
+        for one in ("", *((node,) if node in nodes else sorted(nodes)))
+    )
+
+
+def _of(node: str, manifests: Sequence[Manifest]) -> Manifest:
+    """Return the last manifest of a node, or of whom there is."""
+    return next((m for m in reversed(manifests) if m.node == node), manifests[-1])
+
+
+def _by_location(manifests: Iterable[Manifest]) -> list[list[Manifest]]:
+    locations: dict[str, list[Manifest]] = {}
+    for m in manifests:
+        locations.setdefault(m.location, []).append(m)
+    return [its for _, its in sorted(locations.items())]

@@ -1,0 +1,242 @@
+"""Bytes on their way into a store: this node's files, or what the store has under another name.
+
+A source can be iterated over again, each time from the beginning, so that a write that failed can
+be tried again.  It raises at the end if these were not the bytes that they should be: then nothing
+appears in the store.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from ckptsync.digest import Digester, block_size, digest
+from ckptsync.errors import StoreError, Transient
+from ckptsync.records.manifest import FileEntry
+from ckptsync.stores import progress_signals, stream
+from ckptsync.stores.contract import About, Store
+from ckptsync.stores.stream import read_ahead, verified
+from ckptsync.worker.snapshot import (
+    AGAIN,
+    CHUNK,
+    Changed,
+    LocalFile,
+    Passed,
+    chunks,
+    nothing,
+    unread,
+)
+
+_FICLONE = 0x40049409  # linux/fs.h, ioctl_ficlone(2)
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class UploadSource:
+    """A file of this node, one of ``files``.
+
+    After the first whole pass ``entry`` has its digest.
+    """
+
+    def __init__(
+        self,
+        held: LocalFile,
+        node: str,
+        entry: FileEntry | None = None,
+        passed: Passed = nothing,
+        files: int = 1,
+    ) -> None:
+        self.entry = entry or unread(held.stat)
+        origin = _origin(node, held.stat.path, held.stat.size, held.stat.mtime)
+        self.about = About(held.stat.size, origin, self._share)
+        self._held, self._passed, self._files = held, passed, files
+        self._clone: int | None = None
+        self._counted = self.entry.size if self.entry.digest else 0
+
+    def __iter__(self) -> Iterator[memoryview]:
+        if self._counted:  # these bytes are read again
+            self._count(-self._counted)
+        clone, self._clone = self._clone, None
+        try:
+            read = chunks(self._held, self._count, clone)
+            if self.entry.digest:
+                yield from checked(read, self.entry, self._held.stat.path)
+                return
+            size = self._held.stat.size
+            digester = Digester(size, block_size(size, self._files))
+            for chunk in read:
+                digester.update(chunk)
+                yield chunk
+            found = digester.result()
+            self.entry = FileEntry(
+                self.entry.path,
+                found.size,
+                found.digest,
+                found.block_size,
+                found.blocks,
+                self.entry.mtime,
+            )
+        finally:
+            if clone is not None:
+                os.close(clone)
+
+    def digested(self) -> FileEntry:
+        """Return the entry with its digest; reads the file if nobody has."""
+        if not self.entry.digest:
+            for _ in self:
+                pass
+        return self.entry
+
+    def _share(self, fd: int) -> None:
+        """Make the file ``fd`` a reflink of this one, and read that from then on (see `About`).
+
+        The copy is of one moment. The file is looked at before and after it, so the copy is the
+        file of that look.
+        """
+        source = self._held.open()
+        try:
+            fcntl.ioctl(fd, _FICLONE, source)
+            # not a copy of the descriptor: the store reads behind us to compare, and read-ahead is
+            # kept for each open file
+            self._clone = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
+        except OSError:
+            # another file system than the store's, or one without reflinks: it is read and written
+            return
+        finally:
+            os.close(source)
+
+    def _count(self, count: int) -> None:
+        self._counted += count
+        self._passed(count)
+
+
+class Guarded:
+    """Chunks, and a check before the store gives them their name: it may raise."""
+
+    def __init__(self, chunks: Iterable[memoryview], check: Callable[[], None]) -> None:
+        self._chunks, self._check = chunks, check
+
+    def __iter__(self) -> Iterator[memoryview]:
+        yield from self._chunks
+        self._check()
+
+
+class Stored:
+    """What a store has under ``name``, to be written under another name, too."""
+
+    def __init__(
+        self, store: Store, name: str, entry: FileEntry, node: str, passed: Passed = nothing
+    ) -> None:
+        self.about = About(entry.size, _origin(node, entry.digest))
+        self.entry = entry
+        self._store, self._name, self._passed = store, name, passed
+
+    def __iter__(self) -> Iterator[memoryview]:
+        for chunk in checked(
+            read_ahead(self._store, self._name, self.entry.size, CHUNK, 0), self.entry, self._name
+        ):
+            yield chunk
+            self._passed(0)
+
+    def digested(self) -> FileEntry:
+        """Return the entry, as `UploadSource` does."""
+        return self.entry
+
+
+def checked(chunks: Iterable[memoryview], entry: FileEntry, name: str) -> Iterator[memoryview]:
+    """Yield the chunks; raise Changed after the last one if they are not the bytes of ``entry``."""
+    return verified(
+        chunks,
+        name,
+        entry.digest,
+        Changed(f"{name}: changed since its snapshot", hint=AGAIN),
+    )
+
+
+def is_stored(store: Store, name: str, entry: FileEntry, passed: Passed = nothing) -> bool | None:
+    """Return whether ``name`` holds the bytes of ``entry``; ``None`` if there is no such name.
+
+    Reads them; ``passed`` gets no bytes.
+    """
+    return stream.is_stored(store, name, entry.size, entry.digest, lambda _: passed(0))
+
+
+def _origin(*parts: object) -> str:
+    """Return an id of an upload, the same after a restart and never another node's."""
+    return digest("\n".join(map(str, parts)).encode("utf-8", "surrogateescape"))[:32]
+
+
+class FilePool:
+    """Handles ``threads`` files of one save at once, until one fails.
+
+    Then the others end at their next chunk.
+
+    ``hook`` is called by one thread at a time.  For one caller, who calls `each` again and again.
+    """
+
+    def __init__(self, threads: int, passed: Passed = nothing) -> None:
+        self.threads = threads
+        self.hook = passed
+        self._lock = threading.Lock()
+        self._error: BaseException | None = None
+
+    def passed(self, count: int) -> None:
+        """Count the bytes of a chunk, within `each`.
+
+        Raises StoreError once another file has failed.
+        """
+        with self._lock:
+            self._check()
+            progress_signals.sign()
+            self.hook(count)
+
+    def each(self, work: Callable[[T], R], items: Sequence[T], threads: int = 0) -> list[R]:
+        """Return the results of ``work`` for each item, in their order; begin them in that order.
+
+        Raises the first error.
+
+        No thread runs any more when it returns or raises.
+        """
+        count = min(threads or self.threads, len(items))
+        if count <= 1:
+            return [work(item) for item in items]
+        found: dict[int, R] = {}
+        # one iterator for all: a future for each item would cost more than a small file's digest
+        following, turns = iter(range(len(items))), threading.Lock()
+
+        def run() -> None:
+            while True:
+                with turns:
+                    n = next(following, None)
+                if n is None:
+                    return
+                try:
+                    self._check()
+                    found[n] = work(items[n])
+                except BaseException as e:
+                    with self._lock:
+                        self._error = self._error or e
+                    raise
+
+        with ThreadPoolExecutor(count, thread_name_prefix="ckptsync-file") as pool:
+            futures = [pool.submit(progress_signals.carried(run)) for _ in range(count)]
+            try:
+                for future in futures:
+                    future.result()
+            except BaseException as e:  # noqa: BLE001 - raised below, or another that came before it
+                with self._lock:
+                    self._error = first = self._error or e
+                pool.shutdown(cancel_futures=True)
+                self._error = None
+                raise first from first.__cause__
+        return [found[n] for n in range(len(items))]
+
+    def _check(self) -> None:
+        # Transient if the error is: then stores keep what was sent of the others
+        if self._error is not None:
+            kind = Transient if isinstance(self._error, Transient) else StoreError
+            raise kind("cancelled, since another file failed")

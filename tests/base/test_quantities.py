@@ -1,0 +1,72 @@
+"""Durations and sizes as people write and read them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckptsync.quantities import parse_duration, parse_size, show_duration, show_size
+
+
+@given(st.integers(0, 10**9))
+def test_a_shown_duration_reads_back_to_within_its_second_unit(seconds: int) -> None:
+    back = parse_duration(show_duration(seconds))
+    assert back <= seconds
+    assert seconds - back < max(3600 if seconds >= 86400 else 60 if seconds >= 3600 else 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("size", "shown"),
+    [(0, "0 B"), (999, "999 B"), (5_000_000_000, "5 GB"), (262_144, "262 KB"), (999_999, "1 MB")],
+)
+def test_a_shown_size_has_three_figures(size: int, shown: str) -> None:
+    assert show_size(size) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("10s", 10),
+        ("5m", 300),
+        ("2h", 7200),
+        ("7d", 604800),
+        ("1h30m", 5400),
+        ("250ms", 0.25),
+        ("0", 0),
+        ("1.5s", 1.5),
+    ],
+)
+def test_durations_are_seconds(text: str, seconds: float) -> None:
+    assert parse_duration(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "10", "s", "-5s", "10 s", "5 minutes", "1y", "10s!", "nan", "1e3s", "9" * 400 + "d"],
+)
+def test_what_is_no_duration_is_refused_in_the_writers_words(text: str) -> None:
+    with pytest.raises(ValueError, match="such as 10s, 5m, 2h or 7d"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("5GB", 5 * 10**9),
+        ("512MiB", 512 << 20),
+        ("1000", 1000),
+        ("5 GB", 5 * 10**9),
+        ("1.5kb", 1500),
+        ("2T", 2 * 10**12),
+        ("3gib", 3 << 30),
+    ],
+)
+def test_sizes_are_bytes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize(
+    "text", ["", "GB", "-1GB", "5XB", "5GBs", "1,000", "5 G B", "9" * 400 + "TB"]
+)
+def test_what_is_no_size_is_refused_in_the_writers_words(text: str) -> None:
+    with pytest.raises(ValueError, match="such as 5GB or 512MiB"):
+        parse_size(text)

@@ -1,0 +1,151 @@
+"""Files beneath a directory, reached over no link, and a few kept open."""
+
+from __future__ import annotations
+
+import gc
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from ckptsync import safe_open
+from ckptsync.safe_open import OpenFile, OpenFiles
+
+
+def listed(root: Path, prefix: str = "") -> list[str]:
+    return [
+        name for name, _ in safe_open.walk(str(root), prefix, lambda part: part.startswith("skip"))
+    ]
+
+
+def test_a_walk_is_sorted_as_whole_paths_and_asks_about_every_part(tmp_path: Path) -> None:
+    for name in ["a.b", "a/b", "a/skip", "skip/x", "a-b/c", "ab"]:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    assert listed(tmp_path) == sorted(listed(tmp_path)) == ["a-b/c", "a.b", "a/b", "ab"]
+    assert listed(tmp_path, "a/") == ["a/b"]
+    assert listed(tmp_path, "nowhere/") == listed(tmp_path, "a.b/") == []
+
+
+def test_a_walk_of_a_missing_root_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        listed(tmp_path / "nowhere")
+
+
+def test_what_vanishes_during_a_walk_was_never_there(tmp_path: Path) -> None:
+    for name in ["a", "b", "c"]:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x").write_bytes(b"x")
+    found = []
+    for name, _ in safe_open.walk(str(tmp_path), "", lambda _: False):
+        found.append(name)
+        if name == "a/x":
+            (tmp_path / "b/x").unlink()
+            (tmp_path / "b").rmdir()
+    assert found == ["a/x", "c/x"]
+
+
+def test_reading_at_the_end_says_how_much_there_was(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"0123456789")
+    fd = safe_open.open_file(str(tmp_path), "a")
+    out = bytearray(4)
+    assert safe_open.read_at(fd, 8, memoryview(out)) == 2
+    assert out == b"89\0\0"
+    assert safe_open.read_at(fd, 8, memoryview(bytearray())) == 0
+    os.close(fd)
+
+
+@pytest.mark.parametrize("name", ["link", "dir", "pipe", "gone", "linked/a", "a/b"])
+def test_what_is_no_regular_file_is_an_absence_and_leaks_no_descriptor(
+    tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "a").write_bytes(b"x")
+    (tmp_path / "dir").mkdir()
+    (tmp_path / "link").symlink_to("a")
+    (tmp_path / "linked").symlink_to(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    # other tests' files are closed when they are collected, which must not happen in between
+    gc.collect()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for call in (safe_open.open_file, safe_open.stat_file):
+        with pytest.raises(OSError) as caught:  # noqa: PT011  # which one is what is_absence is about
+            call(str(tmp_path), name)
+        assert safe_open.is_absence(caught.value)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_refused_permission_is_no_absence() -> None:
+    assert not safe_open.is_absence(PermissionError(13, "x"))
+
+
+def opener(root: Path, opened: list[str]) -> OpenFiles:
+    def open_file(name: str) -> int:
+        opened.append(name)
+        return os.open(root / name, os.O_RDONLY)
+
+    for name in "abc":
+        (root / name).write_bytes(name.encode())
+    return OpenFiles(open_file, most=2)
+
+
+def open_in(root: Path) -> list[str]:
+    """What this process has open below ``root``."""
+    targets = [os.path.realpath(fd) for fd in Path("/proc/self/fd").iterdir()]
+    return sorted(Path(t).name for t in targets if t.startswith(str(root)))
+
+
+def content(file: OpenFile) -> bytes:
+    out = bytearray(9)
+    return bytes(out[: file.read_at(0, memoryview(out))])
+
+
+def test_a_file_is_opened_once_until_others_push_it_out(tmp_path: Path) -> None:
+    opened: list[str] = []
+    files = opener(tmp_path, opened)
+    for name in "abaacbc":  # c pushes out b, which was used longest ago; b then a
+        files.get(name)
+    assert opened == ["a", "b", "c", "b"]
+
+
+def test_a_file_dropped_while_it_is_used_stays_open_for_its_user(tmp_path: Path) -> None:
+    files = opener(tmp_path, [])
+    used = files.get("a")
+    files.forget("a")
+    files.get("b")
+    assert content(used) == b"a"
+    del used
+    assert open_in(tmp_path) == ["b"]
+
+
+def test_a_reading_thread_keeps_its_file_open_while_others_push_it_out(tmp_path: Path) -> None:
+    files = opener(tmp_path, [])
+    with ThreadPoolExecutor(8) as pool:
+        assert all(
+            pool.map(
+                lambda n: content(files.get("abc"[n % 3])) == b"%c" % "abc"[n % 3].encode(),
+                range(3000),
+            )
+        )
+
+
+def test_reopening_and_age_let_go_of_the_old_file(tmp_path: Path) -> None:
+    files = opener(tmp_path, [])
+    old = files.get("a")
+    (tmp_path / "new").write_bytes(b"new")
+    (tmp_path / "new").rename(tmp_path / "a")
+    assert (content(files.get("a")), old.links()) == (b"a", 0)
+    assert (content(files.reopen("a")), files.get("a").links()) == (b"new", 1)
+    del old
+    files.forget_older(1000)
+    assert open_in(tmp_path) == ["a"]
+    files.forget_older(-1)
+    assert open_in(tmp_path) == []
+
+
+def test_a_file_that_cannot_be_opened_is_not_remembered(tmp_path: Path) -> None:
+    files = opener(tmp_path, [])
+    with pytest.raises(FileNotFoundError):
+        files.get("d")
+    (tmp_path / "d").write_bytes(b"d")
+    assert content(files.get("d")) == b"d"

@@ -1,0 +1,296 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from ckptsync.catalogue.cached import read_catalogue
+from ckptsync.catalogue.location_summary import (
+    Proven,
+    Summary,
+    cut,
+    explain_missing,
+    read_ranks,
+    show_ranks,
+    step,
+    summarize,
+)
+from ckptsync.catalogue.uncached import read_state
+from ckptsync.errors import CkptsyncError, Corrupt, Unsupported
+from ckptsync.head.consolidate import HeadOptions
+from ckptsync.records.io import Fault
+from ckptsync.records.manifest import Manifest
+from ckptsync.records.names import parse_record_name
+from ckptsync.records.report import VerifyFinding
+from ckptsync.stores.memory import MemoryStore
+from ckptsync.tensors import Demands
+from tests.filled import DEMO, FIRST, SECOND, entry, put, report_on, send, two_nodes
+from tests.heads import consolidate_due
+
+SHARD = "checkpoint-4/pytorch_model_fsdp_0/__1_0.distcp"
+
+
+def short(store: MemoryStore) -> Summary:
+    found = read_state(store)
+    return summarize(found.locations[0], found.mtimes)
+
+
+def test_a_whole_location_in_short() -> None:
+    store = MemoryStore()
+    two_nodes(store)
+    found = short(store)
+    assert (found.run, found.location, found.step, found.status, found.nodes) == (
+        "run",
+        "checkpoint-4",
+        4,
+        "COMPLETE",
+        ("node0", "node1"),
+    )
+    own = list(store.names("run/checkpoint-4/"))
+    assert (found.files, found.size) == (len(own), sum(e.size for e in own))
+    assert (found.model, found.resume, found.consolidated, found.lacks) == (True, True, False, ())
+    assert found.ended == FIRST / SECOND
+
+
+def test_times_are_the_stores() -> None:
+    store = MemoryStore()  # its clock counts writes
+    two_nodes(store)
+    first, second = (e.mtime for e in store.names("run/.ckptsync/"))
+    assert (short(store).first, short(store).arrived) == (first, second)
+
+
+def test_a_location_that_is_not_whole_says_why_in_few_lines() -> None:
+    store = MemoryStore()
+    send(store, DEMO / "fsdp2/node0/checkpoint-4", "node0")
+    assert short(store).status == "INCOMPLETE"
+    assert any("no node has uploaded it" in line for line in short(store).evidence)
+
+
+def test_damage_is_told_as_it_was_found_and_whether_the_file_came_again() -> None:
+    store = MemoryStore()
+    two_nodes(store)
+    found = read_state(store).locations[0]
+    put(
+        store,
+        report_on(
+            found,
+            1,
+            "damaged",
+            [VerifyFinding("digest", SHARD, "two blocks"), VerifyFinding("note", "x", "y")],
+            "parse",
+        ),
+    )
+    said = short(store)
+    assert (said.status, said.evidence, said.proof.damage_level) == (
+        "DAMAGED",
+        (f"{SHARD}: digest: two blocks",),
+        "parse",
+    )
+    assert said.proof.rewritten_at < said.proof.damaged_at
+    store.write(f"run/{SHARD}", [b"again"])
+    assert short(store).proof.rewritten_at > short(store).proof.damaged_at
+
+
+def test_what_was_proven_when() -> None:
+    store = MemoryStore()
+    two_nodes(store)
+    seen = read_state(store).locations[0]
+    assert short(store).proof == Proven()
+    first = put(store, report_on(seen, 1, "ok", level="load"))
+    second = put(store, report_on(seen, 2, "ok", level="digest"))
+    mtimes = read_state(store).mtimes
+    assert short(store).proof.passed == (("digest", mtimes[second]), ("load", mtimes[first]))
+    assert (short(store).proof.report, short(store).proof.when) == (second, mtimes[second])
+
+
+def test_every_record_changes_the_state() -> None:
+    store = MemoryStore()
+    two_nodes(store)
+    before = short(store).state
+    put(store, report_on(read_state(store).locations[0], 1, "ok"))
+    assert short(store).state != before
+
+
+@pytest.mark.parametrize(
+    ("name", "number"), [("checkpoint-500", 500), ("final", None), ("epoch_1_step_20", 20)]
+)
+def test_a_step_is_the_number_at_the_end(name: str, number: int | None) -> None:
+    assert step(name) == number
+
+
+def test_of_many_lines_the_others_are_counted() -> None:
+    assert cut(["a"] * 8) == ("a",) * 8
+    assert cut(["a"] * 11) == (*("a",) * 8, "and 3 more")
+
+
+def test_what_has_come_since_it_was_consolidated_and_what_its_model_lacks_is_told() -> None:
+    store = MemoryStore()
+    two_nodes(store)
+    assert (short(store).late, short(store).to_open) == (False, ()), "nothing is consolidated"
+    consolidate_due(store, HeadOptions())
+    assert (short(store).late, short(store).to_open) == (False, ("config.json", "tokenizer"))
+    late = read_state(store).locations[0].manifests[1].manifest
+    put(store, replace(late, n=1, files=(replace(late.files[0], path="README.md"),)))
+    assert short(store).late
+
+
+@pytest.mark.parametrize(
+    ("record", "error", "kind"),
+    [
+        ("manifest-n0-0", Corrupt("x"), "digest"),
+        ("model-0", Corrupt("x"), "digest"),
+        ("report-1", Corrupt("x"), "note"),
+        ("manifest-n0-0", Unsupported("x"), "note"),
+    ],
+)
+def test_a_record_that_cannot_be_read_is_damage_unless_it_is_only_newer_or_a_report(
+    record: str, error: CkptsyncError, kind: str
+) -> None:
+    name = f"run/.ckptsync/checkpoint-1~ab/{record}-{'0' * 16}.json"
+    parsed = parse_record_name(name)
+    assert parsed
+    fault = Fault(name, parsed, error)
+    assert (fault.run, fault.location) == ("run", "checkpoint-1~ab")
+    assert (fault.finding.kind, fault.finding.name) == (kind, name.removeprefix("run/"))
+
+
+# Which node should have the missing files.
+
+LOST = "global_step4/zero_pp_rank_1_mp_rank_00_model_states.pt"
+
+
+def seen(store: MemoryStore, location: str) -> Summary:
+    return next(s for s in read_catalogue(store).summaries if s.location == location)
+
+
+def incomplete(
+    store: MemoryStore,
+    node: str,
+    ranks: Sequence[int],
+    location: str,
+    world: int | None = None,
+    *,
+    whole: bool = True,
+) -> None:
+    """A node that had these ranks sends a file of each.
+
+    ``whole``: what it sends says which files there are in all.
+    """
+    paths = [f"__{rank}_0.distcp" for rank in ranks]
+    demands = Demands(
+        {f"__{rank}_0.distcp": None for rank in range(world or 0)} if whole else {}, {}, world
+    )
+    for path in paths:
+        store.write(f"run/{location}/{path}", [b"x"])
+    files = tuple(entry(path, b"x", FIRST) for path in sorted(paths))
+    put(
+        store,
+        Manifest(
+            "run",
+            location,
+            location,
+            node,
+            0,
+            files,
+            tuple(ranks),
+            FIRST,
+            FIRST,
+            demands,
+            save=location,
+        ),
+    )
+
+
+def test_what_a_dead_node_had_is_named_with_the_node_that_had_its_ranks_before() -> None:
+    store = MemoryStore()
+    two_nodes(store, "zero3", "checkpoint-3")
+    send(store, DEMO / "zero3/node0/checkpoint-4", "node0", "checkpoint-4")
+    found = seen(store, "checkpoint-4")
+    assert found.status == "INCOMPLETE"
+    assert found.lost == (
+        f"node1, which had rank 1 in checkpoint-3: {LOST} and 2 more, which no node has uploaded",
+    )
+    assert found.awaited == ("node1",)
+
+
+def test_it_keeps_nobody_from_being_whole() -> None:
+    store = MemoryStore()
+    send(store, DEMO / "zero3/node0/checkpoint-4", "node0", "checkpoint-4")
+    two_nodes(store, "zero3", "checkpoint-5")
+    assert [(s.location, s.status) for s in read_catalogue(store).summaries] == [
+        ("checkpoint-4", "INCOMPLETE"),
+        ("checkpoint-5", "COMPLETE"),
+    ]
+
+
+def test_without_another_checkpoint_the_rank_is_named_and_nobody_blamed() -> None:
+    store = MemoryStore()
+    send(store, DEMO / "zero3/node0/checkpoint-4", "node0", "checkpoint-4")
+    found = seen(store, "checkpoint-4")
+    assert (found.lost, found.awaited) == (
+        (f"rank 1: {LOST} and 2 more, which no node has uploaded",),
+        (),
+    )
+
+
+def test_the_checkpoint_nearest_in_time_tells_whose_ranks_they_are() -> None:
+    store = MemoryStore()
+    incomplete(store, "old", [0, 1, 2, 3], "checkpoint-8", 4)  # it came first, whatever its name
+    for location in ("checkpoint-2", "checkpoint-3"):
+        incomplete(store, "a", [0, 1], location, 4)
+        if location == "checkpoint-2":
+            incomplete(store, "b", [2, 3], location, 4)
+    found = seen(store, "checkpoint-3")
+    assert found.lost == (
+        (
+            "b, which had ranks 2-3 in checkpoint-2: __2_0.distcp and 1 more, which no node has"
+            " uploaded"
+        ),
+    )
+
+
+def test_a_hooks_world_tells_of_ranks_of_which_nothing_came() -> None:
+    store = MemoryStore()
+    incomplete(store, "a", [0, 1], "checkpoint-1", 4, whole=False)
+    assert seen(store, "checkpoint-1").lost == ("ranks 2-3: no node has uploaded any of its files",)
+
+
+def test_where_no_metadata_came_those_who_took_part_before_are_awaited() -> None:
+    store = MemoryStore()
+    incomplete(store, "a", [0], "checkpoint-1", 2)
+    incomplete(store, "b", [1], "checkpoint-1", 2)
+    incomplete(store, "b", [1], "checkpoint-2", whole=False)
+    found = seen(store, "checkpoint-2")
+    assert (found.lost, found.awaited) == (
+        ("a: has uploaded nothing yet; it uploaded a part of checkpoint-1",),
+        ("a",),
+    )
+
+
+def test_what_was_sent_and_is_not_in_the_store_is_asked_of_its_node() -> None:
+    store = MemoryStore()
+    two_nodes(store, "zero3", "checkpoint-4")
+    store.delete(f"run/checkpoint-4/{LOST}")
+    found = seen(store, "checkpoint-4")
+    assert (found.lost, found.awaited) == (
+        (f"node1: uploaded {LOST}, which is no longer in the store",),
+        ("node1",),
+    )
+
+
+def test_what_is_not_arriving_lacks_nobody() -> None:
+    store = MemoryStore()
+    two_nodes(store)
+    whole = seen(store, "checkpoint-4")
+    assert explain_missing([whole]) == (whole,)
+    assert (whole.gaps, whole.lost, whole.ranks) == ((), (), (("node0", "0"), ("node1", "1")))
+    assert explain_missing([replace(whole, status="INCOMPLETE")])[0].lost == ()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"), [([], ""), ([3], "3"), ([0, 1, 2, 7], "0-2,7"), ([9, 8, 1], "1,8-9")]
+)
+def test_ranks_are_written_as_ranges_and_read_again(ranks: list[int], text: str) -> None:
+    assert show_ranks(ranks) == text
+    assert read_ranks(text) == set(ranks)

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckptsync.digest import digest_stream
+from ckptsync.errors import Corrupt, Incomplete
+from ckptsync.head.checked_files import CheckedFiles
+from ckptsync.records.manifest import FileEntry
+from ckptsync.stores.file_trees import StoreFiles
+from ckptsync.stores.memory import MemoryStore
+from ckptsync.tensors import Extent, read
+
+DATA = random.Random(1).randbytes(50_000)  # whole blocks and a shorter one
+FOUND = digest_stream([DATA], len(DATA))
+BLOCK = FOUND.block_size
+ENTRY = FileEntry("x", len(DATA), FOUND.digest, FOUND.block_size, FOUND.blocks, 0)
+
+
+class Counted(StoreFiles):
+    read = 0
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        self.read += out.nbytes
+        super().read_into(name, start, out)
+
+
+def files(data: bytes = DATA) -> tuple[CheckedFiles, Counted]:
+    store = MemoryStore()
+    store.write("run/x", [data])
+    store.write("run/y", [b"nobody names this"])
+    counted = Counted(store, {"x": ("run/x", len(data)), "y": ("run/y", 17)})
+    return CheckedFiles(counted, {"x": ENTRY}), counted
+
+
+@given(st.integers(0, len(DATA)), st.integers(0, len(DATA)))
+def test_what_is_read_is_what_is_there(a: int, b: int) -> None:
+    start, end = sorted((a, b))
+    assert read(files()[0], Extent("x", start, end - start)) == DATA[start:end]
+
+
+@given(st.integers(0, len(DATA)), st.integers(0, len(DATA)), st.integers(0, len(DATA) - 1))
+def test_a_changed_byte_in_a_block_that_is_touched_is_noticed(a: int, b: int, at: int) -> None:
+    start, end = sorted((a, b))
+    changed = DATA[:at] + bytes([DATA[at] ^ 1]) + DATA[at + 1 :]
+    touched = (
+        start < end
+        and start // FOUND.block_size <= at // FOUND.block_size <= (end - 1) // FOUND.block_size
+    )
+    if touched:
+        with pytest.raises(Corrupt, match="not those that its node sent"):
+            read(files(changed)[0], Extent("x", start, end - start))
+    else:
+        assert read(files(changed)[0], Extent("x", start, end - start)) == DATA[start:end]
+
+
+def test_whole_blocks_are_read_once() -> None:
+    checked, counted = files()
+    read(checked, Extent("x", 0, len(DATA)))
+    assert counted.read == len(DATA)
+
+
+def test_a_block_is_checked_once() -> None:
+    checked, counted = files()
+    for _ in range(3):
+        read(checked, Extent("x", 10, 10))
+    assert counted.read == 3 * 10 + FOUND.block_size
+
+
+def test_what_no_manifest_names_is_not_there() -> None:
+    assert set(files()[0].sizes()) == {"x"}
+    with pytest.raises(Incomplete):
+        read(files()[0], Extent("y", 0, 1))

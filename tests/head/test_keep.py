@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import pytest
+
+from ckptsync.catalogue.uncached import read_state
+from ckptsync.errors import ConfigError, Incomplete
+from ckptsync.head.gc import RetentionRequest, apply_retention, read_manifests
+from ckptsync.head.keep import keep, release
+from ckptsync.head.removal import write_tombstone
+from ckptsync.head.rules import Rules
+from ckptsync.records.tombstone_keep_join import Stage
+from ckptsync.stores.memory import MemoryStore
+from tests.filled import flip
+from tests.retained import FIRST, fill
+
+STAGES: tuple[Stage, ...] = ("begun", "withdrawn", "marked")
+LAST = RetentionRequest(lambda _: Rules(keep_last=1), 99.0)
+SHARDS = RetentionRequest(lambda _: Rules(shards=0), 0.0)
+
+
+def filled() -> MemoryStore:
+    store = MemoryStore()
+    for n in (1, 2):
+        fill(store, f"checkpoint-{n}", FIRST + n * 3600)
+    return store
+
+
+def word(store: MemoryStore) -> str:
+    seen = read_state(store).of("run", "checkpoint-1")
+    assert seen is not None
+    return seen.status
+
+
+def test_what_is_kept_is_not_marked_and_what_is_released_is() -> None:
+    store = filled()
+    assert keep(store, "run", "checkpoint-1", "for the paper")
+    assert not keep(store, "run", "checkpoint-1")
+    assert apply_retention(store, LAST).done == ()
+    assert release(store, "run", "checkpoint-1")
+    assert not release(store, "run", "checkpoint-1")
+    assert [d.result for d in apply_retention(store, LAST).done] == ["marked"]
+
+
+def test_what_was_marked_comes_back() -> None:
+    store = filled()
+    apply_retention(store, LAST)
+    assert word(store) == "RETIRED"
+    assert keep(store, "run", "checkpoint-1")
+    assert word(store) == "VERIFIED"
+
+
+def test_what_has_lost_a_file_and_was_only_marked_is_kept() -> None:
+    store = filled()
+    apply_retention(store, LAST)
+    store.delete("run/consolidated/checkpoint-1/model.safetensors")
+    assert keep(store, "run", "checkpoint-1")
+    assert word(store) == "COMPLETE"
+    assert not keep(store, "run", "checkpoint-1")
+
+
+def test_what_a_removal_has_taken_a_file_of_is_not_promised() -> None:
+    store = filled()
+    apply_retention(store, LAST)
+    (name,) = [e.name for e in store.names("run/.ckptsync/checkpoint-1/") if "/manifest-" in e.name]
+    for stage in STAGES:
+        write_tombstone(store, read_manifests(store, [name]), "location", stage, reason="old")
+    store.delete("run/checkpoint-1/a.bin")
+    with pytest.raises(Incomplete, match="it may still be deleted"):
+        keep(store, "run", "checkpoint-1")
+
+
+def test_a_model_whose_shards_have_gone_may_still_be_kept() -> None:
+    store = filled()
+    for _ in range(2):
+        apply_retention(store, SHARDS)
+    assert keep(store, "run", "checkpoint-1")
+    assert word(store) == "VERIFIED"
+
+
+def test_there_is_nothing_to_keep_where_nothing_is() -> None:
+    with pytest.raises(ConfigError, match="checkpoint 'checkpoint-9' not found in run 'run'"):
+        keep(filled(), "run", "checkpoint-9")
+
+
+@pytest.mark.parametrize("kind", ["report", "model"])
+def test_what_is_made_anew_keeps_nobody_from_keeping(kind: str) -> None:
+    store = filled()
+    flip(
+        store,
+        next(e.name for e in store.names("run/.ckptsync/checkpoint-1/") if f"/{kind}-" in e.name),
+    )
+    assert keep(store, "run", "checkpoint-1")
+    assert release(store, "run", "checkpoint-1")

@@ -1,0 +1,221 @@
+"""Who can do what about which damage.  Pure, so that what is shown is what is done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from ckptsync.catalogue.uncached import StoreState, read_state
+from ckptsync.errors import Corrupt, Unsupported
+from ckptsync.head.consolidate import HeadOptions
+from ckptsync.head.gc import RetentionRequest, apply_retention, read_manifests
+from ckptsync.head.keep import keep, release
+from ckptsync.head.removal import LEASE, write_tombstone
+from ckptsync.head.repair import How, NodeState, RepairPlan, plan_repair, repair
+from ckptsync.head.rules import Rules
+from ckptsync.records.io import Fault
+from ckptsync.records.locations import LocationState, unanswered_findings
+from ckptsync.records.names import RecordName
+from ckptsync.records.report import Level, Verdict, VerifyFinding
+from ckptsync.records.tombstone_keep_join import Scope, Stage
+from ckptsync.stores.memory import MemoryStore
+from tests.filled import flip, put, report_on, two_nodes
+from tests.retained import FIRST, fill
+
+SHARD = "checkpoint-4/pytorch_model_fsdp_0/__1_0.distcp"
+RNG = "checkpoint-4/rng_state_1.pth"
+
+
+def location_state(store: MemoryStore) -> LocationState:
+    (found,) = read_state(store).locations
+    return found
+
+
+def said(*reports: tuple[int, Verdict, tuple[str, ...], Level]) -> LocationState:
+    """A location with reports: number, verdict, names of damaged files, level."""
+    store = MemoryStore()
+    two_nodes(store)
+    for n, verdict, names, level in reports:
+        put(
+            store,
+            report_on(
+                location_state(store),
+                n,
+                verdict,
+                [VerifyFinding("digest", name, "") for name in names],
+                level,
+            ),
+        )
+    return location_state(store)
+
+
+def plan_of(
+    seen: LocationState | None, nodes: Mapping[str, NodeState], *faults: Fault
+) -> RepairPlan:
+    found = StoreState((seen,) if seen else (), faults, {})
+    return plan_repair(
+        found, "run", "checkpoint-4", unanswered_findings(seen) if seen else (), nodes
+    )
+
+
+def planned(names: tuple[str, ...], **nodes: NodeState) -> list[tuple[str, How]]:
+    seen = said((1, "damaged", names, "digest"))
+    found = plan_of(seen, nodes)
+    return [(part.name, part.how) for part in found.parts]
+
+
+def test_a_node_that_runs_is_asked_unless_it_says_that_it_has_it_no_more() -> None:
+    (report,) = said((1, "damaged", (SHARD,), "digest")).conditions.proof.damage
+    alive, gone = NodeState(is_alive=True), NodeState(is_alive=False)
+    assert planned((SHARD,), node1=alive) == [(SHARD, "ask")]
+    assert planned((SHARD,), node1=gone) == planned((SHARD,), node0=alive) == [(SHARD, "away")]
+    assert planned((SHARD,), node1=NodeState(is_alive=True, lacks={report: (SHARD,)})) == [
+        (SHARD, "lost")
+    ]
+    assert planned((SHARD,), node1=NodeState(is_alive=True, lacks={report: (RNG,)})) == [
+        (SHARD, "ask")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "told"), [(SHARD, "no model can be built"), (RNG, "the model does not need this file")]
+)
+def test_what_is_lost_is_said_with_what_follows(name: str, told: str) -> None:
+    seen = said((1, "damaged", (name,), "digest"))
+    lacks = NodeState(is_alive=True, lacks=dict.fromkeys(seen.conditions.proof.damage, (name,)))
+    found = plan_of(seen, {"node1": lacks})
+    assert found.exit_code == 10
+    assert "states of rank 1" in found.parts[0].consequences
+    assert told in found.parts[0].consequences[-1]
+
+
+def test_what_a_later_report_no_longer_finds_is_over() -> None:
+    still = said((1, "damaged", (SHARD, RNG), "digest"), (2, "damaged", (RNG,), "digest"))
+    assert {f.name for f in unanswered_findings(still)} == {RNG}
+    less = said((1, "damaged", (SHARD,), "digest"), (2, "damaged", (RNG,), "stat"))
+    assert {f.name for f in unanswered_findings(less)} == {SHARD, RNG}, (
+        "who reads less answers less"
+    )
+
+
+def test_names_that_no_record_binds_are_nobodys_to_repair() -> None:
+    for name in (
+        "../other/x",
+        "checkpoint-4/nothing",
+        "consolidated/checkpoint-4/model.safetensors",
+        "",
+    ):
+        assert planned((name,), node1=NodeState(is_alive=True)) == []
+
+
+def fault(kind: str, error: Exception) -> Fault:
+    node = "node1" if kind == "manifest" else ""
+    record = RecordName("run", "checkpoint-4", kind, node, 0, "0" * 16)  # type: ignore[arg-type]
+    return Fault(str(record), record, error)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "how"),
+    [
+        ("manifest", Corrupt("x"), "ask"),
+        ("model", Corrupt("x"), "rebuild"),
+        ("tombstone", Corrupt("x"), "delete"),
+        ("keep", Corrupt("x"), "delete"),
+        ("report", Corrupt("x"), "ignore"),
+        ("manifest", Unsupported("x"), "later"),
+    ],
+)
+def test_records_that_cannot_be_read(kind: str, error: Exception, how: How) -> None:
+    found = plan_of(None, {"node1": NodeState(is_alive=True)}, fault(kind, error))
+    assert [part.how for part in found.parts] == [how]
+
+
+def test_a_manifest_that_its_node_cannot_write_again_is_lost() -> None:
+    bad = fault("manifest", Corrupt("x"))
+    assert (
+        plan_of(None, {"node1": NodeState(is_alive=True, lacks={bad.name: ()})}, bad).exit_code
+        == 10
+    )
+
+
+# What is done at once.
+
+LAST = RetentionRequest(lambda _: Rules(keep_last=1), 0.0)
+LOCATION = "checkpoint-1"
+
+
+def filled() -> tuple[MemoryStore, str]:
+    store = MemoryStore()
+    name = fill(store, LOCATION)
+    fill(store, "checkpoint-2", FIRST + 3600)
+    return store, name
+
+
+def stone(store: MemoryStore, manifest: str, stage: Stage, scope: Scope = "location") -> str:
+    return write_tombstone(store, read_manifests(store, [manifest]), scope, stage, reason="old")
+
+
+def repaired(store: MemoryStore) -> tuple[str, ...]:
+    found = read_state(store, "run")
+    seen = next((s for s in found.readable if s.location == LOCATION), None)
+    return repair(store, plan_repair(found, "run", LOCATION, (), {}), seen, HeadOptions())
+
+
+def names(store: MemoryStore, kind: str) -> list[str]:
+    return [e.name for e in store.names(f"run/.ckptsync/{LOCATION}/") if f"/{kind}-" in e.name]
+
+
+def stays_after_gc(store: MemoryStore) -> bool:
+    """Return whether gc, called twice, leaves files of the location."""
+    for _ in range(2):
+        apply_retention(store, LAST)
+    return bool([*store.names(f"run/{LOCATION}/")])
+
+
+def test_what_a_damaged_keep_kept_is_kept_by_a_new_one() -> None:
+    store, _ = filled()
+    keep(store, "run", LOCATION, "the paper")
+    (bad,) = names(store, "keep")
+    flip(store, bad)
+    assert len(repaired(store)) == 2
+    assert bad not in names(store, "keep")
+    assert stays_after_gc(store)
+    assert release(store, "run", LOCATION)
+    assert not stays_after_gc(store)
+
+
+@pytest.mark.parametrize("before", [("marked",), ("marked", "begun")])
+def test_what_a_damaged_tombstone_may_have_withdrawn_is_kept(before: tuple[Stage, ...]) -> None:
+    store, manifest = filled()
+    for stage in before:
+        stone(store, manifest, stage)
+    bad = stone(store, manifest, "withdrawn")
+    flip(store, bad)
+    assert len(repaired(store)) == 2
+    assert bad not in names(store, "tombstone")
+    for _ in range(int(LEASE)):  # seconds: this store's clock counts writes
+        store.write("clock", [b""])
+    assert stays_after_gc(store)
+    assert not read_state(store).locations[0].conditions.retired
+
+
+def test_what_is_deleted_in_part_is_finished_all_the_same() -> None:
+    store, manifest = filled()
+    stone(store, manifest, "marked")
+    stone(store, manifest, "begun")
+    flip(store, stone(store, manifest, "begun"))
+    store.delete(f"run/{LOCATION}/a.bin")
+    assert len(repaired(store)) == 2
+    assert not stays_after_gc(store)
+
+
+def test_a_damaged_report_goes_when_a_later_one_says_what_is() -> None:
+    store, _ = filled()
+    (good,) = names(store, "report")
+    bad = good.replace("report-1-", "report-0-")
+    store.write(bad, [b"x"])
+    assert repaired(store) == (bad.removeprefix("run/"),)
+    assert names(store, "report") == [good]
+    flip(store, good)
+    assert repaired(store) == (), "the next verification says what is"

@@ -1,0 +1,353 @@
+"""What is kept: never the last that is verified, all that any rule names, and reasons that people
+can follow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckptsync.catalogue.location_summary import Summary
+from ckptsync.head.retention import (
+    PATIENCE,
+    RetentionDecision,
+    RunEvidence,
+    Verdict,
+    decide,
+    is_going,
+    is_resumable,
+    is_verified,
+    last_protection,
+    with_action,
+)
+from ckptsync.head.rules import Best, Rules
+from ckptsync.records.locations import STATUSES
+from tests.retained import DAY, seen
+
+NOW = 1000 * DAY
+
+
+def kept(
+    locations: list[Summary], rules: Rules, evidence: RunEvidence | None = None, now: float = NOW
+) -> list[int | None]:
+    """Steps of those that stay, shards or not."""
+    steps = {s.location: s.step for s in locations}
+    return sorted(
+        (
+            steps[d.location]
+            for d in decide(locations, rules, evidence or RunEvidence(), now)
+            if d.verdict != "drop"
+        ),
+        key=str,
+    )
+
+
+def reason(
+    locations: list[Summary], rules: Rules, location: str, evidence: RunEvidence | None = None
+) -> str:
+    return next(
+        d.reason
+        for d in decide(locations, rules, evidence or RunEvidence(), NOW)
+        if d.location == location
+    )
+
+
+FIVE = [seen(n) for n in (1, 2, 3, 4, 5)]
+
+
+def test_without_a_rule_nothing_goes() -> None:
+    assert kept(FIVE, Rules()) == [1, 2, 3, 4, 5]
+    assert kept(FIVE, Rules(shards=1)) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("rules", "expected"),
+    [
+        (Rules(keep_last=2), [4, 5]),
+        (Rules(keep_every=2), [2, 4, 5]),
+        (Rules(keep_last=1, keep_every=3), [3, 5]),
+        (Rules(keep_best=Best("eval_loss", 1)), [2, 5]),
+        (Rules(keep_best=Best("eval_loss", 2, is_greatest=True)), [1, 3, 5]),
+        (Rules(max_age=998 * DAY), [3, 4, 5]),
+        (Rules(max_size=45), [3, 4, 5]),
+        (Rules(max_size=1), [5]),
+        (Rules(max_age=998 * DAY, max_size=30), [4, 5]),
+        (Rules(keep_every=2, max_size=15), [2, 4, 5]),
+    ],
+)
+def test_each_rule_and_rules_together(rules: Rules, expected: list[int]) -> None:
+    losses = RunEvidence(
+        {f"checkpoint-{n}": value for n, value in ((1, 9.0), (2, 1.0), (3, 8.0), (5, 3.0))}
+    )
+    assert kept(FIVE, rules, losses) == expected
+
+
+def test_newest_is_what_was_written_last_and_not_the_largest_step() -> None:
+    restarted = [
+        seen(500, at=1),
+        seen(1000, at=2),
+        replace(seen(500, at=9), location="checkpoint-500~again"),
+    ]
+    assert [
+        d.location
+        for d in decide(restarted, Rules(keep_last=1), RunEvidence(), NOW)
+        if d.verdict == "keep"
+    ] == ["checkpoint-500~again"]
+
+
+def test_what_a_person_keeps_what_is_in_doubt_and_the_end_of_training_stay() -> None:
+    locations = [
+        *FIVE,
+        seen(None, at=0),
+        replace(seen(0), kept="for the paper"),
+        seen(6, "CONFLICT", at=0.5),
+    ]
+    twin = replace(seen(6, at=0.6), location="checkpoint-6~other")
+    assert kept([*locations, twin], Rules(keep_last=1)) == [0, 5, 6, 6, None]
+    assert reason(locations, Rules(keep_last=1), "checkpoint-0") == "kept by hand: for the paper"
+    assert kept(FIVE, Rules(keep_last=1), RunEvidence({}, ["checkpoint-2"])) == [2, 5]
+
+
+def test_what_a_trainer_leaves_at_the_end_stays_and_is_none_of_the_newest() -> None:
+    tag = replace(seen(5, at=9 * DAY), checkpoint="global_step5", location="global_step5")
+    locations = [*FIVE, seen(None, at=10 * DAY), tag]
+    assert kept(locations, Rules(keep_last=2)) == [4, 5, 5, None]
+    alone = [
+        replace(seen(n), checkpoint=f"global_step{n}", location=f"global_step{n}")
+        for n in (1, 2, 3)
+    ]
+    assert kept(alone, Rules(keep_last=1)) == [3], (
+        "where there is nothing else, tags are the checkpoints"
+    )
+
+
+def test_what_was_never_verified_stays_until_it_is_overtaken_and_quiet() -> None:
+    incomplete = [seen(6, "INCOMPLETE"), seen(4, "DAMAGED"), seen(3, "COMPLETE")]
+    assert kept([*incomplete, seen(5), seen(2)], Rules(keep_last=1)) == [5, 6]
+    assert kept([*incomplete, seen(1)], Rules(keep_last=1)) == [1, 3, 4, 6], (
+        "nothing newer is verified"
+    )
+    assert kept([*incomplete, seen(5), seen(2)], Rules(keep_last=2)) == [2, 3, 4, 5, 6], (
+        "one of them may be the second yet"
+    )
+    just = replace(seen(4, "INCOMPLETE"), arrived=NOW - PATIENCE + 1)
+    assert kept([just, seen(5)], Rules(keep_last=1)) == [4, 5]
+
+
+def test_a_metric_that_cannot_be_read_keeps_and_one_that_was_never_measured_does_not() -> None:
+    rules = Rules(keep_best=Best("eval_loss", 1))
+    assert kept(FIVE, rules, RunEvidence({"checkpoint-1": None, "checkpoint-3": 2.0})) == [1, 3, 5]
+
+
+def test_shards_go_of_all_but_the_newest_while_models_stay() -> None:
+    locations = [*FIVE, seen(6, "CONSOLIDATED"), replace(seen(0), kept="by me")]
+    found = {d.location: d.verdict for d in decide(locations, Rules(shards=2), RunEvidence(), NOW)}
+    assert [location for location, verdict in found.items() if verdict == "drop-shards"] == [
+        f"checkpoint-{n}" for n in (3, 2, 1)
+    ]
+
+
+def test_the_newest_that_can_be_resumed_from_stays_beside_newer_models() -> None:
+    locations = [
+        seen(1),
+        seen(2),
+        replace(seen(3), shards_retired="old", resume=False, done=True, begun=True),
+    ]
+    assert kept(locations, Rules(keep_last=1)) == [2, 3]
+    assert (
+        reason(locations, Rules(keep_last=1), "checkpoint-2")
+        == "the newest that can be resumed from"
+    )
+
+
+def test_shards_of_the_newest_that_can_be_resumed_from_stay_unless_none_are_wanted() -> None:
+    locations = [seen(1), replace(seen(2), resume=False), replace(seen(3), resume=False)]
+    verdicts = {
+        n: [d.verdict for d in decide(locations, Rules(shards=n), RunEvidence(), NOW)]
+        for n in (1, 0)
+    }
+    assert verdicts == {1: ["keep", "drop-shards", "keep"], 0: ["drop-shards"] * 3}
+
+
+def test_reasons_say_what_kept_it_and_what_did_not() -> None:
+    rules = Rules(keep_last=1, keep_every=4, max_age=10 * DAY)
+    assert reason(FIVE, rules, "checkpoint-4") == "its step is a multiple of 4"
+    assert (
+        reason(FIVE, rules, "checkpoint-1")
+        == "not one of the newest 1, its step is not a multiple of 4, older than 10d"
+    )
+    assert reason([seen(3, "INCOMPLETE"), *FIVE[3:]], rules, "checkpoint-3").startswith(
+        "incomplete, and a newer checkpoint is verified; "
+    )
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> list[Summary]:
+    words = draw(st.lists(st.sampled_from(STATUSES), max_size=8))
+    found = []
+    for n, word in enumerate(words):
+        told: dict[str, Any] = {
+            "at": draw(st.integers(0, 990)) * DAY,
+            "size": draw(st.integers(0, 20)),
+            "begun": word == "RETIRED" and draw(st.booleans()),
+            "resume": word in ("VERIFIED", "RETIRED") and draw(st.booleans()),
+            "kept": draw(st.sampled_from(["", "", "mine"])),
+        }
+        found.append(seen(n, word, **told))
+    return found
+
+
+RULES = st.builds(
+    Rules,
+    keep_last=st.integers(0, 3),
+    keep_every=st.integers(0, 3),
+    keep_best=st.sampled_from([None, Best("m", 1), Best("m", 2, is_greatest=True)]),
+    max_age=st.sampled_from([0.0, DAY, 500 * DAY]),
+    max_size=st.sampled_from([0, 20, 60]),
+    shards=st.sampled_from([None, 0, 1, 2]),
+)
+EVIDENCE = st.builds(
+    RunEvidence,
+    st.dictionaries(
+        st.sampled_from([f"checkpoint-{n}" for n in range(8)]), st.none() | st.floats(0, 9)
+    ),
+)
+
+
+def stays(decisions: tuple[RetentionDecision, ...]) -> set[str]:
+    return {d.location for d in decisions if d.verdict != "drop"}
+
+
+@given(runs(), RULES, EVIDENCE)
+def test_the_last_verified_checkpoint_of_a_run_never_goes(
+    locations: list[Summary], rules: Rules, evidence: RunEvidence
+) -> None:
+    left = stays(decide(locations, rules, evidence, NOW))
+    for of_a_kind in (is_verified, is_resumable):
+        for there in (
+            [s for s in locations if not is_going(s)],
+            [s for s in locations if not s.retired],
+        ):
+            if any(map(of_a_kind, there)):
+                assert any(of_a_kind(s) for s in there if s.location in left)
+    assert {
+        s.location for s in locations if (s.kept or s.status == "CONFLICT") and not is_going(s)
+    } <= left
+
+
+@given(runs(), RULES, EVIDENCE)
+def test_rules_keep_together_what_each_would_keep_alone(
+    locations: list[Summary], rules: Rules, evidence: RunEvidence
+) -> None:
+    together = stays(decide(locations, replace(rules, max_age=0.0, max_size=0), evidence, NOW))
+    for alone in (
+        Rules(rules.keep_last),
+        Rules(0, rules.keep_every),
+        Rules(keep_best=rules.keep_best),
+    ):
+        if alone != Rules():
+            assert stays(decide(locations, alone, evidence, NOW)) <= together
+
+
+@given(runs(), RULES, EVIDENCE, st.sampled_from(["keep_last", "max_age", "max_size", "keep_best"]))
+def test_whoever_asks_for_more_keeps_no_less(
+    locations: list[Summary], rules: Rules, evidence: RunEvidence, which: str
+) -> None:
+    value = getattr(rules, which)
+    if not value:
+        return
+    more: dict[str, Any] = {
+        which: replace(value, count=value.count + 1) if isinstance(value, Best) else value * 2
+    }
+    assert stays(decide(locations, rules, evidence, NOW)) <= stays(
+        decide(locations, replace(rules, **more), evidence, NOW)
+    )
+
+
+@given(runs(), RULES, EVIDENCE)
+def test_what_is_on_its_way_pushes_nothing_out(
+    locations: list[Summary], rules: Rules, evidence: RunEvidence
+) -> None:
+    rules = replace(rules, max_size=0)
+    more = [*locations, seen(99, "INCOMPLETE", at=NOW - 1)]
+    assert stays(decide(locations, rules, evidence, NOW)) <= stays(
+        decide(more, rules, evidence, NOW)
+    )
+
+
+@given(runs(), RULES, EVIDENCE, st.randoms())
+def test_the_order_of_the_catalogue_does_not_matter(
+    locations: list[Summary], rules: Rules, evidence: RunEvidence, random: object
+) -> None:
+    shuffled = list(locations)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    assert decide(shuffled, rules, evidence, NOW) == decide(locations, rules, evidence, NOW)
+
+
+# What is due: grace, withdrawing, and what must be left before anything is deleted.
+
+GRACE = 100.0
+FRESH = seen(1)
+MARKED = replace(seen(1, "RETIRED"), marked_at=NOW - 99.0)
+OLD = replace(MARKED, marked_at=NOW - 100.0)
+SHARDS = replace(seen(1), shards_retired="old", resume=False, marked_at=NOW - 100.0)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "location", "action", "scope"),
+    [
+        ("keep", FRESH, "nothing", "location"),
+        ("drop", FRESH, "mark", "location"),
+        ("drop", MARKED, "wait", "location"),
+        ("drop", OLD, "remove", "location"),
+        ("keep", OLD, "withdraw", "location"),
+        ("drop-shards", OLD, "withdraw", "location"),
+        ("drop-shards", replace(OLD, shards_retired="old", begun=True), "remove", "location"),
+        ("keep", replace(OLD, begun=True), "remove", "location"),
+        ("drop", replace(FRESH, withdrawn_at=NOW - 99.0), "wait", "location"),
+        ("drop", replace(FRESH, withdrawn_at=NOW - 100.0), "mark", "location"),
+        ("drop-shards", FRESH, "mark", "shards"),
+        ("drop-shards", replace(SHARDS, marked_at=NOW - 1), "wait", "shards"),
+        ("drop-shards", SHARDS, "remove", "shards"),
+        ("keep", SHARDS, "withdraw", "shards"),
+        ("keep", replace(SHARDS, begun=True), "remove", "shards"),
+        ("keep", replace(SHARDS, begun=True, done=True), "nothing", "shards"),
+        ("drop", replace(SHARDS, begun=True, done=True), "mark", "location"),
+    ],
+)
+def test_what_is_due(verdict: Verdict, location: Summary, action: str, scope: str) -> None:
+    found = with_action(
+        RetentionDecision("run", location.location, verdict, "why"), location, NOW, GRACE
+    )
+    assert found.action == action
+    assert action == "nothing" or found.scope == scope
+
+
+def test_what_waits_says_for_how_long() -> None:
+    assert (
+        with_action(
+            RetentionDecision("run", "checkpoint-1", "drop", "why"), MARKED, NOW, GRACE
+        ).left
+        == 1.0
+    )
+
+
+def test_all_that_is_marked_counts_as_gone() -> None:
+    for other in (replace(seen(2, "RETIRED"), marked_at=1.0), seen(2, "CONSOLIDATED")):
+        assert "no other" in last_protection(MARKED, "location", [other], resumes=True)
+    assert last_protection(MARKED, "location", [seen(2)], resumes=True) == ""
+
+
+def test_a_model_is_no_location_to_resume_from() -> None:
+    model = replace(seen(2), resume=False)
+    assert "resumed" in last_protection(MARKED, "location", [model], resumes=True)
+    assert last_protection(MARKED, "location", [model], resumes=False) == ""
+
+
+def test_shards_go_only_while_the_model_is_verified() -> None:
+    assert last_protection(SHARDS, "shards", [], resumes=False) == ""
+    assert last_protection(replace(SHARDS, status="DAMAGED"), "shards", [], resumes=False) != ""

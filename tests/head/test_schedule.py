@@ -1,0 +1,141 @@
+"""What is due, out of a real store's summaries."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ckptsync.catalogue.cached import read_catalogue
+from ckptsync.catalogue.child_job import Job
+from ckptsync.catalogue.location_summary import summarize
+from ckptsync.head.consolidate import HeadOptions, consolidate_location
+from ckptsync.head.schedule import head_jobs, todo_for
+from ckptsync.records.locations import Condition, LocationState
+from ckptsync.records.report import Kind, VerifyFinding
+from ckptsync.stores.memory import MemoryStore
+from tests.filled import DEMO, put, report_on, send, two_nodes
+from tests.head.test_consolidate import BASE, MODEL, look
+from tests.heads import consolidate_due
+
+
+def due(store: MemoryStore, configured: str = "") -> list[Job]:
+    return list(head_jobs(read_catalogue(store).summaries, lambda _: configured))
+
+
+def test_what_is_complete_is_a_job_until_it_is_consolidated_and_what_arrives_is_none() -> None:
+    store = MemoryStore()
+    send(store, DEMO / "fsdp2/node0/checkpoint-4", "node0")
+    assert due(store) == []
+    send(store, DEMO / "fsdp2/node1/checkpoint-4", "node1")
+    [job] = due(store)
+    assert (job.run, job.location, job.once_per_key) == ("run", "checkpoint-4", False)
+    assert job.size > 10_000
+    consolidate_location(store, "run", "checkpoint-4", BASE)
+    assert due(store) == []
+
+
+def test_damage_is_looked_at_once_in_one_state_and_a_lost_file_again_and_again() -> None:
+    store = MemoryStore()
+    two_nodes(store)
+    consolidate_location(store, "run", "checkpoint-4", BASE)
+    put(
+        store,
+        report_on(
+            look(store),
+            0,
+            "damaged",
+            [VerifyFinding("digest", MODEL.removeprefix("run/"), "differs")],
+        ),
+    )
+    [damaged] = due(store)
+    store.delete(MODEL)
+    [lost] = due(store)
+    assert (damaged.once_per_key, lost.once_per_key, damaged.key != lost.key) == (True, False, True)
+
+
+def test_the_newest_comes_first_and_before_what_is_damaged() -> None:
+    store = MemoryStore()
+    for location in ("checkpoint-4", "checkpoint-5", "checkpoint-6"):
+        two_nodes(store, location=location)
+    consolidate_location(store, "run", "checkpoint-4", BASE)
+    store.delete(MODEL)
+    assert [e.location for e in due(store)] == ["checkpoint-6", "checkpoint-5", "checkpoint-4"]
+
+
+def test_what_a_model_lacks_is_looked_for_once_in_a_run_and_where_there_is_something() -> None:
+    store = MemoryStore()
+    for location in ("checkpoint-4", "checkpoint-5"):
+        two_nodes(store, location=location)
+        consolidate_location(store, "run", location, HeadOptions())
+    assert due(store) == []
+    [given] = due(store, "config_from")
+    assert (given.run, given.location, given.once_per_key) == ("run", "", True)
+    send(store, DEMO / "base", "node0", "final")
+    [final] = [e for e in due(store) if not e.location]
+    assert final.key != given.key
+    assert len(consolidate_location(store, "run", "", HeadOptions())) == 2
+    assert [e for e in due(store) if not e.location] == []
+
+
+def consolidated(*findings: VerifyFinding) -> LocationState:
+    store = MemoryStore()
+    two_nodes(store)
+    consolidate_due(store, HeadOptions())
+    seen = consolidate_due(store, HeadOptions()).catalogue.readable[0]
+    if findings:
+        put(store, report_on(seen, 0, "damaged", findings))
+    return consolidate_due(store, HeadOptions()).catalogue.readable[0]
+
+
+def todo(seen: LocationState) -> str | None:
+    return todo_for(summarize(seen, {}))
+
+
+def test_what_is_consolidated_may_still_lack_configuration() -> None:
+    assert todo(consolidated()) == "complete"
+
+
+def test_what_is_in_conflict_or_given_up_is_left_alone() -> None:
+    seen = consolidated()
+    for conditions in (
+        replace(seen.conditions, conflict="two saves"),
+        replace(seen.conditions, retired="old"),
+    ):
+        assert todo(replace(seen, conditions=conditions)) is None
+        assert (
+            todo(replace(seen, conditions=conditions, model_record=None, model_record_name=""))
+            is None
+        )
+
+
+def test_a_model_whose_shards_were_deleted_still_gets_what_opens_it() -> None:
+    seen = consolidated()
+    assert todo(replace(seen, conditions=replace(seen.conditions, shards="old"))) == "complete"
+
+
+def test_without_a_model_record_completeness_decides() -> None:
+    seen = replace(consolidated(), model_record=None, model_record_name="")
+    assert todo(seen) == "merge"
+    assert (
+        todo(replace(seen, conditions=replace(seen.conditions, model=Condition(holds=False))))
+        is None
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "what"),
+    [
+        ("digest", "consolidated/checkpoint-4/model.safetensors", "repair"),
+        ("missing", "consolidated/checkpoint-4/model.safetensors", "repair"),
+        ("nonfinite", "consolidated/checkpoint-4/model.safetensors", "complete"),
+        ("note", "consolidated/checkpoint-4/model.safetensors", "complete"),
+        ("digest", "consolidated/checkpoint-4/stranger", "complete"),
+        ("digest", "checkpoint-4/model.safetensors", "complete"),
+        ("digest", "consolidated/checkpoint-44/model.safetensors", "complete"),
+    ],
+)
+def test_only_damage_to_what_the_model_record_binds_is_repaired(
+    kind: Kind, name: str, what: str
+) -> None:
+    assert todo(consolidated(VerifyFinding(kind, name, ""))) == what

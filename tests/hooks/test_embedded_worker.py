@@ -1,0 +1,358 @@
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ckptsync.errors import ConfigError
+from ckptsync.hooks import embedded_worker
+from ckptsync.hooks.embedded_worker import (
+    EmbeddedWorker,
+    await_turn,
+    claim_node,
+    from_environment,
+    parse_wait,
+)
+from ckptsync.hooks.trainer_saves import TrainerSaves
+from ckptsync.records.names import checked_node
+from ckptsync.service.own_process import Locks
+from ckptsync.spool import markers
+from tests.hooks.training import Said, ranks, save
+from tests.standing import ROOT, ran
+from tests.ticks import until
+
+
+def test_the_environment_gives_the_callbacks_options() -> None:
+    assert from_environment({"CKPTSYNC_STORE": " s3://bucket ", "CKPTSYNC_RUN": "sft"}) == {
+        "store": "s3://bucket",
+        "wait": "",
+        "run": "sft",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "wait"),
+    [("", 0.0), ("600", 600.0), ("0", 0.0), ("1.5", 1.5), ("10m", 600.0), ("1h30m", 5400.0)],
+)
+def test_a_wait_is_seconds_or_a_duration(text: str, wait: float) -> None:
+    assert parse_wait(text) == parse_wait(wait) == wait
+
+
+@pytest.mark.parametrize(
+    "wait", ["soon", "-5", -5.0, "1e9", "nan", float("inf"), ".", "²", "9" * 400, None]
+)
+def test_any_other_wait_is_refused_by_name(wait: object) -> None:
+    with pytest.raises(ConfigError, match="CKPTSYNC_WAIT") as refused:
+        parse_wait(wait)  # type: ignore[arg-type]
+    assert refused.value.hint
+
+
+def committed(output_dir: Path) -> TrainerSaves:
+    (saver,) = ranks(output_dir)
+    save(saver, step=1)
+    saver.commit(1)
+    saver.leave()
+    return saver
+
+
+@contextlib.contextmanager
+def running(output_dir: Path, store: Path | str, run: str = "") -> Iterator[EmbeddedWorker]:
+    """The embedded worker that this process starts for an output directory."""
+    embedded_worker.keep_running(output_dir, str(store), run)
+    worker = embedded_worker._workers.pop((os.getpid(), output_dir))
+    try:
+        yield worker
+    finally:
+        if worker.is_running():
+            os.kill(worker.pid, signal.SIGKILL)
+        assert until(lambda: not worker.is_running(), 60)
+
+
+TRAINING = """
+import sys
+from pathlib import Path
+from ckptsync.hooks import embedded_worker
+embedded_worker.keep_running(Path(sys.argv[1]), sys.argv[2])
+(worker,) = embedded_worker._workers.values()
+print(worker.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_embedded_worker_sends_and_ends_after_the_training(tmp_path: Path) -> None:
+    saver = committed(tmp_path / "out")
+    command = [sys.executable, "-c", TRAINING, str(tmp_path / "out"), str(tmp_path / "store")]
+    training = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    assert training.stdout is not None
+    pid = int(training.stdout.readline())
+    worker = EmbeddedWorker(pid, markers.began(pid), 0.0)
+    try:
+        assert until(lambda: not embedded_worker.unstored(tmp_path / "out"), 60)
+        assert worker.is_running()
+        stored = tmp_path / "store" / "out" / "checkpoint-1" / "model.safetensors"
+        assert stored.read_text() == "weights 1 "
+    finally:
+        training.communicate()
+        assert until(lambda: not worker.is_running(), 60)
+    assert embedded_worker.log_problem(saver.spool) == ""
+
+
+def test_it_is_of_another_session_and_gives_way(tmp_path: Path) -> None:
+    committed(tmp_path / "out")
+    with running(tmp_path / "out", tmp_path / "store") as worker:
+        assert os.getsid(worker.pid) == worker.pid
+        assert os.getpriority(os.PRIO_PROCESS, worker.pid) >= 10
+
+
+def test_what_it_cannot_do_is_in_its_log(tmp_path: Path) -> None:
+    spool = committed(tmp_path / "out").spool
+    with running(tmp_path / "out", "nothing://such") as worker:
+        assert until(lambda: not worker.is_running(), 60)
+    lines = (spool / "embedded.log").read_text().splitlines()
+    error, _, hint = embedded_worker.log_problem(spool).partition("; hint: ")
+    assert "nothing" in error
+    assert error in lines[-2]
+    assert hint in lines[-1]
+
+
+SAID = {
+    "ckptsync: error: no such store\nckptsync: hint: make it\n": "no such store; hint: make it",
+    "ckptsync: error: of the one before\nckptsync: hint: no\nTraceback (most recent call last):\n "
+    " File\nModuleNotFoundError: No module named 'msgspec'\n": (
+        f"ModuleNotFoundError: No module named 'msgspec'; hint: {sys.executable} -m pip install"
+        " ckptsync brings what it needs"
+    ),
+    "ckptsync: error: two problems\n  this\n  that\n": "two problems",
+    (
+        "ckptsync: error: of the one before\nTraceback (most recent call last):\n "
+        " File\nTypeError: 1\n"
+    ): ("TypeError: 1"),
+    'ckptsync: error: of the one before\n{"message": "sent"}\n': "",
+    "": "",
+}
+
+
+@pytest.mark.parametrize(("log", "reason"), SAID.items())
+def test_the_reason_is_the_last_thing_it_said(spool: Path, log: str, reason: str) -> None:
+    (spool / "embedded.log").write_text("x" * 99999 + "\n" + log if log else "")
+    assert embedded_worker.log_problem(spool) == reason
+
+
+def sent(output_dir: Path, store: Path | str, run: str = "") -> None:
+    """What is kept there."""
+    saver = committed(output_dir)
+    with running(output_dir, store, run) as worker:
+        assert until(
+            lambda: not embedded_worker.unstored(output_dir) or not worker.is_running(), 60
+        )
+        assert embedded_worker.unstored(output_dir) == (), (
+            saver.spool / "embedded.log"
+        ).read_text()
+
+
+def test_what_it_is_told_is_not_overridden_by_the_trainingschild_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CKPTSYNC_STORE", "other")
+    monkeypatch.setenv("CKPTSYNC_ROLES", "head")
+    sent(tmp_path / "out", "store")
+    assert (tmp_path / "store" / "out" / "checkpoint-1" / "model.safetensors").exists()
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("name", ["out [1]", "*", "out?"])
+def test_a_directory_of_any_name_is_meant_literally(tmp_path: Path, name: str) -> None:
+    sent(tmp_path / name, tmp_path / "store")
+    assert (tmp_path / "store" / name / "checkpoint-1" / "model.safetensors").exists()
+
+
+def test_a_run_can_have_another_name_in_the_store_than_on_the_disk(tmp_path: Path) -> None:
+    for run, stored in (("qwen-sft", "qwen-sft"), ("qwen-{dir}", "qwen-_out")):
+        sent(tmp_path / run / "_out", tmp_path / "store", run)
+        assert (tmp_path / "store" / stored / "checkpoint-1" / "model.safetensors").exists()
+
+
+def test_code_beside_the_model_is_none_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    for name in ("queue.py", "yaml.py", "ckptsync.py"):
+        (tmp_path / "out" / name).write_text(
+            "raise SystemExit('imported from the output directory')"
+        )
+    sent(tmp_path / "out", tmp_path / "store")
+
+
+def test_packages_that_are_installed_do_not_come_before_the_standard_library(
+    tmp_path: Path,
+) -> None:
+    venv.create(tmp_path, with_pip=False, symlinks=True)
+    (site,) = tmp_path.glob("lib/python*/site-packages")
+    (site / "pathlib.py").write_text(
+        "raise ImportError('a backport for Python 2, which many environments have')"
+    )
+    (site / "ckptsync").symlink_to(ROOT / "ckptsync")
+    child = (
+        "subprocess.run([sys.executable, '-c', 'import ckptsync.hooks.embedded_worker'],"
+        " env=child_environment(), cwd='/')"
+    )
+    program = (
+        "import subprocess, sys; from ckptsync.hooks.embedded_worker import child_environment;"
+        f" print({child}.returncode)"
+    )
+    assert (
+        ran("-c", program, python=str(tmp_path / "bin" / "python"), path=(), cwd=tmp_path).stdout
+        == "0\n"
+    )
+
+
+def test_another_worker_that_is_still_at_work_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CKPTSYNC_NODE", "node")
+    saver = committed(tmp_path / "out")
+    log = saver.spool / "embedded.log"
+    with contextlib.ExitStack() as stack:
+        with (saver.spool / "worker-node.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            worker = stack.enter_context(running(tmp_path / "out", tmp_path / "store"))
+            assert until(
+                lambda: (
+                    "waiting: another worker is at work" in log.read_text()
+                    or not worker.is_running()
+                ),
+                60,
+            )
+            assert not until(lambda: not worker.is_running(), 2), log.read_text()
+        assert until(lambda: not embedded_worker.unstored(tmp_path / "out"), 60)
+
+
+@pytest.mark.parametrize("ends_first", ["worker", "training"])
+def test_who_is_at_work_is_waited_for_and_after_the_training_not_for_ever(
+    spool: Path, ends_first: str
+) -> None:
+    trains = subprocess.Popen(
+        [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE
+    )
+    answers = list[bool]()
+    with (spool / "worker-node.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        waiting = threading.Thread(
+            target=lambda: answers.append(await_turn(spool, trains.pid, 0.1))
+        )
+        waiting.start()
+        if ends_first == "training":
+            waiting.join(1)
+            assert waiting.is_alive(), (
+                "while the training lives it waits longer than it is patient afterwards"
+            )
+            trains.communicate()
+            waiting.join(60)
+    waiting.join(60)
+    trains.communicate()
+    assert answers == [ends_first == "worker"]
+
+
+def test_where_nobody_is_at_work_it_begins_also_for_a_training_that_has_gone(spool: Path) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    assert await_turn(spool, gone.pid)
+
+
+CLAIM = """
+import os, sys
+from pathlib import Path
+from ckptsync.hooks.embedded_worker import claim_node
+print(claim_node("node", sys.argv[1], Path("/a/_ckptsync")), flush=True)
+os.execv(sys.executable, [sys.executable, "-c", "import sys; print('become another', flush=True); \
+sys.stdin.read()"])
+"""
+
+
+def test_of_two_trainings_of_a_machine_the_first_has_the_nodes_own_id_in_one_store(
+    tmp_path: Path,
+) -> None:
+    command = [sys.executable, "-c", CLAIM, str(tmp_path)]
+    holder = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    assert holder.stdout is not None
+    assert [holder.stdout.readline() for _ in "12"] == ["node\n", "become another\n"]
+    one, other = (claim_node("node", str(tmp_path), Path(f"/{name}/_ckptsync")) for name in "bc")
+    assert checked_node(one).startswith("node-")
+    assert one != other
+    assert one == claim_node("node", str(tmp_path), Path("/b/_ckptsync")), (
+        "the same when it begins again"
+    )
+    assert claim_node("node", f"{tmp_path}/other", Path("/b/_ckptsync")) == "node"
+    assert claim_node("n" * 100, str(tmp_path), Path("/b/_ckptsync")) == "n" * 100
+    assert checked_node(claim_node("n" * 100, str(tmp_path), Path("/b/_ckptsync")))
+    holder.communicate()
+    assert claim_node("node", str(tmp_path), Path("/b/_ckptsync")) == "node"
+
+
+# --- the wait for the store
+
+
+def test_a_worker_at_work_is_seen_and_not_disturbed(spool: Path) -> None:
+    locks = Locks("n0")
+    assert not embedded_worker.is_served(spool)
+    locks.hold(spool)
+    assert embedded_worker.is_served(spool)
+    locks.close()
+    assert not embedded_worker.is_served(spool)
+    locks.hold(spool)
+    locks.close()
+
+
+def test_waiting_ends_when_the_store_has_everything(tmp_path: Path) -> None:
+    said, locks = Said(), Locks("n0")
+    pin = committed(tmp_path).spool / "pins" / "checkpoint-1.0"
+    assert embedded_worker.unstored(tmp_path) == ("checkpoint-1.0",)
+    locks.hold(tmp_path / "_ckptsync")
+    thread = threading.Thread(
+        target=embedded_worker.wait, args=(tmp_path, time.monotonic() + 60, said)
+    )
+    thread.start()
+    (pin / "stored").touch()
+    thread.join(30)
+    locks.close()
+    assert (thread.is_alive(), embedded_worker.unstored(tmp_path), said) == (False, (), [])
+
+
+def test_waiting_has_an_end(tmp_path: Path) -> None:
+    said, locks = Said(), Locks("n0")
+    committed(tmp_path)
+    locks.hold(tmp_path / "_ckptsync")
+    embedded_worker.wait(tmp_path, time.monotonic(), said)
+    locks.close()
+    assert "not uploaded yet: checkpoint-1.0" in said[0]
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_a_worker_that_begins_again_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, comes_back: bool
+) -> None:
+    pin, said = committed(tmp_path).spool / "pins" / "checkpoint-1.0", Said()
+    looks = iter([False, True])
+
+    def served(_: Path) -> bool:
+        if comes_back and next(looks):
+            (pin / "stored").touch()
+        return False
+
+    monkeypatch.setattr(embedded_worker, "is_served", served)
+    monkeypatch.setattr(embedded_worker, "RESTART", 3600 if comes_back else 0)
+    embedded_worker.wait(tmp_path, time.monotonic() + 3600, said)
+    assert [line.partition(":")[0] for line in said] == ([] if comes_back else ["not waiting"])

@@ -1,0 +1,285 @@
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ckptsync.errors import Incomplete, StoreError
+from ckptsync.hooks import pin_checkpoint as pinning
+from ckptsync.hooks.pin_checkpoint import pin_checkpoint
+from ckptsync.spool.markers import Commit
+from ckptsync.spool.pins import Pin
+from ckptsync.walk import Listing, Stat, walk
+from tests.hooks.training import Said, commits, other_disk
+from tests.standing import ROOT, ran
+
+__all__ = ["other_disk"]  # a fixture
+
+
+LONG = 64 * 1024 * 1024  # bytes: its copy takes longer than the test's next line
+COMMIT = Commit("t", "s", "checkpoint-1", 1, 1, (0,), "h", "transformers 5", 1.0, {})
+
+
+def source(output_dir: Path, **files: str) -> Path:
+    folder = output_dir / "checkpoint-1"
+    folder.mkdir(parents=True)
+    (output_dir / "_ckptsync" / "pins").mkdir(parents=True)
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+def hidden(output_dir: Path) -> list[str]:
+    return [p.name for p in (output_dir / "_ckptsync" / "pins").glob(".*")]
+
+
+def copied() -> None:
+    for thread in threading.enumerate():
+        if thread.name in ("ckptsync-copy", "ckptsync-remove"):
+            thread.join()
+
+
+def test_a_pin_holds_every_file_and_says_which(tmp_path: Path) -> None:
+    said = Said()
+    pin_checkpoint(source(tmp_path, a="1", b="22"), tmp_path, COMMIT, said)
+    commit = commits(tmp_path)["checkpoint-1.0"]
+    root = tmp_path / "_ckptsync" / "pins" / "checkpoint-1.0" / "files"
+    assert commit.files == {f.path: (f.size, f.mtime) for f in walk(root).files}
+    assert [f.size for f in walk(root).files] == [1, 2]
+    assert said == []
+
+
+def test_nothing_is_written_into_the_checkpoint(tmp_path: Path) -> None:
+    it = source(tmp_path, a="1")
+    before = it.stat()
+    pin_checkpoint(it, tmp_path, COMMIT, Said())
+    after = it.stat()
+    assert (before.st_mtime_ns, before.st_ctime_ns) == (after.st_mtime_ns, after.st_ctime_ns)
+
+
+def test_a_pin_has_the_added_files_that_the_checkpoint_lacks(tmp_path: Path) -> None:
+    it = source(tmp_path, **{"config.json": "its own"})
+    added = tmp_path / "_ckptsync" / "added" / "t"
+    added.mkdir(parents=True)
+    (added / "config.json").write_text("ours")
+    (added / "tokenizer.json").write_text("ours")
+    pin_checkpoint(it, tmp_path, COMMIT, Said(), added=added)
+    pin = tmp_path / "_ckptsync" / "pins" / "checkpoint-1.0"
+    assert (pin / "files" / "config.json").read_text() == "its own"
+    assert [p.name for p in (pin / "added").iterdir()] == ["tokenizer.json"]
+
+
+def test_what_the_sentinel_calls_incomplete_is_not_pinned(tmp_path: Path) -> None:
+    it = source(tmp_path, **{"a": "1", pinning.SENTINEL: ""})
+    with pytest.raises(Incomplete, match="still being written"):
+        pin_checkpoint(it, tmp_path, COMMIT, Said())
+    assert commits(tmp_path) == {}
+
+
+def test_a_checkpoint_that_rotation_takes_meanwhile_is_not_called_whole(tmp_path: Path) -> None:
+    it = source(tmp_path, a="1", b="2")
+    seen: list[Listing] = []
+
+    def look(path: Path) -> Listing:
+        if seen:
+            (
+                path / "b"
+                # it was linked already, and another file may have gone before we first looked
+            ).unlink()
+        seen.append(walk(path))
+        return seen[-1]
+
+    with pytest.raises(Incomplete, match="changed while"):
+        pin_checkpoint(it, tmp_path, COMMIT, Said(), list_files=look)
+    assert commits(tmp_path) == {}
+    assert hidden(tmp_path) == []
+
+
+def test_a_node_that_has_nothing_of_it_pins_nothing(tmp_path: Path) -> None:
+    pin_checkpoint(source(tmp_path), tmp_path, COMMIT, Said())
+    assert commits(tmp_path) == {}
+
+
+def test_a_second_save_of_a_step_gets_the_next_number(tmp_path: Path) -> None:
+    it = source(tmp_path, a="1")
+    pin_checkpoint(it, tmp_path, COMMIT, Said())
+    pin_checkpoint(it, tmp_path, COMMIT, Said())
+    assert set(commits(tmp_path)) == {"checkpoint-1.0", "checkpoint-1.1"}
+
+
+def test_on_another_file_system_the_pin_appears_when_it_is_copied(
+    tmp_path: Path, other_disk: Path
+) -> None:
+    (tmp_path / "_ckptsync").symlink_to(other_disk)
+    it = source(tmp_path, a="1")
+    (it / "a").chmod(0o600)
+    pin_checkpoint(it, tmp_path, COMMIT, Said())
+    copied()
+    pin = tmp_path / "_ckptsync" / "pins" / "checkpoint-1.0"
+    assert (pin / "files" / "a").stat().st_mode & 0o777 == 0o600
+    assert not (pin / "files" / "a").samefile(it / "a")
+    assert (
+        (pin / "files" / "a").stat().st_mtime_ns
+        == (it / "a").stat().st_mtime_ns
+        == commits(tmp_path)[pin.name].files["a"][1]
+    )
+    assert hidden(tmp_path) == []
+
+
+def test_links_that_cannot_become_a_pin_hold_no_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it = source(tmp_path, a="1")
+
+    def full(*_: object) -> Path:
+        raise StoreError("no space left on device")
+
+    monkeypatch.setattr("ckptsync.spool.pins.publish", full)
+    with pytest.raises(StoreError):
+        pin_checkpoint(it, tmp_path, COMMIT, Said())
+    assert ((it / "a").stat().st_nlink, hidden(tmp_path)) == (1, [])
+
+
+def test_a_copy_that_the_trainer_overtakes_is_no_pin_and_is_said(
+    tmp_path: Path, other_disk: Path
+) -> None:
+    (tmp_path / "_ckptsync").symlink_to(other_disk)
+    it, said = source(tmp_path, a="1"), Said()
+    before = walk(it)
+    os.utime(it / "a", ns=(1, 1))
+    pin_checkpoint(it, tmp_path, COMMIT, said, list_files=lambda _: before)
+    copied()
+    assert commits(tmp_path) == {}
+    assert hidden(tmp_path) == []
+    assert "not copied" in said[0]
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+def test_on_another_file_system_bytes_outlive_rotation_and_a_writer_is_noticed(
+    tmp_path: Path, other_disk: Path, monkeypatch: pytest.MonkeyPatch, *, is_written: bool
+) -> None:
+    """The copy begins when rotation has deleted one file, or a writer has truncated another."""
+    (tmp_path / "_ckptsync").symlink_to(other_disk)
+    it, said = source(tmp_path, a="a" * 100_000, b="b"), Said()
+    begin: list[Callable[[], object]] = []
+    monkeypatch.setattr(pinning, "_in_thread", lambda work, _: begin.append(work))
+    pin_checkpoint(it, tmp_path, COMMIT, said)
+    (it / "a").unlink()
+    if is_written:
+        os.truncate(it / "b", 0)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    begin[0]()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before - 2
+    found = {p.name: p.stat().st_size for p in other_disk.glob("pins/checkpoint-1.0/files/*")}
+    assert (found, said == []) == (({}, False) if is_written else ({"a": 100_000, "b": 1}, True))
+
+
+def test_without_room_older_saves_are_given_up_aloud(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it, said = source(tmp_path, a="1"), Said()
+    for _ in range(2):
+        pin_checkpoint(it, tmp_path, COMMIT, said)
+        (it / "a").unlink()
+        (it / "a").write_text("2")
+    monkeypatch.setattr("ckptsync.hooks.pin_checkpoint.FLOOR", 1e18)
+    pin_checkpoint(it, tmp_path, COMMIT, said)
+    copied()
+    assert set(commits(tmp_path)) == {"checkpoint-1.2"}
+    assert [("NOT yet in the store" in s) for s in said] == [True, True]
+    assert hidden(tmp_path) == []
+
+
+def test_two_saves_of_one_name_are_copied_beside_each_other(
+    tmp_path: Path, other_disk: Path
+) -> None:
+    (tmp_path / "_ckptsync").symlink_to(other_disk)
+    it, said = source(tmp_path), Said()
+    for size in (LONG, 5):
+        with (tmp_path / "fresh").open("wb") as fresh:
+            fresh.truncate(size)
+        (tmp_path / "fresh").replace(it / "a")  # as safetensors writes
+        pin_checkpoint(it, tmp_path, COMMIT, said)
+    copied()
+    pins = tmp_path / "_ckptsync" / "pins"
+    assert sorted(p.stat().st_size for p in pins.glob("checkpoint-1.*/files/a")) == [5, LONG], said
+    assert hidden(tmp_path) == []
+
+
+AT_EXIT = """
+import atexit, sys
+from pathlib import Path
+from tests.hooks.training import Said, commits
+from tests.hooks.test_pin_checkpoint import COMMIT, LONG, pin_checkpoint, source
+output_dir, spool = map(Path, sys.argv[1:])
+(output_dir / "_ckptsync").symlink_to(spool)
+it = source(output_dir, a="1")
+(it / "a").open("wb").truncate(LONG)
+atexit.register(lambda: print(*commits(output_dir)))
+atexit.register(pin_checkpoint, it, output_dir, COMMIT, print)
+"""
+
+
+def test_when_the_interpreter_ends_a_copy_is_made_before_it_is_gone(
+    tmp_path: Path, other_disk: Path
+) -> None:
+    """It waits for threads before that, and later for none."""
+    done = ran("-c", AT_EXIT, str(tmp_path), str(other_disk), cwd=ROOT)
+    assert (done.stdout, done.stderr) == ("checkpoint-1.0\n", "")
+
+
+KEPT = Commit("t", "s", "c", 1, 1, (0,), "h", "", 1.0, {})
+
+
+def kept(
+    k: int, size: int, *, links: int = 1, at: float | None = None, stored: bool = False
+) -> Pin:
+    file = Stat("a", size, 1, 1, 1, links=links)
+    commit = replace(KEPT, at=at) if at is not None else None
+    return Pin("c", k, "", k * 10**9, Path(f"/pins/c.{k}"), (file,), commit=commit, stored=stored)
+
+
+def chosen(found: tuple[Pin, ...], wanted: int, newest: str = "none") -> list[int]:
+    return [p.k for p in pinning.choose_to_give_up(found, Path("/pins", newest), wanted)]
+
+
+def test_what_is_stored_goes_first_and_then_the_oldest() -> None:
+    found = (
+        kept(0, 10, at=5.0),
+        kept(1, 10, at=2.0),
+        kept(2, 10, at=9.0, stored=True),
+        kept(3, 10),
+    )
+    assert chosen(found, 40) == [2, 1, 3, 0]
+    assert chosen(found, 11) == [2, 1]
+    assert chosen(found, 1) == [2]
+
+
+def test_what_would_gain_nothing_stays() -> None:
+    assert chosen((kept(0, 10, links=2), kept(1, 10)), 10) == [1]
+
+
+def test_the_newest_never_goes() -> None:
+    assert chosen((kept(0, 10), kept(1, 10)), 100, "c.1") == [0]
+
+
+def spool(tmp_path: Path) -> Path:
+    for k in range(3):
+        files = tmp_path / "_ckptsync" / "pins" / f"c.{k}" / "files"
+        files.mkdir(parents=True)
+        (files / "a").write_bytes(b"x" * 1000)
+        os.utime(files.parent, ns=(k, k))
+    return tmp_path
+
+
+def test_on_a_full_disk_all_but_the_newest_goes_out_of_sight(tmp_path: Path) -> None:
+    output_dir = spool(tmp_path)
+    # no disk has room for such a save
+    given = pinning.make_room(output_dir, Path("c.2"), 10**18, Said())
+    pins = output_dir / "_ckptsync" / "pins"
+    assert [p.name.rpartition("-")[2] for p in given] == ["c.0", "c.1"]
+    assert [p.name for p in pins.glob("[!.]*")] == ["c.2"]

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ckptsync.hooks import rank_saves
+from ckptsync.spool import markers
+from tests.hooks.training import trains
+from tests.standing import ROOT, ran
+
+
+def test_who_begins_says_so_in_the_spool(tmp_path: Path) -> None:
+    mine = trains(tmp_path, 1, 4).begun
+    assert markers.begun(tmp_path / "_ckptsync") == (mine,)
+    assert (mine.rank, mine.world, mine.train, mine.trainer) == (1, 4, "", "transformers 5")
+    assert markers.is_running(mine)
+
+
+def test_a_shared_directory_is_one_location_whatever_the_hosts(tmp_path: Path) -> None:
+    mine, other = (trains(tmp_path, rank, 2) for rank in range(2))
+    assert mine.writers((mine.begun.process, other.begun.process)) == (0, 1)
+    assert mine.writers((mine.begun.process, "elsewhere")) == (0,)
+
+
+def test_where_introductions_were_deleted_nobody_knows_who_writes(tmp_path: Path) -> None:
+    mine = trains(tmp_path, 0, 2)
+    mine.withdraw()
+    assert mine.writers((mine.begun.process, "other")) == ()
+    alone = trains(tmp_path)
+    alone.withdraw()
+    assert alone.writers((alone.begun.process,)) == (0,)
+
+
+def test_marks_are_kept_as_long_as_the_save_is_there_or_pinned(tmp_path: Path) -> None:
+    spool = tmp_path / "_ckptsync"
+    for checkpoint in (
+        "checkpoint-1",
+        "checkpoint-2",
+        "checkpoint-3",
+        "checkpoint_4",
+        "run-0.checkpoint-1",
+        "run-0.checkpoint-2",
+    ):
+        markers.save_folder(spool, checkpoint, "s").mkdir(parents=True)
+    (tmp_path / "checkpoint-1").mkdir()
+    (tmp_path / "checkpoints" / "checkpoint_4").mkdir(parents=True)
+    (tmp_path / "run-0" / "checkpoint-1").mkdir(parents=True)
+    (spool / "pins" / "checkpoint-2.0").mkdir(parents=True)
+    rank_saves.forget_saves(spool)
+    assert sorted(p.name for p in (spool / "saves").iterdir()) == [
+        "checkpoint-1@s",
+        "checkpoint-2@s",
+        "checkpoint_4@s",
+        "run-0.checkpoint-1@s",
+    ]
+
+
+def test_a_process_of_another_machine_is_believed_for_a_month(tmp_path: Path) -> None:
+    spool = tmp_path / "_ckptsync"
+    mine = trains(tmp_path).begun
+    far = dataclasses.replace(mine, boot="another", host="elsewhere", process="far")
+    markers.write_mark(markers.begun_path(spool, "far"), far)
+    markers.write_mark(
+        markers.begun_path(spool, "old"),
+        dataclasses.replace(far, process="old", at=far.at - 31 * 24 * 3600),
+    )
+    rank_saves.forget_ended(spool)
+    assert {b.process for b in markers.begun(spool)} == {mine.process, "far"}
+
+
+@pytest.mark.parametrize(
+    ("script", "failed"),
+    [("", False), ("raise ValueError", True), ("import sys; sys.exit(3)", False)],
+)
+def test_an_exception_that_nobody_caught_is_seen_at_the_end(script: str, failed: bool) -> None:  # noqa: FBT001
+    program = (
+        "import atexit\n"
+        "from ckptsync.hooks import rank_saves\n"
+        "atexit.register(lambda: print(rank_saves.has_failed()))\n"
+        f"{script}"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parent.parent.parent,
+    )
+    assert done.stdout.strip() == str(failed)
+
+
+FORKED = """
+import multiprocessing, sys
+from ckptsync.hooks import rank_saves
+def work(how):
+    rank_saves.at_end(lambda: print(how, rank_saves.has_failed(), flush=True))
+    if how == "raises":
+        raise ValueError
+    sys.exit(how == "exits with 1")
+if __name__ == "__main__":
+    for how in ("ends", "exits with 1", "raises"):
+        process = multiprocessing.get_context(sys.argv[1]).Process(target=work, args=(how,))
+        process.start()
+        process.join()
+"""
+
+
+@pytest.mark.parametrize("way", ["fork", "spawn"])
+def test_a_process_of_multiprocessing_has_an_end_too(tmp_path: Path, way: str) -> None:
+    """Those of `notebook_launcher` and of torch's `spawn`."""
+    (tmp_path / "forked.py").write_text(FORKED)
+    done = ran(str(tmp_path / "forked.py"), way, cwd=ROOT)
+    assert done.stdout.splitlines() == ["ends False", "exits with 1 True", "raises True"]

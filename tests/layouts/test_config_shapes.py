@@ -1,0 +1,69 @@
+"""What a configuration implies, against the models that transformers makes of such
+configurations.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from ckptsync.errors import Corrupt
+from ckptsync.layouts.config_shapes import HEAD, MOST_LAYERS, parsed, shapes, ties
+from tests.vector import ROOT
+
+MODELS: list[dict[str, Any]] = json.loads((ROOT / "architectures.json").read_text())
+LLAMA: dict[str, Any] = MODELS[0]["config"]
+
+
+@pytest.mark.parametrize(
+    "of", MODELS, ids=lambda m: f"{m['config']['model_type']}-{m['config'].get('head_dim')}"
+)
+def test_every_name_and_shape_is_what_transformers_makes(of: dict[str, Any]) -> None:
+    found = shapes(of["config"])
+    assert found == {name: tuple(shape) for name, shape in of["shapes"].items()}
+
+
+UNSAID = {
+    "another class": {"architectures": ["LlamaForSequenceClassification"]},
+    "two classes": {"architectures": ["LlamaForCausalLM", "LlamaModel"]},
+    "no class": {"architectures": None},
+    "a class that is no text": {"architectures": [{}]},
+    "quantised": {"quantization_config": {"bits": 4}},
+    "no vocabulary": {"vocab_size": None},
+    "a number that is text": {"hidden_size": "20"},
+    "a number that is true": {"num_hidden_layers": True},
+    "nothing": {"intermediate_size": 0},
+    "layers without end": {"num_hidden_layers": MOST_LAYERS + 1},
+    "a flag that is not told": {"attention_bias": None},
+    "heads that do not share the hidden size": {"head_dim": None, "num_attention_heads": 3},
+    "no heads": {"head_dim": None, "num_attention_heads": 0},
+    "heads that are text": {"head_dim": None, "num_attention_heads": "4"},
+}
+
+
+@pytest.mark.parametrize("change", UNSAID.values(), ids=UNSAID)
+def test_what_is_not_said_exactly_implies_nothing(change: dict[str, Any]) -> None:
+    assert shapes(LLAMA)
+    assert shapes({**LLAMA, **change}) == {}
+
+
+def test_a_default_that_is_left_out_is_not_filled_in() -> None:
+    for key in ("num_key_value_heads", "vocab_size", "mlp_bias", "architectures"):
+        assert shapes({name: value for name, value in LLAMA.items() if name != key}) == {}
+
+
+def test_ties_are_what_the_configuration_says_and_both_names_are_known() -> None:
+    assert ties({"tie_word_embeddings": True})
+    assert not any(
+        ties(told) for told in ({}, {"tie_word_embeddings": None}, {"tie_word_embeddings": "yes"})
+    )
+    assert HEAD in shapes({**LLAMA, "tie_word_embeddings": True})
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"{", b"\xff", b"[" * 100_000, b"5"])
+def test_what_is_no_configuration_is_corrupt(data: bytes) -> None:
+    with pytest.raises(Corrupt, match=r"sub/config.json: not a configuration"):
+        parsed("sub/config.json", data)
+    assert parsed("config.json", b"{}") == {}

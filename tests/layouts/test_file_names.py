@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckptsync.errors import Incomplete
+from ckptsync.layouts.file_names import Within, holds_weights, home, inside, join, rank, ranks
+from ckptsync.tensors import read_whole
+from tests.plain_files import MemoryFiles
+
+PART = st.text("ab.", min_size=1, max_size=3)
+PATH = st.lists(PART, max_size=3).map("/".join)
+
+
+@given(PATH, PART)
+def test_what_is_joined_to_a_root_is_inside_it(root: str, name: str) -> None:
+    assert inside([join(root, name)], root) == {name: join(root, name)}
+
+
+def test_the_root_itself_has_no_name() -> None:
+    assert join("", "latest") == "latest"
+    assert join("a/b", "latest") == "a/b/latest"
+
+
+def test_a_model_lies_at_the_top_or_in_the_first_directory_of_those_that_frameworks_use() -> None:
+    found = [
+        home(names, {"m"}.intersection)
+        for names in (["m", "model/m"], ["hf_model/m", "model/m", "a/m"], ["a/m", "a/model/m"], [])
+    ]
+    assert found == [("",), ("model",), (), ()]
+
+
+def test_what_lies_deeper_or_elsewhere_is_not_inside() -> None:
+    names = ["latest", "a/latest", "a/b/latest", "aa/latest", "a"]
+    assert inside(names, "a") == {"latest": "a/latest"}
+    assert inside(names, "") == {"latest": "latest", "a": "a"}
+    assert inside(names, "b") == {}
+
+
+def test_a_directory_is_seen_as_if_it_were_all() -> None:
+    files = Within(
+        MemoryFiles({"a/config.json": b"{}", "a/b/config.json": b"[]", "config.json": b"3"}), "a"
+    )
+    assert files.sizes() == {"config.json": 2}
+    assert read_whole(files, "config.json") == b"{}"
+    with pytest.raises(Incomplete, match="b: not found"):
+        files.read_into("b", 0, memoryview(bytearray(1)))
+
+
+NAMES = {
+    "m/__3_0.distcp": 3,
+    "rng_state_7.pth": 7,
+    "random_states_2.pkl": 2,
+    "g/bf16_zero_pp_rank_11_mp_rank_00_optim_states.pt": 11,
+    "x_rank_5.pt": 5,
+    "pytorch_model_fsdp_0_rank4.bin": 4,
+    "actor/model_world_size_8_rank_6.pt": 6,
+    "shard-00001-model-00001-of-00001.safetensors": 0,
+    "sharded/shard-00016-model-00003-of-00004.safetensors": 15,
+    "shard-123456-model-00003-of-00004.safetensors": 123455,
+}
+NOBODYS = (
+    "rng_state.pth",
+    "scheduler.pt",
+    "g/mp_rank_00_model_states.pt",
+    "model-00001-of-00002.safetensors",
+    "rng_state_1.pth.tmp",
+    "x_rank_20261121.pt",
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_rank_is_seen_in_the_name_of_its_file(name: str) -> None:
+    assert rank(name) == NAMES[name]
+
+
+@pytest.mark.parametrize("name", NOBODYS)
+def test_a_file_that_is_nobodys_own_has_no_rank(name: str) -> None:
+    assert rank(name) is None
+
+
+def test_ranks_are_told_once_and_in_order() -> None:
+    assert ranks([*NAMES, *NAMES, *NOBODYS]) == (0, 2, 3, 4, 5, 6, 7, 11, 15, 123455)
+
+
+@pytest.mark.parametrize("root", ["optimizer_0", "a/optimizer", "optim", "a/extra_state"])
+def test_optimizers_and_other_states_are_no_weights(root: str) -> None:
+    assert not holds_weights(root)
+
+
+@pytest.mark.parametrize(
+    "root", ["", "optimizers/x", "pytorch_model_fsdp_0", "a/model", "optimizer.ckpt", "sharded"]
+)
+def test_every_other_root_holds_weights(root: str) -> None:
+    assert holds_weights(root)

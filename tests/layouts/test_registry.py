@@ -1,0 +1,299 @@
+"""Questions that are asked of any checkpoint without knowing which layout it has."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ckptsync
+from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
+from ckptsync.layouts import file_names, registry
+from ckptsync.layouts.registry import LAYOUTS, WeightsSource, layout
+from ckptsync.tensors import Demands
+from tests.plain_files import MemoryFiles, safetensors_file, tree
+from tests.vector import Vector, vector, vectors
+
+DEMO = Path(ckptsync.__file__).parent / "demo_data"
+MODEL = safetensors_file({"w": ("U8", (1,), b"x")})
+HOLLOW = safetensors_file({"w": ("F32", (0,), b""), "v": ("U8", (1,), b"x")})
+ADAPTER = {"adapter_model.safetensors": MODEL, "adapter_config.json": b"{}"}
+TAG = "zero_pp_rank_0_mp_rank_00_optim_states.pt"
+NODES = [
+    path.parent
+    for kind in ("fsdp2", "zero3")
+    for path in sorted((DEMO / kind).glob("*/checkpoint-4"))
+]
+
+
+def named(files: MemoryFiles) -> list[str]:
+    return [str(source) for source in registry.sources(files)]
+
+
+@pytest.mark.parametrize("of", vectors(), ids=lambda v: v.name)
+def test_a_real_checkpoint_has_every_file_that_it_demands(of: Vector) -> None:
+    files = tree(*of.sources)
+    found = registry.demands(files)
+    assert found.model
+    assert all(
+        size in (None, files.sizes()[name])
+        for name, size in (found.model | found.resume).items()
+        if name in files.sizes()
+    )
+    assert found.model.keys() <= files.sizes().keys()
+    assert found.world in (None, len(file_names.ranks(files.sizes())))
+
+
+@pytest.mark.parametrize("of", vectors(), ids=lambda v: v.name)
+def test_real_files_are_closed_and_cut_ones_are_not(of: Vector) -> None:
+    files = tree(*of.sources)
+    for name, data in list(files.content.items()):
+        assert registry.closed(name, files), name
+        if name.endswith((".safetensors", ".pt", ".pth", ".bin", ".json")):
+            files.content[name] = data[:-1] if not data.endswith(b"\n") else data[:-3]
+            assert not registry.closed(name, files), name
+            files.content[name] = b""
+            assert not registry.closed(name, files), name
+
+
+def test_files_of_torchs_older_format_have_no_end_and_are_taken_as_they_are() -> None:
+    files = MemoryFiles(
+        {
+            "a.pt": b"\x80\x02more",
+            "b.pt": b"\x80",
+            "c.bin": b"PK\x03",
+            "d.txt": b"",
+            "e.safetensors": MODEL,
+            "f.json": b"[1",
+        }
+    )
+    assert [registry.closed(name, files) for name in files.content] == [
+        True,
+        False,
+        False,
+        True,
+        True,
+        False,
+    ]
+    empty = MemoryFiles({"e.safetensors": safetensors_file({})})
+    assert registry.closed("e.safetensors", empty)
+
+
+def test_whole_weights_win_over_shards_and_shards_that_latest_names_over_others() -> None:
+    shards = {f"global_step{n}/{TAG}": b"" for n in (2, 10)}
+    files = MemoryFiles(
+        {
+            "model.safetensors": MODEL,
+            **ADAPTER,
+            "m/.metadata": b"",
+            **shards,
+            "latest": b"global_step10\n",
+        }
+    )
+    assert named(files) == ["whole:.", "peft:.", "dcp:m", "zero:global_step10", "zero:global_step2"]
+    assert str(registry.choose(files, None)) == "whole:."
+
+
+@pytest.mark.parametrize(
+    "of",
+    [v for v in vectors() if v.name not in ("lightning-file", "llamafactory-v1")],
+    ids=lambda v: v.name,
+)
+def test_a_checkpoint_that_ray_train_has_reported_has_the_same_source_and_demands(
+    of: Vector,
+) -> None:
+    files = tree(*of.sources)
+    nested = MemoryFiles({f"checkpoint/{name}": data for name, data in files.content.items()})
+    here, there = registry.choose(files, None), registry.choose(nested, None)
+    assert (there.layout, there.root) == (here.layout, f"checkpoint/{here.root}".rstrip("/"))
+    told, expected = registry.demands(nested), registry.demands(files)
+    assert told.model == {f"checkpoint/{name}": size for name, size in expected.model.items()}
+    assert told.resume == {f"checkpoint/{name}": size for name, size in expected.resume.items()}
+
+
+def test_whole_weights_in_a_directory_that_no_framework_uses_are_none() -> None:
+    files = MemoryFiles({"2_Dense/model.safetensors": MODEL, f"global_step2/{TAG}": b""})
+    assert named(files) == ["zero:global_step2"]
+
+
+def test_whole_weights_that_are_placeholders_do_not_win() -> None:
+    files = MemoryFiles({"model.safetensors": HOLLOW, f"global_step2/{TAG}": b""})
+    assert named(files) == ["zero:global_step2", "whole:."]
+    files.content["model.safetensors"] = HOLLOW[:-1]
+    assert named(files)[0] == "whole:."
+
+
+@pytest.mark.parametrize("wanted", ["zero", "zero:global_step2", "global_step2"])
+def test_a_source_is_chosen_by_its_name_its_layout_or_its_directory(wanted: str) -> None:
+    files = MemoryFiles({"model.safetensors": MODEL, f"global_step2/{TAG}": b""})
+    assert registry.choose(files, wanted) == WeightsSource("zero", "global_step2")
+
+
+@pytest.mark.parametrize("wanted", ["dcp", "zero", "global_step3", "whole:x"])
+def test_a_source_that_is_not_there_or_not_the_only_one_is_refused_with_what_there_is(
+    wanted: str,
+) -> None:
+    files = MemoryFiles(
+        {f"global_step{n}/{TAG}": b"" for n in (2, 4)} | {"model.safetensors": MODEL}
+    )
+    with pytest.raises(Unsupported, match=wanted) as e:
+        registry.choose(files, wanted)
+    assert e.value.hint == "there are: whole:., zero:global_step2, zero:global_step4"
+
+
+def test_two_sets_of_shards_are_never_guessed_between() -> None:
+    files = MemoryFiles({f"global_step{n}/{TAG}": b"" for n in (2, 4)})
+    with pytest.raises(Unsupported, match="2 sets of weights") as e:
+        registry.choose(files, None)
+    assert e.value.hint == "--source zero:global_step2 or zero:global_step4"
+    files.content["latest"] = b"global_step4"
+    assert str(registry.choose(files, None)) == "zero:global_step4"
+    files.content["latest"] = b"global_step6"
+    with pytest.raises(Unsupported, match="2 sets"):
+        registry.choose(files, None)
+    with pytest.raises(Unsupported, match="2 sets"):
+        registry.choose(MemoryFiles({"a/.metadata": b"", "b/.metadata": b""}), None)
+
+
+def test_what_nobody_claims_is_unsupported() -> None:
+    with pytest.raises(Unsupported, match="no known checkpoint among") as raised:
+        registry.choose(MemoryFiles({"pytorch_model.txt": b""}), None)
+    assert "lightning; point" in raised.value.hint
+    assert registry.demands(MemoryFiles({"a": b""})) == Demands()
+
+
+@pytest.mark.parametrize("node", NODES, ids=lambda p: f"{p.parent.name}-{p.name}")
+def test_a_node_demands_what_its_own_metadata_tells_and_never_raises(node: Path) -> None:
+    found = registry.demands(tree(node / "checkpoint-4"))
+    if node.parent.name == "fsdp2" and node.name == "node1":
+        assert not found.model  # .metadata is on the node of rank 0
+    else:
+        assert found.world == 2
+        assert {r for name in found.model for r in file_names.ranks([name])} == {0, 1}
+    assert not found.model.keys() & found.resume.keys()
+
+
+@pytest.mark.parametrize("kind", ["fsdp2", "zero3"])
+def test_resuming_demands_every_ranks_optimizer_and_random_states(kind: str) -> None:
+    files = tree(*(DEMO / kind / node / "checkpoint-4" for node in ("node0", "node1")))
+    found = registry.demands(files)
+    assert {f"rng_state_{n}.pth" for n in range(2)} <= found.resume.keys()
+    assert (found.model | found.resume).keys() <= files.sizes().keys()
+
+
+def test_the_optimizer_of_an_fsdp_checkpoint_is_demanded_for_resuming_only() -> None:
+    found = registry.demands(tree(*vector("hf-fsdp2-2node").sources))
+    assert any(name.startswith("optimizer_0/") for name in found.resume)
+    assert not any(name.startswith("optimizer_0/") for name in found.model)
+
+
+def test_missing_files_are_told_before_wrong_sizes_and_wrong_sizes_are_corrupt() -> None:
+    files = MemoryFiles({"a": b"12", "b": b"3"})
+    registry.require(files, {"a": 2, "b": None})
+    with pytest.raises(Incomplete, match="c and 1 more: not found, of 3 files"):
+        registry.require(files, {"a": 5, "d": None, "c": 1})
+    with pytest.raises(Corrupt, match="a: 2 bytes, 5 expected"):
+        registry.require(files, {"a": 5})
+
+
+@pytest.mark.parametrize("of", vectors(), ids=lambda v: v.name)
+def test_one_missing_file_is_named_and_incomplete(of: Vector) -> None:
+    files = tree(*of.sources)
+    source = registry.choose(files, None)
+    for name in layout(source.layout).demands(files, source.root):
+        if name in (
+            "model.safetensors.index.json",
+            "pytorch_model.bin.index.json",
+            "config.json",
+            "adapter_model.bin",
+        ):
+            # the numbers of the files, or the optimizer's metadata, say as much, or a newer file
+            # would do
+            continue
+        data = files.content.pop(name)
+        # whose shards number none that are not here
+        said = name.rpartition("/")[2] if source.layout != "dcp_safetensors" else None
+        # a tied module, whose names do not tell the number
+        said = None if "layer_00-" in name else said
+        if source.layout == "zero" and "optim" in name and "zero3" not in of.name:
+            # the model's own weights are all here, and it is said
+            (first, *_) = registry.tensors(files, source)
+            assert name in first.remark
+        else:
+            with pytest.raises(Incomplete, match=said):
+                registry.tensors(files, source)
+        files.content[name] = data
+
+
+@pytest.mark.parametrize(
+    "name", ["hf-fsdp1", "hf-zero2", "raw-ds-zero3-tied", "hf-sharded", "peft-adapter"]
+)
+@given(data=st.data())
+def test_a_checkpoint_with_one_changed_byte_is_read_or_refused_and_never_crashes(
+    name: str, data: st.DataObject
+) -> None:
+    files = tree(*vector(name).sources)
+    source = registry.choose(files, "zero" if name == "hf-zero2" else None)
+    spoilt = data.draw(st.sampled_from(sorted(layout(source.layout).demands(files, source.root))))
+    good = files.content[spoilt]
+    at = data.draw(st.integers(0, len(good) - 1) | st.integers(0, min(4000, len(good) - 1)))
+    files.content[spoilt] = good[:at] + bytes([data.draw(st.integers(0, 255))]) + good[at + 1 :]
+    with contextlib.suppress(CkptsyncError):
+        registry.tensors(files, source)
+
+
+@pytest.mark.parametrize("of", vectors(), ids=lambda v: v.name)
+def test_no_layout_that_a_checkpoint_has_is_left_out_because_of_its_files_names(of: Vector) -> None:
+    names = tree(*of.sources).sizes()
+    bases = [name.rpartition("/")[2] for name in names]
+    for name, pattern in LAYOUTS.items():
+        if layout(name).roots(names):
+            assert any(map(pattern.fullmatch, bases)), name
+
+
+def test_the_layouts_are_ordered_by_preference() -> None:
+    assert list(LAYOUTS) == [
+        "whole",
+        "peft",
+        "bin",
+        "dcp_safetensors",
+        "dcp",
+        "universal",
+        "zero",
+        "per_rank",
+        "lightning",
+        "refused",
+    ]
+    with pytest.raises(Unsupported, match="no layout"):
+        layout("other")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "trainer_state.json",
+        "adapter_config.json",
+        "rng_state_1.pth",
+        "model.safetensors.index.json",
+    ],
+)
+def test_a_checkpoint_that_has_lost_its_weights_is_incomplete(name: str) -> None:
+    files = MemoryFiles(
+        {name: b'{"weight_map": {"a": "model-00001-of-00002.safetensors"}}', "config.json": b"{}"}
+    )
+    with pytest.raises(Incomplete):
+        registry.tensors(files, registry.choose(files, None))
+
+
+def test_of_two_sharded_layouts_neither_is_taken_unasked() -> None:
+    content = {
+        **tree(*vector("hf-fsdp1").sources).content,
+        **tree(*vector("acc-zero3").sources).content,
+    }
+    with pytest.raises(Unsupported, match="2 sets") as e:
+        registry.choose(MemoryFiles(content), None)
+    assert "dcp:pytorch_model_fsdp_0" in e.value.hint
+    assert str(registry.choose(MemoryFiles(content), "dcp")) == "dcp:pytorch_model_fsdp_0"

@@ -1,0 +1,257 @@
+"""Partitions that do not add up are found out.
+
+What a rank says of its partition, against where its elements are. Whole checkpoints: ``test_zero``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckptsync.errors import Corrupt
+from ckptsync.formats.pickles import Name, PickledObject
+from ckptsync.layouts import zero
+from ckptsync.layouts.zero_files import StateFile, load, optimizer_state
+from ckptsync.layouts.zero_partitions import (
+    FlatTensor,
+    concatenate,
+    from_fragments,
+    group_masters,
+    stage3_masters,
+)
+from ckptsync.tensors import Checksum, Copy, Extent, Part, Shape
+from tests.deepspeed_files import TAG, held
+from tests.plain_files import MemoryFiles
+from tests.torch_files import saved
+from tests.zero_checkpoint import Zero, merged, values
+from tests.zero_checkpoint import files as checkpoint
+
+SHAPES: dict[str, Shape] = {"a": (2, 3), "b": (4,)}
+
+
+def ranks(*states: dict[str, object]) -> list[StateFile]:
+    files = MemoryFiles(
+        {str(n): saved({"optimizer_state_dict": state}) for n, state in enumerate(states)}
+    )
+    return [load(files, name) for name in files.content]
+
+
+def stage2(*sizes: int, **more: object) -> dict[str, Copy]:
+    states: list[dict[str, object]] = [
+        {"single_partition_of_fp32_groups": [torch.zeros(n)], **more} for n in sizes
+    ]
+    return masters(2, *states)
+
+
+def stage3(*sizes: list[int]) -> dict[str, Copy]:
+    states: list[dict[str, object]] = [
+        {"fp32_flat_groups": [torch.zeros(n) for n in groups]} for groups in sizes
+    ]
+    return masters(3, *states)
+
+
+def masters(stage: int, *states: dict[str, object]) -> dict[str, Copy]:
+    optim = ranks(*states)
+    return stage3_masters(optim, [SHAPES]) if stage == 3 else group_masters(optim, 0, SHAPES)
+
+
+def pieces(copy: Copy) -> list[tuple[str, int, int]]:
+    return [(p.extent.file, p.offsets[0], p.sizes[0]) for p in copy.parts]
+
+
+def test_a_parameter_may_lie_across_partitions() -> None:
+    found = stage2(4, 4, 2)
+    assert pieces(found["a"]) == [("0", 0, 4), ("1", 4, 2)]
+    assert pieces(found["b"]) == [("1", 0, 2), ("2", 2, 2)]
+
+
+def test_a_parameter_may_lie_across_sub_groups() -> None:
+    found = stage3([2, 1, 2], [1, 4])
+    assert pieces(found["a"]) == [("0", 0, 2), ("0", 2, 1), ("1", 3, 1), ("1", 4, 2)]
+    assert pieces(found["b"]) == [("0", 0, 2), ("1", 2, 2)]
+
+
+@pytest.mark.parametrize("sizes", [(4, 4, 1), (3, 3, 3), (0, 0, 0)])
+def test_partitions_that_end_too_early_are_corrupt(sizes: tuple[int, ...]) -> None:
+    with pytest.raises(Corrupt, match="ends at element"):
+        stage2(*sizes)
+
+
+def test_partitions_that_are_longer_than_padding_explains_are_corrupt() -> None:
+    stage2(4, 4, 4)
+    with pytest.raises(Corrupt, match="has 10 elements, its partitions 21"):
+        stage2(7, 7, 7)
+    padded = (
+        {"single_partition_of_fp32_groups": [torch.zeros(7)], "group_paddings": [n]}
+        for n in (0, 4, 7)
+    )
+    assert masters(2, *padded).keys() == SHAPES.keys()
+
+
+@pytest.mark.parametrize("sizes", [([5], [4]), ([5, 1], [6]), ([5], [5, 1]), ([4], [4])])
+def test_ranks_of_stage_three_hold_exactly_what_the_parameters_take(
+    sizes: tuple[list[int], ...],
+) -> None:
+    with pytest.raises(Corrupt, match="elements"):
+        stage3(*sizes)
+
+
+@pytest.mark.parametrize("gaps", [[[1]], [[1, 2, 3]], [[-1, 0]], [[1, None]], [5]])
+def test_alignments_that_do_not_fit_are_corrupt(gaps: object) -> None:
+    with pytest.raises(Corrupt, match="param_alignment_paddings"):
+        stage2(5, 5, param_alignment_paddings=gaps)
+
+
+def test_alignments_are_skipped() -> None:
+    found = stage2(5, 5, 5, param_alignment_paddings=[[2, 1]])
+    assert pieces(found["a"]) == [("0", 0, 5), ("1", 5, 1)]
+    assert pieces(found["b"]) == [("1", 0, 2), ("2", 2, 2)]
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        None,
+        [],
+        torch.zeros(10),
+        [torch.zeros(2, 5)],
+        [5],
+        [torch.zeros(5), torch.zeros(5).half()],
+        {"a": 1},
+        "text",
+    ],
+)
+def test_what_is_no_list_of_flat_tensors_of_one_element_type_is_corrupt(held: object) -> None:
+    for stage, key in [(2, "single_partition_of_fp32_groups"), (3, "fp32_flat_groups")]:
+        with pytest.raises(Corrupt, match=key):
+            masters(stage, {key: held})
+
+
+def test_a_strided_partition_is_not_read_as_if_it_were_not() -> None:
+    for stage, key in [(2, "single_partition_of_fp32_groups"), (3, "fp32_flat_groups")]:
+        with pytest.raises(Corrupt, match="do not follow each other"):
+            masters(stage, {key: [torch.zeros(20)[::2]]})
+
+
+def fragment(file: str, count: int) -> Part:
+    return Part((0,), (count,), Extent(file, 0, 2 * count))
+
+
+def test_fragments_follow_each_other_and_their_padding_is_left_out() -> None:
+    found = from_fragments("f", (7,), "BF16", [fragment(str(n), 2) for n in range(4)])
+    assert pieces(found) == [("0", 0, 2), ("1", 2, 2), ("2", 4, 2), ("3", 6, 1)]
+    assert pieces(from_fragments("f", (2,), "BF16", [fragment(str(n), 1) for n in range(3)])) == [
+        ("0", 0, 1),
+        ("1", 1, 1),
+    ]
+
+
+def test_a_fragment_that_is_too_short_is_corrupt() -> None:
+    with pytest.raises(Corrupt, match="fragments of \\[2, 3\\] elements, 3 expected"):
+        from_fragments("f", (7,), "BF16", [fragment("0", 3), fragment("1", 2), fragment("2", 3)])
+
+
+def laid_out(sizes: list[int], item: int) -> list[Part]:
+    """Runs in one file, each 3 bytes behind the one before, the later ones first."""
+    at, found = 0, []
+    for size in reversed(sizes):
+        extent = Extent("f", at, size * item)
+        found.append(Part((0,), (size,), extent, None, Checksum(extent, at)))
+        at += size * item + 3
+    return found[::-1]
+
+
+def elements(flat: FlatTensor, start: int, count: int, into: int = 0) -> list[tuple[int, Extent]]:
+    return [
+        (p.offsets[0] + n, Extent(p.extent.file, p.extent.start + 2 * n, 2))
+        for p in flat.cut(start, count, into)
+        for n in range(p.sizes[0])
+    ]
+
+
+@given(st.lists(st.integers(0, 5), max_size=6), st.data())
+def test_a_cut_is_the_slice_of_the_runs_end_to_end(sizes: list[int], data: st.DataObject) -> None:
+    runs = laid_out(sizes, 2)
+    flat = concatenate("BF16", runs)
+    every = [Extent("f", run.extent.start + 2 * n, 2) for run in runs for n in range(run.sizes[0])]
+    assert flat.numel == len(every)
+    start = data.draw(st.integers(0, len(every)))
+    count, into = data.draw(st.integers(0, len(every) - start)), data.draw(st.integers(0, 9))
+    assert elements(flat, start, count, into) == list(enumerate(every[start : start + count], into))
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=6))
+def test_a_cut_has_no_more_parts_than_there_are_runs_with_something_in_them(
+    sizes: list[int],
+) -> None:
+    flat = concatenate("F32", laid_out(sizes, 4))
+    parts = list(flat.cut(0, flat.numel))
+    assert len(parts) == len([s for s in sizes if s])
+    assert all(part.extent.size == 4 * part.sizes[0] for part in parts)
+    assert np.cumsum([0, *(p.sizes[0] for p in parts)])[:-1].tolist() == [
+        p.offsets[0] for p in parts
+    ]
+
+
+def test_a_piece_of_a_run_keeps_the_checksum_of_all_of_it() -> None:
+    runs = laid_out([3, 5], 4)
+    assert [part.checksum for part in concatenate("F32", runs).cut(2, 4)] == [
+        run.checksum for run in runs
+    ]
+
+
+def test_nothing_has_no_elements() -> None:
+    assert concatenate("F32", []) == FlatTensor("F32", (), (), 0)
+    assert list(concatenate("F32", [Part((0,), (0,), Extent("f", 9, 0))]).cut(0, 0)) == []
+
+
+def test_a_run_with_gaps_is_refused() -> None:
+    with pytest.raises(Corrupt, match="do not follow each other"):
+        concatenate("F32", [Part((0,), (2,), Extent("f", 0, 12), (2,))])
+
+
+VECTORS = [
+    "raw-ds-zero1-bf16",
+    "raw-ds-zero2-odd",
+    "raw-ds-zero1-bf16-fp32acc",
+    "raw-ds-zero2-aligned",
+    "raw-ds-zero2-dealt",
+    "raw-ds-experts",
+]
+
+
+def optim(files: MemoryFiles) -> list[str]:
+    return sorted(name for name in files.content if "optim" in name)
+
+
+@pytest.mark.parametrize("name", VECTORS)
+def test_real_ranks_say_what_is_found_and_ranks_under_each_others_names_do_not(name: str) -> None:
+    files = held(name)
+    assert zero.tensors(files, TAG)
+    one, other, *_ = optim(files)
+    swapped = MemoryFiles({**files.content, one: files.content[other], other: files.content[one]})
+    with pytest.raises(Corrupt, match=r"slice of|padding|elements"):
+        merged(swapped, "keep")
+
+
+@pytest.mark.parametrize("junk", [5, [], [5], [{"w": 5}], [{"w": None}], {"a": 1}, [{5: 5}]])
+def test_slices_that_are_none_are_corrupt(junk: object) -> None:
+    with pytest.raises(Corrupt, match="param_slice_mappings"):
+        stage2(5, 5, param_slice_mappings=junk)
+
+
+@pytest.mark.parametrize("numel", [0, 1])
+def test_a_slice_of_no_elements_where_the_partition_has_some_is_corrupt(numel: int) -> None:
+    held = checkpoint(Zero(2, 2, [{"w": values((8,), 0)}]))
+    files_of_ranks = [load(held, n) for n in optim(held)]
+    fragment = PickledObject(
+        Name("deepspeed.utils.tensor_fragment", "fragment_address"),
+        (),
+        {"start": 0, "numel": numel},
+    )
+    optimizer_state(files_of_ranks[1])["param_slice_mappings"] = [{"w": fragment}]
+    with pytest.raises(Corrupt, match=r"optim_states\.pt: its slice of w is"):
+        group_masters(files_of_ranks, 0, {"w": (8,)})

@@ -1,0 +1,97 @@
+"""Statistics: as numpy and torch's own types count them, however the values are cut."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckptsync.merge import statistics as module
+from ckptsync.merge.statistics import Statistics, remarks, statistics
+
+TYPES = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "BF16": ml_dtypes.bfloat16}
+INTEGERS = {"I64": "<i8", "U8": "u1", "I16": "<i2", "U64": "<u8", "BOOL": "?"}
+
+
+def of(values: Any, dtype: str) -> Statistics:
+    found = statistics(memoryview(np.ascontiguousarray(values).view("u1").data), dtype)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@given(raw=st.binary(max_size=800))
+def test_any_bits_of_a_floating_type_are_counted_as_numpy_counts_them(
+    dtype: str, raw: bytes
+) -> None:
+    values = np.frombuffer(raw[: len(raw) // 8 * 8], TYPES[dtype])
+    found = of(values, dtype)
+    with np.errstate(invalid="ignore"):  # a signalling NaN becomes a quiet one
+        wide = values.astype("f8")
+    finite = wide[np.isfinite(wide)]
+    assert (found.count, found.nans) == (len(values), np.isnan(wide).sum())
+    assert (found.infinities, found.zeros) == (np.isinf(wide).sum(), (wide == 0).sum())
+    assert (found.low, found.high) == (
+        (finite.min(), finite.max()) if len(finite) else (None, None)
+    )
+    with np.errstate(over="ignore"):
+        assert (found.norm or 0) == pytest.approx(float(np.sqrt((finite**2).sum())), rel=1e-12)
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+@given(raw=st.binary(min_size=8, max_size=80))
+def test_integers_have_extremes_and_zeros_and_no_norm(dtype: str, raw: bytes) -> None:
+    held = bytes(b & 1 for b in raw) if dtype == "BOOL" else raw
+    values = np.frombuffer(held[: len(held) // 8 * 8], INTEGERS[dtype])
+    found = of(values, dtype)
+    assert (found.low, found.high, found.zeros, found.norm) == (
+        values.min(),
+        values.max(),
+        (values == 0).sum(),
+        None,
+    )
+
+
+@given(st.lists(st.floats(width=32), max_size=60), st.integers(1, 20))
+def test_pieces_add_up_to_the_whole(values: list[float], size: int) -> None:
+    array = np.array(values, "<f4")
+    total = Statistics()
+    for at in range(0, len(array), size):
+        total += of(array[at : at + size], "F32")
+    whole = of(array, "F32")
+    assert total.norm == pytest.approx(whole.norm)
+    assert (total.count, total.low, total.high, total.nans) == (
+        whole.count,
+        whole.low,
+        whole.high,
+        whole.nans,
+    )
+
+
+def test_a_value_at_a_pieces_border_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.array([1, np.nan, 3, np.inf, 0, -7], "<f4")
+    monkeypatch.setattr(module, "_PIECE", 2)
+    assert of(values, "F32") == Statistics(6, -7.0, 3.0, 59.0, 1, 1, 1)
+
+
+@pytest.mark.parametrize("dtype", ["F8_E4M3", "C64"])
+def test_types_that_numpy_does_not_order_have_none(dtype: str) -> None:
+    assert statistics(memoryview(bytes(8)), dtype) is None
+
+
+def test_a_shard_that_was_never_filled_is_remarked_on_rows_columns_and_all() -> None:
+    values = np.ones((64, 256), "<f4")
+    assert not list(remarks("w", of(values, "F32")))
+    values[::2, ::2] = 0
+    assert not list(remarks("w", of(values, "F32"))), "every other value is a mask, not a gap"
+    rows, columns = np.ones_like(values), np.ones_like(values)
+    rows[8:16] = columns[:, 64:128] = 0
+    for damaged, count in ((rows, 2048), (columns, 4096)):
+        assert list(remarks("w", of(damaged, "F32"))) == [
+            f"w: {count} of 16384 values are zeros in long runs, as a missing shard leaves them"
+        ]
+    assert list(remarks("w", of(values * 0, "F32"))) == ["w: all 16384 values are zero"]

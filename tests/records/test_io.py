@@ -1,0 +1,311 @@
+"""Records as bytes: canonical, named by their digest, and refused when they would lead
+elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ckptsync.digest import digest, digest_stream
+from ckptsync.errors import Corrupt, Unsupported
+from ckptsync.records.io import (
+    LIMITS,
+    Record,
+    decode,
+    decode_any,
+    encode,
+    is_made_anew,
+    record_name,
+)
+from ckptsync.records.manifest import FileEntry, Manifest
+from ckptsync.records.model_record import ModelFile, ModelRecord, ModelTensor
+from ckptsync.records.names import RecordKind, RecordName, parse_record_name
+from ckptsync.records.report import Report, VerifyFinding
+from ckptsync.records.tombstone_keep_join import Keep, Tombstone
+from ckptsync.tensors import Demands
+
+KINDS: tuple[RecordKind, ...] = ("manifest", "model", "report", "tombstone", "keep")
+FOUND = digest_stream([b"hello"], 5)
+FILE = FileEntry("dcp/__0_0.distcp", 5, FOUND.digest, FOUND.block_size, FOUND.blocks, 7)
+OTHER = "run/.ckptsync/checkpoint-5/manifest-a-0-0123456789abcdef.json"
+MANIFEST = Manifest(
+    "run",
+    "checkpoint-5",
+    "checkpoint-5~1",
+    "host-1",
+    3,
+    (FILE,),
+    (0,),
+    1,
+    2,
+    Demands({"x": None}, {"y": 1}, 2),
+)
+SEALED = (ModelFile("m", 9, FOUND.digest),)
+SEAL = ModelRecord(
+    "run", "checkpoint-5", "checkpoint-5", 0, (OTHER,), {"dtype": "auto"}, SEALED, ()
+)
+REPORT = Report(
+    "run",
+    "checkpoint-5",
+    "checkpoint-5",
+    0,
+    "stat",
+    "damaged",
+    (OTHER,),
+    "",
+    5,
+    (VerifyFinding("size", "é", "…", ((0, 1),)),),
+)
+TENSOR = ModelTensor("w", "F32", (1,), "m", 4, 4, FOUND.digest)
+TOMBSTONE = Tombstone("run", "checkpoint-5", "checkpoint-5", 0, (OTHER,), "old")
+SHARDS = replace(TOMBSTONE, scope="shards", stage="begun", ended={"a": 3})
+KEEP = Keep("run", "checkpoint-5", "checkpoint-5", 0, keeps=True, reason="for the paper")
+
+
+TIMED = replace(
+    MANIFEST,
+    save="0123456789abcdef",
+    trainer="transformers 5.2.0",
+    times={"finished": 3, "sending": 4},
+)
+
+
+@pytest.mark.parametrize("record", [MANIFEST, TIMED, SEAL, REPORT, TOMBSTONE, SHARDS, KEEP])
+def test_a_record_comes_back_as_it_was(record: Record) -> None:
+    data, kind = encode(record), type(record)
+    assert decode(record_name(record, data), data, kind) == record  # type: ignore[type-var]
+    parsed = parse_record_name(record_name(record, data))
+    assert parsed
+    assert decode_any(parsed, data) == record
+    assert encode(record) == data
+
+
+def test_a_record_is_named_by_its_digest() -> None:
+    data = encode(MANIFEST)
+    assert (
+        record_name(MANIFEST, data)
+        == f"run/.ckptsync/checkpoint-5~1/manifest-host-1-3-{digest(data)[:16]}.json"
+    )
+
+
+def test_any_other_byte_is_noticed() -> None:
+    data = encode(TOMBSTONE)
+    name = record_name(TOMBSTONE, data)
+    for at in range(len(data)):
+        with pytest.raises(Corrupt, match="checksum does not match"):
+            decode(name, data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :], Tombstone)
+        with pytest.raises(Corrupt, match="checksum does not match"):
+            decode(name, data[:at], Tombstone)
+
+
+def forged(record: Record, **changes: Any) -> tuple[str, bytes]:
+    """As whoever may write to the store could write it: with a fitting name."""
+    fields = {**json.loads(encode(record)), **changes}
+    data = json.dumps(fields).encode()
+    name = parse_record_name(record_name(record, b""))
+    assert name
+    return str(replace(name, digest=digest(data)[:16])), data
+
+
+def test_a_newer_format_is_refused_and_not_guessed_at() -> None:
+    with pytest.raises(Unsupported, match="record format 3"):
+        decode(*forged(TOMBSTONE, format=3, reason={"new": "shape"}), Tombstone)
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b"null", b"\xff", b"[" * 100_000])
+def test_what_is_no_record_is_corrupt(data: bytes) -> None:
+    with pytest.raises(Corrupt):
+        decode(f"run/.ckptsync/c/tombstone-0-{digest(data)[:16]}.json", data, Tombstone)
+
+
+def test_a_number_with_zeros_before_it_names_no_record() -> None:
+    data = encode(TOMBSTONE)
+    for number in ("00", "\u0660", "0" * 5000, "1" * 19):
+        assert parse_record_name(record_name(TOMBSTONE, data).replace("-0-", f"-{number}-")) is None
+
+
+AT_ONCE = """
+import sys, threading
+from ckptsync.records.io import decode
+from ckptsync.records.manifest import Manifest
+
+
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ckptsync.errors import Corrupt
+from ckptsync.records.io import decode, encode, record_name
+from ckptsync.records.manifest import Manifest
+from ckptsync.records.model_record import ModelRecord
+
+
+name, data, barrier = sys.argv[1], sys.argv[2].encode(), threading.Barrier(8)
+sys.setswitchinterval(1e-6)
+work = lambda: (barrier.wait(), decode(name, data, Manifest))
+threads = [threading.Thread(target=work) for _ in range(8)]
+[t.start() for t in threads]
+[t.join() for t in threads]
+"""
+
+
+def test_threads_may_read_their_first_records_at_once() -> None:
+    data = encode(MANIFEST)
+    for _ in range(8):  # without care every second try dies
+        done = subprocess.run(
+            [sys.executable, "-c", AT_ONCE, record_name(MANIFEST, data), data.decode()], check=False
+        )
+        assert done.returncode == 0
+
+
+def test_only_a_damaged_model_record_or_report_or_word_to_keep_hides_no_location() -> None:
+    digest16 = "0" * 16
+    told = {
+        kind: [
+            is_made_anew(
+                RecordName(
+                    "run", "checkpoint-5", kind, "n" if kind == "manifest" else "", 0, digest16
+                ),
+                error,
+            )
+            for error in (Corrupt("x"), Unsupported("x"))
+        ]
+        for kind in KINDS
+    }
+    anew = ("model", "report", "keep")
+    assert told == {kind: [kind in anew, False] for kind in KINDS}
+    assert not is_made_anew(None, Corrupt("x"))
+
+
+def test_what_would_be_too_large_for_any_reader_is_refused_where_it_is_written() -> None:
+    with pytest.raises(
+        Unsupported,
+        match=r"^run/checkpoint-5: its keep would have \d+ bytes, at most 4194304 can be read",
+    ) as caught:
+        encode(replace(KEEP, reason="x" * LIMITS["keep"]))
+    assert "110,000 files" in caught.value.hint
+    many = tuple(
+        replace(FILE, path=f"experts/layer_{n:06}_expert_model_states.pt") for n in range(120_000)
+    )
+    data = encode(replace(MANIFEST, files=many))
+    assert decode(record_name(replace(MANIFEST, files=many), data), data, Manifest).files == many
+
+
+NUMBERS = [
+    (MANIFEST, {"n": True}),
+    (MANIFEST, {"started": -(10**400)}),
+    (MANIFEST, {"clock_offset": 10**400}),
+    (MANIFEST, {"demands": {"model": {"x": 2**63}, "resume": {}, "world": 1}}),
+    (MANIFEST, {"ranks": [False]}),
+    (
+        SEAL,
+        {
+            "tensors": [
+                {
+                    "name": "w",
+                    "dtype": "F32",
+                    "shape": [10**4000],
+                    "file": "m",
+                    "start": 0,
+                    "size": 1,
+                    "digest": "",
+                }
+            ]
+        },
+    ),
+    (REPORT, {"when": 1e300}),
+    (REPORT, {"read": -1}),
+    (TOMBSTONE, {"ended": {"a": 10**400}}),
+    (KEEP, {"format": True}),
+]
+
+
+@pytest.mark.parametrize(("record", "changes"), NUMBERS)
+def test_a_number_that_nothing_can_have_is_corrupt(record: Record, changes: dict[str, Any]) -> None:
+    with pytest.raises(Corrupt, match="not a "):
+        decode(*forged(record, **changes), type(record))  # type: ignore[type-var]
+
+
+def file(**changes: Any) -> list[dict[str, Any]]:
+    return [{**json.loads(encode(MANIFEST))["files"][0], **changes}]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"run": "other"},
+        {"location": "checkpoint-6"},
+        {"checkpoint": "checkpoint-6"},
+        {"node": "other"},
+        {"n": 4},
+        {"format": "1"},
+        {"format": None},
+        {"n": "3"},
+        {"started": 3},
+        {"files": file(path="../../etc/passwd")},
+        {"files": file(path="/etc/passwd")},
+        {"files": file(path="a\\b")},
+        {"files": file(size=-1)},
+        {"files": file(size=1 << 40)},
+        {"files": file(block_size=0)},
+        {"files": file(blocks=[])},
+        {"files": file(digest="no")},
+        {"files": file() * 2},
+        {"files": file(stored_as="run/checkpoint-5/other")},
+        {"files": file(stored_as="run/.ckptsync/checkpoint-5/files/other/" + file()[0]["path"])},
+        {"files": file(stored_as="run/.ckptsync/checkpoint-5/files/a/../../../x")},
+        {"demands": {"model": {"../x": 1}, "resume": {}, "world": None}},
+        {"demands": {"model": {}, "resume": {"": 1}, "world": None}},
+        {"ranks": [-1]},
+        {"ranks": [1 << 20]},
+        {"demands": {"model": {}, "resume": {}, "world": 2 << 20}},
+        {"demands": {"model": {}, "resume": {}, "world": -1}},
+        {"trainer": "x" * 201},
+        {"trainer": "a\x1b[2J"},
+        {"times": {"finished": "now"}},
+        {"supersedes": ["run/checkpoint-5/model.safetensors"]},
+    ],
+)
+def test_a_forged_manifest_is_corrupt(changes: dict[str, Any]) -> None:
+    with pytest.raises(Corrupt):
+        decode(*forged(MANIFEST, **changes), Manifest)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        replace(SEAL, manifests=("../x",)),
+        replace(SEAL, files=(replace(SEALED[0], path="../m"),)),
+        replace(SEAL, files=SEALED * 2),
+        replace(SEAL, tensors=(replace(TENSOR, file="other"),)),
+        replace(SEAL, tensors=(replace(TENSOR, start=6),)),
+        replace(SEAL, tensors=(replace(TENSOR, size=-1),)),
+        replace(SEAL, location="checkpoint-55"),
+    ],
+)
+def test_a_forged_model_record_is_corrupt(record: ModelRecord) -> None:
+    data = encode(record)
+    with pytest.raises(Corrupt):
+        decode(record_name(record, data), data, ModelRecord)
+
+
+@pytest.mark.parametrize("node", ["..", "a" * 101])
+def test_a_node_that_is_no_name_is_corrupt(node: str) -> None:
+    record = replace(MANIFEST, node=node)
+    with pytest.raises(Corrupt, match="not a node id"):
+        decode(record_name(record, encode(record)), encode(record), Manifest)
+
+
+def test_a_model_record_with_its_tensors_is_well() -> None:
+    record = replace(SEAL, tensors=(TENSOR,))
+    data = encode(record)
+    assert decode(record_name(record, data), data, ModelRecord) == record

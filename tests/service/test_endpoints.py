@@ -1,0 +1,164 @@
+"""/metrics and /healthz of a process."""
+
+import socket
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+
+from ckptsync.config.loading import read
+from ckptsync.config.schema import Config
+from ckptsync.errors import ConfigError
+from ckptsync.service.metrics_content import Metrics
+from ckptsync.service.roles import Roles
+from ckptsync.service.tasks import HUNG, Outcome, Task, Watchdog
+from ckptsync.status.heartbeat import Disk, RunningJob
+from ckptsync.status.http_server import Channel
+from tests.scenes import heart, location, shown
+
+pytest.importorskip("prometheus_client")
+
+
+def configured(listen: str = "127.0.0.1:0") -> Config:
+    return read(f"roles: [head]\nstore: {{url: /s}}\nmetrics: {{listen: '{listen}'}}\n", "c", {})
+
+
+class Head:
+    """What a head's metrics are made of."""
+
+    def __init__(self) -> None:
+        self.jobs = SimpleNamespace(running=lambda: (RunningJob("verify", "a/b"),))
+        self.monitor = SimpleNamespace(
+            seen=shown(heart(), locations=[location()]),
+            senders=(SimpleNamespace(channel=Channel("webhook", 3, 1)),),
+        )
+
+
+def busy() -> Roles:
+    role = Task(
+        "head",
+        1,
+        lambda: Outcome(queue=("a/b",), errors=("odd",), oldest=time.monotonic() - 60),
+        print,
+    )
+    role()
+    working = Roles([Task("heartbeat", 30, lambda: None, print)])
+    working.periodic.append(role)
+    working.head = Head()  # type: ignore[assignment]
+    working.disks = (Disk("/out", 1, 2, 3),)
+    working.sent_bytes = lambda: 77
+    return working
+
+
+@pytest.fixture
+def working() -> Roles:
+    return busy()
+
+
+@pytest.fixture
+def exposing(working: Roles) -> Iterator[Metrics]:
+    made = Metrics(configured(), "n0", working)
+    yield made
+    made.close()
+
+
+def test_metrics_have_what_the_process_the_store_and_the_alerts_are(exposing: Metrics) -> None:
+    told = exposing.metrics().body.decode().splitlines()
+    for line in (
+        'ckptsync_build_info{node="n0",roles="head",version="',
+        'ckptsync_loop_runs_total{loop="head"} 1.0',
+        'ckptsync_loop_runs_total{loop="heartbeat"} 0.0',
+        "ckptsync_healthy 1.0",
+        "ckptsync_queue_checkpoints 1.0",
+        "ckptsync_queue_oldest_seconds 6",
+        "ckptsync_sent_bytes_total 77.0",
+        "ckptsync_errors 1.0",
+        'ckptsync_disk_free_bytes{path="/out"} 1.0',
+        'ckptsync_jobs{kind="verify"} 1.0',
+        'ckptsync_alerts_failed_total{channel="webhook"} 1.0',
+        'ckptsync_run_checkpoints{run="run",state="verified"} 1.0',
+    ):
+        assert any(said.startswith(line) for said in told), line
+
+
+def test_it_is_well_unless_a_task_hangs_or_nobody_checks_for_that(
+    exposing: Metrics, working: Roles
+) -> None:
+    page = exposing.health()
+    assert (page.status, page.body) == (200, b"ok\nheartbeat: rests\nhead: rests\n")
+    now = [0.0]
+    working.watchdog = Watchdog(HUNG, lambda: now[0])
+    working.local[0].is_running = True
+    for now[0] in (0.0, HUNG + 1):
+        working.watchdog.check(working.all)
+    page = exposing.health()
+    assert (page.status, page.body.splitlines()[0]) == (503, b"hangs: heartbeat")
+    assert "ckptsync_healthy 0.0" in exposing.metrics().body.decode()
+    working.local[0].is_running = False
+    working.watchdog.check(working.all)
+    assert exposing.health().status == 200
+    now[0] += 61
+    assert exposing.health().body.startswith(b"hangs: the watchdog has not run for 61 s")
+
+
+def test_a_scrape_is_answered_while_a_look_hangs_in_its_store(
+    exposing: Metrics, working: Roles
+) -> None:
+    hangs, began = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        began.set()
+        hangs.wait(60)
+
+    working.periodic[0]._work = hang
+    thread = threading.Thread(target=working.periodic[0])
+    thread.start()
+    began.wait(60)
+    try:
+        assert 'ckptsync_loop_busy_seconds{loop="head"} ' in exposing.metrics().body.decode()
+        assert exposing.health().body.startswith(b"ok\nheartbeat: rests\nhead: at work for 0 s")
+    finally:
+        hangs.set()
+        thread.join(60)
+
+
+def test_it_listens_from_its_first_look_on_and_looks_again_change_nothing(working: Roles) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    exposing = Metrics(configured(f"127.0.0.1:{port}"), "n0", working)
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=60)
+    exposing.listen()
+    exposing.listen()
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=60) as page:
+        assert page.read().startswith(b"ok\n")
+    exposing.close()
+    exposing.close()
+
+
+def test_a_port_that_is_taken_is_an_error_until_it_is_free(working: Roles) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        exposing = Metrics(configured(f"127.0.0.1:{taken.getsockname()[1]}"), "n0", working)
+        with pytest.raises(ConfigError, match="in use"):
+            exposing.listen()
+    exposing.listen()
+    exposing.close()
+
+
+def test_without_the_package_it_says_what_is_missing_and_the_rest_goes_on(
+    monkeypatch: pytest.MonkeyPatch, working: Roles
+) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    monkeypatch.delitem(sys.modules, "ckptsync.status.metrics", raising=False)
+    with pytest.raises(
+        ConfigError, match=r"metrics.listen: the package prometheus_client is missing"
+    ):
+        Metrics(configured(), "n0", working).listen()

@@ -1,0 +1,322 @@
+"""Jobs in child processes that hang, crash, answer nonsense or will not end: real processes."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ckptsync.catalogue.child_job import Job
+from ckptsync.config.loading import read
+from ckptsync.errors import Corrupt, Transient
+from ckptsync.service import jobs as module
+from ckptsync.service.jobs import (
+    LATE,
+    SOON,
+    Bounds,
+    JobBrief,
+    JobDone,
+    JobFailed,
+    JobProgress,
+    Jobs,
+    Wait,
+    bounds,
+    decode_brief,
+    decode_message,
+    encode,
+    failure,
+    wait_after,
+)
+from ckptsync.service.log import Line
+from tests.ticks import until
+
+CONFIG = read("roles: [head]\nstore: {url: /nowhere}\n", "c", {})
+SAYS_DONE = 'print(\'{"type":"done","changed":true}\', flush=True)'
+FAILS = 'print(\'{"type":"failed","text":"odd","hint":"look"}\')'
+FINDS = 'print(\'{"type":"done","errors":["a: damaged"],"changed":true}\')'
+HANGS = "import time; time.sleep(600)"
+DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+
+
+def job(location: str, key: str = "k", size: int = 0) -> Job:
+    return Job("verify", "run", location, size, key=key)
+
+
+@contextmanager
+def running(script: str, most: int = 1) -> Iterator[tuple[Jobs, threading.Event]]:
+    ended = threading.Event()
+    command = [sys.executable, "-c", script]
+    jobs = Jobs(CONFIG, {"verify": most, "consolidate": 1}, lambda _: ended.set(), command)
+    yield jobs, ended
+    jobs.end()
+    assert until(lambda: not jobs.running(), 30)
+
+
+def error_of(script: str) -> str:
+    """Return what a job of this program failed with."""
+    with running(script) as (jobs, ended):
+        jobs.begin("verify", [job("a")])
+        assert ended.wait(60)
+        [error] = jobs.errors("verify")
+        return error.removeprefix("run/a: ")
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("script", "error"),
+    [
+        (f"import sys; sys.stdin.readline(); print('{{}}'); {FAILS}", "odd"),
+        (
+            "print('[' * 100000); print('{}'); print('\\xff')",
+            "its process ended with status 0: the log says why",
+        ),
+        (
+            "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+            "its process was killed: the system may have run out of memory",
+        ),
+        ("import os; os.kill(os.getpid(), 11)", "its process was killed by SIGSEGV"),
+        ("import sys; sys.exit(7)", "its process ended with status 7: the log says why"),
+    ],
+)
+def test_a_child_that_fails_crashes_or_answers_nonsense_is_a_failure_that_says_how(
+    script: str, error: str
+) -> None:
+    assert error_of(script) == error
+
+
+@pytest.mark.parametrize(
+    ("script", "limits", "error"),
+    [
+        (HANGS, Bounds(0.5, 60.0), "killed: no progress for 0 s"),
+        (
+            'while True: print(\'{"type":"at"}\', flush=True)',
+            Bounds(60.0, 0.5),
+            "killed: no result after 0 s",
+        ),
+    ],
+)
+def test_a_child_without_progress_is_killed_and_so_is_one_that_never_ends(
+    script: str, limits: Bounds, error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "bounds", lambda *_: limits)
+    assert error_of(script) == error
+
+
+def test_a_child_that_ignores_sigterm_dies_with_all_that_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "bounds", lambda *_: Bounds(1.5, 60.0))
+    error_of(
+        "import subprocess, sys, pathlib; other = subprocess.Popen([sys.executable, '-c', "
+        f"{DEAF!r}])\n"
+        f"pathlib.Path('{tmp_path}/pid').write_text(str(other.pid))\n"
+        f"{DEAF}"
+    )
+    assert until(lambda: not is_alive(int((tmp_path / "pid").read_text())))
+
+
+def test_most_of_them_run_at_once_the_others_wait_and_a_hung_one_holds_up_no_other_kind() -> None:
+    with running('print(\'{"type":"at","done":30,"total":90}\', flush=True); ' + HANGS, most=2) as (
+        jobs,
+        _,
+    ):
+        for _ in "first", "again":
+            assert set(jobs.begin("verify", map(job, "abc"))) == {"run/a", "run/b", "run/c"}
+            assert sorted(j.subject for j in jobs.running()) == ["run/a", "run/b"]
+        assert jobs.begin("consolidate", [Job("consolidate", "run", "a")]) == ("run/a",)
+        expected = [("consolidate", "run/a"), ("verify", "run/a"), ("verify", "run/b")]
+        assert sorted((j.kind, j.subject) for j in jobs.running()) == expected
+        assert until(lambda: {(j.done, j.total) for j in jobs.running()} == {(30, 90)}, 30)
+
+
+def test_a_stop_ends_children_in_time_is_no_failure_and_nothing_begins_after_it() -> None:
+    with running(DEAF) as (jobs, ended):
+        jobs.begin("verify", [job("a")])
+        before = time.monotonic()
+        jobs.end()
+        assert until(lambda: not jobs.running(), 30)
+        assert time.monotonic() - before < 20
+        jobs.begin("verify", [job("a")])
+        assert (jobs.running(), jobs.errors("verify"), ended.is_set()) == ((), (), False)
+
+
+def test_a_failure_is_an_error_until_nobody_asks_for_that_job_and_lets_others_begin() -> None:
+    with running(FAILS) as (jobs, ended):
+        jobs.begin("verify", [job("a"), job("b")])
+        assert ended.wait(60)
+        assert jobs.errors("verify") == ("run/a: odd",)
+        [line] = jobs.lines("verify")
+        assert line.text == "phase=failed subject=run/a error=odd hint=look"
+        assert jobs.begin("verify", [job("a")]) == (), "it waits"
+        ended.clear()
+        assert jobs.begin("verify", [job("a"), job("b")]) == ("run/b",)
+        assert ended.wait(60)
+        ended.clear()
+        assert jobs.begin("verify", [job("a", "another")]) == ("run/a",), "something has changed"
+        assert ended.wait(60)
+        assert jobs.begin("verify", []) == ()
+        assert jobs.errors("verify") == ()
+
+
+def test_what_a_job_found_is_an_error_until_it_runs_again() -> None:
+    with running(FINDS) as (jobs, ended):
+        jobs.begin("verify", [job("a")])
+        assert ended.wait(60)
+        jobs.begin("verify", [])
+        assert jobs.errors("verify") == ("a: damaged",)
+
+
+PARENT = """
+import time
+from ckptsync.catalogue.child_job import Job
+from ckptsync.config.loading import read
+from ckptsync.service.jobs import Jobs
+config = read("roles: [head]\\nstore: {url: sftp://203.0.113.1/x}\\n", "c", {})
+Jobs(config, {"consolidate": 1}).begin("consolidate", [Job("consolidate", "run", "p")])
+time.sleep(600)
+"""
+
+
+def children_of(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for task in tasks for child in task.read_text().split()]
+
+
+def catches_sigterm(pid: int) -> bool:
+    """Whether the child has begun: before that it has asked to die with its parent."""
+    status = Path(f"/proc/{pid}/status").read_text().splitlines()
+    caught = next(line for line in status if line.startswith("SigCgt"))
+    return bool(int(caught.split()[1], 16) & (1 << (signal.SIGTERM - 1)))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG")
+def test_a_child_does_not_outlive_its_parent_however_that_dies() -> None:
+    def begun() -> bool:
+        [*children] = children_of(parent.pid)
+        return (
+            bool(children)
+            and b"service.job_process" in Path(f"/proc/{children[0]}/cmdline").read_bytes()
+        )
+
+    with subprocess.Popen([sys.executable, "-c", PARENT]) as parent:
+        try:
+            assert until(begun, 30)
+            [child] = children_of(parent.pid)
+            assert until(lambda: catches_sigterm(child), 30)
+            assert os.getpgid(child) == child
+        finally:
+            parent.kill()
+    assert until(lambda: not is_alive(child), 30)
+
+
+def test_no_secret_stands_on_a_command_line_or_in_what_a_child_inherits() -> None:
+    script = (
+        "import os, sys; assert 'hunter2' in sys.stdin.readline()\n"
+        f"assert 'hunter2' not in str(sys.argv) + str(os.environ); {FINDS}"
+    )
+    config = read("roles: [head]\nstore: {url: s3://b, options: {secret: hunter2}}\n", "c", {})
+    ended = threading.Event()
+    jobs = Jobs(config, {"verify": 1}, lambda _: ended.set(), [sys.executable, "-c", script])
+    jobs.begin("verify", [job("a")])
+    assert ended.wait(60)
+    assert jobs.errors("verify") == ("a: damaged",)
+
+
+def test_bounds_leave_room_for_a_slow_network_and_a_small_bandwidth() -> None:
+    narrow = read(
+        "roles: [head]\nstore: {url: /x}\nlimits: {bandwidth: 100KB/s, stall: 3m}\n", "c", {}
+    )
+    large = job("p", size=10**9)
+    assert bounds(CONFIG, large).deadline > 1000 + bounds(CONFIG, job("p")).deadline
+    assert bounds(narrow, large).deadline > 10_000
+    assert (bounds(CONFIG, large).stall, bounds(narrow, large).stall) == (120, 240)
+
+
+PASSES = JobFailed("away", passes=True)
+STAYS = JobFailed("odd")
+
+
+def test_what_passes_by_itself_is_tried_again_soon_and_then_less_often() -> None:
+    wait, waited = None, []
+    for _ in range(9):
+        wait = wait_after(wait, job("a"), PASSES, 0.0)
+        assert wait
+        waited.append(wait.until)
+    assert waited[:3] == [SOON, 2 * SOON, 4 * SOON]
+    assert waited[-1] == LATE
+    assert wait_after(None, job("a"), STAYS, 0.0) == Wait("k", LATE, STAYS, 1)
+    changed = wait_after(Wait("k", 0.0, PASSES, 3), job("a", "other"), PASSES, 0.0)
+    assert changed == Wait("other", SOON, PASSES, 1)
+
+
+def test_what_was_well_is_done_again_only_where_that_may_find_something() -> None:
+    assert wait_after(None, job("a"), JobDone(changed=True), 0.0) is None
+    late = "another head may have done it, and is not visible yet"
+    assert wait_after(None, job("a"), JobDone(), 0.0) == Wait("k", SOON), late
+    lasting = Job("consolidate", "run", "a", key="k", once_per_key=True)
+    assert wait_after(None, lasting, JobDone(changed=True), 0.0) == Wait("k", math.inf)
+
+
+FULL = """\
+roles: [head]
+store: {url: "s3://b/x", options: {s3: {key: x, deep: [1, 2.5, null]}}}
+limits: {bandwidth: "08:00,50M 19:00,off"}
+head: {config_from: {"*": /base}}
+retention: {keep_best: "eval_loss:2", runs: {a: {keep_best: "max:x:2", shards: "drop-after:3", \
+max_age: 3d}, b: {shards: keep}}}
+"""
+
+
+def test_a_brief_and_messages_are_what_they_were_after_the_journey() -> None:
+    config = read(FULL, "c", {})
+    brief = JobBrief(Job("verify", "run", "location", 5, "parse", "key"), config, 7)
+    assert decode_brief(encode(brief)) == brief
+    assert decode_brief(encode(brief)).config.retention.of("a") == config.retention.of("a")
+    assert replace(config, node="x") != config
+    done = JobDone((Line("k", "t", is_error=True),), ("e",), changed=True)
+    for message in (JobProgress(1, 2), done, JobFailed("text\n…", "hint", 4, passes=True)):
+        assert encode(message).count(b"\n") == 1
+        assert decode_message(encode(message)) == message
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"{}",
+        b"null",
+        b'{"type":"at","done":"x"}',
+        b"[" * 100_000,
+        b"\xff",
+        b'{"type":"order"}',
+        b'{"type":"done","lines":[],"errors":["\xff"]}',
+    ],
+)
+def test_what_is_no_message_is_none(line: bytes) -> None:
+    assert decode_message(line) is None
+
+
+def test_errors_of_a_store_pass_by_themselves_and_others_do_not() -> None:
+    assert failure(Transient("away", hint="wait")) == JobFailed("away", "wait", 4, passes=True)
+    assert failure(Corrupt("bad")) == JobFailed("bad", "", 10)
+
+
+def test_a_job_is_named_by_its_location_or_its_run() -> None:
+    subjects = [j.subject for j in (job("p"), Job("consolidate", "run"), Job("retain"))]
+    assert subjects == ["run/p", "run", "every run"]

@@ -1,0 +1,312 @@
+"""A store that has gone is waited for; one that never was is made, by a worker."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+import ckptsync
+from ckptsync.catalogue import cache_file
+from ckptsync.cli.demo import running
+from ckptsync.config.loading import read
+from ckptsync.config.schema import Config
+from ckptsync.errors import CkptsyncError, ConfigError, StoreError, Transient
+from ckptsync.service.store_connection import (
+    Absent,
+    ServiceStore,
+    check,
+    open_configured,
+    remember,
+    remembers,
+)
+from ckptsync.service.worker import WorkerRole
+from ckptsync.status.heartbeat import Heartbeat
+from ckptsync.status.nodes import read_nodes
+from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store, read_all
+from ckptsync.stores.memory import MemoryStore
+from ckptsync.stores.opening import create_store, is_store, open_store
+from ckptsync.stores.posix.store import PosixStore
+from tests.store_contract import StoreContract
+from tests.ticks import until
+from tests.weed import weed
+
+DATA = Path(ckptsync.__file__).parent / "demo_data" / "fsdp2"
+
+
+def config(home: Path, roles: str = "worker", store: str = "store") -> Config:
+    (home / "out/_ckptsync").mkdir(parents=True, exist_ok=True)
+    return read(
+        "node: n0\n"
+        f"roles: [{roles}]\n"
+        f"worker: {{runs: [{home}/out]}}\n"
+        f"store: {{url: {home}/{store}}}",
+        "c",
+        {},
+    )
+
+
+def test_a_worker_makes_its_first_store_and_no_other_role_does(tmp_path: Path) -> None:
+    with pytest.raises(Absent, match="not a store") as caught:
+        open_configured(config(tmp_path, "head, verifier"))
+    assert "mounted" in caught.value.hint
+    assert not (tmp_path / "store").exists()
+    assert open_configured(config(tmp_path)).url == str(tmp_path / "store")
+    assert open_configured(config(tmp_path, "head, verifier")).url == str(tmp_path / "store")
+
+
+def test_a_store_that_was_served_is_not_made_again_where_its_directory_is_empty(
+    tmp_path: Path,
+) -> None:
+    watching = WorkerRole(config(tmp_path), "n0", open_configured(config(tmp_path)), print)
+    watching.begin()
+    watching.planning()
+    watching.close()
+    (tmp_path / "store").rename(tmp_path / "unmounted")
+    (tmp_path / "store").mkdir()
+    with pytest.raises(Absent, match="no store found, although") as caught:
+        open_configured(config(tmp_path))
+    assert f"{tmp_path}/out/_ckptsync/store" in caught.value.hint
+    assert list((tmp_path / "store").iterdir()) == []
+    (tmp_path / "out/_ckptsync/store").unlink()
+    open_configured(config(tmp_path))
+    assert is_store(str(tmp_path / "store"))
+
+
+def test_a_worker_makes_no_directory_above_a_store_but_waits_and_names_runs_that_match_nothing(
+    tmp_path: Path,
+) -> None:
+    worker = {"runs": [f"{tmp_path}/none/*", f"{tmp_path}/out"]}
+    given: dict[str, object] = {
+        "node": "n",
+        "roles": ["worker"],
+        "store": {"url": f"{tmp_path}/mount/store"},
+        "worker": worker,
+    }
+    (tmp_path / "out").mkdir()
+    with running(tmp_path / "etc", {"worker": given}) as (child,):
+        until(lambda: "phase=waiting" in child.log.read_text(), 20)
+        said = [line for line in child.log.read_text().splitlines() if "phase=no-match" in line]
+        assert [json.loads(line)["detail"] for line in said] == [
+            f"worker.runs: no directory {tmp_path}/none/* exists yet"
+        ]
+        assert json.loads(said[0])["level"] == "warning"
+        assert not (tmp_path / "mount").exists()
+        (tmp_path / "mount").mkdir()
+        until(lambda: "phase=started" in child.log.read_text(), 20)
+        told = f"worker.runs: no directory {tmp_path}/none/* exists yet"
+        store = open_store(str(tmp_path / "mount/store"))
+        assert until(
+            lambda: any(
+                told in f.content.notes
+                for f in read_nodes(store).hearts
+                if isinstance(f.content, Heartbeat)
+            ),
+            60,
+        )
+
+
+def test_another_store_is_another_matter(tmp_path: Path) -> None:
+    open_configured(config(tmp_path))
+    spool = tmp_path / "out/_ckptsync"
+    remember(spool, f"file://{tmp_path}/store")
+    assert remembers(spool, f"{tmp_path}/store")
+    assert open_configured(config(tmp_path, store="another")).url == str(tmp_path / "another")
+    remember(spool, str(tmp_path / "another"))
+    assert not remembers(spool, str(tmp_path / "store"))
+
+
+def test_a_spool_that_cannot_be_written_is_an_error_and_one_that_cannot_be_read_remembers_nothing(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(StoreError, match="_ckptsync"):
+        remember(tmp_path / "gone/_ckptsync", "/store")
+    (tmp_path / "store").write_bytes(b"\xff")
+    assert not remembers(tmp_path, "/store")
+
+
+def test_a_store_elsewhere_is_remembered_however_its_url_is_spelt(spool: Path) -> None:
+    remember(spool, "s3a://bucket/x/")
+    assert remembers(spool, "s3://bucket/x")
+    assert not remembers(spool, "s3://bucket/y")
+    (spool / "store").unlink()
+    os.mkfifo(spool / "store")
+    assert not remembers(spool, "s3://bucket/x")
+
+
+def test_a_service_whose_store_cannot_be_reached_waits_for_it_and_can_be_stopped(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("botocore")
+    # where nobody listens
+    options = {"endpoint_url": "http://127.0.0.1:9", "key": "k", "secret": "hunter2"}
+    given: dict[str, object] = {
+        "node": "n",
+        "roles": ["head"],
+        "store": {"url": "s3://bucket/x", "options": options},
+    }
+    with running(tmp_path / "etc", {"head": given}) as (head,):
+        until(lambda: "phase=waiting" in head.log.read_text(), 30)
+        assert head.process.poll() is None
+        head.process.terminate()
+        assert head.process.wait(60) == 0
+    assert "hunter2" not in head.log.read_text()
+
+
+@pytest.mark.parametrize("role", ["worker", "head"])
+def test_a_start_is_refused_for_good_only_where_the_store_never_let_this_machine_in(
+    tmp_path: Path, role: str
+) -> None:
+    url = f"s3://{weed().bucket()}/store"
+    create_store(url, weed().options())
+    remembers = tmp_path / "out/_ckptsync/store" if role == "worker" else cache_file.path(url)
+
+    def start(**more: object) -> None:
+        told = {"url": url, "options": {**weed().options(secret="another"), **more}}
+        open_configured(
+            read(
+                json.dumps(
+                    {"roles": [role], "worker": {"runs": [str(tmp_path / "out")]}, "store": told}
+                ),
+                "c",
+                {},
+            )
+        )
+
+    with pytest.raises(ConfigError, match="SignatureDoesNotMatch"):
+        start()
+    remembers.parent.mkdir(parents=True, exist_ok=True)
+    remembers.write_text(f"{url}\n")
+    with pytest.raises(Absent, match="SignatureDoesNotMatch"):
+        start()
+    with pytest.raises(ConfigError, match="unknown storage_options"):
+        start(unknown=1)
+
+
+def configured(store: Path | str, runs: str = "/data/out", more: str = "") -> Config:
+    return read(f"store: {{url: '{store}'{more}}}\nworker: {{runs: ['{runs}']}}\n", "c.yaml", {})
+
+
+def test_what_may_come_is_no_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
+    for one in (
+        configured(tmp_path),
+        configured(tmp_path / "not-mounted"),
+        configured("s3://bucket/x"),
+        configured("sftp://host/x"),
+    ):
+        check(one)
+
+
+def test_what_can_never_be_a_store_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for one in (
+        configured(tmp_path / "file"),
+        configured("nonsense://x"),
+        configured(tmp_path, more=", options: {a: b}"),
+    ):
+        with pytest.raises(CkptsyncError):
+            check(one)
+
+
+def test_output_directories_of_which_none_may_be_used_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    with pytest.raises(CkptsyncError, match="inside the store"):
+        check(configured(tmp_path, str(tmp_path / "out")))
+
+
+def served(store: Store, is_stopping: Callable[[], bool]) -> ServiceStore:
+    """The service's, once it has come."""
+    found = ServiceStore(store.url, is_stopping)
+    found.came(store)
+    return found
+
+
+class TestServiceStore(StoreContract):
+    """Once it has come it is the store that came."""
+
+    @pytest.fixture
+    def store(self) -> Store:
+        return served(MemoryStore(), lambda: False)
+
+    @pytest.fixture
+    def again(self, store: Store) -> Store:
+        return store
+
+
+def test_until_it_comes_every_question_is_one_that_may_be_asked_again() -> None:
+    awaited = ServiceStore("s3://bucket/x", lambda: False)
+    assert awaited.url == "s3://bucket/x"
+    for ask in (
+        lambda: list(awaited.names("")),
+        lambda: awaited.size("a"),
+        lambda: awaited.read_into("a", 0, memoryview(bytearray(1))),
+        lambda: awaited.write("a", [b"x"]),
+        lambda: awaited.create("a", [b"x"]),
+        lambda: awaited.delete("a"),
+    ):
+        with pytest.raises(Transient, match="s3://bucket/x: not reached yet"):
+            ask()
+
+
+def test_what_is_known_of_the_store_is_known_when_it_comes() -> None:
+    store = MemoryStore()
+    store.write("a", [b"x"])
+    store.late, store.is_exclusive = 3.0, True
+    awaited = ServiceStore("memory://", lambda: False)
+    awaited.came(store)
+    assert (awaited.late, awaited.is_exclusive, read_all(awaited, "a", 9)) == (3.0, True, b"x")
+
+
+@pytest.mark.parametrize("verb", ["write", "create"])
+def test_a_write_ends_between_two_chunks_and_leaves_nothing(tmp_path: Path, verb: str) -> None:
+    asked = []
+
+    def chunks() -> Iterator[bytes]:
+        yield b"first"
+        asked.append(True)
+        yield b"second"
+        raise AssertionError("asked for more after the stop")
+
+    store = served(PosixStore(str(tmp_path)), lambda: bool(asked))
+    with pytest.raises(Transient, match="stopping"):
+        getattr(store, verb)("run/large", chunks())
+    assert [p for p in tmp_path.rglob("*") if p.is_file()] == []
+
+
+def test_what_a_stop_cuts_off_is_gone_on_with_by_the_next_start(tmp_path: Path) -> None:
+    asked: list[bool] = []
+    read: list[int] = []
+
+    def chunks() -> Iterator[bytes]:
+        for n in range(4):
+            read.append(n)
+            yield bytes([n]) * (1 << 20)
+            asked.append(n == 2)
+
+    store = served(PosixStore(str(tmp_path)), lambda: any(asked))
+    about = About(4 << 20, "origin")
+    with pytest.raises(Transient, match="stopping"):
+        store.create("large", chunks(), about)
+    [parked] = tmp_path.glob(".ckptsync-*.part")
+    inode = parked.stat().st_ino
+    assert parked.stat().st_size >= 2 << 20
+    PosixStore(str(tmp_path)).create("large", [bytes([n]) * (1 << 20) for n in range(4)], about)
+    assert (tmp_path / "large").stat().st_ino == inode
+
+
+def test_chunks_that_can_be_had_again_still_can() -> None:
+    class Twice(MemoryStore):
+        def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+            for _ in range(2):
+                super().write(name, chunks, about)
+
+    store = served(Twice(), lambda: False)
+    store.write("x", [b"a", b"b"])
+    assert read_all(store, "x") == b"ab"
+    store.write("x", iter([b"a", b"b"]))
+    assert read_all(store, "x") == b""

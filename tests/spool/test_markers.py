@@ -1,0 +1,209 @@
+"""What training processes and the worker write for each other."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ckptsync.spool import markers
+from ckptsync.spool.markers import Begun, Commit, PinNotes, RankMark, read_marker
+
+BEGUN = Begun(
+    "t",
+    1,
+    2,
+    2,
+    "host",
+    7,
+    "99",
+    "boot pid",
+    5.5,
+    "transformers 5",
+    {"torch": "2"},
+    "p1",
+    "m",
+    6.0,
+    7.0,
+)
+MARK = RankMark("t", "s", "checkpoint-1", 1, 0, 2, 2, "host", 7, 5.5)
+COMMIT = Commit(
+    "t", "s", "checkpoint-1", 1, 2, (0, 1), "host", "transformers 5", 5.5, {"a/b.bin": (3, 4)}
+)
+
+
+def here(**changes: object) -> Begun:
+    """The process of this test, as a hook would tell it."""
+    pid = os.getpid()
+    mine = Begun(
+        "t",
+        0,
+        1,
+        1,
+        os.uname().nodename,
+        pid,
+        markers.began(pid),
+        markers.boot(),
+        1.0,
+        machine=markers.machine(),
+    )
+    return dataclasses.replace(mine, **changes)  # type: ignore[arg-type]
+
+
+def test_what_is_written_is_read_again(spool: Path) -> None:
+    markers.write_mark(markers.begun_path(spool, "p1"), BEGUN)
+    markers.write_mark(markers.save_folder(spool, "checkpoint-1", "s") / "rank-0.json", MARK)
+    markers.write_mark(spool / "pins" / "checkpoint-1.0" / "commit.json", COMMIT)
+    markers.write_mark(spool / "pins" / "checkpoint-1.0" / "notes.json", PinNotes(1, 2, 3, "s"))
+    assert markers.begun(spool) == (BEGUN,)
+    assert markers.marks(spool, "checkpoint-1") == (MARK,)
+    assert markers.commit_of(spool / "pins" / "checkpoint-1.0") == COMMIT
+    assert markers.read_pin_notes(spool / "pins" / "checkpoint-1.0") == PinNotes(1, 2, 3, "s")
+
+
+def test_marks_of_another_checkpoint_are_not_told(spool: Path) -> None:
+    markers.write_mark(markers.save_folder(spool, "checkpoint-10", "s") / "rank-0.json", MARK)
+    assert markers.marks(spool, "checkpoint-1") == ()
+
+
+def test_where_nothing_was_written_there_is_nothing(spool: Path) -> None:
+    assert markers.begun(spool) == ()
+    assert markers.marks(spool, "checkpoint-1") == ()
+    assert markers.commit_of(spool) is None
+    assert markers.read_pin_notes(spool) == PinNotes()
+    assert markers.read_log(spool) == ()
+
+
+def test_a_mark_that_cannot_be_written_leaves_nothing_behind(spool: Path) -> None:
+    (spool / "commit.json").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        markers.write_mark(spool / "commit.json", COMMIT)
+    assert [p.name for p in spool.iterdir()] == ["commit.json"]
+
+
+def test_a_save_has_an_id_of_its_own_each_time() -> None:
+    ids = {
+        markers.save_id(t, c, n)
+        for t in ("t", "u")
+        for c in ("checkpoint-1", "checkpoint-2")
+        for n in (0, 1)
+    }
+    assert len(ids) == 8
+    assert all(len(i) == 16 for i in ids)
+
+
+def test_a_process_runs_until_it_has_ended() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    told = here(pid=child.pid, began=markers.began(child.pid))
+    assert markers.is_running(told) is True
+    child.communicate(b"\n")
+    assert markers.is_running(told) is False
+
+
+def test_a_dead_process_that_its_parent_has_not_noticed_has_ended() -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    told = here(pid=child.pid, began=markers.began(child.pid))
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert Path(f"/proc/{child.pid}/stat").exists()
+    assert markers.is_running(told) is False
+    child.wait()
+
+
+def test_another_process_with_the_same_number_is_another_process() -> None:
+    assert markers.is_running(here(began="1")) is False
+
+
+def test_a_process_that_says_it_has_left_writes_no_more() -> None:
+    assert markers.is_running(here()) is True
+    assert markers.is_running(here(left=2.0)) is False
+
+
+def test_a_process_before_the_last_boot_has_ended() -> None:
+    before = here(
+        boot="another-boot " + markers.boot().partition(" ")[2], machine=markers.machine()
+    )
+    assert markers.is_running(before) is (False if markers.machine() else None)
+
+
+def test_nobody_can_tell_of_another_machine_or_container() -> None:
+    assert markers.is_running(here(boot="another-boot pid:[1]", host="elsewhere")) is None
+    assert markers.is_running(here(boot="another-boot pid:[1]", machine="elsewhere")) is None
+    assert markers.is_running(here(boot=markers.boot().partition(" ")[0] + " pid:[1]")) is None
+
+
+def test_what_a_hook_says_is_a_line_each_and_never_much(spool: Path) -> None:
+    for n in range(100):
+        markers.write_log(spool, f"{n}: two\nlines " + "x" * 3000)
+    assert [line.split(":")[0] for line in markers.read_log(spool)] == [
+        str(n) for n in range(90, 100)
+    ]
+    assert sum(p.stat().st_size for p in spool.iterdir()) < 200_000
+
+
+def test_a_name_that_is_no_utf_8_is_said_all_the_same(spool: Path) -> None:
+    markers.write_log(spool, os.fsdecode(b"checkpoint-4/caf\xe9: gone"))
+    assert markers.read_log(spool) == ("checkpoint-4/caf\\udce9: gone",)
+
+
+BROKEN = {
+    "nothing": b"",
+    "half": json.dumps(dataclasses.asdict(COMMIT)).encode()[:-9],
+    "a list": b"[1]",
+    "null": b"null",
+    "not text": b"\xff\xfe{}",
+    "a key that is missing": b'{"train": "t"}',
+    "a word for a number": json.dumps(dataclasses.asdict(COMMIT) | {"step": "1"}).encode(),
+    "a truth for a number": json.dumps(dataclasses.asdict(COMMIT) | {"step": True}).encode(),
+    "a number for a word": json.dumps(dataclasses.asdict(COMMIT) | {"host": 1}).encode(),
+    "files that are no pairs": json.dumps(
+        dataclasses.asdict(COMMIT) | {"files": {"a": [1]}}
+    ).encode(),
+    "files that are a list": json.dumps(dataclasses.asdict(COMMIT) | {"files": []}).encode(),
+    "very deep": b"[" * 100_000,
+    "all brackets": b"[" + b"[]," * 1_000_000 + b"[]]",
+    "a number of 400 digits": json.dumps(dataclasses.asdict(COMMIT))
+    .replace('"at": ', f'"at": {"9" * 400}')
+    .encode(),
+    "a number of 5000 digits": json.dumps(dataclasses.asdict(COMMIT))
+    .replace('"at": ', f'"at": {"9" * 5000}')
+    .encode(),
+    "a number that no record holds": json.dumps(
+        dataclasses.asdict(COMMIT) | {"step": 2**63}
+    ).encode(),
+    "a time that is none": json.dumps(dataclasses.asdict(COMMIT) | {"at": float("nan")}).encode(),
+    "a word that is no UTF-8": json.dumps(dataclasses.asdict(COMMIT) | {"host": "\ud800"}).encode(),
+}
+
+
+@pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN)
+def test_a_file_that_cannot_be_read_is_no_file(spool: Path, content: bytes) -> None:
+    (spool / "commit.json").write_bytes(content)
+    assert read_marker(spool / "commit.json", Commit) is None
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "directory", "device", "huge"])
+def test_what_is_no_small_file_is_no_file_and_nobody_waits_for_it(spool: Path, kind: str) -> None:
+    path = spool / "commit.json"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "link":
+        (spool / "real.json").write_text(json.dumps(dataclasses.asdict(COMMIT)))
+        path.symlink_to("real.json")
+    elif kind == "directory":
+        path.mkdir()
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.touch()
+        os.truncate(path, 1 << 40)
+    assert read_marker(path, Commit) is None
+
+
+def test_a_key_of_a_later_version_is_ignored(spool: Path) -> None:
+    (spool / "commit.json").write_text(json.dumps(dataclasses.asdict(COMMIT) | {"later": [1]}))
+    assert read_marker(spool / "commit.json", Commit) == COMMIT

@@ -1,0 +1,332 @@
+"""Names of our own for a checkpoint's files, and what killed processes leave of them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from ckptsync.errors import Incomplete
+from ckptsync.spool.markers import PinNotes
+from ckptsync.spool.pins import (
+    adopt,
+    claim,
+    clean_abandoned,
+    clean_own,
+    compare,
+    drop,
+    grow,
+    harden,
+    list_pins,
+    mark_stored,
+    open_pin,
+    publish,
+    pulse,
+    trim,
+    write_pin_notes,
+)
+from ckptsync.walk import Stat, walk
+from tests.hook_pins import commit, pinned
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    root = tmp_path / "checkpoint-4"
+    (root / "sub").mkdir(parents=True)
+    (root / "a").write_bytes(b"aaa")
+    (root / "sub" / "b").write_bytes(b"bb")
+    return root
+
+
+def test_a_pin_survives_rotation(source: Path) -> None:
+    pinned(source)
+    shutil.rmtree(source)
+    (pin,) = list_pins(source.parent)
+    assert [(f.path, f.size) for f in pin.files] == [("a", 3), ("sub/b", 2)]
+    assert (pin.root / "sub" / "b").read_bytes() == b"bb"
+
+
+def test_pinning_changes_nothing_in_the_checkpoint(source: Path) -> None:
+    before = (source.stat().st_mtime_ns, (source / "sub").stat().st_mtime_ns, walk(source))
+    pin = pinned(source)
+    harden(pin)
+    drop(pin)
+    assert (source.stat().st_mtime_ns, (source / "sub").stat().st_mtime_ns, walk(source)) == before
+
+
+def test_a_pin_grows_as_names_appear_and_growing_twice_is_growing_once(source: Path) -> None:
+    pin = pinned(source)
+    (source / "late").write_bytes(b"l")
+    assert grow(pin, source, ["a", "late", "vanished", "sub/vanished", "gone/x"]) == ()
+    assert [f.path for f in list_pins(source.parent)[0].files] == ["a", "late", "sub/b"]
+    assert (pin.root / "late").stat().st_ino == (source / "late").stat().st_ino
+
+
+def test_links_are_not_pinned(source: Path) -> None:
+    pin = pinned(source)
+    (source / "link").symlink_to("/etc/passwd")
+    (source / "folder").symlink_to("/etc")
+    grow(pin, source, ["link", "folder/passwd"])
+    assert not os.path.lexists(pin.root / "link")
+    assert not os.path.lexists(pin.root / "folder" / "passwd")
+
+
+def test_a_pin_appears_with_its_owner_and_only_one_gets_it(source: Path) -> None:
+    assert pinned(source, "n0").node == "n0"
+    assert open_pin(source.parent, source.name, 0, "n1") is None
+    assert [p.node for p in list_pins(source.parent)] == ["n0"]
+    assert open_pin(source.parent, source.name, 1, "n1") is not None
+
+
+def test_the_pin_of_a_dead_node_is_claimed_once_with_its_files(source: Path) -> None:
+    pin = pinned(source)
+    mine = claim(pin, "n1")
+    assert mine is not None
+    assert (mine.node, mine.files) == ("n1", pin.files)
+    shutil.rmtree(pin.path)
+    assert claim(pin, "n2") is None
+
+
+def test_a_pulse_shows_without_touching_what_is_pinned(source: Path) -> None:
+    pin = pinned(source)
+    time.sleep(0.01)
+    pulse(pin)
+    (after,) = list_pins(source.parent)
+    assert after.pulse > pin.pulse
+    assert after.files == pin.files
+    drop(pin)
+    pulse(pin)
+
+
+def test_a_deleted_spool_is_not_half_made_again(source: Path) -> None:
+    pin = pinned(source)
+    shutil.rmtree(source.parent / "_ckptsync")
+    with pytest.raises(Incomplete):
+        grow(pin, source, ["a"])
+    assert list_pins(source.parent) == ()
+    assert not (source.parent / "_ckptsync").exists()
+    drop(pin)
+    trim(pin, ["a"])
+
+
+def test_a_pin_of_the_hook_is_nobodys_until_the_first_worker_of_any_name_adopts_it(
+    source: Path,
+) -> None:
+    commit(source)
+    (pin,) = list_pins(source.parent)
+    assert (pin.node, pin.is_committed, pin.commit and pin.commit.save) == ("", True, "save")
+    mine = adopt(pin, "some-other-name")
+    assert mine is not None
+    assert (mine.node, mine.files, mine.is_committed) == ("some-other-name", pin.files, True)
+    assert adopt(pin, "n1") is None
+    assert [p.node for p in list_pins(source.parent)] == ["some-other-name"]
+    assert sorted(p.name for p in pin.path.iterdir()) == ["commit.json", "files", "owner.json"]
+    drop(mine)
+    assert adopt(pin, "n1") is None
+
+
+def test_of_many_workers_one_adopts_a_pin(source: Path) -> None:
+    commit(source)
+    (pin,) = list_pins(source.parent)
+    with ThreadPoolExecutor(8) as pool:
+        won = [mine for mine in pool.map(lambda n: adopt(pin, f"n{n}"), range(8)) if mine]
+    assert len(won) == 1
+    assert [p.node for p in list_pins(source.parent)] == [won[0].node]
+
+
+def test_an_owner_that_a_crash_left_torn_is_nobody(source: Path) -> None:
+    pin = pinned(source)
+    (pin.path / "owner.json").write_text("")
+    (lost,) = list_pins(source.parent)
+    assert lost.node == ""
+    mine = adopt(lost, "n1")
+    assert mine is not None
+    assert (mine.node, mine.files) == ("n1", pin.files)
+
+
+def test_where_there_are_no_links_a_pin_is_adopted_by_a_rename(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit(source)
+    (pin,) = list_pins(source.parent)
+
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(errno.EPERM, "no links here")
+
+    monkeypatch.setattr(os, "link", refused)
+    mine = adopt(pin, "n0")
+    assert mine is not None
+    assert (mine.node, mine.files, mine.is_committed) == ("n0", pin.files, True)
+    assert sorted(p.name for p in pin.path.iterdir()) == ["commit.json", "files", "owner.json"]
+
+
+def test_a_commit_is_void_once_a_file_is_overwritten_in_location(source: Path) -> None:
+    commit(source)
+    (source / "a").write_bytes(b"other")
+    (pin,) = list_pins(source.parent)
+    assert pin.commit is not None
+    assert not pin.is_committed
+
+
+def test_the_hooks_pin_takes_the_next_number_whatever_stands_there(source: Path) -> None:
+    pinned(source)
+    assert commit(source).name == "checkpoint-4.1"
+    assert commit(source).name == "checkpoint-4.2"
+    with pytest.raises(Incomplete):
+        publish(source.parent, source.name, source.parent / "_ckptsync" / "pins" / ".never-made")
+
+
+def test_what_was_said_once_of_a_pin_stays(source: Path) -> None:
+    pin = pinned(source)
+    write_pin_notes(pin, PinNotes(finished=5, save="a"))
+    write_pin_notes(pin, PinNotes(stable=1, finished=9, sending=7, save="b"))
+    mark_stored(pin)
+    (after,) = list_pins(source.parent)
+    assert (after.notes, after.stored) == (PinNotes(1, 5, 7, "a"), True)
+    drop(pin)
+    with pytest.raises(Incomplete):
+        write_pin_notes(pin, PinNotes(finished=5))
+    with pytest.raises(Incomplete):
+        mark_stored(pin)
+    assert not pin.path.exists()
+
+
+def test_the_files_that_the_hook_added_are_apart_from_the_trainers(source: Path) -> None:
+    path = commit(source)
+    (path / "added").mkdir()
+    (path / "added" / "config.json").write_text("{}")
+    (pin,) = list_pins(source.parent)
+    assert [f.path for f in pin.added] == ["config.json"]
+    assert pin.is_committed
+
+
+def stat(path: str, inode: int, size: int = 1, mtime: int = 1) -> Stat:
+    return Stat(path, size, mtime, inode, 0)
+
+
+def test_a_comparison_puts_every_name_in_one_of_four() -> None:
+    ours = [
+        stat("same", 1),
+        stat("grown", 2, size=1),
+        stat("other", 3),
+        stat("vanished", 4),
+        stat("clone", 5, mtime=7),
+    ]
+    theirs = [
+        stat("same", 1),
+        stat("grown", 2, size=9),
+        stat("other", 9, mtime=2),
+        stat("new", 6),
+        stat("clone", 8, mtime=7),
+    ]
+    relation = compare(ours, theirs)
+    assert relation.same == ("clone", "grown", "same")
+    assert (relation.changed, relation.new, relation.vanished) == (
+        ("other",),
+        ("new",),
+        ("vanished",),
+    )
+
+
+@pytest.mark.parametrize("change", ["grow", "trim"])
+def test_what_was_said_of_a_pins_files_is_not_said_of_others(tmp_path: Path, change: str) -> None:
+    source = tmp_path / "checkpoint-4"
+    source.mkdir()
+    (source / "a").write_bytes(b"a")
+    pin = open_pin(tmp_path, source.name, 0, "n0")
+    assert pin
+    grow(pin, source, [f.path for f in walk(source).files])
+    write_pin_notes(pin, PinNotes(stable=1, finished=2))
+    mark_stored(pin)
+    (before,) = list_pins(tmp_path)
+    assert (before.notes.stable, before.stored) == (1, True)
+    (source / "late").write_bytes(b"l")
+    grow(before, source, ["late"]) if change == "grow" else trim(before, ["a"])
+    (after,) = list_pins(tmp_path)
+    assert (after.notes, after.stored) == (PinNotes(), False)
+
+
+LATER = 7 * 3600.0
+
+
+def left(out: Path) -> list[str]:
+    return sorted(p.name for p in (out / "_ckptsync" / "pins").iterdir())
+
+
+def test_what_a_killed_node_left_is_swept_and_others_are_let_be_until_they_are_long_dead(
+    tmp_path: Path,
+) -> None:
+    names = [
+        ".gone-hook-7-checkpoint-4.0",
+        ".gone-n0-checkpoint-4.0",
+        ".new-hook-7.0a-checkpoint-4",
+        ".new-n1-checkpoint-4",
+    ]
+    for name in (*names, ".new-n0-checkpoint-4", "checkpoint-5.0"):
+        (tmp_path / "_ckptsync" / "pins" / name / "files").mkdir(parents=True)
+    clean_own(tmp_path, "n0")
+    assert left(tmp_path) == [
+        ".gone-hook-7-checkpoint-4.0",
+        ".new-hook-7.0a-checkpoint-4",
+        ".new-n1-checkpoint-4",
+        "checkpoint-5.0",
+    ]
+    clean_abandoned(tmp_path, time.time() + 5 * 3600)
+    assert len(left(tmp_path)) == 4
+    clean_abandoned(tmp_path, time.time() + LATER)
+    assert left(tmp_path) == ["checkpoint-5.0"]
+
+
+def test_what_somebody_still_copies_into_is_let_be(tmp_path: Path) -> None:
+    growing = tmp_path / "_ckptsync" / "pins" / ".new-hook-7.0a-checkpoint-4" / "files" / "a"
+    growing.parent.mkdir(parents=True)
+    growing.touch()
+    os.utime(growing, (time.time() + LATER,) * 2)
+    clean_abandoned(tmp_path, time.time() + LATER)
+    assert growing.exists()
+
+
+def test_a_claim_that_was_cut_short_is_finished_for_its_files_may_be_the_last(source: Path) -> None:
+    pin = pinned(source)
+    pin.path.rename(pin.path.with_name(".claim-n1@checkpoint-4.0"))
+    shutil.rmtree(source)
+    clean_own(source.parent, "n1")
+    assert [(p.node, p.files) for p in list_pins(source.parent)] == [("n1", pin.files)]
+
+
+def test_the_claim_of_a_node_that_never_came_back_is_anybodys_to_claim_again(source: Path) -> None:
+    pin = pinned(source)
+    for each in (pin.path, *pin.path.rglob("*")):
+        os.utime(each, (1, 1))  # it was pinned long ago
+    (pin,) = list_pins(source.parent)
+    pin.path.rename(pin.path.with_name(".claim-n-1@checkpoint-4.0"))
+    shutil.rmtree(source)
+    clean_own(source.parent, "n2")
+    assert left(source.parent) == [".claim-n-1@checkpoint-4.0"], "he may be about to finish it"
+    clean_abandoned(source.parent, time.time() + LATER)
+    (back,) = list_pins(source.parent)
+    assert (back.checkpoint, back.node, back.files) == ("checkpoint-4", "n0", pin.files)
+    mine = claim(back, "n2")
+    assert mine is not None
+    assert (mine.node, mine.files) == ("n2", pin.files)
+
+
+def test_what_cannot_be_removed_keeps_nothing_else_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(2):
+        (tmp_path / "_ckptsync" / "pins" / f".new-n{n}-checkpoint-4").mkdir(parents=True)
+
+    def mine(path: Path) -> None:
+        if "-n0-" in path.name:
+            raise PermissionError(errno.EACCES, "root's")
+        path.rmdir()
+
+    monkeypatch.setattr("ckptsync.spool.pins.remove", mine)
+    clean_abandoned(tmp_path, time.time() + LATER)
+    assert left(tmp_path) == [".new-n0-checkpoint-4"]

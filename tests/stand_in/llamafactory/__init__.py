@@ -1,1 +1,0 @@
-"""A stand-in with what ``ckptsync-llamafactory`` calls."""

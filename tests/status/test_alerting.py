@@ -1,0 +1,138 @@
+"""Which alarms are sent, and when."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckptsync.config.schema import KEYS
+from ckptsync.status.alarm_sending import (
+    CODES,
+    HOLD,
+    KINDS,
+    MOST,
+    Alarm,
+    Memory,
+    Terms,
+    decide,
+    document,
+)
+from tests.scenes import DAY, heart
+
+TERMS = Terms(KINDS, 3600.0)
+HURT = Alarm("damaged", "run/checkpoint-1", "critical", 5.0, "bytes differ", "repair it")
+LATE = Alarm("waiting", "n0", "warning", None, "waits", "wait")
+
+
+def statuses(
+    alarms: list[Alarm], memory: Memory, now: float, terms: Terms = TERMS
+) -> tuple[list[str], Memory]:
+    decision = decide(alarms, memory, terms, now)
+    return [f"{m.status} {m.alarm.code}" for m in decision.messages], decision.told
+
+
+def test_it_is_told_once_then_again_after_a_while_then_that_it_is_over() -> None:
+    said, memory = statuses([HURT], {}, 0.0)
+    assert said == ["raised damaged"]
+    assert statuses([HURT], memory, 3599.0)[0] == []
+    said, memory = statuses([HURT], memory, 3600.0)
+    assert said == ["repeated damaged"]
+    said, memory = statuses([], memory, 4000.0)
+    assert said == []
+    said, memory = statuses([], memory, 4000.0 + HOLD)
+    assert said == ["resolved damaged"]
+    assert memory == {}
+
+
+def test_what_comes_and_goes_is_one_alarm() -> None:
+    _, memory = statuses([HURT], {}, 0.0)
+    for now in range(1, 1000, 60):
+        said, memory = statuses([HURT] if now % 120 == 1 else [], memory, float(now))
+        assert said == []
+
+
+def test_what_becomes_critical_is_told_at_once_and_what_becomes_a_warning_is_not() -> None:
+    worse = replace(LATE, severity="critical")
+    _, memory = statuses([LATE], {}, 0.0)
+    said, memory = statuses([worse], memory, 1.0)
+    assert said == ["raised waiting"]
+    assert statuses([LATE], memory, 2.0)[0] == []
+
+
+def test_kinds_that_nobody_asked_for_are_not_told() -> None:
+    assert statuses([HURT, LATE], {}, 0.0, Terms(("late",), 9.0))[0] == ["raised waiting"]
+
+
+def test_what_could_not_be_told_is_told_the_next_time_with_what_came_since() -> None:
+    first = decide([HURT], {}, TERMS, 0.0)
+    second = decide([HURT, LATE], first.untold, TERMS, 1.0)
+    assert [m.status for m in second.messages] == ["raised", "raised"]
+    over = decide([], decide([], second.told, TERMS, 10.0).told, TERMS, 10.0 + HOLD)
+    again = decide([], over.untold, TERMS, 20.0 + HOLD)
+    assert [m.status for m in again.messages] == ["resolved", "resolved"]
+
+
+def test_a_clock_that_is_set_back_repeats_rather_than_falls_silent() -> None:
+    _, memory = statuses([HURT], {}, 10_000.0)
+    assert statuses([HURT], memory, 5_000.0)[0] == ["repeated damaged"]
+
+
+@given(st.lists(st.sets(st.sampled_from([HURT, LATE])), max_size=30), st.floats(1, 200))
+def test_every_alarm_that_was_raised_is_resolved_once_it_stays_away(
+    looks: list[set[Alarm]], pause: float
+) -> None:
+    memory: Memory = {}
+    standing: set[str] = set()
+    for n, alarms in enumerate([*looks, *[set[Alarm]()] * (int(HOLD / pause) + 3)]):
+        decision = decide(alarms, memory, Terms(KINDS, 1e9), n * pause)
+        memory = decision.told
+        for m in decision.messages:
+            assert (m.status == "raised") == (m.alarm.key not in standing)
+            standing ^= {m.alarm.key}
+    assert standing == set()
+    assert memory == {}
+
+
+def test_a_message_is_plain_json_with_a_text_for_chats_that_stays_short() -> None:
+    many = [replace(HURT, subject=f"run/checkpoint-{n}") for n in range(MOST + 5)]
+    made = document(decide([*many, LATE], {}, TERMS, 7.0).messages, "/store", "boss", 7.0)
+    assert json.loads(json.dumps(made)) == made
+    assert (
+        made["alarms"][0] | {"status": "raised", "first": 7.0, "kind": "damage"}
+        == made["alarms"][0]
+    )
+    lines = made["text"].splitlines()
+    assert lines[0] == "ckptsync: 26 raised (/store)"
+    assert (len(lines), lines[-1]) == (MOST + 2, "and 6 more")
+
+
+def test_an_alert_commands_no_terminal_forges_no_line_and_has_an_end() -> None:
+    """Names and errors in a store come from anyone who may write to it."""
+    evil = "a\x1b[2J\r\nCRITICAL \u202e\u200b\x9b"
+    alarms = [
+        Alarm("waiting", f"{n}{evil}", "warning", None, evil * 10_000, evil) for n in range(2)
+    ]
+    told = document(decide(alarms, {}, TERMS, 0.0).messages, "/store", "head", 0.0)
+    lines = told["text"].split("\n")
+    assert len(lines) == 3
+    assert all(line.isprintable() for line in lines)
+    assert all(
+        value.isprintable()
+        for one in told["alarms"]
+        for value in one.values()
+        if isinstance(value, str)
+    )
+    assert "\\x1b[2J\\r\\nCRITICAL \\u202e" in lines[1]
+    assert len(told["text"]) < 50_000
+    assert len({one["key"] for one in told["alarms"]}) == 2
+
+
+HEAD = heart("boss", ("head", "verifier"), verifies=7 * DAY)
+
+
+def test_every_kind_has_a_code_and_the_configuration_knows_all_of_them() -> None:
+    assert set(CODES.values()) == set(KINDS)
+    assert KEYS["alerts.on"].default == list(KINDS)

@@ -1,0 +1,160 @@
+"""A node's heartbeat and facts, and two workers under one id."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ckptsync.errors import ConfigError, Corrupt, StoreError
+from ckptsync.status import heartbeat
+from ckptsync.status.heartbeat import Facts, Heartbeat, Train, facts_name, write_facts
+from ckptsync.status.nodes import read_nodes
+from ckptsync.stores.contract import Entry, Store, read_all
+from ckptsync.stores.memory import MemoryStore
+from ckptsync.stores.posix.store import PosixStore
+
+FIRST = Heartbeat("n0", "aa", "boot", 1, "100", 1000.0, ("worker",), "0")
+SECOND = replace(FIRST, instance="bb", pid=2, started=2000.0)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return PosixStore(str(tmp_path))
+
+
+def never(_seconds: float) -> None:
+    raise AssertionError("nothing to wait for")
+
+
+def test_a_heartbeat_reads_back_as_it_was_written(store: Store) -> None:
+    mine = heartbeat.beat(
+        store, replace(FIRST, queue=("run/checkpoint-4: sending",), errors=("é\n",))
+    )
+    assert heartbeat.read(store, "n0", ("worker",)) == mine
+    assert [(f.entry.name, f.content) for f in read_nodes(store).hearts] == [
+        (".ckptsync/nodes/n0.json", mine)
+    ]
+    assert mine.beat == 1
+
+
+def test_one_that_cannot_be_read_is_listed_as_its_error_and_overwritten(store: Store) -> None:
+    store.write(".ckptsync/nodes/n0.json", [b"{broken"])
+    [file] = read_nodes(store).hearts
+    assert isinstance(file.content, Corrupt)
+    assert heartbeat.claim(store, FIRST, lambda _: True, never) == heartbeat.read(
+        store, "n0", ("worker",)
+    )
+
+
+def test_a_second_worker_on_one_machine_is_refused_at_once(store: Store) -> None:
+    heartbeat.beat(store, FIRST)
+    with pytest.raises(ConfigError, match="another live worker has this id"):
+        heartbeat.claim(store, SECOND, lambda _: True, never)
+
+
+def test_a_worker_takes_over_from_one_that_died_or_said_farewell(store: Store) -> None:
+    mine = heartbeat.beat(store, FIRST)
+    taken = heartbeat.claim(store, SECOND, lambda _: False, never)
+    assert heartbeat.beat(store, taken).instance == SECOND.instance
+    heartbeat.write(store, mine)
+    heartbeat.farewell(store, mine)
+    taken = heartbeat.claim(store, SECOND, lambda _: True, never)
+    assert heartbeat.beat(store, taken).beat == 2
+
+
+def test_another_machines_worker_is_alive_if_it_beats_while_we_wait(store: Store) -> None:
+    mine = heartbeat.beat(store, FIRST)
+    with pytest.raises(ConfigError):
+        heartbeat.claim(
+            store, SECOND, lambda _: None, lambda _: heartbeat.write(store, replace(mine, beat=2))
+        )
+    waited: list[float] = []
+    heartbeat.claim(store, SECOND, lambda _: None, waited.append)
+    assert waited == [2.5 * FIRST.period]
+
+
+def test_of_two_that_started_at_once_exactly_the_second_stops(store: Store) -> None:
+    first, second = heartbeat.beat(store, FIRST), replace(SECOND, beat=7)
+    heartbeat.write(store, second)
+    heartbeat.beat(store, first)
+    with pytest.raises(ConfigError):
+        heartbeat.beat(store, second)
+    assert heartbeat.yields_to(SECOND, FIRST) is not heartbeat.yields_to(FIRST, SECOND)
+
+
+def test_heads_may_be_several_and_do_not_beat_under_a_workers_name(store: Store) -> None:
+    head = replace(FIRST, roles=("head", "verifier"))
+    heartbeat.beat(store, head)
+    heartbeat.beat(store, replace(head, instance="cc", started=3000.0))
+    assert heartbeat.read(store, "n0", ("worker",)) is None
+    assert heartbeat.read(store, "n0", ("head",)) is not None
+
+
+def test_the_stores_clock_is_told_by_a_heartbeat_of_this_machine() -> None:
+    hour_behind = (Entry("a", 1, 10_000.0), replace(FIRST, told=13_600.0))
+    other = (Entry("b", 1, 10_000.0), replace(FIRST, machine="elsewhere", told=99_999.0))
+    assert heartbeat.store_now([hour_behind, other], "boot", 13_605.0) == 10_005.0
+    assert heartbeat.store_now([other], "boot", 13_605.0) == 13_605.0
+    assert heartbeat.store_now([hour_behind], "", 1.0) == 1.0
+
+
+def test_a_farewell_that_the_store_cannot_hear_is_said_and_not_raised(tmp_path: Path) -> None:
+    (tmp_path / ".ckptsync").write_text("a file")
+    assert isinstance(heartbeat.farewell(PosixStore(str(tmp_path)), FIRST), StoreError)
+
+
+def test_a_heart_with_too_much_to_say_can_still_be_read(store: Store) -> None:
+    errors = tuple(f"run/checkpoint-{n}: {'no space left on device ' * 4}" for n in range(20_000))
+    lacks = {f"report-{n}": tuple(f"checkpoint-1/{m}.bin" for m in range(200)) for n in range(500)}
+    heartbeat.write(store, replace(FIRST, errors=errors, lacks=lacks))
+    seen = heartbeat.read(store, FIRST.node, FIRST.roles)
+    assert seen
+    assert seen.errors[:100] == errors[:100]
+
+
+FACTS = Facts(
+    "n0",
+    "host",
+    "boot",
+    "train",
+    "0022",
+    "0.1",
+    "3.11",
+    "6.1",
+    {"nofile": 1024},
+    {"/out": "ext4"},
+    (),
+    {"run": Train("hf", 4, 2, 1.5, {"torch": "2.13"})},
+)
+
+
+def test_facts_come_back_as_they_were_written_and_the_last_ones_stay() -> None:
+    store = MemoryStore()
+    write_facts(store, Facts("n0", "", "", "", "", "", "", ""), ("worker",))
+    write_facts(store, FACTS, ("worker",))
+    assert list(read_nodes(store).facts.values()) == [FACTS]
+
+
+def test_a_head_without_a_worker_has_facts_of_its_own() -> None:
+    assert facts_name("n0", ("worker", "head")) == ".ckptsync/nodes/n0~facts.json"
+    assert facts_name("n0", ("head",)) == ".ckptsync/nodes/n0~head~facts.json"
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"node": 1}'])
+def test_what_cannot_be_read_is_told_and_holds_up_no_other(data: bytes) -> None:
+    store = MemoryStore()
+    write_facts(store, FACTS, ("worker",))
+    store.write(".ckptsync/nodes/a~facts.json", [data])
+    broken, good = read_nodes(store).facts.values()
+    assert isinstance(broken, Corrupt)
+    assert good == FACTS
+
+
+def test_what_a_later_version_adds_is_ignored() -> None:
+    store = MemoryStore()
+    write_facts(store, FACTS, ("worker",))
+    name = facts_name("n0", ("worker",))
+    store.write(name, [read_all(store, name, 9999).replace(b'"node"', b'"later":[1],"node"')])
+    assert list(read_nodes(store).facts.values()) == [FACTS]

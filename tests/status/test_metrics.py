@@ -1,0 +1,183 @@
+"""What Prometheus is told, read back by its own parser."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ckptsync.catalogue.location_summary import Proven
+from ckptsync.status.alarm_rules import Room
+from ckptsync.status.heartbeat import Disk, RunningJob
+from ckptsync.status.http_server import Channel, Loop, Process
+from ckptsync.status.overview import Overview
+from tests.scenes import HOUR, NOW, heart, location, shown
+
+parser = pytest.importorskip("prometheus_client.parser")
+metrics = pytest.importorskip("ckptsync.status.metrics")
+MOST: int = metrics.MOST
+ROOT = Path(__file__).parents[2]
+WELL = Process(
+    "n0",
+    "1.0",
+    ("worker", "head"),
+    is_healthy=True,
+    loops=(Loop("worker", 7, 1, 2.5),),
+    queue=2,
+    oldest=90.0,
+    sent_bytes=10**12,
+    errors=1,
+    disks=(Disk("/data/out", 1, 2, 3, 4),),
+    jobs=(RunningJob("verify", "a/b"), RunningJob("verify", "a/c")),
+    channels=(Channel("webhook", 5, 2),),
+)
+LOCATIONS = [
+    location("a/checkpoint-1", ago=300),
+    location("a/checkpoint-2", ago=200),
+    location("a/checkpoint-3", "DAMAGED", ago=100, proof=Proven(damage=("r",), damaged_at=NOW - 9)),
+]
+
+
+def seen() -> Overview:
+    return shown(
+        heart(),
+        heart("gone", ago=2 * HOUR, queue=("a/checkpoint-4",)),
+        locations=LOCATIONS,
+        room=Room(10**6, 10**7),
+    )
+
+
+def samples(process: Process = WELL, store: Overview | None = None) -> dict[str, Any]:
+    """``name{label values}``, by the labels' names → value."""
+    families = parser.text_string_to_metric_families(metrics.exposition(process, store).decode())
+    return {
+        f"{s.name}{[s.labels[name] for name in sorted(s.labels)] or ''}": s.value
+        for f in families
+        for s in f.samples
+    }
+
+
+def test_a_process_tells_what_it_does() -> None:
+    told = samples()
+    assert told["ckptsync_build_info['n0', 'worker+head', '1.0']"] == 1
+    assert (told["ckptsync_healthy"], told["ckptsync_errors"]) == (1, 1)
+    assert told["ckptsync_loop_busy_seconds['worker']"] == 2.5
+    assert (
+        told["ckptsync_loop_runs_total['worker']"],
+        told["ckptsync_loop_failures_total['worker']"],
+    ) == (7, 1)
+    assert (told["ckptsync_queue_checkpoints"], told["ckptsync_queue_oldest_seconds"]) == (2, 90)
+    assert told["ckptsync_sent_bytes_total"] == 10**12
+    assert [
+        told[f"ckptsync_{n}['/data/out']"]
+        for n in ("disk_free_bytes", "disk_size_bytes", "spool_bytes")
+    ] == [1, 2, 3]
+    assert told["ckptsync_jobs['verify']"] == 2
+    assert told["ckptsync_alerts_failed_total['webhook']"] == 2
+    assert told["process_resident_memory_bytes"] > 1e6
+
+
+def test_a_head_tells_of_all_runs_and_nodes() -> None:
+    told = samples(WELL, seen())
+    assert told["ckptsync_run_checkpoints['a', 'verified']"] == 2
+    assert told["ckptsync_run_checkpoints['a', 'damaged']"] == 1
+    assert told["ckptsync_run_checkpoints['a', 'incomplete']"] == 0, (
+        "a series that is not there cannot be compared"
+    )
+    assert (told["ckptsync_run_newest_step['a']"], told["ckptsync_run_verified_step['a']"]) == (
+        3,
+        2,
+    )
+    assert told["ckptsync_run_verified_timestamp_seconds['a']"] == NOW - 200
+    assert told["ckptsync_run_unverified_timestamp_seconds['a']"] == NOW - 100
+    assert told["ckptsync_run_interval_seconds['a']"] == 100
+    assert (told["ckptsync_nodes['alive']"], told["ckptsync_nodes['silent']"]) == (1, 1)
+    assert (
+        told["ckptsync_node_alive['gone']"],
+        told["ckptsync_node_queue_checkpoints['gone']"],
+    ) == (0, 1)
+    assert told["ckptsync_alarms['damaged', 'damage', 'critical']"] == 1
+    assert (told["ckptsync_store_free_bytes"], told["ckptsync_overview_timestamp_seconds"]) == (
+        10**6,
+        NOW,
+    )
+
+
+def test_ten_thousand_checkpoints_are_no_more_series_than_one() -> None:
+    many = shown(heart(), locations=[location(f"a/checkpoint-{n}", ago=n) for n in range(10_000)])
+    one = shown(heart(), locations=[location(f"a/checkpoint-{n}", ago=n) for n in range(3)])
+    assert samples(WELL, many).keys() == samples(WELL, one).keys()
+
+
+def test_of_very_many_runs_the_newest_are_told() -> None:
+    told = samples(
+        WELL, shown(locations=[location(f"r{n}/checkpoint-1", ago=n) for n in range(MOST + 10)])
+    )
+    assert told["ckptsync_runs"] == MOST + 10
+    assert len([k for k in told if k.startswith("ckptsync_run_newest_step")]) == MOST
+    assert f"ckptsync_run_newest_step['r{MOST}']" not in told
+
+
+def test_names_of_any_kind_are_labels() -> None:
+    odd = 'r"\\\nü\udcff'
+    told = samples(WELL, shown(locations=[location(f"{odd}/checkpoint-1")]))
+    assert any(r"\\udcff" in key for key in told)
+
+
+def names(told: bytes) -> set[str]:
+    """Families' names, with the ``_total`` of counters as they are queried."""
+    kinds = re.findall(r"^# TYPE (ckptsync_\S+) \S+$", told.decode(), re.MULTILINE)
+    assert len(kinds) == len(set(kinds))
+    return set(kinds)
+
+
+def test_names_are_as_prometheus_wants_them() -> None:
+    for name in names(metrics.exposition(WELL, seen())):
+        assert re.fullmatch(r"ckptsync_[a-z_]+", name)
+        assert not re.search(r"_(ms|millis|minutes|hours|kb|mb|percent)$", name)
+
+
+def test_every_metric_is_written_down_and_no_other() -> None:
+    text = (
+        (ROOT / "docs" / "monitoring.md")
+        .read_text("utf-8")
+        .partition("## Metrics\n")[2]
+        .partition("\n## ")[0]
+    )
+    assert set(re.findall(r"^\| `(ckptsync_\w+)", text, re.MULTILINE)) == names(
+        metrics.exposition(WELL, seen())
+    )
+
+
+def test_the_example_of_alert_rules_asks_for_metrics_and_labels_that_are_there() -> None:
+    families = list(
+        parser.text_string_to_metric_families(metrics.exposition(WELL, seen()).decode())
+    )
+    there = {s.name for f in families for s in f.samples}
+    labels = {label for f in families for s in f.samples for label in s.labels}
+    groups = yaml.safe_load((ROOT / "configs" / "prometheus-alerts.yaml").read_text("utf-8"))[
+        "groups"
+    ]
+    rules = [rule for group in groups for rule in group["rules"]]
+    assert len(rules) >= 8
+    for rule in rules:
+        assert set(re.findall(r"\bckptsync_\w+", rule["expr"])) <= there, rule["alert"]
+        asked = set(re.findall(r"(\w+)\s*(?:=~?|!=)\s*\"", rule["expr"])) | set(
+            re.findall(r"\$labels\.(\w+)", str(rule["annotations"]))
+        )
+        assert asked <= labels | {"instance", "job"}, rule["alert"]
+        assert rule["labels"]["severity"] in ("critical", "warning")
+        assert rule["annotations"].keys() == {"summary", "description"}
+
+
+def test_labels_command_no_terminal_and_none_comes_twice() -> None:
+    """A node may call itself what it likes.
+
+    With two of the same labels Prometheus takes nothing at all.
+    """
+    store = shown(heart("a\x1b[2J\u202e"), heart("a\\x1b[2J\\u202e"))
+    text = metrics.exposition(WELL, store).decode()
+    assert all(line.isprintable() for line in text.split("\n"))
+    alive = [line for line in text.split("\n") if line.startswith("ckptsync_node_alive{")]
+    assert len(alive) == 1

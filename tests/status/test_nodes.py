@@ -1,0 +1,126 @@
+"""The files of all nodes, and each node by its last heartbeat."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from ckptsync.errors import Corrupt
+from ckptsync.service.heartbeat_writer import survey
+from ckptsync.service.own_process import heartbeat
+from ckptsync.status.heartbeat import PERIOD, Heartbeat, beat, write, write_facts
+from ckptsync.status.nodes import NodeFile, NodeFiles, list_nodes, read_nodes
+from ckptsync.stores.contract import Entry
+from ckptsync.stores.memory import MemoryStore
+from tests.scenes import NOW, fact, heart
+
+
+class Counted(MemoryStore):
+    """Counts what is read."""
+
+    reads = 0
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        self.reads += 1
+        super().read_into(name, start, out)
+
+
+def test_hearts_and_facts_go_by_one_name_and_what_cannot_be_read_is_its_error() -> None:
+    store = MemoryStore()
+    beat(store, heartbeat("n0", ("worker",)))
+    beat(store, heartbeat("n0", ("head",)))
+    write_facts(store, survey("n0", {}), ("worker",))
+    store.write(".ckptsync/nodes/odd.json", [b"{"])
+    found = read_nodes(store)
+    assert [(k.name, type(k.content)) for k in found.hearts] == [
+        ("n0", Heartbeat),
+        ("n0~head", Heartbeat),
+        ("odd", Corrupt),
+    ]
+    assert list(found.facts) == ["n0"]
+
+
+def test_only_what_has_changed_is_read_again() -> None:
+    store = Counted("memory:")
+    mine = beat(store, heartbeat("n0", ("worker",)))
+    beat(store, heartbeat("n1", ("worker",)))
+    store.reads = 0
+    first = read_nodes(store)
+    assert store.reads == 2
+    assert read_nodes(store, first) == first
+    assert store.reads == 2
+    write(store, replace(mine, beat=2))
+    again = read_nodes(store, first)
+    assert store.reads == 3
+    assert [k.content.beat for k in again.hearts if isinstance(k.content, Heartbeat)] == [2, 1]
+
+
+def test_a_node_that_goes_while_it_is_read_is_no_node() -> None:
+    class Going(MemoryStore):
+        def names(self, prefix: str) -> Iterator[Entry]:
+            for entry in super().names(prefix):
+                self.delete(entry.name)
+                yield entry
+
+    store = Going()
+    beat(store, heartbeat("n0", ("worker",)))
+    assert read_nodes(store).hearts == ()
+
+
+def test_the_stores_time_is_never_before_its_newest_heartbeat() -> None:
+    store = MemoryStore()
+    beat(store, heartbeat("n0", ("worker",)))
+    [known] = read_nodes(store).hearts
+    assert read_nodes(store).now("another machine", 0.5) == known.entry.mtime
+    assert (
+        read_nodes(store).now("another machine", known.entry.mtime + 60) == known.entry.mtime + 60
+    )
+
+
+def test_a_callers_threads_read_what_its_own_would() -> None:
+    store = MemoryStore()
+    for n in range(30):
+        beat(store, heartbeat(f"n{n}", ("worker",)))
+    with ThreadPoolExecutor(8) as pool:
+        assert read_nodes(store, None, pool.map) == read_nodes(store)
+
+
+def files(*known: NodeFile) -> NodeFiles:
+    return NodeFiles({k.entry.name: k for k in known})
+
+
+@pytest.mark.parametrize(
+    ("ago", "state"), [(0, "alive"), (4 * PERIOD, "alive"), (4 * PERIOD + 1, "silent")]
+)
+def test_a_node_is_silent_after_four_periods(ago: float, state: str) -> None:
+    [node] = list_nodes(files(heart(ago=ago)), NOW)
+    assert (node.state, node.age, node.beat) == (state, ago, NOW - ago)
+
+
+def test_a_node_that_said_so_has_stopped_however_long_ago() -> None:
+    [node] = list_nodes(files(heart(ago=10**6, stopped=True)), NOW)
+    assert node.state == "stopped"
+
+
+def test_a_heartbeat_that_cannot_be_read_is_named_by_its_file() -> None:
+    [node] = list_nodes(
+        files(NodeFile(Entry(".ckptsync/nodes/odd.json", 1, NOW), Corrupt("odd: not a heartbeat"))),
+        NOW,
+    )
+    assert (node.name, node.state, node.errors) == ("odd", "unreadable", ("odd: not a heartbeat",))
+
+
+def test_facts_stand_beside_the_heartbeat_of_their_own_process() -> None:
+    worker, head = list_nodes(
+        files(heart(), fact(offset=-2.5, run="runs"), heart(roles=("head",))), NOW
+    )
+    assert (worker.name, worker.host, worker.clock_offset, worker.trains["run"].state) == (
+        "n0",
+        "n0.example",
+        -2.5,
+        "runs",
+    )
+    assert (head.name, head.node, head.clock_offset, head.trains) == ("n0~head", "n0", None, {})

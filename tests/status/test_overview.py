@@ -1,0 +1,195 @@
+"""Everything that is known of a store: its runs, and the one document."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckptsync.catalogue.location_summary import Proven
+from ckptsync.status.alarm_rules import Room
+from ckptsync.status.heartbeat import Disk, RunningJob
+from ckptsync.status.overview import document
+from ckptsync.status.run_status import describe_run, interval, list_runs
+from tests.scenes import DAY, HOUR, NOW, fact, heart, location, raised, shown
+
+LOCATIONS = [
+    location("a/checkpoint-1", model_size=5, kept="for the paper"),
+    location(
+        "a/checkpoint-2",
+        "DAMAGED",
+        evidence=("m: digest: differs",),
+        proof=Proven(damage=("r",), damaged_at=NOW - 9),
+    ),
+    location(
+        "b/checkpoint-1",
+        "RETIRED",
+        retired="keep_last",
+        model_size=24,
+        marked_at=NOW - 5,
+        begun=True,
+    ),
+]
+
+
+def test_it_has_everything_and_is_plain_json() -> None:
+    busy = heart("boss", ("head",), jobs=(RunningJob("consolidate", "a/checkpoint-3", 5, 10, 2.0),))
+    disk = Disk("/out", 10**9, 10**10, 0)
+    made = document(
+        shown(
+            heart(disk=(disk,)), fact(a="runs"), busy, locations=LOCATIONS, room=Room(10**6, 10**7)
+        )
+    )
+    assert json.loads(json.dumps(made)) == json.loads(json.dumps(made, default=None))
+    assert (made["format"], made["store"], made["at"]) == (1, "/store", NOW)
+    assert made["checkpoints"] == {"VERIFIED": 1, "DAMAGED": 1, "RETIRED": 1}
+    assert (made["size"], made["model_size"], made["room"]) == (
+        3000,
+        29,
+        {"free": 10**6, "total": 10**7},
+    )
+    assert [n["name"] for n in made["nodes"]] == ["boss~head", "n0"]
+    assert made["nodes"][0]["jobs"] == (
+        {
+            "kind": "consolidate",
+            "subject": "a/checkpoint-3",
+            "done": 5,
+            "total": 10,
+            "seconds": 2.0,
+        },
+    )
+    assert [r["run"] for r in made["runs"]] == ["a", "b"]
+    assert [(a["kind"], a["code"], a["subject"]) for a in made["alarms"]] == [
+        ("damage", "damaged", "a/checkpoint-2")
+    ]
+
+
+def test_repairs_and_what_is_retired_have_lists_of_their_own() -> None:
+    gone = [
+        location("c/checkpoint-1", shards_retired="old", model_size=7),
+        location("c/checkpoint-2", shards_retired="old", done=True),
+    ]
+    made = document(shown(locations=[*LOCATIONS, *gone]))
+    [repair] = made["repairs"]
+    assert (repair["location"], repair["findings"], repair["said"], repair["changed"]) == (
+        "checkpoint-2",
+        ["m: digest: differs"],
+        NOW - 9,
+        None,
+    )
+    whole = {
+        "run": "b",
+        "location": "checkpoint-1",
+        "scope": "location",
+        "reason": "keep_last",
+        "since": NOW - 5,
+        "begun": True,
+        "size": 1024,
+    }
+    shards = {
+        "run": "c",
+        "location": "checkpoint-1",
+        "scope": "shards",
+        "reason": "old",
+        "since": None,
+        "begun": False,
+        "size": 1000,
+    }
+    assert made["retired"] == [whole, shards]
+    assert made["kept"] == [{"run": "a", "location": "checkpoint-1", "reason": "for the paper"}]
+
+
+def test_a_store_with_nothing_in_it_has_the_same_keys() -> None:
+    assert document(shown()).keys() == document(shown(heart(), locations=LOCATIONS)).keys()
+
+
+def test_a_store_in_which_all_is_well_has_no_alarm() -> None:
+    saves = [location(f"run/checkpoint-{n}", ago=900 - 300 * n) for n in range(3)]
+    head = heart("boss", ("head", "verifier"), verifies=7 * DAY)
+    assert raised(heart(), head, locations=saves, room=Room(10**9, 10**10)) == {}
+
+
+def test_the_critical_ones_come_first_and_then_the_oldest() -> None:
+    nodes = [
+        heart("a", ago=700),
+        heart("b", ago=900, queue=("x/y",)),
+        heart("c", ago=800, queue=("x/y",)),
+    ]
+    assert [a.subject for a in shown(*nodes).alarms] == ["b", "c", "a"]
+
+
+def test_a_run_counts_its_locations_and_names_the_newest_and_the_newest_verified() -> None:
+    locations = [
+        location("run/checkpoint-1", ago=300),
+        location("run/checkpoint-2", ago=200, model_size=7),
+        location("run/checkpoint-3", "CONSOLIDATED", ago=100),
+        location("run/checkpoint-4", "INCOMPLETE", ago=50, lost=("rank 3 of n1",)),
+        location("run/checkpoint-5", "RETIRED", ago=10),
+    ]
+    found = describe_run("run", locations)
+    assert found.checkpoints == {"INCOMPLETE": 1, "CONSOLIDATED": 1, "VERIFIED": 2, "RETIRED": 1}
+    assert (found.size, found.model_size) == (5000, 7)
+    assert found.newest
+    assert found.verified
+    assert found.unverified
+    assert (found.newest.location, found.verified.step, found.unverified.location) == (
+        "checkpoint-4",
+        2,
+        "checkpoint-3",
+    )
+    assert [(a.location, a.lost) for a in found.incomplete] == [("checkpoint-4", ("rank 3 of n1",))]
+
+
+def test_the_oldest_unverified_is_the_one_that_waits_longest_not_the_one_of_the_least_step() -> (
+    None
+):
+    waiting = [
+        location("run/checkpoint-9", "COMPLETE", ago=900),
+        location("run/checkpoint-1", "CONSOLIDATED", ago=100),
+    ]
+    proven = location("run/checkpoint-2", "COMPLETE", ago=5000, proof=Proven(holds=True))
+    found = describe_run("run", [*waiting, proven])
+    assert found.unverified
+    assert found.unverified.location == "checkpoint-9"
+
+
+def test_a_run_whose_checkpoints_all_went_has_no_newest() -> None:
+    found = describe_run("run", [location(word="RETIRED")])
+    assert (found.newest, found.verified, found.unverified, found.nodes) == (None, None, None, ())
+
+
+@given(st.lists(st.floats(0, 1e9), max_size=40))
+def test_how_often_checkpoints_come_is_said_of_three_or_more_and_lies_between_the_extremes(
+    times: list[float],
+) -> None:
+    newest = sorted(set(times))[-8:]
+    gaps = [b - a for a, b in pairwise(newest)]
+    found = interval(times)
+    assert (found is None) == (len(newest) < 3)
+    assert found is None or min(gaps) <= found <= max(gaps)
+
+
+def test_one_long_pause_does_not_change_how_often_checkpoints_come() -> None:
+    assert interval([0, 100, 200, 90_000, 90_100, 90_200]) == 100
+
+
+def test_runs_go_by_name_and_are_apart() -> None:
+    found = list_runs(
+        [location("b/checkpoint-1"), location("a/checkpoint-1"), location("a/checkpoint-2")], ()
+    )
+    assert [(r.run, r.checkpoints["VERIFIED"]) for r in found] == [("a", 2), ("b", 1)]
+
+
+def test_a_training_runs_if_any_node_says_so_and_has_ended_where_its_final_model_is() -> None:
+    told = [heart(), fact(run="ended"), heart("n1"), fact("n1", run="runs")]
+    [running] = shown(*told, locations=[location()]).runs
+    [gone] = shown(
+        told[0], fact(run="gone"), told[2], fact("n1", run="ended"), locations=[location()]
+    ).runs
+    [final] = shown(*told, locations=[location(ago=HOUR), location("run/final")]).runs
+    [silent] = shown(heart(), locations=[location()]).runs
+    assert [r.training for r in (running, gone, final, silent)] == ["runs", "gone", "ended", ""]
+    assert final.newest
+    assert final.newest.ended == NOW - 60

@@ -1,0 +1,280 @@
+"""That every byte is checked by the server, on SeaweedFS and on servers that know less."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import socket
+import threading
+import zlib
+from base64 import b64encode
+from collections.abc import Iterator
+
+import pytest
+
+from ckptsync.digest import crc32
+from ckptsync.errors import Exists, Transient
+from ckptsync.stores.contract import About, read_all
+from ckptsync.stores.limits import Limits
+from ckptsync.stores.s3.checksums import PartSum, StoredObject, base64_of, is_md5, sum_of, whole
+from ckptsync.stores.s3.checksums import md5 as md5_of
+from ckptsync.stores.s3.store import S3Store
+from ckptsync.stores.urls import Remote
+from tests.s3_script import Asked, Say, error, scripted
+from tests.weed import weed
+
+DATA = memoryview(b"0123456789")
+
+
+class Flipping:
+    """Passes bytes to a server and back.
+
+    In what goes to it, the first ``times`` marks are turned into something else.
+    """
+
+    MARK, OTHER = b"GENUINE", b"GENU1NE"
+
+    def __init__(self, port: int, times: int) -> None:
+        self._upstream, self.left = port, times
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.create_connection(("127.0.0.1", self._upstream))
+                for source, sink in ((client, server), (server, client)):
+                    threading.Thread(target=self._pass, args=(source, sink), daemon=True).start()
+
+    def _pass(self, source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError), sink:
+            while piece := source.recv(1 << 20):
+                if self.left and self.MARK in piece:
+                    piece, self.left = piece.replace(self.MARK, self.OTHER), self.left - 1
+                sink.sendall(piece)
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+@contextlib.contextmanager
+def flipped(times: int, **options: object) -> Iterator[tuple[S3Store, S3Store]]:
+    """A store whose bytes are damaged on their way, and the same as it is."""
+    place = Remote("s3", f"{weed().bucket()}/x")
+    with contextlib.closing(Flipping(weed().port, times)) as proxy:
+        damaged = S3Store(
+            place,
+            {**weed().options(), "endpoint_url": proxy.endpoint, **options},
+            Limits(patience=3),
+        )
+        damaged.least = 5 << 20
+        yield damaged, S3Store(place, weed().options())
+        assert proxy.left < times, "nothing was damaged"
+
+
+UNSIGNED: dict[str, object] = {"config_kwargs": {"s3": {"payload_signing_enabled": False}}}
+MD5: dict[str, object] = {
+    "config_kwargs": {
+        "s3": {"payload_signing_enabled": False},
+        "request_checksum_calculation": "when_required",
+    }
+}
+
+
+@pytest.mark.parametrize("options", [{}, UNSIGNED, MD5], ids=["SHA-256", "CRC32", "MD5"])
+def test_a_byte_that_changes_on_its_way_is_noticed_and_sent_again(
+    options: dict[str, object],
+) -> None:
+    with flipped(1, **options) as (damaged, store):
+        damaged.create("small", [Flipping.MARK])
+        assert read_all(store, "small") == Flipping.MARK
+    with flipped(1, **options) as (damaged, store):
+        content = bytes(5 << 20) + Flipping.MARK
+        damaged.create("large", [content], About(len(content)))
+        assert read_all(store, "large") == content
+
+
+def test_bytes_that_change_every_time_are_never_stored() -> None:
+    with flipped(1_000_000) as (damaged, store):
+        with pytest.raises(Transient, match=r"BadDigest|SHA256"):
+            damaged.create("small", [Flipping.MARK])
+        assert list(store.names("")) == []
+
+
+def md5(asked: Asked) -> str:
+    return f'"{md5_of(asked.body).hex()}"'
+
+
+def test_a_server_that_does_not_know_crc32_gets_md5s_from_then_on() -> None:
+    def taking(asked: Asked) -> Say:
+        return Say(200, b"", {"ETag": md5(asked)})
+
+    with scripted(taking, taking, taking) as script:
+        store = script.store(config_kwargs=UNSIGNED["config_kwargs"])
+        for name in "ab":
+            store.write(name, [b"x"])
+        first, second = script.asked
+    assert "content-md5" not in first.headers, "its tag was compared"
+    assert second.headers["content-md5"] == b64encode(md5_of(b"x")).decode()
+
+
+def test_a_server_that_says_nothing_of_what_it_has_stored_is_sent_it_again_with_an_md5() -> None:
+    with scripted(
+        Say(200, b"", {"ETag": '"opaque"'}), Say(200, b"", {"ETag": '"opaque"'})
+    ) as script:
+        script.store(config_kwargs=UNSIGNED["config_kwargs"]).write("a", [b"x"])
+        assert [a.headers.get("content-md5") for a in script.asked] == [
+            None,
+            b64encode(md5_of(b"x")).decode(),
+        ]
+
+
+def test_a_put_whose_answer_is_lost_has_succeeded_only_if_its_bytes_are_there() -> None:
+    def there(body: bytes) -> Say:
+        return Say(200, body, {"ETag": f'"{md5_of(body).hex()}"'})
+
+    for body, is_ours in [(b"mine", True), (b"their", False)]:
+        with scripted(
+            Say(404),
+            error(404, "NoSuchKey"),
+            error(500, "InternalError"),
+            error(412, "PreconditionFailed"),
+            there(body),
+        ) as script:
+            if is_ours:
+                script.store().create("a", [b"mine"])
+            else:
+                with pytest.raises(Exists) as caught:
+                    script.store().create("a", [b"mine"])
+                assert caught.value.is_same is False
+
+
+def test_what_is_there_is_compared_by_what_can_be_compared() -> None:
+    good, mine = md5_of(DATA).hex(), sum_of(DATA)
+    assert StoredObject(10, f'"{good}"', "").is_same(mine) is True
+    assert StoredObject(10, f'"{"0" * 32}"', "").is_same(mine) is False
+    assert StoredObject(9, f'"{good}"', "").is_same(mine) is False
+    no_proof = StoredObject(10, "", base64_of(crc32(DATA)))
+    assert no_proof.is_same(mine) is None, "a CRC32 is no proof"
+    assert StoredObject(10, f'"{good}"', base64_of(1)).is_same(mine) is False
+
+
+def test_a_file_of_parts_is_compared_by_its_tag() -> None:
+    sums = whole([sum_of(memoryview(part)) for part in (b"abc", b"de")])
+    assert StoredObject(5, f'"{sums.tag}"', "").is_same(sums) is True
+    assert StoredObject(5, '"0-2"', "").is_same(sums) is None, "parts may have been cut otherwise"
+    assert StoredObject(6, f'"{sums.tag}"', "").is_same(sums) is False
+    assert StoredObject(5, "", base64_of(sums.crc)).is_same(sums) is None
+    assert StoredObject(5, "", base64_of(sums.crc)).may_be(sums)
+    assert not StoredObject(5, "", "").may_be(sums)
+
+
+ABSENT = (Say(404), error(404, "NoSuchKey"))  # the second, to a GET, says that it is not the bucket
+
+
+def put(asked: Asked) -> Say:
+    return Say(
+        200,
+        b"",
+        {
+            "ETag": f'"{md5_of(asked.body).hex()}"',
+            "x-amz-checksum-crc32": asked.headers["x-amz-checksum-crc32"],
+        },
+    )
+
+
+def test_a_server_that_refuses_the_second_time_is_not_yet_exclusive() -> None:
+    store = S3Store(Remote("s3", weed().bucket()), weed().options())
+    store.create("a", [b"x"])
+    with pytest.raises(Exists) as caught:
+        store.create("a", [b"x"])
+    assert caught.value.is_same, "the same bytes are somebody else's all the same"
+    assert not store.is_exclusive
+    assert read_all(store, "a") == b"x"
+
+
+def test_a_server_that_ignores_conditions_is_found_out_and_looked_at_first(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    there = Say(200, b"x", {"ETag": f'"{md5_of(b"x").hex()}"'})
+    with scripted(*ABSENT, put, put, there) as script:
+        store = script.store()
+        store.create("a", [b"x"])
+        assert not store.is_exclusive
+        assert "conditional" in caplog.text
+        with pytest.raises(Exists) as caught:
+            store.create("a", [b"x"])
+        assert caught.value.is_same
+        assert [a.headers.get("if-none-match") for a in script.asked if a.method == "PUT"] == [
+            "*",
+            "*",
+        ]
+
+
+def test_a_server_that_refuses_conditions_is_written_without() -> None:
+    with scripted(*ABSENT, error(501, "NotImplemented"), put, Say(404), put) as script:
+        store = script.store()
+        store.create("a", [b"x"])
+        store.create("b", [b"x"])
+        assert not store.is_exclusive
+        assert [a.headers.get("if-none-match") for a in script.asked if a.method == "PUT"] == [
+            "*",
+            None,
+            None,
+        ]
+
+
+def test_a_large_file_for_a_server_that_refuses_conditions_is_completed_without() -> None:
+    begun = Say(
+        200,
+        b"<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>",
+    )
+    with scripted(
+        *ABSENT,
+        begun,
+        put,
+        put,
+        error(501, "NotImplemented"),
+        Say(404),
+        Say(200, b"<CompleteMultipartUploadResult/>"),
+    ) as script:
+        store = script.store()
+        store.least = 10
+        store.create("a", [b"0123456789abc"])
+        assert [a.headers.get("if-none-match") for a in script.asked if a.method == "POST"] == [
+            None,
+            "*",
+            None,
+        ]
+
+
+def test_of_a_taken_name_whose_tag_says_nothing_nothing_is_claimed() -> None:
+    taken = Say(200, b"mine", {"ETag": '"opaque"', "x-amz-server-side-encryption": "aws:kms"})
+    with scripted(taken) as script, pytest.raises(Exists) as caught:
+        script.store().create("a", [b"mine"])
+    assert caught.value.is_same is None
+
+
+def test_a_small_file_is_not_asked_for_once_the_server_is_known_to_keep_conditions() -> None:
+    with scripted(*ABSENT, put, error(412, "PreconditionFailed"), put) as script:
+        store = script.store()
+        store.create("a", [b"x"])
+        store.create("b", [b"x"])
+        assert [a.method for a in script.asked] == ["HEAD", "GET", "PUT", "PUT", "PUT"]
+
+
+def test_the_sums_of_parts_are_those_of_the_whole() -> None:
+    pieces = [b"a" * 1000, b"", b"b" * 77, b"c"]
+    sums = whole([sum_of(memoryview(piece)) for piece in pieces])
+    assert sums.crc == zlib.crc32(b"".join(pieces))
+    assert sums.tag == hashlib.md5(b"".join(map(md5_of, pieces))).hexdigest() + "-4"
+    assert whole([PartSum(1, 0, '"opaque"')]).tag == ""
+    assert base64_of(zlib.crc32(b"x" * 100)) == "Xg5djw=="  # as SeaweedFS and AWS say it
+
+
+def test_a_tag_that_can_be_no_md5_is_none() -> None:
+    assert is_md5('"0123456789abcdef0123456789abcdef"')
+    assert not is_md5('"0123456789abcdef0123456789abcdef-3"')
+    assert not is_md5("")

@@ -1,0 +1,476 @@
+"""What is learnt from a refusal, with a server that says what the test wants."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import resource
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ckptsync.errors import ConfigError, NotFound, StoreError, Transient
+from ckptsync.stores.contract import About, read_all
+from ckptsync.stores.s3.store import S3Store
+from ckptsync.stores.urls import Remote
+from tests.s3_script import Asked, Say, error, scripted
+
+FOUND = Say(200, b"x" * 3)
+
+STORED = Say(200, b"", {"ETag": '"t"'})
+
+
+def test_a_busy_server_is_asked_again_when_it_says() -> None:
+    with scripted(
+        error(503, "SlowDown", Retry_After="0"), error(500, "InternalError"), FOUND
+    ) as script:
+        assert script.store().size("a") == 3
+        assert [a.key for a in script.asked] == ["pre/a"] * 3
+
+
+def test_a_refusal_is_not_repeated() -> None:
+    with scripted(*[error(403, "AccessDenied")] * 9) as script:
+        with pytest.raises(StoreError, match="s3://bucket/pre/a: permission denied") as caught:
+            script.store().write("a", [b"x"])
+        assert len(script.asked) == 1
+        assert "s3:PutObject" in caught.value.hint
+
+
+def test_why_a_head_is_refused_is_asked_for() -> None:
+    with (
+        scripted(Say(403), error(403, "InvalidAccessKeyId")) as script,
+        pytest.raises(ConfigError, match="InvalidAccessKeyId"),
+    ):
+        script.store().size("a")
+
+
+def test_a_missing_bucket_is_no_missing_file() -> None:
+    with (
+        scripted(Say(404), error(404, "NoSuchBucket")) as script,
+        pytest.raises(ConfigError, match="NoSuchBucket"),
+    ):
+        script.store().size("a")
+    with scripted(Say(404), error(404, "NoSuchKey"), Say(404)) as script:
+        store = script.store()
+        for _ in range(2):
+            with pytest.raises(NotFound):
+                store.size("a")
+        assert len(script.asked) == 3, "it is asked once"
+
+
+def test_a_clock_that_is_wrong_is_an_error() -> None:
+    with scripted(*[error(403, "RequestTimeTooSkewed")] * 9) as script:
+        with pytest.raises(StoreError, match="Skewed") as caught:
+            script.store().write("a", [b"x"])
+        assert len(script.asked) == 1
+    assert "set this machine's clock" in caught.value.hint
+
+
+def test_a_bucket_of_another_region_is_asked_there() -> None:
+    malformed = Say(
+        400, b"<Error><Code>AuthorizationHeaderMalformed</Code><Region>eu-west-1</Region></Error>"
+    )
+    for refusal in (malformed, error(301, "PermanentRedirect", x_amz_bucket_region="eu-west-1")):
+        with scripted(refusal, STORED, STORED) as script:
+            store = script.store(client_kwargs={"region_name": "us-east-1"})
+            store.write("a", [b"x"])
+            store.write("b", [b"x"])
+            regions = [a.headers["authorization"].split("/")[2] for a in script.asked]
+        assert regions == ["us-east-1", "eu-west-1", "eu-west-1"]
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+def test_no_other_host_is_asked_whatever_location_says(status: int) -> None:
+    with scripted(*[STORED] * 9) as there:
+        port = there.endpoint.rpartition(":")[2]
+        for location in (
+            f"{there.endpoint}/bucket/pre/a",
+            f"http://localhost:{port}/",
+            f"http://u:p@127.0.0.1:{port}/",
+            f"//127.0.0.1:{port}/",
+        ):
+            with (
+                scripted(*[error(status, "", Location=location)] * 9) as here,
+                pytest.raises(StoreError) as caught,
+            ):
+                here.store(patience=0).write("a", [b"x"])
+            assert "no other host" in caught.value.hint
+        assert not there.asked
+
+
+def test_regions_that_send_to_each_other_are_an_error() -> None:
+    answers = [
+        error(301, "PermanentRedirect", x_amz_bucket_region=f"eu-west-{n % 2 + 1}")
+        for n in range(200)
+    ]
+    with scripted(*answers) as script, pytest.raises(ConfigError, match="PermanentRedirect"):
+        script.store(patience=0.5).write("a", [b"x"])
+
+
+def test_credentials_that_ended_are_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = tmp_path / "credentials"
+    text = "[default]\naws_access_key_id = {0}\naws_secret_access_key = s\naws_session_token = t\n"
+    shared.write_text(text.format("OLD"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(shared))
+
+    def expired(_: Asked) -> Say:
+        shared.write_text(text.format("NEW"))
+        return error(400, "ExpiredToken")
+
+    with scripted(expired, STORED, error(400, "ExpiredToken")) as script:
+        store = script.store(key=None, secret=None)
+        store.write("a", [b"x"])
+        assert ["NEW" in a.headers["authorization"] for a in script.asked] == [False, True]
+        with pytest.raises(StoreError, match="ExpiredToken") as caught:
+            store.write("a", [b"x"])
+    assert not isinstance(caught.value, Transient)
+    assert "new credentials" in caught.value.hint
+
+
+def test_a_key_that_is_changed_is_waited_for_once_the_store_has_worked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = tmp_path / "credentials"
+    text = "[default]\naws_access_key_id = {0}\naws_secret_access_key = s\n"
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(shared))
+    monkeypatch.setattr("ckptsync.stores.s3.client.LOOK_EVERY", 0.0)
+    refusal = error(403, "SignatureDoesNotMatch")
+
+    def changed(_: Asked) -> Say:
+        shared.write_text(text.format("NEW"))
+        return refusal
+
+    shared.write_text(text.format("OLD"))
+    with scripted(STORED, refusal, changed, STORED, *[refusal] * 99) as script:
+        store = script.store(key=None, secret=None)
+        for _ in range(2):
+            store.write("a", [b"x"])
+        assert ["NEW" in a.headers["authorization"] for a in script.asked] == [
+            False,
+            False,
+            False,
+            True,
+        ]
+        with pytest.raises(Transient, match="SignatureDoesNotMatch"):
+            store.write("a", [b"x"])
+    with scripted(refusal) as script, pytest.raises(ConfigError, match="SignatureDoesNotMatch"):
+        script.store().write("a", [b"x"])
+
+
+def test_no_secret_is_ever_told() -> None:
+    leaky = (
+        "<Error><Code>SignatureDoesNotMatch</Code><Message>no</Message><StringToSign>AKIDEXAMPLE"
+        " verysecret</StringToSign></Error>"
+    )
+    with scripted(Say(403, leaky.encode())) as script, pytest.raises(ConfigError) as caught:
+        script.store(token="sessiontoken").write("a", [b"x"])
+    told = f"{caught.value!r} {caught.value.hint} {caught.value.__cause__!r}"
+    assert not any(
+        word in told for word in ("AKIDEXAMPLE", "verysecret", "sessiontoken", "Signature=")
+    )
+
+
+def test_a_completion_that_says_200_and_means_500_is_tried_again() -> None:
+    with scripted(Say(200, b"x" * 3, {"Content-Range": "bytes 0-2/3"})) as script:
+        out = bytearray(3)
+        script.store().read_into("a", 0, memoryview(out))
+        assert out == b"xxx"
+        assert script.asked[0].headers["range"] == "bytes=0-2"
+
+
+@pytest.mark.parametrize(
+    "page",
+    [b"", b"   ", b"<html><body>please log in</html>", b"<html><body>please log in</body></html>"],
+)
+def test_a_page_of_a_proxy_is_no_listing(page: bytes) -> None:
+    with scripted(Say(200, page)) as script, pytest.raises(Transient, match="not S3's"):
+        list(script.store(patience=0).names(""))
+
+
+def test_a_page_of_a_proxy_has_stored_nothing() -> None:
+    page = Say(200, b"<html><body>please log in</body></html>")
+    for secure in (True, False):
+        with scripted(page) as script, pytest.raises(Transient, match="no ETag"):
+            script.store(
+                patience=0, config_kwargs={"s3": {"payload_signing_enabled": secure}}
+            ).write("a", [b"x"])
+
+
+def test_a_listing_that_goes_on_and_does_not_say_where_is_an_error() -> None:
+    again = Say(
+        200,
+        b"<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>t"
+        b"</NextContinuationToken></ListBucketResult>",
+    )
+    nowhere = Say(200, b"<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>")
+    for answers in ([nowhere], [again, again]):
+        with scripted(*answers) as script, pytest.raises(StoreError, match="its listing"):
+            list(script.store(patience=0).names(""))
+
+
+def test_a_range_with_status_200_is_a_range_if_it_says_so() -> None:
+    with scripted(
+        Say(200, b"3456", {"Content-Range": "bytes 3-6/10"}), Say(200, b"0123")
+    ) as script:
+        out = bytearray(4)
+        script.store().read_into("a", 3, memoryview(out))
+        assert out == b"3456"
+        with pytest.raises(StoreError, match="ignores ranges"):
+            script.store().read_into("a", 3, memoryview(out))
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_an_error() -> None:
+    cut = Say(206, b"old", {"Content-Range": "bytes 0-5/6", "ETag": '"1"'}, length=6)
+    with scripted(cut, error(412, "PreconditionFailed")) as script:
+        with pytest.raises(StoreError, match="replaced while it was read"):
+            script.store().read_into("a", 0, memoryview(bytearray(6)))
+        assert [a.headers.get("if-match") for a in script.asked] == [None, '"1"']
+
+
+def test_a_password_in_an_endpoint_is_refused_and_not_told() -> None:
+    with pytest.raises(ConfigError, match="endpoint_url") as caught:
+        S3Store(
+            Remote("s3", "bucket"),
+            {"key": "k", "secret": "s", "endpoint_url": "http://user:PASSWORD99@127.0.0.1:9"},
+        )
+    assert "PASSWORD99" not in f"{caught.value} {caught.value.hint}"
+
+
+def test_a_file_that_is_shorter_than_its_head_said_is_read_again() -> None:
+    with scripted(
+        FOUND,
+        Say(206, b"x", {"Content-Range": "bytes 0-2/3"}, 3),
+        Say(206, b"yz", {"Content-Range": "bytes 1-2/3"}),
+    ) as script:
+        assert read_all(script.store(), "a") == b"xyz"
+        assert [a.headers.get("range") for a in script.asked] == [
+            None,
+            "bytes=0-2",
+            "bytes=1-2",
+        ], "from where it broke"
+
+
+ROW = "<Contents><Key>pre/{}</Key><Size>{}</Size><LastModified>{}</LastModified></Contents>"
+WHEN = "2026-11-21T10:48:36Z"
+LAUGHS = (
+    "<!DOCTYPE l [<!ENTITY a 'aaaaaaaaaa'>"
+    + "".join(f"<!ENTITY {c} '{f'&{chr(ord(c) - 1)};' * 10}'>" for c in "bcdefghij")
+    + "]>"
+)
+DIGITS = ["-1", "9" * 400, "9" * 5000, "\u00b2", "0x10", "1.5", "many"]
+
+
+def listing(inner: str, declared: str = "", encoding: str = "utf-8") -> Say:
+    return Say(
+        200,
+        f"{declared}<ListBucketResult><Name>bucket</Name>{inner}</ListBucketResult>".encode(
+            encoding
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        listing("&j;", f"<?xml version='1.0'?>{' ' * 2000}{LAUGHS}"),
+        listing("&j;", f"<?xml version='1.0' encoding='utf-16'?>{LAUGHS}", "utf-16"),
+        listing(
+            "", f"<!--{'x' * 70_000}--><!DOCTYPE ListBucketResult SYSTEM 'file:///etc/passwd'>"
+        ),
+        listing("<a/>" * 1_000_000),
+        listing("<a>" * 1_000_000),
+        listing("<Contents>" * 800_000),
+        listing(f"<Contents>{'<' * 2_000_000}</Contents>"),
+        listing(f"<Contents>{'<a></a>' * 500_000}</Contents>"),
+        Say(200, gzip.compress(bytes(1 << 20)), {"Content-Encoding": "gzip"}),
+        Say(200, b"<Error><Code>InternalError</Code></Error>"),
+        *(listing(ROW.format("a", digits, WHEN)) for digits in DIGITS),
+        *(
+            listing(ROW.format("a", 1, moment))
+            for moment in ("yesterday", "2026-13-45T99:00:00Z", "9" * 5000)
+        ),
+    ],
+)
+def test_a_listing_that_is_nonsense_is_transient(answer: Say) -> None:
+    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+    with scripted(answer) as script, pytest.raises(Transient):
+        list(script.store(patience=0).names(""))
+    assert time.monotonic() - start < 20
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 << 10, "KiB"
+
+
+@pytest.mark.parametrize("size", [1 << 10, 1 << 20])
+@pytest.mark.parametrize("status", [200, 400, 503])
+def test_an_answer_without_an_end_is_ended(status: int, size: int) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with (
+        scripted(Say(status, itertools.repeat(b"<ListBucketResult>".ljust(size)))) as script,
+        pytest.raises(Transient),
+    ):
+        list(script.store(patience=0).names(""))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 << 10, "KiB"
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        lambda _: (ROW.format("a", 1, WHEN), "same"),
+        lambda n: (ROW.format("a", 1, WHEN), f"token {n % 3}"),
+        lambda n: (ROW.format("a", 1, WHEN), f"token {n}"),
+        lambda n: ("<CommonPrefixes><Prefix>pre/a/</Prefix></CommonPrefixes>", f"token {n}"),
+        lambda n: (ROW.format(n % 7, 1, WHEN), f"token {n}"),
+        lambda n: ("", f"token {n}"),
+    ],
+)
+def test_a_listing_without_an_end_is_ended(
+    page: Callable[[int], tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ckptsync.stores.s3.requests.IDLE", 50)
+
+    def say(asked: Asked) -> Say:
+        rows, token = page(len(script.asked))
+        return listing(
+            f"{rows}<IsTruncated>true</IsTruncated><NextContinuationToken>{token}"
+            "</NextContinuationToken>"
+        )
+
+    for listed in (lambda store: list(store.names("")), lambda store: store.dirs("")):
+        with scripted(*[say] * 100) as script, pytest.raises(Transient, match="listing"):
+            listed(script.store())
+
+
+def test_a_listing_of_ever_new_names_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ckptsync.stores.s3.requests.NAMES", 50)
+
+    def say(asked: Asked) -> Say:
+        n = len(script.asked)
+        return listing(
+            f"{ROW.format(n, 1, WHEN)}<IsTruncated>true</IsTruncated><NextContinuationToken>"
+            f"{n}</NextContinuationToken>"
+        )
+
+    with scripted(*[say] * 100) as script, pytest.raises(Transient, match="does not end"):
+        list(script.store().names(""))
+
+
+@pytest.mark.parametrize("digits", DIGITS)
+def test_a_length_that_is_nonsense_is_transient(digits: str) -> None:
+    with scripted(Say(200, b"", {"Content-Length": digits})) as script, pytest.raises(Transient):
+        script.store(patience=0).size("a")
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        *DIGITS,
+        "Wed, 21 Oct 2015 07:28:00 +99999999999999999999",
+        "Mon, 01 Jan 0001 00:00:00 -0000",
+        "Fri, 31 Dec 9999 23:59:59 GMT",
+    ],
+)
+def test_a_time_that_is_nonsense_is_as_if_it_were_not_said(told: str) -> None:
+    with scripted(error(503, "SlowDown", Retry_After=told), FOUND) as script:
+        assert script.store().size("a") == 3
+    with (
+        scripted(*[error(403, "RequestTimeTooSkewed", Date=told)] * 9) as script,
+        pytest.raises(StoreError, match="Skewed"),
+    ):
+        script.store(patience=0).write("a", [b"x"])
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        None,
+        "",
+        "bytes 1-3/6",
+        "bytes 0-9/10",
+        "bytes 0-1/6",
+        "bytes 5-2/6",
+        "bytes */6",
+        "items 0-2/6",
+        *(f"bytes 0-2/{digits}" for digits in DIGITS),
+        "bytes -1-2/6",
+        f"bytes 0-{'9' * 5000}/6",
+    ],
+)
+def test_a_range_that_is_not_the_one_asked_for_is_transient(told: str | None) -> None:
+    with (
+        scripted(Say(206, b"abc", {} if told is None else {"Content-Range": told})) as script,
+        pytest.raises(Transient, match="asked for bytes 0-2"),
+    ):
+        script.store(patience=0).read_into("a", 0, memoryview(bytearray(3)))
+
+
+def begun(page: str = "<UploadId>u</UploadId>") -> str:
+    return (
+        f"<Upload><Key>pre/a</Key>{page}<Initiated>{WHEN}</Initiated><ChecksumAlgorithm>CRC32"
+        "</ChecksumAlgorithm></Upload>"
+    )
+
+
+PART = "<Part><PartNumber>{}</PartNumber><Size>{}</Size><ETag>e</ETag></Part>"
+ENDLESS = (
+    "<IsTruncated>true</IsTruncated><NextKeyMarker>{0}</NextKeyMarker><NextPartNumberMarker>{0}"
+    "</NextPartNumberMarker>"
+)
+
+
+@pytest.mark.parametrize(
+    ("uploads", "parts"),
+    [
+        *((begun(), PART.format(digits, 5)) for digits in [*DIGITS, ""]),
+        *((begun(), PART.format(1, digits)) for digits in [*DIGITS, ""]),
+        (begun(), ENDLESS),
+        (begun(), PART.format(1, 5) + ENDLESS),
+        (begun(), "".join(PART.format(n, 5) for n in range(1, 9000)) + ENDLESS),
+        (ENDLESS, ""),
+        (begun() + ENDLESS, ""),
+        (begun(""), ""),
+        ("", ""),
+    ],
+)
+def test_unfinished_uploads_that_are_nonsense_are_transient(
+    uploads: str, parts: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last of them: the upload that is begun has no identity.
+
+    A request without one would be about the file itself.
+    """
+    monkeypatch.setattr("ckptsync.stores.s3.requests.IDLE", 50)
+
+    def say(asked: Asked) -> Say:
+        assert asked.method != "DELETE"
+        if asked.method in ("HEAD", "PUT"):
+            return Say(404)
+        if asked.method == "POST":
+            return Say(200, b"<InitiateMultipartUploadResult/>")
+        name, inner = (
+            ("ListMultipartUploads", uploads) if "uploads" in asked.query else ("ListParts", parts)
+        )
+        return Say(200, f"<{name}Result>{inner.format(len(script.asked))}</{name}Result>".encode())
+
+    with scripted(*[say] * 100) as script:
+        store = script.store(patience=0)
+        store.least = 5 << 20
+        with pytest.raises(Transient, match="not S3's"):
+            store.create("a", [bytes(6 << 20)] * 2, About(size=12 << 20, origin="o"))
+
+
+def test_a_removal_that_says_200_and_means_an_error_is_one() -> None:
+    with (
+        scripted(
+            Say(200, b"\n<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>")
+        ) as script,
+        pytest.raises(StoreError),
+    ):
+        script.store(patience=0).delete("a")
+
+
+def test_a_proxys_page_in_place_of_a_listing_is_asked_for_again() -> None:
+    with scripted(Say(200, b"<html>log in</html>"), listing(ROW.format("a", 1, WHEN))) as script:
+        assert [entry.name for entry in script.store().names("")] == ["a"]

@@ -1,0 +1,394 @@
+"""The files of a checkpoint: of a directory, of several overlaid, of a store, at the top of a
+directory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from ckptsync.errors import ConfigError, Corrupt, Incomplete
+from ckptsync.stores.file_trees import (
+    MERGING,
+    DirectoryFiles,
+    ListedFiles,
+    Overlay,
+    StoreFiles,
+    TopFiles,
+    is_no_content,
+)
+from ckptsync.stores.memory import MemoryStore
+from ckptsync.tensors import read_whole
+from tests.sftp_stores import over_ssh
+
+
+def plant(root: Path, **files: bytes) -> Path:
+    """Files below ``root``; ``__`` in a keyword is a slash."""
+    for name, content in files.items():
+        path = root / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return root
+
+
+def test_a_directory_is_its_regular_files_with_sizes(tmp_path: Path) -> None:
+    files = DirectoryFiles(
+        str(plant(tmp_path, config=b"{}", shards__one=b"111", shards__deep__two=b""))
+    )
+    assert files.sizes() == {"config": 2, "shards/one": 3, "shards/deep/two": 0}
+    assert list(files.sizes()) == sorted(files.sizes())
+    assert read_whole(files, "shards/one") == b"111"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        ".tmpAb3_x9",
+        "model.safetensors.part",
+        ".ckptsync-0.part",
+        "_ckptsync",
+        ".ckptsync",
+        ".metadata.tmp",
+    ],
+)
+def test_unfinished_files_and_our_own_directories_are_no_content(tmp_path: Path, name: str) -> None:
+    assert is_no_content(name)
+    (tmp_path / name).write_bytes(b"x")
+    (tmp_path / "dir" / name).mkdir(parents=True)
+    (tmp_path / "dir" / name / "file").write_bytes(b"x")
+    assert DirectoryFiles(str(tmp_path)).sizes() == {}
+
+
+@pytest.mark.parametrize(
+    "name", [".metadata", ".tmp", ".tmpAb3_x", "__0_0.distcp", "part", "model.parts", "ckptsync"]
+)
+def test_content_that_looks_like_it_is_content(name: str) -> None:
+    assert not is_no_content(name)
+
+
+def test_links_are_not_there(tmp_path: Path) -> None:
+    outside = plant(tmp_path / "outside", secret=b"secret")
+    root = plant(tmp_path / "checkpoint", a=b"x")
+    (root / "model.safetensors").symlink_to(outside / "secret")
+    (root / "shards").symlink_to(outside)
+    os.mkfifo(root / "pipe")
+    files = DirectoryFiles(str(root))
+    assert files.sizes() == {"a": 1}
+    with pytest.raises(Incomplete):
+        files.read_into("shards/secret", 0, memoryview(bytearray(1)))
+
+
+def test_a_file_replaced_by_a_link_after_the_listing_is_not_followed(tmp_path: Path) -> None:
+    root = plant(tmp_path / "checkpoint", dir__a=b"xxxxxx")
+    files = DirectoryFiles(str(root))
+    outside = plant(tmp_path / "outside", a=b"secret")
+    (root / "dir/a").unlink()
+    (root / "dir").rmdir()
+    (root / "dir").symlink_to(outside)
+    with pytest.raises(Incomplete, match="no longer"):
+        files.read_into("dir/a", 0, memoryview(bytearray(6)))
+    assert files.changed() == ("dir/a",)
+
+
+def test_a_file_that_ends_early_is_corrupt_and_one_that_is_gone_is_incomplete(
+    tmp_path: Path,
+) -> None:
+    files = DirectoryFiles(str(plant(tmp_path, short=b"0123456789", gone=b"x")))
+    (tmp_path / "gone").unlink()
+    with pytest.raises(Corrupt, match="short: ends at byte 10, 5 bytes from 6 expected"):
+        files.read_into("short", 6, memoryview(bytearray(5)))
+    with pytest.raises(Incomplete, match="gone"):
+        files.read_into("gone", 0, memoryview(bytearray(1)))
+    with pytest.raises(Incomplete, match="never"):
+        files.read_into("never", 0, memoryview(bytearray(1)))
+
+
+def test_any_range_is_what_was_asked_for_from_many_threads(tmp_path: Path) -> None:
+    # more than are kept open
+    content = {f"f{n:03}": random.Random(n).randbytes(1000 + n) for n in range(200)}
+    files = DirectoryFiles(str(plant(tmp_path, **content)))
+
+    def is_right(seed: int) -> bool:
+        dice = random.Random(seed)
+        name = dice.choice(sorted(content))
+        start = dice.randrange(len(content[name]))
+        out = bytearray(dice.randrange(len(content[name]) - start))
+        files.read_into(name, start, memoryview(out))
+        return out == content[name][start : start + len(out)]
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(is_right, range(4000)))
+
+
+def test_changed_names_what_was_touched_replaced_or_deleted_and_nothing_else(
+    tmp_path: Path,
+) -> None:
+    plant(tmp_path, same=b"1", grown=b"1", touched=b"1", replaced=b"1", deleted=b"1")
+    files = DirectoryFiles(str(tmp_path))
+    assert files.changed() == ()
+    (tmp_path / "grown").write_bytes(b"12")
+    os.utime(tmp_path / "touched", ns=(1, 1))
+    stat = (tmp_path / "replaced").stat()
+    (tmp_path / "other").write_bytes(b"2")
+    os.utime(tmp_path / "other", ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    (tmp_path / "other").rename(tmp_path / "replaced")
+    (tmp_path / "deleted").unlink()
+    assert files.changed() == ("deleted", "grown", "replaced", "touched")
+
+
+def test_what_is_read_is_what_was_there_even_if_rotation_deletes_it_meanwhile(
+    tmp_path: Path,
+) -> None:
+    files = DirectoryFiles(str(plant(tmp_path, a=b"0123456789")))
+    files.read_into("a", 0, memoryview(bytearray(1)))
+    (tmp_path / "a").unlink()
+    assert read_whole(files, "a") == b"0123456789"
+
+
+def test_a_path_that_is_no_directory_is_said_plainly(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    with pytest.raises(ConfigError, match="nowhere: no such directory") as caught:
+        DirectoryFiles(str(tmp_path / "nowhere"))
+    assert caught.value.hint
+    with pytest.raises(ConfigError, match="file: not a directory") as of_file:
+        DirectoryFiles(str(tmp_path / "file"))
+    assert "--source" in of_file.value.hint
+
+
+def test_an_overlay_is_the_union_and_the_first_tree_wins(tmp_path: Path) -> None:
+    one = DirectoryFiles(str(plant(tmp_path / "1", both=b"one", only1=b"1")))
+    two = DirectoryFiles(str(plant(tmp_path / "2", both=b"two!", only2=b"22")))
+    files = Overlay([one, two])
+    assert files.sizes() == {"both": 3, "only1": 1, "only2": 2}
+    assert [read_whole(files, n) for n in files.sizes()] == [b"one", b"1", b"22"]
+    assert read_whole(Overlay([two, one]), "both") == b"two!"
+    with pytest.raises(Incomplete, match="not found in any of the given"):
+        files.read_into("neither", 0, memoryview(bytearray(1)))
+
+
+def test_an_overlay_tells_duplicates_and_conflicts(tmp_path: Path) -> None:
+    one = DirectoryFiles(str(plant(tmp_path / "1", size=b"1", digest=b"1", only=b"1")))
+    two = DirectoryFiles(str(plant(tmp_path / "2", size=b"22", digest=b"2")))
+    files = Overlay([one, two])
+    assert files.conflicts() == ("size",)
+    assert files.duplicates("digest") == (one, two)
+    assert files.duplicates("only") == (one,)
+    assert files.duplicates("neither") == ()
+
+
+def test_files_of_a_store_are_read_from_where_they_lie() -> None:
+    store = MemoryStore()
+    store.write("run/.ckptsync/checkpoint-1/files/n1/rng", [b"0123"])
+    files = StoreFiles(
+        store,
+        {
+            "rng": ("run/.ckptsync/checkpoint-1/files/n1/rng", 4),
+            "gone": ("run/checkpoint-1/gone", 7),
+        },
+    )
+    assert files.sizes() == {"gone": 7, "rng": 4}
+    assert read_whole(files, "rng") == b"0123"
+    with pytest.raises(Incomplete, match="gone: not in the store as run/checkpoint-1/gone"):
+        files.read_into("gone", 0, memoryview(bytearray(7)))
+    with pytest.raises(Incomplete, match="unnamed"):
+        files.read_into("unnamed", 0, memoryview(bytearray(1)))
+    with pytest.raises(Corrupt):
+        files.read_into("rng", 2, memoryview(bytearray(3)))
+
+
+def test_what_is_passed_over_is_told_by_kind(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/model.bin").write_bytes(b"x")
+    assert DirectoryFiles(str(tmp_path)).passed_over() == ()
+    (tmp_path / "sub/link").symlink_to("model.bin")
+    (tmp_path / "away").symlink_to(tmp_path / "sub")
+    os.mkfifo(tmp_path / "pipe")
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/no\xfftf8")).mkdir()
+    (tmp_path / "two\nlines").write_bytes(b"x")
+    (tmp_path / ".tmp123456").symlink_to("unfinished")
+    tree = DirectoryFiles(str(tmp_path))
+    assert [*tree.sizes()] == ["sub/model.bin"]
+    assert tree.passed_over() == (
+        "away and 1 more: ignored: links are not followed",
+        (
+            "no\\udcfftf8 and 1 more: ignored: no checkpoint has such names (control"
+            " characters, or not UTF-8)"
+        ),
+        "pipe: ignored: pipes, sockets and devices are no files",
+    )
+
+
+def test_a_directory_of_links_alone_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    """As Hugging Face's cache has them."""
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs/ab12").write_bytes(b"x")
+    (tmp_path / "snapshots").mkdir()
+    (tmp_path / "snapshots/model.safetensors").symlink_to("../blobs/ab12")
+    with pytest.raises(ConfigError, match="has only links") as caught:
+        DirectoryFiles(str(tmp_path / "snapshots"))
+    assert "cp -rL" in caught.value.hint
+
+
+@pytest.mark.parametrize("data", [b"\xff", b"[" * 200_000, b"[]", b'{"ended":true}', b""])
+def test_what_is_no_record_of_a_merge_is_in_nobodys_way(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"x")
+    (tmp_path / MERGING).write_bytes(data)
+    assert list(DirectoryFiles(str(tmp_path)).sizes()) == ["model.safetensors"]
+
+
+def test_a_pipe_under_the_name_of_a_merges_record_holds_nobody(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"x")
+    os.mkfifo(tmp_path / MERGING)
+    looking = Thread(target=lambda: DirectoryFiles(str(tmp_path)), daemon=True)
+    looking.start()
+    looking.join(60)
+    assert not looking.is_alive()
+
+
+def holding(**files: bytes) -> MemoryStore:
+    store = MemoryStore("mem://x")
+    for name, data in files.items():
+        store.write(name.replace("__", "/"), [data])
+    return store
+
+
+def test_they_are_what_the_store_lists_but_for_what_is_no_content() -> None:
+    store = holding(a=b"1", dir__b=b"22")
+    for name in (".metadata.tmp", "dir/x.part", "_ckptsync/a/b", ".ckptsync/store.json"):
+        store.write(name, [b"x"])
+    files = ListedFiles(store)
+    assert files.sizes() == {"a": 1, "dir/b": 2}
+    assert read_whole(files, "dir/b") == b"22"
+    assert files.root == "mem://x"
+    assert [files.holds(name) for name in ("a", ".metadata.tmp", ".metadata")] == [
+        True,
+        True,
+        False,
+    ]
+
+
+def test_a_place_with_nothing_in_it_is_said_plainly() -> None:
+    with pytest.raises(ConfigError, match="mem://x: nothing found") as found:
+        ListedFiles(MemoryStore("mem://x"))
+    assert found.value.hint
+
+
+def test_what_is_not_there_or_no_longer_is_incomplete_and_what_is_short_is_corrupt() -> None:
+    store = holding(a=b"12345", b=b"1")
+    files = ListedFiles(store)
+    store.delete("b")
+    for name in "bc":
+        with pytest.raises(Incomplete, match=f"{name}: "):
+            (
+                read_whole(files, "b")
+                if name == "b"
+                else files.read_into("c", 0, memoryview(bytearray(1)))
+            )
+    with pytest.raises(Corrupt):
+        files.read_into("a", 3, memoryview(bytearray(3)))
+
+
+def test_changed_names_what_was_written_again_or_deleted_and_nothing_else() -> None:
+    store = holding(same=b"1", again=b"1", gone=b"1")
+    files = ListedFiles(store)
+    before = files.state()
+    assert files.changed() == ()
+    store.write("new", [b"1"])
+    assert files.changed() == ()
+    store.write("again", [b"1"])
+    store.delete("gone")
+    assert files.changed() == ("again", "gone")
+    assert ListedFiles(store).state() != before
+    assert ListedFiles(store).state() == ListedFiles(store).state()
+
+
+def test_times_are_told_only_where_they_are_those_of_who_wrote() -> None:
+    store = holding(a=b"1", b=b"2")
+    assert ListedFiles(store).written() == {}
+    assert ListedFiles(store, is_dated=True).written() == {"a": 1.0, "b": 2.0}
+
+
+def test_where_a_merge_has_not_ended_there_is_nothing_to_read() -> None:
+    store = holding(model=b"1")
+    store.write(MERGING, [json.dumps({"plan": "x"}).encode()])
+    with pytest.raises(Incomplete, match="contains an unfinished merge"):
+        ListedFiles(store)
+    store.write(MERGING, [json.dumps({"plan": "x", "ended": True}).encode()])
+    assert ListedFiles(store).sizes() == {"model": 1}
+
+
+def test_behind_ssh_what_is_passed_over_is_told_as_on_a_path(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/model.bin").write_bytes(b"x")
+    (tmp_path / "sub/link").symlink_to("model.bin")
+    (tmp_path / "away").symlink_to(tmp_path / "sub")
+    os.mkfifo(tmp_path / "pipe")
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/no\xfftf8")).mkdir()
+    (tmp_path / "two\nlines").write_bytes(b"x")
+    (tmp_path / ".tmp123456").symlink_to("unfinished")
+    (tmp_path / "_ckptsync").mkdir()
+    (tmp_path / "_ckptsync/spool").symlink_to("elsewhere")
+    files = ListedFiles(over_ssh(tmp_path))
+    assert [*files.sizes()] == ["sub/model.bin"]
+    assert files.passed_over() == DirectoryFiles(str(tmp_path)).passed_over()
+    assert len(files.passed_over()) == 3
+    assert ListedFiles(holding(a=b"1")).passed_over() == ()
+
+
+def test_behind_ssh_a_directory_of_links_alone_is_refused_as_on_a_path(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").symlink_to("../blobs/ab12")
+    with pytest.raises(ConfigError, match="has only links") as there:
+        ListedFiles(over_ssh(tmp_path))
+    with pytest.raises(ConfigError) as here:
+        DirectoryFiles(str(tmp_path))
+    assert there.value.hint == here.value.hint
+
+
+@pytest.fixture
+def snapshot(tmp_path: Path) -> Path:
+    """As the Hugging Face cache lays a model out: links to blobs."""
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs" / "1234").write_bytes(b"{}")
+    place = tmp_path / "snapshot"
+    (place / "below").mkdir(parents=True)
+    (place / "below" / "config.json").write_bytes(b"deep")
+    (place / "config.json").symlink_to("../blobs/1234")
+    (place / "broken.json").symlink_to("../blobs/5678")
+    (place / "tokenizer.json").write_bytes(b"real")
+    return place
+
+
+def test_links_in_a_directory_that_was_named_are_followed(snapshot: Path) -> None:
+    files = TopFiles(str(snapshot), follows_links=True)
+    assert files.sizes() == {"config.json": 2, "tokenizer.json": 4}
+    assert read_whole(files, "config.json") == b"{}"
+
+
+def test_links_in_a_directory_that_was_found_are_not(snapshot: Path) -> None:
+    files = TopFiles(str(snapshot), follows_links=False)
+    assert files.sizes() == {"tokenizer.json": 4}
+    with pytest.raises(Incomplete):
+        read_whole(files, "config.json")
+
+
+def test_a_file_that_becomes_shorter_is_noticed(snapshot: Path) -> None:
+    files = TopFiles(str(snapshot), follows_links=False)
+    (snapshot / "tokenizer.json").write_bytes(b"")
+    with pytest.raises(Corrupt, match="shorter"):
+        read_whole(files, "tokenizer.json")
+
+
+@pytest.mark.parametrize("follows_links", [False, True])
+def test_what_is_no_directory_is_said_with_what_is_expected(
+    tmp_path: Path, *, follows_links: bool
+) -> None:
+    for bad in (tmp_path / "absent", Path(__file__)):
+        with pytest.raises(ConfigError) as found:
+            TopFiles(str(bad), follows_links=follows_links)
+        assert "config.json" in found.value.hint

@@ -1,0 +1,90 @@
+"""The store's clock, as listings tell it; and how long others' writes may not be seen."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ckptsync.stores.clock import measure_offset, offset_of, store_time, wait_until_visible
+from ckptsync.stores.contract import Entry
+from ckptsync.stores.memory import MemoryStore
+from ckptsync.stores.opening import create_store
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told", "expected"),
+    [
+        (100.0, 100.2, 100.15, 0),  # within the error of measuring
+        (100.0, 100.02, 95.01, 5.0),
+        (100.0, 100.02, 130.01, -30.0),
+        (100.9, 100.95, 100.0, 0),  # a store that cuts to the second
+        (100.9, 100.95, 90.0, 10.42),
+        (1.7e9, 1.7e9, 3.0, 0),  # no clock at all
+    ],
+)
+def test_an_offset_is_told_only_where_it_is_more_than_its_error(
+    before: float, after: float, told: float, expected: float
+) -> None:
+    assert offset_of(before, after, told) == pytest.approx(expected * 1e9, abs=2e7)
+
+
+def test_one_machine_has_one_clock_and_measuring_it_again_leaves_nothing_more(
+    tmp_path: Path,
+) -> None:
+    store = create_store(str(tmp_path / "store"))
+    for _ in range(2):
+        assert measure_offset(store, ".ckptsync/clocks/n0") == 0
+        assert [e.name for e in store.names("")] == [".ckptsync/clocks/n0", ".ckptsync/store.json"]
+    assert measure_offset(MemoryStore(), ".ckptsync/clocks/n0") == 0
+
+
+class Told(MemoryStore):
+    """A store whose listings give the times that it is told to, one after the other."""
+
+    def __init__(self, *times: float) -> None:
+        super().__init__()
+        self.write(".ckptsync/clocks/n0", [b"?"])
+        self._times = iter(times)
+
+    def names(self, prefix: str) -> Iterator[Entry]:
+        return iter([replace(e, mtime=next(self._times)) for e in super().names(prefix)])
+
+
+def test_a_listing_that_is_late_tells_nothing_of_the_clock() -> None:
+    now = time.time()
+    assert measure_offset(Told(now - 3600.5, now - 3600.5), ".ckptsync/clocks/n0") == 0
+    assert measure_offset(Told(now - 3600.5, now - 50.5), ".ckptsync/clocks/n0") == pytest.approx(
+        50.5e9, abs=1e9
+    )
+
+
+@pytest.mark.parametrize("told", [100.0, 101.0])
+def test_whole_seconds_are_no_offset_whether_cut_or_just_begun(told: float) -> None:
+    assert offset_of(100.98, 101.01, told) == 0
+
+
+def test_who_asks_what_is_wrong_is_told_of_years_too() -> None:
+    ahead = 3 * 365 * 86400.0
+    assert offset_of(ahead, ahead + 0.01, 0.5) == 0
+    assert offset_of(ahead, ahead + 0.01, 0.5, farthest=10 * ahead) == pytest.approx(
+        ahead * 1e9, abs=1e9
+    )
+
+
+def test_the_time_is_the_stores_own() -> None:
+    store = MemoryStore()
+    first = store_time(store, ".ckptsync/clocks/~gc")
+    store.write("x", [b""])
+    assert store_time(store, ".ckptsync/clocks/~gc") == first + 2
+
+
+def test_others_writes_are_waited_for_as_long_as_the_store_may_hide_them() -> None:
+    store, waits = MemoryStore(), list[float]()
+    wait_until_visible(store, waits.append)
+    store.late = 60.0
+    wait_until_visible(store, waits.append)
+    assert waits == [0.0, 60.0]

@@ -1,0 +1,465 @@
+"""Stores of fsspec's back ends: the contract, errors, times, and the one step that gives a name."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import logging
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+
+from ckptsync.errors import ConfigError, Corrupt, Exists, NotFound, StoreError, Transient
+from ckptsync.stores.contract import About, Chunk, Store, read_all
+from ckptsync.stores.fsspec.atomic_write import WriteJob, way_of
+from ckptsync.stores.fsspec.store import NOTE, GenericStore, changed, sorted_error
+from ckptsync.stores.limits import Limits
+from ckptsync.stores.opening import create_store, open_store
+from ckptsync.stores.retry import Persistence, Retrying
+from ckptsync.stores.urls import Remote, located
+from tests.paced import Counted
+from tests.store_contract import StoreContract, dies_after, names
+
+fsspec = pytest.importorskip("fsspec")
+
+from fsspec.spec import AbstractBufferedFile, AbstractFileSystem  # noqa: E402
+
+
+def remote(url: str) -> Remote:
+    place = located(url)
+    assert isinstance(place, Remote)
+    return place
+
+
+class NotExclusive(StoreContract):
+    """Who looks and then writes does not see who does the same: all that can be promised is that
+    one of them is seen whole.
+    """
+
+    def test_of_many_creators_exactly_one_wins(self, store: Store, again: Store) -> None:
+        def race(n: int) -> bool:
+            try:
+                (store, again)[n % 2].create("deep/er/a", [b"%d" % n, b"!" * 1000])
+            except Exists:
+                return False
+            return True
+
+        with ThreadPoolExecutor(8) as pool:
+            won = list(pool.map(race, range(8)))
+        assert any(won)
+        assert read_all(store, "deep/er/a") in [b"%d" % n + b"!" * 1000 for n in range(8)]
+        assert names(store) == ["deep/er/a"]
+
+
+class TestMemory(NotExclusive):
+    @pytest.fixture
+    def url(self) -> str:
+        return f"memory://{uuid.uuid4().hex}/checkpoints"
+
+    @pytest.fixture
+    def store(self, url: str) -> Store:
+        return GenericStore(remote(url))
+
+    @pytest.fixture
+    def again(self, url: str) -> Store:
+        return GenericStore(remote(url))
+
+
+class TestLocal(NotExclusive):
+    """fsspec's own local file system, which moves files to their names as SMB and HDFS do."""
+
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Store:
+        return GenericStore(remote(f"local://{tmp_path}/s"))
+
+    @pytest.fixture
+    def again(self, tmp_path: Path) -> Store:
+        return GenericStore(remote(f"local://{tmp_path}/s"))
+
+
+class TestDirectory(NotExclusive):
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Store:
+        return GenericStore(remote("dir://s"), {"path": str(tmp_path), "target_protocol": "file"})
+
+    @pytest.fixture
+    def again(self, tmp_path: Path) -> Store:
+        return GenericStore(remote("dir://s"), {"path": str(tmp_path), "target_protocol": "file"})
+
+
+@pytest.fixture(scope="module")
+def dav(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    """A server's URL, and the directory that it serves."""
+    pytest.importorskip("webdav4")
+    pytest.importorskip("wsgidav")
+    from tests.dav import served
+
+    directory = tmp_path_factory.mktemp("dav")
+    with served(directory) as url:
+        yield url, directory
+
+
+class TestWebdav(NotExclusive):
+    @pytest.fixture
+    def place(self) -> Remote:
+        return remote(f"webdav://{uuid.uuid4().hex}/checkpoints")
+
+    @pytest.fixture
+    def store(self, place: Remote, dav: tuple[str, Path]) -> Iterator[Store]:
+        yield from self.opened(place, dav[0])
+
+    @pytest.fixture
+    def again(self, place: Remote, dav: tuple[str, Path]) -> Iterator[Store]:
+        yield from self.opened(place, dav[0])
+
+    @staticmethod
+    def opened(place: Remote, base: str) -> Iterator[Store]:
+        store = GenericStore(place, {"base_url": base})
+        yield store
+        store._shared.client.http.close()
+
+    def test_of_many_writers_one_is_seen_whole(self, store: Store) -> None:
+        """A server removes what a file is moved onto, so writers get into each other's way: those
+        that try again all come through.
+        """
+        super().test_of_many_writers_one_is_seen_whole(
+            Retrying(store, Persistence(60, sleep=lambda _: None))
+        )
+
+    def test_its_clock_is_the_servers(
+        self, store: Store, place: Remote, dav: tuple[str, Path]
+    ) -> None:
+        store.write("a", [b"x"])
+        (entry,) = store.names("")
+        assert abs(entry.mtime - (dav[1] / place.rest / "a").stat().st_mtime) <= 1
+
+    def test_what_is_written_never_lies_on_this_machines_disk(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # what webdav4's own file for writing would take
+        monkeypatch.setattr("tempfile.TemporaryFile", None)
+        store.write("big", (bytes(1 << 20) for _ in range(12)), About(12 << 20))
+        assert store.size("big") == 12 << 20
+
+
+@pytest.fixture
+def url() -> str:
+    return f"memory://{uuid.uuid4().hex}"
+
+
+def test_it_says_once_that_nothing_is_continued(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        store = create_store(url)
+        store.write("a", [b"x"])
+        read_all(GenericStore(remote(url)), "a")
+    made = f"{url}: created a new store"
+    assert [record.message for record in caplog.records] == [
+        f"{url}: {NOTE}",
+        made,
+    ], "and not to who reads"
+    assert not store.is_exclusive
+
+
+def test_a_store_is_made_and_found_by_url(url: str) -> None:
+    create_store(url).write("run/a", [b"x"])
+    assert names(open_store(url), "run/") == ["run/a"]
+    with pytest.raises(ConfigError, match="not a store"):
+        open_store(url + "/elsewhere")
+
+
+@pytest.mark.parametrize("chunks", [[b"x" * 10], dies_after(b"x" * 5)], ids=["announced", "dead"])
+def test_what_is_not_finished_leaves_nothing_behind(tmp_path: Path, chunks: list[Chunk]) -> None:
+    store = GenericStore(remote(f"local://{tmp_path}"))
+    with pytest.raises((RuntimeError, Exception)):
+        store.write("run/a", chunks, About(9))
+    assert [p for p in tmp_path.rglob("*") if p.is_file()] == []
+
+
+def test_who_was_first_while_a_file_was_sent_is_seen_before_its_name_is_given(
+    tmp_path: Path,
+) -> None:
+    store, rival = (GenericStore(remote(f"local://{tmp_path}")) for _ in range(2))
+
+    def slow() -> Iterator[bytes]:
+        yield b"mine, "
+        rival.write("run/a", [b"theirs"])
+        yield b"too late"
+
+    with pytest.raises(Exists):
+        store.create("run/a", slow())
+    assert read_all(store, "run/a") == b"theirs"
+    assert [p.name for p in tmp_path.rglob("*") if p.is_file()] == ["a"]
+
+
+def test_a_killed_write_is_not_listed_nor_can_be_named(tmp_path: Path) -> None:
+    store = GenericStore(remote(f"local://{tmp_path}"))
+    (tmp_path / ".ckptsync/unfinished").mkdir(parents=True)
+    (tmp_path / ".ckptsync/unfinished/00.part").write_bytes(b"half")
+    assert names(store) == names(store, ".ckptsync/") == []
+    for call in (store.size, store.delete, lambda name: store.write(name, [b""])):
+        with pytest.raises(Corrupt):
+            call(".ckptsync/unfinished/00.part")
+
+
+def test_listings_are_not_remembered(url: str) -> None:
+    cache = GenericStore(remote(url))._shared.dircache
+    cache["/run"] = [{"name": "/run/deleted since", "size": 1, "type": "file"}]
+    assert "/run" not in cache
+
+
+def test_links_are_no_names(tmp_path: Path) -> None:
+    store = GenericStore(remote(f"local://{tmp_path}/s"))
+    store.write("a", [b"x"])
+    (tmp_path / "secret").write_bytes(b"x")
+    (tmp_path / "s/link").symlink_to(tmp_path / "secret")
+    assert names(store) == ["a"]
+    with pytest.raises(NotFound):
+        store.size("link")
+
+
+def test_bytes_are_asked_for_in_small_pieces_both_ways(url: str) -> None:
+    pace = Counted()
+    store = GenericStore(remote(url), limits=Limits(pace))
+    store.write("a", [bytes(600 << 10)])
+    store.read_into("a", 0, memoryview(bytearray(300 << 10)))
+    assert sum(pace.taken) == 900 << 10
+    assert max(pace.taken) <= pace.piece
+
+
+def test_bytes_that_are_lost_on_the_way_are_noticed(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
+
+    store = GenericStore(remote(url))
+    store.write("a", [b"0123456789"])
+    whole = MemoryFileSystem.cat_file
+    monkeypatch.setattr(
+        MemoryFileSystem, "cat_file", lambda *args, **ranges: whole(*args, **ranges)[:-1]
+    )
+    with pytest.raises(StoreError, match="4 of 5 bytes came"):
+        store.read_into("a", 2, memoryview(bytearray(5)))
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", lambda fs, path, **_: whole(fs, path))
+    with pytest.raises(StoreError, match="does not support ranges"):
+        store.read_into("a", 2, memoryview(bytearray(5)))
+    monkeypatch.setattr(MemoryFile, "write", lambda _file, _data: 0)
+    with pytest.raises(StoreError, match="the store has 0 bytes, 3 were uploaded"):
+        store.write("b", [b"abc"])
+
+
+@pytest.mark.parametrize(
+    ("url", "said", "hint"),
+    [
+        ("nosuch://x", "nosuch:// are not known", "webdav"),
+        ("gs://bucket/x", "package for gs:// is not installed", "pip install gcsfs"),
+        ("az://container/x", "package for az:// is not installed", "pip install adlfs"),
+        ("smb://host/share/x", "package for smb:// is not installed", "smbprotocol"),
+    ],
+)
+def test_a_kind_that_is_not_known_or_not_installed_is_one_line_and_a_remedy(
+    url: str, said: str, hint: str
+) -> None:
+    if "not installed" in said and fsspec.utils.get_package_version_without_import(
+        hint.rpartition(" ")[2]
+    ):
+        pytest.skip("it is installed here")
+    with pytest.raises(ConfigError, match=said) as caught:
+        create_store(url)
+    assert hint in caught.value.hint
+
+
+def test_options_that_are_wrong_are_told_without_their_values() -> None:
+    with pytest.raises(ConfigError, match=r"cannot be opened|storage_options") as caught:
+        GenericStore(remote("dir://x"), {"path": None, "fs": "hunter2"})
+    assert "hunter2" not in str(caught.value) + caught.value.hint
+
+
+def test_where_a_name_cannot_be_given_in_one_step_nothing_is_written(tmp_path: Path) -> None:
+    from fsspec import AbstractFileSystem
+    from fsspec.registry import register_implementation
+
+    class Copies(AbstractFileSystem):  # type: ignore[misc]  # fsspec says nothing of its types
+        protocol = "copies"
+
+        def info(self, path: str, **_: object) -> None:
+            raise FileNotFoundError(path)
+
+    register_implementation("copies", Copies, clobber=True)
+    with pytest.raises(StoreError, match="atomically"):
+        GenericStore(remote("copies://x")).write("a", [b"x"])
+
+
+class HTTPError(Exception):
+    def __init__(self, status: int) -> None:
+        super().__init__("https://host/x?sig=hunter2")
+        self.status_code = status
+
+
+class TransportError(Exception):
+    pass
+
+
+class ConnectTimeout(TransportError):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "said"),
+    [
+        (FileNotFoundError("x"), NotFound, "not found"),
+        (NotADirectoryError("x"), NotFound, "not found"),
+        (HTTPError(404), NotFound, "not found"),
+        (PermissionError("x"), StoreError, "permission denied"),
+        (HTTPError(403), StoreError, "permission denied"),
+        (HTTPError(401), StoreError, "permission denied"),
+        (HTTPError(507), StoreError, "no room"),
+        (HTTPError(400), StoreError, "HTTP 400"),
+        (HTTPError(429), Transient, "answered 429"),
+        (HTTPError(503), Transient, "answered 503"),
+        (OSError(errno.ENOSPC, "No space left on device"), StoreError, "no space left"),
+        (OSError(errno.ECONNRESET, "Connection reset by peer"), Transient, "reset by peer"),
+        (ConnectionRefusedError(111, "Connection refused"), Transient, "refused"),
+        (TimeoutError(), Transient, "TimeoutError"),
+        (ConnectTimeout("hunter2"), Transient, "ConnectTimeout"),
+        (NotImplementedError(), StoreError, "cannot do that"),
+        (FileExistsError("x"), StoreError, "stands where"),
+        (RuntimeError("hunter2"), StoreError, "RuntimeError"),
+        (KeyError("hunter2"), StoreError, "KeyError"),
+    ],
+)
+def test_each_is_permanent_or_passing_and_repeats_no_message(
+    error: Exception, kind: type[StoreError], said: str
+) -> None:
+    found = sorted_error("gs://b/x", error)
+    assert type(found) is kind
+    assert str(found).startswith("gs://b/x: ")
+    assert said in str(found)
+    assert "hunter2" not in str(found) + found.hint
+
+
+AT = 1_700_000_000.0  # 2023-11-14 22:13:20 UTC
+
+
+@pytest.mark.parametrize(
+    "info",
+    [
+        {"mtime": AT},
+        {"created": AT},
+        {"mtime": int(AT), "created": 5.0},
+        {"LastModified": datetime.fromtimestamp(AT, timezone.utc)},
+        {"last_modified": datetime.fromtimestamp(AT, timezone(timedelta(hours=3)))},
+        {"modified": datetime(2023, 11, 14, 22, 13, 20)},  # noqa: DTZ001 - some say no zone, and mean UTC
+        {"updated": "2023-11-14T22:13:20Z"},
+        {"updated": "2023-11-14T22:13:20.000Z"},
+        {"LastModified": "Tue, 14 Nov 2023 22:13:20 GMT"},
+        {"modify": "20231114221320"},
+        {"modify": "20231114221320.123"},
+        {"modificationTime": AT * 1000},
+    ],
+)
+def test_a_time_is_found_however_it_is_said(info: dict[str, object]) -> None:
+    assert changed(info) == AT
+
+
+@pytest.mark.parametrize(
+    "info",
+    [
+        {},
+        {"mtime": None},
+        {"modified": "yesterday"},
+        {"modify": "99999999999999"},
+        {"modify": "\u00b2" * 14},
+    ],
+)
+def test_nothing_said_is_the_beginning_of_time(info: dict[str, object]) -> None:
+    assert changed(info) == 0.0
+
+
+class Shelf(AbstractFileSystem):  # type: ignore[misc]  # fsspec says nothing of its types
+    """Publishes on close, as Google's and Azure's do: blocks are kept aside until the last one."""
+
+    cachable = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.files: dict[str, bytes] = {}
+
+    def _open(self, path: str, mode: str, block_size: int = 0, **_: object) -> Upload:
+        return Upload(self, path, mode, block_size=4)
+
+
+class Upload(AbstractBufferedFile):  # type: ignore[misc]
+    def _initiate_upload(self) -> None:
+        self.kept = b""
+
+    def _upload_chunk(self, final: bool = False) -> bool:  # noqa: FBT001, FBT002 - fsspec's own
+        self.kept += self.buffer.getvalue()
+        if final:
+            self.fs.files[self.path] = self.kept
+        return True
+
+
+def pieces(*given: bytes) -> Iterator[memoryview]:
+    yield from (memoryview(one) for one in given)
+
+
+def told(e: Exception) -> StoreError:
+    return sorted_error("gs://b/a", e)
+
+
+def test_an_object_appears_when_its_file_is_closed() -> None:
+    shelf = Shelf()
+    way_of("gs", shelf)(
+        WriteJob(shelf, "b", "b/a", pieces(b"0123", b"456", b""), told, lambda: None, replaces=True)
+    )
+    assert shelf.files == {"b/a": b"0123456"}
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_an_object_whose_source_dies_never_appears_also_not_when_its_file_is_collected(
+    count: int,
+) -> None:
+    def dying() -> Iterator[memoryview]:
+        yield from pieces(*[b"0123"] * count)
+        raise RuntimeError("the source is gone")
+
+    shelf = Shelf()
+    with pytest.raises(RuntimeError, match="the source is gone"):
+        way_of("az", shelf)(WriteJob(shelf, "b", "b/a", dying(), told, lambda: None, replaces=True))
+    gc.collect()
+    assert shelf.files == {}
+
+
+def test_an_object_whose_name_is_taken_meanwhile_does_not_appear() -> None:
+    def taken() -> None:
+        raise Exists("b/a: already there")
+
+    shelf = Shelf()
+    with pytest.raises(Exists):
+        way_of("abfs", shelf)(
+            WriteJob(shelf, "b", "b/a", pieces(b"0123456"), told, taken, replaces=False)
+        )
+    gc.collect()
+    assert shelf.files == {}
+
+
+def test_a_server_that_refuses_to_move_onto_a_file_still_replaces_it() -> None:
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    class Refuses(MemoryFileSystem):  # type: ignore[misc]
+        def mv(self, path1: str, path2: str, **_: object) -> None:
+            if self.exists(path2):
+                raise OSError("rename refused")
+            super().mv(path1, path2)
+
+    fs = Refuses(global_store=False, skip_instance_cache=True)
+    for content in (b"old", b"new"):
+        way_of("hdfs", fs)(
+            WriteJob(fs, "/s", "/s/a", pieces(content), told, lambda: None, replaces=True)
+        )
+    assert fs.cat_file("/s/a") == b"new"
+    assert fs.find("/s") == ["/s/a"]

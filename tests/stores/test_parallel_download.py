@@ -1,0 +1,223 @@
+"""Many files by several threads: all of them arrive verified, or the first error is raised and
+every file there is whole.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from ckptsync.digest import digest_stream
+from ckptsync.errors import Corrupt, NotFound, StoreError, Transient
+from ckptsync.stores.contract import Store, read_all
+from ckptsync.stores.memory import MemoryStore
+from ckptsync.stores.opening import bare
+from ckptsync.stores.parallel_download import RANGE, FileDownload, StoredFile, download
+from ckptsync.stores.posix.store import PosixStore
+from tests.weed import weed
+
+CONTENTS = {f"d{n % 3}/f{n}": os.urandom(n * 1000) for n in range(20)} | {
+    "large": os.urandom(RANGE + 12345)
+}
+
+
+def sent(store: Store) -> list[StoredFile]:
+    for name, data in CONTENTS.items():
+        store.write(f"run/{name}", [data])
+    return [
+        StoredFile(f"run/{name}", name, len(data), digest_stream([data], len(data)))
+        for name, data in CONTENTS.items()
+    ]
+
+
+def files_in(target: PosixStore) -> dict[str, bytes]:
+    return {e.name: read_all(target, e.name) for e in target.names("")}
+
+
+def no_thread_is_left() -> bool:
+    return not [t for t in threading.enumerate() if t.name.startswith("ckptsync-download")]
+
+
+@pytest.mark.parametrize("kind", ["memory", "s3"])
+@pytest.mark.parametrize("threads", [1, 5])
+def test_all_files_arrive(tmp_path: Path, kind: str, threads: int) -> None:
+    store: Store = (
+        MemoryStore() if kind == "memory" else bare(f"s3://{weed().bucket()}", weed().options())
+    )
+    target, told = PosixStore(str(tmp_path)), list[int]()
+    download(store, target, sent(store), threads, told.append)
+    assert files_in(target) == CONTENTS
+    assert sum(told) == sum(map(len, CONTENTS.values()))
+    assert no_thread_is_left()
+
+
+def test_what_is_damaged_or_missing_is_told_and_all_other_files_are_downloaded(
+    tmp_path: Path,
+) -> None:
+    store, target = MemoryStore(), PosixStore(str(tmp_path))
+    wanted = sent(store)
+    store.delete("run/d1/f4")
+    for name in ("large", "d1/f7"):
+        store.write(
+            f"run/{name}", [CONTENTS[name][:-1] + b"?!"[CONTENTS[name][-1] == b"?"[0] :][:1]]
+        )
+    failed = download(store, target, wanted, 3)
+    assert files_in(target) == {name: data for name, data in CONTENTS.items() if name not in failed}
+    assert {name: type(error) for name, error in failed.items()} == {
+        "large": Corrupt,
+        "d1/f7": Corrupt,
+        "d1/f4": NotFound,
+    }
+    assert not [p for p in tmp_path.rglob(".*") if p.is_file()]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_no_further_range_of_a_failed_file_is_downloaded(tmp_path: Path, threads: int) -> None:
+    store, target = MemoryStore(), PosixStore(str(tmp_path))
+    wanted = [one for one in sent(store) if one.under in ("large", "d1/f7")]
+    store.write("run/large", [b"?" + CONTENTS["large"][1:]])
+    failed = download(store, target, wanted[::-1], threads)
+    assert (list(failed), set(files_in(target))) == (["large"], {"d1/f7"})
+
+
+class Interrupting(MemoryStore):
+    """Its caller is interrupted in the middle of the large file's first range.
+
+    Whoever reads waits for that.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.happened = threading.Event()
+
+    def interrupt(self, *_: object) -> None:
+        self.happened.set()
+        raise KeyboardInterrupt
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        if name == "run/large" and start == RANGE // 2:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            self.happened.wait()
+        super().read_into(name, start, out)
+
+
+def test_an_interrupted_call_ends_soon_and_the_next_one_goes_on_from_there(tmp_path: Path) -> None:
+    store, target, told = Interrupting(), PosixStore(str(tmp_path)), list[int]()
+    (large,) = [one for one in sent(store) if one.under == "large"]
+    before = signal.signal(signal.SIGINT, store.interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        download(store, target, [large], 1)
+    signal.signal(signal.SIGINT, before)
+    assert no_thread_is_left()
+    left = MemoryStore()
+    left.write("run/large", [CONTENTS["large"]])
+    download(left, target, [large], 1, told.append)
+    assert files_in(target) == {"large": CONTENTS["large"]}
+    assert sum(told) <= RANGE / 2 + 12345
+
+
+def test_a_store_that_refuses_ends_it_for_all(tmp_path: Path) -> None:
+    class Refusing(MemoryStore):
+        def read_into(self, name: str, start: int, out: memoryview) -> None:
+            raise StoreError(f"{name}: forbidden")
+
+    store = Refusing()
+    with pytest.raises(StoreError, match="forbidden"):
+        download(store, PosixStore(str(tmp_path)), sent(store), 2)
+
+
+CONTENT = bytes(range(251)) * 4200  # a little more than a MiB: blocks of 4 KiB
+DIGEST = digest_stream([CONTENT], len(CONTENT))
+FILE = StoredFile("run/a", "a", len(CONTENT), DIGEST)
+
+
+class Source(MemoryStore):
+    """Remembers what was asked of it."""
+
+    def __init__(self, content: bytes = CONTENT) -> None:
+        super().__init__()
+        self.write("run/a", [content])
+        self.asked: list[tuple[int, int]] = []
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        self.asked.append((start, start + len(out)))
+        super().read_into(name, start, out)
+
+
+def fetch(
+    source: Source, target: PosixStore, file: StoredFile, *spans: tuple[int, int]
+) -> list[bool]:
+    one = FileDownload(source, target, file)
+    buffer = memoryview(bytearray(100 << 10))
+    try:
+        return [one.fetch(span, buffer, lambda _: None) for span in spans or file.ranges()]
+    except BaseException as e:
+        one.give_up(e)
+        raise
+
+
+def test_ranges_are_whole_blocks_and_together_the_file() -> None:
+    for size in (0, 1, RANGE, RANGE + 1, 5 * RANGE - 7):
+        spans = StoredFile("a", "a", size, None).ranges()
+        assert spans[0][0] == 0
+        assert spans[-1][1] == size
+        assert all(a[1] == b[0] and a[1] % RANGE == 0 for a, b in itertools.pairwise(spans))
+
+
+@pytest.mark.parametrize("file", [FILE, StoredFile("run/a", "a", len(CONTENT), None)])
+def test_a_file_is_there_after_its_last_range(tmp_path: Path, file: StoredFile) -> None:
+    target = PosixStore(str(tmp_path))
+    assert fetch(Source(), target, file) == [True]
+    assert read_all(target, "a") == CONTENT
+
+
+def test_other_bytes_than_recorded_are_not_there(tmp_path: Path) -> None:
+    target = PosixStore(str(tmp_path))
+    with pytest.raises(Corrupt, match="run/a: bytes 0 to"):
+        fetch(Source(CONTENT[:-1] + b"!"), target, FILE)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("killed", [Transient("cut"), KeyboardInterrupt()])
+def test_blocks_that_an_earlier_try_left_are_not_asked_for_again(
+    tmp_path: Path, killed: BaseException
+) -> None:
+    target, first = PosixStore(str(tmp_path)), 256 << 10
+    placing = target.place("a", FILE.size, DIGEST.digest)
+    placing.write_at(0, memoryview(CONTENT)[:first])
+    placing.write_at(5000, memoryview(b"?"))  # its block is wrong
+    placing.write_at(first + 8192, memoryview(CONTENT)[first + 8192 : first + 16384])
+    if isinstance(killed, Transient):
+        placing.give_up(killed)
+    else:
+        placing._draft.release()
+    source = Source()
+    assert fetch(source, target, FILE) == [True]
+    assert read_all(target, "a") == CONTENT
+    assert source.asked[:2] == [(4096, 8192), (first, first + 8192)]
+    assert sum(end - start for start, end in source.asked) == len(CONTENT) - first + 4096 - 8192
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_two_threads_may_bring_two_ranges_at_once(tmp_path: Path) -> None:
+    size = RANGE + 5000
+    content = bytes(size)
+    source, target = Source(content), PosixStore(str(tmp_path))
+    file = StoredFile("run/a", "a", size, digest_stream([content], size))
+    one, ends = FileDownload(source, target, file), []
+
+    def fetch_range(span: tuple[int, int]) -> None:
+        ends.append(one.fetch(span, memoryview(bytearray(1 << 20)), lambda _: None))
+
+    threads = [threading.Thread(target=fetch_range, args=(span,)) for span in file.ranges()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(ends) == [False, True]
+    assert target.size("a") == size

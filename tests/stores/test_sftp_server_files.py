@@ -1,0 +1,348 @@
+"""Files, directories and listings on an SFTP server, the sessions that threads share, and what
+refusals mean.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from ckptsync.errors import ConfigError, NotFound, StoreError, Transient
+from ckptsync.stores.contract import About, Entry
+from ckptsync.stores.limits import Limits
+from ckptsync.stores.posix.store import PosixStore
+from ckptsync.stores.sftp import listing as sftp_listing
+from ckptsync.stores.sftp.listing import AT_ONCE as TOGETHER
+from ckptsync.stores.sftp.listing import list_directories, walk
+from ckptsync.stores.sftp.protocol import Code, PacketType, Request, Session, StatusError, text
+from ckptsync.stores.sftp.server_files import ServerFiles, Sessions
+from tests.sftp_stores import AT_ONCE, SOON, address_of, files_of, over_ssh, served
+
+
+def test_openssh_brings_names_to_the_disk_by_opening_the_directory(tmp_path: Path) -> None:
+    files = over_ssh(tmp_path)._files
+    files.sync_directory("")
+    assert files.syncs_directories()
+
+
+@pytest.mark.parametrize("fault", ["plain", "unsynced"])
+def test_where_directories_cannot_be_synced_that_is_tried_once(tmp_path: Path, fault: str) -> None:
+    files = files_of(tmp_path, fault)
+    files.sync_directory("")
+    assert not files.syncs_directories()
+    files.sync_directory("not/there")
+
+
+def test_a_directory_that_should_be_synced_and_cannot_be_is_an_error(tmp_path: Path) -> None:
+    files = files_of(tmp_path)
+    files.sync_directory("")
+    with pytest.raises(StoreError, match="not/there: no such file"):
+        files.sync_directory("not/there")
+
+
+def test_the_root_is_made_with_all_above_it_and_may_be_a_link(tmp_path: Path) -> None:
+    files = files_of(tmp_path / "a" / "b" / "c")
+    assert not files.has_root()
+    files.make_root()
+    files.make_root()
+    assert files.has_root()
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    assert files_of(tmp_path / "link").has_root()
+    (tmp_path / "file").write_bytes(b"")
+    for path in (tmp_path / "file", tmp_path / "file" / "x"):
+        with pytest.raises(ConfigError, match="no store can be made here"):
+            files_of(path).make_root()
+
+
+def test_a_file_that_was_seen_is_not_looked_for_again_but_missed(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"0123456789")
+    files, out = files_of(tmp_path), memoryview(bytearray(4))
+    assert files.read_into("a", 8, out) == 2
+    (tmp_path / "a").unlink()
+    with pytest.raises(NotFound, match="a: not in sftp://head"):
+        files.read_into("a", 0, out)
+    (tmp_path / "a").symlink_to("/etc/passwd")
+    with pytest.raises(NotFound):
+        files.read_into("a", 0, out)
+
+
+@pytest.mark.parametrize("faults", [(), ("plain",), ("reorder",), ("short",), ("limits=1",)])
+def test_a_little_is_read_as_much_is_also_where_answers_are_short(
+    tmp_path: Path, faults: tuple[str, ...]
+) -> None:
+    content = random.Random(2).randbytes(90_000)
+    (tmp_path / "a").write_bytes(content)
+    files = files_of(tmp_path, *faults)
+    for start, size in (
+        (0, 90_000),
+        (0, 30_000),
+        (70_000, 30_000),
+        (90_000, 10),
+        (80_000, 1),
+        (5, 0),
+    ):
+        out = bytearray(size)
+        wanted = content[start : start + size]
+        assert files.read_into("a", start, memoryview(out)) == len(wanted)
+        assert out[: len(wanted)] == wanted
+    assert files.sessions._idle[0].is_usable
+
+
+def test_what_is_known_of_a_directory_holds_for_reading_only(tmp_path: Path) -> None:
+    for directory in ("real", "other"):
+        (tmp_path / directory).mkdir()
+        for name in "ab":
+            (tmp_path / directory / name).write_bytes(b"x")
+    files, out = files_of(tmp_path), memoryview(bytearray(1))
+    assert files.read_into("real/a", 0, out) == 1
+    (tmp_path / "real").rename(tmp_path / "moved")
+    (tmp_path / "real").symlink_to("other")
+    assert files.find("real/b") is None
+    (tmp_path / "link").symlink_to("other")
+    with pytest.raises(NotFound):
+        files.read_into("link/b", 0, out)
+
+
+def test_making_and_removing_may_be_asked_for_twice(tmp_path: Path) -> None:
+    files = files_of(tmp_path)
+    for _ in range(2):
+        files.make_directories("a")
+    (tmp_path / "a" / "b").write_bytes(b"")
+    assert not files.remove_empty("a")
+    for _ in range(2):
+        files.remove("a/b")
+    assert files.remove_empty("a")
+    (tmp_path / "a").symlink_to("/tmp")
+    with pytest.raises(StoreError, match="a: not a directory"):
+        files.make_directories("a")
+
+
+def test_a_lost_answer_to_mkdir_is_no_error(tmp_path: Path) -> None:
+    place = address_of(tmp_path, f"lose=14={tmp_path / 'marker'}")
+    ServerFiles(Sessions(place, SOON)).make_directories("a")
+    assert (tmp_path / "a").is_dir()
+    assert (tmp_path / "marker").exists()
+
+
+def test_threads_share_a_few_connections_one_more_than_those_of_uploads(tmp_path: Path) -> None:
+    sessions, seen, at_once = (
+        Sessions(address_of(tmp_path), Limits(threads=2)),
+        set(),
+        threading.Semaphore(3),
+    )
+
+    def step(session: Session) -> None:
+        assert at_once.acquire(blocking=False)
+        seen.add(id(session))
+        session.call(PacketType.LSTAT, b"/", PacketType.ATTRS)
+        at_once.release()
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: sessions.on(step), range(40)))
+    assert len(seen) <= 3
+    assert len(sessions._idle) == len(seen)
+    sessions.close()
+    assert sessions._idle == []
+
+
+def test_what_fails_transiently_is_done_again_on_another_connection(tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    sessions, tries = Sessions(address_of(tmp_path, f"lose=14={marker}"), SOON), []
+
+    def step(session: Session) -> None:
+        tries.append(session)
+        session.answer(
+            Request(PacketType.MKDIR, text(bytes(tmp_path / f"new{len(tries)}")) + bytes(4))
+        )
+
+    sessions.on(step)
+    assert len(set(tries)) == 2
+    assert not tries[0].is_usable
+    assert (tmp_path / "new2").is_dir()
+    sessions.close()
+
+
+def test_patience_ends_and_refusals_are_not_tried_again(tmp_path: Path) -> None:
+    tries = []
+
+    def step(session: Session) -> None:
+        tries.append(session)
+        raise Transient("no")
+
+    with pytest.raises(Transient):
+        Sessions(address_of(tmp_path), AT_ONCE).on(step)
+    sessions = Sessions(address_of(tmp_path), SOON)
+    with pytest.raises(StatusError):
+        sessions.on(lambda s: s.call(PacketType.REMOVE, bytes(tmp_path / "a")))
+    assert len(tries) == 1
+    assert len(sessions._idle) == 1, "the connection is as good as before"
+    sessions.close()
+
+
+def test_a_step_that_is_broken_off_takes_its_connection_with_it(tmp_path: Path) -> None:
+    sessions = Sessions(address_of(tmp_path), SOON)
+
+    def step(session: Session) -> None:
+        session._send([Request(PacketType.LSTAT, text(b"/"))])
+        # with an answer under way, which must not be taken for another one's
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sessions.on(step)
+    assert sessions._idle == []
+
+
+# of Python 3.12 and later, where the tests' runner has threads
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_fork_uses_no_connection_of_its_parent(tmp_path: Path) -> None:
+    sessions = Sessions(address_of(tmp_path), SOON)
+    sessions.on(lambda s: s.call(PacketType.LSTAT, b"/", PacketType.ATTRS))
+    (ours,) = sessions._idle
+    child = os.fork()
+    if not child:
+        try:
+            sessions.on(lambda s: os._exit(ours is s))
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    sessions.on(lambda s: s.call(PacketType.LSTAT, b"/", PacketType.ATTRS))
+    assert sessions._idle == [ours]
+    sessions.close()
+
+
+def test_directories_are_made_once_and_again_when_they_went(tmp_path: Path) -> None:
+    files = files_of(tmp_path)
+
+    def step(session: Session) -> None:
+        session.answer(Request(PacketType.MKDIR, text(files.path("a/b/new")) + bytes(4)))
+
+    files.in_directory("a/b", step)
+    assert (tmp_path / "a/b/new").is_dir()
+    for path in ("a/b/new", "a/b", "a"):
+        (tmp_path / path).rmdir()
+    files.in_directory("a/b", step)
+    assert (tmp_path / "a/b/new").is_dir()
+    with pytest.raises(StoreError, match="gives no reason"):
+        files.in_directory("a/b", step)  # it is there already: that is the caller's to judge
+
+
+def test_where_something_is_deleted_again_and_again_the_patience_ends(tmp_path: Path) -> None:
+    tries = []
+
+    def step(session: Session) -> None:
+        tries.append(session)
+        raise StatusError(Code.NO_SUCH_FILE)
+
+    with pytest.raises(StoreError, match="others deleted it 8 times"):
+        files_of(tmp_path).in_directory("a", step)
+    assert len(tries) == 8
+
+
+def test_nothing_is_made_where_there_is_no_root(tmp_path: Path) -> None:
+    for directory in ("", "a"):
+        with pytest.raises(StoreError, match="no such directory"):
+            files_of(tmp_path / "nowhere").in_directory(directory, lambda _: None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_called_so_by_what_the_server_says_of_it(tmp_path: Path) -> None:
+    for size in (3, 40 << 20):
+        with pytest.raises(
+            StoreError, match=f"head:{tmp_path}/run/a: no space left on device"
+        ) as caught:
+            served(tmp_path, "full").write("run/a", [bytes(size)], About(size))
+        assert "make room" in caught.value.hint
+        assert not isinstance(caught.value, Transient)
+        assert list((tmp_path / "run").iterdir()) == []
+
+
+@pytest.mark.parametrize("fault", ["plain", "reorder"])
+def test_where_it_does_not_say_or_is_not_full_the_refusal_stands(
+    tmp_path: Path, fault: str
+) -> None:
+    error = files_of(tmp_path, fault).refusal("a", StatusError(Code.FAILURE), 100)
+    assert str(error) == f"head:{tmp_path}/a: the server failed and gives no reason"
+    assert "quota" in error.hint
+
+
+def test_other_refusals_are_not_about_space(tmp_path: Path) -> None:
+    assert "permission denied" in str(
+        files_of(tmp_path, "full").refusal("a", StatusError(Code.PERMISSION_DENIED), 100)
+    )
+
+
+def test_hundreds_of_directories_are_listed_as_a_local_path_lists_them(tmp_path: Path) -> None:
+    for n in range(3 * TOGETHER):
+        (tmp_path / f"run{n % 7}" / f"checkpoint-{n}" / "sub").mkdir(parents=True)
+        for name in ("a", "sub/b", ".ckptsync-00.part", ".nfs000000001234"):
+            (tmp_path / f"run{n % 7}" / f"checkpoint-{n}" / name).write_bytes(b"x" * n)
+        (tmp_path / f"run{n % 7}" / f"checkpoint-{n}.txt").write_bytes(b"")
+    for prefix in ("", "run3/", "run3/checkpoint-3/", "nowhere/", "run3/checkpoint-3/a/"):
+        wanted = [
+            Entry(e.name, e.size, float(int(e.mtime)))
+            for e in PosixStore(str(tmp_path)).names(prefix)
+        ]
+        assert list(walk(files_of(tmp_path), prefix)) == wanted
+    assert len(list(walk(files_of(tmp_path), ""))) == 9 * TOGETHER
+
+
+def test_a_large_directory_comes_in_several_answers(tmp_path: Path) -> None:
+    for n in range(950):
+        (tmp_path / f"{n:04}").write_bytes(b"")
+    assert [e.name for e in over_ssh(tmp_path).names("")] == [f"{n:04}" for n in range(950)]
+
+
+def test_names_that_reach_elsewhere_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "good").write_bytes(b"x")
+    assert [e.name for e in walk(files_of(tmp_path, "names"), "")] == ["good"]
+    Path(os.fsdecode(bytes(tmp_path) + b"/\xff")).write_bytes(b"x")
+    assert [e.name for e in walk(files_of(tmp_path), "")] == ["good"]
+
+
+def test_names_that_reach_elsewhere_are_told_of_and_a_directory_s_own_are_not(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "good").write_bytes(b"x")
+    told: list[tuple[str, str]] = []
+    list(walk(files_of(tmp_path, "names"), "", passed=lambda name, odd: told.append((name, odd))))
+    assert {odd for _, odd in told} == {"name"}
+    assert {name for name, _ in told} >= {"../x", "/etc/passwd", "a\nb", "nul\0"}
+    assert not {name for name, _ in told} & {".", "..", ""}
+
+
+def test_a_directory_without_end_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sftp_listing, "MOST_FILES", 10_000)
+    with pytest.raises(StoreError, match="more than 10000 files"):
+        list(walk(files_of(tmp_path, "endless"), ""))
+    with pytest.raises(StoreError, match="directories 200 deep"):
+        list(walk(files_of(tmp_path, "bottomless"), ""))
+
+
+def test_what_vanished_meanwhile_was_never_there(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    assert list_directories(files_of(tmp_path), ["a/", "b/", ""]) == [{}, {}, {"a/": None}]
+
+
+def test_a_directory_that_may_not_be_read_is_an_error_and_not_empty(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    with pytest.raises(StoreError, match=f"head:{tmp_path}/a: permission denied"):
+        list(walk(files_of(tmp_path, "unreadable"), ""))
+
+
+def test_refusals_name_host_path_and_reason(tmp_path: Path) -> None:
+    files = files_of(tmp_path)
+    error = files.refusal("a", StatusError(Code.PERMISSION_DENIED, "Permission denied"))
+    assert str(error) == f"head:{tmp_path}/a: permission denied"
+    assert error.hint.startswith("this user needs to read, write and search")
+    assert type(files.refusal("a", StatusError(Code.CONNECTION_LOST))) is Transient
+    assert (
+        str(files.refusal("a", StatusError(14, "No space left")))
+        == f"head:{tmp_path}/a: refused (No space left)"
+    )

@@ -1,0 +1,304 @@
+"""Which location is verified next, and when."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+
+from ckptsync.catalogue.cached import read_catalogue
+from ckptsync.catalogue.child_job import Job
+from ckptsync.catalogue.location_summary import Proven, Summary, summarize
+from ckptsync.catalogue.uncached import read_state
+from ckptsync.records.io import encode, record_name
+from ckptsync.records.names import file_name
+from ckptsync.records.report import Level, Verdict, VerifyFinding
+from ckptsync.stores.memory import MemoryStore
+from ckptsync.verify.schedule import MERGING, RETRY, SPARE, VerifyPolicy, due, due_in_store
+from tests.heads import verify_next
+from tests.plain_files import MemoryFiles
+from tests.verified import (
+    LOCATION,
+    RUN,
+    WHOLE,
+    arrive,
+    location,
+    manifest,
+    model_record,
+    put,
+    verified,
+    whole_store,
+)
+
+WEEK = 7 * 86400.0
+CONFIG = file_name(RUN, LOCATION, "config.json")
+
+
+NONE: Mapping[str, float] = {}
+WEEKLY = VerifyPolicy("digest", WEEK)
+
+
+def levels(
+    store: MemoryStore,
+    now: float,
+    mtimes: Mapping[str, float] = NONE,
+    policy: VerifyPolicy = WEEKLY,
+) -> list[Level | None]:
+    return [job.level for job in jobs(store, now, mtimes, policy)]
+
+
+def jobs(
+    store: MemoryStore, now: float, mtimes: Mapping[str, float], policy: VerifyPolicy = WEEKLY
+) -> tuple[Job, ...]:
+    found = read_state(store)
+    times = {**found.mtimes, **mtimes}
+    return due((summarize(seen, times) for seen in found.locations), policy, now)
+
+
+def reported(
+    store: MemoryStore, n: int, verdict: Verdict = "ok", level: Level = "digest", at: str = CONFIG
+) -> str:
+    finding = VerifyFinding("digest", at.removeprefix("run/"), "")
+    seen = location(store)
+    report = replace(
+        verified(store, "stat"),
+        n=n,
+        verdict=verdict,
+        level=level,
+        model_record=seen.model_record_name,
+    )
+    return put(store, replace(report, findings=(finding,) if verdict == "damaged" else ()))
+
+
+def test_what_was_never_verified_is_due() -> None:
+    assert levels(whole_store(), 1e6) == ["digest"]
+
+
+def test_a_proof_lasts_for_most_of_the_period_and_no_longer() -> None:
+    store = whole_store()
+    name = reported(store, 1)
+    assert levels(store, 99 + WEEK * (1 - SPARE), {name: 100.0}) == []
+    assert levels(store, 101 + WEEK * (1 - SPARE), {name: 100.0}) == ["digest"]
+
+
+def test_a_proof_at_a_lower_level_or_of_something_else_does_not_count() -> None:
+    store = whole_store()
+    reported(store, 1, level="stat")
+    assert levels(store, 1e3) == ["digest"]
+    reported(store, 2)
+    assert levels(store, 1e3) == []
+    # what every byte was read for is read again when its turn comes
+    assert levels(store, 1e3, policy=VerifyPolicy("load")) == []
+    assert levels(store, 2 * WEEK, policy=VerifyPolicy("load")) == ["load"]
+    arrive(store, {"rng_state_1.pth": b"x"}, "n1")
+    assert levels(store, 1e6) == ["digest"]
+
+
+def test_a_proof_of_the_shards_is_none_of_the_model_made_from_them() -> None:
+    store = MemoryStore()
+    name = arrive(store, WHOLE)
+    reported(store, 1)
+    assert levels(store, 1e3) == []
+    model_record(store, MemoryFiles(WHOLE), [name])
+    assert levels(store, 1e3) == ["digest"]
+
+
+def test_a_complete_checkpoint_waits_for_its_model_but_not_for_ever() -> None:
+    store = MemoryStore()
+    name = arrive(store, WHOLE)
+    assert levels(store, 100 + MERGING - 1, {name: 100.0}) == []
+    assert levels(store, 100 + MERGING, {name: 100.0}) == ["digest"]
+    model_record(store, MemoryFiles(WHOLE), [name])
+    assert levels(store, 101, {name: 100.0}) == ["digest"]
+
+
+def test_damage_is_looked_at_again_when_the_file_was_written_since() -> None:
+    store = whole_store()
+    name = reported(store, 1, "damaged", "load")
+    assert levels(store, 101, {name: 100.0, CONFIG: 99.0}) == []
+    assert levels(store, 101, {name: 100.0, CONFIG: 100.5}) == ["load"]
+    store.delete(CONFIG)
+    assert levels(store, 101, {name: 100.0}) == []
+
+
+def test_damage_is_looked_at_again_after_a_while_that_doubles() -> None:
+    store = whole_store()
+    first = reported(store, 1, "damaged")
+    at = {first: 100.0}
+    assert levels(store, 99 + RETRY, at) == []
+    assert levels(store, 100 + RETRY, at) == ["digest"]
+    second = reported(store, 2, "damaged")
+    assert levels(store, 100 + RETRY, {**at, second: 100.0}) == []
+    assert levels(store, 100 + 2 * RETRY, {**at, second: 100.0}) == ["digest"]
+
+
+def test_a_repair_that_was_proven_is_proof() -> None:
+    store = whole_store()
+    reported(store, 1, "damaged")
+    name = reported(store, 2)
+    assert levels(store, 101, {name: 100.0}) == []
+
+
+def test_what_is_arriving_is_due_only_for_what_a_listing_shows() -> None:
+    store = MemoryStore()
+    arrive(
+        store,
+        {"model-00001-of-00002.safetensors": WHOLE["model.safetensors"], "config.json": b"{}"},
+    )
+    assert levels(store, 1e6) == []
+    store.delete(CONFIG)
+    assert levels(store, 1e6) == ["stat"]
+
+
+def test_repairs_come_first_then_the_newest() -> None:
+    store = whole_store()
+    damaged = reported(store, 1, "damaged")
+    other = put(
+        store,
+        replace(manifest(WHOLE), checkpoint="checkpoint-8", location="checkpoint-8", files=()),
+    )
+    newest = put(
+        store, replace(manifest(WHOLE), checkpoint="checkpoint-9", location="checkpoint-9")
+    )
+    for name in WHOLE:
+        store.write(f"{RUN}/checkpoint-9/{name}", [WHOLE[name]])
+        store.write(f"{RUN}/checkpoint-8/{name}", [WHOLE[name]])
+    put(store, replace(manifest(WHOLE), checkpoint="checkpoint-8", location="checkpoint-8", n=1))
+    mtimes = {damaged: 100.0, CONFIG: 101.0, other: 5.0, newest: 50.0}
+    found = jobs(store, 1e6, mtimes)
+    assert [job.location for job in found] == ["checkpoint-4", "checkpoint-9", "checkpoint-8"]
+
+
+def test_what_is_ambiguous_is_notjobs() -> None:
+    store = whole_store()
+    arrive(store, {"notes": b"x"}, "n1", started=10**12, ended=10**12)
+    assert levels(store, 1e6) == []
+
+
+DAY = 86400.0
+BASE = summarize(read_state(whole_store()).locations[0], {})
+
+
+def made(number: int, size: int, last: float) -> Summary:
+    proof = Proven(holds=True, passed=(("digest", last),))
+    return replace(
+        BASE, location=f"checkpoint-{number}", size=size, model_size=0, arrived=last, proof=proof
+    )
+
+
+def simulated(
+    locations: Sequence[Summary], days: int, step: float, arrivals: int, seed: int
+) -> tuple[list[int], list[float], int]:
+    """Bytes of old locations read in each step, the longest time without being read at its end, and
+    the bytes there are in the end.
+    """
+    chance = random.Random(seed)
+    here = {seen.location: seen for seen in locations}
+    read, longest = [], []
+    for i in range(int(days * DAY / step)):
+        now = i * step
+        # as many are let go of as arrive
+        for seen in chance.sample(sorted(here), arrivals if i else 0):
+            del here[seen]
+        fresh_ones = [
+            made(10**6 + i * arrivals + j, chance.randrange(1, 200), now)
+            for j in range(arrivals if i else 0)
+        ]
+        here |= {seen.location: seen for seen in fresh_ones}
+        todo = due(here.values(), WEEKLY, now)
+        here |= {job.location: made(int(job.location[11:]), job.size, now) for job in todo}
+        read.append(sum(job.size for job in todo))
+        longest.append(max(now - seen.proof.passed[0][1] for seen in here.values()))
+    return read, longest, sum(seen.size for seen in here.values())
+
+
+@pytest.mark.parametrize(
+    ("count", "days", "step", "arrivals"),
+    [(2_000, 16, DAY / 2, 30), (40, 120, DAY / 24, 0), (300, 60, DAY / 12, 1)],
+)
+def test_every_byte_is_read_within_the_period_and_never_in_a_burst(
+    count: int, days: int, step: float, arrivals: int
+) -> None:
+    """All were verified at the same moment, which is the worst that can be."""
+    chance = random.Random(count)
+    locations = [made(i, chance.randrange(1, 200), 0.0) for i in range(count)]
+    read, longest, total = simulated(locations, days, step, arrivals, count)
+    assert max(longest) <= WEEK
+    even = total * step / (WEEK * (1 - SPARE))
+    assert max(read) <= 1.5 * even + 400
+    weeks = [
+        sum(read[at : at + int(WEEK / step)])
+        for at in range(0, len(read) - int(WEEK / step), int(WEEK / step))
+    ]
+    assert min(weeks[1:]) >= 0.6 * total or arrivals  # what has just arrived need not be read again
+    assert max(weeks) <= 1.3 * total
+
+
+def test_a_single_large_location_is_not_read_more_often_than_it_must() -> None:
+    assert due([made(1, 10**12, 0.0)], WEEKLY, 0.89 * WEEK) == ()
+    assert len(due([made(1, 10**12, 0.0)], WEEKLY, 0.91 * WEEK)) == 1
+
+
+def test_after_an_outage_what_is_late_is_read_at_once_and_the_oldest_first() -> None:
+    locations = [made(i, 10, i * DAY) for i in range(7)]
+    found = due(locations, WEEKLY, 3 * WEEK)
+    assert [job.location for job in found] == [f"checkpoint-{i}" for i in range(7)]
+
+
+def test_old_locations_wait_for_those_that_are_new_or_damaged() -> None:
+    new = replace(made(2, 10, 0.0), proof=Proven())
+    found = due([made(1, 10, 0.0), new], WEEKLY, WEEK)
+    assert [job.location for job in found] == ["checkpoint-2", "checkpoint-1"]
+
+
+def due_now(store: MemoryStore, now: float) -> list[str]:
+    found = due_in_store(store, read_catalogue(store), VerifyPolicy(), now)
+    return [job.subject for job in found]
+
+
+def damaged() -> MemoryStore:
+    """A second node's manifest cannot be read."""
+    store = whole_store()
+    data = encode(manifest({"rng_state_1.pth": b"x"}, "n1"))
+    store.write(record_name(manifest({"rng_state_1.pth": b"x"}, "n1"), data), [data[:-5]])
+    return store
+
+
+def test_a_location_with_a_damaged_manifest_waits_for_the_report_that_says_so() -> None:
+    store = damaged()
+    assert read_catalogue(store).summaries == ()
+    assert due_now(store, 1e6) == [f"{RUN}/{LOCATION}"]
+    report = verify_next(store, VerifyPolicy(), 1e6)
+    assert report is not None
+    assert report.verdict == "damaged"
+    assert due_now(store, 30.0) == []
+
+
+def test_what_a_newer_program_has_written_does_not_wait() -> None:
+    store = whole_store()
+    data = encode(manifest({"a": b"x"}, "n1", format=2))
+    store.write(record_name(manifest({"a": b"x"}, "n1", format=2), data), [data])
+    assert due_now(store, 1e6) == []
+
+
+def test_ages_count_on_the_clock_of_a_store_that_is_ahead() -> None:
+    store = MemoryStore()
+    arrive(store, {"model.safetensors": b"x", "config.json": b"{}"})
+    assert due_now(store, 0.0) == due_now(store, 1.0)
+
+
+def test_who_asks_imports_none_of_what_verifies() -> None:
+    code = (
+        "import ckptsync.verify.schedule, sys; print(sorted({'numpy', 'torch',"
+        " 'ckptsync.verify.verification'} & set(sys.modules)))"
+    )
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        == "[]\n"
+    )

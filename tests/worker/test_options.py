@@ -1,0 +1,91 @@
+"""A worker's options and its results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ckptsync.errors import ConfigError, Corrupt
+from ckptsync.worker.options import RunDir, WorkerOptions, checked_options, checked_run, local_root
+from ckptsync.worker.progress import Phase, UploadProgress, WorkerResult, failure
+
+
+def options(*paths: Path, node: str = "n0") -> WorkerOptions:
+    return WorkerOptions(node, tuple(RunDir(f"run{n}", p) for n, p in enumerate(paths)))
+
+
+def test_a_source_and_a_store_apart_are_fine(tmp_path: Path) -> None:
+    told = options(tmp_path / "a", tmp_path / "b")
+    assert checked_options(told, str(tmp_path / "store")) == told
+    assert checked_options(told, "s3://bucket/a") == told
+    assert checked_options(options(tmp_path), str(tmp_path / "store")) == options(tmp_path)
+
+
+@pytest.mark.parametrize("source", ["store", "store/run", "store/run/out"])
+def test_an_output_directory_inside_the_store_is_refused(tmp_path: Path, source: str) -> None:
+    with pytest.raises(ConfigError, match="inside the store"):
+        checked_options(options(tmp_path / source), f"file://{tmp_path}/store")
+
+
+@pytest.mark.parametrize(
+    "store",
+    [
+        "out/checkpoint-4",
+        "out/checkpoint-4/store",
+        "out/checkpoints/checkpoint_0/s",
+        "out/_ckptsync/s",
+    ],
+)
+def test_a_store_inside_a_checkpoint_is_refused(tmp_path: Path, store: str) -> None:
+    with pytest.raises(ConfigError, match="inside a checkpoint"):
+        checked_options(options(tmp_path / "out"), str(tmp_path / store))
+
+
+def test_a_link_does_not_hide_that_one_lies_in_the_other(tmp_path: Path) -> None:
+    (tmp_path / "store" / "run").mkdir(parents=True)
+    (tmp_path / "out").symlink_to(tmp_path / "store" / "run")
+    with pytest.raises(ConfigError, match="inside the store"):
+        checked_options(options(tmp_path / "out"), str(tmp_path / "store"))
+
+
+def test_two_runs_of_one_name_and_bad_names_are_refused(tmp_path: Path) -> None:
+    twice = WorkerOptions("n0", (RunDir("r", tmp_path / "a"), RunDir("r", tmp_path / "b")))
+    with pytest.raises(ConfigError, match="under one name"):
+        checked_options(twice, "s3://b")
+    with pytest.raises(Corrupt):
+        checked_options(options(tmp_path, node="a/b"), "s3://b")
+    for name in ("../x", "", "a//b", ".ckptsync", "_x", "consolidated"):
+        with pytest.raises(ConfigError):
+            checked_options(WorkerOptions("n0", (RunDir(name, tmp_path / "a"),)), "s3://b")
+
+
+def test_a_run_within_another_is_refused_since_nobody_would_look_for_it_there() -> None:
+    with pytest.raises(ConfigError, match="run 'team/exp': not one directory's name") as caught:
+        checked_run("team/exp")
+    assert "team-exp" in caught.value.hint
+
+
+def test_only_some_urls_are_directories_here() -> None:
+    assert local_root("file:///a/b") == Path("/a/b")
+    assert local_root("/a/b") == Path("/a/b")
+    assert local_root("s3://a/b") is None
+
+
+def test_what_is_on_its_way_and_what_failed_are_told_in_a_line_each() -> None:
+    told: list[tuple[int, int, Phase]] = [
+        (1, 0, "stored"),
+        (2, 0, "waiting"),
+        (2, 1, "waiting"),
+        (3, 0, "failed"),
+        (4, 0, "elsewhere"),
+    ]
+    progress = tuple(UploadProgress("run", f"checkpoint-{n}", k, phase, "") for n, k, phase in told)
+    failures = (
+        failure("run", "checkpoint-3", Corrupt("x: torn", hint="look")),
+        failure("run", "", Corrupt("y")),
+    )
+    result = WorkerResult("n0", progress, (), failures)
+    assert result.queue == ("run/checkpoint-2", "run/checkpoint-3")
+    assert result.errors == ("run/checkpoint-3: x: torn", "run: y")
+    assert (failures[0].error, failures[0].hint, failures[0].exit_code) == ("Corrupt", "look", 10)

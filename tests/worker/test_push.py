@@ -1,0 +1,561 @@
+"""ckptsync push: what it offers, what it judges, and what it sends."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ckptsync.errors import ConfigError, Incomplete
+from ckptsync.spool import pins as spool
+from ckptsync.spool.markers import Begun, PinNotes, RankMark, begun_path, save_folder, write_mark
+from ckptsync.stores.contract import Store, read_all
+from ckptsync.stores.memory import MemoryStore
+from ckptsync.stores.opening import create_store
+from ckptsync.worker.options import RunDir
+from ckptsync.worker.push import ASSUMED, find_offer, plan_push
+from ckptsync.worker.selection import EVERYTHING, Selection
+from tests.cli.test_push import FSDP
+from tests.dying import Crash, Dying
+from tests.hook_pins import commit
+from tests.vector import Vector, vector, vectors
+from tests.workers import ONE, TWO, Interrupted, T, kept, lay, manifests, other, push_now
+
+
+def test_a_checkpoint_lies_in_the_store_under_its_own_names(tmp_path: Path) -> None:
+    store = create_store(str(tmp_path / "store"))
+    (result,) = push_now(lay(tmp_path / "run", ONE), store, "n0")
+    assert (result.phase, result.location, result.files) == ("sent", "checkpoint-4", 5)
+    assert (tmp_path / "store/run/checkpoint-4/m/__0_0.distcp").read_bytes() == b"shard 0"
+    assert kept(store) == {"checkpoint-4": {"n0": ONE}}
+    assert push_now(tmp_path / "run", store, "n0")[0].files == 0
+    assert len(manifests(store)) == 1
+
+
+def test_a_push_says_nothing_of_pins_which_it_never_makes(tmp_path: Path) -> None:
+    (told,) = push_now(lay(tmp_path, {"a": b"1"}), MemoryStore(), "n", "run")
+    assert "pin" not in "".join(told.notes)
+
+
+def test_real_shards_of_two_nodes_become_one_save(tmp_path: Path) -> None:
+    store = MemoryStore()
+    for n, source in enumerate(vector("hf-fsdp2-2node").sources):
+        shutil.copytree(
+            source, tmp_path / f"n{n}" / "run" / "checkpoint-4", copy_function=shutil.copyfile
+        )
+        for path in (tmp_path / f"n{n}").rglob("*.*"):
+            os.utime(path, ns=(T, T))
+        push_now(tmp_path / f"n{n}" / "run", store, f"n{n}")
+    told = kept(store)["checkpoint-4"]
+    assert set(told) == {"n0", "n1"}
+    demanded = set().union(*(k.manifest.demands.model for k in manifests(store)))
+    assert demanded
+    assert demanded <= told["n0"].keys() | told["n1"].keys()
+
+
+def test_killed_at_any_moment_it_is_finished_by_the_next_and_opens_no_second_location(
+    tmp_path: Path,
+) -> None:
+    source = lay(tmp_path / "run", ONE)
+    for lives in itertools.count():
+        store = MemoryStore()
+        try:
+            push_now(source, Dying(store, lives), "n0")
+        except Crash:
+            kept(store)
+            push_now(source, store, "n0")
+        else:
+            break
+        assert kept(store) == {"checkpoint-4": {"n0": ONE}}
+        assert len(manifests(store)) == 1
+    assert lives > 3 * len(ONE)
+
+
+def test_the_second_node_killed_at_any_moment_leaves_the_first_whole(tmp_path: Path) -> None:
+    for first, second in (("a", "b"), ("b", "a")):
+        for lives in itertools.count():
+            store = MemoryStore()
+            push_now(lay(tmp_path / f"1{first}" / "run", ONE), store, first)
+            source = lay(tmp_path / f"2{second}" / "run", TWO, 0.5)
+            try:
+                push_now(source, Dying(store, lives), second)
+            except Crash:
+                push_now(source, store, second)
+            else:
+                break
+            push_now(tmp_path / f"1{first}" / "run", store, first)
+            assert kept(store) == {"checkpoint-4": {first: ONE, second: TWO}}
+        assert lives > 3 * len(TWO)
+
+
+def test_a_save_written_over_another_goes_to_another_location(tmp_path: Path) -> None:
+    store = MemoryStore()
+    push_now(lay(tmp_path / "run", ONE), store, "n0")
+    (result,) = push_now(lay(tmp_path / "run", other(ONE), 5000.0), store, "n0")
+    assert result.location.startswith("checkpoint-4~")
+    assert kept(store) == {"checkpoint-4": {"n0": ONE}, result.location: {"n0": other(ONE)}}
+
+
+@pytest.mark.parametrize(
+    "order", sorted(set(itertools.permutations(["A0", "A1", "B0", "B1"]))), ids="-".join
+)
+def test_two_saves_of_two_nodes_never_mix_in_any_order(
+    tmp_path: Path, order: tuple[str, ...]
+) -> None:
+    store = MemoryStore()
+    content = {"A0": ONE, "B0": TWO, "A1": other(ONE), "B1": other(TWO)}
+    sources = {
+        key: lay(tmp_path / key / "run", files, 5000.0 * int(key[1]))
+        for key, files in content.items()
+    }
+    for key in (*order, *order):
+        push_now(sources[key], store, key[0])
+    assert sorted(kept(store).values(), key=lambda n: n["A"]["x"] != b"A") == [
+        {"A": ONE, "B": TWO},
+        {"A": other(ONE), "B": other(TWO)},
+    ]
+
+
+def or_waits(source: Path, store: Store, node: str) -> None:
+    """A push that may find a name taken by a node that is still sending."""
+    with contextlib.suppress(Incomplete):
+        push_now(source, store, node)
+
+
+@pytest.mark.parametrize(
+    ("node", "files", "at"),
+    [("a", TWO, 0.5), ("z", TWO, 0.5), ("a", TWO, 5000.0), ("z", TWO, 5000.0)],
+)
+def test_another_node_that_comes_in_between_at_any_moment_mixes_nothing(
+    tmp_path: Path, node: str, files: dict[str, bytes], at: float
+) -> None:
+    source, another = lay(tmp_path / "m" / "run", ONE), lay(tmp_path / node / "run", files, at)
+    for nth in range(3 * len(ONE)):
+        store = MemoryStore()
+        for n in (nth, 99):
+            push_now(source, Interrupted(store, n, lambda s=store: or_waits(another, s, node)), "m")  # type: ignore[misc]
+            push_now(another, store, node)
+        told = kept(store).values()
+        assert sorted(
+            (n, f == (ONE if n == "m" else files)) for location in told for n, f in location.items()
+        ) == sorted([("m", True), (node, True)]), nth
+        assert len(told) == (1 if at < 1 else 2), nth
+
+
+def test_late_files_are_a_further_manifest_and_nothing_is_sent_twice(tmp_path: Path) -> None:
+    store = MemoryStore()
+    source = lay(tmp_path / "run", ONE)
+    push_now(source, store, "n0")
+    lay(tmp_path / "run", {"rng_state_0.pth": b"late!"}, 1.0)
+    assert push_now(source, store, "n0")[0].files == 1
+    assert sorted((k.manifest.n, len(k.manifest.files)) for k in manifests(store)) == [
+        (0, 5),
+        (1, 1),
+    ]
+
+
+def test_orphaned_bytes_under_a_name_is_replaced_and_what_a_killed_try_left_is_not_sent_again(
+    tmp_path: Path,
+) -> None:
+    store = MemoryStore()
+    store.write("run/checkpoint-4/x", [b"orphan"])
+    store.write("run/checkpoint-4/m/meta.txt", [b"meta"])
+    assert push_now(lay(tmp_path / "run", ONE), store, "n0")[0].files == len(ONE) - 1
+    assert kept(store) == {"checkpoint-4": {"n0": ONE}}
+
+
+def test_a_file_whose_name_another_node_is_sending_lies_beside(tmp_path: Path) -> None:
+    store = MemoryStore()
+    store.write("run/checkpoint-4/x", [b"B"])
+    store.write("run/.ckptsync/checkpoint-4/sending/n1", [b"sending"])
+    push_now(lay(tmp_path / "run", ONE), store, "n0")
+    assert kept(store) == {"checkpoint-4": {"n0": ONE}}
+    push_now(lay(tmp_path / "n1" / "run", TWO), store, "n1")
+    assert kept(store) == {"checkpoint-4": {"n0": ONE, "n1": TWO}}
+    assert read_all(store, "run/checkpoint-4/x") == TWO["x"]
+
+
+@pytest.mark.parametrize("is_exclusive", [True, False])
+def test_where_names_cannot_be_claimed_it_says_that_another_look_is_needed(
+    tmp_path: Path, *, is_exclusive: bool
+) -> None:
+    store = MemoryStore()
+    store.is_exclusive = is_exclusive
+    store.write("run/.ckptsync/checkpoint-4/sending/n1", [b"sending"])
+    (told,) = push_now(lay(tmp_path / "run", ONE), store, "n0")
+    assert [("push again" in note) for note in told.notes] == [True] * (not is_exclusive)
+
+
+def test_what_changes_while_it_is_sent_is_never_committed(tmp_path: Path) -> None:
+    for strike in range(1, len(ONE)):  # one of them is empty
+        store, calls = MemoryStore(), itertools.count(1)
+        source = lay(tmp_path / "run", ONE)
+
+        def passed(
+            _: int, strike: int = strike, calls: itertools.count[int] = calls, source: Path = source
+        ) -> None:
+            if next(calls) == strike:
+                (source / "m" / "__0_0.distcp").write_bytes(b"SHARD 0")
+
+        with pytest.raises(Incomplete):
+            push_now(source, store, "n0", passed=passed)
+        assert manifests(store) == []
+
+
+def test_links_are_neither_followed_nor_sent_and_it_says_so(tmp_path: Path) -> None:
+    source = lay(tmp_path / "run", ONE)
+    (source / "link").symlink_to("/etc/passwd")
+    (source / "folder").symlink_to("/etc")
+    store = MemoryStore()
+    (result,) = push_now(source, store, "n0")
+    assert kept(store) == {"checkpoint-4": {"n0": ONE}}
+    assert "2 links" in result.notes[0]
+
+
+def test_what_cannot_be_pushed_is_refused_with_a_reason(tmp_path: Path) -> None:
+    store = MemoryStore()
+    with pytest.raises(ConfigError, match="no checkpoint in it"):
+        push_now(tmp_path, store, "n0")
+    with pytest.raises(ConfigError, match="no such directory"):
+        push_now(tmp_path / "nothing", store, "n0")
+    source = lay(tmp_path / "run", ONE)
+    with pytest.raises(ConfigError, match="inside a checkpoint"):
+        push_now(source, create_store(str(source / "store")), "n0")
+    (source / "checkpoint-is-incomplete.txt").touch()
+    with pytest.raises(Incomplete, match="checkpoint-is-incomplete"):
+        push_now(source, store, "n0")
+    assert list(store.names("")) == []
+
+
+def test_one_bad_checkpoint_does_not_keep_the_others_back(tmp_path: Path) -> None:
+    store = MemoryStore()
+    lay(tmp_path / "run", ONE)
+    (tmp_path / "run" / "checkpoint-2").mkdir()
+    with pytest.raises(Incomplete, match="checkpoint-2: holds no file"):
+        push_now(tmp_path / "run", store, "n0")
+    assert kept(store) == {"checkpoint-4": {"n0": ONE}}
+
+
+def test_a_file_of_lightning_s_and_a_final_model_are_pushed_without_what_lies_beside_them(
+    tmp_path: Path,
+) -> None:
+    store, out = MemoryStore(), tmp_path / "run"
+    whole = (
+        vector("verl-fsdp2").sources[0] / "actor" / "model_world_size_3_rank_0.pt"
+    ).read_bytes()
+    (out / "lightning_logs" / "version_0" / "checkpoints").mkdir(parents=True)
+    (out / "lightning_logs" / "version_0" / "checkpoints" / "epoch=0-step=5.ckpt").write_bytes(
+        whole
+    )
+    for path in (vector("hf-sharded").sources[0]).iterdir():
+        shutil.copyfile(path, out / path.name)
+    (out / "train.log").write_text("on and on")
+    assert {p.location for p in push_now(out, store, "n0")} == {
+        "final",
+        "version_0.epoch-0-step-5.ckpt",
+    }
+    assert kept(store)["version_0.epoch-0-step-5.ckpt"]["n0"].keys() == {"epoch=0-step=5.ckpt"}
+    assert kept(store)["final"]["n0"].keys() == {
+        p.name for p in vector("hf-sharded").sources[0].iterdir()
+    }
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes directories of other users")
+def test_a_checkpoint_beside_another_users_spool_is_sent_and_the_spool_left_alone(
+    tmp_path: Path,
+) -> None:
+    lay(tmp_path / "run", ONE)
+    (tmp_path / "run" / "_ckptsync" / "pins" / "checkpoint-2.0" / "files").mkdir(parents=True)
+    os.chown(tmp_path / "run" / "_ckptsync", 65534, 65534)
+    (done,) = push_now(tmp_path / "run", MemoryStore())
+    assert done.phase == "sent"
+    assert "_ckptsync: belongs to uid 65534" in done.notes[-1]
+
+
+FINISHED = {
+    "model.safetensors": b"\2\0\0\0\0\0\0\0{}",
+    "optimizer.pt": b"states",
+    "trainer_state.json": b'{"global_step": 4}',
+}
+
+
+def told(store: MemoryStore) -> list[tuple[str, str]]:
+    """The save's id and the trainer of each manifest."""
+    return [(k.manifest.save, k.manifest.trainer) for k in manifests(store)]
+
+
+def test_a_push_s_manifest_says_who_wrote_the_save_and_when_it_was_finished_and_sent(
+    tmp_path: Path,
+) -> None:
+    store = MemoryStore()
+    push_now(lay(tmp_path, FINISHED), store, "n0")
+    [manifest] = (k.manifest for k in manifests(store))
+    assert manifest.trainer == "trainer"
+    assert 0 < manifest.times["finished"] <= manifest.times["sending"]
+    assert not (tmp_path / "_ckptsync").exists(), "a push makes no spool"
+
+
+def test_a_hook_s_pin_gives_the_save_its_id_and_its_added_files(tmp_path: Path) -> None:
+    store = MemoryStore()
+    pin = commit(lay(tmp_path, FINISHED), "s1")
+    (pin / "added").mkdir()
+    (pin / "added" / "config.json").write_text("{}")
+    push_now(tmp_path, store, "n0", "run")
+    assert told(store) == [("s1", "hf")]
+    assert kept(store)["checkpoint-4"]["n0"] == {**FINISHED, "config.json": b"{}"}
+    assert spool.list_pins(tmp_path)[0].stored, "who waits for it is told"
+
+
+def test_marks_of_all_ranks_give_the_save_its_id_where_nobody_pinned_it(tmp_path: Path) -> None:
+    store, files = MemoryStore(), tmp_path / "_ckptsync"
+    lay(tmp_path, FINISHED)
+    write_mark(begun_path(files, "p"), Begun("t", 0, 1, 1, "h", 1, "1", "b", T / 1e9 - 9))
+    mark = RankMark("t", "s2", "checkpoint-4", 4, 0, 1, 1, "h", 1, T / 1e9 + 9)
+    write_mark(save_folder(files, "checkpoint-4", "s2") / "rank-0.json", mark)
+    (result,) = push_now(tmp_path, store, "n0", "run")
+    assert told(store) == [("s2", "trainer")]
+    assert result.notes == ()
+
+
+def test_what_rotation_took_and_a_pin_kept_is_sent_once(tmp_path: Path) -> None:
+    store = MemoryStore()
+    commit(lay(tmp_path, FINISHED), "s1")
+    shutil.rmtree(tmp_path / "checkpoint-4")
+    lay(tmp_path, ONE).rename(tmp_path / "checkpoint-5")
+    results = push_now(tmp_path, store, "n0", "run")
+    assert [(r.checkpoint, r.phase) for r in results] == [
+        ("checkpoint-5", "sent"),
+        ("checkpoint-4", "sent"),
+    ]
+    assert kept(store)["checkpoint-4"]["n0"] == FINISHED
+    assert [r.checkpoint for r in push_now(tmp_path, store, "n0", "run")] == ["checkpoint-5"]
+
+
+def test_a_save_that_was_written_over_is_sent_from_its_pin_beside_the_new_one(
+    tmp_path: Path,
+) -> None:
+    store = MemoryStore()
+    source = lay(tmp_path, FINISHED)
+    commit(source, "s1")
+    shutil.rmtree(source)
+    lay(tmp_path, {**FINISHED, "optimizer.pt": b"others"}, 5000.0)
+    push_now(tmp_path, store, "n0", "run")
+    assert sorted(files["n0"]["optimizer.pt"] for files in kept(store).values()) == [
+        b"others",
+        b"states",
+    ]
+    assert sorted(told(store)) == [("", "trainer"), ("s1", "hf")]
+
+
+def test_what_rotation_has_only_begun_to_take_is_sent_whole(tmp_path: Path) -> None:
+    store = MemoryStore()
+    commit(lay(tmp_path, FINISHED), "s1")
+    (tmp_path / "checkpoint-4" / "model.safetensors").unlink()
+    (result,) = push_now(tmp_path, store, "n0", "run")
+    assert (kept(store)["checkpoint-4"]["n0"], result.notes) == (FINISHED, ())
+
+
+def test_what_the_trainer_took_back_before_anybody_said_that_it_is_whole_is_not_sent(
+    tmp_path: Path,
+) -> None:
+    store = MemoryStore()
+    pin = spool.open_pin(tmp_path, "checkpoint-4", 1, "n0")
+    assert pin is not None
+    shutil.copytree(lay(tmp_path, {**FINISHED, "placeholder": b"x"}), pin.root, dirs_exist_ok=True)
+    (tmp_path / "checkpoint-4" / "placeholder").unlink()
+    push_now(tmp_path, store, "n0", "run")
+    assert kept(store)["checkpoint-4"]["n0"] == FINISHED
+
+
+@pytest.mark.parametrize(("node", "took"), [("other", PinNotes(stable=1)), ("n0", PinNotes())])
+def test_what_another_node_pinned_and_what_nobody_saw_whole_stays_where_it_is(
+    tmp_path: Path, node: str, took: PinNotes
+) -> None:
+    lay(tmp_path, ONE)
+    pin = spool.open_pin(tmp_path, "checkpoint-3", 1, node)
+    assert pin is not None
+    shutil.copytree(tmp_path / "checkpoint-4", pin.root, dirs_exist_ok=True)
+    spool.write_pin_notes(pin, took)
+    assert [r.checkpoint for r in push_now(tmp_path, MemoryStore(), "n0", "run")] == [
+        "checkpoint-4"
+    ]
+
+
+def test_where_a_spool_is_a_daemon_can_write_the_manifest_of_a_push_again(tmp_path: Path) -> None:
+    store = MemoryStore()
+    (tmp_path / "_ckptsync").mkdir()
+    for _ in "ab":
+        push_now(lay(tmp_path, FINISHED), store, "n0", "run")
+    [name] = (k.name for k in manifests(store))
+    [copy] = (tmp_path / "_ckptsync/manifests/checkpoint-4").iterdir()
+    assert (copy.name, copy.read_bytes()) == (name.rpartition("/")[2], read_all(store, name))
+
+
+@pytest.mark.parametrize(
+    ("files", "notes"),
+    [
+        (FINISHED, []),
+        (TWO, [f"{ASSUMED}: no trainer_state.json yet"]),
+        ({"rng_state_1.pth": b"random"}, [f"{ASSUMED}: no file in it marks the end of a save"]),
+    ],
+)
+def test_what_nothing_proves_to_be_finished_is_sent_and_said_aloud(
+    tmp_path: Path, files: dict[str, bytes], notes: list[str]
+) -> None:
+    store = MemoryStore()
+    (result,) = push_now(lay(tmp_path, files), store, "n0", "run")
+    assert list(result.notes) == notes
+    assert push_now(tmp_path, store, "n0", "run")[0].notes == (), (
+        "nothing is sent, nothing is taken on a word"
+    )
+
+
+def test_a_later_checkpoint_and_a_mate_s_manifest_prove_it(tmp_path: Path) -> None:
+    shards = {"rng_state_1.pth": b"random"}
+    lay(tmp_path / "b", shards, 60.0).rename(tmp_path / "b" / "checkpoint-5")
+    results = push_now(lay(tmp_path / "b", shards).parent, MemoryStore(), "n1", "run")
+    assert [bool(r.notes) for r in results] == [False, True]
+    store = MemoryStore()
+    push_now(lay(tmp_path / "a", FINISHED), store, "n0", "run")
+    assert push_now(lay(tmp_path / "c", shards), store, "n1", "run")[0].notes == ()
+
+
+def test_only_what_was_chosen_is_sent_and_what_is_demanded_says_so(tmp_path: Path) -> None:
+    store, chosen = MemoryStore(), Selection("no-optimizer", exclude=("rng*",))
+    lay(tmp_path, {**FINISHED, "rng_state.pth": b"random"})
+    assert [(one.files, one.left_out) for one in plan_push(find_offer(tmp_path), "n0", chosen)] == [
+        (2, ("optimizer.pt", "rng_state.pth"))
+    ]
+    push_now(tmp_path, store, "n0", "run", selection=chosen)
+    assert set(kept(store)["checkpoint-4"]["n0"]) == {"model.safetensors", "trainer_state.json"}
+    (again,) = push_now(tmp_path, store, "n0", "run", selection=chosen)
+    assert again.files == 0
+
+
+def test_in_a_daemon_s_output_directory_names_are_those_that_the_daemon_gives(
+    tmp_path: Path,
+) -> None:
+    trial = tmp_path / "out" / "run-0"
+    source = lay(trial, FINISHED)
+    runs = (RunDir("other", tmp_path), RunDir("sft", tmp_path / "out"))
+    for directory in (source, trial, tmp_path / "out"):
+        offer = find_offer(directory, runs)
+        assert (offer.run, offer.root, [s.name for s in offer.found_dirs]) == (
+            "sft",
+            tmp_path / "out",
+            ["run-0.checkpoint-4"],
+        )
+    alone = find_offer(source)
+    assert (alone.run, alone.root, [s.name for s in alone.found_dirs]) == (
+        "run-0",
+        trial,
+        ["checkpoint-4"],
+    )
+    assert find_offer(tmp_path / "out", (RunDir("deep", trial),)).run == "out"
+
+
+@pytest.mark.parametrize(
+    "vector", [v for v in vectors() if v.name != "lightning-file"], ids=lambda v: v.name
+)
+def test_every_layout_is_sent_whole_whatever_its_directory_is_called(
+    vector: Vector, tmp_path: Path
+) -> None:
+    for at, source in enumerate(vector.sources):
+        directory = tmp_path / f"n{at}" / "some-save"
+        shutil.copytree(source, directory)
+        told = plan_push(find_offer(directory, name="mine"), "n0", EVERYTHING)
+        files = [p for p in directory.rglob("*") if p.is_file()]
+        assert [(one.run, one.checkpoint, one.files, one.left_out) for one in told] == [
+            (f"n{at}", "mine", len(files), ())
+        ]
+        unnamed = find_offer(directory)
+        sent = sum(one.files for one in plan_push(unnamed, "n0", EVERYTHING))
+        assert sent + len(unnamed.left_out) == len(files)
+        assert set(unnamed.left_out) <= {
+            "latest",
+            "latest_universal",
+        }, "what DeepSpeed writes beside its tags, and pull makes"
+
+
+def test_a_copy_of_a_checkpoint_is_one_and_wants_a_name_that_a_store_can_keep(
+    tmp_path: Path,
+) -> None:
+    lay(tmp_path, FINISHED).rename(tmp_path / "checkpoint-4 (copy)")
+    with pytest.raises(ConfigError, match="cannot keep a checkpoint under the name") as raised:
+        find_offer(tmp_path / "checkpoint-4 (copy)")
+    assert "--as checkpoint-4" in raised.value.hint
+    store = MemoryStore()
+    push_now(tmp_path / "checkpoint-4 (copy)", store, "n0", name="checkpoint-4")
+    assert kept(store) == {"checkpoint-4": {"n0": FINISHED}}
+
+
+def test_states_or_a_name_tell_a_checkpoint_from_an_output_directory(tmp_path: Path) -> None:
+    model = {"model.safetensors": FINISHED["model.safetensors"]}
+    lay(tmp_path, FINISHED).rename(tmp_path / "best")
+    lay(tmp_path, model).rename(tmp_path / "checkpoint-4.bak")
+    lay(tmp_path, {**model, "train.log": b"x", "runs/a": b"y"}).rename(tmp_path / "sft")
+    told = {name: find_offer(tmp_path / name) for name in ("best", "checkpoint-4.bak", "sft")}
+    assert {
+        n: (o.run == n, [s.name for s in o.found_dirs], o.left_out) for n, o in told.items()
+    } == {
+        "best": (False, ["best"], ()),
+        "checkpoint-4.bak": (False, ["checkpoint-4.bak"], ()),
+        "sft": (True, ["final"], ("runs/", "train.log")),
+    }
+
+
+def test_what_a_worker_watches_keeps_the_name_that_the_worker_gives_it(tmp_path: Path) -> None:
+    root = lay(tmp_path, FINISHED).rename(tmp_path / "out")
+    assert [s.name for s in find_offer(root, (RunDir("sft", root),)).found_dirs] == ["final"]
+
+
+def test_a_link_is_followed_where_it_is_named_and_shown_where_it_is_found(tmp_path: Path) -> None:
+    shutil.copytree(FSDP / "node0/checkpoint-4/pytorch_model_fsdp_0", tmp_path / "dcp")
+    lay(tmp_path / "out", FINISHED)
+    links = tmp_path / "links"
+    links.mkdir()
+    (links / "last").symlink_to(tmp_path / "out" / "checkpoint-4")
+    with pytest.raises(ConfigError, match="only a link to one: last") as raised:
+        find_offer(links)
+    assert f"ckptsync push {links}/last" in raised.value.hint
+    (links / "checkpoint-9").symlink_to(tmp_path / "dcp")
+    told = [find_offer(links / name) for name in ("last", "checkpoint-9")]
+    assert [(o.run, o.found_dirs[0].name, o.left_out) for o in told] == [
+        ("out", "checkpoint-4", ()),
+        ("links", "checkpoint-9", ()),
+    ]
+    told = [
+        find_offer(links / "checkpoint-9", (RunDir("mine", links),)),
+        find_offer(tmp_path / "dcp"),
+    ]
+    assert [(o.run, o.found_dirs[0].name) for o in told] == [
+        ("mine", "checkpoint-9"),
+        (tmp_path.name, "dcp"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("two", "contains checkpoint-4"),
+        ("..", "contains checkpoint-4"),
+        ("a/b", "cannot keep"),
+        ("consolidated", "cannot keep"),
+    ],
+)
+def test_a_name_is_one_checkpoint_s_and_one_that_a_store_can_keep(
+    name: str, said: str, tmp_path: Path
+) -> None:
+    source = lay(tmp_path, FINISHED)
+    with pytest.raises(ConfigError, match=said):
+        find_offer(source if "cannot" in said else tmp_path, name=name)
+
+
+def test_a_store_in_what_the_user_calls_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    source = lay(tmp_path, FINISHED).rename(tmp_path / "best")
+    with pytest.raises(ConfigError, match="lies inside a checkpoint"):
+        push_now(source, create_store(str(source / "store")), "n0")

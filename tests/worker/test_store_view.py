@@ -1,0 +1,375 @@
+"""What the store holds of the saves here, read once and then known without asking."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ckptsync.catalogue.uncached import read_state
+from ckptsync.digest import digest
+from ckptsync.errors import Corrupt, Unsupported
+from ckptsync.head.gc import RetentionRequest, apply_retention
+from ckptsync.head.rules import Rules
+from ckptsync.records.io import encode, record_name
+from ckptsync.records.manifest import Manifest
+from ckptsync.records.report import Report, VerifyFinding
+from ckptsync.safe_names import RECORDS
+from ckptsync.stores.contract import Entry
+from ckptsync.stores.memory import MemoryStore
+from ckptsync.tensors import Demands
+from ckptsync.worker.options import RunDir, WorkerOptions
+from ckptsync.worker.selection import EVERYTHING, Selection
+from ckptsync.worker.store_view import RunRecords, StoreView, read_run
+from ckptsync.worker.worker import Worker
+from tests.workers import ONE, lay, progress, put, seen, settle, store_save, tick, verify
+
+
+class Counting(MemoryStore):
+    """Counts listings."""
+
+    listed = 0
+
+    def names(self, prefix: str) -> Iterator[Entry]:
+        self.listed += 1
+        return iter(super().names(prefix))
+
+
+def test_what_was_read_last_is_known_until_the_next_reading(tmp_path: Path) -> None:
+    store = Counting()
+    lay(tmp_path, ONE)
+    one = seen(tmp_path)
+    store_save(one, store)
+    view = StoreView(store, "n0", EVERYTHING, lambda: 0)
+    before = store.listed
+    assert not view.is_done(one)
+    assert not view.is_done(one)
+    assert store.listed == before
+    view.refresh("run")
+    assert view.is_done(one)
+    assert view.is_done(one)
+    assert not view.is_proven("run", "checkpoint-4", one.files.stats)
+    assert store.listed == before + 1
+
+
+class Overtaken(MemoryStore):
+    """While it is listed for the first time, something else happens."""
+
+    meanwhile: Callable[[], object] = staticmethod(lambda: None)
+
+    def names(self, prefix: str) -> Iterator[Entry]:
+        found, meanwhile = list(super().names(prefix)), self.meanwhile
+        self.meanwhile = lambda: None
+        meanwhile()
+        return iter(found)
+
+
+def test_a_reading_that_began_earlier_and_ended_later_is_no_news_and_is_what_its_reader_gets(
+    tmp_path: Path,
+) -> None:
+    store = Overtaken()
+    lay(tmp_path, ONE)
+    one = seen(tmp_path)
+    view = StoreView(store, "n0", EVERYTHING, lambda: 0)
+
+    def meanwhile() -> None:
+        store_save(one, store)
+        view.refresh("run")
+
+    store.meanwhile = meanwhile
+    assert not view.refresh("run").records
+    assert view.is_done(one)
+
+
+def test_what_a_report_proves_needs_no_pin_any_more(tmp_path: Path) -> None:
+    store = MemoryStore()
+    lay(tmp_path, ONE)
+    one = seen(tmp_path)
+    store_save(one, store)
+    verify(store)
+    view = StoreView(store, "n0", EVERYTHING, lambda: 0)
+    view.refresh("run")
+    assert view.is_proven("run", "checkpoint-4", one.files.stats)
+
+
+def test_what_is_left_out_by_choice_is_no_part_of_what_has_to_be_stored(tmp_path: Path) -> None:
+    store, chosen = MemoryStore(), Selection(exclude=("x",))
+    lay(tmp_path, ONE)
+    one = seen(tmp_path)
+    store_save(one, store, chosen)
+    everything, part = (
+        StoreView(store, "n0", selection, lambda: 0) for selection in (EVERYTHING, chosen)
+    )
+    for view in (everything, part):
+        view.refresh("run")
+    assert part.is_done(one)
+    assert not everything.is_done(one)
+
+
+def test_a_save_that_this_node_said_it_was_sending_is_begun(tmp_path: Path) -> None:
+    store = MemoryStore()
+    lay(tmp_path, ONE)
+    view = StoreView(store, "n0", EVERYTHING, lambda: 0)
+    assert not view.is_begun(seen(tmp_path))
+    store.write("run/.ckptsync/checkpoint-4/sending/n0", [b"sending\n"])
+    view.refresh("run")
+    assert view.is_begun(seen(tmp_path))
+
+
+class CountingKnown(MemoryStore):
+    """Counts what is read; the first bit of one file is broken."""
+
+    count = 0
+    broken = ""
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        self.count += 1
+        super().read_into(name, start, out)
+        if name == self.broken:
+            out[0] ^= 1
+
+
+def filled() -> tuple[CountingKnown, str, str]:
+    store = CountingKnown()
+    manifest = Manifest("run", "c-1", "c-1~2", "n0", 0, (), (), 0, 0, Demands())
+    report = Report("run", "c-1", "c-1~2", 0, "stat", "ok", (), "", 0, ())
+    names = []
+    for record in (manifest, report):
+        data = encode(record)
+        names.append(record_name(record, data))
+        store.write(names[-1], [data])
+    store.write("run/.ckptsync/c-1/files/n0/x", [b"copy"])
+    store.write("run/.ckptsync/c-1/stray.json", [b"{}"])
+    store.write("other/.ckptsync/c-1/manifest-n0-0-0123456789abcdef.json", [b"{}"])
+    return store, names[0], names[1]
+
+
+def test_records_are_read_once_and_sorted_by_what_they_are() -> None:
+    store, manifest, report = filled()
+    known = read_run(store, "run", RunRecords())
+    assert read_run(store, "run", known).records == known.records
+    assert store.count == 2
+    assert [k.name for k in known.manifests("c-1")] == [manifest]
+    assert list(known.location("c-1~2").reports) == [report]
+    assert known.location("c-1").manifests == {}
+    assert known.sizes["run/.ckptsync/c-1/files/n0/x"] == 4
+    assert known.times[manifest] == 1
+
+
+def test_what_was_deleted_is_no_longer_known() -> None:
+    store, manifest, _ = filled()
+    known = read_run(store, "run", RunRecords())
+    store.delete(manifest)
+    assert read_run(store, "run", known).manifests("c-1") == ()
+
+
+def test_a_broken_record_concerns_every_location_of_its_checkpoint_and_no_other() -> None:
+    store, manifest, _ = filled()
+    store.write(manifest, [b"{}"])
+    known = read_run(store, "run", RunRecords())
+    assert isinstance(known.broken_location("c-1"), Corrupt)
+    assert known.broken_location("c-10") is None
+    assert known.manifests("c-1") == ()
+
+
+def test_a_damaged_report_keeps_no_checkpoint_back_but_one_of_a_newer_program_does() -> None:
+    store, _, report = filled()
+    store.write(report, [b"{}"])
+    assert read_run(store, "run", RunRecords()).broken_location("c-1") is None
+    newer = b'{"format":2}\n'
+    store.write(f"run/.ckptsync/c-1/report-2-{digest(newer)[:16]}.json", [newer])
+    assert isinstance(read_run(store, "run", RunRecords()).broken_location("c-1"), Unsupported)
+
+
+def test_a_record_that_somebody_touched_is_read_again() -> None:
+    store, manifest, _ = filled()
+    known = read_run(store, "run", RunRecords())
+    store.write(manifest, [b"{}"])
+    assert manifest in read_run(store, "run", known).broken
+
+
+def test_a_record_that_a_new_report_names_is_read_again_though_its_size_and_time_stay() -> None:
+    store, manifest, _ = filled()
+    known = read_run(store, "run", RunRecords())
+    count = store.count
+    store.broken = manifest  # as a disk breaks bits
+    finding = VerifyFinding(
+        "digest", manifest.removeprefix("run/"), "checksum does not match the one in its name"
+    )
+    report = Report("run", "c-1", "c-1~2", 1, "digest", "damaged", (), "", 0, (finding,))
+    store.write(record_name(report, encode(report)), [encode(report)])
+    known = read_run(store, "run", known)
+    assert manifest in known.broken
+    store.broken = ""
+    known = read_run(store, "run", known)
+    assert manifest in known.records
+    assert read_run(store, "run", known).records == known.records
+    assert store.count == count + 3
+
+
+def test_records_are_fetched_many_at_once() -> None:
+    meeting = threading.Barrier(8, timeout=60)
+
+    class Slow(MemoryStore):
+        def read_into(self, name: str, start: int, out: memoryview) -> None:
+            meeting.wait()
+            super().read_into(name, start, out)
+
+    store = Slow()
+    for n in range(16):
+        store.write(f"run/.ckptsync/c-1/report-{n}-0123456789abcdef.json", [b"{}"])
+    assert len(read_run(store, "run", RunRecords()).broken) == 16
+
+
+LAST = RetentionRequest(lambda _: Rules(keep_last=1), grace=0.0)
+SHARDS = RetentionRequest(lambda _: Rules(shards=1), grace=0.0)
+
+
+HEADER = b'{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+MODEL = len(HEADER).to_bytes(8, "little") + HEADER
+W = "model.safetensors"
+
+
+def sent(out: Path, store: MemoryStore, exclude: tuple[str, ...] = ()) -> Worker:
+    """A worker that has sent two checkpoints, and remembers."""
+    for n in (1, 2):
+        state = json.dumps({"global_step": n}).encode()
+        lay(
+            out / "x",
+            {"trainer_state.json": state, W: MODEL + b"abcd", "notes.txt": b"s"},
+            float(n),
+        ).rename(out / f"checkpoint-{n}")
+    w = again(out, store, exclude)
+    settle(w)
+    return w
+
+
+def files(store: MemoryStore, location: str = "checkpoint-1") -> list[str]:
+    return [e.name for e in store.names(f"run/{location}/")]
+
+
+def given_up(
+    tmp_path: Path,
+    request: RetentionRequest = LAST,
+    *,
+    ticks: int = 2,
+    exclude: tuple[str, ...] = (),
+) -> tuple[MemoryStore, Worker]:
+    """Two checkpoints that a worker has sent, verified, of which a head has let the first one
+    go.
+    """
+    store = MemoryStore()
+    w = sent(tmp_path, store, exclude=exclude)
+    for location in ("checkpoint-1", "checkpoint-2"):
+        verify(store, location)
+    for _ in range(ticks):
+        assert apply_retention(store, request).failed == ()
+    return store, w
+
+
+def again(tmp_path: Path, store: MemoryStore, exclude: tuple[str, ...] = ()) -> Worker:
+    """The same after a restart, with nothing remembered."""
+    return Worker(WorkerOptions("n0", (RunDir("run", tmp_path),), exclude=exclude), store)
+
+
+@pytest.mark.parametrize("ticks", [1, 2])
+@pytest.mark.parametrize("exclude", [(), ("notes.txt",)])
+def test_what_is_marked_or_removed_is_not_sent_again(
+    tmp_path: Path, ticks: int, exclude: tuple[str, ...]
+) -> None:
+    store, w = given_up(tmp_path, ticks=ticks, exclude=exclude)
+    before = files(store)
+    assert bool(before) == (ticks == 1)
+    for worker in (w, again(tmp_path, store, exclude)):
+        settle(worker)
+        assert progress(tick(worker, 5000.0))["checkpoint-1.0"].phase == "retired"
+        assert files(store) == before
+    assert [
+        n
+        for n in (e.name for e in store.names(f"run/{RECORDS}/checkpoint-1/"))
+        if "/manifest-" in n
+    ] == [] or ticks == 1
+
+
+def test_shards_that_went_are_not_sent_again_and_the_model_stays(tmp_path: Path) -> None:
+    store, w = given_up(tmp_path, SHARDS)
+    settle(w)
+    settle(again(tmp_path, store))
+    assert files(store) == []
+    seen = read_state(store).of("run", "checkpoint-1")
+    assert seen is not None
+    assert (seen.status, seen.conditions.resume.holds) == ("VERIFIED", False)
+
+
+def test_a_save_that_is_written_after_it_is_another_one_and_is_sent(tmp_path: Path) -> None:
+    store, _ = given_up(tmp_path)
+    for path in (tmp_path / "checkpoint-1").iterdir():
+        path.unlink()
+    (tmp_path / "checkpoint-1").rmdir()
+    later = time.time() - 3600
+    lay(
+        tmp_path / "x", {"trainer_state.json": b'{"global_step": 1}', W: MODEL + b"efgh"}, later
+    ).rename(tmp_path / "checkpoint-1")
+    settle(again(tmp_path, store))
+    assert [e.name.rpartition("/")[2] for e in store.names("run/checkpoint-1/")] == [
+        W,
+        "trainer_state.json",
+    ]
+
+
+def test_files_that_come_later_to_what_is_given_up_are_not_sent_either(tmp_path: Path) -> None:
+    store, _ = given_up(tmp_path, ticks=1)
+    late = tmp_path / "checkpoint-1" / "rng_state_0.pth"
+    late.write_bytes(b"late")
+    os.utime(late, (9.0, 9.0))
+    before = files(store)
+    settle(again(tmp_path, store))
+    assert files(store) == before
+
+
+def test_a_report_on_what_is_given_up_asks_for_nothing(tmp_path: Path) -> None:
+    store, w = given_up(tmp_path, ticks=1)
+    names = tuple(
+        e.name for e in store.names(f"run/{RECORDS}/checkpoint-1/") if "/manifest-" in e.name
+    )
+    store.delete("run/checkpoint-1/model.safetensors")
+    damage = (VerifyFinding("missing", f"checkpoint-1/{W}", "gone"),)
+    put(
+        store,
+        Report("run", "checkpoint-1", "checkpoint-1", 9, "digest", "damaged", names, "", 0, damage),
+    )
+    found = tick(w, 6000.0)
+    assert found.repairs == ()
+    assert found.lacks == {}
+    assert "run/checkpoint-1/model.safetensors" not in files(store)
+
+
+def test_what_a_report_wants_and_this_node_has_no_more_is_told_until_it_is_answered(
+    tmp_path: Path,
+) -> None:
+    store = MemoryStore()
+    w = sent(tmp_path, store)
+    verify(store, "checkpoint-1")
+    names = tuple(
+        e.name for e in store.names(f"run/{RECORDS}/checkpoint-1/") if "/manifest-" in e.name
+    )
+    for path in [
+        *(tmp_path / "checkpoint-1").iterdir(),
+        *(tmp_path / "_ckptsync/pins").glob("checkpoint-1.*/files/*"),
+    ]:
+        path.unlink()
+    store.delete("run/checkpoint-1/model.safetensors")
+    damage = (VerifyFinding("missing", f"checkpoint-1/{W}", "gone"),)
+    report = put(
+        store,
+        Report("run", "checkpoint-1", "checkpoint-1", 9, "digest", "damaged", names, "", 0, damage),
+    )
+    assert tick(w, 6000.0).lacks == {report: (f"checkpoint-1/{W}",)}
+    assert tick(w, 6001.0).lacks == {report: (f"checkpoint-1/{W}",)}
+    put(store, Report("run", "checkpoint-1", "checkpoint-1", 10, "digest", "ok", names, "", 0, ()))
+    assert tick(w, 6002.0).lacks == {}

@@ -1,0 +1,605 @@
+"""An upload: each byte read once, several files at once, never two saves in one place, whoever else
+is at it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import ckptsync.worker
+from ckptsync.checkpoint_dirs import find_checkpoint_dirs, list_checkpoint
+from ckptsync.errors import CkptsyncError, Exists, Incomplete, StoreError, Unsupported
+from ckptsync.layouts.file_names import rank
+from ckptsync.records import io
+from ckptsync.records.io import encode, record_name
+from ckptsync.records.names import SENDING
+from ckptsync.safe_names import RECORDS
+from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store, read_all
+from ckptsync.stores.memory import MemoryStore
+from ckptsync.stores.opening import create_store
+from ckptsync.worker import upload as upload_module
+from ckptsync.worker.snapshot import LocalFiles, LocalSave, local_files, nothing
+from ckptsync.worker.store_view import RunRecords, read_run
+from ckptsync.worker.upload import (
+    SMALL_FILE,
+    Sent,
+    UploadContext,
+    announce_sending,
+    correct_location,
+    upload,
+)
+from tests.dying import Crash, Dying
+from tests.interleaved import raced
+from tests.sshd import sshd
+from tests.workers import (
+    ONE,
+    TWO,
+    Interrupted,
+    context,
+    in_a_bucket,
+    in_memory,
+    kept,
+    lay,
+    manifests,
+    on_disk,
+    push_now,
+)
+from tests.workers import planned as planned_of
+
+
+def on_the_way(
+    tmp_path: Path, store: MemoryStore, at: float = 0.0
+) -> tuple[LocalFiles, LocalSave, UploadContext]:
+    lay(tmp_path, ONE, at)
+    (checkpoint_dir,) = find_checkpoint_dirs(tmp_path)
+    held = local_files(
+        list_checkpoint(checkpoint_dir), None, checkpoint_dir.family, checkpoint_dir.name
+    )
+    to = context(store)
+    return held, LocalSave("run", checkpoint_dir, held, None), to
+
+
+def test_sending_twice_is_sending_once(tmp_path: Path) -> None:
+    store = MemoryStore()
+    held, seen, to = on_the_way(tmp_path, store)
+    planned = planned_of(seen)
+    first, second = upload(planned, held, to), upload(planned, held, to)
+    assert (first.files, first.size) == (len(ONE), sum(map(len, ONE.values())))
+    assert (second.location, second.files) == (first.location, 0)
+
+
+def test_of_manifests_that_are_gone_only_those_of_its_own_location_are_taken_back(
+    tmp_path: Path,
+) -> None:
+    store = MemoryStore()
+    held, seen, to = on_the_way(tmp_path, store)
+    gone = [
+        f"run/.ckptsync/{location}/manifest-n0-0-0123456789abcdef.json"
+        for location in ("checkpoint-4", "checkpoint-4~aaaaaaaa")
+    ]
+    upload(replace(planned_of(seen), supersedes=tuple(gone)), held, to)
+    assert [k.manifest.supersedes for k in manifests(store)] == [(gone[0],)]
+
+
+def test_the_same_bytes_of_another_save_are_sent_to_its_own_location(tmp_path: Path) -> None:
+    store = MemoryStore()
+    locations = []
+    for n, save in enumerate(("a" * 16, "a" * 16, "b" * 16)):
+        held, seen, to = on_the_way(tmp_path, store, 100.0 * n)
+        planned = replace(planned_of(seen), save=save)
+        locations.append((sent := upload(planned, held, to)).location)
+    assert locations == ["checkpoint-4", "checkpoint-4", "checkpoint-4~bbbbbbbb"]
+    assert sent.files == len(ONE)
+
+
+def taken(
+    tmp_path: Path, store: Store, files: dict[str, bytes], node: str = "n0", save: str = ""
+) -> Callable[[], Sent]:
+    """Sending these files, each time as if for the first time in this process."""
+    lay(tmp_path, files)
+    (checkpoint_dir,) = find_checkpoint_dirs(tmp_path)
+    held = local_files(
+        list_checkpoint(checkpoint_dir), None, checkpoint_dir.family, checkpoint_dir.name
+    )
+    to = context(store, node)
+    return lambda: upload(
+        replace(planned_of(LocalSave("run", checkpoint_dir, held, None), node), save=save), held, to
+    )
+
+
+class Comparing(MemoryStore):
+    """A store that can tell whether a name has the bytes that it is offered: nobody needs to read
+    them back.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: set[str] = set()
+
+    def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        data = b"".join(bytes(chunk) for chunk in chunks)
+        if any(e.name == name for e in self.names("")):
+            raise Exists(f"{name}: already there", is_same=self._content(name) == data)
+        super().create(name, [data], about)
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        self.read |= {name} if RECORDS not in name else set()
+        super().read_into(name, start, out)
+
+
+def test_what_a_killed_try_has_finished_is_neither_sent_nor_read_back_where_the_store_can_compare(
+    tmp_path: Path,
+) -> None:
+    store = Comparing()
+    for path in ("m/meta.txt", "x"):
+        store.write(f"run/checkpoint-4/{path}", [ONE[path]])
+    times = {e.name: e.mtime for e in store.names("")}
+    sent = taken(tmp_path, store, ONE)()
+    assert (sent.files, store.read) == (len(ONE) - 2, set())
+    assert times.items() <= {e.name: e.mtime for e in store.names("")}.items()
+    assert kept(store) == {"checkpoint-4": {"n0": ONE}}
+
+
+def test_what_another_manifest_vouches_for_is_neither_sent_nor_read_back(tmp_path: Path) -> None:
+    store = Comparing()
+    taken(tmp_path, store, ONE)()
+    times = {e.name: e.mtime for e in store.names("run/checkpoint-4/")}
+    assert taken(tmp_path, store, ONE, "n1", save="a")().files == 0
+    assert (store.read, {e.name: e.mtime for e in store.names("run/checkpoint-4/")}) == (
+        set(),
+        times,
+    )
+    # the very same file of a rank is the other node's
+    own = {path: data for path, data in ONE.items() if rank(path) is None}
+    assert kept(store) == {"checkpoint-4": {"n0": ONE, "n1": own}}
+
+
+def test_a_copy_of_what_another_node_has_stored_is_not_said_again(tmp_path: Path) -> None:
+    store = MemoryStore()
+    taken(tmp_path, store, ONE, save="a")()
+    names = [e.name for e in store.names("")]
+    found = taken(tmp_path, store, ONE, "n1")()
+    assert (found.files, found.stored_before is not None and found.stored_before.node) == (0, "n0")
+    assert [e.name for e in store.names("") if "sending" not in e.name] == [
+        n for n in names if "sending" not in n
+    ]
+
+
+def test_what_is_copied_to_a_node_that_has_said_its_part_is_not_said_again(tmp_path: Path) -> None:
+    store = MemoryStore()
+    part = {"x": ONE["x"]}
+    for n, files in enumerate((ONE, part)):
+        assert taken(tmp_path / str(n), store, files, f"n{n}", save="a")().stored_before is None
+    copied = taken(tmp_path / "1", store, ONE, "n1", save="a")()
+    assert copied.stored_before is not None
+    assert kept(store) == {"checkpoint-4": {"n0": ONE, "n1": part}}
+
+
+def test_litter_that_the_store_has_compared_is_replaced(tmp_path: Path) -> None:
+    store = Comparing()
+    store.write("run/checkpoint-4/x", [b"Z"])
+    assert taken(tmp_path, store, ONE)().files == len(ONE)
+    assert kept(store) == {"checkpoint-4": {"n0": ONE}}
+
+
+class Watched(MemoryStore):
+    """Says what was begun and ended, in order.
+
+    With a barrier, nothing ends before so many have begun.
+    """
+
+    def __init__(self, meeting: threading.Barrier | None = None) -> None:
+        super().__init__()
+        self.said: list[str] = []
+        self._meeting = meeting
+
+    def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        is_file = RECORDS not in name
+        self.said += [f"begin {name}"] * is_file
+        if self._meeting and is_file:
+            self._meeting.wait()
+        super().create(name, chunks, about)
+        self.said += [f"end {name}"] * is_file
+
+
+def test_small_files_are_many_at_once(tmp_path: Path) -> None:
+    store = Watched(threading.Barrier(16, timeout=60))
+    taken(tmp_path, store, {f"{n:02}": b"small" for n in range(48)})()
+    assert len(kept(store)["checkpoint-4"]["n0"]) == 48
+
+
+def test_what_says_what_the_shards_are_is_there_before_the_first_shard_is_begun(
+    tmp_path: Path,
+) -> None:
+    store = Watched()
+    taken(tmp_path, store, ONE | {f"shard{n}": bytes(SMALL_FILE + 1) for n in range(3)})()
+    shards = [line for line in store.said if "shard" in line]
+    assert store.said[-len(shards) :] == shards
+
+
+def test_a_write_says_how_much_and_from_where(tmp_path: Path) -> None:
+    abouts: dict[str, About] = {}
+
+    class Telling(MemoryStore):
+        def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+            abouts[name] = about
+            super().create(name, chunks, about)
+
+    taken(tmp_path, Telling(), ONE)()
+    first = dict(abouts)
+    assert {
+        name.removeprefix("run/checkpoint-4/"): about.size
+        for name, about in first.items()
+        if RECORDS not in name
+    } == {path: len(content) for path, content in ONE.items()}
+    taken(tmp_path, Telling(), ONE)()
+    assert abouts == first
+    abouts.clear()
+    taken(tmp_path, Telling(), ONE, "n1")()
+    assert not {about.origin for about in first.values()} & {
+        about.origin for about in abouts.values()
+    }, "nobody else goes on with it"
+
+
+def test_an_error_of_one_file_is_the_error_and_commits_nothing(tmp_path: Path) -> None:
+    class Full(MemoryStore):
+        def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+            if name.endswith("/x"):
+                raise StoreError(f"{name}: no space left")
+            super().create(name, chunks, about)
+
+    store = Full()
+    with pytest.raises(StoreError, match="no space left"):
+        taken(tmp_path, store, ONE)()
+    assert manifests(store) == []
+
+
+def test_more_files_than_a_manifest_can_name_are_refused_before_one_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MemoryStore()
+    held, seen, to = on_the_way(tmp_path, store)
+    planned = planned_of(seen)
+    monkeypatch.setitem(io.LIMITS, "manifest", 100 * len(planned.files))
+    with pytest.raises(Unsupported, match="its manifest would have"):
+        upload(planned, held, to)
+    assert list(store.names("")) == []
+
+
+def test_a_file_of_a_time_that_no_record_can_say_is_refused_before_it_is_sent(
+    tmp_path: Path,
+) -> None:
+    store = MemoryStore()
+    held, seen, to = on_the_way(tmp_path, store)
+    planned = planned_of(seen)
+    late = replace(planned, files=tuple(replace(f, mtime=2**63) for f in planned.files))
+    with pytest.raises(Unsupported, match="its time is after the year 2262"):
+        upload(late, held, to)
+    assert list(store.names("")) == []
+
+
+NAME = "run/.ckptsync/checkpoint-4/sending/n0"
+
+
+def test_it_is_said_before_and_taken_back_after_and_said_again_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(upload_module, "ANNOUNCE_EVERY", -1.0)
+    store, told = MemoryStore(), list[int]()
+    with announce_sending(store, "n0", "run", "checkpoint-4", told.append) as passed:
+        (first,) = store.names("")
+        passed(7)
+        (again,) = store.names("")
+        assert first.name == again.name == NAME
+        assert first.mtime < again.mtime
+    assert (read_all(store, NAME), told) == (b"", [7])
+
+
+def test_that_it_cannot_be_taken_back_is_no_error() -> None:
+    store = MemoryStore()
+
+    def write(*_: object) -> None:
+        raise StoreError("away")
+
+    with announce_sending(store, "n0", "run", "checkpoint-4", lambda _: None):
+        store.write = write  # type: ignore[method-assign,assignment]
+    assert read_all(store, NAME) == b"sending\n"
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+def test_a_save_that_lies_in_a_location_taken_before_it_moves_and_its_bytes_with_it(
+    tmp_path: Path, *, is_held: bool
+) -> None:
+    store = MemoryStore()
+    held, seen, to = on_the_way(tmp_path, store)
+    planned = planned_of(seen)
+    upload(planned, held, to)
+    early = replace(
+        planned, node="m", files=(), started=0, ended=1, location="checkpoint-4", ranks=(7,)
+    )
+    store.write(record_name(early, encode(early)), [encode(early)])
+
+    location = correct_location(
+        "n0", "checkpoint-4", held if is_held else LocalFiles("checkpoint-4", "trainer", {}), to
+    )
+
+    assert location.startswith("checkpoint-4~")
+    assert kept(store)[location] == {"n0": ONE}
+    assert [k.manifest.location for k in manifests(store) if k.manifest.node == "n0"] == [location]
+
+
+class Unclaimable(MemoryStore):
+    """A store that cannot tell whether somebody else has just written the name."""
+
+    is_exclusive = False
+
+
+def test_a_file_that_lies_beside_stays_there_when_the_plain_name_is_free_again(
+    tmp_path: Path,
+) -> None:
+    store = MemoryStore()
+    sources = {"a": lay(tmp_path / "a" / "run", ONE), "b": lay(tmp_path / "b" / "run", TWO, 0.5)}
+    for node in "ab":
+        push_now(sources[node], store, node)
+    (mine,) = (k for k in manifests(store) if k.manifest.node == "a")
+    gone = replace(
+        mine.manifest, location="checkpoint-4~else", supersedes=(mine.name,), save="else"
+    )
+    store.write(record_name(gone, encode(gone)), [encode(gone)])
+    before = {e.name: e.mtime for e in store.names("run/")}
+    push_now(sources["b"], store, "b")
+    assert {e.name: e.mtime for e in store.names("run/")} == before
+    assert read_all(store, "run/.ckptsync/checkpoint-4/files/b/x") == TWO["x"]
+
+
+def test_of_two_nodes_that_named_one_file_each_ends_with_its_own(tmp_path: Path) -> None:
+    for order in ("ab", "ba"):
+        store = Unclaimable()
+        sources = {
+            "a": lay(tmp_path / "a" / "run", ONE),
+            "b": lay(tmp_path / "b" / "run", TWO, 0.5),
+        }
+        for node in order:  # neither saw the other's manifest: the last to write has the name
+            alone = MemoryStore()
+            push_now(sources[node], alone, node)
+            for name in [e.name for e in alone.names("run/")]:
+                store.write(name, [read_all(alone, name)])
+        for node in (*order, *order):
+            push_now(sources[node], store, node)
+        assert kept(store) == {"checkpoint-4": {"a": ONE, "b": TWO}}
+
+
+def test_no_module_of_the_worker_deletes_anything_in_a_store() -> None:
+    (folder,) = ckptsync.worker.__path__
+    assert [path.name for path in Path(folder).glob("*.py") if ".delete(" in path.read_text()] == []
+
+
+def known(store: MemoryStore) -> RunRecords:
+    return read_run(store, "run", RunRecords())
+
+
+def test_another_node_is_a_rival_as_long_as_it_says_so_and_of_that_checkpoint_only() -> None:
+    store = MemoryStore()
+    with announce_sending(store, "n1", "run", "checkpoint-4", nothing):
+        assert known(store).is_contended("n0", "run", "checkpoint-4")
+        assert not known(store).is_contended("n1", "run", "checkpoint-4")
+        assert not known(store).is_contended("n0", "run", "checkpoint-40")
+        assert not known(store).is_contended("n0", "run", "checkpoint-8")
+    assert not known(store).is_contended("n0", "run", "checkpoint-4")
+
+
+def test_one_that_failed_is_none_and_one_that_was_killed_is_none_after_a_while() -> None:
+    store = MemoryStore()
+    with (
+        pytest.raises(ZeroDivisionError),
+        announce_sending(store, "n1", "run", "checkpoint-4", nothing),
+    ):
+        raise ZeroDivisionError
+    assert not known(store).is_contended("n0", "run", "checkpoint-4")
+    killed = announce_sending(store, "n1", "run", "checkpoint-4", nothing)
+    killed.__enter__()
+    for _ in range(int(SENDING) - 1):  # each write is a second on this store's clock
+        store.write("run/.ckptsync/checkpoint-4/sending/n0", [b"sending"])
+    assert known(store).is_contended("n0", "run", "checkpoint-4")
+    store.write("run/.ckptsync/checkpoint-4/sending/n0", [b"sending"])
+    assert not known(store).is_contended("n0", "run", "checkpoint-4")
+
+
+SAME = {node: {f"s{node}": node.encode(), "x": b"one"} for node in "abc"}
+OTHER = {
+    node: {f"s{node}": node.encode(), "x": b"B?" if node == "c" else f"{node.upper()}?".encode()}
+    for node in "abc"
+}
+LOCATION = "checkpoint-4"
+
+
+def sources(root: Path, nodes: dict[str, dict[str, bytes]]) -> dict[str, Path]:
+    return {
+        node: lay(root / node / "run", files, n / 10)
+        for n, (node, files) in enumerate(nodes.items())
+    }
+
+
+def pushing(source: Path, node: str) -> Callable[[Store], object]:
+    return lambda store: push_now(source, store, node, threads=1)
+
+
+def race(seed: int, store: MemoryStore, root: Path, nodes: dict[str, dict[str, bytes]]) -> bool:
+    """Whether every node was done at once; one that was told to wait for another is asked again."""
+    its = sources(root, nodes)
+    outcomes = raced(
+        seed, store, {n: pushing(s, n) for n, s in its.items()}, is_exclusive=store.is_exclusive
+    )
+    assert all(isinstance(o, (tuple, Incomplete)) for o in outcomes.values()), outcomes
+    return not any(isinstance(o, Incomplete) for o in outcomes.values())
+
+
+@pytest.mark.parametrize("nodes", [SAME, OTHER], ids=["same", "other"])
+def test_what_was_acknowledged_is_there_in_whatever_order_they_come(
+    tmp_path: Path, nodes: dict[str, dict[str, bytes]]
+) -> None:
+    done = 0
+    for seed in range(30):
+        store = MemoryStore()
+        done += race(seed, store, tmp_path, nodes)
+        kept(store)  # whoever ended, ended with his bytes where his manifest says
+        for node, source in sources(tmp_path, nodes).items():
+            push_now(source, store, node)
+        assert kept(store) == {LOCATION: nodes}, seed
+    assert done > 10
+
+
+@pytest.mark.parametrize("nodes", [SAME, OTHER], ids=["same", "other"])
+def test_where_names_cannot_be_claimed_it_is_right_after_one_more_look(
+    tmp_path: Path, nodes: dict[str, dict[str, bytes]]
+) -> None:
+    for seed in range(30):
+        store = Unclaimable()
+        race(seed, store, tmp_path, nodes)
+        for node, source in (*sources(tmp_path, nodes).items(), *sources(tmp_path, nodes).items()):
+            push_now(source, store, node)
+        assert kept(store) == {LOCATION: nodes}, seed
+
+
+class Arriving(MemoryStore):
+    """Counts the bytes that arrive, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.came: Counter[str] = Counter()
+
+    def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        super().write(name, self._counted(name, chunks), about)
+
+    def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        self.size_or_exists(name)
+        super().create(name, self._counted(name, chunks), about)
+
+    def size_or_exists(self, name: str) -> None:
+        if any(e.name == name for e in self.names("")):
+            super().create(name, [])
+
+    def _counted(self, name: str, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+        for chunk in chunks:
+            self.came[name] += len(chunk)
+            yield chunk
+
+
+def test_the_same_bytes_are_sent_once_by_those_who_come_one_after_the_other(tmp_path: Path) -> None:
+    store = Arriving()
+    for node, source in sources(tmp_path, SAME).items():
+        push_now(source, store, node)
+    assert store.came[f"run/{LOCATION}/x"] == len(b"one")
+    assert not [name for name in store.came if "/files/" in name]
+
+
+def test_the_same_bytes_are_in_the_store_once_whoever_comes_first(tmp_path: Path) -> None:
+    for seed in range(30):
+        store = MemoryStore()
+        race(seed, store, tmp_path, SAME)
+        assert not [e.name for e in store.names("") if "/files/" in e.name], seed
+
+
+@pytest.mark.parametrize("order", ["".join(p) for p in itertools.permutations("abc")])
+def test_other_bytes_lie_beside_the_first_whoever_comes_first(tmp_path: Path, order: str) -> None:
+    store, its = MemoryStore(), sources(tmp_path, OTHER)
+    for node in (*order, *order):
+        push_now(its[node], store, node)
+    assert kept(store) == {LOCATION: OTHER}
+    assert {k.manifest.n for k in manifests(store)} == {0}
+
+
+def test_who_binds_a_name_while_another_sends_keeps_it_and_the_other_lies_beside(
+    tmp_path: Path,
+) -> None:
+    for nth in range(5):
+        store, its = MemoryStore(), sources(tmp_path / str(nth), OTHER)
+        push_now(
+            its["a"],
+            Interrupted(store, nth, lambda s=store, i=its: push_now(i["c"], s, "c")),  # type: ignore[misc]
+            "a",
+        )
+        # nobody needs to look again
+        assert kept(store)[LOCATION] == {node: OTHER[node] for node in "ac"}
+
+
+def test_bytes_that_a_node_is_sending_now_are_left_alone_and_ours_lie_beside(
+    tmp_path: Path,
+) -> None:
+    store, its = MemoryStore(), sources(tmp_path, OTHER)
+    store.write(f"run/.ckptsync/{LOCATION}/sending/a", [b"sending"])
+    store.write(f"run/{LOCATION}/x", [OTHER["a"]["x"]])
+    push_now(its["b"], store, "b")
+    assert read_all(store, f"run/{LOCATION}/x") == OTHER["a"]["x"]
+    assert read_all(store, f"run/.ckptsync/{LOCATION}/files/b/x") == OTHER["b"]["x"]
+    push_now(its["a"], store, "a")
+    assert kept(store) == {LOCATION: {node: OTHER[node] for node in "ab"}}
+
+
+def until_done(source: Path, store: Store, node: str) -> None:
+    """As a daemon does, or somebody who is told to push again."""
+    for _ in range(200):
+        try:
+            push_now(source, store, node)
+        except Incomplete:
+            continue
+        return
+    raise AssertionError(f"{node} was never done")
+
+
+def over_ssh(path: Path) -> Store:
+    server = sshd()
+    return create_store(server.url(path / "store"), server.options)
+
+
+@pytest.mark.parametrize("made", [in_memory, on_disk, in_a_bucket, over_ssh])
+def test_threads_that_race_for_real_end_where_they_belong(
+    tmp_path: Path, made: Callable[[Path], Store]
+) -> None:
+    its = sources(tmp_path, OTHER)
+    store = made(tmp_path)
+    with ThreadPoolExecutor(len(its)) as pool:
+        for future in [
+            pool.submit(until_done, source, store, node) for node, source in its.items()
+        ]:
+            future.result()
+    assert kept(store) == {LOCATION: OTHER}
+
+
+def test_one_that_is_killed_among_others_is_finished_by_its_next_life(tmp_path: Path) -> None:
+    its = sources(tmp_path, OTHER)
+    for seed in range(30):
+        store, victim = MemoryStore(), "abc"[seed % 3]
+
+        def dying(
+            store: Store, node: str = victim, lives: int = random.Random(seed).randrange(40)
+        ) -> object:
+            return push_now(its[node], Dying(store, lives), node, threads=1)
+
+        outcomes = raced(
+            seed,
+            store,
+            {n: pushing(s, n) for n, s in its.items()} | {victim: dying},
+            is_exclusive=True,
+        )
+        assert all(isinstance(o, (tuple, CkptsyncError, Crash)) for o in outcomes.values()), (
+            outcomes
+        )
+        for _ in range(
+            950
+            # the dead one's word that it is sending grows old: each write is a second on this
+            # store's clock
+        ):
+            store.write("run/.ckptsync/clock", [b""])
+        for node, source in (*its.items(), *its.items()):
+            until_done(source, store, node)
+        assert kept(store) == {LOCATION: OTHER}, seed

@@ -1,0 +1,769 @@
+"""The worker as a whole, plan by plan: what trainers and stores do to it, and what it never
+does.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from ckptsync.errors import StoreError
+from ckptsync.records.tombstone_keep_join import Tombstone
+from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store, read_all
+from ckptsync.stores.memory import MemoryStore
+from ckptsync.stores.opening import create_store
+from ckptsync.worker import pinning
+from ckptsync.worker.options import Order, RunDir, Superseded, WorkerOptions
+from ckptsync.worker.queue import UploadQueues
+from ckptsync.worker.worker import Worker
+from tests.dying import Crash, Dying
+from tests.vector import vector
+from tests.worker.test_scanner import commit
+from tests.workers import (
+    EIGHT,
+    ONE,
+    TWO,
+    damaged,
+    kept,
+    lay,
+    manifests,
+    other,
+    pinned,
+    progress,
+    put,
+    settle,
+    tick,
+    verify,
+    worker,
+)
+
+
+def test_a_checkpoint_is_sent_when_it_is_quiet_and_then_left_alone(tmp_path: Path) -> None:
+    store = MemoryStore()
+    lay(tmp_path, ONE | {"rng_state_0.pth": b"random"})
+    lay(tmp_path, {"trainer_state.json": ONE["trainer_state.json"]}, 1.0)
+    w = worker(tmp_path, store)
+    first = progress(tick(w, 100.0))["checkpoint-4.0"]
+    assert (first.phase, first.detail) == (
+        "waiting",
+        "trainer_state.json is the newest of its files; finished if nothing changes for 10 s",
+    )
+    assert tick(w, 109.9).queue == ("run/checkpoint-4",)
+    result = tick(w, 110.0)
+    assert (progress(result)["checkpoint-4.0"].phase, result.queue) == ("sent", ())
+    assert progress(tick(w, 111.0))["checkpoint-4.0"].phase == "stored"
+    assert kept(store)["checkpoint-4"]["n0"].keys() == ONE.keys() | {"rng_state_0.pth"}
+
+
+def test_two_nodes_with_real_shards_make_one_save_in_a_real_store(tmp_path: Path) -> None:
+    store = create_store(str(tmp_path / "store"))
+    for n, source in enumerate(vector("hf-zero3-2node").sources):
+        shutil.copytree(source, tmp_path / f"n{n}" / "checkpoint-4", copy_function=shutil.copyfile)
+    workers = [worker(tmp_path / f"n{n}", store, f"n{n}") for n in range(2)]
+    for now in (0.0, 60.0, 600.0):
+        for w in workers:
+            progress(tick(w, now))
+    assert set(kept(store)["checkpoint-4"]) == {"n0", "n1"}
+    assert (
+        tmp_path / "store/run/checkpoint-4/global_step4/zero_pp_rank_3_mp_rank_00_optim_states.pt"
+    ).is_file()
+
+
+def test_rotation_before_it_is_finished_takes_nothing(tmp_path: Path) -> None:
+    store = MemoryStore()
+    source = lay(tmp_path, ONE)
+    w = worker(tmp_path, store)
+    assert [progress(tick(w, now))["checkpoint-4.0"].phase for now in (0.0, 0.5)] == [
+        "waiting",
+        "waiting",
+    ]
+    shutil.rmtree(source)
+    assert progress(tick(worker(tmp_path, store), 1.0))["checkpoint-4.0"].phase == "sent"
+    assert kept(store) == {"checkpoint-4": {"n0": ONE}}
+
+
+class Meddling(MemoryStore):
+    """A store in whose first write something happens elsewhere."""
+
+    def __init__(self, meddle: Callable[[], object]) -> None:
+        super().__init__()
+        self._meddle: Callable[[], object] | None = meddle
+
+    def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        meddle, self._meddle = self._meddle, None
+        if meddle is not None:
+            meddle()
+        super().create(name, chunks, about)
+
+
+def test_rotation_while_it_is_being_sent_takes_nothing(tmp_path: Path) -> None:
+    store = Meddling(lambda: shutil.rmtree(tmp_path / "checkpoint-4"))
+    lay(tmp_path, ONE)
+    settle(worker(tmp_path, store))
+    assert not (tmp_path / "checkpoint-4").exists()
+    assert kept(store) == {"checkpoint-4": {"n0": ONE}}
+
+
+def test_what_comes_and_goes_during_a_long_send_is_pinned(tmp_path: Path) -> None:
+    lay(tmp_path, ONE)
+
+    def save_and_rotate() -> None:
+        lay(tmp_path / "next", EIGHT, 50.0).rename(tmp_path / "checkpoint-8")
+        w.scan(700.0)
+        w.scan(700.5)
+        shutil.rmtree(tmp_path / "checkpoint-8")
+
+    store = Meddling(save_and_rotate)
+    w = worker(tmp_path, store, threads=1)
+    settle(w)
+    assert pinned(tmp_path) == ["checkpoint-4.0", "checkpoint-8.0"]
+    assert kept(store) == {"checkpoint-4": {"n0": ONE}, "checkpoint-8": {"n0": EIGHT}}
+
+
+def test_a_node_of_shards_follows_a_mate_of_the_same_save_at_once(tmp_path: Path) -> None:
+    store = MemoryStore()
+    shards = {name: content for name, content in TWO.items() if name != "x"}
+    for n, (node, files) in enumerate({"a": ONE, "b": shards}.items()):
+        lay(tmp_path / node, files, n / 2)
+    settle(worker(tmp_path / "a", store, "a"))
+    w = worker(tmp_path / "b", store, "b")
+    tick(w, 0.0)
+    assert "another node has stored its part" in progress(tick(w, 1.0))["checkpoint-4.0"].detail
+    assert progress(tick(w, 10.0))["checkpoint-4.0"].phase == "sent"
+    assert kept(store) == {"checkpoint-4": {"a": ONE, "b": shards}}
+
+
+def test_written_over_in_location_while_it_is_sent_it_is_sent_again_whole(tmp_path: Path) -> None:
+    store = Meddling(lambda: lay(tmp_path, other(ONE), 5000.0))
+    lay(tmp_path, ONE)
+    w = worker(tmp_path, store)
+    settle(w)
+    assert progress(settle(w, 1000.0))["checkpoint-4.0"].phase == "stored"
+    assert kept(store) == {"checkpoint-4": {"n0": other(ONE)}}
+
+
+def test_writing_over_in_location_restarts_the_wait(tmp_path: Path) -> None:
+    store = MemoryStore()
+    lay(tmp_path, ONE)
+    w = worker(tmp_path, store)
+    tick(w, 0.0)
+    lay(tmp_path, {"x": b"Z"}, 5000.0)
+    for now in (59.0, 70.0, 600.0):
+        assert progress(tick(w, now))["checkpoint-4.0"].phase == "waiting"
+    assert manifests(store) == []
+
+
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_a_second_save_under_the_name_goes_elsewhere_and_the_first_is_untouched(
+    tmp_path: Path, *, is_removed: bool
+) -> None:
+    store = MemoryStore()
+    source = lay(tmp_path, ONE)
+    w = worker(tmp_path, store)
+    settle(w)
+    if is_removed:
+        shutil.rmtree(source)
+    lay(tmp_path, other(ONE), 5000.0)
+    settle(w, 1000.0)
+    locations = kept(store)
+    assert locations.pop("checkpoint-4") == {"n0": ONE}
+    assert list(locations.values()) == [{"n0": other(ONE)}]
+    assert pinned(tmp_path) == (
+        ["checkpoint-4.0", "checkpoint-4.1"] if is_removed else ["checkpoint-4.0"]
+    )
+
+
+def test_killed_at_any_moment_and_begun_again_with_nothing_it_is_finished(tmp_path: Path) -> None:
+    for lives in itertools.count():
+        out, store = tmp_path / str(lives), MemoryStore()
+        lay(out, ONE)
+        try:
+            w = worker(out, Dying(store, lives))
+            w.scan(0.0)
+            w.scan(0.5)
+            settle(w, 1.0)
+        except Crash:
+            kept(store)
+            if lives % 2:
+                shutil.rmtree(out / "_ckptsync")
+            else:
+                shutil.rmtree(out / "checkpoint-4")
+            settle(worker(out, store))
+        else:
+            break
+        assert kept(store) == {"checkpoint-4": {"n0": ONE}}
+        assert len(manifests(store)) == 1
+    assert lives > 3 * len(ONE)
+
+
+def test_a_restarted_worker_reads_no_file_of_what_is_stored(tmp_path: Path) -> None:
+    store = MemoryStore()
+    source = lay(tmp_path, ONE)
+    settle(worker(tmp_path, store))
+    shutil.rmtree(tmp_path / "_ckptsync")
+    before = list(store.names(""))
+    for path in source.rglob("*"):
+        path.chmod(0o700 if path.is_dir() else 0)
+        os.utime(path, ns=(0, path.stat().st_mtime_ns))
+    assert progress(tick(worker(tmp_path, store), 0.0))["checkpoint-4.0"].phase == "stored"
+    assert list(store.names("")) == before
+    assert all(
+        p.stat().st_atime_ns == 0 for p in source.rglob("*") if p.is_file() and p.suffix != ".json"
+    )  # no head to look at
+
+
+def test_of_two_nodes_on_one_directory_one_sends(tmp_path: Path) -> None:
+    store = MemoryStore()
+    lay(tmp_path, ONE)
+    a, b = worker(tmp_path, store, "a"), worker(tmp_path, store, "b")
+    for now in (0.0, 10.0, 60.0):
+        tick(a, now)
+        assert progress(tick(b, now))["checkpoint-4.0"].phase == "elsewhere"
+    assert kept(store) == {"checkpoint-4": {"a": ONE}}
+    shutil.rmtree(tmp_path / "_ckptsync")
+    assert progress(settle(b, 100.0))["checkpoint-4.0"].phase == "elsewhere"
+    assert kept(store) == {"checkpoint-4": {"a": ONE}}
+
+
+def test_the_pin_of_a_node_without_a_pulse_is_taken_over_and_of_one_that_lives_is_not(
+    tmp_path: Path,
+) -> None:
+    store = MemoryStore()
+    lay(tmp_path, ONE | {"model.safetensors": b"torn"})
+    a, b = worker(tmp_path, store, "a"), worker(tmp_path, store, "b")
+    for now in range(0, 5000, 400):
+        tick(a, 0.0)
+        for later in (0, 399):
+            assert progress(tick(b, float(now + later)))["checkpoint-4.0"].phase == "elsewhere"
+    (tmp_path / "checkpoint-4" / "model.safetensors").unlink()
+    shutil.rmtree(tmp_path / "_ckptsync/pins/checkpoint-4.0/files")
+    for now in range(5000, 7500, 400):
+        tick(b, float(now))
+    assert kept(store) == {"checkpoint-4": {"b": ONE}}
+
+
+class Counting(MemoryStore):
+    """Counts the writes that were begun."""
+
+    begun = 0
+
+    def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        self.begun += 1
+        super().write(name, chunks, about)
+
+
+def test_bytes_that_are_gone_or_others_by_now_repair_nothing_and_it_says_so(tmp_path: Path) -> None:
+    store = Counting()
+    source = lay(tmp_path, ONE)
+    w = worker(tmp_path, store)
+    settle(w)
+    (source / "x").write_bytes(b"B")
+    store.write("run/checkpoint-4/x", [b"!"])
+    damaged(store, 0, "checkpoint-4/x")
+    begun = store.begun
+    (repaired,) = tick(w, 1000.0).repairs
+    assert (repaired.reason, store.begun) == ("this node no longer has the file", begun)
+    assert read_all(store, "run/checkpoint-4/x") == b"!"
+
+
+def test_a_copy_beside_the_checkpoint_is_repaired_too(tmp_path: Path) -> None:
+    store = MemoryStore()
+    lay(tmp_path / "a", ONE)
+    lay(tmp_path / "b", TWO, 0.5)
+    workers = [worker(tmp_path / n, store, n) for n in "ab"]
+    for w in workers:
+        settle(w)
+    beside = ".ckptsync/checkpoint-4/files/b/x"
+    store.delete(f"run/{beside}")
+    damaged(store, 0, beside)
+    results = [tick(w, 2000.0) for w in workers]
+    assert results[0].repairs == ()
+    assert kept(store) == {"checkpoint-4": {"a": ONE, "b": TWO}}
+
+
+@pytest.mark.parametrize(("keep", "left"), [(1, ["checkpoint-4.0"]), (0, [])])
+def test_pins_stay_until_verified_and_then_the_newest_few(
+    tmp_path: Path, keep: int, left: list[str]
+) -> None:
+    store = MemoryStore()
+    lay(tmp_path, ONE)
+    w = worker(tmp_path, store, keep=keep)
+    settle(w)
+    tick(w, 1000.0)
+    assert pinned(tmp_path) == ["checkpoint-4.0"]
+    verify(store)
+    for now in (1001.0, 1002.0):
+        assert progress(tick(w, now))["checkpoint-4.0"].phase == "stored"
+        assert pinned(tmp_path) == left
+
+
+class Refusing(MemoryStore):
+    """A store that takes all but one checkpoint."""
+
+    def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        if "/checkpoint-8/" in name:
+            raise StoreError("full")
+        super().create(name, chunks, about)
+
+
+@pytest.mark.parametrize(
+    ("free", "left"), [(10**9, ["checkpoint-4.0", "checkpoint-8.0"]), (0, ["checkpoint-8.0"])]
+)
+def test_stored_pins_give_way_to_the_next_save_and_unstored_ones_never(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, left: list[str]
+) -> None:
+    store = Refusing()
+    source = lay(tmp_path, ONE)
+    w = worker(tmp_path, store)
+    settle(w)
+    shutil.rmtree(source)
+    lay(tmp_path / "x", EIGHT, 50.0).rename(tmp_path / "checkpoint-8")
+    monkeypatch.setattr(pinning, "free_bytes", lambda _: free)
+    tick(w, 1000.0)
+    tick(w, 1000.5)
+    shutil.rmtree(tmp_path / "checkpoint-8")
+    tick(w, 1001.0)
+    assert pinned(tmp_path) == left
+
+
+def test_what_was_given_up_is_not_sent_again_but_a_new_save_is(tmp_path: Path) -> None:
+    store = MemoryStore()
+    lay(tmp_path, ONE)
+    settle(worker(tmp_path, store))
+    put(
+        store,
+        Tombstone(
+            "run", "checkpoint-4", "checkpoint-4", 0, tuple(k.name for k in manifests(store)), "old"
+        ),
+    )
+    shutil.rmtree(tmp_path / "_ckptsync")
+    assert progress(settle(worker(tmp_path, store)))["checkpoint-4.0"].phase == "retired"
+    lay(tmp_path, other(ONE), 5000.0)
+    assert progress(settle(worker(tmp_path, store)))["checkpoint-4.0"].phase == "stored"
+    assert len(kept(store)) == 2
+
+
+def test_one_checkpoint_that_cannot_be_sent_keeps_no_other_back(tmp_path: Path) -> None:
+    store = MemoryStore()
+    bad = lay(tmp_path, ONE)
+    bad.rename(tmp_path / "checkpoint-2")
+    (tmp_path / "checkpoint-2" / "a\nb").write_text("hostile")
+    lay(tmp_path, ONE, 50.0)
+    result = settle(worker(tmp_path, store))
+    assert [(f.checkpoint, f.error) for f in result.failures] == [("checkpoint-2", "Corrupt")]
+    assert "has characters" in result.errors[0]
+    assert kept(store) == {"checkpoint-4": {"n0": ONE}}
+
+
+def test_a_record_that_cannot_be_read_stops_its_checkpoint_only(tmp_path: Path) -> None:
+    store = MemoryStore()
+    lay(tmp_path, ONE).rename(tmp_path / "checkpoint-2")
+    lay(tmp_path, ONE, 50.0)
+    store.write("run/.ckptsync/checkpoint-2/manifest-n0-0-0123456789abcdef.json", [b"{"])
+    result = settle(worker(tmp_path, store))
+    assert [(f.checkpoint, f.error) for f in result.failures] == [("checkpoint-2", "Corrupt")]
+    store.delete("run/.ckptsync/checkpoint-2/manifest-n0-0-0123456789abcdef.json")
+    assert kept(store) == {"checkpoint-4": {"n0": ONE}}
+
+
+class Away(MemoryStore):
+    """A store that does not answer, until it does."""
+
+    is_away = True
+
+    def names(self, prefix: str) -> itertools.chain[Entry]:
+        if self.is_away:
+            raise StoreError("the network is away", hint="look at it")
+        return itertools.chain(super().names(prefix))
+
+
+def test_without_the_store_it_still_pins_and_later_sends(tmp_path: Path) -> None:
+    store = Away()
+    source = lay(tmp_path, ONE)
+    w = worker(tmp_path, store)
+    (failure,) = tick(w, 0.0).failures
+    assert (failure.run, failure.checkpoint, failure.error, failure.hint) == (
+        "run",
+        "",
+        "StoreError",
+        "look at it",
+    )
+    tick(w, 0.5)
+    shutil.rmtree(source)
+    store.is_away = False
+    settle(w, 1.0)
+    assert kept(store) == {"checkpoint-4": {"n0": ONE}}
+
+
+def test_the_placeholder_that_zero_3_takes_back_is_not_sent(tmp_path: Path) -> None:
+    store = MemoryStore()
+    source = lay(tmp_path, {"config.json": b"{}", "model.safetensors": b"\2\0\0\0\0\0\0\0{}"})
+    w = worker(tmp_path, store)
+    tick(w, 0.0)
+    (source / "model.safetensors").unlink()
+    lay(tmp_path, ONE, 1.0)
+    settle(w, 1.0)
+    assert kept(store) == {"checkpoint-4": {"n0": ONE | {"config.json": b"{}"}}}
+
+
+def test_training_sees_nothing_of_it(tmp_path: Path) -> None:
+    source = lay(tmp_path, ONE)
+    before = {p: (p.stat().st_mtime_ns, p.stat().st_mode) for p in (source, *source.rglob("*"))}
+    settle(worker(tmp_path, MemoryStore()))
+    assert {
+        p: (p.stat().st_mtime_ns, p.stat().st_mode) for p in (source, *source.rglob("*"))
+    } == before
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["_ckptsync", "checkpoint-4"]
+
+
+def step(out: Path, n: int) -> Path:
+    """A checkpoint of the ``n``-th step, written at second ``n``."""
+    files = {"trainer_state.json": f'{{"global_step": {n}}}'.encode(), "x": f"weights {n}".encode()}
+    made = lay(out / f"making-{n}", files, float(n)).rename(out / f"checkpoint-{n}")
+    (out / f"making-{n}").rmdir()
+    return made
+
+
+class Recording(MemoryStore):
+    """Remembers in which order checkpoints' files were created; does something at the first."""
+
+    def __init__(self, first: Callable[[], object] = lambda: None) -> None:
+        super().__init__()
+        self.created: list[str] = []
+        self._first = first
+
+    def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        checkpoint = name.split("/")[1]
+        if checkpoint.startswith("checkpoint") and checkpoint not in self.created:
+            self.created.append(checkpoint)
+            if len(self.created) == 1:
+                self._first()
+        super().create(name, chunks, about)
+
+
+def ordered_worker(
+    out: Path,
+    store: Store,
+    *,
+    order: Order = "oldest",
+    superseded: Superseded = "keep",
+    exclude: tuple[str, ...] = (),
+) -> Worker:
+    options = WorkerOptions(
+        "n0", (RunDir("run", out),), order=order, superseded=superseded, exclude=exclude
+    )
+    return Worker(options, store)
+
+
+@pytest.mark.parametrize(("order", "first"), [("oldest", [1, 2, 3]), ("newest", [3, 2, 1])])
+def test_finished_saves_go_in_the_operators_order(
+    tmp_path: Path, order: Order, first: list[int]
+) -> None:
+    store = Recording()
+    for n in (1, 2, 3):
+        step(tmp_path, n)
+    settle(ordered_worker(tmp_path, store, order=order))
+    assert store.created == [f"checkpoint-{n}" for n in first]
+
+
+def test_a_newer_save_that_was_finished_meanwhile_goes_before_the_rest(tmp_path: Path) -> None:
+    def meanwhile() -> None:
+        step(tmp_path, 9)
+        w.scan(20.0)
+        w.scan(700.0)
+
+    store = Recording(meanwhile)
+    for n in (1, 2, 3):
+        step(tmp_path, n)
+    w = ordered_worker(tmp_path, store, order="newest")
+    tick(w, 0.0)
+    found = tick(w, 10.0)
+    assert (found.due, [p.phase for p in found.progress]) == (0.0, ["waiting", "waiting", "sent"])
+    tick(w, 701.0)
+    assert store.created == ["checkpoint-3", "checkpoint-9", "checkpoint-2", "checkpoint-1"]
+
+
+def test_what_is_written_over_while_others_are_sent_waits_again(tmp_path: Path) -> None:
+    def meanwhile() -> None:
+        (tmp_path / "checkpoint-2" / "x").write_bytes(b"other weights")
+        w.scan(20.0)
+
+    store = Recording(meanwhile)
+    for n in (1, 2):
+        step(tmp_path, n)
+    w = worker(tmp_path, store)
+    tick(w, 0.0)
+    found = progress(tick(w, 10.0))
+    assert [found[f"checkpoint-{n}.0"].phase for n in (1, 2)] == ["sent", "waiting"]
+    assert store.created == ["checkpoint-1"]
+
+
+def test_superseded_saves_are_given_up_where_the_operator_says_so_and_it_is_said(
+    tmp_path: Path,
+) -> None:
+    store = MemoryStore()
+    paths = [step(tmp_path, n) for n in (1, 2, 3)]
+    w = ordered_worker(tmp_path, store, superseded="drop")
+    tick(w, 0.0)
+    tick(w, 0.5)
+    shutil.rmtree(paths[0])
+    found = progress(tick(w, 10.0))
+    assert [found[f"checkpoint-{n}.0"].phase for n in (1, 2, 3)] == [
+        "superseded",
+        "superseded",
+        "sent",
+    ]
+    assert set(kept(store)) == {"checkpoint-3"}
+    assert sorted(p.name for p in (tmp_path / "_ckptsync/pins").iterdir()) == [
+        "checkpoint-2.0",
+        "checkpoint-3.0",
+    ]
+    assert tick(w, 11.0).due is None
+
+
+def test_a_manifest_says_who_wrote_it_and_when_and_is_written_again_byte_for_byte(
+    tmp_path: Path,
+) -> None:
+    store = MemoryStore()
+    lay(tmp_path, ONE)
+    commit(tmp_path, added={"config.json": b"{}"})
+    assert progress(tick(worker(tmp_path, store), 0.0))["checkpoint-4.0"].phase == "sent"
+    ((name, manifest),) = ((k.name, k.manifest) for k in manifests(store))
+    assert (manifest.save, manifest.trainer) == ("5a5e", "transformers 5.2.0")
+    assert 0 < manifest.times["finished"] <= manifest.times["sending"]
+    store.write(name, [b"damaged"])
+    tick(worker(tmp_path, store), 5000.0)
+    assert [k.name for k in manifests(store)] == [name]
+
+
+def test_without_a_hook_a_manifest_says_what_is_known(tmp_path: Path) -> None:
+    store = MemoryStore()
+    lay(tmp_path, ONE)
+    settle(worker(tmp_path, store))
+    (found,) = (k.manifest for k in manifests(store))
+    assert (found.save, found.trainer, sorted(found.times)) == (
+        "",
+        "trainer",
+        ["finished", "sending"],
+    )
+
+
+def test_what_the_hook_added_is_sent_beside_the_trainers_own_files_and_does_not_stretch_their_span(
+    tmp_path: Path,
+) -> None:
+    store = MemoryStore()
+    lay(tmp_path, ONE)
+    commit(
+        tmp_path,
+        added={
+            "config.json": b"{}",
+            "x": b"not the trainer's",
+            "evil.sh": b"nothing that a model needs",
+        },
+    )
+    w = worker(tmp_path, store)
+    tick(w, 0.0)
+    (found,) = (k.manifest for k in manifests(store))
+    assert kept(store) == {"checkpoint-4": {"n0": ONE | {"config.json": b"{}"}}}
+    assert found.ended - found.started < 10**9
+    assert progress(tick(w, 1.0))["checkpoint-4.0"].phase == "stored"
+    assert (tmp_path / "_ckptsync/pins/checkpoint-4.0/stored").exists()
+
+
+def test_what_is_left_out_by_choice_is_missed_by_nobody_but_who_resumes(tmp_path: Path) -> None:
+    store = MemoryStore()
+    lay(tmp_path, ONE)
+    w = ordered_worker(tmp_path, store, exclude=("x",))
+    settle(w)
+    assert progress(tick(w, 1000.0))["checkpoint-4.0"].phase == "stored"
+    assert kept(store)["checkpoint-4"]["n0"].keys() == ONE.keys() - {"x"}
+    assert (
+        progress(tick(ordered_worker(tmp_path, store, exclude=("x",)), 0.0))["checkpoint-4.0"].phase
+        == "stored"
+    )
+
+
+def test_what_was_removed_before_it_was_known_whole_is_called_missed(tmp_path: Path) -> None:
+    source = lay(tmp_path, {"trainer_state.json": b'{"global_step": 4}', "x": b"A"})
+    lay(tmp_path, {"y": b"written later"}, 1.0)
+    w = worker(tmp_path, MemoryStore())
+    tick(w, 0.0)
+    shutil.rmtree(source)
+    found = tick(w, 1.0)
+    assert [p.phase for p in found.progress] == ["missed"]
+    assert "missed run/checkpoint-4" in found.notes[0]
+    assert tick(w, 2.0).notes == found.notes
+
+
+def test_a_save_is_due_when_it_settles_also_after_ticks_that_found_it_unsettled(
+    tmp_path: Path,
+) -> None:
+    lay(tmp_path, ONE)
+    w = worker(tmp_path, MemoryStore())
+    assert [tick(w, now).due for now in (0.0, 4.0)] == [10.0, 6.0]
+    assert w.scan(10.0).due == 0.0
+    assert (progress(tick(w, 10.0))["checkpoint-4.0"].phase, w.scan(10.5).due) == ("sent", None)
+
+
+class AwaySending(MemoryStore):
+    """A store that refuses everything."""
+
+    def names(self, prefix: str) -> Iterator[Entry]:
+        raise StoreError("away")
+
+
+def test_what_could_not_be_sent_is_not_due_at_once_again(tmp_path: Path) -> None:
+    lay(tmp_path, ONE)
+    w = worker(tmp_path, AwaySending())
+    w.scan(0.0)
+    found = tick(w, 10.0)
+    assert ([f.text for f in found.failures], found.due) == (["away"], None)
+    assert w.scan(10.5).due is None
+
+
+@contextmanager
+def looking(w: Worker) -> Iterator[None]:
+    """Somebody looks all the while, as a daemon's other thread does."""
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.is_set():
+            w.scan(0.0)
+
+    looker = threading.Thread(target=look)
+    looker.start()
+    try:
+        yield
+    finally:
+        done.set()
+        looker.join()
+
+
+def test_killed_at_any_moment_while_somebody_looks_and_begun_again_it_is_finished(
+    tmp_path: Path,
+) -> None:
+    for lives in itertools.count():
+        out, store = tmp_path / str(lives), MemoryStore()
+        lay(out, ONE)
+        commit(out)
+        w = worker(out, Dying(store, lives))
+        try:
+            with looking(w):
+                settle(w)
+        except Crash:
+            if lives % 2:
+                shutil.rmtree(out / "checkpoint-4")
+            settle(worker(out, store))
+        else:
+            break
+        finally:
+            assert kept(store) == {"checkpoint-4": {"n0": ONE}}
+            assert [k.manifest.save for k in manifests(store)] == ["5a5e"]
+    assert lives > 2 * len(ONE)
+
+
+class Blocking(MemoryStore):
+    """A store that does not answer until it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers, self.asked = threading.Event(), threading.Event()
+
+    def names(self, prefix: str) -> Iterator[Entry]:
+        self.asked.set()
+        assert self.answers.wait(60)
+        return iter(super().names(prefix))
+
+
+def test_while_the_store_does_not_answer_every_step_that_comes_and_goes_is_kept_and_sent_after(
+    tmp_path: Path,
+) -> None:
+    store = Blocking()
+    w = worker(tmp_path, store)
+    sender = threading.Thread(target=tick, args=(w, 0.0))
+    sender.start()
+    assert store.asked.wait(60)
+    for n in range(1, 21):  # and the trainer keeps one
+        made = step(tmp_path, n)
+        w.scan(float(n))
+        w.scan(n + 0.5)
+        shutil.rmtree(made)
+    store.answers.set()
+    sender.join(60)
+    tick(w, 100.0)
+    assert set(kept(store)) == {f"checkpoint-{n}" for n in range(1, 21)}
+
+
+class Held(MemoryStore):
+    """Waits with one file, until it is told to go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.go = threading.Event(), threading.Event()
+
+    def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        if name.endswith("/x2"):
+            self.begun.set()
+            assert self.go.wait(60)
+        super().create(name, chunks, about)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_save_that_is_removed_while_it_is_sent_is_reported_as_lost_once(
+    tmp_path: Path, *, whole: bool
+) -> None:
+    out, store, queues = tmp_path / "out", Held(), UploadQueues(1)
+    out.mkdir()
+    lay(
+        out,
+        {
+            "trainer_state.json": b'{"global_step": 4}',
+            "x1": b"1" * 1000,
+            "x2": b"2" * 300_000,
+            "x3": b"3" * 400_000,
+        },
+        1.0,
+    )
+    w = Worker(WorkerOptions("n0", (RunDir("run", out),), threads=1), store, queues)
+    for now in (0.0, 10.0, 60.0, 600.0):
+        w.plan(now)
+    sending = threading.Thread(target=queues.queues[0].carry)
+    sending.start()
+    assert store.begun.wait(60)
+    for path in [out] if whole else list(out.iterdir()):
+        shutil.rmtree(path)
+    w.plan(700.0)
+    before = w.result(700.0)
+    store.go.set()
+    sending.join()
+    result = tick(w, 701.0)
+    assert before.notes == ()
+    assert [p.phase for p in result.progress] == ["lost"]
+    assert result.notes == (
+        "lost run/checkpoint-4: its files were removed before all of them were stored",
+    )
+    again = tick(w, 702.0)
+    assert (again.progress, again.notes) == ((), result.notes)
+
+
+def test_a_save_that_is_stored_or_overwritten_is_not_said_to_be_lost(tmp_path: Path) -> None:
+    store = MemoryStore()
+    w = worker(tmp_path, store)
+    step(tmp_path, 1)
+    settle(w)
+    shutil.rmtree(tmp_path / "checkpoint-1")
+    shutil.rmtree(tmp_path / "_ckptsync")
+    assert tick(w, 700.0).notes == ()
+    made = step(tmp_path, 2)
+    tick(w, 701.0)
+    shutil.rmtree(made)
+    step(tmp_path, 2)
+    settle(w, 800.0)
+    assert not any("lost" in note for note in tick(w, 1500.0).notes)
