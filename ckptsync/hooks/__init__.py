@@ -14,6 +14,7 @@ The core, in reading order:
 The adapters:
   `trainer_saves`, `hf`   Hugging Face's Trainer
   `autoload`              the same for every Trainer of a Python (`ckptsync hook install`)
+  `llamafactory`          the same in every process of LLaMA-Factory (`ckptsync-llamafactory`)
   `mark_saved`            one line of any script
   `ray`, `ray_callback`, `ray_checkpoints`   Ray Train
 """

@@ -141,12 +141,12 @@ def _failed(run: Run, codes: Sequence[int | None], logs: Sequence[Path]) -> Iter
 
 
 def _said(run: Run, logs: Sequence[Path]) -> Iterator[str]:
-    """By autoload it is told once, by the first rank."""
+    """It is told once, by the first rank; not where Ray sets it up."""
     count = sum(
         log.read_text("utf-8", "replace").count("ckptsync: hook active: every") for log in logs
     )
     # Ray's driver shows what workers say, or not
-    if run.way != "ray" and count != (run.hook == "autoload"):
+    if run.way != "ray" and count != (run.hook != "yaml"):
         yield f"{count} times it was said to be on"
 
 

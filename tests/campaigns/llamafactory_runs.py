@@ -19,7 +19,7 @@ from tests.campaigns.two_nodes import finish
 from tests.vector import ROOT
 
 WAYS = ("single", "torchrun", "nodes", "ray")
-HOOKS = ("autoload", "yaml")
+HOOKS = ("autoload", "launcher", "yaml")
 STAGES = ("sft", "rm")
 RAY = Path(__file__).with_name("llamafactory_ray.py")
 SETUP = "ckptsync.hooks.ray.setup_worker"
@@ -91,7 +91,8 @@ class Bench:
             return finish(started, PATIENCE), logs
 
     def _command(self, run: Run, node: int) -> list[str]:
-        command = [str(self._bin / "llamafactory-cli"), "train", "x.yaml"]
+        program = "ckptsync-llamafactory" if run.hook == "launcher" else "llamafactory-cli"
+        command = [str(self._bin / program), "train", "x.yaml"]
         within = self._network.nodes[node].within() if run.way == "nodes" and self._network else []
         return [*within, *([self._python, str(RAY)] if run.way == "ray" else []), *command]
 
