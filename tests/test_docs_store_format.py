@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from ckptsync.records.manifest import FileEntry, Manifest
 from ckptsync.records.model_record import ModelFile, ModelRecord, ModelTensor
-from ckptsync.records.report import Report, VerifyFinding
+from ckptsync.records.names import RecordKind
+from ckptsync.records.report import Kind, Level, Report, VerifyFinding
 from ckptsync.records.tombstone_keep_join import Join, Keep, Tombstone
 from tests.listing import DOCUMENT, document
 
@@ -34,3 +37,11 @@ def test_the_listing_is_what_the_code_makes() -> None:
 def test_every_field_of_a_record_is_described(record: type) -> None:
     fields = {f.name for f in dataclasses.fields(record)}
     assert fields <= {word for word in DOCUMENT.read_text().split("`") if word.isidentifier()}
+
+
+def test_every_kind_of_record_and_finding_and_every_level_is_described() -> None:
+    told = DOCUMENT.read_text()
+    kinds = {*get_args(RecordKind), *get_args(Level), *get_args(Kind)} - {"manifest"}
+    assert {word for word in kinds if f"`{word}`" not in told} == set()
+    told = Path(DOCUMENT).with_name("verify.md").read_text()
+    assert {level for level in get_args(Level) if f"| `{level}` |" not in told} == set()
