@@ -1,14 +1,13 @@
 """Read YAML as plain values, with the line of each key, so that a problem can say where it is.
 
 A configuration is text, numbers, true and false, lists and mappings. All else that YAML has is
-refused or is text: tags, aliases (300 bytes of them make gigabytes), dates, sexagesimal and binary
-numbers that are none.
+refused or is text: tags, aliases (300 bytes of them make gigabytes), dates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
@@ -18,10 +17,15 @@ from ckptsync.errors import ConfigError
 LIMIT = 256 << 10
 """Bytes of a file: a hundred times a long configuration, and some seconds for PyYAML."""
 _DEEPEST = 50
-_LONGEST = 100  # characters of a number
 _TAG = "tag:yaml.org,2002:"
-_NUMBERS = {f"{_TAG}int": "int", f"{_TAG}float": "float"}
-_WORDS = {f"{_TAG}str", f"{_TAG}timestamp", f"{_TAG}value", f"{_TAG}merge"}
+_MAKER = yaml.constructor.SafeConstructor()
+_READERS: dict[str, Callable[[yaml.ScalarNode], Any]] = {
+    f"{_TAG}null": lambda _: None,
+    f"{_TAG}bool": _MAKER.construct_yaml_bool,
+    f"{_TAG}int": _MAKER.construct_yaml_int,
+    f"{_TAG}float": _MAKER.construct_yaml_float,
+    **{f"{_TAG}{word}": lambda node: node.value for word in ("str", "timestamp", "value", "merge")},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,28 +35,26 @@ class Document:
     ``lines``: the line of each key by its path (``worker.quiet``).  ``twice``: keys given twice.
     """
 
-    values: object
-    lines: dict[str, int]
-    twice: tuple[str, ...]
+    values: object = None
+    lines: dict[str, int] = field(default_factory=dict)
+    twice: dict[str, None] = field(default_factory=dict)
 
 
 def parse(text: str, name: str) -> Document:
     """Return the values of a YAML document, with the line of each key.
 
     Raises ConfigError, with the line where there is one, for what is not YAML or more than plain
-    values.
-
-    Every key is a string as it is written, so that ``on`` is a word.
+    values. Every key is a string as it is written, so that ``on`` is a word.
     """
     if len(text) > LIMIT:
         raise ConfigError(
             f"{name}: {len(text)} characters, at most {LIMIT} expected of a configuration"
         )
+    lines: dict[str, int] = {}
+    twice: dict[str, None] = {}
     try:
         root = _Loader(text).get_single_node()
-        lines: dict[str, int] = {}
-        twice: dict[str, None] = {}
-        values = None if root is None else _value(root, "", lines, twice)
+        return Document(None if root is None else _value(root, "", lines, twice), lines, twice)
     except _NotPlainError as e:
         raise ConfigError(f"{name}:{e.line}: not plain YAML: {e}") from e
     except yaml.MarkedYAMLError as e:
@@ -60,7 +62,6 @@ def parse(text: str, name: str) -> Document:
         raise ConfigError(f"{where}: not YAML: {e.problem or e.context}") from e
     except (yaml.YAMLError, ValueError, OverflowError) as e:  # of a character that is none, too
         raise ConfigError(f"{name}: not YAML: {' '.join(str(e).split())}") from e
-    return Document(values, lines, tuple(twice))
 
 
 class _NotPlainError(Exception):
@@ -90,51 +91,22 @@ def _value(node: yaml.Node, path: str, lines: dict[str, int], twice: dict[str, N
     if isinstance(node, yaml.SequenceNode) and node.tag == f"{_TAG}seq":
         return [_value(item, f"{path}[].", lines, twice) for item in node.value]
     if isinstance(node, yaml.MappingNode) and node.tag == f"{_TAG}map":
-        return dict(_items(node, path, lines, twice))
-    if not isinstance(node, yaml.ScalarNode):
-        raise _NotPlainError(f"a value of type {node.tag!r:.80}", node)
-    return _scalar(node)
-
-
-def _items(
-    node: yaml.MappingNode, path: str, lines: dict[str, int], twice: dict[str, None]
-) -> Iterator[tuple[str, Any]]:
-    seen: set[str] = set()
-    for key, value in node.value:
-        if not isinstance(key, yaml.ScalarNode) or not key.value.isprintable():
-            raise _NotPlainError("a key that is no word", key)
-        full = f"{path}{key.value}"
-        if key.value in seen:
-            twice[full] = None
-        seen.add(key.value)
-        lines[full] = key.start_mark.line + 1
-        yield key.value, _value(value, f"{full}.", lines, twice)
-
-
-_READER = yaml.constructor.SafeConstructor()
-
-
-def _scalar(node: yaml.ScalarNode) -> Any:
-    if any("\ud800" <= c <= "\udfff" for c in node.value):
-        raise _NotPlainError("half a character", node)
-    if node.tag in _WORDS:
-        return node.value
-    if node.tag in (f"{_TAG}null", f"{_TAG}bool"):
-        try:
-            return None if node.tag.endswith("null") else _READER.construct_yaml_bool(node)
-        except KeyError:
-            raise _NotPlainError("neither true nor false", node) from None
-    if node.tag not in _NUMBERS:
-        raise _NotPlainError(f"a value of type {node.tag!r:.80}", node)
+        found: dict[str, Any] = {}
+        for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode) or not key.value.isprintable():
+                raise _NotPlainError("a key that is no word", key)
+            full = f"{path}{key.value}"
+            if key.value in found:
+                twice[full] = None
+            lines[full] = key.start_mark.line + 1
+            found[key.value] = _value(value, f"{full}.", lines, twice)
+        return found
     try:
-        if len(node.value) > _LONGEST:
-            raise ValueError("too long")  # noqa: TRY301 - as `int` says of more
-        return (
-            _READER.construct_yaml_int(node)
-            if _NUMBERS[node.tag] == "int"
-            else _READER.construct_yaml_float(node)
-        )
-    except (ValueError, IndexError, OverflowError):
-        raise _NotPlainError(
-            "no number, though YAML takes it for one: put it in quotes if it is text", node
-        ) from None
+        if isinstance(node, yaml.ScalarNode):
+            node.value.encode()  # half a character could not be written anywhere
+            return _READERS[node.tag](node)
+    except (KeyError, ValueError, IndexError, OverflowError):
+        pass
+    raise _NotPlainError(
+        f"a value that cannot be read as {node.tag!r:.80}: put it in quotes if it is text", node
+    )

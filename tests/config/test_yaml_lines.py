@@ -24,11 +24,11 @@ def test_every_key_has_its_line() -> None:
         "store": {"url": "/x"},
         "worker": {"quiet": "5s", "runs": [{"path": "/a"}]},
     }
-    assert document.twice == ()
+    assert not document.twice
 
 
 def test_a_key_given_twice_is_found_at_any_depth() -> None:
-    assert parse("a:\n  b: 1\n  b: 2\na: 3\n", "c").twice == ("a.b", "a")
+    assert parse("a:\n  b: 1\n  b: 2\na: 3\n", "c").twice.keys() == {"a.b", "a"}
 
 
 def test_an_empty_file_is_no_value() -> None:
@@ -57,17 +57,17 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
 @pytest.mark.parametrize(
     ("value", "why"),
     [
-        ("0b_", "no number, though"),
-        ("0x_", "no number, though"),
-        ("9" * 5000, "no number, though"),
-        ("!!int x", "no number, though"),
-        ("!!float ''", "no number, though"),
-        ("!!bool maybe", "neither true nor false"),
-        ("!!binary aaaa", "a value of type"),
-        ("!!set {a}", "a value of type"),
-        ("!!str [1]", "a value of type"),
-        ("!<%00> x", "a value of type"),
-        ('"\\ud800"', "half a character"),
+        ("0b_", "a value that cannot be read"),
+        ("0x_", "a value that cannot be read"),
+        ("9" * 5000, "a value that cannot be read"),
+        ("!!int x", "a value that cannot be read"),
+        ("!!float ''", "a value that cannot be read"),
+        ("!!bool maybe", "a value that cannot be read"),
+        ("!!binary aaaa", "a value that cannot be read"),
+        ("!!set {a}", "a value that cannot be read"),
+        ("!!str [1]", "a value that cannot be read"),
+        ("!<%00> x", "a value that cannot be read"),
+        ('"\\ud800"', "a value that cannot be read"),
         ("[" * 200_000, "more than 50 levels"),
         ("{a: " * 50_000, "more than 50 levels"),
         ("- " * 100, "sequence entries are not allowed here"),
