@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from ckptsync.errors import ConfigError, StoreError
 from ckptsync.safe_names import RECORDS
@@ -130,32 +131,45 @@ def list_checkpoint(checkpoint_dir: CheckpointDir) -> ListedCheckpoint:
 
 def find_checkpoint_dirs(output_dir: Path) -> tuple[CheckpointDir, ...]:
     """Return where checkpoints lie, without looking into them further than to know their family."""
-    ordered: dict[str, CheckpointDir] = {}
     entries = _entries(output_dir)  # once: 100,000 files of somebody else's may lie there
-    inside = sorted(
-        e.name
-        for e in entries
-        if not e.name.startswith(("_", ".")) and e.is_dir(follow_symlinks=False)
-    )
-    for checkpoint_dir in (
-        *_top(output_dir, [e.name for e in entries], inside),
-        *_nested(output_dir, inside),
-    ):
-        name = checkpoint_dir.name
-        if name in ordered:  # two directories have this name: the second gets its path for a name
-            parts = (
-                *checkpoint_dir.path.relative_to(output_dir).parts,
-                *(checkpoint_dir.only or ()),
-            )
-            name = (
-                _tagged("/".join(parts)) + _LIGHTNING
-                if checkpoint_dir.family == "lightning"
-                else ".".join(parts)
-            )
-        ordered[name] = CheckpointDir(
-            name, checkpoint_dir.family, checkpoint_dir.path, checkpoint_dir.only
-        )
-    return tuple(ordered[name] for name in sorted(ordered))
+    candidates = _candidates(entries)
+    found: dict[str, CheckpointDir] = {}
+    for folder, above, families in _searched_folders(output_dir, candidates):
+        is_top = folder == output_dir
+        for entry in candidates if is_top else _candidates(_entries(folder)):
+            one = _checkpoint_of(folder, entry, above)
+            if one and one.family in families and not (is_top and entry.name in NESTED):
+                name = _second_name(one, output_dir) if one.name in found else one.name
+                found[name] = replace(one, name=name)
+        if is_top and (final := _final(output_dir, entries)):
+            found[FINAL] = final
+    return tuple(found[name] for name in sorted(found))
+
+
+def _searched_folders(
+    output_dir: Path, entries: Iterable[os.DirEntry[str]]
+) -> Iterator[tuple[Path, str, Collection[str]]]:
+    """Yield folders that may hold checkpoints, what stands before their names, and the families."""
+    everything = get_args(Family)
+    yield output_dir, "", everything
+    inside = {e.name for e in entries if _is_own_folder(e)}
+    for name in (name for name in NESTED if name in inside):
+        yield output_dir / name, "", [family for family in everything if family != "deepspeed"]
+    for name in sorted(filter(_SEARCHED.fullmatch, inside)):
+        yield output_dir / name, f"{name}.", ["trainer"]
+    logs = output_dir / "lightning_logs"
+    for entry in _candidates(_entries(logs)) if logs.name in inside else ():
+        saved = logs / entry.name / "checkpoints"
+        if _VERSION.fullmatch(entry.name) and _is_own_folder(entry) and not saved.is_symlink():
+            yield saved, f"{entry.name}.", ["lightning"]
+
+
+def _second_name(one: CheckpointDir, output_dir: Path) -> str:
+    """Return the name of the second checkpoint of one name: its path."""
+    parts = (*one.path.relative_to(output_dir).parts, *(one.only or ()))
+    if one.family == "lightning":
+        return _tagged("/".join(parts)) + _LIGHTNING
+    return ".".join(parts)
 
 
 def checkpoint_dir_at(directory: Path) -> CheckpointDir | None:
@@ -182,24 +196,20 @@ def uncovered(directory: Path, found: Collection[CheckpointDir]) -> tuple[str, .
 
     A directory's name ends in a slash.
     """
-    return tuple(_uncovered(directory, "", found))
+    whole = {one.path for one in found if one.only is None}
+    single = {one.path / name for one in found for name in one.only or ()}
 
+    def below(folder: Path, prefix: str) -> Iterator[str]:
+        for entry in sorted(_entries(folder), key=attrgetter("name")):
+            path, is_folder = folder / entry.name, entry.is_dir(follow_symlinks=False)
+            if entry.name in _NO_CHECKPOINT or path in (whole if is_folder else single):
+                continue
+            if is_folder and any(path in each.parents for each in (*whole, *single)):
+                yield from below(path, f"{prefix}{entry.name}/")
+            else:
+                yield f"{prefix}{entry.name}{'/' if is_folder else ''}"
 
-def _uncovered(directory: Path, prefix: str, found: Collection[CheckpointDir]) -> Iterator[str]:
-    whole = {checkpoint_dir.path for checkpoint_dir in found if checkpoint_dir.only is None}
-    if directory in whole:
-        return
-    single = {
-        checkpoint_dir.path / name for checkpoint_dir in found for name in checkpoint_dir.only or ()
-    }
-    for entry in sorted(_entries(directory), key=lambda e: e.name):
-        path, is_folder = directory / entry.name, entry.is_dir(follow_symlinks=False)
-        if entry.name in _NO_CHECKPOINT or path in (whole if is_folder else single):
-            continue
-        if is_folder and any(path in (each, *each.parents) for each in (*whole, *single)):
-            yield from _uncovered(path, f"{prefix}{entry.name}/", found)
-        else:
-            yield f"{prefix}{entry.name}{'/' if is_folder else ''}"
+    return () if directory in whole else tuple(below(directory, ""))
 
 
 def output_dirs_of(path: Path) -> Iterator[tuple[Path, CheckpointDir]]:
@@ -256,93 +266,44 @@ def family_of(name: str) -> Family:
     )
 
 
-def _top(
-    output_dir: Path, names: Collection[str], inside: Collection[str]
-) -> Iterator[CheckpointDir]:
-    singles = {n for n in names if n.endswith(_LIGHTNING) and not n.startswith(("_", "."))}
-    folders = frozenset(inside)
-    for name in sorted(folders.union(singles).difference(NESTED)):
-        checkpoint_dir = (
-            _checkpoint_dir(output_dir, name) if name in folders else _single(output_dir, name, "")
-        )
-        if checkpoint_dir is not None:
-            yield checkpoint_dir
-    final = _final(output_dir, names)
-    if final is not None:
-        yield final
-
-
-def _nested(output_dir: Path, inside: Collection[str]) -> Iterator[CheckpointDir]:
-    for folder in (f for f in NESTED if f in inside):
-        for name in _names(output_dir / folder):
-            checkpoint_dir = _within(output_dir / folder, name, "")
-            if checkpoint_dir is not None and checkpoint_dir.family != "deepspeed":
-                yield checkpoint_dir
-    for folder in filter(_SEARCHED.fullmatch, inside):
-        for name in _folders(output_dir / folder):
-            checkpoint_dir = _checkpoint_dir(output_dir / folder, name)
-            if checkpoint_dir is not None and checkpoint_dir.family == "trainer":
-                yield CheckpointDir(
-                    f"{folder}.{checkpoint_dir.name}", checkpoint_dir.family, checkpoint_dir.path
-                )
-    for version in filter(
-        _VERSION.fullmatch,
-        _folders(output_dir / "lightning_logs") if "lightning_logs" in inside else (),
-    ):
-        saved = output_dir / "lightning_logs" / version / "checkpoints"
-        for name in _names(saved) if _is_folder(saved) else ():
-            checkpoint_dir = _within(saved, name, f"{version}.")
-            if checkpoint_dir is not None and checkpoint_dir.family == "lightning":
-                yield checkpoint_dir
-
-
-def _within(folder: Path, name: str, above: str) -> CheckpointDir | None:
-    if name.startswith(("_", ".")):
-        return None
-    return (
-        _checkpoint_dir(folder, name, above)
-        if _is_folder(folder / name)
-        else _single(folder, name, above)
-    )
+def _checkpoint_of(folder: Path, entry: os.DirEntry[str], above: str) -> CheckpointDir | None:
+    """Return the checkpoint that an entry of a folder is, if it is one."""
+    name = entry.name
+    if _is_own_folder(entry):
+        return _checkpoint_dir(folder, name, above)
+    # Lightning's checkpoint of one file: no directory is its own
+    if name.endswith(_LIGHTNING) and name[0] not in "_." and entry.is_file(follow_symlinks=False):
+        return CheckpointDir(_lightning(above + name), "lightning", folder, (name,))
+    return None
 
 
 def _checkpoint_dir(parent: Path, name: str, above: str = "") -> CheckpointDir | None:
-    """A directory that is a checkpoint.
-
-    ``above`` comes before a name that is no number of the training's own.
-    """
+    """Return a directory that is a checkpoint; ``above`` comes before its name."""
     path = parent / name
     for pattern, family, inside in _NUMBERED:
         if pattern.fullmatch(name) and (inside is None or _holds(path, inside)):
-            return CheckpointDir(name, family, path)
+            return CheckpointDir(above + name, family, path)
     if name.endswith(_LIGHTNING) and _holds(path, _ANYTHING):
         return CheckpointDir(_lightning(above + name), "lightning", path)
     return CheckpointDir(_plain(name), "deepspeed", path) if _holds(path, _STATES) else None
 
 
-def _single(folder: Path, name: str, above: str) -> CheckpointDir | None:
-    """Lightning's checkpoint of one file: no directory is its own."""
-    is_one = name.endswith(_LIGHTNING) and len(name) > len(_LIGHTNING) and _is_file(folder / name)
-    return CheckpointDir(_lightning(above + name), "lightning", folder, (name,)) if is_one else None
-
-
-def _final(output_dir: Path, names: Collection[str]) -> CheckpointDir | None:
+def _final(output_dir: Path, entries: Collection[os.DirEntry[str]]) -> CheckpointDir | None:
     """The model in a run's root, without what else lies there.
 
     A checkpoint that somebody gives as a run has no root.
     """
     if any(pattern.fullmatch(output_dir.name) for pattern, _, _ in _NUMBERED):
         return None
-    weights = (n for n in names if n.endswith((".safetensors", ".bin")) and WEIGHTS.fullmatch(n))
-    if not any(_is_file(output_dir / n) for n in weights):
+    weights = (e for e in entries if e.name.endswith((".safetensors", ".bin")))
+    if not any(WEIGHTS.fullmatch(e.name) and e.is_file(follow_symlinks=False) for e in weights):
         return None
-    return CheckpointDir(
-        FINAL, "final", output_dir, tuple(sorted(n for n in names if OF_MODEL.fullmatch(n)))
-    )
+    names = sorted(e.name for e in entries if OF_MODEL.fullmatch(e.name))
+    return CheckpointDir(FINAL, "final", output_dir, tuple(names))
 
 
 def _holds(path: Path, pattern: re.Pattern[str]) -> bool:
-    return any(pattern.fullmatch(name) for name in _names(path))
+    return any(pattern.fullmatch(entry.name) for entry in _entries(path))
 
 
 def _plain(tag: str) -> str:
@@ -370,30 +331,20 @@ def _lightning(name: str) -> str:
     return plain if _PLAIN.fullmatch(plain) else _tagged(name) + _LIGHTNING
 
 
-def _folders(path: Path) -> list[str]:
-    return sorted(
-        e.name
-        for e in _entries(path)
-        if not e.name.startswith(("_", ".")) and e.is_dir(follow_symlinks=False)
-    )
+def _candidates(entries: Iterable[os.DirEntry[str]]) -> list[os.DirEntry[str]]:
+    """Return by name what may be a checkpoint, or hold one."""
+    found = (e for e in entries if e.is_dir(follow_symlinks=False) or e.name.endswith(_LIGHTNING))
+    return sorted(found, key=attrgetter("name"))
 
 
-def _is_folder(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink()
-
-
-def _is_file(path: Path) -> bool:
-    return path.is_file() and not path.is_symlink()
-
-
-def _names(path: Path) -> list[str]:
-    return sorted(e.name for e in _entries(path))
+def _is_own_folder(entry: os.DirEntry[str]) -> bool:
+    return not entry.name.startswith(("_", ".")) and entry.is_dir(follow_symlinks=False)
 
 
 def _entries(path: Path) -> list[os.DirEntry[str]]:
-    """None where the directory has vanished.
+    """Return what lies in a directory; nothing where it has vanished.
 
-    They say what they are at no cost, of thousands of files, too.
+    Entries say what they are at no cost, of thousands of files, too.
     """
     try:
         with os.scandir(path) as entries:
