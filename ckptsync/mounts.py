@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,26 +27,10 @@ _LATE = {
 _COHERENT = frozenset({"lustre", "ceph", "gpfs", "ocfs2", "gfs2", "afs"})
 _ONE_MACHINE = frozenset({"fuseblk", "fuse.fuse-overlayfs"})
 # where other machines write without this kernel hearing of it; fuse.* too
-_BLIND = frozenset(
-    {
-        "9p",
-        "acfs",
-        "afs",
-        "beegfs",
-        "ceph",
-        "cifs",
-        "coda",
-        "cvmfs",
-        "fuse",
-        "fuseblk",
-        "gfs2",
-        "gpfs",
-        "lustre",
-        "nfs",
-        "nfs4",
-    }
-    | {"ocfs2", "orangefs", "pvfs2", "smb3", "smbfs", "vboxsf", "virtiofs", "wekafs"}
-)
+_BLIND = """
+    9p acfs afs beegfs ceph cifs coda cvmfs fuse fuseblk gfs2 gpfs lustre nfs nfs4 ocfs2 orangefs
+    pvfs2 smb3 smbfs vboxsf virtiofs wekafs
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +65,7 @@ def device_kinds() -> dict[int, str]:
 
     Nothing where the system does not say.
     """
-    found: dict[int, str] = {}
-    for line in read_table():
-        before, _, after = line.partition(" - ")
-        parts = before.split(" ")
-        if len(parts) > 2 and after:
-            major, _, minor = parts[2].partition(":")
-            found[os.makedev(int(major), int(minor))] = after.split()[0]
-    return found
+    return {device: kind for _, device, kind, _ in _entries(read_table())}
 
 
 def mount_of(path: str) -> Mount:
@@ -104,7 +81,7 @@ def is_mounted(point: str) -> bool:
 
     A directory bound over another of the same disk is (os.path.ismount does not see it).
     """
-    points = {_unescaped(line.split(" ")[4]) for line in read_table() if line.count(" ") > 4}
+    points = {point for point, *_ in _entries(read_table())}
     return os.path.realpath(point) in points if points else os.path.ismount(point)
 
 
@@ -114,19 +91,26 @@ def chosen(lines: Iterable[str], path: str) -> Mount:
     It is the last one of the longest directory that the path is in.
     """
     best, found = "", Mount("")
-    for line in lines:
-        before, _, after = line.partition(" - ")
-        parts, (kind, _, options) = before.split(" "), [*after.split(), "", "", ""][:3]
-        if len(parts) < 6:
-            continue
-        point = _unescaped(parts[4])
+    for point, _, kind, options in _entries(lines):
         if len(point) >= len(best) and f"{path}/".startswith(f"{point.rstrip('/')}/"):
-            best, found = point, _mount(kind, f"{parts[5]},{options}".split(","))
+            best, found = point, _mount(kind, options)
     return found
 
 
-def _unescaped(point: str) -> str:
-    return _ESCAPED.sub(lambda m: chr(int(m[1], 8)), point)
+def _entries(lines: Iterable[str]) -> Iterator[tuple[str, int, str, list[str]]]:
+    """Yield mount point, device, kind and options of each line of a mountinfo."""
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        parts, (kind, _, options) = before.split(" "), [*after.split(), "", "", ""][:3]
+        if len(parts) >= 6 and kind:
+            major, _, minor = parts[2].partition(":")
+            point = _ESCAPED.sub(lambda m: chr(int(m[1], 8)), parts[4])
+            yield (
+                point,
+                os.makedev(int(major), int(minor)),
+                kind,
+                f"{parts[5]},{options}".split(","),
+            )
 
 
 def _mount(kind: str, options: list[str]) -> Mount:
@@ -151,4 +135,4 @@ def _mount(kind: str, options: list[str]) -> Mount:
 
 def is_blind(kind: str) -> bool:
     """Return whether inotify may miss changes on a file system of this kind."""
-    return kind in _BLIND or kind.startswith("fuse.")
+    return kind in _BLIND.split() or kind.startswith("fuse.")

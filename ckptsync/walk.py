@@ -25,7 +25,6 @@ from ckptsync.safe_names import RECORDS
 
 SPOOL = "_ckptsync"
 """The directory of pins and markers in an output directory."""
-_PATH = attrgetter("path")
 # a spool, and the records of a store that somebody copied by hand
 _NO_CONTENT = (SPOOL, RECORDS)
 DEEPEST = 32  # real checkpoints nest three deep
@@ -125,15 +124,15 @@ def walk(root: Path, only: Collection[str] | None = None) -> Listing:
         for path, info in _below(fd, "", root, only):
             if not stat.S_ISREG(info.st_mode):
                 others.append(path)
-            elif _PARTIAL.fullmatch(path.rpartition("/")[2]):
-                partial.append(_stat(path, info))
-            else:
-                files.append(_stat(path, info))
+                continue
+            is_partial = _PARTIAL.fullmatch(path.rpartition("/")[2])
+            (partial if is_partial else files).append(_stat(path, info))
     finally:
         os.close(fd)
-    return Listing(
-        tuple(sorted(files, key=_PATH)), tuple(sorted(partial, key=_PATH)), tuple(sorted(others))
-    )
+    by_path = attrgetter("path")
+    files.sort(key=by_path)
+    partial.sort(key=by_path)
+    return Listing(tuple(files), tuple(partial), tuple(sorted(others)))
 
 
 def _below(
@@ -343,16 +342,11 @@ def open_file(root: Path, path: str) -> int:
     Raise Incomplete (gone) or ConfigError.
     """
     with opened_parent(root, path) as (parent, name):
-        return open_in(parent, name, root, path)
-
-
-def open_in(parent: int, name: str, root: Path, path: str) -> int:
-    """The same in a directory that is open; ``root`` and ``path`` are for the error."""
-    try:
-        return safe_open.open_regular(parent, name)
-    except OSError as e:
-        _vanished_or_raise(e, f"{root}/{path}")
-        raise Incomplete(f"{root}/{path}: gone, or no longer a regular file") from e
+        try:
+            return safe_open.open_regular(parent, name)
+        except OSError as e:
+            _vanished_or_raise(e, f"{root}/{path}")
+            raise Incomplete(f"{root}/{path}: gone, or no longer a regular file") from e
 
 
 @contextlib.contextmanager
@@ -382,15 +376,8 @@ def opened_parent(root: Path, path: str) -> Iterator[tuple[int, str]]:
 
 
 def _stat(path: str, info: os.stat_result) -> Stat:
-    return Stat(
-        path,
-        info.st_size,
-        info.st_mtime_ns,
-        info.st_ino,
-        info.st_dev,
-        info.st_ctime_ns,
-        info.st_nlink,
-    )
+    identity = (info.st_size, info.st_mtime_ns, info.st_ino, info.st_dev)
+    return Stat(path, *identity, info.st_ctime_ns, info.st_nlink)
 
 
 def _vanished_or_raise(error: OSError, path: object) -> None:
@@ -400,11 +387,7 @@ def _vanished_or_raise(error: OSError, path: object) -> None:
     """
     if isinstance(error, UnsafeSpool):
         raise error
-    if isinstance(error, (FileNotFoundError, NotADirectoryError)) or error.errno in (
-        errno.ELOOP,
-        errno.ESTALE,
-        errno.ENXIO,
-    ):
+    if safe_open.is_absence(error) or error.errno == errno.ESTALE:
         return
     if isinstance(error, PermissionError):
         raise ConfigError(

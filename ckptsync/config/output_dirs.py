@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from glob import glob
@@ -41,19 +41,23 @@ def output_directories(runs: Iterable[RunConfig], store_url: str) -> OutputDirec
 
     An absent one is no problem: its job has not started.
     """
-    runs = tuple(runs)
-    given = {os.path.realpath(run.path) for run in runs if not _wildcards(Path(run.path).parts)}
-    unsafe = {path: why for run in runs for path, why in _unsafe(run) if path not in given}
-    found = _existing(runs)
-    names = _named((run for run in found if run.path not in unsafe), store_url)
-    return replace(
-        names, unsafe=tuple(sorted({unsafe[run.path] for run in found if run.path in unsafe}))
-    )
+    found = _matches(runs)
+    outer, _ = _outer_and_inner(found)
+    given = {match.run.path for match in found if not match.way}
+    unsafe: dict[str, str] = {}
+    for match in (match for match in outer if match.run.path not in given):
+        for part in match.way:
+            if why := _why_not_ours(part):
+                unsafe[match.run.path] = f"{match.run.path}: left out: {part}: {why}"
+                break
+    names = _named((one.run for one in outer if one.run.path not in unsafe), store_url)
+    return replace(names, unsafe=tuple(sorted(unsafe.values())))
 
 
 def existing_directories(runs: Iterable[RunConfig], store_url: str) -> OutputDirectories:
     """Return the directories that exist, whoever decides what lies there."""
-    return _named(_existing(tuple(runs)), store_url)
+    outer, _ = _outer_and_inner(_matches(runs))
+    return _named((match.run for match in outer), store_url)
 
 
 def local_directory(store_url: str) -> str:
@@ -65,7 +69,7 @@ def local_directory(store_url: str) -> str:
 def list_unmatched(runs: Iterable[RunConfig]) -> tuple[str, ...]:
     """Return a line for each path or glob that matches nothing."""
     return tuple(
-        f"worker.runs: no directory {run.path} exists yet" for run in runs if not _expanded(run)
+        f"worker.runs: no directory {run.path} exists yet" for run in runs if not _matches([run])
     )
 
 
@@ -82,8 +86,8 @@ def list_watched(runs: Iterable[RunConfig]) -> tuple[str, ...]:
         parts = Path(run.path).parts
         for end in sorted({*_wildcards(parts), len(parts) - 1}):
             found |= dict.fromkeys(nearest(parts[:end]))
-    _, inner = _all_and_inner(runs)  # a first checkpoint may appear in these
-    return tuple(found | dict.fromkeys(run.path for run in inner))
+    _, inner = _outer_and_inner(_matches(runs))  # a first checkpoint may appear in these
+    return tuple(found | dict.fromkeys(match.run.path for match in inner))
 
 
 def _named(found: Iterable[RunConfig], store_url: str) -> OutputDirectories:
@@ -113,96 +117,71 @@ def _named(found: Iterable[RunConfig], store_url: str) -> OutputDirectories:
     return OutputDirectories(tuple(kept), tuple(problems))
 
 
-def _existing(runs: Sequence[RunConfig]) -> list[RunConfig]:
-    """Return the directories that match.
+@dataclass(frozen=True, slots=True)
+class _Match:
+    """A directory that a path or glob matches, and its run.
 
-    A directory inside another one only if it is an output directory itself.
-
-    Ray's working directories have output directories beside data and logs.  A directory is one once
-    a checkpoint or a hook's spool lies in it, unless it belongs to a checkpoint of the directory
-    above.
+    ``way``: the directories from the first one that a wildcard matched. ``ends_wild``: the last
+    one is matched by a wildcard.
     """
 
-    @cache
-    def of_checkpoints(output_dir: Path) -> frozenset[Path]:
-        found_dirs = checkpoint_dirs.find_checkpoint_dirs(output_dir)
-        return frozenset(
-            above
-            for checkpoint_dir in found_dirs
-            for above in (checkpoint_dir.path, *checkpoint_dir.path.parents)
-        )
-
-    def is_output_directory(path: Path) -> bool:
-        try:
-            is_one = (path / SPOOL).is_dir() or bool(checkpoint_dirs.find_checkpoint_dirs(path))
-            return path not in of_checkpoints(path.parent) and is_one
-        except CkptsyncError:
-            return True  # a worker there says why it cannot be read
-
-    every, inner = _all_and_inner(runs)
-    return [run for run in every if run not in inner or is_output_directory(Path(run.path))]
+    run: RunConfig
+    way: tuple[Path, ...]
+    ends_wild: bool
 
 
-def _all_and_inner(runs: Sequence[RunConfig]) -> tuple[list[RunConfig], set[RunConfig]]:
-    """Return all directories that match, and those that lie inside another one.
-
-    A wildcard at the end matched the inner ones.
-    """
-    found: list[tuple[RunConfig, bool]] = []
-    for run in runs:
-        parts = Path(run.path).parts
-        ends_wild = _wildcards(parts)[-1:] == [len(parts) - 1]
-        found += [(one, ends_wild) for one in _expanded(run)]
-    above, given = (
-        {one.path for one, _ in found},
-        {one.path for one, ends_wild in found if not ends_wild},
-    )
-    inner = {
-        one for one, _ in found if one.path not in given and str(Path(one.path).parent) in above
-    }
-    return [
-        one for one, ends_wild in found if not (ends_wild and Path(one.path).name == SPOOL)
-    ], inner
-
-
-def _expanded(run: RunConfig) -> list[RunConfig]:
-    """Return the directories that a path or glob matches, with their runs' names.
+def _matches(runs: Iterable[RunConfig]) -> list[_Match]:
+    """Return the directories that paths or globs match, with their runs' names.
 
     A given path may be a link; what a wildcard matches may not: whoever can write there would
     choose what is read. The name follows from the path alone, so that every node that mounts it
     gives the same one: the directory's own name, or, where wildcards stand before it, what they
     matched (many jobs have an ``out``).
     """
-    parts = Path(run.path).parts
-    wild = _wildcards(parts)
     found = []
-    for path in _glob(parts):
-        own = Path(path).parts
-        has_link = wild and any(Path(*own[: n + 1]).is_symlink() for n in range(wild[0], len(own)))
-        if has_link or not Path(path).is_dir():
-            continue
-        real = os.path.realpath(path)
-        is_last = not wild or wild[0] == len(own) - 1
-        name = Path(real).name if is_last else "-".join(own[n] for n in wild)
-        found.append(RunConfig(real, run.name or name))
+    for run in runs:
+        wild = _wildcards(Path(run.path).parts)
+        for path in map(Path, _glob(Path(run.path).parts)):
+            own = path.parts
+            below = len(own) - wild[0] if wild else 0
+            names = own[-below:] if below else ()
+            if SPOOL in names or any(p.is_symlink() for p in [path, *path.parents][:below]):
+                continue
+            if not path.is_dir():
+                continue
+            real = path.resolve()
+            is_last = below < 2
+            name = run.name or (real.name if is_last else "-".join(own[n] for n in wild))
+            way = tuple(reversed([real, *real.parents][:below]))
+            found.append(_Match(RunConfig(str(real), name), way, wild[-1:] == [len(own) - 1]))
     return found
 
 
-def _unsafe(run: RunConfig) -> Iterator[tuple[str, str]]:
-    """Yield directories in which other users decide what lies there, with the reason.
+def _outer_and_inner(found: Sequence[_Match]) -> tuple[list[_Match], list[_Match]]:
+    """Return the output directories, and the matches that lie inside another one.
 
-    Only of those that a wildcard matches.
+    A directory inside another one, where a wildcard matched it, is an output directory only once a
+    checkpoint or a hook's spool lies in it, unless it belongs to a checkpoint of the directory
+    above: Ray's working directories have output directories beside data and logs.
     """
-    pattern = Path(run.path).parts
-    wild = _wildcards(pattern)
-    for found in _expanded(run) if wild else ():
-        path = Path(found.path)
-        # components; what stands before the wildcards may have been a link
-        below = len(pattern) - wild[0]
-        for part in reversed([path, *path.parents][:below]):
-            if why := _why_not_ours(part):
-                yield found.path, f"{path}: left out: {part}: {why}"
-                break
+
+    @cache
+    def of_checkpoints(output_dir: Path) -> frozenset[Path]:
+        dirs = checkpoint_dirs.find_checkpoint_dirs(output_dir)
+        return frozenset(above for one in dirs for above in (one.path, *one.path.parents))
+
+    def is_output_directory(path: Path) -> bool:
+        try:
+            is_one = (path / SPOOL).is_dir() or bool(checkpoint_dirs.find_checkpoint_dirs(path))
+            return is_one and path not in of_checkpoints(path.parent)
+        except CkptsyncError:
+            return True  # a worker there says why it cannot be read
+
+    paths = {match.run.path for match in found}
+    given = {match.run.path for match in found if not match.ends_wild}
+    inner = [m for m in found if str(Path(m.run.path).parent) in paths and m.run.path not in given]
+    outer = [m for m in found if m not in inner or is_output_directory(Path(m.run.path))]
+    return outer, inner
 
 
 def _why_not_ours(directory: Path) -> str:

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
 
 from ckptsync.errors import Corrupt, Incomplete
 from ckptsync.stores.file_trees import DirectoryFiles
-from ckptsync.tensors import Copy, Demands, Extent, Part, Tensor, read, read_whole
+from ckptsync.tensors import Extent, read, read_whole
 
 
 @pytest.fixture
@@ -29,20 +28,3 @@ def test_a_small_file_is_read_whole_and_a_big_one_is_refused(files: DirectoryFil
         read_whole(files, "a", limit=9)
     with pytest.raises(Incomplete, match="b: not found"):
         read_whole(files, "b")
-
-
-def test_extents_sort_by_file_and_location() -> None:
-    extents = [Extent("b", 0, 1), Extent("a", 9, 1), Extent("a", 10, 1)]
-    assert sorted(extents) == [extents[1], extents[2], extents[0]]
-
-
-@pytest.mark.parametrize("noun", [Extent, Part, Copy, Tensor, Demands])
-def test_nouns_are_frozen_values_without_a_dict(noun: type) -> None:
-    assert dataclasses.is_dataclass(noun)
-    assert noun.__dataclass_params__.frozen  # type: ignore[attr-defined]
-    assert "__slots__" in vars(noun)
-
-
-def test_demands_say_nothing_until_a_layout_does() -> None:
-    assert Demands() == Demands({}, {}, None)
-    assert Demands().model is not Demands().model
