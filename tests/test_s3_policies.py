@@ -19,7 +19,7 @@ import ckptsync
 from ckptsync.errors import NotFound, StoreError
 from ckptsync.head.consolidate import HeadOptions
 from ckptsync.head.gc import RetentionRequest, apply_retention
-from ckptsync.head.keep import keep
+from ckptsync.head.removal import keep
 from ckptsync.head.rules import Rules
 from ckptsync.status import heartbeat
 from ckptsync.status.heartbeat import Heartbeat

@@ -6,7 +6,7 @@ import argparse
 
 from ckptsync.cli import output
 from ckptsync.cli.access import add_store_option, named_store, run_and_location
-from ckptsync.head.keep import keep, release
+from ckptsync.head.removal import keep, release
 
 DETAILS = ""
 

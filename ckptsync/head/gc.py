@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ckptsync.catalogue.cached import Cache, read_catalogue
 from ckptsync.catalogue.location_summary import Summary
 from ckptsync.digest import digest
-from ckptsync.errors import CkptsyncError, Corrupt, NotFound, StoreError
+from ckptsync.errors import CkptsyncError, Corrupt, NotFound, Unsupported
 from ckptsync.head.removal import Removal, RemovalOutcome, check_alone, store_now, write_tombstone
 from ckptsync.head.retention import RetentionDecision, RunEvidence, decide, unreadable_checkpoints
 from ckptsync.head.rules import Rules
@@ -191,12 +191,12 @@ class TrainerMetrics:
 
     def values(self, locations: list[Summary], metric: str) -> dict[str, float | None]:
         """Return location → value; None if it cannot be read, no entry if it was not measured."""
-        found: dict[str, float | None] = {}
-        for seen in locations:
-            measured = self.of(seen)
-            if measured is None or metric in measured:
-                found[seen.location] = measured[metric] if measured else None
-        return found
+        found = {seen.location: self.of(seen) for seen in locations}
+        return {
+            location: measured[metric] if measured else None
+            for location, measured in found.items()
+            if measured is None or metric in measured
+        }
 
     def of(self, seen: Summary) -> Mapping[str, float] | None:
         """Return all that is known of a location; None if it is damaged, or gone.
@@ -205,13 +205,10 @@ class TrainerMetrics:
         """
         key = (seen.run, seen.location)
         if key not in self._known:
+            read = self._of_tombstone if seen.shards_retired else self._of_state
             try:
-                self._known[key] = (
-                    self._of_tombstone(seen) if seen.shards_retired else self._of_state(seen)
-                )
-            except CkptsyncError as e:
-                if isinstance(e, StoreError) and not isinstance(e, NotFound):
-                    raise
+                self._known[key] = read(seen)
+            except (NotFound, Corrupt, Unsupported):
                 self._known[key] = None
         return self._known[key]
 
@@ -225,14 +222,13 @@ class TrainerMetrics:
         return parse_metrics(data, seen.step)
 
     def _of_tombstone(self, seen: Summary) -> Mapping[str, float]:
-        listed = record_names(
-            e.name for e in self._store.names(records_prefix(seen.run, seen.location))
-        ).values()
-        stones = [
-            read_record(self._store, parsed) for parsed in listed if parsed.kind == "tombstone"
-        ]
-        newest = sorted((t for t in stones if isinstance(t, Tombstone)), key=lambda t: -t.n)
-        return next((t.metrics for t in newest if t.scope == "shards" and t.metrics), {})
+        names = (e.name for e in self._store.names(records_prefix(seen.run, seen.location)))
+        stones = [p for p in record_names(names).values() if p.kind == "tombstone"]
+        for parsed in sorted(stones, key=lambda p: -p.n):
+            stone = read_record(self._store, parsed)
+            if isinstance(stone, Tombstone) and stone.scope == "shards" and stone.metrics:
+                return stone.metrics
+        return {}
 
 
 def parse_metrics(data: bytes, step: int | None) -> dict[str, float]:

@@ -25,7 +25,7 @@ different rules do not write a record a minute.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -252,39 +252,50 @@ class _Run:
 
     def rule_for(self, seen: Summary) -> str:
         """Return the first rule that keeps it; the limits, where it is within all there are."""
-        rules, n = self._rules, self._rules.keep_every
-        if rules.keep_last and self._newer[seen.location] < rules.keep_last:
-            return f"one of the newest {rules.keep_last}"
-        if n and seen.step is not None and seen.step % n == 0:
-            return f"its step is a multiple of {n}"
-        if rules.keep_best and (why := self._among_best(seen, rules.keep_best)):
+        rules, limits = list(self._keeping(seen)), list(self._limits(seen))
+        if why := next((why for keeps, why, _ in rules if keeps), ""):
             return why
-        limits = [limit for limit in (self._young(seen), self._small(seen)) if limit is not None]
-        if limits:
-            return ", ".join(limits) if all(limits) else ""
-        return (
-            "" if rules.keep_last or rules.keep_every or rules.keep_best else "no rule deletes it"
-        )
+        if limits and all(holds for holds, _, _ in limits):
+            return ", ".join(why for _, why, _ in limits)
+        return "" if rules or limits else "no rule deletes it"
 
     def rules_against(self, seen: Summary) -> str:
         """Return why no rule keeps it."""
-        rules, why = self._rules, []
-        if rules.keep_last:
-            why.append(f"not one of the newest {rules.keep_last}")
-        if rules.keep_every:
-            why.append(f"its step is not a multiple of {rules.keep_every}")
-        if rules.keep_best:
-            why.append(f"not one of the best {rules.keep_best.count} by {rules.keep_best.metric}")
-        if self._young(seen) == "":
-            why.append(f"older than {show_duration(rules.max_age)}")
-        if self._small(seen) == "":
-            why.append(f"newer checkpoints already take {show_size(rules.max_size)}")
-        state = (
-            ""
-            if is_verified(seen)
-            else f"{seen.status.lower()}, and a newer checkpoint is verified; "
-        )
-        return state + ", ".join(why)
+        every = (*self._keeping(seen), *self._limits(seen))
+        why = ", ".join(against for holds, _, against in every if not holds)
+        if is_verified(seen):
+            return why
+        return f"{seen.status.lower()}, and a newer checkpoint is verified; {why}"
+
+    def _keeping(self, seen: Summary) -> Iterator[tuple[bool, str, str]]:
+        """Yield of each rule that keeps some: whether it keeps this one, why, and why not."""
+        last, n, best = self._rules.keep_last, self._rules.keep_every, self._rules.keep_best
+        if last:
+            is_new = self._newer[seen.location] < last
+            yield is_new, f"one of the newest {last}", f"not one of the newest {last}"
+        if n:
+            is_nth = seen.step is not None and seen.step % n == 0
+            yield is_nth, f"its step is a multiple of {n}", f"its step is not a multiple of {n}"
+        if best:
+            against = f"not one of the best {best.count} by {best.metric}"
+            value = self._evidence.metrics.get(seen.location)
+            if value is None:
+                is_unread = seen.location in self._evidence.metrics
+                yield is_unread, "its metrics cannot be read", against
+            else:
+                better = sum(_score(other, best) < _score(value, best) for other in self._values)
+                why = f"{best.metric} {value:g}, one of the best {best.count}"
+                yield better < best.count, why, against
+
+    def _limits(self, seen: Summary) -> Iterator[tuple[bool, str, str]]:
+        """Yield of each limit: whether this one is within it, and in words that, and the other."""
+        if age := self._rules.max_age:
+            is_young = self._now - seen.ended < age
+            yield is_young, f"younger than {show_duration(age)}", f"older than {show_duration(age)}"
+        if size := self._rules.max_size:
+            against = f"newer checkpoints already take {show_size(size)}"
+            is_small = self._sums[seen.location] <= size
+            yield is_small, f"the newest {show_size(size)}", against
 
     def rule_against_shards(self, seen: Summary) -> str:
         """Return why its shards are deleted while the model stays; empty if they stay."""
@@ -302,34 +313,6 @@ class _Run:
             f"its model is verified, and not one of the newest {n}"
             if self._newer[seen.location] >= n
             else ""
-        )
-
-    def _among_best(self, seen: Summary, rule: Best) -> str:
-        metrics = self._evidence.metrics
-        if seen.location not in metrics:
-            return ""
-        value = metrics[seen.location]
-        if value is None:
-            return "its metrics cannot be read"
-        better = sum(_score(other, rule) < _score(value, rule) for other in self._values)
-        return (
-            f"{rule.metric} {value:g}, one of the best {rule.count}" if better < rule.count else ""
-        )
-
-    def _young(self, seen: Summary) -> str | None:
-        limit = self._rules.max_age
-        return (
-            (f"younger than {show_duration(limit)}" if self._now - seen.ended < limit else "")
-            if limit
-            else None
-        )
-
-    def _small(self, seen: Summary) -> str | None:
-        limit = self._rules.max_size
-        return (
-            (f"the newest {show_size(limit)}" if self._sums[seen.location] <= limit else "")
-            if limit
-            else None
         )
 
 

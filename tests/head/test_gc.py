@@ -27,8 +27,7 @@ from ckptsync.head.gc import (
     plan_retention,
     read_manifests,
 )
-from ckptsync.head.keep import keep
-from ckptsync.head.removal import LEASE, write_tombstone
+from ckptsync.head.removal import LEASE, keep, write_tombstone
 from ckptsync.head.rules import Best, Rules
 from ckptsync.records.tombstone_keep_join import Scope, Stage
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store, StoreWrapper

@@ -5,8 +5,7 @@ import pytest
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.errors import ConfigError, Incomplete
 from ckptsync.head.gc import RetentionRequest, apply_retention, read_manifests
-from ckptsync.head.keep import keep, release
-from ckptsync.head.removal import write_tombstone
+from ckptsync.head.removal import keep, release, write_tombstone
 from ckptsync.head.rules import Rules
 from ckptsync.records.tombstone_keep_join import Stage
 from ckptsync.stores.memory import MemoryStore

@@ -10,8 +10,7 @@ from ckptsync.catalogue.uncached import StoreState, read_state
 from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.head.consolidate import HeadOptions
 from ckptsync.head.gc import RetentionRequest, apply_retention, read_manifests
-from ckptsync.head.keep import keep, release
-from ckptsync.head.removal import LEASE, write_tombstone
+from ckptsync.head.removal import LEASE, keep, release, write_tombstone
 from ckptsync.head.repair import How, NodeState, RepairPlan, plan_repair, repair
 from ckptsync.head.rules import Rules
 from ckptsync.records.io import Fault
