@@ -342,11 +342,16 @@ def open_file(root: Path, path: str) -> int:
     Raise Incomplete (gone) or ConfigError.
     """
     with opened_parent(root, path) as (parent, name):
-        try:
-            return safe_open.open_regular(parent, name)
-        except OSError as e:
-            _vanished_or_raise(e, f"{root}/{path}")
-            raise Incomplete(f"{root}/{path}: gone, or no longer a regular file") from e
+        return open_in(parent, name, root, path)
+
+
+def open_in(parent: int, name: str, root: Path, path: str) -> int:
+    """The same in a directory that is open; ``root`` and ``path`` are for the error."""
+    try:
+        return safe_open.open_regular(parent, name)
+    except OSError as e:
+        _vanished_or_raise(e, f"{root}/{path}")
+        raise Incomplete(f"{root}/{path}: gone, or no longer a regular file") from e
 
 
 @contextlib.contextmanager
