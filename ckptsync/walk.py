@@ -276,7 +276,7 @@ def _check_alone(fd: int, path: Path) -> None:
     What they may write to by its mode alone, they may no more.
     """
     info = os.fstat(fd)
-    if not is_ours(fd):
+    if not _is_ours(fd, info):
         hint = "run the worker as the user who trains; remove the directory if it is nobody's"
         raise UnsafeSpool(
             path, f"belongs to uid {info.st_uid}, and this is uid {os.geteuid()}", hint=hint
@@ -299,18 +299,19 @@ def is_kept(info: os.stat_result, fd: int | None = None) -> bool:
     ``fd``: where it is open, file systems are asked whose files this user's are there (NFS's
     ``all_squash``, mounts with ``uid=``).
     """
-    own = is_ours(fd) if fd is not None else info.st_uid == os.geteuid()
-    is_open = info.st_mode & stat.S_IWOTH and not info.st_mode & stat.S_ISVTX
-    return (own or info.st_uid == 0) and not is_open
+    is_ours = info.st_uid == 0 or (
+        _is_ours(fd, info) if fd is not None else info.st_uid == os.geteuid()
+    )
+    return is_ours and (not info.st_mode & stat.S_IWOTH or bool(info.st_mode & stat.S_ISVTX))
 
 
-def is_ours(fd: int) -> bool:
+def _is_ours(fd: int, info: os.stat_result) -> bool:
     """Return whether an open directory is this user's, or has the owner of a new file of his.
 
     Servers and mounts may decide whose a file is. Root tries this only where its files become
     nobody's, as NFS's ``root_squash`` makes them, and makes nothing in another user's directory.
     """
-    user, info = os.geteuid(), os.fstat(fd)
+    user = os.geteuid()
     if info.st_uid == user or (user == 0 and info.st_uid != _NOBODY):
         return info.st_uid == user
     if (info.st_dev, user) not in _made_as:

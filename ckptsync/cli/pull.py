@@ -98,6 +98,10 @@ def run(args: argparse.Namespace) -> int:
         with output.progress(args, f"downloading {found.run}/{found.location}") as progress:
             done = download.run(store, progress, access_of(args).limits.threads)
     notes = [*found.plan.notes, *found.plan.missing, *_failure_notes(store, found, done)]
+    notes += [
+        f"{other}: left by another pull, and not needed by this one"
+        for other in download.leftovers()
+    ]
     codes = {e.exit_code for e in done.failed.values()}
     result = {
         "run": found.run,

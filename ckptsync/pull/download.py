@@ -12,9 +12,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import glob
 import os
+import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +30,6 @@ from ckptsync.stores.parallel_download import THREADS, StoredFile, download
 from ckptsync.stores.posix.part_file import is_unfinished
 from ckptsync.stores.posix.store import PosixStore
 from ckptsync.stores.stream import is_stored
-from ckptsync.walk import is_ours
 
 Progress = Callable[[int, int], None]
 _OTHER_FILES = (
@@ -74,8 +75,17 @@ class Download:
 
         Files that are there already are judged by names and sizes.
         """
-        have = self._planned() if self._is_there() else self._left()
-        return self._result(have, {}, tuple(self.plan.pointers))
+        have = {f.under: f.size for f in self.plan.files} if self._is_there() else self._left()
+        size = sum(have.values())
+        return Result(
+            self._final,
+            len(self.plan.files),
+            self.plan.size,
+            len(have),
+            size,
+            {},
+            tuple(self.plan.pointers),
+        )
 
     def run(self, store: Store, progress: Progress | None = None, threads: int = THREADS) -> Result:
         """Download what is missing; files that are there already are read and verified.
@@ -90,16 +100,29 @@ class Download:
                     f"{self._final}: exists, and {wrong[0].under} has other bytes",
                     hint=_NO_OVERWRITE,
                 )
-            return self._result(self._planned(), {}, self._finish())
+            return self._result(self.plan.files, {}, self._finish())
         with self._opened() as target:
             self._check_room()
             missing = self._find_missing(target, counter)
             failed = download(store, target, missing, threads, counter.add)
-            there = {f.under: f.size for f in self.plan.files if f not in missing}
+            there = [f for f in self.plan.files if f not in missing]
             if failed:
                 return self._result(there, failed, ())
             self._publish()
         return self._result(there, {}, self._finish())
+
+    def leftovers(self) -> tuple[str, ...]:
+        """Return the other hidden directories of this checkpoint.
+
+        They are unfinished downloads of other files, or of other bytes.
+        """
+        with _translated(self._parent):
+            found = (
+                self._parent.glob(f".{glob.escape(self.plan.name)}.pull-*")
+                if self._parent.is_dir()
+                else ()
+            )
+            return tuple(sorted(str(path) for path in found if path != self._hidden))
 
     def _is_there(self) -> bool:
         """Whether the final directory holds all files, by names and sizes.
@@ -175,9 +198,12 @@ class Download:
     def _check_room(self) -> None:
         """Raise StoreError if the rest does not fit on the disk."""
         with _translated(self._parent):
+            held = sum(
+                found.st_blocks * 512
+                for _, found in safe_open.walk(self._open, "", lambda _: False)
+            )
             disk = os.statvfs(self._open)
-        needed = self.plan.size - sum(self._left().values())
-        free = disk.f_bavail * disk.f_frsize
+        needed, free = self.plan.size - held, disk.f_bavail * disk.f_frsize
         if needed > free:
             raise StoreError(
                 f"{self._parent}: {show_size(needed)} are needed, {show_size(free)} are free",
@@ -221,21 +247,16 @@ class Download:
                 written.append(name)
         return tuple(written)
 
-    def _planned(self) -> dict[str, int]:
-        return {f.under: f.size for f in self.plan.files}
-
     def _result(
-        self, there: Mapping[str, int], failed: dict[str, CkptsyncError], pointers: tuple[str, ...]
+        self,
+        there: Collection[StoredFile],
+        failed: dict[str, CkptsyncError],
+        pointers: tuple[str, ...],
     ) -> Result:
-        """Return the result; ``there``: path → bytes of what did not need to be downloaded."""
+        directory = self._hidden if failed else self._final
+        size = sum(f.size for f in there)
         return Result(
-            self._hidden if failed else self._final,
-            len(self.plan.files),
-            self.plan.size,
-            len(there),
-            sum(there.values()),
-            failed,
-            pointers,
+            directory, len(self.plan.files), self.plan.size, len(there), size, failed, pointers
         )
 
 
@@ -306,11 +327,22 @@ def _lock(at: int, hidden: Path) -> None:
         # a file system without locks: two pulls at once both download, and the second one's rename
         # fails
         return
+    found = os.fstat(at)
     try:
-        is_same = os.path.samestat(os.fstat(at), hidden.lstat())
+        is_same = os.path.samestat(found, hidden.lstat())
     except FileNotFoundError:
         is_same = False
-    if not is_same or not is_ours(at):
+    if is_same and found.st_uid == os.geteuid():
+        return
+    # servers that squash users, and mounts for one user, give what this user makes to another one
+    if is_same:
+        above = hidden.parent
+        with (
+            _translated(above),
+            tempfile.TemporaryDirectory(prefix=".ckptsync-", dir=above) as made,
+        ):
+            is_same = found.st_uid == Path(made).stat().st_uid
+    if not is_same:
         raise ConfigError(
             f"{hidden}: another pull has just finished, or it belongs to another user",
             hint="try again",

@@ -332,6 +332,20 @@ def test_a_pointer_file_is_written_if_it_names_something_else(tmp_path: Path) ->
     )
 
 
+@pytest.mark.parametrize("name", ["checkpoint-4", "check[1]*"])
+def test_unfinished_downloads_of_other_files_are_listed(tmp_path: Path, name: str) -> None:
+    for other in (
+        hidden(tmp_path).name,
+        f".{name}.pull-0000000000000000",
+        ".checkpoint-40.pull-1",
+        ".check1x.pull-1",
+    ):
+        (tmp_path / other).mkdir()
+    assert download(tmp_path, name=name).leftovers() == (
+        str(tmp_path / f".{name}.pull-0000000000000000"),
+    )
+
+
 def test_a_mount_point_is_refused_before_anything_is_downloaded(tmp_path: Path) -> None:
     (tmp_path / "checkpoint-4").mkdir()
     program = (
