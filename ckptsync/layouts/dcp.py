@@ -159,13 +159,13 @@ def _tensors(files: Files, named: Sequence[tuple[str, ChunkedTensor]]) -> Iterat
         )
 
 
-ListedCheckpoint = tuple[StoredTensor, Extent, Shape | None, Checksum | None]
+FoundItem = tuple[StoredTensor, Extent, Shape | None, Checksum | None]
 """A tensor in an item: where its elements lie, their strides if they are not contiguous, and the
 CRC32 of its record.
 """
 
 
-def _unpack_items(files: Files, items: Sequence[StorageItem]) -> Iterator[ListedCheckpoint]:
+def _unpack_items(files: Files, items: Sequence[StorageItem]) -> Iterator[FoundItem]:
     """Yield the tensors of items of which some are zstd streams."""
     unpacked = zstd_items.unpacked(files)
     for item in items:
@@ -207,7 +207,7 @@ class _ItemKind:
     tail: int
     crc_at: int
 
-    def of(self, item: StorageItem, crc32: int) -> ListedCheckpoint:
+    def of(self, item: StorageItem, crc32: int) -> FoundItem:
         """Return the tensor of an item of this kind."""
         extent, record = self.extent, self.record
         found = Extent(item.file, item.start + extent.start, extent.size)
@@ -219,14 +219,14 @@ class _ItemKind:
         return self.stored, found, self.strides, Checksum(summed, crc32)
 
 
-def find_items(files: Files, items: Sequence[StorageItem]) -> list[ListedCheckpoint]:
+def find_items(files: Files, items: Sequence[StorageItem]) -> list[FoundItem]:
     """Return the tensor of every item, read in the order of their files.
 
     Raises Corrupt for one that is no archive of a tensor.
     """
     places = [(item.file, item.start) for item in items]
     order = sorted(range(len(items)), key=places.__getitem__)
-    found: list[ListedCheckpoint] = [None] * len(items)  # type: ignore[list-item]
+    found: list[FoundItem] = [None] * len(items)  # type: ignore[list-item]
     window = _Window(files, [items[n] for n in order])
     kinds: dict[int, list[_ItemKind]] = {}
     for n in order:

@@ -32,7 +32,7 @@ _CHUNK = 4 << 20
 _CALLBACKS, _SCORE = "callbacks.", 8  # bytes: Lightning's best value so far starts infinite
 
 Bytes = npt.NDArray[np.uint8]
-ListedCheckpoint = tuple[str, str, Bytes]
+NamedTensor = tuple[str, str, Bytes]
 """A tensor's name and dtype, and some of its bytes."""
 
 # dtype → unsigned integer of its width, mask, and what is left of a value that is not finite.
@@ -128,14 +128,14 @@ def load(path: str, request: dict[str, Any], safetensors: Any, torch: Any) -> di
     return count(_items(path, request["items"], torch))
 
 
-def _tensors(file: Any, torch: Any) -> Iterator[ListedCheckpoint]:
+def _tensors(file: Any, torch: Any) -> Iterator[NamedTensor]:
     """Yield every tensor of a safetensors file, mapped and not copied."""
     for name in file.keys():  # noqa: SIM118 - it is no dictionary
         tensor = file.get_tensor(name)
         yield name, file.get_slice(name).get_dtype(), tensor.reshape(-1).view(torch.uint8).numpy()
 
 
-def _items(path: str, items: list[tuple[int, int, str]], torch: Any) -> Iterator[ListedCheckpoint]:
+def _items(path: str, items: list[tuple[int, int, str]], torch: Any) -> Iterator[NamedTensor]:
     """Yield the tensors of a distributed checkpoint's shard: archives, one behind the other."""
     with open(path, "rb") as file:  # noqa: PTH123 - it is a descriptor's path
         for start, size, name in items:
@@ -147,7 +147,7 @@ def _items(path: str, items: list[tuple[int, int, str]], torch: Any) -> Iterator
                 yield f"{name}{inner and '.'}{inner}", dtype, piece
 
 
-def count(found: Iterator[ListedCheckpoint]) -> dict[str, Any]:
+def count(found: Iterator[NamedTensor]) -> dict[str, Any]:
     """Return the answer: how many tensors and bytes there are, and which values are not finite.
 
     Storages of one tensor follow each other.

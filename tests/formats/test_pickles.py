@@ -78,7 +78,7 @@ class Point(Stated):
         self.items = items
 
 
-class ListedCheckpoint(Point):
+class NamedPoint(Point):
     """A key whose entries are read together."""
 
     __slots__ = ()
@@ -125,9 +125,9 @@ SINGLY: dict[Name, Build] = {
 TOGETHER: dict[Name, Build] = {
     **SINGLY,
     Name(__name__, "Thing"): Box,
-    Name(__name__, "Key"): ListedCheckpoint,
+    Name(__name__, "Key"): NamedPoint,
 }
-KEYS_TOGETHER: dict[Name, Build] = {**SINGLY, Name(__name__, "Key"): ListedCheckpoint}
+KEYS_TOGETHER: dict[Name, Build] = {**SINGLY, Name(__name__, "Key"): NamedPoint}
 WAYS = (SINGLY, TOGETHER, KEYS_TOGETHER)
 SIZES = st.lists(st.integers(0, 70000), max_size=4).map(Size)
 ATTRIBUTES = st.dictionaries(
