@@ -39,7 +39,8 @@ def main() -> None:
 
     train = tuner.run_exp = partial(tuner.run_exp, callbacks=[DefaultCallback()])
     if "LOCAL_RANK" in os.environ:  # torchrun's; LLaMA-Factory leaves `train` out
-        sys.argv[1:] = [w for w in sys.argv[1:] if w != "train" and "--local" not in w]
+        words = [w for w in sys.argv[1:] if not w.startswith(("--local_rank", "--local-rank"))]
+        sys.argv[1:] = words[words[:1] == ["train"] :]
         train()
     else:
         from llamafactory import cli, launcher  # noqa: PLC0415
@@ -49,6 +50,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # as torchrun's script the first directory is this one, whose modules are called as others are
+    # torchrun puts this directory first, and its `ray.py` would be imported instead of Ray
     sys.path[:] = [path for path in sys.path if path != str(Path(__file__).parent)]
     main()
