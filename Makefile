@@ -2,7 +2,7 @@
 # make test     what CI runs: format, lint, types, tests.  Installs torch: for its small CPU build, where there is one,
 #               PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make test
 # make scenarios   what users do, and must see then, by commands and services alone, on a directory, on S3 and over SFTP; `make test` runs them, too
-# make exhaustive   the searches of which `make test` takes a sample, whole: a hook and a store whose every call fails, hostile pickles, servers that lie
+# make exhaustive   the trainings of three guides, small campaigns, and the searches of which `make test` takes a sample, whole: a hook and a store whose every call fails, hostile pickles, servers that lie
 # make campaign kill processes of a small cluster at any moment, a hundred times and more if asked: CAMPAIGN="--rounds 20 --seed 7"
 # make campaign-trainers   train for real on two nodes, with the hook and without: DDP, FSDP2, ZeRO-2, ZeRO-3; each step of each training must be in the
 #               store and equal to what the framework gathered (as root on Linux each node has a network of its own): a quarter of an hour a
@@ -115,7 +115,7 @@ scenarios: $(VENV)/.installed-test
 	$(PYTEST) tests/scenarios
 
 exhaustive: $(VENV)/.installed-test
-	CKPTSYNC_TEST_ALL=1 $(PYTEST) $$(grep -rlE 'tests.exhaustive|hypothesis' tests --include='test_*.py')
+	CKPTSYNC_TEST_ALL=1 $(PYTEST) $$(grep -rlE 'tests.support.exhaustive|hypothesis' tests --include='test_*.py')
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .
@@ -235,9 +235,9 @@ $(VENV)/.installed: pyproject.toml | $(BIN)/python
 	$(PIP) --editable .
 	@touch $@
 
-$(VENV)/.installed-test: pyproject.toml tests/requirements.txt tests/get_sshd.sh | $(BIN)/python
+$(VENV)/.installed-test: pyproject.toml tests/requirements.txt tests/support/get_sshd.sh | $(BIN)/python
 	$(PIP) --requirement tests/requirements.txt --editable '.[test,load,zstd]'
-	@tests/get_sshd.sh $(VENV)
+	@tests/support/get_sshd.sh $(VENV)
 	@touch $@ $(VENV)/.installed
 
 # Ray is large, and one campaign's alone.

@@ -279,7 +279,7 @@ def _sending(
 def _place(kind: str, home: Path, served: Path) -> dict[str, Any]:
     if kind == "posix":
         return {"url": str(home / "store")}
-    from tests.weed import weed  # noqa: PLC0415  it wants botocore
+    from tests.support.seaweedfs import weed  # noqa: PLC0415  it wants botocore
 
     # where the server keeps what it is sent, in all blocks
     before, tempfile.tempdir = (tempfile.tempdir, str(served))

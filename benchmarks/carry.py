@@ -58,9 +58,9 @@ def _store(direction: str, directory: Path, url: str) -> None:
 
 def _fetch(_direction: str, directory: Path, url: str) -> None:
     from ckptsync.digest import FileDigest
-    from ckptsync.records.io import decode_any
+    from ckptsync.records.io import decode
     from ckptsync.records.manifest import FileEntry, Manifest
-    from ckptsync.records.names import file_name, parse_record_name
+    from ckptsync.records.store_paths import file_name, parse_record_name
     from ckptsync.stores.contract import read_all
     from ckptsync.stores.opening import open_store
     from ckptsync.stores.parallel_download import StoredFile, download
@@ -73,7 +73,7 @@ def _fetch(_direction: str, directory: Path, url: str) -> None:
         for e in there.names("")
         if (found := parse_record_name(e.name)) and found.kind == "manifest"
     }
-    manifests = [decode_any(found, read_all(there, name)) for name, found in parsed.items()]
+    manifests = [decode(name, read_all(there, name)) for name, found in parsed.items()]
 
     def wanted(m: Manifest, f: FileEntry) -> StoredFile:
         digest = FileDigest(f.size, f.digest, f.block_size, f.blocks)

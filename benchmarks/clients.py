@@ -468,7 +468,7 @@ def main() -> None:
             )
         )
         return
-    from tests.weed import weed
+    from tests.support.seaweedfs import weed
 
     server = weed()
     options = {**server.options(), "bucket": server.bucket(), "pid": server.pid}

@@ -26,8 +26,8 @@ from urllib.parse import unquote, urlsplit
 from benchmarks.idle import HERE, LONGEST, _hooked, _until, _write
 from benchmarks.places import Place, s3
 from ckptsync.quantities import parse_size
-from tests.fault_proxy import HttpProxy
-from tests.faults import Request
+from tests.support.fault_proxy import HttpProxy
+from tests.support.network_faults import Request
 
 BETWEEN = 3.0  # seconds in which the worker ends what the last save leaves to be done
 Asked = tuple[float, str, str]

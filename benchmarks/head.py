@@ -79,7 +79,7 @@ def _location(home: Path, *, s3: bool) -> dict[str, Any]:
     """A store's URL and options."""
     if not s3:
         return {"url": str(home / "store")}
-    from tests.weed import weed  # noqa: PLC0415 - a real server is started
+    from tests.support.seaweedfs import weed  # noqa: PLC0415 - a real server is started
 
     server = weed()
     return {"url": f"s3://{server.bucket()}/store", "options": server.options()}

@@ -63,7 +63,7 @@ def s3(folder: Path) -> Iterator[Any]:
     """A function that makes a new empty bucket on a server whose data lie in ``folder``."""
     environment = {**os.environ, "TMPDIR": str(folder), "GOMEMLIMIT": "2GiB"}
     with subprocess.Popen(
-        [sys.executable, "-m", "tests.weed"], stdin=-1, stdout=-1, env=environment
+        [sys.executable, "-m", "tests.support.seaweedfs"], stdin=-1, stdout=-1, env=environment
     ) as server:
         assert server.stdout
         assert server.stdin
@@ -96,7 +96,7 @@ def s3(folder: Path) -> Iterator[Any]:
 @contextlib.contextmanager
 def sftp(folder: Path) -> Iterator[Any]:
     """A function that makes a new empty directory in ``folder``, behind an SSH server."""
-    from tests.sshd import Sshd
+    from tests.support.sshd import Sshd
 
     server = Sshd()
     try:

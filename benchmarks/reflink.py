@@ -20,7 +20,7 @@ from pathlib import Path
 from ckptsync.stores.contract import About
 from ckptsync.stores.posix.store import PosixStore
 from ckptsync.walk import walk
-from ckptsync.worker.snapshot import LocalFile
+from ckptsync.worker.local_save import LocalFile
 from ckptsync.worker.upload_sources import UploadSource
 
 CHUNK = 4 << 20

@@ -187,7 +187,7 @@ def main() -> None:
     if given.one:
         print(json.dumps(_measured(*json.loads(given.one))))
         return
-    from tests.sshd import another_sshd
+    from tests.support.sshd import another_sshd
 
     pythons = {
         name: found

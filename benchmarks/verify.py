@@ -103,7 +103,7 @@ def here(root: Path, size: int, rounds: int) -> Iterator[str]:
 
 
 def far(size: int, rounds: int) -> Iterator[str]:
-    from tests.weed import weed  # noqa: PLC0415 - a real server is started
+    from tests.support.seaweedfs import weed  # noqa: PLC0415 - a real server is started
 
     server = weed()
     url, options = f"s3://{server.bucket()}/store", server.options()

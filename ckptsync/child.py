@@ -1,6 +1,4 @@
-"""Run a program in a process that can be killed: a merge, a verification, loading a model.
-
-A thread cannot be killed.
+"""Run a program in a process that can be killed, as a thread cannot.
 
 `Child` starts it, exchanges lines with it, limits it, and ends it with all that it has started. The
 caller decides how long it may take, and what counts as progress. The head's jobs
@@ -18,7 +16,6 @@ import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -28,22 +25,12 @@ TO_DIE = 5.0  # seconds after SIGKILL; a process that hangs in a dead file serve
 LONGEST = 64 << 20  # bytes of a line; what is longer comes in pieces
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """What a process has used so far: seconds of CPU, bytes of address space."""
-
-    cpu: int
-    memory: int
-
-
 class Child:
     """A running ``command``, whose standard input and output are one socket.
 
-    Its standard error goes to ``log`` (ours if ``None``).
-
     It runs in `/`, so that it can import nothing from the caller's directory, and in a session of
     its own: a group to kill, and no Ctrl-C of ours. ``environment`` is all that it inherits, and
-    the path to ckptsync.
+    the path to ckptsync. Its standard error goes to ``log`` (ours if ``None``).
     """
 
     def __init__(
@@ -111,24 +98,22 @@ class Child:
         with contextlib.suppress(ProcessLookupError, AttributeError):
             resource.prlimit(self.pid, which, (most, resource.prlimit(self.pid, which)[1]))
 
-    def usage(self) -> Usage | None:
-        """Return what it has used, or ``None`` if it is dead."""
+    def allow(self, memory: int, cpu: int) -> None:
+        """Limit it to so many bytes of addresses, and seconds of CPU, beyond what it has used."""
         try:
             stat = Path(f"/proc/{self.pid}/stat").read_text("utf-8", "replace")
-        except OSError:
-            return None
+        except OSError:  # dead: its next answer says so; or no Linux
+            return
         fields = stat.rpartition(")")[2].split()  # proc(5): from the state on, the third
-        return Usage(
-            (int(fields[11]) + int(fields[12])) // os.sysconf("SC_CLK_TCK") + 1, int(fields[20])
-        )
+        seconds = (int(fields[11]) + int(fields[12])) // os.sysconf("SC_CLK_TCK") + 1
+        self.limit(resource.RLIMIT_AS, int(fields[20]) + memory)
+        self.limit(resource.RLIMIT_CPU, seconds + cpu)
 
     def end(self, patience: float = 0.0) -> int | None:
         """Wait so many seconds for it to end by itself, then kill it and its group.
 
-        Return its exit status.
-
-        ``None`` if it cannot be killed. It is waited for last: until then its group's number is
-        nobody else's.
+        Return its exit status; ``None`` if it cannot be killed. It is waited for last: until then
+        its group's number is nobody else's.
         """
         if self._process.returncode is None:
             if not self._is_over(patience):

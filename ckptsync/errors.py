@@ -84,6 +84,16 @@ class Corrupt(CkptsyncError):
     exit_code = 10
 
 
+def not_parsed(e: BaseException, name: str, what: str, hint: str = "") -> Corrupt:
+    """Return the error that ``name`` is not ``what`` (such as "an index"), with a short reason."""
+    reason = str(e)[:200]  # an error stands on one line
+    if isinstance(e, RecursionError):
+        reason = "nested too deeply"
+    elif isinstance(e, MemoryError):
+        reason = "it takes more memory than there is"
+    return Corrupt(f"{name}: not {what}: {reason}", hint=hint)
+
+
 @contextmanager
 def name_in_errors(what: str) -> Iterator[None]:
     """Put ``what`` before the text of a Corrupt or Unsupported that the block raises."""

@@ -11,10 +11,9 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from ckptsync.errors import Corrupt
+from ckptsync.errors import not_parsed
 
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")  # half a character, unless the other half follows
-_MOST = 200  # characters of a reason: an error stands on one line
 
 
 def parse(
@@ -33,16 +32,8 @@ def parse(
         text = data if isinstance(data, str) else data.decode("utf-8")
         found = json.loads(text, object_pairs_hook=unique)
         if _HALF.search(text) or (isinstance(data, str) and not text.isascii()):
-            json.dumps(
-                found, ensure_ascii=False
-            ).encode()  # half a character could not be written anywhere
+            # half a character could not be written anywhere
+            json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError, MemoryError) as e:
-        raise Corrupt(f"{name}: not {what}: {reason(e)}") from e
+        raise not_parsed(e, name, what) from e
     return found
-
-
-def reason(e: BaseException) -> str:
-    """Return why something could not be parsed, short enough for one line."""
-    if isinstance(e, RecursionError):
-        return "nested too deeply"
-    return "it takes more memory than there is" if isinstance(e, MemoryError) else str(e)[:_MOST]

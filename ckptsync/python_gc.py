@@ -9,9 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """Pause Python's garbage collector while the block runs.
-
-    Each collection would visit every value.
+    """Pause Python's garbage collector, which would visit every value, while the block runs.
 
     It is the whole process's.  Threads may overlap: each leaves it as it found it, so that it runs
     again once all have left.

@@ -28,21 +28,14 @@ _BYTES = {
 def clean(text: str, most: int = 0) -> str:
     """Return ``text`` as it may be printed: control and direction characters are made visible.
 
-    It has at most ``most`` characters, if that is not 0.
-
     Names and errors in a store come from anyone who may write to it; terminals and chats obey what
-    is in them.
+    is in them.  The text is cut to ``most`` characters, if that is not 0.
     """
     if most and len(text) > most:
         text = f"{text[: most - 1]}…"
-    return (
-        text
-        if text.isprintable()
-        else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-    )
-
-
-_UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def show_duration(seconds: float) -> str:
@@ -53,8 +46,8 @@ def show_duration(seconds: float) -> str:
         return f"{seconds:.1f}s".replace(".0s", "s")
     parts: list[str] = []
     left = round(seconds)
-    for unit, length in _UNITS.items():
-        count, left = divmod(left, length)
+    for unit in ("d", "h", "m", "s"):
+        count, left = divmod(left, int(_SECONDS[unit]))
         if count or parts:
             parts.append(f"{count}{unit}")
     return "".join(p for p in parts[:2] if not p.startswith("0"))
@@ -76,19 +69,16 @@ def parse_duration(text: str) -> float:
     Units are ``ms s m h d`` and may be joined (``1h30m``); a number needs one, but for ``0``.
     Raises ValueError.
     """
-    text = text.strip()
+    text, examples = text.strip(), "such as 10s, 5m, 2h or 7d"
     if text == "0":
         return 0.0
     if not _DURATION.fullmatch(text):
-        raise ValueError(
-            f"{text!r} is not a duration: expected a number and a unit, such as 10s, 5m, 2h or 7d"
-        )
+        why = f"expected a number and a unit, {examples}"
+        raise ValueError(f"{text!r} is not a duration: {why}")
     seconds = sum(float(number) * _SECONDS[unit] for number, unit in _DURATION_PART.findall(text))
     if seconds > LONGEST:
-        raise ValueError(
-            f"{text[:40]!r} is not a duration: it is longer than 36500d; expected one such as 10s,"
-            " 5m, 2h or 7d"
-        )
+        why = f"it is longer than 36500d; expected one {examples}"
+        raise ValueError(f"{text[:40]!r} is not a duration: {why}")
     return seconds
 
 
@@ -98,16 +88,12 @@ def parse_size(text: str) -> int:
     ``KB MB GB TB`` are powers of 1000 and ``KiB MiB GiB TiB`` of 1024; no unit is bytes.  Raises
     ValueError.
     """
-    found = _SIZE.fullmatch(text.strip())
+    found, examples = _SIZE.fullmatch(text.strip()), "such as 5GB or 512MiB"
     if not found:
-        raise ValueError(
-            f"{text!r} is not a size: expected a number and a unit, such as 5GB or 512MiB"
-        )
+        raise ValueError(f"{text!r} is not a size: expected a number and a unit, {examples}")
     size = float(found[1]) * _BYTES[(found[2] or "").upper()]
     if size > LARGEST:
-        raise ValueError(
-            f"{text[:40]!r} is not a size: it is too large; expected one such as 5GB or 512MiB"
-        )
+        raise ValueError(f"{text[:40]!r} is not a size: it is too large; expected one {examples}")
     return round(size)
 
 

@@ -32,7 +32,7 @@ PASS = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 _ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO})
 # a deleted file that some NFS client still has open
-_NFS_REMAINS = re.compile(r"\.nfs[0-9a-f]{8,}")
+NFS_REMAINS = re.compile(r"\.nfs[0-9a-f]{8,}")
 
 
 def is_absence(e: OSError) -> bool:
@@ -163,6 +163,15 @@ A pipe, socket or device; whatever has a name that `checked_path` refuses.
 Passed = Callable[[str, Odd], object]
 
 
+def is_plain(name: str) -> bool:
+    """Return whether `checked_path` takes a name."""
+    try:
+        checked_path(name)
+    except Corrupt:
+        return False
+    return True
+
+
 def walk(
     root: str, prefix: str, skips: Callable[[str], bool], passed: Passed = lambda *_: None
 ) -> Iterator[tuple[str, os.stat_result]]:
@@ -206,14 +215,11 @@ def _listing(
     try:
         with os.scandir(at) as entries:
             for entry in entries:
-                if skips(entry.name) or _NFS_REMAINS.fullmatch(entry.name):
+                if skips(entry.name) or NFS_REMAINS.fullmatch(entry.name):
                     continue
-                try:
-                    checked_path(entry.name)
-                except Corrupt:
+                if not is_plain(entry.name):
                     passed(prefix + entry.name, "name")
-                    continue
-                if entry.is_dir(follow_symlinks=False):
+                elif entry.is_dir(follow_symlinks=False):
                     yield entry.name + "/", None
                 elif entry.is_file(follow_symlinks=False):
                     with contextlib.suppress(FileNotFoundError):  # deleted since it was listed
@@ -259,32 +265,30 @@ class OpenFile:
 class OpenFiles:
     """The files used last, by name.  Threads may share it."""
 
-    def __init__(self, open_file: Callable[[str], int], most: int = MOST) -> None:
-        self._open_file, self._most = open_file, most
+    def __init__(self, most: int = MOST) -> None:
+        self._most = most
         self._files: OrderedDict[str, OpenFile] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, name: str) -> OpenFile:
-        """The open file; raises what ``open_file`` raises."""
+    def get(self, name: str) -> OpenFile | None:
+        """Return the open file, if it is kept."""
         with self._lock:
             if name in self._files:
                 self._files.move_to_end(name)
-                return self._files[name]
-        return self.reopen(name)
+            return self._files.get(name)
 
-    def reopen(self, name: str) -> OpenFile:
-        """The file that is under this name now."""
-        self.forget(name)
-        # not under the lock: a slow server would hold up every reader
-        file = OpenFile(self._open_file(name))
+    def put(self, name: str, fd: int) -> OpenFile:
+        """Keep an open file in place of what has this name; the one used longest ago may go."""
+        file = OpenFile(fd)
         with self._lock:
             self._files[name] = file
+            self._files.move_to_end(name)
             if len(self._files) > self._most:
                 self._files.popitem(last=False)
         return file
 
     def forget(self, name: str) -> None:
-        """The next `get` opens the file again."""
+        """Keep the file no longer."""
         with self._lock:
             self._files.pop(name, None)
 

@@ -11,14 +11,12 @@ from typing import Annotated, Generic, TypeVar
 
 import msgspec
 
-from ckptsync.errors import Corrupt
-from ckptsync.plain_json import reason
+from ckptsync.errors import Corrupt, not_parsed
 
 T = TypeVar("T")
 
 # Ranges of numbers, which msgspec checks while it decodes: without them a number of 4,000 digits
-# would be accepted, and fail
-# wherever it is first divided or printed.
+# would be accepted, and fail wherever it is first divided or printed.
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Nanoseconds = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
@@ -49,10 +47,8 @@ class Decoder(Generic[T]):
         the last one counts.
         """
         if len(data) > self.limit:
-            raise Corrupt(
-                f"{name}: {len(data)} bytes, at most {self.limit} expected of {self._what}",
-                hint=hint,
-            )
+            most = f"at most {self.limit} expected of {self._what}"
+            raise Corrupt(f"{name}: {len(data)} bytes, {most}", hint=hint)
         return _decoded(self._decoder, data, name, self._what, hint)
 
 
@@ -61,12 +57,9 @@ def _decoded(
 ) -> T:
     try:
         return decoder.decode(data)
-    except (
-        ValueError,
-        RecursionError,
-        MemoryError,
-    ) as e:  # UnicodeDecodeError and all of msgspec's errors are ValueErrors
-        raise Corrupt(f"{name}: not {what}: {reason(e)}", hint=hint) from e
+    # UnicodeDecodeError and all of msgspec's errors are ValueErrors
+    except (ValueError, RecursionError, MemoryError) as e:
+        raise not_parsed(e, name, what, hint) from e
 
 
 class _Numbered(msgspec.Struct):

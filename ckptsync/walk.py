@@ -198,6 +198,16 @@ def open_directory(path: Path) -> int:
     return fd
 
 
+@contextlib.contextmanager
+def opened_directory(path: Path) -> Iterator[int]:
+    """Open a directory as `open_directory` does, and close it at the end."""
+    fd = open_directory(path)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
 def split(path: Path) -> tuple[Path, tuple[str, ...]]:
     """Return the output directory, and the steps from there into its spool, ``_ckptsync`` first.
 

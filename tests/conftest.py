@@ -11,8 +11,8 @@ import pytest
 from hypothesis import settings
 
 from ckptsync.spool import folders
-from ckptsync.stores import progress_signals
-from tests.exhaustive import ALL
+from ckptsync.stores import liveness
+from tests.support.exhaustive import ALL
 
 # An example that waits for a busy machine is no failure.
 settings.register_profile("untimed", deadline=None, max_examples=150 if ALL else 40)
@@ -46,7 +46,7 @@ def _programs_do_not_inherit_ignored_signals() -> None:
 def _no_end_outlasts_its_test() -> Iterator[None]:
     """A process that was told to end reads nothing to its end; this one runs other tests."""
     yield
-    progress_signals.clear_shutdown()
+    liveness.clear_shutdown()
 
 
 @pytest.fixture(autouse=True)

@@ -12,6 +12,7 @@ from tests.campaigns.doctor_faults import FAULTS, library
 from tests.campaigns.doctor_sound import SOUND
 from tests.campaigns.nodes import Network, can_isolate
 from tests.doctor.test_documents import kinds_of_the_code
+from tests.support.exhaustive import in_exhaustive
 
 # What this machine has not got, and tests of their own plant: rights of a server's users, adapters
 # for RDMA, what a heart says.
@@ -42,6 +43,7 @@ def test_each_kind_of_finding_is_planted() -> None:
     assert not any(one.kinds for one in SOUND.values())
 
 
+@in_exhaustive
 def test_what_is_planted_is_found_and_what_is_sound_is_left_in_peace(network: Network) -> None:
     for one in (FAULTS["torch"], FAULTS["small-shm"], SOUND["debian"]):
         assert doctor.judged(one, network) == []

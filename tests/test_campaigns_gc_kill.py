@@ -11,7 +11,8 @@ import pytest
 
 from ckptsync.head.gc import apply_retention
 from tests.campaigns.gc_scenes import Scene, differences, finished, harm, remembered, scenes
-from tests.dying import Crash, Dying
+from tests.support.crashing_store import Crash, Dying
+from tests.support.exhaustive import in_exhaustive
 
 SCENES = scenes()
 
@@ -29,6 +30,7 @@ def test_where_nobody_dies_nothing_is_harmed_and_it_ends(scene: Scene) -> None:
     ] == []
 
 
+@in_exhaustive
 @pytest.mark.parametrize(
     "scene", [SCENES["remove"], SCENES["shards"]], ids=lambda scene: scene.name
 )

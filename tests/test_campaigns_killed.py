@@ -15,8 +15,8 @@ from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import create_store
 from tests.campaigns.killed_judge import judged
 from tests.campaigns.written import Segment, Written, overtaken, written
-from tests.replays import of
-from tests.workers import push_now
+from tests.support.replays import of
+from tests.support.worker_in_process import push_now
 
 NODE = "node0"
 

@@ -9,7 +9,7 @@ import pytest
 from ckptsync.stores.opening import create_store
 from tests.campaigns import llamafactory
 from tests.campaigns.llamafactory_runs import Bench, Run, can_train, default_python
-from tests.workers import push_now
+from tests.support.worker_in_process import push_now
 
 PYTHON = default_python()
 PLAIN, RUN = Run("single", "sft", ""), Run("single", "sft", "autoload")

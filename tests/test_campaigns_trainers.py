@@ -18,6 +18,7 @@ from tests.campaigns.lives import Mortal, at_work, longest
 from tests.campaigns.nodes import Network, can_isolate
 from tests.campaigns.replayed import Replay
 from tests.campaigns.two_nodes import NODES, START, Job, TwoNodes, can_train, default_python, finish
+from tests.support.exhaustive import in_exhaustive
 
 PYTHON = default_python()
 NEEDS_TRAINER = pytest.mark.skipif(
@@ -32,6 +33,7 @@ NEEDS_ISOLATION = pytest.mark.skipif(
 )
 
 
+@in_exhaustive
 @NEEDS_TRAINER
 def test_every_step_of_a_training_on_two_nodes_is_in_the_store_as_the_framework_gathered_it(
     tmp_path: Path,
@@ -124,6 +126,7 @@ def test_a_node_that_is_cut_off_reaches_the_hub_no_more_until_it_is_mended() -> 
     assert answers == [[0, 0], [1, 0], [0, 0]]
 
 
+@in_exhaustive
 @pytest.mark.parametrize("name", ["clock"])
 def test_a_worker_in_hostile_surroundings_misses_nothing(tmp_path: Path, name: str) -> None:
     if why := hostile.missing(name):

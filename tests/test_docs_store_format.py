@@ -8,15 +8,15 @@ import pytest
 
 from ckptsync.records.manifest import FileEntry, Manifest
 from ckptsync.records.model_record import ModelFile, ModelRecord, ModelTensor
-from ckptsync.records.names import RecordKind
 from ckptsync.records.report import Kind, Level, Report, VerifyFinding
+from ckptsync.records.store_paths import RecordKind
 from ckptsync.records.tombstone_keep_join import Join, Keep, Tombstone
-from tests.listing import DOCUMENT, document
+from tests.support.store_listing import DOCUMENT, document
 
 
 def test_the_listing_is_what_the_code_makes() -> None:
     text = DOCUMENT.read_text()
-    assert document(text) == text, "python -m tests.listing writes it anew"
+    assert document(text) == text, "python -m tests.support.store_listing writes it anew"
 
 
 @pytest.mark.parametrize(

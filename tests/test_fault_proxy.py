@@ -11,8 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from tests.fault_proxy import HttpProxy, TcpProxy
-from tests.faults import (
+from tests.support.fault_proxy import HttpProxy, TcpProxy
+from tests.support.network_faults import (
     CUT,
     DOWN,
     END,
@@ -29,8 +29,8 @@ from tests.faults import (
     often,
     once,
 )
-from tests.ticks import until
-from tests.weed import weed
+from tests.support.seaweedfs import weed
+from tests.support.waiting import until
 
 BODY = b"0123456789" * 20_000
 

@@ -14,10 +14,21 @@ import yaml
 from ckptsync.cli.main import parser
 from ckptsync.config.loading import read
 from ckptsync.config.schema import SECTIONS
-from tests.guiding import GUIDES, READMES, ROOT, Block, blocks, commands, has, location
+from tests.support.exhaustive import in_exhaustive
+from tests.support.run_documents import (
+    GUIDES,
+    READMES,
+    ROOT,
+    Block,
+    blocks,
+    commands,
+    has,
+    location,
+)
 
 MARKS = {"run", "until", "serve", "output", "file", "fragment", "picture", "not run"}
 DOCUMENTS = [*READMES, *GUIDES]
+TRAIN = ("accelerate.md", "hf-trainer.md", "torch.md")  # their trainings take 10 s and more
 RUN = [path for path in GUIDES if any(b.mark == "run" for b in blocks(path.read_text()))]
 
 
@@ -89,7 +100,11 @@ def test_every_link_leads_somewhere(path: Path) -> None:
     assert lost == []
 
 
-@pytest.mark.parametrize("path", RUN, ids=name)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=in_exhaustive if path.name in TRAIN else ()) for path in RUN],
+    ids=name,
+)
 def test_a_guide_does_what_it_says(path: Path, tmp_path: Path) -> None:
     found = blocks(path.read_text())
     for block in found:

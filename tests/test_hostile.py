@@ -20,13 +20,13 @@ import pytest
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.cli.main import main
 from ckptsync.digest import FileDigest, digest
-from ckptsync.doctor.publishing import publish
+from ckptsync.doctor.exchange import publish
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete
 from ckptsync.layouts import registry
 from ckptsync.safe_names import STORE_FILE
 from ckptsync.status import heartbeat
 from ckptsync.status.heartbeat import Facts, Heartbeat
-from ckptsync.stores.file_trees import DirectoryFiles
+from ckptsync.stores.checkpoint_files import DirectoryFiles
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import open_store
 from ckptsync.stores.posix.store import PosixStore
@@ -34,13 +34,13 @@ from ckptsync.verify.expected import directory_file
 from ckptsync.verify.level_load import LOAD_CHILD, LOAD_HINT, load_file
 from ckptsync.verify.loader_process import LoaderProcess
 from ckptsync.verify.verification import VerifyOptions, resolve_target, verify
-from tests.cli_store import make
-from tests.exhaustive import ALL
 from tests.hostile import headers, pickles, records, truncations, zips
 from tests.hostile.running import SECONDS
-from tests.plain_files import MemoryFiles, tree
-from tests.vector import vector
-from tests.verified import WHOLE, arrive
+from tests.support.exhaustive import ALL
+from tests.support.files_in_memory import MemoryFiles, tree
+from tests.support.small_store import make
+from tests.support.vector import vector
+from tests.support.verified_stores import WHOLE, arrive
 
 ROOT = Path(__file__).parent.parent
 

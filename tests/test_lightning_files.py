@@ -10,15 +10,15 @@ import torch
 from ckptsync.catalogue.location_summary import summarize
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.head.consolidate import HeadOptions
-from ckptsync.records.names import file_name
+from ckptsync.records.store_paths import file_name
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.verify.schedule import VerifyPolicy
 from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.worker import Worker
-from tests.filled import flip, read
-from tests.heads import consolidate_due, verify_next
-from tests.torch_files import raw, saved
-from tests.workers import tick
+from tests.support.filled_stores import flip, read
+from tests.support.head_in_process import consolidate_due, verify_next
+from tests.support.torch_bytes import raw, saved
+from tests.support.worker_in_process import tick
 
 NAME, LOCATION = "epoch=0-step=10.ckpt", "epoch-0-step-10.ckpt"
 WEIGHT = torch.arange(6.0)
@@ -43,7 +43,7 @@ def location(store: MemoryStore) -> tuple[str, str]:
 
 
 def worker(out: Path, store: MemoryStore) -> Worker:
-    return Worker(WorkerOptions("n0", (RunDir("run", out),)), store)
+    return Worker(WorkerOptions("n0", RunDir("run", out)), store)
 
 
 @pytest.mark.parametrize("size", [0, 2, len(DATA) // 2, len(DATA) - 1])

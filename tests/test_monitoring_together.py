@@ -21,8 +21,8 @@ import pytest
 import ckptsync
 from ckptsync.cli.main import main
 from ckptsync.stores.opening import create_store
-from tests.cli_store import SHARD, flip, make
-from tests.webhooks import hook
+from tests.support.small_store import SHARD, flip, make
+from tests.support.webhook_server import hook
 
 pytest.importorskip("prometheus_client")
 DATA = Path(ckptsync.__file__).parent / "demo_data"

@@ -20,7 +20,7 @@ from ckptsync.errors import NotFound, StoreError
 from ckptsync.head.consolidate import HeadOptions
 from ckptsync.head.gc import RetentionRequest, apply_retention
 from ckptsync.head.removal import keep
-from ckptsync.head.rules import Rules
+from ckptsync.head.retention_rules import Rules
 from ckptsync.status import heartbeat
 from ckptsync.status.heartbeat import Heartbeat
 from ckptsync.stores.contract import About, Store
@@ -28,10 +28,11 @@ from ckptsync.stores.opening import bare, create_store, open_store
 from ckptsync.verify.schedule import VerifyPolicy
 from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.worker import Worker
-from tests.fault_proxy import HttpProxy
-from tests.faults import UP, Answer, Request
-from tests.heads import consolidate_due, verify_next
-from tests.policies import (
+from tests.support.fault_proxy import HttpProxy
+from tests.support.head_in_process import consolidate_due, verify_next
+from tests.support.network_faults import UP, Answer, Request
+from tests.support.retention_stores import FIRST, fill
+from tests.support.s3_permissions import (
     CONFIGS,
     Asked,
     Recorder,
@@ -42,9 +43,8 @@ from tests.policies import (
     refused,
     without,
 )
-from tests.retained import FIRST, fill
-from tests.weed import weed
-from tests.workers import push_now, tick
+from tests.support.seaweedfs import weed
+from tests.support.worker_in_process import push_now, tick
 
 DATA = Path(ckptsync.__file__).parent / "demo_data" / "fsdp2"
 SHARD = "fsdp2/checkpoint-4/pytorch_model_fsdp_0/__0_0.distcp"
@@ -113,7 +113,7 @@ def work(store: Store, out: Path, recorder: Recorder) -> None:
 
 
 def worker_on(store: Store, out: Path) -> Worker:
-    return Worker(WorkerOptions("n0", (RunDir("fsdp2", out),)), store)
+    return Worker(WorkerOptions("n0", RunDir("fsdp2", out)), store)
 
 
 def large(store: Store, name: str, recorder: Recorder) -> None:

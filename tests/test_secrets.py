@@ -23,10 +23,10 @@ import pytest
 
 import ckptsync
 from ckptsync.cli.main import main
-from tests.fault_proxy import HttpProxy
-from tests.faults import Answer, Fault, Request
-from tests.sshd import sshd
-from tests.weed import weed
+from tests.support.fault_proxy import HttpProxy
+from tests.support.network_faults import Answer, Fault, Request
+from tests.support.seaweedfs import weed
+from tests.support.sshd import sshd
 
 DATA = Path(ckptsync.__file__).parent / "demo_data" / "fsdp2"
 WRONG = "planted/Secret+0123456789abcdefghijklmno"

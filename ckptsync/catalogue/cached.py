@@ -28,14 +28,14 @@ from ckptsync.catalogue.uncached import read_checkpoint_records
 from ckptsync.digest import digest
 from ckptsync.python_gc import paused
 from ckptsync.records.io import Fault, Record, hidden_by
-from ckptsync.records.locations import (
+from ckptsync.records.location_status import (
     LocationState,
     Status,
     list_locations,
     reading_order,
     record_names,
 )
-from ckptsync.records.names import checkpoint_of, consolidated_prefix, senders
+from ckptsync.records.store_paths import checkpoint_of, consolidated_prefix, senders
 from ckptsync.safe_names import RECORDS
 from ckptsync.stores.contract import Entry, Store, cuts_of, join_slices, slices
 
@@ -109,13 +109,18 @@ def read_catalogue(
     faults: list[Fault] = []
     clock = 0.0
     pool = ThreadPoolExecutor(AT_ONCE, "catalogue")
+
+    def usable(name: Name) -> Checkpoint | None:
+        # files of an upload come without a record
+        return cache.checkpoints.get(name) if name not in sending else None
+
     try:
         with paused():
             for listed, entries in _listed(store, runs, cache, pool):
                 clock = max(clock, max((e.mtime for e in entries), default=0.0))
                 sending.update(senders(entries, now))
                 for name, its in group_by_checkpoint(listed, entries).items():
-                    old = cache.checkpoints.get(name) if name not in sending else None
+                    old = usable(name)
                     if old and not old.open and old.key == listing_key(its):
                         known[name] = old
                     else:
@@ -126,10 +131,7 @@ def read_catalogue(
                 cache.forget(name)
 
         def renew(name: Name) -> tuple[Checkpoint, tuple[Fault, ...], bool]:
-            # files of an upload come without a record
-            return _renewed(
-                store, changed[name], cache.checkpoints.get(name) if name not in sending else None
-            )
+            return _renewed(store, changed[name], usable(name))
 
         for name, (found, wrong, is_final) in zip(changed, pool.map(renew, changed), strict=True):
             if not is_final:
@@ -151,16 +153,14 @@ def read_catalogue(
         else s
         for s in explain_missing(summaries)
     ]
-    described = {(s.run, s.checkpoint) for s in summaries} | {
-        (f.run, checkpoint_of(f.location)) for f in faults
-    }
-    new = sorted(sending.keys() - described)
+    described = {(s.run, s.checkpoint) for s in summaries}
+    described |= {(f.run, checkpoint_of(f.location)) for f in faults}
     begun = [
-        summarize_begun(*name, sending[name], store.names("/".join((*name, "")))) for name in new
+        summarize_begun(*name, sending[name], store.names("/".join((*name, ""))))
+        for name in sorted(sending.keys() - described)
     ]
-    return Catalogue(
-        tuple(uploading), tuple(sorted(faults, key=lambda fault: fault.name)), clock, tuple(begun)
-    )
+    faults.sort(key=lambda fault: fault.name)
+    return Catalogue(tuple(uploading), tuple(faults), clock, tuple(begun))
 
 
 def _listed(
@@ -207,11 +207,7 @@ def _renewed(
     meanwhile.
     """
     key = listing_key(entries)
-    if (
-        old is not None
-        and old.key == key
-        and (not old.open or listing_key(_files(store, old.open)) == old.data)
-    ):
+    if old and old.key == key and listing_key(_files(store, old.open)) == old.data:
         return old, (), True
     names = record_names(entry.name for entry in entries)
     records, faults = read_checkpoint_records(store, {e.name: e.size for e in entries})
@@ -249,9 +245,8 @@ def _without_listing(
     judged = list_locations(records, sizes, hidden) if sizes else bare
     finished = {s.location: s.named_files() for s in judged if s.status in UNLISTED}
     found = {name: size for files in finished.values() for name, size in files.items()}
-    return found, tuple(
-        prefix for seen in bare if seen.location not in finished for prefix in _prefixes(seen)
-    )
+    others = [seen for seen in bare if seen.location not in finished]
+    return found, tuple(prefix for seen in others for prefix in _prefixes(seen))
 
 
 def _prefixes(seen: LocationState) -> Iterator[str]:

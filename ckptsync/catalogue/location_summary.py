@@ -8,14 +8,20 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import merge
 
+from ckptsync.checkpoint_dirs import family_of
 from ckptsync.digest import digest
 from ckptsync.layouts.file_names import rank
 from ckptsync.records.io import Fault
-from ckptsync.records.locations import LocationState, Status, reading_order, unanswered_findings
+from ckptsync.records.location_status import (
+    LocationState,
+    Status,
+    reading_order,
+    unanswered_findings,
+)
 from ckptsync.records.model_record import ModelRecord
-from ckptsync.records.names import consolidated_prefix, file_name
 from ckptsync.records.report import DAMAGE, LEVELS, Level, Verdict
 from ckptsync.records.save_groups import Sibling
+from ckptsync.records.store_paths import consolidated_prefix, file_name
 from ckptsync.records.tombstone_keep_join import fate, kept
 from ckptsync.stores.contract import Entry
 
@@ -38,7 +44,7 @@ Owner = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Proven:
-    """The last report that counts (see `records.locations.proof`).
+    """The last report that counts (see `records.location_status.proof`).
 
     Times: seconds on the store's clock.
 
@@ -78,7 +84,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One location, as `records.locations.LocationState` has it, in short.
+    """One location, as `records.location_status.LocationState` has it, in short.
 
     Times: seconds on the store's clock.
 
@@ -155,6 +161,15 @@ class Summary:
     uploading: tuple[str, ...] = ()
     demanded: int = 0
     present: int = 0
+
+    @property
+    def age_order(self) -> tuple[float, int, str]:
+        """Return by what the newer of two is the greater.
+
+        When files were written counts.  Steps do not tell: a training that was restarted counts
+        them from 0 again.
+        """
+        return self.ended, self.step or 0, self.location
 
     @property
     def percent(self) -> int | None:
@@ -319,10 +334,9 @@ def _progress(seen: LocationState) -> tuple[int, int]:
 def find_gaps(seen: LocationState) -> tuple[Gap, ...]:
     """Return what is missing, by the rank whose it is, or by the node that sent it."""
     elsewhere = {path for paths in seen.siblings.values() for path in paths}
+    demanded = {**seen.demands.resume, **seen.demands.model}.keys()
     absent: dict[int, list[str]] = {}
-    for path in sorted(
-        {**seen.demands.resume, **seen.demands.model}.keys() - seen.files.keys() - elsewhere
-    ):
+    for path in sorted(demanded - seen.files.keys() - elsewhere):
         number = rank(path)
         absent.setdefault(-1 if number is None else number, []).append(path)
     present = {number for known in seen.manifests for number in known.manifest.ranks}
@@ -334,14 +348,22 @@ def find_gaps(seen: LocationState) -> tuple[Gap, ...]:
     for path, where in seen.files.items():
         if seen.sizes.get(where[0].name) != where[0].entry.size:
             gone.setdefault(where[0].nodes[0], []).append(path)
-    unsent = [
-        Gap(len(paths), paths[0] if paths else "", number)
-        for number, paths in sorted(absent.items())
-    ]
     return (
-        *unsent,
-        *(Gap(len(paths), min(paths), -1, node) for node, paths in sorted(gone.items())),
+        *(Gap(len(its), its[0] if its else "", number) for number, its in sorted(absent.items())),
+        *(Gap(len(its), min(its), -1, node) for node, its in sorted(gone.items())),
     )
+
+
+def last_models(summaries: Iterable[Summary]) -> frozenset[str]:
+    """Return the locations of a run that are no checkpoints to resume a training from.
+
+    They are what trainers leave at the end: a model, and under DeepSpeed the tag that it was made
+    from.
+    """
+    families = {s.location: family_of(s.checkpoint) for s in summaries}
+    has_tags = {"trainer", "accelerate"} & set(families.values())
+    last = {"final", "deepspeed"} if has_tags else {"final"}
+    return frozenset(location for location, family in families.items() if family in last)
 
 
 def step(checkpoint: str) -> int | None:
@@ -352,9 +374,8 @@ def step(checkpoint: str) -> int | None:
 
 def cut(lines: Sequence[str]) -> tuple[str, ...]:
     """Return at most `LINES` of them, then how many more there are."""
-    return (
-        tuple(lines) if len(lines) <= LINES else (*lines[:LINES], f"and {len(lines) - LINES} more")
-    )
+    more = len(lines) - LINES
+    return tuple(lines) if more <= 0 else (*lines[:LINES], f"and {more} more")
 
 
 def show_ranks(ranks: Iterable[int]) -> str:
@@ -371,11 +392,7 @@ def show_ranks(ranks: Iterable[int]) -> str:
 def read_ranks(text: str) -> set[int]:
     """Return the ranks that `show_ranks` wrote."""
     pairs = ([int(n) for n in part.split("-")] for part in text.split(",") if part)
-    return {
-        number
-        for first, *last in pairs
-        for number in range(first, (last[0] if last else first) + 1)
-    }
+    return {number for pair in pairs for number in range(pair[0], pair[-1] + 1)}
 
 
 def _damage(seen: LocationState, mtimes: Mapping[str, float]) -> tuple[str, ...]:
@@ -394,12 +411,10 @@ def _proven(seen: LocationState, mtimes: Mapping[str, float], complained: Iterab
     names = set() if seen.conditions.shards else {k.name for k in seen.manifests}
     passed: dict[Level, float] = {}
     for name, report in reports.items():
-        if (
-            report.verdict == "ok"
-            and names.issubset(report.manifests)
-            and report.model_record == seen.model_record_name
-        ):
+        is_of_this = report.model_record == seen.model_record_name
+        if report.verdict == "ok" and is_of_this and names.issubset(report.manifests):
             passed[report.level] = max(passed.get(report.level, 0.0), mtimes.get(name, 0.0))
+    levels = [reports[name].level for name in proof.damage]
     return Proven(
         report=proof.report,
         verdict=proof.verdict,
@@ -408,9 +423,7 @@ def _proven(seen: LocationState, mtimes: Mapping[str, float], complained: Iterab
         holds=proof.holds,
         passed=tuple((level, passed[level]) for level in LEVELS if level in passed),
         damage=proof.damage,
-        damage_level=max(
-            (reports[name].level for name in proof.damage), key=LEVELS.index, default=None
-        ),
+        damage_level=max(levels, key=LEVELS.index, default=None),
         damaged_at=max((mtimes.get(name, 0.0) for name in proof.damage), default=0.0),
         rewritten_at=max((mtimes.get(name, 0.0) for name in complained), default=0.0),
     )
@@ -422,7 +435,8 @@ def _lacks_to_open(model_record: ModelRecord) -> tuple[str, ...]:
     is_adapter = any(name.startswith("adapter_model") for name in names)
     config = "adapter_config.json" if is_adapter else "config.json"
     has_tokenizer = any(name.startswith(_TOKENIZERS) for name in names)
-    return (*(() if config in names else (config,)), *(() if has_tokenizer else (TOKENIZER,)))
+    lacking = ((config, config in names), (TOKENIZER, has_tokenizer))
+    return tuple(name for name, is_there in lacking if not is_there)
 
 
 def explain_missing(summaries: Sequence[Summary]) -> tuple[Summary, ...]:
@@ -438,32 +452,25 @@ def explain_missing(summaries: Sequence[Summary]) -> tuple[Summary, ...]:
 
 
 def _explain(seen: Summary, run: Sequence[Summary]) -> Summary:
-    owners = _owners({g.rank for g in seen.gaps if g.rank >= 0 and not g.node}, seen, run)
+    unsent = [gap for gap in seen.gaps if not gap.node]
+    vanished = [gap for gap in seen.gaps if gap.node]
+    owners = _owners({gap.rank for gap in unsent if gap.rank >= 0}, seen, run)
     by_owner: dict[Owner | None, list[Gap]] = {}
-    for gap in seen.gaps:
-        if not gap.node:
-            by_owner.setdefault(owners.get(gap.rank), []).append(gap)
+    for gap in unsent:
+        by_owner.setdefault(owners.get(gap.rank), []).append(gap)
+    awaited = {owner[0] for owner in by_owner if owner} | {gap.node for gap in vanished}
     lines = [_gap_line(owner, gaps) for owner, gaps in by_owner.items()]
     lines += [
-        f"{g.node}: uploaded {_gap_files([g])}, which is no longer in the store"
-        for g in seen.gaps
-        if g.node
+        f"{gap.node}: uploaded {_gap_files([gap])}, which is no longer in the store"
+        for gap in vanished
     ]
-    absent: list[str] = []
     if by_owner.keys() <= {None}:  # no owner: nodes of the nearest checkpoint that sent nothing
-        near = next(_nearest(seen, run), None)
         there = {*seen.nodes, *(node for sibling in seen.siblings for node in sibling.nodes)}
-        absent = [node for node, _ in near.ranks if node not in there] if near else []
-        lines += [
-            f"{node}: has uploaded nothing yet; it uploaded a part of {near.location}"
-            for node in absent
-            if near
-        ]
-    awaited = {
-        *(owner[0] for owner in by_owner if owner),
-        *absent,
-        *(g.node for g in seen.gaps if g.node),
-    }
+        if near := next(_nearest(seen, run), None):
+            absent = [node for node, _ in near.ranks if node not in there]
+            awaited.update(absent)
+            told = f"has uploaded nothing yet; it uploaded a part of {near.location}"
+            lines += [f"{node}: {told}" for node in absent]
     return replace(seen, lost=cut(lines), awaited=tuple(sorted(awaited)))
 
 

@@ -9,8 +9,8 @@ from difflib import get_close_matches
 from ckptsync.catalogue.location_summary import Summary, summarize
 from ckptsync.errors import ConfigError, Unsupported
 from ckptsync.records.io import Fault, Record, find_missing_manifests, hidden_by, read_records
-from ckptsync.records.locations import LocationState, list_locations, record_names
-from ckptsync.records.names import checkpoint_of, consolidated_prefix, records_prefix
+from ckptsync.records.location_status import LocationState, list_locations, record_names
+from ckptsync.records.store_paths import checkpoint_of, consolidated_prefix, records_prefix
 from ckptsync.safe_names import RECORDS
 from ckptsync.stores.contract import Entry, Store
 
@@ -49,10 +49,8 @@ class StoreState:
 
         Nothing can be said about such a location here.
         """
-        return next(
-            (f.error for f in self.faults_of(run, location) if isinstance(f.error, Unsupported)),
-            None,
-        )
+        errors = (fault.error for fault in self.faults_of(run, location))
+        return next((error for error in errors if isinstance(error, Unsupported)), None)
 
 
 def read_state(store: Store, run: str = "") -> StoreState:
@@ -74,12 +72,9 @@ def read_checkpoints(store: Store, run: str, checkpoints: Iterable[str]) -> Stor
             for location in store.dirs(f"{run}/{RECORDS}/", checkpoint):
                 if checkpoint_of(location) == checkpoint:
                     # Records first: the files that they name are stored before them.
-                    for prefix in (
-                        records_prefix(run, location),
-                        f"{run}/{location}/",
-                        consolidated_prefix(run, location),
-                    ):
-                        yield from store.names(prefix)
+                    yield from store.names(records_prefix(run, location))
+                    yield from store.names(f"{run}/{location}/")
+                    yield from store.names(consolidated_prefix(run, location))
 
     return _read(store, entries())
 
@@ -94,17 +89,14 @@ def read_location(store: Store, run: str, location: str) -> StoreState:
 def not_found(store: Store, run: str, location: str = "") -> ConfigError:
     """Return the error for a missing run, or checkpoint of one, with a name that is like it."""
     checkpoints = store.dirs(f"{run}/{RECORDS}/") if location else []
-    runs = [] if checkpoints else [name for name in store.dirs("") if name != RECORDS]
-    what = (
-        f"checkpoint {location!r} not found in run {run!r}"
-        if checkpoints
-        else f"run {run!r} not found"
-    )
-    close = get_close_matches(location if checkpoints else run, checkpoints or runs, 1)
+    if checkpoints:
+        what = f"checkpoint {location!r} not found in run {run!r} of {store.url}"
+        close = get_close_matches(location, checkpoints, 1)
+    else:
+        what = f"run {run!r} not found in {store.url}"
+        close = get_close_matches(run, [name for name in store.dirs("") if name != RECORDS], 1)
     hint = f"did you mean {close[0]!r}?" if close else "`ckptsync ls` shows the runs"
-    return ConfigError(
-        f"{what} in {store.url}" if not checkpoints else f"{what} of {store.url}", hint=hint
-    )
+    return ConfigError(what, hint=hint)
 
 
 def _read(store: Store, listed: Iterable[Entry]) -> StoreState:

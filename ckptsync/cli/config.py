@@ -12,7 +12,6 @@ DETAILS = ""
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Define the action and its argument."""
     actions = command.add_subparsers(title="actions", metavar="ACTION", required=True)
     example = add_command(
         actions,

@@ -32,14 +32,14 @@ from ckptsync.cli import output
 from ckptsync.cli.ls import HEADING, list_rows
 from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, StoreError
 from ckptsync.layouts import registry
-from ckptsync.quantities import show_size
-from ckptsync.records.locations import LocationState
-from ckptsync.records.names import consolidated_prefix
+from ckptsync.quantities import clean, show_size
+from ckptsync.records.location_status import LocationState
 from ckptsync.records.report import Report, VerifyFinding
+from ckptsync.records.store_paths import consolidated_prefix
 from ckptsync.status.heartbeat import Heartbeat
 from ckptsync.status.nodes import read_nodes
+from ckptsync.stores.checkpoint_files import DirectoryFiles
 from ckptsync.stores.contract import Store
-from ckptsync.stores.file_trees import DirectoryFiles
 from ckptsync.stores.opening import create_store
 
 T = TypeVar("T")
@@ -67,7 +67,6 @@ _ORDER = (
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Define the arguments."""
     command.add_argument(
         "--dir",
         metavar="DIR",
@@ -92,24 +91,16 @@ def run(args: argparse.Namespace) -> int:
         ) from e
     models = {run: story.model(run) for run in RUNS}
     if args.json:
-        output.print_json(
-            {
-                "ok": True,
-                "directory": str(directory),
-                "models": {k: str(v) for k, v in models.items()},
-            }
-        )
+        shown = {run: str(model) for run, model in models.items()}
+        output.print_json({"ok": True, "directory": str(directory), "models": shown})
         return 0
     for run, model in models.items():
         size = sum(path.stat().st_size for path in model.rglob("*") if path.is_file())
         print(f"the model of {run} lies in {model} ({show_size(size)})")
     print(f"everything else, logs too: {directory}\ntry next:")
     parts = [story.output_dir("zero3", node) / CHECKPOINT for node in NODES]
-    for words in (
-        ("inspect", models["fsdp2"]),
-        ("verify", store.url),
-        ("merge", *parts, directory / "my-model"),
-    ):
+    merge = ("merge", *parts, directory / "my-model")
+    for words in (("inspect", models["fsdp2"]), ("verify", store.url), merge):
         print(f"  {shlex.join([*program(), *map(str, words)])}")
     return 0
 
@@ -147,7 +138,7 @@ class Shown:
 
     def say(self, text: str) -> None:
         """Print a sentence."""
-        print(json.dumps({"say": text}) if self._as_json else output.clean(text), flush=True)
+        print(json.dumps({"say": text}) if self._as_json else clean(text), flush=True)
 
     def table(self, found: Sequence[Sequence[str]]) -> None:
         """Print the rows under `HEADING` that are new.
@@ -158,10 +149,8 @@ class Shown:
         self._last = {(row[0], row[1]): row for row in found}
         if new and self._as_json:
             keys = [word.lower() for word in HEADING]
-            print(
-                json.dumps({"table": [dict(zip(keys, row, strict=True)) for row in found]}),
-                flush=True,
-            )
+            rows = [dict(zip(keys, row, strict=True)) for row in found]
+            print(json.dumps({"table": rows}), flush=True)
         for row in () if self._as_json else new:
             line = f"  {output.aligned([row])[0]}"
             print(output.paint(line) if sys.stdout.isatty() else line, flush=True)
@@ -183,14 +172,13 @@ class Story:
             "two nodes and a head start as processes of their own; they share only the store"
             f" {self.store.url}"
         )
-        self._wait_for("nodes and head alive", lambda _: self._alive() == {*NODES, "head"} or None)
+        self._wait_for("nodes and head alive", lambda _: self._alive() == {*NODES, "head"})
         say("two trainings save: FSDP2 and ZeRO-3, each node its own shards on its own disk")
         for run in RUNS:
             for _ in play(script(run, DATA / run, partial(self.output_dir, run))):
                 self._look()
         self._wait_for(
-            "both checkpoints VERIFIED",
-            lambda seen: all(_is_verified(seen, r) for r in RUNS) or None,
+            "both checkpoints VERIFIED", lambda seen: all(_is_verified(seen, run) for run in RUNS)
         )
         say(
             "both were uploaded, completed, and merged into one model each, and every byte of them"
@@ -208,14 +196,13 @@ class Story:
         return Path(self.store.url) / consolidated_prefix(run, CHECKPOINT).rstrip("/")
 
     def _damage_and_repair(self) -> None:
-        before = _snapshot(self._look(), "fsdp2")
         stored = Path(self.store.url) / "fsdp2" / CHECKPOINT
         path, at, tensor = byte_of_a_tensor(stored)
-        known = set(before.records.reports)
+        known = set(_location(self._look()).records.reports)
         self.shown.say(f"one bit flips in the store: byte {at} of {path}, inside {tensor}")
         flip(stored / path, at)
         report, finding = self._wait_for(
-            "the damage reported", lambda seen: find_damage(_snapshot(seen, "fsdp2"), known, path)
+            "the damage reported", lambda seen: find_damage(_location(seen), known, path)
         )
         if tensor not in finding.tensors:
             found = ", ".join(finding.tensors) or "no tensor"
@@ -224,27 +211,21 @@ class Story:
             f"the verifier names {finding.name} (report {report.n}), and which tensors the damage"
             f" overlaps: {', '.join(finding.tensors)}"
         )
+        written = [self.output_dir("fsdp2", node) / CHECKPOINT / path for node in NODES]
+        before = next(one for one in written if one.exists()).read_bytes()
 
         def is_repaired(seen: StoreState) -> bool:
-            reports = _snapshot(seen, "fsdp2").records.reports.values()
+            reports = _location(seen).records.reports.values()
             is_read = any(later.n > report.n and later.verdict == "ok" for later in reports)
-            is_equal = self._stored("fsdp2", path) == self._written("fsdp2", path)
-            return is_read and is_equal and _is_verified(seen, "fsdp2")
+            return (
+                is_read and (stored / path).read_bytes() == before and _is_verified(seen, "fsdp2")
+            )
 
-        self._wait_for(
-            "the file uploaded again and VERIFIED", lambda seen: is_repaired(seen) or None
-        )
+        self._wait_for("the file uploaded again and VERIFIED", is_repaired)
         self.shown.say(
             "the node that still had the bytes uploaded them again; everything is verified once"
             " more"
         )
-
-    def _stored(self, run: str, path: str) -> bytes:
-        return (Path(self.store.url) / run / CHECKPOINT / path).read_bytes()
-
-    def _written(self, run: str, path: str) -> bytes:
-        owners = [self.output_dir(run, node) / CHECKPOINT / path for node in NODES]
-        return next(owner for owner in owners if owner.exists()).read_bytes()
 
     def _alive(self) -> set[str]:
         found = [file.content for file in read_nodes(self.store).hearts]
@@ -252,9 +233,8 @@ class Story:
 
     def _look(self) -> StoreState:
         seen = read_state(self.store)
-        self.shown.table(
-            list_rows(self.store, [summarize(one, seen.mtimes) for one in seen.locations])
-        )
+        summaries = [summarize(one, seen.mtimes) for one in seen.locations]
+        self.shown.table(list_rows(self.store, summaries))
         return seen
 
     def _wait_for(self, what: str, answer_of: Callable[[StoreState], T | None]) -> T:
@@ -265,41 +245,35 @@ class Story:
         until = time.monotonic() + PATIENCE
         while True:
             check(self.children)
-            answer = answer_of(self._look())
-            if answer is not None:
+            if answer := answer_of(self._look()):
                 return answer
             if time.monotonic() > until:
                 logs = ", ".join(str(child.log) for child in self.children)
-                raise CkptsyncError(
-                    f"{what}: not seen within {PATIENCE:.0f} s", hint=f"read the logs: {logs}"
-                )
+                why = f"{what}: not seen within {PATIENCE:.0f} s"
+                raise CkptsyncError(why, hint=f"read the logs: {logs}")
             time.sleep(LOOK_EVERY)
 
 
-def _snapshot(seen: StoreState, run: str) -> LocationState:
-    found = seen.of(run, CHECKPOINT)
+def _location(seen: StoreState) -> LocationState:
+    """Return the location of the checkpoint that is damaged."""
+    found = seen.of("fsdp2", CHECKPOINT)
     if found is None:
-        raise CkptsyncError(f"{run}/{CHECKPOINT}: no longer in the store")
+        raise CkptsyncError(f"fsdp2/{CHECKPOINT}: no longer in the store")
     return found
 
 
 def _is_verified(seen: StoreState, run: str) -> bool:
     found = seen.of(run, CHECKPOINT)
-    if found is None or found.status != "VERIFIED":
-        return False
-    return [stored.manifest.node for stored in found.manifests] == list(NODES)
+    nodes = [stored.manifest.node for stored in found.manifests] if found else []
+    return found is not None and found.status == "VERIFIED" and nodes == list(NODES)
 
 
 def byte_of_a_tensor(checkpoint: Path) -> tuple[str, int, str]:
     """Return path, byte and tensor: the middle of the largest stored piece of a tensor."""
     files = DirectoryFiles(str(checkpoint))
     tensors = registry.tensors(files, registry.choose(files, None))
-    pieces = [
-        (part.extent, tensor.name)
-        for tensor in tensors
-        for copy in tensor.copies
-        for part in copy.parts
-    ]
+    copies = [(copy, tensor.name) for tensor in tensors for copy in tensor.copies]
+    pieces = [(part.extent, name) for copy, name in copies for part in copy.parts]
     extent, name = max(pieces, key=lambda piece: (piece[0].size, piece[0].file))
     return extent.file, extent.start + extent.size // 2, name
 
@@ -318,25 +292,18 @@ def find_damage(
 
 def configurations(directory: Path) -> dict[str, dict[str, object]]:
     """Return two workers and a head with a verifier, by name, with short periods."""
-    store = {"url": str(directory / "store")}
-    worker = {"quiet": "500ms", "unmarked": "1s", "scan_every": "500ms"}
-    nodes: dict[str, dict[str, object]] = {
-        node: {
-            "node": node,
-            "roles": ["worker"],
-            "store": dict(store),
-            "worker": {"runs": [{"path": f"{glob.escape(str(directory))}/{node}/out/*"}], **worker},
-        }
-        for node in NODES
-    }
-    head: dict[str, object] = {
-        "node": "head",
+    found: dict[str, dict[str, object]] = {}
+    for node in NODES:
+        runs = [{"path": f"{glob.escape(str(directory))}/{node}/out/*"}]
+        worker = {"runs": runs, "quiet": "500ms", "unmarked": "1s", "scan_every": "500ms"}
+        found[node] = {"roles": ["worker"], "worker": worker}
+    found["head"] = {
         "roles": ["head", "verifier"],
-        "store": dict(store),
         "head": {"every": "500ms", "config_from": {"fsdp2": str(BASE)}},
         "verify": {"level": "parse", "period": "2s", "tick": "500ms"},
     }
-    return {**nodes, "head": head}
+    store = str(directory / "store")
+    return {name: {"node": name, "store": {"url": store}, **one} for name, one in found.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,9 +324,7 @@ def running(
     Configurations and logs lie in ``directory``.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    environment = {
-        key: value for key, value in os.environ.items() if not key.startswith("CKPTSYNC_")
-    }
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("CKPTSYNC_")}
     children: list[DemoProcess] = []
     try:
         for name, configuration in configurations.items():
@@ -391,11 +356,9 @@ def check(children: Sequence[DemoProcess]) -> None:
     for child in children:
         code = child.process.poll()
         if code is not None:
-            last = child.log.read_text(errors="replace").strip().splitlines()[-1:]
-            raise CkptsyncError(
-                f"{child.name} ended with exit code {code}: {''.join(last)}",
-                hint=f"read {child.log}",
-            )
+            last = child.log.read_text(errors="replace").strip().rpartition("\n")[2]
+            why = f"{child.name} ended with exit code {code}: {last}"
+            raise CkptsyncError(why, hint=f"read {child.log}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,18 +382,13 @@ def script(run: str, data: Path, output_dir: Callable[[str], Path]) -> tuple[Wri
         if path.is_file()
     ]
     if not writes:
-        raise StoreError(
-            f"{data}: no demo data for {run}",
-            hint="the installation is not complete: install ckptsync again",
-        )
+        hint = "the installation is not complete: install ckptsync again"
+        raise StoreError(f"{data}: no demo data for {run}", hint=hint)
 
     def order(write: Write) -> tuple[int, str, str]:
         name = write.target.name
-        return (
-            max(i for i, pattern in enumerate(_ORDER) if pattern.fullmatch(name)),
-            name,
-            write.node,
-        )
+        turn = max(i for i, pattern in enumerate(_ORDER) if pattern.fullmatch(name))
+        return turn, name, write.node
 
     return tuple(sorted(writes, key=order))
 

@@ -11,24 +11,22 @@ from pathlib import Path
 from typing import Any
 
 from ckptsync.cli import output
-from ckptsync.cli.access import access_of, read_configuration
+from ckptsync.cli.arguments import access_of, read_configuration
 from ckptsync.cli.service import variables
 from ckptsync.config import loading
 from ckptsync.config.output_dirs import existing_directories
 from ckptsync.config.readers import period
 from ckptsync.config.schema import Config
 from ckptsync.doctor import diagnosis, training
-from ckptsync.doctor.diagnosis import Diagnosis, DoctorRequest, check_answers
+from ckptsync.doctor.diagnosis import Diagnosis, DoctorRequest
+from ckptsync.doctor.directories import check_answers
+from ckptsync.doctor.exchange import Arrived
 from ckptsync.doctor.findings import exit_code, refusal
-from ckptsync.doctor.publishing import Arrived
 from ckptsync.doctor.store_access import StoreTarget
 from ckptsync.errors import ConfigError, StoreError
-from ckptsync.head.rules import Rules
+from ckptsync.head.retention_rules import Rules
 from ckptsync.stores.urls import located
 from ckptsync.worker.node_identity import node_id
-
-WARNED = 1
-
 
 DETAILS = """Without a URL it looks at this node: its configuration, store, output directories, \
 limits, and the Python that trains.
@@ -40,103 +38,89 @@ with 0, or with --strict 1."""
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Define the arguments."""
-    command.add_argument(
+    add = command.add_argument
+    add(
         "url",
         metavar="STORE_URL",
         nargs="?",
         help="compare the nodes that this store knows of (default: $CKPTSYNC_STORE)",
     )
-    command.add_argument(
+    add(
         "-c",
         "--config",
         metavar="CONFIG",
         help="the service's configuration; doctor tests what the service would do here",
     )
-    command.add_argument(
+    add(
         "--publish",
         action="store_true",
-        help=(
-            "write this node's facts and findings to the store: run it where the training is"
-            " started, on each node"
-        ),
+        help="write this node's facts and findings to the store: run it where the training is"
+        " started, on each node",
     )
-    command.add_argument(
+    add(
         "--wait",
         metavar="TIME",
-        help=(
-            "with --publish: wait until all nodes of the launch have published, then compare them;"
-            " every node gets the same answer"
-        ),
+        help="with --publish: wait until all nodes of the launch have published, then compare them;"
+        " every node gets the same answer",
     )
-    command.add_argument(
+    add(
         "--nnodes",
         metavar="N",
         default="",
         help="how many nodes --wait waits for (default: $MIN_NNODES, $NNODES)",
     )
-    command.add_argument(
+    add(
         "--nodes",
         action="store_true",
         help="compare the nodes that have published in the store of -c",
     )
-    command.add_argument(
+    add(
         "--node",
         metavar="ID",
         default="",
         help="this node's id in the store (default: the configuration's, or computed)",
     )
-    command.add_argument(
+    add(
         "--output-dir",
         metavar="DIR",
         action="append",
         default=[],
-        help=(
-            "where the training will write, there or not; may be repeated (default: the"
-            " configuration's, --training's)"
-        ),
+        help="where the training will write, there or not; may be repeated (default: the"
+        " configuration's, --training's)",
     )
-    command.add_argument(
+    add(
         "--training",
         metavar="FILE",
-        help=(
-            "the training's own YAML or JSON (LLaMA-Factory, TrainingArguments, DeepSpeed,"
-            " accelerate)"
-        ),
+        help="the training's own YAML or JSON (LLaMA-Factory, TrainingArguments, DeepSpeed,"
+        " accelerate)",
     )
-    command.add_argument(
+    add(
         "--model",
         metavar="DIR",
         default="",
         help="the model that is trained (default: --training's)",
     )
-    command.add_argument(
+    add(
         "--python",
         metavar="PATH",
         default="",
-        help=(
-            "the Python that trains (default: $VIRTUAL_ENV's, $CONDA_PREFIX's, or the first in"
-            " PATH)"
-        ),
+        help="the Python that trains (default: $VIRTUAL_ENV's, $CONDA_PREFIX's, or the first in"
+        " PATH)",
     )
-    command.add_argument(
+    add(
         "--job",
         metavar="NAME",
         default=os.environ.get("SLURM_JOB_ID", ""),
-        help=(
-            "which training this is, where several share a store: only its nodes are compared"
-            " (default: $SLURM_JOB_ID)"
-        ),
+        help="which training this is, where several share a store: only its nodes are compared"
+        " (default: $SLURM_JOB_ID)",
     )
-    command.add_argument(
+    add(
         "--fresh",
         metavar="TIME",
         default="1h",
         help="compare only nodes that published within this time (default: 1h)",
     )
-    command.add_argument(
-        "--strict", action="store_true", help="exit code 1 where there are warnings alone"
-    )
+    add("--strict", action="store_true", help="exit code 1 where there are warnings alone")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -145,15 +129,15 @@ def run(args: argparse.Namespace) -> int:
     fresh = _period(args.fresh, "--fresh")
     wait = 0.0 if args.wait is None else _period(args.wait, "--wait")
     if wait and not args.publish:
-        raise ConfigError(
-            "--wait needs --publish", hint="ckptsync doctor --publish --wait 2m …, on every node"
-        )
+        hint = "ckptsync doctor --publish --wait 2m …, on every node"
+        raise ConfigError("--wait needs --publish", hint=hint)
     found = _look(args, wait, fresh)
-    code = exit_code(found.findings) or (WARNED if args.strict and found.findings else 0)
+    code = exit_code(found.findings) or int(args.strict and bool(found.findings))
     if args.json:
         output.print_json(_document(found, code))
     else:
-        print("\n".join(map(output.clean, _lines(found))))
+        for line in _lines(found):
+            output.say(line)
     return code
 
 
@@ -192,9 +176,8 @@ def _request(args: argparse.Namespace, wait: float, fresh: float) -> DoctorReque
     Raises ConfigError; StoreError where the file system of a path that is named does not answer.
     """
     if args.config and args.url:
-        raise ConfigError(
-            f"{args.url}: a store and a configuration are given", hint="give one of them"
-        )
+        why = f"{args.url}: a store and a configuration are given"
+        raise ConfigError(why, hint="give one of them")
     given = training.read_training(Path(args.training)) if args.training else {}
     output_dirs = [*args.output_dir, *([given["output_dir"]] if given.get("output_dir") else [])]
     model = args.model or given.get("model_name_or_path", "")
@@ -249,19 +232,14 @@ def _nnodes(args: argparse.Namespace, environment: Mapping[str, str]) -> int:
 
     Of an elastic launch (``2:4``) the fewest that it starts with.
     """
-    text = (
-        args.nnodes
-        or environment.get("MIN_NNODES")
-        or environment.get("NNODES", "").partition(":")[0]
-    )
+    of_launch = environment.get("MIN_NNODES") or environment.get("NNODES", "").partition(":")[0]
+    text = args.nnodes or of_launch
     if not text:
         what = "--wait: NNODES is not set, so the number of nodes is unknown"
         raise ConfigError(what, hint="export NNODES, or give --nnodes")
     if not re.fullmatch(r"0*[1-9][0-9]{0,5}", text):
-        raise ConfigError(
-            f"--wait: {text!r} is not a number of nodes",
-            hint="set NNODES, or give --nnodes, such as 2",
-        )
+        what = f"--wait: {text!r} is not a number of nodes"
+        raise ConfigError(what, hint="set NNODES, or give --nnodes, such as 2")
     return int(text)
 
 
@@ -292,17 +270,13 @@ def _lines(found: Diagnosis) -> Iterator[str]:
         yield f"{finding.level.upper()}  {finding.where}: {finding.what}"
         yield f"      why: {finding.why}"
         yield f"      hint: {finding.hint}"
-    if found.facts.get("prefix"):
+    if prefix := found.facts.get("prefix"):
         had = ", ".join(f"{name} {version}" for name, version in found.facts["versions"].items())
-        yield (
-            f"the Python that trains: {found.facts['prefix']}, Python {found.facts['python']},"
-            f" {had or 'no library of a training'}"
-        )
+        python = f"{prefix}, Python {found.facts['python']}"
+        yield f"the Python that trains: {python}, {had or 'no library of a training'}"
     if found.published:
-        yield (
-            f"{found.nodes[0] if len(found.nodes) == 1 else 'this node'}: published in"
-            f" {found.published}"
-        )
+        node = found.nodes[0] if len(found.nodes) == 1 else "this node"
+        yield f"{node}: published in {found.published}"
     counts = []
     for level, what in (("fail", "failure"), ("warn", "warning")):
         count = sum(finding.level == level for finding in found.findings)

@@ -10,9 +10,8 @@ from typing import Any
 
 from ckptsync.catalogue.uncached import not_found
 from ckptsync.cli import output
-from ckptsync.cli.access import add_store, checked_name, configuration, named_store
-from ckptsync.config.readers import RULES as READ
-from ckptsync.config.readers import duration
+from ckptsync.cli.arguments import add_store, checked_name, configuration, named_store
+from ckptsync.config.readers import RULES, duration
 from ckptsync.errors import ConfigError
 from ckptsync.head.gc import (
     PlannedRemoval,
@@ -24,71 +23,56 @@ from ckptsync.head.gc import (
 from ckptsync.head.orphans import Orphan, delete_orphans, find_orphans
 from ckptsync.head.removal import RemovalOutcome, store_now
 from ckptsync.head.retention import RetentionDecision
-from ckptsync.head.rules import Rules
+from ckptsync.head.retention_rules import Rules
 from ckptsync.quantities import show_duration, show_size
 from ckptsync.safe_names import RECORDS
 from ckptsync.stores.contract import Store
 
 GRACE = 86400.0
 HEADING = ("RUN", "CHECKPOINT", "STATE", "SIZE", "DECISION", "REASON")
-
-
-RULES = (
-    ("keep-last", "N", "keep the newest N that are verified"),
-    ("keep-every", "N", "keep steps that are a multiple of N"),
-    (
-        "keep-best",
-        "METRIC:N",
-        (
-            "keep the best N by a metric in trainer_state.json: eval_loss:2 (lowest),"
-            " max:eval_accuracy:2"
-        ),
-    ),
-    ("max-age", "TIME", "delete what no rule keeps when it is older, for example 30d"),
-    (
-        "max-size",
-        "SIZE",
-        (
-            "delete what no rule keeps when newer checkpoints take more room than this, for"
-            " example 2TB"
-        ),
-    ),
-    (
-        "shards",
-        "WHICH",
-        (
-            "keep, or drop-after:N: delete the trainer's own files of all but the newest N;"
-            " consolidated models stay"
-        ),
-    ),
-)
 DETAILS = """A checkpoint is marked first, and deleted by a later run when the grace period is \
 over. The last verified
 checkpoint of a run is never deleted. Rules given here replace those of the configuration."""
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Define the arguments."""
+    add = command.add_argument
     add_store(command)
-    command.add_argument("--run", metavar="RUN", default="", help="only of this run")
-    for name, what, text in RULES:
-        command.add_argument(f"--{name}", metavar=what, help=text)
-    command.add_argument(
+    add("--run", metavar="RUN", default="", help="only of this run")
+    add("--keep-last", metavar="N", help="keep the newest N that are verified")
+    add("--keep-every", metavar="N", help="keep steps that are a multiple of N")
+    add(
+        "--keep-best",
+        metavar="METRIC:N",
+        help="keep the best N by a metric in trainer_state.json: eval_loss:2 (lowest),"
+        " max:eval_accuracy:2",
+    )
+    text = "delete what no rule keeps when it is older, for example 30d"
+    add("--max-age", metavar="TIME", help=text)
+    add(
+        "--max-size",
+        metavar="SIZE",
+        help="delete what no rule keeps when newer checkpoints take more room than this, for"
+        " example 2TB",
+    )
+    add(
+        "--shards",
+        metavar="WHICH",
+        help="keep, or drop-after:N: delete the trainer's own files of all but the newest N;"
+        " consolidated models stay",
+    )
+    add(
         "--grace",
         metavar="TIME",
         help="time between marking and deleting (default: the configuration's, or 1d)",
     )
-    command.add_argument(
+    add(
         "--orphans",
         action="store_true",
-        help=(
-            "also delete orphaned files: files that no record names for a day, and unfinished"
-            " writes of killed processes"
-        ),
+        help="also delete orphaned files: files that no record names for a day, and unfinished"
+        " writes of killed processes",
     )
-    command.add_argument(
-        "--dry-run", action="store_true", help="only say what would be kept or deleted, and why"
-    )
+    add("--dry-run", action="store_true", help="only say what would be kept or deleted, and why")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -97,27 +81,24 @@ def run(args: argparse.Namespace) -> int:
     store = named_store(args)
     if args.run and next(iter(store.names(f"{checked_name(args.run, 'run')}/")), None) is None:
         raise not_found(store, args.run)
-    found = (
-        plan_retention(store, request, _clock(store))
-        if args.dry_run
-        else apply_retention(store, request)
-    )
+    if args.dry_run:
+        found = plan_retention(store, request, _clock(store))
+    else:
+        found = apply_retention(store, request)
     orphans: list[Orphan] = []
     if args.orphans:
         now = _clock(store) if args.dry_run else store_now(store)
         orphans = list(find_orphans(store, now, args.run))
         orphans = orphans if args.dry_run else list(delete_orphans(store, orphans, now))
     if args.json:
-        output.print_json(
-            describe_retention(found, is_dry=args.dry_run)
-            | {"orphans": [one.entry for one in orphans]}
-        )
+        entries = [one.entry for one in orphans]
+        output.print_json({**_described(found, is_dry=args.dry_run), "orphans": entries})
     else:
         verb = "orphaned" if args.dry_run else "deleted orphaned file"
-        for line in show_retention(found, is_dry=args.dry_run):
-            print(line)
+        for line in _lines(found, is_dry=args.dry_run):
+            output.say(line)
         for one in orphans:
-            print(output.clean(f"{verb}: {one.entry.name}, {show_size(one.entry.size)}"))
+            output.say(f"{verb}: {one.entry.name}, {show_size(one.entry.size)}")
     return max((f.error.exit_code for f in found.failed), default=0)
 
 
@@ -126,11 +107,7 @@ def build_request(args: argparse.Namespace) -> RetentionRequest:
 
     Raise ConfigError if there are none.
     """
-    given = {
-        name.replace("-", "_"): value
-        for name, _, _ in RULES
-        if (value := getattr(args, name.replace("-", "_"))) is not None
-    }
+    given = {key: value for key in RULES if (value := getattr(args, key)) is not None}
     loaded = configuration(args)
     config = loaded.retention if loaded else None
     grace = _read("grace", args.grace) if args.grace else config.grace if config else GRACE
@@ -138,19 +115,16 @@ def build_request(args: argparse.Namespace) -> RetentionRequest:
         rules = Rules(**{key: _read(key, value) for key, value in given.items()})
         return RetentionRequest(lambda _: rules, grace, args.run)
     if config is None and not args.orphans:
-        raise ConfigError(
-            "no rule is given", hint="give a configuration with -c, or rules such as --keep-last 3"
-        )
+        hint = "give a configuration with -c, or rules such as --keep-last 3"
+        raise ConfigError("no rule is given", hint=hint)
     return RetentionRequest(config.of if config else lambda _: Rules(), grace, args.run)
 
 
 def _read(key: str, value: str) -> Any:
     try:
-        return (
-            duration(value)
-            if key == "grace"
-            else READ[key](int(value) if value.isdigit() else value)
-        )
+        if key == "grace":
+            return duration(value)
+        return RULES[key](int(value) if value.isdigit() else value)
     except ValueError as e:
         raise ConfigError(f"--{key.replace('_', '-')}: {e}") from e
 
@@ -163,10 +137,10 @@ def _clock(store: Store) -> float:
     return max([time.time(), *(entry.mtime for entry in store.names(f"{RECORDS}/"))])
 
 
-def show_retention(found: RetentionResult, *, is_dry: bool) -> Iterator[str]:
+def _lines(found: RetentionResult, *, is_dry: bool) -> Iterator[str]:
     """Yield a table of all decisions, what was done, and what failed."""
     if found.planned:
-        yield from output.aligned([HEADING, *(row(one) for one in found.planned)])
+        yield from output.aligned([HEADING, *map(_row, found.planned)])
     else:
         yield "no checkpoint to which a rule applies"
     yield ""
@@ -174,63 +148,43 @@ def show_retention(found: RetentionResult, *, is_dry: bool) -> Iterator[str]:
     for one in found.planned if is_dry else ():
         decision = one.decision
         if verb := verbs.get(decision.action):
-            yield output.clean(f"would {verb} {_name(decision)}: {show_size(one.size)}")
+            yield f"would {verb} {_name(decision)}: {show_size(one.size)}"
     for outcome in found.done:
         size = f", {show_size(outcome.size)}" if outcome.result in ("marked", "removed") else ""
-        yield output.clean(f"{outcome.result}: {_name(outcome)}{size} ({outcome.reason})")
+        yield f"{outcome.result}: {_name(outcome)}{size} ({outcome.reason})"
     for failed in found.failed:
         at = f"{failed.run}/{failed.location}".rstrip("/")
-        yield output.clean(f"failed: {at}: {failed.error}")
-    yield summary(found, is_dry=is_dry)
+        yield f"failed: {at}: {failed.error}"
+    yield _summary(found, is_dry=is_dry)
 
 
-def row(one: PlannedRemoval) -> list[str]:
-    """Return the cells of one location."""
+def _row(one: PlannedRemoval) -> list[str]:
     seen, decision = one.seen, one.decision
-    left = (
-        f" (in {show_duration(round(decision.left))})"
-        if decision.action == "wait" and decision.left
-        else ""
-    )
+    verdict: str = decision.verdict
+    if decision.action == "wait" and decision.left:
+        verdict += f" (in {show_duration(round(decision.left))})"
     size = show_size(seen.size + seen.model_size)
-    return [
-        seen.run,
-        seen.location,
-        seen.status,
-        size,
-        f"{decision.verdict}{left}",
-        decision.reason,
-    ]
+    return [seen.run, seen.location, seen.status, size, verdict, decision.reason]
 
 
 def _name(one: RetentionDecision | RemovalOutcome) -> str:
     return f"{one.run}/{one.location}{', its shards' if one.scope == 'shards' else ''}"
 
 
-def summary(found: RetentionResult, *, is_dry: bool) -> str:
+def _summary(found: RetentionResult, *, is_dry: bool) -> str:
     """Return how many checkpoints are deleted, and how much that is."""
-    counted: list[tuple[str, int]] = [(o.result, o.size) for o in found.done]
-    if is_dry:
-        names = {
-            "mark": "to mark",
-            "remove": "to remove",
-            "wait": "waiting",
-            "withdraw": "to withdraw",
-        }
-        counted = [
-            (names[p.decision.action], p.size) for p in found.planned if p.decision.action in names
-        ]
-    totals: dict[str, tuple[int, int]] = {}
-    for word, size in counted:
-        count, total = totals.get(word, (0, 0))
-        totals[word] = count + 1, total + size
-    listed = ", ".join(
-        f"{count} {word} ({show_size(size)})" for word, (count, size) in totals.items()
-    )
-    return f"{len(found.planned)} checkpoints; {listed or 'nothing to do'}"
+    sizes: dict[str, list[int]] = {}
+    for outcome in () if is_dry else found.done:
+        sizes.setdefault(outcome.result, []).append(outcome.size)
+    names = {"mark": "to mark", "remove": "to remove", "wait": "waiting", "withdraw": "to withdraw"}
+    for one in found.planned if is_dry else ():
+        if word := names.get(one.decision.action):
+            sizes.setdefault(word, []).append(one.size)
+    listed = [f"{len(each)} {word} ({show_size(sum(each))})" for word, each in sizes.items()]
+    return f"{len(found.planned)} checkpoints; {', '.join(listed) or 'nothing to do'}"
 
 
-def describe_retention(found: RetentionResult, *, is_dry: bool) -> dict[str, Any]:
+def _described(found: RetentionResult, *, is_dry: bool) -> dict[str, Any]:
     """Return the decisions and what was done, for ``--json``."""
     locations = [
         {

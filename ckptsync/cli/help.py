@@ -15,7 +15,6 @@ DETAILS = ""
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Define the arguments."""
     command.add_argument(
         "name", metavar="TOPIC", nargs="?", default="", help="which page (default: list the pages)"
     )

@@ -35,7 +35,6 @@ print(json.dumps([sysconfig.get_path("purelib"), has_loaded, why]))
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Define the actions and their argument."""
     actions = command.add_subparsers(title="actions", metavar="ACTION", required=True)
     install = add_command(
         actions,
@@ -117,10 +116,8 @@ def _remove(path: Path) -> str:
 
 def _refusal(path: Path, error: OSError) -> CkptsyncError:
     if isinstance(error, PermissionError) or not path.parent.is_dir():
-        hint = (
-            "run this as the owner of that directory, or name the Python of an environment of your"
-            " own with --python"
-        )
+        own = "or name the Python of an environment of your own with --python"
+        hint = f"run this as the owner of that directory, {own}"
         return ConfigError(f"{path.parent}: cannot be written: {error.strerror}", hint=hint)
     return StoreError(f"{path}: {error.strerror}", hint="look at that disk or path, then try again")
 
@@ -148,8 +145,6 @@ def _probe(python: str, **variables: str) -> tuple[str, bool, str]:
     except OSError as e:
         raise ConfigError(f"{python}: cannot be run: {e.strerror}") from e
     except ValueError as e:
-        last = done.stderr.strip().rpartition("\n")[2]
-        raise ConfigError(
-            f"{python}: not a Python: {last or f'exit code {done.returncode}'}"
-        ) from e
+        last = done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}"
+        raise ConfigError(f"{python}: not a Python: {last}") from e
     return str(folder), bool(has_loaded), str(why)

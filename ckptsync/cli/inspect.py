@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ckptsync.cli import output
-from ckptsync.cli.access import access_of
+from ckptsync.cli.arguments import access_of
 from ckptsync.cli.output import say
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.layouts import file_names, registry
@@ -21,7 +21,7 @@ from ckptsync.merge.plan import MergeOptions
 from ckptsync.merge.prepare import prepare
 from ckptsync.quantities import show_size
 from ckptsync.stores import open_files
-from ckptsync.stores.file_trees import FileTree, Overlay
+from ckptsync.stores.checkpoint_files import FileTree, Overlay
 from ckptsync.stores.urls import located
 from ckptsync.tensors import Demands, Files, Tensor
 
@@ -30,7 +30,6 @@ DETAILS = ""
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Define the arguments."""
     command.add_argument(
         "targets", metavar="PATH_OR_URL", nargs="+", help="a checkpoint, or a location in a store"
     )
@@ -45,10 +44,8 @@ def run(args: argparse.Namespace) -> int:
     found = [open_files.tree(location, access) for location in locations]
     overlay = Overlay(found)
     if conflicts := overlay.conflicts():
-        raise Corrupt(
-            f"{conflicts[0]}: has another size in each directory",
-            hint="the directories hold different saves: name only those of one save",
-        )
+        hint = "the directories hold different saves: name only those of one save"
+        raise Corrupt(f"{conflicts[0]}: has another size in each directory", hint=hint)
     result = inspect_checkpoint(open_files.near(overlay, locations), found)
     if args.json:
         output.print_json({"targets": args.targets, **result})
@@ -60,21 +57,15 @@ def run(args: argparse.Namespace) -> int:
 def inspect_checkpoint(files: Files, locations: Sequence[FileTree] = ()) -> dict[str, Any]:
     """Return everything that is known of a checkpoint.
 
-    Raises Unsupported or Incomplete where it has no weights.
-
     ``locations``: the directories that it lies in, whose files' times say whether they are of one
-    save.
+    save.  Raises Unsupported or Incomplete where it has no weights.
     """
     found = registry.sources(files)
     if not found:
         raise registry.no_weights(files)
-    sources, demands, preferred, notes = (
-        [_source(files, one, locations) for one in found],
-        Demands(),
-        None,
-        [],
-    )
+    sources = [_source(files, one, locations) for one in found]
     codes = [source["exit_code"] for source in sources]
+    demands, preferred, notes = Demands(), None, []
     try:
         demands = registry.demands(files)
     except (Corrupt, Unsupported) as e:
@@ -89,8 +80,8 @@ def inspect_checkpoint(files: Files, locations: Sequence[FileTree] = ()) -> dict
         "preferred": preferred,
         "world_size": demands.world,
         "ranks": list(file_names.ranks(files.sizes())),
-        "missing": list_missing(files, demands.model),
-        "missing_for_resume": list_missing(files, demands.resume),
+        "missing": _missing(files, demands.model),
+        "missing_for_resume": _missing(files, demands.resume),
         "notes": notes,
         "files": len(files.sizes()),
         "bytes": sum(files.sizes().values()),
@@ -98,7 +89,7 @@ def inspect_checkpoint(files: Files, locations: Sequence[FileTree] = ()) -> dict
     }
 
 
-def list_missing(files: Files, demanded: dict[str, int | None]) -> list[str]:
+def _missing(files: Files, demanded: dict[str, int | None]) -> list[str]:
     """Return the demanded names that are not there, then those of another size."""
     sizes = files.sizes()
     absent = [name for name in sorted(demanded) if name not in sizes]
@@ -147,17 +138,13 @@ def _show(result: dict[str, Any], first: int | None) -> None:
     print(f"world size  {world if world is not None else 'not recorded'}")
     print(f"ranks seen  {', '.join(map(str, result['ranks'])) or 'none in the names of files'}")
     for source in result["sources"]:
+        line = f"source      {source['source']}  {source['state']}"
+        line += ", a PEFT adapter" if source["writes"] == "adapter" else ""
+        line += f": {source['detail']}" if source["detail"] else ""
         is_preferred = source["source"] == result["preferred"] and len(result["sources"]) > 1
-        say(
-            f"source      {source['source']}  {source['state']}"
-            f"{', a PEFT adapter' if source['writes'] == 'adapter' else ''}"
-            f"{': ' if source['detail'] else ''}{source['detail']}"
-            f"{'  (preferred)' if is_preferred else ''}"
-        )
-    for what, names in (
-        ("missing", result["missing"]),
-        ("missing to resume", result["missing_for_resume"]),
-    ):
+        say(f"{line}  (preferred)" if is_preferred else line)
+    for what, key in (("missing", "missing"), ("missing to resume", "missing_for_resume")):
+        names = result[key]
         for name in names[:20]:
             say(f"{what}: {name}")
         if len(names) > 20:
@@ -178,8 +165,9 @@ def _show(result: dict[str, Any], first: int | None) -> None:
 
 def _row(tensor: dict[str, Any]) -> list[str]:
     shape = " x ".join(map(str, tensor["shape"])) or "scalar"
-    stored = (
-        f"stored as {', '.join(tensor['stored'])}" if tensor["stored"] != [tensor["dtype"]] else ""
-    )
-    tied = f"tied to {tensor['tied']}" if tensor["tied"] else ""
-    return [tensor["name"], tensor["dtype"], shape, " ".join(filter(None, (stored, tied)))]
+    more = []
+    if tensor["stored"] != [tensor["dtype"]]:
+        more.append(f"stored as {', '.join(tensor['stored'])}")
+    if tensor["tied"]:
+        more.append(f"tied to {tensor['tied']}")
+    return [tensor["name"], tensor["dtype"], shape, " ".join(more)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ckptsync.cli import output
-from ckptsync.cli.access import add_store_option, named_store, run_and_location
+from ckptsync.cli.arguments import add_store_option, named_store, run_and_location
 from ckptsync.errors import ConfigError
 from ckptsync.worker.join import join
 
@@ -17,7 +17,6 @@ If it is killed, run it again."""
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Define the arguments."""
     for name in ("first", "second"):
         command.add_argument(name, metavar="RUN/CHECKPOINT", help="as `ckptsync ls` shows it")
     add_store_option(command)

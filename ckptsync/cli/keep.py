@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 
 from ckptsync.cli import output
-from ckptsync.cli.access import add_store_option, named_store, run_and_location
+from ckptsync.cli.arguments import add_store_option, named_store, run_and_location
 from ckptsync.head.removal import keep, release
 
 DETAILS = ""
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Define the arguments."""
     command.add_argument("what", metavar="RUN/CHECKPOINT", help="as `ckptsync ls` shows it")
     add_store_option(command)
     command.add_argument(

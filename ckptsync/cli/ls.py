@@ -10,10 +10,10 @@ from ckptsync.catalogue import cache_file
 from ckptsync.catalogue.cached import read_catalogue
 from ckptsync.catalogue.location_summary import TOKENIZER, Catalogue, Summary
 from ckptsync.cli import output
-from ckptsync.cli.access import add_store, named_store
+from ckptsync.cli.arguments import add_store, named_store
 from ckptsync.quantities import show_size
-from ckptsync.records.names import consolidated_prefix
 from ckptsync.records.save_groups import Sibling
+from ckptsync.records.store_paths import consolidated_prefix
 from ckptsync.stores.contract import Store
 
 DETAILS = ""
@@ -21,7 +21,6 @@ HEADING = ("RUN", "CHECKPOINT", "STATE", "SIZE", "NODES", "DETAIL")
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Define the arguments."""
     add_store(command)
 
 
@@ -36,13 +35,8 @@ def run(args: argparse.Namespace) -> int:
         cache_file.save(store.url, cache)
     faults = [f"{fault.name}: {fault.error}" for fault in found.faults]
     if args.json:
-        output.print_json(
-            {
-                "store": store.url,
-                "locations": describe_checkpoints(store, found.shown),
-                "unreadable": faults,
-            }
-        )
+        locations = describe_checkpoints(store, found.shown)
+        output.print_json({"store": store.url, "locations": locations, "unreadable": faults})
         return exit_code(found)
     if found.shown:
         output.print_table(HEADING, list_rows(store, found.shown))
@@ -107,16 +101,14 @@ def list_rows(store: Store, summaries: Sequence[Summary]) -> list[list[str]]:
     """Return all checkpoints of a store as rows of a table under `HEADING`."""
     newer, found = _newer_saves(summaries), []
     for seen in summaries:
-        later = newer.get((seen.run, seen.location))
-        details = (
-            _detail(store, seen),
-            f"{later} is newer" if later else "",
-            *(sibling_line(store.url, seen.run, seen.location, other) for other in seen.siblings),
-        )
+        run, location = seen.run, seen.location
+        details = [_detail(store, seen)]
+        if later := newer.get((run, location)):
+            details.append(f"{later} is newer")
+        details += [sibling_line(store.url, run, location, other) for other in seen.siblings]
         size, nodes = show_size(seen.size), str(len(seen.nodes))
-        found.append(
-            [seen.run, seen.location, seen.status, size, nodes, "; ".join(filter(None, details))]
-        )
+        line = "; ".join(filter(None, details))
+        found.append([run, location, seen.status, size, nodes, line])
     return found
 
 
@@ -125,10 +117,8 @@ def sibling_line(url: str, run: str, location: str, other: Sibling) -> str:
     nodes, command = ", ".join(other.nodes), other.command(url, run, location)
     if not other.against:
         return f"{other.location} of {nodes} is another part of this save; to join them: {command}"
-    return (
-        f"{other.location} of {nodes} may be another part of this save"
-        f" ({'; '.join(other.against)}); if so: {command}"
-    )
+    what = f"{other.location} of {nodes} may be another part of this save"
+    return f"{what} ({'; '.join(other.against)}); if so: {command}"
 
 
 def upload_line(nodes: Sequence[str], percent: int | None) -> str:
@@ -159,15 +149,10 @@ def _detail(store: Store, seen: Summary) -> str:
     if seen.status not in ("VERIFIED", "CONSOLIDATED") or not model:
         why = output.first_of(seen.lost or seen.evidence)
         return f"{upload_line(seen.uploading, seen.percent)}; {why}" if seen.uploading else why
-    return "".join(
-        (
-            f"{seen.unopenable}; {seen.to_give}; " if seen.unopenable else "",
-            model,
-            f" ({seen.proof.level})" if seen.status == "VERIFIED" else "",
-            "; no tokenizer" if TOKENIZER in seen.to_open else "",
-            f"; code left out: {', '.join(seen.left_out)}" if seen.left_out else "",
-        )
-    )
+    line = f"{seen.unopenable}; {seen.to_give}; {model}" if seen.unopenable else model
+    line += f" ({seen.proof.level})" if seen.status == "VERIFIED" else ""
+    line += "; no tokenizer" if TOKENIZER in seen.to_open else ""
+    return line + (f"; code left out: {', '.join(seen.left_out)}" if seen.left_out else "")
 
 
 def _model_url(store: Store, seen: Summary) -> str | None:

@@ -19,7 +19,7 @@ from ckptsync.cli.arguments import EXIT_CODES, Parser, add_command
 from ckptsync.cli.output import print_error
 from ckptsync.errors import CkptsyncError, StoreError
 from ckptsync.quantities import clean
-from ckptsync.stores import progress_signals
+from ckptsync.stores import liveness
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141
@@ -36,9 +36,8 @@ COMMANDS: Mapping[str, str] = {
     "pull": "download a checkpoint, so that a training can resume from it",
     "gc": "delete checkpoints that no retention rule keeps",
     "keep": "keep a checkpoint, whatever the retention rules say",
-    "join": (
-        "declare that two locations of a checkpoint are one save, and bring their files together"
-    ),
+    "join": "declare that two locations of a checkpoint are one save, and bring their files"
+    " together",
     "repair": "repair what is damaged, or say why it cannot be repaired",
     "config": "print an example of a configuration",
     "help": "print a page of the documents",
@@ -89,10 +88,8 @@ def parser(command: str = "") -> argparse.ArgumentParser:
     """
     top = argparse.ArgumentParser(
         prog="ckptsync",
-        description=(
-            "Collects every finished checkpoint from all your nodes, merges the shards into"
-            " safetensors, and verifies every byte."
-        ),
+        description="Collects every finished checkpoint from all your nodes, merges the shards into"
+        " safetensors, and verifies every byte.",
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -174,13 +171,13 @@ def _terminated_like_interrupted() -> Iterator[None]:
 
     With either nothing is tried again.
     """
-    progress_signals.clear_shutdown()
+    liveness.clear_shutdown()
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def unwind(number: int, _frame: object) -> None:
-        progress_signals.announce_shutdown()
+        liveness.announce_shutdown()
         raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
     numbers = [signal.SIGTERM]

@@ -11,8 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ckptsync.cli import output
-from ckptsync.cli.access import access_of, add_bandwidth
-from ckptsync.cli.arguments import add_dry_run
+from ckptsync.cli.arguments import access_of, add_bandwidth, add_dry_run
 from ckptsync.cli.output import say
 from ckptsync.errors import ConfigError
 from ckptsync.merge.destination import EngineAt, check_free, merge
@@ -27,34 +26,26 @@ from ckptsync.stores.urls import Remote, located
 
 PARTS = 64 << 20  # bytes of parts in flight to a store, beside what is being read and made
 MOST_JOBS = 8  # more than a disk takes in
-FAR_JOBS = (
-    4  # they mostly wait for a store: so many keep a network busy, within 300 MB for all there is
-)
-
-
+# they mostly wait for a store: so many keep a network busy, within 300 MB for all there is
+FAR_JOBS = 4
 DTYPES = ("auto", "keep", "bf16", "fp16", "fp32")
 DETAILS = "With several SRC, each holds\nshards of the same checkpoint that one node has written."
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Define the arguments."""
     add = command.add_argument
     add(
         "sources",
         metavar="SRC",
         nargs="+",
-        help=(
-            "a checkpoint, its inner shard directory, or a DeepSpeed save directory; a path or"
-            " a URL"
-        ),
+        help="a checkpoint, its inner shard directory, or a DeepSpeed save directory; a path or"
+        " a URL",
     )
     add(
         "destination",
         metavar="DST",
-        help=(
-            "a new directory, which appears whole or not at all; or a URL, where a merge that was"
-            " killed continues"
-        ),
+        help="a new directory, which appears whole or not at all; or a URL, where a merge that was"
+        " killed continues",
     )
     add(
         "--dtype",
@@ -71,62 +62,48 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add(
         "--source",
         metavar="S",
-        help=(
-            "which weights, where a checkpoint holds several (`ckptsync inspect` lists them);"
-            " S@base is the model under a PEFT adapter in the same shards, S@adapter=NAME one"
-            " adapter of several"
-        ),
+        help="which weights, where a checkpoint holds several (`ckptsync inspect` lists them);"
+        " S@base is the model under a PEFT adapter in the same shards, S@adapter=NAME one"
+        " adapter of several",
     )
     add(
         "--config-from",
         metavar="DIR",
-        help=(
-            "a directory with the config and tokenizer files, if the checkpoint and its run have"
-            " none; code (*.py, auto_map) is copied from here only"
-        ),
+        help="a directory with the config and tokenizer files, if the checkpoint and its run have"
+        " none; code (*.py, auto_map) is copied from here only",
     )
     add(
         "--allow-code",
         action="store_true",
-        help=(
-            "copy code that lies in the checkpoint, too: from_pretrained with trust_remote_code"
-            " runs it"
-        ),
+        help="copy code that lies in the checkpoint, too: from_pretrained with trust_remote_code"
+        " runs it",
     )
     add(
         "--base",
         metavar="DIR",
-        help=(
-            "the model that was trained: names and shapes must be the same, and auto gives each"
-            " tensor its dtype (only headers are read)"
-        ),
+        help="the model that was trained: names and shapes must be the same, and auto gives each"
+        " tensor its dtype (only headers are read)",
     )
     add(
         "--jobs",
         metavar="N",
         type=int,
-        help=(
-            "threads that read, cast and digest; 1: only the main thread (default: one for each"
-            " core, at most 8; 4 from a URL)"
-        ),
+        help="threads that read, cast and digest; 1: only the main thread (default: one for each"
+        " core, at most 8; 4 from a URL)",
     )
     add(
         "--engine",
         choices=("local", "ray"),
         default="local",
-        help=(
-            "ray: a task of a Ray cluster writes each file of weights, and reads its shards itself"
-            " (needs ckptsync[ray])"
-        ),
+        help="ray: a task of a Ray cluster writes each file of weights, and reads its shards itself"
+        " (needs ckptsync[ray])",
     )
     add(
         "--ray-address",
         metavar="ADDRESS",
         default=os.environ.get("RAY_ADDRESS", "auto"),
-        help=(
-            "the cluster: HOST:PORT of its head; auto: the cluster of this machine; local: this"
-            " machine alone (default: $RAY_ADDRESS, or auto)"
-        ),
+        help="the cluster: HOST:PORT of its head; auto: the cluster of this machine; local: this"
+        " machine alone (default: $RAY_ADDRESS, or auto)",
     )
     add(
         "--statistics",
@@ -136,10 +113,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add(
         "--ignore-times",
         action="store_true",
-        help=(
-            "do not compare the files' times to find shards of different saves: the times were lost"
-            " in copying"
-        ),
+        help="do not compare the files' times to find shards of different saves: the times were"
+        " lost in copying",
     )
     add_bandwidth(command)
     add_dry_run(command, "written")
@@ -147,13 +122,11 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Plan the merge, write it, and print what was written."""
-    options = MergeOptions(
-        args.dtype, parse_shard_size(args.max_shard_size), args.source, args.allow_code
-    )
+    size = _shard_size(args.max_shard_size)
+    options = MergeOptions(args.dtype, size, args.source, args.allow_code)
     is_far = any(isinstance(located(url), Remote) for url in args.sources)
-    work = Work(
-        choose_jobs(args.jobs, is_far=is_far), tensor_digests=False, statistics=args.statistics
-    )
+    jobs = _jobs(args.jobs, is_far=is_far)
+    work = Work(jobs, tensor_digests=False, statistics=args.statistics)
     access = access_of(args).within(PARTS)
     request = MergeRequest(
         [located(source) for source in args.sources],
@@ -171,9 +144,8 @@ def run(args: argparse.Namespace) -> int:
         result = describe_plan(prepared)
     else:
         engine_at = _ray_engine(args, prepared, access) if args.engine == "ray" else None
-        with output.progress(
-            args, f"merging into {show_path(prepared.request.destination)}"
-        ) as progress:
+        what = f"merging into {show_path(prepared.request.destination)}"
+        with output.progress(args, what) as progress:
             result = describe_result(prepared, merge(prepared, access, progress, work, engine_at))
     output.print_json(result) if args.json else _show(result)
     return 0
@@ -181,18 +153,15 @@ def run(args: argparse.Namespace) -> int:
 
 def _ray_engine(args: argparse.Namespace, prepared: Prepared, access: Access) -> EngineAt:
     """Return how to make the engine for a place to write to.  Raises ConfigError."""
-    from ckptsync.merge.ray import RayEngine, reach
+    from ckptsync.merge.ray_engine import RayEngine, reach
 
     if args.bandwidth:
-        raise ConfigError(
-            "--bandwidth: the tasks of a cluster share no limit",
-            hint="leave it out, or use --engine local",
-        )
+        why = "--bandwidth: the tasks of a cluster share no limit"
+        raise ConfigError(why, hint="leave it out, or use --engine local")
     return lambda target: RayEngine(args.ray_address, reach(prepared, access, target))
 
 
-def parse_shard_size(text: str) -> int:
-    """Return bytes, at least one.  Raises ConfigError."""
+def _shard_size(text: str) -> int:
     try:
         count = parse_size(text)
     except ValueError as e:
@@ -202,11 +171,7 @@ def parse_shard_size(text: str) -> int:
     return count
 
 
-def choose_jobs(asked: int | None, *, is_far: bool = False) -> int:
-    """Return how many threads to use: those of ``--jobs``.
-
-    Else one for each core, or enough to wait for a remote store.
-    """
+def _jobs(asked: int | None, *, is_far: bool) -> int:
     if asked is not None and asked < 1:
         raise ConfigError(f"--jobs: expected at least 1, not {asked}")
     return asked or (FAR_JOBS if is_far else min(MOST_JOBS, len(os.sched_getaffinity(0))))
@@ -230,24 +195,16 @@ def describe_result(prepared: Prepared, merged: Merged) -> dict[str, Any]:
     dtypes = Counter(tensor.dtype for tensor in merged.tensors)
     result = _result(prepared, files, dtypes, merged.notes) | {"dry_run": False}
     if merged.statistics is not None:
-        result["statistics"] = {
-            name: _described(found) for name, found in merged.statistics.items()
-        }
+        statistics = {name: _described(found) for name, found in merged.statistics.items()}
+        result["statistics"] = statistics
     return result
 
 
 def _described(found: Statistics) -> dict[str, Any]:
     numbers = {"min": found.low, "max": found.high, "norm": found.norm}
-    finite = {
-        name: n if n is not None and math.isfinite(n) else None for name, n in numbers.items()
-    }
-    counts = {
-        "nan": found.nans,
-        "infinite": found.infinities,
-        "zeros": found.zeros,
-        "elements": found.count,
-    }
-    return finite | counts
+    finite = {key: n if n is not None and math.isfinite(n) else None for key, n in numbers.items()}
+    counts = {"nan": found.nans, "infinite": found.infinities, "zeros": found.zeros}
+    return {**finite, **counts, "elements": found.count}
 
 
 def _result(
@@ -269,16 +226,13 @@ def _show(result: dict[str, Any]) -> None:
     dtypes = ", ".join(f"{count} {dtype}" for dtype, count in result["dtypes"].items())
     say(f"source   {result['source']}")
     say(f"tensors  {result['tensors']} ({dtypes})")
-    for row in output.aligned(
-        [[f"         {f['path']}", show_size(f["size"])] for f in result["files"]]
-    ):
-        print(row)
+    files = [[f"         {file['path']}", show_size(file["size"])] for file in result["files"]]
+    print("\n".join(output.aligned(files)))
     if tensors := result.get("statistics"):
         rows = [["tensor", "min", "max", "norm", "nan", "infinite", "zero"]]
         for name, found in tensors.items():
-            numbers = [
-                "" if found[key] is None else f"{found[key]:.6g}" for key in ("min", "max", "norm")
-            ]
+            values = [found[key] for key in ("min", "max", "norm")]
+            numbers = ["" if value is None else f"{value:.6g}" for value in values]
             zeros = f"{found['zeros'] / found['elements']:.2%}"
             rows.append([name, *numbers, str(found["nan"]), str(found["infinite"]), zeros])
         print("\n".join(output.aligned(rows)))

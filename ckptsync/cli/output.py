@@ -14,21 +14,6 @@ from typing import Any
 from ckptsync.errors import CkptsyncError
 from ckptsync.quantities import clean, show_duration, show_size
 
-__all__ = [
-    "COLOURS",
-    "Progress",
-    "aligned",
-    "clean",
-    "describe_error",
-    "first_of",
-    "paint",
-    "print_error",
-    "print_json",
-    "print_table",
-    "progress",
-    "say",
-]
-
 Progress = Callable[[int, int], None]
 """Called with the bytes that are done, and the bytes in all."""
 SECONDS_BETWEEN_LINES = 5.0

@@ -9,11 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from ckptsync.cli import output
-from ckptsync.cli.access import access_of, add_bandwidth, add_store_option, named_store
-from ckptsync.cli.arguments import add_dry_run
+from ckptsync.cli.arguments import (
+    access_of,
+    add_bandwidth,
+    add_dry_run,
+    add_store_option,
+    named_store,
+)
 from ckptsync.cli.output import say
 from ckptsync.errors import ConfigError, Corrupt
 from ckptsync.pull.download import Download, Result
+from ckptsync.pull.download_plan import PullPlan
 from ckptsync.pull.find import (
     FoundCheckpoint,
     PullRequest,
@@ -22,7 +28,6 @@ from ckptsync.pull.find import (
     split_url,
     why_retired,
 )
-from ckptsync.pull.plan import PullPlan
 from ckptsync.quantities import show_size
 from ckptsync.stores.contract import Store
 
@@ -32,22 +37,18 @@ and what was downloaded stays for the next try."""
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Define the arguments."""
-    command.add_argument(
+    add = command.add_argument
+    add(
         "what",
         metavar="RUN[/CHECKPOINT]",
-        help=(
-            "a run, which means RUN/latest, its newest VERIFIED checkpoint; or one checkpoint; or"
-            " its URL or path in a store"
-        ),
+        help="a run, which means RUN/latest, its newest VERIFIED checkpoint; or one checkpoint; or"
+        " its URL or path in a store",
     )
-    command.add_argument(
+    add(
         "destination",
         metavar="DST",
-        help=(
-            "an output directory, in which the checkpoint appears whole or not at all;"
-            " with --consolidated, the model's own directory"
-        ),
+        help="an output directory, in which the checkpoint appears whole or not at all;"
+        " with --consolidated, the model's own directory",
     )
     add_store_option(command)
     part = command.add_mutually_exclusive_group()
@@ -57,7 +58,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         help="only what that node needs to resume: its own files, and files of no rank",
     )
     part.add_argument("--consolidated", action="store_true", help="the consolidated model instead")
-    command.add_argument(
+    add(
         "--unverified",
         action="store_true",
         help="also a checkpoint that is not VERIFIED, retired, or incomplete; never a damaged file",
@@ -73,25 +74,18 @@ def run(args: argparse.Namespace) -> int:
     """
     if "://" in args.what or args.what.startswith(("/", "./", "../")):
         if args.url or args.config:
-            raise ConfigError(
-                f"{args.what}: names a store, and another store is given", hint="give one of them"
-            )
+            why = f"{args.what}: names a store, and another store is given"
+            raise ConfigError(why, hint="give one of them")
         store, what = split_url(args.what, access_of(args))
     else:
         store, what = named_store(args), args.what
     destination = Path(args.destination).absolute()
     check_outside(store, destination)
-    found = find(
-        store,
-        PullRequest(
-            what, "any" if args.unverified else "verified", args.node or "", args.consolidated
-        ),
+    request = PullRequest(
+        what, "any" if args.unverified else "verified", args.node or "", args.consolidated
     )
-    download = (
-        model_download(destination, found.plan)
-        if args.consolidated
-        else Download(destination, found.plan)
-    )
+    found = find(store, request)
+    download = _download(destination, found.plan, is_model=args.consolidated)
     if args.dry_run:
         done = download.preview()
     else:
@@ -122,16 +116,14 @@ def run(args: argparse.Namespace) -> int:
     return int(result["exit_code"])
 
 
-def model_download(directory: Path, plan: PullPlan) -> Download:
-    """Return the download of a model: the named directory itself becomes the model's.
-
-    Raises ConfigError.
-    """
+def _download(directory: Path, plan: PullPlan, *, is_model: bool) -> Download:
+    """Return the download of a checkpoint, or of a model, which becomes the directory itself."""
+    if not is_model:
+        return Download(directory, plan)
     directory = directory.resolve() if directory.name in ("", "..") else directory
     if not directory.name:
-        raise ConfigError(
-            f"{directory}: cannot become a model's directory", hint="name a new directory"
-        )
+        why = f"{directory}: cannot become a model's directory"
+        raise ConfigError(why, hint="name a new directory")
     return Download(directory.parent, replace(plan, name=directory.name))
 
 
@@ -140,32 +132,22 @@ def _failure_notes(store: Store, found: FoundCheckpoint, done: Result) -> list[s
     if not done.failed:
         return []
     name = f"{found.run}/{found.location}"
+    kept = "the files that could be downloaded are kept; the same command continues with them"
     if reason := why_retired(store, found.run, found.location):
-        cause = f"retention is deleting {name}: {reason}"
-    else:
-        command = shlex.join(["ckptsync", "verify", f"{store.url.rstrip('/')}/{name}"])
-        first = "" if found.status == "DAMAGED" else f"`{command}` records the damage; then "
-        cause = (
-            f"{first}a node that still has the bytes uploads them again; `ckptsync repair` says"
-            " which"
-        )
-    return [
-        cause,
-        "the files that could be downloaded are kept; the same command continues with them",
-    ]
+        return [f"retention is deleting {name}: {reason}", kept]
+    command = shlex.join(["ckptsync", "verify", f"{store.url.rstrip('/')}/{name}"])
+    first = "" if found.status == "DAMAGED" else f"`{command}` records the damage; then "
+    again = "a node that still has the bytes uploads them again; `ckptsync repair` says which"
+    return [f"{first}{again}", kept]
 
 
 def _show(result: dict[str, Any]) -> None:
-    part = {"whole": "", "model": ", its consolidated model"}.get(
-        result["part"], f", what {result['part']} needs"
-    )
+    parts = {"whole": "", "model": ", its consolidated model"}
+    part = parts.get(result["part"], f", what {result['part']} needs")
     amount = f"{result['files']} files, {show_size(result['bytes'])}"
     say(f"{result['run']}/{result['location']} ({result['status']}){part}: {amount}")
-    if result["there"]["files"]:
-        say(
-            f"  there already: {result['there']['files']} files,"
-            f" {show_size(result['there']['bytes'])}"
-        )
+    if (there := result["there"])["files"]:
+        say(f"  there already: {there['files']} files, {show_size(there['bytes'])}")
     for path, why in list(result["failed"].items())[:MOST_LINES]:
         say(f"  failed: {path}: {why}")
     if len(result["failed"]) > MOST_LINES:

@@ -9,12 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from ckptsync.cli import output
-from ckptsync.cli.access import access_of, add_bandwidth, configuration, named_store, store_url
-from ckptsync.cli.arguments import add_dry_run
+from ckptsync.cli.arguments import (
+    access_of,
+    add_bandwidth,
+    add_dry_run,
+    configuration,
+    named_store,
+    store_url,
+)
 from ckptsync.cli.output import Progress, say
 from ckptsync.errors import ConfigError, Corrupt
 from ckptsync.quantities import show_size
-from ckptsync.records.names import checked_node
+from ckptsync.records.store_paths import checked_node
 from ckptsync.stores.opening import create_store
 from ckptsync.stores.urls import Remote, located
 from ckptsync.worker import progress
@@ -29,53 +35,45 @@ DETAILS = ""
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Define the arguments."""
-    command.add_argument(
-        "directory", metavar="DIR", help="a checkpoint, or an output directory of checkpoints"
-    )
-    command.add_argument(
+    add = command.add_argument
+    add("directory", metavar="DIR", help="a checkpoint, or an output directory of checkpoints")
+    add(
         "url",
         metavar="STORE_URL",
         nargs="?",
         help="the store, a path or a URL (default: the store of -c, or $CKPTSYNC_STORE)",
     )
-    command.add_argument(
+    add(
         "--as",
         dest="name",
         metavar="NAME",
         default="",
         help="upload all of DIR as one checkpoint of this name (default: its own)",
     )
-    command.add_argument(
+    add(
         "-c",
         "--config",
         metavar="CONFIG",
-        help=(
-            "a worker's configuration: its store, limits, node, names of runs, and which files it"
-            " uploads"
-        ),
+        help="a worker's configuration: its store, limits, node, names of runs, and which files it"
+        " uploads",
     )
-    command.add_argument(
+    add(
         "--send",
         choices=PRESETS,
-        help=(
-            "all; no-optimizer: no optimizer states; weights: only the model (default: as -c says,"
-            " or all)"
-        ),
+        help="all; no-optimizer: no optimizer states; weights: only the model (default: as -c says,"
+        " or all)",
     )
     for flag, text in (
         ("--include", "only files whose path or name matches; may be repeated"),
         ("--exclude", "no file whose path or name matches; may be repeated"),
     ):
-        command.add_argument(flag, metavar="GLOB", action="append", help=text)
-    command.add_argument(
+        add(flag, metavar="GLOB", action="append", help=text)
+    add(
         "--run",
         metavar="NAME",
         help="the run's name in the store (default: the output directory's name)",
     )
-    command.add_argument(
-        "--node", metavar="ID", help="the node's id in the store (default: computed)"
-    )
+    add("--node", metavar="ID", help="the node's id in the store (default: computed)")
     add_bandwidth(command)
     add_dry_run(command, "uploaded")
 
@@ -94,9 +92,8 @@ def run(args: argparse.Namespace) -> int:
     if worker:
         from ckptsync.config.output_dirs import existing_directories
 
-        runs = tuple(
-            RunDir(one.name, Path(one.path)) for one in existing_directories(worker.runs, url).runs
-        )
+        there = existing_directories(worker.runs, url).runs
+        runs = tuple(RunDir(one.name, Path(one.path)) for one in there)
     access = access_of(args)
     located(url)  # a URL that names no store is refused before the directory is read
     offer = find_offer(directory, runs, args.name, url)
@@ -111,11 +108,10 @@ def run(args: argparse.Namespace) -> int:
         found = [{**_described(one), "run": name, "phase": "would be sent"} for one in plan]
         return _show(args, url, found, left_out)
     store = named_store(args, create_store)
+    offer = replace(offer, run=name)
     with output.progress(args, f"uploading {name}") as progress:
         passed, threads = counted(progress, sum(one.size for one in plan)), access.limits.threads
-        sent = push(
-            replace(offer, run=name), store, node, passed, threads=threads, selection=selection
-        )
+        sent = push(offer, store, node, passed, threads=threads, selection=selection)
     return _show(args, url, [_described(one) for one in sent], left_out)
 
 
@@ -154,7 +150,7 @@ def notes(url: str) -> list[str]:
     where = located(url)
     if not isinstance(where, Remote) or where.scheme in ("s3", "sftp"):
         return []
-    from ckptsync.stores.fsspec.store import NOTE
+    from ckptsync.stores.fsspec import NOTE
 
     return [NOTE]
 
@@ -167,23 +163,15 @@ def _show(
     args: argparse.Namespace, url: str, found: list[dict[str, Any]], left_out: Sequence[str]
 ) -> int:
     if args.json:
-        output.print_json(
-            {
-                "store": url,
-                "dry_run": args.dry_run,
-                "checkpoints": found,
-                "left_out": left_out,
-                "notes": notes(url),
-            }
-        )
+        result = {"store": url, "dry_run": args.dry_run, "checkpoints": found}
+        output.print_json({**result, "left_out": left_out, "notes": notes(url)})
         return 0
     for one in found:
         where = f" as {one['location']}" if one["location"] not in ("", one["checkpoint"]) else ""
-        amount = f"{one['files']} files, {show_size(one['size'])}"
-        say(
-            f"{one['run']}/{one['checkpoint']}: {one['phase']}{where},"
-            f" {amount if one['files'] else 'the store had every file already'}"
-        )
+        amount = "the store had every file already"
+        if one["files"]:
+            amount = f"{one['files']} files, {show_size(one['size'])}"
+        say(f"{one['run']}/{one['checkpoint']}: {one['phase']}{where}, {amount}")
         for note in one["notes"]:
             say(f"  note: {note}")
         if one["left_out"]:

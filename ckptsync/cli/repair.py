@@ -11,14 +11,14 @@ from ckptsync.catalogue.cached import read_catalogue
 from ckptsync.catalogue.location_summary import Catalogue
 from ckptsync.catalogue.uncached import StoreState, not_found, read_state
 from ckptsync.cli import output
-from ckptsync.cli.access import add_config, configuration, named_store
+from ckptsync.cli.arguments import add_config, configuration, named_store
 from ckptsync.cli.output import say
 from ckptsync.errors import CkptsyncError, ConfigError
 from ckptsync.head.consolidate import HeadOptions
 from ckptsync.head.repair import NodeState, RepairPlan, plan_repair, repair
 from ckptsync.merge.plan import MergeOptions
 from ckptsync.quantities import show_size
-from ckptsync.records.locations import LocationState, proof, unanswered_findings
+from ckptsync.records.location_status import LocationState, proof, unanswered_findings
 from ckptsync.records.report import LEVELS, Level, Report, VerifyFinding
 from ckptsync.spool.markers import boot
 from ckptsync.status.nodes import list_nodes, read_nodes
@@ -44,18 +44,16 @@ Exit code 10: something cannot be repaired; 3: nodes were asked and have not ans
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Define the arguments."""
-    command.add_argument(
+    add = command.add_argument
+    add(
         "what",
         metavar="URL | RUN[/CHECKPOINT]",
         nargs="*",
         help="the store; and what to repair in it (default: all that is damaged)",
     )
     add_config(command)
-    command.add_argument(
-        "--dry-run", action="store_true", help="only say what would be done, and what is lost"
-    )
-    command.add_argument(
+    add("--dry-run", action="store_true", help="only say what would be done, and what is lost")
+    add(
         "--wait",
         action="store_true",
         help="wait until nodes have answered, and what they uploaded is verified",
@@ -89,14 +87,11 @@ class RepairOutcome:
 def run(args: argparse.Namespace) -> int:
     """Plan, show and repair; with ``--wait`` until no node can do anything more."""
     store, run_, location = _target(args)
-    config = configuration(args)
     options = HeadOptions()
-    if config:
+    if config := configuration(args):
         head = config.head
-        options = HeadOptions(
-            MergeOptions(head.dtype, head.max_shard_size, allow_code=head.allow_code),
-            head.config_from,
-        )
+        merge = MergeOptions(head.dtype, head.max_shard_size, allow_code=head.allow_code)
+        options = HeadOptions(merge, head.config_from)
     repairs = StoreRepairs(store, options)
     plans = repairs.plans(run_, location)
     if location and (not plans or (not args.dry_run and repairs.is_answered(plans[0]))):
@@ -111,14 +106,10 @@ def run(args: argparse.Namespace) -> int:
             done = [repairs.follow(one) if one.waits else one for one in done]
     code = max((one.exit_code for one in done), default=0)
     if args.json:
-        locations = [
-            {
-                **asdict(one.plan),
-                "written": one.written,
-                "error": str(one.error) if one.error else None,
-            }
-            for one in done
-        ]
+        locations = []
+        for one in done:
+            error = str(one.error) if one.error else None
+            locations.append({**asdict(one.plan), "written": one.written, "error": error})
         output.print_json({"dry_run": args.dry_run, "locations": locations, "exit_code": code})
         return code
     for one in done:
@@ -133,15 +124,11 @@ def run(args: argparse.Namespace) -> int:
 def _target(args: argparse.Namespace) -> tuple[Store, str, str]:
     """Return the store, a run and a location, as far as they are named.  Raises ConfigError."""
     words = [*args.what]
-    has_url = len(words) > 1 or bool(
-        words and ("://" in words[0] or words[0].startswith(("/", ".")))
-    )
-    args.url = words.pop(0) if has_url and not args.config else None
+    is_url = bool(words) and ("://" in words[0] or words[0].startswith(("/", ".")))
+    args.url = words.pop(0) if (is_url or len(words) > 1) and not args.config else None
     if len(words) > 1:
-        raise ConfigError(
-            f"{' '.join(words)}: expected one RUN[/CHECKPOINT]",
-            hint="`ckptsync ls` lists the checkpoints",
-        )
+        why = f"{' '.join(words)}: expected one RUN[/CHECKPOINT]"
+        raise ConfigError(why, hint="`ckptsync ls` lists the checkpoints")
     store = named_store(args)
     what = words[0].strip("/") if words else ""
     found = read_catalogue(store) if what else Catalogue()
@@ -162,14 +149,12 @@ def _plans_by_reading(
     plans = []
     for report, news in repairs.verify(run_, location):
         if not args.json:
-            read = f"(every byte in the store was read: {show_size(report.read)})"
-            notes = [
-                f.detail
-                for f in report.findings
-                if f.kind == "note" and report.verdict == "incomplete"
-            ]
             found = "DAMAGED" if report.verdict == "damaged" else "nothing is damaged"
-            say(f"{run_}/{location}: {'; '.join([f'{found} {read}', *notes[:1]])}")
+            line = f"{found} (every byte in the store was read: {show_size(report.read)})"
+            notes = [finding.detail for finding in report.findings if finding.kind == "note"]
+            if notes and report.verdict == "incomplete":
+                line += f"; {notes[0]}"
+            say(f"{run_}/{location}: {line}")
         if news and not args.dry_run:
             write_report(repairs.store, news)
         plan = repairs.plan(run_, location, news if args.dry_run else None)
@@ -190,10 +175,8 @@ def _show(plans: Sequence[RepairPlan]) -> None:
             for lost in part.consequences:
                 say(f"      lost: {lost}")
     if not plans:
-        say(
-            "nothing is damaged, as far as reports and listings tell; `ckptsync verify` reads every"
-            " byte"
-        )
+        more = "`ckptsync verify` reads every byte"
+        say(f"nothing is damaged, as far as reports and listings tell; {more}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,9 +192,8 @@ class StoreRepairs:
         Raises ConfigError if they are not found.
         """
         states, found = self._states(), read_state(self.store, run_)
-        names = {(one.run, one.location) for one in found.locations} | {
-            (f.run, f.location) for f in found.faults
-        }
+        names = {(one.run, one.location) for one in found.locations}
+        names |= {(fault.run, fault.location) for fault in found.faults}
         if location and (run_, location) not in names:
             raise not_found(self.store, run_, location)
         plans = [_plan(found, *name, states) for name in sorted(names) if location in ("", name[1])]
@@ -221,21 +203,17 @@ class StoreRepairs:
         """Return the plan of a location, as if ``news`` were written."""
         found = read_state(self.store, run_)
         if news:
-            as_if = [
-                _with_report(seen, news) if seen.location == location else seen
-                for seen in found.locations
-            ]
+            as_if = (
+                _with_report(s, news) if s.location == location else s for s in found.locations
+            )
             found = replace(found, locations=tuple(as_if))
         return _plan(found, run_, location, self._states())
 
     def _states(self) -> dict[str, NodeState]:
         files = read_nodes(self.store)
         known = list_nodes(files, files.now(boot(), time.time()))
-        return {
-            node.node: NodeState(node.state == "alive", node.lacks)
-            for node in known
-            if "worker" in node.roles
-        }
+        workers = [node for node in known if "worker" in node.roles]
+        return {node.node: NodeState(node.state == "alive", node.lacks) for node in workers}
 
     def verify(
         self, run_: str, location: str, level: Level | None = None
@@ -264,9 +242,8 @@ class StoreRepairs:
         """
         try:
             seen = _readable(read_state(self.store, plan.run), plan.run, plan.location)
-            if seen and {f.name for f in _findings(seen)} - {
-                f.name for f in unanswered_findings(seen)
-            }:
+            reported = {finding.name for finding in unanswered_findings(seen)} if seen else set()
+            if seen and {finding.name for finding in _findings(seen)} - reported:
                 self._verify(plan, "stat")
                 seen = _readable(read_state(self.store, plan.run), plan.run, plan.location)
             written = repair(self.store, plan, seen, self.options)
@@ -301,10 +278,9 @@ class StoreRepairs:
         asked = [f"{plan.run}/{part.name}" for part in plan.parts if part.how in ("ask", "away")]
         if not seen or not asked:
             return False
-        last = max(
-            (found.mtimes.get(name, 0.0) for name in seen.conditions.proof.damage), default=0.0
-        )
-        return all(found.mtimes.get(name, 0.0) >= last and name in seen.sizes for name in asked)
+        times, damage = found.mtimes, seen.conditions.proof.damage
+        last = max((times.get(name, 0.0) for name in damage), default=0.0)
+        return all(times.get(name, 0.0) >= last and name in seen.sizes for name in asked)
 
 
 def _plan(
@@ -328,11 +304,8 @@ def _with_report(seen: LocationState, news: Report) -> LocationState:
     last = max((report.n for report in seen.records.reports.values()), default=0)
     reports = {**seen.records.reports, "dry run": replace(news, n=last + 1)}
     found = proof(reports, {one.name for one in seen.manifests}, seen.model_record_name)
-    records, conditions = (
-        replace(seen.records, reports=reports),
-        replace(seen.conditions, proof=found),
-    )
-    return replace(seen, records=records, conditions=conditions)
+    records = replace(seen.records, reports=reports)
+    return replace(seen, records=records, conditions=replace(seen.conditions, proof=found))
 
 
 def _readable(found: StoreState, run_: str, location: str) -> LocationState | None:

@@ -12,7 +12,6 @@ DETAILS = ""
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Define the arguments."""
     command.add_argument(
         "-c",
         "--config",

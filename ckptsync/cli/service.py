@@ -12,15 +12,13 @@ import pwd
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
 
 from ckptsync.cli import output, systemd_units
-from ckptsync.cli.access import read_configuration
-from ckptsync.cli.arguments import add_command, add_dry_run
-from ckptsync.config.schema import Config
+from ckptsync.cli.arguments import add_command, add_dry_run, read_configuration
 from ckptsync.doctor.directories import user_name
 from ckptsync.errors import CkptsyncError, ConfigError, StoreError
 from ckptsync.worker.node_identity import node_id
@@ -32,7 +30,6 @@ _OF_ONE_USER = "--as: a user's own systemd runs only that user's services"
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Define the actions and their arguments."""
     actions = command.add_subparsers(title="actions", metavar="ACTION", required=True)
     install = add_command(
         actions,
@@ -47,19 +44,15 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "-c",
         "--config",
         metavar="CONFIG",
-        help=(
-            "the service's configuration (default: /etc/ckptsync/USER.yaml; with --user,"
-            " ~/.config/ckptsync/worker.yaml)"
-        ),
+        help="the service's configuration (default: /etc/ckptsync/USER.yaml; with --user,"
+        " ~/.config/ckptsync/worker.yaml)",
     )
     install.add_argument(
         "--as",
         metavar="USER",
         dest="train",
-        help=(
-            "the user who trains (default: who called sudo), or who runs the head (default:"
-            " ckptsync)"
-        ),
+        help="the user who trains (default: who called sudo), or who runs the head (default:"
+        " ckptsync)",
     )
     install.add_argument(
         "--user", action="store_true", help="for your own systemd (systemctl --user), without root"
@@ -88,13 +81,13 @@ def run(args: argparse.Namespace) -> int:
     return int(args.command(args))
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class UnitFile:
     """A file to write.  ``state``: what was, or would be, done: written, replaced, unchanged."""
 
     path: Path
     text: str
-    state: str = ""
+    state: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +102,6 @@ class InstallPlan:
 def _install(args: argparse.Namespace) -> int:
     """Write the units for a configuration, and print what was written."""
     plan = _user_plan(args) if args.user else _system_plan(args)
-    for file in plan.files:
-        file.state = _state(file)
     for file in plan.files:
         if file.state != "unchanged" and not args.dry_run:
             _write(file)
@@ -136,18 +127,14 @@ def _system_plan(args: argparse.Namespace) -> InstallPlan:
     is_worker = "worker" in config.roles
     name = given if is_worker else args.train or _HEADS_USER
     if not name:
+        why = "the user who trains is not known: the worker runs as that user"
         hint = "name that user with --as USER, or give --user for a service of your own"
-        raise ConfigError(
-            "the user who trains is not known: the worker runs as that user", hint=hint
-        )
+        raise ConfigError(why, hint=hint)
     try:
         pwd.getpwnam(name)
     except KeyError:
-        hint = (
-            "--as names the user who trains"
-            if is_worker
-            else f"useradd --system --user-group {name}"
-        )
+        make = f"useradd --system --user-group {name}"
+        hint = "--as names the user who trains" if is_worker else make
         raise ConfigError(f"{name}: there is no such user", hint=hint) from None
     found = systemd_units.paths(config, [entry.pw_dir for entry in pwd.getpwall()])
     absent = [path for path in found.needed if not Path(path).is_dir()]
@@ -161,23 +148,18 @@ def _system_plan(args: argparse.Namespace) -> InstallPlan:
     runner = "" if is_worker or name == _HEADS_USER else name
     program = _program(source)
     drop_in = systemd_units.drop_in(config, program, found, runner)
-    doctor = shlex.join([*program.caller, "doctor", "-c", str(source)])
-    return InstallPlan(
-        files=(
-            UnitFile(SYSTEM / template, systemd_units.copied(_template(template))),
-            UnitFile(SYSTEM / f"{unit}.service.d" / "10-ckptsync.conf", drop_in),
-        ),
-        notes=(
-            *found.notes,
-            *(f"{path}: does not exist yet" for path in absent),
-            *_other_worker_notes(config, name if is_worker else "", source),
-        ),
-        next=(
-            f"sudo -u {name} {doctor}",
-            "systemctl daemon-reload",
-            f"systemctl enable --now {unit}",
-        ),
+    files = (
+        _planned(SYSTEM / template, systemd_units.copied(_template(template))),
+        _planned(SYSTEM / f"{unit}.service.d" / "10-ckptsync.conf", drop_in),
     )
+    notes = [*found.notes, *(f"{path}: does not exist yet" for path in absent)]
+    others = {path.name for path in SYSTEM.glob("ckptsync-worker@*.service.d")}
+    if is_worker and not config.node and others - {f"{unit}.service.d"}:
+        remedy = f"node: {node_id()}-{name}"
+        notes.append(f"{source}: several workers on one machine need a node's name each: {remedy}")
+    doctor = shlex.join([*program.caller, "doctor", "-c", str(source)])
+    enable = ("systemctl daemon-reload", f"systemctl enable --now {unit}")
+    return InstallPlan(files, tuple(notes), (f"sudo -u {name} {doctor}", *enable))
 
 
 def _user_plan(args: argparse.Namespace) -> InstallPlan:
@@ -190,17 +172,13 @@ def _user_plan(args: argparse.Namespace) -> InstallPlan:
     unit = "ckptsync-worker" if is_worker else "ckptsync-head"
     template = _template("ckptsync-worker@.service" if is_worker else "ckptsync-head.service")
     text = systemd_units.for_user(template, _program(source))
-    enable = ("systemctl --user daemon-reload", f"systemctl --user enable --now {unit}")
-    return InstallPlan(
-        files=(UnitFile(home / f"systemd/user/{unit}.service", text),),
-        notes=(
-            (
-                "a user's own systemd cannot sandbox the service; without lingering it ends with"
-                " the last session"
-            ),
-        ),
-        next=(*enable, f"loginctl enable-linger {getpass.getuser()}"),
+    note = (
+        "a user's own systemd cannot sandbox the service; without lingering it ends with the last"
+        " session"
     )
+    enable = ("systemctl --user daemon-reload", f"systemctl --user enable --now {unit}")
+    file = _planned(home / f"systemd/user/{unit}.service", text)
+    return InstallPlan((file,), (note,), (*enable, f"loginctl enable-linger {getpass.getuser()}"))
 
 
 def _own_folder() -> Path:
@@ -212,9 +190,8 @@ def _own_folder() -> Path:
     owner = next(path for path in (home, *home.absolute().parents) if path.exists()).stat().st_uid
     if owner != os.geteuid() == 0:
         name = user_name(owner)
-        raise ConfigError(
-            f"--user: {home} is {name}'s, and this is root", hint=f"run it as {name}, without sudo"
-        )
+        why = f"--user: {home} is {name}'s, and this is root"
+        raise ConfigError(why, hint=f"run it as {name}, without sudo")
     return home
 
 
@@ -227,9 +204,8 @@ def variables(source: Path) -> Mapping[str, str]:
         lines = Path(f"{str(source).removesuffix('.yaml')}.env").read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
         return {}  # the unit allows that it is absent; systemd says so if it cannot be read
-    pairs = (
-        line.partition("=") for line in lines if "=" in line and not line.startswith(("#", ";"))
-    )
+    set_lines = (line for line in lines if "=" in line and not line.startswith(("#", ";")))
+    pairs = (line.partition("=") for line in set_lines)
     return {key.strip(): value.strip().strip("'\"") for key, _, value in pairs}
 
 
@@ -248,31 +224,22 @@ def _template(unit: str) -> str:
     return resources.files("ckptsync").joinpath("systemd").joinpath(unit).read_text("utf-8")
 
 
-def _other_worker_notes(config: Config, user: str, source: Path) -> Iterator[str]:
-    """Yield a note where another user's worker would have the same node id."""
-    others = {path.name for path in SYSTEM.glob("ckptsync-worker@*.service.d")}
-    if user and not config.node and others - {f"ckptsync-worker@{user}.service.d"}:
-        remedy = f"node: {node_id()}-{user}"
-        yield f"{source}: several workers on one machine need a node's name each: {remedy}"
-
-
-def _state(file: UnitFile) -> str:
-    """Return what writing would do.
+def _planned(path: Path, text: str) -> UnitFile:
+    """Return a file and what writing it would do.
 
     Raises ConfigError for a file that this command did not write.
     """
     try:
-        there = file.path.read_text("utf-8")
+        there = path.read_text("utf-8")
     except FileNotFoundError:
-        return "written"
+        return UnitFile(path, text, "written")
     except (OSError, UnicodeDecodeError) as e:
-        raise ConfigError(
-            f"{file.path}: cannot be read: {e}", hint="move it away, or run this as root"
-        ) from e
-    if there != file.text and systemd_units.MARK not in there:
+        hint = "move it away, or run this as root"
+        raise ConfigError(f"{path}: cannot be read: {e}", hint=hint) from e
+    if there != text and systemd_units.MARK not in there:
         hint = "move it away, then try again"
-        raise ConfigError(f"{file.path}: exists, and was not written by this command", hint=hint)
-    return "unchanged" if there == file.text else "replaced"
+        raise ConfigError(f"{path}: exists, and was not written by this command", hint=hint)
+    return UnitFile(path, text, "unchanged" if there == text else "replaced")
 
 
 def _write(file: UnitFile) -> None:
@@ -313,10 +280,8 @@ def _uninstall(args: argparse.Namespace) -> int:
     systemctl = "systemctl --user" if args.user else "systemctl"
     disable = f"{systemctl} disable --now {found.unit}"
     if found.enabled and not args.dry_run:
-        hint = f"{disable}, then try again"
-        raise ConfigError(
-            f"{found.enabled[0]}: the service is enabled, and may be running", hint=hint
-        )
+        why = f"{found.enabled[0]}: the service is enabled, and may be running"
+        raise ConfigError(why, hint=f"{disable}, then try again")
     for path in () if args.dry_run else found.ours:
         try:
             path.unlink()
@@ -334,11 +299,8 @@ def _uninstall(args: argparse.Namespace) -> int:
     notes.append("configurations, spools (_ckptsync) and the store are as they were")
     following = f"{systemctl} daemon-reload"
     if args.json:
-        removed = {
-            "dry_run": args.dry_run,
-            "removed": list(map(str, found.ours)),
-            "unit": found.unit,
-        }
+        ours = list(map(str, found.ours))
+        removed = {"dry_run": args.dry_run, "removed": ours, "unit": found.unit}
         output.print_json({**removed, "kept": found.kept, "notes": notes, "next": [following]})
         return 0
     for path in found.ours:
@@ -364,13 +326,16 @@ def _installed(args: argparse.Namespace) -> Installed:
             hint = "--as USER, --head for the head, --user for a service of your own"
             raise ConfigError("it is not known whose worker to remove", hint=hint)
         if args.train and args.head:
-            raise ConfigError(
-                "--as: a machine has one head", hint="leave --as out, or leave out --head"
-            )
+            hint = "leave --as out, or leave out --head"
+            raise ConfigError("--as: a machine has one head", hint=hint)
         unit = "ckptsync-head" if args.head else f"ckptsync-worker@{user}"
         template = folder / ("ckptsync-head.service" if args.head else "ckptsync-worker@.service")
         files = [folder / f"{unit}.service.d" / "10-ckptsync.conf"]
-        if others := [] if args.head else _other_workers(folder, unit):
+        # other users' workers, which systemd makes from the same template
+        drop_ins = folder.glob("ckptsync-worker@?*.service.d/10-ckptsync.conf")
+        users = {path.parent.name.removesuffix(".d") for path in drop_ins if path.is_file()}
+        users |= {path.name for path in folder.glob("*.wants/ckptsync-worker@?*.service")}
+        if others := [] if args.head else sorted(users - {f"{unit}.service"}):
             kept.append(f"{template}: {others[0]} is made from it, too")
         else:
             files.append(template)
@@ -392,13 +357,3 @@ def _installed(args: argparse.Namespace) -> Installed:
     links = (wants / f"{unit}.service" for wants in folder.glob("*.wants"))
     enabled = sorted(link for link in links if link.is_symlink())
     return Installed(folder, unit, ours, [*kept, *(f"{path}: your own" for path in own)], enabled)
-
-
-def _other_workers(folder: Path, unit: str) -> list[str]:
-    """Return the units of other users' workers, which systemd makes from the same template."""
-    drop_ins = [
-        p for p in folder.glob("ckptsync-worker@?*.service.d") if (p / "10-ckptsync.conf").is_file()
-    ]
-    names = {path.name.removesuffix(".d") for path in drop_ins}
-    names |= {path.name for path in folder.glob("*.wants/ckptsync-worker@?*.service")}
-    return sorted(names - {f"{unit}.service"})

@@ -16,13 +16,13 @@ from ckptsync.catalogue import cache_file
 from ckptsync.catalogue.cached import read_catalogue
 from ckptsync.catalogue.location_summary import Catalogue
 from ckptsync.cli import output
-from ckptsync.cli.access import add_store, configuration, named_store
+from ckptsync.cli.arguments import add_store, configuration, named_store
 from ckptsync.cli.ls import describe_checkpoints, exit_code, sibling_line, upload_line
 from ckptsync.cli.output import first_of
 from ckptsync.errors import CkptsyncError
-from ckptsync.quantities import show_duration, show_size
+from ckptsync.quantities import clean, show_duration, show_size
 from ckptsync.service.monitor import OverviewReader, patience
-from ckptsync.status.alarm_sending import Patience
+from ckptsync.status.alarms import Patience
 from ckptsync.status.heartbeat import RunningJob
 from ckptsync.status.nodes import STATES, Node
 from ckptsync.status.overview import Overview, document
@@ -50,34 +50,29 @@ Row = tuple[Sequence[str], Sequence[str]]
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Define the arguments."""
     add_store(command)
     how = command.add_mutually_exclusive_group()
     how.add_argument("--watch", action="store_true", help="draw again every 2 seconds")
     how.add_argument(
         "--check",
         action="store_true",
-        help=(
-            "print a line for each alarm; exit code 1 if there is any, 10 if one is damage: for"
-            " cron, Nagios and the like"
-        ),
+        help="print a line for each alarm; exit code 1 if there is any, 10 if one is damage: for"
+        " cron, Nagios and the like",
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the overview once; with ``--watch`` until it is interrupted."""
     store, config = named_store(args), configuration(args)
-    overviews = OverviewReader(
-        store, _catalogues(store), patience(config) if config else Patience()
-    )
+    waits = patience(config) if config else Patience()
+    overviews = OverviewReader(store, _catalogues(store), waits)
     if args.watch and not args.json and sys.stdout.isatty():
         return Screen(overviews, store.url).run()
     while True:
         seen = overviews.read()
         if args.json:
-            output.print_json(
-                {**document(seen), "locations": describe_checkpoints(store, seen.catalogue.shown)}
-            )
+            locations = describe_checkpoints(store, seen.catalogue.shown)
+            output.print_json({**document(seen), "locations": locations})
         else:
             is_terminal = sys.stdout.isatty()
             width = max(NARROWEST, shutil.get_terminal_size().columns) if is_terminal else WIDE
@@ -106,9 +101,8 @@ def _catalogues(store: Store) -> Callable[[], Catalogue]:
 class Screen(logging.Handler):
     """The picture of ``--watch``.
 
-    If the store does not answer, the last picture stays, below a warning with the reason.
-
-    It is the log's handler, too: a store that retries says so there, between two pictures.
+    If the store does not answer, the last picture stays, below a warning with the reason.  It is
+    the log's handler, too: a store that retries says so there, between two pictures.
     """
 
     def __init__(self, overviews: OverviewReader, url: str) -> None:
@@ -156,43 +150,41 @@ class Screen(logging.Handler):
         from rich.text import Text
 
         size, age = shutil.get_terminal_size(), time.monotonic() - self._last
-        shown = [f"store {output.clean(self._url)}", "reading ..."]
+        shown = [f"store {clean(self._url)}", "reading ..."]
         if self.seen:
             shown = overview_lines(self.seen, max(NARROWEST, size.columns))
         if self.reason or age > LATE:
-            why = f": {output.clean(self.reason)}" if self.reason else ""
-            shown.insert(
-                0, f"WARNING the store has not answered for {show_duration(round(age))}{why}"
-            )
+            why = f": {clean(self.reason)}" if self.reason else ""
+            late = f"WARNING the store has not answered for {show_duration(round(age))}{why}"
+            shown = [late, *shown]
         if (over := len(shown) - size.lines) > 0:
             more = f"({over + 1} more lines: a taller terminal, or `ckptsync status | less`)"
             shown = [*shown[: size.lines - 1], more]
-        return Text.from_ansi(
-            "\n".join(map(output.paint, shown)), no_wrap=True, overflow="ellipsis"
-        )
+        lines = "\n".join(map(output.paint, shown))
+        return Text.from_ansi(lines, no_wrap=True, overflow="ellipsis")
 
 
 def alarm_lines(seen: Overview) -> list[str]:
     """Return a line for each alarm, as ``--check`` prints them, or one that all is well."""
     lines = [f"{alarm.severity.upper()} {alarm.code}: {alarm.text}" for alarm in seen.alarms]
-    return [output.clean(line) for line in lines or [f"OK: {_counts(seen)}"]]
+    return [clean(line) for line in lines or [f"OK: {_counts(seen)}"]]
 
 
 def overview_lines(seen: Overview, width: int = WIDE) -> list[str]:
     """Return an overview as lines of at most ``width`` columns (80 or more), alarms first."""
-    nodes = sorted(
+    urgent = sorted(
         seen.nodes, key=lambda n: (n.state == "stopped", n.state == "alive", not n.errors, n.name)
     )
-    runs = sorted(seen.runs, key=lambda r: r.newest.ended if r.newest else 0.0, reverse=True)
-    node_rows = [_node_row(node) for node in nodes]
-    run_rows = [_run_row(one, seen.at, seen.store) for one in runs]
+    nodes = [_node_row(node) for node in urgent]
+    newest = sorted(seen.runs, key=lambda r: r.newest.ended if r.newest else 0.0, reverse=True)
+    runs = [_run_row(one, seen.at, seen.store) for one in newest]
     faults = [f"unreadable: {fault.name}: {fault.error}" for fault in seen.catalogue.faults]
     return [
         *_heading(seen, width),
         "",
-        *(_table(NODES, node_rows, width) if nodes else ["no node has written to this store"]),
+        *(_table(NODES, nodes, width) if nodes else ["no node has written to this store"]),
         "",
-        *(_table(RUNS, run_rows, width) if runs else ["no checkpoints yet"]),
+        *(_table(RUNS, runs, width) if runs else ["no checkpoints yet"]),
         *(line for fault in faults[:MOST] for line in _wrapped(fault, width)),
         *_more(faults, "more records that cannot be read"),
     ]
@@ -245,9 +237,8 @@ def _node_row(node: Node) -> Row:
         free = f"{show_size(disk.free)} of {show_size(disk.total)} free"
         budget = f" of {show_size(disk.budget)}" if disk.budget else ""
         watched = f", watched by {node.watch[disk.path]}" if disk.path in node.watch else ""
-        below.append(
-            f"disk   {disk.path}: {free}, {show_size(disk.spool)}{budget} only pinned{watched}"
-        )
+        pinned = f"{show_size(disk.spool)}{budget} only pinned"
+        below.append(f"disk   {disk.path}: {free}, {pinned}{watched}")
     for word, texts in (("error", node.errors), ("note ", node.notes)):
         below += [f"{word}  {text}" for text in texts[:3]]
         below += _more(texts, f"more {word.strip()}s", 3)
@@ -280,9 +271,8 @@ def _run_row(one: RunStatus, now: float, url: str) -> Row:
     if first := one.unverified:
         since = _ago(now, first.arrived)
         below.append(f"oldest unverified {first.location}, {first.status} for {since}")
-    below += [
-        f"uploading {u.location} {upload_line(u.nodes, u.percent)}" for u in one.uploading[-3:]
-    ]
+    sent = one.uploading[-3:]
+    below += [f"uploading {u.location} {upload_line(u.nodes, u.percent)}" for u in sent]
     for late in one.incomplete[-3:]:
         missing = first_of(late.lost) or "unknown what is missing"
         below.append(f"incomplete {late.location} for {_ago(now, late.since)}: {missing}")
@@ -297,13 +287,11 @@ def _run_row(one: RunStatus, now: float, url: str) -> Row:
 
 def _table(heading: Sequence[str], rows: Sequence[Row], width: int) -> Iterator[str]:
     """Yield a table; names in the first column are cut where a row is too wide."""
-    cells = [
-        heading,
-        *([row[0], *(_cut(cell, WIDEST) for cell in row[1:])] for row, _ in rows[:MOST]),
-    ]
-    others = sum(max(len(row[i]) for row in cells) + 2 for i in range(1, len(heading)))
+    shown = [(name, *(_cut(cell, WIDEST) for cell in cells)) for (name, *cells), _ in rows[:MOST]]
+    shown = [tuple(heading), *shown]
+    others = sum(max(map(len, column)) + 2 for column in list(zip(*shown, strict=True))[1:])
     room = max(LEAST, width - others)
-    table = output.aligned([[_cut(row[0], room), *row[1:]] for row in cells])
+    table = output.aligned([(_cut(name, room), *cells) for name, *cells in shown])
     yield table[0]
     for line, (_, below) in zip(table[1:], rows, strict=False):
         yield line
@@ -314,12 +302,9 @@ def _table(heading: Sequence[str], rows: Sequence[Row], width: int) -> Iterator[
 
 def _wrapped(text: str, width: int) -> list[str]:
     """Return a text as lines; long words are broken, so that a path is seen whole."""
+    cleaned, indent = clean(text, LONGEST), "    "
     return textwrap.wrap(
-        output.clean(text, LONGEST),
-        width,
-        subsequent_indent="    ",
-        replace_whitespace=False,
-        tabsize=1,
+        cleaned, width, subsequent_indent=indent, replace_whitespace=False, tabsize=1
     )
 
 

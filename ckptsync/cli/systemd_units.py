@@ -65,13 +65,12 @@ def paths(config: Config, homes: Iterable[str] = ()) -> Paths:
                 f" runs below a directory of their own, such as {root}s/*, need no restart"
             )
         if root in broad and root not in _EMPTIED:
+            why = f"{run.path}: all of {root} would be writable for the service"
             hint = "let the jobs write below a directory of their own, such as /data/out/*"
-            raise ConfigError(
-                f"{run.path}: all of {root} would be writable for the service", hint=hint
-            )
+            raise ConfigError(why, hint=hint)
         found.append(root)
-    if local_directory(config.store.url):
-        found.append(local_directory(config.store.url).rstrip("/") or "/")
+    if local := local_directory(config.store.url):
+        found.append(local.rstrip("/") or "/")
     needed: list[str] = []
     for path in sorted(set(found)):
         if not any(path.startswith(f"{above.rstrip('/')}/") for above in needed):
@@ -103,11 +102,9 @@ def copied(template: str) -> str:
 def drop_in(config: Config, program: Program, found: Paths, user: str = "") -> str:
     """Return what depends on the configuration; ``user`` runs a head."""
     source, writable = program.source, " ".join(map(quoted, found.needed))
+    again = "do it again when that file names other paths, roles or another store."
     lines = [
-        (
-            f"# {MARK} from {source}: do it again when that file names other paths, roles or"
-            " another store."
-        ),
+        f"# {MARK} from {source}: {again}",
         "# What you add belongs into a file of your own: `systemctl edit`.",
     ]
     if writable:
@@ -124,8 +121,7 @@ def drop_in(config: Config, program: Program, found: Paths, user: str = "") -> s
     # A head looks into nobody's home and has a /tmp of its own, unless its program (uv keeps
     # Pythons at home) lies there.
     read = [*program.caller, program.source, *program.seen, *config.head.config_from.values()]
-    if "worker" in config.roles:
-        read = []
+    read = [] if "worker" in config.roles else read
     if any(path.startswith(("/home/", "/root/", "/run/user/")) for path in read):
         lines.append("ProtectHome=read-only")
     if any(path.startswith(("/tmp/", "/var/tmp/")) for path in read):  # noqa: S108
@@ -135,9 +131,8 @@ def drop_in(config: Config, program: Program, found: Paths, user: str = "") -> s
 
 def for_user(template: str, program: Program) -> str:
     """Return the unit for a user's own systemd, which cannot sandbox a service."""
-    lines = [
-        f"# {MARK}: it will be replaced.  What you change belongs into `systemctl --user edit`."
-    ]
+    edit = "What you change belongs into `systemctl --user edit`."
+    lines = [f"# {MARK}: it will be replaced.  {edit}"]
     section = ""
     for line in template.splitlines():
         key, _, value = line.partition("=")
@@ -145,10 +140,8 @@ def for_user(template: str, program: Program) -> str:
             section = line.strip("[]")
             lines += ["", line]
             if section == "Service":
-                lines += [
-                    f"ExecStart={_command(program)}",
-                    f"EnvironmentFile=-{_variables(program.source)}",
-                ]
+                lines.append(f"ExecStart={_command(program)}")
+                lines.append(f"EnvironmentFile=-{_variables(program.source)}")
         elif key in _OF_USERS.get(section, ()) and not value.startswith("TMPDIR="):
             lines.append(line.replace(" of %i", ""))
     return "\n".join([*lines, "WantedBy=default.target", ""])
@@ -157,9 +150,8 @@ def for_user(template: str, program: Program) -> str:
 def quoted(word: str) -> str:
     """Return one word of a unit's setting.  Raises ConfigError for what no unit can hold."""
     if any(ord(c) < 32 for c in word):
-        raise ConfigError(
-            f"{word!r}: a control character, which no unit can hold", hint="rename it"
-        )
+        why = f"{word!r}: a control character, which no unit can hold"
+        raise ConfigError(why, hint="rename it")
     word = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{word}"' if set(word) & set(" '\";\\") or not word else word
 
@@ -184,10 +176,8 @@ def _network(config: Config) -> str:
         return "The store is behind a network."
     if config.metrics.listen:
         return "Others ask for /metrics."
-    is_alerting = {"head", "verifier"} & {*config.roles} and (
-        config.alerts.webhook or config.alerts.command
-    )
-    return "Alerts leave this machine." if is_alerting else ""
+    is_head, alerts = {"head", "verifier"} & {*config.roles}, config.alerts
+    return "Alerts leave this machine." if is_head and (alerts.webhook or alerts.command) else ""
 
 
 def _resources(config: Config) -> Sequence[str]:
@@ -195,11 +185,9 @@ def _resources(config: Config) -> Sequence[str]:
     has_head = "worker" in config.roles and len(config.roles) > 1
     more = max(0, config.limits.memory - _OWN_MEMORY) >> 20
     base = 3072 if has_head or "worker" not in config.roles else 768
-    lines = (
-        [f"MemoryHigh={base + more}M", f"MemoryMax={base * 4 // 3 + more}M"]
-        if has_head or more
-        else []
-    )
+    lines = []
+    if has_head or more:
+        lines += [f"MemoryHigh={base + more}M", f"MemoryMax={base * 4 // 3 + more}M"]
     if has_head:  # torch, in the child of the level `load`
         lines += [
             "# The head's and the verifier's work.",

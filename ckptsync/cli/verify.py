@@ -11,16 +11,15 @@ import argparse
 import shlex
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ckptsync.cli import output
-from ckptsync.cli.access import access_of, add_bandwidth
+from ckptsync.cli.arguments import access_of, add_bandwidth
 from ckptsync.cli.output import say
 from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, StoreError
 from ckptsync.quantities import show_size
-from ckptsync.records.report import Level, Report, VerifyFinding
+from ckptsync.records.report import Level, Report
 from ckptsync.stores import open_files
 from ckptsync.stores.opening import Access
 from ckptsync.verify.expected import LIMIT, ExpectedFile, decode_baseline, encode_baseline
@@ -43,37 +42,33 @@ Stopped = list[tuple[str, CkptsyncError]]
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Define the arguments."""
-    command.add_argument(
+    add = command.add_argument
+    add(
         "targets",
         metavar="PATH_OR_URL",
         nargs="+",
         help="a store, a run or a location in one, or a directory",
     )
-    command.add_argument(
+    add(
         "--level",
         choices=LEVELS,
-        help=(
-            "stat: names and sizes; digest: every byte; parse: every header, index and metadata;"
-            " load: every tensor, with torch, in a process with limits; model: the class of"
-            " transformers accepts exactly these weights, and a small model runs (default: digest"
-            " for a store, parse for a directory)"
-        ),
+        help="stat: names and sizes; digest: every byte; parse: every header, index and metadata;"
+        " load: every tensor, with torch, in a process with limits; model: the class of"
+        " transformers accepts exactly these weights, and a small model runs (default: digest"
+        " for a store, parse for a directory)",
     )
-    command.add_argument(
+    add(
         "--sample",
         metavar="PERCENT",
-        help=(
-            "compare only a random part of all bytes, for example 10%%; the result says what it"
-            " covers"
-        ),
+        help="compare only a random part of all bytes, for example 10%%; the result says what it"
+        " covers",
     )
-    command.add_argument(
+    add(
         "--baseline",
         metavar="FILE",
         help="for a directory: compare with the digests that --record has written to FILE",
     )
-    command.add_argument(
+    add(
         "--record",
         metavar="FILE",
         help="for a directory without damage: write the digests of all its files to a new file",
@@ -85,9 +80,8 @@ def run(args: argparse.Namespace) -> int:
     """Verify each target, and print its verdict, its findings and what to do."""
     reports: list[Report] = []
     stopped: Stopped = []
-    unwritten: dict[
-        str, StoreError
-    ] = {}  # by URL; a store that refuses a report is not tried again
+    # by URL; a store that refuses a report is not tried again
+    unwritten: dict[str, StoreError] = {}
     targets = _targets(args, access_of(args), stopped)
     for url, where, how in targets:
         try:
@@ -104,10 +98,8 @@ def run(args: argparse.Namespace) -> int:
                 if store and one.report.verdict == "damaged" and not args.json:
                     location = f"{one.report.run}/{one.report.location}"
                     command = shlex.join(["ckptsync", "repair", store.url, location])
-                    say(
-                        f"  hint: `{command}` says what can be done; a worker that still has the"
-                        " files uploads them again"
-                    )
+                    more = "a worker that still has the files uploads them again"
+                    say(f"  hint: `{command}` says what can be done; {more}")
         except CkptsyncError as e:  # noqa: PERF203 - reported below, once the others are verified
             stopped.append((url, e))
     code = exit_code(reports)
@@ -151,14 +143,11 @@ def _targets(args: argparse.Namespace, access: Access, stopped: Stopped) -> list
         except StoreError as e:  # noqa: PERF203 - of this target; a URL that cannot be one is a ConfigError
             stopped.append((url, e))
     has_directory = any(isinstance(where, PlainDirectory) for _, where in found)
-    is_one_directory = len(args.targets) == 1 and not any(
-        isinstance(where, InStore) for _, where in found
-    )
-    if (args.baseline or args.record) and not is_one_directory:
-        raise ConfigError(
-            "--baseline and --record are for one plain directory",
-            hint="leave them out: a store has recorded the digests of its files",
-        )
+    has_store = any(isinstance(where, InStore) for _, where in found)
+    if (args.baseline or args.record) and (has_store or len(args.targets) > 1):
+        why = "--baseline and --record are for one plain directory"
+        hint = "leave them out: a store has recorded the digests of its files"
+        raise ConfigError(why, hint=hint)
     sample = _sample(args.sample)
     if sample and args.level in ("stat", "load", "model"):
         why = f"a sample is compared at level digest, and --level is {args.level}"
@@ -168,22 +157,14 @@ def _targets(args: argparse.Namespace, access: Access, stopped: Stopped) -> list
         raise ConfigError(why, hint="give --baseline, or leave --sample out")
     known = _baseline(Path(args.baseline)) if args.baseline else None
     if args.record and Path(args.record).exists():
-        raise ConfigError(
-            f"{args.record}: exists, and a baseline is never overwritten", hint="give another name"
-        )
-    now = time.time()
-    return [
-        (url, where, VerifyOptions(choose_level(where, args.level), now, sample, known))
-        for url, where in found
-    ]
-
-
-def choose_level(where: InStore | PlainDirectory, asked: Level | None) -> Level:
-    """Return the level: a store has recorded digests.
-
-    A plain directory has only its own metadata.
-    """
-    return asked or ("digest" if isinstance(where, InStore) else "parse")
+        why = f"{args.record}: exists, and a baseline is never overwritten"
+        raise ConfigError(why, hint="give another name")
+    now, targets = time.time(), []
+    for url, where in found:
+        # a store has recorded digests, a plain directory has only its own metadata
+        level: Level = args.level or ("digest" if isinstance(where, InStore) else "parse")
+        targets.append((url, where, VerifyOptions(level, now, sample, known)))
+    return targets
 
 
 def _sample(text: str | None) -> Sample | None:
@@ -194,9 +175,8 @@ def _sample(text: str | None) -> Sample | None:
     except ValueError:
         share = 0.0
     if not 0 < share <= 1:
-        raise ConfigError(
-            f"--sample {text}: expected a percentage above 0 and at most 100", hint="such as 10%"
-        )
+        why = f"--sample {text}: expected a percentage above 0 and at most 100"
+        raise ConfigError(why, hint="such as 10%")
     return Sample(share, time.time_ns())
 
 
@@ -205,9 +185,8 @@ def _baseline(path: Path) -> tuple[ExpectedFile, ...]:
         with path.open("rb") as file:
             data = file.read(LIMIT + 1)
     except OSError as e:
-        raise ConfigError(
-            f"{path}: {(e.strerror or str(e)).lower()}", hint="--record FILE writes a baseline"
-        ) from e
+        why = f"{path}: {(e.strerror or str(e)).lower()}"
+        raise ConfigError(why, hint="--record FILE writes a baseline") from e
     return decode_baseline(data, str(path))
 
 
@@ -218,40 +197,30 @@ def _record(where: InStore | PlainDirectory, path: Path) -> None:
         with path.open("xb") as file:
             file.write(data)
     except OSError as e:
-        raise ConfigError(
-            f"{path}: {(e.strerror or str(e)).lower()}", hint="give another name"
-        ) from e
+        why = f"{path}: {(e.strerror or str(e)).lower()}"
+        raise ConfigError(why, hint="give another name") from e
 
 
 def describe_report(report: Report) -> dict[str, Any]:
     """Return a report for ``--json``."""
-    keys = ("run", "checkpoint", "location", "level", "verdict", "read")
-    more = {
-        "readings": [asdict(r) for r in report.readings],
-        "findings": [asdict(f) for f in report.findings],
-    }
-    return {key: getattr(report, key) for key in keys} | more
+    keys = ("run", "checkpoint", "location", "level", "verdict", "read", "readings", "findings")
+    return {key: getattr(report, key) for key in keys}
 
 
 def report_lines(report: Report) -> Iterator[str]:
     """Yield the verdict, then the findings, then what each level looked at."""
     name = f"{report.run}/{report.location}" if report.run else report.location
-    verdict = {"ok": "ok", "damaged": "DAMAGED"}.get(
-        report.verdict, "INCOMPLETE" if report.run else "incomplete"
-    )
+    incomplete = "INCOMPLETE" if report.run else "incomplete"
+    verdict = {"ok": "ok", "damaged": "DAMAGED"}.get(report.verdict, incomplete)
     yield f"{name}: {verdict} (level {report.level}, {show_size(report.read)} read)"
     for finding in report.findings:
-        yield f"  {_finding_line(finding)}"
+        where = f"{finding.name}: " if finding.name else ""
+        yield f"  {finding.kind}: {where}{finding.detail}"
     if len(report.readings) > 2:
-        levels = [
-            f"{r.level} {r.files} of {r.of_files} files,"
-            f" {show_size(r.size)}{f', {r.tensors} tensors' if r.tensors else ''}"
-            for r in report.readings
-            if r.level != "stat"
-        ]
+        levels = []
+        for r in report.readings:
+            if r.level != "stat":
+                tensors = f", {r.tensors} tensors" if r.tensors else ""
+                size = f"{show_size(r.size)}{tensors}"
+                levels.append(f"{r.level} {r.files} of {r.of_files} files, {size}")
         yield f"  looked at: {'; '.join(levels)}"
-
-
-def _finding_line(finding: VerifyFinding) -> str:
-    where = f"{finding.name}: " if finding.name else ""
-    return f"{finding.kind}: {where}{finding.detail}"

@@ -1,9 +1,7 @@
 """Read a configuration from a file and the environment.
 
-Every problem is found before one `ConfigError` names them all.
-
 A default is overridden by the file, and the file by ``CKPTSYNC_*`` variables
-(`ckptsync.config.schema` names them).
+(`ckptsync.config.schema` names them). One `ConfigError` names all problems.
 """
 
 from __future__ import annotations
@@ -33,9 +31,8 @@ _Given = dict[str, tuple[str, object]]
 def load(path: Path, environment: Mapping[str, str] = os.environ) -> Config:
     """Return the configuration in a file, with the environment's overrides.
 
-    Raises ConfigError with every problem.
-
-    A file that a hook wrote into a spool is read only if it is this user's alone.
+    A file that a hook wrote into a spool is read only if it is this user's alone.  Raises
+    ConfigError with every problem.
     """
     try:
         if split(path)[1]:
@@ -50,10 +47,8 @@ def load(path: Path, environment: Mapping[str, str] = os.environ) -> Config:
         raise
     except (OSError, UnicodeDecodeError) as e:
         reason = e.strerror if isinstance(e, OSError) else "not UTF-8"
-        hint = (
-            "give a configuration file with -c; `ckptsync config example worker` prints one, also"
-            " head and both"
-        )
+        example = "`ckptsync config example worker` prints one, also head and both"
+        hint = f"give a configuration file with -c; {example}"
         raise ConfigError(f"{path}: cannot be read: {reason}", hint=hint) from e
     return read(text, str(path), environment)
 
@@ -74,9 +69,8 @@ def read(text: str, name: str, environment: Mapping[str, str]) -> Config:
     for key in (key for key in in_file if key in overrides):
         (where, old), (variable, new) = in_file[key], overrides[key]
         if _value(key, in_file, []) != values[key]:
-            overridden.append(
-                f"{where}: {_shown(key, old)} is overridden by {variable}={_shown(key, new)}"
-            )
+            by = f"{variable}={_shown(key, new)}"
+            overridden.append(f"{where}: {_shown(key, old)} is overridden by {by}")
     sections = {section: of(**_section(section, values)) for section, of in SECTIONS.items()}
     return Config(values["node"], values["roles"], **sections, overridden=tuple(overridden))
 
@@ -89,18 +83,11 @@ def from_environment(
     Raises ConfigError with every problem.
     """
     problems: list[str] = []
-    options = KEYS["store.options"].variable
-    ours = {
-        name: value
-        for name, value in environment.items()
-        if name == options or name.startswith("CKPTSYNC_LIMITS_")
-    }
+    prefixes = ("CKPTSYNC_STORAGE_OPTIONS", "CKPTSYNC_LIMITS_")
+    ours = {name: value for name, value in environment.items() if name.startswith(prefixes)}
     given = _overrides(ours, problems)
-    values = {
-        key: _value(key, given, problems)
-        for key in KEYS
-        if key == "store.options" or key.startswith("limits.")
-    }
+    keys = ["store.options", *(key for key in KEYS if key.startswith("limits."))]
+    values = {key: _value(key, given, problems) for key in keys}
     if problems:
         hint = "`ckptsync help cli` lists the variables and their values"
         raise ConfigError(_all("environment", problems), hint=hint)
@@ -147,22 +134,19 @@ def _known(document: Document, name: str, problems: list[str]) -> _Given:
         if top in SECTIONS and value is None:
             continue  # a section whose keys are all commented out
         if top in SECTIONS and not isinstance(value, dict):
-            keys = ", ".join(_section(top, KEYS))
-            problems.append(
-                f"{_at(name, document, top)}: {value!r} is not a mapping (its keys are {keys})"
-            )
+            what = f"{value!r} is not a mapping (its keys are {', '.join(_section(top, KEYS))})"
+            problems.append(f"{_at(name, document, top)}: {what}")
             continue
-        for key, item in (
-            {f"{top}.{k}": v for k, v in value.items()}.items()
-            if top in SECTIONS
-            else [(str(top), value)]
-        ):
+        items = {top: value}
+        if top in SECTIONS:
+            items = {f"{top}.{key}": item for key, item in value.items()}
+        for key, item in items.items():
+            where = _at(name, document, key)
             if key in KEYS:
-                found[key] = _at(name, document, key), item
+                found[key] = where, item
             else:
-                problems.append(
-                    f"{_at(name, document, key)}: unknown key{_suggestion(key, [*KEYS, *SECTIONS])}"
-                )
+                meant = _suggestion(key, [*KEYS, *SECTIONS])
+                problems.append(f"{where}: unknown key{meant}")
     return found
 
 
@@ -191,12 +175,9 @@ def _value(key: str, given: _Given, problems: list[str]) -> Any:
 def _conflicts(values: Mapping[str, Any], name: str, given: Collection[str]) -> Iterator[str]:
     """Yield problems between keys."""
     if not values["store.url"]:
-        problem = (
-            "empty: a path or URL is expected"
-            if "store.url" in given
-            else "missing: a path or URL is expected"
-        )
-        yield f"{name}: store.url: {problem}, such as /mnt/checkpoints or s3://bucket/prefix"
+        problem = "empty" if "store.url" in given else "missing"
+        example = "such as /mnt/checkpoints or s3://bucket/prefix"
+        yield f"{name}: store.url: {problem}: a path or URL is expected, {example}"
     if "worker" in values["roles"] and not values["worker.runs"]:
         yield f"{name}: worker.runs: missing: the worker role needs at least one output directory"
     names = [run.name for run in values["worker.runs"] if run.name]
@@ -211,11 +192,9 @@ def _shown(key: str, value: object) -> str:
 
 
 def _section(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        key.partition(".")[2]: value
-        for key, value in values.items()
-        if key.startswith(f"{section}.")
-    }
+    prefix = f"{section}."
+    there = {key: value for key, value in values.items() if key.startswith(prefix)}
+    return {key.removeprefix(prefix): value for key, value in there.items()}
 
 
 def _at(name: str, document: Document, key: str) -> str:

@@ -26,9 +26,8 @@ _ESCAPED = re.compile(r"\[[*?[]\]")
 class OutputDirectories:
     """``runs``: each has a name of its own, ordered by path.
 
-    ``problems``: why others are left out.
-
-    ``unsafe``: a line for each directory that is left out since other users decide what lies there.
+    ``problems``: why others are left out; ``unsafe``: those where other users decide what lies
+    there.
     """
 
     runs: tuple[RunConfig, ...]
@@ -107,10 +106,8 @@ def _named(found: Iterable[RunConfig], store_url: str) -> OutputDirectories:
         elif store.startswith(path.rstrip("/") + "/"):
             problems.append(f"{path}: the store {store} lies inside this output directory")
         elif name in owner:
-            problems.append(
-                f"{path}: its run would be named {name!r} as that of {owner[name]}: give one of"
-                " them a name"
-            )
+            why = f"its run would be named {name!r} as that of {owner[name]}"
+            problems.append(f"{path}: {why}: give one of them a name")
         else:
             owner[name] = path
             kept.append(RunConfig(path, name))

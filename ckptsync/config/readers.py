@@ -13,11 +13,11 @@ from typing import Any, Literal, TypeVar
 
 from ckptsync import plain_json
 from ckptsync.errors import Corrupt
-from ckptsync.head.rules import Best
+from ckptsync.head.retention_rules import Best
 from ckptsync.quantities import LARGEST, parse_duration, parse_size
-from ckptsync.records.names import CONSOLIDATED, checked_node
+from ckptsync.records.store_paths import CONSOLIDATED, checked_node
 from ckptsync.safe_names import checked_path
-from ckptsync.status.alarm_sending import KINDS
+from ckptsync.status.alarms import KINDS
 from ckptsync.stores.limits import Schedule, parse_schedule
 
 T = TypeVar("T")
@@ -123,11 +123,9 @@ def or_off(read: Callable[[object], T]) -> Callable[[object], T | int]:
 
 def _listed(value: object, what: str) -> list[Any]:
     """Read a list, or (from the environment) its items with commas."""
-    items = (
-        [item.strip() for item in value.split(",") if item.strip()]
-        if isinstance(value, str)
-        else value
-    )
+    items = value
+    if isinstance(value, str):
+        items = [item.strip() for item in value.split(",") if item.strip()]
     if not isinstance(items, list):
         raise ValueError(f"{value!r} is not a list of {what}")  # noqa: TRY004 - as in `text`
     return items
@@ -178,9 +176,8 @@ def storage_options(value: object) -> dict[str, object]:
     try:
         found = plain_json.parse(value, "") if isinstance(value, str) else value
     except Corrupt as e:
-        raise ValueError(
-            'not JSON: expected an object such as {"endpoint_url": "https://…"}'
-        ) from e
+        why = 'not JSON: expected an object such as {"endpoint_url": "https://…"}'
+        raise ValueError(why) from e
     if not isinstance(found, Mapping) or not all(isinstance(key, str) for key in found):
         raise ValueError("not a mapping of names to values")
     return dict(found)
@@ -216,11 +213,8 @@ def run_name(name: str) -> str:
     except Corrupt as e:
         raise ValueError(str(e)) from e
     if "/" in name or name.startswith((".", "_")) or name == CONSOLIDATED:
-        why = (
-            "expected one directory's name that starts with neither '.' nor '_', and is not"
-            f" {CONSOLIDATED}"
-        )
-        raise ValueError(f"{name!r} is not a run's name: {why}")
+        why = "expected one directory's name that starts with neither '.' nor '_'"
+        raise ValueError(f"{name!r} is not a run's name: {why}, and is not {CONSOLIDATED}")
     return name
 
 
@@ -230,9 +224,8 @@ def best(value: object) -> Best | None:
         return None
     found = _BEST.fullmatch(text(value))
     if not found:
-        raise ValueError(
-            f"{value!r} is not a metric and a number, such as eval_loss:2 or max:eval_accuracy:2"
-        )
+        example = "such as eval_loss:2 or max:eval_accuracy:2"
+        raise ValueError(f"{value!r} is not a metric and a number, {example}")
     return Best(found[2], int(found[3]), is_greatest=found[1] == "max")
 
 

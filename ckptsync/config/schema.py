@@ -1,10 +1,8 @@
 """Every key of the configuration: its name, type, reader, default and variable, each once.
 
-``configs/`` explains them.
-
 A section is a frozen dataclass; each of its fields is a key.  A default is written as a person
 would write it, and passes the key's own reader. The environment variable of ``worker.quiet`` is
-``CKPTSYNC_WORKER_QUIET``.  Durations are seconds, sizes are bytes.
+``CKPTSYNC_WORKER_QUIET``.  Durations are seconds, sizes are bytes.  ``configs/`` explains the keys.
 """
 
 from __future__ import annotations
@@ -16,10 +14,10 @@ from typing import Any, Literal
 
 from ckptsync.config import readers
 from ckptsync.config.readers import Role, RunConfig, one_of
-from ckptsync.head.rules import Best, Rules
+from ckptsync.head.retention_rules import Best, Rules
 from ckptsync.merge.plan import DTYPES, DType
 from ckptsync.records.report import LEVELS, Level
-from ckptsync.status.alarm_sending import KINDS
+from ckptsync.status.alarms import KINDS
 from ckptsync.stores.limits import Schedule
 
 

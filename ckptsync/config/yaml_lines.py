@@ -47,9 +47,8 @@ def parse(text: str, name: str) -> Document:
     values. Every key is a string as it is written, so that ``on`` is a word.
     """
     if len(text) > LIMIT:
-        raise ConfigError(
-            f"{name}: {len(text)} characters, at most {LIMIT} expected of a configuration"
-        )
+        most = f"at most {LIMIT} expected of a configuration"
+        raise ConfigError(f"{name}: {len(text)} characters, {most}")
     lines: dict[str, int] = {}
     twice: dict[str, None] = {}
     try:

@@ -28,8 +28,9 @@ from ckptsync.doctor.findings import STORAGE, Finding, fail, in_order, warn
 from ckptsync.quantities import show_duration
 
 SKEW_WARN, SKEW_FAIL = 1.0, 30.0  # seconds
-# file descriptors; bytes: a container's own 64 MiB of shared memory is too little
-_NOFILE, _SHM, _MEMLOCK = (1024, 512 << 20, 1 << 30)
+_NOFILE = 1024  # file descriptors
+# bytes: a container's own 64 MiB of shared memory is too little
+_SHM, _MEMLOCK = 512 << 20, 1 << 30
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 # CUDA_VISIBLE_DEVICES where there are to be none; Slurm writes NoDevFiles
 _NO_DEVICES = ("", "-1", "nodevfiles", "none", "void")
@@ -136,9 +137,8 @@ def count_visible(node: NodeFacts) -> int | None:
     if node.gpus is None:
         return None
     known = len(node.gpus) or 1 << 30
-    counts = [
-        len(_devices(node.variables[name], known)) for name in _VISIBLE if name in node.variables
-    ]
+    given = [node.variables[name] for name in _VISIBLE if name in node.variables]
+    counts = [len(_devices(text, known)) for text in given]
     return min([*counts, len(node.gpus)] if node.gpus else counts, default=0)
 
 
@@ -185,13 +185,9 @@ def check_gpu_names(node: NodeFacts) -> Iterator[Finding]:
 
 def check_driver(node: NodeFacts) -> Iterator[Finding]:
     """Check that the driver knows the CUDA that torch is built for."""
-    build = node.builds.get("cuda", "")
-    if (
-        build
-        and node.driver_cuda
-        and parse_version(node.driver_cuda)[:1] < parse_version(build)[:1]
-    ):
-        what = f"knows CUDA {node.driver_cuda}, torch is built for {build}"
+    build, known = node.builds.get("cuda", ""), node.driver_cuda
+    if build and known and parse_version(known)[:1] < parse_version(build)[:1]:
+        what = f"knows CUDA {known}, torch is built for {build}"
         why = "torch finds no GPU, or the first kernel fails"
         hint = "install a newer driver, or a torch of an older CUDA"
         yield fail("driver-too-old", "the driver", what, why=why, hint=hint)
@@ -209,29 +205,28 @@ def check_torch_build(node: NodeFacts) -> Iterator[Finding]:
 
 def compare_gpus(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
     """Check that all nodes see GPUs, or none does."""
+
+    def show_visible(node: NodeFacts) -> str:
+        visible = count_visible(node) if node.gpus else 0
+        return f"{visible} GPUs" if visible else ""
+
     known = [node for node in nodes if node.gpus is not None and not node.within]
-    having = group_by(
-        known,
-        lambda node: (
-            f"{count_visible(node) or 0} GPUs" if node.gpus and count_visible(node) else ""
-        ),
-    )
-    if "" in having and len(having) > 1:
+    if not all(map(show_visible, known)):
         why = "there ranks train on the CPU, or fail, and the others wait for them"
         hint = "look at the driver (nvidia-smi, or rocm-smi), and give the container its GPUs"
-        names = names_of(having)
-        yield fail("gpus-on-some", "GPUs", show_groups(having), why=why, hint=hint, nodes=names)
+        yield from find_difference(
+            fail, "gpus-on-some", "GPUs", known, show_visible, why=why, hint=hint
+        )
 
 
 def compare_gpu_models(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
     """Check that all GPUs are of one kind."""
     kinds = group_by((n for n in nodes if n.gpus), lambda n: ", ".join(sorted(set(n.gpus or ()))))
     if len(kinds) > 1 or any(len(set(node.gpus or ())) > 1 for node in nodes):
+        what, names = show_groups(kinds), names_of(kinds)
         why = "NCCL may hang; the slowest GPU sets the pace, and the smallest the memory"
         hint = "use GPUs of one kind, or CUDA_VISIBLE_DEVICES to leave the others out"
-        yield warn(
-            "gpus-mixed", "GPUs", show_groups(kinds), why=why, hint=hint, nodes=names_of(kinds)
-        )
+        yield warn("gpus-mixed", "GPUs", what, why=why, hint=hint, nodes=names)
 
 
 def compare_ranks(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:

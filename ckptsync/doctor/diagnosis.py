@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ckptsync.config.output_dirs import output_directories
 from ckptsync.config.schema import Config
-from ckptsync.doctor import directories, probe, publishing, store_access, training
+from ckptsync.doctor import directories, exchange, probe, store_access, training
 from ckptsync.doctor.checks import check_node, compare
 from ckptsync.doctor.directories import fixed_part, is_directory
 from ckptsync.doctor.findings import STORAGE, Finding, fail, in_order, refusal, warn
@@ -45,7 +45,7 @@ class DoctorRequest:
     compares: bool = False
     wait: float = 0.0
     nnodes: int = 0
-    fresh: float = publishing.FRESH
+    fresh: float = exchange.FRESH
 
     def named_store(self) -> StoreTarget:
         """Return the store that is named.  Raises ConfigError."""
@@ -70,19 +70,7 @@ class Diagnosis:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-def check_answers(*paths: object) -> None:
-    """Raise StoreError where the file system of a path does not answer.
-
-    A path counts up to its first wildcard; other things than paths are left alone.
-    """
-    named = [fixed_part(Path(p).absolute()) for p in paths if isinstance(p, (str, Path))]
-    if silent := directories.find_silent(named):
-        what = f"no answer of the file system within {directories.PATIENCE:g} s"
-        hint = "look at its server; `umount -f -l` removes a mount whose server has gone"
-        raise StoreError(f"{', '.join(map(str, silent))}: {what}", hint=hint)
-
-
-def examine(request: DoctorRequest, progress: Callable[[publishing.Arrived], object]) -> Diagnosis:
+def examine(request: DoctorRequest, progress: Callable[[exchange.Arrived], object]) -> Diagnosis:
     """Check this node.
 
     With ``publishes`` its facts are written to the store; with ``wait`` or ``compares`` it is
@@ -90,7 +78,7 @@ def examine(request: DoctorRequest, progress: Callable[[publishing.Arrived], obj
     """
     config, target = request.config, request.target
     found = list(check_runs(config)) if config and "worker" in config.roles else []
-    expected = expected_size(request.model, request.training)
+    expected = directories.expected_size(request.model, request.training)
     found += directories.check_output_dirs(request.output_dirs, expected)
     checked = store_access.Checked(())
     if target:
@@ -124,17 +112,6 @@ def check_runs(config: Config) -> Iterator[Finding]:
             yield warn("output-absent", run.path, what, why=why, hint=hint, code=STORAGE)
 
 
-def expected_size(model: str, given: Mapping[str, str]) -> int:
-    """Return the bytes of a checkpoint of the whole model with its optimizer.
-
-    0 where only a part of it is trained, or nobody says.
-    """
-    # LLaMA-Factory's default is lora
-    default = "full" if "model_name_or_path" not in given else "lora"
-    is_full = model and given.get("finetuning_type", default) == "full"
-    return directories.expected_size(Path(model)) if is_full else 0
-
-
 def _facts(request: DoctorRequest, clock: float | None) -> tuple[dict[str, Any], list[Finding]]:
     """Return this node's facts, and what keeps them from being those of the training.
 
@@ -155,9 +132,8 @@ def _facts(request: DoctorRequest, clock: float | None) -> tuple[dict[str, Any],
         facts = training.ask_first(pythons, request.environment, **wanted)
     except ConfigError as e:
         unknown = {"python": "", "prefix": "", "versions": {}, "builds": {}}
-        found = refusal(
-            e, "python", request.python or "--python", "nothing is known of what trains here"
-        )
+        why = "nothing is known of what trains here"
+        found = refusal(e, "python", request.python or "--python", why)
         return {**probe.gather(node=request.node), **unknown, **more}, [found]
     for path, about in facts["output_dirs"].items():
         mount = mount_of(path)
@@ -175,20 +151,17 @@ def _publish(
     diagnosis: Diagnosis,
     store: Store,
     own: Mapping[str, Any],
-    progress: Callable[[publishing.Arrived], object],
+    progress: Callable[[exchange.Arrived], object],
 ) -> Diagnosis:
     """Publish this node's facts, and compare them with the others' if that is asked for."""
-    name, nodes, findings = (
-        publishing.launch_name(request.node),
-        diagnosis.nodes,
-        diagnosis.findings,
-    )
+    name, nodes = exchange.launch_name(request.node), diagnosis.nodes
+    findings = diagnosis.findings
     try:
         if request.wait:
-            arrived = publishing.meet(store, own, request.nnodes, request.wait, progress)
+            arrived = exchange.meet(store, own, request.nnodes, request.wait, progress)
             nodes, findings = names(arrived.nodes), _compare_launch(arrived, request.wait)
         else:
-            publishing.publish(store, own)
+            exchange.publish(store, own)
     except CkptsyncError as e:
         why = "other nodes cannot be compared with this one"
         refused = refusal(e, "not-published", diagnosis.store, why).on(request.node)
@@ -199,9 +172,9 @@ def _publish(
     return replace(diagnosis, nodes=nodes, findings=findings, published=name)
 
 
-def _compare_launch(arrived: publishing.Arrived, wait: float) -> tuple[Finding, ...]:
+def _compare_launch(arrived: exchange.Arrived, wait: float) -> tuple[Finding, ...]:
     """Return what is wrong with the nodes of a launch, the same on each of them."""
-    found = [*compare(arrived.nodes), *publishing.repeat_findings(arrived.nodes)]
+    found = [*compare(arrived.nodes), *exchange.repeat_findings(arrived.nodes)]
     if arrived.is_complete:
         return in_order(found)
     here, lacking = names(arrived.nodes), arrived.expected - len(arrived.nodes)
@@ -250,35 +223,25 @@ def _compare_all(
     ``clock``: seconds that this node's is ahead of the store's.
     """
     now = time.time() - clock
-    facts, odd = publishing.read_published(store, now, request.fresh)
+    facts, odd = exchange.read_published(store, now, request.fresh)
     asked = [one for one in facts if not request.job or one.get("job") == request.job]
-    running = publishing.group_trainings(publishing.read_living(store, now, request.fresh))
-    groups = [*publishing.group_jobs(asked), *running.values()]
+    running = exchange.group_trainings(exchange.read_living(store, now, request.fresh))
+    groups = [*exchange.group_jobs(asked), *running.values()]
     found = [finding for group in groups for finding in compare(group)]
-    found += publishing.repeat_findings(asked)
+    found += exchange.repeat_findings(asked)
+    known = [one for group in groups for one in group]
     is_missed = any(finding.kind == "nodes-missing" for finding in found)
-    if not is_missed and _is_one_node(groups):
-        why = "differences are found between nodes; a node with another disk at the store's path"
-        hint = "run `ckptsync doctor --publish` on each node, then compare again"
-        found.append(
-            warn(
-                "one-node",
-                store.url,
-                "no other node has published",
-                why=f"{why} never appears here",
-                hint=hint,
-                nodes=names(groups[0]),
-            )
+    if not is_missed and len(known) == 1 and not exchange.is_alone(known[0]):
+        what = "no other node has published"
+        why = (
+            "differences are found between nodes; a node with another disk at the store's path"
+            " never appears here"
         )
+        hint = "run `ckptsync doctor --publish` on each node, then compare again"
+        found.append(warn("one-node", store.url, what, why=why, hint=hint, nodes=names(known)))
     why = "that node is not compared"
     found += [refusal(e, "unreadable-facts", store.url, why) for e in odd]
-    return names(one for group in groups for one in group), found
-
-
-def _is_one_node(groups: Sequence[Sequence[Mapping[str, Any]]]) -> bool:
-    """Return whether one node alone has published that does not train alone."""
-    nodes = [one for group in groups for one in group]
-    return len(nodes) == 1 and not publishing.is_alone(nodes[0])
+    return names(known), found
 
 
 def names(facts: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:

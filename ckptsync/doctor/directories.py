@@ -15,12 +15,12 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ckptsync.checkpoint_dirs import ListedCheckpoint, find_checkpoint_dirs, list_checkpoint
 from ckptsync.doctor.findings import STORAGE, Finding, fail, warn
-from ckptsync.errors import CkptsyncError
+from ckptsync.errors import CkptsyncError, StoreError
 from ckptsync.mounts import is_blind, is_mounted, mount_of
 from ckptsync.quantities import show_duration, show_size
 from ckptsync.spool.folders import link
@@ -43,12 +43,14 @@ _UNSEEN = "the worker sees nothing of this run"
 _AS_TRAINER = "run the worker as the user who trains (`ckptsync help service`)"
 
 
-def find_silent(paths: Iterable[Path]) -> list[Path]:
-    """Return the paths whose file system does not answer within `PATIENCE`.
+def check_answers(*paths: object) -> None:
+    """Raise StoreError where the file system of a path does not answer within `PATIENCE`.
 
-    So does a hard NFS mount whose server is dead.  A child process asks for each: a process that
-    asks waits for ever, and cannot always be killed.
+    A hard NFS mount whose server is dead never does.  A child process asks for each path: a process
+    that asks waits for ever, and cannot always be killed.  A path counts up to its first wildcard;
+    other things than paths are left alone.
     """
+    named = [fixed_part(Path(p).absolute()) for p in paths if isinstance(p, (str, Path))]
     until, null = time.monotonic() + PATIENCE, subprocess.DEVNULL
     children = {
         path: subprocess.Popen(  # noqa: S603
@@ -57,19 +59,22 @@ def find_silent(paths: Iterable[Path]) -> list[Path]:
             stdout=null,
             stderr=null,
         )
-        for path in dict.fromkeys(paths)
+        for path in dict.fromkeys(named)
     }
-    late = []
+    silent = []
     for path, child in children.items():
         try:
             child.wait(max(until - time.monotonic(), 0.0))
         except subprocess.TimeoutExpired:  # noqa: PERF203 - each by itself
-            late.append(path)
+            silent.append(str(path))
             child.kill()
             # it is left behind, and ends with the mount
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(0.2)
-    return late
+    if silent:
+        what = f"no answer of the file system within {PATIENCE:g} s"
+        hint = "look at its server; `umount -f -l` removes a mount whose server has gone"
+        raise StoreError(f"{', '.join(silent)}: {what}", hint=hint)
 
 
 def fixed_part(path: Path) -> Path:
@@ -158,14 +163,11 @@ def check_output_dir(path: Path, expected: int = 0) -> Iterator[Finding]:
 def newest_checkpoint(path: Path) -> ListedCheckpoint | None:
     """Return the newest checkpoint that has files."""
     try:
-        scanned = [
-            one
-            for checkpoint_dir in find_checkpoint_dirs(path)
-            if (one := list_checkpoint(checkpoint_dir)).files
-        ]
+        listed = [list_checkpoint(found) for found in find_checkpoint_dirs(path)]
     except CkptsyncError:
         return None  # `_check_readable` says what cannot be read
-    return max(scanned, key=lambda one: max(f.mtime for f in one.files), default=None)
+    having = [one for one in listed if one.files]
+    return max(having, key=lambda one: max(f.mtime for f in one.files), default=None)
 
 
 def size_of(checkpoint: ListedCheckpoint) -> int:
@@ -173,13 +175,18 @@ def size_of(checkpoint: ListedCheckpoint) -> int:
     return sum(file.size for file in checkpoint.files)
 
 
-def expected_size(model: Path) -> int:
-    """Return the bytes of a checkpoint with all optimizer states, by a model's weights.
+def expected_size(model: str, given: Mapping[str, str]) -> int:
+    """Return the bytes of a checkpoint of the whole model with its optimizer.
 
-    0 where the directory has no safetensors.
+    ``given``: what the training's file says.  0 where only a part of the model is trained, nobody
+    says, or its directory has no safetensors.
     """
+    # LLaMA-Factory's default is lora
+    default = "full" if "model_name_or_path" not in given else "lora"
+    if not model or given.get("finetuning_type", default) != "full":
+        return 0
     try:
-        return _STATES * sum(file.stat().st_size for file in model.glob("*.safetensors"))
+        return _STATES * sum(file.stat().st_size for file in Path(model).glob("*.safetensors"))
     except OSError:
         return 0
 

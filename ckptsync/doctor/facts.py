@@ -6,71 +6,16 @@ the wrong type counts as not said.  Needs the standard library alone.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from types import NoneType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from ckptsync.doctor.findings import Finding
 
 _LONGEST = 1000  # characters of a text
 _T = TypeVar("_T")
-
-
-def _text(raw: object) -> str:
-    return raw[:_LONGEST] if isinstance(raw, str) else ""
-
-
-def _texts(raw: object) -> tuple[str, ...]:
-    listed = raw if isinstance(raw, (list, tuple)) else ()
-    return tuple(_text(one) for one in listed if isinstance(one, str))
-
-
-def _texts_or_none(raw: object) -> tuple[str, ...] | None:
-    return _texts(raw) if isinstance(raw, (list, tuple)) else None
-
-
-def _whole(raw: object) -> int | None:
-    is_whole = isinstance(raw, int) and not isinstance(raw, bool)
-    return raw if is_whole and -(2**63) <= raw < 2**63 else None  # type: ignore[operator,return-value]
-
-
-def _flag(raw: object) -> bool | None:
-    return raw if isinstance(raw, bool) else None
-
-
-def read_number(raw: object) -> float | None:
-    """Return a number that is finite and small enough for any clock; ``None`` for anything else."""
-    is_number = isinstance(raw, (int, float)) and not isinstance(raw, bool)
-    return float(raw) if is_number and -1e19 < raw < 1e19 else None  # type: ignore[operator,arg-type]
-
-
-def _mapping_of(read: Callable[[object], _T]) -> Callable[[object], Mapping[str, _T]]:
-    def read_mapping(raw: object) -> dict[str, _T]:
-        pairs = raw.items() if isinstance(raw, Mapping) else ()
-        return {key: read(value) for key, value in pairs if isinstance(key, str)}
-
-    return read_mapping
-
-
-def _count(raw: object) -> int:
-    return _whole(raw) or 0
-
-
-def _counts(raw: object) -> Mapping[str, int]:
-    read = _mapping_of(_whole)(raw)
-    return {name: value for name, value in read.items() if value is not None}
-
-
-def _fact(read: Callable[[object], _T]) -> _T:
-    """Return a field that ``read`` makes of what was said; of ``None`` it makes the default."""
-    made: _T = field(default_factory=lambda: read(None), metadata={"read": read})
-    return made
-
-
-def _read_fields(kind: type[_T], raw: object) -> dict[str, Any]:
-    said = raw if isinstance(raw, Mapping) else {}
-    known = [one for one in fields(kind) if "read" in one.metadata]  # type: ignore[arg-type]
-    return {one.name: one.metadata["read"](said.get(one.name)) for one in known}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +26,9 @@ class OutputDir:
     that lay there.  ``server``: the file system's type (``nfs4``) where a server has the files.
     """
 
-    nonce: str = _fact(_text)
-    seen: tuple[str, ...] = _fact(_texts)
-    server: str = _fact(_text)
-
-
-def _output_dir(raw: object) -> OutputDir:
-    return OutputDir(**_read_fields(OutputDir, raw))
+    nonce: str = ""
+    seen: tuple[str, ...] = ()
+    server: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,33 +43,33 @@ class NodeFacts:
     """
 
     name: str
-    within: str = _fact(_text)
-    host: str = _fact(_text)
-    machine: str = _fact(_text)
-    boot: str = _fact(_text)
-    network: str = _fact(_text)
-    user: str = _fact(_text)
-    uid: int | None = _fact(_whole)
-    cpus: int = _fact(_count)
-    python: str = _fact(_text)
-    versions: Mapping[str, str] = _fact(_mapping_of(_text))
-    builds: Mapping[str, str] = _fact(_mapping_of(_text))
-    gpus: tuple[str, ...] | None = _fact(_texts_or_none)
-    driver: str = _fact(_text)
-    driver_cuda: str = _fact(_text)
-    overrides: tuple[str, ...] = _fact(_texts)
-    variables: Mapping[str, str] = _fact(_mapping_of(_text))
-    interfaces: Mapping[str, Mapping[str, str]] = _fact(_mapping_of(_mapping_of(_text)))
-    addresses: tuple[str, ...] = _fact(_texts)
-    master: tuple[str, ...] = _fact(_texts)
-    is_master: bool | None = _fact(_flag)
-    port: str = _fact(_text)
-    limits: Mapping[str, int] = _fact(_counts)
-    output_dirs: Mapping[str, OutputDir] = _fact(_mapping_of(_output_dir))
-    model: str = _fact(_text)
-    digest: str = _fact(_text)
-    training: Mapping[str, str] = _fact(_mapping_of(_text))
-    clock: float | None = _fact(read_number)
+    within: str = ""
+    host: str = ""
+    machine: str = ""
+    boot: str = ""
+    network: str = ""
+    user: str = ""
+    uid: int | None = None
+    cpus: int = 0
+    python: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    builds: Mapping[str, str] = field(default_factory=dict)
+    gpus: tuple[str, ...] | None = None
+    driver: str = ""
+    driver_cuda: str = ""
+    overrides: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+    interfaces: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    addresses: tuple[str, ...] = ()
+    master: tuple[str, ...] = ()
+    is_master: bool | None = None
+    port: str = ""
+    limits: Mapping[str, int] = field(default_factory=dict)
+    output_dirs: Mapping[str, OutputDir] = field(default_factory=dict)
+    model: str = ""
+    digest: str = ""
+    training: Mapping[str, str] = field(default_factory=dict)
+    clock: float | None = None
 
     def variable(self, name: str) -> str:
         """Return a variable of the environment; empty where it is not set."""
@@ -142,8 +83,49 @@ class NodeFacts:
 def read_facts(raw: Mapping[str, Any]) -> NodeFacts:
     """Return a node's facts; what is missing or of the wrong type is left at its default."""
     said = raw if isinstance(raw, Mapping) else {}
-    name = _text(said.get("node")) or _text(said.get("host")) or "?"
-    return NodeFacts(name, **_read_fields(NodeFacts, said))
+    name = _read(str, said.get("node")) or _read(str, said.get("host")) or "?"
+    return _read_fields(NodeFacts, {**said, "name": name})
+
+
+def _read_fields(kind: type[_T], raw: object) -> _T:
+    said = raw if isinstance(raw, Mapping) else {}
+    return kind(**{name: _read(type_, said.get(name)) for name, type_ in _types(kind).items()})
+
+
+_types: Callable[[Any], dict[str, Any]] = functools.cache(get_type_hints)
+
+
+def _read(kind: Any, raw: object) -> Any:
+    """Return ``raw`` as a field's type has it; None, 0 or empty where it is of another type."""
+    if kind is str:
+        return raw[:_LONGEST] if isinstance(raw, str) else ""
+    if kind is int:
+        return _read(int | None, raw) or 0
+    if kind == int | None:
+        is_whole = isinstance(raw, int) and not isinstance(raw, bool)
+        return raw if is_whole and -(2**63) <= raw < 2**63 else None  # type: ignore[operator]
+    if kind == float | None:
+        return read_number(raw)
+    if kind == bool | None:
+        return raw if isinstance(raw, bool) else None
+    if kind is OutputDir:
+        return _read_fields(OutputDir, raw)
+    if get_origin(kind) is Mapping:
+        _, value = get_args(kind)
+        said = raw if isinstance(raw, Mapping) else {}
+        pairs = ((key, one) for key, one in said.items() if isinstance(key, str))
+        if value is int:  # what is no number is not 0
+            pairs = ((key, one) for key, one in pairs if _read(int | None, one) is not None)
+        return {key: _read(value, one) for key, one in pairs}
+    if isinstance(raw, (list, tuple)):
+        return tuple(_read(str, one) for one in raw if isinstance(one, str))
+    return None if NoneType in get_args(kind) else ()
+
+
+def read_number(raw: object) -> float | None:
+    """Return a number that is finite and small enough for any clock; ``None`` for anything else."""
+    is_number = isinstance(raw, (int, float)) and not isinstance(raw, bool)
+    return float(raw) if is_number and -1e19 < raw < 1e19 else None  # type: ignore[operator,arg-type]
 
 
 def is_true(text: str) -> bool:

@@ -237,9 +237,8 @@ def check_interfaces(node: NodeFacts) -> Iterator[Finding]:
         each = [] if name.startswith("NCCL_") else [one for one in text.split(",") if one]
         absent = [one for one in each if one not in node.interfaces]
         if not chosen or absent:
-            what = (
-                f"{', '.join(absent) or text}: not found among {', '.join(sorted(node.interfaces))}"
-            )
+            there = ", ".join(sorted(node.interfaces))
+            what = f"{', '.join(absent) or text}: not found among {there}"
             yield fail("interface-missing", name, what, why=_NO_REACH, hint=show)
         elif all(node.interfaces[one].get("state") in _DOWN for one in chosen):
             what, hint = f"{', '.join(chosen)}: the link is down", "bring it up, or name another"

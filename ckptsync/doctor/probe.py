@@ -83,6 +83,7 @@ def gather(
     node = node or socket.gethostname()
     nonces = leave(output_dirs, node) if left is None else left
     passed, uptime = read_variables(os.environ), _text("/proc/uptime").split(" ")[0]
+    affinity = getattr(os, "sched_getaffinity", None)
     return {
         "format": 1,
         "at": time.time(),
@@ -96,11 +97,7 @@ def gather(
         "booted": (time.time() - float(uptime) if uptime else 0.0),
         "user": os.environ.get("LOGNAME") or os.environ.get("USER") or str(os.getuid()),
         "uid": os.getuid(),
-        "cpus": (
-            len(os.sched_getaffinity(0))
-            if hasattr(os, "sched_getaffinity")
-            else os.cpu_count() or 0
-        ),
+        "cpus": len(affinity(0)) if affinity else os.cpu_count() or 0,
         "python": platform.python_version(),
         "prefix": sys.prefix,
         "versions": _versions(),
@@ -127,32 +124,20 @@ def read_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
     Those of NCCL's own files count where the environment has none.
     """
-    given = {**_nccl_files(environment), **environment}
-    wanted = {*LAUNCH, *MASTER, *DEVICES, *OTHERS}
-    passed = (
-        name
-        for name in sorted(given)
-        if (name in wanted or name.startswith(PREFIXES)) and not _SECRET.search(name)
-    )
-    return {
-        name: given[name][:_LONGEST]
-        for name in passed
-        if "://" not in given[name] and "@" not in given[name]
-    }
+    wanted, found = {*LAUNCH, *MASTER, *DEVICES, *OTHERS}, {}
+    for name, value in sorted({**_nccl_files(environment), **environment}.items()):
+        is_secret = _SECRET.search(name) or "://" in value or "@" in value
+        if (name in wanted or name.startswith(PREFIXES)) and not is_secret:
+            found[name] = value[:_LONGEST]
+    return found
 
 
 def find_overrides(environment: Mapping[str, str]) -> list[str]:
     """Return the libnccl that LD_PRELOAD or LD_LIBRARY_PATH puts before torch's own."""
-    preloaded = [
-        Path(p) for p in re.split(r"[: ]+", environment.get("LD_PRELOAD", "")) if "nccl" in p
-    ]
-    folders = [
-        Path(p) for p in environment.get("LD_LIBRARY_PATH", "").split(":") if p.startswith("/")
-    ]
-    found = [
-        *preloaded,
-        *(path for folder in folders for path in sorted(folder.glob("libnccl.so.[0-9]"))),
-    ]
+    preloaded = re.split(r"[: ]+", environment.get("LD_PRELOAD", ""))
+    found = [Path(path) for path in preloaded if "nccl" in path]
+    for folder in environment.get("LD_LIBRARY_PATH", "").split(":"):
+        found += sorted(Path(folder).glob("libnccl.so.[0-9]")) if folder.startswith("/") else []
     return [os.path.realpath(path) for path in dict.fromkeys(found)]
 
 
@@ -172,31 +157,24 @@ def leave(output_dirs: Iterable[str], node: str) -> dict[str, str]:
 
 
 def _write_token(output_dir: str, name: str, token: str) -> None:
+    flags, draft = os.O_WRONLY | os.O_CREAT | os.O_EXCL, f".{name}.{token}"
     with _opened(output_dir, is_made=True) as fd:
-        made = os.open(
-            f".{name}.{token}",
-            os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC,
-            0o644,
-            dir_fd=fd,
-        )
+        made = os.open(draft, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=fd)
         try:
             os.write(made, token.encode())
         finally:
             os.close(made)
-        os.replace(f".{name}.{token}", name, src_dir_fd=fd, dst_dir_fd=fd)
+        os.replace(draft, name, src_dir_fd=fd, dst_dir_fd=fd)
 
 
 def _seen(output_dir: str) -> list[str]:
     """Return the tokens beside an output directory that can be read."""
-    found = []
+    found, flags = [], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with contextlib.suppress(OSError), _opened(output_dir) as fd:
-        with os.scandir(fd) as entries:
-            names = [entry.name for entry in entries if not entry.name.startswith(".")]
-        for name in names:
+        names = os.listdir(fd)  # noqa: PTH208 - of an open directory
+        for name in [name for name in names if not name.startswith(".")]:
             with contextlib.suppress(OSError):  # no file, or another user's
-                file = os.open(
-                    name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=fd
-                )
+                file = os.open(name, flags, dir_fd=fd)
                 try:
                     found.append(os.read(file, 64).decode("ascii", "replace"))
                 finally:
@@ -214,16 +192,15 @@ def _opened(output_dir: str, *, is_made: bool = False) -> Iterator[int]:
     above = next(str(each) for each in [path, *path.parents] if each.is_dir())
     if above == "/":
         raise FileNotFoundError(errno.ENOENT, "no directory above it", output_dir)
-    fd = os.open(above, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    fd = os.open(above, flags)
     try:
         for step in ("", "_ckptsync", "doctor") if above == str(path) else ("", _BESIDE):
             if step:
                 if is_made:
                     with contextlib.suppress(FileExistsError):
                         os.mkdir(step, 0o700, dir_fd=fd)
-                below = os.open(
-                    step, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd
-                )
+                below = os.open(step, flags | os.O_NOFOLLOW, dir_fd=fd)
                 os.close(fd)
                 fd = below
             if os.geteuid() == 0 and os.fstat(fd).st_uid not in (0, _NOBODY):
@@ -251,39 +228,30 @@ def _builds() -> dict[str, str]:
     torch/version.py is read and not run.
     """
     with contextlib.suppress(metadata.PackageNotFoundError):
-        return dict(
-            _BUILD.findall(
-                _text(str(metadata.distribution("torch").locate_file("torch/version.py")))
-            )
-        )
+        path = metadata.distribution("torch").locate_file("torch/version.py")
+        return dict(_BUILD.findall(_text(str(path))))
     return {}
 
 
 def _gpus() -> list[str]:
     """Return a name for each GPU that the driver shows: NVIDIA's, else AMD's."""
-    about = [_text(str(path)) for path in sorted(NVIDIA.glob("gpus/*/information"))]
-    models = [
-        line.partition(":")[2].strip()
-        for text in about
-        for line in text.splitlines()
-        if line.startswith("Model:")
-    ]
-    if models := models or _ask_nvidia_smi("name"):
-        return models
-    nodes = sorted(Path("/sys/class/kfd/kfd/topology/nodes").glob("*"))
-    found = [(_text(f"{node}/properties"), _text(f"{node}/name")) for node in nodes]
+    about = "\n".join(_text(str(path)) for path in sorted(NVIDIA.glob("gpus/*/information")))
+    models = re.findall(r"^Model:(.*)", about, re.MULTILINE) or _ask_nvidia_smi("name")
+    if models:
+        return [model.strip() for model in models]
     return [
-        name.strip() or "AMD"
-        for properties, name in found
-        if re.search(r"^simd_count [1-9]", properties, re.MULTILINE)
+        _text(f"{node}/name").strip() or "AMD"
+        for node in sorted(Path("/sys/class/kfd/kfd/topology/nodes").glob("*"))
+        if re.search(r"^simd_count [1-9]", _text(f"{node}/properties"), re.MULTILINE)
     ]
 
 
 def _driver() -> str:
-    found = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", _text(str(NVIDIA / "version")).partition("\n")[0])
-    return (found[0] if found else next(iter(_ask_nvidia_smi("driver_version")), "")) or _text(
-        "/sys/module/amdgpu/version"
-    ).strip()
+    first = _text(str(NVIDIA / "version")).partition("\n")[0]
+    if found := re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", first):
+        return found[0]
+    asked = next(iter(_ask_nvidia_smi("driver_version")), "")
+    return asked or _text("/sys/module/amdgpu/version").strip()
 
 
 def _ask_nvidia_smi(field: str) -> list[str]:
@@ -307,16 +275,12 @@ def _driver_cuda() -> str:
 
 def _interfaces() -> dict[str, dict[str, str]]:
     """Return by name the link's state, MTU, speed in Mb/s, and whether it has an address."""
-    keys = {"state": "operstate", "mtu": "mtu", "speed": "speed"}
-    names = [name for _, name in socket.if_nameindex()]
-    of = {
-        name: {key: _text(f"/sys/class/net/{name}/{file}").strip() for key, file in keys.items()}
-        for name in names
-    }
-    return {
-        name: {**about, "address": _address(name) if Path("/proc/net").exists() else ""}
-        for name, about in of.items()
-    }
+    keys, found = {"state": "operstate", "mtu": "mtu", "speed": "speed"}, {}
+    for _, name in socket.if_nameindex():
+        about = {key: _text(f"/sys/class/net/{name}/{file}").strip() for key, file in keys.items()}
+        about["address"] = _address(name) if Path("/proc/net").exists() else ""
+        found[name] = about
+    return found
 
 
 def _address(name: str) -> str:
@@ -328,11 +292,8 @@ def _address(name: str) -> str:
         fcntl.ioctl(asking.fileno(), 0x8915, name.encode().ljust(40, b"\0"))  # SIOCGIFADDR
         return "yes"
     of = [line.split() for line in _text("/proc/net/if_inet6").splitlines()]
-    return (
-        "yes"
-        if any(words[5] == name and words[3] != "20" for words in of if len(words) == 6)
-        else "no"
-    )
+    has_one = any(words[5] == name and words[3] != "20" for words in of if len(words) == 6)
+    return "yes" if has_one else "no"
 
 
 def _addresses(host: str) -> list[str]:
@@ -344,14 +305,8 @@ def _addresses(host: str) -> list[str]:
 
     def ask() -> None:
         with contextlib.suppress(OSError, UnicodeError):  # a name that is none
-            found.extend(
-                sorted(
-                    {
-                        str(one[4][0])
-                        for one in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-                    }
-                )
-            )
+            answers = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+            found.extend(sorted({str(answer[4][0]) for answer in answers}))
 
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
@@ -420,26 +375,23 @@ def _digest(model: str) -> str:
     Empty for what is no directory here.
     """
     folder, parts = Path(model), [_text(f"{model}/config.json")]
-    if parts[0]:  # else it may be anything
-        parts += [_text(str(path)) for path in sorted(folder.glob("*.index.json"))]
-        parts += [
-            f"{path.name} {path.stat().st_size}"
-            for path in sorted(folder.glob("*.safetensors"))
-            if path.is_file()
-        ]
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16] if parts[0] else ""
+    if not parts[0]:  # it may be anything
+        return ""
+    parts += [_text(str(path)) for path in sorted(folder.glob("*.index.json"))]
+    weights = [path for path in sorted(folder.glob("*.safetensors")) if path.is_file()]
+    parts += [f"{path.name} {path.stat().st_size}" for path in weights]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
 def _nccl_files(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of NCCL's own files: the system's, then the user's."""
-    home = environment.get("NCCL_CONF_FILE") or str(
-        Path(environment.get("HOME", "")) / ".nccl.conf"
-    )
-    lines = [*_text("/etc/nccl.conf").splitlines(), *_text(home).splitlines()]
-    pairs = (
-        line.partition("=") for line in lines if "=" in line and not line.lstrip().startswith("#")
-    )
-    return {name.strip(): value.strip() for name, _, value in pairs}
+    own = environment.get("NCCL_CONF_FILE") or str(Path(environment.get("HOME", ""), ".nccl.conf"))
+    found = {}
+    for line in [*_text("/etc/nccl.conf").splitlines(), *_text(own).splitlines()]:
+        name, has_value, value = line.partition("=")
+        if has_value and not line.lstrip().startswith("#"):
+            found[name.strip()] = value.strip()
+    return found
 
 
 def _text(path: str) -> str:

@@ -19,7 +19,7 @@ from ckptsync.doctor import directories
 from ckptsync.doctor.directories import is_directory, newest_checkpoint, reason, size_of
 from ckptsync.doctor.findings import STORAGE, Finding, fail, refusal, warn
 from ckptsync.errors import CkptsyncError, ConfigError, Exists, NotFound, StoreError, Transient
-from ckptsync.records.names import clock_name
+from ckptsync.records.store_paths import clock_name
 from ckptsync.safe_names import RECORDS
 from ckptsync.spool import folders
 from ckptsync.stores.clock import DAY, measure_offset
@@ -91,7 +91,7 @@ def check_store(
             return Checked(tuple(replace(finding, level="fail") for finding in refused))
         store = open_unchecked(target)
         if store is None and creates and not _served(target.url, output_dirs):
-            create_store(target.url, _options(target), _hasty(target))
+            create_store(*_access(target))
             store = open_unchecked(target)
         if store is None:
             return Checked(tuple(_check_absent(target.url, output_dirs)))
@@ -117,7 +117,7 @@ def open_unchecked(target: StoreTarget) -> Store | None:
             return None
     except OSError as e:
         raise StoreError(f"{where}: {reason(e)}", hint="look at the directories above it") from e
-    found = bare(target.url, _options(target), _hasty(target))
+    found = bare(*_access(target))
     return found if has_root(found) else None
 
 
@@ -132,13 +132,12 @@ def measure_clock(store: Store, node: str) -> float:
             store.delete(clock_name(name))
 
 
-def _hasty(target: StoreTarget) -> Limits:
-    return replace(target.limits, patience=_PATIENCE, stall=min(target.limits.stall, _STALL))
-
-
-def _options(target: StoreTarget) -> Mapping[str, object]:
+def _access(target: StoreTarget) -> tuple[str, Mapping[str, object], Limits]:
+    """Return what opens a store that is given up soon."""
     is_remote = isinstance(located(target.url), Remote)
-    return options_for(target.url, target.options) if is_remote else {}
+    options = options_for(target.url, target.options) if is_remote else {}
+    stall = min(target.limits.stall, _STALL)
+    return target.url, options, replace(target.limits, patience=_PATIENCE, stall=stall)
 
 
 def _shown(url: str) -> str:

@@ -6,7 +6,6 @@ a script.  Of the training's file only the keys in `KEYS` are read, and no URLs.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -73,12 +72,11 @@ def ask_python(python: str, environment: Mapping[str, str], **wanted: Any) -> di
     """
     found = shutil.which(python, path=environment.get("PATH")) or python
     named = os.path.abspath(found)  # noqa: PTH100 - links stay: they name an environment
-    command = [named, "-", json.dumps(wanted)]
     if os.geteuid() == 0:
         _check_is_roots(Path(named))
     try:
         done = subprocess.run(  # noqa: S603 - the operator names it
-            command,
+            [named, "-", json.dumps(wanted)],
             input=Path(probe.__file__).read_text("utf-8"),
             cwd="/",  # where no module of anybody's lies
             capture_output=True,
@@ -91,27 +89,23 @@ def ask_python(python: str, environment: Mapping[str, str], **wanted: Any) -> di
         facts = plain_json.parse((done.stdout.splitlines() or [""])[-1], python)
     except subprocess.CalledProcessError as e:
         last = (e.stderr.strip().splitlines() or ["nothing"])[-1]
-        raise ConfigError(
-            f"{python}: returned no facts (exit code {e.returncode}): {last}", hint=_NAMED
-        ) from e
+        why = f"{python}: returned no facts (exit code {e.returncode}): {last}"
+        raise ConfigError(why, hint=_NAMED) from e
+    except subprocess.TimeoutExpired as e:
+        why = f"{python}: gives no facts: no answer within {_PATIENCE:g} s"
+        raise ConfigError(why, hint=_NAMED) from e
     except (OSError, subprocess.SubprocessError, ValueError, Corrupt) as e:
-        late = (
-            f"no answer within {_PATIENCE:g} s"
-            if isinstance(e, subprocess.TimeoutExpired)
-            else str(e)
-        )
-        raise ConfigError(
-            f"{python}: gives no facts: {e.strerror if isinstance(e, OSError) else late}",
-            hint=_NAMED,
-        ) from e
-    if not isinstance(facts, dict) or not all(
+        words = e.strerror if isinstance(e, OSError) else str(e)
+        raise ConfigError(f"{python}: gives no facts: {words}", hint=_NAMED) from e
+    has_facts = isinstance(facts, dict) and all(
         isinstance(facts.get(key), dict) for key in ("versions", "output_dirs")
-    ):
+    )
+    if not has_facts:
         raise ConfigError(
             f"{python}: returned no valid list of facts",
             hint="check whether this Python prints something at its start",
         )
-    return facts
+    return dict(facts)
 
 
 def _check_is_roots(python: Path) -> None:
@@ -119,28 +113,25 @@ def _check_is_roots(python: Path) -> None:
 
     The program counts, the links and directories that lead to it, and where it imports from.
     """
-    ways = {
-        python,
-        Path(os.path.realpath(python)),
-        *([python.parent / python.readlink()] if python.is_symlink() else []),
-    }
+    ways = {python, Path(os.path.realpath(python))}
+    if python.is_symlink():
+        ways.add(python.parent / python.readlink())
     patterns = ("pyvenv.cfg", "lib*", "lib*/python3*", "lib*/python3*/site-packages")
     inside = {
         found for way in ways for pattern in patterns for found in way.parent.parent.glob(pattern)
     }
     for path in sorted({*ways, *inside, *(above for way in ways for above in way.parents)}):
-        with contextlib.suppress(FileNotFoundError):  # running it says so
+        try:
             info = path.lstat()
-            if info.st_uid:
-                raise ConfigError(
-                    f"{python}: root does not run it, since {path} is {user_name(info.st_uid)}'s",
-                    hint=_AS_TRAINER,
-                )
-            if stat.S_ISDIR(info.st_mode) and not is_kept(info):
-                hint = f"chmod o-w {path}, or {_AS_TRAINER}"
-                raise ConfigError(
-                    f"{python}: root does not run it, since others may write to {path}", hint=hint
-                )
+        except FileNotFoundError:  # running it says so
+            continue
+        why, hint = "", _AS_TRAINER
+        if info.st_uid:
+            why = f"{path} is {user_name(info.st_uid)}'s"
+        elif stat.S_ISDIR(info.st_mode) and not is_kept(info):
+            why, hint = f"others may write to {path}", f"chmod o-w {path}, or {_AS_TRAINER}"
+        if why:
+            raise ConfigError(f"{python}: root does not run it, since {why}", hint=hint)
 
 
 def read_training(path: Path) -> dict[str, str]:
@@ -198,10 +189,5 @@ def _mapping(path: Path) -> dict[str, Any]:
 
 
 def _text(value: object) -> str:
-    return (
-        str(value).lower()
-        if isinstance(value, bool)
-        else str(value)
-        if isinstance(value, (str, int, float))
-        else ""
-    )
+    text = str(value) if isinstance(value, (str, int, float)) else ""
+    return text.lower() if isinstance(value, bool) else text

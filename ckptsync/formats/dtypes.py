@@ -7,69 +7,37 @@ from ckptsync.errors import Unsupported
 # what numpy 1 can hold; it also bounds the work of multiplying a shape that comes from anyone
 MOST_AXES = 32
 
-ITEMSIZE = {
-    "BOOL": 1,
-    "U8": 1,
-    "I8": 1,
-    "F8_E5M2": 1,
-    "F8_E4M3": 1,
-    "F8_E8M0": 1,
-    "F8_E5M2FNUZ": 1,
-    "F8_E4M3FNUZ": 1,
-    "I16": 2,
-    "U16": 2,
-    "F16": 2,
-    "BF16": 2,
-    "I32": 4,
-    "U32": 4,
-    "F32": 4,
-    "C64": 8,
-    "F64": 8,
-    "I64": 8,
-    "U64": 8,
-}
+# safetensors' name, bytes, torch's name, torch's name of a storage where it has one
+_TYPES = (
+    ("BOOL", 1, "bool", "BoolStorage"),
+    ("U8", 1, "uint8", "ByteStorage"),
+    ("I8", 1, "int8", "CharStorage"),
+    ("F8_E5M2", 1, "float8_e5m2", ""),
+    ("F8_E4M3", 1, "float8_e4m3fn", ""),
+    ("F8_E8M0", 1, "float8_e8m0fnu", ""),
+    ("F8_E5M2FNUZ", 1, "float8_e5m2fnuz", ""),
+    ("F8_E4M3FNUZ", 1, "float8_e4m3fnuz", ""),
+    ("I16", 2, "int16", "ShortStorage"),
+    ("U16", 2, "uint16", ""),
+    ("F16", 2, "float16", "HalfStorage"),
+    ("BF16", 2, "bfloat16", "BFloat16Storage"),
+    ("I32", 4, "int32", "IntStorage"),
+    ("U32", 4, "uint32", ""),
+    ("F32", 4, "float32", "FloatStorage"),
+    ("C64", 8, "complex64", "ComplexFloatStorage"),
+    ("F64", 8, "float64", "DoubleStorage"),
+    ("I64", 8, "int64", "LongStorage"),
+    ("U64", 8, "uint64", ""),
+)
+ITEMSIZE = {name: size for name, size, _, _ in _TYPES}
+FROM_TORCH = {torch: name for name, _, torch, _ in _TYPES}
+STORAGES = {storage: name for name, _, _, storage in _TYPES if storage}
 
 PRECISION = {"BF16": 1, "F16": 2, "F32": 3, "F64": 4}
 """Which of two copies is the more precise; of what is cast at all."""
 
 # safetensors has them, too: elements share bytes, and nothing here cuts those
 PACKED_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
-
-FROM_TORCH = {
-    "bool": "BOOL",
-    "uint8": "U8",
-    "int8": "I8",
-    "float8_e5m2": "F8_E5M2",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e8m0fnu": "F8_E8M0",
-    "float8_e5m2fnuz": "F8_E5M2FNUZ",
-    "float8_e4m3fnuz": "F8_E4M3FNUZ",
-    "int16": "I16",
-    "uint16": "U16",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "int32": "I32",
-    "uint32": "U32",
-    "float32": "F32",
-    "complex64": "C64",
-    "float64": "F64",
-    "int64": "I64",
-    "uint64": "U64",
-}
-
-STORAGES = {
-    "BoolStorage": "BOOL",
-    "ByteStorage": "U8",
-    "CharStorage": "I8",
-    "ShortStorage": "I16",
-    "HalfStorage": "F16",
-    "BFloat16Storage": "BF16",
-    "IntStorage": "I32",
-    "FloatStorage": "F32",
-    "ComplexFloatStorage": "C64",
-    "DoubleStorage": "F64",
-    "LongStorage": "I64",
-}
 
 
 def from_torch(name: str) -> str:

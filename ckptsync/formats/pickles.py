@@ -30,9 +30,8 @@ from ckptsync.python_gc import paused
 
 MAX_BYTES = 256 << 20
 # Bytes that all values of one pickle may take, those that it drops included, so that work is
-# bounded too: so many whatever its
-# size, so many for each of its bytes (real ones take 3 to 16), and at most.  `.metadata` of a
-# million chunks takes 3.4 for each.
+# bounded too: so many whatever its size, so many for each of its bytes (real ones take 3 to 16),
+# and at most.  `.metadata` of a million chunks takes 3.4 for each.
 FLOOR, FACTOR, MOST = 64 << 20, 32, 1 << 30
 ALIKE = 64  # keys of one hash: each is compared with all others
 _DEEPEST = 10_000
@@ -41,30 +40,14 @@ _LONGEST_KEY = 64  # elements of a tuple that is a key
 # whole numbers below this are their own hashes, those from there on may be chosen to have any
 _OWN_HASH = (1 << 61) - 1
 _DAMAGES = (
-    IndexError,
-    ValueError,
-    TypeError,
-    KeyError,
-    struct.error,
-    AttributeError,
-    OverflowError,
-    MemoryError,
-    RecursionError,
+    *(IndexError, ValueError, TypeError, KeyError, struct.error, AttributeError),
+    *(OverflowError, MemoryError, RecursionError),
 )
 _PAUSE = 1 << 16  # steps between two checks of the memory that values take
 # What values take at most in CPython, in bytes, with their share of what a container keeps free for
 # more.
-_REFERENCE, _NUMBER, _TUPLE, _LIST, _OBJECT, _DICT, _ENTRY, _WIDE, _NAME = (
-    8,
-    40,
-    64,
-    72,
-    64,
-    232,
-    100,
-    3,
-    400,
-)
+_REFERENCE, _NUMBER, _TUPLE, _LIST, _OBJECT, _DICT = 8, 40, 64, 72, 64, 232
+_ENTRY, _WIDE, _NAME = 100, 3, 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,14 +88,10 @@ class Stated:
     """
 
     __slots__ = ()
-    alike: ClassVar[
-        tuple[bytes, ...]
-        # how the pickle of one may end, if many are the same byte for byte: these share one object
-    ] = ()
-    is_key: ClassVar[bool] = (
-        # whether a dictionary has them by the million as keys, with values that are `Stated` too
-        False
-    )
+    # how the pickle of one may end, if many are the same byte for byte: these share one object
+    alike: ClassVar[tuple[bytes, ...]] = ()
+    # whether a dictionary has them by the million as keys, with values that are `Stated` too
+    is_key: ClassVar[bool] = False
 
     def take(self, items: list[Any]) -> None:
         """Become what ``[name, value, name, value, …]`` says.
@@ -168,10 +147,8 @@ class AnyClass(dict[Name, Build]):
     A script's own class is kept as a plain value and never imported.
     """
 
-    def get(
-        self, name: Name, _: object = None
-    ) -> Build:  # no default is wanted: every name is here
-        """Return the constructor."""
+    def get(self, name: Name, _: object = None) -> Build:
+        """Return the constructor; there is one for every name, so no default is used."""
         return super().get(name) or Unknown
 
 
@@ -201,11 +178,9 @@ def brief(value: Any) -> str:
     Never ``repr``: nested tuples that share their parts print for ever, deep ones overflow the
     stack, and integers may be endless.
     """
-    if (
-        value is None
-        or type(value) in (bool, float)
-        or (type(value) is int and value.bit_length() <= 64)
-    ):
+    if value is None or type(value) in (bool, float):
+        return repr(value)
+    if type(value) is int and value.bit_length() <= 64:
         return repr(value)
     if type(value) is str:
         return repr(value[:60])
@@ -283,9 +258,8 @@ _LONG = struct.Struct("<I").unpack_from
 _SIGNED = struct.Struct("<i").unpack_from
 # bytes that are searched for the end of an object, near first
 _REACHES = (1 << 9, 1 << 12, 1 << 15)
-_MOST_KEPT = (
-    4096  # values of each sort that are kept because they may come again, and searches in vain
-)
+# values of each sort that are kept because they may come again, and searches in vain
+_MOST_KEPT = 4096
 
 
 class _Machine:
@@ -295,25 +269,6 @@ class _Machine:
     is left for values.
     """
 
-    __slots__ = (
-        *(
-            "alike",
-            "allowed",
-            "at",
-            "builds",
-            "data",
-            "kinds",
-            "marks",
-            "memo",
-            "names",
-            "persistent",
-            "room",
-            "same",
-            "sizes",
-        ),
-        *("stack", "unset", "wasted"),
-    )
-
     def __init__(
         self, data: bytes, allowed: Mapping[Name, Build], persistent: Callable[[Any], Any]
     ) -> None:
@@ -322,34 +277,23 @@ class _Machine:
         self.stack: list[Any] = []
         self.marks: list[list[Any]] = []
         self.memo: list[Any] = []
-        self.names: dict[
-            Name, Name
-        ] = {}  # so that every mention of a name is one object, and its id finds what to do with it
+        # every mention of a name is one object, and its id finds what to do with it
+        self.names: dict[Name, Name] = {}
         self.builds: dict[int, Callable[[Name, tuple[Any, ...]], Any]] = {}
         self.kinds: dict[int, type[Stated]] = {}
-        self.unset: dict[
-            int, tuple[Stated, int, int]
-        ] = {}  # objects without attributes yet, where these begin, and the memo then
-        self.alike: dict[int, list[Any]] = {}  # keys whose hashes anyone can choose, by these
-        self.sizes: dict[
-            int, dict[bytes, tuple[Any, ...]]
-        ] = {}  # by name: pickled numbers → them, the arguments, the tuple
-        self.same: dict[
-            bytes, tuple[int, Any, list[Any]]
-        ] = {}  # pickled attributes → how many bytes, the object, the memo's share
+        # objects without attributes yet, where these begin, and the memo then
+        self.unset: dict[int, tuple[Stated, int, int]] = {}
+        # keys whose hashes anyone can choose, by these
+        self.alike: dict[int, list[Any]] = {}
+        # by name: pickled numbers → them, the arguments, the tuple
+        self.sizes: dict[int, dict[bytes, tuple[Any, ...]]] = {}
+        # pickled attributes → how many bytes, the object, the memo's share
+        self.same: dict[bytes, tuple[int, Any, list[Any]]] = {}
 
-    def run(  # noqa: PLR0915
-        self,
-    ) -> Any:
+    def run(self) -> Any:  # noqa: PLR0915
         """Return the value; ``at`` is then behind its end."""
-        data, size, memo, marks, builds, kinds = (
-            self.data,
-            len(self.data),
-            self.memo,
-            self.marks,
-            self.builds,
-            self.kinds,
-        )
+        data, size, memo, marks = self.data, len(self.data), self.memo, self.marks
+        builds, kinds = self.builds, self.kinds
         persistent, entries = self.persistent, _Entries(self)
         stack, at, spent = self.stack, 0, 0
         sized: Any = None  # the name that made a tuple last: torch.Size
@@ -419,15 +363,12 @@ class _Machine:
                             and id(stack[-1]) in kinds
                         ):
                             kind = kinds[id(stack[-1])]
-                            start, at = (
-                                at,
-                                (
-                                    entries.read(at + 5, stack)
-                                    if kind.is_key
-                                    else self.again(at + 5, kind, stack)
-                                ),
-                            )
-                            if at == start + 5:
+                            start = at + 5
+                            if kind.is_key:
+                                at = entries.read(start, stack)
+                            else:
+                                at = self.again(start, kind, stack)
+                            if at == start:
                                 stack[-1] = value = self.new(stack[-1], (), at)
                                 stack.append(_GONE)
                                 memo += value, _GONE
@@ -753,9 +694,8 @@ class _Machine:
         elif isinstance(target, Stated):
             self.spend(_ENTRY * len(_as(state, dict)))
             self.finish(target, [*chain.from_iterable(state.items())])
-        elif (
-            type(target) is not dict or type(state) is not dict
-        ):  # an OrderedDict's attributes say nothing about tensors
+        # an OrderedDict's attributes say nothing about tensors
+        elif type(target) is not dict or type(state) is not dict:
             raise Corrupt("pickle: state for something that has none")
 
 
@@ -837,9 +777,8 @@ _SORTS = {
     "mention": (_MENTION, b""),
     "number": (_SMALL + rb"|\x8a\x05.{5}|\x8a\x06.{6}", b""),
 }
-_BEGIN = re.compile(
-    b"(" + _MENTION + rb")\)\x81\x94}\x94\(", re.DOTALL
-).match  # a class, an object of it, and its attributes begin
+# a class, an object of it, and its attributes begin
+_BEGIN = re.compile(b"(" + _MENTION + rb")\)\x81\x94}\x94\(", re.DOTALL).match
 _ATTRIBUTE = re.compile(
     b"("
     + _MENTION
@@ -866,8 +805,6 @@ class _Entries:
     and their values are read column by column.  What does not fit is left to the machine's loop;
     what fits has the same outcome there, memo included.
     """
-
-    __slots__ = ("known", "last", "machine", "wasted")
 
     def __init__(self, machine: _Machine) -> None:
         self.machine, self.known, self.last = machine, dict[bytes, _Like](), list[_Like]()

@@ -100,7 +100,7 @@ def load_tensor(files: Files, where: Extent) -> tuple[StoredTensor, torch_zip.Ar
 
 
 class _NoTensor(Corrupt):
-    """Something else, which is not kept."""
+    """The pickle holds something else.  It is raised so that the cache does not keep it."""
 
 
 @lru_cache(maxsize=256)  # chunks of one shape have one pickle

@@ -228,28 +228,19 @@ def _entries(data: bytes, where: Extent) -> Sequence[tuple[str, ZipRecord]]:
         if _ONES in (size, packed, header):
             size, packed, header = _zip64(extra, size, packed, header, where)
         name = text.decode("utf-8", "replace")
-        if method or flags & 1 or packed != size:
-            raise _not_stored(
-                f"{_at(where)}: record {name}",
-                is_packed=bool(method or flags & 1),
-                is_as_long=packed == size,
+        is_packed = bool(method or flags & 1)
+        if is_packed and packed != size:
+            raise Unsupported(
+                f"{_at(where)}: record {name} is compressed or encrypted; torch.save never does"
+                " that"
+            )
+        if is_packed or packed != size:  # compression and encryption change the length
+            raise Corrupt(
+                f"{_at(where)}: record {name} is called compressed or encrypted, and is not",
+                hint="the file is damaged: fetch it again",
             )
         found.append((name, ZipRecord(name, header, size, crc, entry)))
     return found
-
-
-def _not_stored(record: str, *, is_packed: bool, is_as_long: bool) -> Corrupt | Unsupported:
-    """Return the error for a record that is called compressed or encrypted.
-
-    Compression and encryption change the length. A record that has only one of both signs has a
-    damaged directory.
-    """
-    if is_packed and not is_as_long:
-        return Unsupported(f"{record} is compressed or encrypted; torch.save never does that")
-    return Corrupt(
-        f"{record} is called compressed or encrypted, and is not",
-        hint="the file is damaged: fetch it again",
-    )
 
 
 def _zip64(

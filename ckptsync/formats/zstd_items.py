@@ -16,8 +16,8 @@ from __future__ import annotations
 import struct
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import lru_cache
 from threading import Lock
 from typing import Any
@@ -32,11 +32,9 @@ from ckptsync.tensors import Extent, Files, FilesWrapper, Part, expect, read
 
 ZSTD = "stream.zstd/1"
 MOST_OPEN = 16  # decompressors; each has a window
-WINDOW = (
-    8 << 20
-    # bytes that every zstd decoder is to support (RFC 8878, 3.1.1.1.2); zstandard's default levels
-    # use 2 MiB
-)
+# bytes that every zstd decoder is to support (RFC 8878, 3.1.1.1.2); zstandard's default levels use
+# 2 MiB
+WINDOW = 8 << 20
 _PREFIX = "\0zstd\0"
 _PIECE = 128 << 10
 # a tensor's pickle has a few hundred bytes, and the padding before its record at most 64
@@ -63,9 +61,7 @@ def check_transforms(descriptors: object) -> None:
     if type(descriptors) not in (tuple, list) or not all(type(d) is str for d in descriptors):  # type: ignore[attr-defined]
         raise Corrupt(f"transform_descriptors: {brief(descriptors)} is no list of names")
     names = list(descriptors)  # type: ignore[call-overload]
-    if [
-        name.partition(".")[0] + "." + name.partition(".")[2].partition(".")[0] for name in names
-    ] != [ZSTD]:
+    if [".".join(name.split(".")[:2]) for name in names] != [ZSTD]:
         raise Unsupported(
             f"transform_descriptors: items went through {brief(tuple(names))}, only {ZSTD} is"
             " known",
@@ -332,17 +328,12 @@ def _record(head: bytes, at: int, where: str) -> tuple[str, int]:
 
 def _size(head: bytes, start: int, where: str) -> int:
     """Return the size of a short record: up to the next descriptor that says the same size."""
-    for end in _descriptors(head, start):
+    end = head.find(_DESCRIPTOR_MAGIC, start)
+    while 0 <= end <= len(head) - _DESCRIPTOR.size:
         if _DESCRIPTOR.unpack_from(head, end)[3] == end - start:
             return end - start
+        end = head.find(_DESCRIPTOR_MAGIC, end + 1)
     raise Corrupt(f"{where}: a record of the packed item does not end")
-
-
-def _descriptors(head: bytes, start: int) -> Iterator[int]:
-    at = head.find(_DESCRIPTOR_MAGIC, start)
-    while 0 <= at <= len(head) - _DESCRIPTOR.size:
-        yield at
-        at = head.find(_DESCRIPTOR_MAGIC, at + 1)
 
 
 def _crc_behind(head: bytes, at: int, size: int, where: str) -> int:
@@ -364,9 +355,7 @@ def _part(item: Extent, stored: StoredTensor, start: int, where: str, *, has_crc
     span = torch_pickle.span(stored.shape, stored.strides) * ITEMSIZE[stored.dtype]
     if first + span > size:
         raise Corrupt(f"{where}: a storage of {size} bytes, {first + span} expected")
-    packed = PackedItem(item)
-    if has_crc:
-        packed = replace(packed, first=start, length=size)
+    packed = PackedItem(item, start, size) if has_crc else PackedItem(item)
     strides = None if torch_pickle.is_contiguous(stored) else stored.strides
     return Part(
         (0,) * len(stored.shape),

@@ -32,9 +32,9 @@ from ckptsync.merge import model_files
 from ckptsync.merge.plan import FORMAT, MergeOptions, check_dtype
 from ckptsync.merge.prepare import MAX_BESIDE, MergeJob, prepare
 from ckptsync.records.io import next_number, read_records
-from ckptsync.records.locations import LocationState, describe_location, record_names
+from ckptsync.records.location_status import LocationState, describe_location, record_names
 from ckptsync.records.model_record import ModelFile
-from ckptsync.records.names import NUMBER, consolidated_prefix, records_prefix
+from ckptsync.records.store_paths import NUMBER, consolidated_prefix, records_prefix
 from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.stream import create_same
 from ckptsync.tensors import Files, FilesWrapper
@@ -59,6 +59,11 @@ class Origin:
 def code_from(origins: Sequence[Origin]) -> Files | None:
     """Return the only source that code may come from: the operator's directory."""
     return next((origin.files for origin in origins if origin.name == CONFIG_FROM), None)
+
+
+def plan_merge(files: Files, options: MergeOptions, origins: Sequence[Origin]) -> MergeJob:
+    """Plan a merge with what these origins have, the first of them first; see `prepare`."""
+    return prepare(files, options, [o.files for o in origins], code_from=code_from(origins))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +117,10 @@ _DECODER = Decoder(Agreement, "an agreement")
 
 @dataclass(frozen=True, slots=True)
 class AgreedMerge:
-    """An agreement, the plan of its merge, and the location without manifests that came later."""
+    """An agreement, the plan of its merge, and the location.
+
+    The location has only the manifests that the agreement names, not those that came later.
+    """
 
     agreement: Agreement
     job: MergeJob
@@ -157,12 +165,7 @@ def agree(
     last, latest = _latest(store, seen)
     if followed := _follow(store, seen, latest, options, origins):
         return followed
-    job = prepare(
-        source_files(store, seen),
-        options,
-        [o.files for o in origins],
-        code_from=code_from(origins),
-    )
+    job = plan_merge(source_files(store, seen), options, origins)
     from_elsewhere = files_from(job, origins)
     given = {name: job.content(name) for name, _ in from_elsewhere if name not in job.code}
     code = {name: job.content(name) for name, _ in job.beside if name in job.code}
@@ -283,12 +286,8 @@ def _follow(
     agreed = _agreed_location(agreement, seen)
     stored, with_code = MemoryFiles(given), {file.path for file in agreement.code}
     mine = [Origin(o.name, NamedFiles(o.files, with_code)) for o in origins]
-    job = prepare(
-        source_files(store, agreed),
-        agreement.options,
-        [stored, *(o.files for o in mine)],
-        code_from=code_from(mine),
-    )
+    agreed_origins = [Origin("", stored), *mine]
+    job = plan_merge(source_files(store, agreed), agreement.options, agreed_origins)
     if not given.keys() <= {name for name, files in job.beside if files is stored}:
         return None  # the checkpoint has such a file, or it is of another kind of model
     code = {name: job.content(name) for name, _ in job.beside if name in job.code}
@@ -303,20 +302,18 @@ def _given(store: Store, agreement: Agreement) -> dict[str, bytes] | None:
     None if one is not what was agreed on, or may not be given.
     """
     found: dict[str, bytes] = {}
+    prefix = consolidated_prefix(agreement.run, agreement.location)
     for file in agreement.given:
         if not is_beside_weights(file.path) or file.path in found:
             return None
         try:
-            data = read_all(
-                store,
-                consolidated_prefix(agreement.run, agreement.location) + file.path,
-                MAX_BESIDE,
+            data = read_all(store, prefix + file.path, MAX_BESIDE)
+            is_agreed = digest(data) == file.digest and (
+                agreement.allow_code or not model_files.has_code(file.path, data)
             )
-            if digest(data) != file.digest or (
-                not agreement.allow_code and model_files.has_code(file.path, data)
-            ):
-                return None
         except (NotFound, Corrupt):
+            return None
+        if not is_agreed:
             return None
         found[file.path] = data
     return found

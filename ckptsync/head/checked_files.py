@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from blake3 import blake3
 
 from ckptsync.digest import BLOCK_HEX
 from ckptsync.errors import Corrupt, Incomplete
-from ckptsync.records.locations import LocationState
+from ckptsync.records.location_status import LocationState
 from ckptsync.records.manifest import FileEntry
+from ckptsync.stores.checkpoint_files import StoreFiles
 from ckptsync.stores.contract import Store
-from ckptsync.stores.file_trees import StoreFiles
 from ckptsync.stores.prefetch import fetched
 from ckptsync.tensors import Files, FilesWrapper
 
@@ -53,11 +53,9 @@ class CheckedFiles(FilesWrapper):
         super().read_into(name, start, out)
         if not out.nbytes:
             return
-        bytes_read = out.cast("B")
-        is_checked = self._checked[name]
-        for block in range(
-            start // entry.block_size, (start + out.nbytes - 1) // entry.block_size + 1
-        ):
+        bytes_read, is_checked = out.cast("B"), self._checked[name]
+        last = (start + out.nbytes - 1) // entry.block_size
+        for block in range(start // entry.block_size, last + 1):
             if not is_checked[block]:
                 self._check(entry, block, start, bytes_read)
                 is_checked[block] = True
@@ -69,7 +67,10 @@ class CheckedFiles(FilesWrapper):
         if start <= first and end <= start + len(bytes_read):
             digester.update(bytes_read[first - start : end - start])
         else:
-            for piece in self._pieces(entry.path, first, end):
+            buffer = memoryview(bytearray(min(_PIECE, end - first)))
+            for at in range(first, end, _PIECE):
+                piece = buffer[: min(_PIECE, end - at)]
+                super().read_into(entry.path, at, piece)
                 digester.update(piece)
         if digester.hexdigest()[:BLOCK_HEX] != entry.blocks[block]:
             raise Corrupt(
@@ -77,10 +78,3 @@ class CheckedFiles(FilesWrapper):
                 " sent",
                 hint="verify the checkpoint: a node that still has the bytes then sends them again",
             )
-
-    def _pieces(self, name: str, start: int, end: int) -> Iterator[memoryview]:
-        buffer = memoryview(bytearray(min(_PIECE, end - start)))
-        for at in range(start, end, _PIECE):
-            piece = buffer[: min(_PIECE, end - at)]
-            super().read_into(name, at, piece)
-            yield piece

@@ -27,6 +27,7 @@ from ckptsync.head.agreement import (
     code_from,
     delete_unbound,
     files_from,
+    plan_merge,
 )
 from ckptsync.head.checked_files import CheckedFiles, source_files
 from ckptsync.head.schedule import ANY_RUN, FINAL, todo_for
@@ -35,14 +36,14 @@ from ckptsync.merge import model_files
 from ckptsync.merge.engine import Chunk, Destination, Progress, Write, write_model
 from ckptsync.merge.plan import FORMAT, MergeOptions, Work, check_dtype
 from ckptsync.merge.prepare import prepare, prepare_beside
-from ckptsync.merge.ray import RayEngine, Reach
+from ckptsync.merge.ray_engine import RayEngine, Reach
 from ckptsync.records.io import encode, next_number, record_name
-from ckptsync.records.locations import LocationState
+from ckptsync.records.location_status import LocationState
 from ckptsync.records.manifest import FileEntry
 from ckptsync.records.model_record import ModelFile, ModelRecord, is_same_model
-from ckptsync.records.names import checkpoint_of, consolidated_prefix
+from ckptsync.records.store_paths import checkpoint_of, consolidated_prefix
+from ckptsync.stores.checkpoint_files import StoreFiles, TopFiles
 from ckptsync.stores.contract import UNKNOWN, About, Store, read_all
-from ckptsync.stores.file_trees import StoreFiles, TopFiles
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.opening import open_store
 from ckptsync.stores.prefetch import fetched
@@ -73,10 +74,8 @@ class RayCluster:
         there = seen.present()
         entries = {path: seen.files[path][0].entry for path in there}
         files = partial(_open_files, plain, there, entries)
-        return RayEngine(
-            self.address,
-            Reach(files, partial(_open_write, plain, prefix, dict(abouts)), (InTheWay,)),
-        )
+        write = partial(_open_write, plain, prefix, dict(abouts))
+        return RayEngine(self.address, Reach(files, write, (InTheWay,)))
 
 
 def _open_files(
@@ -89,9 +88,8 @@ def _open_files(
 
 def _open_write(cluster: RayCluster, prefix: str, abouts: Mapping[str, About]) -> Write:
     """Return what creates files of the model on a node of the cluster."""
-    return partial(
-        create_file, open_store(cluster.url, cluster.options, cluster.limits), prefix, abouts
-    )
+    store = open_store(cluster.url, cluster.options, cluster.limits)
+    return partial(create_file, store, prefix, abouts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,12 +149,8 @@ def consolidate_location(
     if location:
         names = [checkpoint_of(location), FINAL]
         found = read_checkpoints(store, run, names)
-        lent = {
-            checkpoint_of(name)
-            for s in found.readable
-            if s.location == location
-            for name in _lenders(s)
-        }
+        here = [seen for seen in found.readable if seen.location == location]
+        lent = {checkpoint_of(name) for seen in here for name in _lenders(seen)}
         if lent.difference(names):
             found = read_checkpoints(store, run, [*names, *lent])
     else:
@@ -174,13 +168,13 @@ def consolidate_location(
             if todo == "merge":
                 done = builder.merge(seen)
             elif todo == "repair":
-                done = builder.repair(seen, summary.suspects) or builder.complete(seen)
-            elif todo == "complete":
-                done = builder.complete(seen)
+                done = builder.repair(seen, summary.suspects)
+            if todo in ("repair", "complete"):
+                done = done or builder.add_late_configuration(seen)
         except CkptsyncError as e:
             errors.append(e)
-        else:
-            made += [done] if done else []
+        if done:
+            made.append(done)
     if errors:
         raise errors[0]
     return tuple(made)
@@ -214,25 +208,17 @@ class ModelBuilder:
         left = replace(job, beside=tuple(b for b in job.beside if b[0] not in given))
         prefix = consolidated_prefix(source.run, source.location)
         # What each file of weights is made of: so a head that was killed goes on with an upload.
-        made_of = [
-            *(k.name for k in source.manifests),
-            repr(agreed.options),
-            job.source,
-            str(FORMAT),
-        ]
-        origin = digest("\n".join(made_of).encode())
-        abouts = {
-            plan.name: About(plan.size, f"model record {origin} {plan.name}") for plan in job.plans
-        }
+        manifests = [k.name for k in source.manifests]
+        made_of = "\n".join([*manifests, repr(agreed.options), job.source, str(FORMAT)])
+        origin = f"model record {digest(made_of.encode())}"
+        abouts = {plan.name: About(plan.size, f"{origin} {plan.name}") for plan in job.plans}
         cluster = self._options.cluster
         engine = cluster.engine(source, prefix, abouts) if cluster else None
         merged = None
         while merged is None:
-            destination = Destination(partial(create_file, store, prefix, abouts))
+            into = Destination(partial(create_file, store, prefix, abouts))
             try:
-                merged = write_model(
-                    left, files, destination, self._progress, self._work, engine=engine
-                )
+                merged = write_model(left, files, into, self._progress, self._work, engine=engine)
             except InTheWay as e:
                 delete_unbound(store, seen, agreed, e.name)
         record = ModelRecord(
@@ -280,15 +266,10 @@ class ModelBuilder:
         files, options = source_files(store, seen), _options_of(record)
         origins = self._origins(seen)
         # Its own configuration, as far as it is well: another head may have had another at hand.
-        well = [
-            f
-            for f in record.files
-            if is_beside_weights(f.path) and f.path not in bad and not is_bad(f)
-        ]
+        beside = (f for f in record.files if is_beside_weights(f.path) and f.path not in bad)
+        well = [f for f in beside if not is_bad(f)]
         own = StoreFiles(store, {f.path: (prefix + f.path, f.size) for f in well})
-        job = prepare(
-            files, options, [own, *(o.files for o in origins)], code_from=code_from(origins)
-        )
+        job = plan_merge(files, options, [Origin("", own), *origins])
         if not record.options.get(_DECIDED_BY):
             # The model was merged without a configuration, which has come since (`complete`): plan
             # its weights without it again, else tied tensors would be left out now.
@@ -300,10 +281,8 @@ class ModelBuilder:
             if name in bad and name not in done:
                 changed = Corrupt(
                     f"{name}: the rebuilt file does not match its model record",
-                    hint=(
-                        "the configuration or the version of ckptsync has changed since the first"
-                        " merge"
-                    ),
+                    hint="the configuration or the version of ckptsync has changed since the first"
+                    " merge",
                 )
                 store.write(prefix + name, verified(chunks, name, bad[name].digest, changed))
                 done.add(name)
@@ -323,11 +302,10 @@ class ModelBuilder:
                 ),
             )
         size = sum(f.size for f in bad.values())
-        return WrittenModel(
-            seen.run, seen.location, seen.model_record_name, tuple(sorted(bad)), size
-        )
+        names = tuple(sorted(bad))
+        return WrittenModel(seen.run, seen.location, seen.model_record_name, names, size)
 
-    def complete(self, seen: LocationState) -> WrittenModel | None:
+    def add_late_configuration(self, seen: LocationState) -> WrittenModel | None:
         """Add configuration that came later, under a further model record; None if there is none.
 
         Weights stay as they were merged.  Raises Incomplete where other bytes are stored under such
@@ -341,13 +319,11 @@ class ModelBuilder:
         if not beside - bound:
             return None
         files, options = source_files(store, seen), _options_of(record)
-        sources = [o.files for o in origins]
         if is_adapter:
-            job = prepare(files, options, sources, code_from=code_from(origins))
+            job = plan_merge(files, options, origins)
         else:
-            job = prepare_beside(
-                files, options, sources, [t.dtype for t in record.tensors], code_from(origins)
-            )
+            sources, dtypes = [o.files for o in origins], [t.dtype for t in record.tensors]
+            job = prepare_beside(files, options, sources, dtypes, code_from(origins))
         job = replace(job, beside=tuple(b for b in job.beside if b[0] not in bound))
         if not job.beside:
             return None
@@ -389,14 +365,8 @@ class ModelBuilder:
         except Exists:
             if read_all(self._store, name) != data:
                 self._store.write(name, [data])  # damaged: its name has the digest of these bytes
-        return WrittenModel(
-            record.run,
-            record.location,
-            name,
-            tuple(f.path for f in written),
-            sum(f.size for f in written),
-            notes,
-        )
+        files, size = tuple(f.path for f in written), sum(f.size for f in written)
+        return WrittenModel(record.run, record.location, name, files, size, notes)
 
     def _origins(self, seen: LocationState) -> list[Origin]:
         """Return where files beside a model may come from, after the checkpoint itself.
@@ -404,16 +374,12 @@ class ModelBuilder:
         The run's final model; the operator's directory; the newest other checkpoint of the run that
         has a configuration, and whose model has the very same tensors.
         """
-        there = [
-            s
-            for s in self._found.readable
-            if s.run == seen.run and s.status not in ("CONFLICT", "RETIRED")
-        ]
+        gone = ("CONFLICT", "RETIRED")
+        there = [s for s in self._found.readable if s.run == seen.run and s.status not in gone]
         there.sort(key=lambda s: (max(k.manifest.ended for k in s.manifests), s.location))
-        newest = [s for s in there if s.checkpoint == FINAL][-1:]
         origins = [
             Origin(FINAL, source_files(self._store, s))
-            for s in newest
+            for s in [s for s in there if s.checkpoint == FINAL][-1:]
             if s.location != seen.location
         ]
         config_from = self._options.config_from
@@ -434,10 +400,8 @@ class ModelBuilder:
 def _lenders(seen: LocationState) -> set[str]:
     """Return the locations that its model record says that files came from."""
     config = seen.model_record.options.get("config", "") if seen.model_record else ""
-    return {origin for _, _, origin in (word.partition("=") for word in config.split())} - {
-        FINAL,
-        CONFIG_FROM,
-    }
+    origins = {word.partition("=")[2] for word in config.split()}
+    return origins - {FINAL, CONFIG_FROM}
 
 
 def _model_record(seen: LocationState) -> ModelRecord:

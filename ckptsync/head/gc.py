@@ -15,13 +15,13 @@ from ckptsync.digest import digest
 from ckptsync.errors import CkptsyncError, Corrupt, NotFound, Unsupported
 from ckptsync.head.removal import Removal, RemovalOutcome, check_alone, store_now, write_tombstone
 from ckptsync.head.retention import RetentionDecision, RunEvidence, decide, unreadable_checkpoints
-from ckptsync.head.rules import Rules
+from ckptsync.head.retention_rules import Rules
 from ckptsync.plain_json import parse
 from ckptsync.records.io import read_record
-from ckptsync.records.locations import record_names
+from ckptsync.records.location_status import record_names
 from ckptsync.records.manifest import Manifest
-from ckptsync.records.names import records_prefix
 from ckptsync.records.save_groups import locate
+from ckptsync.records.store_paths import records_prefix
 from ckptsync.records.tombstone_keep_join import Tombstone
 from ckptsync.stores.contract import Store, read_all
 
@@ -68,61 +68,17 @@ class RetentionResult:
 
 
 def plan_retention(
-    store: Store, request: RetentionRequest, now: float, cache: Cache | None = None
+    store: Store,
+    request: RetentionRequest,
+    now: float,
+    cache: Cache | None = None,
+    metrics: TrainerMetrics | None = None,
 ) -> RetentionResult:
     """Return what is due; write nothing.  ``now``: seconds on the store's clock.
 
     Raises StoreError if it cannot be listed.
     """
-    return _planned(store, request, now, cache, TrainerMetrics(store))
-
-
-def apply_retention(
-    store: Store,
-    request: RetentionRequest,
-    cache: Cache | None = None,
-    progress: Callable[[int], object] = lambda _: None,
-    is_over: Callable[[], bool] = lambda: False,
-) -> RetentionResult:
-    """Do what is due.  One location's failure stops no other.
-
-    Raises StoreError as `plan_retention` does.
-
-    ``progress`` takes the bytes of each deleted file.  If ``is_over`` after a location, the rest is
-    left to the next time.
-    """
-    cache = cache or Cache()
-    metrics, removal = TrainerMetrics(store), Removal(store, cache, progress)
-    plan = _planned(store, request, store_now(store), cache, metrics)
-    done: list[RemovalOutcome] = []
-    failed = list(plan.failed)
-    for one in plan.planned:
-        decision = one.decision
-        try:
-            if decision.action == "mark":
-                done.append(_mark(store, one, metrics))
-            elif decision.action == "withdraw":
-                done.append(
-                    removal.withdraw(
-                        decision.run, decision.location, decision.scope, decision.reason
-                    )
-                )
-            elif decision.action == "remove":
-                done.append(removal.remove(decision))
-        except CkptsyncError as e:
-            failed.append(FailedLocation(decision.run, decision.location, e))
-        if (done or failed) and is_over():
-            break
-    return RetentionResult(plan.planned, tuple(done), tuple(failed))
-
-
-def _planned(
-    store: Store,
-    request: RetentionRequest,
-    now: float,
-    cache: Cache | None,
-    metrics: TrainerMetrics,
-) -> RetentionResult:
+    metrics = metrics or TrainerMetrics(store)
     catalogue = read_catalogue(store, cache, request.run)
     runs: dict[str, list[Summary]] = {}
     for seen in catalogue.summaries:
@@ -144,13 +100,49 @@ def _planned(
     return RetentionResult(tuple(planned), (), tuple(failed))
 
 
+def apply_retention(
+    store: Store,
+    request: RetentionRequest,
+    cache: Cache | None = None,
+    progress: Callable[[int], object] = lambda _: None,
+    is_over: Callable[[], bool] = lambda: False,
+) -> RetentionResult:
+    """Do what is due.  One location's failure stops no other.
+
+    Raises StoreError as `plan_retention` does.
+
+    ``progress`` takes the bytes of each deleted file.  If ``is_over`` after a location, the rest is
+    left to the next time.
+    """
+    cache = cache or Cache()
+    metrics, removal = TrainerMetrics(store), Removal(store, cache, progress)
+    plan = plan_retention(store, request, store_now(store), cache, metrics)
+    done: list[RemovalOutcome] = []
+    failed = list(plan.failed)
+    for one in plan.planned:
+        due = one.decision
+        try:
+            if due.action == "mark":
+                done.append(_mark(store, one, metrics))
+            elif due.action == "withdraw":
+                done.append(removal.withdraw(due.run, due.location, due.scope, due.reason))
+            elif due.action == "remove":
+                done.append(removal.remove(due))
+        except CkptsyncError as e:
+            failed.append(FailedLocation(due.run, due.location, e))
+        if (done or failed) and is_over():
+            break
+    return RetentionResult(plan.planned, tuple(done), tuple(failed))
+
+
 def _sized(decision: RetentionDecision, seen: Summary) -> PlannedRemoval:
-    if decision.action in ("nothing", "withdraw"):
-        return PlannedRemoval(decision, seen, 0, 0)
-    files, size = (0, 0) if seen.shards_retired and seen.done else (seen.files, seen.size)
-    if decision.scope == "shards":
-        return PlannedRemoval(decision, seen, files, size)
-    return PlannedRemoval(decision, seen, files + seen.model_files, size + seen.model_size)
+    files = size = 0
+    if decision.action not in ("nothing", "withdraw"):
+        if not (seen.shards_retired and seen.done):
+            files, size = seen.files, seen.size
+        if decision.scope == "location":
+            files, size = files + seen.model_files, size + seen.model_size
+    return PlannedRemoval(decision, seen, files, size)
 
 
 def _mark(store: Store, one: PlannedRemoval, metrics: TrainerMetrics) -> RemovalOutcome:
@@ -158,22 +150,13 @@ def _mark(store: Store, one: PlannedRemoval, metrics: TrainerMetrics) -> Removal
 
     Of shards the tombstone says what the trainer measured, so that the best are still known.
     """
-    decision = one.decision
-    check_alone(store, decision.run, decision.location)
+    run, location, scope = one.decision.run, one.decision.location, one.decision.scope
+    reason = one.decision.reason
+    check_alone(store, run, location)
     manifests = read_manifests(store, one.seen.manifests)
-    measured = (metrics.of(one.seen) or {}) if decision.scope == "shards" else {}
-    write_tombstone(
-        store, manifests, decision.scope, "marked", reason=decision.reason, metrics=measured
-    )
-    return RemovalOutcome(
-        decision.run,
-        decision.location,
-        "marked",
-        decision.scope,
-        decision.reason,
-        one.files,
-        one.size,
-    )
+    measured = (metrics.of(one.seen) or {}) if scope == "shards" else {}
+    write_tombstone(store, manifests, scope, "marked", reason=reason, metrics=measured)
+    return RemovalOutcome(run, location, "marked", scope, reason, one.files, one.size)
 
 
 def read_manifests(store: Store, names: Iterable[str]) -> dict[str, Manifest]:
@@ -191,12 +174,12 @@ class TrainerMetrics:
 
     def values(self, locations: list[Summary], metric: str) -> dict[str, float | None]:
         """Return location → value; None if it cannot be read, no entry if it was not measured."""
-        found = {seen.location: self.of(seen) for seen in locations}
-        return {
-            location: measured[metric] if measured else None
-            for location, measured in found.items()
-            if measured is None or metric in measured
-        }
+        found: dict[str, float | None] = {}
+        for seen in locations:
+            measured = self.of(seen)
+            if measured is None or metric in measured:
+                found[seen.location] = measured[metric] if measured else None
+        return found
 
     def of(self, seen: Summary) -> Mapping[str, float] | None:
         """Return all that is known of a location; None if it is damaged, or gone.
@@ -241,10 +224,8 @@ def parse_metrics(data: bytes, step: int | None) -> dict[str, float]:
     try:
         for entry in parse(data, TRAINER_STATE)["log_history"]:
             if step is None or entry.get("step", 0) <= step:
-                values = (
-                    (str(k), float(v)) for k, v in entry.items() if isinstance(v, int | float)
-                )
-                found.update((name, value) for name, value in values if math.isfinite(value))
+                numbers = {str(k): float(v) for k, v in entry.items() if isinstance(v, int | float)}
+                found.update({name: n for name, n in numbers.items() if math.isfinite(n)})
     except (KeyError, TypeError, AttributeError, OverflowError) as e:
         raise Corrupt(f"{TRAINER_STATE}: no history of a trainer's: {e}") from e
     return dict(sorted(found.items())[:_MOST])

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from ckptsync.catalogue.uncached import read_checkpoint_records
 from ckptsync.errors import ConfigError
 from ckptsync.head.removal import check_alone
-from ckptsync.records.locations import record_names
+from ckptsync.records.location_status import record_names
 from ckptsync.records.model_record import ModelRecord
-from ckptsync.records.names import (
+from ckptsync.records.save_groups import known_of, live
+from ckptsync.records.store_paths import (
     checkpoint_of,
     consolidated_prefix,
     parse_record_name,
@@ -24,7 +25,6 @@ from ckptsync.records.names import (
     senders,
     sending_prefix,
 )
-from ckptsync.records.save_groups import known_of, live
 from ckptsync.safe_names import RECORDS
 from ckptsync.stores import contract
 from ckptsync.stores.clock import wait_until_visible
@@ -56,16 +56,14 @@ def find_orphans(store: Store, now: float, run: str = "") -> Iterator[Orphan]:
     records, faults = read_checkpoint_records(store, {e.name: e.size for e in entries})
     busy = {(f.run, checkpoint_of(f.location)) for f in faults} | senders(entries, now).keys()
     for where, location in sorted(_locations(entries)):
-        checkpoint = checkpoint_of(location)
-        if (where, checkpoint) in busy:
+        name = (where, checkpoint_of(location))
+        if name in busy:
             continue
         try:
             check_alone(store, where, location)
         except ConfigError:  # another run lies in it: whose a file is cannot be told
             continue
-        known = known_of(
-            {name: r for name, r in records.items() if (r.run, r.checkpoint) == (where, checkpoint)}
-        )
+        known = known_of({n: r for n, r in records.items() if (r.run, r.checkpoint) == name})
         here = [k.manifest for k in live(known) if k.manifest.location == location]
         named = {m.stored_name(file) for m in here for file in m.files}
         models = [
@@ -75,21 +73,19 @@ def find_orphans(store: Store, now: float, run: str = "") -> Iterator[Orphan]:
         ]
         model_prefix = consolidated_prefix(where, location)
         named |= {model_prefix + file.path for model in models for file in model.files}
-        prefixes = [f"{where}/{location}/", f"{records_prefix(where, location)}files/"]
-        if models:  # before, a consolidated model is on its way, whichever head began it
-            prefixes.append(model_prefix)
-        of_checkpoint = frozenset(
-            n
-            for n, p in listed.items()
-            if (p.run, checkpoint_of(p.location)) == (where, checkpoint)
+        prefixes: tuple[str, ...] = (
+            f"{where}/{location}/",
+            f"{records_prefix(where, location)}files/",
         )
-        for entry in entries:
-            if (
-                entry.name.startswith(tuple(prefixes))
-                and entry.name not in named
-                and now - entry.mtime > IDLE
-            ):
-                yield Orphan(entry, where, checkpoint, of_checkpoint)
+        if models:  # before, a consolidated model is on its way, whichever head began it
+            prefixes = (*prefixes, model_prefix)
+        of_checkpoint = frozenset(
+            n for n, p in listed.items() if (p.run, checkpoint_of(p.location)) == name
+        )
+        for e in entries:
+            is_ours = e.name.startswith(prefixes) and e.name not in named
+            if is_ours and now - e.mtime > IDLE:
+                yield Orphan(e, *name, of_checkpoint)
     if not run:
         yield from (Orphan(entry) for entry in contract.given_up(store, now))
 
@@ -115,13 +111,11 @@ def delete_orphans(
         if senders(store.names(sending_prefix(one.run, one.checkpoint)), now):
             continue
         # After that: a node announces its upload until its manifest is there.
-        locations = [
-            p
-            for p in store.dirs(f"{one.run}/{RECORDS}/", one.checkpoint)
-            if checkpoint_of(p) == one.checkpoint
-        ]
         listed = (
-            e.name for location in locations for e in store.names(records_prefix(one.run, location))
+            entry.name
+            for location in store.dirs(f"{one.run}/{RECORDS}/", one.checkpoint)
+            if checkpoint_of(location) == one.checkpoint
+            for entry in store.names(records_prefix(one.run, location))
         )
         if record_names(listed).keys() == one.records:
             store.delete(one.entry.name)

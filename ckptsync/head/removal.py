@@ -34,9 +34,9 @@ from ckptsync.head.retention import (
     unreadable_checkpoints,
 )
 from ckptsync.records.io import append_record, is_made_anew, read_records
-from ckptsync.records.locations import LocationState, record_names
+from ckptsync.records.location_status import LocationState, record_names
 from ckptsync.records.manifest import Manifest
-from ckptsync.records.names import (
+from ckptsync.records.store_paths import (
     CONSOLIDATED,
     checkpoint_of,
     consolidated_prefix,
@@ -189,13 +189,10 @@ def delete_records(store: Store, run: str, location: str) -> bool:
     to_do = [name for name, m in manifests.items() if m.location == location]
     while to_do:
         m = manifests[to_do.pop()]
-        older = [
-            n
-            for n in m.supersedes
-            if n in manifests and manifests[n].node == m.node and n not in replaced
-        ]
-        replaced.update(dict.fromkeys(older))
-        to_do += older
+        for n in m.supersedes:
+            if n in manifests and manifests[n].node == m.node and n not in replaced:
+                replaced[n] = None
+                to_do.append(n)
     for name in reversed(replaced):  # the earliest first
         if manifests[name].location != location:
             store.delete(name)
@@ -212,17 +209,6 @@ def delete_records(store: Store, run: str, location: str) -> bool:
     for name in last:
         store.delete(name)
     return True
-
-
-def is_whole(seen: LocationState, scope: Scope) -> bool:
-    """Return whether every file that records name, of this scope, is listed with its size.
-
-    Where the shards may be deleted already, only the model record says what should be there:
-    without it nobody can know.
-    """
-    if scope == "location" and seen.conditions.shards and seen.model_record is None:
-        return False
-    return all(seen.sizes.get(name) == size for name, size in seen.named_files(scope).items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,20 +232,39 @@ class _View:
     @property
     def stones(self) -> dict[str, Tombstone]:
         """The tombstones in force, by name."""
-        return {
-            name: self.seen.records.tombstones[name]
-            for name in fate(self.seen.records.tombstones, self.manifests).stones
-        }
+        stones = self.seen.records.tombstones
+        return {name: stones[name] for name in fate(stones, self.manifests).stones}
+
+    @property
+    def mark(self) -> str:
+        """Why it is marked; empty if it is not."""
+        of = self.summary
+        return of.retired if self.scope == "location" else of.shards_retired
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every file that records name, of this scope, is listed with its size.
+
+        Where the shards may be deleted already, only the model record says what should be there:
+        without it nobody can know.
+        """
+        seen = self.seen
+        if self.scope == "location" and seen.conditions.shards and seen.model_record is None:
+            return False
+        return all(seen.sizes.get(name) == n for name, n in seen.named_files(self.scope).items())
 
     @property
     def may_come_back(self) -> bool:
         """Whether nothing is missing, or no removal ever began that could have deleted it."""
-        stones = self.seen.records.tombstones.values()
-        began = any(
+        return self.is_whole or not any(
             t.stage in ("begun", "done") and (t.scope == "location" or self.scope == "shards")
-            for t in stones
+            for t in self.seen.records.tombstones.values()
         )
-        return is_whole(self.seen, self.scope) or not began
+
+    def outcome(self, result: Result, reason: str, files: int = 0, size: int = 0) -> RemovalOutcome:
+        """Return what was done about it."""
+        of = self.summary
+        return RemovalOutcome(of.run, of.location, result, self.scope, reason, files, size)
 
 
 class Removal:
@@ -291,10 +296,9 @@ class Removal:
         view = self._view(run, location, scope)
         if view is None:
             return RemovalOutcome(run, location, "gone", scope)
-        marked = fate(view.seen.records.tombstones, view.manifests)
-        if not (marked.retired if scope == "location" else marked.shards):
-            return self._waits(view, "it is no longer marked for deletion")
-        if marked.is_begun and not is_whole(view.seen, scope):
+        if not view.mark:
+            return view.outcome("waits", "it is no longer marked for deletion")
+        if view.summary.begun and not view.is_whole:
             gone = view.seen.named_files(scope).keys() - view.seen.sizes.keys()
             for name in {name.rpartition("/")[0]: name for name in gone}.values():
                 self._store.delete(name)  # and with it a directory that a dead head left empty
@@ -312,7 +316,7 @@ class Removal:
             is_others = any(
                 stone.stage == "begun" and name != mine for name, stone in view.stones.items()
             )
-            return self._waits(view, why) if is_others else self._withdrawn(view, why)
+            return view.outcome("waits", why) if is_others else self._withdraw(view, why)
         return self._delete(view, began)
 
     def withdraw(self, run: str, location: str, scope: Scope, reason: str) -> RemovalOutcome:
@@ -321,19 +325,16 @@ class Removal:
         It waits if its removal has begun, or an earlier one has deleted a file.
         """
         view = self._view(run, location, scope)
-        if view and not is_whole(view.seen, scope) and view.may_come_back:
+        if view and not view.is_whole and view.may_come_back:
             wait_until_visible(self._store, self._wait)  # ``begun`` comes before a deletion
             view = self._view(run, location, scope)
         if view is None:
             return RemovalOutcome(run, location, "gone", scope)
-        if view.summary.begun or not view.may_come_back:
-            return self._waits(
-                view,
-                "its removal has begun"
-                if view.summary.begun
-                else "some of its files are already missing",
-            )
-        return self._withdrawn(view, reason)
+        if view.summary.begun:
+            return view.outcome("waits", "its removal has begun")
+        if not view.may_come_back:
+            return view.outcome("waits", "some of its files are already missing")
+        return self._withdraw(view, reason)
 
     def _view(self, run: str, location: str, scope: Scope) -> _View | None:
         """Return the location as it is now; None if no manifest counts, or one cannot be read."""
@@ -343,13 +344,8 @@ class Removal:
         if seen is None:
             return None
         others = tuple(s for s in catalogue.summaries if s.location != location)
-        return _View(
-            seen,
-            found.summary_of(seen),
-            scope,
-            others,
-            unreadable_checkpoints(catalogue.faults, run),
-        )
+        unreadable = unreadable_checkpoints(catalogue.faults, run)
+        return _View(seen, found.summary_of(seen), scope, others, unreadable)
 
     def _before_begun(
         self, view: _View, decision: RetentionDecision, now: float
@@ -357,17 +353,14 @@ class Removal:
         """Return what keeps this head from beginning; None if nothing does."""
         short = view.summary
         if short.begun and now - short.marked_at < LEASE:
-            return self._waits(view, "another head has begun to remove it")
+            return view.outcome("waits", "another head has begun to remove it")
         if why := self._protection(view, decision, now):
-            is_ours = short.begun and is_whole(view.seen, view.scope)
-            return self._withdrawn(view, why) if is_ours else self._waits(view, why)
-        if not {name for stone in view.stones.values() for name in stone.manifests}.issuperset(
-            view.manifests
-        ):
+            is_ours = short.begun and view.is_whole
+            return self._withdraw(view, why) if is_ours else view.outcome("waits", why)
+        named = {name for stone in view.stones.values() for name in stone.manifests}
+        if not named.issuperset(view.manifests):
             self._write_tombstone(view, "marked")
-            return RemovalOutcome(
-                short.run, short.location, "marked again", view.scope, "new files have arrived"
-            )
+            return view.outcome("marked again", "new files have arrived")
         return None
 
     def _protection(self, view: _View, decision: RetentionDecision, now: float) -> str:
@@ -384,11 +377,8 @@ class Removal:
             there, demands = view.seen.present(), view.seen.demands
             is_complete = all(path in there for path in (*demands.model, *demands.resume))
             resumes = bool(demands.resume) and is_complete and not decision.any_shards
-        others = (
-            self._whole_now(view.others, resumes=resumes)
-            if resumes or view.scope == "location"
-            else ()
-        )
+        is_compared = resumes or view.scope == "location"
+        others = self._whole_now(view.others, resumes=resumes) if is_compared else ()
         return last_protection(short, view.scope, others, resumes=resumes)
 
     def _whole_now(self, others: Iterable[Summary], *, resumes: bool) -> Iterator[Summary]:
@@ -417,7 +407,7 @@ class Removal:
         for i in range(_LISTINGS):
             left = files_to_delete(self._store, run, location, scope)
             if i == 0 and began is not None and self._clock() - began > PROMPT:
-                return self._waits(view, "the last check before deletion took too long")
+                return view.outcome("waits", "the last check before deletion took too long")
             if not left:
                 break
             for entry in left:
@@ -427,15 +417,11 @@ class Removal:
         if scope == "shards":
             self._write_tombstone(view, "done")
         elif not delete_records(self._store, run, location):
-            return RemovalOutcome(
-                run, location, "waits", scope, "another process is writing files to it", files, size
-            )
+            return view.outcome("waits", "another process is writing files to it", files, size)
         else:
             self._delete_tombstones(view.seen.records.tombstones)
-        conditions = view.seen.conditions
-        return RemovalOutcome(
-            run, location, "removed", scope, conditions.retired or conditions.shards, files, size
-        )
+        reason = view.summary.retired or view.summary.shards_retired
+        return view.outcome("removed", reason, files, size)
 
     def _delete_tombstones(self, stones: Mapping[str, Tombstone]) -> None:
         """Delete those of a removed location but for one that names all that they name."""
@@ -447,21 +433,16 @@ class Removal:
 
     def _write_tombstone(self, view: _View, stage: Stage) -> str:
         """Write one with the reason and the metrics of those before."""
-        conditions = view.seen.conditions
         metrics = next((t.metrics for t in view.seen.records.tombstones.values() if t.metrics), {})
-        reason = conditions.retired if view.scope == "location" else conditions.shards
         return write_tombstone(
-            self._store, view.manifests, view.scope, stage, reason=reason, metrics=metrics
+            self._store, view.manifests, view.scope, stage, reason=view.mark, metrics=metrics
         )
 
-    def _withdrawn(self, view: _View, why: str) -> RemovalOutcome:
+    def _withdraw(self, view: _View, why: str) -> RemovalOutcome:
         if not view.may_come_back:
-            return self._waits(view, why)
+            return view.outcome("waits", why)
         write_tombstone(self._store, view.manifests, view.scope, "withdrawn", reason=why)
-        return RemovalOutcome(view.summary.run, view.summary.location, "withdrawn", view.scope, why)
-
-    def _waits(self, view: _View, why: str) -> RemovalOutcome:
-        return RemovalOutcome(view.summary.run, view.summary.location, "waits", view.scope, why)
+        return view.outcome("withdrawn", why)
 
 
 # --- by hand
@@ -481,14 +462,13 @@ def keep(store: Store, run: str, location: str, reason: str = "") -> bool:
     # after the record: a remover has seen that, or this sees its ``begun``
     seen = _read_location(store, run, location)
     scopes: list[Scope] = ["location"] if seen.conditions.retired else []
-    if seen.conditions.shards and not any(
-        t.stage == "done" for t in seen.records.tombstones.values() if t.scope == "shards"
-    ):
-        scopes.append("shards")  # shards that are deleted are gone: what is kept is the model
+    shards = [t for t in seen.records.tombstones.values() if t.scope == "shards"]
+    # shards that are deleted are gone: what is kept is the model
+    if seen.conditions.shards and all(t.stage != "done" for t in shards):
+        scopes.append("shards")
+    by_hand = f"kept by hand{f': {reason}' if reason else ''}"
     for scope in scopes:
-        outcome = Removal(store).withdraw(
-            run, location, scope, f"kept by hand{f': {reason}' if reason else ''}"
-        )
+        outcome = Removal(store).withdraw(run, location, scope, by_hand)
         why = "" if outcome.result == "withdrawn" else outcome.reason or "it is gone"
         if not why:
             again = _read_location(store, run, location)

@@ -17,15 +17,15 @@ from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.head.consolidate import HeadOptions, consolidate_location
 from ckptsync.layouts import file_names
 from ckptsync.records.io import Fault, append_record
-from ckptsync.records.locations import LocationState
-from ckptsync.records.names import (
+from ckptsync.records.location_status import LocationState
+from ckptsync.records.report import DAMAGE, VerifyFinding
+from ckptsync.records.save_groups import Located
+from ckptsync.records.store_paths import (
     CONSOLIDATED,
     checkpoint_of,
     consolidated_prefix,
     parse_record_name,
 )
-from ckptsync.records.report import DAMAGE, VerifyFinding
-from ckptsync.records.save_groups import Located
 from ckptsync.records.tombstone_keep_join import Keep
 from ckptsync.stores.contract import About, Store
 from ckptsync.stores.stream import StoredCopy
@@ -108,9 +108,8 @@ def plan_repair(
     seen = next((s for s in found.readable if (s.run, s.location) == (run, location)), None)
     parts = [_of_record(fault, seen, nodes) for fault in found.faults_of(run, location)]
     if seen is not None:
-        damage = {
-            f.name: f for f in findings if f.kind in DAMAGE
-        }.values()  # the newest of each file
+        # the newest of each file
+        damage = {f.name: f for f in findings if f.kind in DAMAGE}.values()
         located = {
             at.name.removeprefix(f"{run}/"): (path, at)
             for path, where in seen.files.items()
@@ -119,15 +118,15 @@ def plan_repair(
         stored = _stored_digests(found, seen)
         shards = [] if seen.conditions.shards else [f for f in damage if f.name in located]
         broken = [_of_shard(f, located[f.name], seen, stored, nodes) for f in shards]
-        prefix = f"{CONSOLIDATED}/{location}/"
-        bound = {prefix + f.path for f in seen.model_record.files} if seen.model_record else set()
-        parts += [*broken, *(_of_model(f, seen, broken) for f in damage if f.name in bound)]
-        if seen.model_record is None:
-            lost = (f for f in damage if f.name == f"{CONSOLIDATED}/{location}")
-            parts += [_of_model_record(f.name, f"{f.kind}: {f.detail}", seen) for f in lost]
-    return RepairPlan(
-        run, location, tuple(sorted(parts, key=lambda p: (ORDER.index(p.how), p.name)))
-    )
+        parts += broken
+        model = f"{CONSOLIDATED}/{location}"
+        if seen.model_record:
+            bound = {f"{model}/{f.path}" for f in seen.model_record.files}
+            parts += [_of_model(f, seen, broken) for f in damage if f.name in bound]
+        else:
+            parts += [_of_model_record(f.name, _damage(f), seen) for f in damage if f.name == model]
+    parts.sort(key=lambda p: (ORDER.index(p.how), p.name))
+    return RepairPlan(run, location, tuple(parts))
 
 
 def repair(
@@ -144,37 +143,31 @@ def repair(
             record = parse_record_name(name)
             # it may have protected the location
             if record is not None and record.kind in ("keep", "tombstone"):
+                checkpoint = checkpoint_of(plan.location)
                 reason = f"its {record.kind} was damaged: release it if it may be deleted"
-                kept = Keep(
-                    plan.run,
-                    checkpoint_of(plan.location),
-                    plan.location,
-                    0,
-                    keeps=True,
-                    reason=reason,
-                )
+                kept = Keep(plan.run, checkpoint, plan.location, 0, keeps=True, reason=reason)
                 done.append(append_record(store, kept).removeprefix(f"{plan.run}/"))
             store.delete(name)
             done.append(part.name)
         elif part.how == "copy" and seen is not None:
-            entry = next(
-                at.entry for where in seen.files.values() for at in where if at.name == name
-            )
+            copies = (at for where in seen.files.values() for at in where)
+            entry = next(at.entry for at in copies if at.name == name)
             error = Corrupt(
                 f"{part.source}: does not match the checksum of {part.name} either",
                 hint="verify that checkpoint, too",
             )
-            store.write(
-                name,
-                StoredCopy(store, part.source, entry.size, entry.digest, error),
-                About(entry.size),
-            )
+            copy = StoredCopy(store, part.source, entry.size, entry.digest, error)
+            store.write(name, copy, About(entry.size))
             done.append(part.name)
     if any(part.how == "rebuild" for part in plan.parts):
         prefix = consolidated_prefix(plan.run, plan.location).removeprefix(f"{plan.run}/")
         for made in consolidate_location(store, plan.run, plan.location, options):
             done += [prefix + name for name in made.files]
     return tuple(done)
+
+
+def _damage(finding: VerifyFinding) -> str:
+    return f"{finding.kind}: {finding.detail}"
 
 
 def _stored_digests(found: StoreState, seen: LocationState) -> dict[str, str]:
@@ -184,15 +177,10 @@ def _stored_digests(found: StoreState, seen: LocationState) -> dict[str, str]:
     """
     stored = {}
     for other in found.readable:
-        if (
-            other.run == seen.run
-            and other.location != seen.location
-            and other.status == "VERIFIED"
-            and not other.conditions.shards
-        ):
-            stored.update(
-                {at.entry.digest: at.name for where in other.files.values() for at in where}
-            )
+        is_sound = other.status == "VERIFIED" and not other.conditions.shards
+        if other.run == seen.run and other.location != seen.location and is_sound:
+            copies = (at for where in other.files.values() for at in where)
+            stored.update({at.entry.digest: at.name for at in copies})
     reports = [seen.records.reports[name] for name in seen.conditions.proof.damage]
     bad = {f"{seen.run}/{f.name}" for report in reports for f in report.findings}
     own = (at for where in seen.files.values() for at in where)
@@ -208,11 +196,9 @@ def _of_shard(
     nodes: Mapping[str, NodeState],
 ) -> Repair:
     path, at = shard
-    damage = f"{finding.kind}: {finding.detail}"
-    source = (
-        stored.get(at.entry.digest, "") if finding.kind in ("missing", "size", "digest") else ""
-    )
-    if source:
+    damage = _damage(finding)
+    source = stored.get(at.entry.digest, "")
+    if source and finding.kind in ("missing", "size", "digest"):
         return Repair(finding.name, "copy", f"from {source}", damage, source=source)
     reports = seen.records.reports
     records = [
@@ -220,23 +206,17 @@ def _of_shard(
         for n in seen.conditions.proof.damage
         if any(f.name == finding.name for f in reports[n].findings)
     ]
-    hows: set[How] = set()
-    words = []
+    answers: list[tuple[How, str]] = []
     for name in at.nodes:
         node = nodes.get(name)
-        if node is not None and any(
-            finding.name in node.lacks.get(record, ()) for record in records
-        ):
-            hows.add("lost")
-            words.append(f"{name} no longer has the file")
-        elif node is not None and node.is_alive:
-            hows.add("ask")
-            words.append(f"{name} has to upload it again")
+        if node and any(finding.name in node.lacks.get(record, ()) for record in records):
+            answers.append(("lost", f"{name} no longer has the file"))
+        elif node and node.is_alive:
+            answers.append(("ask", f"{name} has to upload it again"))
         else:
-            hows.add("away")
-            words.append(
-                f"{name} does not run: start its worker, if that node still has the checkpoint"
-            )
+            start = "start its worker, if that node still has the checkpoint"
+            answers.append(("away", f"{name} does not run: {start}"))
+    hows = {how for how, _ in answers}
     how: How = "ask" if "ask" in hows else "away" if "away" in hows else "lost"
     lost: list[str] = []
     if how == "lost":
@@ -244,7 +224,8 @@ def _of_shard(
         if ranks := file_names.ranks([path]):
             lost.append(f"states of rank {', '.join(map(str, ranks))}")
         lost.append(_consequence(path, seen))
-    return Repair(finding.name, how, "; ".join(words), damage, tuple(lost))
+    words = "; ".join(words for _, words in answers)
+    return Repair(finding.name, how, words, damage, tuple(lost))
 
 
 def _consequence(path: str, seen: LocationState) -> str:
@@ -263,28 +244,19 @@ def _consequence(path: str, seen: LocationState) -> str:
 
 def _of_model(finding: VerifyFinding, seen: LocationState, shards: Iterable[Repair]) -> Repair:
     """Plan the repair of a consolidated file."""
-    damage = f"{finding.kind}: {finding.detail}"
+    name, damage = finding.name, _damage(finding)
     if seen.conditions.shards:
         words = f"its shards were deleted: {seen.conditions.shards}"
-        return Repair(finding.name, "lost", words, damage, _tensors(finding, seen))
-    needed = {f"{seen.location}/{name}" for name in seen.demands.model}
+        return Repair(name, "lost", words, damage, _tensors(finding, seen))
+    needed = {f"{seen.location}/{path}" for path in seen.demands.model}
     broken = [part for part in shards if part.name in needed]
     if any(part.how == "lost" for part in broken):
-        return Repair(
-            finding.name,
-            "lost",
-            "some shards that it is built from are lost too",
-            damage,
-            _tensors(finding, seen),
-        )
+        words = "some shards that it is built from are lost too"
+        return Repair(name, "lost", words, damage, _tensors(finding, seen))
     if broken:
-        return Repair(
-            finding.name,
-            "later",
-            f"rebuilt from the shards, after {broken[0].name} is repaired",
-            damage,
-        )
-    return Repair(finding.name, "rebuild", "rebuilt from the shards", damage)
+        words = f"rebuilt from the shards, after {broken[0].name} is repaired"
+        return Repair(name, "later", words, damage)
+    return Repair(name, "rebuild", "rebuilt from the shards", damage)
 
 
 def _tensors(finding: VerifyFinding, seen: LocationState) -> tuple[str, ...]:
@@ -303,40 +275,31 @@ def _of_record(fault: Fault, seen: LocationState | None, nodes: Mapping[str, Nod
     if kind == "model":
         return _of_model_record(name, damage, seen)
     if kind == "report":
-        if seen is not None and any(
-            report.n > fault.record.n for report in seen.records.reports.values()
-        ):
-            return Repair(
-                name, "delete", "it is damaged, and a later report replaces it: deleted", damage
-            )
+        reports = seen.records.reports.values() if seen else ()
+        if any(report.n > fault.record.n for report in reports):
+            words = "it is damaged, and a later report replaces it: deleted"
+            return Repair(name, "delete", words, damage)
         return Repair(name, "ignore", "it is damaged: the next verification replaces it", damage)
     if kind != "manifest":
         return Repair(name, "delete", _DELETED[kind], damage)
     own = fault.record.node
     node = nodes.get(own)
-    if node is not None and fault.name in node.lacks:
+    if node and fault.name in node.lacks:
         lost = (
-            (
-                f"no record says any more which files {own} uploaded; ckptsync leaves the location"
-                f" as"
-                " it is"
-            ),
+            f"no record says any more which files {own} uploaded; ckptsync leaves the location as"
+            " it is"
         )
-        return Repair(name, "lost", f"{own} cannot write it again", damage, lost)
-    if node is not None and node.is_alive:
+        return Repair(name, "lost", f"{own} cannot write it again", damage, (lost,))
+    if node and node.is_alive:
         return Repair(name, "ask", f"{own} writes it again, if it still has the files", damage)
-    return Repair(
-        name, "away", f"{own} is not running: only that node can write its manifest again", damage
-    )
+    words = f"{own} is not running: only that node can write its manifest again"
+    return Repair(name, "away", words, damage)
 
 
 def _of_model_record(name: str, damage: str, seen: LocationState | None) -> Repair:
     """Plan the repair of a model record: rebuild it from the shards, unless they are deleted."""
-    if (
-        seen is None
-        or not seen.conditions.shards
-        or seen.demands.model.keys() <= seen.present().keys()
-    ):
+    why = seen.conditions.shards if seen else ""
+    if seen is None or not why or seen.demands.model.keys() <= seen.present().keys():
         return Repair(name, "rebuild", "ckptsync writes it again together with the model", damage)
     lost = ("the consolidated model may exist, but its checksums are lost",)
-    return Repair(name, "lost", f"its shards were deleted: {seen.conditions.shards}", damage, lost)
+    return Repair(name, "lost", f"its shards were deleted: {why}", damage, lost)

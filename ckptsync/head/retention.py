@@ -29,12 +29,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from ckptsync.catalogue.location_summary import Summary
-from ckptsync.checkpoint_dirs import family_of
-from ckptsync.head.rules import Best, Rules
+from ckptsync.catalogue.location_summary import Summary, last_models
+from ckptsync.head.retention_rules import Best, Rules
 from ckptsync.quantities import show_duration, show_size
 from ckptsync.records.io import Fault, is_made_anew
-from ckptsync.records.names import checkpoint_of
+from ckptsync.records.store_paths import checkpoint_of
 from ckptsync.records.tombstone_keep_join import Scope
 
 Verdict = Literal["keep", "drop-shards", "drop"]
@@ -88,7 +87,7 @@ def decide(
     ``now`` and ``grace`` in seconds, on the store's clock.  A location whose removal has begun
     counts for no rule.
     """
-    ordered = sorted(locations, key=lambda s: (s.ended, s.step or 0, s.location), reverse=True)
+    ordered = sorted(locations, key=lambda s: s.age_order, reverse=True)
     run = _Run([s for s in ordered if not is_going(s)], rules, evidence, now)
     found = []
     for seen in ordered:
@@ -136,12 +135,11 @@ def unreadable_checkpoints(faults: Iterable[Fault], run: str) -> frozenset[str]:
 
     A damaged model record or report is none; a damaged keep is one.
     """
-    hiding = (
-        f
+    return frozenset(
+        checkpoint_of(f.location)
         for f in faults
         if f.run == run and (f.record.kind == "keep" or not is_made_anew(f.record, f.error))
     )
-    return frozenset(checkpoint_of(f.location) for f in hiding)
 
 
 def protection(seen: Summary, conflicts: Collection[str], unreadable: Collection[str]) -> str:
@@ -171,11 +169,9 @@ def last_protection(
         return "its model is not verified now"
     if scope == "location" and not left:
         return "no other checkpoint of the run is verified and not marked"
-    return (
-        "no other checkpoint can be resumed from"
-        if resumes and not any(s.resume for s in left)
-        else ""
-    )
+    if resumes and not any(s.resume for s in left):
+        return "no other checkpoint can be resumed from"
+    return ""
 
 
 def is_going(seen: Summary) -> bool:
@@ -205,18 +201,10 @@ class _Run:
         self, there: Sequence[Summary], rules: Rules, evidence: RunEvidence, now: float
     ) -> None:
         self._rules, self._evidence, self._now = rules, evidence, now
-        families = {s.location: family_of(s.checkpoint) for s in there}
-        # A trainer's last model, and DeepSpeed's tag that it was made from, are no checkpoints.
-        extras = (
-            {"final", "deepspeed"}
-            if {"trainer", "accelerate"} & set(families.values())
-            else {"final"}
-        )
-        self._extra = {location for location, family in families.items() if family in extras}
+        self._extra = last_models(there)
         verified = [s for s in there if is_verified(s) and s.location not in self._extra]
         resumable = [s for s in verified if s.resume]
-        self._newest = {s.location for s in (*verified[:1], *_unmarked(verified)[:1])}
-        self._newest_resumable = {s.location for s in (*resumable[:1], *_unmarked(resumable)[:1])}
+        self._newest, self._newest_resumable = _newest(verified), _newest(resumable)
         self._conflicts = {s.checkpoint for s in there if s.status == "CONFLICT"}
         self._newer: dict[str, int] = {}  # how many that are verified are newer
         self._sums: dict[str, int] = {}  # bytes of it and of all that is newer
@@ -241,13 +229,11 @@ class _Run:
             return "the newest that can be resumed from"
         if is_verified(seen):
             return ""
+        status = seen.status.lower()
         if not self._newer[seen.location]:
-            return f"{seen.status.lower()}, and nothing newer is verified"
+            return f"{status}, and nothing newer is verified"
         if (age := self._now - seen.arrived) < PATIENCE:
-            return (
-                f"{seen.status.lower()}, and files of it arrived"
-                f" {show_duration(max(0.0, round(age)))} ago"
-            )
+            return f"{status}, and files of it arrived {show_duration(max(0.0, round(age)))} ago"
         return ""
 
     def rule_for(self, seen: Summary) -> str:
@@ -300,24 +286,18 @@ class _Run:
     def rule_against_shards(self, seen: Summary) -> str:
         """Return why its shards are deleted while the model stays; empty if they stay."""
         n = self._rules.shards
-        if (
-            n is None
-            or seen.kept
-            or seen.status == "CONFLICT"
-            or not (is_verified(seen) and seen.consolidated)
-        ):
+        is_proven = is_verified(seen) and seen.consolidated
+        if n is None or seen.kept or seen.status == "CONFLICT" or not is_proven:
             return ""
         if seen.location in self._extra or (n > 0 and seen.location in self._newest_resumable):
             return ""
-        return (
-            f"its model is verified, and not one of the newest {n}"
-            if self._newer[seen.location] >= n
-            else ""
-        )
+        is_old = self._newer[seen.location] >= n
+        return f"its model is verified, and not one of the newest {n}" if is_old else ""
 
 
-def _unmarked(locations: Iterable[Summary]) -> list[Summary]:
-    return [s for s in locations if not s.retired]
+def _newest(ordered: Sequence[Summary]) -> set[str]:
+    """Return the newest, and the newest that is not marked, of locations with the newest first."""
+    return {s.location for s in (*ordered[:1], *[s for s in ordered if not s.retired][:1])}
 
 
 def _score(value: float, rule: Best) -> float:

@@ -79,10 +79,7 @@ def write_added(model: Any, processing: Any, folder: Path) -> list[str]:
 
 
 def processing_of(given: Mapping[str, Any]) -> Any:
-    """Return the tokenizer or processor among what an event is given.
-
-    Trainer saves the collator's own where it has no other.
-    """
+    """Return the tokenizer or processor of an event; the collator's own, if it has no other."""
     collate = getattr(given.get("train_dataloader"), "collate_fn", None)
     collator = getattr(collate, "data_collator", collate)  # it may be wrapped, to remove columns
     named = (

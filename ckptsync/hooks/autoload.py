@@ -32,19 +32,13 @@ _SILENT = {
 
 
 def begin() -> None:
-    """Call `install`, if the variable asks for it.
-
-    Anything but ``0``, ``no``, ``false`` and ``off`` does, and nothing at all does not.
-    """
+    """Call `install`, unless the variable is empty, ``0``, ``n``, ``no``, ``false`` or ``off``."""
     if os.environ.get(VARIABLE, "").strip().lower() not in _OFF:
         install()
 
 
 def install() -> None:
-    """Give the hook to every Trainer that this process makes from now on.
-
-    A Trainer gets it once, however often this is called.
-    """
+    """Give the hook, once, to every Trainer that this process makes from now on."""
     trainer = sys.modules.get(_TRAINER)
     if trainer is not None:
         _append(trainer)
@@ -53,27 +47,23 @@ def install() -> None:
 
 
 class _Awaiting:
-    """A finder of modules that finds nothing itself.
-
-    It calls ``then`` with ``transformers.trainer`` once that module has run.
-    """
+    """A finder of modules that calls ``then`` once ``transformers.trainer`` has run."""
 
     def __init__(self, then: Callable[[Any], None]) -> None:
         self._then = then
         self._asks = False
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """What the other finders find, with a loader that tells us.
-
-        ``None`` for any other module.
-        """
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:  # noqa: ARG002
+        """Return what other finders find for that module, with a loader that tells us."""
         if name in _SILENT:
             _say(_SILENT[name])
         if name != _TRAINER or self._asks:
             return None
-        self._asks = True  # another finder of this kind may ask all of them again
+        from importlib.util import find_spec  # noqa: PLC0415  # most processes train nothing
+
+        self._asks = True  # it asks all finders, and so this one again
         try:
-            spec = _found(self, name, path, target)
+            spec = find_spec(name)
             if spec is not None:
                 self._follow(spec.loader)
         finally:
@@ -91,21 +81,8 @@ class _Awaiting:
         try:
             run = loader.exec_module
             loader.exec_module = exec_module
-        except (
-            AttributeError
-        ) as e:  # not a loader of Python's own, and one that cannot be told anything
+        except AttributeError as e:  # not a loader of Python's own
             _say(f"{type(loader).__name__} loads it: {e}")
-
-
-def _found(but: _Awaiting, name: str, path: Any, target: Any) -> Any:
-    """Find a module as Python's own import does."""
-    for finder in sys.meta_path:
-        find = getattr(finder, "find_spec", None)
-        if finder is not but and find is not None:
-            spec = find(name, path, target)
-            if spec is not None:
-                return spec
-    return None
 
 
 def _append(trainer: Any) -> None:

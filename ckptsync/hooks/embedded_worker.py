@@ -25,11 +25,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import ckptsync
 from ckptsync.errors import CkptsyncError, ConfigError
@@ -49,12 +48,6 @@ os.nice(10)
 print(subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, stdout=sys.stderr, \
 start_new_session=True).pid)"""
 _CONFIGURED = ("CKPTSYNC_STORE", "CKPTSYNC_ROLES")
-
-
-def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the callback's options that CKPTSYNC_STORE, CKPTSYNC_WAIT and CKPTSYNC_RUN give."""
-    names = {"store": "CKPTSYNC_STORE", "wait": "CKPTSYNC_WAIT", "run": "CKPTSYNC_RUN"}
-    return {option: environment.get(name, "").strip() for option, name in names.items()}
 
 
 def parse_wait(wait: float | str) -> float:
@@ -97,9 +90,10 @@ _workers: dict[tuple[int, Path], EmbeddedWorker] = {}  # of this process and out
 def keep_running(output_dir: Path, store: str, run: str = "") -> None:
     """Start the worker of an output directory, unless this process has.
 
-    A minute after the last start, another one is started for a worker that has ended.  ``run``: its
-    name in the store; `{dir}` stands for the directory's own, which is the default.  Raises
-    OSError.
+    A minute after the last start, another one is started for a worker that has ended.  It outlives
+    this process, whatever kills this one and its children, and has a session of its own, so that a
+    signal to the training's group does not end it.  ``run``: its name in the store; `{dir}` stands
+    for the directory's own, which is the default.  Raises OSError.
     """
     key = (os.getpid(), output_dir)
     before = _workers.get(key)
@@ -115,20 +109,10 @@ def keep_running(output_dir: Path, store: str, run: str = "") -> None:
     }
     folders.write_json(spool, config.name, settings)  # JSON is YAML
     module = "ckptsync.hooks.embedded_worker"
-    _workers[key] = start_apart(
-        [sys.executable, "-m", module, str(config), str(spool), str(os.getpid())], spool / LOG
-    )
-
-
-def start_apart(command: list[str], log: Path) -> EmbeddedWorker:
-    """Start a process that outlives this one, whatever kills this one and its children.
-
-    It has a session of its own, so that a signal to the training's group does not end it.  Raises
-    OSError.
-    """
-    with folders.append(log) as out:
+    worker = [sys.executable, "-m", module, str(config), str(spool), str(os.getpid())]
+    with folders.append(spool / LOG) as out:
         answer = subprocess.run(  # noqa: S603  # our own program
-            [sys.executable, "-I", "-S", "-c", _LAUNCH, *command],
+            [sys.executable, "-I", "-S", "-c", _LAUNCH, *worker],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=out,
@@ -138,19 +122,16 @@ def start_apart(command: list[str], log: Path) -> EmbeddedWorker:
             check=False,
         ).stdout
     if not answer.strip().isdigit():
-        raise OSError(f"{command[0]}: could not be started; see {log}")
+        raise OSError(f"{sys.executable}: could not be started; see {spool / LOG}")
     pid = int(answer)
-    return EmbeddedWorker(pid, markers.began(pid), time.monotonic())
+    _workers[key] = EmbeddedWorker(pid, markers.began(pid), time.monotonic())
 
 
 def child_environment() -> dict[str, str]:
-    """Return the environment of the worker that the training starts.
+    """Return the training's environment without the variables that override the configuration.
 
-    It is the training's, without the variables that override the configuration, and with ckptsync's
-    directory in PYTHONPATH.
-
-    Not if ckptsync is installed: a packages directory in PYTHONPATH would come before the standard
-    library, and hold old backports of its modules.
+    ckptsync's directory is added to PYTHONPATH unless it is installed: a packages directory there
+    would come before the standard library, and hold old backports of its modules.
     """
     kept = {name: value for name, value in os.environ.items() if name not in _CONFIGURED}
     above = str(Path(ckptsync.__file__).parent.parent)
@@ -171,9 +152,7 @@ def is_running(output_dir: Path) -> bool:
 
 
 def problem(output_dir: Path) -> str:
-    """Return why the worker that this process started sends nothing, or ``""``.
-
-    It has ended, or waits for its store.
+    """Return why the worker that this process started has ended, or waits for its store, or "".
 
     Raises OSError.
     """
@@ -194,35 +173,29 @@ def log_problem(spool: Path) -> str:
     """
     data = folders.read(spool / LOG, last=_TAIL) or b""
     lines = data.decode("utf-8", "replace").splitlines()
-    if lines and lines[-1].startswith("{"):
-        return _waiting_problem(lines)
+    is_log = bool(lines) and lines[-1].startswith("{")  # of JSON; what ends it is text
     hints: list[str] = []
     for line in reversed(lines):
-        if line.startswith(_HINT):
-            hints.insert(0, line.removeprefix(_HINT))
+        if is_log:
+            with contextlib.suppress(ValueError):
+                event = json.loads(line)
+                if event.get("phase") in ("starting", "started", "stopped"):
+                    return ""
+                if event.get("phase") == "waiting" and "error" in event:
+                    return "; hint: ".join(filter(None, [event["error"], event.get("hint", "")]))
+        elif line.startswith(_HINT):
+            hints.insert(0, f"; hint: {line.removeprefix(_HINT)}")
         elif not line.startswith(" "):
             if line.startswith("ModuleNotFoundError: "):
-                hints.append(f"{sys.executable} -m pip install ckptsync brings what it needs")
-            return "; ".join([line.removeprefix(_ERROR), *(f"hint: {hint}" for hint in hints)])
-    return ""
-
-
-def _waiting_problem(lines: list[str]) -> str:
-    for line in reversed(lines):
-        with contextlib.suppress(ValueError):
-            event = json.loads(line)
-            if event.get("phase") in ("starting", "started", "stopped"):
-                return ""
-            if event.get("phase") == "waiting" and "error" in event:
-                return "; hint: ".join(filter(None, [event["error"], event.get("hint", "")]))
+                hints.append(
+                    f"; hint: {sys.executable} -m pip install ckptsync brings what it needs"
+                )
+            return line.removeprefix(_ERROR) + "".join(hints)
     return ""
 
 
 def push_command(output_dir: Path, store: str, run: str) -> str:
-    """Return the command that uploads an output directory and its spool.
-
-    ``STORE`` stands for a store that is not known.
-    """
+    """Return the command that uploads a directory and its spool; ``STORE`` if that is not known."""
     name = ("--run", run.replace("{dir}", output_dir.name)) if run else ()
     return shlex.join(
         ["ckptsync", "push", str(output_dir), _absolute(store) if store else "STORE", *name]
@@ -233,33 +206,26 @@ def push_command(output_dir: Path, store: str, run: str) -> str:
 
 
 def is_served(spool: Path) -> bool:
-    """Return whether a worker is at work here: it holds its lock for as long as it lives."""
-    try:
-        found = folders.children(spool)
-    except CkptsyncError:  # another user's: no worker of this user is at work in it
-        return False
-    return any(
-        _is_held(path)
-        for path in found
-        if path.name.startswith("worker-") and path.name.endswith(".lock")
-    )
+    """Return whether a worker is at work here: it holds its lock for as long as it lives.
 
-
-def _is_held(lock: Path) -> bool:
-    """Try a shared lock for a moment.
-
-    A worker that starts in this moment finds it held; its service tries again.
+    A shared lock is tried for a moment: a worker that starts in this moment finds it held, and its
+    service tries again.
     """
     try:
-        descriptor = folders.lock_file(lock, is_new=False)
-    except OSError:
-        return False  # gone, or not readable
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(descriptor)
+        locks = [path for path in folders.children(spool) if path.match("worker-*.lock")]
+    except CkptsyncError:  # another user's: no worker of this user is at work in it
+        return False
+    for lock in locks:
+        try:
+            descriptor = folders.lock_file(lock, is_new=False)
+        except OSError:
+            continue  # gone, or not readable
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        finally:
+            os.close(descriptor)
     return False
 
 
@@ -271,9 +237,7 @@ def unstored(output_dir: Path) -> tuple[str, ...]:
 
 
 def wait(output_dir: Path, until: float, log: Callable[[str], None]) -> None:
-    """Wait until the store has all that hooks have pinned here.
-
-    Wait at most until ``until`` (`time.monotonic`).
+    """Wait until the store has all that hooks have pinned here, or until ``until`` (monotonic).
 
     Gives up when no worker has been at work for 15 seconds.
     """
@@ -296,9 +260,8 @@ def wait(output_dir: Path, until: float, log: Callable[[str], None]) -> None:
 
 def main(arguments: list[str]) -> None:
     """Become the worker, unless nothing is left to do."""
-    from ckptsync.worker.node_identity import (  # noqa: PLC0415
-        node_id,
-    )  # a trainer's environment may lack what it needs
+    # a trainer's environment may lack what it needs
+    from ckptsync.worker.node_identity import node_id  # noqa: PLC0415
 
     config, spool, pid = arguments
     began = markers.began(int(pid))
@@ -337,14 +300,11 @@ def await_turn(spool: Path, pid: int, patience: float = PATIENCE) -> bool:
 def claim_node(node: str, store: str, spool: Path) -> str:
     """Return ``node``, or an id of this output directory if another training here has that one.
 
-    Only trainings that send to the same store count.
-
     Two trainings of one machine may send to one store at the same time, and a node's id is one
-    worker's there. The id is held until this process ends, whatever program it becomes.
+    worker's there.  The id is held until this process ends, whatever program it becomes.
     """
-    with socket.socket(
-        socket.AF_UNIX
-    ) as holder:  # without a file: it goes with its process, and all containers of a network see it
+    # without a file: it goes with its process, and all containers of a network see it
+    with socket.socket(socket.AF_UNIX) as holder:
         try:
             holder.bind(f"\0ckptsync {_short(f'{node} {store}')}")
         except OSError as e:

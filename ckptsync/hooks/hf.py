@@ -29,6 +29,7 @@ from ckptsync.walk import SPOOL
 
 _log = logging.getLogger("ckptsync.hook")
 _callbacks: list[CkptSyncCallback] = []  # those that a training of this process has begun with
+_announced: set[int] = set()  # processes that have logged that the hook is on
 
 
 class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers need not be installed where this is checked
@@ -70,21 +71,16 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
             if saves is not None:
                 saves.remember(state.global_step)
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """Commit: the event after ``on_save``."""
-        self._commit(args, state)
+    def _commit(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        with self._following(args, state, "commit a save") as saves:
+            if saves is not None:
+                saves.commit(state.global_step)
+                self._serve(saves)
 
-    def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """Commit: with accumulated gradients this is still the same step."""
-        self._commit(args, state)
-
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """Commit: the event after a save at the end of an epoch."""
-        self._commit(args, state)
-
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """Commit: the event after the last save of an epoch, or of the training."""
-        self._commit(args, state)
+    on_step_begin = _commit  # the event after `on_save`
+    on_substep_end = _commit  # with accumulated gradients this is still the same step
+    on_epoch_begin = _commit  # the event after a save at the end of an epoch
+    on_epoch_end = _commit  # the event after the last save of an epoch, or of the training
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Commit at the last event before ``load_best_model_at_end`` deletes.
@@ -92,7 +88,7 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
         Earlier, another callback's ``on_save`` may log.
         """
         if control.should_training_stop:
-            self._commit(args, state)
+            self._commit(args, state, control)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Commit the last checkpoint; the final model may follow."""
@@ -136,12 +132,6 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
             for error in errors:
                 self._write_log(error)
 
-    def _commit(self, args: Any, state: Any) -> None:
-        with self._following(args, state, "commit a save") as saves:
-            if saves is not None:
-                saves.commit(state.global_step)
-                self._serve(saves)
-
     @contextlib.contextmanager
     def _following(self, args: Any, state: Any, what: str) -> Iterator[TrainerSaves | None]:  # noqa: ARG002
         """Yield this rank's saves, if the hook follows this training; log an error."""
@@ -149,10 +139,7 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
             yield self._saves
 
     def _serve(self, saves: TrainerSaves) -> None:
-        """Log the problems of this directory's embedded worker, and start one where none runs.
-
-        Only the first rank here does this.
-        """
+        """On the first rank, log the embedded worker's problems; start one where none runs."""
         if not saves.is_first:
             return
         self._folders.add(saves.output_dir)
@@ -231,7 +218,11 @@ class DefaultCallback(CkptSyncCallback):
     """
 
     def __init__(self) -> None:
-        super().__init__(**embedded_worker.from_environment(os.environ))
+        store, wait, run = (
+            os.environ.get(name, "").strip()
+            for name in ("CKPTSYNC_STORE", "CKPTSYNC_WAIT", "CKPTSYNC_RUN")
+        )
+        super().__init__(store=store, wait=wait, run=run)
         self._given: dict[str, Any] | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
@@ -244,22 +235,15 @@ class DefaultCallback(CkptSyncCallback):
         others = (other for other in _callbacks if other is not self)
         if given is not None and not any(other.state is state for other in others):
             super().on_train_begin(args, state, None, **given)
-            if self._saves is not None and args.process_index == 0:
-                _announce(self._saves.output_dir)
+            pid, begun = os.getpid(), self._saves
+            if begun is not None and args.process_index == 0 and pid not in _announced:
+                _announced.add(pid)
+                _log.warning(
+                    "ckptsync: hook active: every save in %s is kept until it is uploaded",
+                    begun.output_dir,
+                )
         with super()._following(args, state, what) as saves:
             yield saves
-
-
-_announced: set[int] = set()
-
-
-def _announce(output_dir: Path) -> None:
-    """Log once in a process that the hook is on."""
-    if os.getpid() not in _announced:
-        _announced.add(os.getpid())
-        _log.warning(
-            "ckptsync: hook active: every save in %s is kept until it is uploaded", output_dir
-        )
 
 
 @contextlib.contextmanager

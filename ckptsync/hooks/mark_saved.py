@@ -35,7 +35,6 @@ from ckptsync.errors import CkptsyncError, ConfigError, Incomplete, StoreError
 from ckptsync.hooks import added_files, process_group
 from ckptsync.hooks.process_group import Rank, Words, this_rank
 from ckptsync.hooks.rank_saves import HookLog, RankSaves, at_end, has_failed
-from ckptsync.spool import pins
 from ckptsync.walk import SPOOL, walk
 
 Part = Literal["mine", "all"]
@@ -57,9 +56,7 @@ def mark_saved(path: str | os.PathLike[str], *, part: Part = "mine", strict: boo
     try:
         with _lock:
             return _mark(os.fspath(path), part)
-    except (
-        Exception
-    ) as e:  # training comes first: the error is logged, and the worker judges the files
+    except Exception as e:  # training comes first; the worker judges the files
         if strict:
             raise _as_ckptsync_error(path, e) from e
         hint = getattr(e, "hint", "")
@@ -126,10 +123,8 @@ def _mark_nothing(path: Path, marker: Marker, *, shares: bool) -> bool:
 def find_home(path: Path) -> tuple[Path, CheckpointDir] | None:
     """Return the output directory of a checkpoint, and what a worker calls it.
 
-    ``None`` if no worker would find it.
-
-    Of several (``checkpoints/checkpoint_3``) it is the one that has a spool, since a worker looks
-    there; else the uppermost from which links can be made.
+    ``None`` if no worker would find it.  Of several (``checkpoints/checkpoint_3``) it is the one
+    that has a spool, since a worker looks there; else the uppermost from which links can be made.
     """
     found = list(output_dirs_of(path)) or list(output_dirs_of(path.resolve()))
     of_steps = [each for each in found if each[1].family != FINAL] or found
@@ -153,8 +148,12 @@ def _is_linkable(home: Path, path: Path) -> bool:
 def _marker(folder: Path, rank: Rank) -> Marker:
     key = (os.getpid(), folder)
     if key not in _markers:
-        token = secrets.token_hex(8)
-        train = token if rank.world == 1 else _agreed_name(token) if rank.can_meet else ""
+        train = secrets.token_hex(8) if rank.world == 1 else ""
+        if rank.can_meet and rank.world > 1:
+            # whatever torch's backends raise: a process group may have no store, and then files'
+            # times decide
+            with contextlib.suppress(Exception):
+                train = process_group.first_word(secrets.token_hex(8))
         if not any(pid == os.getpid() for pid, _ in _markers):
             at_end(partial(_leave, os.getpid()))
         _markers[key] = Marker(rank, train, _exchange(rank, folder.name))
@@ -173,17 +172,6 @@ def _exchange(rank: Rank, name: str) -> Exchange:
         return f"marked-{_exchanges[name]}-{quote(name)}"
 
     return lambda word: process_group.exchange(rank.rank, rank.world, word, about())
-
-
-def _agreed_name(token: str) -> str:
-    """Return the training's name, the same on every rank.
-
-    Empty where the process group has no store: then files' times decide.
-    """
-    try:
-        return process_group.first_word(token)
-    except Exception:  # noqa: BLE001  # whatever torch's backends raise; part="all" works without it
-        return ""
 
 
 def _leave(pid: int) -> None:
@@ -208,11 +196,10 @@ def _as_ckptsync_error(path: object, error: Exception) -> CkptsyncError:
 class Marker:
     """One rank's saves in the directory in which it saves.
 
-    ``train`` names the training; empty where ranks could not agree on a name.
-
-    A rank's word is ``<process> <level>``: how many directories its spool lies above its
-    checkpoints.  Ranks of which the levels differ see different output directories, so nothing is
-    pinned.  Methods may raise OSError or one of ckptsync's errors.
+    ``train`` names the training; empty where ranks could not agree on a name.  A rank's word is
+    ``<process> <level>``: how many directories its spool lies above its checkpoints.  Ranks of
+    which the levels differ see different output directories, so nothing is pinned.  Methods may
+    raise OSError or one of ckptsync's errors.
     """
 
     def __init__(self, rank: Rank, train: str, exchange: Exchange) -> None:
@@ -232,14 +219,11 @@ class Marker:
     def mark_mine(self, home: Path, checkpoint_dir: CheckpointDir) -> bool:
         """Mark this rank's part as written; return whether this call pinned the whole save."""
         saves = self._enter(home)
-        at = (
-            checkpoint_dir.path / checkpoint_dir.only[0]
-            if checkpoint_dir.only
-            else checkpoint_dir.path
-        )
+        at = checkpoint_dir.path.joinpath(*(checkpoint_dir.only or ())[:1])
         self._leave_word(str(len(at.relative_to(home).parts)))
-        step, save = checkpoint_dir.step or 0, self._next_id(checkpoint_dir.name)
-        saves.mark(checkpoint_dir.name, save, step)
+        name, step = checkpoint_dir.name, checkpoint_dir.step or 0
+        save = self._next_id(name)
+        saves.mark(name, save, step)
         # whoever has all words, after its own mark, sees all marks of earlier ranks
         processes = self._meet()
         if processes is None:
@@ -249,14 +233,9 @@ class Marker:
         writers = saves.writers(processes)
         if len(writers) != saves.begun.local_world:
             saves.update(local_world=len(writers))
-            saves.mark(
-                checkpoint_dir.name, save, step
-            )  # the worker then knows when the save is whole
-        return (
-            bool(writers)
-            and saves.is_last(checkpoint_dir.name, save, writers)
-            and self._pin(checkpoint_dir, save, writers)
-        )
+            saves.mark(name, save, step)  # the worker then knows when the save is whole
+        is_last = bool(writers) and saves.is_last(name, save, writers)
+        return is_last and self._pin(checkpoint_dir, save, writers)
 
     def mark_nothing(self, path: Path) -> None:
         """State that this rank has no part in a save, so that nobody waits for it.
@@ -273,17 +252,11 @@ class Marker:
     def mark_all(self, home: Path, checkpoint_dir: CheckpointDir) -> bool:
         """Pin a save for all ranks: every part in this directory is written."""
         self._enter(home)
-        return self._pin(
-            checkpoint_dir,
-            self._next_id(checkpoint_dir.name) if self._train else "",
-            (self._rank.rank,),
-        )
+        save = self._next_id(checkpoint_dir.name)
+        return self._pin(checkpoint_dir, save, (self._rank.rank,))
 
     def leave(self, *, has_failed: bool) -> None:
-        """State that this process writes nothing more.
-
-        After an error, not that its training has ended.
-        """
+        """State that this process writes nothing more, and without an error that it has ended."""
         if self._saves:
             now = time.time()
             self._saves.update(ended=0.0 if has_failed else now, left=now)
@@ -294,11 +267,12 @@ class Marker:
         Again if it is another one, such as that of a worker that was started later.
         """
         if self._saves is None or self._saves.output_dir != home:
+            trainer = next((name for name in _TRAINERS if name in sys.modules), "")
             self._saves = RankSaves(
                 home,
                 self._rank.rank,
                 self._rank.world,
-                trainer=_trainer(),
+                trainer=f"{trainer} {added_files.version_of(trainer)}".strip() if trainer else "",
                 facts=added_files.about_process(),
                 log=self.log,
                 process=self._process,
@@ -327,11 +301,8 @@ class Marker:
 
     def _pin(self, checkpoint_dir: CheckpointDir, save: str, writers: tuple[int, ...]) -> bool:
         assert self._saves is not None
-        files = {
-            s.path: (s.size, s.mtime) for s in walk(checkpoint_dir.path, checkpoint_dir.only).files
-        }
-        pinned = pins.list_pins(self._saves.output_dir, lambda name: name == checkpoint_dir.name)
-        if any(p.commit and p.commit.files == files for p in pinned):
+        listing = walk(checkpoint_dir.path, checkpoint_dir.only)
+        if self._saves.is_pinned(checkpoint_dir.name, listing):
             return True  # another call pinned it before
         self._saves.pin(
             checkpoint_dir.path,
@@ -341,15 +312,4 @@ class Marker:
             writers,
             list_files=lambda path: walk(path, checkpoint_dir.only),
         )
-        return bool(files)
-
-
-def _trainer() -> str:
-    return next(
-        (
-            f"{name} {added_files.version_of(name)}".strip()
-            for name in _TRAINERS
-            if name in sys.modules
-        ),
-        "",
-    )
+        return bool(listing.files)

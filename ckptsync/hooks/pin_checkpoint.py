@@ -16,7 +16,7 @@ import contextlib
 import os
 import secrets
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,9 +70,10 @@ def pin_checkpoint(
     try:
         folders.make(fresh.parent)
         folders.make_new(fresh)
-        _link(path, listing.files, fresh, copies)
-        _check_unchanged(commit.checkpoint, listing, list_files(path))
-        _link_added(added, whole.files, fresh)
+        _link(path, listing, fresh, copies)
+        _require_same(listing, list_files(path), commit.checkpoint)
+        if added is not None:
+            _link_added(added, whole.files, fresh)
         markers.write_mark(fresh / "commit.json", whole)
         if copies:
             _in_thread(
@@ -89,26 +90,20 @@ def pin_checkpoint(
         _in_thread(lambda: [*map(discard, hidden)], "ckptsync-remove")
 
 
-def _check_unchanged(checkpoint: str, before: Listing, now: Listing) -> None:
-    """Raise Incomplete if the files of a checkpoint changed.
-
-    Rotation, which removes one file after the other, or a writer changed them.
-    """
-    if now.files != before.files:
-        raise Incomplete(f"{checkpoint}: its files changed while they were pinned")
-
-
-def _link(path: Path, files: Iterable[Stat], fresh: Path, copies: Copies) -> None:
+def _link(path: Path, listing: Listing, fresh: Path, copies: Copies) -> None:
     """Link files into a new pin, and open those that cannot be linked."""
     with Tree(fresh / "files") as tree:
-        for file in files:
+        for file in listing.files:
             if not pins.link_file(tree, path, file.path):
                 copies.append((open_file(path, file.path), file))
 
 
-def _link_added(added: Path | None, there: Collection[str], fresh: Path) -> None:
-    if added is None:
-        return
+def _require_same(before: Listing, now: Listing, checkpoint: str) -> None:
+    if now.files != before.files:  # by rotation, one file after the other, or by a writer
+        raise Incomplete(f"{checkpoint}: its files changed while they were pinned")
+
+
+def _link_added(added: Path, there: Collection[str], fresh: Path) -> None:
     for file in walk(added).files:
         if file.path not in there and "/" not in file.path:
             folders.make_in(fresh / "added")

@@ -84,16 +84,12 @@ def exchange(rank: int, world: int, word: str, about: str = "") -> Words:
 
 
 def first_word(word: str) -> str:
-    """Return the word of the first rank that called this, the same on every rank.
-
-    Raises what torch raises.
-    """
+    """Return the word of the first rank that called this.  Raises what torch raises."""
     return bytes(_store().compare_set("ckptsync/first", "", word)).decode()
 
 
 def _store() -> Any:
-    from torch.distributed.distributed_c10d import (  # noqa: PLC0415
-        _get_default_store,
-    )  # torch is the trainer's
+    # torch is the trainer's
+    from torch.distributed.distributed_c10d import _get_default_store  # noqa: PLC0415
 
     return _get_default_store()

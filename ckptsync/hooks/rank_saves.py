@@ -27,7 +27,7 @@ from typing import Any
 from ckptsync.checkpoint_dirs import find_checkpoint_dirs
 from ckptsync.errors import CkptsyncError
 from ckptsync.hooks.pin_checkpoint import Log, discard, pin_checkpoint
-from ckptsync.spool import folders, markers
+from ckptsync.spool import folders, markers, pins
 from ckptsync.spool.folders import children
 from ckptsync.spool.markers import Begun, Commit, RankMark
 from ckptsync.walk import SPOOL, Listing, walk
@@ -136,6 +136,12 @@ class RankSaves:
             return False
         return folders.create(folder / "pinning")
 
+    def is_pinned(self, checkpoint: str, listing: Listing) -> bool:
+        """Return whether a pin of this name already holds these very files."""
+        files = {s.path: (s.size, s.mtime) for s in listing.files}
+        pinned = pins.list_pins(self.output_dir, lambda name: name == checkpoint)
+        return any(p.commit and p.commit.files == files for p in pinned)
+
     def pin(
         self,
         path: Path,
@@ -165,10 +171,7 @@ class RankSaves:
 
 
 def forget_ended(spool: Path) -> None:
-    """Remove what trainings that are over wrote here.
-
-    Raises OSError where the spool cannot be written.
-    """
+    """Remove what trainings that are over wrote here.  Raises OSError."""
     # listed before the introductions: a process introduces itself before it adds files
     added = children(spool / "added")
     living = set()
@@ -186,22 +189,17 @@ def forget_ended(spool: Path) -> None:
 
 def forget_saves(spool: Path) -> None:
     """Remove the marks of saves that are neither on the disk nor pinned any more."""
-    pinned = {path.name.rpartition(".")[0] for path in children(spool / "pins")}
+    there = {path.name.rpartition(".")[0] for path in children(spool / "pins")}
     marked = {folder: folder.name.rpartition("@")[0] for folder in children(spool / "saves")}
-    gone = {
-        folder: name
-        for folder, name in marked.items()
-        if name not in pinned and not (spool.parent / name).exists()
-    }
-    if not gone:
+    unpinned = {*marked.values()} - there
+    there |= {name for name in unpinned if (spool.parent / name).exists()}
+    if there.issuperset(marked.values()):
         return
     try:
-        there = {
-            checkpoint_dir.name for checkpoint_dir in find_checkpoint_dirs(spool.parent)
-        }  # some lie deeper
+        there |= {found.name for found in find_checkpoint_dirs(spool.parent)}  # some lie deeper
     except (CkptsyncError, ImportError):
         return  # another user's directory; a name that wants a library that is not here
-    for folder, name in gone.items():
+    for folder, name in marked.items():
         if name not in there:
             discard(folder)
 
@@ -210,10 +208,7 @@ def forget_saves(spool: Path) -> None:
 
 
 class HookLog:
-    """Write messages to the spool's hook.log, and the first of each kind to the trainer's log.
-
-    The worker reads hook.log.
-    """
+    """Writes messages to the spool's hook.log, and the first of each kind to the trainer's log."""
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
@@ -250,10 +245,7 @@ def at_end(call: Callable[[], object]) -> None:
 
 
 def has_failed() -> bool:
-    """Return whether this process ends with an uncaught exception.
-
-    If it does, nobody knows whether its last files are whole.
-    """
+    """Return whether an uncaught exception ends this process: its last files may not be whole."""
     # multiprocessing's is still being raised, and torch's processes exit with 1 when they have
     # caught theirs
     now = sys.exc_info()[1]

@@ -37,10 +37,7 @@ def __getattr__(name: str) -> Any:
 
 
 def setup_worker() -> None:
-    """Give every Trainer of this process the hook.
-
-    Never raises: Ray would not start the worker.
-    """
+    """Give every Trainer of this process the hook.  Never raises, or Ray would start no worker."""
     from ckptsync.hooks import autoload  # noqa: PLC0415
 
     autoload.install()

@@ -46,10 +46,12 @@ class CkptSyncRayCallback(*_BASES):  # type: ignore[misc,unused-ignore]  # Ray n
     """
 
     def __init__(self, store: str = "", doctor: str = "") -> None:
-        store = _absolute(store or os.environ.get("CKPTSYNC_STORE", ""))
-        self._variables = worker_variables(os.environ) | (
-            {"CKPTSYNC_STORE": store} if store else {}
-        )
+        self._variables = worker_variables(os.environ)
+        store = store or os.environ.get("CKPTSYNC_STORE", "")
+        if store:  # as the driver means it: workers have other working directories
+            location = located(store)
+            where = location.url if isinstance(location, Remote) else str(location)
+            self._variables["CKPTSYNC_STORE"] = where
         self._doctor = doctor or os.environ.get("CKPTSYNC_DOCTOR", "") or "fail"
         if self._doctor not in _LEVELS:
             raise ConfigError(f"doctor={self._doctor!r}: not one of {', '.join(_LEVELS)}")
@@ -90,10 +92,7 @@ class CkptSyncRayCallback(*_BASES):  # type: ignore[misc,unused-ignore]  # Ray n
         self._has_ended = bool(worker_group_status.finished) and not worker_group_status.errors
 
     def before_worker_group_shutdown(self, worker_group: Any) -> None:
-        """Finish the hooks' work where the training has ended well.
-
-        Ray's workers run no exit functions.
-        """
+        """Finish the hooks' work after a good end: Ray's workers run no exit functions."""
         if not self._has_ended:
             return
         calls = worker_group.execute_async(finish)
@@ -134,15 +133,6 @@ def worker_variables(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _absolute(store: str) -> str:
-    """Return the store as the driver means it: workers have other working directories.
-
-    Raises ConfigError.
-    """
-    location = located(store) if store else ""
-    return location.url if isinstance(location, Remote) else str(location)
-
-
 def _probe_nodes(workers: Sequence[Any]) -> Iterator[Mapping[str, Any]]:
     """Yield each worker's facts, an error for one that hangs.
 
@@ -167,9 +157,7 @@ def _probe_nodes(workers: Sequence[Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def prepare(variables: Mapping[str, str], experiment: str) -> None:
-    """Give every Trainer of this process the hook, and the driver's variables.
-
-    Ray does not pass those variables on.
+    """Give every Trainer of this process the hook, and the driver's variables: Ray does not.
 
     In the store, what a Trainer saves in ``out`` belongs to run ``<experiment>-out``.
     """
@@ -181,10 +169,7 @@ def prepare(variables: Mapping[str, str], experiment: str) -> None:
 
 
 def probe_node(within: float = _ANSWER_WITHIN) -> dict[str, Any]:
-    """Return the facts of this process and machine that doctor compares.
-
-    ``error`` where there are none in time.
-    """
+    """Return the facts of this machine that doctor compares; ``error`` if none came in time."""
     answers: list[dict[str, Any]] = []
 
     def probe() -> None:
@@ -203,10 +188,7 @@ def probe_node(within: float = _ANSWER_WITHIN) -> dict[str, Any]:
 
 
 def finish() -> None:
-    """Pin the final model and finish copies.
-
-    The training has ended well, and Ray will kill this process.
-    """
+    """Pin the final model and finish copies: training has ended, Ray will kill this process."""
     hf = sys.modules.get("ckptsync.hooks.hf")
     if hf is not None:
         hf.finish()

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from ckptsync import checkpoint_dirs
 from ckptsync.catalogue.uncached import read_location
@@ -36,16 +36,16 @@ from ckptsync.config import loading
 from ckptsync.config.loading import from_environment
 from ckptsync.digest import digest
 from ckptsync.errors import ConfigError, Corrupt, Incomplete, StoreError
-from ckptsync.plain_json import parse
 from ckptsync.pull.download import Download
-from ckptsync.pull.plan import PullPlan, plan_checkpoint
+from ckptsync.pull.download_plan import PullPlan, plan_checkpoint
 from ckptsync.records.io import hidden_by
-from ckptsync.records.names import CONSOLIDATED, checked_node
 from ckptsync.records.report import DAMAGE, Level, Report
+from ckptsync.records.store_paths import CONSOLIDATED, checked_node
 from ckptsync.spool.markers import save_id
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import Access, create_store, open_store
 from ckptsync.stores.urls import Remote, located
+from ckptsync.typed_json import Decoder
 from ckptsync.verify.verification import InStore, VerifyOptions, resolve_target, verify
 from ckptsync.verify.write_reports import write_report
 from ckptsync.walk import Listing, walk
@@ -56,7 +56,6 @@ from ckptsync.worker.push import ASSUMED, Offer, push
 
 NOTE = "ckptsync.json"
 _log = logging.getLogger("ckptsync.hook")
-_LARGEST_NOTE = 64 * 1024  # bytes
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 # <checkpoint>~<save> for another save of one name
 _LOCATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.~-]{0,199}")
@@ -85,33 +84,28 @@ class Note:
         """The location, for messages and commands."""
         return f"{self.store}/{self.run}/{self.location}"
 
+    def encode(self) -> bytes:
+        """Return the note's file."""
+        return json.dumps({"ckptsync": 1, **asdict(self)}, indent=1).encode() + b"\n"
 
-def encode_note(note: Note) -> bytes:
-    """Return the note's file."""
-    return json.dumps({"ckptsync": 1, **asdict(note)}, indent=1).encode() + b"\n"
+
+_NOTES = Decoder(Note, "a note of a checkpoint in a store", 64 * 1024)
 
 
 def decode_note(data: bytes, name: str) -> Note:
     """Return the note in ``data``, the content of file ``name``.  Raises Corrupt."""
-    try:
-        fields = parse(data, name, "a note of a checkpoint in a store")
-        values = [fields[key] for key in ("store", "run", "checkpoint", "location")]
-    except (KeyError, TypeError) as e:
-        raise Corrupt(f"{name}: no note of a checkpoint in a store: {e}") from e
-    is_text = all(isinstance(value, str) and value for value in values)
-    if not is_text or not all(map(_LOCATION.fullmatch, values[2:])):
+    note = _NOTES.decode(data, name)
+    names = (note.checkpoint, note.location)
+    if not (note.store and note.run and all(map(_LOCATION.fullmatch, names))):
         raise Corrupt(f"{name}: no note of a checkpoint in a store")
-    return Note(*values)
+    return note
 
 
 def write_note(filesystem: Any, folder: str, note: Note) -> None:
-    """Write the note through the pyarrow file system of Ray's storage; each rank writes the same.
-
-    Raises OSError.
-    """
+    """Write the note through Ray's pyarrow file system, as every rank does.  Raises OSError."""
     filesystem.create_dir(folder, recursive=True)
     with filesystem.open_output_stream(f"{folder}/{NOTE}") as out:
-        out.write(encode_note(note))
+        out.write(note.encode())
 
 
 def read_note(checkpoint: Any) -> Note | None:
@@ -122,7 +116,7 @@ def read_note(checkpoint: Any) -> Note | None:
     path = f"{checkpoint.path}/{NOTE}"
     try:
         with checkpoint.filesystem.open_input_stream(path) as stream:
-            return decode_note(stream.read(_LARGEST_NOTE), path)
+            return decode_note(stream.read(_NOTES.limit), path)
     except FileNotFoundError:
         return None
 
@@ -131,9 +125,7 @@ def read_note(checkpoint: Any) -> Note | None:
 
 
 def upload_fn(store: str, *, run: str = "", patience: float = 600.0) -> Callable[[Any, str], Any]:
-    """Return a ``checkpoint_upload_fn``: each Ray worker sends its part to ``store``.
-
-    Ray keeps a note of the location.
+    """Return a ``checkpoint_upload_fn``: each Ray worker sends its part, and Ray keeps a note.
 
     ``run``: the run's name in the store (default: the Ray run's).  ``patience``: how many seconds
     to wait for a file that this rank has not finished.  The function raises ckptsync's errors: the
@@ -145,12 +137,15 @@ def upload_fn(store: str, *, run: str = "", patience: float = 600.0) -> Callable
 def _upload(store: str, run: str, patience: float, checkpoint: Any, name: str) -> Any:
     """Send this rank's part; return the ``Checkpoint`` that Ray keeps."""
     from ray import train  # noqa: PLC0415
+    from ray.util import get_current_placement_group  # noqa: PLC0415
 
     context = train.get_context()
     storage = context.get_storage()
     # in a store a run is one directory
     run = run or context.get_experiment_name().replace("/", "-")
-    part = RankPart(run, name, context.get_world_rank(), patience, _attempt())
+    group = get_current_placement_group()  # Ray makes one for each worker group
+    attempt = str(group.id.hex()) if group is not None else ""
+    part = RankPart(run, name, context.get_world_rank(), patience, attempt)
     with checkpoint.as_directory() as local:
         # the user may name a link to the directory
         note = send(Path(local).resolve(), store, part)
@@ -177,28 +172,18 @@ class RankPart:
     attempt: str = ""
 
 
-def _attempt() -> str:
-    """Return the id of the placement group, or ``""``.
-
-    Ray makes a placement group for each worker group (``worker_group.py``).
-    """
-    from ray.util import get_current_placement_group  # noqa: PLC0415
-
-    group = get_current_placement_group()
-    return str(group.id.hex()) if group is not None else ""
-
-
 def send(directory: Path, url: str, part: RankPart) -> Note | None:
-    """Send a rank's directory to the store at ``url``.
-
-    Return the location, or ``None`` if the directory is empty.
+    """Send a rank's directory to the store at ``url``; return the location, None if it is empty.
 
     The store sees each rank as a node: each has a directory of its own, and where two ranks have
     different bytes under one name both are stored.  All parts have one save id, so they belong
     together.  Raises ConfigError, Incomplete, StoreError.
     """
     run = checked_run(part.run)
-    _check_name(part.name)
+    reserved = (checkpoint_dirs.FINAL, *checkpoint_dirs.NESTED, CONSOLIDATED)
+    if not _NAME.fullmatch(part.name) or part.name in reserved:
+        hint = "give checkpoint_dir_name= a name of letters, digits, '.', '_' and '-'"
+        raise ConfigError(f"{part.name!r}: not a valid checkpoint name", hint=hint)
     access, location = _access(), located(url)
     if isinstance(location, Path) and not Path(url.removeprefix("file://")).is_absolute():
         hint = "give the store's full path"
@@ -219,33 +204,26 @@ def send(directory: Path, url: str, part: RankPart) -> Note | None:
         raise ConfigError(f"{part.name!r}: reported before, with other files", hint=hint)
     options = access.options_of(location) if isinstance(location, Remote) else {}
     store = create_store(url, options, access.limits)
-    checkpoint_dir = checkpoint_dirs.CheckpointDir(
-        part.name, checkpoint_dirs.family_of(part.name), directory
-    )
+    family = checkpoint_dirs.family_of(part.name)
     offer = Offer(
-        run, directory, (checkpoint_dir,), save=save_id(f"{run}\0{part.attempt}", part.name, 0)
+        run,
+        directory,
+        (checkpoint_dirs.CheckpointDir(part.name, family, directory),),
+        save=save_id(f"{run}\0{part.attempt}", part.name, 0),
     )
     progress = _push(offer, store, part, access.limits.threads)
     _reported[report] = _fingerprint(walk(directory))
-    unsent = [
-        (f"{f.path} is not uploaded: its name is that of an unfinished file")
-        for f in listing.partial
-    ]
-    for text in (*unsent, *progress.notes):
-        if not text.startswith(ASSUMED):  # a report says that the checkpoint is finished
-            _log.warning("ckptsync: %s: %s", directory, text)
+    for file in listing.partial:
+        _log.warning(
+            "ckptsync: %s: %s is not uploaded: its name is that of an unfinished file",
+            directory,
+            file.path,
+        )
+    for note in progress.notes:
+        if not note.startswith(ASSUMED):  # a report says that the checkpoint is finished
+            _log.warning("ckptsync: %s: %s", directory, note)
     where = location.url if isinstance(location, Remote) else str(location)
     return Note(where, run, part.name, progress.location or part.name)
-
-
-def _check_name(name: str) -> None:
-    if not _NAME.fullmatch(name) or name in (
-        checkpoint_dirs.FINAL,
-        *checkpoint_dirs.NESTED,
-        CONSOLIDATED,
-    ):
-        hint = "give checkpoint_dir_name= a name of letters, digits, '.', '_' and '-'"
-        raise ConfigError(f"{name!r}: not a valid checkpoint name", hint=hint)
 
 
 def _list(directory: Path) -> Listing:
@@ -304,34 +282,21 @@ def validate(checkpoint: Any, level: str | Mapping[str, str] | None = "") -> dic
     if level and level not in get_args(Level):
         raise ConfigError(f"level {level!r}: not one of {', '.join(get_args(Level))}")
     note = read_note(checkpoint)
-    if note is not None:
-        where = InStore(_open(note, _access()), note.run, note.location)
-        reports = [
-            _record(where, one.report, one.news)
-            for one in verify(where, _options(level or "digest"))
-        ]
-        return metrics(note.url, reports)
-    with checkpoint.as_directory() as local:
-        reports = [
-            one.report
-            for one in verify(resolve_target(local, _access()), _options(level or "parse"))
-        ]
-        return metrics(checkpoint.path, reports)
-
-
-def _options(level: str) -> VerifyOptions:
-    (known,) = (one for one in get_args(Level) if one == level)
-    return VerifyOptions(known, time.time())
-
-
-def _record(where: InStore, report: Report, news: Report | None) -> Report:
-    """Write what is new into the store, if this process may."""
-    if news:
-        try:
-            write_report(where.store, news)
-        except StoreError as e:  # a training's key may only upload; the metrics hold the findings
-            _log.warning("ckptsync: the report is not written to the store: %s", e)
-    return report
+    level = level or ("digest" if note is not None else "parse")
+    options = VerifyOptions(cast("Level", level), time.time())
+    if note is None:
+        with checkpoint.as_directory() as local:
+            found = verify(resolve_target(local, _access()), options)
+            return metrics(checkpoint.path, [one.report for one in found])
+    where, reports = InStore(_open(note, _access()), note.run, note.location), []
+    for one in verify(where, options):
+        reports.append(one.report)
+        if one.news:
+            try:
+                write_report(where.store, one.news)
+            except StoreError as e:  # a training's key may only upload; metrics hold the findings
+                _log.warning("ckptsync: the report is not written to the store: %s", e)
+    return metrics(note.url, reports)
 
 
 def metrics(name: str, reports: list[Report]) -> dict[str, Any]:
@@ -357,17 +322,16 @@ def metrics(name: str, reports: list[Report]) -> dict[str, Any]:
 def as_directory(checkpoint: Any) -> Iterator[str]:
     """Yield a directory with all ranks' parts, as Ray's ``Checkpoint.as_directory`` does.
 
-    Downloads and checks what is in a store.
-
-    The ranks of a node share one directory: the first downloads it, the last removes it.  Raises
-    Incomplete if a file cannot be had, Corrupt, ConfigError, StoreError and OSError.
+    What is in a store is downloaded and checked.  The ranks of a node share one directory: the
+    first downloads it, the last removes it.  Raises Incomplete if a file cannot be had, Corrupt,
+    ConfigError, StoreError and OSError.
     """
     note = read_note(checkpoint)
     if note is None:
         with checkpoint.as_directory() as local:
             yield local
         return
-    home = _user_directory() / digest(encode_note(note))[:16]
+    home = _user_directory() / digest(note.encode())[:16]
     with _locked(home.parent):
         if not (home / _WHOLE).exists():
             _download_anew(home, note)
@@ -457,10 +421,7 @@ def download(note: Note, home: Path) -> Path:
 
 
 def _plan(store: Store, note: Note) -> PullPlan:
-    """Plan the download of this very location.
-
-    A newer save of the same name is not what was reported.
-    """
+    """Plan the download of this very location: a newer save of its name was not reported."""
     found = read_location(store, note.run, note.location)
     for fault in found.faults:
         if hidden_by([fault]):
@@ -484,9 +445,6 @@ def _open(note: Note, access: Access) -> Store:
 
 
 def _access() -> Access:
-    """Return how this process's environment says stores are reached (docs/cli.md).
-
-    Raises ConfigError.
-    """
+    """Return how stores are reached, by this process's environment.  Raises ConfigError."""
     options, config = from_environment()
     return Access(options, loading.limits_of(config))

@@ -22,7 +22,6 @@ from ckptsync.hooks import process_group
 from ckptsync.hooks.pin_checkpoint import Log
 from ckptsync.hooks.process_group import Words
 from ckptsync.hooks.rank_saves import RankSaves
-from ckptsync.spool import pins
 from ckptsync.walk import Listing, walk
 
 Exchange = Callable[[int, int, str], Words]
@@ -66,10 +65,7 @@ class TrainerSaves(RankSaves):
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the first of the ranks that write here.
-
-        False until they know of each other.
-        """
+        """Whether this is the first rank that writes here; False until ranks know of each other."""
         return self._writers[:1] == (self.begun.rank,)
 
     def remember(self, step: int) -> None:
@@ -124,23 +120,17 @@ class TrainerSaves(RankSaves):
         """
         if self.begun.ended and not has_failed:
             self.commit(None)
-            if self.is_first and weights(self.output_dir) != self._weights:
-                self._pin_final()
+            is_new = self.is_first and weights(self.output_dir) != self._weights
+            if is_new and not self.is_pinned(FINAL, final_model(self.output_dir)):
+                self.pin(
+                    self.output_dir,
+                    FINAL,
+                    self.save_id(FINAL, self.count(FINAL)),
+                    self._step,
+                    (self.begun.rank,),
+                    list_files=final_model,
+                )
         self.update(left=time.time())
-
-    def _pin_final(self) -> None:
-        files = {s.path: (s.size, s.mtime) for s in final_model(self.output_dir).files}
-        pinned = pins.list_pins(self.output_dir, lambda name: name == FINAL)
-        if not any(p.commit and p.commit.files == files for p in pinned):
-            save = self.save_id(FINAL, self.count(FINAL))
-            self.pin(
-                self.output_dir,
-                FINAL,
-                save,
-                self._step,
-                (self.begun.rank,),
-                list_files=final_model,
-            )
 
     def _meet(self) -> bool:
         """Return whether all ranks have left their words; note once who writes here."""

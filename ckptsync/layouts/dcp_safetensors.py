@@ -5,66 +5,103 @@ It has a file for each rank, and for each numbered file of the model that the ra
 ``HuggingFaceStorageWriter(save_distributed=True)`` writes it, for torchtitan, NeMo Automodel,
 VeOmni and transformers 5 (``save_pretrained(distributed_checkpoint=True)``). A header says where
 each box begins (``DCP_SHARDING_INFO``), and nothing how large a tensor is, how many ranks there
-were or that all is written: that takes a proof from elsewhere, see `global_shapes`.  Source:
-``torch/distributed/checkpoint/{hf_storage,_hf_utils,filesystem}.py``, torch 2.13.
+were or that all is written: that takes a proof from elsewhere (`ShapeProof`).
+Source: ``torch/distributed/checkpoint/{hf_storage,_hf_utils,filesystem}.py``, torch 2.13.
+
+The boxes themselves prove neither shapes nor that no box is missing: without those of the last rank
+a tensor is smaller and as whole as before, and ranks that keep the replicas of another (HSDP) can
+hold every box of a tensor, so that without them its name is gone, too.  Nor do files that every
+rank writes: a node that has not sent its shards has not sent those either.  A model that was made
+of the shards proves nothing of them.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, Literal
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.formats import safetensors
-from ckptsync.layouts import file_names, global_shapes
-from ckptsync.layouts.file_names import inside, join
-from ckptsync.layouts.global_shapes import ExpectedModel, ShapeProof, more
+from ckptsync.layouts import config_shapes, file_names
+from ckptsync.layouts.dcp_metadata import ChunkedTensor, chunked, read_metadata
+from ckptsync.layouts.file_names import METADATA, inside, join
 from ckptsync.plain_json import parse
-from ckptsync.tensors import Copy, Files, Part, Shape, Tensor
+from ckptsync.tensors import Copy, Files, Part, Shape, Tensor, read_whole
 
 INFO, VERSION = "DCP_SHARDING_INFO", "DCP_VERSION"
 _SHARD = re.compile(r"shard-([0-9]{5,})-model-([0-9]{5,})-of-([0-9]{5,})\.safetensors")
-_NOTHING = ExpectedModel()
-MOST_RANKS = 1 << 17
+_MOST_RANKS = 1 << 17
+_CONFIG = "config.json"
+_HINT = (
+    "give the model it was trained from with --base, the optimizer's DCP directory beside it, "
+    "or, if you know how many ranks wrote it, --source 'dcp_safetensors:.#world=N'"
+)
+# State of torch's own optimizers that is made as ``zeros_like(parameter)`` (torch/optim, 2.13).
+_LIKE_PARAMETER = frozenset(
+    {
+        "exp_avg",
+        "exp_avg_sq",
+        "max_exp_avg_sq",
+        "momentum_buffer",
+        "square_avg",
+        "acc_delta",
+        "exp_inf",
+        "grad_avg",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedModel:
+    """What is known of a model besides its checkpoint.
+
+    ``shapes``: those of the base model's tensors; ``config``: a ``config.json``.
+    """
+
+    shapes: Mapping[str, Shape] = field(default_factory=dict)
+    config: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeProof:
+    """Shapes, and what proves them (``by``).
+
+    ``needed``: tensors that must be there.  ``ranks``: those that are known to have written
+    something.  ``files``: where it was read. ``names``: besides the tensors of ``shapes`` there are
+    others (some), hardly any (most), or none (all).
+    """
+
+    by: str
+    shapes: Mapping[str, Shape]
+    names: Literal["some", "most", "all"]
+    needed: Collection[str] = ()
+    ranks: tuple[int, ...] = ()
+    files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class _Shards:
-    """What the shards that are here say, and what proves them whole.
+    """The tensors in the shards that are here, and what is missing.
 
-    ``boxes`` and ``dtypes`` by tensor; ``absent`` are ranks of the training of which no shard is
-    here.
+    ``names``: the shards, and the files that prove them whole. ``lacking``: what is missing, in
+    words; ``absent``: those shards that are missing, where they can be named.
     """
 
-    shards: tuple[str, ...]
-    files_per_rank: int
-    boxes: Mapping[str, list[Part]]
-    dtypes: Mapping[str, str]
-    shapes: Mapping[str, Shape]
-    proofs: tuple[ShapeProof, ...]
-    absent: tuple[int, ...]
+    names: tuple[str, ...]
+    tensors: tuple[Tensor, ...]
+    lacking: str
+    absent: tuple[str, ...]
 
-    @property
-    def lacking(self) -> str:
-        """Return what is missing, in words.
-
-        A rank with nothing to write leaves no file: only who names all tensors can tell.
-        """
-        lacking = global_shapes.lacking(self.boxes, self.shapes, self.proofs)
-        known = {proof.names for proof in self.proofs}
-        if lacking or "all" in known:
-            return lacking
-        if self.absent:
-            return f"no shard of rank {self.absent[0]}{more(self.absent)} is here"
-        count = len(file_names.ranks(self.shards)) * self.files_per_rank
-        if "most" not in known and len(self.shards) < count:
-            return (
-                f"{len(self.shards)} shards are here, {count} expected of {self.files_per_rank}"
-                " files a rank"
-            )
-        return ""
+    def incomplete(self) -> Incomplete:
+        """Return the error for what is missing."""
+        what = f"; {self.absent[0]}{_more(self.absent)}: not found" if self.absent else ""
+        return Incomplete(
+            f"{self.lacking}{what}",
+            hint="give the other nodes' directories too: shards of some ranks are missing",
+        )
 
 
 def roots(names: Collection[str]) -> tuple[str, ...]:
@@ -72,27 +109,20 @@ def roots(names: Collection[str]) -> tuple[str, ...]:
 
     It is the model's own, or ``sharded`` in it where torch consolidates them.
     """
-    return tuple(
-        sorted(
-            {name.rpartition("/")[0] for name in names if _SHARD.fullmatch(name.rpartition("/")[2])}
-        )
-    )
+    split = (name.rpartition("/") for name in names)
+    return tuple(sorted({root for root, _, base in split if _SHARD.fullmatch(base)}))
 
 
-def demands(files: Files, root: str, outside: ExpectedModel = _NOTHING) -> dict[str, int | None]:
+def demands(files: Files, root: str) -> dict[str, int | None]:
     """Return the shards and what proves them whole.
 
     Raises Incomplete where nothing does, and where it is not known which are missing.
     """
-    found = _look(files, root, outside)
-    lacking = found.lacking
-    enough = [proof for proof in found.proofs if proof.names == "all"] or found.proofs
-    there = (*found.shards, *(name for proof in enough for name in proof.files))
-    needed: dict[str, int | None] = {name: files.sizes()[name] for name in there}
-    absent = _absent(found, root) if lacking else ()
-    if lacking and not absent:
-        raise _incomplete(lacking, absent)
-    return needed | dict.fromkeys(absent)
+    found = _look(files, root, ExpectedModel())
+    if found.lacking and not found.absent:
+        raise found.incomplete()
+    needed: dict[str, int | None] = {name: files.sizes()[name] for name in found.names}
+    return needed | dict.fromkeys(found.absent)
 
 
 def tensors(files: Files, root: str, outside: ExpectedModel | None = None) -> tuple[Tensor, ...]:
@@ -104,51 +134,14 @@ def tensors(files: Files, root: str, outside: ExpectedModel | None = None) -> tu
     ``root`` may end in ``#world=N``: the number of ranks, as the caller knows it.  Then the shards
     of all of them prove both.
     """
-    found = _look(files, root, outside or _NOTHING)
-    if lacking := found.lacking:
-        raise _incomplete(lacking, _absent(found, _place(root)[0]))
-    return tuple(
-        Tensor(
-            name,
-            found.dtypes[name],
-            shape,
-            (Copy(found.dtypes[name], shape, _without_empty(found.boxes[name])),),
-        )
-        for name, shape in found.shapes.items()
-    )
-
-
-def _absent(found: _Shards, root: str) -> tuple[str, ...]:
-    """Return the shards of ranks that have none here, where they can be named."""
-    ranks = found.absent if found.files_per_rank == 1 else ()
-    return tuple(
-        join(root, f"shard-{rank + 1:05d}-model-00001-of-00001.safetensors") for rank in ranks
-    )
-
-
-def _incomplete(lacking: str, absent: Sequence[str]) -> Incomplete:
-    what = f"; {absent[0]}{more(absent)}: not found" if absent else ""
-    return Incomplete(
-        f"{lacking}{what}",
-        hint="give the other nodes' directories too: shards of some ranks are missing",
-    )
-
-
-def _place(root: str) -> tuple[str, int | None]:
-    """Return the directory of a root, and the number of ranks where it is given."""
-    folder, mark, number = root.rpartition("#world=")
-    if not mark:
-        return root, None
-    if not number.isdecimal() or not 0 < int(number[:9]) <= MOST_RANKS:
-        raise Unsupported(
-            f"#world={number:.20}: not a number of ranks",
-            hint="give how many ranks wrote the shards: #world=8",
-        )
-    return "" if folder == "." else folder, int(number)
+    found = _look(files, root, outside or ExpectedModel())
+    if found.lacking:
+        raise found.incomplete()
+    return found.tensors
 
 
 def _look(files: Files, root: str, outside: ExpectedModel) -> _Shards:
-    root, world = _place(root)
+    root, world = _split_root(root)
     shards, count = _shards(files.sizes(), root)
     boxes: dict[str, list[Part]] = {}
     dtypes: dict[str, str] = {}
@@ -160,20 +153,58 @@ def _look(files: Files, root: str, outside: ExpectedModel) -> _Shards:
                     hint="they belong to different saves",
                 )
             boxes.setdefault(name, []).append(part)
-    proofs = global_shapes.proofs(files, root, boxes.keys(), outside)
+    proofs = find_proofs(files, root, boxes.keys(), outside)
     here = file_names.ranks(shards)
     if world is not None:
         _check_world(world, here, len(shards), count)
-        proofs = (*proofs, global_shapes.by_world(boxes))
+        proofs = (*proofs, by_world(boxes))
+    shapes = proven_shapes(boxes, proofs)
     wrote = {
         *range(here[-1]),
         *file_names.ranks(files.sizes()),
         *(rank for proof in proofs for rank in proof.ranks),
     }
-    absent = tuple(sorted(wrote.difference(here)))
+    ranks = sorted(wrote.difference(here))
+    lacking = find_missing(boxes, shapes, proofs)
+    known = {proof.names for proof in proofs}
+    # a rank with nothing to write leaves no file: only who names all tensors can tell
+    if not lacking and "all" not in known:
+        if ranks:
+            lacking = f"no shard of rank {ranks[0]}{_more(ranks)} is here"
+        elif "most" not in known and len(shards) < len(here) * count:
+            lacking = (
+                f"{len(shards)} shards are here, {len(here) * count} expected of {count} files a"
+                " rank"
+            )
+    absent = [
+        join(root, f"shard-{rank + 1:05d}-model-00001-of-00001.safetensors")
+        for rank in (ranks if lacking and count == 1 else ())
+    ]
+    enough = [proof for proof in proofs if proof.names == "all"] or proofs
     return _Shards(
-        shards, count, boxes, dtypes, global_shapes.shapes(boxes, proofs), proofs, absent
+        (*shards, *(name for proof in enough for name in proof.files)),
+        tuple(_tensor(name, dtypes[name], shape, boxes[name]) for name, shape in shapes.items()),
+        lacking,
+        tuple(absent),
     )
+
+
+def _tensor(name: str, dtype: str, shape: Shape, parts: Collection[Part]) -> Tensor:
+    filled = tuple(part for part in parts if 0 not in part.sizes)
+    return Tensor(name, dtype, shape, (Copy(dtype, shape, filled),))
+
+
+def _split_root(root: str) -> tuple[str, int | None]:
+    """Return the directory of a root, and the number of ranks where it is given."""
+    folder, mark, number = root.rpartition("#world=")
+    if not mark:
+        return root, None
+    if not number.isdecimal() or not 0 < int(number[:9]) <= _MOST_RANKS:
+        raise Unsupported(
+            f"#world={number:.20}: not a number of ranks",
+            hint="give how many ranks wrote the shards: #world=8",
+        )
+    return "" if folder == "." else folder, int(number)
 
 
 def _shards(names: Collection[str], root: str) -> tuple[tuple[str, ...], int]:
@@ -190,7 +221,7 @@ def _shards(names: Collection[str], root: str) -> tuple[tuple[str, ...], int]:
     odd = [
         full
         for full, match in found.items()
-        if not (0 < int(match[1]) <= MOST_RANKS and 0 < int(match[2]) <= int(match[3]))
+        if not (0 < int(match[1]) <= _MOST_RANKS and 0 < int(match[2]) <= int(match[3]))
     ]
     if odd or len(counts) != 1:
         what = (
@@ -210,7 +241,7 @@ def _check_world(world: int, here: Sequence[int], shards: int, count: int) -> No
         )
     if shards != world * count:
         absent = sorted(set(range(world)).difference(here))
-        which = f": none of rank {absent[0]}{more(absent)}" if absent else ""
+        which = f": none of rank {absent[0]}{_more(absent)}" if absent else ""
         raise Incomplete(
             f"{shards} shards are here, {world * count} expected of {world} ranks{which}"
         )
@@ -256,5 +287,180 @@ def _offsets(value: list[Any]) -> Shape:
     return tuple(value)
 
 
-def _without_empty(parts: Collection[Part]) -> tuple[Part, ...]:
-    return tuple(part for part in parts if 0 not in part.sizes)
+# What proves shapes, and that no box is missing
+
+
+def find_proofs(
+    files: Files, root: str, names: Collection[str], model: ExpectedModel
+) -> tuple[ShapeProof, ...]:
+    """Return all proofs that there are, the strongest first. ``names``: the tensors in question."""
+    by_config, config = _by_config(files, root, names, model)
+    found = [*_by_optimizers(files), *_by_base(names, model), *by_config]
+    if config_shapes.ties(config):
+        found += _by_tie(names, found)
+    return tuple(found)
+
+
+def proven_shapes(
+    boxes: Mapping[str, Sequence[Part]], found: Sequence[ShapeProof]
+) -> dict[str, Shape]:
+    """Return the shape of every tensor.
+
+    Raises Incomplete where nothing proves one, Corrupt where boxes are outside of it.
+    """
+    proven: dict[str, Shape] = {}
+    unproven = []
+    for name, parts in boxes.items():
+        proof = next((p for p in found if name in p.shapes), None)
+        if proof:
+            proven[name] = _checked(name, parts, proof)
+        elif not parts[0].offsets:
+            proven[name] = ()
+        else:
+            unproven.append(name)
+    if unproven:
+        raise Incomplete(
+            f"{min(unproven)}{_more(unproven)}: boxes are here, but nothing says what shape it has",
+            hint=_HINT,
+        )
+    if not found:
+        raise Incomplete("nothing names the tensors that there should be", hint=_HINT)
+    return proven
+
+
+def by_world(boxes: Mapping[str, Sequence[Part]]) -> ShapeProof:
+    """Return the proof that these are the boxes of all ranks: tensors end where they do."""
+    ends = {
+        name: [tuple(o + n for o, n in zip(p.offsets, p.sizes, strict=True)) for p in parts]
+        for name, parts in boxes.items()
+    }
+    return ShapeProof(
+        "the number of ranks given",
+        {name: tuple(map(max, *found, found[0])) for name, found in ends.items()},
+        "all",
+    )
+
+
+def find_missing(
+    boxes: Mapping[str, Sequence[Part]], proven: Mapping[str, Shape], found: Sequence[ShapeProof]
+) -> str:
+    """Return which tensors, or elements of them, are missing, in words.
+
+    Empty if none is that the proofs know of.
+    """
+    for proof in found:
+        absent = sorted(name for name in proof.needed if name not in boxes)
+        if absent:
+            return f"{absent[0]}{_more(absent)}: in no shard that is here, but in {proof.by}"
+    for name, parts in boxes.items():
+        held, wanted = sum(prod(part.sizes) for part in parts), prod(proven[name])
+        if held < wanted:
+            return f"{name}: {held} of {wanted} elements are in the shards that are here"
+    return ""
+
+
+def _more(rest: Sequence[object]) -> str:
+    """Return `` and 3 more``, where ``rest`` has four of which one was named."""
+    return f" and {len(rest) - 1} more" if rest[1:] else ""
+
+
+def _checked(name: str, parts: Sequence[Part], proof: ShapeProof) -> Shape:
+    shape = proof.shapes[name]
+    for part in parts:
+        if len(part.offsets) != len(shape) or any(
+            o + n > most for o, n, most in zip(part.offsets, part.sizes, shape, strict=True)
+        ):
+            raise Corrupt(
+                f"{part.extent.file}: {name} has a box at {part.offsets} of size {part.sizes},"
+                f" outside of {shape} as in {proof.by}",
+                hint="they belong to different models, or to different saves",
+            )
+    return shape
+
+
+def _by_optimizers(files: Files) -> list[ShapeProof]:
+    """Return a proof of every DCP beside the shards.
+
+    ``save_optimizer_distributed`` writes one (transformers/distributed/checkpoint.py, 5.23).
+    """
+    roots = sorted(
+        name.rpartition("/")[0] for name in files.sizes() if name.rpartition("/")[2] == METADATA
+    )
+    return [proof for root in roots if (proof := _by_optimizer(files, root))]
+
+
+def _by_optimizer(files: Files, root: str) -> ShapeProof | None:
+    name = join(root, METADATA)
+    try:
+        metadata = read_metadata(files, root)
+        shapes = {fqn: c.shape for c in chunked(metadata) if (fqn := _parameter(c))}
+    except Unsupported:
+        return None  # whatever it is, it proves nothing that we can read
+    wrote = file_names.ranks({item.file for item in metadata.items.values()})
+    return ShapeProof(name, shapes, "some", tuple(shapes), wrote, (name,)) if shapes else None
+
+
+def _parameter(tensor: ChunkedTensor) -> str:
+    """Return the parameter of which a flattened optimizer's tensor is the state; else empty.
+
+    Such as ``optimizer.state.<name>.exp_avg``.
+    """
+    path = ".".join(tensor.path)
+    head, state, rest = (
+        path.partition("state.") if path.startswith("state.") else path.partition(".state.")
+    )
+    name, _, kind = rest.rpartition(".")
+    return name if state and "." not in head and kind in _LIKE_PARAMETER else ""
+
+
+def _by_base(names: Collection[str], model: ExpectedModel) -> list[ShapeProof]:
+    """Return the proof of the base model.
+
+    One that has none of the tensors is another model, or names them otherwise: it proves nothing.
+    """
+    known = {name: model.shapes[name] for name in names if name in model.shapes}
+    return [ShapeProof("the base model", known, "most")] if known else []
+
+
+def _by_config(
+    files: Files, root: str, names: Collection[str], model: ExpectedModel
+) -> tuple[list[ShapeProof], Mapping[str, object]]:
+    here = next(
+        (
+            n
+            for n in (join(root, _CONFIG), join(root.rpartition("/")[0], _CONFIG), _CONFIG)
+            if n in files.sizes()
+        ),
+        None,
+    )
+    data = read_whole(files, here) if here else model.config
+    if data is None:
+        return [], {}
+    config = config_shapes.parsed(here or _CONFIG, data)
+    known = config_shapes.shapes(config)
+    if not known or not known.keys() >= set(names):
+        return [], config
+    needed = known.keys() - ({config_shapes.HEAD} if config_shapes.ties(config) else set())
+    return [ShapeProof(here or _CONFIG, known, "all", needed, (), (here,) if here else ())], config
+
+
+def _by_tie(names: Collection[str], found: Sequence[ShapeProof]) -> list[ShapeProof]:
+    """Return the proof of a tie: an output layer that is the embedding has its shape.
+
+    Optimizers know the two as one.
+    """
+    embeddings = [
+        shape
+        for p in found
+        for name, shape in p.shapes.items()
+        if name.endswith("embed_tokens.weight") and name in names
+    ]
+    return (
+        [
+            ShapeProof(
+                "the embedding that it is tied to", {config_shapes.HEAD: embeddings[0]}, "some"
+            )
+        ]
+        if embeddings
+        else []
+    )

@@ -19,14 +19,8 @@ HOMES = ("", "checkpoint", "model", "hf_model")
 # state.
 _STEMS = (
     *("config", "generation_config", "adapter_config", "quantization_config"),
-    *(
-        "tokenizer",
-        "tokenizer_config",
-        "special_tokens_map",
-        "added_tokens",
-        "vocab",
-        "chat_template",
-    ),
+    *("tokenizer", "tokenizer_config", "special_tokens_map", "added_tokens"),
+    *("vocab", "chat_template"),
     *("preprocessor_config", "processor_config", "video_preprocessor_config"),
     *("image_processor_config", "feature_extractor_config"),
 )

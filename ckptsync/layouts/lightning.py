@@ -103,12 +103,12 @@ def _state(value: Any, root: str) -> Mapping[Any, Any]:
         named = [
             key
             for key in (_STATE, *_OF_FABRIC)
-            if isinstance(value.get(key), dict) and _has_tensors(value[key])
+            if isinstance(value.get(key), dict) and _holds_tensors(value[key])
         ]
         if named[:1] == [_STATE] or len(named) == 1:
             state: Mapping[Any, Any] = value[named[0]]
             return state
-        if not named and _has_tensors(value):
+        if not named and _holds_tensors(value):
             return value
     raise Unsupported(
         f"{root}: nothing in it says which tensors are the model",
@@ -116,5 +116,5 @@ def _state(value: Any, root: str) -> Mapping[Any, Any]:
     )
 
 
-def _has_tensors(value: Mapping[Any, Any]) -> bool:
+def _holds_tensors(value: Mapping[Any, Any]) -> bool:
     return any(isinstance(held, StoredTensor) for held in value.values())

@@ -16,26 +16,29 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported, name_in_errors
-from ckptsync.formats import torch_pickle, torch_save
+from ckptsync.formats import torch_save
 from ckptsync.formats.dtypes import ITEMSIZE
-from ckptsync.formats.pickles import Build, Name, brief
+from ckptsync.formats.pickles import brief
 from ckptsync.formats.torch_pickle import StoredTensor
-from ckptsync.layouts import dtensor, sharded_tensor
 from ckptsync.layouts.file_names import MOST_RANKS, inside
-from ckptsync.layouts.sharded_tensor import RankShards, Wrapped
+from ckptsync.layouts.sharded_tensors import (
+    ALLOWED,
+    DTENSORS,
+    SHARDED_TENSOR,
+    Meshes,
+    RankShards,
+    Wrapped,
+    dtensor_share,
+    sharded_share,
+)
 from ckptsync.tensors import Copy, Extent, Files, Part, Shape, Tensor
 
-ALLOWED: Mapping[Name, Build] = {
-    **torch_pickle.ALLOWED,
-    **dtensor.ALLOWED,
-    **sharded_tensor.ALLOWED,
-}
 _NAME = re.compile(
     r"((?:pytorch_model_fsdp|optimizer)(?:_[0-9]+)?)_rank([0-9]+)\.bin|(model|optim|extra_state)_world_size_([0-9]+)_rank_([0-9]+)\.pt"
 )
@@ -344,7 +347,7 @@ def load(files: Files, name: str, rank: int) -> LoadedRank:
 def _read_tensors(value: Any) -> Iterator[tuple[str, Held]]:
     if not isinstance(value, dict):
         raise Corrupt(f"a {type(value).__name__}, a state dict expected")
-    meshes: dtensor.Meshes = {}
+    meshes: Meshes = {}
     for key, held in value.items():
         if isinstance(held, dict):
             raise Unsupported(
@@ -357,7 +360,7 @@ def _read_tensors(value: Any) -> Iterator[tuple[str, Held]]:
             yield key, _read_tensor(key, held, meshes)
 
 
-def _read_tensor(key: str, value: StoredTensor | Wrapped, meshes: dtensor.Meshes) -> Held:
+def _read_tensor(key: str, value: StoredTensor | Wrapped, meshes: Meshes) -> Held:
     if key.rpartition(".")[2] == "_flat_param":
         raise Unsupported(
             "FSDP's LOCAL_STATE_DICT: flattened parameters, whose names and shapes are not in the"
@@ -370,8 +373,8 @@ def _read_tensor(key: str, value: StoredTensor | Wrapped, meshes: dtensor.Meshes
     if isinstance(value, StoredTensor):
         return value
     with name_in_errors(key):
-        if value.kind in dtensor.KINDS:
-            return dtensor.share(value, meshes)
-        if value.kind == sharded_tensor.SHARDED_TENSOR:
-            return sharded_tensor.sharded_share(value)
+        if value.kind in DTENSORS:
+            return dtensor_share(value, meshes)
+        if value.kind == SHARDED_TENSOR:
+            return sharded_share(value)
     raise Unsupported(f"{key}: a {value.kind}, DTensor and ShardedTensor are known")

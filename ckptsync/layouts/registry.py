@@ -19,7 +19,7 @@ from ckptsync.plain_json import parse
 from ckptsync.tensors import Demands, Extent, Files, Tensor, expect, read, read_whole
 
 if TYPE_CHECKING:
-    from ckptsync.layouts.global_shapes import ExpectedModel
+    from ckptsync.layouts.dcp_safetensors import ExpectedModel
 
 
 class Layout(Protocol):
@@ -114,13 +114,11 @@ def layout(name: str) -> Layout:
     raise Unsupported(f"no layout is named {name!r}", hint=f"there are: {', '.join(LAYOUTS)}")
 
 
-def _roots(names: Collection[str]) -> Iterator[tuple[str, Layout, str]]:
-    """Yield name, module and root of each layout that a checkpoint with these files has."""
+def _roots(names: Collection[str]) -> list[WeightsSource]:
+    """Return every root of every layout, as a source, whether it holds weights or other states."""
     bases = {name.rpartition("/")[2] for name in names}
-    for name, pattern in LAYOUTS.items():
-        if any(map(pattern.fullmatch, bases)):
-            module = layout(name)
-            yield from ((name, module, root) for root in module.roots(names))
+    fitting = [one for one, pattern in LAYOUTS.items() if any(map(pattern.fullmatch, bases))]
+    return [WeightsSource(one, root) for one in fitting for root in layout(one).roots(names)]
 
 
 # What they demand is in the very pickles that their tensors are read from, and not all of it is
@@ -131,6 +129,9 @@ _LOOK = 128 << 10  # bytes at the beginning and the end of a file that mostly te
 _WHOLE = ("whole", "peft", "bin")
 _TRAINER_STATE = "trainer_state.json"
 _TRAINED = frozenset({_TRAINER_STATE, "adapter_config.json", "model.safetensors.index.json"})
+_TORCH_SAVED = re.compile(
+    r".*\.(pt|pth|bin|ckpt)|(.*/)?(random_states|custom_checkpoint)_[0-9]+\.pkl", re.DOTALL
+)
 _RNG = re.compile(r"((?:checkpoint/)?(?:rng_state_|random_states_))[0-9]+(\.pth|\.pkl)")
 
 
@@ -159,9 +160,7 @@ def sources(files: Files) -> tuple[WeightsSource, ...]:
 
     Empty if this is no known checkpoint.
     """
-    found = [
-        WeightsSource(name, root) for name, _, root in _roots(files.sizes()) if holds_weights(root)
-    ]
+    found = [source for source in _roots(files.sizes()) if holds_weights(source.root)]
     tag = _preferred_tag(files, found)
     return tuple(
         sorted(found, key=lambda s: (_is_hollow(files, s), s.layout == "zero" and s.root != tag))
@@ -244,14 +243,11 @@ def _rivals(files: Files, found: Sequence[WeightsSource]) -> list[WeightsSource]
     """
     if found[0].layout in _WHOLE:
         return [s for s in found if s.layout == found[0].layout]
-    found = [
-        s
-        for s in found
-        if not (s.layout == "dcp" and WeightsSource("dcp_safetensors", s.root) in found)
-    ]  # the optimizer's
-    found = [
-        s for s in found if s.layout != "lightning"
-    ] or found  # beside shards such a file is the script's own
+    # a DCP beside weights in safetensors is the optimizer's
+    optimizers = [WeightsSource("dcp", s.root) for s in found if s.layout == "dcp_safetensors"]
+    found = [s for s in found if s not in optimizers]
+    # beside shards such a file is the script's own
+    found = [s for s in found if s.layout != "lightning"] or found
     tag = _preferred_tag(files, found)
     return [
         s
@@ -268,14 +264,13 @@ def beside(files: Files, source: WeightsSource) -> tuple[WeightsSource, ...]:
     Only where the step in ``trainer_state.json`` is that of DeepSpeed's tag: elsewhere the whole
     model may be of a later save.
     """
-    home, _, folder = (
-        source.root.rpartition("/") if source.layout == "zero" else (source.root, "", "")
-    )
-    tag = f"global_step{_step(files, home)}"
-    if source.layout == "zero" and folder == tag:
-        return tuple(s for s in sources(files) if s.layout in _WHOLE and s.root == home)
+    if source.layout == "zero":
+        home, _, tag = source.root.rpartition("/")
+        if tag == f"global_step{_step(files, home)}":
+            return tuple(s for s in sources(files) if s.layout in _WHOLE and s.root == home)
     if source.layout in _WHOLE:
-        return tuple(s for s in sources(files) if s == WeightsSource("zero", join(home, tag)))
+        tag = join(source.root, f"global_step{_step(files, source.root)}")
+        return tuple(s for s in sources(files) if s == WeightsSource("zero", tag))
     return ()
 
 
@@ -365,13 +360,15 @@ def demands(files: Files) -> Demands:
     """
     found = sources(files)
     model = _demands(files, found[0]) if found else {}
-    others = [WeightsSource(name, root) for name, _, root in _roots(files.sizes())]
+    others = _roots(files.sizes())
     resume = {
         k: v for source in others for k, v in _demands(files, source).items() if k not in model
     }
     world = _world(files, others, model)
-    resume |= {name: files.sizes().get(name) for name in _random_states(files.sizes(), world)}
-    return Demands(model, resume, world)
+    # the random states that every rank writes, if any rank here wrote one
+    kinds = {(m[1], m[2]) for m in map(_RNG.fullmatch, files.sizes()) if m}
+    states = [f"{stem}{rank}{end}" for stem, end in sorted(kinds) for rank in range(world or 0)]
+    return Demands(model, resume | {name: files.sizes().get(name) for name in states}, world)
 
 
 def closed(name: str, files: Files) -> bool:
@@ -385,12 +382,12 @@ def closed(name: str, files: Files) -> bool:
             from ckptsync.formats import safetensors
 
             return bool(safetensors.tensors(files, name)) or size > 8
-        if name.endswith((".pt", ".pth", ".bin", ".ckpt")):
+        if _TORCH_SAVED.fullmatch(name):
             from ckptsync.formats import torch_save
-            from ckptsync.layouts import per_rank
+            from ckptsync.layouts import sharded_tensors
 
             where = Extent(name, 0, size)
-            if torch_save.has_end(files, where, per_rank.ALLOWED):
+            if torch_save.has_end(files, where, sharded_tensors.ALLOWED):
                 return True
             # what begins as neither container has no end that is known; a file cut short to nothing
             # could become an archive
@@ -438,9 +435,3 @@ def _world(files: Files, found: Iterable[WeightsSource], model: Iterable[str]) -
             return zero.world(files, source.root)
     seen = ranks(model)
     return seen[-1] + 1 if seen else None
-
-
-def _random_states(names: Iterable[str], world: int | None) -> list[str]:
-    """Return the files of random states that every rank writes, if any rank here wrote one."""
-    kinds = {(m[1], m[2]) for m in map(_RNG.fullmatch, names) if m}
-    return [f"{stem}{rank}{end}" for stem, end in sorted(kinds) for rank in range(world or 0)]

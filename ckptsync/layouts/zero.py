@@ -1,27 +1,56 @@
 """DeepSpeed ZeRO-1, 2 and 3: fp32 masters cut over the ranks, and the model file beside them.
 
-In reading order: `zero_files` (names, content), `zero_weights` (all ranks joined), `zero_agreement`
-(whether they are of one save), `zero_mp_rank` (the tensors of one rank), `zero_partitions` (where
-elements of masters lie), `zero_experts`, `zero_pipeline`, `zero_tensor_parallel`.
+``param_shapes`` of a model file names the trained parameters, of which the optimizer has fp32
+masters (see `zero_partitions`). What else a model file holds lies there alone. A model-parallel
+rank (``mp_rank``) is a pipeline stage, or cuts its tensors with others (`zero_tensor_parallel`).
+`zero_files` says which files there are, and whether they are of one save.
+
+A pipeline has a file for each layer, without names of parameters; model files of its stages have
+names and no weights. ``PipelineModule`` names layer 3's parameters ``3.<name>``; a module that
+several layers share is ``tied_modules.<key>`` instead, and its layers' files do not say so. The
+stages name their parameters under ZeRO and ``BF16_Optimizer``; a file is matched with a tied module
+if only one can be meant.
+
+Sources: ``deepspeed/utils/zero_to_fp32.py``, which this follows, and where that drops weights
+(frozen ones at stage 1) or aborts (tied ones), the files themselves; ``save_state_dict`` and
+``_build`` of ``deepspeed/runtime/pipe/module.py``, 0.19.8.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
 
-from ckptsync.errors import Incomplete
-from ckptsync.layouts import zero_universal
+from ckptsync.errors import Corrupt, Incomplete, Unsupported
+from ckptsync.formats.pickles import brief
+from ckptsync.formats.torch_pickle import StoredTensor
+from ckptsync.layouts import zero_partitions
 from ckptsync.layouts.file_names import inside
 from ckptsync.layouts.zero_files import (
+    MODEL_OF_RANK,
     OPTIM,
+    Held,
+    StateFile,
     ZeroFiles,
+    ZeroSetup,
+    buffer_names,
+    check_agreement,
     expert_counts,
     is_zero_file,
-    named_layer_files,
+    param_shapes,
     read_setup,
+    refuse_offloaded,
+    section,
+    shapes_by_name,
     trained_shapes,
+    universal_roots,
+    why_unlike,
 )
-from ckptsync.tensors import Files, Tensor, read_whole
+from ckptsync.layouts.zero_tensor_parallel import join_ranks
+from ckptsync.tensors import Copy, Files, Shape, Tensor, read_whole
+
+_TIED = "tied_modules."
 
 
 def roots(names: Collection[str]) -> tuple[str, ...]:
@@ -31,7 +60,7 @@ def roots(names: Collection[str]) -> tuple[str, ...]:
     """
     split = (name.rpartition("/") for name in names)
     found = {root for root, _, base in split if is_zero_file(base)}
-    return tuple(sorted(found - set(zero_universal.roots(names))))
+    return tuple(sorted(found - set(universal_roots(names))))
 
 
 def demands(files: Files, root: str) -> dict[str, int | None]:
@@ -54,15 +83,33 @@ def demands(files: Files, root: str) -> dict[str, int | None]:
     if layers:
         stages = [zero.load(name) for name in models if name in zero.sizes]
         names = [name for stage in stages for name in trained_shapes(stage)]
-        needed += [*layers, *named_layer_files(root, names)]
+        needed += [*layers, *zero.named_layer_files(names)]
     return dict.fromkeys(needed)
 
 
 def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
-    """Return parameters, buffers and tied names, each with all its stored copies."""
-    from ckptsync.layouts.zero_weights import read_weights  # noqa: PLC0415  # a merge's alone
+    """Return parameters, buffers and tied names, each with all its stored copies.
 
-    return read_weights(ZeroFiles(files, root))
+    Where optimizer files of stages 1 and 2 are not here, the model's own copies are what there is,
+    and a remark says so: a model file holds all parameters, and whoever wants masters gets an error
+    that names the missing file.
+    """
+    zero = ZeroFiles(files, root)
+    setup = read_setup(zero)
+    optim = setup.all_optimizer_files(zero) if setup.stage == 3 else []
+    zero.require([*setup.all_model_files(zero), *optim])
+    ranks = [_read_rank(zero, setup, mp) for mp in range(setup.mp)]
+    models = [file for rank in ranks for file in rank.models]
+    check_agreement(setup, models, [rank.optim for rank in ranks])
+    refuse_offloaded(zero, models[0])
+    found, remarks = _join(zero, ranks)
+    if not found:
+        raise Unsupported(f"{root or '.'}: a DeepSpeed checkpoint without weights")
+    reason = why_unlike(models[0])
+    if reason:
+        found = tuple(replace(tensor, unlike=reason) for tensor in found)
+    remarks += [reason, *_remarks(zero, setup, ranks)]
+    return (replace(found[0], remark="; ".join(filter(None, remarks))), *found[1:])
 
 
 def world(files: Files, root: str) -> int:
@@ -80,3 +127,368 @@ def preferred(files: Files, found: tuple[str, ...]) -> str | None:
         if pointer and read_whole(files, pointer, 4096).decode("utf-8", "replace").strip() == tag:
             return root
     return None
+
+
+def _read_rank(files: ZeroFiles, setup: ZeroSetup, mp: int) -> MpRank:
+    models = [files.load(name) for name in setup.model_files(files, mp)]
+    names = setup.optimizer_files(files, mp)
+    absent = next((name for name in names if name not in files.sizes), "")
+    if not absent and setup.stage and param_shapes(models[0]) is None:
+        # of models with experts, saved by DeepSpeed 0.16; slices do not give the order of elements
+        absent = f"param_shapes of {models[0].name}"
+    optim = [files.load(name) for name in names if name in files.sizes]
+    return MpRank(setup.stage, models, optim, own_tensors(models[0]), absent)
+
+
+def _join(files: ZeroFiles, ranks: Sequence[MpRank]) -> tuple[tuple[Tensor, ...], list[str]]:
+    """Return the tensors of all model-parallel ranks, and remarks on them."""
+    first = ranks[0].first
+    counts = expert_counts(first)
+    is_pipeline = bool(files.layer_files())
+    kinds = [
+        counts is not None,
+        is_pipeline,
+        len(ranks) > 1 and not is_pipeline,
+        ranks[0].stage == 3 and counts is not None,
+    ]
+    if sum(kinds) > 1:
+        raise Unsupported(
+            f"{files.root or '.'}: expert, pipeline and tensor parallel ranks in one checkpoint, or"
+            " experts of ZeRO-3, cannot be joined yet"
+        )
+    if files.has_experts() and counts is None:
+        raise Corrupt(
+            f"{first.name}: lists no experts, but there are files of experts",
+            hint="they are of different saves",
+        )
+    if is_pipeline:
+        return _join_stages(files, ranks)
+    if counts is not None:
+        own = {**ranks[0].own, **zero_partitions.expert_weights(files, counts)}
+        return _rank_tensors(replace(ranks[0], own=own)), []
+    if len(ranks) > 1:
+        return join_ranks([_rank_tensors(rank) for rank in ranks], first), []
+    return _rank_tensors(ranks[0]), []
+
+
+def _join_stages(files: ZeroFiles, ranks: Sequence[MpRank]) -> tuple[tuple[Tensor, ...], list[str]]:
+    """Return all stages' tensors; those of a tied module are in several, and are written once."""
+    if any(rank.own for rank in ranks):
+        raise Corrupt(
+            f"{files.root or '.'}: a model file with weights beside files of layers",
+            hint="the files are of different saves",
+        )
+    own = _layer_weights(files, [rank.first for rank in ranks])
+    found: dict[str, Tensor] = {}
+    for rank in reversed(ranks):  # the first stage's copies win
+        held = replace(rank, own={name: own[name] for name in trained_shapes(rank.first)})
+        found |= {tensor.name: tensor for tensor in _rank_tensors(held)}
+    rest = replace(ranks[0], own=own)
+    tensors = [found.pop(name) if name in found else rest.own_tensor(name) for name in own]
+    names = "the names are those of DeepSpeed's PipelineModule: numbers of layers, and tied_modules"
+    return (*tensors, *found.values()), [names, _missing_layers(files)]
+
+
+def _remarks(files: ZeroFiles, setup: ZeroSetup, ranks: Sequence[MpRank]) -> list[str]:
+    """Return remarks on masters that are not read, and on what is left out."""
+    first, found = ranks[0].first, []
+    absent = [rank.absent for rank in ranks if rank.absent]
+    if absent:
+        found.append(
+            f"{absent[0]} is missing, and others may be too: the merge uses the model's own"
+            " weights, not the optimizer's fp32 masters"
+        )
+    optimizer = section(first.content, "optimizer")
+    if setup.stage == 0 and ("fp32_groups_flat" in optimizer or "fp32_groups" in optimizer):
+        # DeepSpeed's fp16 optimizers without ZeRO keep them flat, in an order that no file gives
+        found.append(
+            "the optimizer's fp32 masters have no names: the merge uses the model's own weights"
+        )
+    if setup.stage > 1 and first.content.get("frozen_param_shapes", {}) is None:
+        # ``save_checkpoint(exclude_frozen_parameters=True)`` leaves None where stages 2 and 3 list
+        # them (``engine.py``, 0.19.8)
+        found.append(
+            "the save left out frozen parameters, if there were any; the merge cannot write them"
+        )
+    there = {**files.by_rank(OPTIM), **(files.by_rank(MODEL_OF_RANK) if setup.stage == 3 else {})}
+    extra = sorted(name for (_, rank), name in there.items() if rank >= setup.world)
+    if extra:
+        found.append(
+            f"{extra[0]} is of a rank that this save of {setup.world} ranks did not have, and is"
+            " left out"
+        )
+    return found
+
+
+# One model-parallel rank
+
+
+@dataclass(frozen=True, slots=True)
+class MpRank:
+    """What one model-parallel rank wrote.
+
+    ``models``: its model file, at stage 3 one of each data-parallel rank.
+
+    These repeat the first but for fragments of frozen parameters. ``own``: the tensors of the model
+    itself, at stage 3 empty placeholders of the right dtype. ``optim``: the optimizer files, unless
+    ``absent`` names what is missing to read them.
+    """
+
+    stage: int
+    models: Sequence[StateFile]
+    optim: Sequence[StateFile]
+    own: Held
+    absent: str = ""
+
+    @property
+    def first(self) -> StateFile:
+        """Return data-parallel rank 0's model file."""
+        return self.models[0]
+
+    def own_tensor(self, name: str) -> Tensor:
+        """Return a tensor of the model itself."""
+        file, own = self.own[name]
+        return Tensor(name, own.dtype, own.shape, (_stored(file, own),))
+
+
+def own_tensors(file: StateFile) -> Held:
+    """Return the tensors of a model file's ``module``."""
+    return {
+        name: (file, value)
+        for name, value in file.get("module", dict).items()
+        if isinstance(value, StoredTensor)
+    }
+
+
+def _rank_tensors(rank: MpRank) -> tuple[Tensor, ...]:
+    """Return one model-parallel rank's tensors; of experts, all ranks'."""
+    groups = param_shapes(rank.first) if rank.stage else []
+    if groups is None:  # every parameter may be a trained one
+        named = buffer_names(rank.first)
+        shapes = {name: own.shape for name, (_, own) in rank.own.items() if name not in named}
+        return tensors_of(rank, shapes, {})
+    trained: dict[str, Shape] = {}
+    masters: dict[str, Copy] = {}
+    is_read = bool(rank.optim) and not rank.absent
+    if is_read and rank.stage == 3:
+        masters = zero_partitions.stage3_masters(rank.optim, groups)
+    for index, group in enumerate(groups):
+        if zero_partitions.are_experts(group):
+            trained |= zero_partitions.all_experts(group, rank.own)
+        else:
+            trained |= group
+            if is_read and rank.stage < 3:
+                masters |= zero_partitions.group_masters(rank.optim, index, group)
+    if is_read and rank.stage < 3:
+        masters |= zero_partitions.expert_masters(rank.first, rank.optim, groups, rank.own)
+    return tensors_of(rank, trained, masters)
+
+
+def tensors_of(
+    rank: MpRank, trained: Mapping[str, Shape], masters: Mapping[str, Copy]
+) -> tuple[Tensor, ...]:
+    """Return all tensors of the rank; those that are ``trained`` have ``masters``."""
+    found = {tensor.name: tensor for tensor in (*_trained(rank, trained, masters), *_frozen(rank))}
+    found |= {tensor.name: tensor for tensor in _others(rank, found)}
+    found |= {tensor.name: tensor for tensor in _tied(rank, found)}
+    return tuple(found.values())
+
+
+def _stored(file: StateFile, value: StoredTensor) -> Copy:
+    return Copy(value.dtype, value.shape, (file.part(value),) if value.numel else ())
+
+
+def _trained(
+    rank: MpRank, trained: Mapping[str, Shape], masters: Mapping[str, Copy]
+) -> Iterator[Tensor]:
+    """Yield trained parameters: fp32 masters, and at stages 1 and 2 the model's own copy too."""
+    for name, shape in trained.items():
+        file, own = rank.own.get(name, (rank.first, None))
+        stored = (_stored(file, own),) if own is not None and rank.stage < 3 else ()
+        if own is not None and stored and own.shape != shape:
+            raise Corrupt(
+                f"{file.name}: {name} has the shape {own.shape}, {shape} expected",
+                hint="it is of another save",
+            )
+        if rank.absent and not stored:
+            raise Incomplete(
+                f"{rank.absent}: not found; it holds some of {name}",
+                hint="give the other nodes' directories too",
+            )
+        master = masters.get(name) or Copy(
+            "F32", (prod(shape),), (), rank.absent or rank.first.name
+        )
+        yield Tensor(name, own.dtype if own else master.dtype, shape, (master, *stored))
+
+
+def _frozen(rank: MpRank) -> Iterator[Tensor]:
+    """Yield parameters without an optimizer state: at stage 3 a fragment a rank, padded.
+
+    Else whole in the model file.
+    """
+    shapes = shapes_by_name(rank.first.get("frozen_param_shapes", dict), rank.first.name)
+    for name, shape in shapes.items():
+        copies = _whole(rank, name, shape) if rank.stage < 3 else (_fragments(rank, name, shape),)
+        yield Tensor(name, copies[0].dtype, shape, copies)
+
+
+def _whole(rank: MpRank, name: str, shape: Shape) -> tuple[Copy, ...]:
+    """Return the copies of a frozen parameter in a model file: ``module``'s, and its fragment."""
+    fragment = rank.first.get("frozen_param_fragments", dict).get(name)
+    held = [rank.own[name]] if name in rank.own else []
+    held += [(rank.first, fragment)] if isinstance(fragment, StoredTensor) else []
+    odd = next((value for _, value in held if value.shape != shape), None)
+    if odd is not None or not held:
+        what = f"has the shape {odd.shape}, {shape} expected" if odd else "is missing"
+        raise Corrupt(
+            f"{rank.first.name}: frozen {name} {what}", hint="the file is damaged: fetch it again"
+        )
+    return tuple(_stored(file, value) for file, value in held)
+
+
+def _fragments(rank: MpRank, name: str, shape: Shape) -> Copy:
+    held = [file.get("frozen_param_fragments", dict).get(name) for file in rank.models]
+    if not all(isinstance(fragment, StoredTensor) for fragment in held):
+        raise Corrupt(f"{rank.first.name}: frozen {name} has no fragment in some rank's file")
+    if len({fragment.dtype for fragment in held}) > 1:
+        raise Corrupt(f"{rank.first.name}: frozen {name} has fragments of different element types")
+    parts = [file.part(fragment) for file, fragment in zip(rank.models, held, strict=True)]
+    return zero_partitions.from_fragments(name, shape, held[0].dtype, parts)
+
+
+def _others(rank: MpRank, found: Mapping[str, Tensor]) -> Iterator[Tensor]:
+    """Yield buffers, and at stage 1 the frozen parameters, which only the model file holds."""
+    named = buffer_names(rank.first)
+    tied = rank.first.get("shared_params", dict)
+    for name, (_, value) in rank.own.items():
+        if name in found or name in tied:
+            continue
+        if rank.stage == 3 and not value.numel and name not in named:
+            raise Incomplete(
+                f"{rank.first.name}: {name} is an empty placeholder, and no rank holds its values"
+            )
+        yield rank.own_tensor(name)
+
+
+def _tied(rank: MpRank, found: Mapping[str, Tensor]) -> Iterator[Tensor]:
+    """Yield the names of ``shared_params`` that are not stored, tied to the ones that are.
+
+    Where frozen parameters were excluded (Trainer does so with LoRA), names tied to one of them are
+    still mentioned, and left out.
+    """
+    is_subset = rank.first.content.get("frozen_param_shapes") is None
+    for name, stored in rank.first.get("shared_params", dict).items():
+        is_there = isinstance(stored, str) and stored in found
+        if not isinstance(name, str) or not (is_there or (is_subset and isinstance(stored, str))):
+            raise Corrupt(
+                f"{rank.first.name}: {brief(name)} shares its values with {brief(stored)}, which is"
+                " missing"
+            )
+        if is_there:
+            yield replace(found[stored], name=name, tied=stored)
+
+
+# Pipelines
+
+
+def _layer_weights(files: ZeroFiles, models: Sequence[StateFile]) -> Held:
+    """Return every layer's tensors under ``PipelineModule``'s names.
+
+    Raises Incomplete if a layer that a stage names has no file, Unsupported if the stages name no
+    parameters: then nothing proves that all files are here.
+    """
+    trained = {name: shape for model in models for name, shape in trained_shapes(model).items()}
+    named = trained.keys() | set().union(*map(buffer_names, models))
+    if not trained:
+        raise Unsupported(
+            f"{files.root or '.'}: a pipeline that was trained without ZeRO and without bf16: its"
+            " files name no parameters",
+            hint="save the model itself from the training program",
+        )
+    found: dict[str, tuple[StateFile, StoredTensor]] = {}
+    for name, number in files.layer_files().items():
+        file = files.load(name)
+        for key, value in file.content.items():
+            if not isinstance(key, str) or not isinstance(value, StoredTensor):
+                raise Unsupported(
+                    f"{file.name}: {brief(key)} is no tensor, expected in a layer's file"
+                )
+        is_named = any(f"{number}.{key}" in named for key in file.content)
+        prefix = f"{number}." if is_named else _tied_prefix(number, file.content, trained, named)
+        for key, value in file.content.items():
+            _check_same(found.setdefault(prefix + key, (file, value)), (file, value))
+    lost = sorted(named - found.keys())
+    if lost:
+        absent = next(iter(files.named_layer_files(lost)), files.root or ".")
+        raise Incomplete(
+            f"{absent}: not found; {len(lost)} tensors, such as {lost[0]}, are in no layer's file",
+            hint="each node writes the files of its own layers: add the other nodes' directories",
+        )
+    return found
+
+
+def _missing_layers(files: ZeroFiles) -> str:
+    """Return a remark on layers that have no file, which is right for functions.
+
+    Of frozen layers nothing else shows it.
+    """
+    there = set(files.layer_files().values())
+    missing = [str(n) for n in range(max(there, default=0)) if n not in there]
+    return (
+        f"layers {', '.join(missing[:20])} have no file: right if they are functions, without"
+        " weights"
+        if missing
+        else ""
+    )
+
+
+def _tied_prefix(
+    number: int,
+    tensors: Mapping[str, StoredTensor],
+    trained: Mapping[str, Shape],
+    named: Iterable[str],
+) -> str:
+    """Return the prefix of the one tied module that has just these names and shapes.
+
+    A layer that trains nothing keeps its number.
+    """
+    modules: dict[str, set[str]] = {}
+    for name in named:
+        if name.startswith(_TIED):
+            key, _, rest = name.removeprefix(_TIED).partition(".")
+            modules.setdefault(key, set()).add(rest)
+    fits = [
+        key
+        for key, own in sorted(modules.items())
+        if own <= tensors.keys()
+        and all(trained.get(f"{_TIED}{key}.{k}", t.shape) == t.shape for k, t in tensors.items())
+    ]
+    if len(fits) > 1:
+        raise Unsupported(
+            f"layer {number}: tied modules {', '.join(fits)} have the same shapes, and nothing says"
+            " which one it is",
+            hint="save the model itself from the training program",
+        )
+    return f"{_TIED}{fits[0]}." if fits else f"{number}."
+
+
+def _check_same(one: tuple[StateFile, StoredTensor], other: tuple[StateFile, StoredTensor]) -> None:
+    """Raise Unsupported unless two layers' files hold the same bytes of a tied module.
+
+    Their CRC32s show it.
+    """
+    if one == other or not other[1].numel:
+        return
+    sums = [
+        part.checksum and (part.checksum.crc32, part.extent.size)
+        for part in (file.part(value) for file, value in (one, other))
+    ]
+    if sums[0] != sums[1] or sums[0] is None:
+        raise Unsupported(
+            f"{other[0].name}: has the names and shapes of a tied module that {one[0].name} holds,"
+            " and other values",
+            hint=(
+                "a frozen layer beside tied ones? Nothing in the checkpoint tells them apart: save"
+                " the model itself"
+            ),
+        )

@@ -1,15 +1,18 @@
-"""The files of a DeepSpeed save: their names, and what their pickles hold.
+"""The files of a DeepSpeed save: their names and contents, and whether they are of one save.
 
-Sources: ``deepspeed/runtime/engine.py`` (names, model states),
-``deepspeed/runtime/zero/{stage_1_and_2,stage3}.py`` and ``deepspeed/runtime/bf16_optimizer.py``
-(optimizer states), 0.19.8.
+DeepSpeed names a rank's file by the rank alone, so one that another save left behind has the same
+name and, mostly, the same size; `check_agreement` finds it by what it records. Sources:
+``deepspeed/runtime/engine.py`` (names, model states, ``_common_checkpoint_state``,
+``_save_zero_checkpoint``), ``deepspeed/runtime/zero/{stage_1_and_2,stage3}.py`` and
+``deepspeed/runtime/bf16_optimizer.py`` (optimizer states), 0.19.8.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import isclose
 from typing import Any
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
@@ -25,16 +28,19 @@ MODEL_OF_RANK = re.compile(
     r"(?:bf16_|fp16_)?zero_pp_rank_([0-9]+)_mp_rank_([0-9]+)_model_states\.pt"
 )
 MODEL = re.compile(r"mp_rank_([0-9]+)_model_states\.pt")
-EXPERT = re.compile(r"layer_([0-9]+)_expert_([0-9]+)_mp_rank_([0-9]+)_model_states\.pt")
-LAYER = re.compile(r"layer_([0-9]+)(?:-model_([0-9]+))?-model_states\.pt")
+_EXPERT = re.compile(r"layer_([0-9]+)_expert_([0-9]+)_mp_rank_([0-9]+)_model_states\.pt")
+_LAYER = re.compile(r"layer_([0-9]+)(?:-model_([0-9]+))?-model_states\.pt")
 _EXPERT_OPTIM = re.compile(r"expp_rank_[0-9]+_mp_rank_[0-9]+_optim_states\.pt")
-_KNOWN = (OPTIM, MODEL_OF_RANK, MODEL, EXPERT, LAYER, _EXPERT_OPTIM)
+_KNOWN = (OPTIM, MODEL_OF_RANK, MODEL, _EXPERT, _LAYER, _EXPERT_OPTIM)
 _OTHERS = re.compile(
     r"layer_[0-9]+.*model_states\.pt|expert_[0-9]+_.*|mp_rank_[0-9]+_[0-9]+_model_states\.pt"
 )
 UNIVERSAL = "fp32.pt"
 MASTERS = "single_partition_of_fp32_groups"
 _MOST_EXPERTS = 1 << 16  # of a layer
+
+Held = Mapping[str, tuple["StateFile", StoredTensor]]
+"""Tensors of the model itself by name, each with the file that holds it."""
 
 _ALLOWED: Mapping[Name, Build] = {
     **torch_pickle.ALLOWED,
@@ -213,14 +219,12 @@ def is_zero_file(base: str) -> bool:
     return any(pattern.fullmatch(base) for pattern in (OPTIM, MODEL_OF_RANK, MODEL))
 
 
-def named_layer_files(root: str, parameters: Iterable[str]) -> list[str]:
-    """Return the files of the layers that have these tensors; of tied modules no name shows it."""
-    numbers = {name.partition(".")[0] for name in parameters}
-    return [
-        join(root, f"layer_{int(n):02d}-model_states.pt")
-        for n in sorted(numbers)
-        if n.isascii() and n.isdecimal() and len(n) < 7
-    ]
+def universal_roots(names: Collection[str]) -> tuple[str, ...]:
+    """Return the directories with ``zero/<parameter>/fp32.pt`` in them: universal checkpoints."""
+    parts = (name.rsplit("/", 3) for name in names if name.endswith(f"/{UNIVERSAL}"))
+    return tuple(
+        sorted({p[0] if p[3:] else "" for p in parts if p[-3:-2] == ["zero"] and len(p) > 2})
+    )
 
 
 class ZeroFiles:
@@ -252,37 +256,43 @@ class ZeroFiles:
                 found[numbers[-1], numbers[0] if numbers[1:] else 0] = name
         return found
 
-    def layer_files(self) -> list[str]:
-        """Return the files of a pipeline's layers, in the order of the layers.
+    def layer_files(self) -> dict[str, int]:
+        """Return the files of a pipeline's layers with the layers' numbers, in their order.
 
         Raises Unsupported if layers are cut over tensor-parallel ranks.
         """
-        found = {name: LAYER.fullmatch(base) for base, name in self._here.items()}
-        numbers = {name: (int(m[1]), int(m[2] or 0)) for name, m in found.items() if m}
-        odd = next((name for name, (_, part) in numbers.items() if part), None)
-        if odd is not None:
-            raise Unsupported(
-                f"{odd}: a pipeline whose layers are cut over tensor-parallel ranks cannot be"
-                " merged",
-                hint="nothing in it says how; use Megatron-DeepSpeed's own tools",
-            )
-        return sorted(numbers, key=numbers.__getitem__)
+        numbers: dict[str, int] = {}
+        for base, name in self._here.items():
+            if match := _LAYER.fullmatch(base):
+                if int(match[2] or 0):
+                    raise Unsupported(
+                        f"{name}: a pipeline whose layers are cut over tensor-parallel ranks cannot"
+                        " be merged",
+                        hint="nothing in it says how; use Megatron-DeepSpeed's own tools",
+                    )
+                numbers[name] = int(match[1])
+        return dict(sorted(numbers.items(), key=lambda item: item[1]))
 
-    def expert_files(self, counts: Sequence[int]) -> list[str]:
-        """Return the files of all experts of layers with so many experts."""
+    def named_layer_files(self, parameters: Iterable[str]) -> list[str]:
+        """Return the files of layers that have these tensors; of tied modules no name shows it."""
+        numbers = {name.partition(".")[0] for name in parameters}
         return [
-            join(self.root, f"layer_{layer}_expert_{expert}_mp_rank_00_model_states.pt")
-            for layer, count in enumerate(counts)
-            for expert in range(count)
+            join(self.root, f"layer_{int(n):02d}-model_states.pt")
+            for n in sorted(numbers)
+            if n.isascii() and n.isdecimal() and len(n) < 7
         ]
 
-    def master_file(self, parameter: str) -> str:
-        """Return the file of a parameter's merged master in a universal checkpoint."""
-        return join(self.root, f"zero/{parameter}/{UNIVERSAL}")
+    def expert_files(self, counts: Sequence[int]) -> dict[str, int]:
+        """Return the files of all experts of layers with so many experts, and their numbers."""
+        return {
+            join(self.root, f"layer_{layer}_expert_{expert}_mp_rank_00_model_states.pt"): expert
+            for layer, count in enumerate(counts)
+            for expert in range(count)
+        }
 
     def has_experts(self) -> bool:
         """Return whether there are files of experts, or of their optimizer states."""
-        return any(EXPERT.fullmatch(b) or _EXPERT_OPTIM.fullmatch(b) for b in self._here)
+        return any(_EXPERT.fullmatch(b) or _EXPERT_OPTIM.fullmatch(b) for b in self._here)
 
     def require(self, names: Sequence[str]) -> None:
         """Raise Incomplete if one of these files is missing."""
@@ -417,3 +427,155 @@ def _model_parallel(files: ZeroFiles) -> int:
             ),
         )
     return count
+
+
+# Whether the files are of one save
+
+# what all model files of one save say alike
+_OF_A_MODEL = (
+    "global_steps",
+    "global_samples",
+    "skipped_steps",
+    "dp_world_size",
+    "mp_world_size",
+    "ds_version",
+)
+# learning rates are computed on every machine; from step to step they change by far more
+_ALIKE = 1e-9
+
+
+def check_agreement(
+    setup: ZeroSetup, models: Sequence[StateFile], ranks: Sequence[Sequence[StateFile]]
+) -> None:
+    """Raise Corrupt if two files record different values of the same number.
+
+    Raises Unsupported for what another kind of rank wrote. ``ranks``: the optimizer files of each
+    model-parallel rank; pipeline stages need not have the same parameter groups.
+    """
+    _check_alike(models, lambda file: [(key, file.content.get(key)) for key in _OF_A_MODEL])
+    for each in ranks:
+        _check_alike(each, _of_an_optimizer)
+    optim = [file for each in ranks for file in each]
+    _check_alike([*models, *optim], lambda file: [("ds_version", file.content.get("ds_version"))])
+    for file in models:
+        if "module" not in file.content:
+            raise Corrupt(f"{file.name}: not a model's states", hint="it is another rank's file")
+        if mp_world_size(file) != setup.mp:
+            raise Unsupported(
+                f"{file.name}: says that there are {mp_world_size(file)} tensor or pipeline"
+                f" parallel ranks, {setup.mp} expected by the files here",
+                hint="give the files of one save, of every node; mp_rank_00 alone is not the model",
+            )
+        world = file.content.get("dp_world_size")
+        if setup.stage and type(world) is int and world != setup.world:
+            raise Corrupt(
+                f"{file.name}: dp_world_size is {world}, the optimizer files are of {setup.world}"
+                " ranks"
+            )
+    for file in optim:
+        if optimizer_state(file).get("ds_zero_partition_groups"):
+            raise Unsupported(
+                f"{file.name}: experts of AutoEP cannot be merged",
+                hint="convert it with ds_to_universal",
+            )
+        if (MASTERS in optimizer_state(file)) == (setup.stage == 3):
+            raise Corrupt(
+                f"{file.name}: not an optimizer state of ZeRO stage {setup.stage}",
+                hint="it is of another save",
+            )
+
+
+def _check_alike(
+    files: Sequence[StateFile], values: Callable[[StateFile], Iterable[tuple[str, Any]]]
+) -> None:
+    first: dict[str, tuple[str, Any]] = {}
+    for file in files:
+        for key, value in values(file):
+            name, expected = first.setdefault(key, (file.name, value))
+            if not _is_alike(value, expected):
+                raise Corrupt(
+                    f"{file.name}: {key} is {brief(value)}, {brief(expected)} in {name}",
+                    hint="the files are of different saves: give those that one save wrote",
+                )
+
+
+def _is_alike(one: Any, other: Any) -> bool:
+    if type(one) is float and type(other) is float:
+        return isclose(one, other, rel_tol=_ALIKE)
+    are_plain = all(type(value) in (bool, int, float, str) for value in (one, other))
+    return not are_plain or bool(one == other)
+
+
+def _of_an_optimizer(file: StateFile) -> Iterator[tuple[str, Any]]:
+    """Yield numbers that are one for all ranks: loss scale, step counts, learning rates."""
+    state = optimizer_state(file)
+    yield "zero_stage", zero_stage(state)
+    counts = state.get("partition_count")
+    for number, count in enumerate(counts if isinstance(counts, (list, tuple)) else [counts]):
+        yield f"partition_count {number}", count
+    scaler = state.get("loss_scaler")
+    if isinstance(scaler, PickledObject) and isinstance(scaler.state, dict):
+        yield from (
+            ("loss_scaler " + key, scaler.state.get(key))
+            for key in ("cur_iter", "cur_scale", "last_overflow_iter")
+        )
+    yield "base_optimizer_state_step", state.get("base_optimizer_state_step")
+    base = state.get("base_optimizer_state", state.get("optimizer_state_dict"))
+    groups, states = (
+        (base.get("param_groups"), base.get("state")) if isinstance(base, dict) else (None, None)
+    )
+    for number, group in enumerate(groups if isinstance(groups, list) else []):
+        if isinstance(group, dict):
+            yield from (
+                (f"{key} of parameter group {number}", group.get(key))
+                for key in ("lr", "step", "weight_decay")
+            )
+    for number, one in states.items() if isinstance(states, dict) else ():
+        if isinstance(one, dict):
+            yield f"step of parameter {brief(number)}", one.get("step")
+
+
+def refuse_offloaded(files: ZeroFiles, model: StateFile) -> None:
+    """Raise Unsupported where the files do not hold the fp32 weights, or not how they are cut."""
+    root, config = files.root, section(configuration(model), "zero_optimization")
+    swap = join(root, "offloaded_tensors/")
+    if (
+        any(name.startswith(swap) for name in files.sizes)
+        or section(config, "offload_optimizer").get("device") == "nvme"
+    ):
+        raise Unsupported(
+            f"{root or '.'}: the optimizer's tensors were offloaded to NVMe, and its files do not"
+            " hold them",
+            hint=(
+                "save again with the optimizer offloaded to the CPU, or with"
+                " stage3_gather_16bit_weights_on_model_save"
+            ),
+        )
+    size = config.get("mics_shard_size")
+    if type(size) is int and size > 0:
+        raise Unsupported(
+            f"{root or '.'}: MiCS shards the parameters over groups of {size} ranks, which cannot"
+            " be joined yet",
+            hint="save with stage3_gather_16bit_weights_on_model_save",
+        )
+
+
+def why_unlike(model: StateFile) -> str:
+    """Return why the model's own weights need not be the fp32 masters rounded.
+
+    Empty if they are, as in plain ZeRO.
+
+    ZenFlow updates masters later than weights; ``quantize_training`` and ``compression_training``
+    quantise the weights after each step (``deepspeed/runtime/zenflow``, ``engine.py`` of 0.9);
+    ``zero_quantized_weights`` gathers them quantised.
+    """
+    config = configuration(model)
+    zero = section(config, "zero_optimization")
+    used = [key for key in ("quantize_training", "compression_training") if config.get(key)]
+    used += [key for key in ("zenflow", "zero_quantized_weights") if zero.get(key)]
+    return (
+        f"trained with {used[0]}: the model's own weights may differ from the fp32 masters, and are"
+        " not compared with them"
+        if used
+        else ""
+    )

@@ -61,12 +61,8 @@ class ShardBlock:
     nth: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ParameterBlocks:
-    """A parameter's whole shape, and the blocks that make it."""
-
-    shape: Shape
-    pieces: tuple[ShardBlock, ...]
+Blocks = tuple[Shape, list[ShardBlock]]
+"""A parameter's whole shape, and the blocks that make it."""
 
 
 def join_ranks(ranks: Sequence[Sequence[Tensor]], model: StateFile) -> tuple[Tensor, ...]:
@@ -94,19 +90,19 @@ def join_ranks(ranks: Sequence[Sequence[Tensor]], model: StateFile) -> tuple[Ten
 
 def _joined(shards: Sequence[Tensor], rules: JoinRules) -> Tensor:
     first = shards[0]
-    how = rules.joining(first.tied or first.name, [shard.shape for shard in shards])
+    shape, blocks = rules.joining(first.tied or first.name, [shard.shape for shard in shards])
     # an empty shard is in no optimizer
     filled = {rank: shard for rank, shard in enumerate(shards) if 0 not in shard.shape}
     if len({(s.dtype, *(c.dtype for c in s.copies)) for s in filled.values()}) > 1:
         raise Corrupt(f"{first.name}: the tensor-parallel ranks have it in different element types")
     some = next(iter(filled.values()), first)
     own, *replicas = (
-        [_copy(how.shape, pieces, filled, n, copy.dtype) for n, copy in enumerate(some.copies)]
-        for pieces in _replicas(how.pieces)
+        [_copy(shape, pieces, filled, n, copy.dtype) for n, copy in enumerate(some.copies)]
+        for pieces in _replicas(blocks)
     )
     # between the first and the last, which are the ones that `plan.choose` takes
     copies = (*own[:1], *(copy for each in replicas for copy in each), *own[1:])
-    return Tensor(first.name, some.dtype, how.shape, copies, first.tied)
+    return Tensor(first.name, some.dtype, shape, copies, first.tied)
 
 
 def _replicas(pieces: Sequence[ShardBlock]) -> Iterator[list[ShardBlock]]:
@@ -187,19 +183,17 @@ class JoinRules:
         )
         self._rows: Any = info.get("original_vocab_size")
 
-    def joining(self, name: str, shapes: Sequence[Shape]) -> ParameterBlocks:
+    def joining(self, name: str, shapes: Sequence[Shape]) -> Blocks:
         """Return how the shards of one parameter, of these shapes, make the whole."""
         if self._unsupported.find(name):
             raise Unsupported(f"{name}: AutoTP says that its shards cannot be joined", hint=_HINT)
-        blocks = self._maps.find(name)
-        how = _by_map(name, blocks[0], shapes) if blocks else self._by_kind(name, shapes)
-        return (
-            self._without_padding(name, how)
-            if self._kinds["vocabulary_parameter_patterns"].find(name)
-            else how
-        )
+        found = self._maps.find(name)
+        blocks = _by_map(name, found[0], shapes) if found else self._by_kind(name, shapes)
+        if self._kinds["vocabulary_parameter_patterns"].find(name):
+            return self._without_padding(name, *blocks)
+        return blocks
 
-    def _by_kind(self, name: str, shapes: Sequence[Shape]) -> ParameterBlocks:
+    def _by_kind(self, name: str, shapes: Sequence[Shape]) -> Blocks:
         odd = next((key for key in _UNREAD if self._kinds[key].find(name)), None)
         if odd:
             raise Unsupported(f"{name}: {odd}, which cannot be joined yet", hint=_HINT)
@@ -207,27 +201,23 @@ class JoinRules:
             if len(set(shapes)) != 1:
                 raise Corrupt(f"{name}: replicated, and of {len(set(shapes))} shapes")
             zeros = (0,) * len(shapes[0])
-            return ParameterBlocks(
-                shapes[0],
-                tuple(
-                    ShardBlock(rank, (zeros, shapes[0]), zeros, rank) for rank in range(len(shapes))
-                ),
-            )
+            box = zeros, shapes[0]
+            return shapes[0], [ShardBlock(rank, box, zeros, rank) for rank in range(len(shapes))]
         is_row = self._kinds["parameter_with_row_parallelism_patterns"].find(name)
         # of those, what no pattern names is cut along its first axis
         if not is_row and name not in self._trained:
             raise Unsupported(f"{name}: nothing says how its shards are to be joined", hint=_HINT)
         return _along(name, 1 if is_row else 0, shapes)
 
-    def _without_padding(self, name: str, how: ParameterBlocks) -> ParameterBlocks:
+    def _without_padding(self, name: str, shape: Shape, blocks: Sequence[ShardBlock]) -> Blocks:
         rows = self._rows
-        if type(rows) is not int or not how.shape or not 0 < rows <= how.shape[0]:
+        if type(rows) is not int or not shape or not 0 < rows <= shape[0]:
             raise Corrupt(
-                f"{name}: a vocabulary of {brief(rows)} rows, at most {how.shape[:1]} expected"
+                f"{name}: a vocabulary of {brief(rows)} rows, at most {shape[:1]} expected"
             )
-        kept = ((p, min(p.held[1][0], rows - p.into[0])) for p in how.pieces)
-        pieces = (replace(p, held=(p.held[0], (n, *p.held[1][1:]))) for p, n in kept if n > 0)
-        return ParameterBlocks((rows, *how.shape[1:]), tuple(pieces))
+        kept = ((b, min(b.held[1][0], rows - b.into[0])) for b in blocks)
+        cut = [replace(b, held=(b.held[0], (n, *b.held[1][1:]))) for b, n in kept if n > 0]
+        return (rows, *shape[1:]), cut
 
 
 def _patterns(info: Mapping[str, Any], key: str) -> dict[Any, Any]:
@@ -247,7 +237,7 @@ def _patterns(info: Mapping[str, Any], key: str) -> dict[Any, Any]:
     return found
 
 
-def _along(name: str, axis: int, shapes: Sequence[Shape]) -> ParameterBlocks:
+def _along(name: str, axis: int, shapes: Sequence[Shape]) -> Blocks:
     """Return how shards that follow each other along one axis make the whole."""
     if any(
         len(s) <= axis or s[:axis] + s[axis + 1 :] != shapes[0][:axis] + shapes[0][axis + 1 :]
@@ -262,17 +252,17 @@ def _along(name: str, axis: int, shapes: Sequence[Shape]) -> ParameterBlocks:
         zeros = (0,) * len(shape)
         pieces.append(ShardBlock(rank, (zeros, shape), (*zeros[:axis], at, *zeros[axis + 1 :])))
         at += shape[axis]
-    return ParameterBlocks((*shapes[0][:axis], at, *shapes[0][axis + 1 :]), tuple(pieces))
+    return (*shapes[0][:axis], at, *shapes[0][axis + 1 :]), pieces
 
 
-def _by_map(name: str, blocks: Any, shapes: Sequence[Shape]) -> ParameterBlocks:
+def _by_map(name: str, blocks: Any, shapes: Sequence[Shape]) -> Blocks:
     """Return what an affine map says of each rank's blocks.
 
     A block is ``[offset, strides]`` in the whole and in the shard.
     """
     try:
         whole = _natural(blocks["logical_shape"])
-        pieces = []
+        pieces: list[ShardBlock] = []
         for rank, shape in enumerate(shapes):
             mine = blocks["ranks"].get(rank, blocks["ranks"].get(str(rank)))
             if _natural(mine["shard_shape"]) != shape:
@@ -282,7 +272,7 @@ def _by_map(name: str, blocks: Any, shapes: Sequence[Shape]) -> ParameterBlocks:
             pieces += [p for one in mine["pieces"] for p in _piece(name, rank, one, whole, shape)]
     except (KeyError, TypeError, AttributeError, ValueError, IndexError) as e:
         raise Corrupt(f"{name}: an affine map that is none: {type(e).__name__}") from e
-    return ParameterBlocks(whole, tuple(pieces))
+    return whole, pieces
 
 
 def _piece(name: str, rank: int, block: Any, whole: Shape, shard: Shape) -> Iterator[ShardBlock]:
@@ -291,10 +281,8 @@ def _piece(name: str, rank: int, block: Any, whole: Shape, shard: Shape) -> Iter
         return  # a rank without any of it
     if block.get("scale", 1.0) != 1.0:
         raise Unsupported(f"{name}: its shards are scaled, and a merge never computes", hint=_HINT)
-    into, held = (
-        _corner(name, block["source"], shape, whole),
-        _corner(name, block["dest"], shape, shard),
-    )
+    into = _corner(name, block["source"], shape, whole)
+    held = _corner(name, block["dest"], shape, shard)
     locations = _natural([int(n) for n in block["locations"]])
     if rank not in locations:
         raise Corrupt(f"{name}: rank {rank} has a block that its affine map gives to others")

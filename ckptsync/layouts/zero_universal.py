@@ -1,26 +1,49 @@
 """DeepSpeed's universal checkpoints: one merged master, ``zero/<parameter>/fp32.pt``, each.
 
-Copies of the model files lie beside them, which `zero_universal_weights` reads.
-
-``ds_to_universal`` also writes an ``fp32.pt`` for every other name of the module: the model's own
-copy, cast to float32, integers too.  Those say less than the model file itself, and are left out.
+Copies of the model files lie beside them, and hold what else there is. ``ds_to_universal`` also
+writes an ``fp32.pt`` for every other name of the module: the model's own copy, cast to float32,
+integers too.  Those say less than the model file itself, and are left out.
 Source: ``deepspeed/checkpoint/ds_to_universal.py``, 0.19.8.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any
 
-from ckptsync.layouts.zero_files import UNIVERSAL, ZeroFiles, read_setup, trained_shapes
-from ckptsync.tensors import Files, Tensor
+from ckptsync.errors import Corrupt, Incomplete, Unsupported
+from ckptsync.formats import torch_pickle, torch_save
+from ckptsync.formats.pickles import Build, Name, brief, made
+from ckptsync.formats.torch_pickle import StoredTensor
+from ckptsync.layouts.file_names import join
+from ckptsync.layouts.zero import MpRank, own_tensors, tensors_of
+from ckptsync.layouts.zero_files import (
+    UNIVERSAL,
+    StateFile,
+    ZeroFiles,
+    buffer_names,
+    check_agreement,
+    configuration,
+    expert_counts,
+    is_bf16,
+    read_setup,
+    section,
+    trained_shapes,
+    universal_roots,
+)
+from ckptsync.layouts.zero_tensor_parallel import equal_buffer
+from ckptsync.tensors import Copy, Extent, Files, Shape, Tensor
 
+_MIXED_UP = "ds_to_universal mixes up the masters of a training with round_robin_gradients"
+_MERGE_SOURCE = "merge the checkpoint that it was made from"
+_ALLOWED: Mapping[Name, Build] = {
+    **torch_pickle.ALLOWED,
+    Name("deepspeed.checkpoint.universal_checkpoint", "SubparamShape"): made,
+}
 
-def roots(names: Collection[str]) -> tuple[str, ...]:
-    """Return the directories with ``zero/<parameter>/fp32.pt`` in them."""
-    parts = (name.rsplit("/", 3) for name in names if name.endswith(f"/{UNIVERSAL}"))
-    return tuple(
-        sorted({p[0] if p[3:] else "" for p in parts if p[-3:-2] == ["zero"] and len(p) > 2})
-    )
+roots = universal_roots
 
 
 def demands(files: Files, root: str) -> dict[str, int | None]:
@@ -29,13 +52,134 @@ def demands(files: Files, root: str) -> dict[str, int | None]:
     models = read_setup(zero).all_model_files(zero)
     zero.require(models)
     trained = [name for model in models for name in trained_shapes(zero.load(model))]
-    return dict.fromkeys([*models, *map(zero.master_file, trained)])
+    return dict.fromkeys([*models, *(_master_file(root, name) for name in trained)])
 
 
 def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
     """Return parameters with their merged masters, and from the model files what else there is."""
-    from ckptsync.layouts.zero_universal_weights import (  # noqa: PLC0415  # a merge's alone
-        read_universal_weights,
+    zero = ZeroFiles(files, root)
+    setup = read_setup(zero)
+    names = setup.all_model_files(zero)
+    zero.require(names)
+    models = [zero.load(name) for name in names]
+    check_agreement(setup, models, [])
+    _check_complete(zero.root, models)
+    if setup.mp > 1 or models[0].content.get("module") is None:
+        return _joined(zero, models)
+    rank = MpRank(setup.stage, models, [], own_tensors(models[0]))
+    trained = trained_shapes(models[0])
+    if not _are_mixed_up(models[0]):
+        masters = {n: _master(zero, n, shape) for n, shape in trained.items()}
+        return tensors_of(rank, trained, masters)
+    absent = join(zero.root, "zero, converted without round_robin_gradients")
+    first, *others = tensors_of(replace(rank, absent=absent), trained, {})
+    remark = f"{_MIXED_UP}: the weights are the model's own, not the fp32 masters"
+    return replace(first, remark=remark), *others
+
+
+def _are_mixed_up(model: StateFile) -> bool:
+    """Return whether the conversion mixed up masters.
+
+    It does where parameters were dealt out to several ranks: ``ds_to_universal`` cuts by
+    ``param_slice_mappings``, and with round-robin gradients masters lie elsewhere.
+    """
+    zero = section(configuration(model), "zero_optimization")
+    return (
+        zero.get("round_robin_gradients") is True
+        and zero.get("stage") in {1, 2}
+        and model.content.get("dp_world_size") != 1
     )
 
-    return read_universal_weights(ZeroFiles(files, root))
+
+def _check_complete(root: str, models: Sequence[StateFile]) -> None:
+    if expert_counts(models[0]):
+        raise Unsupported(
+            f"{root or '.'}: a universal checkpoint of a model with experts, which ds_to_universal"
+            " leaves out",
+            hint=_MERGE_SOURCE,
+        )
+    if models[0].content.get("module") is None:
+        lost = [name for model in models for name in model.get("buffer_names", list)]
+        if lost:
+            raise Incomplete(
+                f"{root or '.'}: {len(lost)} buffers of a pipeline, such as {brief(lost[0])}, are"
+                " in no file",
+                hint=f"ds_to_universal leaves the layers' files behind: {_MERGE_SOURCE}",
+            )
+
+
+def _joined(zero: ZeroFiles, models: Sequence[StateFile]) -> tuple[Tensor, ...]:
+    """Return the tensors of tensor-parallel ranks and pipeline stages: only the masters are whole.
+
+    Of what else there is, nothing may be lost.
+    """
+    if _are_mixed_up(models[0]):
+        raise Unsupported(f"{zero.root or '.'}: {_MIXED_UP}", hint=_MERGE_SOURCE)
+    dtype = _own_dtype(models[0])
+    tied = {k: v for model in models for k, v in model.get("shared_params", dict).items()}
+    found: dict[str, Tensor] = {}
+    for name in (name for model in models for name in trained_shapes(model)):
+        if name not in found:
+            copy = _master(zero, name, None)
+            found[name] = Tensor(name, dtype, copy.grid, (copy,))
+    others = _buffers(zero.root, models, {*found, *tied})
+    names = {k: v for k, v in tied.items() if isinstance(v, str) and v in found}
+    return (
+        *found.values(),
+        *others,
+        *(replace(found[stored], name=name, tied=stored) for name, stored in names.items()),
+    )
+
+
+def _buffers(root: str, models: Sequence[StateFile], known: set[str]) -> list[Tensor]:
+    """Return what is not ``known``: buffers, which all tensor-parallel ranks have alike."""
+    ranks = [MpRank(1, [model], [], own_tensors(model)) for model in models]
+    named = buffer_names(models[0])
+    odd = sorted(
+        name
+        for rank in ranks
+        for name in rank.own
+        if name not in known and (name not in named or any(name not in r.own for r in ranks))
+    )
+    if odd:
+        raise Unsupported(
+            f"{root or '.'}: {odd[0]} is not trained, and ds_to_universal does not join it over"
+            " tensor-parallel ranks",
+            hint=_MERGE_SOURCE,
+        )
+    names = [name for name in ranks[0].own if name not in known]
+    return [equal_buffer([rank.own_tensor(name) for rank in ranks]) for name in names]
+
+
+def _own_dtype(model: StateFile) -> str:
+    """Return what the model trains in, by DeepSpeed's configuration."""
+    if is_bf16(model):
+        return "BF16"
+    return "F16" if section(configuration(model), "fp16").get("enabled") is True else "F32"
+
+
+def _master(zero: ZeroFiles, name: str, shape: Shape | None) -> Copy:
+    """Return one merged master: a tensor, flat at stage 3, or a dictionary with one.
+
+    ``shape`` is what it must be, where it is known.
+    """
+    path = _master_file(zero.root, name)
+    if path not in zero.sizes:
+        raise Incomplete(
+            f"{path}: not found",
+            hint="run ds_to_universal again, to its end, and copy all of its files",
+        )
+    extent = Extent(path, 0, zero.sizes[path])
+    value, archive = torch_save.load(zero.files, extent, _ALLOWED)
+    is_cut = isinstance(value, dict) and value.get("vocab_tensor") is True
+    held: Any = value.get("param") if isinstance(value, dict) else value
+    if not isinstance(held, StoredTensor):
+        raise Corrupt(f"{path}: no tensor in it")
+    if shape is not None and (held.shape not in (shape, (prod(shape),)) or is_cut):
+        raise Corrupt(f"{path}: a tensor of shape {held.shape}, {shape} expected")
+    part = (torch_save.part(zero.files, archive, held),) if held.numel else ()
+    return Copy(held.dtype, held.shape, part)
+
+
+def _master_file(root: str, parameter: str) -> str:
+    return join(root, f"zero/{parameter}/{UNIVERSAL}")

@@ -1,6 +1,4 @@
-"""Casts between floating element types on numpy arrays, as torch casts.
-
-They round to nearest, ties to even; NaN stays NaN.
+"""Casts between floating element types as torch does: to nearest, ties to even; NaN stays NaN.
 
 bf16 has no numpy type, so its bits travel as ``uint16``.  The usual trick of adding half a unit and
 shifting turns some NaNs into zeros, infinities and numbers; they are set apart here.
@@ -39,10 +37,7 @@ _LARGEST = {
 
 
 def cast(values: Array, source: str, target: str) -> tuple[Array, int]:
-    """Cast raw bits of ``source`` to raw bits of ``target``.
-
-    Returns these, and how many finite values became infinite.
-    """
+    """Return raw bits of ``source`` as those of ``target``, and how many became infinite."""
     if source == target:
         return values, 0
     out: Array = np.empty(len(values), RAW[ITEMSIZE[target]])
@@ -98,9 +93,7 @@ def _round_to_bf16(single: Array, out: Array, scratch: Array, *, is_plain: bool)
 
 
 def cast_bytes(raw: memoryview, out: memoryview, source: str, target: str, scratch: Array) -> int:
-    """Cast stored bytes into the beginning of ``out``.
-
-    Return how many finite values became infinite.
+    """Cast stored bytes into the beginning of ``out``; return how many became infinite.
 
     ``scratch`` has 4 bytes for each of `CAST_ELEMENTS` elements.
     """

@@ -1,10 +1,8 @@
-"""Where a model is written: a new directory, or a store.
+"""Where a model is written: a new directory, which appears by rename, or a store.
 
-A directory appears by rename.  A merge into a store that was killed continues.
-
-A merge into a store keeps no state on this machine.  The first file that is written, `RECORD`, says
-which merge it is; until it goes away, or says so, the model is not whole.  What opens a model (its
-configuration, the index of several files) comes last.
+A killed merge into a store continues, and keeps no state on this machine.  The first file that is
+written, `RECORD`, says which merge it is; until it goes away, or says so, the model is not whole.
+What opens a model (its configuration, the index of several files) comes last.
 """
 
 from __future__ import annotations
@@ -28,7 +26,6 @@ from ckptsync.merge.engine import (
     Chunk,
     Destination,
     Engine,
-    Finished,
     Merged,
     Progress,
     Write,
@@ -37,9 +34,10 @@ from ckptsync.merge.engine import (
 from ckptsync.merge.inputs import MergeRequest, Prepared, check_unchanged
 from ckptsync.merge.model_files import index_name
 from ckptsync.merge.plan import FORMAT, Work
+from ckptsync.merge.weights import WrittenFile, describe_tensor
+from ckptsync.stores.checkpoint_files import MERGING as RECORD
+from ckptsync.stores.checkpoint_files import MERGING_LIMIT
 from ckptsync.stores.contract import About, Rooted, Store, has_root, read_all
-from ckptsync.stores.file_trees import MERGING as RECORD
-from ckptsync.stores.file_trees import MERGING_LIMIT
 from ckptsync.stores.open_files import PathOrUrl
 from ckptsync.stores.opening import Access
 from ckptsync.stores.posix.publish import sync_directory
@@ -113,9 +111,8 @@ def merge(
 def _new_directory(destination: Path) -> Iterator[tuple[Path, Write]]:
     """Give a temporary directory beside ``destination``, and a function that writes there.
 
-    The directory is renamed to ``destination`` at the end; after an error it is deleted.
-
-    The directory is held open: whoever owns the one above may put another in its place.
+    The directory is renamed to ``destination`` at the end; after an error it is deleted.  It is
+    held open: whoever owns the one above may put another in its place.
     """
     work = destination.parent / f".{destination.name}.ckptsync-{secrets.token_hex(4)}"
 
@@ -161,6 +158,13 @@ def _opened(directory: Path, flags: int = 0) -> Iterator[int]:
         os.close(at)
 
 
+class _Finished(msgspec.Struct, frozen=True):
+    """A file of weights that an unfinished merge has written: its BLAKE3, and notes on it."""
+
+    digest: str
+    notes: tuple[str, ...] = ()
+
+
 class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The record of an unfinished merge.
 
@@ -169,7 +173,7 @@ class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     format: int
     plan: str
-    files: dict[str, Finished] = {}
+    files: dict[str, _Finished] = {}
     ended: bool = False
 
 
@@ -256,17 +260,15 @@ class _StoreDestination(Destination):
         return found
 
     def resume(self) -> list[str]:
-        """Read back the files that an earlier merge has finished.
-
-        Return notes on those that must be made again.
-        """
+        """Read back what an earlier merge has finished; return notes on files to make again."""
         notes, found = [], {}
         for plan in self._prepared.job.plans:
             finished = self._record.files.get(plan.name)
             if finished is None or self._there.get(plan.name) != plan.size:
                 continue
             if is_stored(self._store, plan.name, plan.size, finished.digest):
-                found[plan.name] = finished
+                tensors = tuple(describe_tensor(plan, tensor) for tensor in plan.tensors)
+                found[plan.name] = WrittenFile(finished.digest, finished.notes, tensors)
             else:
                 notes.append(
                     f"{plan.name}: does not match the checksum that an earlier merge recorded;"
@@ -286,19 +288,15 @@ class _StoreDestination(Destination):
     def at_last_end(self) -> None:
         check_unchanged(self._prepared.trees)
 
-    def at_end(self, name: str, finished: Finished) -> None:
+    def at_end(self, name: str, made: WrittenFile) -> None:
         """Record a file before it is there, so that it is never there without."""
         with self._lock:
-            self._record = msgspec.structs.replace(
-                self._record, files={**self._record.files, name: finished}
-            )
+            files = {**self._record.files, name: _Finished(made.digest, made.notes)}
+            self._record = msgspec.structs.replace(self._record, files=files)
             self._write_record(self._record)
 
     def end(self) -> tuple[str, ...]:
-        """Delete the record of a model that is whole, or at least say so in it.
-
-        Return a note on that.
-        """
+        """Delete the record of a model that is whole, or say so in it and return a note on that."""
         try:
             self._store.delete(RECORD)
         except StoreError:  # who may write may not always delete

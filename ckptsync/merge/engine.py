@@ -8,10 +8,9 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
-from itertools import repeat
 
 from ckptsync.digest import digest
 from ckptsync.formats.zstd_items import unpacked
@@ -19,7 +18,7 @@ from ckptsync.merge import model_files
 from ckptsync.merge.container_crcs import CrcCheckedFiles
 from ckptsync.merge.plan import FilePlan, Work
 from ckptsync.merge.prepare import MergeJob
-from ckptsync.merge.statistics import Statistics, has_statistics, remarks
+from ckptsync.merge.statistics import Statistics, has_statistics
 from ckptsync.merge.weights import WeightsFile, WrittenFile, foresee
 from ckptsync.records.model_record import ModelFile, ModelTensor
 from ckptsync.tensors import Files
@@ -35,18 +34,8 @@ class Abandoned(Exception):
     """Another file failed, so this file is not written; the caller raises the other error."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """A file of weights whose bytes are known: its BLAKE3, and notes on it."""
-
-    digest: str
-    notes: tuple[str, ...] = ()
-
-
 class Destination:
-    """Where files are written.
-
-    A subclass also records what is finished, so that a later merge continues.
+    """Where files are written.  A subclass records what is finished, so that a merge continues.
 
     ``finished``: files that are there already.  They are not made again, and what only they need is
     not read.
@@ -54,9 +43,9 @@ class Destination:
 
     def __init__(self, write: Write) -> None:
         self.write = write
-        self.finished: Mapping[str, Finished] = {}
+        self.finished: Mapping[str, WrittenFile] = {}
 
-    def at_end(self, name: str, finished: Finished) -> None:
+    def at_end(self, name: str, made: WrittenFile) -> None:
         """Record a file of weights when `write` has all its bytes, before it is committed."""
 
     def at_last_end(self) -> None:
@@ -66,18 +55,15 @@ class Destination:
 Engine = Callable[
     [MergeJob, Files, Destination, Callable[[int], None], Work], dict[str, WrittenFile]
 ]
-"""Writes all files of weights of a job.
+"""Writes all files of weights of a job; calls the function with each number of bytes made.
 
-It calls the function with bytes made, also with a negative number.
+The number is negative where bytes must be made again.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """What was written, with a digest of every file, and of every tensor if asked for.
-
-    And notes for the user.
-    """
+    """What was written, with notes for the user; tensors have digests if that was asked for."""
 
     files: tuple[ModelFile, ...]
     tensors: tuple[ModelTensor, ...]
@@ -118,16 +104,16 @@ def write_model(
             if progress:
                 progress(done, job.size)
 
-    made = (engine or write_weights)(left, files, destination, count, work)
-    ends = {plan.name: there.get(plan.name) or finished(made[plan.name]) for plan in job.plans}
-    written = [ModelFile(plan.name, plan.size, ends[plan.name].digest) for plan in job.plans]
+    made = {**there, **(engine or write_weights)(left, files, destination, count, work)}
+    weights = [made[plan.name] for plan in job.plans]
+    written = [ModelFile(p.name, p.size, w.digest) for p, w in zip(job.plans, weights, strict=True)]
     small = [(name, job.content(name)) for name, _ in job.beside]
     if len(job.plans) > 1:
         small.append((model_files.index_name(job.plans), model_files.index(job.plans)))
     for name, data in small:
         destination.write(name, [data[at : at + _PIECE] for at in range(0, len(data), _PIECE)])
         written.append(ModelFile(name, len(data), digest(data)))
-    notes = [*job.notes, *(note for plan in job.plans for note in ends[plan.name].notes)]
+    notes = [*job.notes, *(note for one in weights for note in one.notes)]
     if work.statistics:
         counts = Counter(
             t.dtype for plan in job.plans for t in plan.tensors if not has_statistics(t.dtype)
@@ -139,10 +125,12 @@ def write_model(
             )
             for dtype, count in sorted(counts.items())
         ]
-    tensors = tuple(t for plan in job.plans for t in _tensors(plan, made.get(plan.name)))
-    found = {t.name: t.statistics for one in made.values() for t in one.tensors if t.statistics}
     return Merged(
-        tuple(written), tensors, tuple(notes), job.source, found if work.statistics else None
+        tuple(written),
+        tuple(tensor for one in weights for tensor in one.tensors),
+        tuple(notes),
+        job.source,
+        {k: v for one in weights for k, v in one.statistics.items()} if work.statistics else None,
     )
 
 
@@ -177,7 +165,7 @@ def write_weights(
         if is_last:
             summed.finish()
             destination.at_last_end()
-        destination.at_end(plan.name, finished(made.result()))
+        destination.at_end(plan.name, made.result())
 
     def write_one(plan: FilePlan) -> WrittenFile:
         made = WeightsFile(plan, summed, progress, own)
@@ -196,25 +184,3 @@ def write_weights(
     finally:
         has_failed.set()
         pool.shutdown(cancel_futures=True)
-
-
-def finished(made: WrittenFile) -> Finished:
-    """Return what is recorded of a file."""
-    notes: list[str] = []
-    for tensor in made.tensors:
-        if tensor.overflows:
-            notes.append(
-                f"{tensor.name}: {tensor.overflows} finite values became infinite in the cast"
-            )
-        if tensor.statistics:
-            notes += remarks(tensor.name, tensor.statistics)
-    return Finished(made.digest, tuple(notes))
-
-
-def _tensors(file: FilePlan, made: WrittenFile | None) -> Iterator[ModelTensor]:
-    """Yield the tensors of a file, without digests where an earlier merge made it."""
-    digests = (found.digest for found in made.tensors) if made else repeat("", len(file.tensors))
-    for tensor, own in zip(file.tensors, digests, strict=True):
-        yield ModelTensor(
-            tensor.name, tensor.dtype, tensor.shape, file.name, tensor.start, tensor.size, own
-        )

@@ -17,7 +17,7 @@ from ckptsync.merge.plan import MergeOptions
 from ckptsync.merge.prepare import MergeJob, prepare
 from ckptsync.merge.save_times import Dated, check_times, notes_on_times
 from ckptsync.stores import open_files
-from ckptsync.stores.file_trees import FileTree, Overlay
+from ckptsync.stores.checkpoint_files import FileTree, Overlay
 from ckptsync.stores.open_files import PathOrUrl
 from ckptsync.stores.opening import Access
 from ckptsync.stores.stream import stored_digest

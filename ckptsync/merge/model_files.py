@@ -1,6 +1,4 @@
-"""What stands beside the weights: configuration, tokenizer, index.
-
-And notes where weights and configuration do not fit.  Pure.
+"""What stands beside the weights, and notes where weights and configuration do not fit.  Pure.
 
 A configuration may lead its reader to code: `auto_map` names classes in Python files beside the
 weights, or in any repository.  Such keys are found here, and taken out unless the user named the
@@ -27,11 +25,9 @@ DAMAGED = "copy it again, or remove it and give another directory with --config-
 
 
 def beside(names: Iterable[str], *, adapter: bool) -> tuple[str, ...]:
-    """Return the files to copy beside the weights.
+    """Return the files to copy beside the weights, the one that opens the model last.
 
     An adapter has no ``config.json`` of its own, a model no ``adapter_config.json``.
-
-    Its own comes last: without it nothing opens what stands there, be it whole or not.
     """
     own, other = (ADAPTER_CONFIG, CONFIG) if adapter else (CONFIG, ADAPTER_CONFIG)
     found = (name for name in names if is_beside_weights(name) and name != other)
@@ -44,25 +40,17 @@ def is_code(name: str) -> bool:
 
 
 def is_configuration(name: str) -> bool:
-    """Return whether a file may lead its reader to code.
-
-    Vocabularies may not: ``auto_map`` is a token there.
-    """
+    """Return whether a file may lead to code.  In vocabularies ``auto_map`` is a token."""
     return name.endswith("config.json")
 
 
 def has_code(name: str, data: bytes) -> bool:
-    """Return whether a file is code, or leads to some.
-
-    Raises Corrupt of a configuration that is not JSON.
-    """
+    """Return whether a file is code, or leads to some.  Raises Corrupt if it is not JSON."""
     return is_code(name) or (is_configuration(name) and bool(code_of(name, data)))
 
 
 def code_of(name: str, config: bytes) -> dict[str, Any]:
-    """Return the keys of a configuration that lead to code, with their values.
-
-    Of nested objects the keys alone, with None.
+    """Return the keys of a configuration that lead to code, with their values; nested ones, None.
 
     Raises Corrupt if it is not JSON.
     """
@@ -74,9 +62,7 @@ def code_of(name: str, config: bytes) -> dict[str, Any]:
 
 
 def without_code(name: str, config: bytes, known: Mapping[str, Any]) -> bytes:
-    """Return a configuration without the keys of `code_of`.
-
-    Those that ``known`` has stay at the top, with its values.
+    """Return a configuration without the keys of `code_of`, but with those of ``known`` at its top.
 
     One without such keys is left as it is, byte for byte.  Raises Corrupt if it is not JSON.
     """
@@ -92,10 +78,7 @@ def without_code(name: str, config: bytes, known: Mapping[str, Any]) -> bytes:
 def parsed(
     name: str, data: bytes, unique: Callable[[list[tuple[str, Any]]], Any] | None = None
 ) -> Any:
-    """Parse a file beside the weights: a model beside one that is damaged cannot be opened.
-
-    Raises Corrupt.
-    """
+    """Parse a file beside the weights.  Raises Corrupt: with a damaged one nothing opens."""
     try:
         return parse(data, name, unique=unique)
     except Corrupt as e:
@@ -103,10 +86,7 @@ def parsed(
 
 
 def _parse_with_code(name: str, config: bytes) -> tuple[Any, set[str]]:
-    """Return the content and all its keys that lead to code.
-
-    A key counts also if a later one of the same name replaces it.
-    """
+    """Return the content and all its keys that lead to code, also those given a second time."""
     found: set[str] = set()
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -162,10 +142,7 @@ def torch_dtype(dtypes: Iterable[str], option: DType) -> str | None:
 
 
 def with_dtype(config: bytes, dtype: str | None) -> bytes:
-    """Return ``config.json`` with ``dtype`` where it names one.
-
-    A file that names none, or cannot be read, as it is.
-    """
+    """Return ``config.json`` with ``dtype`` where it names one; as it is if it cannot be read."""
     try:
         content = parse(config, CONFIG)
     except Corrupt:

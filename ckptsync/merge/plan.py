@@ -17,7 +17,7 @@ from typing import Literal, get_args
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.formats.dtypes import ITEMSIZE, PRECISION, is_castable
 from ckptsync.formats.safetensors import encode_header
-from ckptsync.tensors import Copy, Part, Shape, Tensor
+from ckptsync.tensors import Checksum, Copy, Part, Shape, Tensor
 
 DType = Literal["auto", "keep", "bf16", "fp16", "fp32"]
 DTYPES: tuple[DType, ...] = get_args(DType)
@@ -83,16 +83,20 @@ class FilePlan:
         """Bytes of the whole file."""
         return len(self.header) + sum(t.size for t in self.tensors)
 
+    @property
+    def checksums(self) -> frozenset[Checksum]:
+        """The checksums that the containers have of the records that are read."""
+        parts = (part for tensor in self.tensors for part in tensor.copy.parts)
+        return frozenset(part.checksum for part in parts if part.checksum)
+
 
 def plan(
     tensors: Sequence[Tensor], options: MergeOptions, stem: str = "model"
 ) -> tuple[FilePlan, ...]:
-    """Cut the model into files, named as ``save_pretrained`` names them.
+    """Cut the model into files, named as ``save_pretrained`` names them, tensors in their order.
 
+    A new file begins when the next tensor would not fit, as huggingface_hub splits a state dict.
     Raises Corrupt if any tensor is not whole.
-
-    As huggingface_hub splits a state dict: a new file when the next tensor would not fit; but
-    always in order.
     """
     names = {t.name for t in tensors}
     if len(names) != len(tensors) or not all(map(_is_usable, names)):
@@ -125,9 +129,8 @@ def _is_usable(name: str) -> bool:
 
     The header is UTF-8.  JSON and pickles can spell halves of a surrogate pair; UTF-8 cannot.
     """
-    if name in ("", "__metadata__"):
-        return False
-    return name.isascii() or not any("\ud800" <= c <= "\udfff" for c in name)
+    is_text = name.isascii() or not any("\ud800" <= c <= "\udfff" for c in name)
+    return is_text and name not in ("", "__metadata__")
 
 
 def target(tensor: Tensor, dtype: DType) -> str:
@@ -139,9 +142,7 @@ def target(tensor: Tensor, dtype: DType) -> str:
 
 
 def choose(tensor: Tensor, dtype: DType) -> Copy:
-    """Return the stored copy to read: one that needs no cast, else the most precise.
-
-    Of equals the first.
+    """Return the stored copy to read: one that needs no cast, else the first of the most precise.
 
     Raises Incomplete if that one's file is not here: a less precise one never takes its place.
     """
@@ -174,10 +175,7 @@ def check_dtype(dtype: str) -> DType:
 
 
 def check_tiling(tensor: Tensor, copy: Copy) -> None:
-    """Raise Corrupt unless the copy's parts tile its grid.
-
-    The grid must be the tensor's shape, or its flattening.
-    """
+    """Raise Corrupt unless a copy's parts tile its grid: the tensor's shape, or its flattening."""
     name, grid = tensor.name, copy.grid
     if grid not in (tensor.shape, (prod(tensor.shape),)):
         raise Corrupt(f"{name}: a copy of shape {grid}, {tensor.shape} expected")
@@ -227,9 +225,7 @@ def _follow(parts: Sequence[Part], grid: Shape) -> bool:
 
 
 def tiles(boxes: Sequence[tuple[Shape, Shape]], grid: Shape) -> bool:
-    """Return whether boxes inside ``grid`` cover it and do not overlap.
-
-    They have its volume together, so the one follows from the other.
+    """Return whether boxes inside ``grid``, with its volume together, cover it without overlap.
 
     Boxes are grouped by their interval on the first axis; if these follow each other without gap,
     each group must tile the rest.  Otherwise the axis is cut at every border.  The usual cases

@@ -12,12 +12,12 @@ from typing import Any
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.formats import zstd_items
 from ckptsync.layouts import registry
+from ckptsync.layouts.dcp_safetensors import ExpectedModel
 from ckptsync.layouts.file_names import Within
-from ckptsync.layouts.global_shapes import ExpectedModel
 from ckptsync.layouts.registry import WeightsSource
-from ckptsync.merge import adapter, base_model, model_files, replicas, tensor_names
+from ckptsync.merge import adapter, base_comparison, model_files, replicas, tensor_names
 from ckptsync.merge.adapter import Selected
-from ckptsync.merge.base_model import Base
+from ckptsync.merge.base_comparison import Model, is_packed
 from ckptsync.merge.model_files import ADAPTER_CONFIG, CONFIG
 from ckptsync.merge.plan import FilePlan, MergeOptions, plan
 from ckptsync.plain_json import parse
@@ -72,13 +72,7 @@ class MergeJob:
     @property
     def checksums(self) -> frozenset[Checksum]:
         """The checksums that the containers have of the records that are read."""
-        return frozenset(
-            part.checksum
-            for p in self.plans
-            for t in p.tensors
-            for part in t.copy.parts
-            if part.checksum
-        )
+        return frozenset[Checksum]().union(*(plan.checksums for plan in self.plans))
 
     @property
     def is_packed(self) -> bool:
@@ -104,9 +98,7 @@ def prepare(
     base: Files | None = None,
     code_from: Files | None = None,
 ) -> MergeJob:
-    """Plan a merge and check that it can be done.
-
-    Raises Incomplete, Unsupported or Corrupt; writes nothing.
+    """Plan a merge and check that it can be done.  Raises Incomplete, Unsupported or Corrupt.
 
     ``config``: further directories for configuration and tokenizer, the first that has a file wins;
     ``base``: the model to compare with.  ``code_from``: the one of these directories from which
@@ -118,10 +110,10 @@ def prepare(
     directories = [files, *registry.around(files, source), *config]
     adapter_config = _read_config(directories, ADAPTER_CONFIG)
     directories += [base] if base else []
-    known = base_model.read(base) if base else None
+    known = base_comparison.read(base) if base else None
 
     def select(tensors: Sequence[Tensor]) -> tuple[Selected, tuple[str, ...]]:
-        clean, renamed = tensor_names.unwrapped(tensors, known.tensors if known else ())
+        clean, renamed = tensor_names.unwrapped(tensors, known or ())
         return adapter.select(clean, part, adapter_config), renamed
 
     stored = registry.tensors(files, source, _outside(directories[1:], known))
@@ -162,11 +154,9 @@ def prepare_beside(
     dtypes: Iterable[str],
     code_from: Files | None = None,
 ) -> MergeJob:
-    """Return what stands beside a model that is made already: a job without weights.
+    """Return what stands beside a model that is made already, without reading a shard.
 
-    Reads no shard: they may be gone.
-
-    ``options.source``: of which it was made; ``dtypes``: of its tensors; the rest as in `prepare`.
+    ``options.source``: what it was made of; ``dtypes``: of its tensors; the rest as in `prepare`.
     """
     around = registry.around(files, WeightsSource.named((options.source or "").partition("@")[0]))
     job = _beside([files, *around, *config], options, code_from, is_adapter=False)
@@ -176,11 +166,9 @@ def prepare_beside(
 def _check_copies(
     files: Files, source: WeightsSource, selected: Selected, select: _Select
 ) -> Iterator[str]:
-    """Raise Corrupt where two stored copies of a tensor differ.
+    """Raise Corrupt where two copies of a tensor differ, in this source or another of its save.
 
-    The second copy is in the source, or in another source of the same save.
-
-    Yields notes on what was not compared.
+    Yields notes on sources that were not compared.
     """
     found = {tensor.name: tensor for tensor in selected.tensors}
     for other in registry.beside(files, source):
@@ -199,17 +187,13 @@ def _check_copies(
     replicas.check(files, found.values())
 
 
-def _outside(directories: Sequence[Files], known: Base | None) -> ExpectedModel:
+def _outside(directories: Sequence[Files], known: Model | None) -> ExpectedModel:
     """Return expected shapes, for tensors whose checkpoint does not name their shapes.
 
     Packed matrices of a base model are left out.
     """
-    stored = known.tensors.items() if known else ()
-    shapes = {
-        n: t.shape
-        for n, t in stored
-        if len(t.shape) < 2 or t.dtype not in ("U8", "I8", "I32", "U32")
-    }
+    stored = known.items() if known else ()
+    shapes = {n: t.shape for n, t in stored if len(t.shape) < 2 or not is_packed(t)}
     directory = next((directory for directory in directories if CONFIG in directory.sizes()), None)
     return ExpectedModel(shapes, read_whole(directory, CONFIG, MAX_BESIDE) if directory else None)
 
@@ -218,7 +202,7 @@ def _prepare_model(
     stored: Sequence[Tensor],
     files: Files,
     options: MergeOptions,
-    known: Base | None,
+    known: Model | None,
     beside: MergeJob,
 ) -> MergeJob:
     config = _read_config(
@@ -233,18 +217,19 @@ def _prepare_model(
             f"{packed[0]}: quantized weights cannot be cast to {options.dtype}",
             hint="use --dtype auto or --dtype keep to copy them unchanged",
         )
-    tensors, notes = tensor_names.without_tied(
-        stored, files, options, config, known.tensors if known else None
-    )
-    if known:
+    tensors, notes = tensor_names.without_tied(stored, files, options, config, known)
+    if known is not None:
         # names that the written model, or the base, need not have: another of a tied pair stands
         # for them
-        tied = {t.name for t in stored} - {t.name for t in tensors}
-        there = known.beside({t.name: t for t in stored}).keys() | {t.name for t in tensors}
+        names = {t.name for t in tensors}
+        tied = {t.name for t in stored} - names
+        there = base_comparison.beside(known, {t.name: t for t in stored}).keys() | names
         if config and tensor_names.is_tied(config):
             tied |= {second for second, first in tensor_names.pairs(there) if first in there}
-        notes = (*notes, *base_model.compare(tensors, known, tied))
-        tensors = base_model.with_dtypes(tensors, known) if options.dtype == "auto" else tensors
+        notes = (*notes, *base_comparison.compare(tensors, known, tied))
+        tensors = (
+            base_comparison.with_dtypes(tensors, known) if options.dtype == "auto" else tensors
+        )
     plans = plan(tensors, options)
     notes = (*notes, *model_files.notes_on_model(tensors, config, options.dtype), *beside.notes)
     return _with_dtype(
@@ -255,14 +240,14 @@ def _prepare_model(
 
 
 def _prepare_adapter(
-    selected: Selected, options: MergeOptions, known: Base | None, beside: MergeJob
+    selected: Selected, options: MergeOptions, known: Model | None, beside: MergeJob
 ) -> MergeJob:
     """Return a job of one file, whatever its size: peft knows no adapter of several."""
     config = _read_config(
         [directory for name, directory in beside.beside if name == ADAPTER_CONFIG], ADAPTER_CONFIG
     )
     adapter.check(selected, config or {})
-    notes = base_model.compare_adapter(selected.tensors, known) if known else ()
+    notes = base_comparison.compare_adapter(selected.tensors, known) if known is not None else ()
     if config is None:
         notes = (*notes, model_files.NO_ADAPTER_CONFIG)
     plans = plan(selected.tensors, replace(options, max_shard_size=1 << 62), adapter.STEM)
@@ -276,10 +261,7 @@ def _beside(
     *,
     is_adapter: bool,
 ) -> MergeJob:
-    """Return a job without weights: the files that stand beside them.
-
-    Code is taken only from a directory that the user named for it.
-    """
+    """Return a job without weights: the files beside them, with code only from ``code_from``."""
     found: dict[str, Files] = {}
     left: set[str] = set()
     for directory in directories:
@@ -331,10 +313,7 @@ def _with_dtype(job: MergeJob, dtypes: Iterable[str], options: MergeOptions) -> 
 
 
 def _read_config(directories: Iterable[Files], name: str) -> dict[str, Any] | None:
-    """Return what the first configuration of this name says.
-
-    None without one, nothing of one that cannot be read.
-    """
+    """Return what the first file of this name says: None without one, {} if it cannot be read."""
     directory = next((directory for directory in directories if name in directory.sizes()), None)
     if directory is None:
         return None

@@ -1,6 +1,4 @@
-"""Compare the copies of a parameter that a checkpoint stores several times.
-
-If they differ, the files are of several saves.
+"""Compare the copies of a parameter: if they differ, the files are of several saves.
 
 DeepSpeed keeps the model's 16-bit weights beside the fp32 masters, the Trainer a whole model beside
 the shards.  Each copy is the most precise one, rounded to nearest: so a rank's file of another run
@@ -30,7 +28,7 @@ from ckptsync.formats.dtypes import ITEMSIZE, PRECISION
 from ckptsync.merge.cast import FLOATS, RAW, Array, cast
 from ckptsync.merge.container_crcs import CrcCheckedFiles
 from ckptsync.merge.plan import FilePlan, PlannedTensor
-from ckptsync.merge.units import Box, Read, Unit, box_reads, gather, runs
+from ckptsync.merge.units import Box, Read, Unit, box_reads, gather
 from ckptsync.tensors import Copy, Extent, Files, FilesWrapper, Part, Shape, Tensor
 
 WINDOWS = 16  # of a file
@@ -70,10 +68,9 @@ class _Range:
 
 
 def check(files: Files, tensors: Iterable[Tensor]) -> None:
-    """Raise Corrupt, with the file's name, if two stored copies of a tensor differ.
+    """Raise Corrupt if two stored copies of a tensor differ; it names the file that agrees least.
 
-    The file that is named agrees with the fewest others.  Raises Unsupported for replicas that
-    differ where nothing else says that they are replicas.
+    Raises Unsupported for replicas that differ where nothing else says that they are replicas.
     """
     pairs = [pair for tensor in tensors if not tensor.tied for pair in _pairs(tensor)]
     ranges = {(id(one.pair.narrow), one.start, one.count): one for one in _ranges(pairs)}
@@ -105,10 +102,7 @@ def check(files: Files, tensors: Iterable[Tensor]) -> None:
 
 
 def _pairs(tensor: Tensor) -> Iterator[_Pair]:
-    """Yield the pairs that must agree.
-
-    Each copy is compared with the most precise one, and each replica with its part.
-    """
+    """Yield the pairs that must agree: copies with the most precise one, replicas with parts."""
     here = [
         c
         for c in tensor.copies
@@ -130,10 +124,7 @@ def _pairs(tensor: Tensor) -> Iterator[_Pair]:
 def _unequal(
     files: Files, name: str, doubt: str, parts: Iterable[Part], names: tuple[str, str]
 ) -> CkptsyncError:
-    """Return the error of a tensor that is not the same in two files.
-
-    Raises Corrupt if one of its parts is damaged.
-    """
+    """Return the error of a tensor that two files differ in; raise Corrupt if a part is damaged."""
     odd, other = names
     CrcCheckedFiles(files, {part.checksum for part in parts if part.checksum}).finish()
     if doubt:
@@ -193,10 +184,7 @@ def _flattened(grid: Shape, part: Part, element: int) -> int:
 
 
 def _around(pair: _Pair, at: int, most: int) -> _Range:
-    """Return a range of about ``most`` elements that begins in the row of element ``at``.
-
-    It is whole rows, or a piece of one row.
-    """
+    """Return whole rows, or a piece of one, of about ``most`` elements, from element ``at`` on."""
     shape, most = pair.tensor.shape, max(1, min(most, ELEMENTS))
     if not shape:
         return _Range(pair, Box((), ()), 0, 1)
@@ -244,10 +232,7 @@ def _batches(ranges: Iterable[_Range]) -> Iterator[list[_Range]]:
 
 
 def _compare(files: Files, batch: Sequence[_Range]) -> Array:
-    """Return for each element of the ranges, one after the other, whether the copies differ.
-
-    Two NaNs do not.
-    """
+    """Return for each element of the ranges whether the copies differ; two NaNs do not."""
     wide = _read(files, [(one, one.pair.wide) for one in batch])
     narrow = _read(files, [(one, one.pair.narrow) for one in batch])
     dtype = batch[0].pair.narrow.dtype
@@ -266,18 +251,10 @@ def _read(files: Files, ranges: Sequence[tuple[_Range, Copy]]) -> Array:
     """Return the elements of all ranges, one after the other."""
     item, unit = ITEMSIZE[ranges[0][1].dtype], Unit()
     for one, copy in ranges:
-        low, high = one.start * item, (one.start + one.count) * item
-        if (flat := runs(copy)) is None:
-            box = one.box if copy.grid == one.pair.tensor.shape else Box((one.start,), (one.count,))
-            for part in copy.parts:
-                unit.reads += box_reads(box, part, item, unit.stored)
-        else:
-            for run in flat:
-                begin, end = max(low, run.at), min(high, run.at + run.size)
-                if begin < end:
-                    at = unit.stored + begin - low
-                    unit.reads.append(Read(run.file, run.start + begin - run.at, end - begin, at))
-        unit.stored += high - low
+        box = one.box if copy.grid == one.pair.tensor.shape else Box((one.start,), (one.count,))
+        for part in copy.parts:
+            unit.reads += box_reads(box, part, item, unit.stored)
+        unit.stored += one.count * item
     out = np.empty(unit.stored, "u1")
     gather(files, unit, out.data)
     return out.view(RAW[item])
@@ -333,10 +310,7 @@ class ComparedFiles(FilesWrapper):
                     )
 
     def replicas(self, name: str, start: int, end: int) -> Iterator[tuple[Unit, list[_Replica]]]:
-        """Yield the replicas of a range of a file.
-
-        The first replica of each part comes first, then the second of each, and so on.
-        """
+        """Yield the replicas of a range of a file: the first of each part, then the second, …"""
         if name not in self._parts:
             return
         parts = self._parts[name]

@@ -133,10 +133,7 @@ def clean_names(found: Sequence[str], known: Collection[str] = ()) -> dict[str, 
 
 
 def _without_wrappers(name: str) -> str:
-    """Return a name without wrappers.
-
-    One that would be empty, or end in another component, is not wrapped.
-    """
+    """Return a name without wrappers.  A name that ends in one is not wrapped."""
     if not any(wrapper in name for wrapper in WRAPPERS):  # most names, and there may be a million
         return name
     parts = name.split(".")
@@ -146,10 +143,7 @@ def _without_wrappers(name: str) -> str:
 
 
 def is_tied(config: Mapping[str, Any]) -> bool:
-    """Return whether ``config.json`` says that head and embedding are one.
-
-    False where its parts contradict each other.
-    """
+    """Return whether all parts of ``config.json`` tie head and embedding, or its class does."""
     nested = [config[key] for key in _NESTED if isinstance(config.get(key), dict)]
     values = [c["tie_word_embeddings"] for c in (config, *nested) if "tie_word_embeddings" in c]
     return (
@@ -178,9 +172,7 @@ def without_tied(
     """Return the tensors to write, and notes.
 
     Tied tensors are written once where the configuration ties them and their bytes agree.
-
-    ``config``: what ``config.json`` says, if there is one; ``base``: the base model's tensors, if
-    it is known.
+    ``config``: what ``config.json`` says; ``base``: the base model's tensors; None if unknown.
     """
     if config is None:
         return tuple(tensors), tuple(

@@ -155,10 +155,7 @@ class _Cutter:
             self._unit = Unit()
 
     def _room(self, item: int) -> int:
-        """Return how many bytes may be added at once.
-
-        These are whole elements, at least one to an empty unit.
-        """
+        """Return how many bytes may be added: whole elements, at least one to an empty unit."""
         left = WINDOW - self._unit.stored
         if len(self._unit.reads) >= MOST_READS:
             return 0
@@ -204,10 +201,7 @@ class _Cutter:
 
 
 def runs(copy: Copy) -> list[Read] | None:
-    """Return where a tensor's bytes lie, in their order.
-
-    None unless every part is a range of the flattened tensor.
-    """
+    """Return where a tensor's bytes lie, in order; None unless all parts are ranges of it."""
     item, found = ITEMSIZE[copy.dtype], []
     if len(copy.parts) == 1 and copy.parts[0].sizes == copy.grid and copy.parts[0].strides is None:
         extent = copy.parts[0].extent

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -23,8 +23,9 @@ from ckptsync.merge import units
 from ckptsync.merge.cast import CAST_ELEMENTS, Array, cast_bytes
 from ckptsync.merge.plan import FilePlan, PlannedTensor, Work
 from ckptsync.merge.replicas import ComparedFiles
-from ckptsync.merge.statistics import Statistics, statistics
+from ckptsync.merge.statistics import Statistics, remarks, statistics
 from ckptsync.merge.units import Share, Unit, gather
+from ckptsync.records.model_record import ModelTensor
 from ckptsync.stores.prefetch import PrefetchedFiles, foreseen
 from ckptsync.tensors import Extent, Files
 
@@ -33,25 +34,16 @@ ALIGN = 4 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class WrittenTensor:
-    """What is known of a tensor once its file is written.
+class WrittenFile:
+    """What is known of a file of weights once it is written: its BLAKE3, and notes for the user.
 
-    ``digest`` is empty and ``statistics`` None if not asked for; ``statistics`` also where the
-    dtype has none. ``overflows``: how many finite values the cast made infinite.
+    Its tensors have digests, and ``statistics`` by their names, if they were asked for.
     """
 
-    name: str
     digest: str
-    overflows: int
-    statistics: Statistics | None
-
-
-@dataclass(frozen=True, slots=True)
-class WrittenFile:
-    """The file's BLAKE3, and its tensors in order."""
-
-    digest: str
-    tensors: tuple[WrittenTensor, ...]
+    notes: tuple[str, ...]
+    tensors: tuple[ModelTensor, ...]
+    statistics: Mapping[str, Statistics] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -127,16 +119,16 @@ class WeightsFile:
     def result(self) -> WrittenFile:
         """Return what was written; call it after the last chunk."""
         empty = blake3().hexdigest() if self._work.tensor_digests else ""
-        found = tuple(
-            WrittenTensor(
-                tensor.name,
-                self._digests.get(n, empty),
-                self._overflows[n],
-                self._statistics.get(n),
-            )
-            for n, tensor in enumerate(self._plan.tensors)
-        )
-        return WrittenFile(self._digester.hexdigest(), found)
+        tensors, notes = [], list[str]()
+        counted: dict[str, Statistics] = {}
+        for n, tensor in enumerate(self._plan.tensors):
+            tensors.append(describe_tensor(self._plan, tensor, self._digests.get(n, empty)))
+            if count := self._overflows[n]:
+                notes.append(f"{tensor.name}: {count} finite values became infinite in the cast")
+            if found := self._statistics.get(n):
+                counted[tensor.name] = found
+                notes += remarks(tensor.name, found)
+        return WrittenFile(self._digester.hexdigest(), tuple(notes), tuple(tensors), counted)
 
     def _made(self) -> Generator[_OutputUnit, None, None]:
         """Yield every unit in order, made and seen by both consumers.
@@ -148,7 +140,7 @@ class WeightsFile:
         work = self._work
         if work.jobs == 1:
             for unit in self._units():
-                self._digest(self._count(self._make(unit)))
+                self._digest(self._update_results(self._make(unit)))
                 yield unit
                 self._buffers.append(unit.buffer)
             return
@@ -175,7 +167,7 @@ class WeightsFile:
                     yield from first()
                 made = makers.submit(self._make, unit)
                 digested = consumers[0].submit(_see, made, self._digest)
-                counted = consumers[1].submit(_see, made, self._count)
+                counted = consumers[1].submit(_see, made, self._update_results)
                 queue.append((unit, [made, digested, counted]))
                 held += unit.weight
             while queue:
@@ -229,7 +221,7 @@ class WeightsFile:
         self._digester.update(unit.data)
         return unit
 
-    def _count(self, unit: _OutputUnit) -> _OutputUnit:
+    def _update_results(self, unit: _OutputUnit) -> _OutputUnit:
         """Add what a unit tells of its tensors.  A tensor's shares follow each other."""
         for number, data, overflows, found in unit.shares:
             self._overflows[number] += overflows
@@ -252,6 +244,13 @@ class WeightsFile:
         held: Array = np.empty(size + ALIGN, "u1")
         at = -held.ctypes.data % ALIGN  # a disk can write from there
         return held[at : at + size]
+
+
+def describe_tensor(plan: FilePlan, tensor: PlannedTensor, digest: str = "") -> ModelTensor:
+    """Return a planned tensor as a model record describes it."""
+    return ModelTensor(
+        tensor.name, tensor.dtype, tensor.shape, plan.name, tensor.start, tensor.size, digest
+    )
 
 
 def foresee(files: Files, plans: Iterable[FilePlan]) -> None:

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ckptsync.catalogue.location_summary import Summary
-from ckptsync.checkpoint_dirs import family_of
+from ckptsync.catalogue.location_summary import Summary, last_models
 from ckptsync.errors import ConfigError, Corrupt, Incomplete
 
 LATEST = "latest"
@@ -54,61 +53,45 @@ def choose(
     in_run = [s for s in summaries if s.run == run]
     if name == LATEST:
         return _choose_latest(run, in_run, trust, part)
-    found = _newest([s for s in in_run if name in (s.location, s.checkpoint)])
-    if found is None:
+    named = [s for s in in_run if name in (s.location, s.checkpoint)]
+    if not named:
         names = ", ".join(dict.fromkeys(s.checkpoint for s in in_run[-8:]))
         raise ConfigError(f"{run}/{name}: no such checkpoint", hint=f"the run has {names}")
+    found = max(named, key=lambda s: s.age_order)
     _check_may_be_given(found, trust, part)
-    others = [
-        s for s in in_run if s.checkpoint == name and found.location not in (s.location, name)
-    ]
+    others = [s for s in named if s.checkpoint == name and found.location not in (s.location, name)]
     return Choice(
         found,
         tuple(f"{run}/{s.location} is another save of the same name: {_status(s)}" for s in others),
     )
 
 
-def _newest(summaries: Sequence[Summary]) -> Summary | None:
-    """Return the save whose files were written last.
-
-    Steps do not tell: a training that was restarted counts them from 0 again.
-    """
-    return max(summaries, key=lambda s: (s.ended, s.step or 0, s.location), default=None)
-
-
 def _choose_latest(run: str, in_run: Sequence[Summary], trust: Trust, part: Part) -> Choice:
-    # Not what trainers leave at the end: a model, and under DeepSpeed the tag that it was made
-    # from.
-    families = {s.location: family_of(s.checkpoint) for s in in_run}
-    final = (
-        ("final", "deepspeed")
-        if {"trainer", "accelerate"}.intersection(families.values())
-        else ("final",)
-    )
-    saves = [s for s in in_run if families[s.location] not in final] or in_run
+    extra = last_models(in_run)
+    saves = [s for s in in_run if s.location not in extra] or in_run
     usable = [
         s
         for s in saves
         if s.status == "VERIFIED"
         or (trust == "any" and s.status in _COMPLETE and (s.consolidated or part != "model"))
     ]
-    newest = _newest([s for s in usable if not s.shards_retired or part == "model"])
-    if newest is None:
-        status = "complete" if trust == "any" else "VERIFIED"
-        last = "; ".join(
-            f"{s.location} is {_status(s)}" for s in sorted(saves, key=lambda s: -s.ended)[:3]
+    usable = [s for s in usable if not s.shards_retired or part == "model"]
+    if not usable:
+        status, hint = (
+            "VERIFIED",
+            "name a checkpoint, or give --unverified for the newest complete one",
         )
-        hint = (
-            "wait until it is complete"
-            if trust == "any"
-            else "name a checkpoint, or give --unverified for the newest complete one"
-        )
+        if trust == "any":
+            status, hint = "complete", "wait until it is complete"
+        newest = sorted(saves, key=lambda s: -s.ended)[:3]
+        last = "; ".join(f"{s.location} is {_status(s)}" for s in newest)
         raise Incomplete(
             f"{run}: none of its {len(saves)} checkpoints is {status}: {last}", hint=hint
         )
-    newer = sorted((s for s in saves if s.ended > newest.ended), key=lambda s: s.ended)
+    found = max(usable, key=lambda s: s.age_order)
+    newer = sorted((s for s in saves if s.ended > found.ended), key=lambda s: s.ended)
     return Choice(
-        newest,
+        found,
         tuple(f"{run}/{s.location} is newer, and was not chosen: {_status(s)}" for s in newer),
     )
 

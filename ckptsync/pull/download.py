@@ -23,7 +23,7 @@ from pathlib import Path
 
 from ckptsync import safe_open
 from ckptsync.errors import CkptsyncError, ConfigError, StoreError
-from ckptsync.pull.plan import PullPlan
+from ckptsync.pull.download_plan import PullPlan
 from ckptsync.quantities import show_size
 from ckptsync.stores.contract import About, Store
 from ckptsync.stores.parallel_download import THREADS, StoredFile, download
@@ -75,17 +75,8 @@ class Download:
 
         Files that are there already are judged by names and sizes.
         """
-        have = {f.under: f.size for f in self.plan.files} if self._is_there() else self._left()
-        size = sum(have.values())
-        return Result(
-            self._final,
-            len(self.plan.files),
-            self.plan.size,
-            len(have),
-            size,
-            {},
-            tuple(self.plan.pointers),
-        )
+        there = self.plan.files if self._is_there() else self._left()
+        return self._result(there, {}, tuple(self.plan.pointers))
 
     def run(self, store: Store, progress: Progress | None = None, threads: int = THREADS) -> Result:
         """Download what is missing; files that are there already are read and verified.
@@ -93,9 +84,9 @@ class Download:
         Raises ConfigError if something else is in the way.  A file that is missing in the store, or
         damaged, is in `Result.failed`.
         """
-        counter = _Counter(self.plan.size, progress)
+        count = _counter(self.plan.size, progress)
         if self._is_there():
-            if wrong := _find_wrong(PosixStore(str(self._final)), self.plan.files, counter):
+            if wrong := _find_wrong(PosixStore(str(self._final)), self.plan.files, count):
                 raise ConfigError(
                     f"{self._final}: exists, and {wrong[0].under} has other bytes",
                     hint=_NO_OVERWRITE,
@@ -103,10 +94,14 @@ class Download:
             return self._result(self.plan.files, {}, self._finish())
         with self._opened() as target:
             self._check_room()
-            missing = self._find_missing(target, counter)
-            failed = download(store, target, missing, threads, counter.add)
-            there = [f for f in self.plan.files if f not in missing]
-            if failed:
+            left = self._left()
+            wrong = _find_wrong(target, left, count)
+            for file in wrong:
+                target.delete(file.under)
+            good = {file.under for file in left} - {file.under for file in wrong}
+            there = [f for f in self.plan.files if f.under in good]
+            missing = [f for f in self.plan.files if f.under not in good]
+            if failed := download(store, target, missing, threads, count):
                 return self._result(there, failed, ())
             self._publish()
         return self._result(there, {}, self._finish())
@@ -117,11 +112,9 @@ class Download:
         They are unfinished downloads of other files, or of other bytes.
         """
         with _translated(self._parent):
-            found = (
-                self._parent.glob(f".{glob.escape(self.plan.name)}.pull-*")
-                if self._parent.is_dir()
-                else ()
-            )
+            if not self._parent.is_dir():
+                return ()
+            found = self._parent.glob(f".{glob.escape(self.plan.name)}.pull-*")
             return tuple(sorted(str(path) for path in found if path != self._hidden))
 
     def _is_there(self) -> bool:
@@ -142,41 +135,25 @@ class Download:
                 )
             return False
         wrong = [f for f in self.plan.files if sizes.get(f.under) != f.size]
-        if wrong:  # of a trainer that was killed, of another tool, or of a pull of fewer files
-            first, size = wrong[0], sizes.get(wrong[0].under)
-            found = (
-                f"{first.under} has {size} bytes, not {first.size}"
-                if size is not None
-                else f"{first.under} is missing"
-            )
-            more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-            count = f"{len(wrong)} of {len(self.plan.files)} files"
-            raise ConfigError(
-                f"{self._final}: exists, but {count} differ from the store's: {found}{more}",
-                hint=_OTHER_FILES,
-            )
-        return True
+        if not wrong:
+            return True
+        # of a trainer that was killed, of another tool, or of a pull of fewer files
+        first, size = wrong[0], sizes.get(wrong[0].under)
+        is_other = f"has {size} bytes, not {first.size}"
+        found = f"{first.under} {'is missing' if size is None else is_other}"
+        more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        count = f"{len(wrong)} of {len(self.plan.files)} files"
+        raise ConfigError(
+            f"{self._final}: exists, but {count} differ from the store's: {found}{more}",
+            hint=_OTHER_FILES,
+        )
 
-    def _left(self) -> dict[str, int]:
-        """Return name → bytes of the files that an earlier try has downloaded.
-
-        Names and sizes decide.
-        """
+    def _left(self) -> list[StoredFile]:
+        """Return the files that an earlier try has downloaded, by names and sizes."""
         if not self._hidden.is_dir() or self._hidden.is_symlink():
-            return {}
+            return []
         sizes = _sizes(self._hidden)
-        return {f.under: f.size for f in self.plan.files if sizes.get(f.under) == f.size}
-
-    def _find_missing(self, target: PosixStore, counter: _Counter) -> list[StoredFile]:
-        """Return the files to download.
-
-        A file of an earlier try that has wrong bytes is deleted.
-        """
-        names = self._left()
-        wrong = _find_wrong(target, [f for f in self.plan.files if f.under in names], counter)
-        for file in wrong:
-            target.delete(file.under)
-        return [f for f in self.plan.files if f.under not in names or f in wrong]
+        return [f for f in self.plan.files if sizes.get(f.under) == f.size]
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[PosixStore]:
@@ -260,36 +237,38 @@ class Download:
         )
 
 
-class _Counter:
-    """Counts the bytes that are there, and reports them; any thread may add."""
+def _counter(total: int, progress: Progress | None) -> Callable[[int], None]:
+    """Return what adds up the bytes that are there, and reports them; any thread may call it."""
+    done, lock = 0, threading.Lock()
 
-    def __init__(self, total: int, progress: Progress | None) -> None:
-        self._done, self._total, self._progress = 0, total, progress
-        self._lock = threading.Lock()
+    def count(size: int) -> None:
+        nonlocal done
+        with lock:
+            done += size
+            if progress:
+                progress(min(done, total), total)
 
-    def add(self, count: int) -> None:
-        with self._lock:
-            self._done += count
-            if self._progress:
-                self._progress(min(self._done, self._total), self._total)
+    return count
 
 
 def _find_wrong(
-    directory: PosixStore, files: Sequence[StoredFile], counter: _Counter
+    directory: PosixStore, files: Sequence[StoredFile], count: Callable[[int], None]
 ) -> list[StoredFile]:
     """Return the files that are absent, or have other bytes.
 
     Raises StoreError if one cannot be read.
     """
 
-    def check(file: StoredFile) -> bool:
+    def is_good(file: StoredFile) -> bool:
         assert file.digest
-        good = bool(is_stored(directory, file.under, file.size, file.digest.digest))
-        counter.add(file.size if good else 0)
-        return good
+        if not is_stored(directory, file.under, file.size, file.digest.digest):
+            return False
+        count(file.size)
+        return True
 
     with ThreadPoolExecutor(THREADS) as pool:
-        return [file for file, good in zip(files, pool.map(check, files), strict=True) if not good]
+        found = zip(files, pool.map(is_good, files), strict=True)
+        return [file for file, good in found if not good]
 
 
 def _sizes(directory: Path) -> Mapping[str, int]:

@@ -9,9 +9,9 @@ from ckptsync.catalogue.cached import read_catalogue
 from ckptsync.catalogue.uncached import not_found, read_location
 from ckptsync.errors import ConfigError, Corrupt, Incomplete
 from ckptsync.pull.choose import Part, Trust, choose, split
-from ckptsync.pull.plan import PullPlan, plan_checkpoint, plan_model
-from ckptsync.records.locations import Status
-from ckptsync.records.names import CONSOLIDATED
+from ckptsync.pull.download_plan import PullPlan, plan_checkpoint, plan_model
+from ckptsync.records.location_status import Status
+from ckptsync.records.store_paths import CONSOLIDATED
 from ckptsync.safe_names import RECORDS
 from ckptsync.stores import open_files
 from ckptsync.stores.contract import Store
@@ -69,24 +69,17 @@ def find(store: Store, request: PullRequest) -> FoundCheckpoint:
     plan = plan_model(seen) if request.is_model else plan_checkpoint(seen, request.node)
     if plan.missing and (request.trust != "any" or request.is_model):
         more = f"; and {len(plan.missing) - 8} more" if len(plan.missing) > 8 else ""
-        why = (
-            f"{run}/{location}: not all of its files are in the store:"
-            f" {'; '.join(plan.missing[:8])}{more}"
+        why = f"not all of its files are in the store: {'; '.join(plan.missing[:8])}{more}"
+        raise (Corrupt if seen.status == "DAMAGED" else Incomplete)(
+            f"{run}/{location}: {why}",
+            hint="choose another checkpoint (`ckptsync ls`), or get the files that are there with"
+            " --unverified",
         )
-        hint = (
-            "choose another checkpoint (`ckptsync ls`), or get the files that are there with"
-            " --unverified"
-        )
-        raise (Corrupt if seen.status == "DAMAGED" else Incomplete)(why, hint=hint)
-    lacking = choice.summary.unopenable if request.is_model else ""
-    opening = (
-        (f"{lacking}; copy it there from the model that was trained, or {choice.summary.to_give}",)
-        if lacking
-        else ()
-    )
-    return FoundCheckpoint(
-        run, location, seen.status, replace(plan, notes=(*choice.notes, *plan.notes, *opening))
-    )
+    notes = [*choice.notes, *plan.notes]
+    if request.is_model and (lacking := choice.summary.unopenable):
+        give = choice.summary.to_give
+        notes.append(f"{lacking}; copy it there from the model that was trained, or {give}")
+    return FoundCheckpoint(run, location, seen.status, replace(plan, notes=tuple(notes)))
 
 
 def why_retired(store: Store, run: str, location: str) -> str:
@@ -107,16 +100,14 @@ def split_url(url: str, access: Access) -> tuple[Store, str]:
     if isinstance(location, Remote):
         above = open_files.store_above(location, access)
         if above is not None:
+            below = open_files.path(location).relative_to(open_files.path(above))
             store = open_store(above.url, access.options_of(above), access.limits)
-            return store, _run_and_checkpoint(
-                open_files.path(location).relative_to(open_files.path(above)).parts
-            )
+            return store, _run_and_checkpoint(below.parts)
     else:
         for root in (location, *location.parents):
             if is_store(str(root)):
-                return open_store(str(root), limits=access.limits), _run_and_checkpoint(
-                    location.relative_to(root).parts
-                )
+                store = open_store(str(root), limits=access.limits)
+                return store, _run_and_checkpoint(location.relative_to(root).parts)
     raise ConfigError(
         f"{url}: not inside a store",
         hint=(

@@ -16,14 +16,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from types import MappingProxyType
-from typing import TypeVar
 
 from ckptsync.digest import digest
 from ckptsync.errors import CkptsyncError, Corrupt, Exists, NotFound, Unsupported
 from ckptsync.layouts.file_names import MOST_RANKS
 from ckptsync.records.manifest import FileEntry, Manifest
 from ckptsync.records.model_record import ModelFile, ModelRecord
-from ckptsync.records.names import (
+from ckptsync.records.report import Report, VerifyFinding
+from ckptsync.records.store_paths import (
+    FORMAT,
     RecordKind,
     RecordName,
     checked_node,
@@ -32,10 +33,9 @@ from ckptsync.records.names import (
     parse_record_name,
     records_prefix,
 )
-from ckptsync.records.report import Report, VerifyFinding
 from ckptsync.records.tombstone_keep_join import Join, Keep, Tombstone, in_force
 from ckptsync.safe_names import checked_path
-from ckptsync.stores import progress_signals
+from ckptsync.stores import liveness
 from ckptsync.stores.contract import About, Store
 from ckptsync.typed_json import SHORT_RECORD, Decoder, format_number
 
@@ -46,16 +46,6 @@ _MISSING_HINT = (
 AT_ONCE = 16
 """Records that are read at once: each costs a round trip, and no bandwidth."""
 Record = Manifest | ModelRecord | Report | Tombstone | Keep | Join
-R = TypeVar("R", Manifest, ModelRecord, Report, Tombstone, Keep, Join)
-FORMATS: dict[RecordKind, int] = {
-    "manifest": 1,
-    "model": 1,
-    "report": 1,
-    "tombstone": 1,
-    "keep": 1,
-    "join": 1,
-}
-"""The newest format of each kind that this program knows."""
 _KINDS: dict[RecordKind, type[Record]] = {
     "manifest": Manifest,
     "model": ModelRecord,
@@ -64,20 +54,17 @@ _KINDS: dict[RecordKind, type[Record]] = {
     "keep": Keep,
     "join": Join,
 }
-LIMITS: dict[RecordKind, int] = {
-    "manifest": 32 << 20,
-    "model": 32 << 20,
-    "report": SHORT_RECORD,
-    "tombstone": SHORT_RECORD,
-    "keep": SHORT_RECORD,
-    "join": SHORT_RECORD,
-}
+LIMITS = dict.fromkeys(_KINDS, SHORT_RECORD) | {"manifest": 32 << 20, "model": 32 << 20}
 """Bytes that a record may have: a manifest of some 110,000 files, a model record of some 120,000
 tensors.  A reader needs at most fifteen times as many in memory.
 """
 _DECODERS = {kind: Decoder(its, f"a {kind}", LIMITS[kind]) for kind, its in _KINDS.items()}
 _TRAINER = 200  # characters: people read it
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_SMALLER = (
+    "a checkpoint may have about 110,000 files a node, and 120,000 tensors: pack small files, or"
+    " leave some out with worker.exclude"
+)
 
 
 def encode(record: Record) -> bytes:
@@ -85,13 +72,8 @@ def encode(record: Record) -> bytes:
 
     Raises Unsupported for what no reader would read.
     """
-    data = (
-        json.dumps(
-            asdict(record), sort_keys=True, separators=(",", ":"), ensure_ascii=False
-        ).encode()
-        + b"\n"
-    )
-    kind = kind_of(record)
+    text = json.dumps(asdict(record), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    data, kind = f"{text}\n".encode(), kind_of(record)
     if len(data) > LIMITS[kind]:
         raise Unsupported(
             f"{record.run}/{record.location}: its {kind} would have {len(data)} bytes, at most"
@@ -99,12 +81,6 @@ def encode(record: Record) -> bytes:
             hint=_SMALLER,
         )
     return data
-
-
-_SMALLER = (
-    "a checkpoint may have about 110,000 files a node, and 120,000 tensors: pack small files, or"
-    " leave some out with worker.exclude"
-)
 
 
 def kind_of(record: Record) -> RecordKind:
@@ -123,23 +99,21 @@ def record_name(record: Record, data: bytes) -> str:
     )
 
 
-def decode(name: str, data: bytes, kind: type[R]) -> R:
-    """Return the record that ``data`` is, if it is what its ``name`` says.
+def decode(name: str, data: bytes) -> Record:
+    """Return the record that ``data`` is, of the kind that its ``name`` says.
 
-    Raise Corrupt, or Unsupported if it is newer.
+    Raises Corrupt, or Unsupported if a newer program wrote it.
     """
     parsed = parse_record_name(name)
     if parsed is None or parsed.digest != digest(data)[:16]:
         raise Corrupt(f"{name}: checksum does not match the one in its name")
-    number, known = format_number(data, name, f"a {parsed.kind}"), FORMATS[parsed.kind]
-    if number > known:
+    number = format_number(data, name, f"a {parsed.kind}")
+    if number > FORMAT:
         raise Unsupported(
-            f"{name}: record format {number}, at most {known} is known here",
+            f"{name}: record format {number}, at most {FORMAT} is known here",
             hint="upgrade ckptsync on this machine",
         )
     record = _DECODERS[parsed.kind].decode(data, name)
-    if not isinstance(record, kind):
-        raise Corrupt(f"{name}: a {parsed.kind}, and no {kind.__name__.lower()}")
     if record_name(record, data) != name:
         raise Corrupt(f"{name}: its contents belong under the name {record_name(record, data)}")
     try:
@@ -147,11 +121,6 @@ def decode(name: str, data: bytes, kind: type[R]) -> R:
     except Corrupt as e:
         raise Corrupt(f"{name}: {e}") from e
     return record
-
-
-def decode_any(name: RecordName, data: bytes) -> Record:
-    """Return the record that ``data`` is, of the kind that the name says; raise as `decode`."""
-    return decode(str(name), data, _KINDS[name.kind])  # type: ignore[type-var]
 
 
 def is_made_anew(name: RecordName | None, error: CkptsyncError) -> bool:
@@ -167,19 +136,15 @@ def is_made_anew(name: RecordName | None, error: CkptsyncError) -> bool:
     )
 
 
-def create_record(store: Store, record: Record) -> str:
-    """Write a record, which may be there already; return its name.  Raises StoreError."""
-    return create_encoded(store, record, encode(record))
-
-
-def create_encoded(store: Store, record: Record, data: bytes) -> str:
-    """Write a record whose bytes `encode` has given; else as `create_record`."""
+def create_record(store: Store, record: Record) -> tuple[str, bytes]:
+    """Write a record, which may be there already; return its name and bytes.  Raises StoreError."""
+    data = encode(record)
     name = record_name(record, data)
     # the name is of these bytes alone: the origin lets a store go on with what a killed try left,
     # and what exists is this very record
     with contextlib.suppress(Exists):
         store.create(name, [data], About(len(data), name))
-    return name
+    return name, data
 
 
 def append_record(store: Store, record: Record) -> str:
@@ -188,9 +153,8 @@ def append_record(store: Store, record: Record) -> str:
     Raises StoreError.
     """
     names = [entry.name for entry in store.names(records_prefix(record.run, record.location))]
-    return create_record(
-        store, replace(record, n=next_number(names, record.location, kind_of(record)))
-    )
+    number = next_number(names, record.location, kind_of(record))
+    return create_record(store, replace(record, n=number))[0]
 
 
 def next_number(names: Iterable[str], location: str, kind: RecordKind, node: str = "") -> int:
@@ -199,13 +163,8 @@ def next_number(names: Iterable[str], location: str, kind: RecordKind, node: str
     ``names``: of what is there.
     """
     parsed = (parse_record_name(name) for name in names)
-    return (
-        max(
-            (p.n for p in parsed if p and (p.location, p.kind, p.node) == (location, kind, node)),
-            default=-1,
-        )
-        + 1
-    )
+    taken = (p.n for p in parsed if p and (p.location, p.kind, p.node) == (location, kind, node))
+    return max(taken, default=-1) + 1
 
 
 class Missing(Corrupt):
@@ -266,7 +225,7 @@ def read_record(store: Store, parsed: RecordName, size: int | None = None) -> Re
         raise Corrupt(f"{name}: {size} bytes, at most {limit} expected of a {parsed.kind}")
     out = bytearray(size)
     store.read_into(name, 0, memoryview(out))
-    return decode_any(parsed, bytes(out))
+    return decode(name, bytes(out))
 
 
 def read_records(
@@ -297,7 +256,7 @@ def read_records(
     names = list(names)
     if threads > 1 and len(names) > 1:
         with ThreadPoolExecutor(min(threads, len(names)), "ckptsync-record") as pool:
-            works = [progress_signals.carried(partial(read, name)) for name in names]
+            works = [liveness.carried(partial(read, name)) for name in names]
             found = list(pool.map(lambda work: work(), works))
     else:
         found = [read(name) for name in names]
@@ -332,12 +291,13 @@ def find_missing_manifests(
                 if name not in listed and name.startswith(here)
             )
     found: dict[str, Missing] = {}
-    if not named:
-        return found
-    is_excused = _excuses(records)
+    excused = _excused(records) if named else frozenset()
     for name, by in sorted(named.items()):
         parsed = parse_record_name(name)
-        if parsed is None or parsed.kind != "manifest" or is_excused(name, parsed):
+        if parsed is None or parsed.kind != "manifest":
+            continue
+        of = parsed.run, checkpoint_of(parsed.location)
+        if not excused.isdisjoint({(*of, name), (*of, parsed.node), (*of, parsed.node, name)}):
             continue
         try:
             size(name)
@@ -349,41 +309,30 @@ def find_missing_manifests(
     return found
 
 
-def _excuses(records: Mapping[str, Record]) -> Callable[[str, RecordName], bool]:
-    """Return a function that says whether a manifest may be missing.
+def _excused(records: Mapping[str, Record]) -> frozenset[tuple[str, ...]]:
+    """Return the manifests that may be missing: they were replaced, or their save is given up.
 
-    It may be if it was replaced, moved, or deleted with its save.
-
-    Only records of its own checkpoint excuse it: what is said of a checkpoint must not change with
-    how many others are read beside it.
+    Each is a run and a checkpoint with the manifest's name, its node, or both.  Only records of its
+    own checkpoint excuse a manifest: what is said of a checkpoint must not change with how many
+    others are read beside it.
     """
-    manifests = [r for r in records.values() if isinstance(r, Manifest)]
-    replaced = {(m.run, m.checkpoint, m.node, name) for m in manifests for name in m.supersedes}
     locations: dict[tuple[str, str], dict[str, Tombstone]] = {}
+    found: set[tuple[str, ...]] = set()
     for name, record in records.items():
         if isinstance(record, Tombstone):
             locations.setdefault((record.run, record.location), {})[name] = record
-    ended = [
-        t
-        for stones in locations.values()
-        for t in in_force(stones).values()
-        if t.scope == "location"
-    ]
-    named = {(t.run, t.checkpoint, name) for t in ended for name in t.manifests}
-    nodes = {(t.run, t.checkpoint, node) for t in ended for node in t.ended}
-
-    def is_excused(name: str, parsed: RecordName) -> bool:
-        here = (parsed.run, checkpoint_of(parsed.location))
-        return (
-            (*here, name) in named
-            or (*here, parsed.node, name) in replaced
-            or (*here, parsed.node) in nodes
-        )
-
-    return is_excused
+        elif isinstance(record, Manifest):
+            here = record.run, record.checkpoint, record.node
+            found.update((*here, replaced) for replaced in record.supersedes)
+    for stones in locations.values():
+        for stone in in_force(stones).values():
+            if stone.scope == "location":
+                given_up = (*stone.manifests, *stone.ended)
+                found.update((stone.run, stone.checkpoint, one) for one in given_up)
+    return frozenset(found)
 
 
-def _check(record: Manifest | ModelRecord | Report | Tombstone | Keep | Join) -> None:
+def _check(record: Record) -> None:
     """Raise Corrupt for what types do not exclude.
 
     Everything that others join to a path, or index by, is checked here, once.
@@ -394,15 +343,20 @@ def _check(record: Manifest | ModelRecord | Report | Tombstone | Keep | Join) ->
         raise Corrupt(f"{record.location!r}: not a location of {record.checkpoint!r}")
     if isinstance(record, Manifest):
         _check_manifest(record)
-        return
-    if isinstance(record, Keep):
-        return
-    _check_names(record.manifests)
+    elif not isinstance(record, Keep):
+        _check_names(record.manifests)
     if isinstance(record, Tombstone):
-        _check_tombstone(record)
+        for node in record.ended:
+            checked_node(node)
     if isinstance(record, ModelRecord):
         check_files(record.files)
-        _check_tensors(record)
+        sizes = {f.path: f.size for f in record.files}
+        for tensor in record.tensors:
+            end = tensor.start + tensor.size
+            if not 0 <= tensor.start <= end <= sizes.get(tensor.file, -1):
+                raise Corrupt(
+                    f"{tensor.name}: bytes {tensor.start} to {end} are not in {tensor.file!r:.200}"
+                )
 
 
 def _check_manifest(manifest: Manifest) -> None:
@@ -436,11 +390,6 @@ def _check_manifest(manifest: Manifest) -> None:
         raise Corrupt(f"{manifest.trainer!r:.80}: not what names a trainer")
 
 
-def _check_tombstone(stone: Tombstone) -> None:
-    for node in stone.ended:
-        checked_node(node)
-
-
 def _check_names(names: Iterable[str]) -> None:
     for name in names:
         parsed = parse_record_name(name)
@@ -457,23 +406,10 @@ def check_files(files: Iterable[FileEntry | ModelFile]) -> None:
         paths.add(file.path)
         if file.size < 0 or not _DIGEST.fullmatch(file.digest):
             raise Corrupt(f"{file.path}: {file.size} bytes of digest {file.digest!r:.80} cannot be")
-        if isinstance(file, FileEntry):
-            _check_blocks(file)
-
-
-def _check_blocks(file: FileEntry) -> None:
-    if file.block_size < 1 or len(file.blocks) != -(-file.size // file.block_size):
-        raise Corrupt(
-            f"{file.path}: {len(file.blocks)} blocks of {file.block_size} bytes do not make"
-            f" {file.size} bytes"
-        )
-
-
-def _check_tensors(model_record: ModelRecord) -> None:
-    sizes = {f.path: f.size for f in model_record.files}
-    for tensor in model_record.tensors:
-        if not 0 <= tensor.start <= tensor.start + tensor.size <= sizes.get(tensor.file, -1):
+        if isinstance(file, FileEntry) and (
+            file.block_size < 1 or len(file.blocks) != -(-file.size // file.block_size)
+        ):
             raise Corrupt(
-                f"{tensor.name}: bytes {tensor.start} to {tensor.start + tensor.size} are not in"
-                f" {tensor.file!r:.200}"
+                f"{file.path}: {len(file.blocks)} blocks of {file.block_size} bytes do not make"
+                f" {file.size} bytes"
             )

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ckptsync.records.names import file_name
+from ckptsync.records.store_paths import FORMAT, file_name
 from ckptsync.tensors import Demands
 from ckptsync.typed_json import Count, FormatNumber, Nanoseconds
-
-FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)

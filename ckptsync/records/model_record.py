@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ckptsync.records.store_paths import FORMAT
 from ckptsync.typed_json import Count, FormatNumber
-
-FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)

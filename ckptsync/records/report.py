@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from ckptsync.records.store_paths import FORMAT
 from ckptsync.typed_json import Count, FormatNumber, Seconds
 
-FORMAT = 1
 Level = Literal["stat", "digest", "parse", "load", "model"]
 LEVELS: tuple[Level, ...] = ("stat", "digest", "parse", "load", "model")
 Verdict = Literal["ok", "damaged", "incomplete"]

@@ -97,7 +97,7 @@ def _without_earlier(
     node = part.manifest.node
     before = [o for o in others if o.end < part.end and o is not part]
     mine = [o for o in before if o.manifest.node == node]
-    locations = {o.manifest.location for o in mine if _two_contents(o.files, part.files)}
+    locations = {o.manifest.location for o in mine if two_contents(o.files, part.files)}
     earlier = [o for o in mine if o.manifest.location in locations]
     old = {item for e in earlier for item in e.files.items()}
     copied = {
@@ -110,7 +110,7 @@ def _without_earlier(
         if len(naming[item]) > 1
     }
     if any(copied.values()):
-        changed = {o.manifest.location for o in before if _two_contents(o.files, part.files)}
+        changed = {o.manifest.location for o in before if two_contents(o.files, part.files)}
         old |= {item for item, named in copied.items() if named & changed}
     first, last, offset = part.manifest.started, part.manifest.ended, part.manifest.clock_offset
     new = (f for f in part.manifest.files if (f.path, (f.digest, f.mtime)) not in old)
@@ -125,7 +125,7 @@ def _without_earlier(
 def compare(a: Evidence, b: Evidence) -> Sameness:
     """Return what two manifests prove, in the light that `parts` had.  Symmetric."""
     is_one_node = a.manifest.node == b.manifest.node
-    if is_one_node and (path := _two_contents(a.files, b.files)):
+    if is_one_node and (path := two_contents(a.files, b.files)):
         return Sameness("two", f"{path} has two contents")
     if a.save and b.save:
         return (
@@ -161,7 +161,8 @@ def demands_differ(a: Demands, b: Demands) -> str:
     return ""
 
 
-def _two_contents(a: Files, b: Files) -> str:
+def two_contents(a: Files, b: Files) -> str:
+    """Return the first path under which both have files, with different digests; or ``""``."""
     return min((path for path in a.keys() & b.keys() if a[path][0] != b[path][0]), default="")
 
 

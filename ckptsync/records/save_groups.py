@@ -24,6 +24,7 @@ from ckptsync.records.same_save import (
     Evidence,
     compare,
     parts,
+    two_contents,
 )
 from ckptsync.records.tombstone_keep_join import Join, joins_of
 from ckptsync.tensors import Demands
@@ -61,9 +62,9 @@ class Group:
 
     @property
     def claim(self) -> tuple[object, ...]:
-        """Return a sort key: the group with the smallest key keeps the location.
+        """Return a sort key: the smallest keeps the location.
 
-        That is one in doubt, since it never moves; else the earliest.
+        That is a group in doubt, since it never moves; else the earliest.
         """
         return (
             not self.doubt,
@@ -134,7 +135,7 @@ def live(known: Iterable[Known]) -> tuple[Known, ...]:
     return tuple(k for k in found if (k.manifest.node, k.name) not in gone)
 
 
-def save_of(location: str, known: Iterable[Known]) -> str:
+def explain_conflict(location: str, known: Iterable[Known]) -> str:
     """Return why the manifests in ``location`` cannot be proven to be one save; empty if they can.
 
     ``known``: all of this checkpoint name, in every location.  Those elsewhere matter: if one of
@@ -153,8 +154,8 @@ def save_of(location: str, known: Iterable[Known]) -> str:
 def groups(known: Sequence[Known]) -> tuple[Group, ...]:
     """Return the live manifests of one checkpoint name, by save.  Their order does not matter.
 
-    One save are those that every pair ties together which is proven to be of one save, or joined by
-    hand; and of what is left those groups that complete each other (`reasons_against`).
+    Manifests that are linked by pairs of one save, proven or joined by hand, are one save.  Groups
+    written close together are then united if `reasons_against` finds nothing.
     """
     found = _tied(known)
     for near in _written_together(found):
@@ -181,11 +182,9 @@ def reasons_against(found: Sequence[Group]) -> tuple[str, ...]:
 
 
 def siblings(location: str, known: Iterable[Known]) -> dict[Sibling, frozenset[str]]:
-    """Return the other locations that have, or may have, parts of the save in ``location``.
+    """Return the other locations with parts of the save in ``location``, and the parts' paths.
 
-    They may have them if both are incomplete and nothing forbids it.
-
-    With the paths of their files.
+    Also those that may be parts: both are incomplete, and nothing forbids it.
     """
     counting = live(known)
     if all(k.manifest.location == location for k in counting):
@@ -210,10 +209,7 @@ def siblings(location: str, known: Iterable[Known]) -> dict[Sibling, frozenset[s
 
 
 def refusals(found: Sequence[Group]) -> tuple[str, ...]:
-    """Return why groups cannot be parts of one save, whatever a person says.
-
-    Nothing if they can.
-    """
+    """Return why groups cannot be parts of one save, whatever a person says; empty if they can."""
     pairs = [pair for a, b in combinations(found, 2) for pair in product(a.parts, b.parts)]
     proven = [_difference(a, b) for a, b in pairs if compare(a, b).relation == "two"]
     shared = [
@@ -229,9 +225,8 @@ def refusals(found: Sequence[Group]) -> tuple[str, ...]:
 def doubtful_until(part: Manifest, known: Iterable[Known]) -> int:
     """Return until when it is too early to add a node's part to a save, ns on the store's clock.
 
-    0 if proof ties it to that save.
-
-    Without proof, wait: a node that wrote this checkpoint again may not have announced it yet.
+    It is 0 if proof ties the part to that save.  Without proof, the node must wait: another one
+    that wrote this checkpoint again may not have announced it yet.
     """
     mine = replace(part, location="")
     everyone = [*live(known), Known("", mine)]
@@ -271,8 +266,8 @@ def choose_location(ours: Manifest, known: Iterable[Known]) -> str:
     ``ours.location`` is ignored; ``ours.files`` are all of the save, also those already stored.
 
     The home of the save that it provably belongs to; else a new location.  Where evidence ties it
-    to two saves at once it gets a location of its own, and `save_of` says what is in doubt: bytes
-    are never refused because proof is missing.
+    to two saves at once it gets a location of its own, and `explain_conflict` says what is in
+    doubt: bytes are never refused because proof is missing.
     """
     everyone = tuple(known)
     part = replace(ours, location="")
@@ -298,10 +293,7 @@ def better_location(node: str, location: str, known: Iterable[Known]) -> str:
 
 
 def moved(mine: Sequence[Known], location: str, n: int) -> Manifest:
-    """Return one manifest that replaces a node's manifests in another location.
-
-    It is for ``location`` and has number ``n``.
-    """
+    """Return manifest ``n`` of a node in ``location``, which replaces ``mine`` elsewhere."""
     manifests = [k.manifest for k in sorted(mine, key=lambda k: k.manifest.n)]
     return replace(
         manifests[-1],
@@ -320,9 +312,9 @@ def moved(mine: Sequence[Known], location: str, n: int) -> Manifest:
 
 
 def demanded(manifests: Iterable[Manifest]) -> Demands:
-    """Return what all of them demand.
+    """Return what all of them demand, with the first size that is known of each file.
 
-    `save_of` finds contradictions: here the first size that is known counts.
+    `explain_conflict` compares the sizes.
     """
     model: dict[str, int | None] = {}
     resume: dict[str, int | None] = {}
@@ -380,9 +372,7 @@ def _own_location(group: Group, part: Manifest) -> str:
 
 
 def _home(mine: Group, found: Sequence[Group], node: str) -> str:
-    """Return the first of its locations by name that no other group claims before it.
-
-    Empty if there is none.
+    """Return the first of its locations by name that no other group claims before it, or ``""``.
 
     Not one that ``node`` has still to leave with another save of its own: one node's manifests of a
     location count as one save.
@@ -395,10 +385,7 @@ def _home(mine: Group, found: Sequence[Group], node: str) -> str:
 
 
 def _opened(mine: Group, known: Sequence[Known]) -> str:
-    """Return a location without any manifest.
-
-    It is the same for every node of the group that has read the same manifests.
-    """
+    """Return a location without any manifest: the same for all who have read the same manifests."""
     first = min(mine.parts, key=lambda p: (p.start, p.manifest.node)).manifest
     used = {k.manifest.location for k in known}
     return next(location for location in _names(first) if location not in used)
@@ -447,14 +434,7 @@ def _sibling(location: str, group: Group, why: tuple[str, ...]) -> tuple[Sibling
 def _against(a: Group, b: Group) -> Iterator[str]:
     for first, second in product(a.parts, b.parts):
         what = f"{first.manifest.node} and {second.manifest.node}"
-        path = min(
-            (
-                p
-                for p in first.files.keys() & second.files.keys()
-                if first.files[p][0] != second.files[p][0]
-            ),
-            default="",
-        )
+        path = two_contents(first.files, second.files)
         if first.manifest.node == second.manifest.node:
             yield f"both are of {first.manifest.node}, which has one part of a save"
         elif path:

@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ckptsync.records.manifest import Manifest
-from ckptsync.records.names import parse_record_name
+from ckptsync.records.store_paths import FORMAT, parse_record_name
 from ckptsync.typed_json import Count, FormatNumber, Nanoseconds
 
-FORMAT = 1
 Scope = Literal["location", "shards"]
 Stage = Literal["marked", "begun", "done", "withdrawn"]
 

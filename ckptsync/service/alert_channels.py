@@ -21,7 +21,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,8 @@ from ckptsync.config.schema import Config
 from ckptsync.digest import digest
 from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, StoreError
 from ckptsync.quantities import backoff
-from ckptsync.status.alarm_sending import (
+from ckptsync.service.tasks import Fatal
+from ckptsync.status.alarms import (
     CODES,
     Alarm,
     Decision,
@@ -57,9 +58,7 @@ _VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "USER", "LOGNAME", "TMPDIR
 _DECODER: Decoder[dict[str, SentAlarm]] = Decoder(dict[str, SentAlarm], "sent alarms")
 
 
-def open_channels(
-    config: Config, node: str, fatal: Callable[[BaseException], None]
-) -> tuple[Sender, ...]:
+def open_channels(config: Config, node: str, fatal: Fatal) -> tuple[Sender, ...]:
     """Return the channels of a configuration."""
     alerts, receivers = config.alerts, list[Receiver]()
     if alerts.webhook:
@@ -89,11 +88,7 @@ class Sender:
     """
 
     def __init__(
-        self,
-        receiver: Receiver,
-        terms: Terms,
-        source: tuple[str, str],
-        fatal: Callable[[BaseException], None],
+        self, receiver: Receiver, terms: Terms, source: tuple[str, str], fatal: Fatal
     ) -> None:
         self.error = ""
         self.channel = Channel(receiver.name, 0, 0)
@@ -148,10 +143,9 @@ class Sender:
 
 def _file(url: str, target: str) -> Path | None:
     """Return where to keep what a channel was sent; ``None`` for a user without a home."""
+    name = f"alerts-{digest(f'{url} {target}'.encode())[:16]}.json"
     try:
-        return cache_file.path(url).with_name(
-            f"alerts-{digest(f'{url} {target}'.encode())[:16]}.json"
-        )
+        return cache_file.path(url).with_name(name)
     except RuntimeError:
         return None
 
@@ -172,9 +166,7 @@ def _write(path: Path | None, memory: Memory) -> None:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
         with os.fdopen(os.open(draft, flags, 0o600), "wb") as file:
-            file.write(
-                msgspec.json.encode({key: asdict(standing) for key, standing in memory.items()})
-            )
+            file.write(msgspec.json.encode(memory))
         draft.replace(path)
 
 
@@ -190,16 +182,13 @@ def webhook(url: str) -> Receiver:
 
     Anything but a 2xx is a failure, a redirection too.
     """
+    hint = "see alerts.webhook in the configuration"
     try:
         parts = urllib.parse.urlsplit(url)
     except ValueError:
-        raise ConfigError(
-            "alerts.webhook: not a URL", hint="see alerts.webhook in the configuration"
-        ) from None
+        raise ConfigError("alerts.webhook: not a URL", hint=hint) from None
     if parts.scheme not in ("http", "https"):
-        raise ConfigError(
-            "alerts.webhook: neither http nor https", hint="see alerts.webhook in the configuration"
-        )
+        raise ConfigError("alerts.webhook: neither http nor https", hint=hint)
     where = f"webhook {parts.scheme}://{parts.hostname or ''}"
     headers = {"Content-Type": "application/json", "User-Agent": f"ckptsync/{__version__}"}
     opener = urllib.request.build_opener(_NoRedirect)
@@ -218,9 +207,8 @@ def webhook(url: str) -> Receiver:
             text = (reason.strerror if isinstance(reason, OSError) else None) or "request failed"
             if isinstance(reason, TimeoutError):
                 text = f"no answer within {ANSWERS_WITHIN:g} s"
-            raise StoreError(
-                f"{where}: {text}", hint="see alerts.webhook, DNS, proxy and firewall"
-            ) from None
+            hint = "see alerts.webhook, DNS, proxy and firewall"
+            raise StoreError(f"{where}: {text}", hint=hint) from None
 
     return Receiver("webhook", digest(url.encode()), deliver)
 
@@ -246,17 +234,15 @@ def command(words: Sequence[str]) -> Receiver:
                 start_new_session=True,
             )
         except OSError as e:
-            raise StoreError(
-                f"{where}: {e.strerror}", hint="see alerts.command, and what the service may run"
-            ) from None
+            hint = "see alerts.command, and what the service may run"
+            raise StoreError(f"{where}: {e.strerror}", hint=hint) from None
         with child:
             try:
                 child.communicate(message + b"\n", RUNS_WITHIN)
             except subprocess.TimeoutExpired:
                 os.killpg(child.pid, signal.SIGKILL)  # and all that it started
-                raise StoreError(
-                    f"{where}: took longer than {RUNS_WITHIN:g} s and was killed"
-                ) from None
+                why = f"{where}: took longer than {RUNS_WITHIN:g} s and was killed"
+                raise StoreError(why) from None
         if child.returncode:
             hint = "run it by hand with an example message from `ckptsync help monitoring`"
             raise StoreError(f"{where}: exit status {child.returncode}", hint=hint)

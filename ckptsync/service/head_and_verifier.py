@@ -1,8 +1,6 @@
 """The roles head and verifier: each scan reads the catalogue and starts the jobs that are due.
 
-Jobs run in child processes.
-
-It imports nothing that merges or verifies: only the children do.
+Jobs run in child processes.  Nothing that merges or verifies is imported here.
 """
 
 from __future__ import annotations
@@ -10,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timezone
 from functools import partial
@@ -19,16 +17,16 @@ from apscheduler.schedulers.background import BackgroundScheduler
 
 from ckptsync.catalogue import cache_file
 from ckptsync.catalogue.cached import read_catalogue
-from ckptsync.catalogue.child_job import Job
+from ckptsync.catalogue.child_job import Job, Kind
 from ckptsync.catalogue.location_summary import Catalogue
 from ckptsync.config.schema import Config, RetentionConfig
-from ckptsync.head.rules import Rules
+from ckptsync.head.retention_rules import Rules
 from ckptsync.head.schedule import ANY_RUN, head_jobs
 from ckptsync.service.alert_channels import open_channels
 from ckptsync.service.jobs import Jobs
 from ckptsync.service.log import Line, pairs
 from ckptsync.service.monitor import Monitor, OverviewReader, patience
-from ckptsync.service.tasks import NEVER, Outcome, Task
+from ckptsync.service.tasks import NEVER, Fatal, Outcome, Task
 from ckptsync.stores.contract import Store
 from ckptsync.verify.schedule import VerifyPolicy, due_in_store
 
@@ -42,12 +40,9 @@ class HeadRoles:
     ``monitor``: makes the overview.
     """
 
-    def __init__(
-        self, config: Config, node: str, store: Store, fatal: Callable[[BaseException], None]
-    ) -> None:
-        self.jobs = Jobs(
-            config, {"consolidate": config.head.jobs, "verify": 1, "retain": 1}, self._ended
-        )
+    def __init__(self, config: Config, node: str, store: Store, fatal: Fatal) -> None:
+        most: dict[Kind, int] = {"consolidate": config.head.jobs, "verify": 1, "retain": 1}
+        self.jobs = Jobs(config, most, self._ended)
         self.catalogues = Catalogues(store)
         recent = partial(self.catalogues.read, config.head.every)
         overviews = OverviewReader(store, recent, patience(config))
@@ -76,9 +71,8 @@ class HeadRoles:
         catalogue = self.catalogues.read()
         due = due_in_store(self._store, catalogue, self._policy, time.time())
         queue = self.jobs.begin("verify", due)
-        return Outcome(
-            self.jobs.lines("verify"), queue, (*self.jobs.errors("verify"), *_faults(catalogue))
-        )
+        errors = (*self.jobs.errors("verify"), *_faults(catalogue))
+        return Outcome(self.jobs.lines("verify"), queue, errors)
 
     def retain(self) -> Outcome:
         """Begin retention: whether anything is due, the child finds out."""
@@ -136,11 +130,8 @@ def repeated(tasks: Iterable[Task]) -> Iterator[None]:
 
     It counts wall time: whoever sees that clock jump asks for all of them.
     """
-    scheduler = BackgroundScheduler(
-        job_defaults={"misfire_grace_time": None, "coalesce": True},
-        timezone=timezone.utc,
-        daemon=True,
-    )
+    defaults = {"misfire_grace_time": None, "coalesce": True}
+    scheduler = BackgroundScheduler(job_defaults=defaults, timezone=timezone.utc, daemon=True)
     for task in tasks:
         scheduler.add_job(task.at, "interval", [0.0], seconds=task.every)
         task.every = NEVER
@@ -160,16 +151,12 @@ def catalogue_lines(found: Catalogue) -> Iterator[Line]:
     """Yield a line for the status of each location, and for each record that cannot be read."""
     for seen in found.summaries:
         detail = "; ".join(seen.evidence) if seen.status in ("CONFLICT", "RETIRED") else ""
-        yield Line(
-            f"location {seen.run}/{seen.location}",
-            pairs(phase=seen.status.lower(), run=seen.run, location=seen.location, detail=detail),
-        )
+        where = {"run": seen.run, "location": seen.location}
+        text = pairs(phase=seen.status.lower(), **where, detail=detail)
+        yield Line(f"location {seen.run}/{seen.location}", text)
     for fault in found.faults:
-        yield Line(
-            f"fault {fault.name}",
-            pairs(phase="unreadable", record=fault.name, error=fault.error),
-            is_error=True,
-        )
+        text = pairs(phase="unreadable", record=fault.name, error=fault.error)
+        yield Line(f"fault {fault.name}", text, is_error=True)
 
 
 def _faults(catalogue: Catalogue) -> Iterator[str]:

@@ -8,6 +8,7 @@ import logging
 import os
 import platform
 import resource
+import shutil
 import socket
 import time
 from collections import deque
@@ -81,7 +82,7 @@ class Heart:
             told=time.time(),
             queue=outcome.queue[:MOST],
             errors=tuple(map(shown, outcome.errors)),
-            oldest=0.0 if outcome.oldest is None else max(0.0, now - outcome.oldest),
+            oldest=outcome.waited(now),
             sent_bytes=sent,
             rate=self._rate.read(now, sent),
             disk=roles.disks,
@@ -112,9 +113,8 @@ def disks(held: Iterable[tuple[Path, int]], budget: int) -> Iterator[Disk]:
     """Yield how full each output directory's file system is, and what only pins hold there."""
     for path, spool in held:
         with contextlib.suppress(OSError):  # the scan reports what is wrong with it
-            there = os.statvfs(path)
-            free, total = there.f_bavail * there.f_frsize, there.f_blocks * there.f_frsize
-            yield Disk(shown(path), free, total, spool, budget)
+            there = shutil.disk_usage(path)
+            yield Disk(shown(path), there.free, there.total, spool, budget)
 
 
 def survey(node: str, runs: Mapping[str, Path], clock_offset: int | None = None) -> Facts:
@@ -128,12 +128,8 @@ def survey(node: str, runs: Mapping[str, Path], clock_offset: int | None = None)
         limits |= {name: int(text)} if text.isdigit() else {}
     nvidia = Path("/proc/driver/nvidia")
     cards = [_text(path) for path in sorted(nvidia.glob("gpus/*/information"))]
-    models = [
-        line.partition(":")[2].strip()
-        for text in cards
-        for line in text.splitlines()
-        if line.startswith("Model:")
-    ]
+    lines = [line for text in cards for line in text.splitlines() if line.startswith("Model:")]
+    models = [line.partition(":")[2].strip() for line in lines]
     driver = _text(nvidia / "version").partition("\n")[0].strip()
     try:
         user = getpass.getuser()

@@ -29,7 +29,7 @@ from ckptsync.service import jobs
 from ckptsync.service.jobs import JobDone, JobEnd, JobFailed, JobProgress, Message
 from ckptsync.service.log import Line, configure, pairs
 from ckptsync.service.tasks import progress_of_process
-from ckptsync.stores import progress_signals
+from ckptsync.stores import liveness
 from ckptsync.stores.opening import open_store
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def die_with(parent: int) -> None:
 
 
 def _on_term(_number: int, _frame: object) -> NoReturn:
-    progress_signals.announce_shutdown()
+    liveness.announce_shutdown()
     raise Ended
 
 
@@ -95,9 +95,8 @@ def _result_of(job: Job, config: Config, answers: _Answers) -> JobEnd:
     except CkptsyncError as e:
         return jobs.failure(e)
     except MemoryError:
-        return JobFailed(
-            "it needs more memory than a child process of the head may have", is_ours=True
-        )
+        why = "it needs more memory than a child process of the head may have"
+        return JobFailed(why, is_ours=True)
     except Ended:
         return JobFailed("the service is stopping", passes=True)
     except Exception as e:
@@ -161,11 +160,7 @@ def share(config: Config) -> LimitsConfig:
 
 
 def _consolidate(store: Store, job: Job, config: Config, progress: Progress) -> JobDone:
-    from ckptsync.head.consolidate import (  # noqa: PLC0415
-        HeadOptions,
-        RayCluster,
-        consolidate_location,
-    )
+    from ckptsync.head import consolidate  # noqa: PLC0415
     from ckptsync.merge.plan import MergeOptions, Work  # noqa: PLC0415
 
     head, url, cluster = config.head, config.store.url, None
@@ -173,11 +168,13 @@ def _consolidate(store: Store, job: Job, config: Config, progress: Progress) -> 
     if head.engine == "ray":
         address = os.environ.get("RAY_ADDRESS", "auto")
         access = options_for(url, config.store.options)
-        cluster = RayCluster(address, url, access, limits_of(config.limits))
+        cluster = consolidate.RayCluster(address, url, access, limits_of(config.limits))
     merge = MergeOptions(head.dtype, head.max_shard_size, allow_code=head.allow_code)
-    options = HeadOptions(merge, head.config_from, cluster)
+    options = consolidate.HeadOptions(merge, head.config_from, cluster)
     work = Work(head.threads, window=WINDOW)
-    made = consolidate_location(store, job.run, job.location, options, progress=progress, work=work)
+    made = consolidate.consolidate_location(
+        store, job.run, job.location, options, progress=progress, work=work
+    )
     return JobDone(tuple(map(made_line, made)), changed=bool(made))
 
 
@@ -220,9 +217,8 @@ def _retain(store: Store, _job: Job, config: Config, progress: Progress) -> JobD
     finally:
         cache_file.save(store.url, cache)  # also when it must end: the next one continues there
     errors = [f"{f.run}/{f.location}".rstrip("/") + f": {f.error}" for f in result.failed]
-    return JobDone(
-        tuple(map(retention_line, result.done)), tuple(errors), changed=bool(result.done)
-    )
+    lines = tuple(map(retention_line, result.done))
+    return JobDone(lines, tuple(errors), changed=bool(result.done))
 
 
 _WORK: dict[Kind, Callable[[Store, Job, Config, Progress], JobDone]] = {
@@ -254,13 +250,9 @@ def report_lines(report: Report, name: str) -> Iterator[Line]:
 def retention_line(outcome: RemovalOutcome) -> Line:
     """Return the log line of what retention did about a location."""
     phase = outcome.result.replace(" ", "-")
-    what = {
-        "scope": outcome.scope,
-        "files": outcome.files,
-        "bytes": outcome.size,
-        "reason": outcome.reason,
-    }
-    text = pairs(phase=phase, run=outcome.run, location=outcome.location, **what)
+    where = {"run": outcome.run, "location": outcome.location, "scope": outcome.scope}
+    count = {"files": outcome.files, "bytes": outcome.size}
+    text = pairs(phase=phase, **where, **count, reason=outcome.reason)
     return Line(f"{phase} {outcome.run}/{outcome.location}", text)
 
 

@@ -184,33 +184,26 @@ class Jobs:
     def begin(self, kind: Kind, jobs: Iterable[Job]) -> tuple[str, ...]:
         """Begin as many of these jobs as there is room for, in their order.
 
-        Returns the subjects of all that are due or running.  ``jobs`` are all there are of this
-        kind: a wait of any other has passed, since what it was about is well.
+        Returns the subjects of all that are due or running.  ``jobs`` must be all jobs of this
+        kind: waits of others are dropped, since their cause is gone.
         """
         jobs = tuple(jobs)
         subjects, now = {job.subject for job in jobs}, time.monotonic()
         with self._lock:
             for name in [n for n in self._waits if n[0] == kind and n[1] not in subjects]:
                 del self._waits[name]
-            due = [job for job in jobs if self._is_due(job, now)]
+            waits = [(job, self._waits.get((kind, job.subject))) for job in jobs]
+            due = [job for job, w in waits if not w or w.key != job.key or now >= w.until]
             running = sorted(subject for which, subject in self._running if which == kind)
             idle = [job for job in due if job.subject not in running]
             room = 0 if self._is_ending else max(0, self._most[kind] - len(running))
             for job in idle[:room]:
-                child = _Running(
-                    JobBrief(job, self._config, os.getpid()),
-                    bounds(self._config, job),
-                    self._command,
-                )
+                brief = JobBrief(job, self._config, os.getpid())
+                child = _Running(brief, bounds(self._config, job), self._command)
                 self._running[kind, job.subject] = child
-                thread = threading.Thread(target=self._run, args=(child,), daemon=True)
-                thread.name = f"{kind} {job.subject}"
-                thread.start()
+                title = f"{kind} {job.subject}"
+                threading.Thread(target=self._run, args=(child,), name=title, daemon=True).start()
         return tuple(dict.fromkeys((*running, *(job.subject for job in due))))
-
-    def _is_due(self, job: Job, now: float) -> bool:
-        wait = self._waits.get((job.kind, job.subject))
-        return wait is None or wait.key != job.key or now >= wait.until
 
     def errors(self, kind: Kind) -> tuple[str, ...]:
         """Return why jobs failed that are not well yet, and what those that ended well found."""
@@ -221,14 +214,11 @@ class Jobs:
 
     def lines(self, kind: Kind) -> tuple[Line, ...]:
         """Return the present failures, for the log."""
-        return tuple(
-            Line(
-                f"failed {subject}",
-                pairs(phase="failed", subject=subject, error=end, hint=end.hint),
-                is_error=True,
-            )
-            for subject, end in self._failed(kind)
-        )
+        lines = []
+        for subject, end in self._failed(kind):
+            text = pairs(phase="failed", subject=subject, error=end, hint=end.hint)
+            lines.append(Line(f"failed {subject}", text, is_error=True))
+        return tuple(lines)
 
     def _failed(self, kind: Kind) -> list[tuple[str, JobFailed]]:
         with self._lock:
@@ -270,11 +260,9 @@ class Jobs:
             if wait := wait_after(self._waits.pop(name, None), job, end, time.monotonic()):
                 self._waits[name] = wait
         if isinstance(end, JobDone):  # what failed is logged by `lines`, where it is new
-            logger = logging.getLogger(
-                "ckptsync.verifier" if job.kind == "verify" else "ckptsync.head"
-            )
+            role = "verifier" if job.kind == "verify" else "head"
             for line in end.lines:
-                line.write(logger)
+                line.write(logging.getLogger(f"ckptsync.{role}"))
         self._ended(job)
 
 

@@ -16,9 +16,12 @@ import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ckptsync.config.schema import LogConfig
 from ckptsync.quantities import clean
+
+if TYPE_CHECKING:  # `ckptsync status` does without it
+    from ckptsync.config.schema import LogConfig
 
 _PAIR = re.compile(r'([\w.-]+)=(?:"((?:[^"\\]|\\.)*)"|([^\s="]+))(?: |$)', re.DOTALL)
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
@@ -40,18 +43,14 @@ class Line:
 def changed(before: Mapping[str, str], now: Iterable[Line]) -> tuple[list[Line], dict[str, str]]:
     """Return the lines that are new or differ, and what to give as ``before`` the next time."""
     lines = {line.key: line for line in now}
-    return [line for key, line in lines.items() if before.get(key) != line.text], {
-        key: line.text for key, line in lines.items()
-    }
+    new = [line for key, line in lines.items() if before.get(key) != line.text]
+    return new, {key: line.text for key, line in lines.items()}
 
 
 def pairs(**values: object) -> str:
     """Return ``key=value`` pairs; empty values are left out, values with spaces are quoted."""
-    return " ".join(
-        f"{key}={_quoted(str(value))}"
-        for key, value in values.items()
-        if value not in ("", (), None)
-    )
+    there = {key: str(value) for key, value in values.items() if value not in ("", (), None)}
+    return " ".join(f"{key}={_quoted(value)}" for key, value in there.items())
 
 
 def fields(text: str) -> dict[str, str] | None:
@@ -85,15 +84,11 @@ class Text(logging.Formatter):
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        line = (
-            f"{_utc(record.created)} {record.levelname.lower()} {_short(record.name)}"
-            f" {clean(record.getMessage())}"
-        )
-        return (
-            "\n".join([line, *map(clean, self.formatException(record.exc_info).split("\n"))])
-            if record.exc_info
-            else line
-        )
+        level, name = record.levelname.lower(), record.name.removeprefix("ckptsync.")
+        lines = [f"{_utc(record.created)} {level} {name} {clean(record.getMessage())}"]
+        if record.exc_info:
+            lines += map(clean, self.formatException(record.exc_info).split("\n"))
+        return "\n".join(lines)
 
 
 class Json(logging.Formatter):
@@ -110,15 +105,11 @@ class Json(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        event |= {
-            key: value
-            for key, value in (fields(record.getMessage()) or {}).items()
-            if key not in event
-        }
-        return json.dumps(
-            event
-            | ({"traceback": self.formatException(record.exc_info)} if record.exc_info else {})
-        )
+        # the message's own fields come last, and replace none of these four
+        event = event | (fields(record.getMessage()) or {}) | event
+        if record.exc_info:
+            event["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(event)
 
 
 def configure(config: LogConfig) -> None:
@@ -143,7 +134,3 @@ def configure(config: LogConfig) -> None:
 
 def _utc(seconds: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
-
-
-def _short(name: str) -> str:
-    return name.removeprefix("ckptsync.")

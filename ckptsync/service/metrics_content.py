@@ -45,11 +45,9 @@ class Metrics:
             version=__version__,
             roles=tuple(self._config.roles),
             is_healthy=not self._hung(),
-            loops=[
-                Loop(task.name, task.finished, task.failures, task.busy(now)) for task in roles.all
-            ],
+            loops=[Loop(t.name, t.finished, t.failures, t.busy(now)) for t in roles.all],
             queue=len(outcome.queue),
-            oldest=0.0 if outcome.oldest is None else max(0.0, now - outcome.oldest),
+            oldest=outcome.waited(now),
             sent_bytes=roles.sent_bytes(),
             errors=len(outcome.errors),
             disks=roles.disks,
@@ -60,12 +58,12 @@ class Metrics:
 
     def health(self) -> Page:
         """Return 503 where another start would help."""
-        now, tasks, hung = time.monotonic(), self._roles.all, self._hung()
-        states = [
-            f"{t.name}: {f'at work for {t.busy(now):.0f} s' if t.is_running else 'rests'}"
-            for t in tasks
-        ]
-        return Page(503 if hung else 200, "\n".join([hung or "ok", *states, ""]).encode())
+        now, hung = time.monotonic(), self._hung()
+        lines = [hung or "ok"]
+        for task in self._roles.all:
+            state = f"at work for {task.busy(now):.0f} s" if task.is_running else "rests"
+            lines.append(f"{task.name}: {state}")
+        return Page(503 if hung else 200, "\n".join([*lines, ""]).encode())
 
     def _hung(self) -> str:
         """Return what hangs by the rule of the service's watchdog, or whether that does itself."""
@@ -83,8 +81,6 @@ def _exposition() -> Callable[[Process, Overview | None], bytes]:
     try:
         from ckptsync.status.metrics import exposition  # noqa: PLC0415
     except ModuleNotFoundError as e:
-        raise ConfigError(
-            f"metrics.listen: the package {e.name} is missing",
-            hint="install ckptsync again, with its dependencies",
-        ) from e
+        why = f"metrics.listen: the package {e.name} is missing"
+        raise ConfigError(why, hint="install ckptsync again, with its dependencies") from e
     return exposition

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from ckptsync.catalogue.location_summary import Catalogue
-from ckptsync.config.schema import Config
 from ckptsync.errors import StoreError
 from ckptsync.quantities import show_duration
 from ckptsync.service.log import Line, pairs
 from ckptsync.service.tasks import Outcome
 from ckptsync.spool.markers import boot
-from ckptsync.status.alarm_rules import Room
-from ckptsync.status.alarm_sending import Alarm, Patience
+from ckptsync.status.alarms import Alarm, Patience
 from ckptsync.status.nodes import NodeFiles, read_nodes
-from ckptsync.status.overview import Overview, overview
+from ckptsync.status.overview import Overview, Room, overview
 from ckptsync.stores.contract import Store
 from ckptsync.stores.urls import Remote, located
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # `ckptsync status` does without them
+    from ckptsync.config.schema import Config
     from ckptsync.service.alert_channels import Sender
 
 AT_ONCE = 8  # requests
@@ -51,19 +50,11 @@ class OverviewReader:
         found = self._catalogue()
         with ThreadPoolExecutor(AT_ONCE, "nodes") as pool:
             self._files = read_nodes(self._store, self._files, pool.map)
-        now = (
-            self._files.now(boot(), time.time())
-            if self._files.hearts
-            else max(time.time(), found.clock)
-        )
-        return overview(
-            self._store.url,
-            found,
-            self._files,
-            now,
-            room=room(self._store.url),
-            patience=self._patience,
-        )
+        now = max(time.time(), found.clock)
+        if self._files.hearts:
+            now = self._files.now(boot(), time.time())
+        url = self._store.url
+        return overview(url, found, self._files, now, room=room(url), patience=self._patience)
 
 
 def room(url: str) -> Room | None:
@@ -75,10 +66,10 @@ def room(url: str) -> Room | None:
     if isinstance(location, Remote):
         return None
     try:
-        there = os.statvfs(location)
+        there = shutil.disk_usage(location)
     except OSError:
         return None  # the next read of the store reports what is wrong with it
-    return Room(there.f_bavail * there.f_frsize, there.f_blocks * there.f_frsize)
+    return Room(there.free, there.total)
 
 
 class Monitor:
@@ -102,10 +93,8 @@ class Monitor:
             away = time.monotonic() - self._well
             if away >= AWAY:
                 text = f"the store could not be read for {show_duration(round(away))}: {e}"
-                todo = (
-                    "check that the head can reach the store; workers keep their pinned"
-                    " checkpoints until then"
-                )
+                keep = "workers keep their pinned checkpoints until then"
+                todo = f"check that the head can reach the store; {keep}"
                 alarm = Alarm("store-away", "store", "critical", now - away, text, todo)
                 for sender in self.senders:  # what was sent holds still, as far as anybody knows
                     sender.offer([*sender.active(), alarm], now)
@@ -121,9 +110,8 @@ class Monitor:
 def _lines(before: Overview | None, now: Overview) -> Iterator[Line]:
     """Yield a line for each alarm that holds, and one for each that is over; none counts time."""
     for a in now.alarms:
-        text = pairs(
-            phase="alarm", code=a.code, subject=a.subject, severity=a.severity, todo=a.todo
-        )
+        what = {"code": a.code, "subject": a.subject, "severity": a.severity}
+        text = pairs(phase="alarm", **what, todo=a.todo)
         yield Line(f"alarm {a.key}", text, is_error=a.severity == "critical")
     active = {a.key for a in now.alarms}
     for a in before.alarms if before else ():

@@ -22,7 +22,7 @@ from ckptsync.errors import ConfigError, StoreError
 from ckptsync.spool import folders
 from ckptsync.spool.markers import began, boot
 from ckptsync.status.heartbeat import Heartbeat
-from ckptsync.stores import progress_signals
+from ckptsync.stores import liveness
 from ckptsync.walk import UnsafeSpool
 
 # seconds without a change after which an output directory that somebody was removing is served
@@ -67,7 +67,7 @@ class Stopping:
     def ask(self, code: int = 0) -> None:
         """Ask for a stop; the first code that is not 0 is the exit code."""
         self.is_stopping, self.code = True, self.code or code
-        progress_signals.announce_shutdown()
+        liveness.announce_shutdown()
         self.wake()
 
     def wake(self) -> None:
@@ -113,7 +113,7 @@ def stopping() -> Iterator[Stopping]:
     SIGHUP not where it is ignored, as under nohup.
     """
     stop = Stopping()
-    progress_signals.clear_shutdown()
+    liveness.clear_shutdown()
     numbers = [n for n in SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
     before = {number: signal.signal(number, stop.on_signal) for number in numbers}
     try:
@@ -124,9 +124,7 @@ def stopping() -> Iterator[Stopping]:
 
 
 class Locks:
-    """Locks that allow one worker for an output directory and a node id.
-
-    They are held until `close`, or until the process ends.
+    """Locks that allow one worker for an output directory and a node id, until `close`.
 
     The file's name has the node id in it: nodes that share an output directory do not exclude each
     other.
@@ -156,17 +154,15 @@ class Locks:
         except UnsafeSpool:
             raise
         except OSError as e:
-            raise StoreError(
-                f"{spool}: {e.strerror}", hint="the worker must run as the user who trains"
-            ) from e
+            hint = "the worker must run as the user who trains"
+            raise StoreError(f"{spool}: {e.strerror}", hint=hint) from e
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(descriptor)
-            raise ConfigError(
-                f"{spool}: another worker of node {self._node} is at work here",
-                hint="stop one of them, or give each its own `node` in the configuration",
-            ) from None
+            why = f"{spool}: another worker of node {self._node} is at work here"
+            hint = "stop one of them, or give each its own `node` in the configuration"
+            raise ConfigError(why, hint=hint) from None
         self._held[key] = descriptor
 
     def close(self) -> None:
@@ -213,11 +209,10 @@ class Notifier:
         """Send these lines, such as ``"READY=1"``, in one message."""
         if not self._address:
             return
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as s:
-            try:
-                s.sendto(
-                    "\n".join(line.replace("\n", " ") for line in lines).encode(errors="replace"),
-                    self._address,
-                )
-            except OSError:
-                return  # systemd is away or its queue is full: uploads must not stop for that
+        message = "\n".join(line.replace("\n", " ") for line in lines).encode(errors="replace")
+        with (
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as s,
+            # systemd is away or its queue is full: uploads must not stop for that
+            contextlib.suppress(OSError),
+        ):
+            s.sendto(message, self._address)

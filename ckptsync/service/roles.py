@@ -60,13 +60,10 @@ class Roles:
             f"{task.name} {'at work' if task.is_running else 'waits'}"
             for task in (*self.tasks, *self.periodic)
         ]
-        jobs = (
-            [f"{job.kind} {job.subject}" for job in self.head.jobs.running()] if self.head else []
-        )
+        jobs = self.head.jobs.running() if self.head else ()
+        states += [f"{job.kind} {job.subject}" for job in jobs]
         now = self.outcome()
-        return "; ".join(
-            [*states, *jobs, f"{len(now.queue)} to upload", f"{len(now.errors)} errors"]
-        )
+        return "; ".join([*states, f"{len(now.queue)} to upload", f"{len(now.errors)} errors"])
 
 
 class UntilGone:

@@ -24,26 +24,22 @@ from ckptsync.service.log import configure, pairs
 from ckptsync.service.own_process import Notifier, Stopping, stopping
 from ckptsync.service.roles import Roles, UntilGone
 from ckptsync.service.store_connection import Absent, ServiceStore, check, open_configured
-from ckptsync.service.tasks import HUNG, NEVER, Task
+from ckptsync.service.tasks import HUNG, NEVER, Fatal, Task
 from ckptsync.status.heartbeat import claim
-from ckptsync.stores import progress_signals
+from ckptsync.stores import liveness
 from ckptsync.stores.contract import Store
 from ckptsync.worker.node_identity import jumped, node_id, skew
 
 GRACE = 4.0  # seconds that running tasks have to end after a signal, and then the store to answer
 CHECK_EVERY = 5.0  # seconds, at most, between two turns of the loop, and two tries of the store
 
-Begin = Callable[
-    [Config, str, Store, Callable[[BaseException], None]], AbstractContextManager[Roles]
-]
+Begin = Callable[[Config, str, Store, Fatal], AbstractContextManager[Roles]]
 
 log = logging.getLogger(__name__)
 
 
 @contextmanager
-def roles_of(
-    config: Config, node: str, store: Store, fatal: Callable[[BaseException], None]
-) -> Iterator[Roles]:
+def roles_of(config: Config, node: str, store: Store, fatal: Fatal) -> Iterator[Roles]:
     """Give the roles of a configuration; raises ConfigError where one cannot begin.
 
     What no role needs is not imported.
@@ -114,10 +110,8 @@ class _Service:
         self._clock = skew()
 
     def run(self, begin: Begin) -> None:
-        with (
-            begin(self._config, self._node, self._store, self._fatal) as roles,
-            ExitStack() as stack,
-        ):
+        begun = begin(self._config, self._node, self._store, self._fatal)
+        with begun as roles, ExitStack() as stack:
             self._roles, self._stack = roles, stack
             roles.sent_bytes = lambda: self._store.sent_bytes
             self._adopt([self._opening, *roles.local])
@@ -167,10 +161,8 @@ class _Service:
         self._store.came(store)
         if self._stop.is_stopping:
             return
-        log.info(
-            "%s",
-            pairs(phase="started", node=mine.node, roles=",".join(mine.roles), store=store.url),
-        )
+        what = {"node": mine.node, "roles": ",".join(mine.roles), "store": store.url}
+        log.info("%s", pairs(phase="started", **what))
         roles = self._roles
         roles.local.append(Task("heartbeat", mine.period, heart.beat, self._fatal))
         if roles.periodic:
@@ -186,7 +178,7 @@ class _Service:
         while time.monotonic() < end:
             if self._stop.is_stopping:
                 raise Transient("the service is stopping")
-            progress_signals.sign()
+            liveness.sign()
             time.sleep(0.25)
 
     def _check(self) -> None:

@@ -1,7 +1,5 @@
 """Open the service's store: wait while it is away, and do not make it again where it is gone.
 
-When the process is to end, it leaves the store between two chunks.
-
 A worker remembers in its spool which store an output directory was served to.  A store that was
 there, and is none now, is on a file system that is not mounted; one that refuses a machine that has
 worked with it has a new key, which comes here a little later.  Whoever opens it tries again.
@@ -43,20 +41,15 @@ def open_configured(config: Config) -> Store:
     options, limits = options_for(url, config.store.options), limits_of(config.limits)
     try:
         if not is_store(url, options, replace(limits, patience=0.0)):
-            where = (
-                "is the URL right?"
-                if isinstance(located(url), Remote)
-                else "is the file system mounted?"
-            )
+            is_remote = isinstance(located(url), Remote)
+            where = "is the URL right?" if is_remote else "is the file system mounted?"
             if "worker" not in config.roles:
                 hint = f"{where}  The first worker or `ckptsync push` creates the store"
                 raise Absent(f"{url}: not a store", hint=hint)
             if served := next(_served_before(config), ""):
+                why = f"no store found, although the worker of {served} uploaded to it before"
                 hint = f"{where}  If that store was given up, delete {served}/{SPOOL}/{MARK}"
-                raise Absent(
-                    f"{url}: no store found, although the worker of {served} uploaded to it before",
-                    hint=hint,
-                )
+                raise Absent(f"{url}: {why}", hint=hint)
         return create_store(url, options, limits)
     except NoParent as e:
         raise Absent(str(e), hint=e.hint) from e
@@ -64,9 +57,8 @@ def open_configured(config: Config) -> Store:
         if not _has_worked(config):
             raise
         check(config)  # what is wrong in the configuration itself stays wrong
-        raise Absent(
-            str(e), hint=(f"{e.hint}. The service keeps trying, since it worked before")
-        ) from e
+        hint = f"{e.hint}. The service keeps trying, since it worked before"
+        raise Absent(str(e), hint=hint) from e
     except OSError as e:
         hint = "is the file system mounted, and may this user read it?"
         raise StoreError(f"{url}: {e.strerror}", hint=hint) from e
@@ -79,9 +71,8 @@ def check(config: Config) -> None:
     if not isinstance(location, Path) or location.is_dir():
         bare(url, options, limits_of(config.limits))
     elif location.exists():
-        raise ConfigError(
-            f"{url}: this is a file, and a store is a directory", hint="check the path"
-        )
+        why = f"{url}: this is a file, and a store is a directory"
+        raise ConfigError(why, hint="check the path")
     found = output_directories(config.worker.runs, url) if "worker" in config.roles else None
     if found and found.problems and not found.runs:
         raise ConfigError("; ".join(found.problems), hint="see worker.runs in the configuration")
@@ -104,11 +95,9 @@ def _has_worked(config: Config) -> bool:
 def _served_before(config: Config) -> Iterator[str]:
     """Yield the output directories that were served to this store."""
     url = config.store.url
-    return (
-        run.path
-        for run in output_directories(config.worker.runs, url).runs
-        if remembers(Path(run.path) / SPOOL, url)
-    )
+    for run in output_directories(config.worker.runs, url).runs:
+        if remembers(Path(run.path) / SPOOL, url):
+            yield run.path
 
 
 def remember(spool: Path, url: str) -> None:
@@ -120,9 +109,8 @@ def remember(spool: Path, url: str) -> None:
     except UnsafeSpool:
         raise
     except OSError as e:
-        raise StoreError(
-            f"{spool}: {e.strerror}", hint="the worker must run as the user who trains"
-        ) from e
+        hint = "the worker must run as the user who trains"
+        raise StoreError(f"{spool}: {e.strerror}", hint=hint) from e
 
 
 def remembers(spool: Path, url: str) -> bool:
@@ -162,17 +150,14 @@ class ServiceStore(StoreWrapper):
     def inner(self) -> Store:
         """Return the store that came; raises Transient until then."""
         if self._store is None:
-            raise Transient(
-                f"{self.url}: not reached yet", hint="the service tries again every few seconds"
-            )
+            hint = "the service tries again every few seconds"
+            raise Transient(f"{self.url}: not reached yet", hint=hint)
         return self._store
 
     def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
-        """See `Store`."""
         self.inner.write(name, self._counted(name, chunks), about)
 
     def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
-        """See `Store`."""
         self.inner.create(name, self._counted(name, chunks), about)
 
     def _counted(self, name: str, chunks: Iterable[Chunk]) -> Iterable[Chunk]:
@@ -183,10 +168,8 @@ class ServiceStore(StoreWrapper):
     def _pass(self, name: str, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
         for chunk in chunks:
             if self._is_stopping():
-                raise Transient(
-                    f"{name}: not written, the service is stopping",
-                    hint="the next start continues the upload",
-                )
+                why = f"{name}: not written, the service is stopping"
+                raise Transient(why, hint="the next start continues the upload")
             yield chunk
             with self._lock:  # several files are written at once
                 self.sent_bytes += memoryview(chunk).nbytes

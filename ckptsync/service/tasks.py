@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ckptsync.errors import CkptsyncError
 from ckptsync.service.log import Line, changed, pairs
-from ckptsync.stores import progress_signals
+from ckptsync.stores import liveness
 
 DEBOUNCE = 0.3  # seconds that a hint waits for others: a trainer writes many files at once
 HUNG = 600.0  # seconds beyond limits.stall: nothing that works is silent for so long
@@ -24,6 +24,9 @@ LEAST_BYTES, LEAST_CPU = 64 << 10, 0.1  # that count as progress: a thread that 
 UNCHECKED = 60.0  # seconds after which the loop that checks is called hung itself
 NEVER = float("inf")
 _TICKS = os.sysconf("SC_CLK_TCK")
+
+Fatal = Callable[[BaseException], None]
+"""Takes a bug: the process ends by it."""
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +48,10 @@ class Outcome:
     watch: Mapping[str, str] = field(default_factory=dict)
     lacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
+    def waited(self, now: float) -> float:
+        """Return for how many seconds the first of the queue has waited; 0 without a queue."""
+        return 0.0 if self.oldest is None else max(0.0, now - self.oldest)
+
 
 class Task:
     """``work`` that is done every ``every`` seconds, and sooner where `at` or `hint` ask for it.
@@ -55,11 +62,7 @@ class Task:
     """
 
     def __init__(
-        self,
-        name: str,
-        every: float,
-        work: Callable[[], Outcome | None],
-        fatal: Callable[[BaseException], None],
+        self, name: str, every: float, work: Callable[[], Outcome | None], fatal: Fatal
     ) -> None:
         self.name, self.every = name, every
         self.due = 0.0
@@ -117,7 +120,7 @@ class Task:
             self.due = self.due if self.due > self.began else NEVER
         self.thread = threading.get_native_id()
         try:
-            with progress_signals.of(self.name):
+            with liveness.of(self.name):
                 self._run()
         finally:
             now = time.monotonic()
@@ -155,7 +158,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class Activity:
     """How far a task or a process has come: runs, signs of transfers, bytes, seconds of CPU."""
 
     finished: int
@@ -163,14 +166,14 @@ class Progress:
     moved: int
     cpu: float
 
-    def is_beyond(self, before: Progress) -> bool:
+    def is_beyond(self, before: Activity) -> bool:
         """Return whether there was progress in between."""
         counts, earlier = (self.finished, self.signs), (before.finished, before.signs)
         moved, cpu = self.moved - before.moved, self.cpu - before.cpu
         return counts != earlier or moved >= LEAST_BYTES or cpu >= LEAST_CPU
 
 
-def progress_of(task: Task) -> Progress:
+def progress_of(task: Task) -> Activity:
     """Return a task's own progress: signs that it gave, and what its own thread has done."""
     thread = f"/proc/self/task/{task.thread}"
     try:
@@ -178,14 +181,13 @@ def progress_of(task: Task) -> Progress:
         cpu = (int(stat[11]) + int(stat[12])) / _TICKS
     except OSError:  # it has not begun, or this is no Linux
         cpu = 0.0
-    return Progress(
-        task.finished, progress_signals.signs_of(task.name), _moved(f"{thread}/io"), cpu
-    )
+    signs = liveness.signs_of(task.name)
+    return Activity(task.finished, signs, _moved(f"{thread}/io"), cpu)
 
 
-def progress_of_process() -> Progress:
+def progress_of_process() -> Activity:
     """Return the progress of all threads of this process together."""
-    return Progress(0, progress_signals.signs(), _moved("/proc/self/io"), time.process_time())
+    return Activity(0, liveness.signs(), _moved("/proc/self/io"), time.process_time())
 
 
 def _moved(path: str) -> int:
@@ -209,7 +211,7 @@ class Watchdog:
         """The names of the tasks that hung when `check` was called last."""
         self._clock = clock
         self._checked = clock()
-        self._last: dict[str, tuple[Progress, float]] = {}
+        self._last: dict[str, tuple[Activity, float]] = {}
 
     def check(self, tasks: Iterable[Task]) -> tuple[str, ...]:
         """Return the names of those that have made no progress for too long."""
@@ -221,9 +223,8 @@ class Watchdog:
                 before, since = last.get(task.name, (progress, now))
                 is_new = progress.is_beyond(before)
                 self._last[task.name] = (progress, now) if is_new else (before, since)
-        self.found = tuple(
-            name for name, (_, since) in self._last.items() if now - since > self.limit
-        )
+        still = {name: now - since for name, (_, since) in self._last.items()}
+        self.found = tuple(name for name, seconds in still.items() if seconds > self.limit)
         return self.found
 
     def still(self) -> float:

@@ -17,6 +17,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -118,10 +119,8 @@ class Watch:
                 continue
             self._disarm(path)
             if aim:
-                self._armed[path] = (
-                    aim,
-                    *_arm(aim, _Listener(partial(self._hint, path)), self._poll_s, limit),
-                )
+                listener = _Listener(partial(self._hint, path))
+                self._armed[path] = (aim, *_arm(aim, listener, self._poll_s, limit))
 
     def modes(self) -> dict[str, Mode]:
         """Return how each path is watched: by events, by polling, only by scans, or not at all.
@@ -129,18 +128,18 @@ class Watch:
         ``waiting``: it does not exist yet.  ``scanned``: other paths changed later.
         """
         lacking: Mode = "scanned" if len(self._paths) > MOST else "none"
-        return {
-            path: self._armed[path][2] if path in self._armed else lacking for path in self._paths
-        }
+        armed = {path: mode for path, (_, _, mode) in self._armed.items()}
+        return {path: armed.get(path, lacking) for path in self._paths}
 
     def notes(self) -> tuple[str, ...]:
         """Return where events cannot be had, and that some were lost, in words."""
-        limited = (
-            f"{path}: inotify limit reached (fs.inotify, ulimit -n): polling instead"
-            for path in self._paths
-            if self._armed.get(path, (None, None, "none"))[2] == "polling"
-            and not self._armed[path][0].is_blind
-        )
+        why = "inotify limit reached (fs.inotify, ulimit -n): polling instead"
+        armed = [(path, self._armed[path]) for path in self._paths if path in self._armed]
+        limited = [
+            f"{path}: {why}"
+            for path, (aim, _, mode) in armed
+            if mode == "polling" and not aim.is_blind
+        ]
         return (*limited, *self._losses.told())
 
     def close(self) -> None:
@@ -180,21 +179,13 @@ class _Losses(logging.Handler):
         self._hint, self._count, self._last = hint, 0, ""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Runs in watchdog's thread.  What was lost, a look finds."""
+        """Runs in watchdog's thread.  A scan finds what was lost."""
         self._count, self._last = self._count + 1, record.getMessage()[:200]
         self._hint()
 
     def told(self) -> tuple[str, ...]:
-        return (
-            (
-                (
-                    f"file system events were lost {self._count} times; scans find what changed:"
-                    f" {self._last}"
-                ),
-            )
-            if self._count
-            else ()
-        )
+        lost = f"file system events were lost {self._count} times; scans find what changed"
+        return (f"{lost}: {self._last}",) if self._count else ()
 
 
 def _liveliest(paths: Collection[str]) -> Collection[str]:
@@ -231,11 +222,8 @@ def _limit(directory: str) -> OSError | None:
     fd = _libc.inotify_init1(os.O_CLOEXEC) if hasattr(_libc, "inotify_init1") else -1
     if fd < 0:  # no Linux; or no instance left, which the one that we have does not need
         return None
-    failed = (
-        ctypes.get_errno()
-        if _libc.inotify_add_watch(fd, os.fsencode(directory), _IN_CREATE) < 0
-        else 0
-    )
+    is_refused = _libc.inotify_add_watch(fd, os.fsencode(directory), _IN_CREATE) < 0
+    failed = ctypes.get_errno() if is_refused else 0
     os.close(fd)
     return OSError(failed, os.strerror(failed)) if failed == errno.ENOSPC else None
 
@@ -243,23 +231,18 @@ def _limit(directory: str) -> OSError | None:
 def _arm(
     aim: _Aim, listener: _Listener, poll_s: int, limit: OSError | None
 ) -> tuple[BaseObserver | None, Mode]:
+    mode: Mode = "events" if aim.is_whole else "waiting"
     if not aim.is_blind:
         try:
             if limit:
                 raise limit
-            return _started(Observer(), aim, listener, _FINISHED), (
-                "events" if aim.is_whole else "waiting"
-            )
+            return _started(Observer(), aim, listener, _FINISHED), mode
         except (OSError, RuntimeError) as e:
             if not isinstance(e, OSError) or e.errno not in _LIMITS:
                 _log.warning("not watched path=%s error=%s", aim.directory, e)
                 return None, "none"
-            _log.warning(
-                "inotify limit reached, polling instead path=%s every=%ss error=%s",
-                aim.directory,
-                poll_s,
-                e,
-            )
+            what = "inotify limit reached, polling instead path=%s every=%ss error=%s"
+            _log.warning(what, aim.directory, poll_s, e)
     try:
         # lstat: links lead out of the directory
         polling = PollingObserverVFS(os.lstat, os.scandir, polling_interval=poll_s)
@@ -329,22 +312,12 @@ def directory_states(directories: Iterable[str | Path]) -> tuple[tuple[int, ...]
 
 
 def directories_to_check(output_dir: Path) -> tuple[str, ...]:
-    """Return the directories of an output directory in which something may appear.
+    """Return the directories of an output directory in which something may appear; at most 64.
 
-    These are itself, our pins, and the newest directories at every depth.
-
-    Find them anew after each scan; at most 64.
+    These are itself, our pins, and the newest directories at every depth, as they are now.
     """
-    found = [str(output_dir), str(output_dir / SPOOL / "pins")]
-    return tuple(
-        found
-        + [
-            path
-            for path, _ in zip(
-                _below(output_dir, 1), range(_MOST_CHECKED - len(found)), strict=False
-            )
-        ]
-    )
+    own = (str(output_dir), str(output_dir / SPOOL / "pins"))
+    return (*own, *islice(_below(output_dir, 1), _MOST_CHECKED - len(own)))
 
 
 def _below(folder: Path, depth: int) -> Iterator[str]:
@@ -359,11 +332,8 @@ def _below(folder: Path, depth: int) -> Iterator[str]:
                 if entry.is_dir(follow_symlinks=False):
                     found.append((entry.stat(follow_symlinks=False).st_mtime_ns, entry.name))
     names = [name for _, name in sorted(found, reverse=True)]
-    known = (
-        [name for name in names if name in _CONTAINERS or name.startswith("run-")][:_NEWEST]
-        if depth == 1
-        else []
-    )
+    known = [name for name in names if name in _CONTAINERS or name.startswith("run-")][:_NEWEST]
+    known = known if depth == 1 else []
     newest = [name for name in names if name not in known][:_NEWEST]
     for name in (*known, *newest):
         yield str(folder / name)

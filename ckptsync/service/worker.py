@@ -17,7 +17,7 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from ckptsync.quantities import backoff
 from ckptsync.service.log import Line, pairs, shown
 from ckptsync.service.own_process import Locks
 from ckptsync.service.store_connection import remember
-from ckptsync.service.tasks import NEVER, Outcome, Task
+from ckptsync.service.tasks import NEVER, Fatal, Outcome, Task
 from ckptsync.service.watch import Watch, directories_to_check, directory_states, watch
 from ckptsync.stores.contract import Store
 from ckptsync.walk import SPOOL, UnsafeSpool
@@ -83,12 +83,22 @@ class _OutputDirectory:
         return directory_states(self.folders) != self.state
 
     def scan(self, now: float) -> None:
-        self.folders = directories_to_check(self.run.path)
+        folders = directories_to_check(self.run.path)
         # before the scan: the next check sees what comes during it
-        self.state = directory_states(self.folders)
+        state = directory_states(folders)
         began = time.thread_time()
         self.found, self.scanned = self.worker.scan(now), now
         self.cost = time.thread_time() - began
+        self.folders, self.state = folders, state
+
+    def is_outdated(self, now: float) -> bool:
+        """Return whether another scan may find other things than the last one.
+
+        It failed, a name came or went since, or a save is finished by now.
+        """
+        has_failed = any(not failure.checkpoint for failure in self.found.failures)
+        is_late = bool(self.found.due) and now >= self.finishes
+        return has_failed or is_late or directory_states(self.folders) != self.state
 
     @property
     def finishes(self) -> float:
@@ -99,9 +109,7 @@ class _OutputDirectory:
 class WorkerRole:
     """A `Worker` for each output directory that is there, so that one may come and go meanwhile."""
 
-    def __init__(
-        self, config: Config, node: str, store: Store, fatal: Callable[[BaseException], None]
-    ) -> None:
+    def __init__(self, config: Config, node: str, store: Store, fatal: Fatal) -> None:
         self._config, self._node, self._store = config, node, store
         self._every = every = config.worker.scan_every
         self._locks = Locks(node)
@@ -128,7 +136,7 @@ class WorkerRole:
         self._queues.ended = self._ended
         self._has_results = False
         self.uploading = tuple(
-            Task(f"upload-queue-{n}", NEVER, queue.carry, fatal)
+            Task(f"upload-queue-{n}", NEVER, queue.run_jobs, fatal)
             for n, queue in enumerate(self._queues.queues, 1)
         )
         for queue, task in zip(self._queues.queues, self.uploading, strict=True):
@@ -241,7 +249,7 @@ class WorkerRole:
             at = RunDir(run.name, Path(run.path))
             try:
                 self._locks.hold(at.path / SPOOL)
-                options = worker_options(self._config, self._node, (at,))
+                options = worker_options(self._config, self._node, at)
                 after[at] = before.get(at) or _OutputDirectory(
                     at, Worker(options, self._store, self._queues)
                 )
@@ -274,8 +282,9 @@ class WorkerRole:
     def plan(self) -> Outcome:
         """Give what is due to the queues, if it is time for that; report what became of everything.
 
-        A run that only reports follows the end of an upload.  Plans come when a save is finished,
-        and every `scan_every`: some work only the store knows, such as damage to repair.
+        After an upload has ended it is called early, and only reports results.  Plans come when a
+        save is finished, and every `scan_every`: some work only the store knows, such as damage to
+        repair.
         """
         now = time.monotonic()
         next_plan = now + self._every
@@ -321,12 +330,17 @@ class WorkerRole:
     def _plan(self, now: float) -> float:
         """Plan for every directory; returns the seconds of CPU that it took."""
         began, self._unsent = time.thread_time(), []
-        workers = {run: one.worker for run, one in self._directories.items()}
+        directories = self._directories
+        workers = {run: one.worker for run, one in directories.items()}
         self._queues.retain({key for worker in workers.values() for key in worker.queue_keys})
         for run, worker in (*workers.items(), *self._removed.items()):
             try:
                 if run not in self._removed:
                     remember(run.path / SPOOL, self._store.url)
+                one = directories.get(run)
+                # no other task scans what has gone; else it is still to come, or at work
+                if one is None or one.worker is not worker or one.is_outdated(time.monotonic()):
+                    worker.scan(time.monotonic())
                 worker.plan(time.monotonic())
             except CkptsyncError as e:  # noqa: PERF203 - one directory's failure keeps no other back
                 self._unsent.append(str(e))
@@ -337,24 +351,16 @@ class WorkerRole:
         return time.thread_time() - began
 
 
-def worker_options(config: Config, node: str, runs: tuple[RunDir, ...]) -> WorkerOptions:
+def worker_options(config: Config, node: str, run: RunDir) -> WorkerOptions:
     """Return the options of a `Worker`, from the keys of ``worker`` and the threads."""
-    keys = {f.name for f in fields(WorkerOptions)} & {f.name for f in fields(WorkerConfig)} - {
-        "runs"
-    }
-    return WorkerOptions(
-        node,
-        runs,
-        threads=config.limits.threads,
-        **{key: getattr(config.worker, key) for key in keys},
-    )
+    names = {f.name for f in fields(WorkerOptions)} & {f.name for f in fields(WorkerConfig)}
+    keys = {name: getattr(config.worker, name) for name in names}
+    return WorkerOptions(node, run, threads=config.limits.threads, **keys)
 
 
 def _left_out(problems: tuple[str, ...] | list[str]) -> list[Line]:
-    return [
-        Line(f"problem {text}", pairs(phase="left-out", error=text), is_error=True)
-        for text in problems
-    ]
+    texts = {problem: pairs(phase="left-out", error=problem) for problem in problems}
+    return [Line(f"problem {key}", text, is_error=True) for key, text in texts.items()]
 
 
 def give_back_memory() -> None:
@@ -374,24 +380,16 @@ def worker_lines(result: WorkerResult) -> Iterator[Line]:
         what: dict[str, object] = {"run": p.run, "checkpoint": p.checkpoint, "location": p.location}
         if p.phase == "sent":
             what |= {"files": p.files, "bytes": p.size}
-        elif p.phase not in (
-            "waiting",
-            "failed",
-        ):  # waiting counts seconds; a failure has its own line
+        # waiting counts seconds; a failure has its own line
+        elif p.phase not in ("waiting", "failed"):
             what["detail"] = p.detail
         text = pairs(phase=p.phase, **what, notes="; ".join(p.notes))
-        yield Line(
-            f"checkpoint {p.run}/{p.checkpoint} {p.k}", text, is_error=p.phase in ("missed", "lost")
-        )
+        is_lost = p.phase in ("missed", "lost")
+        yield Line(f"checkpoint {p.run}/{p.checkpoint} {p.k}", text, is_error=is_lost)
     for repair in result.repairs:
         phase = "not-repaired" if repair.reason else "repaired"
-        text = pairs(
-            phase=phase,
-            run=repair.run,
-            file=repair.name,
-            report=repair.report,
-            reason=repair.reason,
-        )
+        where = {"run": repair.run, "file": repair.name, "report": repair.report}
+        text = pairs(phase=phase, **where, reason=repair.reason)
         yield Line(f"repair {repair.report} {repair.name}", text)
     for note in result.notes:
         yield Line(f"note {note}", pairs(phase="note", detail=note))

@@ -26,7 +26,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ckptsync.errors import ConfigError, Incomplete, StoreError
-from ckptsync.walk import UnsafeSpool, open_directory, open_spool, open_step, split
+from ckptsync.walk import (
+    UnsafeSpool,
+    open_directory,
+    open_spool,
+    open_step,
+    opened_directory,
+    split,
+)
 
 NO_LINKS = frozenset({errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL})
 LARGEST = 64 * 1024 * 1024  # bytes of a small file: the commit of 500,000 files
@@ -64,11 +71,8 @@ def opened(folder: Path) -> Iterator[int]:
     """Open a directory in a spool; raise UnsafeSpool outside of one."""
     if not split(folder)[1]:
         raise UnsafeSpool(folder, "in no spool", hint="this is a defect of ckptsync: report it")
-    fd = open_directory(folder)
-    try:
+    with opened_directory(folder) as fd:
         yield fd
-    finally:
-        os.close(fd)
 
 
 def make(folder: Path) -> None:

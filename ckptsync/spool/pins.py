@@ -55,7 +55,7 @@ _ABANDONED_AFTER = 6 * 3600.0
 _HALF_DONE = re.compile(r"\.(new|gone)-.+", re.DOTALL)
 _CLAIM = re.compile(r"\.claim-([^@]+)@(.+)\.[0-9]{1,9}", re.DOTALL)
 _NAME = re.compile(r"(.+)\.([0-9]{1,9})")
-_NODE = re.compile(r"[A-Za-z0-9_.-]{1,100}")  # `ckptsync.records.names.checked_node`
+_NODE = re.compile(r"[A-Za-z0-9_.-]{1,100}")  # `ckptsync.records.store_paths.checked_node`
 _NOTHING = PinNotes()
 
 

@@ -2,7 +2,7 @@
 
 `heartbeat`: the two files of a node in the store, by which two workers of one id are told apart.
 `nodes`: these files of all nodes.  `run_status`: what each run does.  `overview`: everything as one
-value, which `ckptsync status`, alarms and metrics show.  `alarm_rules`: which alarms hold.
-`alarm_sending`: what an alarm is, and when it is sent to somebody.  `metrics`: the same for
-Prometheus.  `http_server`: the HTTP server of a process.
+value, which `ckptsync status` and metrics show, and which alarms hold.  `alarms`: what an
+alarm is, and when it is sent to somebody.  `metrics`: the overview for Prometheus.  `http_server`:
+the HTTP server of a process.
 """

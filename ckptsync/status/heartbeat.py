@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 import msgspec
 
 from ckptsync.errors import ConfigError, Corrupt, NotFound, StoreError
-from ckptsync.records.names import node_facts_name
+from ckptsync.records.store_paths import node_facts_name
 from ckptsync.stores.contract import Entry, Store, read_all
 from ckptsync.typed_json import Amount, Count, Decoder, FormatNumber, Nanoseconds, Seconds
 
@@ -48,10 +48,8 @@ class Disk:
 class RunningJob:
     """A long job of a head, which runs in a process of its own.
 
-    ``kind``: consolidate, verify, …
-
-    ``subject``: a run's location. ``done`` of ``total`` bytes, 0 where that is not known;
-    ``seconds`` since it began.
+    ``kind``: consolidate, verify, …  ``subject``: a run's location. ``done`` of ``total`` bytes, 0
+    where that is not known; ``seconds`` since it began.
     """
 
     kind: str
@@ -61,19 +59,39 @@ class RunningJob:
     seconds: Seconds = 0.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What a process of a node does.
+
+    ``queue``: what is on its way, and ``oldest``: seconds for which its first has waited.
+    ``sent_bytes``: given to the store since the start, failed tries too; ``rate``: bytes a second
+    over the last minute. ``jobs`` of its child processes; ``verifies``: seconds within which it
+    reads every byte of the store again, 0 if it does not. ``watch``: output directory → events,
+    polling, waiting or none. ``errors``: what the last ticks failed with; ``notes``: what is no
+    error. ``lacks``: name of a report (or of its own damaged manifest) → findings whose bytes this
+    node no longer has.
+    """
+
+    queue: tuple[str, ...] = ()
+    oldest: Seconds = 0.0
+    rate: Amount = 0.0
+    sent_bytes: Count = 0
+    jobs: tuple[RunningJob, ...] = ()
+    verifies: Seconds = 0.0
+    disk: tuple[Disk, ...] = ()
+    watch: Mapping[str, str] = field(default_factory=dict)
+    errors: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    lacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True)
-class Heartbeat:
+class Heartbeat(Work):
     """What a process of a node does now.
 
     ``instance`` is one process; ``machine`` one boot of one machine, within which ``pid`` and
     ``began`` name the process. ``started`` and ``told`` (when it was written): seconds on the
-    node's clock. ``queue``: what is on its way, and ``oldest``: seconds for which its first has
-    waited. ``errors``: what the last ticks failed with; ``notes``: what is no error.
-    ``sent_bytes``: given to the store since the start, failed tries too; ``rate``: bytes a second
-    over the last minute. ``watch``: output directory → events, polling, waiting or none. ``lacks``:
-    name of a report (or of its own damaged manifest) → findings whose bytes this node no longer
-    has. ``jobs`` of its child processes; ``verifies``: seconds within which it reads every byte of
-    the store again, 0 if it does not.
+    node's clock.
     """
 
     node: str
@@ -88,17 +106,6 @@ class Heartbeat:
     told: Seconds = 0.0
     period: Seconds = PERIOD
     stopped: bool = False
-    queue: tuple[str, ...] = ()
-    errors: tuple[str, ...] = ()
-    oldest: Seconds = 0.0
-    sent_bytes: Count = 0
-    rate: Amount = 0.0
-    disk: tuple[Disk, ...] = ()
-    watch: Mapping[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    lacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    jobs: tuple[RunningJob, ...] = ()
-    verifies: Seconds = 0.0
     format: FormatNumber = FORMAT
 
 
@@ -236,10 +243,7 @@ def claim(
 
 
 def beat(store: Store, mine: Heartbeat) -> Heartbeat:
-    """Beat once more, and return the new heartbeat.
-
-    Raises Rival if another process was there first.
-    """
+    """Beat once more; return the new heartbeat.  Raises Rival if another process was first."""
     other = _other(store, mine)
     if other and yields_to(mine, other):
         raise _rival(other)
@@ -256,28 +260,19 @@ def farewell(store: Store, mine: Heartbeat) -> StoreError | None:
 
 
 def yields_to(mine: Heartbeat, other: Heartbeat) -> bool:
-    """Return whether ``mine`` is the second of the two.
-
-    Both read the same values, so one yields.
-    """
+    """Return whether ``mine`` is the second of the two; both read the same, so one yields."""
     return (other.started, other.instance) < (mine.started, mine.instance)
 
 
 def store_now(known: Iterable[tuple[Entry, Heartbeat]], machine: str, now: float) -> float:
-    """Return the time on the store's clock.
-
-    That is this machine's ``now``, corrected by one of its heartbeats.
-    """
+    """Return the time on the store's clock: ``now``, corrected by a heartbeat of this machine."""
     mine = ((entry, heart) for entry, heart in known if machine and heart.machine == machine)
     offsets = [heart.told - entry.mtime for entry, heart in mine if heart.told]
     return now - min(offsets, key=abs, default=0.0)
 
 
 def _other(store: Store, mine: Heartbeat) -> Heartbeat | None:
-    """Return the heartbeat of another process of this name that has not stopped.
-
-    Only workers have rivals.
-    """
+    """Return the heartbeat of another worker of this name that has not stopped."""
     other = read(store, mine.node, mine.roles) if "worker" in mine.roles else None
     return other if other and not other.stopped and other.instance != mine.instance else None
 

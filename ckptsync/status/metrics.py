@@ -7,16 +7,18 @@ directory, never a checkpoint; of runs and nodes at most `MOST`, the newest firs
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from ckptsync.quantities import clean
-from ckptsync.records.locations import STATUSES
-from ckptsync.status.http_server import Process
+from ckptsync.records.location_status import STATUSES
+from ckptsync.status.heartbeat import Disk
+from ckptsync.status.http_server import Channel, Loop, Process
 from ckptsync.status.nodes import STATES, Node
 from ckptsync.status.overview import Overview
 from ckptsync.status.run_status import RunStatus
@@ -24,7 +26,91 @@ from ckptsync.status.run_status import RunStatus
 MOST = 500
 PREFIX = "ckptsync_"
 
-Values = Sequence[tuple[Sequence[str], float]]  # the labels' values, and the sample
+Values = Iterable[tuple[Sequence[str], float]]  # the labels' values, and the sample
+Of = TypeVar("Of")
+Table = Sequence[tuple[str, str, Callable[[Of], float | None]]]
+"""Name and help of metrics, and the sample of one thing; None where it is not known."""
+
+_LOOPS: Table[Loop] = (
+    ("loop_runs", "Finished runs of a loop.", lambda x: x.runs),
+    ("loop_failures", "Failed runs of a loop.", lambda x: x.failed),
+)
+_DISKS: Table[Disk] = (
+    ("disk_free_bytes", "Free bytes of an output directory's file system.", lambda d: d.free),
+    ("disk_size_bytes", "Size in bytes of an output directory's file system.", lambda d: d.total),
+    (
+        "spool_bytes",
+        "Bytes that only pins still hold: the trainer has deleted the files.",
+        lambda d: d.spool,
+    ),
+    (
+        "spool_budget_bytes",
+        "Limit of spool_bytes (worker.spool_budget); 0: the free space decides.",
+        lambda d: d.budget,
+    ),
+)
+_CHANNELS: Table[Channel] = (
+    ("alerts_delivered", "Alerts that a channel delivered.", lambda t: t.delivered),
+    ("alerts_failed", "Alerts that a channel failed to deliver.", lambda t: t.failed),
+)
+_NODES: Table[Node] = (
+    (
+        "node_alive",
+        "1 if the node's last heartbeat is recent, else 0.",
+        lambda n: n.state == "alive",
+    ),
+    ("node_beat_timestamp_seconds", "Unix time of the node's last heartbeat.", lambda n: n.beat),
+    (
+        "node_queue_checkpoints",
+        "Checkpoints in the node's upload queue, by its last heartbeat.",
+        lambda n: len(n.queue),
+    ),
+    ("node_errors", "Errors of the node, by its last heartbeat.", lambda n: len(n.errors)),
+)
+_RUNS: Table[RunStatus] = (
+    (
+        "run_size_bytes",
+        "Bytes of the run's checkpoints, without consolidated models.",
+        lambda r: r.size,
+    ),
+    ("run_model_size_bytes", "Bytes of the run's consolidated models.", lambda r: r.model_size),
+    (
+        "run_newest_timestamp_seconds",
+        "Unix time of the newest checkpoint.",
+        lambda r: r.newest.ended if r.newest else None,
+    ),
+    (
+        "run_newest_step",
+        "Step of the newest checkpoint.",
+        lambda r: r.newest.step if r.newest else None,
+    ),
+    (
+        "run_verified_timestamp_seconds",
+        "Unix time of the newest verified checkpoint.",
+        lambda r: r.verified.ended if r.verified else None,
+    ),
+    (
+        "run_verified_step",
+        "Step of the newest verified checkpoint.",
+        lambda r: r.verified.step if r.verified else None,
+    ),
+    (
+        "run_unverified_timestamp_seconds",
+        "Unix time when the oldest complete but unverified checkpoint arrived.",
+        lambda r: r.unverified.arrived if r.unverified else None,
+    ),
+    (
+        "run_proven_timestamp_seconds",
+        "Unix time of the oldest verification that still counts.",
+        lambda r: r.proven,
+    ),
+    (
+        "run_unopenable_models",
+        "Consolidated models that lack their configuration.",
+        lambda r: len(r.unopenable),
+    ),
+    ("run_interval_seconds", "Median seconds between checkpoints.", lambda r: r.every),
+)
 
 
 def exposition(process: Process, seen: Overview | None) -> bytes:
@@ -33,46 +119,25 @@ def exposition(process: Process, seen: Overview | None) -> bytes:
     ``seen``: a head's last overview of the store.
     """
     registry = CollectorRegistry()
-    registry.register(_Fixed((*of_process(process), *(of_store(seen) if seen else ()))))
+    registry.register(_Fixed((*_of_process(process), *(_of_store(seen) if seen else ()))))
     ProcessCollector(registry=registry)
     return bytes(generate_latest(registry))
 
 
-def of_process(p: Process) -> Iterator[Metric]:
-    """Yield the metrics of every process."""
-    yield _gauge(
-        "build_info",
-        "Always 1.",
-        [((p.node, p.version, "+".join(p.roles)), 1)],
-        "node",
-        "version",
-        "roles",
-    )
+def _of_process(p: Process) -> Iterator[Metric]:
+    about = (p.node, p.version, "+".join(p.roles))
+    yield _gauge("build_info", "Always 1.", [(about, 1)], "node", "version", "roles")
     yield _gauge("healthy", "1 if /healthz answers 200, else 0.", [((), p.is_healthy)])
-    yield _count(
-        "loop_runs",
-        "Finished runs of a loop.",
-        [((x.name,), x.runs) for x in p.loops],
-        "loop",
-    )
-    yield _count(
-        "loop_failures",
-        "Failed runs of a loop.",
-        [((x.name,), x.failed) for x in p.loops],
-        "loop",
-    )
+    loops = [(x.name, x) for x in p.loops]
+    yield from _each(_count, _LOOPS, loops, "loop")
     yield _gauge(
         "loop_busy_seconds",
         "Seconds since the current run of a loop began; 0 if the loop is idle.",
-        [((x.name,), x.busy) for x in p.loops],
+        [((name,), x.busy) for name, x in loops],
         "loop",
     )
     yield _gauge("errors", "Errors in the last run of every loop.", [((), p.errors)])
-    yield _count(
-        "sent_bytes",
-        "Bytes uploaded, failed attempts included.",
-        [((), p.sent_bytes)],
-    )
+    yield _count("sent_bytes", "Bytes uploaded, failed attempts included.", [((), p.sent_bytes)])
     yield _gauge(
         "queue_checkpoints", "Checkpoints that upload or wait for upload.", [((), p.queue)]
     )
@@ -81,52 +146,13 @@ def of_process(p: Process) -> Iterator[Metric]:
         "Seconds that the oldest checkpoint in the queue has waited.",
         [((), p.oldest)],
     )
-    yield _gauge(
-        "disk_free_bytes",
-        "Free bytes of an output directory's file system.",
-        [((d.path,), d.free) for d in p.disks],
-        "path",
-    )
-    yield _gauge(
-        "disk_size_bytes",
-        "Size in bytes of an output directory's file system.",
-        [((d.path,), d.total) for d in p.disks],
-        "path",
-    )
-    yield _gauge(
-        "spool_bytes",
-        "Bytes that only pins still hold: the trainer has deleted the files.",
-        [((d.path,), d.spool) for d in p.disks],
-        "path",
-    )
-    yield _gauge(
-        "spool_budget_bytes",
-        "Limit of spool_bytes (worker.spool_budget); 0: the free space decides.",
-        [((d.path,), d.budget) for d in p.disks],
-        "path",
-    )
-    jobs = Counter(job.kind for job in p.jobs)
-    yield _gauge(
-        "jobs",
-        "Running child processes.",
-        [((kind,), n) for kind, n in sorted(jobs.items())],
-        "kind",
-    )
-    yield _count(
-        "alerts_delivered",
-        "Alerts that a channel delivered.",
-        [((t.channel,), t.delivered) for t in p.channels],
-        "channel",
-    )
-    yield _count(
-        "alerts_failed",
-        "Alerts that a channel failed to deliver.",
-        [((t.channel,), t.failed) for t in p.channels],
-        "channel",
-    )
+    yield from _each(_gauge, _DISKS, [(d.path, d) for d in p.disks], "path")
+    jobs = sorted(Counter(job.kind for job in p.jobs).items())
+    yield _gauge("jobs", "Running child processes.", [((kind,), n) for kind, n in jobs], "kind")
+    yield from _each(_count, _CHANNELS, [(t.channel, t) for t in p.channels], "channel")
 
 
-def of_store(seen: Overview) -> Iterator[Metric]:
+def _of_store(seen: Overview) -> Iterator[Metric]:
     """Yield the metrics of a head.  Times are on the store's clock."""
     yield _gauge(
         "overview_timestamp_seconds",
@@ -134,24 +160,12 @@ def of_store(seen: Overview) -> Iterator[Metric]:
         [((), seen.at)],
     )
     alarms = Counter((a.kind, a.code, a.severity) for a in seen.alarms)
-    yield _gauge(
-        "alarms",
-        "Active alarms.",
-        [(key, n) for key, n in sorted(alarms.items())],
-        "kind",
-        "code",
-        "severity",
-    )
-    yield _gauge(
-        "unreadable_records", "Records that cannot be read.", [((), len(seen.catalogue.faults))]
-    )
-    room = seen.room
-    yield _gauge(
-        "store_free_bytes", "Free bytes (a store at a path).", [((), room.free)] if room else []
-    )
-    yield _gauge(
-        "store_size_bytes", "Size (a store at a path).", [((), room.total)] if room else []
-    )
+    yield _gauge("alarms", "Active alarms.", sorted(alarms.items()), "kind", "code", "severity")
+    faults = len(seen.catalogue.faults)
+    yield _gauge("unreadable_records", "Records that cannot be read.", [((), faults)])
+    free, total = ([((), seen.room.free)], [((), seen.room.total)]) if seen.room else ([], [])
+    yield _gauge("store_free_bytes", "Free bytes (a store at a path).", free)
+    yield _gauge("store_size_bytes", "Size (a store at a path).", total)
     states = Counter(n.state for n in seen.nodes)
     yield _gauge(
         "nodes",
@@ -160,70 +174,14 @@ def of_store(seen: Overview) -> Iterator[Metric]:
         "state",
     )
     nodes = sorted(seen.nodes, key=lambda n: -n.beat)[:MOST]
-    for name, (text, of_node) in _OF_NODES.items():
-        yield _gauge(name, text, [((n.name,), of_node(n)) for n in nodes], "node")
+    yield from _each(_gauge, _NODES, [(n.name, n) for n in nodes], "node")
     yield _gauge("runs", "Runs that have a checkpoint.", [((), len(seen.runs))])
     runs = sorted(seen.runs, key=lambda r: -(r.newest.ended if r.newest else 0.0))[:MOST]
     statuses = [
         ((r.run, status.lower()), r.checkpoints.get(status, 0)) for r in runs for status in STATUSES
     ]
     yield _gauge("run_checkpoints", "Locations of a run by status.", statuses, "run", "state")
-    for name, (text, of_run) in _OF_RUNS.items():
-        yield _gauge(
-            name, text, [((r.run,), found) for r in runs if (found := of_run(r)) is not None], "run"
-        )
-
-
-_OF_NODES: Mapping[str, tuple[str, Callable[[Node], float]]] = {
-    "node_alive": (
-        "1 if the node's last heartbeat is recent, else 0.",
-        lambda n: n.state == "alive",
-    ),
-    "node_beat_timestamp_seconds": ("Unix time of the node's last heartbeat.", lambda n: n.beat),
-    "node_queue_checkpoints": (
-        "Checkpoints in the node's upload queue, by its last heartbeat.",
-        lambda n: len(n.queue),
-    ),
-    "node_errors": ("Errors of the node, by its last heartbeat.", lambda n: len(n.errors)),
-}
-"""One sample of each node."""
-_OF_RUNS: Mapping[str, tuple[str, Callable[[RunStatus], float | None]]] = {
-    "run_size_bytes": (
-        "Bytes of the run's checkpoints, without consolidated models.",
-        lambda r: r.size,
-    ),
-    "run_model_size_bytes": ("Bytes of the run's consolidated models.", lambda r: r.model_size),
-    "run_newest_timestamp_seconds": (
-        "Unix time of the newest checkpoint.",
-        lambda r: r.newest.ended if r.newest else None,
-    ),
-    "run_newest_step": (
-        "Step of the newest checkpoint.",
-        lambda r: r.newest.step if r.newest else None,
-    ),
-    "run_verified_timestamp_seconds": (
-        "Unix time of the newest verified checkpoint.",
-        lambda r: r.verified.ended if r.verified else None,
-    ),
-    "run_verified_step": (
-        "Step of the newest verified checkpoint.",
-        lambda r: r.verified.step if r.verified else None,
-    ),
-    "run_unverified_timestamp_seconds": (
-        "Unix time when the oldest complete but unverified checkpoint arrived.",
-        lambda r: r.unverified.arrived if r.unverified else None,
-    ),
-    "run_proven_timestamp_seconds": (
-        "Unix time of the oldest verification that still counts.",
-        lambda r: r.proven,
-    ),
-    "run_unopenable_models": (
-        "Consolidated models that lack their configuration.",
-        lambda r: len(r.unopenable),
-    ),
-    "run_interval_seconds": ("Median seconds between checkpoints.", lambda r: r.every),
-}
-"""One sample of each run, where it is known."""
+    yield from _each(_gauge, _RUNS, [(r.run, r) for r in runs], "run")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -234,6 +192,18 @@ class _Fixed:
 
     def collect(self) -> Iterable[Metric]:
         return self.metrics
+
+
+def _each(
+    family: Callable[[str, str, Values, str], Metric],
+    table: Table[Of],
+    things: Sequence[tuple[str, Of]],
+    label: str,
+) -> Iterator[Metric]:
+    """Yield each metric of a table, with a sample of each of these things, by its label."""
+    for name, text, sample in table:
+        samples = [((of,), found) for of, thing in things if (found := sample(thing)) is not None]
+        yield family(name, text, samples, label)
 
 
 def _gauge(name: str, text: str, values: Values, *labels: str) -> Metric:

@@ -8,26 +8,25 @@ Times are seconds on the store's clock.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, fields
+from typing import Literal, get_args
 
 from ckptsync.errors import Corrupt, NotFound
 from ckptsync.safe_names import RECORDS
 from ckptsync.status.heartbeat import (
     FACTS,
     LIMIT,
-    Disk,
     Facts,
     Heartbeat,
-    RunningJob,
     Train,
+    Work,
     decode,
     store_now,
 )
 from ckptsync.stores.contract import Entry, Store, read_all
 
 State = Literal["alive", "silent", "stopped", "unreadable"]
-STATES: tuple[State, ...] = ("alive", "silent", "stopped", "unreadable")
+STATES: tuple[State, ...] = get_args(State)
 SILENT = 4  # periods without a beat
 
 
@@ -63,10 +62,7 @@ class NodeFiles:
         return {k.name: k.content for k in found if not isinstance(k.content, Heartbeat)}
 
     def now(self, machine: str, clock: float) -> float:
-        """Return the time on the store's clock, from this machine's ``clock``.
-
-        It is never before the newest heartbeat.
-        """
+        """Return the store's time, from this machine's ``clock``; never before the newest beat."""
         known = [(k.entry, k.content) for k in self.hearts if isinstance(k.content, Heartbeat)]
         newest = max((entry.mtime for entry, _ in known), default=0.0)
         return max(store_now(known, machine, clock), newest)
@@ -77,10 +73,7 @@ Each = Callable[[Callable[[Entry], NodeFile | None], Iterable[Entry]], Iterable[
 
 
 def read_nodes(store: Store, before: NodeFiles | None = None, each: Each = map) -> NodeFiles:
-    """Return the files of all nodes; raise StoreError.
-
-    ``before``: what has not changed is not read again.
-    """
+    """Return the files of all nodes; read what changed since ``before``.  Raises StoreError."""
     last = before.files if before else {}
     entries = [e for e in store.names(f"{RECORDS}/nodes/") if e.name.endswith(".json")]
     same = {e.name: last[e.name] for e in entries if e.name in last and last[e.name].entry == e}
@@ -98,17 +91,12 @@ def read_nodes(store: Store, before: NodeFiles | None = None, each: Each = map) 
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class Node(Work):
     """``name`` is the node's id, with ``~head`` for a head without a worker.
 
-    ``beat``: when it beat last.
-
-    ``age``: seconds since then; what follows was so then. ``oldest``: seconds for which the first
-    of the ``queue`` had waited, ``rate``: bytes a second over a minute, ``sent_bytes``: since its
-    start. ``verifies``: seconds within which it reads every byte of the store again, 0 if it does
-    not. ``lacks``: record of damage → what of it this node cannot send again. ``clock_offset``: its
-    clock minus the store's, in seconds, None where it was not measured. ``trains``: run → its
-    newest training.
+    ``beat``: when it beat last.  ``age``: seconds since then; its work was so then.
+    ``clock_offset``: its clock minus the store's, in seconds, None where it was not measured.
+    ``trains``: run → its newest training.
     """
 
     name: str
@@ -119,33 +107,8 @@ class Node:
     age: float
     version: str = ""
     host: str = ""
-    queue: tuple[str, ...] = ()
-    oldest: float = 0.0
-    rate: float = 0.0
-    sent_bytes: int = 0
-    jobs: tuple[RunningJob, ...] = ()
-    verifies: float = 0.0
-    disk: tuple[Disk, ...] = ()
-    watch: Mapping[str, str] = field(default_factory=dict)
-    errors: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    lacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     clock_offset: float | None = None
     trains: Mapping[str, Train] = field(default_factory=dict)
-
-
-_COPIED = (
-    "queue",
-    "oldest",
-    "rate",
-    "sent_bytes",
-    "jobs",
-    "verifies",
-    "disk",
-    "watch",
-    "errors",
-    "lacks",
-)
 
 
 def list_nodes(files: NodeFiles, now: float) -> tuple[Node, ...]:
@@ -163,6 +126,9 @@ def _node(known: NodeFile, facts: Facts | Corrupt | None, now: float) -> Node:
     state: State = "silent" if age > SILENT * heart.period else "alive"
     found = facts if isinstance(facts, Facts) else None
     offset = found.clock_offset if found else None
+    work = {each.name: getattr(heart, each.name) for each in fields(Work)}
+    if isinstance(facts, Corrupt):
+        work["notes"] = (*heart.notes, str(facts))
     return Node(
         name=known.name,
         node=heart.node,
@@ -174,6 +140,5 @@ def _node(known: NodeFile, facts: Facts | Corrupt | None, now: float) -> Node:
         host=found.host if found else "",
         clock_offset=None if offset is None else offset / 1e9,
         trains=found.trains if found else {},
-        notes=(*heart.notes, str(facts)) if isinstance(facts, Corrupt) else heart.notes,
-        **{key: getattr(heart, key) for key in _COPIED},
+        **work,
     )

@@ -1,21 +1,34 @@
-"""Everything that is known of a store as one value: `overview` makes it, `document` is its JSON.
+"""Everything that is known of a store as one value, with the alarms that hold.
 
-Pure. Times are seconds on the store's clock.
+`overview` makes it, `document` is its JSON.  Pure.  Times are seconds on the store's clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ckptsync.catalogue.location_summary import Catalogue, Summary
-from ckptsync.status.alarm_rules import Room, Scene, find_alarms, list_lacking
-from ckptsync.status.alarm_sending import SEVERITIES, Alarm, Patience
+from ckptsync.quantities import show_duration, show_size
+from ckptsync.status.alarms import SEVERITIES, Alarm, Patience, Severity
+from ckptsync.status.heartbeat import Disk
 from ckptsync.status.nodes import Node, NodeFiles, list_nodes
 from ckptsync.status.run_status import RunStatus, count_statuses, list_runs
 
 FORMAT = 1
+SKEW = 10.0  # seconds
+BEHIND = 1.25  # times the period
+FULL = ("no space left", "disk is full", "quota exceeded", "storagefull", "insufficient storage")
+"""What systems and servers say of a full disk, in lower case."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Bytes of the store's file system, where they can be asked for."""
+
+    free: int
+    total: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +49,11 @@ class Overview:
     room: Room | None
     catalogue: Catalogue
 
+    @property
+    def alive(self) -> tuple[Node, ...]:
+        """Return the nodes that live."""
+        return tuple(n for n in self.nodes if n.state == "alive")
+
 
 def overview(
     store: str,
@@ -46,19 +64,13 @@ def overview(
     room: Room | None,
     patience: Patience,
 ) -> Overview:
-    """Return all that is known of a store.
-
-    ``now`` is on its clock; ``room`` if the store can tell.
-    """
+    """Return all that is known of a store; ``now`` is on its clock, ``room`` if it can tell."""
     nodes = list_nodes(files, now)
     runs = list_runs(catalogue.shown, nodes)
-    alarms = find_alarms(Scene(catalogue, nodes, runs, room, now, patience))
-    return Overview(
+    seen = Overview(
         store=store,
         at=now,
-        alarms=tuple(
-            sorted(alarms, key=lambda a: (SEVERITIES.index(a.severity), a.since or now, a.key))
-        ),
+        alarms=(),
         nodes=nodes,
         runs=runs,
         checkpoints=count_statuses(catalogue.shown),
@@ -67,6 +79,11 @@ def overview(
         room=room,
         catalogue=catalogue,
     )
+    alarms = sorted(
+        _find_alarms(seen, patience),
+        key=lambda a: (SEVERITIES.index(a.severity), a.since or now, a.key),
+    )
+    return replace(seen, alarms=tuple(alarms))
 
 
 def document(seen: Overview) -> dict[str, Any]:
@@ -114,5 +131,292 @@ def _repair(s: Summary, nodes: Sequence[Node]) -> dict[str, Any]:
         "changed": s.proof.rewritten_at or None,
         "findings": list(s.evidence),
         "nodes": list(s.nodes),
-        "lacking": list(list_lacking(s, nodes)),
+        "lacking": list(_list_lacking(s, nodes)),
     }
+
+
+# --- which alarms hold
+
+
+def _find_alarms(seen: Overview, patience: Patience) -> Iterator[Alarm]:
+    """Yield all alarms that hold; those of an overview have not been found yet."""
+    yield from _damage(seen, patience)
+    yield from _stalls(seen, patience)
+    yield from _store(seen)
+    yield from _incomplete(seen, patience)
+    yield from _behind(seen, patience)
+    yield from _unopenable(seen, patience)
+    yield from _lost(seen, patience)
+    yield from _headless(seen, patience)
+    for node in seen.nodes:
+        if node.state == "unreadable":
+            text = f"heartbeat of {node.name}: {_first(node.errors)}"
+            todo = "delete that file if the node no longer exists; a running node writes it again"
+            yield Alarm("unreadable", node.name, "warning", node.beat, text, todo)
+    saves = _save_sizes(seen.catalogue.summaries)
+    for node in seen.alive:
+        for disk in node.disk:
+            yield from _disk(disk, f"{node.node}:{disk.path}", saves.get(node.node, 0))
+        yield from _node(node, patience)
+
+
+def _list_lacking(s: Summary, nodes: Sequence[Node]) -> tuple[str, ...]:
+    """Return the nodes of a damaged location that cannot send again what a report asks for."""
+    asked = {*s.proof.damage, *s.manifests}
+    return tuple(n.node for n in nodes if n.node in s.nodes and not asked.isdisjoint(n.lacks))
+
+
+def _lost(seen: Overview, patience: Patience) -> Iterator[Alarm]:
+    for node in seen.nodes:
+        if node.state != "silent" or not patience.node < node.age < patience.over:
+            continue
+        awaited = [
+            f"{r.run}/{p.location}"
+            for r in seen.runs
+            for p in r.incomplete
+            if node.node in p.awaited
+        ]
+        work = tuple(dict.fromkeys((*node.queue, *awaited)))
+        had = f"; still to upload: {_first(work)}" if work else ""
+        text = f"{node.name}: no heartbeat for {show_duration(node.age)}{had}"
+        todo = (
+            "restart its service: it uploads what is pinned there; if the machine no longer"
+            " exists, delete its file in .ckptsync/nodes"
+        )
+        severity: Severity = "critical" if work else "warning"
+        yield Alarm("node-lost", node.name, severity, node.beat, text, todo)
+
+
+def _headless(seen: Overview, patience: Patience) -> Iterator[Alarm]:
+    heads = [n for n in seen.nodes if {"head", "verifier"} & {*n.roles}]
+    if not heads or any(n.state == "alive" for n in heads):
+        return
+    last = max(heads, key=lambda n: n.beat)
+    if last.age > patience.node:
+        text = (
+            "no head is running, so no checkpoint is consolidated or verified; the last one was"
+            f" {last.name}, {show_duration(last.age)} ago"
+        )
+        todo = f"start ckptsync-head on {last.host or last.node}"
+        yield Alarm("no-head", "store", "critical", last.beat, text, todo)
+
+
+def _disk(disk: Disk, where: str, save: int) -> Iterator[Alarm]:
+    """Yield the alarms of an output directory's file system, where a save takes ``save`` bytes."""
+    if disk.free < max(save, disk.total // 50):
+        takes = f"; a save needs {show_size(save)}" if save else ""
+        text = f"{where}: {_free_of(disk.free, disk.total)}{takes}"
+        todo = "the next save will fail: make room there"
+        yield Alarm("disk-full", where, "critical", None, text, todo)
+    if disk.budget and disk.spool >= 0.9 * disk.budget:
+        severity: Severity = "critical" if disk.spool >= disk.budget else "warning"
+        text = (
+            f"{where}: the spool uses {show_size(disk.spool)} of its budget of"
+            f" {show_size(disk.budget)} for files that the trainer has deleted"
+        )
+        todo = (
+            "worker.spool_full decides which checkpoints are lost: find out why uploads are slow,"
+            " or raise worker.spool_budget"
+        )
+        yield Alarm("spool-full", where, severity, None, text, todo)
+
+
+def _node(node: Node, patience: Patience) -> Iterator[Alarm]:
+    """Yield the alarms of a live node: a full store, a long upload queue, a wrong clock."""
+    full = [error for error in node.errors if any(words in error.lower() for words in FULL)]
+    if full:
+        text = f"{node.name}: {_first(full)}"
+        todo = "free space on the disk or store that the error names"
+        yield Alarm("no-space", node.name, "critical", None, text, todo)
+    if node.queue and node.oldest > patience.slow:
+        error = f"; {_first(node.errors)}" if node.errors else ""
+        oldest = show_duration(node.oldest)
+        text = f"{node.name}: {len(node.queue)} in the upload queue, the oldest for {oldest}{error}"
+        todo = (
+            "see the node's errors, notes and upload rate in `ckptsync status`, and"
+            " limits.bandwidth"
+        )
+        yield Alarm("waiting", node.name, "warning", node.beat - node.oldest, text, todo)
+    if node.clock_offset is not None and abs(node.clock_offset) > SKEW:
+        side = "ahead of" if node.clock_offset > 0 else "behind"
+        text = (
+            f"{node.name}: its clock is {show_duration(abs(node.clock_offset))} {side} the store's"
+        )
+        todo = "synchronize it with NTP: without the hook, ckptsync tells saves apart by file times"
+        yield Alarm("clock", node.name, "warning", None, text, todo)
+
+
+def _save_sizes(summaries: Sequence[Summary]) -> dict[str, int]:
+    """Return about how many bytes each node writes at a save, by the newest one of that node."""
+    newest: dict[str, Summary] = {}
+    for s in summaries:
+        for node in s.nodes:
+            if node not in newest or s.ended > newest[node].ended:
+                newest[node] = s
+    return {node: s.size // len(s.nodes) for node, s in newest.items()}
+
+
+def _damage(seen: Overview, patience: Patience) -> Iterator[Alarm]:
+    for s in seen.catalogue.summaries:
+        where = f"{s.run}/{s.location}"
+        if s.status == "DAMAGED":
+            lacking = _list_lacking(s, seen.nodes)
+            text = f"{where}: {_first(s.evidence)}"
+            todo = (
+                f"start the service on {_those(s.nodes)} if it is stopped: it uploads the file"
+                " again; `ckptsync repair` shows the details"
+            )
+            if set(s.nodes) <= set(lacking):
+                verb = "has" if len(lacking) == 1 else "have"
+                text += f"; {_those(lacking)} no longer {verb} its bytes"
+                todo = "`ckptsync repair` shows what is lost; use an earlier checkpoint"
+            yield Alarm("damaged", where, "critical", s.proof.damaged_at, text, todo)
+        elif s.status == "CONFLICT" and seen.at - s.arrived < patience.over:
+            todo = (
+                "ckptsync does not merge it: give each job its own output directory, or use the"
+                " hook"
+            )
+            text = f"{where}: {_first(s.evidence)}"
+            yield Alarm("conflict", where, "warning", s.arrived, text, todo)
+    for fault in seen.catalogue.faults:
+        todo = (
+            "`ckptsync verify` shows what the record described; if a newer ckptsync wrote it,"
+            " upgrade this one"
+        )
+        text = f"{fault.name}: {fault.error}"
+        yield Alarm("unreadable", fault.name, "critical", None, text, todo)
+
+
+def _stalls(seen: Overview, patience: Patience) -> Iterator[Alarm]:
+    workers = [n for n in seen.alive if "worker" in n.roles]
+    alive = {n.node for n in workers}
+    queued = {item.partition("/")[0] for n in workers for item in n.queue}
+    for run in seen.runs:
+        if run.newest is None or run.every is None or run.training == "ended":
+            continue
+        if run.run in queued or alive.isdisjoint(run.nodes):
+            continue
+        quiet = seen.at - run.newest.ended
+        over = patience.over
+        if not run.training:
+            over = min(over, max(patience.ended, 10 * run.every))
+        if max(patience.steps * run.every, patience.least) < quiet < over:
+            gone = "; the training process died" if run.training == "gone" else ""
+            text = (
+                f"{run.run}: no checkpoint for {show_duration(quiet)}; before that, one every"
+                f" {show_duration(run.every)}{gone}"
+            )
+            todo = (
+                f"look at the training on {_those(run.nodes)}, then at `journalctl -u"
+                " 'ckptsync-worker@*'` there"
+            )
+            severity: Severity = "critical" if gone else "warning"
+            yield Alarm("stalled", run.run, severity, run.newest.ended + run.every, text, todo)
+
+
+def _store(seen: Overview) -> Iterator[Alarm]:
+    room = seen.room
+    if room is None:
+        return
+    largest = max((s.size + s.model_size for s in seen.catalogue.summaries), default=0)
+    if room.free < max(2 * largest, room.total // 50):
+        text = (
+            f"the store: {_free_of(room.free, room.total)}; a checkpoint with its model needs up"
+            f" to {show_size(largest)}"
+        )
+        is_urgent = room.free < max(largest, room.total // 100)
+        todo = "free space, or set retention rules: `ckptsync gc --dry-run` shows what they delete"
+        yield Alarm("store-full", "store", "critical" if is_urgent else "warning", None, text, todo)
+
+
+def _incomplete(seen: Overview, patience: Patience) -> Iterator[Alarm]:
+    alive = {n.node for n in seen.alive}
+    for run in seen.runs:
+        for save in run.incomplete:
+            waited = seen.at - save.since
+            if not patience.slow < waited < patience.over:
+                continue
+            where = f"{run.run}/{save.location}"
+            dead = [n for n in save.awaited if n not in alive]
+            text = (
+                f"{where}: still incomplete {show_duration(waited)} after its last part arrived:"
+                f" {_first(save.lost)}"
+            )
+            text += f"; not running: {_those(dead)}" if dead else ""
+            todo = (
+                "the node uploads the rest when its service runs; if that node is lost, use an"
+                " earlier checkpoint"
+            )
+            yield Alarm("incomplete", where, "warning", save.since, text, todo)
+
+
+def _behind(seen: Overview, patience: Patience) -> Iterator[Alarm]:
+    """Yield alarms for runs in which the live heads or verifiers are behind.
+
+    There is at most one of a kind for a run, about its oldest location.
+    """
+    roles = {role for n in seen.alive for role in n.roles}
+    summaries = seen.catalogue.summaries
+    if "head" in roles:
+        waiting = [s for s in summaries if s.status == "COMPLETE"]
+        yield from _undone(seen, patience, "unconsolidated", waiting)
+    if "verifier" not in roles:
+        return
+    whole = [s for s in summaries if s.status in ("COMPLETE", "CONSOLIDATED")]
+    yield from _undone(seen, patience, "unverified", [s for s in whole if not s.proof.holds])
+    period = min((n.verifies for n in seen.alive if n.verifies), default=patience.period)
+    for run in seen.runs:
+        if run.proven is not None and seen.at - run.proven > BEHIND * period:
+            text = (
+                f"{run.run}: one checkpoint was last verified"
+                f" {show_duration(seen.at - run.proven)} ago; verify.period is"
+                f" {show_duration(period)}"
+            )
+            todo = (
+                "the verifier is too slow: raise head.jobs, add a verifier, or raise verify.period"
+            )
+            yield Alarm("unread", run.run, "warning", run.proven + period, text, todo)
+
+
+def _undone(
+    seen: Overview, patience: Patience, code: str, waiting: Sequence[Summary]
+) -> Iterator[Alarm]:
+    slow = [s for s in waiting if patience.slow < seen.at - s.arrived < patience.over]
+    oldest: dict[str, Summary] = {}
+    for s in sorted(slow, key=lambda s: (s.arrived, s.location)):
+        oldest.setdefault(s.run, s)
+    for run, s in oldest.items():
+        text = (
+            f"{run}/{s.location}: still {code} {show_duration(seen.at - s.arrived)} after it"
+            " was complete"
+        )
+        todo = "see the heads' errors and jobs in `ckptsync status`"
+        yield Alarm(code, run, "warning", s.arrived, text, todo)
+
+
+def _unopenable(seen: Overview, patience: Patience) -> Iterator[Alarm]:
+    """Yield models that lack their configuration: one alarm for a run, of its newest location."""
+    by_run: dict[str, list[Summary]] = {}
+    for s in sorted(seen.catalogue.summaries, key=lambda s: (-s.arrived, s.location)):
+        is_recent = seen.at - s.arrived < patience.over
+        if s.unopenable and s.consolidated and not s.retired and is_recent:
+            by_run.setdefault(s.run, []).append(s)
+    for run, found in by_run.items():
+        more = f" (and {len(found) - 1} more models of this run)" if len(found) > 1 else ""
+        text = f"{run}/{found[0].location}{more}: {found[0].unopenable}"
+        yield Alarm("no-config", run, "warning", found[-1].arrived, text, found[0].to_give)
+
+
+def _first(lines: Sequence[str]) -> str:
+    """Return the first line, and how many more there are."""
+    more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
+    return f"{lines[0]}{more}" if lines else "unknown reason"
+
+
+def _those(nodes: Sequence[str]) -> str:
+    """Return the names of some nodes."""
+    return f"{', '.join(nodes[:3])}{' and others' if len(nodes) > 3 else ''}" or "its node"
+
+
+def _free_of(free: int, total: int) -> str:
+    return f"{show_size(free)} of {show_size(total)} are free"

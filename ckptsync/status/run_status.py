@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from ckptsync.catalogue.location_summary import Summary
-from ckptsync.records.locations import STATUSES, Status
+from ckptsync.records.location_status import STATUSES, Status
 from ckptsync.records.save_groups import Sibling
 from ckptsync.status.nodes import Node
 
@@ -23,10 +23,7 @@ SAME = 600.0  # seconds within which the nodes of one training begin
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A location.
-
-    ``ended``: when its newest file was written; ``arrived``: its newest manifest's mtime.
-    """
+    """A location; when its newest file was written (``ended``), its newest manifest ``arrived``."""
 
     checkpoint: str
     location: str
@@ -138,10 +135,7 @@ def describe_run(name: str, found: Sequence[Summary], training: str = "") -> Run
 
 
 def interval(ended: Iterable[float]) -> float | None:
-    """Return the seconds between two checkpoints: the median of the newest gaps.
-
-    None for too few.
-    """
+    """Return the median of the newest gaps between checkpoints, in seconds; None for too few."""
     newest = sorted(set(ended))[-RECENT:]
     gaps = sorted(later - earlier for earlier, later in pairwise(newest))
     return gaps[len(gaps) // 2] if len(newest) >= LEAST else None

@@ -1,6 +1,6 @@
 """What every store promises, what only some stores can do, and the base class of wrappers.
 
-The conformance suite is ``tests/store_contract.py``.
+The conformance suite is ``tests/support/store_contract.py``.
 """
 
 from __future__ import annotations

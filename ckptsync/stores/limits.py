@@ -7,7 +7,6 @@ or ``08:00,50M 19:00,off`` every day, or ``Mon-08:00,10M Sat-00:00,off`` every w
 from __future__ import annotations
 
 import bisect
-import contextlib
 import math
 import re
 import threading
@@ -17,18 +16,18 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ckptsync.errors import Transient
-from ckptsync.stores import progress_signals
+from ckptsync.stores import liveness
 from ckptsync.stores.contract import Chunk
 
 LEAST_PIECE = 256 << 10
 MOST_PIECE = 1 << 20
-MAKES_WAY = 8  # times that a large request lets small ones go first, so that it does not starve
 # s that a large request waits at least, if it has to wait: each time it wakes it may take a core
 # from a training
 GATHER = 0.05
-_LITTLE = progress_signals.LEAST  # bytes: a smaller request goes before larger ones
+_LITTLE = liveness.LEAST  # bytes: a smaller request goes before larger ones
 _BURST = 0.25  # s of the rate that may be saved up
 _CLOSE = 0.001  # of a byte: sums of floats are not exact
+_SHORTEST = 0.001  # s that a small request waits at least, if it has to wait
 _STEP = 0.25  # s between two looks at the schedule, and at whether the process is about to end
 
 DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
@@ -175,10 +174,12 @@ def _rate(text: str) -> float | None:
 class TokenBucket:
     """A `RateLimiter` that follows a schedule.
 
-    Requests go one after the other, each when its time is over, so the rate is never exceeded.
-
-    A small request (a head, a listing) goes before large ones: a small save, or a heartbeat, needs
-    several of them in a row.
+    All that has been asked for lies one behind the other on a line of bytes. The schedule's rate
+    moves along it, and a request may go once its last byte is reached. A small request (a head, a
+    listing) passes the large ones that wait: a small save, or a heartbeat, needs several of them in
+    a row. It waits behind small ones only, twice as long as their bytes take, so that half of the
+    rate is left to large ones. Later requests lie behind it, which makes up for its haste: for a
+    moment the rate can be exceeded, by at most the bytes of the large requests that wait.
     """
 
     def __init__(
@@ -190,9 +191,9 @@ class TokenBucket:
         wall: Callable[[], time.struct_time] = time.localtime,
     ) -> None:
         self._schedule, self._clock, self._sleep, self._wall = schedule, clock, sleep, wall
-        self._line: list[_Ticket] = []  # the first of them goes now
-        self._moved = threading.Condition()
-        self._saved, self._since = 0.0, clock()  # bytes that may go, as of when
+        self._lock = threading.Lock()
+        self._reached, self._since = 0.0, clock()  # byte of the line, as of when
+        self._end = self._small_end = 0.0  # of what was asked for last, and of the last small one
 
     @property
     def piece(self) -> int:
@@ -205,73 +206,44 @@ class TokenBucket:
 
         Raise Transient where the process is about to end before.
         """
-        with self._turn(count):
-            while (wait := self._missing(count)) > 0:
-                if progress_signals.is_shutting_down():
-                    raise Transient(
-                        "the process stopped while a transfer waited for bandwidth",
-                        hint="start it again",
-                    )
-                _give_sign(count)
-                self._sleep(min(max(wait, GATHER if count >= _LITTLE else 0.0), _STEP))
+        is_small = count < _LITTLE
+        with self._lock:
+            self._move()
+            self._end += count
+            end = self._end
+            if is_small:
+                end = min(end, max(self._small_end, self._reached) + 2 * count)
+                self._small_end = end
+        while (wait := self._seconds_to(end)) > 0:
+            if liveness.is_shutting_down():
+                raise Transient(
+                    "the process stopped while a transfer waited for bandwidth",
+                    hint="start it again",
+                )
+            _give_sign(count)
+            self._sleep(min(max(wait, _SHORTEST if is_small else GATHER), _STEP))
         _give_sign(count)
 
-    def _missing(self, count: int) -> float:
-        """Return the seconds until ``count`` bytes are saved up at the present rate; 0 takes them.
+    def _seconds_to(self, end: float) -> float:
+        """Return the seconds until this byte of the line is reached at the present rate."""
+        with self._lock:
+            rate = self._move()
+            left = end - self._reached
+        return 0.0 if rate is None or left <= _CLOSE else left / rate
 
-        One thread at a time calls this.
-        """
+    def _move(self) -> float | None:
+        """Move along the line to now, at most `_BURST` beyond its end; return the present rate."""
         now, rate = self._clock(), self._rate()
         passed, self._since = now - self._since, now
         if rate is None:
-            return 0.0
-        self._saved = min(self._saved + passed * rate, max(_BURST * rate, count + GATHER * rate))
-        if self._saved < count - _CLOSE:
-            return (count - self._saved) / rate
-        self._saved -= count
-        return 0.0
+            self._reached = max(self._reached, self._end)
+        else:
+            self._reached = min(self._reached + passed * rate, self._end + _BURST * rate)
+        return rate
 
     def _rate(self) -> float | None:
         wall = self._wall()
         return self._schedule.rate(wall.tm_wday, wall.tm_hour, wall.tm_min)
-
-    @contextlib.contextmanager
-    def _turn(self, count: int) -> Iterator[None]:
-        """Wait for this request's turn: first come, first served, except for small requests.
-
-        A lock alone may go again and again to one thread.
-
-        A small request goes before large ones that were not overtaken often; never before the
-        first.
-        """
-        ticket = _Ticket(count < _LITTLE)
-        with self._moved:
-            at = len(self._line)
-            while (
-                ticket.is_little
-                and at > 1
-                and not self._line[at - 1].is_little
-                and self._line[at - 1].overtaken < MAKES_WAY
-            ):
-                at -= 1
-                self._line[at].overtaken += 1
-            self._line.insert(at, ticket)
-        try:
-            with self._moved:
-                self._moved.wait_for(lambda: self._line[0] is ticket)
-            yield
-        finally:
-            with self._moved:
-                self._line.remove(ticket)
-                self._moved.notify_all()
-
-
-@dataclass(eq=False, slots=True)
-class _Ticket:
-    """A request in line.  ``overtaken``: by how many later ones."""
-
-    is_little: bool
-    overtaken: int = 0
 
 
 def _give_sign(count: int) -> None:
@@ -279,8 +251,8 @@ def _give_sign(count: int) -> None:
 
     A long wait gives signs too, so that a small bandwidth does not look like a thread that hangs.
     """
-    if count >= progress_signals.LEAST:
-        progress_signals.sign()
+    if count >= liveness.LEAST:
+        liveness.sign()
 
 
 def limit(chunks: Iterable[Chunk], limiter: RateLimiter) -> Iterator[memoryview]:

@@ -13,14 +13,14 @@ from pathlib import Path, PurePath, PurePosixPath
 from ckptsync.errors import ConfigError, NotFound, StoreError, Transient
 from ckptsync.layouts.file_names import Within
 from ckptsync.safe_names import STORE_FILE
-from ckptsync.stores.contract import Store
-from ckptsync.stores.file_trees import (
+from ckptsync.stores.checkpoint_files import (
     DirectoryFiles,
     FileTree,
     ListedFiles,
     StoreFiles,
     TopFiles,
 )
+from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import Access, bare
 from ckptsync.stores.prefetch import PrefetchedFiles
 from ckptsync.stores.urls import Remote

@@ -127,7 +127,7 @@ def bare(
         from ckptsync.stores.sftp.store import SftpStore  # noqa: PLC0415
 
         return SftpStore(target, options, limits)
-    from ckptsync.stores.fsspec.store import GenericStore  # noqa: PLC0415
+    from ckptsync.stores.fsspec import GenericStore  # noqa: PLC0415
 
     return Retrying(GenericStore(target, options, limits), Persistence(limits.patience))
 

@@ -38,27 +38,27 @@ HINTS = {
 }
 PASSING = frozenset(
     {
-        *(
-            errno.EAGAIN,
-            errno.EINTR,
-            errno.EBUSY,
-            errno.ENOMEM,
-            errno.ENOBUFS,
-            errno.EMFILE,
-            errno.ENFILE,
-            errno.ENOLCK,
-            errno.ESTALE,
-        ),
-        *(
-            errno.ETIMEDOUT,
-            errno.ECONNRESET,
-            errno.ECONNREFUSED,
-            errno.ECONNABORTED,
-            errno.ENOTCONN,
-            errno.EPIPE,
-            errno.ESHUTDOWN,
-        ),
-        *(errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH, errno.ENETRESET),
+        errno.EAGAIN,
+        errno.EINTR,
+        errno.EBUSY,
+        errno.ENOMEM,
+        errno.ENOBUFS,
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOLCK,
+        errno.ESTALE,
+        errno.ETIMEDOUT,
+        errno.ECONNRESET,
+        errno.ECONNREFUSED,
+        errno.ECONNABORTED,
+        errno.ENOTCONN,
+        errno.EPIPE,
+        errno.ESHUTDOWN,
+        errno.EHOSTDOWN,
+        errno.EHOSTUNREACH,
+        errno.ENETDOWN,
+        errno.ENETUNREACH,
+        errno.ENETRESET,
     }
 )
 """What may be over in a moment.

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from ckptsync.digest import Checker, Digests, digested_ranges
 from ckptsync.errors import CkptsyncError, Corrupt, NotFound
-from ckptsync.stores.posix.part_file import Placing
+from ckptsync.stores.posix.part_file import Draft
 from ckptsync.stores.posix.store import PosixStore
 from ckptsync.stores.stream import Reads, chunk_room, stream
 from ckptsync.tensors import Extent
@@ -102,7 +102,7 @@ class FileDownload:
         self._source, self._target = source, target
         self._left = len(file.ranges())
         self._lock = threading.Lock()
-        self._placing: Placing | None = None
+        self._placing: Draft | None = None
 
     def fetch(self, span: tuple[int, int], buffer: memoryview, on_bytes: OnBytes) -> bool:
         """Fetch one of `StoredFile.ranges`.
@@ -131,7 +131,7 @@ class FileDownload:
             self._placing.give_up(error)
 
     def _fetch_range(
-        self, placing: Placing, start: int, end: int, buffer: memoryview, on_bytes: OnBytes
+        self, placing: Draft, start: int, end: int, buffer: memoryview, on_bytes: OnBytes
     ) -> None:
         checker, at = Checker(self.file.name, self.file.digest, start, end), start
 
@@ -147,7 +147,7 @@ class FileDownload:
 
 
 def _missing(
-    placing: Placing, file: StoredFile, span: tuple[int, int], buffer: memoryview
+    placing: Draft, file: StoredFile, span: tuple[int, int], buffer: memoryview
 ) -> Iterator[tuple[int, int]]:
     """Yield the parts of a range, of whole blocks, that an earlier try has not left."""
     if file.digest is None:

@@ -18,15 +18,13 @@ from itertools import chain
 from typing import Protocol
 
 from ckptsync.errors import Exists, StoreError
-from ckptsync.stores import progress_signals
+from ckptsync.stores import liveness
 from ckptsync.stores.contract import About, Chunk, check_size
 
 PART = 16 << 20
 MIB = 1 << 20
 UNBUFFERED = 256 << 10  # bytes of a file that needs no room in the buffers
 MOST = 10_000  # parts of a file: S3's limit
-THREADS = 4
-BUDGET = 6 * PART
 # where the size is not known, parts double after so many: 10,000 of them reach beyond 5 TB
 _STEP = 1000
 
@@ -100,7 +98,7 @@ class UploadPool:
     At most ``threads`` parts and ``budget`` bytes are in flight at once.
     """
 
-    def __init__(self, threads: int = THREADS, budget: int = BUDGET) -> None:
+    def __init__(self, threads: int, budget: int) -> None:
         self._limits, self._process = (threads, budget), 0
         self._start()
 
@@ -164,7 +162,7 @@ class UploadPool:
                     self._memory.give(part.data)
                     raise
                 size = part.start + len(part.data)
-                running.add(self._pool.submit(progress_signals.carried(put), part))
+                running.add(self._pool.submit(liveness.carried(put), part))
             while running:
                 running = _unfinished(running, None)
             upload.commit(size)

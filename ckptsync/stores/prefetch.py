@@ -13,9 +13,10 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from operator import itemgetter
 
+from ckptsync.stores.checkpoint_files import DirectoryFiles
 from ckptsync.stores.contract import unwrapped
-from ckptsync.stores.file_trees import DirectoryFiles
 from ckptsync.stores.posix.store import PosixStore
 from ckptsync.tensors import Extent, Files
 
@@ -33,8 +34,8 @@ Foreseen = Mapping[str, Sequence[tuple[int, int, int]]]
 
 ``when`` says how far in the output (bytes) that will be.
 """
-# where pieces start and end, and how many of their bytes will be read
-_Cuts = tuple[list[int], list[int], list[int]]
+# where a piece starts and ends, and how many of its bytes will be read
+_Cut = tuple[int, int, int]
 
 
 @dataclass(slots=True, eq=False)
@@ -57,12 +58,8 @@ class PrefetchedFiles:
     """``files``, read in larger pieces and earlier. Any number of threads may read."""
 
     def __init__(self, files: Files, memory: int = MEMORY, threads: int = THREADS) -> None:
-        self._files, self._sizes, self._memory, self._threads = (
-            files,
-            files.sizes(),
-            memory,
-            threads,
-        )
+        self._files, self._sizes = files, files.sizes()
+        self._memory, self._threads = memory, threads
         self._pool: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
         self._held: OrderedDict[tuple[str, int], _Piece] = OrderedDict()  # used last at the end
@@ -71,10 +68,9 @@ class PrefetchedFiles:
         self._free: list[mmap.mmap] = []
         self._reach = 0
         self._queue: deque[Extent] = deque()
-        self._unread: dict[
-            tuple[str, int], int
-        ] = {}  # bytes of those that are fetched because they were expected
-        self._cuts: dict[str, _Cuts] = {}  # of files of which all is known
+        # bytes of those that are fetched because they were expected
+        self._unread: dict[tuple[str, int], int] = {}
+        self._cuts: dict[str, list[_Cut]] = {}  # of files of which all is known
 
     def sizes(self) -> Mapping[str, int]:
         return self._sizes
@@ -86,9 +82,8 @@ class PrefetchedFiles:
         with self._lock:
             piece, is_new = self._piece(Extent(name, start, out.nbytes), self._around)
             piece.users += 1 + is_new
-            # what to fetch now that one more of what was expected is being read
-            following = self._next() if self._unread.pop((name, piece.start), 0) else []
-        self._submit(following)
+            if self._unread.pop((name, piece.start), 0):
+                self._fetch_expected()  # since one more of what was expected is being read
         if is_new:
             self._fetch(name, piece)
         try:
@@ -109,8 +104,7 @@ class PrefetchedFiles:
                 for e in extents
                 if 0 < e.size < LARGE and e.start + e.size <= self._sizes.get(e.file, 0)
             )
-            following = self._next()
-        self._submit(following)
+            self._fetch_expected()
 
     def foresee(self, foreseen: Foreseen) -> None:
         """Plan requests from all the reads that follow.
@@ -167,13 +161,9 @@ class PrefetchedFiles:
     def _along(self, extent: Extent) -> _Piece:
         """Return a piece with what is foreseen to follow."""
         start, end = extent.start, extent.start + extent.size
-        starts, ends, counts = self._cuts.get(extent.file, ([], [], []))
-        at = bisect_right(starts, start) - 1
-        return (
-            _Piece(starts[at], ends[at], counts[at])
-            if at >= 0 and end <= ends[at]
-            else _Piece(start, end)
-        )
+        cuts = self._cuts.get(extent.file, [])
+        at = bisect_right(cuts, start, key=itemgetter(0)) - 1
+        return _Piece(*cuts[at]) if at >= 0 and end <= cuts[at][1] else _Piece(start, end)
 
     def _done_with(self, name: str, piece: _Piece, count: int = 0) -> None:
         """Let a piece of which nothing will be read any more make room."""
@@ -205,8 +195,8 @@ class PrefetchedFiles:
         if isinstance(buffer, mmap.mmap) and len(self._free) < _MOST_FREE:
             self._free.append(buffer)
 
-    def _next(self) -> list[tuple[str, _Piece]]:
-        found: list[tuple[str, _Piece]] = []
+    def _fetch_expected(self) -> None:
+        """Have threads fetch what is read next, within bounds. The caller holds the lock."""
         while (
             self._queue
             and len(self._unread) < 4 * self._threads
@@ -217,18 +207,10 @@ class PrefetchedFiles:
             if is_new:
                 self._unread[extent.file, piece.start] = piece.end - piece.start
                 piece.users += 1
-                found.append((extent.file, piece))
-        return found
-
-    def _submit(self, pieces: Sequence[tuple[str, _Piece]]) -> None:
-        if pieces:
-            with self._lock:
                 self._pool = self._pool or ThreadPoolExecutor(
                     self._threads, thread_name_prefix="ckptsync-piece"
                 )
-        for name, piece in pieces:
-            assert self._pool
-            self._pool.submit(self._fetch, name, piece)
+                self._pool.submit(self._fetch, extent.file, piece)
 
     def _fetch(self, name: str, piece: _Piece) -> None:
         """Read a piece, or give the error to the threads that wait for it.
@@ -281,29 +263,22 @@ def foreseen(reads: Iterable[tuple[Extent, int]]) -> Foreseen:
     return {file: sorted(ranges) for file, ranges in found.items()}
 
 
-def _cut(ranges: Sequence[tuple[int, int, int]], reach: int, horizon: int) -> _Cuts:
+def _cut(ranges: Sequence[tuple[int, int, int]], reach: int, horizon: int) -> list[_Cut]:
     """Return the pieces to read: ranges that are near each other, combined.
 
     Ranges of a piece are read within ``horizon``. A piece is at most ``reach`` long, except for a
     single range.
     """
-    starts: list[int] = []
-    ends: list[int] = []
-    counts: list[int] = []
+    cuts: list[_Cut] = []
     first = 0
     for start, end, when in ranges:
-        if (
-            starts
-            and start - ends[-1] <= NEAR
-            and end - starts[-1] <= reach
-            and abs(when - first) <= horizon
-        ):
-            ends[-1] = max(ends[-1], end)
-            counts[-1] += end - start
-            continue
+        if cuts and abs(when - first) <= horizon:
+            begun, ended, count = cuts[-1]
+            if start - ended <= NEAR and end - begun <= reach:
+                cuts[-1] = (begun, max(ended, end), count + end - start)
+                continue
         for at in range(start, end, MOST):
-            starts.append(at)
-            ends.append(min(at + MOST, end))
-            counts.append(ends[-1] - at)
+            stop = min(at + MOST, end)
+            cuts.append((at, stop, stop - at))
         first = when
-    return starts, ends, counts
+    return cuts

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from ckptsync.errors import ConfigError, Transient
 from ckptsync.quantities import backoff
-from ckptsync.stores import progress_signals
+from ckptsync.stores import liveness
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store, StoreWrapper
 
 T = TypeVar("T")
@@ -44,59 +44,51 @@ class Persistence:
         sleep: Callable[[float], None] | None = None,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        self._patience, self._clock, self._sleep, self._chance = (
-            patience,
-            clock,
-            sleep or _sleep,
-            chance,
-        )
+        self._patience, self._clock, self._chance = patience, clock, chance
+        self._sleep = sleep or _sleep
         self._lock = threading.Lock()
         self._has_worked = False
         self._failing = 0  # operations that have failed and are being tried again
         self._since: float | None = None  # when something failed first since all worked
 
-    def call(self, fn: Callable[[], T]) -> T:
+    def call(self, fn: Callable[[], T], may_repeat: Callable[[], bool] = lambda: True) -> T:
         """Return what ``fn`` returns.
 
         Call it again while it raises Transient, for at most ``patience`` seconds.
 
         Then the last error is raised. No try is made before `Transient.after`: where that is later
         than patience lasts, it is raised at once. A ConfigError is Transient, too, once anything
-        has worked. Any other error is raised as it is.
+        has worked. Any other error is raised as it is, and so is one after which ``may_repeat``
+        returns false.
         """
+        tries, first = 0, 0.0
+        is_waiting = False
         try:
-            result = self._once(fn)
-        except Transient as e:
-            error, since = e, self._clock()
-        else:
-            self._log_recovery()
-            return result
-        wait = self._wait(error, 1, since)
-        with self._lock:
-            self._failing += 1
-            is_first = self._since is None
-            self._since = since if is_first else self._since
-        if is_first:
-            log.warning("%s: trying again for up to %.0f s", error, self._patience)
-        try:
-            result = self._again(fn, error, wait, since)
+            while True:
+                try:
+                    result = self._once(fn)
+                except Transient as e:
+                    if not may_repeat():
+                        raise
+                    error = e
+                else:
+                    break
+                if not tries:
+                    first = self._clock()
+                tries += 1
+                wait = self._wait(error, tries, first)
+                if not is_waiting:
+                    is_waiting = True
+                    self._log_failure(error)
+                self._sleep(wait)
+                if liveness.is_shutting_down():
+                    raise _given_up(error, tries, self._clock() - first)
         finally:
-            with self._lock:
-                self._failing -= 1
+            if is_waiting:
+                with self._lock:
+                    self._failing -= 1
         self._log_recovery()
         return result
-
-    def _again(self, fn: Callable[[], T], error: Transient, wait: float, since: float) -> T:
-        tries = 1
-        while True:
-            self._sleep(wait)
-            if progress_signals.is_shutting_down():
-                raise _given_up(error, tries, self._clock() - since)
-            try:
-                return self._once(fn)
-            except Transient as e:
-                error, tries = e, tries + 1
-            wait = self._wait(error, tries, since)
 
     def _once(self, fn: Callable[[], T]) -> T:
         try:
@@ -108,14 +100,23 @@ class Persistence:
         self._has_worked = True
         return result
 
-    def _wait(self, error: Transient, tries: int, since: float) -> float:
+    def _wait(self, error: Transient, tries: int, first: float) -> float:
         """Return the seconds until the next try; raise ``error`` where none is left."""
-        progress_signals.sign()
-        spent = self._clock() - since
+        liveness.sign()
+        spent = self._clock() - first
         left = self._patience - spent
-        if left <= 0 or error.after > left or progress_signals.is_shutting_down():
+        if left <= 0 or error.after > left or liveness.is_shutting_down():
             raise _given_up(error, tries, spent)
         return min(left, max(error.after, self._chance() * backoff(tries, FIRST, CAP)))
+
+    def _log_failure(self, error: Transient) -> None:
+        with self._lock:
+            self._failing += 1
+            is_first = self._since is None
+            if is_first:
+                self._since = self._clock()
+        if is_first:
+            log.warning("%s: trying again for up to %.0f s", error, self._patience)
 
     def _log_recovery(self) -> None:
         if self._since is None or self._failing:
@@ -129,7 +130,7 @@ class Persistence:
 def _sleep(seconds: float) -> None:
     """Sleep, but not into the end of the process."""
     until = time.monotonic() + seconds
-    while not progress_signals.is_shutting_down() and (left := until - time.monotonic()) > 0:
+    while not liveness.is_shutting_down() and (left := until - time.monotonic()) > 0:
         time.sleep(min(left, 0.25))
 
 
@@ -156,7 +157,7 @@ class Retrying(StoreWrapper):
     def names(self, prefix: str) -> Iterator[Entry]:
         last, entries = "", None
 
-        def following() -> Entry | None:
+        def next_entry() -> Entry | None:
             nonlocal last, entries
             entries = entries or self.inner.names(prefix)
             try:
@@ -167,7 +168,7 @@ class Retrying(StoreWrapper):
             last = found.name if found else last
             return found
 
-        while (entry := self._persistence.call(following)) is not None:
+        while (entry := self._persistence.call(next_entry)) is not None:
             yield entry
 
     def dirs(self, prefix: str, start: str = "") -> list[str]:
@@ -190,27 +191,7 @@ class Retrying(StoreWrapper):
 
     def _put(self, chunks: Iterable[Chunk], put: Callable[[Iterable[Chunk]], None]) -> None:
         source = _Repeatable(chunks)
-
-        def attempt() -> None:
-            try:
-                put(source)
-            except Transient as e:
-                if source.is_spent:
-                    raise _NotAgain(e) from e
-                raise
-
-        try:
-            self._persistence.call(attempt)
-        except _NotAgain as e:
-            raise e.error from None
-
-
-class _NotAgain(Exception):
-    """Trying again may help, but cannot be done here."""
-
-    def __init__(self, error: Transient) -> None:
-        super().__init__(str(error))
-        self.error = error
+        self._persistence.call(lambda: put(source), lambda: not source.is_spent)
 
 
 class _Repeatable:

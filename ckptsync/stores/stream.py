@@ -11,12 +11,13 @@ import mmap
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from blake3 import blake3
 
 from ckptsync.errors import CkptsyncError, Corrupt, Exists, NotFound
-from ckptsync.stores import progress_signals
+from ckptsync.stores import liveness
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store
 from ckptsync.tensors import Extent
 
@@ -54,7 +55,7 @@ def read_ahead(
     if depth < 1 or count < 2:
         buffer = chunk_room(min(piece, size))
         for start in range(first, end, piece):
-            progress_signals.check_shutdown(name)
+            liveness.check_shutdown(name)
             out = buffer[: min(piece, end - start)]
             source.read_into(name, start, out)
             yield out
@@ -71,7 +72,7 @@ def read_ahead(
         for _, start in zip(range(depth + 1), starts, strict=False):
             begin(bytearray(piece), start)
         while running:
-            progress_signals.check_shutdown(name)
+            liveness.check_shutdown(name)
             future, out = running.popleft()
             future.result()
             yield out
@@ -117,6 +118,7 @@ def verified(
         raise error or Corrupt(f"{name}: digest {found.hexdigest()[:16]}…, recorded {digest[:16]}…")
 
 
+@dataclass(frozen=True, slots=True)
 class StoredCopy:
     """The chunks of a stored file, to be written under another name.
 
@@ -125,20 +127,15 @@ class StoredCopy:
     Raises Corrupt, or ``error``, after the last one if they are not the bytes of ``digest``.
     """
 
-    def __init__(
-        self, source: Reads, name: str, size: int, digest: str, error: CkptsyncError | None = None
-    ) -> None:
-        self._source, self._name, self._size, self._digest, self._error = (
-            source,
-            name,
-            size,
-            digest,
-            error,
-        )
+    source: Reads
+    name: str
+    size: int
+    digest: str
+    error: CkptsyncError | None = None
 
     def __iter__(self) -> Iterator[memoryview]:
-        chunks = read_ahead(self._source, self._name, self._size, _COMPARED, 1)
-        return verified(chunks, self._name, self._digest, self._error)
+        chunks = read_ahead(self.source, self.name, self.size, _COMPARED, 1)
+        return verified(chunks, self.name, self.digest, self.error)
 
 
 def digest_of(chunks: Iterable[Chunk]) -> str:
@@ -180,12 +177,11 @@ def is_stored(
 
 
 def create_same(store: Store, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> bool:
-    """Create a file; return whether the name has these bytes now.
+    """Create a file.
 
-    This writer or an earlier one wrote them.
-
-    Where the name is taken and the store cannot compare, the rest of the chunks is digested, and
-    the file is read back.
+    Returns whether the name now has exactly these bytes, new or already there; False: it has
+    others.  Where the name is taken and the store cannot compare, the rest of the chunks is
+    digested, and the file is read back.
     """
     digested = _Digested(chunks)
     try:

@@ -30,10 +30,6 @@ class Remote:
         """The URL."""
         return f"{self.scheme}://{self.rest}"
 
-    def below(self, name: str) -> Remote:
-        """Return the URL of a name in it."""
-        return Remote(self.scheme, f"{self.rest}/{name}")
-
 
 def located(url: str) -> Path | Remote:
     """The absolute path that a plain path or a ``file://`` URL means, or a remote URL.

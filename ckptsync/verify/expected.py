@@ -14,11 +14,11 @@ from dataclasses import asdict, dataclass
 from ckptsync.digest import FileDigest, digest
 from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.records.io import check_files
-from ckptsync.records.locations import LocationState
+from ckptsync.records.location_status import LocationState
 from ckptsync.records.manifest import FileEntry
 from ckptsync.records.model_record import ModelTensor
-from ckptsync.records.names import consolidated_prefix
 from ckptsync.records.report import VerifyFinding
+from ckptsync.records.store_paths import consolidated_prefix
 from ckptsync.records.tombstone_keep_join import fate
 from ckptsync.typed_json import Count, Decoder, FormatNumber, format_number
 

@@ -15,23 +15,31 @@ import os
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
 
-from blake3 import blake3
-
 from ckptsync import safe_open
-from ckptsync.digest import FileDigest, crc32, digest, digest_stream
+from ckptsync.digest import (
+    Checker,
+    Digests,
+    FileDigest,
+    RangeDigests,
+    compared_ranges,
+    digest,
+    digest_stream,
+)
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, NotFound, StoreError, Unsupported
 from ckptsync.formats import torch_zip, zstd_items
 from ckptsync.layouts import dcp, dcp_metadata, registry
+from ckptsync.merge.container_crcs import CrcCheckedFiles
 from ckptsync.plain_json import parse
 from ckptsync.records.report import Kind, VerifyFinding
 from ckptsync.stores.stream import Reads, digest_of, read_ahead, stream
 from ckptsync.tensors import Extent, Files
 from ckptsync.verify.expected import ExpectedFile
-from ckptsync.verify.reading import WINDOW, CountedSource, TrackedFiles, local_root, pieces
+from ckptsync.verify.reading import CountedSource, TrackedFiles, local_root, pieces
 
 FAR = 8  # requests at once
 NEAR = 4  # threads where files are in memory, or on a mounted server; more are no faster
@@ -63,18 +71,22 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Bytes ``start`` to ``end`` of a file, with a digest of each ``block`` bytes of them."""
+    """Bytes ``start`` to ``end`` of a file, of which ``digests`` has all ranges."""
 
     file: ExpectedFile
     start: int
     end: int
-    block: int
-    digests: tuple[str, ...]  # their first digits
+    digests: Digests
 
     @property
     def size(self) -> int:
         """Bytes."""
         return self.end - self.start
+
+    @property
+    def has_one_digest(self) -> bool:
+        """Whether no part of it has a digest of its own."""
+        return sum(1 for _ in compared_ranges(self.digests, self.start, self.end)) == 1
 
 
 def check_digests(
@@ -101,9 +113,8 @@ def check_digests(
 
 def split(file: ExpectedFile, *, in_ranges: bool) -> list[Stretch]:
     """Return all of a file: one stretch, or several if it is large and read in ranges."""
-    if in_ranges and file.size > LARGE and file.recorded.blocks:
-        return list(_blocks(file, RANGE))
-    return [_whole(file)]
+    is_cut = in_ranges and file.size > LARGE and file.recorded.blocks
+    return list(_stretches(file, RANGE if is_cut else file.size))
 
 
 def choose_sample(files: Iterable[ExpectedFile], sample: Sample) -> list[Stretch]:
@@ -113,13 +124,12 @@ def choose_sample(files: Iterable[ExpectedFile], sample: Sample) -> list[Stretch
     """
     found: list[Stretch] = []
     for file in files:
-        if file.size > PIECE and file.recorded.blocks:
-            found += _blocks(file, PIECE)
-        elif file.size > PIECE and file.tensors:
-            ends = ((t, t.start + t.size) for t in file.tensors if t.size)
-            found += (Stretch(file, t.start, end, t.size, (t.digest,)) for t, end in ends)
+        if file.size > PIECE and file.tensors:
+            for start, end, own in ((t.start, t.start + t.size, t.digest) for t in file.tensors):
+                alone = RangeDigests(file.size, file.recorded.digest, (start, end), ("", own))
+                found += [Stretch(file, start, end, alone)] if start < end else []
         else:
-            found.append(_whole(file))
+            found += _stretches(file, PIECE if file.recorded.blocks else file.size)
     draws = [digest(f"{sample.seed} {s.start} {s.file.name}".encode()) for s in found]
     left = sample.share * sum(stretch.size for stretch in found)
     chosen = []
@@ -131,16 +141,15 @@ def choose_sample(files: Iterable[ExpectedFile], sample: Sample) -> list[Stretch
     return [found[i] for i in sorted(chosen)]
 
 
-def _whole(file: ExpectedFile) -> Stretch:
-    return Stretch(file, 0, file.size, max(1, file.size), (file.recorded.digest,))
-
-
-def _blocks(file: ExpectedFile, least: int) -> Iterator[Stretch]:
-    block, blocks = file.recorded.block_size, file.recorded.blocks
-    count = max(1, least // block)
-    for i in range(0, len(blocks), count):
-        end = min((i + count) * block, file.size)
-        yield Stretch(file, i * block, end, block, blocks[i : i + count])
+def _stretches(file: ExpectedFile, least: int) -> Iterator[Stretch]:
+    """Yield all of a file, in stretches of whole blocks that have about ``least`` bytes."""
+    if file.size <= least:
+        yield Stretch(file, 0, file.size, file.recorded)
+        return
+    block = file.recorded.block_size
+    step = max(1, least // block) * block
+    for start in range(0, file.size, step):
+        yield Stretch(file, start, min(start + step, file.size), file.recorded)
 
 
 def find_damaged(source: CountedSource, stretches: Sequence[Stretch]) -> frozenset[str]:
@@ -152,7 +161,7 @@ def find_damaged(source: CountedSource, stretches: Sequence[Stretch]) -> frozens
     # large and has one digest alone.  Threads that read ahead would need many buffers.
     ordered, others = list[Stretch](), list[Stretch]()
     for one in stretches:
-        is_large = root is None and len(one.digests) == 1 and one.size > LARGE
+        is_large = root is None and one.size > LARGE and one.has_one_digest
         (ordered if threads == 1 or is_large else others).append(one)
     workers = min(threads, len(others))
     if workers < 2:
@@ -196,48 +205,21 @@ def _matches(
     ahead: tuple[int, int] | None = None,
 ) -> bool:
     """Whether a stretch is there, with its digests."""
-    extent = Extent(stretch.file.name, stretch.start, stretch.size)
-    digests = _BlockDigests(stretch, threads if stretch.size >= LARGE else 1)
+    name, size = stretch.file.name, stretch.size
+    digesters = threads if size >= LARGE else 1
+    checker = Checker(name, stretch.digests, stretch.start, stretch.end, digesters)
     try:
         if ahead:
-            for view in read_ahead(source, extent.file, extent.size, *ahead, first=extent.start):
-                digests.update(view)
+            with closing(read_ahead(source, name, size, *ahead, first=stretch.start)) as views:
+                for view in views:
+                    checker.add(view)
         else:
-            buffer = memoryview(bytearray(min(_BUFFER, max(1, extent.size))))
-            stream(source, extent, buffer, digests.update)
+            buffer = memoryview(bytearray(min(_BUFFER, max(1, size))))
+            stream(source, Extent(name, stretch.start, size), buffer, checker.add)
+        checker.end()
     except (NotFound, Incomplete, Corrupt):
-        return False  # gone, or shorter than it was: `find_ranges` says which
-    return digests.match()
-
-
-class _BlockDigests:
-    """Digests a stretch block by block, as its bytes come."""
-
-    def __init__(self, stretch: Stretch, threads: int) -> None:
-        self._stretch, self._threads = stretch, threads
-        self._left = iter(stretch.digests)
-        self._size, self._is_right = 0, True
-        self._digester = blake3(max_threads=threads)
-
-    def update(self, view: memoryview) -> None:
-        block, at = self._stretch.block, 0
-        while at < len(view):
-            count = min(len(view) - at, block - self._size)
-            self._digester.update(view[at : at + count])
-            at, self._size = at + count, self._size + count
-            if self._size == block:
-                self._close_block()
-
-    def match(self) -> bool:
-        """Call after the last byte: a file's last block is shorter, and an empty file has none."""
-        if self._size or not self._stretch.size:
-            self._close_block()
-        return self._is_right and next(self._left, None) is None
-
-    def _close_block(self) -> None:
-        recorded = next(self._left, "")
-        self._is_right &= bool(recorded) and self._digester.hexdigest().startswith(recorded)
-        self._size, self._digester = 0, blake3(max_threads=self._threads)
+        return False  # it differs, is gone, or shorter than it was: `find_ranges` says which
+    return True
 
 
 def find_ranges(
@@ -432,20 +414,10 @@ def _compare_crc32s(files: Files, where: Extent) -> int:
     """Return how many bytes of an archive were compared.  Raises Corrupt."""
     archive = torch_zip.open_archive(files, where)
     torch_zip.check_version(files, archive)
-    total = 0
-    for name in archive.records:
-        extent = torch_zip.extent(files, archive, name)
-        recorded = torch_zip.checksum(archive, name, extent)
-        if recorded is None:
-            continue
-        end, found = extent.start + extent.size, 0
-        buffer = memoryview(bytearray(min(WINDOW, extent.size)))
-        for at in range(extent.start, end, WINDOW):
-            piece = buffer[: min(WINDOW, end - at)]
-            files.read_into(extent.file, at, piece)
-            found = crc32(piece, found)
-        if found != recorded.crc32:
-            sums = f"{found:08x}, {recorded.crc32:08x} recorded"
-            raise Corrupt(f"{where.file}: CRC32 mismatch in bytes {extent.start} to {end}: {sums}")
-        total += extent.size
-    return total
+    compared = 0
+    for name in archive.records:  # one by one: each is read behind its header
+        record = torch_zip.extent(files, archive, name)
+        if recorded := torch_zip.checksum(archive, name, record):
+            CrcCheckedFiles(files, [recorded]).finish()
+            compared += record.size
+    return compared

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import resource
 import signal
 import sys
 import tempfile
@@ -22,8 +21,8 @@ from ckptsync.child import TO_DIE, Child
 from ckptsync.errors import CkptsyncError, Corrupt, Unsupported
 from ckptsync.plain_json import parse
 from ckptsync.verify.reading import Progress, no_progress
+from ckptsync.verify.sandbox import MISSING
 
-MISSING = 3  # exit status: its libraries are not installed
 STARTING = 120.0  # seconds to import Python and torch; a request's own time counts from there
 _SLICE = 1.0  # seconds between two calls of `progress`
 _GRACE = 5.0  # seconds beyond a request's time: the child's alarm comes first, and says more
@@ -111,10 +110,8 @@ class LoaderProcess:
         """
         child = self.start()
         self._progress(0)
-        if used := child.usage():
-            mapped = 2 * sum(os.fstat(fd).st_size for fd in fds)
-            child.limit(resource.RLIMIT_AS, used.memory + mapped + request["memory"])
-            child.limit(resource.RLIMIT_CPU, used.cpu + request["cpu"])
+        mapped = 2 * sum(os.fstat(fd).st_size for fd in fds)
+        child.allow(mapped + request["memory"], request["cpu"])
         try:
             child.send(json.dumps(request).encode() + b"\n", fds)
         except OSError:

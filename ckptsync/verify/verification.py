@@ -9,7 +9,7 @@ a baseline if there is one.  Reports on a location are written to its store, so 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -18,14 +18,14 @@ from ckptsync.catalogue.uncached import StoreState, not_found, read_location, re
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.layouts import registry
 from ckptsync.records.io import Fault
-from ckptsync.records.locations import LocationState, unanswered_findings
-from ckptsync.records.names import CONSOLIDATED, checkpoint_of, consolidated_prefix
+from ckptsync.records.location_status import LocationState, unanswered_findings
 from ckptsync.records.report import Level, Report, VerifyFinding
+from ckptsync.records.store_paths import CONSOLIDATED, checkpoint_of, consolidated_prefix
 from ckptsync.safe_names import RECORDS
 from ckptsync.stores import open_files
+from ckptsync.stores.checkpoint_files import FileTree, StoreFiles
 from ckptsync.stores.clock import wait_until_visible
 from ckptsync.stores.contract import Store
-from ckptsync.stores.file_trees import FileTree, StoreFiles
 from ckptsync.stores.open_files import PathOrUrl
 from ckptsync.stores.opening import Access, is_store, open_store
 from ckptsync.stores.urls import Remote, located
@@ -123,11 +123,8 @@ def verify(where: InStore | PlainDirectory, options: VerifyOptions) -> Iterator[
     with records that a newer program wrote.
     """
     if isinstance(where, PlainDirectory):
-        files, name = (
-            open_files.tree(where.source, where.access),
-            open_files.path(where.source).name,
-        )
-        yield Verified(verify_directory(files, name, options))
+        files = open_files.tree(where.source, where.access)
+        yield Verified(verify_directory(files, open_files.path(where.source).name, options))
         return
     run, location = where.run, where.location
     found = read_location(where.store, run, location) if location else read_state(where.store, run)
@@ -209,9 +206,16 @@ def verify_location(
     own = [f for f in there if f.is_own]
     made = [f for f in there if f.is_consolidated]
     tensors = seen.model_record.tensors if seen.model_record else None
-    with closing(LevelChecks(store, files, there, options.sample, options.progress)) as levels:
-        levels.own = levels.track(_stored(store, own), name, own)
-        levels.model = levels.track(_stored(store, made), title, made)
+    source = CountedSource(store, options.progress)
+    trees = [
+        source.track(
+            StoreFiles(store, {f.path: (f.name, f.size) for f in its}),
+            shown,
+            {f.path: f.shown for f in its},
+        )
+        for shown, its in ((name, own), (title, made))
+    ]
+    with closing(LevelChecks(source, files, there, trees, options.sample)) as levels:
         levels.findings += [*check_sizes(files, seen.sizes), *check_records(seen)]
         levels.findings += note_unnamed(seen, files)
         levels.check(
@@ -231,7 +235,7 @@ def verify_location(
                 found[i] = replace(finding, kind="note", detail=f"deleted: {finding.detail}")
     elif gone:
         wait_until_visible(store, options.wait)
-        _check_unchanged(store, seen, gone)
+        _recheck_missing(store, seen, gone)
     findings = worst_first(found)
     is_whole = not conditions.conflict and (conditions.model.holds or bool(conditions.retired))
     judged = verdict(findings, is_incomplete=not is_whole)
@@ -264,14 +268,14 @@ def verify_directory(files: FileTree, name: str, options: VerifyOptions) -> Repo
     sizes, baseline = files.sizes(), options.baseline
     known = directory_files(sizes, baseline or ())
     there = [f for f in known if sizes.get(f.path) == f.size]
-    with closing(LevelChecks(files, known, there, options.sample, options.progress)) as levels:
-        levels.own = levels.track(files, name, ())
-        levels.has_digests = baseline is not None
-        lacking = list(_find_lacking(levels.own, must_be_known=baseline is None))
-        levels.findings += [
-            *lacking,
-            *(VerifyFinding("note", name, line) for line in files.passed_over()),
-        ]
+    source = CountedSource(files, options.progress)
+    tree, has_digests = source.track(files, name), baseline is not None
+    with closing(
+        LevelChecks(source, known, there, [tree], options.sample, has_digests=has_digests)
+    ) as levels:
+        lacking = list(_find_lacking(tree, must_be_known=baseline is None))
+        levels.findings += lacking
+        levels.findings += [VerifyFinding("note", name, line) for line in files.passed_over()]
         if baseline is None:
             levels.findings.append(VerifyFinding("note", name, NO_DIGESTS))
         else:
@@ -313,11 +317,7 @@ def record_directory(files: FileTree, progress: Progress = no_progress) -> tuple
     return made
 
 
-def _stored(store: Store, files: Iterable[ExpectedFile]) -> StoreFiles:
-    return StoreFiles(store, {f.path: (f.name, f.size) for f in files})
-
-
-def _check_unchanged(store: Store, seen: LocationState, gone: Collection[str]) -> None:
+def _recheck_missing(store: Store, seen: LocationState, gone: Collection[str]) -> None:
     """List again before a file is called missing; raise Incomplete if that no longer holds.
 
     It may have been deleted, moved with its save, or written since the location was listed.

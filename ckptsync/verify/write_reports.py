@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import get_args
 
 from ckptsync.records.io import LIMITS, append_record
-from ckptsync.records.locations import DIGEST, LocationState
+from ckptsync.records.location_status import DIGEST, LocationState
 from ckptsync.records.report import DAMAGE, LEVELS, Kind, Report, Verdict, VerifyFinding
 from ckptsync.stores.contract import Store
 

@@ -26,13 +26,13 @@ from ckptsync.records.manifest import Manifest
 from ckptsync.spool.folders import names_in, refusals, remove_in
 from ckptsync.spool.pins import clean_abandoned, drop, list_pins
 from ckptsync.tensors import read_whole
-from ckptsync.walk import SPOOL, Listing, Stat, is_kept, open_directory, opened_parent, walk
+from ckptsync.walk import SPOOL, Listing, Stat, is_kept, opened_directory, opened_parent, walk
+from ckptsync.worker.local_save import LocalFile, LocalFiles, each_open
 from ckptsync.worker.manifest_copies import forget_manifests
 from ckptsync.worker.observation import has_lease
 from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.progress import Failure, UploadProgress, failure
 from ckptsync.worker.scanner import Scanned, Scanner
-from ckptsync.worker.snapshot import LocalFile, LocalFiles, each_open
 from ckptsync.worker.store_view import StoreView, is_safe
 from ckptsync.worker.stored_files import find_holder
 from ckptsync.worker.torn_saves import TRAINER_STATE
@@ -41,32 +41,28 @@ _GONE = ".gone-cleaned-"
 
 
 def clean_up(
-    run: RunDir, here: Collection[str], options: WorkerOptions, view: StoreView, scanner: Scanner
+    here: Collection[str], options: WorkerOptions, view: StoreView, scanner: Scanner
 ) -> tuple[list[UploadProgress], list[Failure]]:
     """Remove the pins, and with ``clean`` the local checkpoints, that are not needed any more.
 
     The newest ``keep_pins`` pins stay.
 
     Return what a user should see of it, and what could not be removed.  ``here``: checkpoints that
-    the last scan saw, or could not look at; with the empty name it saw none.
+    are here, or that the scan could not look at; with the empty name it saw none.
     """
-    scanned = [one for one in scanner.saves() if one.seen.run == run.name]
+    run, scanned = options.run, scanner.saves()
     gone: list[UploadProgress] = []
     wrong: list[Failure] = []
     try:
         clean_abandoned(run.path, time.time())
         if "" not in here:
-            forget_manifests(run.path, {*here, *(one.seen.checkpoint_dir.name for one in scanned)})
+            forget_manifests(run.path, {*here, *(one.seen.checkpoint for one in scanned)})
         ours = [
             (one.seen, one.seen.pin)
             for one in scanned
             if one.seen.pin and one.seen.pin.node == options.node
         ]
-        proven = [
-            pin
-            for seen, pin in ours
-            if view.is_proven(run.name, seen.checkpoint_dir.name, seen.files.stats)
-        ]
+        proven = [pin for seen, pin in ours if view.is_proven(seen.checkpoint, seen.files.stats)]
         for pin in proven[: max(0, len(proven) - options.keep_pins)]:
             drop(pin, scanner.lock)
         if options.clean == "verified":
@@ -132,7 +128,7 @@ def _clean_checkpoints(  # noqa: PLR0917 - of one caller
     except ConfigError as e:
         wrong.append(failure(run.name, "", e))
     here = {
-        w.seen.checkpoint_dir.name: w
+        w.seen.checkpoint: w
         for w in scanned
         if w.seen.checkpoint_dir.only is None and not w.seen.files.gone
     }
@@ -144,7 +140,7 @@ def _clean_checkpoints(  # noqa: PLR0917 - of one caller
         files = one.seen.files
         age = (one.seen.checkpoint_dir.step or 0, max((s.mtime for s in files.stats), default=0))
         is_busy = one.observation is not None or bool(files.partial)
-        is_verified = not files.others and _holder(run.name, name, files.stats, view) is not None
+        is_verified = not files.others and _holder(name, files.stats, view) is not None
         there.append(Local(name, age, is_verified, is_busy))
     for name in choose_cleanable(there, best, keep):
         try:
@@ -167,7 +163,7 @@ def _remove_checkpoint(
     is_whole = not (there.partial or there.others)
     if (
         not is_whole
-        or not _is_listed(run.name, checkpoint_dir.name, there.files, view)
+        or not _is_listed(checkpoint_dir.name, there.files, view)
         or is_open(checkpoint_dir.path, there.files)
     ):
         return None
@@ -175,7 +171,7 @@ def _remove_checkpoint(
         return None
     for pin in list_pins(run.path):
         if (pin.checkpoint, pin.node) == (checkpoint_dir.name, view.node) and view.is_proven(
-            run.name, checkpoint_dir.name, pin.files
+            checkpoint_dir.name, pin.files
         ):
             drop(pin, scanner.lock)
     return sum(f.size for f in there.files)
@@ -184,7 +180,7 @@ def _remove_checkpoint(
 def remove_leftovers(output_dir: Path) -> None:
     """Remove what a worker that was killed had moved out of the way to remove."""
     for folder in (output_dir / SPOOL, output_dir):
-        with contextlib.suppress(Incomplete), refusals(folder), _opened(folder) as fd:
+        with contextlib.suppress(Incomplete), refusals(folder), opened_directory(folder) as fd:
             left = [name for name in names_in(fd) if name.startswith(_GONE)]
             if left and folder == output_dir:
                 _check_alone(fd, folder)
@@ -205,12 +201,12 @@ def is_open(root: Path, files: Iterable[Stat]) -> bool:
     )
 
 
-def _holder(run: str, checkpoint: str, files: Sequence[Stat], view: StoreView) -> Manifest | None:
+def _holder(checkpoint: str, files: Sequence[Stat], view: StoreView) -> Manifest | None:
     """Return our manifest of all of these files if its location is VERIFIED.
 
     Also of the files that are not sent by choice.
     """
-    known = view.of(run)
+    known = view.known
     live = save_groups.live(known.manifests(checkpoint))
     mine = find_holder(files, view.node, [k.manifest for k in live if k.manifest.node == view.node])
     # a newer head's record, or a damaged report, may say otherwise
@@ -219,10 +215,10 @@ def _holder(run: str, checkpoint: str, files: Sequence[Stat], view: StoreView) -
     return mine if is_safe(known, mine.location, live, retired_too=False) else None
 
 
-def _is_listed(run: str, checkpoint: str, files: Sequence[Stat], view: StoreView) -> bool:
+def _is_listed(checkpoint: str, files: Sequence[Stat], view: StoreView) -> bool:
     """Return whether the store lists each of them now, by name and size.  Raises StoreError."""
-    known = view.refresh(run)
-    mine = _holder(run, checkpoint, files, view)
+    known = view.refresh()
+    mine = _holder(checkpoint, files, view)
     if mine is None:
         return False
     here = [
@@ -237,7 +233,7 @@ def _is_listed(run: str, checkpoint: str, files: Sequence[Stat], view: StoreView
         if view.node in at.nodes
     }
     sizes = dict(known.sizes) | {
-        e.name: e.size for e in view.store.names(f"{run}/{mine.location}/")
+        e.name: e.size for e in view.store.names(f"{view.run}/{mine.location}/")
     }
     return all(f.path in located and sizes.get(located[f.path].name) == f.size for f in files)
 
@@ -256,7 +252,7 @@ def remove_by_rename(output_dir: Path, checkpoint_dir: CheckpointDir, there: Lis
         ),
     ):
         for folder in (output_dir / SPOOL, output_dir):
-            with _opened(folder) as fd:
+            with opened_directory(folder) as fd:
                 try:
                     if folder == output_dir:
                         _check_alone(fd, folder)
@@ -272,15 +268,6 @@ def remove_by_rename(output_dir: Path, checkpoint_dir: CheckpointDir, there: Lis
                 remove_in(fd, aside)
                 return True
     raise AssertionError("the last folder returns or raises")
-
-
-@contextlib.contextmanager
-def _opened(folder: Path) -> Iterator[int]:
-    fd = open_directory(folder)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
 
 
 def _check_alone(fd: int, folder: Path) -> None:

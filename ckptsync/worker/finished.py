@@ -69,7 +69,8 @@ class Rule:
 class Verdict:
     """``reason`` is shown to people.
 
-    ``left``: seconds until it is finished if nothing changes; ``None``: nobody knows.
+    ``left``: seconds until it is finished if nothing changes; ``None``: it is refused, and waiting
+    alone does not finish it.
     """
 
     finished: bool
@@ -96,7 +97,7 @@ def judge(seen: Observation, still: float, rule: Rule) -> Verdict:
 
 
 def is_at_rest(seen: Observation, still: float, rule: Rule, verdict: Verdict) -> bool:
-    """Return whether these files are a save, though rotation takes it before it is finished.
+    """Return whether to keep these files as a save if rotation deletes them before `judge` says so.
 
     It is remembered beside the pin: it is all that counts once the trainer has removed the
     checkpoint.  A save that lacks perhaps its last file is at rest when nobody can be writing to it

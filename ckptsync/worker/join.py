@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from ckptsync.errors import ConfigError, Incomplete
 from ckptsync.records import save_groups
 from ckptsync.records.io import append_record
-from ckptsync.records.names import checkpoint_of
+from ckptsync.records.store_paths import checkpoint_of
 from ckptsync.records.tombstone_keep_join import Join, Keep, fate, kept
 from ckptsync.stores.contract import Store
-from ckptsync.worker.snapshot import LocalFiles, Passed, nothing
+from ckptsync.worker.local_save import LocalFiles, Passed, nothing
 from ckptsync.worker.store_view import RunRecords, StoreView, read_run
 from ckptsync.worker.upload import UploadContext, correct_location
 
@@ -138,7 +138,7 @@ def _bring_together(
 
     Return that location, and what was moved.
     """
-    to = UploadContext(StoreView(store, US), run, checkpoint, passed)
+    to = UploadContext(StoreView(store, US, run), checkpoint, passed)
     moved: dict[str, str] = {}
     location = ""
     for node, at in sorted(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ckptsync.digest import digest
 from ckptsync.errors import CkptsyncError, Incomplete
-from ckptsync.records.names import RecordName, checkpoint_of
+from ckptsync.records.store_paths import RecordName, checkpoint_of
 from ckptsync.spool import folders
 from ckptsync.spool.folders import children, refusals, remove
 from ckptsync.walk import SPOOL

@@ -26,8 +26,8 @@ from ckptsync.records import save_groups
 from ckptsync.spool.markers import begun
 from ckptsync.tensors import Demands, Extent, read, read_whole
 from ckptsync.walk import SPOOL, walk
+from ckptsync.worker.local_save import LocalFile, LocalFiles, LocalSave
 from ckptsync.worker.selection import Selection, select
-from ckptsync.worker.snapshot import LocalFile, LocalFiles, LocalSave
 
 YOUNG = 2.0  # seconds: whoever writes a configuration or a tokenizer may still be at it
 _MOST = 64 << 20  # bytes of one file
@@ -108,7 +108,7 @@ def outgoing_save(
         try:
             demands = registry.demands(files)
         except (Corrupt, Unsupported):
-            # the snapshot has a note of it; what names alone allow is sent
+            # the draft of the manifest has a note of it; what names alone allow is sent
             demands = Demands()
         files = files.only(select(files.by_path, selection, demands))
     return replace(seen, files=files)

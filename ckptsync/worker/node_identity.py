@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ckptsync.digest import digest
 from ckptsync.errors import CkptsyncError
-from ckptsync.records.names import checked_node, clock_name
+from ckptsync.records.store_paths import checked_node, clock_name
 from ckptsync.stores.clock import measure_offset
 from ckptsync.stores.contract import Store
 

@@ -29,7 +29,7 @@ from ckptsync.spool import markers as spool_markers
 from ckptsync.spool.markers import Begun, RankMark, is_running
 from ckptsync.tensors import read_whole
 from ckptsync.walk import SPOOL, Stat, open_file
-from ckptsync.worker.snapshot import LocalFile, LocalFiles, LocalSave, each_open
+from ckptsync.worker.local_save import LocalFiles, LocalSave, OpenFile, each_open
 from ckptsync.worker.torn_saves import TRAINER_STATE
 
 VERL_MARKER = "latest_checkpointed_iteration.txt"
@@ -40,10 +40,10 @@ _LEASE_FILE_SYSTEMS = frozenset(
 )
 
 HookStatus = Literal["", "committed", "marked", "training", "killed"]
-"""What the hook says of a save: nothing.
+"""What the hook says of a save.
 
-Its pin is whole; every rank here is done with it; a living training works on it; its training was
-killed.
+``""``: nothing; ``committed``: the hook's pin is whole; ``marked``: every rank of this node has
+finished it; ``training``: a living training works on it; ``killed``: its training was killed.
 """
 
 Span = tuple[str, int, int]
@@ -158,14 +158,15 @@ def observe(
     Raises Incomplete if files vanish meanwhile: look again.
     """
     files = seen.files
+    unclosed, writing = _look_into(files)
     found = Observation(
         family=files.family,
         step=seen.checkpoint_dir.step,
         files=files.stats,
         partial=files.partial,
         state=trainer_state(files),
-        unclosed=tuple(name for name in sorted(files.by_path) if not registry.closed(name, files)),
-        writing=open_for_writing(files.by_path.values()),
+        unclosed=unclosed,
+        writing=writing,
         marker=_verl_marker(seen.checkpoint_dir) if files.family == "verl" else None,
         fresh=fresh,
         emptied=not files.gone
@@ -179,7 +180,7 @@ def with_surroundings(
     before: Observation, seen: LocalSave, around: Surroundings, *, other_part: bool = False
 ) -> Observation:
     """Return the same observation of unchanged files, with what lies around them now."""
-    name, files = seen.checkpoint_dir.name, seen.files.stats
+    name, files = seen.checkpoint, seen.files.stats
     hook = hook_status(
         around, name, files, is_committed=seen.pin is not None and seen.pin.is_committed
     )
@@ -216,8 +217,7 @@ def is_like_another(seen: LocalSave, saves: Iterable[LocalSave]) -> bool:
     of_size = (
         o
         for o in saves
-        if o.checkpoint_dir.name != seen.checkpoint_dir.name
-        and len(o.files.by_path) == len(seen.files.by_path)
+        if o.checkpoint != seen.checkpoint and len(o.files.by_path) == len(seen.files.by_path)
     )
     others = [
         o
@@ -343,9 +343,11 @@ def _was_emptied(root: Path, files: Sequence[Stat]) -> bool:
     """Return whether a name came or went more than a second after the last file was written."""
     newest = max((f.mtime for f in files), default=0)
     try:
-        below = {root / f.path.rpartition("/")[0] for f in files}
+        below = {root / name for name in {f.path.rpartition("/")[0] for f in files}}
         # rotation takes files first
-        left_empty = {path for path in root.iterdir() if path.is_dir()}
+        with os.scandir(root) as entries:
+            # Path.is_dir: links that lead to themselves are no directories, and no error
+            left_empty = {path for entry in entries if (path := root / entry.name).is_dir()}
         return (
             max(folder.stat().st_mtime_ns for folder in {root, *below, *left_empty}) - newest
             > 10**9
@@ -354,22 +356,24 @@ def _was_emptied(root: Path, files: Sequence[Stat]) -> bool:
         return True
 
 
-def open_for_writing(files: Iterable[LocalFile]) -> tuple[str, ...] | None:
-    """Return the names that a process holds open for writing.
+def _look_into(files: LocalFiles) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
+    """Return the files without their format's end, and those that a process has open for writing.
 
-    ``None`` if none is known to be, but not all could be asked.
-
-    The kernel refuses a read lease while a file is open for writing.
+    The second is ``None`` if none is known to be, but not all could be asked: the kernel refuses a
+    read lease while a file is open for writing.  A file that is asked is opened once for both.
     """
     kinds = device_kinds()
-    every = list(files)
-    with_leases = [held for held in every if kinds.get(held.stat.device) in _LEASE_FILE_SYSTEMS]
-    answers = [
-        (held.stat.path, has_lease(fd, fcntl.F_RDLCK)) for held, fd in each_open(with_leases)
-    ]
-    busy = tuple(sorted(path for path, granted in answers if granted is False))
-    is_known = len(answers) == len(every) and all(granted is not None for _, granted in answers)
-    return busy if busy or is_known else None
+    asked = [h for h in files.by_path.values() if kinds.get(h.stat.device) in _LEASE_FILE_SYSTEMS]
+    unasked = files.by_path.keys() - {h.stat.path for h in asked}
+    unclosed = [path for path in unasked if not registry.closed(path, files)]
+    leases: dict[str, bool | None] = dict.fromkeys(unasked)
+    for held, fd in each_open(asked):
+        path = held.stat.path
+        if not registry.closed(path, OpenFile(files, fd)):
+            unclosed.append(path)
+        leases[path] = has_lease(fd, fcntl.F_RDLCK)
+    busy = tuple(sorted(path for path, granted in leases.items() if granted is False))
+    return tuple(sorted(unclosed)), busy if busy or None not in leases.values() else None
 
 
 def has_lease(fd: int, kind: int) -> bool | None:

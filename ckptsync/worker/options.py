@@ -9,7 +9,7 @@ from typing import Literal
 
 from ckptsync.checkpoint_dirs import checkpoint_dir_at
 from ckptsync.errors import ConfigError, Corrupt, Unsupported
-from ckptsync.records.names import CONSOLIDATED, checked_node
+from ckptsync.records.store_paths import CONSOLIDATED, checked_node
 from ckptsync.safe_names import checked_path
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.urls import path_of
@@ -31,7 +31,7 @@ class RunDir:
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """A worker's options; `ckptsync.config` has checked them.
+    """Options of the worker of one output directory; `ckptsync.config` has checked them.
 
     Seconds: ``quiet`` without a change finishes a save that has its trainer's last file,
     ``unmarked`` one of which nothing tells. ``keep_pins``: how many pinned checkpoints of a run are
@@ -45,7 +45,7 @@ class WorkerOptions:
     """
 
     node: str
-    runs: tuple[RunDir, ...]
+    run: RunDir
     quiet: float = 10.0
     unmarked: float = 60.0
     keep_pins: int = 2
@@ -67,22 +67,12 @@ class WorkerOptions:
 
 
 def checked_options(options: WorkerOptions, store_url: str) -> WorkerOptions:
-    """Return ``options`` if its runs have different names and lie apart from the store.
-
-    Raises ConfigError.
-    """
+    """Return ``options`` if a store can keep the run, and both lie apart.  Raises ConfigError."""
     checked_node(options.node)
-    names = [run.name for run in options.runs]
-    for name in sorted({n for n in names if names.count(n) > 1}):
-        raise ConfigError(
-            f"{name}: two output directories under one name", hint="give each run a name of its own"
-        )
-    for name in names:
-        checked_run(name)
+    checked_run(options.run.name)
     root = local_root(store_url)
     if root is not None:
-        for run in options.runs:
-            refuse_overlap(run.path, root)
+        refuse_overlap(options.run.path, root)
     return options
 
 

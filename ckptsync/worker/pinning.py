@@ -37,9 +37,9 @@ from ckptsync.spool.pins import (
     trim,
 )
 from ckptsync.walk import Stat, open_file, stat_open
+from ckptsync.worker.local_save import LocalSave, local_save
 from ckptsync.worker.options import RunDir
 from ckptsync.worker.progress import Failure, failure
-from ckptsync.worker.snapshot import LocalSave, local_files
 from ckptsync.worker.spool_room import (
     PinCost,
     Relief,
@@ -295,7 +295,7 @@ class PinCopies:
 class Pinner:
     """Pins for ``node``.
 
-    ``is_proven``: whether the store has these files of a run's checkpoint, VERIFIED: then they need
+    ``is_proven``: whether the store has these files of a checkpoint, VERIFIED: then they need
     no pin.
 
     ``lost``: in words, the last saves that were lost, for as long as this worker lives.
@@ -303,7 +303,7 @@ class Pinner:
     """
 
     node: str
-    is_proven: Callable[[str, str, tuple[Stat, ...]], bool]
+    is_proven: Callable[[str, tuple[Stat, ...]], bool]
     rule: SpoolRule = field(default_factory=SpoolRule)
     lost: deque[str] = field(default_factory=lambda: deque(maxlen=5), compare=False)
     copies: PinCopies = field(default_factory=PinCopies, compare=False)
@@ -325,7 +325,7 @@ class Pinner:
                 pin,
                 held_bytes([pin]),
                 pin.checkpoint not in here or pin.k != newest[pin.checkpoint],
-                self.is_proven(run.name, pin.checkpoint, pin.files),
+                self.is_proven(pin.checkpoint, pin.files),
                 by_step(pin.checkpoint)[0],
             )
             for pin in pins
@@ -360,7 +360,7 @@ class Pinner:
             pins = list(list_pins(run.path, lambda name: name == checkpoint_dir.name))
         ours = self._adopted(run, pins, failures)
         changes = follow_source(found, ours, self.node)
-        if not ours and self.is_proven(run.name, checkpoint_dir.name, found.files):
+        if not ours and self.is_proven(checkpoint_dir.name, found.files):
             changes = PinChanges()
         if is_full:  # the operator would rather have the old ones whole
             changes = replace(changes, open=None)
@@ -392,24 +392,9 @@ class Pinner:
         # the newest pin goes with its source; older ones, and all of them once the source is gone,
         # stand for themselves
         newest = ours[-1] if ours else None
-        there = [
-            LocalSave(
-                run.name,
-                checkpoint_dir,
-                local_files(None, p, checkpoint_dir.family, checkpoint_dir.name),
-                p,
-            )
-            for p in ours[:-1]
-        ]
+        there = [local_save(run.name, checkpoint_dir, None, p) for p in ours[:-1]]
         if newest is not None or found.files or found.partial:
-            there.append(
-                LocalSave(
-                    run.name,
-                    checkpoint_dir,
-                    local_files(found, newest, checkpoint_dir.family, checkpoint_dir.name),
-                    newest,
-                )
-            )
+            there.append(local_save(run.name, checkpoint_dir, found, newest))
         # a pin whose files rotation took before they were copied is whole when they are, and is
         # left out until then
         return [s for s in there if s.pin is None or not self.copies.pending(s.pin)]

@@ -20,7 +20,7 @@ from ckptsync import checkpoint_dirs
 from ckptsync.checkpoint_dirs import FINAL, CheckpointDir, Family
 from ckptsync.errors import CkptsyncError, ConfigError, Incomplete
 from ckptsync.layouts import registry
-from ckptsync.records.names import clock_name
+from ckptsync.records.store_paths import clock_name
 from ckptsync.spool.markers import read_pin_notes
 from ckptsync.spool.pins import Pin, compare, list_pins, mark_stored, write_pin_notes
 from ckptsync.stores.clock import measure_offset
@@ -28,23 +28,28 @@ from ckptsync.stores.contract import Store
 from ckptsync.stores.limits import Limits
 from ckptsync.walk import UnsafeSpool
 from ckptsync.worker.finished import Rule, judge
+from ckptsync.worker.local_save import (
+    LocalSave,
+    Passed,
+    ReadFiles,
+    local_save,
+    note_sending,
+    nothing,
+)
 from ckptsync.worker.model_configs import configs_to_send, outgoing_save
-from ckptsync.worker.observation import Surroundings, find_surroundings, observe
+from ckptsync.worker.observation import Observation, Surroundings, find_surroundings, observe
 from ckptsync.worker.options import RunDir, local_root, refuse_overlap
 from ckptsync.worker.progress import UploadProgress
 from ckptsync.worker.selection import EVERYTHING, Selection, is_of_states
-from ckptsync.worker.snapshot import (
-    LocalSave,
-    Passed,
-    draft_manifest,
-    local_files,
-    note_sending,
-    nothing,
-    take_snapshot,
-)
 from ckptsync.worker.store_view import StoreView, find_save, is_given_up
 from ckptsync.worker.torn_saves import TRAINER_STATE
-from ckptsync.worker.upload import UploadContext, correct_location, send_late, sent_progress, upload
+from ckptsync.worker.upload import (
+    UploadContext,
+    correct_location,
+    send_late,
+    send_save,
+    sent_progress,
+)
 
 UNCLAIMED = (
     "another node is uploading this checkpoint, and on this store the two nodes could overwrite"
@@ -127,15 +132,7 @@ def find_offer(
             )
     root = local_root(url) if url else None
     if root is not None:
-        refuse_overlap(
-            directory,
-            root,
-            [
-                checkpoint_dir.path
-                for checkpoint_dir in offer.found_dirs
-                if checkpoint_dir.only is None
-            ],
-        )
+        refuse_overlap(directory, root, [s.path for s in offer.found_dirs if s.only is None])
     return offer
 
 
@@ -161,13 +158,10 @@ def _as_one(
     one = CheckpointDir(
         name or given, known.family if known else _family(name or given, entries), here
     )
-    if not (
-        known
-        or registry.sources(
-            local_files(checkpoint_dirs.list_checkpoint(one), None, one.family, one.name)
-        )
-    ):
-        return None
+    if not known:
+        files = local_save("", one, checkpoint_dirs.list_checkpoint(one)).files
+        if not registry.sources(files):
+            return None
     if not checkpoint_dirs.is_plain(one.name):
         hint = (
             "give it a name with --as NAME, such as --as checkpoint-4: letters, digits, '_', '.'"
@@ -224,7 +218,7 @@ def plan_push(offer: Offer, node: str, selection: Selection) -> list[UploadProgr
     found: list[UploadProgress] = []
     for one in _saves(offer, node):
         seen = outgoing_save(one, selection)
-        files, name = seen.files, seen.checkpoint_dir.name
+        files, name = seen.files, seen.checkpoint
         size = sum(s.size for s in files.stats)
         found.append(
             UploadProgress(
@@ -259,97 +253,83 @@ def push(
     """
     # measured once, and only where something is sent
     offset = cache(lambda: measure_offset(store, clock_name(node)))
-    view = StoreView(store, node, selection, offset)
-    pusher = _Pusher(view, offer, around(offer), passed, threads)
+    view = StoreView(store, node, offer.run, selection, offset)
+    surroundings = around(offer)
     results: list[UploadProgress] = []
     errors: list[CkptsyncError] = []
     for one in _saves(offer, node):
+        to = UploadContext(view, one.checkpoint, passed, threads, output_dir=offer.root)
         try:
-            done = pusher.push(one)
+            done = _push_save(one, observe(one, surroundings), offer.save, to)
             results.append(replace(done, notes=(*done.notes, *offer.notes)))
-        except CkptsyncError as e:  # noqa: PERF203 - raised below, once the others have had their turn
+        except CkptsyncError as e:
             errors.append(e)
     if errors:
         raise errors[0]
     return tuple(results)
 
 
-@dataclass(slots=True)
-class _Pusher:
-    """What all checkpoints of one push have in common."""
+def _push_save(
+    seen: LocalSave, observation: Observation, save: str, to: UploadContext
+) -> UploadProgress:
+    """Send one save, unless it is being written.
 
-    view: StoreView
-    offer: Offer
-    around: Surroundings
-    passed: Passed
-    threads: int
-
-    def push(self, seen: LocalSave) -> UploadProgress:
-        """Send one save, unless it is being written.
-
-        A user may know more than its files, but not what no waiting makes good.
-        """
-        observation = observe(seen, self.around)
-        found = judge(observation, 0.0, NOW)
-        if not found.finished:
-            raise Incomplete(
-                f"{seen.checkpoint_dir.path}: {found.reason}",
-                hint="push it when the trainer is done with it",
-            )
-        name, node = seen.checkpoint_dir.name, self.view.node
-        known = self.view.refresh(seen.run)
-        if broken := known.broken_location(name):
-            raise broken
-        if is_given_up(seen, node, known):
-            return UploadProgress(seen.run, name, 0, "retired", "given up in the store")
-        manifests = known.manifests(name)
-        going = outgoing_save(
-            seen,
-            self.view.selection,
-            lambda files: configs_to_send(files, seen.checkpoint_dir, node, manifests),
+    A user may know more than its files, but not what no waiting makes good.  ``save``: the id of
+    the save, where the ranks' markers have none.
+    """
+    found = judge(observation, 0.0, NOW)
+    if not found.finished:
+        raise Incomplete(
+            f"{seen.checkpoint_dir.path}: {found.reason}",
+            hint="push it when the trainer is done with it",
         )
-        to = UploadContext(
-            self.view, seen.run, name, self.passed, self.threads, output_dir=self.offer.root
+    view, name = to.view, seen.checkpoint
+    known = view.refresh()
+    if broken := known.broken_location(name):
+        raise broken
+    if is_given_up(seen, to.node, known):
+        return UploadProgress(seen.run, name, 0, "retired", "given up in the store")
+    manifests = known.manifests(name)
+    going = outgoing_save(
+        seen,
+        view.selection,
+        lambda files: configs_to_send(files, seen.checkpoint_dir, to.node, manifests),
+    )
+    done = _send(going, observation.save or save, to)
+    if added := send_late(seen, done.location, to, to.known(), young=0.0):
+        done = replace(
+            done,
+            files=done.files + len(added),
+            notes=(*done.notes, f"added to what was stored before: {', '.join(added)}"),
         )
-        done = self._send(going, observation.save or self.offer.save, to)
-        if added := send_late(seen, done.location, to, to.known(), young=0.0):
-            done = replace(
-                done,
-                files=done.files + len(added),
-                notes=(*done.notes, f"added to what was stored before: {', '.join(added)}"),
-            )
-        # a daemon, too, would only see to it that nothing moves
-        is_proven = judge(observation, 0.0, _PROVEN).finished
-        # another node would not have stored its part before its end
-        if not done.files or is_proven or self.view.has_other_part(seen):
-            return done
-        return replace(done, notes=(*done.notes, f"{ASSUMED}: {found.reason}"))
+    # a daemon, too, would only see to it that nothing moves
+    is_proven = judge(observation, 0.0, _PROVEN).finished
+    # another node would not have stored its part before its end
+    if not done.files or is_proven or view.has_other_part(seen):
+        return done
+    return replace(done, notes=(*done.notes, f"{ASSUMED}: {found.reason}"))
 
-    def _send(self, seen: LocalSave, marked: str, to: UploadContext) -> UploadProgress:
-        """Send one save; ``marked``: the id of the save, where the ranks' markers have one."""
-        node, known = self.view.node, self.view.of(seen.run)
-        snapshot = take_snapshot(seen.files)
-        noted = note_sending(seen, now := time.time_ns(), marked)
-        noted = replace(noted, finished=noted.finished or now)
-        ours = seen.pin if seen.pin is not None and seen.pin.node in ("", node) else None
-        if ours is not None and not find_save(
-            seen.files.stats, node, known, seen.checkpoint_dir.name, EVERYTHING
-        ):
-            with contextlib.suppress(CkptsyncError):  # a disk that is full or not ours
-                write_pin_notes(ours, noted)
-                noted = read_pin_notes(ours.path)
-        gone = known.lost_of(node, seen.checkpoint_dir.name)
-        planned = draft_manifest(
-            seen, snapshot, node, noted, clock_offset=self.view.offset(), gone=gone
-        )
-        sent = upload(planned, seen.files, to, snapshot.read)
-        location = correct_location(node, sent.location, seen.files, to)
-        if ours is not None:
-            with contextlib.suppress(CkptsyncError):  # who waits for it asks a worker, too
-                mark_stored(ours)
-        progress = sent_progress(seen, snapshot, replace(sent, location=location))
-        is_doubtful = not to.store.is_exclusive and to.is_contended()
-        return replace(progress, notes=(*progress.notes, UNCLAIMED)) if is_doubtful else progress
+
+def _send(seen: LocalSave, save: str, to: UploadContext) -> UploadProgress:
+    """Send one save, and note in its pin what a worker would."""
+    node, known = to.node, to.view.known
+    noted = note_sending(seen, now := time.time_ns(), save)
+    noted = replace(noted, finished=noted.finished or now)
+    ours = seen.pin if seen.pin is not None and seen.pin.node in ("", node) else None
+    if ours is not None and not find_save(
+        seen.files.stats, node, known, seen.checkpoint, EVERYTHING
+    ):
+        with contextlib.suppress(CkptsyncError):  # a disk that is full or not ours
+            write_pin_notes(ours, noted)
+            noted = read_pin_notes(ours.path)
+    sent = send_save(seen, noted, to, ReadFiles())
+    location = correct_location(node, sent.location, seen.files, to)
+    if ours is not None:
+        with contextlib.suppress(CkptsyncError):  # who waits for it asks a worker, too
+            mark_stored(ours)
+    progress = sent_progress(seen, replace(sent, location=location))
+    is_doubtful = not to.store.is_exclusive and to.is_contended()
+    return replace(progress, notes=(*progress.notes, UNCLAIMED)) if is_doubtful else progress
 
 
 def _saves(offer: Offer, node: str) -> list[LocalSave]:
@@ -360,45 +340,25 @@ def _saves(offer: Offer, node: str) -> list[LocalSave]:
     rest in time.  What another node's daemon pinned on a shared disk is its own to send.
     """
     saves: list[LocalSave] = []
-    found = {
-        checkpoint_dir.name: checkpoint_dirs.list_checkpoint(checkpoint_dir)
-        for checkpoint_dir in offer.found_dirs
-    }
+    found = {one.name: checkpoint_dirs.list_checkpoint(one) for one in offer.found_dirs}
     for checkpoint_dir in offer.found_dirs:
-        pin = None
+        pin, source = None, found[checkpoint_dir.name]
         for one in (p for p in offer.pins if p.checkpoint == checkpoint_dir.name):
-            relation = compare(one.files, found[checkpoint_dir.name].files)
+            relation = compare(one.files, source.files)
             if not (relation.changed or relation.new) and (
                 one.is_committed or not relation.vanished
             ):
                 pin = one
-        is_short = pin is not None and len(pin.files) > len(found[checkpoint_dir.name].files)
-        files = local_files(
-            found[checkpoint_dir.name],
-            pin if is_short else None,
-            checkpoint_dir.family,
-            checkpoint_dir.name,
-        )
-        saves.append(LocalSave(offer.run, checkpoint_dir, files, pin))
+        is_short = pin is not None and len(pin.files) > len(source.files)
+        seen = local_save(offer.run, checkpoint_dir, source, pin if is_short else None)
+        saves.append(replace(seen, pin=pin))
     for pin in (p for p in offer.pins if p.node in ("", node) and not p.stored and p.files):
-        source = found.get(pin.checkpoint)
-        is_gone = (
-            source is None or not source.files or bool(compare(pin.files, source.files).changed)
-        )
+        name, at = pin.checkpoint, found.get(pin.checkpoint)
+        is_gone = at is None or not at.files or bool(compare(pin.files, at.files).changed)
         if is_gone and (pin.is_committed or pin.notes.stable):
-            checkpoint_dir = CheckpointDir(
-                pin.checkpoint,
-                checkpoint_dirs.family_of(pin.checkpoint),
-                offer.root / pin.checkpoint,
-            )
-            saves.append(
-                LocalSave(
-                    offer.run,
-                    checkpoint_dir,
-                    local_files(None, pin, checkpoint_dir.family, checkpoint_dir.name),
-                    pin,
-                )
-            )
+            family = checkpoint_dirs.family_of(name)
+            where = CheckpointDir(name, family, offer.root / name)
+            saves.append(local_save(offer.run, where, None, pin))
     return saves
 
 
@@ -407,13 +367,7 @@ def around(offer: Offer) -> Surroundings:
     seen: list[LocalSave] = []
     # what cannot be read proves nothing of the rest, and pushing it reports why
     with contextlib.suppress(CkptsyncError):
-        for checkpoint_dir in checkpoint_dirs.find_checkpoint_dirs(offer.root):
-            files = local_files(
-                checkpoint_dirs.list_checkpoint(checkpoint_dir),
-                None,
-                checkpoint_dir.family,
-                checkpoint_dir.name,
-            )
-            seen.append(LocalSave(offer.run, checkpoint_dir, files, None))
+        for one in checkpoint_dirs.find_checkpoint_dirs(offer.root):
+            seen.append(local_save(offer.run, one, checkpoint_dirs.list_checkpoint(one)))  # noqa: PERF401 - what was read before an error stays
     marked = {*(s.name for s in offer.found_dirs), *(p.checkpoint for p in offer.pins)}
     return replace(find_surroundings(offer.root, seen, marked), awaited=False)

@@ -131,14 +131,14 @@ def order_saves(
 class UploadQueue:
     """One queue.
 
-    `carry` is for one thread; any thread calls ``wake`` when there may be something to carry.
+    One thread calls `run_jobs`; any thread calls ``wake`` when there may be a job.
     """
 
     def __init__(self, queues: UploadQueues, capacity: QueueCapacity) -> None:
         self._queues, self._capacity = queues, capacity
         self.wake: Callable[[], None] = lambda: None
 
-    def carry(self) -> None:
+    def run_jobs(self) -> None:
         """Send one save, if one waits that this queue may take."""
         job = self._queues.take(self._capacity)
         if job is None:

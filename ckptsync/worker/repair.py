@@ -8,7 +8,7 @@ gone is written again from the copy in the spool.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -16,22 +16,21 @@ from pathlib import Path
 
 from ckptsync.errors import CkptsyncError, Incomplete
 from ckptsync.records import save_groups
-from ckptsync.records.locations import LocationRecords, proof
+from ckptsync.records.location_status import LocationRecords, proof
 from ckptsync.records.manifest import FileEntry
-from ckptsync.records.names import checkpoint_of, records_prefix
+from ckptsync.records.store_paths import checkpoint_of, records_prefix
 from ckptsync.records.tombstone_keep_join import fate
-from ckptsync.safe_names import RECORDS
 from ckptsync.spool.folders import children
-from ckptsync.stores import progress_signals
+from ckptsync.stores import liveness
 from ckptsync.stores.contract import About, Store
 from ckptsync.walk import SPOOL, walk
+from ckptsync.worker.local_save import LocalFile, LocalFiles, LocalSave
 from ckptsync.worker.manifest_copies import kept_manifest
 from ckptsync.worker.model_configs import outgoing_save
 from ckptsync.worker.options import RunDir
 from ckptsync.worker.progress import Failure, Repaired, failure
 from ckptsync.worker.queue import Name, QueueCapacity, UploadJob, UploadQueues
 from ckptsync.worker.selection import EVERYTHING
-from ckptsync.worker.snapshot import LocalFile, LocalFiles, LocalSave
 from ckptsync.worker.store_view import StoreView
 from ckptsync.worker.stored_files import Read
 from ckptsync.worker.upload_sources import UploadSource, is_stored
@@ -146,7 +145,7 @@ def send_again(
 
 def _show_progress(_: int) -> None:
     """Tell the watchdog that bytes were read."""
-    progress_signals.sign()
+    liveness.sign()
 
 
 def added_files(output_dir: Path) -> Iterator[LocalFile]:
@@ -173,21 +172,21 @@ class FileRepairs:
     sent; kept until no report names it.
     """
 
-    def __init__(self, view: StoreView, queues: UploadQueues) -> None:
-        self._view, self._queues = view, queues
+    def __init__(self, run: RunDir, view: StoreView, queues: UploadQueues) -> None:
+        self._run, self._view, self._queues = run, view, queues
         self._answered: dict[tuple[str, str], str] = {}
-        self._unwritten: dict[str, frozenset[str]] = {}
+        self._unwritten: tuple[str, ...] = ()
         self._news: deque[Repaired | Failure] = deque()
         self._done: list[Repaired | Failure] = []
 
-    def restore_manifests(self, run: RunDir) -> list[Failure]:
+    def restore_manifests(self) -> list[Failure]:
         """Write this node's manifests again that are damaged or gone, where the spool has a copy.
 
         Return what the store refused.  The view is read again after a write: raises StoreError.
         """
-        view, written = self._view, False
+        run, view, written = self._run, self._view, False
         failures: list[Failure] = []
-        for name in view.of(run.name).unusable_manifests(view.node):
+        for name in view.known.unusable_manifests(view.node):
             data = kept_manifest(run.path, name)
             if data is None:
                 continue
@@ -197,10 +196,8 @@ class FileRepairs:
             except CkptsyncError as e:
                 failures.append(failure(run.name, checkpoint_of(name.location), e))
         if written:
-            view.refresh(run.name)
-        self._unwritten[run.name] = frozenset(
-            map(str, view.of(run.name).unusable_manifests(view.node))
-        )
+            view.refresh()
+        self._unwritten = tuple(map(str, view.known.unusable_manifests(view.node)))
         return failures
 
     def lacking(self) -> dict[str, tuple[str, ...]]:
@@ -209,21 +206,17 @@ class FileRepairs:
         for (report, finding), reason in sorted(dict(self._answered).items()):
             if reason:
                 found.setdefault(report, []).append(finding)
-        unwritten = (name for names in self._unwritten.values() for name in names)
-        return {report: tuple(names) for report, names in found.items()} | dict.fromkeys(
-            unwritten, ()
-        )
+        lacking = {report: tuple(names) for report, names in found.items()}
+        return lacking | dict.fromkeys(self._unwritten, ())
 
-    def plan(self, seen: Mapping[RunDir, Sequence[LocalSave]]) -> None:
+    def plan(self, seen: Sequence[LocalSave] | None) -> None:
         """Decide anew what is sent again, and queue it.
 
-        ``seen``: of the runs of which the store's records were read just before.
+        ``seen``: the saves here; ``None`` where the store's records could not be read.
         """
         busy = {job.name for job in self._queues.withdraw(self)}
         self._done = []
-        self._queues.post(
-            self, [job for run, its in seen.items() for job in self._jobs(run, its, busy)]
-        )
+        self._queues.post(self, [] if seen is None else list(self._jobs(seen, busy)))
 
     def result(self) -> tuple[list[Repaired], list[Failure]]:
         """Return what has been sent again since the last plan, and what failed.
@@ -235,14 +228,12 @@ class FileRepairs:
         repairs = [one for one in self._done if isinstance(one, Repaired)]
         return repairs, [one for one in self._done if isinstance(one, Failure)]
 
-    def _jobs(
-        self, run: RunDir, seen: Sequence[LocalSave], busy: Collection[Name]
-    ) -> Iterator[UploadJob]:
+    def _jobs(self, seen: Sequence[LocalSave], busy: Collection[Name]) -> Iterator[UploadJob]:
         """Yield one for each damaged location.
 
         Those of checkpoints that are in hand have to wait.
         """
-        known, node = self._view.of(run.name), self._view.node
+        run, node, known = self._run, self._view.node, self._view.known
         requested: set[tuple[str, str]] = set()
         for location in known.damaged():
             name = (run.name, checkpoint_of(location))
@@ -253,7 +244,7 @@ class FileRepairs:
                     if key[0].startswith(records_prefix(run.name, location))
                 )
                 continue
-            here = [s for s in seen if s.checkpoint_dir.name == name[1]]
+            here = [s for s in seen if s.checkpoint == name[1]]
             has = copies(here, known.read.get(name[1], {}))
             found = list_requests(
                 known.location(location), node, location, known.manifests(name[1]), has
@@ -267,18 +258,13 @@ class FileRepairs:
                     ("repaired", run.name, location),
                     name,
                     size,
-                    partial(self._send, run, name, due, holds),
+                    partial(self._send, name, due, holds),
                 )
-        for old in [
-            key
-            for key in tuple(self._answered)
-            if key[0].startswith(f"{run.name}/{RECORDS}/") and key not in requested
-        ]:
+        for old in [key for key in tuple(self._answered) if key not in requested]:
             self._answered.pop(old, None)
 
     def _send(
         self,
-        run: RunDir,
         name: Name,
         due: Sequence[RepairRequest],
         holds: Sequence[LocalFiles],
@@ -287,10 +273,10 @@ class FileRepairs:
         """Send files again, in whatever thread this is."""
         for request in due:
             try:
-                added = added_files(run.path)
+                added = added_files(self._run.path)
                 reason = send_again(request, holds, self._view.store, self._view.node, added)
             except CkptsyncError as e:
                 self._news.append(failure(*name, e))
                 continue
             self._answered[request.report, request.finding] = reason
-            self._news.append(Repaired(run.name, request.report, request.finding, reason))
+            self._news.append(Repaired(self._run.name, request.report, request.finding, reason))

@@ -1,4 +1,4 @@
-"""Scan all output directories again and again: what is here, since when, and is it finished?
+"""Scan an output directory again and again: what is here, since when, and is it finished?
 
 Saves may be sent in other threads meanwhile.
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from ckptsync.worker.finished import (
     last_file,
     may_be_alone,
 )
+from ckptsync.worker.local_save import Key, LocalSave
 from ckptsync.worker.observation import (
     Observation,
     Surroundings,
@@ -42,16 +43,12 @@ from ckptsync.worker.observation import (
 from ckptsync.worker.options import RunDir
 from ckptsync.worker.pinning import Pinner, by_step
 from ckptsync.worker.progress import Failure, failure
-from ckptsync.worker.snapshot import LocalSave
 
 # seconds without a pulse, on our clock, after which another node's pin on a shared disk is taken
 # over
 DEAD_AFTER = 600.0
 SELDOM = 0.1  # of the time for which files have stayed the same, their ends are not read again
 _HOOK_LINES = 3
-
-Key = tuple[str, str, int]
-"""Run, checkpoint and number of the pin: one save on this node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +73,7 @@ class Scanned:
     @property
     def key(self) -> Key:
         """What names the save on this node."""
-        return key_of(self.seen)
+        return self.seen.key
 
     @property
     def is_lost(self) -> bool:
@@ -98,11 +95,6 @@ class Scan:
     failures: tuple[Failure, ...] = ()
     due: float | None = None
     notes: tuple[str, ...] = ()
-
-
-def key_of(seen: LocalSave) -> Key:
-    """Return what names a save on this node."""
-    return (seen.run, seen.checkpoint_dir.name, seen.k)
 
 
 def write_save_notes(seen: LocalSave, noted: PinNotes) -> LocalSave:
@@ -127,28 +119,29 @@ class Scanner:
 
     def __init__(
         self,
-        runs: Sequence[RunDir],
+        run: RunDir,
         pinner: Pinner,
         rule: Rule,
         is_done: Callable[[LocalSave], bool] = lambda _: False,
         has_other_part: Callable[[LocalSave], bool] = lambda _: False,
     ) -> None:
         self.lock = threading.Lock()
-        self._runs, self._pinner, self._rule = tuple(runs), pinner, rule
+        self._run, self._pinner, self._rule = run, pinner, rule
         self._is_done, self._has_other_part = is_done, has_other_part
         self._saves: dict[Key, Scanned] = {}
         self._at = 0.0
         self._pulses: dict[tuple[Path, int], float] = {}
         self._tried: dict[Key, float] = {}
-        self._names: dict[str, tuple[tuple[int, int], frozenset[str]]] = {}
+        # the directory's identity, and the checkpoints that the last scan saw in it
+        self._names: tuple[tuple[int, int], frozenset[str]] | None = None
 
     def scan(self, now: float) -> Scan:
-        """Scan every run once.  ``now`` in seconds on a clock that only grows."""
+        """Scan once.  ``now`` in seconds on a clock that only grows."""
         with self.lock:
             # a thread that had to wait for another scan knew the time before that
             now = max(now, self._at)
-            scans = [self._scan_run(run, now) for run in self._runs]
-            self._saves, self._at = {one.key: one for found, _ in scans for one in found}, now
+            scanned, found = self._scan_run(now)
+            self._saves, self._at = {one.key: one for one in scanned}, now
             self._tried = {key: since for key, since in self._tried.items() if key in self._saves}
             pulses = {
                 (one.seen.pin.path, one.seen.pin.pulse)
@@ -156,9 +149,8 @@ class Scanner:
                 if one.seen.pin is not None
             }
             self._pulses = {key: since for key, since in self._pulses.items() if key in pulses}
-        failures = tuple(f for _, found in scans for f in found.failures)
-        notes = [note for _, found in scans for note in found.notes]
-        for one in self.saves():
+        notes = list(found.notes)
+        for one in scanned:
             # no waiting makes it good, and nobody writes to it: the trainer was killed, or a user
             # has to decide
             is_refused = (
@@ -169,15 +161,12 @@ class Scanner:
             )
             if is_refused and now - one.since >= self._rule.unmarked:
                 notes.append(
-                    f"{one.seen.run}/{one.seen.checkpoint_dir.name}: not uploaded:"
-                    f" {one.verdict.reason}"
+                    f"{one.seen.run}/{one.seen.checkpoint}: not uploaded: {one.verdict.reason}"
                 )
-        return Scan(
-            tuple(one.seen for one in self._saves.values()), failures, self.due(now), tuple(notes)
-        )
+        return Scan(tuple(one.seen for one in scanned), found.failures, self.due(now), tuple(notes))
 
     def saves(self) -> tuple[Scanned, ...]:
-        """Return the saves of every run, oldest first."""
+        """Return the saves, oldest first."""
         return tuple(self._saves.values())
 
     def latest(self, key: Key) -> Scanned | None:
@@ -208,10 +197,11 @@ class Scanner:
             waits.append(max(0.0, left - (now - self._at)))
         return min(waits, default=None)
 
-    def _scan_run(self, run: RunDir, now: float) -> tuple[list[Scanned], Scan]:
-        directory, last = _identity(run.path), self._names.pop(run.name, None)
+    def _scan_run(self, now: float) -> tuple[list[Scanned], Scan]:
+        run = self._run
+        directory, last, self._names = _identity(run.path), self._names, None
         try:
-            found = scan_run(run, self._pinner)
+            found = list_and_pin_saves(run, self._pinner)
         except CkptsyncError as e:
             return [], Scan(failures=(failure(run.name, "", e),))
         # another directory may have been mounted, or moved, to its place: then nobody knows which
@@ -231,13 +221,13 @@ class Scanner:
                     since = self._pulses.setdefault((pin.path, pin.pulse), now)
                     mine = claim(pin, self._pinner.node) if now - since > DEAD_AFTER else None
                     one = one if mine is None else replace(one, pin=mine)  # noqa: PLW2901
-                is_new = known is not None and one.checkpoint_dir.name not in known
+                is_new = known is not None and one.checkpoint not in known
                 scanned.append(self._scan_save(one, around, now, wrong, is_new=is_new))
             except CkptsyncError as e:  # noqa: PERF203 - one that cannot be read hides no other
-                wrong.append(failure(run.name, one.checkpoint_dir.name, e))
+                wrong.append(failure(run.name, one.checkpoint, e))
         if directory:
-            names = {s.checkpoint_dir.name for s in found.seen} | {f.checkpoint for f in wrong}
-            self._names[run.name] = directory, frozenset(names)
+            names = {s.checkpoint for s in found.seen} | {f.checkpoint for f in wrong}
+            self._names = directory, frozenset(names)
         return scanned, replace(found, failures=tuple(wrong))
 
     def _scan_save(
@@ -250,7 +240,7 @@ class Scanner:
         is_new: bool,
     ) -> Scanned:
         """Judge one save.  Raises as its files do, but for those that change meanwhile."""
-        before = self._saves.get(key_of(seen))
+        before = self._saves.get(seen.key)
         # a pinned file is ours to replace, by a reflink of it: its inode says nothing
         stats = (
             Stat(h.stat.path, h.stat.size, h.stat.mtime, 0, 0) if h.is_pinned else h.stat
@@ -260,33 +250,20 @@ class Scanner:
         is_same = before is not None and before.state == state
         since = before.since if before is not None and is_same else now
         first = before.first if before is not None else now
+        done = Verdict(finished=False, reason="stored, or another's", left=None)
+        found = Scanned(seen, first, since, state, done)
         if self._is_done(seen):
-            return Scanned(
-                seen,
-                first,
-                since,
-                state,
-                Verdict(finished=False, reason="stored, or another's", left=None),
-            )
+            return found
         fresh = self._is_fresh(seen, before, since, is_new=is_new)
         try:
             observation, verdict, read = self._judge(
                 seen, before if is_same else None, around, now - since, now, fresh=fresh
             )
         except Incomplete as e:  # it changes meanwhile
-            return Scanned(
-                seen, first, since, state, Verdict(finished=False, reason=str(e), left=None)
-            )
+            return replace(found, verdict=replace(done, reason=str(e)))
         rests = is_at_rest(observation, now - since, self._rule, verdict)
-        return Scanned(
-            _note_verdict(seen, verdict, wrong, is_at_rest=rests),
-            first,
-            since,
-            state,
-            verdict,
-            observation,
-            read,
-        )
+        seen = _note_verdict(seen, verdict, wrong, is_at_rest=rests)
+        return replace(found, seen=seen, verdict=verdict, observation=observation, read=read)
 
     def _judge(
         self,
@@ -340,7 +317,7 @@ class Scanner:
         return not (before.verdict.finished or has_rested or had_end)
 
 
-def scan_run(run: RunDir, pinner: Pinner) -> Scan:
+def list_and_pin_saves(run: RunDir, pinner: Pinner) -> Scan:
     """Pin what has appeared in an output directory.
 
     Return every save that is here, oldest first, not yet judged.
@@ -391,7 +368,7 @@ def _note_verdict(
     try:
         return write_save_notes(seen, PinNotes(stable=stable, finished=finished))
     except StoreError as e:  # a full disk: it is sent all the same, and its manifest says less
-        wrong.append(failure(seen.run, seen.checkpoint_dir.name, e))
+        wrong.append(failure(seen.run, seen.checkpoint, e))
         return seen
 
 

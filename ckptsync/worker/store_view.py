@@ -14,25 +14,29 @@ from typing import TypeVar
 from ckptsync.errors import CkptsyncError, Corrupt
 from ckptsync.records import save_groups
 from ckptsync.records.io import AT_ONCE, Record, find_missing_manifests, is_made_anew, read_records
-from ckptsync.records.locations import LocationRecords, newest_model_record, proof, record_names
+from ckptsync.records.location_status import (
+    LocationRecords,
+    newest_model_record,
+    proof,
+    record_names,
+)
 from ckptsync.records.manifest import Manifest
 from ckptsync.records.model_record import ModelRecord
-from ckptsync.records.names import (
+from ckptsync.records.report import Report
+from ckptsync.records.store_paths import (
     RecordName,
     checkpoint_of,
-    parse_record_name,
     senders,
     sending_prefix,
 )
-from ckptsync.records.report import Report
 from ckptsync.records.tombstone_keep_join import Tombstone, fate
 from ckptsync.safe_names import RECORDS
 from ckptsync.stores.contract import Entry, Store
 from ckptsync.tensors import Demands
 from ckptsync.walk import Stat
+from ckptsync.worker.local_save import LocalSave
 from ckptsync.worker.progress import Phase
 from ckptsync.worker.selection import EVERYTHING, Selection, select
-from ckptsync.worker.snapshot import LocalSave
 from ckptsync.worker.stored_files import Read, find_holder, has_other_part, is_retired
 
 R = TypeVar("R", Manifest, ModelRecord, Report, Tombstone)
@@ -48,7 +52,7 @@ class RunRecords:
     ``times``: when each came, on the store's clock.  ``sizes``: bytes of all that lies in the run's
     `.ckptsync`, by name. ``grouped``: the records once more, by checkpoint.  ``lost``: manifests
     that model records and reports name, and that are gone. ``read``: by checkpoint, digests of this
-    node's files that were read and need not be sent (`remember`); all views of one run share it.
+    node's files that were read and need not be sent (`remember`); `read_run` hands it on.
     """
 
     records: Mapping[str, Record] = field(default_factory=dict)
@@ -106,22 +110,22 @@ class RunRecords:
 
         Not those of a newer program, which are well.
         """
-        names = [name for name, error in self.broken.items() if isinstance(error, Corrupt)]
-        parsed = (parse_record_name(name) for name in (*names, *self.lost))
-        return tuple(p for p in parsed if p is not None and (p.kind, p.node) == ("manifest", node))
+        damaged = (name for name, error in self.broken.items() if isinstance(error, Corrupt))
+        names = record_names((*damaged, *self.lost)).values()
+        return tuple(p for p in names if (p.kind, p.node) == ("manifest", node))
 
     def lost_of(self, node: str, checkpoint: str) -> tuple[str, ...]:
         """Return the names of a node's manifests of a checkpoint that are gone.
 
         A new manifest stands in their stead.
         """
-        parsed = (parse_record_name(name) for name in self.lost)
-        ours = (
-            p
-            for p in parsed
-            if p is not None and (p.node, checkpoint_of(p.location)) == (node, checkpoint)
+        return tuple(
+            sorted(
+                name
+                for name, p in record_names(self.lost).items()
+                if (p.node, checkpoint_of(p.location)) == (node, checkpoint)
+            )
         )
-        return tuple(sorted(map(str, ours)))
 
     def is_contended(self, node: str, run: str, checkpoint: str) -> bool:
         """Return whether another live node has announced that it sends files of a checkpoint."""
@@ -138,26 +142,22 @@ class RunRecords:
 
     def is_unreadable(self, location: str) -> bool:
         """Return whether any record about a location cannot be read, whoever may write it anew."""
-        return any(
-            parsed.location == location
-            for parsed in map(parse_record_name, self.broken)
-            if parsed is not None
-        )
+        return any(p.location == location for p in record_names(self.broken).values())
 
     def broken_location(self, checkpoint: str) -> CkptsyncError | None:
         """Return the first error in the records of a checkpoint's locations.
 
         Not of model records and reports, which are made anew.
         """
-        for name, error in self.broken.items():
-            parsed = parse_record_name(name)
-            if (
-                parsed is not None
-                and not is_made_anew(parsed, error)
-                and checkpoint_of(parsed.location) == checkpoint
-            ):
-                return error
-        return None
+        return next(
+            (
+                self.broken[name]
+                for name, p in record_names(self.broken).items()
+                if checkpoint_of(p.location) == checkpoint
+                and not is_made_anew(p, self.broken[name])
+            ),
+            None,
+        )
 
 
 def read_run(store: Store, run: str, before: RunRecords) -> RunRecords:
@@ -229,7 +229,7 @@ def why_done(
         return Done("elsewhere", f"{seen.pin.node} uploads it")
     if is_given_up(seen, node, known, selection):
         return Done("retired", "retired in the store")
-    found = find_save(seen.files.stats, node, known, seen.checkpoint_dir.name, selection)
+    found = find_save(seen.files.stats, node, known, seen.checkpoint, selection)
     return None if found is None else done_of(found, node)
 
 
@@ -270,7 +270,7 @@ def is_given_up(
     seen: LocalSave, node: str, known: RunRecords, selection: Selection = EVERYTHING
 ) -> bool:
     """Return whether a tombstone is about these very files, as far as they are sent."""
-    name, stats = seen.checkpoint_dir.name, seen.files.stats
+    name, stats = seen.checkpoint, seen.files.stats
     if not selection.is_everything:
         stats = tuple(_selected(stats, selection, Demands()))
     buried = {n: (t, known.times.get(n, 0.0)) for n, t in known.tombstones(name).items()}
@@ -279,36 +279,34 @@ def is_given_up(
 
 @dataclass(slots=True)
 class StoreView:
-    """A cached view of the store's records.
+    """A cached view of a run's records in the store.
 
     `refresh` does all I/O; every other method reads the cache.  Any thread may call any of them.
 
-    ``offset``: this node's clock minus the store's, ns, as far as it was measured.
+    ``offset``: this node's clock minus the store's, ns, as far as it was measured.  ``known``: the
+    records as they were read last.
     """
 
     store: Store
     node: str
+    run: str
     selection: Selection = EVERYTHING
     offset: Callable[[], int] = lambda: 0
-    _of: dict[str, RunRecords] = field(default_factory=dict)
+    known: RunRecords = field(default_factory=RunRecords)
     _turns: Iterator[int] = field(default_factory=lambda: count(1))
-    _read: dict[str, int] = field(default_factory=dict)
+    _latest: int = 0
 
-    def refresh(self, run: str) -> RunRecords:
-        """Return the records of a run as they are now.  Raises StoreError."""
+    def refresh(self) -> RunRecords:
+        """Return the records as they are now.  Raises StoreError."""
         turn = next(self._turns)
-        found = read_run(self.store, run, self.of(run))
-        if turn > self._read.get(run, 0):  # what began earlier and ended later is no news
-            self._read[run], self._of[run] = turn, found
+        found = read_run(self.store, self.run, self.known)
+        if turn > self._latest:  # what began earlier and ended later is no news
+            self._latest, self.known = turn, found
         return found
 
-    def of(self, run: str) -> RunRecords:
-        """Return the records of a run as they were read last."""
-        return self._of.setdefault(run, RunRecords())
-
-    def is_proven(self, run: str, checkpoint: str, stats: Sequence[Stat]) -> bool:
+    def is_proven(self, checkpoint: str, stats: Sequence[Stat]) -> bool:
         """Return whether the store has these very files, VERIFIED or given up: no pin is needed."""
-        known = self.of(run)
+        known = self.known
         mine = find_save(stats, self.node, known, checkpoint, self.selection)
         return mine is not None and is_safe(
             known, mine.location, save_groups.live(known.manifests(checkpoint))
@@ -316,7 +314,7 @@ class StoreView:
 
     def is_done(self, seen: LocalSave) -> bool:
         """Return whether nothing is left to do here: it is stored, another's, or given up."""
-        return why_done(seen, self.node, self.of(seen.run), self.selection) is not None
+        return why_done(seen, self.node, self.known, self.selection) is not None
 
     def has_other_part(self, seen: LocalSave) -> bool:
         """Return whether another node has stored its part of the same save."""
@@ -324,13 +322,13 @@ class StoreView:
             seen.files.stats,
             self.node,
             self.offset(),
-            self.of(seen.run).live(seen.checkpoint_dir.name),
+            self.known.live(seen.checkpoint),
         )
 
     def is_begun(self, seen: LocalSave) -> bool:
         """Return whether this node has announced a save, or another has stored its part."""
-        announcement = sending_prefix(seen.run, seen.checkpoint_dir.name) + self.node
-        return bool(self.of(seen.run).sizes.get(announcement)) or self.has_other_part(seen)
+        announcement = sending_prefix(self.run, seen.checkpoint) + self.node
+        return bool(self.known.sizes.get(announcement)) or self.has_other_part(seen)
 
 
 def is_safe(

@@ -82,7 +82,7 @@ def list_unsent(planned: Manifest, there: Sequence[Manifest]) -> tuple[Unsent, .
 def list_left_behind(planned: Manifest, known: Iterable[save_groups.Known]) -> tuple[str, ...]:
     """Return manifests of its node in other locations that say nothing but what ``planned`` says.
 
-    They are part of the same snapshot, sent before it was known to belong here.
+    They say a part of the same save, and were written before it was known to belong here.
     """
     here = {(f.path, f.digest, f.mtime) for f in planned.files}
     locations: dict[str, list[save_groups.Known]] = {}

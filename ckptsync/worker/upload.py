@@ -23,24 +23,26 @@ from ckptsync.errors import Exists, Incomplete, StoreError, Unsupported
 from ckptsync.records import io, save_groups
 from ckptsync.records.io import next_number
 from ckptsync.records.manifest import FileEntry, Manifest
-from ckptsync.records.names import file_name, node_file_name, records_prefix, sending_prefix
+from ckptsync.records.store_paths import file_name, node_file_name, records_prefix, sending_prefix
+from ckptsync.spool.markers import PinNotes
 from ckptsync.stores.contract import About, Store
 from ckptsync.stores.limits import Limits
-from ckptsync.worker.manifest_copies import keep_manifest
-from ckptsync.worker.model_configs import YOUNG, find_model_configs, unless_young
-from ckptsync.worker.progress import UploadProgress
-from ckptsync.worker.selection import select
-from ckptsync.worker.snapshot import (
+from ckptsync.worker.local_save import (
     AGAIN,
     LocalFile,
     LocalFiles,
     LocalSave,
     Passed,
-    Snapshot,
+    ReadFiles,
+    check_unchanged,
+    draft_manifest,
     nothing,
-    unchanged,
     unread,
 )
+from ckptsync.worker.manifest_copies import keep_manifest
+from ckptsync.worker.model_configs import YOUNG, find_model_configs, unless_young
+from ckptsync.worker.progress import UploadProgress
+from ckptsync.worker.selection import select
 from ckptsync.worker.store_view import StoreView
 from ckptsync.worker.stored_files import (
     Unsent,
@@ -50,7 +52,7 @@ from ckptsync.worker.stored_files import (
     part_of,
     without_copies,
 )
-from ckptsync.worker.upload_sources import FilePool, Guarded, Stored, UploadSource, is_stored
+from ckptsync.worker.upload_sources import FilePool, Guarded, StoreSource, UploadSource, is_stored
 
 # other nodes write manifests while we send; each may show that the save belongs in another location
 ROUNDS = 5
@@ -71,7 +73,6 @@ class UploadContext:
     """
 
     view: StoreView
-    run: str
     checkpoint: str
     passed: Passed = nothing
     threads: int = Limits().threads
@@ -85,17 +86,22 @@ class UploadContext:
         return self.view.store
 
     @property
+    def run(self) -> str:
+        """The run."""
+        return self.view.run
+
+    @property
     def node(self) -> str:
         """Who uploads."""
         return self.view.node
 
     def known(self) -> tuple[save_groups.Known, ...]:
         """Return the manifests of the checkpoint's name as they are now.  Raises StoreError."""
-        return self.view.refresh(self.run).manifests(self.checkpoint)
+        return self.view.refresh().manifests(self.checkpoint)
 
     def is_contended(self) -> bool:
         """Return whether another node is sending the checkpoint now.  Raises StoreError."""
-        return self.view.refresh(self.run).is_contended(self.node, self.run, self.checkpoint)
+        return self.view.refresh().is_contended(self.node, self.run, self.checkpoint)
 
     def must_wait(self, part: Manifest, known: Sequence[save_groups.Known]) -> bool:
         """Return whether it is too early to join a save that only ranks and times suggest."""
@@ -105,8 +111,7 @@ class UploadContext:
 
     def commit(self, manifest: Manifest) -> None:
         """Write a manifest, and keep a copy of it."""
-        data = io.encode(manifest)
-        name = io.create_encoded(self.store, manifest, data)
+        name, data = io.create_record(self.store, manifest)
         if self.output_dir is not None:
             keep_manifest(self.output_dir, name, data)
 
@@ -124,22 +129,36 @@ class Sent:
     """``location`` of the save; ``files`` and ``size`` of what this call stored.
 
     ``stored_before``: a manifest of the save that has all of it already: nothing was written.
+    ``notes`` on its layout.
     """
 
     location: str
     files: int = 0
     size: int = 0
     stored_before: Manifest | None = None
+    notes: tuple[str, ...] = ()
 
 
-def sent_progress(seen: LocalSave, snapshot: Snapshot, sent: Sent) -> UploadProgress:
+def send_save(seen: LocalSave, noted: PinNotes, to: UploadContext, read: ReadFiles) -> Sent:
+    """Draft the manifest of a save, and store its files and then the manifest.
+
+    ``noted`` and ``read``: see `draft_manifest` and `upload`, and what they raise.
+    """
+    gone = to.view.known.lost_of(to.node, seen.checkpoint)
+    planned, notes = draft_manifest(
+        seen, to.node, noted, read, clock_offset=to.view.offset(), gone=gone
+    )
+    return replace(upload(planned, seen.files, to, read.entries), notes=notes)
+
+
+def sent_progress(seen: LocalSave, sent: Sent) -> UploadProgress:
     """Return what was sent, as a value."""
     files, added = seen.files, seen.files.found_around
     found = (f"not in the checkpoint, and sent with it: {', '.join(added)}",) if added else ()
-    notes = (*snapshot.notes, *files.notes, *found)
+    notes = (*sent.notes, *files.notes, *found)
     return UploadProgress(
         seen.run,
-        seen.checkpoint_dir.name,
+        seen.checkpoint,
         seen.k,
         "sent",
         "sent",
@@ -187,7 +206,7 @@ def upload(
             planned, there = sending.compare(planned, known)
             if there:
                 return Sent(there.location, stored_before=there)
-            sent, known = sending.send_round(planned, known)
+            sent, known = sending.send_and_commit(planned, known)
             if sent:
                 return sent
     raise Incomplete(
@@ -355,13 +374,14 @@ class _SaveUpload:
             self.pool.hook = passed
             yield
 
-    def send_round(
+    def send_and_commit(
         self, planned: Manifest, known: Sequence[save_groups.Known]
     ) -> tuple[Sent | None, Sequence[save_groups.Known]]:
-        """Send what ``known`` lacks, then the manifest; return also what was known before that.
+        """Send what ``known`` lacks, then write the manifest.
 
-        ``None`` is sent if another node's manifest has come meanwhile that changes what is to be
-        sent, or where: then nothing was committed.
+        Returns what was sent, and the manifests known before the own one was written.  The first is
+        ``None`` if another node's manifest has come meanwhile that changes what to send, or where:
+        then no manifest was written.
         """
         to = self.to
         planned = replace(planned, location=save_groups.choose_location(planned, known))
@@ -373,7 +393,7 @@ class _SaveUpload:
         is_same = {u.entry.path for u in after} == {u.entry.path for u in unsent}
         if not is_same or save_groups.choose_location(planned, known) != planned.location:
             return None, known
-        unchanged(self.files)
+        check_unchanged(self.files)
         here = records_prefix(planned.run, planned.location)
         # where other bytes lay, which no manifest binds, it was another save whose manifest is gone
         gone = () if self.replaced else (n for n in planned.supersedes if n.startswith(here))
@@ -396,13 +416,14 @@ class _SaveUpload:
 
         A file is read here if some manifest of the checkpoint names it.
 
-        What a hook gave an id is this node's part of that save, and has a manifest also where
-        another node has stored the same bytes. Without an id, and what comes after that, may be a
-        copy: pulled, or brought from another node.
+        A save with a hook's id is this node's part of that save: the node writes a manifest of its
+        own, even where another node has stored the same bytes.  Without an id, or once the node has
+        that manifest, files with the same bytes may be copies (pulled, or brought from another
+        node) and need no manifest.
         """
         node, named = planned.node, {f.path for k in known for f in k.manifest.files}
         unread_files = [f for f in planned.files if f.path in named and not f.digest]
-        self.pool.each(lambda file: self._learn(self._source(file)), unread_files)
+        self.pool.each(lambda file: self._record_digest(self._source(file)), unread_files)
         planned, live = self.with_digests(planned), [k.manifest for k in save_groups.live(known)]
         written = without_copies(planned, live)
         # where a hook said that they are two saves, the same bytes (random states, a part that did
@@ -453,7 +474,7 @@ class _SaveUpload:
         ):
             source = self._source(file)
             self.to.store.write(name, source, source.about)
-            self.done[name] = self._learn(source)
+            self.done[name] = self._record_digest(source)
         return replace(self.read.get(file.path, file), stored_as=name)
 
     def _put_plain(self, planned: Manifest, file: FileEntry, name: str) -> bool:
@@ -462,14 +483,14 @@ class _SaveUpload:
         try:
             store.create(name, source, source.about)
         except Exists as e:
-            file = self._learn(source)
+            file = self._record_digest(source)
             if e.is_same or (e.is_same is None and is_stored(store, name, file, self.to.passed)):
                 return True
             return self._replace(planned, name, source)
-        self.done[name] = self._learn(source)
+        self.done[name] = self._record_digest(source)
         return True
 
-    def _replace(self, planned: Manifest, name: str, source: UploadSource | Stored) -> bool:
+    def _replace(self, planned: Manifest, name: str, source: UploadSource | StoreSource) -> bool:
         """Write over an orphaned file, which no manifest binds while nobody else sends.
 
         Return whether that was so.
@@ -492,15 +513,15 @@ class _SaveUpload:
         except _Taken:
             return False
         self.replaced = True
-        self.done[name] = self._learn(source)
+        self.done[name] = self._record_digest(source)
         return True
 
-    def _learn(self, source: UploadSource | Stored) -> FileEntry:
+    def _record_digest(self, source: UploadSource | StoreSource) -> FileEntry:
         found = source.digested()
         self.read[found.path] = found
         return found
 
-    def _source(self, file: FileEntry) -> UploadSource | Stored:
+    def _source(self, file: FileEntry) -> UploadSource | StoreSource:
         file = self.read.get(file.path, file)
         held = self.files.by_path.get(file.path)
         if held is not None and self._has(held, file):
@@ -509,7 +530,7 @@ class _SaveUpload:
             m.stored_name(f) for m in self.elsewhere for f in m.files if f.path == file.path
         ):
             if is_stored(self.to.store, name, file, self.to.passed):
-                return Stored(self.to.store, name, file, self.to.node, self.to.passed)
+                return StoreSource(self.to.store, name, file, self.to.node, self.to.passed)
         raise Incomplete(
             f"{file.path}: neither this node nor the store has the file any more", hint=AGAIN
         )

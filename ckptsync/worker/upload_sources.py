@@ -7,7 +7,6 @@ appears in the store.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,10 +16,11 @@ from typing import TypeVar
 from ckptsync.digest import Digester, block_size, digest
 from ckptsync.errors import StoreError, Transient
 from ckptsync.records.manifest import FileEntry
-from ckptsync.stores import progress_signals, stream
+from ckptsync.spool.folders import clone
+from ckptsync.stores import liveness, stream
 from ckptsync.stores.contract import About, Store
 from ckptsync.stores.stream import read_ahead, verified
-from ckptsync.worker.snapshot import (
+from ckptsync.worker.local_save import (
     AGAIN,
     CHUNK,
     Changed,
@@ -31,7 +31,6 @@ from ckptsync.worker.snapshot import (
     unread,
 )
 
-_FICLONE = 0x40049409  # linux/fs.h, ioctl_ficlone(2)
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -60,9 +59,9 @@ class UploadSource:
     def __iter__(self) -> Iterator[memoryview]:
         if self._counted:  # these bytes are read again
             self._count(-self._counted)
-        clone, self._clone = self._clone, None
+        reflink, self._clone = self._clone, None
         try:
-            read = chunks(self._held, self._count, clone)
+            read = chunks(self._held, self._count, reflink)
             if self.entry.digest:
                 yield from checked(read, self.entry, self._held.stat.path)
                 return
@@ -81,8 +80,8 @@ class UploadSource:
                 self.entry.mtime,
             )
         finally:
-            if clone is not None:
-                os.close(clone)
+            if reflink is not None:
+                os.close(reflink)
 
     def digested(self) -> FileEntry:
         """Return the entry with its digest; reads the file if nobody has."""
@@ -99,7 +98,7 @@ class UploadSource:
         """
         source = self._held.open()
         try:
-            fcntl.ioctl(fd, _FICLONE, source)
+            clone(source, fd)
             # not a copy of the descriptor: the store reads behind us to compare, and read-ahead is
             # kept for each open file
             self._clone = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
@@ -125,8 +124,8 @@ class Guarded:
         self._check()
 
 
-class Stored:
-    """What a store has under ``name``, to be written under another name, too."""
+class StoreSource:
+    """A file of the store, read to be written under another name, too."""
 
     def __init__(
         self, store: Store, name: str, entry: FileEntry, node: str, passed: Passed = nothing
@@ -191,7 +190,7 @@ class FilePool:
         """
         with self._lock:
             self._check()
-            progress_signals.sign()
+            liveness.sign()
             self.hook(count)
 
     def each(self, work: Callable[[T], R], items: Sequence[T], threads: int = 0) -> list[R]:
@@ -223,7 +222,7 @@ class FilePool:
                     raise
 
         with ThreadPoolExecutor(count, thread_name_prefix="ckptsync-file") as pool:
-            futures = [pool.submit(progress_signals.carried(run)) for _ in range(count)]
+            futures = [pool.submit(liveness.carried(run)) for _ in range(count)]
             try:
                 for future in futures:
                     future.result()

@@ -1,10 +1,7 @@
-"""The worker: `scan` pins and judges saves, `plan` decides what is uploaded or repaired.
+"""The worker of one output directory: `scan` pins and judges saves, `plan` says what is sent.
 
-`result` returns what was seen and done.
-
-`Uploads` decides of every save of a scan, and queues what is due.  A queue's thread calls
-`Uploads._carry_out`, which takes a snapshot of the save and drafts its manifest; `upload.upload`
-does the rest.
+`plan` queues uploads and repairs by what the last scan found, and cleans up; a queue's thread calls
+`Worker._carry_out` for one save.  `result` returns what was seen and done.
 """
 
 from __future__ import annotations
@@ -13,7 +10,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from ckptsync.errors import CkptsyncError, Incomplete, StoreError
@@ -21,12 +18,22 @@ from ckptsync.records import save_groups
 from ckptsync.records.manifest import Manifest
 from ckptsync.spool.pins import clean_own, drop, harden, mark_stored
 from ckptsync.stores.contract import Store
-from ckptsync.walk import walk
+from ckptsync.walk import Stat, walk
 from ckptsync.worker.cleanup import clean_up
 from ckptsync.worker.finished import Rule
+from ckptsync.worker.local_save import (
+    AGAIN,
+    Changed,
+    Key,
+    LocalFile,
+    LocalFiles,
+    LocalSave,
+    ReadFiles,
+    note_sending,
+)
 from ckptsync.worker.model_configs import configs_to_send, outgoing_save, unless_young
 from ckptsync.worker.node_identity import Clock
-from ckptsync.worker.options import RunDir, WorkerOptions, checked_options
+from ckptsync.worker.options import WorkerOptions, checked_options
 from ckptsync.worker.pinning import Pinner
 from ckptsync.worker.progress import (
     ON_THE_WAY,
@@ -45,18 +52,7 @@ from ckptsync.worker.queue import (
     split_threads,
 )
 from ckptsync.worker.repair import FileRepairs
-from ckptsync.worker.scanner import Key, Scan, Scanned, Scanner, key_of, write_save_notes
-from ckptsync.worker.snapshot import (
-    AGAIN,
-    Changed,
-    LocalFile,
-    LocalFiles,
-    LocalSave,
-    Snapshot,
-    draft_manifest,
-    note_sending,
-    take_snapshot,
-)
+from ckptsync.worker.scanner import Scan, Scanned, Scanner, write_save_notes
 from ckptsync.worker.spool_room import SpoolRule, held_bytes
 from ckptsync.worker.store_view import Done, StoreView, done_of, why_done
 from ckptsync.worker.upload import (
@@ -64,8 +60,8 @@ from ckptsync.worker.upload import (
     correct_location,
     list_doubtful_names,
     send_late,
+    send_save,
     sent_progress,
-    upload,
 )
 
 DONE = ("stored", "elsewhere", "retired")
@@ -74,101 +70,114 @@ NOTES = 10  # of saves that were missed; the log has them all
 OTHERS = "others are sent first"
 
 
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What became of a save; ``progress`` is ``None`` for one that is to be sent."""
+
+    progress: UploadProgress | None
+    failure: Failure | None = None
+
+
 class Worker:
-    """Scans, pins and judges saves, and plans the uploads and repairs that `queues` carry out.
+    """Scans an output directory, and plans the uploads and repairs that `queues` carry out.
 
     It may be killed at any moment and keeps nothing that it needs: what it remembers saves time.
-    `scan` is for any thread, and never reads the store; the rest is for one, and others may scan
-    meanwhile.  Raises ConfigError where a run and the store lie in each other.
+    `scan` is for any thread, and never reads the store; the rest is for one thread, and others may
+    scan meanwhile.  Raises ConfigError where the run and the store lie in each other.
     """
 
     def __init__(
         self, options: WorkerOptions, store: Store, queues: UploadQueues | None = None
     ) -> None:
         self._options, node = checked_options(options, store.url), options.node
+        self._run = options.run
         self.queues = queues or UploadQueues(options.threads)
         self._clock = Clock(store, node)
-        self._view = StoreView(store, node, options.selection, lambda: self._clock.last)
+        self._view = StoreView(
+            store, node, options.run.name, options.selection, lambda: self._clock.last
+        )
         pinner = Pinner(
             node, self._view.is_proven, SpoolRule(options.spool_budget, options.spool_full)
         )
         rule = Rule(options.quiet, options.unmarked, DOUBTFUL * options.unmarked)
         self._scanner = Scanner(
-            options.runs, pinner, rule, self._view.is_done, self._view.has_other_part
+            options.run, pinner, rule, self._view.is_done, self._view.has_other_part
         )
-        self._uploads = Uploads(options, self._view, self._scanner, self._clock, self.queues)
-        self._repairs = FileRepairs(self._view, self.queues)
-        self._scanned: Sequence[Scanned] = ()
+        self._repairs = FileRepairs(options.run, self._view, self.queues)
+        self._found: Scan | None = None
+        self._planned: Sequence[Scanned] = ()
         self._cleaned: list[UploadProgress] = []
         self._failures: list[Failure] = []
-        for run in options.runs:
-            clean_own(run.path, node)
+        self._outcomes: dict[Key, _Outcome] = {}
+        self._news: deque[tuple[Key, _Outcome]] = deque()  # of the queues' threads
+        self._going: dict[Key, Scanned] = {}  # what is to be sent, or being sent
+        # what an earlier try read, and of which files
+        self._read: dict[Key, tuple[Sequence[Stat], ReadFiles]] = {}
+        # of stored saves: the manifests that were known when it was last seen to lie where it
+        # belongs
+        self._corrected: dict[Key, frozenset[str]] = {}
+        self._notes: tuple[str, ...] = ()  # what an operator should see though it is over
+        clean_own(options.run.path, node)
 
     @property
     def queue_keys(self) -> tuple[object, ...]:
         """The keys under which its jobs wait in the queues."""
-        return self._uploads, self._repairs
+        return self, self._repairs
 
     @property
     def is_done(self) -> bool:
         """Whether it has nothing to send, nor to report of what it had."""
-        return self._uploads.is_done
+        return not self._going
 
     def scan(self, now: float) -> Scan:
         """Pin what has appeared, and judge it.  ``now`` in seconds on any clock that only grows."""
         self._clock.notice(now)
-        found = self._scanner.scan(now)
-        return replace(found, notes=(*found.notes, *self._uploads.notes))
+        self._found = self._scanner.scan(now)
+        return replace(self._found, notes=(*self._found.notes, *self._notes))
 
     def pinned_bytes(self) -> int:
         """Return the bytes of files that had no names but our pins' at the last scan."""
         return held_bytes([w.seen.pin for w in self._scanner.saves() if w.seen.pin is not None])
 
     def plan(self, now: float) -> None:
-        """Scan, queue what is finished, and remove what is not needed.
+        """Queue what the last scan found finished, and remove what is not needed.
 
         Errors are in the result: one checkpoint's never keep another back.
         """
-        found = self.scan(now)
-        scanned = self._scanner.saves()
-        self._scanned, self._cleaned, self._failures = scanned, [], list(found.failures)
-        ready: list[RunDir] = []
-        for run in self._options.runs:
-            try:
-                self._view.refresh(run.name)
-                self._failures += self._repairs.restore_manifests(run)
-                ready.append(run)
-            except CkptsyncError as e:  # noqa: PERF203 - a few runs, each for itself
-                self._failures.append(failure(run.name, "", e))
-        self._uploads.plan(scanned, now, {run.name for run in ready})
-        for one in scanned:
-            # what could not even be tried has to wait for the next plan, too
-            if one.verdict.finished:
-                self._scanner.mark_tried(one)
+        if self._found is None:
+            self.scan(now)
+        assert self._found is not None
+        unseen, run = self._found.failures, self._run.name
+        scanned = self._planned = self._scanner.saves()
+        self._cleaned, self._failures, is_ready = [], list(unseen), False
+        try:
+            self._view.refresh()
+            self._failures += self._repairs.restore_manifests()
+            is_ready = True
+        except CkptsyncError as e:
+            self._failures.append(failure(run, "", e))
+        self._plan_uploads(scanned, now, is_ready=is_ready)
         self._forget(scanned)
-        seen = {run: [w.seen for w in scanned if w.seen.run == run.name] for run in ready}
-        self._repairs.plan(seen)
-        for run in ready:
-            here = {s.checkpoint_dir.name for s in seen[run]} | {
-                f.checkpoint for f in found.failures if f.run == run.name
-            }
-            cleaned, stuck = clean_up(run, here, self._options, self._view, self._scanner)
-            self._cleaned += cleaned
+        self._repairs.plan([one.seen for one in scanned] if is_ready else None)
+        if is_ready:
+            # a scan during the refresh may have failed
+            here = {f.checkpoint for f in unseen} | {one.seen.checkpoint for one in scanned}
+            self._cleaned, stuck = clean_up(here, self._options, self._view, self._scanner)
             self._failures += stuck
-        progress = [*self._uploads.result()[0], *self._cleaned]
+        progress = [*self._progress(), *self._cleaned]
         self._clock.measure_in_time(
             now, is_idle=bool(progress) and all(p.phase in DONE for p in progress)
         )
 
     def result(self, now: float) -> WorkerResult:
         """Return what became by now of all that the last plan saw."""
-        found, failed = self._uploads.result()
+        progress = (*self._progress(), *self._cleaned)
+        failed = [o.failure for o in self._outcomes.values() if o.failure is not None]
         repairs, unrepaired = self._repairs.result()
-        progress = (*found, *self._cleaned)
         waiting = {(p.run, p.checkpoint) for p in progress if p.phase in ON_THE_WAY}
         since = {
-            f"{w.seen.run}/{w.seen.checkpoint_dir.name}": w.first
-            for w in reversed(self._scanned)
+            f"{w.seen.run}/{w.seen.checkpoint}": w.first
+            for w in reversed(self._planned)
             if w.key[:2] in waiting
         }
         return WorkerResult(
@@ -179,181 +188,94 @@ class Worker:
             self._scanner.due(now),
             since,
             sum(p.size for p in progress if p.phase == "sent"),
-            self._uploads.notes,
+            self._notes,
             self._repairs.lacking(),
         )
 
-    def _forget(self, scanned: Sequence[Scanned]) -> None:
-        """Forget what is remembered of saves that are gone."""
-        here = {one.key for one in scanned}
-        for run in self._options.runs:
-            read = self._view.of(run.name).read
-            for name in [
-                name for name in tuple(read) if not any(key[:2] == (run.name, name) for key in here)
-            ]:
-                read.pop(name, None)
-        self._uploads.forget(here)
-
-
-def harden_save(seen: LocalSave) -> LocalSave:
-    """Return the same save, its pin out of every writer's reach if the file system can do that."""
-    if seen.pin is None:
-        return seen
-    harden(seen.pin)
-    held = seen.files.by_path
-    pinned = {
-        f.path: LocalFile(f, seen.pin.root, is_pinned=True)
-        for f in walk(seen.pin.root).files
-        if f.path in held
-    }
-    before = {path: h.stat.size for path, h in held.items() if h.is_pinned}
-    if {path: h.stat.size for path, h in pinned.items()} != before:
-        raise Incomplete(f"{seen.checkpoint_dir.name}: its pin changed", hint=AGAIN)
-    return replace(seen, files=replace(seen.files, by_path=dict(held) | pinned))
-
-
-class Uploads:
-    """Decides which saves are sent, and remembers what became of each.
-
-    `plan` and `result` are for one thread; queues send in others.
-
-    All that it remembers may be lost: then it waits, reads and asks the store once more.
-    ``notes``: what an operator should see though it is over.
-    """
-
-    def __init__(
-        self,
-        options: WorkerOptions,
-        view: StoreView,
-        scanner: Scanner,
-        clock: Clock,
-        queues: UploadQueues,
-    ) -> None:
-        self._options, self._view, self._scanner = options, view, scanner
-        self._clock, self._queues = clock, queues
-        self._snapshots: dict[Key, Snapshot] = {}
-        # by stored save: the manifests that were known when it was last seen to lie where it
-        # belongs
-        self._corrected: dict[Key, frozenset[str]] = {}
-        self._progress: dict[Key, UploadProgress] = {}
-        self._failures: dict[Key, Failure] = {}
-        self._news: deque[tuple[Key, UploadProgress, Failure | None]] = deque()
-        self._going: dict[Key, Scanned] = {}
-        self.notes: tuple[str, ...] = ()
-
-    @property
-    def is_done(self) -> bool:
-        """Whether nothing is to be sent any more, nor to be reported of what was."""
-        return not self._going
-
-    def plan(self, scanned: Sequence[Scanned], now: float, ready: Collection[str]) -> None:
-        """Decide of each save, and queue what is due.
-
-        ``ready``: runs of which the store's records were read just before; the others have to wait.
-        """
-        jobs = self._queues.withdraw(self)
-        in_hand, names = {job.save for job in jobs}, {job.name for job in jobs}
-        failures: dict[Key, Failure] = {}
-        planned: dict[Key, UploadProgress | None] = {}
-
-        def decide(one: Scanned, how: Callable[[Scanned], UploadProgress | None]) -> None:
-            planned[one.key], failed = _attempt(one, partial(how, one))
-            if failed is not None:
-                failures[one.key] = failed
-
-        turns: list[Turn[Scanned]] = []
-        for one in scanned:
-            seen = one.seen
-            is_free = one.key[:2] not in names and seen.run in ready
-            decide(one, self._decide if is_free else self._known)
-            if planned[one.key] is None and seen.run in ready:
-                written = max((s.mtime for s in seen.files.stats), default=0)
-                is_begun = one.key in in_hand or self._view.is_begun(seen)
-                turns.append(
-                    Turn(
-                        one,
-                        seen.run,
-                        (one.first, seen.checkpoint_dir.step or 0, seen.k),
-                        written,
-                        is_begun,
-                    )
-                )
-        first, dropped = order_saves(turns, self._options.order, self._options.superseded)
-        for one in dropped:
-            decide(one, self._superseded)
-        self._remember(planned, failures, in_hand)
-        self._find_lost(scanned, in_hand, ready)
-        self._going |= {one.key: one for one in scanned if planned[one.key] is None}
-        due = [one for one in first if one.key not in in_hand]
-        for one in due:
-            self._scanner.mark_tried(one)
-        self._queues.post(self, [self._job(one, now, planned) for one in due])
-
-    def result(self) -> tuple[list[UploadProgress], list[Failure]]:
-        """Return what became of each by now, in their order.
+    def _progress(self) -> list[UploadProgress]:
+        """Return what became of each save by now, in their order.
 
         A failure is reported until another try has ended, a success until the next plan.
         """
         while self._news:
-            key, progress, failed = self._news.popleft()
-            before = self._progress.get(key)
-            if (
-                before is None
-                or before.phase == "lost"
-                or (progress.phase, before.phase) == ("sending", "failed")
-            ):
+            key, outcome = self._news.popleft()
+            before, news = self._outcomes.get(key), outcome.progress
+            if before is None or before.progress is None or news is None:
                 continue
-            self._progress[key] = progress
-            self._failures.pop(key, None)
-            if failed is not None:
-                self._failures[key] = failed
-        return list(self._progress.values()), list(self._failures.values())
+            phase = before.progress.phase
+            if phase != "lost" and (news.phase, phase) != ("sending", "failed"):
+                self._outcomes[key] = outcome
+        return [o.progress for o in self._outcomes.values() if o.progress is not None]
 
-    def forget(self, here: Collection[Key]) -> None:
-        """Forget all but these saves.
-
-        The mappings stay the same objects, since queues write to them meanwhile.
-        """
-        for memory in (self._snapshots, self._corrected):
+    def _forget(self, scanned: Sequence[Scanned]) -> None:
+        """Forget what is remembered of saves that are gone; queues write to it meanwhile."""
+        here = {one.key for one in scanned}
+        for memory in (self._read, self._corrected):
             for key in [key for key in tuple(memory) if key not in here]:
                 memory.pop(key, None)
-
-    def _remember(
-        self,
-        planned: Mapping[Key, UploadProgress | None],
-        failures: Mapping[Key, Failure],
-        in_hand: Collection[object],
-    ) -> None:
-        """Replace what was reported; of what waits its turn, or is in hand, a failure stays."""
-        before, failed = self._progress, self._failures
-        self._progress, self._failures = {}, dict(failures)
-        for key, progress in planned.items():
-            if progress is None and key in failed:
-                self._progress[key], self._failures[key] = before[key], failed[key]
-            elif progress is None:
-                waiting = UploadProgress(*key, "waiting", OTHERS)
-                self._progress[key] = (
-                    UploadProgress(*key, "sending", "") if key in in_hand else waiting
-                )
-            else:
-                self._progress[key] = progress
+        read = self._view.known.read
+        for name in set(read) - {name for _, name, _ in here}:
+            read.pop(name, None)
 
     # What is decided in the plan's thread.
+
+    def _plan_uploads(self, scanned: Sequence[Scanned], now: float, *, is_ready: bool) -> None:
+        """Decide of each save, and queue what is due.
+
+        ``is_ready``: the store's records were read just before; else all have to wait.
+        """
+        jobs = self.queues.withdraw(self)
+        in_hand, names = {job.save for job in jobs}, {job.name for job in jobs}
+        planned: dict[Key, _Outcome] = {}
+        turns: list[Turn[Scanned]] = []
+        for one in scanned:
+            seen = one.seen
+            is_free = is_ready and one.key[:2] not in names
+            planned[one.key] = _attempt(
+                one, self._finish_without_upload if is_free else self._known
+            )
+            if planned[one.key].progress is None and is_ready:
+                written = max((s.mtime for s in seen.files.stats), default=0)
+                age = (one.first, seen.checkpoint_dir.step or 0, seen.k)
+                is_begun = one.key in in_hand or self._view.is_begun(seen)
+                turns.append(Turn(one, seen.run, age, written, is_begun))
+        first, dropped = order_saves(turns, self._options.order, self._options.superseded)
+        for one in dropped:
+            planned[one.key] = _attempt(one, self._superseded)
+        going = {one.key: one for one in scanned if planned[one.key].progress is None}
+        for key in going:  # of what waits its turn, or is in hand, a failure stays
+            before = self._outcomes.get(key)
+            if before is not None and before.failure is not None:
+                planned[key] = before
+            elif key in in_hand:
+                planned[key] = _Outcome(UploadProgress(*key, "sending", ""))
+            else:
+                planned[key] = _Outcome(UploadProgress(*key, "waiting", OTHERS))
+        self._outcomes = planned
+        self._find_lost(scanned, in_hand, is_ready=is_ready)
+        self._going |= going
+        for one in scanned:
+            # what could not even be tried has to wait for the next plan, too
+            if one.verdict.finished:
+                self._scanner.mark_tried(one)
+        keys, due = {one.key for one in scanned}, (one for one in first if one.key not in in_hand)
+        self.queues.post(self, [self._job(one, now, keys) for one in due])
 
     def _known(self, one: Scanned) -> UploadProgress | None:
         """Return what the cached records say of a save; ``None`` if that is nothing.
 
-        For saves whose name is in hand, or of whose run the records could not be read.
+        For saves whose name is in hand, or if the records could not be read.
         """
-        found = why_done(
-            one.seen, self._options.node, self._view.of(one.seen.run), self._view.selection
-        )
+        found = why_done(one.seen, self._options.node, self._view.known, self._view.selection)
         return _done_progress(one.seen, found) if found else None
 
-    def _decide(self, one: Scanned) -> UploadProgress | None:
-        """Return why a save is not uploaded now; ``None`` if it is to be uploaded."""
-        seen, known = one.seen, self._view.of(one.seen.run)
-        broken = known.broken_location(seen.checkpoint_dir.name)
+    def _finish_without_upload(self, one: Scanned) -> UploadProgress | None:
+        """Return why a save is not uploaded now; ``None`` if it is to be uploaded.
+
+        A stored one is corrected where that is needed; the pin of a lost one is removed.
+        """
+        seen, known = one.seen, self._view.known
+        broken = known.broken_location(seen.checkpoint)
         if broken is not None:
             raise broken
         if seen.pin is not None and not seen.pin.node:
@@ -361,10 +283,10 @@ class Uploads:
         found = why_done(seen, self._options.node, known, self._view.selection)
         if found is not None:
             if found.phase == "stored" and found.manifest is not None:
-                done = self._stored(one, found.manifest)
+                done = self._correct_stored(one, found.manifest)
             else:
                 done = _done_progress(seen, found)
-            self._mark_stored(one, done)
+            _mark_stored(seen, done)
             return done
         if one.is_lost and seen.pin is not None:
             drop(seen.pin, self._scanner.lock)
@@ -373,18 +295,19 @@ class Uploads:
             return _progress(one, "missed", why)
         return None if one.verdict.finished else _progress(one, "waiting", one.verdict.reason)
 
-    def _stored(self, one: Scanned, mine: Manifest) -> UploadProgress:
+    def _correct_stored(self, one: Scanned, mine: Manifest) -> UploadProgress:
         """Return that a save is stored, after its location and its configuration were corrected."""
-        seen, selection = one.seen, self._view.selection
-        known = self._view.of(seen.run).manifests(seen.checkpoint_dir.name)
-        to, node = self._context(seen, split_threads(self._options.threads)[-1]), self._options.node
-        names, location = frozenset(k.name for k in known), mine.location
+        seen, node, location = one.seen, self._options.node, mine.location
+        known = self._view.known.manifests(seen.checkpoint)
+        to = self._context(seen, split_threads(self._options.threads)[-1])
         is_elsewhere = save_groups.better_location(node, location, known) != location
         if is_elsewhere and to.must_wait(mine, known):
             return _done_progress(seen, done_of(mine, node))
+        names = frozenset(k.name for k in known)
         is_new = self._corrected.get(one.key) != names
         if is_elsewhere or (is_new and list_doubtful_names(node, location, known, to.store)):
-            location = correct_location(node, location, outgoing_save(seen, selection).files, to)
+            files = outgoing_save(seen, self._view.selection).files
+            location = correct_location(node, location, files, to)
             self._corrected[one.key] = names
         elif added := send_late(seen, location, to, known):
             return _done_progress(seen, Done("sent", f"sent {', '.join(added)}", mine))
@@ -397,29 +320,29 @@ class Uploads:
         return _progress(one, "superseded", "a newer checkpoint replaced it before the upload")
 
     def _find_lost(
-        self, scanned: Sequence[Scanned], in_hand: Collection[object], ready: Collection[str]
+        self, scanned: Sequence[Scanned], in_hand: Collection[object], *, is_ready: bool
     ) -> None:
         """Report, once, what was to be sent, or was being sent, and is not here any more."""
         here = {one.key[:2] for one in scanned}
         for key, one in list(self._going.items()):
-            is_here, seen = key[:2] in here, one.seen
-            if not is_here and (key in in_hand or seen.run not in ready):
+            is_here = key[:2] in here
+            if not is_here and (key in in_hand or not is_ready):
                 continue
             self._going.pop(key)
-            if not is_here and not self._view.is_done(seen):
+            if not is_here and not self._view.is_done(one.seen):
                 why = "its files were removed before all of them were stored"
-                self._progress[key] = _progress(one, "lost", why)
+                self._outcomes[key] = _Outcome(_progress(one, "lost", why))
                 self._note(one, "lost", why)
 
     def _note(self, one: Scanned, phase: str, why: str) -> None:
-        note = f"{phase} {one.seen.run}/{one.seen.checkpoint_dir.name}: {why}"
-        self.notes = (*self.notes, note)[-NOTES:]
-
-    # What happens in a queue's thread.
+        note = f"{phase} {one.seen.run}/{one.seen.checkpoint}: {why}"
+        self._notes = (*self._notes, note)[-NOTES:]
 
     def _job(self, one: Scanned, now: float, planned: Collection[Key]) -> UploadJob:
         size = sum(stat.size for stat in one.seen.files.stats)
         return UploadJob(one.key, one.key[:2], size, partial(self._carry_out, one, now, planned))
+
+    # What happens in a queue's thread.
 
     def _carry_out(
         self, one: Scanned, now: float, planned: Collection[Key], capacity: QueueCapacity
@@ -431,12 +354,11 @@ class Uploads:
         ):
             # it has finished since the plan
             waits = _progress(one, "waiting", "a newer one goes first")
-            self._news.append((one.key, waits, None))
+            self._news.append((one.key, _Outcome(waits)))
             return
-        self._news.append((one.key, _progress(one, "sending", ""), None))
-        progress, failed = _attempt(one, partial(self._upload, one, now, capacity))
-        assert progress is not None
-        self._news.append((one.key, progress, failed))
+        self._news.append((one.key, _Outcome(_progress(one, "sending", ""))))
+        outcome = _attempt(one, partial(self._upload, now=now, capacity=capacity))
+        self._news.append((one.key, outcome))
 
     def _upload(self, one: Scanned, now: float, capacity: QueueCapacity) -> UploadProgress:
         """Upload a save, unless it has changed since the plan.
@@ -455,64 +377,80 @@ class Uploads:
         if seen.pin is not None and noted != seen.pin.notes:
             with contextlib.suppress(StoreError):  # a full disk: it is sent all the same
                 seen = write_save_notes(seen, noted)
-        going, snapshot = self._take_snapshot(seen)
-        node, known = self._options.node, self._view.of(seen.run)
-        offset, gone = self._clock.offset(now), known.lost_of(node, seen.checkpoint_dir.name)
-        planned = draft_manifest(going, snapshot, node, noted, clock_offset=offset, gone=gone)
+        going, read = self._outgoing(seen)
+        self._clock.offset(now)  # the view has it
         try:
-            sent = upload(planned, going.files, self._context(seen, capacity), snapshot.read)
+            sent = send_save(going, noted, self._context(seen, capacity), read)
         except Changed:
-            snapshot.read.clear()  # no time of a file may have changed with its bytes
+            read.entries.clear()  # no time of a file may have changed with its bytes
             raise
         if sent.stored_before is None:
-            done = sent_progress(going, snapshot, sent)
+            done = sent_progress(going, sent)
             done = replace(done, notes=(*done.notes, *going.files.pin_notes))
         else:
-            read = {(f.path, f.size, f.mtime): f.digest for f in snapshot.files if f.digest}
-            known.remember(seen.checkpoint_dir.name, read)
-            done = _done_progress(going, done_of(sent.stored_before, node))
-        self._mark_stored(latest, done)
+            self._view.known.remember(
+                seen.checkpoint,
+                {(f.path, f.size, f.mtime): f.digest for f in read.entries.values()},
+            )
+            done = _done_progress(going, done_of(sent.stored_before, self._options.node))
+        _mark_stored(latest.seen, done)
         return done
 
-    def _take_snapshot(self, seen: LocalSave) -> tuple[LocalSave, Snapshot]:
-        """Return what is sent of a save, and its snapshot.
+    def _outgoing(self, seen: LocalSave) -> tuple[LocalSave, ReadFiles]:
+        """Return what is sent of a save, and what an earlier try read of these very files.
 
-        That is the snapshot of an earlier try, if these very files are sent.
+        Files that no try has read yet are put out of every writer's reach first.
         """
-        node, selection = self._options.node, self._view.selection
-        manifests = self._view.of(seen.run).manifests(seen.checkpoint_dir.name)
+        selection = self._view.selection
+        manifests = self._view.known.manifests(seen.checkpoint)
 
         def beside(files: LocalFiles) -> Mapping[str, LocalFile]:
-            return unless_young(configs_to_send(files, seen.checkpoint_dir, node, manifests))
+            return unless_young(
+                configs_to_send(files, seen.checkpoint_dir, self._options.node, manifests)
+            )
 
-        key = key_of(seen)
-        going, snapshot = outgoing_save(seen, selection, beside), self._snapshots.get(key)
-        if snapshot is None or snapshot.stats != going.files.stats:
+        going = outgoing_save(seen, selection, beside)
+        stats, read = self._read.get(seen.key, (None, ReadFiles()))
+        if stats != going.files.stats:
             going = outgoing_save(harden_save(seen), selection, beside)
-        if snapshot is None or snapshot.stats != going.files.stats:
-            snapshot = self._snapshots[key] = take_snapshot(going.files)
-        return going, snapshot
-
-    def _mark_stored(self, one: Scanned, done: UploadProgress) -> None:
-        """Tell the hook, which may be waiting for it."""
-        if (
-            one.seen.pin is not None
-            and done.location
-            and done.phase in ("sent", "stored", "elsewhere")
-        ):
-            with contextlib.suppress(CkptsyncError):  # the next plan does it again
-                mark_stored(one.seen.pin)
+        if stats != going.files.stats:
+            read = ReadFiles()
+            self._read[seen.key] = going.files.stats, read
+        return going, read
 
     def _context(self, seen: LocalSave, capacity: QueueCapacity) -> UploadContext:
         return UploadContext(
             self._view,
-            seen.run,
-            seen.checkpoint_dir.name,
+            seen.checkpoint,
             threads=capacity.threads,
             small=capacity.small,
             may_wait=True,
-            output_dir=next((r.path for r in self._options.runs if r.name == seen.run), None),
+            output_dir=self._run.path,
         )
+
+
+def harden_save(seen: LocalSave) -> LocalSave:
+    """Return the same save, its pin out of every writer's reach if the file system can do that."""
+    if seen.pin is None:
+        return seen
+    harden(seen.pin)
+    held = seen.files.by_path
+    pinned = {
+        f.path: LocalFile(f, seen.pin.root, is_pinned=True)
+        for f in walk(seen.pin.root).files
+        if f.path in held
+    }
+    before = {path: h.stat.size for path, h in held.items() if h.is_pinned}
+    if {path: h.stat.size for path, h in pinned.items()} != before:
+        raise Incomplete(f"{seen.checkpoint}: its pin changed", hint=AGAIN)
+    return replace(seen, files=replace(seen.files, by_path=dict(held) | pinned))
+
+
+def _mark_stored(seen: LocalSave, done: UploadProgress) -> None:
+    """Tell the hook, which may be waiting for it."""
+    if seen.pin is not None and done.location and done.phase in ("sent", "stored", "elsewhere"):
+        with contextlib.suppress(CkptsyncError):  # the next plan does it again
+            mark_stored(seen.pin)
 
 
 def _progress(one: Scanned, phase: Phase, detail: str) -> UploadProgress:
@@ -522,17 +460,15 @@ def _progress(one: Scanned, phase: Phase, detail: str) -> UploadProgress:
 def _done_progress(seen: LocalSave, found: Done) -> UploadProgress:
     notes = (*seen.files.notes, *seen.files.pin_notes)
     location = found.manifest.location if found.manifest else ""
-    return UploadProgress(*key_of(seen), found.phase, found.detail, location, notes=notes)
+    return UploadProgress(*seen.key, found.phase, found.detail, location, notes=notes)
 
 
-def _attempt(
-    one: Scanned, work: Callable[[], UploadProgress | None]
-) -> tuple[UploadProgress | None, Failure | None]:
+def _attempt(one: Scanned, work: Callable[[Scanned], UploadProgress | None]) -> _Outcome:
     """Return what ``work`` made of a save, or its error as values."""
     try:
-        return work(), None
+        return _Outcome(work(one))
     except Incomplete as e:  # it changed, or others are at it: the next scan may find it quiet
-        return _progress(one, "waiting", str(e)), None
+        return _Outcome(_progress(one, "waiting", str(e)))
     except CkptsyncError as e:
-        found = failure(one.seen.run, one.seen.checkpoint_dir.name, e)
-        return _progress(one, "failed", str(e)), found
+        found = failure(one.seen.run, one.seen.checkpoint, e)
+        return _Outcome(_progress(one, "failed", str(e)), found)

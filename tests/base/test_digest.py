@@ -18,6 +18,7 @@ from ckptsync.digest import (
     Checker,
     Digester,
     Digests,
+    FileDigest,
     RangeDigests,
     block_size,
     crc32,
@@ -130,6 +131,11 @@ def check(data: bytes, start: int, end: int, step: int, digests: Digests | None 
     for at in range(0, len(data), step):
         found.add(memoryview(data)[at : at + step])
     found.end()
+
+
+def test_a_digest_without_digits_matches_nothing() -> None:
+    with pytest.raises(Corrupt, match="bytes 0 to 1 differ"):
+        check(b"a", 0, 1, 1, FileDigest(2, "", 1, ("", "")))
 
 
 def changed(at: int) -> bytes:

@@ -79,14 +79,20 @@ def test_refused_permission_is_no_absence() -> None:
     assert not safe_open.is_absence(PermissionError(13, "x"))
 
 
-def opener(root: Path, opened: list[str]) -> OpenFiles:
-    def open_file(name: str) -> int:
-        opened.append(name)
-        return os.open(root / name, os.O_RDONLY)
+class Opener:
+    """Files that are kept open, at most two; and the names of those that were opened."""
 
-    for name in "abc":
-        (root / name).write_bytes(name.encode())
-    return OpenFiles(open_file, most=2)
+    def __init__(self, root: Path) -> None:
+        self.files, self.opened, self._root = OpenFiles(most=2), list[str](), root
+        for name in "abc":
+            (root / name).write_bytes(name.encode())
+
+    def get(self, name: str) -> OpenFile:
+        return self.files.get(name) or self.open(name)
+
+    def open(self, name: str) -> OpenFile:
+        self.opened.append(name)
+        return self.files.put(name, os.open(self._root / name, os.O_RDONLY))
 
 
 def open_in(root: Path) -> list[str]:
@@ -101,17 +107,16 @@ def content(file: OpenFile) -> bytes:
 
 
 def test_a_file_is_opened_once_until_others_push_it_out(tmp_path: Path) -> None:
-    opened: list[str] = []
-    files = opener(tmp_path, opened)
+    files = Opener(tmp_path)
     for name in "abaacbc":  # c pushes out b, which was used longest ago; b then a
         files.get(name)
-    assert opened == ["a", "b", "c", "b"]
+    assert files.opened == ["a", "b", "c", "b"]
 
 
 def test_a_file_dropped_while_it_is_used_stays_open_for_its_user(tmp_path: Path) -> None:
-    files = opener(tmp_path, [])
+    files = Opener(tmp_path)
     used = files.get("a")
-    files.forget("a")
+    files.files.forget("a")
     files.get("b")
     assert content(used) == b"a"
     del used
@@ -119,7 +124,7 @@ def test_a_file_dropped_while_it_is_used_stays_open_for_its_user(tmp_path: Path)
 
 
 def test_a_reading_thread_keeps_its_file_open_while_others_push_it_out(tmp_path: Path) -> None:
-    files = opener(tmp_path, [])
+    files = Opener(tmp_path)
     with ThreadPoolExecutor(8) as pool:
         assert all(
             pool.map(
@@ -130,22 +135,14 @@ def test_a_reading_thread_keeps_its_file_open_while_others_push_it_out(tmp_path:
 
 
 def test_reopening_and_age_let_go_of_the_old_file(tmp_path: Path) -> None:
-    files = opener(tmp_path, [])
+    files = Opener(tmp_path)
     old = files.get("a")
     (tmp_path / "new").write_bytes(b"new")
     (tmp_path / "new").rename(tmp_path / "a")
     assert (content(files.get("a")), old.links()) == (b"a", 0)
-    assert (content(files.reopen("a")), files.get("a").links()) == (b"new", 1)
+    assert (content(files.open("a")), files.get("a").links()) == (b"new", 1)
     del old
-    files.forget_older(1000)
+    files.files.forget_older(1000)
     assert open_in(tmp_path) == ["a"]
-    files.forget_older(-1)
+    files.files.forget_older(-1)
     assert open_in(tmp_path) == []
-
-
-def test_a_file_that_cannot_be_opened_is_not_remembered(tmp_path: Path) -> None:
-    files = opener(tmp_path, [])
-    with pytest.raises(FileNotFoundError):
-        files.get("d")
-    (tmp_path / "d").write_bytes(b"d")
-    assert content(files.get("d")) == b"d"

@@ -26,13 +26,13 @@ from ckptsync.catalogue.uncached import read_state
 from ckptsync.cli.demo import play, script
 from ckptsync.layouts import registry
 from ckptsync.merge.plan import MergeOptions
-from ckptsync.records.locations import LocationState
-from ckptsync.records.names import consolidated_prefix
-from ckptsync.stores.file_trees import DirectoryFiles, Overlay
+from ckptsync.records.location_status import LocationState
+from ckptsync.records.store_paths import consolidated_prefix
+from ckptsync.stores.checkpoint_files import DirectoryFiles, Overlay
 from ckptsync.stores.opening import create_store
 from ckptsync.tensors import Part
-from tests.merged import merge_local
-from tests.vector import ROOT, bits, vector
+from tests.support.merge_on_disk import merge_local
+from tests.support.vector import ROOT, bits, vector
 
 RUNS = {"fsdp2": "hf-fsdp2-2node", "zero3": "hf-zero3-2node"}
 NODES = ("node0", "node1")

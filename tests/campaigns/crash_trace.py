@@ -170,6 +170,9 @@ def _step(machine: _Machine, pid: str, call: str, args: list[str], result: int) 
         if at := opened():
             yield Data(at.inode, at.offset, _bytes(args[1])[:result])
             at.offset += result
+    elif call == "pwrite64":
+        if at := opened():
+            yield Data(at.inode, int(args[3]), _bytes(args[1])[:result])
     elif call == "ftruncate":
         if at := opened():
             yield Data(at.inode, int(args[1]), None)
@@ -200,6 +203,9 @@ def _opened(machine: _Machine, pid: str, args: list[str], result: int) -> Iterat
     path = _bytes(args[1]).decode()
     if path == machine.root:
         machine.open[pid, result] = _Open(0)
+    elif path.startswith("/proc/self/fd/"):  # the same file once more
+        if same := machine.open.get((pid, _number(path.rpartition("/")[2]))):
+            machine.open[pid, result] = _Open(same.inode)
     elif way := _way(machine, pid, args):
         directory, name = way
         if name not in machine.directories[directory]:

@@ -25,7 +25,7 @@ from tests.campaigns.campaign import arguments
 from tests.campaigns.damaged import Outcome, Patient, Way
 from tests.campaigns.damaging import Damage, damages
 from tests.campaigns.uncovered import reason
-from tests.vector import Vector, vectors
+from tests.support.vector import Vector, vectors
 
 LOOKS = 8  # one damage in so many is shown to inspect and verify too
 SHOWN = 40

@@ -22,12 +22,12 @@ from ckptsync.merge.engine import Chunk, Merged
 from ckptsync.merge.plan import DType, MergeOptions
 from ckptsync.merge.prepare import prepare
 from ckptsync.records.model_record import ModelTensor
-from ckptsync.stores.file_trees import DirectoryFiles, Overlay
+from ckptsync.stores.checkpoint_files import DirectoryFiles, Overlay
 from ckptsync.tensors import Files
 from tests.campaigns.damaging import Damage, Strata, joined
-from tests.consolidated import consolidate
-from tests.merged import merge_local
-from tests.vector import Vector
+from tests.support.merge_in_memory import consolidate
+from tests.support.merge_on_disk import merge_local
+from tests.support.vector import Vector
 
 REFUSALS = (3, 5, 10)
 SLOW = 5.0  # seconds of CPU that no answer about a vector may take

@@ -37,9 +37,9 @@ from ckptsync.safe_names import RECORDS
 from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.opening import bare, create_store
 from tests.campaigns.campaign import arguments
-from tests.heads import consolidate_due
-from tests.weed import weed
-from tests.workers import push_now
+from tests.support.head_in_process import consolidate_due
+from tests.support.seaweedfs import weed
+from tests.support.worker_in_process import push_now
 
 DATA = Path(ckptsync.__file__).parent / "demo_data"
 PAGE = 4096

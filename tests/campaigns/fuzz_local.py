@@ -23,10 +23,10 @@ from ckptsync.stores.memory import MemoryStore
 from ckptsync.walk import UnsafeSpool
 from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.worker import Worker
-from tests import cli_store, hook_pins
 from tests.campaigns.fuzz import KEPT, Case, Door, Wrong, command
 from tests.campaigns.fuzz_changes import NAMES, changed_bytes, changed_json, odd
-from tests.workers import ONE, lay, tick
+from tests.support import hook_pins, small_store
+from tests.support.worker_in_process import ONE, lay, tick
 
 # the configuration
 
@@ -189,8 +189,8 @@ def _make_argv(dice: random.Random) -> Case:
 @cache
 def _world() -> Mapping[str, bytes]:
     with tempfile.TemporaryDirectory() as made:
-        cli_store.make(Path(made) / "store")
-        shutil.copytree(cli_store.DATA / "zero3" / "node0", Path(made) / "work")
+        small_store.make(Path(made) / "store")
+        shutil.copytree(small_store.DATA / "zero3" / "node0", Path(made) / "work")
         return _tree(Path(made))
 
 
@@ -249,7 +249,7 @@ def _spooled() -> Mapping[str, bytes]:
         markers.write_mark(markers.begun_path(spool, "p1"), begun)
         mark = markers.RankMark("t", "save", "checkpoint-4", 4, 0, 1, 1, "host", 1, 1.0)
         markers.write_mark(markers.save_folder(spool, "checkpoint-4", "save") / "rank-0.json", mark)
-        tick(Worker(WorkerOptions("n0", (RunDir("run", out),)), MemoryStore()), 0.0)
+        tick(Worker(WorkerOptions("n0", RunDir("run", out)), MemoryStore()), 0.0)
         return _tree(out)
 
 
@@ -320,7 +320,7 @@ def _run_spool(case: Case, home: Path) -> str:
         _put(home / "run" / name, kind, home / "outside")
     store, failures = MemoryStore(), []
     try:
-        worker = Worker(WorkerOptions("n0", (RunDir("run", home / "run"),)), store)
+        worker = Worker(WorkerOptions("n0", RunDir("run", home / "run")), store)
         failures = [f for now in (0.0, 10.0, 700.0, 1400.0) for f in tick(worker, now).failures]
     except (StoreError, UnsafeSpool):
         pass  # by these a service leaves out this directory alone

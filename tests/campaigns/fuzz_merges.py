@@ -13,7 +13,7 @@ from typing import cast
 
 from ckptsync.cli.inspect import inspect_checkpoint
 from ckptsync.merge.plan import MergeOptions
-from ckptsync.stores.file_trees import DirectoryFiles
+from ckptsync.stores.checkpoint_files import DirectoryFiles
 from tests.campaigns.damaged import Patient
 from tests.campaigns.damaging import HOUR, Damage, Kind
 from tests.campaigns.fuzz import Case, Door, Wrong
@@ -21,8 +21,8 @@ from tests.campaigns.fuzz_changes import changed_bytes, changed_json
 from tests.campaigns.resaving import resaved
 from tests.campaigns.uncovered import reason
 from tests.hostile import pickles
-from tests.merged import merge_local
-from tests.vector import vector, vectors
+from tests.support.merge_on_disk import merge_local
+from tests.support.vector import vector, vectors
 
 # damage to a vector
 

@@ -24,7 +24,7 @@ from ckptsync.stores.sftp import protocol
 from ckptsync.stores.urls import Remote
 from tests.campaigns.fuzz import Case, Door, Wrong
 from tests.campaigns.fuzz_changes import NAMES, changed_bytes
-from tests.sftp_stores import served
+from tests.support.sftp_stores import served
 
 CONTENT = random.Random(5).randbytes(150_000)
 _HEAD = '<?xml version="1.0" encoding="UTF-8"?>\n'

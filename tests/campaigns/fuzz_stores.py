@@ -18,7 +18,7 @@ from typing import Any
 from ckptsync.catalogue import cache_file
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.digest import FileDigest, digest, digest_stream
-from ckptsync.doctor.publishing import launch_name
+from ckptsync.doctor.exchange import launch_name
 from ckptsync.head.consolidate import HeadOptions
 from ckptsync.records.tombstone_keep_join import Tombstone
 from ckptsync.safe_names import STORE_FILE, checked_path
@@ -27,12 +27,12 @@ from ckptsync.status.heartbeat import Disk, Heartbeat, RunningJob
 from ckptsync.stores.opening import create_store, open_store
 from ckptsync.verify.expected import decode_baseline, directory_file, encode_baseline
 from ckptsync.verify.schedule import VerifyPolicy
-from tests import cli_store
 from tests.campaigns.fuzz import Case, Door, Wrong, command
 from tests.campaigns.fuzz_changes import changed_json
-from tests.heads import consolidate_due, verify_next
-from tests.verified import put
-from tests.workers import push_now
+from tests.support import small_store
+from tests.support.head_in_process import consolidate_due, verify_next
+from tests.support.verified_stores import put
+from tests.support.worker_in_process import push_now
 
 _RECORD = re.compile(
     r"(.*/\.ckptsync/[^/]+/(?:manifest-.*|model"
@@ -47,14 +47,15 @@ def _good() -> Mapping[str, bytes]:
     Of ``other`` a head can make a model.
     """
     with tempfile.TemporaryDirectory() as made:
-        root = cli_store.make(Path(made) / "store")
+        root = small_store.make(Path(made) / "store")
         store = create_store(str(root))
         for node in ("node0", "node1"):
             shutil.copytree(
-                cli_store.DATA / "fsdp2" / node / "checkpoint-4", Path(made) / node / "checkpoint-8"
+                small_store.DATA / "fsdp2" / node / "checkpoint-4",
+                Path(made) / node / "checkpoint-8",
             )
             push_now(Path(made) / node, store, node, "fsdp2")
-            push_now(cli_store.DATA / "fsdp2" / node, store, node, "other")
+            push_now(small_store.DATA / "fsdp2" / node, store, node, "other")
         command("keep", "fsdp2/checkpoint-4", "--reason", "of the paper", "--store", str(root))
         locations = {p.location: p for p in read_state(store).locations if p.run == "fsdp2"}
         manifests = tuple(k.name for k in locations["checkpoint-8"].manifests)

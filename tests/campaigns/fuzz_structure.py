@@ -24,12 +24,12 @@ from typing import Any
 import torch
 
 from ckptsync.merge.plan import MergeOptions
-from tests import zero_checkpoint
 from tests.campaigns.fuzz import Case, Door, Wrong
 from tests.campaigns.fuzz_changes import NAMES, NUMBERS, changed_json
-from tests.merged import merge_local
-from tests.torch_files import raw, saved
-from tests.vector import vector
+from tests.support import zero_writer
+from tests.support.merge_on_disk import merge_local
+from tests.support.torch_bytes import raw, saved
+from tests.support.vector import vector
 
 Tensors = dict[str, torch.Tensor]
 _DTYPES = (
@@ -344,22 +344,18 @@ def _make_zero(dice: random.Random) -> Case:
         for _ in range(dice.randrange(2, 6))
     ]
     groups = [
-        {
-            f"p{n}": zero_checkpoint.values(shape, 64 * n)
-            for n, shape in enumerate(shapes)
-            if n % 2 == g
-        }
+        {f"p{n}": zero_writer.values(shape, 64 * n) for n, shape in enumerate(shapes) if n % 2 == g}
         for g in range(2)
     ]
     frozen = (
-        {"frozen": zero_checkpoint.values((3, 2), 900, torch.bfloat16)} if dice.randrange(2) else {}
+        {"frozen": zero_writer.values((3, 2), 900, torch.bfloat16)} if dice.randrange(2) else {}
     )
-    buffers = {"buffer": zero_checkpoint.values((2,), 950)} if dice.randrange(2) else {}
+    buffers = {"buffer": zero_writer.values((2,), 950)} if dice.randrange(2) else {}
     tied = {"tied": "p0"} if dice.randrange(3) == 0 else {}
-    of = zero_checkpoint.Zero(
+    of = zero_writer.Zero(
         stage, world, [g for g in groups if g], frozen, buffers, tied, None, dice.choice((0, 3))
     )
-    files = dict(zero_checkpoint.files(of).content)
+    files = dict(zero_writer.files(of).content)
     name = dice.choice(sorted(files))
     state = torch.load(io.BytesIO(files[name]), weights_only=False)  # of our own making
     files[name] = saved(_altered(state, dice))

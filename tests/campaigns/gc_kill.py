@@ -38,7 +38,7 @@ from tests.campaigns.campaign import arguments, kill_session, started, verdict, 
 from tests.campaigns.cluster import CLEAN
 from tests.campaigns.gc_scenes import Scene, differences, finished, harm, scenes
 from tests.campaigns.trapping import Trap, can_trap, drawn, traced
-from tests.weed import weed
+from tests.support.seaweedfs import weed
 
 OLD = 9 * 86400.0  # seconds: a draft is orphaned after a week
 PATIENCE = 120.0

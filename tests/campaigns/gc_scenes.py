@@ -12,14 +12,14 @@ from ckptsync.errors import NotFound
 from ckptsync.head.gc import RetentionRequest, RetentionResult, apply_retention, read_manifests
 from ckptsync.head.orphans import delete_orphans, find_orphans
 from ckptsync.head.removal import LEASE, store_now
-from ckptsync.head.rules import Rules
+from ckptsync.head.retention_rules import Rules
 from ckptsync.records.manifest import Manifest
-from ckptsync.records.names import parse_record_name
+from ckptsync.records.store_paths import parse_record_name
 from ckptsync.safe_names import RECORDS
 from ckptsync.stores.contract import Entry, Store, StoreWrapper, read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.verify.verification import VerifyOptions, verify_location
-from tests.retained import FIRST, entry, fill, put, verify
+from tests.support.retention_stores import FIRST, entry, fill, put, verify
 
 MOST_LOOKS = 6  # of gc, until nothing is left to do
 DRAFT = ".ckptsync-0123456789abcdef.part"

@@ -34,18 +34,18 @@ from ckptsync.digest import digest
 from ckptsync.errors import NotFound
 from ckptsync.head.consolidate import HeadOptions, consolidate_location
 from ckptsync.merge.plan import MergeOptions
-from ckptsync.records.io import decode_any
+from ckptsync.records.io import decode
 from ckptsync.records.model_record import ModelRecord
-from ckptsync.records.names import consolidated_prefix, parse_record_name
+from ckptsync.records.store_paths import consolidated_prefix, parse_record_name
 from ckptsync.service.jobs import JobBrief, encode
 from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store, open_store
 from tests.campaigns.campaign import arguments, verdict, working
 from tests.campaigns.cluster import CLEAN, Service
-from tests.vector import ROOT, vector
-from tests.weed import weed
-from tests.workers import push_now
+from tests.support.seaweedfs import weed
+from tests.support.vector import ROOT, vector
+from tests.support.worker_in_process import push_now
 
 CALLS = (
     "pwrite64",
@@ -170,7 +170,7 @@ def model_records(store: Store) -> Iterator[tuple[ModelRecord, str]]:
         parsed = parse_record_name(entry.name)
         if parsed and parsed.kind == "model":
             with contextlib.suppress(NotFound):  # retention takes model records away, too
-                record = decode_any(parsed, read_all(store, entry.name))
+                record = decode(entry.name, read_all(store, entry.name))
                 assert isinstance(record, ModelRecord)
                 yield record, entry.name
 

@@ -16,12 +16,12 @@ from ckptsync.catalogue.uncached import read_state
 from ckptsync.errors import CkptsyncError
 from ckptsync.layouts.file_names import is_beside_weights
 from ckptsync.merge.plan import MergeOptions
-from ckptsync.records.locations import LocationState
+from ckptsync.records.location_status import LocationState
 from ckptsync.stores.contract import Store, read_all
 from tests.campaigns.lives import Life, longest
 from tests.campaigns.two_nodes import NODES, Job, TwoNodes, events
-from tests.merged import merge_local
-from tests.vector import ROOT, bits
+from tests.support.merge_on_disk import merge_local
+from tests.support.vector import ROOT, bits
 
 # seconds: without the hook what lived longer while a worker was at work must be in the store
 LIVED = 2.0

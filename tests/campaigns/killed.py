@@ -48,8 +48,8 @@ from tests.campaigns.two_nodes import (
     training_arguments,
 )
 from tests.campaigns.written import Segment, Written, overtaken, written
-from tests.heads import consolidate_due, verify_next
-from tests.vector import ROOT
+from tests.support.head_in_process import consolidate_due, verify_next
+from tests.support.vector import ROOT
 
 RANKS = 2  # on each node
 PACE = "0.12"  # seconds that each file of a save takes, about

@@ -12,13 +12,13 @@ from pathlib import Path
 from ckptsync.checkpoint_dirs import FINAL
 from ckptsync.layouts import registry
 from ckptsync.layouts.file_names import is_beside_weights
-from ckptsync.records.locations import LocationState
-from ckptsync.records.names import consolidated_prefix
+from ckptsync.records.location_status import LocationState
+from ckptsync.records.store_paths import consolidated_prefix
+from ckptsync.stores.checkpoint_files import DirectoryFiles
 from ckptsync.stores.contract import Store, read_all
-from ckptsync.stores.file_trees import DirectoryFiles
 from ckptsync.worker.torn_saves import is_random_state
 from tests.campaigns.written import Written, files
-from tests.vector import bits
+from tests.support.vector import bits
 
 TICK = 0.05  # seconds by which a file's time may be behind the clock
 CLAIMS = ("COMPLETE", "CONSOLIDATED", "VERIFIED")

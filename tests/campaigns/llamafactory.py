@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptsync.catalogue.uncached import read_state
-from ckptsync.records.locations import LocationState
+from ckptsync.records.location_status import LocationState
 from ckptsync.stores.contract import read_all
 from ckptsync.stores.opening import create_store
 from tests.campaigns.campaign import arguments, verdict, working

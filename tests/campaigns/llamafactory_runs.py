@@ -16,7 +16,7 @@ from typing import Any
 from tests.campaigns.cluster import CLEAN
 from tests.campaigns.nodes import Network, kill_tree, start
 from tests.campaigns.two_nodes import finish
-from tests.vector import ROOT
+from tests.support.vector import ROOT
 
 WAYS = ("single", "torchrun", "nodes", "ray")
 HOOKS = ("autoload", "launcher", "yaml")

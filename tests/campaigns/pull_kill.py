@@ -25,9 +25,9 @@ from ckptsync.stores.opening import create_store
 from tests.campaigns.campaign import arguments, verdict, working
 from tests.campaigns.cluster import CLEAN
 from tests.campaigns.trapping import can_trap, drawn, traced
-from tests.vector import vector
-from tests.weed import weed
-from tests.workers import push_now
+from tests.support.seaweedfs import weed
+from tests.support.vector import vector
+from tests.support.worker_in_process import push_now
 
 RUN, CHECKPOINT = "ds", "global_step2"
 MARK = ".pull-"  # in the hidden directory's name: nothing is changed before there is one

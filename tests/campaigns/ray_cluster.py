@@ -18,7 +18,7 @@ from tests.campaigns.cluster import CLEAN
 from tests.campaigns.lives import Mortal
 from tests.campaigns.nodes import Network, kill_tree, start
 from tests.campaigns.two_nodes import NODES, PROJECT, START
-from tests.vector import ROOT
+from tests.support.vector import ROOT
 
 PORT = 6399
 

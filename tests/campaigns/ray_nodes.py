@@ -27,7 +27,7 @@ from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.opening import bare
 from tests.campaigns.campaign import arguments
 from tests.campaigns.nodes import kill_tree
-from tests.weed import weed
+from tests.support.seaweedfs import weed
 
 MIB = 1 << 20
 MODEL_MIB = 384  # of the model that is merged, in fp32

@@ -36,7 +36,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ckptsync.records.locations import LocationState
+from ckptsync.records.location_status import LocationState
 from tests.campaigns.campaign import arguments, verdict
 from tests.campaigns.judged import Judge, Tally
 from tests.campaigns.nodes import Network, can_isolate

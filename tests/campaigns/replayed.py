@@ -20,7 +20,7 @@ from ckptsync.catalogue.uncached import read_state
 from ckptsync.errors import CkptsyncError
 from ckptsync.stores.opening import create_store
 from tests.campaigns.cluster import CLEAN, Service
-from tests.vector import vector
+from tests.support.vector import vector
 
 # seconds from the last byte of a save to its end: what lived longer than 2 s must not be missed
 LIVES = 2.3

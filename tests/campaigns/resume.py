@@ -41,7 +41,7 @@ from tests.campaigns.two_nodes import (
     on_two_nodes,
     training_arguments,
 )
-from tests.heads import consolidate_due, verify_next
+from tests.support.head_in_process import consolidate_due, verify_next
 
 WORKER = {"quiet": "2s", "unmarked": "10s", "scan_every": "2s"}
 SETTLED = 25.0  # seconds in which a worker has judged all that it sees

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ckptsync.stores.part_upload import PART
-from tests.fault_proxy import HttpProxy, TcpProxy
-from tests.faults import UP
+from tests.support.fault_proxy import HttpProxy, TcpProxy
+from tests.support.network_faults import UP
 
 
 class Location(Protocol):
@@ -114,7 +114,7 @@ class Bucket:
     kind, part, extra, orphaned = "s3", PART, (0.0, 0), 0
 
     def __init__(self) -> None:
-        from tests.weed import weed
+        from tests.support.seaweedfs import weed
 
         self._weed = weed()
         self.proxy = HttpProxy(("127.0.0.1", self._weed.port))
@@ -164,7 +164,7 @@ class Host(Directory):
     kind, part, extra, orphaned = "sftp", PART, (0.05, 64 << 10), PART
 
     def __init__(self, home: Path) -> None:
-        from tests.sshd import sshd
+        from tests.support.sshd import sshd
 
         server = sshd()
         self.proxy = TcpProxy(("127.0.0.1", server.port))

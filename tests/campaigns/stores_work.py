@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Protocol
 
 import ckptsync
-from ckptsync.records.names import parse_record_name
+from ckptsync.records.store_paths import parse_record_name
 from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.opening import bare, create_store
 from tests.campaigns.stores_child import ACK, MARK, File, Job, done
 from tests.campaigns.stores_locations import Location
-from tests.workers import push_now
+from tests.support.worker_in_process import push_now
 
 DEMO = Path(ckptsync.__file__).parent / "demo_data" / "fsdp2" / "node0" / "checkpoint-4"
 

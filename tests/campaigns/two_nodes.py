@@ -23,8 +23,8 @@ from tests.campaigns.campaign import arguments
 from tests.campaigns.cluster import CLEAN
 from tests.campaigns.lives import Mortal
 from tests.campaigns.nodes import Network, can_isolate, ended, kill_tree, start
-from tests.fault_proxy import TcpProxy
-from tests.vector import ROOT
+from tests.support.fault_proxy import TcpProxy
+from tests.support.vector import ROOT
 
 SCRIPT = Path(__file__).with_name("hf_training.py")
 PROJECT = Path(__file__).parents[2]
@@ -224,7 +224,7 @@ class TwoNodes:
         return Mortal(self.home, f"node{n}", told)
 
     def _serve_s3(self) -> None:
-        from tests.weed import weed
+        from tests.support.seaweedfs import weed
 
         server = weed()
         bucket = server.bucket()
@@ -237,7 +237,7 @@ class TwoNodes:
         self._reached_options = server.options(endpoint=endpoint)
 
     def _serve_sftp(self) -> None:
-        from tests.sshd import sshd
+        from tests.support.sshd import sshd
 
         server = sshd()
         self._url = self._reached = server.url(self.home / "store")

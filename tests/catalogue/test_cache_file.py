@@ -11,7 +11,7 @@ from ckptsync.catalogue import cache_file
 from ckptsync.catalogue.cached import Cache, read_catalogue
 from ckptsync.digest import digest
 from ckptsync.stores.memory import MemoryStore
-from tests.filled import two_nodes
+from tests.support.filled_stores import two_nodes
 
 URL = "s3://bucket/store"
 

@@ -22,17 +22,17 @@ from ckptsync.catalogue.uncached import read_state
 from ckptsync.digest import digest
 from ckptsync.errors import NotFound, StoreError, Transient
 from ckptsync.records.io import encode, record_name
-from ckptsync.records.locations import LocationState
+from ckptsync.records.location_status import LocationState
 from ckptsync.records.manifest import FileEntry, Manifest
 from ckptsync.records.model_record import ModelFile, ModelRecord
-from ckptsync.records.names import consolidated_prefix, node_file_name
 from ckptsync.records.report import LEVELS, Report, VerifyFinding
+from ckptsync.records.store_paths import consolidated_prefix, node_file_name
 from ckptsync.records.tombstone_keep_join import Tombstone
 from ckptsync.stores.contract import Entry
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.tensors import Demands
-from tests.filled import FIRST, SECOND, contents, flip, put, report_on, two_nodes
-from tests.filled import read as content
+from tests.support.filled_stores import FIRST, SECOND, contents, flip, put, report_on, two_nodes
+from tests.support.filled_stores import read as content
 
 
 class Counting(MemoryStore):

@@ -21,12 +21,12 @@ from ckptsync.errors import CkptsyncError, Corrupt, Unsupported
 from ckptsync.head.consolidate import HeadOptions
 from ckptsync.records.io import Fault
 from ckptsync.records.manifest import Manifest
-from ckptsync.records.names import parse_record_name
 from ckptsync.records.report import VerifyFinding
+from ckptsync.records.store_paths import parse_record_name
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.tensors import Demands
-from tests.filled import DEMO, FIRST, SECOND, entry, put, report_on, send, two_nodes
-from tests.heads import consolidate_due
+from tests.support.filled_stores import DEMO, FIRST, SECOND, entry, put, report_on, send, two_nodes
+from tests.support.head_in_process import consolidate_due
 
 SHARD = "checkpoint-4/pytorch_model_fsdp_0/__1_0.distcp"
 

@@ -6,13 +6,13 @@ from ckptsync.catalogue.uncached import read_location, read_state
 from ckptsync.errors import Corrupt, StoreError, Unsupported
 from ckptsync.head.consolidate import HeadOptions
 from ckptsync.records.io import LIMITS, read_records
-from ckptsync.records.locations import record_names
+from ckptsync.records.location_status import record_names
 from ckptsync.records.report import Report
 from ckptsync.records.tombstone_keep_join import Tombstone
 from ckptsync.stores.contract import read_all
 from ckptsync.stores.memory import MemoryStore
-from tests.filled import contents, flip, newer, put, two_nodes
-from tests.heads import consolidate_due
+from tests.support.filled_stores import contents, flip, newer, put, two_nodes
+from tests.support.head_in_process import consolidate_due
 
 
 def test_a_location_is_as_it_is_among_all_and_no_other_is_told_of() -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from ckptsync.catalogue.cached import Cache, read_catalogue
-from ckptsync.records.names import SENDING, senders
+from ckptsync.records.store_paths import SENDING, senders
 from ckptsync.stores.contract import Entry
 from ckptsync.stores.memory import MemoryStore
-from tests.filled import DEMO, contents, send, two_nodes
-from tests.filled import read as content
+from tests.support.filled_stores import DEMO, contents, send, two_nodes
+from tests.support.filled_stores import read as content
 
 FSDP2 = DEMO / "fsdp2" / "node0" / "checkpoint-4"
 

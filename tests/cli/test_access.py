@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from ckptsync.cli.access import access_of, run_and_location
+from ckptsync.cli.arguments import access_of, run_and_location
 from ckptsync.cli.main import main
 from ckptsync.config.loading import limits_of
 from ckptsync.config.schema import LimitsConfig
 from ckptsync.errors import ConfigError
 from ckptsync.stores.limits import TokenBucket, Unlimited
-from tests.cli_store import flip, make
+from tests.support.small_store import flip, make
 
 
 @pytest.fixture

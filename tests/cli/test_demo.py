@@ -19,11 +19,11 @@ from ckptsync.cli.main import main
 from ckptsync.config.loading import read
 from ckptsync.errors import CkptsyncError, StoreError
 from ckptsync.layouts import registry
-from ckptsync.stores.file_trees import DirectoryFiles
+from ckptsync.stores.checkpoint_files import DirectoryFiles
 from ckptsync.stores.opening import open_store
 from ckptsync.verify.schedule import VerifyPolicy
-from tests.cli_store import make
-from tests.heads import verify_next
+from tests.support.head_in_process import verify_next
+from tests.support.small_store import make
 
 ROW = ["fsdp2", "checkpoint-4", "INCOMPLETE", "1 KB", "1", "x: no node has uploaded it"]
 DONE = [*ROW[:2], "VERIFIED", *ROW[3:]]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ckptsync.cli.main import COMMANDS, main
-from tests.standing import ROOT, ran
+from tests.support.stand_in_programs import ROOT, ran
 
 BUILD = "import sys; from setuptools import build_meta; print(build_meta.build_wheel(sys.argv[1]))"
 EXAMPLES = sorted(

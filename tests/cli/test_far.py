@@ -12,12 +12,12 @@ import pytest
 
 from ckptsync.cli.main import main
 from ckptsync.stores.opening import bare, create_store
-from tests.cli_store import DATA
-from tests.far import content, files_of, filled
-from tests.sshd import sshd
-from tests.vector import ROOT, vector
-from tests.weed import weed
-from tests.workers import push_now
+from tests.support.remote_stores import content, files_of, filled
+from tests.support.seaweedfs import weed
+from tests.support.small_store import DATA
+from tests.support.sshd import sshd
+from tests.support.vector import ROOT, vector
+from tests.support.worker_in_process import push_now
 
 HANDFUL = [
     "hf-fsdp2-2node",

@@ -19,12 +19,12 @@ import pytest
 
 from ckptsync.stores.opening import create_store
 from tests.cli.test_store_errors import FSDP
-from tests.fault_proxy import HttpProxy
-from tests.faults import DOWN, HEADLESS, STALL, Answer, Break, always
-from tests.refusals import refused
-from tests.sshd import sshd
-from tests.weed import weed
-from tests.workers import push_now
+from tests.support.fault_proxy import HttpProxy
+from tests.support.network_faults import DOWN, HEADLESS, STALL, Answer, Break, always
+from tests.support.refused_commands import refused
+from tests.support.seaweedfs import weed
+from tests.support.sshd import sshd
+from tests.support.worker_in_process import push_now
 
 HINT = "ckptsync: hint: "
 CHECKPOINT = "demo/checkpoint-4"

@@ -11,7 +11,7 @@ import pytest
 
 from ckptsync.cli.main import main
 from ckptsync.stores.opening import create_store
-from tests.retained import FIRST, fill
+from tests.support.retention_stores import FIRST, fill
 
 CONFIG = (
     "roles: [head]\n"

@@ -11,8 +11,8 @@ import pytest
 
 from ckptsync.cli.main import main
 from tests.hooks.test_autoload import APPENDED, PACKAGES, Environment
-from tests.refusals import refused
-from tests.standing import ROOT, STAND_IN
+from tests.support.refused_commands import refused
+from tests.support.stand_in_programs import ROOT, STAND_IN
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import pytest
 from ckptsync.cli.main import main
 from ckptsync.head.consolidate import HeadOptions, consolidate_location
 from ckptsync.stores.posix.store import PosixStore
-from tests.cli_store import make
-from tests.filled import DEMO, send
+from tests.support.filled_stores import DEMO, send
+from tests.support.small_store import make
 
 
 @pytest.fixture

@@ -14,13 +14,13 @@ import pytest
 from ckptsync.cli.output import (
     COLOURS,
     aligned,
-    clean,
     first_of,
     paint,
     print_json,
     print_table,
     progress,
 )
+from ckptsync.quantities import clean
 
 PLAIN = Namespace(json=False)
 

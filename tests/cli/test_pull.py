@@ -25,12 +25,12 @@ from ckptsync.verify.schedule import VerifyPolicy
 from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.push import find_offer, push
 from ckptsync.worker.worker import Worker
-from tests.cli_store import DATA, SHARD, flip, make
-from tests.heads import consolidate_due, verify_next
-from tests.sshd import sshd
-from tests.verified import put
-from tests.weed import weed
-from tests.workers import tick
+from tests.support.head_in_process import consolidate_due, verify_next
+from tests.support.seaweedfs import weed
+from tests.support.small_store import DATA, SHARD, flip, make
+from tests.support.sshd import sshd
+from tests.support.verified_stores import put
+from tests.support.worker_in_process import tick
 
 
 @pytest.fixture(scope="module")
@@ -181,9 +181,7 @@ def workers(
     tmp_path: Path, store: Store, nodes: tuple[str, str] = ("node0", "node1")
 ) -> list[Worker]:
     return [
-        Worker(
-            WorkerOptions(node, (RunDir("fsdp2", tmp_path / out),), quiet=0.0, unmarked=0.0), store
-        )
+        Worker(WorkerOptions(node, RunDir("fsdp2", tmp_path / out), quiet=0.0, unmarked=0.0), store)
         for node, out in zip(nodes, "AB", strict=True)
     ]
 

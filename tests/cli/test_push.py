@@ -10,7 +10,7 @@ import ckptsync
 from ckptsync.cli.main import main
 from ckptsync.cli.push import counted, notes
 from ckptsync.stores.memory import MemoryStore
-from tests.workers import push_now
+from tests.support.worker_in_process import push_now
 
 FSDP = Path(ckptsync.__file__).parent / "demo_data" / "fsdp2"
 

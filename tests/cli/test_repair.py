@@ -14,15 +14,15 @@ from ckptsync.catalogue.uncached import read_state
 from ckptsync.cli import repair
 from ckptsync.cli.main import main
 from ckptsync.head.gc import RetentionRequest, apply_retention
-from ckptsync.head.rules import Rules
+from ckptsync.head.retention_rules import Rules
 from ckptsync.status import heartbeat
 from ckptsync.status.heartbeat import Heartbeat
 from ckptsync.stores.contract import read_all
 from ckptsync.stores.opening import create_store, open_store
 from ckptsync.verify.verification import VerifyOptions, verify_location
 from ckptsync.verify.write_reports import write_report
-from tests.cli_store import SHARD, flip, make
-from tests.retained import FIRST, fill
+from tests.support.retention_stores import FIRST, fill
+from tests.support.small_store import SHARD, flip, make
 
 MODEL = "fsdp2/consolidated/checkpoint-4/model.safetensors"
 

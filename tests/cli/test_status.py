@@ -26,18 +26,17 @@ from ckptsync.errors import StoreError, Transient
 from ckptsync.head.consolidate import HeadOptions
 from ckptsync.service.monitor import OverviewReader
 from ckptsync.service.own_process import heartbeat
-from ckptsync.status.alarm_rules import Room
-from ckptsync.status.alarm_sending import CODES, Patience
+from ckptsync.status.alarms import CODES, Patience
 from ckptsync.status.heartbeat import Disk, RunningJob, beat, farewell
-from ckptsync.status.overview import Overview
+from ckptsync.status.overview import Overview, Room
 from ckptsync.stores.contract import Entry
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import open_store
 from ckptsync.stores.posix.store import PosixStore
 from ckptsync.verify.schedule import VerifyPolicy
-from tests.cli_store import DATA, SHARD, flip, make
-from tests.heads import consolidate_due, verify_next
-from tests.scenes import HOUR, NOW, fact, heart, location, shown
+from tests.support.head_in_process import consolidate_due, verify_next
+from tests.support.small_store import DATA, SHARD, flip, make
+from tests.support.status_examples import HOUR, NOW, fact, heart, location, shown
 
 MONITORING = Path(__file__).parents[2] / "docs" / "monitoring.md"
 

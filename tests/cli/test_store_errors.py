@@ -13,8 +13,8 @@ import pytest
 
 import ckptsync
 from ckptsync.cli.main import main
-from tests.refusals import refused
 from tests.stores.test_posix_faults import on_a_small_disk
+from tests.support.refused_commands import refused
 
 FSDP = Path(ckptsync.__file__).parent / "demo_data" / "fsdp2"
 NODE = ("--run", "demo", "--node", "n0")
@@ -132,7 +132,7 @@ def test_a_full_disk(tmp_path: Path, command: str) -> None:
         tmp_path,
         f"""
         sys.path.insert(0, {str(Path(__file__).parents[2])!r})
-        from tests.refusals import refused
+        from tests.support.refused_commands import refused
         Path(sys.argv[1], "taken").write_bytes(bytes((1 << 20) - (16 << 10)))
         words = [{command!r}, *{[str(s) for s in sources]!r}, sys.argv[1] + "/there"]
         said = refused(*words, code=4, names=[sys.argv[1], "no space left"])

@@ -10,11 +10,11 @@ from ckptsync.cli.main import main
 from ckptsync.stores.opening import open_store
 from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.worker import Worker
-from tests.cli_store import DATA, SHARD, flip, make
-from tests.policies import policy
-from tests.vector import vector
-from tests.weed import weed
-from tests.workers import tick
+from tests.support.s3_permissions import policy
+from tests.support.seaweedfs import weed
+from tests.support.small_store import DATA, SHARD, flip, make
+from tests.support.vector import vector
+from tests.support.worker_in_process import tick
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_what_a_verification_by_hand_finds_is_recorded_and_repaired_by_the_worke
     assert records(store) == first
 
     worker = Worker(
-        WorkerOptions("node0", (RunDir("fsdp2", tmp_path / "out"),)), open_store(str(store))
+        WorkerOptions("node0", RunDir("fsdp2", tmp_path / "out")), open_store(str(store))
     )
     assert [(r.name, r.reason) for r in tick(worker, 0.0).repairs] == [(SHARD, "")]
     assert listed(capsys, store)["fsdp2"] == f"DAMAGED {SHARD}: uploaded again, not yet verified"
@@ -92,7 +92,7 @@ def test_a_file_that_is_sent_again_and_damaged_again_is_asked_for_again(
 ) -> None:
     shutil.copytree(DATA / "fsdp2" / "node0", tmp_path / "out")
     worker = Worker(
-        WorkerOptions("node0", (RunDir("fsdp2", tmp_path / "out"),)), open_store(str(store))
+        WorkerOptions("node0", RunDir("fsdp2", tmp_path / "out")), open_store(str(store))
     )
     for now in range(2):
         flip(store / "fsdp2" / SHARD)

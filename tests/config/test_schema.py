@@ -6,7 +6,7 @@ import pytest
 
 from ckptsync.config.readers import RunConfig
 from ckptsync.config.schema import KEYS, AlertsConfig, LimitsConfig, RetentionConfig, StoreConfig
-from ckptsync.head.rules import Best, Rules
+from ckptsync.head.retention_rules import Best, Rules
 from ckptsync.stores.limits import Schedule
 
 

@@ -217,12 +217,8 @@ def test_what_stands_before_a_wildcard_is_fixed() -> None:
 
 def test_what_answers_is_not_silent_whether_it_is_there_or_not(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert (
-        directories.find_silent(
-            [tmp_path, tmp_path / "none", tmp_path / "file/x", Path("/proc/self")]
-        )
-        == []
-    )
+    there = (tmp_path, tmp_path / "none", tmp_path / "file/x", Path("/proc/self"))
+    directories.check_answers(*there)
 
 
 @pytest.mark.parametrize(

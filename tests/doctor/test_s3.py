@@ -11,8 +11,8 @@ import pytest
 
 from ckptsync.doctor.store_access import Checked, StoreTarget, check_store
 from ckptsync.stores.limits import Limits
-from tests.policies import policy, without
-from tests.weed import weed
+from tests.support.s3_permissions import policy, without
+from tests.support.seaweedfs import weed
 
 
 @pytest.fixture(scope="module")

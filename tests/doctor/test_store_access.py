@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from ckptsync.config.loading import read
-from ckptsync.doctor.diagnosis import check_runs, expected_size
-from ckptsync.doctor.directories import check_output_dirs
+from ckptsync.doctor.diagnosis import check_runs
+from ckptsync.doctor.directories import check_output_dirs, expected_size
 from ckptsync.doctor.store_access import (
     Checked,
     StoreTarget,
@@ -31,7 +31,7 @@ from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.posix.store import PosixStore
 from tests.doctor.real import doctor, needs_namespaces
 from tests.doctor.real import kinds as kinds_found
-from tests.sftp_stores import over_ssh
+from tests.support.sftp_stores import over_ssh
 
 
 class Denying(MemoryStore):

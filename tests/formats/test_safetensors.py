@@ -20,7 +20,7 @@ from ckptsync.errors import CkptsyncError, Corrupt, Unsupported
 from ckptsync.formats.dtypes import ITEMSIZE
 from ckptsync.formats.safetensors import contents, encode_header, tensors
 from ckptsync.tensors import read
-from tests.plain_files import MemoryFiles, raw_safetensors, safetensors_file
+from tests.support.files_in_memory import MemoryFiles, raw_safetensors, safetensors_file
 
 NUMPY = ("bool", "u1", "i1", "<i2", "<u2", "<f2", "<i4", "<u4", "<f4", "<i8", "<u8", "<f8")
 NAMES = st.text(st.characters(codec="utf-8"), max_size=8).filter(lambda n: n != "__metadata__")

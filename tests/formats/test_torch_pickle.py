@@ -24,8 +24,8 @@ from ckptsync.formats.torch_pickle import StoredTensor, dtype_of, is_contiguous,
 from ckptsync.formats.torch_save import Container, load, load_tensor, part
 from ckptsync.layouts.registry import WeightsSource, tensors
 from ckptsync.tensors import Extent
-from tests.dcp_files import item
-from tests.plain_files import (
+from tests.support.dcp_writer import item
+from tests.support.files_in_memory import (
     Call,
     Global,
     MemoryFiles,
@@ -34,7 +34,7 @@ from tests.plain_files import (
     torch_pickle,
     torch_zip_file,
 )
-from tests.torch_files import raw, saved
+from tests.support.torch_bytes import raw, saved
 
 
 def loaded(data: bytes) -> tuple[MemoryFiles, Any, Container]:

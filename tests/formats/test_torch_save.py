@@ -13,8 +13,8 @@ import torch
 from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.formats import torch_save
 from ckptsync.tensors import Extent, read
-from tests.plain_files import MemoryFiles
-from tests.torch_files import raw, saved
+from tests.support.files_in_memory import MemoryFiles
+from tests.support.torch_bytes import raw, saved
 
 BASE = torch.arange(40, dtype=torch.float32)
 STATE = {

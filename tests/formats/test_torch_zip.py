@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from ckptsync.errors import CkptsyncError, Corrupt, Unsupported
 from ckptsync.formats.torch_zip import Archive, checksum, extent, has_end, open_archive, pickle_of
 from ckptsync.tensors import Extent, read
-from tests.plain_files import MemoryFiles, torch_zip_file
-from tests.torch_files import saved
+from tests.support.files_in_memory import MemoryFiles, torch_zip_file
+from tests.support.torch_bytes import saved
 
 REAL = saved({"w": torch.arange(6.0).reshape(2, 3), "step": 3})
 SMALL = torch_zip_file({"data.pkl": b"N.", "byteorder": b"little", "data/0": b"12345678"})

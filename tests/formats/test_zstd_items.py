@@ -34,8 +34,8 @@ from ckptsync.formats.zstd_items import (
 )
 from ckptsync.safe_names import checked_path
 from ckptsync.tensors import Extent, Part, Shape, read
-from tests.packing import packed, stream
-from tests.plain_files import MemoryFiles, StorageId, tensor_call, torch_pickle
+from tests.support.files_in_memory import MemoryFiles, StorageId, tensor_call, torch_pickle
+from tests.support.zstd_packing import packed, stream
 
 
 @pytest.mark.parametrize("file", ["__0_0.distcp", "a b/__0_0.distcp", "ünï/12"])

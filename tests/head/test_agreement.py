@@ -21,16 +21,16 @@ from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
 from ckptsync.head.agreement import Agreement
 from ckptsync.head.consolidate import HeadOptions, consolidate_location
 from ckptsync.merge.plan import FORMAT, MergeOptions
-from ckptsync.records.io import decode_any
+from ckptsync.records.io import decode
 from ckptsync.records.model_record import ModelFile, ModelRecord
-from ckptsync.records.names import parse_record_name
+from ckptsync.records.store_paths import parse_record_name
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.verify.schedule import VerifyPolicy
-from tests.dying import Crash, Dying
-from tests.filled import DEMO, contents, put, read, send, two_nodes
-from tests.heads import verify_next
-from tests.interleaved import raced
+from tests.support.crashing_store import Crash, Dying
+from tests.support.filled_stores import DEMO, contents, put, read, send, two_nodes
+from tests.support.head_in_process import verify_next
+from tests.support.interleaving import raced
 
 LOCATION = ("run", "checkpoint-4")
 AGREEMENT = "run/.ckptsync/checkpoint-4/agreement-0.json"
@@ -61,7 +61,7 @@ def consolidated(store: Store) -> list[ModelRecord]:
         for e in store.names("run/.ckptsync/")
         if (p := parse_record_name(e.name)) and p.kind == "model"
     ]
-    found = [decode_any(p, read(store, str(p))) for p in named]
+    found = [decode(str(p), read(store, str(p))) for p in named]
     return [model_record for model_record in found if isinstance(model_record, ModelRecord)]
 
 

@@ -10,7 +10,7 @@ from ckptsync.digest import digest_stream
 from ckptsync.errors import Corrupt, Incomplete
 from ckptsync.head.checked_files import CheckedFiles
 from ckptsync.records.manifest import FileEntry
-from ckptsync.stores.file_trees import StoreFiles
+from ckptsync.stores.checkpoint_files import StoreFiles
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.tensors import Extent, read
 

@@ -13,16 +13,16 @@ from ckptsync.catalogue.uncached import read_state
 from ckptsync.errors import Corrupt, Incomplete
 from ckptsync.head.consolidate import HeadOptions
 from ckptsync.merge.plan import MergeOptions
-from ckptsync.records.locations import LocationState
+from ckptsync.records.location_status import LocationState
 from ckptsync.records.model_record import ModelRecord
-from ckptsync.records.names import parse_record_name
 from ckptsync.records.report import VerifyFinding
+from ckptsync.records.store_paths import parse_record_name
 from ckptsync.records.tombstone_keep_join import Tombstone
 from ckptsync.stores.contract import UNKNOWN, About, Chunk
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.tensors import Demands
-from tests.dying import Crash, Dying
-from tests.filled import (
+from tests.support.crashing_store import Crash, Dying
+from tests.support.filled_stores import (
     DEMO,
     FIRST,
     SECOND,
@@ -35,7 +35,7 @@ from tests.filled import (
     send,
     two_nodes,
 )
-from tests.heads import Consolidated, consolidate_due
+from tests.support.head_in_process import Consolidated, consolidate_due
 
 MODEL = "run/consolidated/checkpoint-4/model.safetensors"
 CONFIG = "run/consolidated/checkpoint-4/config.json"

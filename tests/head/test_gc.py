@@ -28,15 +28,15 @@ from ckptsync.head.gc import (
     read_manifests,
 )
 from ckptsync.head.removal import LEASE, keep, write_tombstone
-from ckptsync.head.rules import Best, Rules
+from ckptsync.head.retention_rules import Best, Rules
 from ckptsync.records.tombstone_keep_join import Scope, Stage
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store, StoreWrapper
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store
 from ckptsync.verify.verification import VerifyOptions, verify_location
-from tests.dying import Crash, Dying
-from tests.interleaved import raced
-from tests.retained import FIRST, entry, fill, put
+from tests.support.crashing_store import Crash, Dying
+from tests.support.interleaving import raced
+from tests.support.retention_stores import FIRST, entry, fill, put
 
 HOUR = 3600
 

@@ -6,11 +6,11 @@ from ckptsync.catalogue.uncached import read_state
 from ckptsync.errors import ConfigError, Incomplete
 from ckptsync.head.gc import RetentionRequest, apply_retention, read_manifests
 from ckptsync.head.removal import keep, release, write_tombstone
-from ckptsync.head.rules import Rules
+from ckptsync.head.retention_rules import Rules
 from ckptsync.records.tombstone_keep_join import Stage
 from ckptsync.stores.memory import MemoryStore
-from tests.filled import flip
-from tests.retained import FIRST, fill
+from tests.support.filled_stores import flip
+from tests.support.retention_stores import FIRST, fill
 
 STAGES: tuple[Stage, ...] = ("begun", "withdrawn", "marked")
 LAST = RetentionRequest(lambda _: Rules(keep_last=1), 99.0)

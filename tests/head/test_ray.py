@@ -15,18 +15,18 @@ import ckptsync
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.errors import Corrupt
 from ckptsync.head.consolidate import HeadOptions, RayCluster, consolidate_location
-from ckptsync.merge import ray
+from ckptsync.merge import ray_engine
 from ckptsync.merge.container_crcs import CrcCheckedFiles
 from ckptsync.merge.engine import Engine
 from ckptsync.merge.plan import MergeOptions, Work
 from ckptsync.merge.prepare import MergeJob
 from ckptsync.merge.weights import WrittenFile
-from ckptsync.records.locations import LocationState
+from ckptsync.records.location_status import LocationState
 from ckptsync.stores.contract import About
 from ckptsync.stores.opening import create_store
 from ckptsync.tensors import Files, read_whole
-from tests.cli_store import SHARD, flip
-from tests.workers import push_now
+from tests.support.small_store import SHARD, flip
+from tests.support.worker_in_process import push_now
 
 DATA = Path(ckptsync.__file__).parent / "demo_data"
 OPTIONS = MergeOptions("bf16", 4000)
@@ -41,8 +41,9 @@ class Here(RayCluster):
         def made(job: MergeJob, files: Files, *_: object) -> dict[str, WrittenFile]:
             summed = CrcCheckedFiles(files, job.checksums)
             found = {
-                p.name: ray.accept(
-                    ray.run_task(ray.FileTask.of(p, Work()), reach, lambda _: None), summed
+                p.name: ray_engine.accept(
+                    ray_engine.run_task(p, Work(), ckptsync.__version__, reach, lambda _: None),
+                    summed,
                 )
                 for p in job.plans
             }

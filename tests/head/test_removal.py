@@ -26,7 +26,7 @@ from ckptsync.records.manifest import Manifest
 from ckptsync.records.tombstone_keep_join import Keep, Scope, Stage, Tombstone
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, read_all
 from ckptsync.stores.memory import MemoryStore
-from tests.retained import FIRST, fill, put
+from tests.support.retention_stores import FIRST, fill, put
 
 DROP = RetentionDecision("run", "checkpoint-1", "drop", "old", "remove")
 SHARDS = replace(DROP, scope="shards")
@@ -351,7 +351,8 @@ def test_tombstones_are_numbered_and_know_when_each_nodes_save_ended() -> None:
         write_tombstone(store, manifests, "location", stage, reason="old", metrics={"loss": 1.0})
         for stage in stages
     ]
-    stones = [decode(name, read_all(store, name), Tombstone) for name in names]
+    records = [decode(name, read_all(store, name)) for name in names]
+    stones = [record for record in records if isinstance(record, Tombstone)]
     ended = {"n0": FIRST * 10**9}
     assert [(s.n, s.stage, s.ended, s.metrics) for s in stones] == [
         (0, "marked", ended, {}),

@@ -12,15 +12,15 @@ from ckptsync.head.consolidate import HeadOptions
 from ckptsync.head.gc import RetentionRequest, apply_retention, read_manifests
 from ckptsync.head.removal import LEASE, keep, release, write_tombstone
 from ckptsync.head.repair import How, NodeState, RepairPlan, plan_repair, repair
-from ckptsync.head.rules import Rules
+from ckptsync.head.retention_rules import Rules
 from ckptsync.records.io import Fault
-from ckptsync.records.locations import LocationState, unanswered_findings
-from ckptsync.records.names import RecordName
+from ckptsync.records.location_status import LocationState, unanswered_findings
 from ckptsync.records.report import Level, Verdict, VerifyFinding
+from ckptsync.records.store_paths import RecordName
 from ckptsync.records.tombstone_keep_join import Scope, Stage
 from ckptsync.stores.memory import MemoryStore
-from tests.filled import flip, put, report_on, two_nodes
-from tests.retained import FIRST, fill
+from tests.support.filled_stores import flip, put, report_on, two_nodes
+from tests.support.retention_stores import FIRST, fill
 
 SHARD = "checkpoint-4/pytorch_model_fsdp_0/__1_0.distcp"
 RNG = "checkpoint-4/rng_state_1.pth"

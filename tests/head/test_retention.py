@@ -24,9 +24,9 @@ from ckptsync.head.retention import (
     last_protection,
     with_action,
 )
-from ckptsync.head.rules import Best, Rules
-from ckptsync.records.locations import STATUSES
-from tests.retained import DAY, seen
+from ckptsync.head.retention_rules import Best, Rules
+from ckptsync.records.location_status import STATUSES
+from tests.support.retention_stores import DAY, seen
 
 NOW = 1000 * DAY
 

@@ -11,12 +11,12 @@ from ckptsync.catalogue.child_job import Job
 from ckptsync.catalogue.location_summary import summarize
 from ckptsync.head.consolidate import HeadOptions, consolidate_location
 from ckptsync.head.schedule import head_jobs, todo_for
-from ckptsync.records.locations import Condition, LocationState
+from ckptsync.records.location_status import Condition, LocationState
 from ckptsync.records.report import Kind, VerifyFinding
 from ckptsync.stores.memory import MemoryStore
-from tests.filled import DEMO, put, report_on, send, two_nodes
 from tests.head.test_consolidate import BASE, MODEL, look
-from tests.heads import consolidate_due
+from tests.support.filled_stores import DEMO, put, report_on, send, two_nodes
+from tests.support.head_in_process import consolidate_due
 
 
 def due(store: MemoryStore, configured: str = "") -> list[Job]:

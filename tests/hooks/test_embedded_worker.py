@@ -20,24 +20,15 @@ from ckptsync.hooks.embedded_worker import (
     EmbeddedWorker,
     await_turn,
     claim_node,
-    from_environment,
     parse_wait,
 )
 from ckptsync.hooks.trainer_saves import TrainerSaves
-from ckptsync.records.names import checked_node
+from ckptsync.records.store_paths import checked_node
 from ckptsync.service.own_process import Locks
 from ckptsync.spool import markers
 from tests.hooks.training import Said, ranks, save
-from tests.standing import ROOT, ran
-from tests.ticks import until
-
-
-def test_the_environment_gives_the_callbacks_options() -> None:
-    assert from_environment({"CKPTSYNC_STORE": " s3://bucket ", "CKPTSYNC_RUN": "sft"}) == {
-        "store": "s3://bucket",
-        "wait": "",
-        "run": "sft",
-    }
+from tests.support.stand_in_programs import ROOT, ran
+from tests.support.waiting import until
 
 
 @pytest.mark.parametrize(
@@ -140,6 +131,9 @@ SAID = {
         " File\nTypeError: 1\n"
     ): ("TypeError: 1"),
     'ckptsync: error: of the one before\n{"message": "sent"}\n': "",
+    'ckptsync: error: old\n{"phase": "waiting", "error": "no key", "hint": "add it"}\n'
+    'text\n{"phase": "waiting"}\n': "no key; hint: add it",
+    '{"phase": "waiting", "error": "no key", "hint": "add it"}\n{"phase": "started"}\n{}\n': "",
     "": "",
 }
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.hooks.training import commits
-from tests.standing import PINS, ROOT, STAND_IN, ran
+from tests.support.stand_in_programs import PINS, ROOT, STAND_IN, ran
 
 MODULE = ("-m", "ckptsync.hooks.llamafactory")
 

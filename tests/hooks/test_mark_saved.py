@@ -33,10 +33,10 @@ from ckptsync.walk import walk
 from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.worker import Worker
 from tests.hooks.training import Table, commits, other_disk
-from tests.workers import tick
+from tests.support.stand_in_programs import ROOT, ran
+from tests.support.worker_in_process import tick
 
 __all__ = ["other_disk"]  # a fixture
-ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +77,7 @@ def words(store: MemoryStore) -> dict[str, str]:
 
 def patient(out: Path, store: MemoryStore) -> Worker:
     """A worker that never believes files alone within this test."""
-    return Worker(WorkerOptions("n0", (RunDir("run", out),), quiet=1e6, unmarked=1e6), store)
+    return Worker(WorkerOptions("n0", RunDir("run", out), quiet=1e6, unmarked=1e6), store)
 
 
 def test_a_worker_sends_what_is_marked_at_once_and_waits_for_the_rest(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_save_that_nobody_marks_is_judged_as_if_nobody_marked_any(tmp_path: Pa
     """A script that marks some of its saves must not make the others wait."""
     ckptsync.mark_saved(saved(tmp_path), strict=True)
     saved(tmp_path, "checkpoint-6")
-    worker = Worker(WorkerOptions("n0", (RunDir("run", tmp_path),)), MemoryStore())
+    worker = Worker(WorkerOptions("n0", RunDir("run", tmp_path)), MemoryStore())
     tick(worker, 0.0)
     assert {p.checkpoint: p.phase for p in tick(worker, 11.0).progress}["checkpoint-6"] == "sent"
 
@@ -234,17 +234,7 @@ def test_a_link_to_a_checkpoint_is_that_checkpoint(tmp_path: Path) -> None:
 
 
 def program(*words: str) -> subprocess.CompletedProcess[str]:
-    env = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
-    env |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-        env=env,
-        timeout=120,
-    )
+    return ran(*words, path=(ROOT,), OMP_NUM_THREADS="1")
 
 
 def test_it_needs_nothing_but_the_standard_library(tmp_path: Path) -> None:
@@ -318,7 +308,7 @@ def test_a_part_that_is_marked_too_early_for_all_is_completed_by_its_files_or_ne
     shutil.copytree(demo / "node0" / "checkpoint-4", early)
     assert ckptsync.mark_saved(early, part="all", strict=True)
     store = MemoryStore()
-    worker = Worker(WorkerOptions("n0", (RunDir("run", tmp_path),)), store)
+    worker = Worker(WorkerOptions("n0", RunDir("run", tmp_path)), store)
     tick(worker, 0.0)
     assert words(store) == {"checkpoint-4": "INCOMPLETE"}
     shutil.copytree(demo / "node1" / "checkpoint-4", early, dirs_exist_ok=True)

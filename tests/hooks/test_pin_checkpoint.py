@@ -15,7 +15,7 @@ from ckptsync.spool.markers import Commit
 from ckptsync.spool.pins import Pin
 from ckptsync.walk import Listing, Stat, walk
 from tests.hooks.training import Said, commits, other_disk
-from tests.standing import ROOT, ran
+from tests.support.stand_in_programs import ROOT, ran
 
 __all__ = ["other_disk"]  # a fixture
 

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +8,7 @@ import pytest
 from ckptsync.hooks import rank_saves
 from ckptsync.spool import markers
 from tests.hooks.training import trains
-from tests.standing import ROOT, ran
+from tests.support.stand_in_programs import ROOT, ran
 
 
 def test_who_begins_says_so_in_the_spool(tmp_path: Path) -> None:
@@ -83,14 +81,7 @@ def test_an_exception_that_nobody_caught_is_seen_at_the_end(script: str, failed:
         "atexit.register(lambda: print(rank_saves.has_failed()))\n"
         f"{script}"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=Path(__file__).parent.parent.parent,
-    )
-    assert done.stdout.strip() == str(failed)
+    assert ran("-c", program, path=(ROOT,)).stdout.strip() == str(failed)
 
 
 FORKED = """

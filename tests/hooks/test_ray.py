@@ -1,15 +1,13 @@
 from __future__ import annotations
 
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from ckptsync.hooks import ray
 from ckptsync.hooks.ray import setup_worker
+from tests.support.stand_in_programs import ROOT, ran
 
-ROOT = Path(__file__).parent.parent.parent
 SETUP = """
 import sys
 from ckptsync.hooks.ray import setup_worker
@@ -21,14 +19,8 @@ print(len(sys.meta_path) - before)
 """
 
 
-def told(code: str) -> str:
-    return subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True
-    ).stdout.strip()
-
-
 def test_a_ray_worker_is_set_up_once_and_imports_nothing_for_it() -> None:
-    assert told(SETUP) == "1"
+    assert ran("-c", SETUP, path=(ROOT,)).stdout.strip() == "1"
 
 
 def test_the_callback_is_found_by_its_public_name() -> None:

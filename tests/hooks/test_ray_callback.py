@@ -98,8 +98,8 @@ def test_what_doctor_may_do_is_one_of_three_words() -> None:
 def test_a_relative_store_is_the_drivers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CKPTSYNC_STORE", "store")
-    assert CkptSyncRayCallback()._store == str(tmp_path / "store")
-    assert CkptSyncRayCallback("s3://bucket")._store == "s3://bucket"
+    assert CkptSyncRayCallback()._variables["CKPTSYNC_STORE"] == str(tmp_path / "store")
+    assert CkptSyncRayCallback("s3://bucket")._variables["CKPTSYNC_STORE"] == "s3://bucket"
 
 
 @pytest.mark.parametrize("store", ["sftp://me:secret@host/x", "s3:/bucket"])

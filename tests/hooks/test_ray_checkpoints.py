@@ -14,11 +14,11 @@ from ckptsync.errors import ConfigError, Corrupt, Incomplete
 from ckptsync.hooks import ray_checkpoints
 from ckptsync.hooks.ray import as_directory, upload_fn, validate
 from ckptsync.hooks.ray_checkpoints import Note, RankPart, download, send
-from ckptsync.records.locations import LocationState
+from ckptsync.records.location_status import LocationState
 from ckptsync.records.report import Report, VerifyFinding
 from ckptsync.stores.opening import create_store, open_store
 from tests.hooks.ray_stand_in import Checkpoint, Disk
-from tests.vector import vector
+from tests.support.vector import vector
 
 NAME = "checkpoint_2026-11-21_20-00-00.123456"
 
@@ -261,24 +261,19 @@ def test_what_ray_is_given_can_be_handed_to_other_processes() -> None:
     assert repr(brought) == repr(given)  # partial has no equality
 
 
-NAME = "checkpoint_000001"
-
-
 def sent_alone(tmp_path: Path, text: str = "0") -> Note:
-    (tmp_path / "tmp0").mkdir()
-    (tmp_path / "tmp0" / "zero").write_text(text)
-    note = send(
-        tmp_path / "tmp0",
-        str(tmp_path / "store"),
-        RankPart("sft", NAME, 0, 30, attempt=str(tmp_path)),
-    )
-    assert note is not None
-    return note
+    return sent(tmp_path, local(tmp_path / "tmp0", zero=text))
+
+
+def in_store(tmp_path: Path, text: str = "0") -> Checkpoint:
+    """What Ray keeps of a checkpoint that one rank has sent."""
+    folder = str(tmp_path / "experiment" / NAME)
+    ray_checkpoints.write_note(Disk(), folder, sent_alone(tmp_path, text))
+    return Checkpoint(folder)
 
 
 def test_rays_checkpoint_is_as_a_directory_what_was_sent(tmp_path: Path) -> None:
-    ray_checkpoints.write_note(Disk(), str(tmp_path / "experiment" / NAME), sent_alone(tmp_path))
-    with as_directory(Checkpoint(str(tmp_path / "experiment" / NAME))) as brought:
+    with as_directory(in_store(tmp_path)) as brought:
         assert {path.name: path.read_text() for path in Path(brought).iterdir()} == {"zero": "0"}
     assert not Path(brought).exists()
     with as_directory(Checkpoint(str(tmp_path / "tmp0"))) as own:
@@ -290,8 +285,7 @@ def reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkpoint:
     """A checkpoint in a store, and a node's own location for what is only for a while."""
     (tmp_path / "node").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "node"))
-    ray_checkpoints.write_note(Disk(), str(tmp_path / "experiment" / NAME), sent_alone(tmp_path))
-    return Checkpoint(str(tmp_path / "experiment" / NAME))
+    return in_store(tmp_path)
 
 
 def test_the_ranks_of_a_node_share_what_the_first_has_brought(
@@ -375,21 +369,8 @@ def test_what_the_store_has_let_go_is_not_there(tmp_path: Path) -> None:
         download(note, tmp_path / "back")
 
 
-NAME = "checkpoint_000001"
-
-
-def in_store(tmp_path: Path) -> Checkpoint:
-    part = tmp_path / "tmp0"
-    part.mkdir()
-    (part / "state").write_bytes(b"0" * 1000)
-    note = send(part, str(tmp_path / "store"), RankPart("sft", NAME, 0))
-    assert note is not None
-    ray_checkpoints.write_note(Disk(), str(tmp_path / "experiment" / NAME), note)
-    return Checkpoint(str(tmp_path / "experiment" / NAME))
-
-
 def test_a_checkpoint_in_a_store_is_read_and_said_to_be_well(tmp_path: Path) -> None:
-    told = validate(in_store(tmp_path))
+    told = validate(in_store(tmp_path, "0" * 1000))
     assert (told["ckptsync_verdict"], told["ckptsync_findings"]) != ("damaged", [])
     assert told["ckptsync_verdict"] in ("ok", "incomplete")
     assert told["ckptsync_read"] >= 1000
@@ -398,11 +379,11 @@ def test_a_checkpoint_in_a_store_is_read_and_said_to_be_well(tmp_path: Path) -> 
 def test_damage_is_a_metric_and_no_exception(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    checkpoint = in_store(tmp_path)
-    (tmp_path / "store" / "sft" / NAME / "state").write_bytes(b"0" * 999 + b"1")
+    checkpoint = in_store(tmp_path, "0" * 1000)
+    (tmp_path / "store" / "sft" / NAME / "zero").write_bytes(b"0" * 999 + b"1")
     told = validate(checkpoint, level="digest")
     assert told["ckptsync_verdict"] == "damaged"
-    assert "state" in told["ckptsync_findings"][0]
+    assert "zero" in told["ckptsync_findings"][0]
     assert f"{tmp_path}/store/sft/{NAME}" in caplog.text
     (seen,) = read_state(open_store(str(tmp_path / "store"))).locations
     assert seen.status == "DAMAGED"  # it is recorded, so that a worker sends it again

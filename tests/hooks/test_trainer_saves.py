@@ -312,5 +312,9 @@ def test_weights_that_are_written_again_are_others(tmp_path: Path) -> None:
     before = trainer_saves.weights(tmp_path)
     assert trainer_saves.weights(tmp_path) == before
     os.utime(tmp_path / "model.safetensors", ns=(1, 1))
-    assert trainer_saves.weights(tmp_path) != before
+    written_in_place = trainer_saves.weights(tmp_path)
+    assert written_in_place != before
+    write_model(tmp_path, "1")
+    os.utime(tmp_path / "model.safetensors", ns=(1, 1))
+    assert trainer_saves.weights(tmp_path) != written_in_place, "another file of the same time"
     assert trainer_saves.weights(tmp_path / "nowhere") == frozenset()

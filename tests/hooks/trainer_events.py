@@ -38,8 +38,8 @@ sys.modules["transformers"] = stand_in
 
 from ckptsync.hooks import added_files  # noqa: E402
 from ckptsync.hooks.hf import CkptSyncCallback  # noqa: E402
-from tests.exhaustive import sampled  # noqa: E402
 from tests.hooks.training import FILES, STEPS  # noqa: E402
+from tests.support.exhaustive import sampled  # noqa: E402
 
 EVERY = 5  # calls, but for an exhaustive search
 WATCHED = ("open", "os.", "shutil.", "fcntl.")  # audit events that are calls to the system

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.hostile.attack import CORRUPT, INCOMPLETE, UNSUPPORTED, Attack, Sparse
-from tests.plain_files import raw_safetensors, safetensors_file
+from tests.support.files_in_memory import raw_safetensors, safetensors_file
 
 FILE = "model.safetensors"
 

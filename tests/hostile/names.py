@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from tests.hostile.attack import CORRUPT, INCOMPLETE, UNSUPPORTED, Attack, Sparse
 from tests.hostile.pickles import bomb, item, metadata, text
-from tests.plain_files import safetensors_file
+from tests.support.files_in_memory import safetensors_file
 
 GOOD = safetensors_file({"w": ("F32", (4,), b"\0" * 16)})
 INDEX = "model.safetensors.index.json"

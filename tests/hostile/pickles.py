@@ -6,7 +6,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 
 from tests.hostile.attack import CORRUPT, INCOMPLETE, UNSUPPORTED, Attack
-from tests.plain_files import safetensors_file, torch_zip_file
+from tests.support.files_in_memory import safetensors_file, torch_zip_file
 
 PROTO2, PROTO4 = b"\x80\x02", b"\x80\x04"
 DCP = "torch.distributed.checkpoint"

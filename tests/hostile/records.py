@@ -10,7 +10,7 @@ from typing import Any
 
 from ckptsync.digest import digest
 from ckptsync.records.io import encode
-from tests.verified import LOCATION, RUN, WHOLE, manifest
+from tests.support.verified_stores import LOCATION, RUN, WHOLE, manifest
 
 Told = dict[str, Any]
 OUTSIDE = (

@@ -19,13 +19,13 @@ from typing import Any
 from ckptsync.cli.inspect import inspect_checkpoint
 from ckptsync.errors import CkptsyncError
 from ckptsync.merge.plan import MergeOptions
-from ckptsync.stores.file_trees import DirectoryFiles
+from ckptsync.stores.checkpoint_files import DirectoryFiles
 from ckptsync.verify.verification import VerifyOptions, verify_directory
 from ckptsync.verify.write_reports import exit_code
-from tests.exhaustive import sampled
 from tests.hostile import headers, names, pickles, truncations, zips
 from tests.hostile.attack import Attack
-from tests.merged import merge_local
+from tests.support.exhaustive import sampled
+from tests.support.merge_on_disk import merge_local
 
 MEMORY = 512 << 20
 """Bytes of address space beyond what the program itself has when it starts."""

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.hostile.attack import CORRUPT, INCOMPLETE, Attack
-from tests.plain_files import tree
-from tests.vector import vector
+from tests.support.files_in_memory import tree
+from tests.support.vector import vector
 
 SMALL = {  # vector → the file that is cut
     "raw-ds-zero2-odd": "mp_rank_00_model_states.pt",

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from tests.hostile.attack import CORRUPT, UNSUPPORTED, Attack, Sparse
 from tests.hostile.pickles import PROTO2, dictionary, floats, item, metadata, number
-from tests.plain_files import torch_zip_file
+from tests.support.files_in_memory import torch_zip_file
 
 FILE = "global_step4/mp_rank_00_model_states.pt"
 

@@ -11,7 +11,7 @@ import pytest
 
 from ckptsync.errors import Corrupt
 from ckptsync.layouts.config_shapes import HEAD, MOST_LAYERS, parsed, shapes, ties
-from tests.vector import ROOT
+from tests.support.vector import ROOT
 
 MODELS: list[dict[str, Any]] = json.loads((ROOT / "architectures.json").read_text())
 LLAMA: dict[str, Any] = MODELS[0]["config"]

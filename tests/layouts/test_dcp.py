@@ -24,15 +24,15 @@ from ckptsync.layouts.file_names import holds_weights
 from ckptsync.merge.plan import MergeOptions, Work, plan
 from ckptsync.merge.prepare import prepare
 from ckptsync.tensors import Extent, Files, Part, Shape, Tensor, read
-from tests.boxes import tilings
-from tests.consolidated import consolidate
-from tests.dcp_files import DATA, WHOLE, Chunk, checkpoint, found, item, metadata, one
 from tests.formats.test_zstd_items import ELEMENTS as LONG
 from tests.formats.test_zstd_items import archive, record
-from tests.packing import packed
-from tests.plain_files import MemoryFiles, StorageId, tensor_call, torch_pickle, tree
-from tests.torch_files import saved
-from tests.vector import vector
+from tests.support.dcp_writer import DATA, WHOLE, Chunk, checkpoint, found, item, metadata, one
+from tests.support.files_in_memory import MemoryFiles, StorageId, tensor_call, torch_pickle, tree
+from tests.support.merge_in_memory import consolidate
+from tests.support.random_boxes import tilings
+from tests.support.torch_bytes import saved
+from tests.support.vector import vector
+from tests.support.zstd_packing import packed
 
 
 def rebuilt(files: MemoryFiles, tensor: Tensor) -> bytes:

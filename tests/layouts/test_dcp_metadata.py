@@ -24,7 +24,7 @@ from ckptsync.layouts.dcp_metadata import (
 from ckptsync.layouts.file_names import is_of_one_rank, metadata_files
 from ckptsync.merge.plan import MergeOptions, plan
 from ckptsync.tensors import Shape
-from tests.dcp_files import (
+from tests.support.dcp_writer import (
     DATA,
     Built,
     Chunk,
@@ -36,7 +36,7 @@ from tests.dcp_files import (
     metadata,
     one,
 )
-from tests.plain_files import MemoryFiles, torch_pickle
+from tests.support.files_in_memory import MemoryFiles, torch_pickle
 
 FIELDS = ["state_dict_metadata", "planner_data", "storage_data"]
 JUNK: list[object] = [

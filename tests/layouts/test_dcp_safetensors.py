@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
 from ckptsync.layouts import dcp_safetensors, registry
-from ckptsync.layouts.global_shapes import ExpectedModel
+from ckptsync.layouts.dcp_safetensors import ExpectedModel
 from ckptsync.layouts.registry import WeightsSource
 from ckptsync.merge.plan import check_tiling
 from ckptsync.tensors import Shape, Tensor
-from tests.plain_files import MemoryFiles, raw_safetensors, tree
-from tests.vector import vector
+from tests.support.files_in_memory import MemoryFiles, raw_safetensors, tree
+from tests.support.vector import vector
 
 VECTORS = {"tf5-fsdp2": "", "tf5-hsdp": "", "hf-writer-mesh": "sharded"}
 Rows = Mapping[str, tuple[str, Shape, Shape]]  # dtype, offsets, sizes

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from ckptsync.errors import Unsupported
+from ckptsync.layouts.dcp import TOP, weights
 from ckptsync.layouts.dcp_metadata import ChunkedTensor
-from ckptsync.layouts.dcp_state_dict import TOP, weights
 
 Path = tuple[Any, ...]
 

@@ -17,18 +17,19 @@ from torch.distributed.tensor import placement_types as torchs
 
 from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.formats.pickles import Name
-from ckptsync.layouts.dtensor import (
+from ckptsync.layouts.sharded_tensors import (
     Placement,
+    RankShards,
     Shard,
+    Wrapped,
     boxes,
+    dtensor_share,
     held,
     is_even,
     local_shape,
     read_mesh,
-    share,
 )
-from ckptsync.layouts.sharded_tensor import RankShards, Wrapped
-from tests.made_pickles import (
+from tests.support.pickle_writer import (
     OLD,
     dtensor,
     made,
@@ -210,7 +211,7 @@ NEW_SPEC: dict[str, Any] = {"use_strided_shard_as_shard_order": True, "shard_ord
 
 
 def read(tensor: Wrapped) -> RankShards:
-    return share(tensor, {})
+    return dtensor_share(tensor, {})
 
 
 def test_rows_are_cut_as_torch_chunk_cuts_them() -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from ckptsync.errors import Incomplete
 from ckptsync.layouts.file_names import Within, holds_weights, home, inside, join, rank, ranks
 from ckptsync.tensors import read_whole
-from tests.plain_files import MemoryFiles
+from tests.support.files_in_memory import MemoryFiles
 
 PART = st.text("ab.", min_size=1, max_size=3)
 PATH = st.lists(PART, max_size=3).map("/".join)

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from ckptsync.errors import Corrupt, Incomplete
-from ckptsync.layouts import global_shapes
-from ckptsync.layouts.global_shapes import ExpectedModel, ShapeProof
+from ckptsync.layouts import dcp_safetensors
+from ckptsync.layouts.dcp_safetensors import ExpectedModel, ShapeProof
 from ckptsync.tensors import Extent, Part, Shape
-from tests.plain_files import MemoryFiles, tree
-from tests.vector import ROOT, bits, vector
+from tests.support.files_in_memory import MemoryFiles, tree
+from tests.support.vector import ROOT, bits, vector
 
 LLAMA = json.loads((ROOT / "architectures.json").read_text())[0]
 SHAPES: dict[str, Shape] = {name: tuple(shape) for name, shape in LLAMA["shapes"].items()}
@@ -29,7 +29,7 @@ def box(*sizes: int, at: Shape | None = None) -> Part:
 def found(
     files: MemoryFiles, *names: str, outside: ExpectedModel | None = None, root: str = ""
 ) -> tuple[ShapeProof, ...]:
-    return global_shapes.proofs(files, root, names, outside or ExpectedModel())
+    return dcp_safetensors.find_proofs(files, root, names, outside or ExpectedModel())
 
 
 def config(**changes: Any) -> bytes:
@@ -115,7 +115,7 @@ def test_a_tied_head_needs_no_copy_and_has_the_embeddings_shape() -> None:
     unknown = ExpectedModel(
         {EMBEDDING: (9, 4)}, config(tie_word_embeddings=True, architectures=["Other"])
     )
-    assert global_shapes.shapes(
+    assert dcp_safetensors.proven_shapes(
         {HEAD: [box(9, 4)], EMBEDDING: [box(9, 4)]},
         found(MemoryFiles({}), HEAD, EMBEDDING, outside=unknown),
     ) == {
@@ -135,33 +135,39 @@ def test_the_strongest_proof_of_a_tensor_counts() -> None:
         ShapeProof("optimizer", {"w": (4,)}, "some"),
         ShapeProof("base", {"w": (5,), "v": (2,)}, "most"),
     ]
-    assert global_shapes.shapes({"w": [box(4)], "v": [box(2)]}, proofs) == {"w": (4,), "v": (2,)}
+    assert dcp_safetensors.proven_shapes({"w": [box(4)], "v": [box(2)]}, proofs) == {
+        "w": (4,),
+        "v": (2,),
+    }
 
 
 def test_what_no_proof_knows_has_no_shape_unless_it_has_no_axes() -> None:
     proofs = [ShapeProof("base", {"w": (5,)}, "most")]
     with pytest.raises(Incomplete, match="v and 1 more: boxes are here"):
-        global_shapes.shapes({"w": [box(5)], "x": [box(1)], "v": [box(2)]}, proofs)
-    assert global_shapes.shapes({"w": [box(5)], "n": [box()]}, proofs) == {"w": (5,), "n": ()}
+        dcp_safetensors.proven_shapes({"w": [box(5)], "x": [box(1)], "v": [box(2)]}, proofs)
+    assert dcp_safetensors.proven_shapes({"w": [box(5)], "n": [box()]}, proofs) == {
+        "w": (5,),
+        "n": (),
+    }
     with pytest.raises(Incomplete, match="nothing names the tensors"):
-        global_shapes.shapes({"n": [box()]}, [])
+        dcp_safetensors.proven_shapes({"n": [box()]}, [])
 
 
 @pytest.mark.parametrize("part", [box(6), box(1, at=(5,)), box(5, 1), box()])
 def test_a_box_outside_of_the_proven_shape_is_corrupt(part: Part) -> None:
     with pytest.raises(Corrupt, match=r"outside of \(5,\) as in base"):
-        global_shapes.shapes({"w": [part]}, [ShapeProof("base", {"w": (5,)}, "most")])
+        dcp_safetensors.proven_shapes({"w": [part]}, [ShapeProof("base", {"w": (5,)}, "most")])
 
 
 def test_missing_tensors_and_missing_elements_are_named() -> None:
     proofs = [ShapeProof("config.json", {"w": (5,), "v": (1,), "u": (1,)}, "all", ("w", "v", "u"))]
     boxes = {"w": [box(2), box(2, at=(3,))]}
     assert (
-        global_shapes.lacking(boxes, {"w": (5,)}, proofs)
+        dcp_safetensors.find_missing(boxes, {"w": (5,)}, proofs)
         == "u and 1 more: in no shard that is here, but in config.json"
     )
     assert (
-        global_shapes.lacking(boxes, {"w": (5,)}, [])
+        dcp_safetensors.find_missing(boxes, {"w": (5,)}, [])
         == "w: 4 of 5 elements are in the shards that are here"
     )
-    assert global_shapes.lacking(boxes, {"w": (4,)}, []) == ""
+    assert dcp_safetensors.find_missing(boxes, {"w": (4,)}, []) == ""

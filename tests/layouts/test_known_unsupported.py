@@ -8,7 +8,7 @@ from ckptsync.errors import Unsupported
 from ckptsync.layouts import known_unsupported, registry
 from ckptsync.layouts.registry import WeightsSource
 from ckptsync.tensors import Demands
-from tests.plain_files import MemoryFiles
+from tests.support.files_in_memory import MemoryFiles
 
 MEGATRON = [
     "iter_0000010/mp_rank_00/model_optim_rng.pt",

@@ -16,10 +16,10 @@ import torch
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
 from ckptsync.layouts import lightning, registry
 from ckptsync.layouts.registry import WeightsSource
-from tests.assembled import assembled
-from tests.plain_files import MemoryFiles, safetensors_file, tree
-from tests.torch_files import raw, saved
-from tests.vector import bits, vector
+from tests.support.files_in_memory import MemoryFiles, safetensors_file, tree
+from tests.support.gather_tensors import assembled
+from tests.support.torch_bytes import raw, saved
+from tests.support.vector import bits, vector
 
 NAME = "epoch=0-step=10.ckpt"
 WEIGHTS = {

@@ -8,9 +8,9 @@ from ckptsync.errors import Incomplete
 from ckptsync.layouts import peft, registry
 from ckptsync.layouts.registry import WeightsSource
 from ckptsync.tensors import read
-from tests.assembled import assembled
-from tests.plain_files import MemoryFiles, safetensors_file, tree
-from tests.vector import bits, vector
+from tests.support.files_in_memory import MemoryFiles, safetensors_file, tree
+from tests.support.gather_tensors import assembled
+from tests.support.vector import bits, vector
 
 WEIGHTS = safetensors_file({"base_model.model.q.lora_A.weight": ("U8", (2,), b"xy")})
 FILES = {"adapter_model.safetensors": WEIGHTS, "adapter_config.json": b"{}"}

@@ -18,15 +18,15 @@ from ckptsync.layouts import per_rank, registry
 from ckptsync.layouts.file_names import holds_weights
 from ckptsync.layouts.per_rank import RankFile, load, of_stem, rank_file
 from ckptsync.layouts.registry import WeightsSource
-from ckptsync.layouts.sharded_tensor import RankShards
+from ckptsync.layouts.sharded_tensors import RankShards
 from ckptsync.merge import replicas
 from ckptsync.merge.plan import MergeOptions, plan
 from ckptsync.tensors import Copy, Extent, Part, Tensor
 from ckptsync.tensors import read as read_bytes
-from tests.assembled import assembled
-from tests.plain_files import MemoryFiles, tree
-from tests.torch_files import saved
-from tests.vector import bits, vector
+from tests.support.files_in_memory import MemoryFiles, tree
+from tests.support.gather_tensors import assembled
+from tests.support.torch_bytes import saved
+from tests.support.vector import bits, vector
 
 NAMES = {
     "pytorch_model_fsdp_0_rank12.bin": RankFile("pytorch_model_fsdp_0", 12, None),

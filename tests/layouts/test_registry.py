@@ -14,8 +14,8 @@ from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
 from ckptsync.layouts import file_names, registry
 from ckptsync.layouts.registry import LAYOUTS, WeightsSource, layout
 from ckptsync.tensors import Demands
-from tests.plain_files import MemoryFiles, safetensors_file, tree
-from tests.vector import Vector, vector, vectors
+from tests.support.files_in_memory import MemoryFiles, safetensors_file, tree
+from tests.support.vector import Vector, vector, vectors
 
 DEMO = Path(ckptsync.__file__).parent / "demo_data"
 MODEL = safetensors_file({"w": ("U8", (1,), b"x")})
@@ -52,7 +52,7 @@ def test_real_files_are_closed_and_cut_ones_are_not(of: Vector) -> None:
     files = tree(*of.sources)
     for name, data in list(files.content.items()):
         assert registry.closed(name, files), name
-        if name.endswith((".safetensors", ".pt", ".pth", ".bin", ".json")):
+        if name.endswith((".safetensors", ".pt", ".pth", ".bin", ".pkl", ".json")):
             files.content[name] = data[:-1] if not data.endswith(b"\n") else data[:-3]
             assert not registry.closed(name, files), name
             files.content[name] = b""
@@ -66,6 +66,7 @@ def test_files_of_torchs_older_format_have_no_end_and_are_taken_as_they_are() ->
             "b.pt": b"\x80",
             "c.bin": b"PK\x03",
             "d.txt": b"",
+            "d.pkl": b"",
             "e.safetensors": MODEL,
             "f.json": b"[1",
         }
@@ -74,6 +75,7 @@ def test_files_of_torchs_older_format_have_no_end_and_are_taken_as_they_are() ->
         True,
         False,
         False,
+        True,
         True,
         True,
         False,

@@ -11,7 +11,7 @@ import pytest
 
 from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.formats.pickles import Name
-from ckptsync.layouts.sharded_tensor import (
+from ckptsync.layouts.sharded_tensors import (
     ALLOWED,
     FROM_TYPE,
     SHARDED_TENSOR,
@@ -23,7 +23,7 @@ from ckptsync.layouts.sharded_tensor import (
     shape_of,
     sharded_share,
 )
-from tests.made_pickles import made, stored
+from tests.support.pickle_writer import made, stored
 
 KIND, F32 = Name("a", "Kind"), Name("torch", "float32")
 STRIDED = made("torch.serialization", "_get_layout", None, ("torch.strided",))

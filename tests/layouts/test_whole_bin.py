@@ -11,10 +11,10 @@ import torch
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
 from ckptsync.layouts import registry, whole_bin
 from ckptsync.layouts.registry import WeightsSource
-from tests.assembled import assembled
-from tests.plain_files import MemoryFiles, safetensors_file, tree
-from tests.torch_files import raw, saved
-from tests.vector import bits, vector
+from tests.support.files_in_memory import MemoryFiles, safetensors_file, tree
+from tests.support.gather_tensors import assembled
+from tests.support.torch_bytes import raw, saved
+from tests.support.vector import bits, vector
 
 SHARED = torch.arange(6.0).reshape(2, 3)
 STATE = {"a": SHARED, "b": SHARED, "c": SHARED[1], "n": torch.tensor(3)}

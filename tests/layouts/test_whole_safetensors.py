@@ -11,8 +11,8 @@ from ckptsync.errors import Corrupt, Incomplete
 from ckptsync.layouts import registry, whole_safetensors
 from ckptsync.layouts.registry import WeightsSource
 from ckptsync.tensors import read
-from tests.plain_files import MemoryFiles, safetensors_file, tree
-from tests.vector import bits, vector
+from tests.support.files_in_memory import MemoryFiles, safetensors_file, tree
+from tests.support.vector import bits, vector
 
 ONE = safetensors_file({"a": ("U8", (2,), b"xy")})
 TWO = safetensors_file({"b": ("U8", (3,), b"123"), "c": ("U8", (1,), b"4")})

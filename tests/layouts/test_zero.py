@@ -13,10 +13,10 @@ from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
 from ckptsync.layouts import registry, zero
 from ckptsync.merge.plan import DType, MergeOptions
 from ckptsync.merge.prepare import prepare
-from tests.deepspeed_files import held
-from tests.plain_files import MemoryFiles
-from tests.torch_files import raw, saved
-from tests.zero_checkpoint import (
+from tests.support.deepspeed_in_memory import held
+from tests.support.files_in_memory import MemoryFiles
+from tests.support.torch_bytes import raw, saved
+from tests.support.zero_writer import (
     Tensors,
     Zero,
     expected,

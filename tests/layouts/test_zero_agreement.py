@@ -9,11 +9,17 @@ import torch
 
 from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.layouts import zero
-from ckptsync.layouts.zero_agreement import check_agreement, refuse_offloaded
-from ckptsync.layouts.zero_files import StateFile, ZeroFiles, ZeroSetup, load
-from tests.deepspeed_files import TAG, held
-from tests.plain_files import Call, Global, MemoryFiles, torch_pickle, torch_zip_file
-from tests.torch_files import saved
+from ckptsync.layouts.zero_files import (
+    StateFile,
+    ZeroFiles,
+    ZeroSetup,
+    check_agreement,
+    load,
+    refuse_offloaded,
+)
+from tests.support.deepspeed_in_memory import TAG, held
+from tests.support.files_in_memory import Call, Global, MemoryFiles, torch_pickle, torch_zip_file
+from tests.support.torch_bytes import saved
 
 
 def state_file(name: str, content: dict[str, Any]) -> StateFile:

@@ -7,9 +7,9 @@ import torch
 
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
 from ckptsync.layouts import registry, zero
-from tests.deepspeed_files import TAG, changed, held, without
-from tests.plain_files import MemoryFiles
-from tests.zero_checkpoint import merged
+from tests.support.deepspeed_in_memory import TAG, changed, held, without
+from tests.support.files_in_memory import MemoryFiles
+from tests.support.zero_writer import merged
 
 MODEL = f"{TAG}/mp_rank_00_model_states.pt"
 EXPERT = f"{TAG}/layer_1_expert_3_mp_rank_00_model_states.pt"

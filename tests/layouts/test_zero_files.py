@@ -27,9 +27,16 @@ from ckptsync.layouts.zero_files import (
     read_setup,
 )
 from ckptsync.tensors import Files
-from tests.plain_files import Call, Global, MemoryFiles, torch_pickle, torch_zip_file, tree
-from tests.torch_files import saved
-from tests.vector import vector
+from tests.support.files_in_memory import (
+    Call,
+    Global,
+    MemoryFiles,
+    torch_pickle,
+    torch_zip_file,
+    tree,
+)
+from tests.support.torch_bytes import saved
+from tests.support.vector import vector
 
 OPTIM_0 = "zero_pp_rank_0_mp_rank_00_optim_states.pt"
 MODEL_0 = "mp_rank_00_model_states.pt"

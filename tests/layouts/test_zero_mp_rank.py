@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from ckptsync.errors import Corrupt, Incomplete
+from ckptsync.layouts.zero import MpRank, own_tensors, tensors_of
 from ckptsync.layouts.zero_files import load
-from ckptsync.layouts.zero_mp_rank import MpRank, own_tensors, tensors_of
 from ckptsync.merge.plan import MergeOptions
 from ckptsync.merge.prepare import prepare
 from ckptsync.tensors import Copy
-from tests.deepspeed_files import TAG, changed, held
-from tests.plain_files import MemoryFiles
-from tests.torch_files import saved
-from tests.zero_checkpoint import merged
+from tests.support.deepspeed_in_memory import TAG, changed, held
+from tests.support.files_in_memory import MemoryFiles
+from tests.support.torch_bytes import saved
+from tests.support.zero_writer import merged
 
 TOLD = {
     "module": {"w": torch.ones(2, 3).bfloat16(), "n": torch.arange(4), "text": "x"},

@@ -23,11 +23,11 @@ from ckptsync.layouts.zero_partitions import (
     stage3_masters,
 )
 from ckptsync.tensors import Checksum, Copy, Extent, Part, Shape
-from tests.deepspeed_files import TAG, held
-from tests.plain_files import MemoryFiles
-from tests.torch_files import saved
-from tests.zero_checkpoint import Zero, merged, values
-from tests.zero_checkpoint import files as checkpoint
+from tests.support.deepspeed_in_memory import TAG, held
+from tests.support.files_in_memory import MemoryFiles
+from tests.support.torch_bytes import saved
+from tests.support.zero_writer import Zero, merged, values
+from tests.support.zero_writer import files as checkpoint
 
 SHAPES: dict[str, Shape] = {"a": (2, 3), "b": (4,)}
 

@@ -11,10 +11,10 @@ from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.layouts import registry, zero
 from ckptsync.merge.plan import MergeOptions
 from ckptsync.merge.prepare import prepare
-from tests.deepspeed_files import TAG, changed, held, without
-from tests.plain_files import MemoryFiles
-from tests.torch_files import saved
-from tests.zero_checkpoint import merged
+from tests.support.deepspeed_in_memory import TAG, changed, held, without
+from tests.support.files_in_memory import MemoryFiles
+from tests.support.torch_bytes import saved
+from tests.support.zero_writer import merged
 
 TIED = "tied_modules.embed.weight"
 LAYERS = [f"{TAG}/layer_{n:02d}-model_states.pt" for n in (0, 1, 3, 4)]

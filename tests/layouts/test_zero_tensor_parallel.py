@@ -19,9 +19,9 @@ from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
 from ckptsync.layouts.zero_tensor_parallel import NamePatterns, cut, cut_box
 from ckptsync.merge.plan import DType
 from ckptsync.tensors import Copy, Extent, Part
-from tests.deepspeed_files import TAG, changed, held, without
-from tests.plain_files import MemoryFiles
-from tests.zero_checkpoint import Tensors, merged
+from tests.support.deepspeed_in_memory import TAG, changed, held, without
+from tests.support.files_in_memory import MemoryFiles
+from tests.support.zero_writer import Tensors, merged
 
 MODELS = [f"{TAG}/mp_rank_{n:02d}_model_states.pt" for n in (0, 1)]
 UP = r"^layers\.0\.up_proj\.weight$"

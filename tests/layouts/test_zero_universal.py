@@ -12,10 +12,10 @@ import torch
 
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
 from ckptsync.layouts import registry, zero, zero_universal
-from tests.deepspeed_files import changed, held, without
-from tests.plain_files import MemoryFiles
-from tests.torch_files import saved
-from tests.zero_checkpoint import Zero, expected, files, merged, model, values
+from tests.support.deepspeed_in_memory import changed, held, without
+from tests.support.files_in_memory import MemoryFiles
+from tests.support.torch_bytes import saved
+from tests.support.zero_writer import Zero, expected, files, merged, model, values
 
 ROOT = "global_step2_universal"
 MODEL = f"{ROOT}/mp_rank_00_model_states.pt"

@@ -15,8 +15,8 @@ from ckptsync.merge.engine import Destination, write_model
 from ckptsync.merge.plan import MergeOptions
 from ckptsync.merge.prepare import prepare
 from ckptsync.tensors import Checksum, Extent
-from tests.plain_files import MemoryFiles, tree
-from tests.vector import vector
+from tests.support.files_in_memory import MemoryFiles, tree
+from tests.support.vector import vector
 
 DATA = bytes(range(200)) * 3
 RECORDS = [Extent("f", 10, 100), Extent("f", 110, 300), Extent("f", 450, 1)]
@@ -139,3 +139,13 @@ def test_what_was_read_to_its_end_elsewhere_is_not_read_again(other: int) -> Non
         read(reader, record.start, record.size)
     read(part, 10, other)
     join(here, [part, reader, part])  # which would find no bytes
+
+
+@pytest.mark.parametrize(("crc", "is_right"), [(0, True), (1, False)])
+def test_an_empty_record_has_the_crc_of_no_bytes(crc: int, is_right: bool) -> None:  # noqa: FBT001
+    files = CrcCheckedFiles(MemoryFiles({"f": DATA}), [Checksum(Extent("f", 450, 0), crc)])
+    if is_right:
+        files.finish()
+    else:
+        with pytest.raises(Corrupt, match="f: bytes 450 to 450"):
+            files.finish()

@@ -15,11 +15,11 @@ import pytest
 
 from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, Incomplete, StoreError, Unsupported
 from ckptsync.merge.plan import MergeOptions
-from tests.merged import merge_local, merge_prepared, prepare_local
-from tests.plain_files import raw_safetensors
-from tests.vector import ROOT, bits, vector
-from tests.zero_checkpoint import Zero, values
-from tests.zero_checkpoint import files as zero_files
+from tests.support.files_in_memory import raw_safetensors
+from tests.support.merge_on_disk import merge_local, merge_prepared, prepare_local
+from tests.support.vector import ROOT, bits, vector
+from tests.support.zero_writer import Zero, values
+from tests.support.zero_writer import files as zero_files
 
 KEEP = MergeOptions("keep")
 TWO_NODES = vector("hf-fsdp2-2node")
@@ -307,7 +307,7 @@ def test_a_full_disk_leaves_nothing(nodes: tuple[Path, ...], out: Path) -> None:
         import resource, signal, sys
         from pathlib import Path
         from ckptsync.errors import StoreError
-        from tests.merged import merge_local
+        from tests.support.merge_on_disk import merge_local
         from ckptsync.merge.plan import MergeOptions
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))
@@ -326,9 +326,9 @@ def test_a_full_disk_leaves_nothing(nodes: tuple[Path, ...], out: Path) -> None:
 MEASURED = """
     import sys
     from pathlib import Path
-    from tests.consolidated import consolidate
+    from tests.support.merge_in_memory import consolidate
     from ckptsync.merge.plan import MergeOptions
-    from ckptsync.stores.file_trees import DirectoryFiles
+    from ckptsync.stores.checkpoint_files import DirectoryFiles
     written = 0
     def write(name, chunks):
         global written

@@ -21,9 +21,9 @@ from ckptsync.merge.engine import Abandoned, Chunk, Destination, write_model
 from ckptsync.merge.plan import DTYPES, DType, MergeOptions, Work
 from ckptsync.merge.prepare import MergeJob, prepare
 from ckptsync.merge.statistics import Statistics
-from tests.consolidated import FILES, MODEL, Written, consolidate, run
-from tests.plain_files import Counting, MemoryFiles, safetensors_file, tree
-from tests.vector import ROOT, vector
+from tests.support.files_in_memory import Counting, MemoryFiles, safetensors_file, tree
+from tests.support.merge_in_memory import FILES, MODEL, Written, consolidate, run
+from tests.support.vector import ROOT, vector
 
 
 def test_weights_come_first_the_configuration_late_and_the_index_last() -> None:

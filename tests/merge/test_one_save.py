@@ -14,8 +14,8 @@ import pytest
 from ckptsync.cli.main import main
 from ckptsync.errors import ConfigError, Corrupt, Incomplete
 from ckptsync.merge.plan import MergeOptions
-from tests.merged import merge_local, prepare_local
-from tests.vector import vector
+from tests.support.merge_on_disk import merge_local, prepare_local
+from tests.support.vector import vector
 
 KEEP = MergeOptions("keep")
 

@@ -28,8 +28,8 @@ from ckptsync.merge.plan import (
     tiles,
 )
 from ckptsync.tensors import Copy, Extent, Part, Shape, Tensor
-from tests.boxes import FULL, Box, tilings
-from tests.plain_files import MemoryFiles
+from tests.support.files_in_memory import MemoryFiles
+from tests.support.random_boxes import FULL, Box, tilings
 
 
 def copy(dtype: str, shape: Shape = (2,), file: str = "f") -> Copy:

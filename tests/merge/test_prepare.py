@@ -12,10 +12,10 @@ from ckptsync.formats import zstd_items
 from ckptsync.merge.plan import FilePlan, MergeOptions, PlannedTensor
 from ckptsync.merge.prepare import _check_bounds, prepare
 from ckptsync.tensors import Copy, Extent, Part
-from tests.consolidated import FILES, MODEL, Written, consolidate, run
-from tests.dcp_files import checkpoint
-from tests.plain_files import MemoryFiles, safetensors_file, tree
-from tests.vector import ROOT, Vector, vector, vectors
+from tests.support.dcp_writer import checkpoint
+from tests.support.files_in_memory import MemoryFiles, safetensors_file, tree
+from tests.support.merge_in_memory import FILES, MODEL, Written, consolidate, run
+from tests.support.vector import ROOT, Vector, vector, vectors
 
 
 def test_lora_that_is_no_adapter_of_pefts_is_merged_and_said() -> None:

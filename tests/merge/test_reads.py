@@ -28,8 +28,8 @@ from ckptsync.merge.units import (
     units,
 )
 from ckptsync.tensors import Copy, Extent, Part, Shape, Tensor
-from tests.boxes import FULL, SHAPES, stored
-from tests.plain_files import Counting, MemoryFiles
+from tests.support.files_in_memory import Counting, MemoryFiles
+from tests.support.random_boxes import FULL, SHAPES, stored
 
 Stored = tuple[npt.NDArray[Any], Copy, MemoryFiles]
 MOST = st.integers(1, 60)

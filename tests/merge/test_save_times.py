@@ -13,8 +13,8 @@ from ckptsync.errors import Corrupt, Incomplete
 from ckptsync.merge.plan import MergeOptions
 from ckptsync.merge.save_times import Dated, check_times
 from ckptsync.walk import AT_ONCE, SLOW
-from tests.merged import merge_local
-from tests.vector import vector
+from tests.support.merge_on_disk import merge_local
+from tests.support.vector import vector
 
 HOUR = 3600
 

@@ -13,8 +13,8 @@ from ckptsync.merge.inputs import MergeRequest, open_sources, show_path
 from ckptsync.stores.contract import read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.urls import Remote
-from tests.far import KEEP, OUT, Counting, far, filled, reaching
-from tests.vector import ROOT, vector
+from tests.support.remote_stores import KEEP, OUT, Counting, far, filled, reaching
+from tests.support.vector import ROOT, vector
 
 TWO_NODES = vector("hf-fsdp2-2node")
 BUCKET, CHECKPOINT, BASE = (

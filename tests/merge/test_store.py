@@ -16,16 +16,25 @@ import pytest
 from ckptsync.errors import ConfigError, Corrupt, Incomplete, StoreError
 from ckptsync.merge.inputs import MergeRequest, open_sources
 from ckptsync.merge.plan import MergeOptions, Work
+from ckptsync.stores.checkpoint_files import MERGING as RECORD
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, read_all
-from ckptsync.stores.file_trees import MERGING as RECORD
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.open_files import PathOrUrl
 from ckptsync.stores.urls import Remote
-from tests.dying import Crash, Dying
-from tests.far import KEEP, OUT, Counting, content, far, files_of, merge_into, reaching
-from tests.merged import merge_local
-from tests.plain_files import safetensors_file
-from tests.vector import Vector, vector
+from tests.support.crashing_store import Crash, Dying
+from tests.support.files_in_memory import safetensors_file
+from tests.support.merge_on_disk import merge_local
+from tests.support.remote_stores import (
+    KEEP,
+    OUT,
+    Counting,
+    content,
+    far,
+    files_of,
+    merge_into,
+    reaching,
+)
+from tests.support.vector import Vector, vector
 
 HANDFUL = [
     "hf-fsdp2-2node",
@@ -302,7 +311,7 @@ def test_a_record_that_is_none_is_said_and_left_alone(data: bytes) -> None:
 def test_a_destination_inside_a_source_is_refused() -> None:
     sources = far(TWO_NODES.sources)
     place = next(iter(sources))
-    for inside in (place, place.below("out")):
+    for inside in (place, Remote(place.scheme, f"{place.rest}/out")):
         with pytest.raises(ConfigError, match="inside the checkpoint"):
             open_sources(MergeRequest([*sources], inside, KEEP), reaching(sources))
 

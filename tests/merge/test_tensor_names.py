@@ -21,7 +21,7 @@ from ckptsync.merge.tensor_names import (
     without_tied,
 )
 from ckptsync.tensors import Copy, Extent, Part, Shape, Tensor
-from tests.plain_files import MemoryFiles
+from tests.support.files_in_memory import MemoryFiles
 
 
 def tensors(*names: str, tied: str | None = None) -> list[Tensor]:

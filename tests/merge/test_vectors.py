@@ -13,8 +13,8 @@ from safetensors import safe_open
 
 from ckptsync.merge.engine import Merged
 from ckptsync.merge.plan import DType, MergeOptions
-from tests.merged import merge_local
-from tests.vector import ROOT, Bits, Vector, bits, vector, vectors
+from tests.support.merge_on_disk import merge_local
+from tests.support.vector import ROOT, Bits, Vector, bits, vector, vectors
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 ALL = vectors()

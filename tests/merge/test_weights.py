@@ -19,8 +19,8 @@ from ckptsync.merge import cast, units, weights
 from ckptsync.merge.plan import DType, FilePlan, MergeOptions, Work, plan
 from ckptsync.merge.weights import ALIGN, WeightsFile
 from ckptsync.tensors import Copy, Extent, Files, Part, Tensor
-from tests.boxes import stored
-from tests.plain_files import MemoryFiles
+from tests.support.files_in_memory import MemoryFiles
+from tests.support.random_boxes import stored
 
 Stored = tuple[npt.NDArray[Any], Copy, MemoryFiles]
 
@@ -101,7 +101,8 @@ def test_finite_values_that_become_infinite_are_counted_by_tensor(window: int) -
     copy = Copy("F32", (5,), (Part((0,), (5,), Extent("f", 0, 20)),))
     (plan_,) = plan([Tensor(n, "F32", (5,), (copy,)) for n in "ab"], MergeOptions("fp16"))
     _, copied, _ = streamed(plan_, MemoryFiles({"f": data}))
-    assert [t.overflows for t in copied.result().tensors] == [2, 2]
+    became = "2 finite values became infinite in the cast"
+    assert copied.result().notes == (f"a: {became}", f"b: {became}")
 
 
 def test_a_file_that_became_shorter_is_corrupt() -> None:
@@ -142,14 +143,18 @@ def flat(dtype: DType, *sizes: int) -> FilePlan:
 def test_overflows_and_statistics_are_each_tensors_own_where_neighbours_are_cast_at_once() -> None:
     files = MemoryFiles({"f": FLOATS.tobytes()})
     data, file, _ = streamed(flat("fp16", 5, 0, 4, 15), files, Work(statistics=True))
-    found = file.result().tensors
-    assert [t.overflows for t in found] == [0, 0, 3, 15]
-    assert [t.statistics.infinities for t in found if t.statistics] == [0, 3, 15]
+    found = file.result()
+    became = "finite values became infinite in the cast"
+    assert found.notes == (f"t2: 3 {became}", f"t3: 15 {became}")
+    counted = {name: one.infinities for name, one in found.statistics.items()}
+    assert counted == {"t0": 0, "t2": 3, "t3": 15}
     with np.errstate(over="ignore"):
         narrow = FLOATS.astype("<f2")
     assert data.endswith(narrow.tobytes())
     pieces = (narrow[:5], narrow[:0], narrow[5:9], narrow[9:])
-    assert [t.digest for t in found] == [blake3(piece.tobytes()).hexdigest() for piece in pieces]
+    assert [t.digest for t in found.tensors] == [
+        blake3(piece.tobytes()).hexdigest() for piece in pieces
+    ]
     assert {
         t.digest
         for t in streamed(flat("fp16", 24), files, Work(tensor_digests=False))[1].result().tensors

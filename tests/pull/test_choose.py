@@ -9,7 +9,7 @@ import pytest
 from ckptsync.catalogue.location_summary import Proven, Summary
 from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, Incomplete
 from ckptsync.pull.choose import LATEST, choose, split
-from ckptsync.records.locations import Status
+from ckptsync.records.location_status import Status
 
 PLAIN = Summary(
     *(

@@ -19,12 +19,12 @@ import pytest
 
 from ckptsync.errors import ConfigError, Corrupt, NotFound, StoreError
 from ckptsync.pull.download import Download
-from ckptsync.pull.plan import PullPlan
+from ckptsync.pull.download_plan import PullPlan
 from ckptsync.stores.contract import About, Chunk, Store, read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.parallel_download import StoredFile
 from tests.pull.two_nodes import ALL, SHARD, files_below, plan, pull, store_of_two
-from tests.verified import flip
+from tests.support.verified_stores import flip
 
 FEW = ("fsdp/__1_0.distcp", "rng_state_0.pth")
 CHANGES = ("open", "os.rename", "os.utime", "os.mkdir", "os.truncate", "os.remove")

@@ -12,8 +12,17 @@ from ckptsync.records.tombstone_keep_join import Tombstone
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import Access, create_store
 from ckptsync.tensors import Demands
-from tests.verified import LOCATION, RUN, arrive, flip, location, put, verified, whole_store
-from tests.weed import weed
+from tests.support.seaweedfs import weed
+from tests.support.verified_stores import (
+    LOCATION,
+    RUN,
+    arrive,
+    flip,
+    location,
+    put,
+    verified,
+    whole_store,
+)
 
 
 def proven() -> MemoryStore:

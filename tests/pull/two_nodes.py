@@ -7,11 +7,11 @@ from pathlib import Path
 
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.pull.download import Download, Result
-from ckptsync.pull.plan import PullPlan, plan_checkpoint
+from ckptsync.pull.download_plan import PullPlan, plan_checkpoint
 from ckptsync.stores.contract import Store
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.tensors import Demands
-from tests.verified import RUN, arrive
+from tests.support.verified_stores import RUN, arrive
 
 FILES = {
     "n0": {

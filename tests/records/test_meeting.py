@@ -14,10 +14,10 @@ from ckptsync.records.save_groups import (
     Known,
     better_location,
     choose_location,
+    explain_conflict,
     groups,
     live,
     moved,
-    save_of,
 )
 from tests.records.test_save_groups import S, entry, known, manifest, of_rank, shard
 
@@ -126,7 +126,7 @@ class Meeting(RuleBasedStateMachine):
     def no_location_that_is_said_to_hold_one_save_holds_two(self) -> None:
         for location in {k.manifest.location for k in self.known}:
             held = {self.truth[k.name] for k in live(self.known) if k.manifest.location == location}
-            assert len(held) <= 1 or save_of(location, self.known)
+            assert len(held) <= 1 or explain_conflict(location, self.known)
 
     def teardown(self) -> None:
         while self.pending:
@@ -144,7 +144,7 @@ class Meeting(RuleBasedStateMachine):
     def every_save_is_in_one_location_of_its_own(self) -> None:
         at = {(self.truth[k.name], k.manifest.location) for k in live(self.known)}
         assert len(at) == len({save for save, _ in at}) == len({location for _, location in at})
-        assert all(save_of(location, self.known) == "" for _, location in at)
+        assert all(explain_conflict(location, self.known) == "" for _, location in at)
 
 
 class MeetingWithIds(Meeting):
@@ -202,4 +202,4 @@ def test_two_jobs_at_one_moment_never_end_as_one_model(order: list[tuple[str, st
         seen.append(replace(m, location=choose_location(m, known(*seen))))
     for location in {m.location for m in seen}:
         held = {m.node.partition("-")[0] for m in seen if m.location == location}
-        assert len(held) == 1 or save_of(location, known(*seen))
+        assert len(held) == 1 or explain_conflict(location, known(*seen))

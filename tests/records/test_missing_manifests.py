@@ -11,7 +11,7 @@ from ckptsync.records.io import Record, encode, find_missing_manifests, record_n
 from ckptsync.records.model_record import ModelRecord
 from ckptsync.records.report import Report
 from ckptsync.records.tombstone_keep_join import Tombstone
-from tests.verified import LOCATION, RUN, WHOLE, manifest
+from tests.support.verified_stores import LOCATION, RUN, WHOLE, manifest
 
 
 def name(record: Record) -> str:

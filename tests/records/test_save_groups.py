@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from ckptsync.digest import digest
 from ckptsync.records.manifest import FileEntry, Manifest
-from ckptsync.records.names import node_file_name
 from ckptsync.records.same_save import SLACK, Sameness, compare, demands_differ, parts
 from ckptsync.records.save_groups import (
     NEAR,
@@ -21,15 +20,16 @@ from ckptsync.records.save_groups import (
     choose_location,
     contested,
     doubtful_until,
+    explain_conflict,
     groups,
     known_of,
     live,
     locate,
     moved,
     reasons_against,
-    save_of,
     siblings,
 )
+from ckptsync.records.store_paths import node_file_name
 from ckptsync.records.tombstone_keep_join import Join
 from ckptsync.tensors import Demands
 
@@ -149,14 +149,14 @@ def test_a_file_edited_the_day_after_disturbs_neither_save_nor_mate() -> None:
     edited = manifest("a", shard(0), entry("config.json", "new", LATER), ranks=(0,))
     edited = replace(edited, location=choose_location(edited, known(a, b)))
     assert edited.location != "checkpoint-5"
-    assert save_of("checkpoint-5", known(a, b, edited)) == ""
+    assert explain_conflict("checkpoint-5", known(a, b, edited)) == ""
 
 
 def test_two_jobs_at_one_moment_are_in_doubt_as_soon_as_it_shows() -> None:
     a0, b1 = of_rank(0, "a", "job one"), of_rank(1, "b", "job two")
-    assert save_of("checkpoint-5", known(a0, b1)) == ""  # nothing could tell yet
+    assert explain_conflict("checkpoint-5", known(a0, b1)) == ""  # nothing could tell yet
     c1 = of_rank(1, "c", "job one", location="checkpoint-5~1")
-    assert "rank 1" in save_of("checkpoint-5", known(a0, b1, c1))
+    assert "rank 1" in explain_conflict("checkpoint-5", known(a0, b1, c1))
 
 
 def test_a_take_that_fits_two_saves_gets_a_location_of_its_own() -> None:
@@ -166,7 +166,7 @@ def test_a_take_that_fits_two_saves_gets_a_location_of_its_own() -> None:
 
 
 def test_a_location_of_two_moments_is_in_doubt_and_says_how_far_apart_they_are() -> None:
-    doubt = save_of("checkpoint-5", known(of_rank(0, "a"), of_rank(1, "b", at=LATER)))
+    doubt = explain_conflict("checkpoint-5", known(of_rank(0, "a"), of_rank(1, "b", at=LATER)))
     assert (
         doubt == "a and b may be two saves: 8000.0 s lie between their files, and no save id tells"
     )
@@ -266,7 +266,7 @@ def part(rank: int, node: str, at: int = FIRST, **more: object) -> Manifest:
 def test_two_parts_that_complete_each_other_within_minutes_are_one_save() -> None:
     assert choose_location(part(1, "b", SOON), known(part(0, "a"))) == "checkpoint-5"
     assert choose_location(part(0, "a"), known(part(1, "b", SOON))) == "checkpoint-5"
-    assert save_of("checkpoint-5", known(part(0, "a"), part(1, "b", SOON))) == ""
+    assert explain_conflict("checkpoint-5", known(part(0, "a"), part(1, "b", SOON))) == ""
 
 
 @pytest.mark.parametrize(
@@ -361,7 +361,7 @@ def test_what_a_person_joins_is_one_save_and_stays_it_when_it_moves() -> None:
     assert list(siblings("checkpoint-5", found)) == [Sibling("checkpoint-5~1", ("b",))]
     old = [k for k in found if k.manifest.node == "b"]
     found = known_of({**records, "new": moved(old, "checkpoint-5", 0)})
-    assert save_of("checkpoint-5", found) == ""
+    assert explain_conflict("checkpoint-5", found) == ""
     assert siblings("checkpoint-5", found) == {}
 
 

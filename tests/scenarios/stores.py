@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from tests.sshd import sshd
-from tests.weed import weed
+from tests.support.seaweedfs import weed
+from tests.support.sshd import sshd
 
 KINDS = ("path", "s3", "sftp")
 

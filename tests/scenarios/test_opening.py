@@ -28,20 +28,6 @@ WITH_TRANSFORMERS = pytest.mark.skipif(
     find_spec("transformers") is None, reason="transformers is not installed"
 )
 
-ARGUMENTS = """
-import sys
-from dataclasses import dataclass
-import torch
-from transformers import TrainingArguments
-
-@dataclass
-class Arguments(TrainingArguments):
-    model_name_or_path: str = ""
-
-torch.save(Arguments(sys.argv[1] + "/o", use_cpu=True, model_name_or_path=sys.argv[2]), \
-sys.argv[1] + "/training_args.bin")
-"""
-
 HOOKED = """
 import os, sys
 import torch
@@ -62,16 +48,6 @@ model, tokenizer = AutoModelForCausalLM.from_pretrained(sys.argv[2]), \
 AutoTokenizer.from_pretrained(sys.argv[2])
 WeightsAlone(model, args, train_dataset=data, processing_class=tokenizer, \
 callbacks=[CkptSyncCallback()]).train()
-"""
-
-OPEN = """
-import sys
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-
-model, report = AutoModelForCausalLM.from_pretrained(sys.argv[1], output_loading_info=True)
-assert AutoConfig.from_pretrained(sys.argv[1]).model_type == model.config.model_type
-assert not report["missing_keys"] and not report["unexpected_keys"], report
-assert AutoTokenizer.from_pretrained(sys.argv[1]) is not None
 """
 
 
@@ -112,9 +88,15 @@ def python(world: World, script: str, *words: object) -> None:
 
 def opens(world: World, location: str = LOCATION) -> None:
     """Open the model as its user does."""
+    transformers = pytest.importorskip("transformers")
     target = world.home / "pulled" / location
     world.run("pull", location, target, "--store", world.store.url, "--consolidated")
-    python(world, OPEN, target)
+    model, report = transformers.AutoModelForCausalLM.from_pretrained(
+        target, output_loading_info=True
+    )
+    assert transformers.AutoConfig.from_pretrained(target).model_type == model.config.model_type
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys")), report
+    assert transformers.AutoTokenizer.from_pretrained(target) is not None
 
 
 def told(world: World, location: str = LOCATION) -> list[str]:
@@ -142,15 +124,14 @@ def test_what_lies_in_the_runs_directory_opens_the_model(world: World) -> None:
 @WITH_TRANSFORMERS
 @pytest.mark.parametrize("where", ["checkpoint", "run"])
 def test_the_model_that_training_args_name_opens_the_model(world: World, where: str) -> None:
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     base = world.home / "models" / "base"
     give(base)
     (base / "modeling_x.py").write_text("raise SystemExit")
     saved = world.save("sft", vector=SHARDED)
-    python(world, ARGUMENTS, world.home, base)
-    shutil.copyfile(
-        world.home / "training_args.bin",
-        (saved if where == "checkpoint" else saved.parent) / "training_args.bin",
-    )
+    arguments = transformers.TrainingArguments(str(world.home / "o"), use_cpu=True)
+    arguments.model_name_or_path = str(base)  # as the dataclass of each training script has it
+    torch.save(arguments, (saved if where == "checkpoint" else saved.parent) / "training_args.bin")
     world.push(saved)
     world.head(head=NO_CONFIG)
     world.wait(LOCATION, "VERIFIED")

@@ -16,7 +16,7 @@ import pytest
 
 from tests.scenarios.stores import Directory
 from tests.scenarios.world import World, files_below
-from tests.sshd import another_sshd
+from tests.support.sshd import another_sshd
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts a small file system")
 

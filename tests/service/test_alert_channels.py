@@ -15,8 +15,8 @@ from ckptsync.catalogue import cache_file
 from ckptsync.errors import CkptsyncError, StoreError
 from ckptsync.service import alert_channels
 from ckptsync.service.alert_channels import FIRST, Sender, command, webhook
-from ckptsync.status.alarm_sending import HOLD, KINDS, Alarm, Terms
-from tests.webhooks import Hook, hook
+from ckptsync.status.alarms import HOLD, KINDS, Alarm, Terms
+from tests.support.webhook_server import Hook, hook
 
 HURT = Alarm("damaged", "run/checkpoint-1", "critical", 5.0, "bytes differ", "repair it")
 AWAY = Alarm("store-away", "store", "critical", 5.0, "no answer", "look")

@@ -19,7 +19,7 @@ from ckptsync.service.roles import Roles
 from ckptsync.service.tasks import HUNG, Outcome, Task, Watchdog
 from ckptsync.status.heartbeat import Disk, RunningJob
 from ckptsync.status.http_server import Channel
-from tests.scenes import heart, location, shown
+from tests.support.status_examples import heart, location, shown
 
 pytest.importorskip("prometheus_client")
 

@@ -18,10 +18,10 @@ from ckptsync.stores.contract import Store
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store
 from ckptsync.verify.verification import VerifyOptions, verify_scheduled
-from tests.cli_store import make
-from tests.filled import two_nodes
-from tests.ticks import until
-from tests.workers import push_now
+from tests.support.filled_stores import two_nodes
+from tests.support.small_store import make
+from tests.support.waiting import until
+from tests.support.worker_in_process import push_now
 
 DATA = Path(ckptsync.__file__).parent / "demo_data"
 PATIENCE = 60

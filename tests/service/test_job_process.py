@@ -18,7 +18,7 @@ from ckptsync.config.schema import Config
 from ckptsync.errors import StoreError
 from ckptsync.head.consolidate import WrittenModel
 from ckptsync.head.gc import RetentionRequest, apply_retention
-from ckptsync.head.rules import Rules
+from ckptsync.head.retention_rules import Rules
 from ckptsync.records.report import Report, VerifyFinding
 from ckptsync.service import job_process
 from ckptsync.service.job_process import Ended, made_line, report_lines, run_job, share
@@ -26,9 +26,9 @@ from ckptsync.service.jobs import JobBrief, JobDone, JobFailed, decode_message, 
 from ckptsync.service.log import Line
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import create_store
-from tests.cli_store import flip, make
-from tests.retained import FIRST, fill
 from tests.service.test_head import arrive, word
+from tests.support.retention_stores import FIRST, fill
+from tests.support.small_store import flip, make
 
 COMMAND = [sys.executable, "-m", "ckptsync.service.job_process"]
 

@@ -38,7 +38,7 @@ from ckptsync.service.jobs import (
     wait_after,
 )
 from ckptsync.service.log import Line
-from tests.ticks import until
+from tests.support.waiting import until
 
 CONFIG = read("roles: [head]\nstore: {url: /nowhere}\n", "c", {})
 SAYS_DONE = 'print(\'{"type":"done","changed":true}\', flush=True)'

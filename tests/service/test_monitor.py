@@ -17,14 +17,14 @@ from ckptsync.service import monitor as module
 from ckptsync.service.alert_channels import Sender, open_channels, webhook
 from ckptsync.service.monitor import Monitor, OverviewReader, patience, room
 from ckptsync.service.own_process import heartbeat
-from ckptsync.status.alarm_sending import KINDS, Alarm, Patience, Terms
+from ckptsync.status.alarms import KINDS, Alarm, Patience, Terms
 from ckptsync.status.heartbeat import beat
 from ckptsync.status.overview import Overview
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import open_store
-from tests.cli_store import make
-from tests.scenes import heart, shown
-from tests.webhooks import Hook, hook
+from tests.support.small_store import make
+from tests.support.status_examples import heart, shown
+from tests.support.webhook_server import Hook, hook
 
 HURT = Alarm("damaged", "run/checkpoint-1", "critical", 5.0, "1 h ago", "repair it")
 

@@ -20,7 +20,7 @@ from ckptsync.service.roles import Roles, UntilGone
 from ckptsync.service.tasks import Outcome, Task
 from ckptsync.status.heartbeat import read, write
 from ckptsync.stores.opening import create_store, open_store
-from tests.ticks import until
+from tests.support.waiting import until
 
 SERVICE = """
 import contextlib, os, sys, time

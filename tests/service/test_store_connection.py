@@ -30,9 +30,9 @@ from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store, read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store, is_store, open_store
 from ckptsync.stores.posix.store import PosixStore
-from tests.store_contract import StoreContract
-from tests.ticks import until
-from tests.weed import weed
+from tests.support.seaweedfs import weed
+from tests.support.store_contract import StoreContract
+from tests.support.waiting import until
 
 DATA = Path(ckptsync.__file__).parent / "demo_data" / "fsdp2"
 

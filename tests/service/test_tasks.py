@@ -24,8 +24,8 @@ from ckptsync.service.tasks import (
     progress_of,
     progress_of_process,
 )
-from ckptsync.stores import progress_signals
-from tests.ticks import until
+from ckptsync.stores import liveness
+from tests.support.waiting import until
 
 
 def scripted(*outcomes: Outcome | BaseException) -> Callable[[], Outcome]:
@@ -187,7 +187,7 @@ def test_a_task_that_rests_ends_reads_computes_or_gives_signs_does_not_hang_a_si
     for task in (busy, silent):
         task.start_if_due(time.monotonic())
     assert until(lambda: busy.thread and silent.thread)
-    for what in (read_zeros, progress_signals.sign, lambda: sum(range(20_000_000))):
+    for what in (read_zeros, liveness.sign, lambda: sum(range(20_000_000))):
         assert watchdog.check([busy, silent, rests]) == ()
         now[0] += 0.3 * HUNG
         work.append(what)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ckptsync.service.watch import MOST, Watch, watch
-from tests.ticks import until
+from tests.support.waiting import until
 
 TASKS = 256  # systemd/ckptsync-worker@.service
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.config.loading import read
 from ckptsync.config.schema import Config
-from ckptsync.errors import ConfigError, Transient
+from ckptsync.errors import ConfigError, StoreError, Transient
 from ckptsync.service import worker as module
 from ckptsync.service.own_process import Locks
 from ckptsync.service.store_connection import ServiceStore
@@ -39,10 +39,10 @@ from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import create_store, open_store
 from ckptsync.worker import queue
 from ckptsync.worker.options import RunDir, WorkerOptions
-from ckptsync.worker.progress import Failure, Repaired, UploadProgress, WorkerResult
+from ckptsync.worker.progress import Failure, Repaired, UploadProgress, WorkerResult, failure
 from ckptsync.worker.scanner import Scan
 from tests.service.test_tasks import loop
-from tests.ticks import until
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.filterwarnings("ignore:Callback with id:RuntimeWarning")
 
@@ -192,6 +192,21 @@ def test_a_plan_comes_at_once_for_what_is_finished_and_else_when_it_will_be(
             found.scanning()
             assert seconds - 1 < found.planning.due - time.monotonic() <= seconds
         shutil.rmtree(out / "run")
+
+
+def test_a_plan_knows_what_came_and_what_was_finished_after_the_last_scan(
+    tmp_path: Path, out: Path
+) -> None:
+    with watching(tmp_path, "quiet: 0.5s, unmarked: 0.5s") as (found, store):
+        write(out / "run" / "checkpoint-1")
+        found.scanning()
+        write(out / "run" / "checkpoint-2")
+        found._plan_at = 0.0
+        found.planning()
+        assert set(found.planning.outcome.queue) == {"run/checkpoint-1", "run/checkpoint-2"}
+        time.sleep(0.5)
+        upload(found)
+        assert locations(store) == {"checkpoint-1", "checkpoint-2"}
 
 
 def test_a_save_that_grows_is_scanned_each_half_second_and_ever_more_seldom_while_nothing_moves(
@@ -407,10 +422,10 @@ def test_what_the_configuration_says_of_a_worker_is_what_it_is_told(tmp_path: Pa
         + ", keep_pins: 3, spool_budget: 1GB, spool_full: 'every:5', clean: verified, keep_local:"
         " 4}}\n",
     )
-    runs = (RunDir("out", tmp_path / "out"),)
-    assert worker_options(config, "n0", runs) == WorkerOptions(
+    run = RunDir("out", tmp_path / "out")
+    assert worker_options(config, "n0", run) == WorkerOptions(
         "n0",
-        runs,
+        run,
         1,
         2,
         3,
@@ -516,6 +531,18 @@ def test_a_save_whose_output_directory_is_removed_while_it_is_uploaded_is_report
             "lost job/checkpoint-1: its files were removed before all of them were stored"
         )
         assert found._removed == {}
+
+
+def test_after_a_scan_that_failed_a_plan_scans_again(tmp_path: Path, out: Path) -> None:
+    with watching(tmp_path) as (found, _):
+        write(out / "run" / "checkpoint-1")
+        found.scanning()
+        [one] = found._directories.values()
+        one.state = directory_states(one.folders)
+        one.found = Scan(failures=(failure("run", "checkpoint-1", StoreError("unreadable")),))
+        assert not one.is_outdated(time.monotonic())
+        one.found = Scan(failures=(failure("run", "", StoreError("stale file handle")),))
+        assert one.is_outdated(time.monotonic())
 
 
 @given(st.floats(0, 1e6), st.floats(0, 300))

@@ -24,7 +24,7 @@ from ckptsync.stores.memory import MemoryStore
 from ckptsync.walk import UnsafeSpool
 from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.worker import Worker
-from tests.workers import ONE, lay, settle, tick, worker
+from tests.support.worker_in_process import ONE, lay, settle, tick, worker
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes directories of other users")
 NOBODY = 65534
@@ -286,7 +286,7 @@ def test_who_may_write_the_output_directory_cannot_lead_the_worker_elsewhere(
     try:
         for n in range(100):
             with contextlib.suppress(CkptsyncError):
-                tick(Worker(WorkerOptions("n0", (RunDir("run", out),)), MemoryStore()), float(n))
+                tick(Worker(WorkerOptions("n0", RunDir("run", out)), MemoryStore()), float(n))
     finally:
         swapping.kill()
         swapping.wait()

@@ -31,7 +31,7 @@ from ckptsync.spool.pins import (
     write_pin_notes,
 )
 from ckptsync.walk import Stat, walk
-from tests.hook_pins import commit, pinned
+from tests.support.hook_pins import commit, pinned
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ import pytest
 from ckptsync.catalogue.location_summary import Proven, Summary
 from ckptsync.errors import Corrupt
 from ckptsync.records.io import Fault
-from ckptsync.records.names import parse_record_name
-from ckptsync.status.alarm_rules import Room
+from ckptsync.records.store_paths import parse_record_name
 from ckptsync.status.heartbeat import Disk
 from ckptsync.status.nodes import NodeFile
+from ckptsync.status.overview import Room
 from ckptsync.stores.contract import Entry
-from tests.scenes import DAY, HOUR, NOW, fact, heart, location, raised
+from tests.support.status_examples import DAY, HOUR, NOW, fact, heart, location, raised
 
 HEAD = heart("boss", ("head", "verifier"), verifies=7 * DAY)
 

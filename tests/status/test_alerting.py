@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptsync.config.schema import KEYS
-from ckptsync.status.alarm_sending import (
+from ckptsync.status.alarms import (
     CODES,
     HOLD,
     KINDS,
@@ -20,7 +20,7 @@ from ckptsync.status.alarm_sending import (
     decide,
     document,
 )
-from tests.scenes import DAY, heart
+from tests.support.status_examples import DAY, heart
 
 TERMS = Terms(KINDS, 3600.0)
 HURT = Alarm("damaged", "run/checkpoint-1", "critical", 5.0, "bytes differ", "repair it")

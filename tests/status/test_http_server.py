@@ -83,7 +83,7 @@ def test_a_closed_port_is_free_again() -> None:
 def test_many_who_say_nothing_do_not_keep_it_from_being_closed_nor_their_successors_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(page_module._Answering, "timeout", 0.5)
+    monkeypatch.setattr(page_module, "SLOW", 0.5)
     with listening() as web:
         silent = [socket.create_connection(("127.0.0.1", web.port)) for _ in range(MANY)]
         for one in silent:
@@ -122,7 +122,7 @@ def connected(port: int, head: bytes) -> socket.socket:
 
 
 def test_who_sends_a_head_byte_by_byte_is_cut_off_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_module._Answering, "timeout", 1.0)
+    monkeypatch.setattr(page_module, "SLOW", 1.0)
     with listening() as web, connected(web.port, b"GET /metrics HTTP/1.0\r\nX: ") as slow:
         slow.settimeout(0.05)
         end = time.monotonic() + 60
@@ -148,6 +148,37 @@ def test_who_holds_all_locations_keeps_nobody_out(head: bytes) -> None:
         for _ in range(3 * MANY):
             stack.enter_context(connected(web.port, head))
             assert got(web.port, "/metrics") == (200, b"m 1\n")
+
+
+def test_many_who_send_a_byte_a_second_keep_nobody_out_and_are_few_threads() -> None:
+    with contextlib.ExitStack() as stack:
+        web = stack.enter_context(listening())
+        slow = [stack.enter_context(connected(web.port, b"G")) for _ in range(4 * MANY)]
+        for _ in range(3):
+            for one in slow:
+                with contextlib.suppress(ConnectionError):  # it gave way
+                    one.sendall(b"E")
+            began = time.monotonic()
+            assert got(web.port, "/healthz") == (503, b"no\n")
+            assert time.monotonic() - began < 5
+            threads = [t for t in threading.enumerate() if "process_request_thread" in t.name]
+            assert len(threads) <= MANY
+            time.sleep(1)
+
+
+def test_an_answer_that_nobody_takes_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_module, "SLOW", 0.5)
+    large = {"/large": lambda: Page(200, bytes(32 << 20))}
+    with contextlib.ExitStack() as stack:
+        web = PageListener("127.0.0.1:0", large)
+        stack.callback(web.close)
+        idle = stack.enter_context(connected(web.port, b"GET /large HTTP/1.0\r\n\r\n"))
+        time.sleep(1.5)
+        taken = 0
+        with contextlib.suppress(ConnectionError):
+            while part := idle.recv(1 << 20):
+                taken += len(part)
+        assert taken < 32 << 20
 
 
 def test_a_head_that_is_too_long_has_no_answer() -> None:

@@ -8,11 +8,10 @@ import pytest
 import yaml
 
 from ckptsync.catalogue.location_summary import Proven
-from ckptsync.status.alarm_rules import Room
 from ckptsync.status.heartbeat import Disk, RunningJob
 from ckptsync.status.http_server import Channel, Loop, Process
-from ckptsync.status.overview import Overview
-from tests.scenes import HOUR, NOW, heart, location, shown
+from ckptsync.status.overview import Overview, Room
+from tests.support.status_examples import HOUR, NOW, heart, location, shown
 
 parser = pytest.importorskip("prometheus_client.parser")
 metrics = pytest.importorskip("ckptsync.status.metrics")

@@ -15,7 +15,7 @@ from ckptsync.status.heartbeat import PERIOD, Heartbeat, beat, write, write_fact
 from ckptsync.status.nodes import NodeFile, NodeFiles, list_nodes, read_nodes
 from ckptsync.stores.contract import Entry
 from ckptsync.stores.memory import MemoryStore
-from tests.scenes import NOW, fact, heart
+from tests.support.status_examples import NOW, fact, heart
 
 
 class Counted(MemoryStore):

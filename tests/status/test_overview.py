@@ -9,11 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptsync.catalogue.location_summary import Proven
-from ckptsync.status.alarm_rules import Room
 from ckptsync.status.heartbeat import Disk, RunningJob
-from ckptsync.status.overview import document
+from ckptsync.status.overview import Room, document
 from ckptsync.status.run_status import describe_run, interval, list_runs
-from tests.scenes import DAY, HOUR, NOW, fact, heart, location, raised, shown
+from tests.support.status_examples import DAY, HOUR, NOW, fact, heart, location, raised, shown
 
 LOCATIONS = [
     location("a/checkpoint-1", model_size=5, kept="for the paper"),

@@ -19,8 +19,8 @@ from ckptsync.stores.contract import Store
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.opening import bare
 from ckptsync.stores.s3.store import S3Store
-from tests.fault_proxy import HttpProxy, TcpProxy
-from tests.faults import (
+from tests.support.fault_proxy import HttpProxy, TcpProxy
+from tests.support.network_faults import (
     CUT,
     DOWN,
     END,
@@ -35,9 +35,9 @@ from tests.faults import (
     Request,
     often,
 )
-from tests.sshd import sshd
-from tests.store_contract import StoreContract
-from tests.weed import weed
+from tests.support.seaweedfs import weed
+from tests.support.sshd import sshd
+from tests.support.store_contract import StoreContract
 
 SEED = os.environ.get("CKPTSYNC_FAULT_SEED", "1")
 LIMITS = Limits(threads=2, patience=30, stall=1.5)

@@ -14,7 +14,7 @@ from threading import Thread
 import pytest
 
 from ckptsync.errors import ConfigError, Corrupt, Incomplete
-from ckptsync.stores.file_trees import (
+from ckptsync.stores.checkpoint_files import (
     MERGING,
     DirectoryFiles,
     ListedFiles,
@@ -25,7 +25,7 @@ from ckptsync.stores.file_trees import (
 )
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.tensors import read_whole
-from tests.sftp_stores import over_ssh
+from tests.support.sftp_stores import over_ssh
 
 
 def plant(root: Path, **files: bytes) -> Path:

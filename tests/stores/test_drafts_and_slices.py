@@ -24,11 +24,11 @@ from ckptsync.stores.contract import (
 )
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store
-from ckptsync.stores.posix.part_file import begun
+from ckptsync.stores.posix.store import PosixStore
 from ckptsync.stores.s3.store import S3Store
 from ckptsync.stores.urls import Remote
-from tests.sftp_stores import over_ssh
-from tests.weed import weed
+from tests.support.seaweedfs import weed
+from tests.support.sftp_stores import over_ssh
 
 
 class ByDirectory(MemoryStore):
@@ -108,11 +108,9 @@ def test_what_was_given_up_goes_and_what_may_be_gone_on_with_stays(tmp_path: Pat
 
 def test_a_draft_that_its_writer_holds_stays(tmp_path: Path) -> None:
     store = create_store(str(tmp_path))
-    at = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
-    held = begun(at, "a.bin", "an origin")
+    held = PosixStore(str(tmp_path)).place("a.bin", 5, "an origin")
     assert not drop(store, held.part)
-    held.release()
-    os.close(at)
+    held.end(keep=True)
     assert drop(store, held.part)
 
 

@@ -15,17 +15,17 @@ import pytest
 
 from ckptsync.errors import ConfigError, Corrupt, Exists, NotFound, StoreError, Transient
 from ckptsync.stores.contract import About, Chunk, Store, read_all
-from ckptsync.stores.fsspec.atomic_write import WriteJob, way_of
-from ckptsync.stores.fsspec.store import NOTE, GenericStore, changed, sorted_error
+from ckptsync.stores.fsspec import NOTE, GenericStore, error_for, mtime_of
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.opening import create_store, open_store
 from ckptsync.stores.retry import Persistence, Retrying
 from ckptsync.stores.urls import Remote, located
-from tests.paced import Counted
-from tests.store_contract import StoreContract, dies_after, names
+from tests.support.rate_limits import Counted
+from tests.support.store_contract import StoreContract, dies_after, names
 
 fsspec = pytest.importorskip("fsspec")
 
+from fsspec.registry import _registry  # noqa: E402
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem  # noqa: E402
 
 
@@ -96,7 +96,7 @@ def dav(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
     """A server's URL, and the directory that it serves."""
     pytest.importorskip("webdav4")
     pytest.importorskip("wsgidav")
-    from tests.dav import served
+    from tests.support.webdav_server import served
 
     directory = tmp_path_factory.mktemp("dav")
     with served(directory) as url:
@@ -334,7 +334,7 @@ class ConnectTimeout(TransportError):
 def test_each_is_permanent_or_passing_and_repeats_no_message(
     error: Exception, kind: type[StoreError], said: str
 ) -> None:
-    found = sorted_error("gs://b/x", error)
+    found = error_for("gs://b/x", error)
     assert type(found) is kind
     assert str(found).startswith("gs://b/x: ")
     assert said in str(found)
@@ -362,7 +362,7 @@ AT = 1_700_000_000.0  # 2023-11-14 22:13:20 UTC
     ],
 )
 def test_a_time_is_found_however_it_is_said(info: dict[str, object]) -> None:
-    assert changed(info) == AT
+    assert mtime_of(info) == AT
 
 
 @pytest.mark.parametrize(
@@ -376,7 +376,7 @@ def test_a_time_is_found_however_it_is_said(info: dict[str, object]) -> None:
     ],
 )
 def test_nothing_said_is_the_beginning_of_time(info: dict[str, object]) -> None:
-    assert changed(info) == 0.0
+    assert mtime_of(info) == 0.0
 
 
 class Shelf(AbstractFileSystem):  # type: ignore[misc]  # fsspec says nothing of its types
@@ -384,9 +384,14 @@ class Shelf(AbstractFileSystem):  # type: ignore[misc]  # fsspec says nothing of
 
     cachable = False
 
-    def __init__(self) -> None:
+    def __init__(self, **_: object) -> None:
         super().__init__()
         self.files: dict[str, bytes] = {}
+
+    def info(self, path: str, **_: object) -> dict[str, object]:
+        if path not in self.files:
+            raise FileNotFoundError(path)
+        return {"name": path, "size": len(self.files[path]), "type": "file"}
 
     def _open(self, path: str, mode: str, block_size: int = 0, **_: object) -> Upload:
         return Upload(self, path, mode, block_size=4)
@@ -403,63 +408,64 @@ class Upload(AbstractBufferedFile):  # type: ignore[misc]
         return True
 
 
-def pieces(*given: bytes) -> Iterator[memoryview]:
-    yield from (memoryview(one) for one in given)
+def store_on(cls: type, scheme: str, monkeypatch: pytest.MonkeyPatch) -> GenericStore:
+    """A store on a file system that fsspec takes for that of a scheme."""
+    monkeypatch.setitem(_registry, scheme, cls)
+    return GenericStore(remote(f"{scheme}://b"))
 
 
-def told(e: Exception) -> StoreError:
-    return sorted_error("gs://b/a", e)
-
-
-def test_an_object_appears_when_its_file_is_closed() -> None:
-    shelf = Shelf()
-    way_of("gs", shelf)(
-        WriteJob(shelf, "b", "b/a", pieces(b"0123", b"456", b""), told, lambda: None, replaces=True)
-    )
-    assert shelf.files == {"b/a": b"0123456"}
+def test_an_object_appears_when_its_file_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = store_on(Shelf, "gs", monkeypatch)
+    store.write("a", [b"0123", b"456", b""])
+    assert list(store._shared.files.values()) == [b"0123456"]
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_an_object_whose_source_dies_never_appears_also_not_when_its_file_is_collected(
-    count: int,
+    monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    def dying() -> Iterator[memoryview]:
-        yield from pieces(*[b"0123"] * count)
+    def dying() -> Iterator[bytes]:
+        yield from [b"0123"] * count
         raise RuntimeError("the source is gone")
 
-    shelf = Shelf()
+    store = store_on(Shelf, "az", monkeypatch)
     with pytest.raises(RuntimeError, match="the source is gone"):
-        way_of("az", shelf)(WriteJob(shelf, "b", "b/a", dying(), told, lambda: None, replaces=True))
+        store.write("a", dying())
     gc.collect()
-    assert shelf.files == {}
+    assert store._shared.files == {}
 
 
-def test_an_object_whose_name_is_taken_meanwhile_does_not_appear() -> None:
-    def taken() -> None:
-        raise Exists("b/a: already there")
+def test_an_object_whose_name_is_taken_meanwhile_does_not_appear(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = store_on(Shelf, "abfs", monkeypatch)
 
-    shelf = Shelf()
+    def slow() -> Iterator[bytes]:
+        yield b"0123456"
+        store._shared.files[store._path("a")] = b"theirs"
+
     with pytest.raises(Exists):
-        way_of("abfs", shelf)(
-            WriteJob(shelf, "b", "b/a", pieces(b"0123456"), told, taken, replaces=False)
-        )
+        store.create("a", slow())
     gc.collect()
-    assert shelf.files == {}
+    assert list(store._shared.files.values()) == [b"theirs"]
 
 
-def test_a_server_that_refuses_to_move_onto_a_file_still_replaces_it() -> None:
+def test_a_server_that_refuses_to_move_onto_a_file_still_replaces_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from fsspec.implementations.memory import MemoryFileSystem
 
     class Refuses(MemoryFileSystem):  # type: ignore[misc]
+        store: dict[str, object] = {}  # noqa: RUF012 - fsspec's own
+        pseudo_dirs = [""]  # noqa: RUF012
+
         def mv(self, path1: str, path2: str, **_: object) -> None:
             if self.exists(path2):
                 raise OSError("rename refused")
             super().mv(path1, path2)
 
-    fs = Refuses(global_store=False, skip_instance_cache=True)
+    store = store_on(Refuses, "memory", monkeypatch)
     for content in (b"old", b"new"):
-        way_of("hdfs", fs)(
-            WriteJob(fs, "/s", "/s/a", pieces(content), told, lambda: None, replaces=True)
-        )
-    assert fs.cat_file("/s/a") == b"new"
-    assert fs.find("/s") == ["/s/a"]
+        store.write("a", [content])
+    assert read_all(store, "a") == b"new"
+    assert list(store._shared.store) == ["/b/a"]

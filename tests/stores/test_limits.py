@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,13 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptsync.errors import StoreError, Transient
-from ckptsync.stores import progress_signals
+from ckptsync.stores import liveness
 from ckptsync.stores.contract import About, Store, read_all
 from ckptsync.stores.limits import (
     DAYS,
     GATHER,
     LEAST_PIECE,
-    MAKES_WAY,
     MOST_PIECE,
     Limits,
     Schedule,
@@ -29,16 +29,15 @@ from ckptsync.stores.limits import (
     parse_schedule,
 )
 from ckptsync.stores.posix.store import PosixStore
-from tests.paced import Counted
-from tests.store_contract import StoreContract
-from tests.ticks import until
+from tests.support.rate_limits import Counted
+from tests.support.store_contract import StoreContract
 
 
 @pytest.fixture(autouse=True)
 def life() -> Iterator[None]:
-    progress_signals.clear_shutdown()
+    liveness.clear_shutdown()
     yield
-    progress_signals.clear_shutdown()
+    liveness.clear_shutdown()
 
 
 class Clock:
@@ -132,93 +131,96 @@ def test_the_morning_begins_without_savings_from_the_night() -> None:
     assert clock.now >= 8 * 3600 + 1
 
 
-class Yielding(Clock):
-    """Lets other threads come to stand in line."""
-
-    def sleep(self, seconds: float) -> None:
-        super().sleep(seconds)
-        time.sleep(0.001)
-
-
-def test_threads_share_one_rate() -> None:
-    clock, at_once = Yielding(), threading.Barrier(4)
-    paces = clock.paces("1000000B/s")
-
-    def transfer(_: int) -> None:
-        at_once.wait()
-        for _ in range(50):
-            paces.take(10_000)
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(transfer, range(4)))
-    assert clock.now == pytest.approx(2.0)
-
-
-def test_who_asks_for_much_is_not_starved_by_those_who_ask_for_little() -> None:
-    paces, begun, taken = Yielding().paces("1000000B/s"), threading.Event(), list[int]()
-
-    def little(n: int) -> None:
-        for _ in range(400):
-            paces.take(10_000)
-            taken.append(n)
-            begun.set()
-
-    with ThreadPoolExecutor(3) as pool:
-        running = pool.map(little, range(3))
-        assert begun.wait(60)
-        before = len(taken)
-        paces.take(200_000)
-        assert len(taken) - before < 600, "it waited for its turn, not for all others to be through"
-        list(running)
-
-
-class Held(Clock):
-    """The first who has to wait does so until he is told."""
+class Shared(Clock):
+    """Time that passes only where all threads sleep: until the first of them wakes."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.is_waiting, self.go_on = threading.Event(), threading.Event()
+        self._awake, self._wakes, self._changed = 0, list[float](), threading.Condition()
+
+    def run(self, *works: Callable[[], object]) -> None:
+        self._awake = len(works)
+        with ThreadPoolExecutor(len(works)) as pool:
+            for running in [pool.submit(self._run, work) for work in works]:
+                running.result(60)
 
     def sleep(self, seconds: float) -> None:
-        self.is_waiting.set()
-        assert self.go_on.wait(60)
-        super().sleep(seconds)
+        assert seconds <= 0.25, "else a new rate, or the end, is felt late"
+        with self._changed:
+            wake = self.now + seconds
+            self._wakes.append(wake)
+            self._rest()
+            assert self._changed.wait_for(lambda: wake not in self._wakes, 60)
+
+    def _run(self, work: Callable[[], object]) -> None:
+        try:
+            work()
+        finally:
+            with self._changed:
+                self._rest()
+
+    def _rest(self) -> None:
+        self._awake -= 1
+        if not self._awake and self._wakes:
+            self.now = min(self._wakes)
+            self._awake = self._wakes.count(self.now)
+            self._wakes = [wake for wake in self._wakes if wake > self.now]
+            self._changed.notify_all()
+
+
+def test_threads_share_one_rate() -> None:
+    clock = Shared()
+    paces = clock.paces("1000000B/s")
+
+    def transfer() -> None:
+        for _ in range(50):
+            paces.take(10_000)
+
+    clock.run(*[transfer] * 4)
+    assert clock.now == pytest.approx(2.0, abs=0.002)
+
+
+def test_who_asks_for_much_is_not_starved_by_those_who_ask_for_little() -> None:
+    clock, ended = Shared(), list[float]()
+    paces = clock.paces("1000000B/s")
+
+    def little() -> None:
+        for _ in range(400):
+            paces.take(10_000)
+
+    def much() -> None:
+        for _ in range(10):
+            paces.take(200_000)
+        ended.append(clock.now)
+
+    clock.run(little, little, little, much)
+    assert ended[0] < 5, "it had half of the rate"
+    assert clock.now == pytest.approx(14, rel=0.001), "and nobody more than was there"
 
 
 def order_of(asks: list[int]) -> list[int]:
-    """In which order asks go that came one after the other while another one was waiting."""
-    clock, went = Held(), list[int]()
+    """In which order asks go that came one after the other."""
+    clock, went = Shared(), list[int]()
     paces = clock.paces("1000000B/s")
 
-    def ask(count: int) -> None:
+    def ask(n: int, count: int) -> None:
+        clock.sleep(n * 1e-6)
         paces.take(count)
         went.append(count)
 
-    with ThreadPoolExecutor(len(asks) + 1) as pool:
-        pool.submit(ask, LEAST_PIECE + 1)
-        assert clock.is_waiting.wait(60)
-        for n, count in enumerate(asks, 2):
-            pool.submit(ask, count)
-            assert until(lambda waiting=n: len(paces._line) == waiting)  # type: ignore[misc]
-        clock.go_on.set()
-    return went[1:]
+    clock.run(*(partial(ask, n, count) for n, count in enumerate(asks)))
+    return went
 
 
-def test_what_is_little_goes_before_what_is_much_and_behind_who_goes_now() -> None:
-    assert order_of([LEAST_PIECE, LEAST_PIECE - 1, 10, 20]) == [
-        10,
-        20,
-        LEAST_PIECE,
-        LEAST_PIECE - 1,
-    ]
+def test_what_is_little_goes_before_what_is_much_and_otherwise_who_came_first() -> None:
+    much = [LEAST_PIECE + 1, LEAST_PIECE, LEAST_PIECE - 1]
+    assert order_of([*much, 10, 20]) == [10, 20, *much]
 
 
-def test_what_is_much_makes_way_a_few_times_and_no_longer() -> None:
-    assert order_of([LEAST_PIECE, *range(12)]) == [
-        *range(MAKES_WAY),
-        LEAST_PIECE,
-        *range(MAKES_WAY, 12),
-    ]
+def test_what_is_much_does_not_wait_for_what_is_little_and_came_later() -> None:
+    little = list(range(1000, 50_000, 1000))
+    went = order_of([LEAST_PIECE, *little])
+    assert sum(went[: went.index(LEAST_PIECE)]) < LEAST_PIECE
 
 
 def test_an_interrupt_leaves_the_line_to_others() -> None:
@@ -234,33 +236,34 @@ def test_an_interrupt_leaves_the_line_to_others() -> None:
     paces.take(10_000)
 
 
-class Ending(Clock):
+class Ending(Shared):
     """The process is told to end while somebody sleeps."""
 
     def sleep(self, seconds: float) -> None:
         super().sleep(seconds)
-        progress_signals.announce_shutdown()
+        liveness.announce_shutdown()
 
 
 def test_when_the_end_is_near_nobody_waits_any_longer() -> None:
     clock = Ending()
     paces = clock.paces("1000B/s")
-    with ThreadPoolExecutor(3) as pool:
-        waiting = [pool.submit(paces.take, 1 << 20) for _ in range(3)]
-        for ended in waiting:
-            with pytest.raises(StoreError, match="while a transfer waited for bandwidth"):
-                ended.result(10)
+
+    def wait() -> None:
+        with pytest.raises(StoreError, match="while a transfer waited for bandwidth"):
+            paces.take(1 << 20)
+
+    clock.run(wait, wait, wait)
     assert clock.now <= 0.25
 
 
 def test_who_waits_for_many_bytes_gives_signs_of_life_and_a_heartbeat_gives_none() -> None:
     clock = Clock()
-    paces, before = clock.paces("1000B/s"), progress_signals.signs()
-    paces.take(progress_signals.LEAST)
-    assert progress_signals.signs() - before >= clock.now
-    before = progress_signals.signs()
+    paces, before = clock.paces("1000B/s"), liveness.signs()
+    paces.take(liveness.LEAST)
+    assert liveness.signs() - before >= clock.now
+    before = liveness.signs()
     paces.take(1000)
-    assert progress_signals.signs() == before
+    assert liveness.signs() == before
 
 
 def test_bytes_in_both_directions_are_asked_for_in_small_pieces(tmp_path: Path) -> None:

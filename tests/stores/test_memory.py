@@ -7,7 +7,7 @@ import pytest
 from ckptsync.errors import Corrupt, NotFound
 from ckptsync.stores.contract import Store, checked_prefix, read_all
 from ckptsync.stores.memory import MemoryStore
-from tests.store_contract import StoreContract
+from tests.support.store_contract import StoreContract
 
 
 class TestMemoryStore(StoreContract):

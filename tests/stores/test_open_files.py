@@ -9,18 +9,18 @@ import pytest
 
 from ckptsync.errors import ConfigError, NotFound, StoreError, Transient
 from ckptsync.stores import open_files, opening
+from ckptsync.stores.checkpoint_files import DirectoryFiles
 from ckptsync.stores.contract import Store
-from ckptsync.stores.file_trees import DirectoryFiles
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import Access
 from ckptsync.stores.urls import Remote, located
 from ckptsync.tensors import read_whole
-from tests.far import reaching
+from tests.support.remote_stores import reaching
 
 BUCKET = Remote("s3", "bucket")
 RUN = Remote("s3", "bucket/runs/a")
-CHECKPOINT = RUN.below("checkpoint-5")
+CHECKPOINT = Remote("s3", "bucket/runs/a/checkpoint-5")
 
 
 class Guarded(MemoryStore):

@@ -12,7 +12,7 @@ from ckptsync.stores.limits import Limits
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import NoParent, create_store, directory_of, is_store, open_store
 from ckptsync.stores.urls import path_of
-from tests.paced import Counted
+from tests.support.rate_limits import Counted
 
 
 def test_a_store_is_made_once_and_found_by_path_and_url(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import bare
 from ckptsync.stores.parallel_download import RANGE, FileDownload, StoredFile, download
 from ckptsync.stores.posix.store import PosixStore
-from tests.weed import weed
+from tests.support.seaweedfs import weed
 
 CONTENTS = {f"d{n % 3}/f{n}": os.urandom(n * 1000) for n in range(20)} | {
     "large": os.urandom(RANGE + 12345)
@@ -195,7 +195,7 @@ def test_blocks_that_an_earlier_try_left_are_not_asked_for_again(
     if isinstance(killed, Transient):
         placing.give_up(killed)
     else:
-        placing._draft.release()
+        placing.end(keep=True)
     source = Source()
     assert fetch(source, target, FILE) == [True]
     assert read_all(target, "a") == CONTENT

@@ -5,6 +5,7 @@ memory begins.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,8 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ckptsync.errors import StoreError
+from ckptsync.stores.oserrors import StoreErrors
 from ckptsync.stores.posix import part_file
-from ckptsync.stores.posix.part_file import BLOCK, WORTH, Draft, Filled
+from ckptsync.stores.posix.part_file import BLOCK, WORTH, Draft
+from ckptsync.stores.posix.publish import replace
 from ckptsync.stores.stream import chunk_room
 
 SIZES = [
@@ -34,75 +38,86 @@ def askew(size: int) -> memoryview:
 
 
 @pytest.fixture
-def fd(tmp_path: Path) -> Iterator[int]:
-    fd = os.open(tmp_path / "out", os.O_RDWR | os.O_CREAT)
+def at(tmp_path: Path) -> Iterator[int]:
+    fd = os.open(tmp_path, os.O_RDONLY)
     yield fd
     os.close(fd)
 
 
-def write(fd: int, chunks: list[memoryview]) -> None:
-    output = Filled(Draft(-1, "", fd))
+def write(at: int, chunks: list[memoryview]) -> None:
+    draft = Draft(at, "out", "", StoreErrors("store"), give_name=replace)
     for chunk in chunks:
-        output.add(chunk)
-    output.sync()
-    wanted = b"".join(map(bytes, chunks))
-    assert os.pread(fd, len(wanted) + 1, 0) == wanted
+        draft.append(chunk)
+    draft.commit()
+    assert Path(f"/proc/self/fd/{at}/out").read_bytes() == b"".join(map(bytes, chunks))
 
 
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("memory", [aligned, askew])
 @pytest.mark.parametrize("is_on_disk", [lambda _: True, lambda _: False])
 def test_the_file_is_the_chunks(
-    fd: int,
+    at: int,
     sizes: list[int],
     memory: Callable[[int], memoryview],
     is_on_disk: Callable[[int], bool],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(part_file, "is_on_disk", is_on_disk)
-    write(fd, [memory(size) for size in sizes])
+    write(at, [memory(size) for size in sizes])
 
 
-def test_what_was_written_is_let_go_of_and_stays(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_written_is_let_go_of_and_stays(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(part_file, "LET_GO", 1000)
-    write(fd, [askew(700) for _ in range(9)])
+    write(at, [askew(700) for _ in range(9)])
 
 
 @pytest.mark.parametrize("most", [BLOCK, 3 * BLOCK])
 def test_short_writes_and_a_refusal_in_the_midst_lose_and_double_nothing(
-    fd: int, most: int, monkeypatch: pytest.MonkeyPatch
+    at: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk may take less than it was given, and refuse the rest: nothing of a chunk may then be
-    written again.
-    """
-    real, calls = os.write, []
+    """A disk may take less than it was given, and refuse the rest."""
+    real, calls = os.pwrite, []
 
-    def short(fd: int, data: memoryview) -> int:
+    def short(fd: int, data: memoryview, start: int) -> int:
         calls.append(len(data))
         if len(calls) == 3:
             raise OSError(errno.EINVAL, "not aligned")
-        return real(fd, data[:most])
+        return real(fd, data[:most], start)
 
-    monkeypatch.setattr(os, "write", short)
+    monkeypatch.setattr(os, "pwrite", short)
     monkeypatch.setattr(part_file, "is_on_disk", lambda _: True)
-    write(fd, [aligned(WORTH), aligned(2 * WORTH), aligned(5)])
+    write(at, [aligned(WORTH), aligned(2 * WORTH), aligned(5)])
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
-def test_a_full_or_broken_disk_is_told(fd: int, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_or_broken_disk_is_told(at: int, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> int:
         raise OSError(code, "x")
 
-    monkeypatch.setattr(os, "write", refuse)
-    with pytest.raises(OSError, match="x") as raised:
-        write(fd, [aligned(WORTH)])
-    assert raised.value.errno == code
+    monkeypatch.setattr(os, "pwrite", refuse)
+    with pytest.raises(StoreError, match="x") as raised:
+        write(at, [aligned(WORTH)])
+    assert isinstance(raised.value.__cause__, OSError)
+    assert raised.value.__cause__.errno == code
 
 
-def test_flags_are_as_they_were(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_chunks_go_past_the_cache_and_what_follows_them_through_it(
+    at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = os.pwrite, []
+
+    def noted(fd: int, data: memoryview, start: int) -> int:
+        calls.append((bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT), len(data)))
+        return real(fd, data, start)
+
+    try:
+        os.close(os.open(".", os.O_TMPFILE | os.O_WRONLY | os.O_DIRECT, dir_fd=at))
+    except OSError:
+        pytest.skip("no file system that writes past the cache here")
+    monkeypatch.setattr(os, "pwrite", noted)
     monkeypatch.setattr(part_file, "is_on_disk", lambda _: True)
-    write(fd, [aligned(WORTH)])
-    assert os.pwrite(fd, b"through the cache", 1)
+    write(at, [aligned(WORTH), aligned(WORTH + 5), aligned(WORTH)])
+    assert calls == [(True, WORTH), (True, WORTH), (False, 5), (False, WORTH)]
 
 
 @pytest.mark.parametrize("size", [0, 1, BLOCK + 1, WORTH])

@@ -16,10 +16,9 @@ import pytest
 
 from ckptsync.errors import Exists, StoreError
 from ckptsync.stores.contract import read_all
-from ckptsync.stores.posix import publish as posix_commit
 from ckptsync.stores.posix.part_file import is_unfinished
 from ckptsync.stores.posix.store import PosixStore
-from tests.store_contract import dies_after, names
+from tests.support.store_contract import dies_after, names
 
 
 @pytest.fixture
@@ -146,7 +145,7 @@ def test_bytes_are_synced_before_the_name_and_directories_after(
 
 
 @pytest.mark.parametrize(
-    ("call", "code"), [("fsync", errno.EIO), ("close", errno.EDQUOT), ("write", errno.ENOSPC)]
+    ("call", "code"), [("fsync", errno.EIO), ("close", errno.EDQUOT), ("pwrite", errno.ENOSPC)]
 )
 def test_an_error_at_any_step_of_writing_is_told_and_nothing_appears(
     store: PosixStore, monkeypatch: pytest.MonkeyPatch, call: str, code: int
@@ -169,8 +168,8 @@ def test_an_error_at_any_step_of_writing_is_told_and_nothing_appears(
 
 
 def test_short_writes_are_continued(store: PosixStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = os.write
-    monkeypatch.setattr(os, "write", lambda fd, view: write(fd, view[:3]))
+    write = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, view, start: write(fd, view[:3], start))
     store.write("a", [b"0123456789"])
     assert read_all(store, "a") == b"0123456789"
 
@@ -253,31 +252,3 @@ def test_writers_outlive_deleters_of_the_directories_they_write_to(store: PosixS
         other.delete("a/b/c/ours")
     assert deleter.returncode == 0
     assert names(store) == []
-
-
-def test_where_links_are_refused_an_exclusive_rename_claims_the_name(store: PosixStore) -> None:
-    at = os.open(store.root, os.O_RDONLY)
-    try:
-        Path(store.root, "part").write_bytes(b"x")
-        posix_commit.rename_if_free(at, "part", "a")
-        Path(store.root, "part").write_bytes(b"y")
-        with pytest.raises(FileExistsError):
-            posix_commit.rename_if_free(at, "part", "a")
-    finally:
-        os.close(at)
-    assert read_all(store, "a") == b"x"
-
-
-def test_a_link_whose_reply_was_lost_is_a_success(
-    store: PosixStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    link = os.link
-
-    def lost(*args: object, **kwargs: object) -> None:
-        link(*args, **kwargs)  # type: ignore[arg-type]
-        raise FileExistsError(errno.EEXIST, "sent again by the NFS client")
-
-    monkeypatch.setattr(os, "link", lost)
-    store.create("a", [b"x"])
-    assert read_all(store, "a") == b"x"
-    assert leftovers(store.root) == []

@@ -14,15 +14,15 @@ from ckptsync.stores.contract import read_all
 from ckptsync.stores.posix.part_file import is_unfinished
 from ckptsync.stores.posix.store import PosixStore
 from tests.campaigns.crash_trace import can_trace
-from tests.exhaustive import ALL
-from tests.injected import CALLS, NEW, OTHER, Outcome, injected
+from tests.support.exhaustive import ALL
+from tests.support.strace_faults import CALLS, NEW, OTHER, Outcome, injected
 
 pytestmark = pytest.mark.skipif(
     not can_trace(), reason="strace is not installed, or may not trace here"
 )
 CHANGES = [call for call in CALLS if call.split()[0] in ("write", "replace", "create", "delete")]
 ERRORS = ["ENOSPC", "EIO", "EDQUOT", "ESTALE", "EACCES", "EROFS"]
-FEW = ["write", "renameat", "linkat", "mkdirat"]  # each of these fails in each of these ways
+FEW = ["pwrite64", "renameat", "linkat", "mkdirat"]  # each of these fails in each of these ways
 # each of these in one of them
 MANY = ["fsync", "close", "openat", "newfstatat", "unlinkat", "flock"]
 RESULTS: dict[str, dict[str, bytes | None]] = {

@@ -13,7 +13,7 @@ from types import ModuleType
 
 import pytest
 
-from tests import shared_disk, small_disk
+from tests.support import cloning_disk, small_disk
 
 
 def run_mounted(tests: ModuleType, tmp_path: Path, place: Path, mount: str, *args: str) -> None:
@@ -69,4 +69,4 @@ def test_a_store_shares_the_bytes_of_what_is_pushed_where_the_file_system_can(
     subprocess.run(
         ["mkfs.xfs", "-q", "-m", "reflink=1", str(image)], capture_output=True, check=True
     )
-    run_mounted(shared_disk, tmp_path, place, 'mount -o loop "$1" "$2"', str(image), str(place))
+    run_mounted(cloning_disk, tmp_path, place, 'mount -o loop "$1" "$2"', str(image), str(place))

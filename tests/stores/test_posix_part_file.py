@@ -14,7 +14,9 @@ import pytest
 
 from ckptsync.errors import Exists, Incomplete, StoreError, Transient
 from ckptsync.stores.contract import About, read_all
-from ckptsync.stores.posix.part_file import Draft, Filled, begun, is_unfinished, part_of
+from ckptsync.stores.oserrors import StoreErrors
+from ckptsync.stores.posix.part_file import Draft, is_unfinished, part_of
+from ckptsync.stores.posix.publish import replace
 from ckptsync.stores.posix.store import PosixStore
 
 CONTENT = random.Random(1).randbytes(3_000_000)
@@ -27,41 +29,37 @@ def at(tmp_path: Path) -> Iterator[int]:
     os.close(fd)
 
 
-def begin(at: int, origin: str = "node/a/1") -> Draft:
-    return begun(at, "a", origin)
+def begin(at: int, origin: str = "node/a/1", name: str = "a") -> Draft:
+    return Draft(at, name, origin, StoreErrors("store"), give_name=replace)
 
 
 def left(at: int, content: bytes) -> Path:
     """What a writer that was killed after ``content`` leaves."""
     draft = begin(at)
-    os.write(draft.fd, content)
-    path = Path(f"/proc/self/fd/{draft.fd}").readlink()
-    draft.release()
+    draft.append(content)
+    path = Path(f"/proc/self/fd/{at}").readlink() / draft.part
+    draft.end(keep=True)
     return path
 
 
 def finish(draft: Draft, *chunks: bytes) -> bytes:
-    filled = Filled(draft)
+    directory = Path(f"/proc/self/fd/{draft._at}").readlink()
     for chunk in chunks:
-        filled.add(chunk)
-    filled.sync()
-    draft.close()
-    path = Path(f"/proc/self/fd/{draft.at}").readlink() / draft.part
-    draft.release()
-    return path.read_bytes()
+        draft.append(chunk)
+    draft.commit()
+    return (directory / draft.name).read_bytes()
 
 
-def writes(draft: Draft, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def writes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The length of everything that is written from now on."""
     found: list[int] = []
-    write = os.write
+    write = os.pwrite
 
-    def counted(fd: int, data: memoryview) -> int:
-        count = write(fd, data)
-        found.extend([count] if fd == draft.fd else [])
-        return count
+    def counted(fd: int, data: memoryview, start: int) -> int:
+        found.append(write(fd, data, start))
+        return found[-1]
 
-    monkeypatch.setattr(os, "write", counted)
+    monkeypatch.setattr(os, "pwrite", counted)
     return found
 
 
@@ -72,7 +70,7 @@ def test_only_what_is_missing_is_written(
     left(at, CONTENT[:count])
     draft = begin(at)
     assert draft.left == count
-    written = writes(draft, monkeypatch)
+    written = writes(monkeypatch)
     assert (
         finish(draft, CONTENT[:70_000], CONTENT[70_000:2_500_000], CONTENT[2_500_000:]) == CONTENT
     )
@@ -97,29 +95,34 @@ def test_what_is_longer_is_cut(at: int) -> None:
 
 def test_nobody_else_continues_it(at: int, tmp_path: Path) -> None:
     path = left(at, b"x")
-    for other in (begun(at, "a", "node/a/2"), begun(at, "b", "node/a/1"), begun(at, "a", "")):
+    for other in (begin(at, "node/a/2"), begin(at, name="b"), begin(at, "")):
         assert (other.left, other.part == path.name) == (0, False)
-        other.release()
+        other.end(keep=True)
     assert all(is_unfinished(p.name) for p in tmp_path.iterdir())
 
 
 def test_a_draft_that_is_being_written_is_left_alone_until_it_has_its_name(at: int) -> None:
-    writing = begin(at)
+    later: list[Draft] = []
+
+    def named(at: int, part: str, last: str, made: os.stat_result) -> None:
+        later.append(begin(at))  # the file is closed, and not named yet
+        replace(at, part, last, made)
+
+    writing = Draft(at, "a", "node/a/1", StoreErrors("store"), give_name=named)
     other = begin(at)
     assert (other.part == writing.part, other.may_stay) == (False, False)
-    writing.close()
-    later = begin(at)
-    assert later.part != writing.part, "it is closed, and not named yet"
-    for draft in (writing, other, later):
-        draft.release()
+    writing.commit()
+    assert later[0].part != writing.part
+    for draft in (other, *later):
+        draft.end(keep=False)
 
 
 def test_a_draft_that_has_its_name_is_never_written_to(at: int, tmp_path: Path) -> None:
-    os.link(left(at, CONTENT), tmp_path / "a")
+    os.link(left(at, CONTENT), tmp_path / "named")
     draft = begin(at)
     assert draft.left == 0
     assert finish(draft, b"other") == b"other"
-    assert (tmp_path / "a").read_bytes() == CONTENT
+    assert (tmp_path / "named").read_bytes() == CONTENT
 
 
 def test_what_is_not_a_file_of_ours_is_not_continued(at: int, tmp_path: Path) -> None:
@@ -133,9 +136,8 @@ def test_what_is_not_a_file_of_ours_is_not_continued(at: int, tmp_path: Path) ->
 
 def test_removing_makes_room(at: int, tmp_path: Path) -> None:
     draft = begin(at)
-    draft.remove()
-    draft.remove()
-    draft.release()
+    draft.end(keep=False)
+    draft.end(keep=False)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -144,15 +146,15 @@ def shared(store: PosixStore, there: bytes, content: bytes, monkeypatch: pytest.
     bytes ``there``.
     """
     written: list[int] = []
-    write = os.write
+    write = os.pwrite
 
-    def counted(fd: int, data: memoryview) -> int:
-        written.append(write(fd, data))
+    def counted(fd: int, data: memoryview, start: int) -> int:
+        written.append(write(fd, data, start))
         return written[-1]
 
     def share(fd: int) -> None:
         os.pwrite(fd, there, 0)
-        monkeypatch.setattr(os, "write", counted)
+        monkeypatch.setattr(os, "pwrite", counted)
 
     store.write("a", [content[:70_000], content[70_000:]], About(len(content), share=share))
     monkeypatch.undo()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ckptsync.stores.posix import publish as posix_commit
-from ckptsync.stores.posix.publish import MOST, Ways
+from ckptsync.stores.posix.publish import _MOST, DurableDirectories
 
 
 @pytest.fixture
@@ -100,8 +100,8 @@ def test_directories_that_cannot_be_synced_need_not_be(
 
 
 @pytest.fixture
-def ways(tmp_path: Path) -> Ways:
-    return Ways(str(tmp_path))
+def directories(tmp_path: Path) -> DurableDirectories:
+    return DurableDirectories(str(tmp_path))
 
 
 @pytest.fixture
@@ -116,81 +116,83 @@ def synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def make(ways: Ways, *way: str) -> None:
-    with ways.made(way) as made:
-        ways.secure(way, made)
+def make(directories: DurableDirectories, *way: str) -> None:
+    with directories.opened(way) as made:
+        directories.make_durable(way, made)
 
 
 def test_each_directory_on_the_way_is_durable_once(
-    ways: Ways, synced: list[str], tmp_path: Path
+    directories: DurableDirectories, synced: list[str], tmp_path: Path
 ) -> None:
-    make(ways, "a", "b")
-    make(ways, "a", "b")
-    make(ways, "a", "c")
-    make(ways)
+    make(directories, "a", "b")
+    make(directories, "a", "b")
+    make(directories, "a", "c")
+    make(directories)
     assert synced == ["/", "/a", "/a"]
     assert (tmp_path / "a/b").is_dir()
 
 
 def test_a_directory_that_was_there_may_be_another_writers_who_dies_before_its_fsync(
-    ways: Ways, synced: list[str], tmp_path: Path
+    directories: DurableDirectories, synced: list[str], tmp_path: Path
 ) -> None:
     (tmp_path / "a").mkdir()
-    make(ways, "a")
+    make(directories, "a")
     assert synced == ["/"]
 
 
 def test_a_directory_made_again_by_somebody_else_is_another_one(
-    ways: Ways, synced: list[str], tmp_path: Path
+    directories: DurableDirectories, synced: list[str], tmp_path: Path
 ) -> None:
-    make(ways, "a", "b")
+    make(directories, "a", "b")
     for _ in range(3):
         (tmp_path / "a/b").rmdir()
         (tmp_path / "a").rmdir()
         (tmp_path / "a/b").mkdir(parents=True)
         synced.clear()
-        make(ways, "a", "b")
+        make(directories, "a", "b")
         assert synced == ["/", "/a"]
 
 
 def test_a_delete_is_durable_and_takes_what_it_leaves_empty(
-    ways: Ways, synced: list[str], tmp_path: Path
+    directories: DurableDirectories, synced: list[str], tmp_path: Path
 ) -> None:
-    make(ways, "a", "b", "c")
+    make(directories, "a", "b", "c")
     (tmp_path / "a/file").touch()
     synced.clear()
-    ways.settle(["a", "b", "c"])
-    ways.drop_empty(["a", "b", "c"])
+    directories.sync(["a", "b", "c"])
+    directories.remove_empty(["a", "b", "c"])
     assert synced == ["/a/b/c"]
     assert [p.name for p in (tmp_path / "a").iterdir()] == ["file"]
-    ways.drop_empty(["nowhere", "at", "all"])
+    directories.remove_empty(["nowhere", "at", "all"])
 
 
 def test_a_directory_with_a_file_in_it_is_secured_although_others_delete_all_that_is_empty(
-    ways: Ways, tmp_path: Path
+    directories: DurableDirectories, tmp_path: Path
 ) -> None:
-    with ways.made(["a", "b"]) as made:
+    with directories.opened(["a", "b"]) as made:
         os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=made[-1]))
         with pytest.raises(OSError, match="not empty"):
             (tmp_path / "a/b").rmdir()
-        ways.secure(["a", "b"], made)
+        directories.make_durable(["a", "b"], made)
 
 
-def test_no_link_is_followed(ways: Ways, tmp_path: Path) -> None:
+def test_no_link_is_followed(directories: DurableDirectories, tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("/tmp")
     with pytest.raises(NotADirectoryError):
-        make(ways, "a", "b")
+        make(directories, "a", "b")
 
 
-def test_few_directories_are_kept_open_and_not_for_long(ways: Ways, tmp_path: Path) -> None:
+def test_few_directories_are_kept_open_and_not_for_long(
+    directories: DurableDirectories, tmp_path: Path
+) -> None:
     def kept() -> int:
         return sum(
             os.path.realpath(fd).startswith(f"{tmp_path}/")
             for fd in Path("/proc/self/fd").iterdir()
         )
 
-    for n in range(2 * MOST):
-        make(ways, str(n))
-    assert kept() == MOST
-    ways.forget_older(0.0)
+    for n in range(2 * _MOST):
+        make(directories, str(n))
+    assert kept() == _MOST
+    directories.forget_older(0.0)
     assert kept() == 0

@@ -11,7 +11,7 @@ from ckptsync.errors import Corrupt, NotFound, StoreError
 from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.posix import store as posix
 from ckptsync.stores.posix.store import PosixStore
-from tests.store_contract import StoreContract, names
+from tests.support.store_contract import StoreContract, names
 
 
 class TestPosixStore(StoreContract):
@@ -133,6 +133,15 @@ def test_a_file_replaced_behind_the_stores_back_is_read_anew(store: PosixStore) 
     Path(store.root, "a").unlink()
     with pytest.raises(NotFound):
         store.read_into("a", 0, memoryview(bytearray(3)))
+
+
+def test_a_file_that_could_not_be_opened_is_found_once_it_is_there(store: PosixStore) -> None:
+    for content in (b"first", b"second"):
+        with pytest.raises(NotFound):
+            store.read_into("a", 0, memoryview(bytearray(1)))
+        Path(store.root, "a").write_bytes(content)
+        assert read_all(store, "a") == content
+        Path(store.root, "a").unlink()
 
 
 def test_a_name_is_opened_again_after_a_while(

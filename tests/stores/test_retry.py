@@ -13,8 +13,8 @@ from ckptsync.errors import Exists, NotFound, StoreError, Transient
 from ckptsync.stores.contract import About, Chunk, Store, read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.retry import CAP, Persistence, Retrying
-from tests.flaky import Flaky
-from tests.store_contract import StoreContract, names
+from tests.support.flaky_store import Flaky
+from tests.support.store_contract import StoreContract, names
 
 
 class Clock:

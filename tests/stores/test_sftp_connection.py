@@ -17,8 +17,8 @@ import pytest
 from ckptsync.errors import ConfigError, StoreError, Transient
 from ckptsync.stores.opening import bare
 from ckptsync.stores.sftp.connection import ALWAYS, Connection, connection_error, parse_address
-from tests.sftp_stores import AT_ONCE, address_of, over_ssh, remote
-from tests.sshd import another_sshd, sshd, wanted
+from tests.support.sftp_stores import AT_ONCE, address_of, over_ssh, remote
+from tests.support.sshd import another_sshd, sshd, wanted
 
 ADDRESS = parse_address(remote("sftp://me@head:2222/srv"), {})
 

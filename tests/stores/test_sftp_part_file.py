@@ -17,8 +17,8 @@ from ckptsync.stores.part_upload import PART, FilePart
 from ckptsync.stores.sftp.part_file import SftpTarget, find_leftovers, token
 from ckptsync.stores.sftp.server_files import ServerFiles
 from ckptsync.stores.sftp.store import SftpStore
-from tests.paced import Counted
-from tests.sftp_stores import SOON, files_of, over_ssh, served
+from tests.support.rate_limits import Counted
+from tests.support.sftp_stores import SOON, files_of, over_ssh, served
 
 ABOUT = About(8, "node:/a:8:1")
 

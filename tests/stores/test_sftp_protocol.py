@@ -27,8 +27,8 @@ from ckptsync.stores.sftp.protocol import (
     text,
 )
 from ckptsync.stores.sftp.server_files import Sessions
-from tests.paced import Counted
-from tests.sftp_stores import AT_ONCE, SOON, address_of
+from tests.support.rate_limits import Counted
+from tests.support.sftp_stores import AT_ONCE, SOON, address_of
 
 
 def test_attributes_are_read_whichever_of_them_come() -> None:

@@ -21,7 +21,7 @@ from ckptsync.stores.sftp.listing import AT_ONCE as TOGETHER
 from ckptsync.stores.sftp.listing import list_directories, walk
 from ckptsync.stores.sftp.protocol import Code, PacketType, Request, Session, StatusError, text
 from ckptsync.stores.sftp.server_files import ServerFiles, Sessions
-from tests.sftp_stores import AT_ONCE, SOON, address_of, files_of, over_ssh, served
+from tests.support.sftp_stores import AT_ONCE, SOON, address_of, files_of, over_ssh, served
 
 
 def test_openssh_brings_names_to_the_disk_by_opening_the_directory(tmp_path: Path) -> None:
@@ -156,9 +156,7 @@ def test_what_fails_transiently_is_done_again_on_another_connection(tmp_path: Pa
 
     def step(session: Session) -> None:
         tries.append(session)
-        session.answer(
-            Request(PacketType.MKDIR, text(bytes(tmp_path / f"new{len(tries)}")) + bytes(4))
-        )
+        session.do(Request(PacketType.MKDIR, text(bytes(tmp_path / f"new{len(tries)}")) + bytes(4)))
 
     sessions.on(step)
     assert len(set(tries)) == 2
@@ -219,7 +217,7 @@ def test_directories_are_made_once_and_again_when_they_went(tmp_path: Path) -> N
     files = files_of(tmp_path)
 
     def step(session: Session) -> None:
-        session.answer(Request(PacketType.MKDIR, text(files.path("a/b/new")) + bytes(4)))
+        session.do(Request(PacketType.MKDIR, text(files.path("a/b/new")) + bytes(4)))
 
     files.in_directory("a/b", step)
     assert (tmp_path / "a/b/new").is_dir()
@@ -334,6 +332,21 @@ def test_a_directory_that_may_not_be_read_is_an_error_and_not_empty(tmp_path: Pa
     (tmp_path / "a").mkdir()
     with pytest.raises(StoreError, match=f"head:{tmp_path}/a: permission denied"):
         list(walk(files_of(tmp_path, "unreadable"), ""))
+
+
+@pytest.mark.parametrize("code", [Code.NO_CONNECTION, Code.CONNECTION_LOST])
+def test_a_server_that_has_lost_its_disks_for_a_moment_is_asked_again(
+    tmp_path: Path, code: Code
+) -> None:
+    (tmp_path / "a").write_bytes(b"abc")
+    files, refused = files_of(tmp_path), [code]
+
+    def look(session: Session) -> object:
+        if refused:
+            raise StatusError(refused.pop())
+        return session.look([files.path("a")])
+
+    assert files.sessions.on(look)
 
 
 def test_refusals_name_host_path_and_reason(tmp_path: Path) -> None:

@@ -25,10 +25,10 @@ from ckptsync.stores.limits import Limits
 from ckptsync.stores.opening import NoParent, create_store, is_store, open_store
 from ckptsync.stores.posix.store import PosixStore
 from ckptsync.stores.sftp.store import SftpStore
-from tests.exhaustive import sampled
-from tests.sftp_stores import AT_ONCE, SOON, cut_after, over_ssh, remote, served
-from tests.sshd import another_sshd, sshd
-from tests.store_contract import StoreContract, names
+from tests.support.exhaustive import sampled
+from tests.support.sftp_stores import AT_ONCE, SOON, cut_after, over_ssh, remote, served
+from tests.support.sshd import another_sshd, sshd
+from tests.support.store_contract import StoreContract, names
 
 
 def inside(path: Path) -> list[str]:
@@ -173,7 +173,7 @@ def test_a_killed_writer_is_continued_and_sends_again_no_more_than_was_in_flight
     server, size = sshd(), 160 << 20
     writing = f"""
 from ckptsync.stores.contract import About
-from tests.sftp_stores import remote
+from tests.support.sftp_stores import remote
 from ckptsync.stores.sftp.store import SftpStore
 SftpStore(remote({server.url(tmp_path)!r}), {dict(server.options)!r}).create("run/a", (b"%08d" % n \
 * 131072 for n in range(160)), About({size}, "origin"))

@@ -18,9 +18,9 @@ from ckptsync.stores.contract import About, Store, read_all
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.opening import bare
 from ckptsync.stores.s3.store import S3Store
-from tests.exhaustive import sampled
-from tests.fault_proxy import HttpProxy, TcpProxy
-from tests.faults import (
+from tests.support.exhaustive import sampled
+from tests.support.fault_proxy import HttpProxy, TcpProxy
+from tests.support.network_faults import (
     CUT,
     DOWN,
     END,
@@ -35,9 +35,9 @@ from tests.faults import (
     harmless,
     once,
 )
-from tests.sshd import sshd
-from tests.store_contract import names
-from tests.weed import weed
+from tests.support.seaweedfs import weed
+from tests.support.sshd import sshd
+from tests.support.store_contract import names
 
 LIMITS = Limits(threads=2, patience=20, stall=1.0)
 PART = 5 << 20  # the least that S3 takes

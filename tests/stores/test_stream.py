@@ -22,8 +22,8 @@ from ckptsync.stores.stream import (
     verified,
 )
 from ckptsync.tensors import Extent
-from tests.s3_script import Asked, Say, scripted
-from tests.weed import weed
+from tests.support.scripted_s3 import Asked, Say, scripted
+from tests.support.seaweedfs import weed
 
 CONTENT = bytes(range(251)) * 20
 

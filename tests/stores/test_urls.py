@@ -31,7 +31,6 @@ def test_a_url_is_a_place_elsewhere_and_a_path_is_here(url: str, wanted: Path | 
 
 def test_a_place_elsewhere_is_written_as_it_was_read() -> None:
     assert located(Remote("s3", "bucket/runs").url) == Remote("s3", "bucket/runs")
-    assert Remote("s3", "bucket").below("a/b").url == "s3://bucket/a/b"
 
 
 @pytest.mark.parametrize(

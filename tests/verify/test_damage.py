@@ -13,9 +13,9 @@ from ckptsync.errors import StoreError
 from ckptsync.formats import zstd_items
 from ckptsync.layouts import registry
 from ckptsync.verify.level_digest import find_differing, join_ranges, name_tensors, overlaps
-from tests import packing
-from tests.plain_files import MemoryFiles, safetensors_file, tree
-from tests.vector import vector
+from tests.support import zstd_packing
+from tests.support.files_in_memory import MemoryFiles, safetensors_file, tree
+from tests.support.vector import vector
 
 RANGES = st.lists(
     st.tuples(st.integers(0, 80), st.integers(1, 20)).map(lambda r: (r[0], r[0] + r[1])), max_size=4
@@ -153,7 +153,7 @@ def test_an_error_of_the_store_is_raised() -> None:
 
 
 def test_damage_in_a_packed_item_is_named_by_its_tensor() -> None:
-    packing.packed(b"")  # skips where nothing unpacks
+    zstd_packing.packed(b"")  # skips where nothing unpacks
     files = tree(*vector("dcp-zstd").sources)
     (source,) = registry.sources(files)
     for tensor in registry.tensors(files, source):

@@ -9,7 +9,7 @@ import pytest
 
 from ckptsync.digest import FileDigest, digest_stream
 from ckptsync.errors import Corrupt, Unsupported
-from ckptsync.records.names import file_name
+from ckptsync.records.store_paths import file_name
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.verify.expected import (
     check_sizes,
@@ -19,7 +19,7 @@ from ckptsync.verify.expected import (
     expected_files,
     note_gaps,
 )
-from tests.verified import LOCATION, RUN, WHOLE, arrive, location, whole_store
+from tests.support.verified_stores import LOCATION, RUN, WHOLE, arrive, location, whole_store
 
 SHARD = {"pytorch_model_fsdp_0/__0_0.distcp": b"x" * 100}
 

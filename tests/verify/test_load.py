@@ -16,7 +16,7 @@ from ckptsync.digest import FileDigest
 from ckptsync.errors import Incomplete, StoreError, Unsupported
 from ckptsync.formats import torch_zip
 from ckptsync.records.report import VerifyFinding
-from ckptsync.stores.file_trees import DirectoryFiles
+from ckptsync.stores.checkpoint_files import DirectoryFiles
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.tensors import Extent
 from ckptsync.verify.expected import ExpectedFile, directory_file
@@ -25,8 +25,8 @@ from ckptsync.verify.level_load import LOAD_CHILD, LOAD_HINT, load_file, load_fi
 from ckptsync.verify.level_parse import UNLOADED
 from ckptsync.verify.loader_process import Died, LoaderProcess
 from ckptsync.verify.reading import CountedSource, TrackedFiles
-from tests.plain_files import MemoryFiles, safetensors_file, torch_zip_file, tree
-from tests.vector import vector
+from tests.support.files_in_memory import MemoryFiles, safetensors_file, torch_zip_file, tree
+from tests.support.vector import vector
 
 NAN = safetensors_file({"a": ("F32", (2,), b"\0\0\x80\x7f\0\0\xc0\x7f"), "b": ("U8", (1,), b"x")})
 

@@ -20,7 +20,7 @@ import pytest
 
 from ckptsync.verify import load_child
 from ckptsync.verify.load_child import Refused, count, load_inert, nonfinite, storages
-from tests.plain_files import safetensors_file
+from tests.support.files_in_memory import safetensors_file
 
 torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors")

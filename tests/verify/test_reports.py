@@ -12,7 +12,7 @@ from ckptsync.records.io import decode
 from ckptsync.records.report import DAMAGE, Kind, Report, VerifyFinding
 from ckptsync.stores.contract import read_all
 from ckptsync.verify.write_reports import exit_code, fit, verdict, worst_first, write_report
-from tests.verified import flip, location, put, verified, whole_store
+from tests.support.verified_stores import flip, location, put, verified, whole_store
 
 REPORT = Report("run", "c-1", "c-1", 0, "digest", "ok", (), "", 0, ())
 
@@ -68,7 +68,7 @@ def test_reports_are_numbered_highest_seen_plus_one_and_damaged_ones_count() -> 
     second = write_report(store, report)
     assert "/report-0-" in first
     assert "/report-1-" in second
-    assert decode(second, read_all(store, second), Report) == replace(report, n=1)
+    assert decode(second, read_all(store, second)) == replace(report, n=1)
 
 
 def test_two_heads_that_report_at_once_tie_and_the_worse_counts() -> None:

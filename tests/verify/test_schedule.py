@@ -15,13 +15,13 @@ from ckptsync.catalogue.child_job import Job
 from ckptsync.catalogue.location_summary import Proven, Summary, summarize
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.records.io import encode, record_name
-from ckptsync.records.names import file_name
 from ckptsync.records.report import Level, Verdict, VerifyFinding
+from ckptsync.records.store_paths import file_name
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.verify.schedule import MERGING, RETRY, SPARE, VerifyPolicy, due, due_in_store
-from tests.heads import verify_next
-from tests.plain_files import MemoryFiles
-from tests.verified import (
+from tests.support.files_in_memory import MemoryFiles
+from tests.support.head_in_process import verify_next
+from tests.support.verified_stores import (
     LOCATION,
     RUN,
     WHOLE,

@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 
 from ckptsync.records.model_record import ModelRecord
-from ckptsync.records.names import consolidated_prefix
 from ckptsync.records.report import VerifyFinding
+from ckptsync.records.store_paths import consolidated_prefix
 from ckptsync.stores.contract import read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.verify import level_parse
 from ckptsync.verify.reading import TrackedFiles
 from tests.hostile import pickles
-from tests.plain_files import MemoryFiles, safetensors_file, tree
-from tests.vector import vector, vectors
-from tests.verified import LOCATION, RUN, WHOLE, location, whole_store
+from tests.support.files_in_memory import MemoryFiles, safetensors_file, tree
+from tests.support.vector import vector, vectors
+from tests.support.verified_stores import LOCATION, RUN, WHOLE, location, whole_store
 
 HOLE = b'\x3f\0\0\0\0\0\0\0{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,2]}}          '
 

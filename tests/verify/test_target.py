@@ -10,8 +10,8 @@ import pytest
 from ckptsync.digest import digest
 from ckptsync.errors import ConfigError, StoreError, Unsupported
 from ckptsync.records.io import encode
-from ckptsync.records.names import file_name
 from ckptsync.records.report import Report
+from ckptsync.records.store_paths import file_name
 from ckptsync.safe_names import STORE_FILE
 from ckptsync.stores.contract import read_all
 from ckptsync.stores.memory import MemoryStore
@@ -27,9 +27,9 @@ from ckptsync.verify.verification import (
     verify_scheduled,
 )
 from ckptsync.verify.write_reports import write_report
-from tests.heads import verify_next
-from tests.plain_files import MemoryFiles
-from tests.verified import (
+from tests.support.files_in_memory import MemoryFiles
+from tests.support.head_in_process import verify_next
+from tests.support.verified_stores import (
     LOCATION,
     RUN,
     WHOLE,

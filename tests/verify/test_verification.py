@@ -15,11 +15,11 @@ from ckptsync.catalogue.uncached import read_state
 from ckptsync.digest import SMALLEST_BLOCK, digest_stream
 from ckptsync.errors import Incomplete, StoreError, Unsupported
 from ckptsync.formats import torch_zip
-from ckptsync.records.names import consolidated_prefix, file_name
 from ckptsync.records.report import LEVELS, Level, Report
+from ckptsync.records.store_paths import consolidated_prefix, file_name
 from ckptsync.records.tombstone_keep_join import Tombstone
+from ckptsync.stores.checkpoint_files import DirectoryFiles
 from ckptsync.stores.contract import Entry, read_all
-from ckptsync.stores.file_trees import DirectoryFiles
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.tensors import Extent
 from ckptsync.verify.level_digest import Sample, find_archives
@@ -29,9 +29,9 @@ from ckptsync.verify.verification import (
     verify_directory,
     verify_location,
 )
-from tests.plain_files import MemoryFiles, safetensors_file, tree
-from tests.vector import vector
-from tests.verified import (
+from tests.support.files_in_memory import MemoryFiles, safetensors_file, tree
+from tests.support.vector import vector
+from tests.support.verified_stores import (
     LOCATION,
     RUN,
     TENSORS,

@@ -14,9 +14,9 @@ from ckptsync.spool.markers import PinNotes
 from ckptsync.spool.pins import Pin
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.walk import Stat
+from ckptsync.worker.local_save import LocalSave, local_save
 from ckptsync.worker.observation import fingerprint, is_like_another
-from ckptsync.worker.snapshot import LocalSave, local_files
-from tests.workers import kept, pinned, progress, push_now, tick, worker
+from tests.support.worker_in_process import kept, pinned, progress, push_now, tick, worker
 
 EMPTY = (2).to_bytes(8, "little") + b"{}"
 BARE = {"config.json": b"{}", "model.safetensors": EMPTY, "tokenizer.json": b"{}"}
@@ -132,7 +132,7 @@ def test_accelerate_s_save_without_the_first_rank_s_random_state_is_like_one_of_
     w = worker(tmp_path, store)
     files = {
         name: content for name, content in ACCELERATE.items() if name == "model.safetensors"
-    } | {"random_states_2.pkl": b""}
+    } | {"random_states_2.pkl": b"pickled"}
     saved(tmp_path, "checkpoint_0", files)
     tick(w, 0.0)
     assert progress(tick(w, 600.0))["checkpoint_0.0"].detail.startswith(
@@ -150,9 +150,7 @@ def seen(step: int, *names: str, stable: bool = True) -> LocalSave:
     pin = Pin(
         name, 0, "n0", 0, Path(), stats, notes=PinNotes(stable=fingerprint(stats) if stable else 0)
     )
-    return LocalSave(
-        "run", CheckpointDir(name, "trainer", Path()), local_files(None, pin, "trainer", name), pin
-    )
+    return local_save("run", CheckpointDir(name, "trainer", Path()), None, pin)
 
 
 def test_alike_are_names_without_the_step_and_with_every_other_number() -> None:

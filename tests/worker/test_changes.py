@@ -13,8 +13,16 @@ import pytest
 
 from ckptsync.errors import Incomplete
 from ckptsync.stores.contract import Store
-from ckptsync.worker.snapshot import CHUNK
-from tests.workers import in_a_bucket, in_memory, kept, lay, manifests, on_disk, push_now
+from ckptsync.worker.local_save import CHUNK
+from tests.support.worker_in_process import (
+    in_a_bucket,
+    in_memory,
+    kept,
+    lay,
+    manifests,
+    on_disk,
+    push_now,
+)
 
 BEFORE = {
     "trainer_state.json": b'{"global_step": 4}',

@@ -11,16 +11,18 @@ from pathlib import Path
 import pytest
 
 from ckptsync.checkpoint_dirs import checkpoint_dir_at
-from ckptsync.errors import CkptsyncError, Corrupt, Unsupported
+from ckptsync.errors import CkptsyncError, Corrupt, StoreError, Unsupported
 from ckptsync.records.io import encode, record_name
 from ckptsync.records.report import Report
 from ckptsync.records.tombstone_keep_join import Tombstone
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.walk import walk
+from ckptsync.worker import scanner
 from ckptsync.worker.cleanup import Local, choose_cleanable, is_open, remove_by_rename
 from ckptsync.worker.options import RunDir, WorkerOptions
+from ckptsync.worker.store_view import StoreView
 from ckptsync.worker.worker import Worker
-from tests.workers import (
+from tests.support.worker_in_process import (
     EIGHT,
     ONE,
     lay,
@@ -76,7 +78,7 @@ def run(
         )
     options = WorkerOptions(
         "n0",
-        (RunDir("run", out),),
+        RunDir("run", out),
         clean="verified" if clean else "off",
         keep_local=1,
         exclude=exclude,
@@ -306,3 +308,28 @@ def test_what_is_kept_of_a_checkpoint_that_cannot_be_looked_at_for_a_moment_stay
     shutil.rmtree(source)
     tick(w, 1003.0)
     assert list(copies.iterdir()) == []
+
+
+def test_a_scan_that_fails_while_the_store_is_asked_costs_no_copy_of_a_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lay(tmp_path / "checkpoint-4", EIGHT)
+    w = worker(tmp_path, MemoryStore())
+    settle(w)
+    copies = tmp_path / "_ckptsync" / "manifests" / "checkpoint-4"
+    assert list(copies.iterdir())
+    w.scan(700.0)
+    real = StoreView.refresh
+
+    def refresh(view: StoreView) -> object:
+        with monkeypatch.context() as broken:
+            broken.setattr(scanner, "list_and_pin_saves", fails)
+            w.scan(701.0)
+        return real(view)
+
+    def fails(*_: object) -> None:
+        raise StoreError("stale file handle")
+
+    monkeypatch.setattr(StoreView, "refresh", refresh)
+    w.plan(701.0)
+    assert list(copies.iterdir())

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptsync.records.names import checked_node
+from ckptsync.records.store_paths import checked_node
 from ckptsync.stores.contract import UNKNOWN, About, Chunk
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.worker.node_identity import Clock, jumped, node_id, umask

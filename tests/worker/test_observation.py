@@ -28,6 +28,7 @@ from ckptsync.spool.pins import Pin, open_pin
 from ckptsync.walk import Stat
 from ckptsync.worker import observation
 from ckptsync.worker.finished import Rule, judge
+from ckptsync.worker.local_save import LocalFile, LocalFiles, LocalSave, local_save
 from ckptsync.worker.observation import (
     HookStatus,
     Observation,
@@ -38,19 +39,15 @@ from ckptsync.worker.observation import (
     hook_status,
     is_later,
     observe,
-    open_for_writing,
     trainer_state,
     with_surroundings,
 )
-from ckptsync.worker.snapshot import LocalFile, LocalFiles, LocalSave, local_files
-from tests.vector import vector
+from tests.support.vector import vector
 
 
 def held(path: Path) -> tuple[LocalFiles, CheckpointDir]:
     (checkpoint_dir,) = find_checkpoint_dirs(path)
-    return local_files(
-        scanned(checkpoint_dir), None, checkpoint_dir.family, checkpoint_dir.name
-    ), checkpoint_dir
+    return local_save("run", checkpoint_dir, scanned(checkpoint_dir)).files, checkpoint_dir
 
 
 def gather(files: LocalFiles, checkpoint_dir: CheckpointDir, pin: Pin | None = None) -> Observation:
@@ -79,8 +76,8 @@ def test_a_file_open_for_writing_is_seen_and_one_open_for_reading_is_not(out: Pa
         (out / "checkpoint-4" / "scheduler.pt").open("rb"),
         (out / "checkpoint-4" / "rng_state_0.pth").open("ab"),
     ):
-        assert open_for_writing(held(out)[0].by_path.values()) == ("rng_state_0.pth",)
-    assert open_for_writing(held(out)[0].by_path.values()) == ()
+        assert gather(*held(out)).writing == ("rng_state_0.pth",)
+    assert gather(*held(out)).writing == ()
 
 
 def test_where_a_file_system_knows_no_leases_nobody_knows_who_writes(
@@ -88,7 +85,7 @@ def test_where_a_file_system_knows_no_leases_nobody_knows_who_writes(
 ) -> None:
     monkeypatch.setattr(observation, "_LEASE_FILE_SYSTEMS", frozenset())
     with (out / "checkpoint-4" / "rng_state_0.pth").open("ab"):
-        assert open_for_writing(held(out)[0].by_path.values()) is None
+        assert gather(*held(out)).writing is None
 
 
 @pytest.mark.parametrize("name", ["scheduler.pt", "rng_state_1.pth", "trainer_state.json"])
@@ -122,6 +119,9 @@ def test_a_name_that_goes_after_the_last_file_was_written_shows(out: Path) -> No
         *(p for p in (out / "checkpoint-4").rglob("*") if p.is_dir()),
     ):
         os.utime(folder, ns=(newest, newest))
+    assert not gather(*held(out)).emptied
+    (out / "checkpoint-4" / "latest").symlink_to("latest")  # a link to itself is no directory
+    os.utime(out / "checkpoint-4", ns=(newest, newest))
     assert not gather(*held(out)).emptied
     (out / "checkpoint-4" / "optimizer_0" / "__0_0.distcp").unlink()
     os.utime(out / "checkpoint-4" / "optimizer_0", ns=(newest, newest + 2 * S))

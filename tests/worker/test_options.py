@@ -11,12 +11,12 @@ from ckptsync.worker.options import RunDir, WorkerOptions, checked_options, chec
 from ckptsync.worker.progress import Phase, UploadProgress, WorkerResult, failure
 
 
-def options(*paths: Path, node: str = "n0") -> WorkerOptions:
-    return WorkerOptions(node, tuple(RunDir(f"run{n}", p) for n, p in enumerate(paths)))
+def options(path: Path, node: str = "n0", run: str = "run") -> WorkerOptions:
+    return WorkerOptions(node, RunDir(run, path))
 
 
 def test_a_source_and_a_store_apart_are_fine(tmp_path: Path) -> None:
-    told = options(tmp_path / "a", tmp_path / "b")
+    told = options(tmp_path / "a")
     assert checked_options(told, str(tmp_path / "store")) == told
     assert checked_options(told, "s3://bucket/a") == told
     assert checked_options(options(tmp_path), str(tmp_path / "store")) == options(tmp_path)
@@ -49,15 +49,12 @@ def test_a_link_does_not_hide_that_one_lies_in_the_other(tmp_path: Path) -> None
         checked_options(options(tmp_path / "out"), str(tmp_path / "store"))
 
 
-def test_two_runs_of_one_name_and_bad_names_are_refused(tmp_path: Path) -> None:
-    twice = WorkerOptions("n0", (RunDir("r", tmp_path / "a"), RunDir("r", tmp_path / "b")))
-    with pytest.raises(ConfigError, match="under one name"):
-        checked_options(twice, "s3://b")
+def test_names_that_no_store_can_keep_are_refused(tmp_path: Path) -> None:
     with pytest.raises(Corrupt):
         checked_options(options(tmp_path, node="a/b"), "s3://b")
     for name in ("../x", "", "a//b", ".ckptsync", "_x", "consolidated"):
         with pytest.raises(ConfigError):
-            checked_options(WorkerOptions("n0", (RunDir(name, tmp_path / "a"),)), "s3://b")
+            checked_options(options(tmp_path / "a", run=name), "s3://b")
 
 
 def test_a_run_within_another_is_refused_since_nobody_would_look_for_it_there() -> None:

@@ -13,7 +13,7 @@ from ckptsync.spool.pins import Pin, drop, list_pins, open_pin
 from ckptsync.walk import walk
 from ckptsync.worker.options import RunDir
 from ckptsync.worker.pinning import STILL, PinCopies, Pinner
-from ckptsync.worker.scanner import Scan, scan_run
+from ckptsync.worker.scanner import Scan, list_and_pin_saves
 
 MEMORY = Path("/dev/shm")
 
@@ -54,7 +54,7 @@ class Looking:
 
     def after(self, seconds: float) -> Scan:
         self.clock.now += seconds
-        found = scan_run(RunDir("run", self.out), self.seat)
+        found = list_and_pin_saves(RunDir("run", self.out), self.seat)
         self.copies.wait()
         return found
 

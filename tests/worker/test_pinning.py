@@ -17,11 +17,11 @@ from ckptsync.checkpoint_dirs import ListedCheckpoint
 from ckptsync.spool.markers import Commit, PinNotes, write_log
 from ckptsync.spool.pins import Pin, list_pins, mark_stored
 from ckptsync.walk import Stat
+from ckptsync.worker.local_save import LocalSave
 from ckptsync.worker.options import RunDir
 from ckptsync.worker.pinning import PinChanges, Pinner, follow_source
 from ckptsync.worker.progress import Failure
-from ckptsync.worker.scanner import Scan, scan_run
-from ckptsync.worker.snapshot import LocalSave
+from ckptsync.worker.scanner import Scan, list_and_pin_saves
 from ckptsync.worker.spool_room import (
     PinCost,
     Relief,
@@ -30,8 +30,8 @@ from ckptsync.worker.spool_room import (
     choose_to_give_up,
     held_bytes,
 )
-from tests.hook_pins import commit as commit_pin
-from tests.workers import ONE, lay
+from tests.support.hook_pins import commit as commit_pin
+from tests.support.worker_in_process import ONE, lay
 
 
 def files(told: dict[str, int]) -> tuple[Stat, ...]:
@@ -265,7 +265,7 @@ ROOT = Path(__file__).parent.parent.parent
 def looked(
     out: Path, node: str = "n0", *, is_proven: bool = False
 ) -> tuple[tuple[LocalSave, ...], tuple[Failure, ...]]:
-    found = scan_run(RunDir("run", out), Pinner(node, lambda *_: is_proven))
+    found = list_and_pin_saves(RunDir("run", out), Pinner(node, lambda *_: is_proven))
     return found.seen, found.failures
 
 
@@ -329,7 +329,9 @@ def test_what_the_hook_commits_and_rotation_takes_during_one_look_is_not_called_
         commit_pin(source)
         shutil.rmtree(source)
 
-    found = scan_run(RunDir("run", tmp_path), Interrupted("n0", lambda *_: False, happens=finish))
+    found = list_and_pin_saves(
+        RunDir("run", tmp_path), Interrupted("n0", lambda *_: False, happens=finish)
+    )
     assert [(s.k, s.files.gone, s.pin is not None and s.pin.is_committed) for s in found.seen] == [
         (1, True, True)
     ]
@@ -356,7 +358,7 @@ def test_a_save_that_was_spoiled_before_it_was_sent_is_told_of(tmp_path: Path) -
     source = lay(tmp_path, ONE)
     commit_pin(source)
     pinner = Pinner("n0", lambda *_: False)
-    assert scan_run(RunDir("run", tmp_path), pinner).notes == ()
+    assert list_and_pin_saves(RunDir("run", tmp_path), pinner).notes == ()
     names = sorted(ONE)
     (source / names[0]).write_bytes(b"again, in place")
     (source / names[1]).unlink()
@@ -364,7 +366,7 @@ def test_a_save_that_was_spoiled_before_it_was_sent_is_told_of(tmp_path: Path) -
     for _ in range(2):
         assert (
             "overwritten before it was uploaded"
-            in scan_run(RunDir("run", tmp_path), pinner).notes[0]
+            in list_and_pin_saves(RunDir("run", tmp_path), pinner).notes[0]
         )
 
 
@@ -378,7 +380,9 @@ def rotated(out: Path, *steps: int) -> None:
 
 
 def budgeted(out: Path, budget: int, full: str = "oldest") -> Scan:
-    return scan_run(RunDir("run", out), Pinner("n0", lambda *_: False, SpoolRule(budget, full)))
+    return list_and_pin_saves(
+        RunDir("run", out), Pinner("n0", lambda *_: False, SpoolRule(budget, full))
+    )
 
 
 def test_the_budget_is_kept_aloud_and_what_the_store_has_goes_first(tmp_path: Path) -> None:
@@ -430,7 +434,7 @@ def test_on_a_full_disk_everything_is_still_seen_and_what_cannot_be_done_is_a_fa
         " for n in range(99): (out / f'filler{n}').touch()\n"
         "try: fill()\n"
         "except OSError: pass\n"
-        "found = scan_run(RunDir('run', out), Pinner('n0', lambda *_: False))\n"
+        "found = list_and_pin_saves(RunDir('run', out), Pinner('n0', lambda *_: False))\n"
         "print([(s.checkpoint_dir.name, len(s.files.by_path), s.pin and s.pin.node) for s in"
         " found.seen])\n"
         "print(sorted((f.checkpoint, 'No space left' in f.text) for f in found.failures))\n"

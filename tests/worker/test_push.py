@@ -20,10 +20,20 @@ from ckptsync.worker.options import RunDir
 from ckptsync.worker.push import ASSUMED, find_offer, plan_push
 from ckptsync.worker.selection import EVERYTHING, Selection
 from tests.cli.test_push import FSDP
-from tests.dying import Crash, Dying
-from tests.hook_pins import commit
-from tests.vector import Vector, vector, vectors
-from tests.workers import ONE, TWO, Interrupted, T, kept, lay, manifests, other, push_now
+from tests.support.crashing_store import Crash, Dying
+from tests.support.hook_pins import commit
+from tests.support.vector import Vector, vector, vectors
+from tests.support.worker_in_process import (
+    ONE,
+    TWO,
+    Interrupted,
+    T,
+    kept,
+    lay,
+    manifests,
+    other,
+    push_now,
+)
 
 
 def test_a_checkpoint_lies_in_the_store_under_its_own_names(tmp_path: Path) -> None:

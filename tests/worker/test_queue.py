@@ -31,12 +31,12 @@ from ckptsync.worker.queue import (
 )
 from ckptsync.worker.upload import small_at_once
 from ckptsync.worker.worker import Worker
-from tests import ticks
-from tests.dying import Crash, Dying
-from tests.workers import kept, lay, tick
+from tests.support import waiting
+from tests.support.crashing_store import Crash, Dying
+from tests.support.worker_in_process import kept, lay, tick
 
 SMALL = 5000
-until = partial(ticks.until, seconds=30)
+until = partial(waiting.until, seconds=30)
 LARGE, TINY = b"L" * 2 * SMALL, b"t" * 100
 
 
@@ -94,7 +94,7 @@ class Serving:
             run: Worker(
                 WorkerOptions(
                     "n0",
-                    (RunDir(run, out / run),),
+                    RunDir(run, out / run),
                     quiet=0,
                     unmarked=0,
                     order=order,
@@ -127,6 +127,7 @@ class Serving:
 
     def plan(self, now: float) -> None:
         for worker in self.workers.values():
+            worker.scan(now)
             worker.plan(now)
 
     def phases(self, now: float = 0.0) -> dict[str, str]:
@@ -139,7 +140,7 @@ class Serving:
     def _carry(self, one: UploadQueue, wake: threading.Semaphore) -> None:
         while wake.acquire() and not self._is_over:
             try:
-                one.carry()
+                one.run_jobs()
             except Crash:  # noqa: PERF203
                 self.crashed.set()
                 return
@@ -310,10 +311,10 @@ def test_lines_take_turns_and_one_that_is_gone_waits_no_more() -> None:
             ],
         )
     for _ in range(3):
-        queues.queues[0].carry()
+        queues.queues[0].run_jobs()
     queues.retain("b")
     for _ in range(9):
-        queues.queues[0].carry()
+        queues.queues[0].run_jobs()
     assert sent == ["a0", "b0", "a1", "b1", "b2"]
 
 
@@ -340,7 +341,7 @@ def test_a_queue_that_ends_by_a_bug_lets_go_of_what_it_had() -> None:
 
     queues.post("a", [UploadJob(1, ("r", "1"), 1, bug)])
     with pytest.raises(ZeroDivisionError):
-        queues.queues[1].carry()
+        queues.queues[1].run_jobs()
     assert (queues.withdraw("a"), ended) == ((), [1])
 
 
@@ -356,7 +357,7 @@ def test_killed_at_any_moment_with_both_queues_at_work_and_begun_again_all_is_wh
         is_dead = crashes(out, Dying(store, lives))
         for run, _ in SAVES:
             tick(
-                Worker(WorkerOptions("n0", (RunDir(run, out / run),), quiet=0, unmarked=0), store),
+                Worker(WorkerOptions("n0", RunDir(run, out / run), quiet=0, unmarked=0), store),
                 9000.0,
             )
         assert {location: held["n0"]["x"] for location, held in kept(store).items()} == {

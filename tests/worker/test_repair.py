@@ -17,7 +17,7 @@ from ckptsync.digest import digest
 from ckptsync.errors import Transient
 from ckptsync.head.consolidate import HeadOptions
 from ckptsync.records import io
-from ckptsync.records.locations import LocationRecords
+from ckptsync.records.location_status import LocationRecords
 from ckptsync.records.manifest import FileEntry, Manifest
 from ckptsync.records.report import Kind, Level, Report, Verdict, VerifyFinding
 from ckptsync.records.save_groups import Known
@@ -31,11 +31,11 @@ from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.queue import UploadJob, UploadQueues, split_threads
 from ckptsync.worker.repair import list_requests, send_again
 from ckptsync.worker.worker import Worker
-from tests.cli_store import flip
-from tests.heads import consolidate_due
-from tests.hook_pins import commit
-from tests.vector import ROOT, vector
-from tests.workers import (
+from tests.support.head_in_process import consolidate_due
+from tests.support.hook_pins import commit
+from tests.support.small_store import flip
+from tests.support.vector import ROOT, vector
+from tests.support.worker_in_process import (
     EIGHT,
     ONE,
     damaged,
@@ -177,12 +177,13 @@ def hurt(tmp_path: Path, store: MemoryStore) -> tuple[Worker, HeldQueues]:
     damaged(store, 0, "checkpoint-4/x")
     store.write(NAME, [b"spoilt"])
     queues = HeldQueues()
-    return Worker(WorkerOptions("n0", (RunDir("run", tmp_path),)), store, queues), queues
+    return Worker(WorkerOptions("n0", RunDir("run", tmp_path)), store, queues), queues
 
 
 def test_a_new_save_is_sent_while_a_file_is_sent_again(tmp_path: Path) -> None:
     store = MemoryStore()
     w, queues = hurt(tmp_path, store)
+    w.scan(1000.0)
     w.plan(1000.0)
     again = queues.begin()
     assert (again.name, again.size, w.result(1000.0).repairs) == (
@@ -191,7 +192,9 @@ def test_a_new_save_is_sent_while_a_file_is_sent_again(tmp_path: Path) -> None:
         (),
     )
     lay(tmp_path / "later", EIGHT, 50.0).rename(tmp_path / "checkpoint-8")
+    w.scan(1001.0)
     w.plan(1001.0)
+    w.scan(2000.0)
     w.plan(2000.0)
     (save,) = queues.jobs
     queues.hand.append(save)
@@ -200,6 +203,7 @@ def test_a_new_save_is_sent_while_a_file_is_sent_again(tmp_path: Path) -> None:
     queues.end(again)
     assert kept(store) == {"checkpoint-4": {"n0": ONE}, "checkpoint-8": {"n0": EIGHT}}
     assert [r.name for r in w.result(2000.0).repairs] == ["checkpoint-4/x"]
+    w.scan(2001.0)
     w.plan(2001.0)
     assert (queues.jobs, w.result(2001.0).repairs) == (
         [],
@@ -209,12 +213,15 @@ def test_a_new_save_is_sent_while_a_file_is_sent_again(tmp_path: Path) -> None:
 
 def test_what_is_in_hand_is_not_queued_again(tmp_path: Path) -> None:
     w, queues = hurt(tmp_path, MemoryStore())
+    w.scan(1000.0)
     w.plan(1000.0)
     again = queues.begin()
     for now in (1001.0, 1002.0):
+        w.scan(now)
         w.plan(now)
         assert queues.jobs == []
     queues.end(again)
+    w.scan(1003.0)
     w.plan(1003.0)
     assert queues.jobs == []
 
@@ -224,6 +231,7 @@ def test_a_failed_upload_is_tried_again_with_the_next_plan_and_a_missing_file_is
 ) -> None:
     store = Refusing()
     w, queues = hurt(tmp_path, store)
+    w.scan(1000.0)
     w.plan(1000.0)
     store.is_away = True
     queues.end(queues.begin())
@@ -232,6 +240,7 @@ def test_a_failed_upload_is_tried_again_with_the_next_plan_and_a_missing_file_is
     (tmp_path / "checkpoint-4" / "x").unlink()
     for pin in (tmp_path / "_ckptsync" / "pins").rglob("x"):
         pin.unlink()
+    w.scan(1001.0)
     w.plan(1001.0)
     queues.end(queues.begin())
     result = w.result(1001.0)
@@ -246,7 +255,7 @@ def stored(out: Path) -> tuple[MemoryStore, str, bytes, Worker]:
     """A store with one save in it, its manifest's name, and its bytes."""
     store = MemoryStore()
     lay(out, ONE)
-    w = Worker(WorkerOptions("n0", (RunDir("run", out),), 0.0, 0.0, keep_pins=0), store)
+    w = Worker(WorkerOptions("n0", RunDir("run", out), 0.0, 0.0, keep_pins=0), store)
     settle(w)
     (name,) = (k.name for k in manifests(store))
     return store, name, read_all(store, name), w
@@ -273,7 +282,7 @@ def test_a_manifest_that_is_damaged_or_gone_is_written_again_also_by_a_new_worke
         store.write(
             name, [{"empty": b"", "short": data[:-3], "other": data.replace(b"n0", b"n9")}[how]]
         )
-    w = Worker(WorkerOptions("n0", (RunDir("run", tmp_path),)), store)
+    w = Worker(WorkerOptions("n0", RunDir("run", tmp_path)), store)
     assert [p.phase for p in tick(w, 0.0).progress] == ["stored"]
     assert (read_all(store, name), [k.name for k in manifests(store)]) == (data, [name])
 
@@ -297,7 +306,7 @@ def test_other_nodes_manifests_and_those_of_newer_programs_are_left_alone(tmp_pa
     store, name, data, w = stored(tmp_path)
     other = name.replace("manifest-n0-", "manifest-n1-")
     newer = data.replace(b'"format":1', b'"format":2')
-    manifest = io.decode(name, data, Manifest)
+    manifest = io.decode(name, data)
     names = {other: b"damaged", io.record_name(manifest, newer): newer}
     for wrong, its in names.items():
         store.write(wrong, [its])
@@ -337,7 +346,7 @@ def test_another_save_that_comes_to_lie_where_a_manifest_is_gone_does_not_take_i
     store.delete(name)
     shutil.rmtree(out / "_ckptsync")
     lay(out, {path: content + b" " for path, content in ONE.items()}, 9000.0)
-    tick(Worker(WorkerOptions("n0", (RunDir("run", out),), 0.0, 0.0), store), 0.0)
+    tick(Worker(WorkerOptions("n0", RunDir("run", out), 0.0, 0.0), store), 0.0)
     assert [k.manifest.supersedes for k in manifests(store)] == [()]
     assert [f.name for f in read_state(store).faults] == [name]
 

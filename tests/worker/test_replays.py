@@ -13,19 +13,17 @@ import pytest
 
 from ckptsync.checkpoint_dirs import find_checkpoint_dirs, list_checkpoint
 from ckptsync.worker.finished import Rule, is_at_rest, judge
+from ckptsync.worker.local_save import local_save
 from ckptsync.worker.observation import Observation, Surroundings, observe
-from ckptsync.worker.snapshot import LocalSave, local_files
-from tests.replays import S, Script, Stage, others, trainers, unproven
+from tests.support.replays import S, Script, Stage, others, trainers, unproven
 
 RULE = Rule(quiet=10, unmarked=60, doubtful=600)
 
 
 def seen(out: Path, *, fresh: bool = False) -> Iterator[Observation]:
     for checkpoint_dir in find_checkpoint_dirs(out):
-        held = local_files(
-            list_checkpoint(checkpoint_dir), None, checkpoint_dir.family, checkpoint_dir.name
-        )
-        yield observe(LocalSave("run", checkpoint_dir, held, None), Surroundings(), fresh=fresh)
+        save = local_save("run", checkpoint_dir, list_checkpoint(checkpoint_dir))
+        yield observe(save, Surroundings(), fresh=fresh)
 
 
 def is_finished(evidence: Observation, after: float) -> bool:

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptsync.spool.pins import clean_own, compare, drop, list_pins, mark_stored
+from ckptsync.worker.local_save import LocalSave
 from ckptsync.worker.options import RunDir
 from ckptsync.worker.pinning import Pinner
-from ckptsync.worker.scanner import scan_run
-from ckptsync.worker.snapshot import LocalSave
-from tests.hook_pins import commit
+from ckptsync.worker.scanner import list_and_pin_saves
+from tests.support.hook_pins import commit
 
 FILES = ("config.json", "model", "rng_0", "rng_1", "state")
 Content = dict[str, bytes]
@@ -88,7 +88,7 @@ class World:
 
     def look(self) -> None:
         before = self.times()
-        found = scan_run(RunDir("run", self.out), self.pinner)
+        found = list_and_pin_saves(RunDir("run", self.out), self.pinner)
         assert found.failures == ()
         assert self.times() == before
         self.seen = found.seen

@@ -13,8 +13,8 @@ from pathlib import Path
 from ckptsync.spool.pins import Pin, clean_own, list_pins
 from ckptsync.worker.options import RunDir
 from ckptsync.worker.pinning import Pinner
-from ckptsync.worker.scanner import scan_run
-from tests.hook_pins import commit
+from ckptsync.worker.scanner import list_and_pin_saves
+from tests.support.hook_pins import commit
 
 ROOT = Path(__file__).parent.parent.parent
 STEPS = 20
@@ -23,7 +23,7 @@ FILES = 8
 
 def looking(out: Path, node: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.looking_child", str(out), node],
+        [sys.executable, "-m", "tests.support.scanning_child", str(out), node],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         cwd=ROOT,
@@ -70,7 +70,7 @@ def test_every_save_stays_whole_whoever_is_killed_and_whatever_its_name(tmp_path
             kill(child)
     for node in ("n0", "n1"):
         clean_own(tmp_path, node)
-    last = scan_run(RunDir("run", tmp_path), Pinner("n2", lambda *_: False))
+    last = list_and_pin_saves(RunDir("run", tmp_path), Pinner("n2", lambda *_: False))
     assert last.failures == ()
     whole = {p.commit.step for p in list_pins(tmp_path) if p.commit and is_whole(p, p.commit.step)}
     assert whole == set(range(1, STEPS + 1))

@@ -19,11 +19,11 @@ from ckptsync.worker.observation import was_at_rest
 from ckptsync.worker.options import RunDir
 from ckptsync.worker.pinning import Pinner
 from ckptsync.worker.scanner import Scanner
-from tests.workers import EIGHT, ONE, T, lay, worker
+from tests.support.worker_in_process import EIGHT, ONE, T, lay, worker
 
 
 def scanner(out: Path, *, done: bool = False) -> Scanner:
-    return Scanner([RunDir("run", out)], Pinner("n0", lambda *_: False), Rule(), lambda _: done)
+    return Scanner(RunDir("run", out), Pinner("n0", lambda *_: False), Rule(), lambda _: done)
 
 
 def commit(
@@ -165,22 +165,22 @@ def test_what_cannot_be_remembered_keeps_nothing_from_being_judged(tmp_path: Pat
     assert [f.checkpoint for f in found.failures] == ["checkpoint-4"]
 
 
-def test_two_runs_are_told_apart(tmp_path: Path) -> None:
-    for name in "ab":
-        lay(tmp_path / name, ONE)
+def test_saves_are_told_apart(tmp_path: Path) -> None:
+    lay(tmp_path, ONE)
+    lay(tmp_path / "x", EIGHT, 50.0).rename(tmp_path / "checkpoint-8")
     its = Scanner(
-        [RunDir(n, tmp_path / n) for n in "ab"],
+        RunDir("a", tmp_path),
         Pinner("n0", lambda *_: False),
         Rule(),
-        lambda s: s.run == "a",
+        lambda s: s.checkpoint_dir.step == 4,
     )
     its.scan(0.0)
     assert [(w.key, w.observation is None) for w in its.saves()] == [
         (("a", "checkpoint-4", 0), True),
-        (("b", "checkpoint-4", 0), False),
+        (("a", "checkpoint-8", 0), False),
     ]
-    assert its.latest(("b", "checkpoint-4", 0)) == its.saves()[1]
-    assert its.latest(("c", "checkpoint-4", 0)) is None
+    assert its.latest(("a", "checkpoint-8", 0)) == its.saves()[1]
+    assert its.latest(("b", "checkpoint-8", 0)) is None
     assert replace(its.saves()[0]) == its.saves()[0]
 
 
@@ -272,7 +272,7 @@ def test_a_save_that_had_come_to_its_end_is_fresh_no_more_when_another_writes_ov
 def test_what_was_done_before_is_fresh_no_more(tmp_path: Path) -> None:
     done = [True]
     its = Scanner(
-        [RunDir("run", tmp_path)], Pinner("n0", lambda *_: False), Rule(), lambda _: done[0]
+        RunDir("run", tmp_path), Pinner("n0", lambda *_: False), Rule(), lambda _: done[0]
     )
     its.scan(0.0)
     write(tmp_path, ONE)

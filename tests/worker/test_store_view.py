@@ -15,7 +15,7 @@ from ckptsync.catalogue.uncached import read_state
 from ckptsync.digest import digest
 from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.head.gc import RetentionRequest, apply_retention
-from ckptsync.head.rules import Rules
+from ckptsync.head.retention_rules import Rules
 from ckptsync.records.io import encode, record_name
 from ckptsync.records.manifest import Manifest
 from ckptsync.records.report import Report, VerifyFinding
@@ -27,7 +27,17 @@ from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.selection import EVERYTHING, Selection
 from ckptsync.worker.store_view import RunRecords, StoreView, read_run
 from ckptsync.worker.worker import Worker
-from tests.workers import ONE, lay, progress, put, seen, settle, store_save, tick, verify
+from tests.support.worker_in_process import (
+    ONE,
+    lay,
+    progress,
+    put,
+    seen,
+    settle,
+    store_save,
+    tick,
+    verify,
+)
 
 
 class Counting(MemoryStore):
@@ -45,15 +55,15 @@ def test_what_was_read_last_is_known_until_the_next_reading(tmp_path: Path) -> N
     lay(tmp_path, ONE)
     one = seen(tmp_path)
     store_save(one, store)
-    view = StoreView(store, "n0", EVERYTHING, lambda: 0)
+    view = StoreView(store, "n0", "run", EVERYTHING, lambda: 0)
     before = store.listed
     assert not view.is_done(one)
     assert not view.is_done(one)
     assert store.listed == before
-    view.refresh("run")
+    view.refresh()
     assert view.is_done(one)
     assert view.is_done(one)
-    assert not view.is_proven("run", "checkpoint-4", one.files.stats)
+    assert not view.is_proven("checkpoint-4", one.files.stats)
     assert store.listed == before + 1
 
 
@@ -75,14 +85,14 @@ def test_a_reading_that_began_earlier_and_ended_later_is_no_news_and_is_what_its
     store = Overtaken()
     lay(tmp_path, ONE)
     one = seen(tmp_path)
-    view = StoreView(store, "n0", EVERYTHING, lambda: 0)
+    view = StoreView(store, "n0", "run", EVERYTHING, lambda: 0)
 
     def meanwhile() -> None:
         store_save(one, store)
-        view.refresh("run")
+        view.refresh()
 
     store.meanwhile = meanwhile
-    assert not view.refresh("run").records
+    assert not view.refresh().records
     assert view.is_done(one)
 
 
@@ -92,9 +102,9 @@ def test_what_a_report_proves_needs_no_pin_any_more(tmp_path: Path) -> None:
     one = seen(tmp_path)
     store_save(one, store)
     verify(store)
-    view = StoreView(store, "n0", EVERYTHING, lambda: 0)
-    view.refresh("run")
-    assert view.is_proven("run", "checkpoint-4", one.files.stats)
+    view = StoreView(store, "n0", "run", EVERYTHING, lambda: 0)
+    view.refresh()
+    assert view.is_proven("checkpoint-4", one.files.stats)
 
 
 def test_what_is_left_out_by_choice_is_no_part_of_what_has_to_be_stored(tmp_path: Path) -> None:
@@ -103,10 +113,10 @@ def test_what_is_left_out_by_choice_is_no_part_of_what_has_to_be_stored(tmp_path
     one = seen(tmp_path)
     store_save(one, store, chosen)
     everything, part = (
-        StoreView(store, "n0", selection, lambda: 0) for selection in (EVERYTHING, chosen)
+        StoreView(store, "n0", "run", selection, lambda: 0) for selection in (EVERYTHING, chosen)
     )
     for view in (everything, part):
-        view.refresh("run")
+        view.refresh()
     assert part.is_done(one)
     assert not everything.is_done(one)
 
@@ -114,10 +124,10 @@ def test_what_is_left_out_by_choice_is_no_part_of_what_has_to_be_stored(tmp_path
 def test_a_save_that_this_node_said_it_was_sending_is_begun(tmp_path: Path) -> None:
     store = MemoryStore()
     lay(tmp_path, ONE)
-    view = StoreView(store, "n0", EVERYTHING, lambda: 0)
+    view = StoreView(store, "n0", "run", EVERYTHING, lambda: 0)
     assert not view.is_begun(seen(tmp_path))
     store.write("run/.ckptsync/checkpoint-4/sending/n0", [b"sending\n"])
-    view.refresh("run")
+    view.refresh()
     assert view.is_begun(seen(tmp_path))
 
 
@@ -274,7 +284,7 @@ def given_up(
 
 def again(tmp_path: Path, store: MemoryStore, exclude: tuple[str, ...] = ()) -> Worker:
     """The same after a restart, with nothing remembered."""
-    return Worker(WorkerOptions("n0", (RunDir("run", tmp_path),), exclude=exclude), store)
+    return Worker(WorkerOptions("n0", RunDir("run", tmp_path), exclude=exclude), store)
 
 
 @pytest.mark.parametrize("ticks", [1, 2])

@@ -29,9 +29,9 @@ from ckptsync.worker.stored_files import (
     part_of,
 )
 from ckptsync.worker.worker import Worker
-from tests.heads import consolidate_due
-from tests.vector import vector
-from tests.workers import T, tick
+from tests.support.head_in_process import consolidate_due
+from tests.support.vector import vector
+from tests.support.worker_in_process import T, tick
 
 S = 10**9
 
@@ -187,8 +187,9 @@ WHOLE = Demands({"model.safetensors": None})
 
 def test_everything_is_everything() -> None:
     assert select(DDP + FSDP + ZERO, EVERYTHING, WHOLE) == {*DDP, *FSDP, *ZERO}
-    assert WorkerOptions("n0", ()).selection == EVERYTHING
-    assert WorkerOptions("n0", (), send="weights", exclude=("x",)).selection == Selection(
+    run = RunDir("run", Path("out"))
+    assert WorkerOptions("n0", run).selection == EVERYTHING
+    assert WorkerOptions("n0", run, send="weights", exclude=("x",)).selection == Selection(
         "weights", (), ("x",)
     )
 
@@ -238,7 +239,7 @@ def test_a_model_is_made_of_the_weights_of_two_nodes_alone(tmp_path: Path, name:
         for path in (tmp_path / f"n{n}").rglob("*.*"):
             os.utime(path, ns=(T, T))  # however slow this machine copies
         worker = Worker(
-            WorkerOptions(f"n{n}", (RunDir("run", tmp_path / f"n{n}"),), 0.0, 0.0, send="weights"),
+            WorkerOptions(f"n{n}", RunDir("run", tmp_path / f"n{n}"), 0.0, 0.0, send="weights"),
             store,
         )
         assert [p.phase for p in (*tick(worker, 0.0).progress, *tick(worker, 1.0).progress)] == [

@@ -13,8 +13,8 @@ from ckptsync.checkpoint_dirs import CheckpointDir, Family
 from ckptsync.spool.markers import Begun
 from ckptsync.walk import Stat
 from ckptsync.worker.finished import Rule, is_at_rest, judge
+from ckptsync.worker.local_save import LocalFile, LocalFiles, LocalSave
 from ckptsync.worker.observation import Observation, TrainerState, is_trainer_at_work
-from ckptsync.worker.snapshot import LocalFile, LocalFiles, LocalSave
 from ckptsync.worker.torn_saves import (
     TRAINER_STATE,
     are_all_ranks_done,
@@ -26,8 +26,8 @@ from ckptsync.worker.torn_saves import (
     rank_of,
     two_saves,
 )
-from tests.replays import Stage, others, trainers, unproven
-from tests.vector import vector
+from tests.support.replays import Stage, others, trainers, unproven
+from tests.support.vector import vector
 from tests.worker.test_replays import played
 
 RULE = Rule(quiet=10, unmarked=60, doubtful=600)
@@ -60,6 +60,11 @@ def is_ever_finished(evidence: Observation) -> bool:
     return judge(evidence, 1e9, RULE).finished
 
 
+def killed(evidence: Observation) -> Observation:
+    """The same after its writer was killed: nobody has a file open any more."""
+    return replace(evidence, writing=())
+
+
 def over(*names: str) -> dict[str, float]:
     """The old save, and what another wrote of it ten minutes later before it was killed."""
     return A | {name: 700.0 + n / 10 for n, name in enumerate(names)}
@@ -81,7 +86,7 @@ def test_what_a_kill_leaves_of_a_first_save_is_never_taken(tmp_path: Path, name:
         done
         for done, one in begun
         for awaited in (True, False)
-        if is_ever_finished(replace(one, awaited=awaited))
+        if is_ever_finished(replace(killed(one), awaited=awaited))
     ]
     assert begun
     assert taken == []
@@ -148,6 +153,16 @@ def test_a_save_of_accelerate_s_over_an_old_one_that_was_cut_short_is_never_take
     )
 
 
+def test_a_save_of_accelerate_s_cut_short_between_two_parts_of_a_model_is_never_taken() -> None:
+    parts = [f"model-{n:05}-of-00002.safetensors" for n in (1, 2)]
+    old = {name: 1.0 + n / 10 for n, name in enumerate((*parts, *ACCELERATE[1:]))}
+    assert is_ever_finished(Observation("accelerate", 4, of(old)))
+    assert not is_ever_finished(Observation("accelerate", 4, of(old | {parts[0]: 30.0})))
+    # somebody's `save_model`
+    both = old | dict.fromkeys(parts, 30.0)
+    assert is_ever_finished(Observation("accelerate", 4, of(both)))
+
+
 def test_accelerate_s_shards_want_the_random_states_of_their_ranks() -> None:
     shards = {"pytorch_model_fsdp_0/__2_0.distcp": 1.0, "optimizer_0/__2_0.distcp": 1.0}
     assert not is_ever_finished(Observation("accelerate", 4, of(shards)))
@@ -168,7 +183,7 @@ def test_what_a_kill_leaves_of_a_save_over_an_old_one_is_never_taken(
     taken = [
         done
         for done, one in before
-        if is_ever_finished(one) and not is_whole_but_for_texts(one, old)
+        if is_ever_finished(killed(one)) and not is_whole_but_for_texts(one, old)
     ]
     assert taken == []
     assert is_ever_finished(last)
@@ -354,6 +369,20 @@ def test_a_shard_that_is_newer_than_what_its_ranks_write_last_is_of_another_save
         replace(f, size=1000 * MIB) if f.path.endswith(".distcp") else f for f in of(again)
     )
     assert two_saves(slow, None, 60.0) == ""  # so long it may take to copy
+
+
+def test_large_shards_much_newer_than_their_metadata_wait_ten_times_as_long() -> None:
+    """A copy without times takes so long, and so may a save over an old one that is not done."""
+    told = {"step-4/.metadata": 100.0, "step-4/__0_0.distcp": 300.0, "step-4/__1_0.distcp": 300.1}
+    large = tuple(replace(f, size=10_000 * MIB if f.size else 0) for f in of(told))
+    found = Observation("dcp", 4, large)
+    assert two_saves(large, None, 60.0) == ""
+    assert not judge(found, 599.9, RULE).finished
+    assert judge(found, 600.0, RULE).finished
+    assert not is_at_rest(replace(found, later=True), 599.9, RULE, judge(found, 599.9, RULE))
+    # a second of `cp -r` proves nothing
+    at_once = tuple(replace(f, mtime=min(f.mtime, 130 * S)) for f in large)
+    assert judge(Observation("dcp", 4, at_once), RULE.unmarked, RULE).finished
 
 
 def test_a_wait_for_other_nodes_is_no_gap() -> None:

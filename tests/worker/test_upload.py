@@ -21,13 +21,13 @@ from ckptsync.errors import CkptsyncError, Exists, Incomplete, StoreError, Unsup
 from ckptsync.layouts.file_names import rank
 from ckptsync.records import io
 from ckptsync.records.io import encode, record_name
-from ckptsync.records.names import SENDING
+from ckptsync.records.store_paths import SENDING
 from ckptsync.safe_names import RECORDS
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store, read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store
 from ckptsync.worker import upload as upload_module
-from ckptsync.worker.snapshot import LocalFiles, LocalSave, local_files, nothing
+from ckptsync.worker.local_save import LocalFiles, LocalSave, local_save, nothing
 from ckptsync.worker.store_view import RunRecords, read_run
 from ckptsync.worker.upload import (
     SMALL_FILE,
@@ -37,10 +37,10 @@ from ckptsync.worker.upload import (
     correct_location,
     upload,
 )
-from tests.dying import Crash, Dying
-from tests.interleaved import raced
-from tests.sshd import sshd
-from tests.workers import (
+from tests.support.crashing_store import Crash, Dying
+from tests.support.interleaving import raced
+from tests.support.sshd import sshd
+from tests.support.worker_in_process import (
     ONE,
     TWO,
     Interrupted,
@@ -53,7 +53,7 @@ from tests.workers import (
     on_disk,
     push_now,
 )
-from tests.workers import planned as planned_of
+from tests.support.worker_in_process import planned as planned_of
 
 
 def on_the_way(
@@ -61,9 +61,7 @@ def on_the_way(
 ) -> tuple[LocalFiles, LocalSave, UploadContext]:
     lay(tmp_path, ONE, at)
     (checkpoint_dir,) = find_checkpoint_dirs(tmp_path)
-    held = local_files(
-        list_checkpoint(checkpoint_dir), None, checkpoint_dir.family, checkpoint_dir.name
-    )
+    held = local_save("run", checkpoint_dir, list_checkpoint(checkpoint_dir)).files
     to = context(store)
     return held, LocalSave("run", checkpoint_dir, held, None), to
 
@@ -107,9 +105,7 @@ def taken(
     """Sending these files, each time as if for the first time in this process."""
     lay(tmp_path, files)
     (checkpoint_dir,) = find_checkpoint_dirs(tmp_path)
-    held = local_files(
-        list_checkpoint(checkpoint_dir), None, checkpoint_dir.family, checkpoint_dir.name
-    )
+    held = local_save("run", checkpoint_dir, list_checkpoint(checkpoint_dir)).files
     to = context(store, node)
     return lambda: upload(
         replace(planned_of(LocalSave("run", checkpoint_dir, held, None), node), save=save), held, to

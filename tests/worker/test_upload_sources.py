@@ -17,15 +17,15 @@ import pytest
 from ckptsync.digest import MOST_OF_ALL, digest, digest_stream
 from ckptsync.errors import Incomplete, StoreError, Transient
 from ckptsync.records.manifest import FileEntry
-from ckptsync.stores import progress_signals
+from ckptsync.stores import liveness
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.posix.part_file import BLOCK
 from ckptsync.walk import walk
-from ckptsync.worker.snapshot import CHUNK, Changed, LocalFile, unread
+from ckptsync.worker.local_save import CHUNK, Changed, LocalFile, unread
 from ckptsync.worker.upload_sources import (
     FilePool,
     Guarded,
-    Stored,
+    StoreSource,
     UploadSource,
     checked,
     is_stored,
@@ -117,15 +117,15 @@ def test_an_upload_is_continued_by_the_same_node_with_the_same_file_and_by_no_ot
 def test_a_copy_within_the_store_is_checked_on_its_way() -> None:
     store = MemoryStore()
     store.write("x", [b"abc"])
-    copy = Stored(store, "x", entry(b"abc"), "n0")
+    copy = StoreSource(store, "x", entry(b"abc"), "n0")
     store.write("y", copy, copy.about)
     assert is_stored(store, "y", entry(b"abc"))
-    wrong = Stored(store, "x", entry(b"abd"), "n0")
+    wrong = StoreSource(store, "x", entry(b"abd"), "n0")
     with pytest.raises(Changed):
         store.write("z", wrong, wrong.about)
     assert copy.about.origin not in (
         "",
-        Stored(store, "x", entry(b"abc"), "n1").about.origin,
+        StoreSource(store, "x", entry(b"abc"), "n1").about.origin,
         wrong.about.origin,
     )
 
@@ -154,7 +154,10 @@ def test_chunks_begin_where_a_disk_wants_memory_to_begin(tmp_path: Path) -> None
     """Else no byte of them goes past the page cache, and each costs a second copy."""
     store = MemoryStore()
     store.write("y", [LARGE])
-    for stream in (UploadSource(held(tmp_path, LARGE), "n"), Stored(store, "y", entry(LARGE), "n")):
+    for stream in (
+        UploadSource(held(tmp_path, LARGE), "n"),
+        StoreSource(store, "y", entry(LARGE), "n"),
+    ):
         assert {np.frombuffer(chunk, "u1").ctypes.data % BLOCK for chunk in stream} == {0}
 
 
@@ -163,13 +166,13 @@ def test_nothing_large_is_read_to_its_end_by_a_process_that_is_about_to_end(tmp_
     store.write("y", [LARGE])
     for stream in (
         iter(UploadSource(held(tmp_path, LARGE), "n")),
-        iter(Stored(store, "y", entry(LARGE), "n")),
+        iter(StoreSource(store, "y", entry(LARGE), "n")),
     ):
         next(stream)
-        progress_signals.announce_shutdown()
+        liveness.announce_shutdown()
         with pytest.raises(Transient, match="about to end"):
             next(stream)
-        progress_signals.clear_shutdown()
+        liveness.clear_shutdown()
 
 
 def test_a_file_of_many_has_few_blocks(tmp_path: Path) -> None:

@@ -23,10 +23,9 @@ from ckptsync.worker import pinning
 from ckptsync.worker.options import Order, RunDir, Superseded, WorkerOptions
 from ckptsync.worker.queue import UploadQueues
 from ckptsync.worker.worker import Worker
-from tests.dying import Crash, Dying
-from tests.vector import vector
-from tests.worker.test_scanner import commit
-from tests.workers import (
+from tests.support.crashing_store import Crash, Dying
+from tests.support.vector import vector
+from tests.support.worker_in_process import (
     EIGHT,
     ONE,
     TWO,
@@ -43,6 +42,7 @@ from tests.workers import (
     verify,
     worker,
 )
+from tests.worker.test_scanner import commit
 
 
 def test_a_checkpoint_is_sent_when_it_is_quiet_and_then_left_alone(tmp_path: Path) -> None:
@@ -457,7 +457,7 @@ def ordered_worker(
     exclude: tuple[str, ...] = (),
 ) -> Worker:
     options = WorkerOptions(
-        "n0", (RunDir("run", out),), order=order, superseded=superseded, exclude=exclude
+        "n0", RunDir("run", out), order=order, superseded=superseded, exclude=exclude
     )
     return Worker(options, store)
 
@@ -612,6 +612,17 @@ def test_a_save_is_due_when_it_settles_also_after_ticks_that_found_it_unsettled(
     assert (progress(tick(w, 10.0))["checkpoint-4.0"].phase, w.scan(10.5).due) == ("sent", None)
 
 
+def test_a_plan_goes_by_the_last_scan(tmp_path: Path) -> None:
+    lay(tmp_path, ONE)
+    w = worker(tmp_path, MemoryStore())
+    w.scan(0.0)
+    lay(tmp_path / "x", EIGHT, 50.0).rename(tmp_path / "checkpoint-8")
+    w.plan(10.0)
+    assert [(p.checkpoint, p.phase) for p in w.result(10.0).progress] == [
+        ("checkpoint-4", "waiting")
+    ]
+
+
 class AwaySending(MemoryStore):
     """A store that refuses everything."""
 
@@ -731,14 +742,16 @@ def test_a_save_that_is_removed_while_it_is_sent_is_reported_as_lost_once(
         },
         1.0,
     )
-    w = Worker(WorkerOptions("n0", (RunDir("run", out),), threads=1), store, queues)
+    w = Worker(WorkerOptions("n0", RunDir("run", out), threads=1), store, queues)
     for now in (0.0, 10.0, 60.0, 600.0):
+        w.scan(now)
         w.plan(now)
-    sending = threading.Thread(target=queues.queues[0].carry)
+    sending = threading.Thread(target=queues.queues[0].run_jobs)
     sending.start()
     assert store.begun.wait(60)
     for path in [out] if whole else list(out.iterdir()):
         shutil.rmtree(path)
+    w.scan(700.0)
     w.plan(700.0)
     before = w.result(700.0)
     store.go.set()

@@ -14,18 +14,18 @@ import ctypes
 import errno
 import itertools
 import os
-import threading
-import time
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ckptsync import safe_open
-from ckptsync.safe_open import OpenFile
+from ckptsync.safe_open import OpenFiles
 
 _NO_LINKS_HERE = frozenset(
     {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 )
 _RENAME_NOREPLACE = 1
+
+GiveName = Callable[[int, str, str, os.stat_result], None]
+"""`replace` or `claim`."""
 
 
 def replace(at: int, part: str, last: str, made: os.stat_result) -> None:
@@ -59,7 +59,10 @@ def claim(at: int, part: str, last: str, made: os.stat_result) -> None:
 
 
 def rename_if_free(at: int, part: str, last: str) -> None:
-    """For file systems without hard links."""
+    """Give a file a new name where there are no hard links.
+
+    Raises OSError, with EEXIST if the name is taken.
+    """
     try:
         rename = ctypes.CDLL(None, use_errno=True).renameat2
     except AttributeError:
@@ -75,7 +78,7 @@ def rename_if_free(at: int, part: str, last: str) -> None:
 
 
 def sync_directory(at: int) -> None:
-    """The names in it are durable; raises OSError."""
+    """Make the names in an open directory durable; raise OSError."""
     try:
         os.fsync(at)
     except OSError as e:
@@ -88,14 +91,14 @@ def _is_named(at: int, last: str, made: os.stat_result) -> bool:
         found = os.stat(last, dir_fd=at, follow_symlinks=False)
     except FileNotFoundError:
         return False
-    return (found.st_dev, found.st_ino) == (made.st_dev, made.st_ino)
+    return os.path.samestat(found, made)
 
 
-MOST = 64
+_MOST = 64
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 
 
-class Ways:
+class DurableDirectories:
     """Directories beneath ``root``, which must exist.  Raises OSError.  Threads may share it.
 
     Those whose own names are known to be durable are kept open: while one is, no directory that
@@ -104,15 +107,14 @@ class Ways:
 
     def __init__(self, root: str) -> None:
         self._root = root
-        self._durable: OrderedDict[str, OpenFile] = OrderedDict()
-        self._lock = threading.Lock()
+        self._durable = OpenFiles(_MOST)
 
     @contextlib.contextmanager
-    def made(self, way: Sequence[str]) -> Iterator[tuple[int, ...]]:
-        """Descriptors of the root and of every directory on the way, made where it was missing.
+    def opened(self, way: Sequence[str]) -> Iterator[tuple[int, ...]]:
+        """Give descriptors of the root and of every directory on the way, made where missing.
 
         Somebody else may delete one as long as it is empty (FileNotFoundError): only with a file in
-        the last one they stay, and may be `secure`d.
+        the last one they stay, and may be made durable.
         """
         with contextlib.ExitStack() as stack:
             found = [os.open(self._root, _DIRECTORY)]
@@ -124,7 +126,7 @@ class Ways:
                 stack.callback(safe_open.close_quietly, found[-1])
             yield tuple(found)
 
-    def secure(self, way: Sequence[str], made: Sequence[int]) -> None:
+    def make_durable(self, way: Sequence[str], made: Sequence[int]) -> None:
         """Make the names of all directories on the way durable.
 
         That includes directories that another writer made, since it may be killed before it syncs
@@ -132,20 +134,13 @@ class Ways:
         """
         for n, (above, at) in enumerate(itertools.pairwise(made), start=1):
             path = "/".join(way[:n])
-            with self._lock:
-                known = self._durable.get(path)
-            if known is not None and known.is_same(at):
-                continue
-            sync_directory(above)
-            directory = OpenFile(os.dup(at))
-            with self._lock:
-                self._durable[path] = directory
-                self._durable.move_to_end(path)
-                if len(self._durable) > MOST:
-                    self._durable.popitem(last=False)
+            known = self._durable.get(path)
+            if known is None or not known.is_same(at):
+                sync_directory(above)
+                self._durable.put(path, os.dup(at))
 
-    def drop_empty(self, way: Sequence[str]) -> None:
-        """A directory and those above it, as far as nothing is in them."""
+    def remove_empty(self, way: Sequence[str]) -> None:
+        """Remove a directory, and those above it, as far as nothing is in them."""
         while way:
             try:
                 with safe_open.parent_of(self._root, "/".join(way)) as (at, last):
@@ -156,8 +151,8 @@ class Ways:
                 return  # not empty, or not ours to delete: an empty directory does no harm
             way = way[:-1]
 
-    def settle(self, way: Sequence[str]) -> None:
-        """What was done to the names in a directory is durable, whoever did it."""
+    def sync(self, way: Sequence[str]) -> None:
+        """Make durable what was done to the names in a directory, whoever did it."""
         at = safe_open.open_directory(self._root, way, _DIRECTORY)
         try:
             sync_directory(at)
@@ -166,7 +161,4 @@ class Ways:
 
     def forget_older(self, seconds: float) -> None:
         """Let go of directories opened longer ago: what is kept open cannot be unmounted."""
-        now = time.monotonic()
-        with self._lock:
-            for path in [p for p, kept in self._durable.items() if now - kept.since > seconds]:
-                del self._durable[path]
+        self._durable.forget_older(seconds)

@@ -19,6 +19,7 @@ import errno
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -38,22 +39,12 @@ from ckptsync.stores.contract import (
 )
 from ckptsync.stores.limits import RateLimiter, Unlimited, limit
 from ckptsync.stores.oserrors import HINTS, StoreErrors
-from ckptsync.stores.posix.part_file import (
-    Draft,
-    Filled,
-    Placing,
-    begun,
-    checked_name,
-    clear,
-    discard,
-    is_unfinished,
-)
-from ckptsync.stores.posix.publish import Ways, claim, replace, sync_directory
+from ckptsync.stores.posix.part_file import Draft, checked_name, clear, discard, is_unfinished
+from ckptsync.stores.posix.publish import DurableDirectories, GiveName, claim, replace
 
 T = TypeVar("T")
-TRUSTED_S = (
-    30.0  # after so long an open file is opened by its name again: somebody may have replaced it
-)
+# s after which an open file is opened by its name again: somebody may have replaced it
+TRUSTED_S = 30.0
 SHARED = 256 << 10  # bytes of a file below which asking costs more than writing
 _TRIES = 8  # each lost to another process that deleted the same empty directory in between
 
@@ -94,35 +85,27 @@ class PosixStore:
         mount = mount or mount_of(self.root)
         self.late, self._is_remote = mount.late, mount.is_remote
         self._errors = StoreErrors(self.root, mount.is_remote)
-        self._files = OpenFiles(lambda name: safe_open.open_file(self._root, name))
-        self._ways = Ways(self._root)
+        self._files = OpenFiles()
+        self._directories = DurableDirectories(self._root)
         self._witness, self._time = witness, 0
         if witness:
-            self._look()
+            self._check_root()
 
     def names(self, prefix: str) -> Iterator[Entry]:
         self._files.forget_older(TRUSTED_S)
-        self._ways.forget_older(TRUSTED_S)
-        self._look()
-        try:
+        with self._listing():
             for name, found in safe_open.walk(self._root, checked_prefix(prefix), is_unfinished):
                 yield Entry(name, found.st_size, found.st_mtime)
-        except OSError as e:
-            raise self._errors.error(str(e.filename or self.root), e) from e
 
     def dirs(self, prefix: str, start: str = "") -> list[str]:
-        self._ways.forget_older(TRUSTED_S)
-        self._look()
-        try:
+        with self._listing():
             found = safe_open.directories(self._root, checked_prefix(prefix), is_unfinished)
-        except OSError as e:
-            raise self._errors.error(str(e.filename or self.root), e) from e
         return sorted(name for name in found if name.startswith(start))
 
     def size(self, name: str) -> int:
         with self._reading(checked_name(name)):
             look = safe_open.stat_opened if self._is_remote else safe_open.stat_file
-            return self._surely(name, lambda: look(self._root, name).st_size)
+            return self._retry_stale(name, lambda: look(self._root, name).st_size)
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
         if self._pace is None or not out.nbytes:
@@ -134,10 +117,10 @@ class PosixStore:
 
     def _read_into(self, name: str, start: int, out: memoryview) -> None:
         with self._reading(checked_name(name)):
-            count = self._surely(name, lambda: self._opened(name).read_at(start, out))
+            count = self._retry_stale(name, lambda: self._opened(name).read_at(start, out))
             # what is remembered of a file's length may be older than what was written elsewhere
             if count < out.nbytes:
-                count = self._files.reopen(name).read_at(start, out)
+                count = self._reopened(name).read_at(start, out)
         if count < out.nbytes:
             raise too_short(name, start + count, start, out.nbytes)
 
@@ -149,30 +132,22 @@ class PosixStore:
             # no more than a look, as nothing is believed of an absence here
             safe_open.stat_file(self._root, name)
             # its writer may be dead: else a power cut could take what we say is there
-            self._ways.settle(name.split("/")[:-1])
+            self._directories.sync(name.split("/")[:-1])
             if about.origin:
                 with safe_open.parent_of(self._root, name) as (at, last):
                     clear(at, last, about.origin)
             raise Exists(f"{name}: already there")
         self._publish(name, chunks, about, claim)
 
-    def place(self, name: str, size: int, origin: str = "") -> Placing:
+    def place(self, name: str, size: int, origin: str = "") -> Draft:
         """Return a new file to be written in any order; ``origin`` as `About` has it."""
-        *way, last = checked_name(name).split("/")
-        with self._errors.about(name):
-            draft = self._begin(way, last, origin)
-
-        def commit(draft: Draft) -> None:
-            replace(draft.at, draft.part, last, draft.close())
-            self._files.forget(name)
-            sync_directory(draft.at)
-
+        draft = self._begin(checked_name(name), origin, replace)
         try:
-            return Placing(name, size, draft, self._errors, commit)
+            draft.resize(size)
         except BaseException:
-            draft.remove()
-            draft.release()
+            draft.end(keep=False)
             raise
+        return draft
 
     def delete(self, name: str) -> None:
         """Delete a file, and the directories that become empty.
@@ -183,15 +158,15 @@ class PosixStore:
         way = name.split("/")[:-1]
         try:
             with self._reading(checked_name(name)):
-                self._surely(name, lambda: safe_open.unlink(self._root, name))
+                self._retry_stale(name, lambda: safe_open.unlink(self._root, name))
         except NotFound:
-            self._ways.drop_empty(way)
+            self._directories.remove_empty(way)
             return
         self._files.forget(name)
         with self._errors.about(name):
             with contextlib.suppress(FileNotFoundError):  # gone, with everything in it
-                self._ways.settle(way)
-            self._ways.drop_empty(way)
+                self._directories.sync(way)
+            self._directories.remove_empty(way)
 
     def drafts(self) -> Iterator[Entry]:
         with self._errors.about(self.root):
@@ -206,52 +181,38 @@ class PosixStore:
             )
 
     def _publish(
-        self,
-        name: str,
-        chunks: Iterable[Chunk],
-        about: About,
-        commit: Callable[[int, str, str, os.stat_result], None],
+        self, name: str, chunks: Iterable[Chunk], about: About, give_name: GiveName
     ) -> None:
-        *way, last = name.split("/")
-        with self._errors.about(name):
-            draft = self._begin(way, last, about.origin)
+        draft = self._begin(name, about.origin, give_name)
         try:
-            try:
-                if about.share and not draft.left and (about.size or 0) >= SHARED:
-                    # where the file system lets files share bytes (XFS, btrfs, NFS 4.2)
-                    about.share(draft.fd)
-                    draft.left = os.fstat(draft.fd).st_size
-                with self._errors.about(name):
-                    output = Filled(draft, self._pace)
-                for chunk in check_size(chunks, about):  # an OSError of theirs is not the store's
-                    with self._errors.about(name):
-                        output.add(chunk)
-                with self._errors.about(name):
-                    output.sync()
-                    commit(draft.at, draft.part, last, draft.close())
-            except BaseException as e:
-                # else the next try goes on with it
-                if not (draft.may_stay and isinstance(e, Transient)):
-                    draft.remove()
-                raise
-            finally:
-                self._files.forget(name)
-            with self._errors.about(name):
-                sync_directory(draft.at)
-        finally:
-            draft.release()
+            if about.share and not draft.left and (about.size or 0) >= SHARED:
+                # where the file system lets files share bytes (XFS, btrfs, NFS 4.2)
+                draft.share(about.share)
+            for chunk in check_size(chunks, about):
+                draft.append(chunk, self._pace)
+            draft.commit()
+        except BaseException as e:
+            # after what may pass, the next try goes on with it
+            draft.end(keep=isinstance(e, Transient))
+            raise
 
-    def _begin(self, way: list[str], last: str, origin: str) -> Draft:
-        self._look()
+    def _begin(self, name: str, origin: str, give_name: GiveName) -> Draft:
+        self._check_root()
+        way, forget = name.split("/")[:-1], partial(self._files.forget, name)
         for _ in range(_TRIES):
             # until nobody deletes what is still empty
-            with contextlib.suppress(FileNotFoundError), self._ways.made(way) as made:
-                draft = begun(made[-1], last, origin)
+            with (
+                self._errors.about(name),
+                contextlib.suppress(FileNotFoundError),
+                self._directories.opened(way) as made,
+            ):
+                draft = Draft(
+                    made[-1], name, origin, self._errors, give_name=give_name, on_named=forget
+                )
                 try:
-                    self._ways.secure(way, made)
+                    self._directories.make_durable(way, made)
                 except BaseException:
-                    draft.remove()
-                    draft.release()
+                    draft.end(keep=False)
                     raise
                 return draft
         raise Transient(
@@ -259,7 +220,7 @@ class PosixStore:
             f" store {self.root}"
         )
 
-    def _look(self) -> None:
+    def _check_root(self) -> None:
         """Raise StoreError if the root is missing, or is not the one that was opened.
 
         A missing root must never read as an empty store.
@@ -287,7 +248,7 @@ class PosixStore:
                 hint="mount the file system, then start again",
             )
 
-    def _surely(self, name: str, call: Callable[[], T]) -> T:
+    def _retry_stale(self, name: str, call: Callable[[], T]) -> T:
         """Return what ``call`` returns; call it again, once, if it may have seen stale data.
 
         Stale are a handle that the server forgot, and an absence that is only remembered here.
@@ -307,8 +268,22 @@ class PosixStore:
         An open one may have been replaced or deleted, or has been open for long.
         """
         file = self._files.get(name)
-        is_stale = time.monotonic() - file.since > TRUSTED_S or file.links() == 0
-        return self._files.reopen(name) if is_stale else file
+        if file and time.monotonic() - file.since <= TRUSTED_S and file.links() > 0:
+            return file
+        return self._reopened(name)
+
+    def _reopened(self, name: str) -> OpenFile:
+        self._files.forget(name)
+        return self._files.put(name, safe_open.open_file(self._root, name))
+
+    @contextlib.contextmanager
+    def _listing(self) -> Iterator[None]:
+        self._directories.forget_older(TRUSTED_S)
+        self._check_root()
+        try:
+            yield
+        except OSError as e:
+            raise self._errors.error(str(e.filename or self.root), e) from e
 
     @contextlib.contextmanager
     def _reading(self, name: str) -> Iterator[None]:
@@ -317,5 +292,5 @@ class PosixStore:
         except OSError as e:
             if not safe_open.is_absence(e):
                 raise self._errors.error(name, e) from e
-            self._look()
+            self._check_root()
             raise NotFound(f"{name}: not in {self.root}") from e

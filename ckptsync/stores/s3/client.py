@@ -22,7 +22,7 @@ from ckptsync import __version__
 from ckptsync.errors import ConfigError, Corrupt, Unsupported
 from ckptsync.safe_names import checked_path
 from ckptsync.stores.limits import Limits
-from ckptsync.stores.s3.transport import Transport
+from ckptsync.stores.s3 import transport
 from ckptsync.stores.urls import Remote
 
 try:
@@ -204,12 +204,12 @@ class BucketAccess:
         return client
 
     def _prepare(self, client: Any) -> Any:
-        """Have the client send its requests by `Transport`, and leave checksums to us.
+        """Have the client send its requests by `transport`, and leave checksums to us.
 
         With TLS and a checksum a body need not be signed; botocore leaves that out only where it
         made the checksum.
         """
-        Transport(self._limits, client._endpoint.http_session).attach(client.meta.events)  # noqa: SLF001
+        transport.attach(client, self._limits)
         config = client.meta.config
         config.request_checksum_calculation = config.response_checksum_validation = "when_required"
         config.s3 = {**(config.s3 or {}), "payload_signing_enabled": self.signs_payload}

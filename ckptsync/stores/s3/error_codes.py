@@ -44,29 +44,6 @@ _TRANSIENT = frozenset(
         *("XAmzContentSHA256Mismatch", "XAmzContentChecksumMismatch"),
     }
 )
-_CONFIG = {
-    "NoSuchBucket": "make the bucket, or correct its name",
-    "InvalidBucketName": "correct the bucket's name",
-    "InvalidAccessKeyId": "correct the key, or the profile it is taken from",
-    "SignatureDoesNotMatch": "correct the secret; a proxy that changes requests would do this, too",
-    "InvalidToken": "correct the session token",
-    "InvalidSecurity": "correct the credentials",
-    "AuthorizationHeaderMalformed": "set client_kwargs: region_name to the bucket's region",
-    "PermanentRedirect": "set client_kwargs: region_name to the bucket's region",
-    "IllegalLocationConstraintException": "set client_kwargs: region_name to the bucket's region",
-}
-_NEWER_KEYS = "new credentials are needed; those of a role or a profile are renewed without asking"
-_PERMANENT = {
-    "ExpiredToken": _NEWER_KEYS,
-    "TokenRefreshRequired": _NEWER_KEYS,
-    "RequestExpired": _NEWER_KEYS,
-    "RequestTimeTooSkewed": "set this machine's clock",
-    "QuotaExceeded": "raise the quota, or make room",
-    "InsufficientStorage": "make room on the server",
-    "XMinioStorageFull": "make room on the server",
-    "InvalidObjectState": "restore it from the archive first",
-    "EntityTooLarge": "this server takes no parts of that size",
-}
 _ELSEWHERE = (
     "credentials are sent to no other host: set endpoint_url, or client_kwargs: region_name, to"
     " where the bucket is"
@@ -104,50 +81,69 @@ class Unable(StoreError):
     """The server does not know what it was asked for."""
 
 
+_NEWER_KEYS = "new credentials are needed; those of a role or a profile are renewed without asking"
+_OTHER_PARTS = "another writer uses the same name; the next try sends what differs"
+_REGION = "set client_kwargs: region_name to the bucket's region"
+_ROOM = "make room on the server"
+_ERRORS: Mapping[str, tuple[type[CkptsyncError], str]] = {
+    "InvalidRange": (NoSuchRange, ""),
+    "NoSuchUpload": (UploadGone, ""),
+    "InvalidPart": (Mismatch, _OTHER_PARTS),
+    "InvalidPartOrder": (Mismatch, _OTHER_PARTS),
+    "NotImplemented": (Unable, "this server cannot do it"),
+    "NoSuchBucket": (ConfigError, "make the bucket, or correct its name"),
+    "InvalidBucketName": (ConfigError, "correct the bucket's name"),
+    "InvalidAccessKeyId": (ConfigError, "correct the key, or the profile it is taken from"),
+    "SignatureDoesNotMatch": (
+        ConfigError,
+        "correct the secret; a proxy that changes requests would do this, too",
+    ),
+    "InvalidToken": (ConfigError, "correct the session token"),
+    "InvalidSecurity": (ConfigError, "correct the credentials"),
+    "AuthorizationHeaderMalformed": (ConfigError, _REGION),
+    "PermanentRedirect": (ConfigError, _REGION),
+    "IllegalLocationConstraintException": (ConfigError, _REGION),
+    "ExpiredToken": (StoreError, _NEWER_KEYS),
+    "TokenRefreshRequired": (StoreError, _NEWER_KEYS),
+    "RequestExpired": (StoreError, _NEWER_KEYS),
+    "RequestTimeTooSkewed": (StoreError, "set this machine's clock"),
+    "QuotaExceeded": (StoreError, "raise the quota, or make room"),
+    "InsufficientStorage": (StoreError, _ROOM),
+    "XMinioStorageFull": (StoreError, _ROOM),
+    "InvalidObjectState": (StoreError, "restore it from the archive first"),
+    "EntityTooLarge": (StoreError, "this server takes no parts of that size"),
+}
+_OF_STATUS = {416: "InvalidRange", 501: "NotImplemented", 507: "InsufficientStorage"}
+
+
 def of_answer(what: str, method: str, answer: Mapping[str, Any]) -> CkptsyncError:
     """Return the error for an answer of botocore's that is none: ``what`` is the thing's URL."""
     status, headers, code, message = told(answer)
     code = code or {404: "NoSuchKey", 412: "PreconditionFailed", 403: "AccessDenied"}.get(
         status, ""
     )
-    text = f"{what}: {_said(status, code, message)}"
+    said = _said(status, code, message)
+    text = f"{what}: {said}"
     if code in ("NoSuchKey", "NoSuchVersion"):
         return NotFound(f"{what}: not found")
     if code == "PreconditionFailed":
         return Exists(f"{what}: already there")
-    if code == "InvalidRange" or status == 416:
-        return NoSuchRange(text)
-    if code == "NoSuchUpload":
-        return UploadGone(text)
-    if code in ("InvalidPart", "InvalidPartOrder"):
-        return Mismatch(
-            text, hint="another writer uses the same name; the next try sends what differs"
-        )
-    if code in _CONFIG:
-        return ConfigError(text, hint=_CONFIG[code])
-    if code == "NotImplemented" or status == 501:
-        return Unable(text, hint="this server cannot do it")
-    if code in _PERMANENT or status == 507:
-        return StoreError(text, hint=_PERMANENT.get(code, _PERMANENT["InsufficientStorage"]))
+    if found := _ERRORS.get(code) or _ERRORS.get(_OF_STATUS.get(status, "")):
+        kind, hint = found
+        return kind(text, hint=hint)
     if code in _TRANSIENT or status >= 500 or status in (408, 429):
-        return Transient(
-            text,
-            hint="the server is busy, has failed or is full: see its log",
-            after=_after(headers),
-        )
+        hint = "the server is busy, has failed or is full: see its log"
+        return Transient(text, hint=hint, after=_after(headers))
     if status in (302, 303, 307):
         return Transient(text, hint=_ELSEWHERE)
     if status == 403:
         hint = f"the credentials need {ACTIONS.get(method, method)} here"
-        return Denied(f"{what}: permission denied: {_said(status, code, message)}", hint=hint)
-    hint = (
-        _ELSEWHERE
-        if status < 400
-        else "check that the endpoint is right and an S3 server"
-        if not code
-        else ""
+        return Denied(f"{what}: permission denied: {said}", hint=hint)
+    if status < 400:
+        return StoreError(text, hint=_ELSEWHERE)
+    return StoreError(
+        text, hint="" if code else "check that the endpoint is right and an S3 server"
     )
-    return StoreError(text, hint=hint)
 
 
 def told(answer: Mapping[str, Any]) -> tuple[int, Mapping[str, str], str, str]:

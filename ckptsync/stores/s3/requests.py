@@ -24,6 +24,15 @@ Answer = Mapping[str, Any]
 NAMES = 10_000_000  # of a listing, at most
 IDLE = 1000  # pages of a listing that bring nothing new, one after the other, at most
 LARGEST = 1 << 63
+# in an answer, where the next page begins, and the parameters that ask for it
+_MARKERS = {
+    "list_objects_v2": {"NextContinuationToken": "ContinuationToken"},
+    "list_multipart_uploads": {
+        "NextKeyMarker": "KeyMarker",
+        "NextUploadIdMarker": "UploadIdMarker",
+    },
+    "list_parts": {"NextPartNumberMarker": "PartNumberMarker"},
+}
 # with any status
 _OLD_KEYS = frozenset({"ExpiredToken", "TokenRefreshRequired", "InvalidToken", "RequestExpired"})
 
@@ -101,22 +110,21 @@ class Bucket:
 
         return self.persistence.call(once)
 
-    def pages(
+    def listed(
         self,
         method: str,
         key: str,
-        markers: Mapping[str, str],
         read: Callable[[Answer], Sequence[T]],
         most: int | None = None,
         **parameters: Any,
-    ) -> Iterator[Sequence[T]]:
-        """Yield the pages of a listing, each as ``read`` makes it of an answer.
+    ) -> Iterator[T]:
+        """Yield all that a listing has; ``read`` returns what is in one answer.
 
-        ``markers``: in an answer, where the next page begins, and the parameters that ask for it.
         ``most``: names, if not `NAMES`. Raises Transient where a page follows and cannot be asked
         for, or the listing does not end: what is not seen is not absent.
         """
         starts, lasts, count, idle = set(), set(), 0, 0
+        markers = _MARKERS[method]
         while True:
             page, following = self.ask(
                 method,
@@ -124,7 +132,7 @@ class Bucket:
                 lambda answer: (read(answer), _following(answer, markers)),
                 **parameters,
             )
-            yield page
+            yield from page
             if not following:
                 return
             count, idle = count + len(page), 0 if page and page[-1] not in lasts else idle + 1

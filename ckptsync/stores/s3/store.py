@@ -15,10 +15,9 @@ from ckptsync.stores.limits import Limits
 from ckptsync.stores.part_upload import MIB, MOST, PART, UploadPool, part_size
 from ckptsync.stores.retry import Persistence
 from ckptsync.stores.s3.client import BucketAccess
-from ckptsync.stores.s3.conditional_write import KeyTarget
 from ckptsync.stores.s3.error_codes import Denied, NoSuchRange, not_s3
-from ckptsync.stores.s3.multipart import Unfinished, remove_stale, unfinished
 from ckptsync.stores.s3.requests import Answer, Bucket, seconds, size_of, text
+from ckptsync.stores.s3.upload import KeyTarget, Unfinished, remove_stale, unfinished
 from ckptsync.stores.urls import Remote
 from ckptsync.tensors import Extent
 
@@ -49,7 +48,7 @@ class S3Store:
         """
         access = BucketAccess(remote, options or {}, limits)
         self._prefix, self._is_aws = access.prefix, access.is_aws
-        self._bucket = Bucket(access, Persistence(limits.patience))
+        self.bucket = Bucket(access, Persistence(limits.patience))
         # elsewhere a server may refuse a name that is there, and yet let two create it that end at
         # one moment (SeaweedFS 4 does, with multipart uploads)
         self.is_exclusive = self._is_aws
@@ -74,13 +73,15 @@ class S3Store:
             files = [text(each, "Key") for each in answer.get("Contents", ())]
             return files + [text(each, "Prefix") for each in answer.get("CommonPrefixes", ())]
 
-        pages = self._pages(at + start, read, Delimiter="/")
-        below = {key.removeprefix(at)[:-1] for page in pages for key in page if key.endswith("/")}
+        keys = self.bucket.listed(
+            "list_objects_v2", "", read, Prefix=at + start, MaxKeys=PAGE, Delimiter="/"
+        )
+        below = {key.removeprefix(at)[:-1] for key in keys if key.endswith("/")}
         return sorted(filter(_is_name, below))
 
     def size(self, name: str) -> int:
         try:
-            return int(self._bucket.head(self._key(name))["ContentLength"])
+            return int(self.bucket.head(self._key(name))["ContentLength"])
         except Denied as e:
             raise self._absent(name) or e from e
         except NotFound as e:
@@ -90,15 +91,12 @@ class S3Store:
         if not out.nbytes:
             self.size(name)
             return
-        with contextlib.closing(
-            _RangeRead(self._bucket, self._open, Extent(name, start, out.nbytes))
-        ) as found:
-            found.fill(out.cast("B"))
+        self.stream(Extent(name, start, out.nbytes), out.cast("B"), lambda _: None)
 
     def stream(
         self, extent: Extent, buffer: memoryview, take: Callable[[memoryview], None]
     ) -> None:
-        with contextlib.closing(_RangeRead(self._bucket, self._open, extent)) as found:
+        with contextlib.closing(_RangeRead(self, extent)) as found:
             for at in range(0, extent.size, len(buffer)):
                 view = buffer[: min(len(buffer), extent.size - at)]
                 found.fill(view)
@@ -112,7 +110,7 @@ class S3Store:
 
     def delete(self, name: str) -> None:
         try:
-            self._bucket.ask("delete_object", self._key(name))
+            self.bucket.ask("delete_object", self._key(name))
         except NotFound:
             return  # as it should be
 
@@ -127,26 +125,26 @@ class S3Store:
     def _send(self, name: str, chunks: Iterable[Chunk], about: About, *, is_new: bool) -> None:
         key = self._key(name)
         most = -(-about.size // part_size(about.size, least=self.least)) if about.size else MOST
-        left = (lambda: self._left(key)) if about.origin else list
-        target = KeyTarget(self._bucket, key, most, left, is_new)
+        left = (lambda: self._list_unfinished(key)) if about.origin else list
+        target = KeyTarget(self.bucket, key, most, left, is_new)
         self._pool.send(target, chunks, about, self.least)
 
-    def _left(self, key: str) -> list[Unfinished]:
-        """What earlier tries have left of a key.
+    def _list_unfinished(self, key: str) -> list[Unfinished]:
+        """Return the unfinished uploads of a key.
 
-        Once in the life of a store, what was given up anywhere in it is removed first.
+        The first call in the life of a store also removes stale ones of the whole store.
         """
         with self._lock:
             has_removed, self._has_removed = self._has_removed, True
         if not has_removed:
             # if it fails, another time will do
-            remove_stale(Bucket(self._bucket.access, Persistence(0)), self._prefix)
-        return unfinished(self._bucket, key)
+            remove_stale(Bucket(self.bucket.access, Persistence(0)), self._prefix)
+        return unfinished(self.bucket, key)
 
-    def _listed(self, prefix: str, **parameters: str) -> Iterator[Entry]:
-        def read(answer: Answer) -> list[Entry]:
+    def _listed(self, prefix: str, **parameters: Any) -> Iterator[Entry]:
+        def read(answer: Answer) -> list[tuple[str, int, float]]:
             return [
-                Entry(
+                (
                     text(each, "Key"),
                     size_of(each.get("Size", 0)),
                     seconds(text(each, "LastModified")),
@@ -155,26 +153,19 @@ class S3Store:
             ]
 
         cut = len(self._prefix)
-        for page in self._pages(prefix, read, **parameters):
-            for key, size, mtime in ((each.name, each.size, each.mtime) for each in page):
-                if key.startswith(prefix) and _is_name(key[cut:]):
-                    yield Entry(key[cut:], size, mtime)
+        for key, size, mtime in self.bucket.listed(
+            "list_objects_v2", "", read, Prefix=prefix, MaxKeys=PAGE, **parameters
+        ):
+            if key.startswith(prefix) and _is_name(key[cut:]):
+                yield Entry(key[cut:], size, mtime)
 
-    def _pages(
-        self, prefix: str, read: Callable[[Answer], list[Any]], **parameters: Any
-    ) -> Iterator[Any]:
-        markers = {"NextContinuationToken": "ContinuationToken"}
-        return self._bucket.pages(
-            "list_objects_v2", "", markers, read, Prefix=prefix, MaxKeys=PAGE, **parameters
-        )
-
-    def _open(self, name: str, start: int, end: int, tag: str) -> tuple[str, Any]:
+    def open_range(self, name: str, start: int, end: int, tag: str) -> tuple[str, Any]:
         """Return the tag and the body of an answer with bytes from ``start`` to ``end``.
 
         ``tag``: of the file that the first bytes were of; "" if there are none yet.
         """
         try:
-            answer = self._bucket.call(
+            answer = self.bucket.call(
                 "get_object",
                 self._key(name),
                 Range=f"bytes={start}-{end - 1}",
@@ -243,18 +234,10 @@ class _RangeRead:
     """Reads a range front to back; a connection that broke off continues where it ended.
 
     It continues only if it is still the same file.
-
-    ``open_range`` returns the tag and the body of an answer with bytes from a start to an end of a
-    file that has a tag.
     """
 
-    def __init__(
-        self,
-        bucket: Bucket,
-        open_range: Callable[[str, int, int, str], tuple[str, Any]],
-        extent: Extent,
-    ) -> None:
-        self._bucket, self._open, self._extent = bucket, open_range, extent
+    def __init__(self, store: S3Store, extent: Extent) -> None:
+        self._store, self._bucket, self._extent = store, store.bucket, extent
         self._done, self._tag = 0, ""
         self._body: Any = None
 
@@ -273,7 +256,9 @@ class _RangeRead:
     def _receive(self, most: int) -> bytes:
         name, start, size = self._extent.file, self._extent.start, self._extent.size
         if self._body is None:
-            self._tag, self._body = self._open(name, start + self._done, start + size, self._tag)
+            self._tag, self._body = self._store.open_range(
+                name, start + self._done, start + size, self._tag
+            )
         url = self._bucket.url(self._bucket.access.prefix + name)
         try:
             data: bytes = self._bucket.understood(url, lambda: self._body.read(most))

@@ -54,34 +54,28 @@ class NotS3(Exception):
     """An answer that no S3 server gives: it says what is wrong with it."""
 
 
-class Transport:
-    """The way of one client's requests over the network."""
+def attach(client: Any, limits: Limits) -> None:
+    """Have all requests of a client of botocore's go through here."""
+    session = client._endpoint.http_session  # noqa: SLF001
 
-    def __init__(self, limits: Limits, session: Any) -> None:
-        self._limits, self._session = limits, session
-
-    def attach(self, events: Any) -> None:
-        """Send all requests of the client that has these events."""
-        events.register("before-send.s3", self.send)
-
-    def send(self, request: Any, event_name: str, **_: Any) -> Any:
+    def send(request: Any, event_name: str, **_: Any) -> Any:
         """Return the answer, of which a file is not read yet.
 
         Raises Lost, NotS3, and Transient where the process is about to end.
         """
         operation = event_name.rpartition(".")[2]
         if request.body:
-            request.body = _Sending(request.body, self._limits)
+            request.body = _Sending(request.body, limits)
         # older botocores have no such setting
         if operation in _PATIENT and getattr(request, "context", None) is not None:
-            request.context["read_timeout"] = _PATIENT[operation] * self._limits.stall
+            request.context["read_timeout"] = _PATIENT[operation] * limits.stall
         is_file, request.stream_output = request.stream_output, True
         host = urlsplit(request.url).netloc
         try:
-            answer = self._session.send(request)
+            answer = session.send(request)
         except Exception as e:
             raise _lost(host, e) from e
-        received = _Received(answer.raw, host, self._limits)
+        received = _Received(answer.raw, host, limits)
         if is_file and answer.status_code in (200, 206):
             answer.raw = received
             return answer
@@ -90,6 +84,8 @@ class Transport:
         if answer.status_code < 300:
             answer.status_code = _checked(operation, data, answer.status_code)
         return answer
+
+    client.meta.events.register("before-send.s3", send)
 
 
 def _checked(operation: str, data: bytes, status: int) -> int:

@@ -7,12 +7,10 @@ A server may make up names, files and directories without end: all of them are b
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 
-from ckptsync.errors import Corrupt, StoreError
-from ckptsync.safe_names import checked_path
-from ckptsync.safe_open import Odd, Passed
+from ckptsync.errors import StoreError
+from ckptsync.safe_open import NFS_REMAINS, Odd, Passed, is_plain
 from ckptsync.stores.contract import Entry
 from ckptsync.stores.posix.part_file import is_unfinished
 from ckptsync.stores.sftp.protocol import (
@@ -27,16 +25,13 @@ from ckptsync.stores.sftp.protocol import (
 )
 from ckptsync.stores.sftp.server_files import ServerFiles
 
-AT_ONCE = (
-    32  # directories that are listed together: waiting for a distant server is what listing costs
-)
+# directories that are listed together: waiting for a distant server is what listing costs
+AT_ONCE = 32
 MOST_FILES = 1_000_000  # of directories that are listed together
 MOST_BYTES = 128 << 20  # of the server's answers about them
 MOST_IDLE = 1000  # answers in a row that bring nothing new
 MOST_NAMES = 10_000_000  # files and directories of a store
 MOST_DEPTH = 200  # directories in directories
-# a deleted file that some NFS client still has open
-_NFS_REMAINS = re.compile(r"\.nfs[0-9a-f]{8,}")
 
 Listing = dict[str, Attributes | Odd | None]
 """By name: a file's attributes, what no file of a checkpoint is, or None for a directory, whose
@@ -56,8 +51,33 @@ def walk(
 
     ``passed`` is called for links, and for all else that is no file of a checkpoint.
     """
+    count = 0
+
+    def below(prefix: str, listing: Listing) -> Iterator[Entry]:
+        nonlocal count
+        count += len(listing) + 1
+        if count > MOST_NAMES or prefix.count("/") > MOST_DEPTH:
+            many = f"directories {MOST_DEPTH} deep"
+            if count > MOST_NAMES:
+                many = f"more than {MOST_NAMES} files"
+            raise StoreError(f"{files.shown(prefix)[:200]}: {many}")
+        directories = sorted(key for key, found in listing.items() if found is None)
+        read: dict[str, Listing] = {}
+        for key, found in sorted(listing.items(), key=lambda each: each[0]):
+            if found is None:
+                if key not in read:
+                    batch = directories[:AT_ONCE]
+                    listings = list_directories(files, [prefix + k for k in batch])
+                    read = dict(zip(batch, listings, strict=True))
+                directories.remove(key)
+                yield from below(prefix + key, read.pop(key))
+            elif isinstance(found, str):
+                passed(prefix + key, found)
+            elif not skips(key):
+                yield Entry(prefix + key, found.size, float(found.mtime))
+
     if files.is_directory(prefix):
-        yield from _Walk(files, skips, passed).below(prefix, list_directories(files, [prefix])[0])
+        yield from below(prefix, list_directories(files, [prefix])[0])
 
 
 def subdirectories(files: ServerFiles, prefix: str) -> list[str]:
@@ -73,43 +93,6 @@ def subdirectories(files: ServerFiles, prefix: str) -> list[str]:
 def list_directories(files: ServerFiles, prefixes: Sequence[str]) -> list[Listing]:
     """Return what is in each of these directories; nothing where there is none."""
     return files.sessions.on(lambda session: _list(session, files, prefixes))
-
-
-class _Walk:
-    """A walk through all directories."""
-
-    def __init__(self, files: ServerFiles, skips: Callable[[str], bool], passed: Passed) -> None:
-        self._files, self._skips, self._passed = files, skips, passed
-        self._count = 0
-
-    def below(self, prefix: str, listing: Listing) -> Iterator[Entry]:
-        self._count += len(listing) + 1
-        if self._count > MOST_NAMES or prefix.count("/") > MOST_DEPTH:
-            many = (
-                f"more than {MOST_NAMES} files"
-                if self._count > MOST_NAMES
-                else f"directories {MOST_DEPTH} deep"
-            )
-            raise StoreError(f"{self._files.shown(prefix)[:200]}: {many}")
-        directories = sorted(key for key, found in listing.items() if found is None)
-        read: dict[str, Listing] = {}
-        for key, found in sorted(listing.items(), key=lambda each: each[0]):
-            if found is None:
-                if key not in read:
-                    batch = directories[:AT_ONCE]
-                    read = dict(
-                        zip(
-                            batch,
-                            list_directories(self._files, [prefix + k for k in batch]),
-                            strict=True,
-                        )
-                    )
-                directories.remove(key)
-                yield from self.below(prefix + key, read.pop(key))
-            elif isinstance(found, str):
-                self._passed(prefix + key, found)
-            elif not self._skips(key):
-                yield Entry(prefix + key, found.size, float(found.mtime))
 
 
 def _list(session: Session, files: ServerFiles, prefixes: Sequence[str]) -> list[Listing]:
@@ -163,19 +146,12 @@ def _add_names(files: ServerFiles, prefix: str, reply: Reply, listing: Listing) 
         name = fields.text().decode("utf-8", "surrogateescape")
         fields.text()  # the line that `ls -l` would print
         found = fields.attributes()
-        if name in ("", ".", "..") or _NFS_REMAINS.fullmatch(name):
+        if name in ("", ".", "..") or NFS_REMAINS.fullmatch(name):
             continue
-        if not _is_plain(name):
+        if "/" in name or not is_plain(name):
             listing[name[:255]] = "name"
         elif found.is_directory:
             listing[name + "/"] = None
         else:
             listing[name] = found if found.is_file else "link" if found.is_link else "special file"
     return count > 0
-
-
-def _is_plain(name: str) -> bool:
-    try:
-        return "/" not in name and bool(checked_path(name))
-    except Corrupt:
-        return False  # left out, as in every store

@@ -22,12 +22,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import re
 import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from ckptsync.errors import Exists, NotFound, StoreError, Transient
@@ -36,27 +37,22 @@ from ckptsync.stores.part_upload import FilePart
 from ckptsync.stores.sftp.listing import list_directories
 from ckptsync.stores.sftp.protocol import (
     FSYNC,
+    RENAME_OVER,
     Attributes,
     Flag,
-    PacketType,
-    Request,
     Session,
     StatusError,
-    fsync_request,
-    text,
-    truncate_request,
 )
-from ckptsync.stores.sftp.server_files import ServerFiles, opened
+from ckptsync.stores.sftp.server_files import ServerFiles
 
 T = TypeVar("T")
-RENAME_OVER = "posix-rename@openssh.com"
 RECORD_S = 10.0  # s between two records of what is durable, at least
 _NEW = Flag.WRITE | Flag.CREATE | Flag.TRUNCATE
 _STEP = 1 << 20  # bytes that are read back and compared at once
 _FIRST = 64 << 10  # of a part: enough to see whether it was ever written
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Leftover:
     """An unfinished file of an earlier writer.
 
@@ -64,9 +60,9 @@ class Leftover:
     """
 
     part: str
-    size: int
+    size: int = 0
     durable: int = 0
-    records: tuple[str, ...] = ()
+    records: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +90,9 @@ class SftpTarget:
         part = temporary_name(self.name, secrets.token_hex(8))
 
         def step(session: Session) -> None:
-            with opened(session, self.files.path(part), _NEW) as handle:
-                syncs = [fsync_request(handle)] if FSYNC in session.extensions else []
-                for reply in session.ask(*session.write_requests(handle, 0, data), *syncs):
-                    reply.fields()
+            with session.opened(self.files.path(part), _NEW) as handle:
+                writes = session.write_requests(handle, 0, data)
+                session.do(*writes, *session.fsync_requests(handle))
 
         try:
             self.files.in_directory(self.directory, step, self.name, max(1, len(data)))
@@ -115,11 +110,10 @@ class SftpTarget:
         records = [record for each in leftovers for record in each.records]
         for n, leftover in enumerate(leftovers):
             if self._take_over(leftover, part):
-                return SftpUpload(
-                    self, part, leftover, [*records, *(other.part for other in leftovers[n + 1 :])]
-                )
+                others = [other.part for other in leftovers[n + 1 :]]
+                return SftpUpload(self, part, leftover, [*records, *others])
         self._make_empty(part)
-        return SftpUpload(self, part, Leftover(part, 0), records)
+        return SftpUpload(self, part, Leftover(part), records)
 
     def publish(self, part: str, size: int) -> None:
         """Rename a durable temporary file to its name, durably.
@@ -132,27 +126,19 @@ class SftpTarget:
         without that extension can replace nothing: to remove first would leave nothing where a
         writer is killed in between.
         """
-        was_asked = False
+        was_asked, taken = False, Exists(f"{self.name}: already there")
+        old, new = self.files.path(part), self.files.path(self.name)
 
         def is_published(session: Session) -> bool:
             nonlocal was_asked
-            names = [part, self.name]
-            left, found = self.files.lstat(session, names)
-            if (
-                was_asked
-                and left is None
-                and found is not None
-                and found.is_file
-                and found.size == size
-            ):
+            left, found = session.look([old, new])
+            is_ours = found is not None and found.is_file and found.size == size
+            if was_asked and left is None and is_ours:
                 return True  # only the answer was lost: nobody else knows the temporary name
             if found is not None and not self.replaces:
-                raise Exists(f"{self.name}: already there")
-            old, new = (text(self.files.path(name)) for name in names)
-            request = Request(PacketType.RENAME, old + new)
-            if self.replaces and RENAME_OVER in session.extensions:
-                request = Request(PacketType.EXTENDED, text(RENAME_OVER.encode()) + old + new)
-            elif found is not None:
+                raise taken
+            in_one_step = self.replaces and RENAME_OVER in session.extensions
+            if found is not None and not in_one_step:
                 raise StoreError(
                     f"{self.files.shown(self.name)}: cannot be replaced, since the server has no"
                     f" {RENAME_OVER}",
@@ -160,16 +146,14 @@ class SftpTarget:
                 )
             was_asked = True
             try:
-                session.answer(request)
+                session.rename(old, new, replaces=in_one_step)
             except StatusError as e:
-                left, found = self.files.lstat(session, names)
+                left, found = session.look([old, new])
                 if left is None:
                     return False
-                raise (
-                    Exists(f"{self.name}: already there")
-                    if found is not None
-                    else self.files.refusal(self.name, e)
-                ) from e
+                if found is not None:
+                    raise taken from e
+                raise
             return True
 
         try:
@@ -197,16 +181,10 @@ class SftpTarget:
             nonlocal was_asked
             again, was_asked = was_asked, True
             try:
-                session.answer(
-                    Request(
-                        PacketType.RENAME,
-                        text(self.files.path(leftover.part)) + text(self.files.path(part)),
-                    )
-                )
-            except (
-                StatusError
-            ):  # another writer was faster; or it was us, and only the answer was lost
-                return again and self.files.lstat(session, [part])[0] is not None
+                session.rename(self.files.path(leftover.part), self.files.path(part))
+            except StatusError:
+                # another writer was faster; or it was us, and only the answer was lost
+                return again and self.files.lstat(session, [part]) != [None]
             return True
 
         if self.files.on(self.name, step):
@@ -217,7 +195,7 @@ class SftpTarget:
 
     def _make_empty(self, name: str) -> None:
         def step(session: Session) -> None:
-            with opened(session, self.files.path(name), _NEW):
+            with session.opened(self.files.path(name), _NEW):
                 pass
 
         self.files.in_directory(self.directory, step, self.name, 1)
@@ -233,12 +211,13 @@ class SftpUpload:
         self, target: SftpTarget, part: str, left: Leftover, useless: Sequence[str]
     ) -> None:
         self.target, self.part, self.left = target, part, left
+        self._files, self._path = target.files, target.files.path(part)
         self._useless, self._lock = useless, threading.Lock()
-        self._done: dict[
-            int, int
-        ] = {}  # parts beyond `_whole` that are in the file: from where to where
-        self._whole, self._since = 0, time.monotonic()
-        self._due = self._recorded = self.left.durable
+        # parts beyond `_whole` that are in the file: from where to where
+        self._done: dict[int, int] = {}
+        self._whole = 0
+        # bytes that our record says are durable, and when the next record is due
+        self._recorded, self._due = left.durable, time.monotonic() + RECORD_S
 
     def is_there(self, part: FilePart) -> bool:
         """Return whether the file has these bytes already.
@@ -252,14 +231,12 @@ class SftpUpload:
 
         def is_same(session: Session) -> bool:
             at, step = 0, _FIRST
-            with opened(session, self._path, Flag.READ) as handle:
+            with session.opened(self._path, Flag.READ) as handle:
                 while at < len(data):
                     wanted = data[at : at + step]
                     found = bytearray(len(wanted))
-                    if (
-                        session.read_into(handle, part.start + at, memoryview(found)) < len(wanted)
-                        or found != wanted
-                    ):
+                    count = session.read_into(handle, part.start + at, memoryview(found))
+                    if count < len(wanted) or found != wanted:
                         return False
                     at, step = at + step, _STEP
             return True
@@ -273,7 +250,7 @@ class SftpUpload:
         """Write a part."""
 
         def step(session: Session) -> None:
-            with opened(session, self._path, Flag.WRITE) as handle:
+            with session.opened(self._path, Flag.WRITE) as handle:
                 session.write(handle, part.start, part.data)
 
         self._on(step, len(part.data))
@@ -283,34 +260,29 @@ class SftpUpload:
         """Make the file durable, ``size`` bytes long, and publish it."""
 
         def step(session: Session) -> None:
-            with opened(session, self._path, Flag.WRITE) as handle:
+            with session.opened(self._path, Flag.WRITE) as handle:
                 # not of the handle: servers with caches know the size by name
-                seen = self.target.files.lstat(session, [self.part])[0]
+                (seen,) = session.look([self._path])
                 found = seen.size if seen else 0
                 if found < size:
                     raise StoreError(
-                        f"{self.target.files.shown(self.part)}: has {found} bytes where {size} were"
+                        f"{self._files.shown(self.part)}: has {found} bytes where {size} were"
                         " written"
                     )
                 if found > size:
-                    session.answer(truncate_request(handle, size))
-                if FSYNC in session.extensions:
-                    session.answer(fsync_request(handle))
+                    session.truncate(handle, size)
+                session.do(*session.fsync_requests(handle))
 
         self._on(step)
         self.target.publish(self.part, size)
         self._remove_record(self._recorded)
         for other in self._useless:
-            self.target.files.remove(other)
+            self._files.remove(other)
 
     def abandon(self) -> None:
         """Remove the file: nobody will go on with it."""
         self._remove_record(self._recorded)
-        self.target.files.remove(self.part)
-
-    @property
-    def _path(self) -> bytes:
-        return self.target.files.path(self.part)
+        self._files.remove(self.part)
 
     def _on(self, step: Callable[[Session], T], needed: int = 0) -> T:
         """Return what ``step`` returns.
@@ -318,41 +290,42 @@ class SftpUpload:
         It never makes the file: a missing one was taken over, and must not come back with holes.
         """
         try:
-            return self.target.files.on(self.target.name, step, needed)
+            return self._files.on(self.target.name, step, needed)
         except NotFound as e:
             raise _taken_over(self.target.name) from e
 
     def _have(self, part: FilePart) -> None:
         """Note that a part is in the file; from time to time record how much is durable."""
+        now = time.monotonic()
         with self._lock:
             self._done[part.start] = part.start + len(part.data)
             while (end := self._done.pop(self._whole, 0)) > self._whole:
                 self._whole = end
             whole = self._whole
-            if whole <= self._due or time.monotonic() - self._since < RECORD_S:
+            if whole <= self._recorded or now < self._due:
                 return
-            self._due, self._since = whole, time.monotonic()
-        self._record(whole)
+            self._due = math.inf  # one thread at a time
+        if self._record(whole):
+            before, self._recorded = self._recorded, whole
+            self._remove_record(before)
+            self._due = now + RECORD_S
 
-    def _record(self, whole: int) -> None:
-        """Bring the file to the server's disk, then make the record."""
+    def _record(self, whole: int) -> bool:
+        """Bring the file to the server's disk, then make the record, if the server can."""
 
         def step(session: Session) -> bool:
             if FSYNC not in session.extensions:
                 return False
-            with opened(session, self._path, Flag.WRITE) as handle:
-                session.answer(fsync_request(handle))
-            with opened(session, self.target.files.path(record_name(self.part, whole)), _NEW):
+            with session.opened(self._path, Flag.WRITE) as handle:
+                session.do(*session.fsync_requests(handle))
+            with session.opened(self._files.path(record_name(self.part, whole)), _NEW):
                 return True
 
-        if self._on(step):
-            with self._lock:  # two threads may record at once
-                less, self._recorded = sorted([whole, self._recorded])
-            self._remove_record(less)
+        return self._on(step)
 
     def _remove_record(self, count: int) -> None:
         if count:
-            self.target.files.remove(record_name(self.part, count))
+            self._files.remove(record_name(self.part, count))
 
 
 def temporary_name(name: str, words: str) -> str:
@@ -381,27 +354,18 @@ def find_leftovers(files: ServerFiles, name: str, about: About) -> list[Leftover
     if not about.origin:
         return []
     directory, slash, _ = name.rpartition("/")
-    pattern = re.compile(rf"\.ckptsync-{token(name, about)}-([^.]*)(?:\.([0-9]{{1,19}}))?\.part")
-    sizes: dict[str, int] = {}
-    durable: dict[str, list[int]] = {}
+    pattern = re.compile(rf"(\.ckptsync-{token(name, about)}-[^.]*)(?:\.([0-9]{{1,19}}))?\.part")
+    leftovers: dict[str, Leftover] = {}
     for key, found in list_directories(files, [directory + slash])[0].items():
         if isinstance(found, Attributes) and (match := pattern.fullmatch(key)):
+            part = f"{directory}{slash}{match[1]}.part"
+            leftover = leftovers.setdefault(part, Leftover(part))
             if match[2]:
-                durable.setdefault(f"{key[: match.end(1)]}.part", []).append(int(match[2]))
+                leftover.records.append(f"{directory}{slash}{key}")
+                leftover.durable = max(leftover.durable, int(match[2]))
             else:
-                sizes[key] = found.size
-    leftovers = []
-    for key in sizes.keys() | durable.keys():
-        counts, part = durable.get(key, []), f"{directory}{slash}{key}"
-        leftovers.append(
-            Leftover(
-                part,
-                sizes.get(key, 0),
-                max([0, *counts]),
-                tuple(record_name(part, count) for count in counts),
-            )
-        )
-    return sorted(leftovers, key=lambda each: -each.size)
+                leftover.size = found.size
+    return sorted(leftovers.values(), key=lambda each: -each.size)
 
 
 def _taken_over(name: str) -> Transient:

@@ -10,10 +10,11 @@ so the pipes in both directions can never be full at once, with both sides waiti
 
 from __future__ import annotations
 
+import contextlib
 import stat
 import struct
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -22,6 +23,7 @@ from ckptsync.stores.sftp.connection import Address, Connection
 
 VERSION = 3
 FSYNC = "fsync@openssh.com"
+RENAME_OVER = "posix-rename@openssh.com"
 PIECE = 255 << 10  # bytes of a READ or WRITE, where the server takes so many: OpenSSH's limit
 _LEAST_PIECE = 32 << 10  # what every server takes (filexfer-02, 3)
 _MOST_PACKET = 256 << 10  # bytes of any packet; OpenSSH's limit
@@ -92,11 +94,12 @@ class Malformed(Exception):
 
 
 class StatusError(Exception):
-    """The server answered no, and goes on serving."""
+    """The server answered no, and goes on serving.  ``path``: what about, where that is known."""
 
     def __init__(self, code: int, text: str = "") -> None:
         super().__init__(f"status {code}: {text}")
         self.code, self.text = code, text
+        self.path = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,46 +199,28 @@ class Request:
     """A packet to send.
 
     ``is_slow``: its answer may take minutes.  ``data``: the bytes that follow the fields of a
-    WRITE.
+    WRITE.  ``out``: where the bytes go that answer a READ.
     """
 
     kind: PacketType
     fields: bytes
     is_slow: bool = False
     data: memoryview | None = None
-
-
-def open_request(path: bytes, flags: int) -> Request:
-    """Open a file; a new one has the permissions that the server's umask leaves of 0666."""
-    return Request(PacketType.OPEN, text(path) + struct.pack(">II", flags, 0))
-
-
-def read_request(handle: bytes, start: int, size: int) -> Request:
-    """Read at most ``size`` bytes."""
-    return Request(PacketType.READ, text(handle) + struct.pack(">QI", start, size))
-
-
-def fsync_request(handle: bytes) -> Request:
-    """Bring a file, or the names in a directory, to the server's disk."""
-    return Request(PacketType.EXTENDED, text(FSYNC.encode()) + text(handle), is_slow=True)
-
-
-def truncate_request(handle: bytes, size: int) -> Request:
-    """Make a file ``size`` bytes long."""
-    return Request(PacketType.FSETSTAT, text(handle) + struct.pack(">IQ", _SIZE, size))
+    out: memoryview | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer."""
+    """An answer.  ``count``: bytes of a file that came with it, and were put where they belong."""
 
     kind: int
     body: bytes
+    count: int = 0
 
     def fields(self, wanted: PacketType = PacketType.STATUS) -> Fields:
         """Return the fields of an answer of this kind.
 
-        Raise Refused if the server said no, Malformed if it said anything else.
+        Raise StatusError if the server said no, Malformed if it said anything else.
         """
         fields = Fields(self.body)
         if self.kind == PacketType.STATUS:
@@ -251,14 +236,15 @@ class Reply:
 class Session:
     """An SFTP session on a connection of its own.
 
-    ``extensions``: what the server offers beyond the protocol.  Raises Malformed.
+    ``extensions``: what the server offers beyond the protocol.  Raises Malformed, and StatusError
+    where the server refuses a request.
     """
 
     def __init__(self, address: Address, limits: Limits) -> None:
         self.read_size = self.write_size = _LEAST_PIECE
         self._pace = limits.pace
-        self._number = self._unanswered = 0
-        self._closing: set[int] = set()  # requests whose answers nobody waits for
+        self._number = 0
+        self._asked: dict[int, Request] = {}  # requests whose answers have not come
         self._is_malformed = False
         self._connection = Connection(address, limits.stall)
         try:
@@ -272,7 +258,7 @@ class Session:
     @property
     def is_usable(self) -> bool:
         """Whether it can be used again: nothing is waited for, and nothing broke."""
-        is_waited_for = self._unanswered > len(self._closing)
+        is_waited_for = any(asked.kind != PacketType.CLOSE for asked in self._asked.values())
         return not (is_waited_for or self._is_malformed or self._connection.is_over)
 
     def close(self) -> None:
@@ -283,85 +269,129 @@ class Session:
         """Send all requests, then return their answers in the same order."""
         numbers = self._send(requests)
         patience = _FSYNC_S if any(r.is_slow for r in requests) else 0.0
-        waiting, found = set(numbers), {}
-        while waiting:
-            number, kind, size = self._head(patience)
-            if number not in waiting:
-                raise self._broken(f"an answer to request {number}, which was not asked")
-            waiting.remove(number)
-            found[number] = Reply(kind, self._connection.receive_bytes(size))
+        found: dict[int, Reply] = {}
+        while len(found) < len(numbers):
+            number, reply = self._receive(patience)
+            found[number] = reply
         return [found[number] for number in numbers]
 
-    def answer(self, request: Request, wanted: PacketType = PacketType.STATUS) -> Fields:
-        """Return the fields of the answer to one request; raise Refused."""
-        return self.ask(request)[0].fields(wanted)
+    def do(self, *requests: Request) -> None:
+        """Send all requests, and see that each is done."""
+        for reply in self.ask(*requests):
+            reply.fields()
 
     def call(self, kind: PacketType, path: bytes, wanted: PacketType = PacketType.STATUS) -> Fields:
-        """Return the fields of the answer to a request that has a path alone; raise Refused."""
-        return self.answer(Request(kind, text(path)), wanted)
+        """Return the fields of the answer to a request that has a path alone."""
+        return self.ask(Request(kind, text(path)))[0].fields(wanted)
+
+    def look(
+        self, paths: Iterable[bytes], kind: PacketType = PacketType.LSTAT
+    ) -> list[Attributes | None]:
+        """Return what each path is, in one round trip; None where there is nothing."""
+        asked = list(paths)
+        replies = self.ask(*(Request(kind, text(path)) for path in asked))
+        return [_found(path, reply) for path, reply in zip(asked, replies, strict=True)]
+
+    def make_directory(self, path: bytes) -> None:
+        """Make a directory, or find something of that name."""
+        try:
+            self.do(Request(PacketType.MKDIR, text(path) + bytes(4)))
+        except StatusError:
+            if self.look([path]) == [None]:
+                raise
+
+    def rename(self, old: bytes, new: bytes, *, replaces: bool = False) -> None:
+        """Give a file another name, which must be free; or replace what has it, in one step."""
+        names = text(old) + text(new)
+        if replaces:
+            self.do(Request(PacketType.EXTENDED, text(RENAME_OVER.encode()) + names))
+        else:
+            self.do(Request(PacketType.RENAME, names))
 
     def open(self, path: bytes, flags: int) -> bytes:
-        """Return the handle of an opened file; raise Refused."""
-        return self.answer(open_request(path, flags), PacketType.HANDLE).handle()
+        """Return the handle of an opened file.
+
+        A new file has the permissions that the server's umask leaves of 0666.
+        """
+        (reply,) = self.ask(Request(PacketType.OPEN, text(path) + struct.pack(">II", flags, 0)))
+        return reply.fields(PacketType.HANDLE).handle()
 
     def close_file(self, handle: bytes) -> None:
         """Close a file or directory; the answer is not waited for, as it changes nothing."""
-        self._closing.update(self._send([Request(PacketType.CLOSE, text(handle))]))
+        self._send([Request(PacketType.CLOSE, text(handle))])
+
+    @contextlib.contextmanager
+    def opened(self, path: bytes, flags: int) -> Iterator[bytes]:
+        """Open a file, give its handle, and close it, where the session can still be used."""
+        handle = self.open(path, flags)
+        try:
+            yield handle
+        finally:
+            if self.is_usable:
+                self.close_file(handle)
 
     def rejected(self, e: Malformed) -> Malformed:
         """Return ``e``, found in the fields of an answer; the session is used no more."""
         self._is_malformed = True
         return e
 
-    def write_requests(self, handle: bytes, start: int, data: memoryview) -> list[Request]:
-        """Return the requests that write ``data``."""
-        pieces = [
-            (at, data[at : at + self.write_size]) for at in range(0, len(data), self.write_size)
-        ]
-        return [
-            Request(PacketType.WRITE, text(handle) + struct.pack(">QI", start + at, len(p)), data=p)
-            for at, p in pieces
-        ]
+    def fsync_requests(self, handle: bytes) -> list[Request]:
+        """Return the request that brings a file, or a directory's names, to the server's disk.
+
+        The list is empty where the server has no such request.
+        """
+        fields = text(FSYNC.encode()) + text(handle)
+        is_offered = FSYNC in self.extensions
+        return [Request(PacketType.EXTENDED, fields, is_slow=True)] if is_offered else []
+
+    def write_requests(self, handle: bytes, start: int, data: memoryview) -> Iterator[Request]:
+        """Yield the requests that write ``data``."""
+        for at in range(0, len(data), self.write_size):
+            fields = text(handle) + struct.pack(">Q", start + at)
+            piece = data[at : at + self.write_size]
+            yield Request(PacketType.WRITE, fields + struct.pack(">I", len(piece)), data=piece)
 
     def write(self, handle: bytes, start: int, data: memoryview) -> None:
-        """Write all of ``data``; raise Refused."""
+        """Write all of ``data``."""
         for at in range(0, len(data), _BATCH):
-            for reply in self.ask(*self.write_requests(handle, start + at, data[at : at + _BATCH])):
-                reply.fields()
+            self.do(*self.write_requests(handle, start + at, data[at : at + _BATCH]))
+
+    def truncate(self, handle: bytes, size: int) -> None:
+        """Make a file ``size`` bytes long."""
+        self.do(Request(PacketType.FSETSTAT, text(handle) + struct.pack(">IQ", _SIZE, size)))
 
     def read_into(self, handle: bytes, start: int, out: memoryview) -> int:
-        """Fill ``out``; return the number of bytes read.  Raise Refused.
+        """Fill ``out``; return the number of bytes read.
 
         They are fewer than ``out`` holds only if the file ends before.
         """
         end, refusal = len(out), None
-        ahead = (
-            (at, min(self.read_size, len(out) - at)) for at in range(0, len(out), self.read_size)
-        )
+        ahead = iter(range(0, len(out), self.read_size))
         again: deque[tuple[int, int]] = deque()  # what short answers have left out
-        asked: dict[int, tuple[int, int]] = {}
+        asked: dict[int, tuple[int, int]] = {}  # by request: from where to where
         while True:
-            while (
-                not refusal
-                and len(asked) < _READS
-                and (piece := again.popleft() if again else self._next(ahead))
-            ):
-                if piece[0] < end:
-                    (number,) = self._send([read_request(handle, start + piece[0], piece[1])])
-                    asked[number] = piece
+            while not refusal and len(asked) < _READS:
+                if again:
+                    at, to = again.popleft()
+                elif (at := next(ahead, -1)) >= 0:
+                    to = min(at + self.read_size, len(out))
+                    self._pace.take(to - at)
+                else:
+                    break
+                if at < end:
+                    fields = text(handle) + struct.pack(">QI", start + at, to - at)
+                    request = Request(PacketType.READ, fields, out=out[at:to])
+                    asked[self._send([request])[0]] = at, to
             if not asked:
                 break
-            number, kind, size = self._head()
-            if number not in asked:
-                raise self._broken(f"an answer to request {number}, which was not asked")
-            at, wanted = asked.pop(number)
-            if kind == PacketType.DATA:
-                count = self._data(size, out[at : at + wanted])
-                if count < wanted:
-                    again.append((at + count, wanted - count))
+            number, reply = self._receive()
+            at, to = asked.pop(number)
+            if reply.kind == PacketType.DATA:
+                if at + reply.count < to:
+                    again.append((at + reply.count, to))
                 continue
             try:
-                Reply(kind, self._connection.receive_bytes(size)).fields(PacketType.DATA)
+                reply.fields(PacketType.DATA)
             except StatusError as e:
                 if e.code == Code.EOF:
                     end = min(end, at)
@@ -370,22 +400,6 @@ class Session:
         if refusal:
             raise refusal
         return end
-
-    def _next(self, pieces: Iterator[tuple[int, int]]) -> tuple[int, int] | None:
-        piece = next(pieces, None)
-        if piece:
-            self._pace.take(piece[1])
-        return piece
-
-    def _data(self, size: int, out: memoryview) -> int:
-        """Receive the bytes of a DATA packet straight into ``out``; return how many they are."""
-        count = int.from_bytes(self._connection.receive_bytes(4), "big") if size >= 4 else 0
-        if not 0 < count <= len(out) or size != 4 + count:
-            raise self._broken(
-                f"{count} bytes in a packet of {size} came where up to {len(out)} were asked for"
-            )
-        self._connection.receive(out[:count])
-        return count
 
     def _send(self, requests: Sequence[Request]) -> list[int]:
         """Send requests; return their numbers.
@@ -397,13 +411,11 @@ class Session:
         waiting = 0
         for request in requests:
             self._number = (self._number + 1) & 0xFFFFFFFF
-            self._unanswered += 1
+            self._asked[self._number] = request
             numbers.append(self._number)
             size = len(request.data) if request.data is not None else 0
-            buffers.append(
-                _HEAD.pack(5 + len(request.fields) + size, request.kind, self._number)
-                + request.fields
-            )
+            head = _HEAD.pack(5 + len(request.fields) + size, request.kind, self._number)
+            buffers.append(head + request.fields)
             if request.data is not None:
                 self._pace.take(size)
                 buffers.append(request.data)
@@ -414,22 +426,36 @@ class Session:
         self._connection.send(*buffers)
         return numbers
 
-    def _head(self, patience: float = 0.0) -> tuple[int, int, int]:
-        """Receive the head of the next answer: request number, type, bytes that follow."""
+    def _receive(self, patience: float = 0.0) -> tuple[int, Reply]:
+        """Return the number of a request, and its answer: the next one that is waited for."""
         while True:
             found = self._connection.receive_bytes(9, patience)
             size, kind, number = _HEAD.unpack(found)
             if not 5 <= size <= _MOST_PACKET + 1024:
-                raise self._broken(f"a packet of {size} bytes came ({found!r})")
-            self._unanswered -= 1
-            if number not in self._closing:
-                return number, kind, size - 5
-            self._closing.remove(number)
-            self._connection.receive_bytes(size - 5)
+                # where the next answer begins is unknown
+                raise self.rejected(Malformed(f"a packet of {size} bytes came ({found!r})"))
+            if (request := self._asked.pop(number, None)) is None:
+                raise self.rejected(
+                    Malformed(f"an answer to request {number}, which was not asked")
+                )
+            if kind == PacketType.DATA and request.out is not None:
+                return number, Reply(kind, b"", self._receive_data(size - 5, request.out))
+            body = self._connection.receive_bytes(size - 5)
+            if request.kind != PacketType.CLOSE:
+                return number, Reply(kind, body)
 
-    def _broken(self, what: str) -> Malformed:
-        """Return what to raise where the beginning of the next answer is unknown."""
-        return self.rejected(Malformed(what))
+    def _receive_data(self, size: int, out: memoryview) -> int:
+        """Receive the bytes of a DATA packet straight into ``out``; return how many they are."""
+        count = int.from_bytes(self._connection.receive_bytes(4), "big") if size >= 4 else 0
+        if not 0 < count <= len(out) or size != 4 + count:
+            raise self.rejected(
+                Malformed(
+                    f"{count} bytes in a packet of {size} came where up to {len(out)} were asked"
+                    " for"
+                )
+            )
+        self._connection.receive(out[:count])
+        return count
 
     def _greet(self) -> dict[str, bytes]:
         """Say hello; return the server's extensions, and what it says of each."""
@@ -450,12 +476,21 @@ class Session:
     def _ask_limits(self) -> None:
         """Learn how large requests may be; 0 means that the server does not say."""
         try:
-            fields = self.answer(
-                Request(PacketType.EXTENDED, text(b"limits@openssh.com")), PacketType.EXTENDED_REPLY
-            )
+            (reply,) = self.ask(Request(PacketType.EXTENDED, text(b"limits@openssh.com")))
+            fields = reply.fields(PacketType.EXTENDED_REPLY)
             packet, read, write = fields.u64(), fields.u64(), fields.u64()
         except StatusError:
             return  # it offers what it cannot do
         room = packet - 1024 if packet else PIECE
         self.read_size = min(PIECE, max(_LEAST_PIECE, min(read, room)))
         self.write_size = min(PIECE, max(_LEAST_PIECE, min(write, room)))
+
+
+def _found(path: bytes, reply: Reply) -> Attributes | None:
+    try:
+        return reply.fields(PacketType.ATTRS).attributes()
+    except StatusError as e:
+        if e.code != Code.NO_SUCH_FILE:
+            e.path = path
+            raise
+        return None

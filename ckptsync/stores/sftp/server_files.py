@@ -13,7 +13,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -30,11 +30,9 @@ from ckptsync.stores.sftp.protocol import (
     Flag,
     Malformed,
     PacketType,
-    Reply,
     Request,
     Session,
     StatusError,
-    fsync_request,
     text,
 )
 
@@ -52,11 +50,11 @@ _REASONS: dict[int, str] = {
     Code.BAD_MESSAGE: "the server does not take this request",
     Code.OP_UNSUPPORTED: "the server cannot do this",
 }
+_LOST = (Code.NO_CONNECTION, Code.CONNECTION_LOST)  # what a gateway says of the disks behind it
 # what servers say in words besides the code
 _PLAIN = {"failure", "permission denied", "no such file", "bad message", "operation unsupported"}
-_PARENTS_SESSIONS: list[
-    Session
-] = []  # of the process that we are a fork of: to end them here would end them there
+# of the process that we are a fork of: to end them here would end them there
+_PARENTS_SESSIONS: list[Session] = []
 
 
 class Sessions:
@@ -87,12 +85,17 @@ class Sessions:
     def once(self, step: Callable[[Session], T]) -> T:
         """Return what ``step`` returns, called a single time.
 
-        Raises Refused as it does; a Malformed answer is a StoreError.
+        Raises StatusError as it does, but Transient where the server has lost what it serves from;
+        a Malformed answer is a StoreError.
         """
         with self._turns:
             session = self._take()
             try:
                 return step(session)
+            except StatusError as e:
+                if e.code in _LOST:
+                    raise Transient(f"{self.address.host}: the server's connection is lost") from e
+                raise
             except Malformed as e:
                 raise self._no_sftp(session.rejected(e)) from e
             finally:
@@ -147,7 +150,7 @@ class ServerFiles:
 
     def __init__(self, sessions: Sessions) -> None:
         self.sessions, self.address = sessions, sessions.address
-        self._root = self.address.path.rstrip("/")
+        self._root = self.address.path.encode("utf-8", "surrogateescape")
         self._seen: dict[str, float] = {}  # regular files, and when they were seen
         self._made: set[str] = set()  # directories that are there, with durable names
         self._store_file = 0
@@ -155,13 +158,12 @@ class ServerFiles:
 
     def path(self, name: str = "") -> bytes:
         """Return a name's path on the server."""
-        return (f"{self._root}/{name}" if name else self._root or "/").encode(
-            "utf-8", "surrogateescape"
-        )
+        return self._root + (b"/" + name.encode("utf-8", "surrogateescape") if name else b"")
 
-    def shown(self, name: str) -> str:
-        """Return a name's host and path, for messages."""
-        return f"{self.address.host}:{self.path(name).decode('utf-8', 'backslashreplace')}"
+    def shown(self, name: str, path: bytes = b"") -> str:
+        """Return the host, and the path of a name or another ``path``, for messages."""
+        path = path or self.path(name)
+        return f"{self.address.host}:{path.decode('utf-8', 'backslashreplace')}"
 
     def on(self, name: str, step: Callable[[Session], T], needed: int = 0) -> T:
         """Return what ``step`` returns, as `Sessions.on`; raise StoreError on a refusal.
@@ -179,8 +181,8 @@ class ServerFiles:
 
     def find(self, name: str) -> Attributes | None:
         """Return the attributes of a regular file that is reached over no link, else None."""
-        *parents, last = self.sessions.on(lambda s: self.lstat(s, [*_parents(name), name]))
-        if last is None or not last.is_file or not all(p and p.is_directory for p in parents):
+        *parents, last = self.on(name, lambda s: self.lstat(s, [*_parents(name), name]))
+        if last is None or not last.is_file or not _are_directories(parents):
             return None
         if len(self._seen) >= _MOST_SEEN:
             self._seen.clear()
@@ -189,13 +191,11 @@ class ServerFiles:
 
     def lstat(self, session: Session, names: Sequence[str]) -> list[Attributes | None]:
         """Return what each name is, in one round trip; None where there is nothing."""
-        replies = session.ask(*(Request(PacketType.LSTAT, text(self.path(name))) for name in names))
-        return [self._attributes(reply, name) for reply, name in zip(replies, names, strict=True)]
+        return session.look(map(self.path, names))
 
     def is_directory(self, prefix: str) -> bool:
         """Return whether a prefix ("" or ending in "/") is a directory, reached over no link."""
-        found = self.sessions.on(lambda s: self.lstat(s, _parents(prefix)))
-        return all(each and each.is_directory for each in found)
+        return _are_directories(self.on(prefix, lambda s: self.lstat(s, _parents(prefix))))
 
     def read_into(self, name: str, start: int, out: memoryview) -> int:
         """Fill ``out``; return the number of bytes read.  Raises NotFound.
@@ -208,7 +208,7 @@ class ServerFiles:
         view = out.cast("B") if out.nbytes else out
 
         def read(session: Session) -> int:
-            with opened(session, self.path(name), Flag.READ) as handle:
+            with session.opened(self.path(name), Flag.READ) as handle:
                 return session.read_into(handle, start, view)
 
         try:
@@ -234,15 +234,13 @@ class ServerFiles:
 
         A disk that is not mounted is not an empty store.
         """
-        root, store_file = self.sessions.on(
-            lambda s: (self._stat(s, self.path()), self.lstat(s, [STORE_FILE])[0])
-        )
         mounted = f"mount the file system on {self.address.host}"
-        if root is None or not root.is_directory:
+        if not self.has_root():
             raise StoreError(
                 f"{self.address.url}: no such directory",
                 hint=f"check the path, and {mounted}; the first worker or push makes a store",
             )
+        (store_file,) = self.on("", lambda s: self.lstat(s, [STORE_FILE]))
         written = store_file.mtime if store_file and store_file.is_file else 0
         if self._store_file and written != self._store_file:
             raise StoreError(
@@ -257,26 +255,13 @@ class ServerFiles:
 
     def missing_parent(self) -> str:
         """Return the directory above the store's if that is missing, else ""."""
-        parent = self._root.rpartition("/")[0] or "/"
-        if self._is_directory(parent.encode("utf-8", "surrogateescape")):
-            return ""
-        return f"{parent} on {self.address.host}"
+        parent = self._root.rpartition(b"/")[0] or b"/"
+        is_there = self._is_directory(parent)
+        return "" if is_there else f"{os.fsdecode(parent)} on {self.address.host}"
 
     def _is_directory(self, path: bytes) -> bool:
-        found = self.sessions.on(lambda s: self._stat(s, path))
-        return found is not None and found.is_directory
-
-    def _stat(self, session: Session, path: bytes) -> Attributes | None:
-        """Return what a path is; it may be a link, since the operator named it."""
-        return self._attributes(session.ask(Request(PacketType.STAT, text(path)))[0])
-
-    def _attributes(self, reply: Reply, name: str = "") -> Attributes | None:
-        try:
-            return reply.fields(PacketType.ATTRS).attributes()
-        except StatusError as e:
-            if e.code != Code.NO_SUCH_FILE:
-                raise self.refusal(name, e) from e
-            return None
+        """Return whether a path is a directory; it may be a link, since the operator named it."""
+        return _are_directories(self.on("", lambda s: s.look([path], PacketType.STAT)))
 
     # Changing
 
@@ -285,7 +270,7 @@ class ServerFiles:
 
         Raise ConfigError.
         """
-        parts = self._root.encode("utf-8", "surrogateescape").split(b"/")
+        parts = self._root.split(b"/")
         try:
             for n in range(2, len(parts) + 1):
                 self.on("", partial(_make_root, b"/".join(parts[:n])))
@@ -332,7 +317,7 @@ class ServerFiles:
             self._make_directories(parent)
 
             def make(session: Session) -> None:
-                _make_directory(session, self.path(directory))
+                session.make_directory(self.path(directory))
                 found = self.lstat(session, [directory])[0]
                 if not found or not found.is_directory:
                     raise StoreError(
@@ -385,7 +370,7 @@ class ServerFiles:
         Version 3 of the protocol calls a full disk FAILURE, as everything else: if ``needed`` bytes
         were to be written, the server is asked for its free space (OpenSSH's PROTOCOL, 3.4).
         """
-        host, shown = self.address.host, self.shown(name)
+        host, shown = self.address.host, self.shown(name, e.path)
         if e.code == Code.FAILURE and needed:
             with contextlib.suppress(StatusError, StoreError):
                 code = self.sessions.once(
@@ -396,7 +381,7 @@ class ServerFiles:
         words = last_lines(e.text)
         said = f" ({words})" if words and words.lower().rstrip(".") not in _PLAIN else ""
         error = f"{shown}: {_REASONS.get(e.code, 'refused')}{said}"
-        if e.code in (Code.NO_CONNECTION, Code.CONNECTION_LOST):
+        if e.code in _LOST:
             return Transient(error)
         if e.code == Code.NO_SUCH_FILE:
             return NotFound(error)
@@ -407,43 +392,13 @@ class ServerFiles:
         return StoreError(error, hint=hint)
 
 
-@contextlib.contextmanager
-def opened(session: Session, path: bytes, flags: int) -> Iterator[bytes]:
-    """Open a file, and close it, where the session can still be used.  Raises Refused."""
-    handle = session.open(path, flags)
-    try:
-        yield handle
-    finally:
-        if session.is_usable:
-            session.close_file(handle)
-
-
-def _exists(session: Session, path: bytes) -> bool:
-    try:
-        session.call(PacketType.LSTAT, path, PacketType.ATTRS)
-    except StatusError as e:
-        if e.code != Code.NO_SUCH_FILE:
-            raise
-        return False
-    return True
-
-
-def _make_directory(session: Session, path: bytes) -> None:
-    """Make a directory, or find something of that name."""
-    try:
-        session.answer(Request(PacketType.MKDIR, text(path) + bytes(4)))
-    except StatusError:
-        if not _exists(session, path):
-            raise
-
-
 def _make_root(path: bytes, session: Session) -> None:
     """Make a directory that is missing, and make its name durable where we can.
 
     Some servers refuse to sync the directory above; the name is then not durable.
     """
-    if not _exists(session, path):
-        _make_directory(session, path)
+    if session.look([path]) == [None]:
+        session.make_directory(path)
         with contextlib.suppress(StatusError):
             _sync(session, path.rpartition(b"/")[0] or b"/")
 
@@ -451,8 +406,8 @@ def _make_root(path: bytes, session: Session) -> None:
 def _sync(session: Session, directory: bytes) -> None:
     if FSYNC not in session.extensions:
         raise StatusError(Code.OP_UNSUPPORTED)
-    with opened(session, directory, Flag.READ) as handle:
-        session.answer(fsync_request(handle))
+    with session.opened(directory, Flag.READ) as handle:
+        session.do(*session.fsync_requests(handle))
 
 
 def _disk_error(session: Session, path: bytes, needed: int) -> int:
@@ -462,15 +417,18 @@ def _disk_error(session: Session, path: bytes, needed: int) -> int:
     """
     if STATVFS not in session.extensions:
         return 0
-    fields = session.answer(
-        Request(PacketType.EXTENDED, text(STATVFS.encode()) + text(path)), PacketType.EXTENDED_REPLY
-    )
+    (reply,) = session.ask(Request(PacketType.EXTENDED, text(STATVFS.encode()) + text(path)))
+    fields = reply.fields(PacketType.EXTENDED_REPLY)
     _, fragment, _, _, available, inodes, _, free_inodes, _, flags = (
         fields.u64() for _ in range(10)
     )
     if flags & _READ_ONLY:
         return errno.EROFS
     return errno.ENOSPC if available * fragment < needed or (inodes > 0 and free_inodes == 0) else 0
+
+
+def _are_directories(found: Sequence[Attributes | None]) -> bool:
+    return all(each and each.is_directory for each in found)
 
 
 def _parents(name: str) -> list[str]:

@@ -14,7 +14,7 @@ from ckptsync.errors import ConfigError, Unsupported
 from ckptsync.stores.s3.client import BucketAccess
 from ckptsync.stores.s3.store import S3Store
 from ckptsync.stores.urls import Remote
-from tests.s3_script import Asked, Say, scripted
+from tests.support.scripted_s3 import Asked, Say, scripted
 
 STORED = Say(200, b"", {"ETag": '"t"'})
 

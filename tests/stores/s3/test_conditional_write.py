@@ -20,8 +20,8 @@ from ckptsync.stores.s3.checksums import PartSum, StoredObject, base64_of, is_md
 from ckptsync.stores.s3.checksums import md5 as md5_of
 from ckptsync.stores.s3.store import S3Store
 from ckptsync.stores.urls import Remote
-from tests.s3_script import Asked, Say, error, scripted
-from tests.weed import weed
+from tests.support.scripted_s3 import Asked, Say, error, scripted
+from tests.support.seaweedfs import weed
 
 DATA = memoryview(b"0123456789")
 
@@ -67,7 +67,7 @@ def flipped(times: int, **options: object) -> Iterator[tuple[S3Store, S3Store]]:
         damaged = S3Store(
             place,
             {**weed().options(), "endpoint_url": proxy.endpoint, **options},
-            Limits(patience=3),
+            Limits(patience=1.5),
         )
         damaged.least = 5 << 20
         yield damaged, S3Store(place, weed().options())

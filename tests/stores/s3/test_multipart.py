@@ -18,10 +18,10 @@ from ckptsync.stores.contract import About, read_all
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.s3.store import S3Store
 from ckptsync.stores.urls import Remote
-from tests.fault_proxy import HttpProxy
-from tests.faults import CUT, DOWN, HEADLESS, Answer, Break, once
-from tests.s3_script import Asked, Say, error, scripted
-from tests.weed import weed
+from tests.support.fault_proxy import HttpProxy
+from tests.support.network_faults import CUT, DOWN, HEADLESS, Answer, Break, once
+from tests.support.scripted_s3 import Asked, Say, error, scripted
+from tests.support.seaweedfs import weed
 
 PART = 5 << 20
 CHUNK = PART // 5

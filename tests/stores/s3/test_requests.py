@@ -15,7 +15,7 @@ from ckptsync.errors import ConfigError, NotFound, StoreError, Transient
 from ckptsync.stores.contract import About, read_all
 from ckptsync.stores.s3.store import S3Store
 from ckptsync.stores.urls import Remote
-from tests.s3_script import Asked, Say, error, scripted
+from tests.support.scripted_s3 import Asked, Say, error, scripted
 
 FOUND = Say(200, b"x" * 3)
 
@@ -146,7 +146,7 @@ def test_a_key_that_is_changed_is_waited_for_once_the_store_has_worked(
 
     shared.write_text(text.format("OLD"))
     with scripted(STORED, refusal, changed, STORED, *[refusal] * 99) as script:
-        store = script.store(key=None, secret=None)
+        store = script.store(patience=1.5, key=None, secret=None)
         for _ in range(2):
             store.write("a", [b"x"])
         assert ["NEW" in a.headers["authorization"] for a in script.asked] == [

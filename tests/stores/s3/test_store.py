@@ -12,9 +12,9 @@ from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.s3.store import S3Store
 from ckptsync.stores.urls import Remote
-from tests.s3_script import Say, scripted
-from tests.store_contract import StoreContract
-from tests.weed import weed
+from tests.support.scripted_s3 import Say, scripted
+from tests.support.seaweedfs import weed
+from tests.support.store_contract import StoreContract
 
 
 @pytest.fixture

@@ -26,9 +26,9 @@ from ckptsync.stores.s3.checksums import base64_of
 from ckptsync.stores.s3.store import S3Store
 from ckptsync.stores.urls import Remote
 from ckptsync.tensors import Extent
-from tests.paced import Counted
-from tests.s3_script import Say, scripted
-from tests.ticks import until
+from tests.support.rate_limits import Counted
+from tests.support.scripted_s3 import Say, scripted
+from tests.support.waiting import until
 
 STORED = b'HTTP/1.1 200 OK\r\nETag: "t"\r\nContent-Length: 0\r\n\r\n'
 BIG = 32 << 20

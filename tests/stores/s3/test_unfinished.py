@@ -12,9 +12,9 @@ from ckptsync.errors import StoreError
 from ckptsync.stores.contract import About
 from ckptsync.stores.part_upload import FilePart
 from ckptsync.stores.s3.checksums import base64_of, md5
-from ckptsync.stores.s3.multipart import SentPart, Unfinished, is_same, remove_stale, unfinished
 from ckptsync.stores.s3.store import S3Store
-from tests.s3_script import Say, error, scripted
+from ckptsync.stores.s3.upload import SentPart, Unfinished, is_same, remove_stale, unfinished
+from tests.support.scripted_s3 import Say, error, scripted
 
 NOW = time.time()
 DATE = {"Date": email.utils.formatdate(NOW, usegmt=True)}
@@ -66,7 +66,7 @@ def listed(*numbers: int, ago: float = 0, following: str = "") -> Say:
 
 
 def upload(*parts: SentPart, kind: str = "") -> Unfinished:
-    return Unfinished("k", "u", 0.0, 0.0, "CRC32" if kind else "", kind, parts)
+    return Unfinished("k", "u", 0.0, "CRC32" if kind else "", kind, parts)
 
 
 def test_pages_of_uploads_and_of_parts_are_followed() -> None:
@@ -78,7 +78,7 @@ def test_pages_of_uploads_and_of_parts_are_followed() -> None:
         listed(),
     ]
     with scripted(*pages) as script:
-        found = unfinished(script.store()._bucket, "pre/k")
+        found = unfinished(script.store().bucket, "pre/k")
         assert [(o.id, [part.number for part in o.parts]) for o in found] == [
             ("u1", [1, 2]),
             ("u2", []),
@@ -91,10 +91,10 @@ def test_uploads_that_cannot_be_listed_are_not_continued_and_the_write_goes_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with scripted(error(403, "AccessDenied")) as script:
-        assert unfinished(script.store()._bucket, "pre/k") == []
+        assert unfinished(script.store().bucket, "pre/k") == []
     assert "s3:ListBucketMultipartUploads" in caplog.text or "permission denied" in caplog.text
     with scripted(*[error(503, "SlowDown")] * 50) as script, pytest.raises(StoreError):
-        unfinished(script.store(patience=0.1)._bucket, "pre/k")
+        unfinished(script.store(patience=0.1).bucket, "pre/k")
 
 
 def test_an_upload_agrees_by_what_it_has() -> None:
@@ -128,11 +128,11 @@ def test_only_what_was_given_up_below_one_of_our_stores_is_removed() -> None:
     with scripted(
         Say(200, b"{}", DATE), found, listed(1, ago=8 * DAY), Say(204), listed(1, ago=60)
     ) as script:
-        remove_stale(script.store()._bucket, "pre/")
+        remove_stale(script.store().bucket, "pre/")
         removed = [a.key for a in script.asked if a.method == "DELETE"]
     assert removed == ["pre/old"]
     with scripted(Say(404), error(404, "NoSuchKey"), found) as script:
-        remove_stale(script.store()._bucket, "pre/")
+        remove_stale(script.store().bucket, "pre/")
         assert len(script.asked) == 2, "whose uploads these are is not known"
 
 

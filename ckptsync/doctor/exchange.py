@@ -1,0 +1,294 @@
+"""Facts of nodes in a store: publish them, wait for other nodes (`meet`), read them.
+
+While a training runs, `trainings` makes the same facts of what hooks and workers keep beside the
+heartbeats.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ckptsync.doctor.facts import read_number
+from ckptsync.doctor.findings import Finding, read_finding
+from ckptsync.doctor.probe import LIBRARIES, NCCL
+from ckptsync.errors import ConfigError, Corrupt, NotFound, Transient
+from ckptsync.records.store_paths import checked_node
+from ckptsync.safe_names import RECORDS
+from ckptsync.status.heartbeat import LIMIT, Facts, Heartbeat, Train
+from ckptsync.status.nodes import read_nodes
+from ckptsync.stores.contract import Entry, Store, read_all
+from ckptsync.typed_json import Decoder
+
+FOLDER = f"{RECORDS}/launches/"
+FRESH = 3600.0  # seconds
+# seconds by which two clocks may differ without two machines being taken for one that was booted in
+# between
+_SKEW = 60.0
+# seconds between two readings of the other nodes' facts, or longer where reading takes longer
+_POLL = 1.0
+_SETTLE = 10.0  # seconds that a node waits beyond its time while others still arrive
+_AGAIN = "remove it, and run `ckptsync doctor --publish` on that node again"
+_DECODER: Decoder[dict[str, Any]] = Decoder(dict[str, Any], "a node's facts", LIMIT)
+# the ranks have met: the launch variables do not matter any more
+_PASSED_ON = ("NCCL_", "GLOO_", "TORCH_NCCL_", "OMP_")
+_MOST = 200  # findings of one node
+# by the names that the hook tells
+_LIBRARIES = {**{name: name for name in LIBRARIES}, **dict.fromkeys(NCCL, "nccl")}
+
+
+def launch_name(node: str) -> str:
+    """Return the name of a node's facts in the store.  Raises Corrupt for what is no node's id."""
+    return f"{FOLDER}{checked_node(node)}.json"
+
+
+def publish(store: Store, facts: Mapping[str, Any]) -> None:
+    """Replace this node's facts.
+
+    Raises StoreError, and ConfigError if another machine has published under this id: facts of
+    another boot, not old, and written after this machine booted, all by the store's clock.
+    """
+    name, ahead = launch_name(str(facts["node"])), read_number(facts.get("clock")) or 0.0
+    booted, now = ((read_number(facts.get(key)) or 0.0) - ahead for key in ("booted", "at"))
+    last = next((entry for entry in store.names(FOLDER) if entry.name == name), None)
+    before: dict[str, Any] = {}
+    if last and now - last.mtime <= FRESH and last.mtime > booted + _SKEW > _SKEW:
+        with contextlib.suppress(NotFound, Corrupt):
+            before = _read(store, last)
+    if before.get("boot") not in ("", None, facts.get("boot")):
+        if _call(facts).id:
+            _write(store, facts)  # so that the other machine, which may be waiting, finds out, too
+        raise _two_machines(facts, before)
+    _write(store, facts)
+
+
+def _write(store: Store, facts: Mapping[str, Any]) -> None:
+    text = json.dumps(facts, sort_keys=True, ensure_ascii=False)
+    # a variable or a path may be no text
+    store.write(launch_name(str(facts["node"])), [text.encode(errors="replace") + b"\n"])
+
+
+def _two_machines(facts: Mapping[str, Any], other: Mapping[str, Any]) -> ConfigError:
+    what = f"another machine ({other.get('host')}) has published under this id, too"
+    hint = "give each node its own id: `node` in its configuration, or --node"
+    return ConfigError(f"node {facts['node']}: {what}", hint=hint)
+
+
+def read_published(
+    store: Store, now: float, fresh: float = FRESH
+) -> tuple[list[dict[str, Any]], list[Corrupt]]:
+    """Return the facts that were published within ``fresh`` seconds of ``now``.
+
+    ``now`` is the store's clock.  Facts that cannot be read are returned as errors.
+    """
+    found, odd = [], []
+    for entry in [entry for entry in store.names(FOLDER) if now - entry.mtime <= fresh]:
+        node = entry.name.removeprefix(FOLDER).removesuffix(".json")
+        try:
+            found.append(_read(store, entry) | {"node": node})
+        except NotFound:  # gone since it was listed
+            continue
+        except Corrupt as e:
+            odd.append(e)
+    return found, odd
+
+
+def _read(store: Store, entry: Entry) -> dict[str, Any]:
+    """Return one node's facts.  Raises NotFound, Corrupt."""
+    return _DECODER.decode(read_all(store, entry.name, LIMIT), entry.name, _AGAIN)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """The nodes of a launch that have published their facts.
+
+    ``nodes``: the facts of those that wait for each other, this node among them.  ``expected``: how
+    many are to come.  ``others``: the facts of nodes that do not wait now: of an earlier launch, or
+    published without ``--wait``.
+    """
+
+    nodes: Sequence[Mapping[str, Any]]
+    expected: int
+    others: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def is_complete(self) -> bool:
+        """Return whether all nodes have come."""
+        return len(self.nodes) >= self.expected
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """The call that published facts: its id, the nodes it waits for, and the ids that it has read.
+
+    Without an id the node does not wait.
+    """
+
+    id: str = ""
+    nnodes: int = 0
+    read: frozenset[str] = frozenset()
+
+
+def meet(
+    store: Store,
+    facts: Mapping[str, Any],
+    expected: int,
+    seconds: float,
+    progress: Callable[[Arrived], object] = lambda _: None,
+) -> Arrived:
+    """Publish this node's facts, and wait until ``expected`` nodes have read each other's.
+
+    At most ``seconds``.
+
+    Each call has a new id, and each node writes beside its facts the ids that it has read.  A node
+    counts when it has read this node's id, and this node its: what an earlier launch left behind
+    never reads a new id.
+
+    Raises StoreError; ConfigError if another machine publishes under this node's id.
+    """
+    own = {**facts, "call": {"id": secrets.token_hex(8), "nnodes": expected, "read": []}}
+    publish(store, own)
+    deadline, arrived = time.monotonic() + seconds, Arrived([own], expected)
+    progress(arrived)
+    for attempt in itertools.count():
+        began, before, count = time.monotonic(), own, len(arrived.nodes)
+        try:
+            own, others = _read_others(store, own)
+            arrived = _arrived(own, others)
+        except Transient:  # the next reading may succeed
+            if began > deadline:
+                raise
+        if arrived.is_complete or began > deadline:
+            break
+        if count != len(arrived.nodes):
+            progress(arrived)
+        if attempt and own is not before:  # a node has just come, and answers in a moment
+            deadline = max(deadline, began + _SETTLE)
+        time.sleep(max(_POLL, time.monotonic() - began))
+    return arrived
+
+
+def _read_others(store: Store, own: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Publish which ids this node has read by now.
+
+    Return its facts with them, and the facts of the job's other nodes.
+    """
+    now, job = time.time() - (read_number(own.get("clock")) or 0.0), own.get("job", "")
+    records = [one for one in read_published(store, now)[0] if one.get("job", "") == job]
+    _check_own(store, own, records)
+    others = [one for one in records if one["node"] != own["node"]]
+    read = sorted({_call(one).id for one in others} - {""})
+    if read != own["call"]["read"]:
+        own = {**own, "call": {**own["call"], "read": read}}
+        _write(store, own)
+    return own, others
+
+
+def _check_own(store: Store, own: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> None:
+    """Raise ConfigError if somebody else has replaced this node's facts."""
+    now = next((one for one in records if one["node"] == own["node"]), own)
+    if _call(now).id == _call(own).id:
+        return
+    if all(now.get(key) == own.get(key) for key in ("boot", "network", "host")):
+        raise ConfigError(
+            f"node {own['node']}: a later `ckptsync doctor --publish` on this machine has replaced"
+            " what this one published",
+            hint="wait for that one; two launches at once on one machine need a --node each",
+        )
+    _write(store, own)  # so that the other machine finds out, too
+    raise _two_machines(own, now)
+
+
+def _arrived(own: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> Arrived:
+    """Return the nodes that have read this node's id, and this node theirs."""
+    mine = _call(own)
+    met = [one for one in others if _call(one).id in mine.read and mine.id in _call(one).read]
+    nodes = sorted([own, *met], key=lambda one: str(one["node"]))
+    expected = max(_call(one).nnodes for one in nodes)
+    return Arrived(nodes, expected, [one for one in others if one not in met])
+
+
+def _call(facts: Mapping[str, Any]) -> _Call:
+    """Return the call that published facts; an empty one for a node that does not wait."""
+    call = facts.get("call")
+    if not isinstance(call, dict) or not isinstance(call.get("id"), str):
+        return _Call()
+    nnodes, read = call.get("nnodes"), call.get("read")
+    ids = frozenset(one for one in read if isinstance(one, str)) if isinstance(read, list) else ()
+    return _Call(call["id"], nnodes if isinstance(nnodes, int) else 0, frozenset(ids))
+
+
+def repeat_findings(facts: Iterable[Mapping[str, Any]]) -> list[Finding]:
+    """Return what nodes found on themselves, with the nodes' names.
+
+    Without what no doctor could have published.
+    """
+    listed = [(one, found) for one in facts if isinstance(found := one.get("findings"), list)]
+    read = [read_finding(raw, str(one["node"])) for one, found in listed for raw in found[:_MOST]]
+    return [finding for finding in read if finding]
+
+
+def group_jobs(facts: Iterable[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Return the facts of nodes that train together: those of one job.
+
+    A node that trains alone is alone.
+    """
+    found: dict[str, list[dict[str, Any]]] = {}
+    for one in facts:
+        job = f"/{one['node']}" if is_alone(one) else f"{one.get('job', '')}"
+        found.setdefault(job, []).append(one)
+    return list(found.values())
+
+
+def is_alone(facts: Mapping[str, Any]) -> bool:
+    """Return whether a node trains with no other."""
+    variables = facts.get("variables")
+    return isinstance(variables, dict) and variables.get("NNODES") == "1"
+
+
+def read_living(store: Store, now: float, fresh: float = FRESH) -> list[Facts]:
+    """Return the facts that living workers keep beside their heartbeats.
+
+    A worker lives that wrote a heartbeat within ``fresh`` seconds of ``now`` and has not stopped.
+    """
+    files = read_nodes(store)
+    beating = {
+        file.content.node
+        for file in files.hearts
+        if isinstance(file.content, Heartbeat)
+        and not file.content.stopped
+        and now - file.entry.mtime <= fresh
+    }
+    return [one for one in files.facts.values() if isinstance(one, Facts) and one.node in beating]
+
+
+def group_trainings(nodes: Iterable[Facts]) -> dict[str, list[dict[str, Any]]]:
+    """Return by run the facts of the nodes that train now, as `checks.compare` takes them."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for node in nodes:
+        for run, train in node.trains.items():
+            if train.state == "runs":
+                found.setdefault(run, []).append(_of_train(node, train))
+    return found
+
+
+def _of_train(node: Facts, train: Train) -> dict[str, Any]:
+    given = train.facts
+    return {
+        "node": node.node,
+        "host": node.host,
+        "boot": node.machine.partition(" ")[0],
+        "within": "run",
+        "gpus": list(node.gpus),
+        "python": given.get("python", ""),
+        "versions": {ours: given[name] for name, ours in _LIBRARIES.items() if given.get(name)},
+        "builds": {"cuda": given["cuda"]} if given.get("cuda") else {},
+        "variables": {name: value for name, value in given.items() if name.startswith(_PASSED_ON)},
+        "clock": None if (offset := read_number(node.clock_offset)) is None else offset / 1e9,
+    }

@@ -1,0 +1,637 @@
+"""Sharded tensors in pickles: what one rank has of a DTensor or of a ShardedTensor.
+
+``_rebuild_wrapper_subclass`` makes both (`Wrapped`). A ShardedTensor (FSDP1) holds a list of all
+shards of the tensor and those of the rank. A DTensor (FSDP2, verl, FSDP1 on a mesh) has the global
+shape; where a rank's local tensor belongs follows from its place in the mesh and from the
+placements, never from values.
+
+In reading order: what a pickle holds (`Wrapped`, `RankShards`), ShardedTensors (`sharded_share`),
+what a rank holds by arithmetic alone (`held`, `boxes`), the mesh (`read_mesh`), DTensors
+(`dtensor_share`). Sources, torch 2.2 to 2.13: ``torch/_utils.py`` (``_rebuild_wrapper_subclass``),
+``torch/_tensor.py`` (``_rebuild_from_type_v2``); ``torch/distributed/_shard/sharded_tensor/api.py``
+(``__getstate__``), ``metadata.py``, ``shard.py``, ``torch/distributed/_shard/metadata.py``;
+``torch/distributed/tensor/{_api,_dtensor_spec,placement_types}.py`` (before 2.5 in
+``torch/distributed/_tensor``), ``torch/distributed/{device_mesh,_mesh_layout}.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product
+from math import prod
+from typing import Any
+
+from ckptsync.errors import Corrupt, Unsupported
+from ckptsync.formats import torch_pickle
+from ckptsync.formats.pickles import Build, Name, PickledObject, brief, made
+from ckptsync.formats.torch_pickle import StoredTensor
+from ckptsync.layouts.file_names import MOST_RANKS
+from ckptsync.tensors import Shape
+
+SUBCLASS = Name("torch._utils", "_rebuild_wrapper_subclass")
+FROM_TYPE = Name("torch._tensor", "_rebuild_from_type_v2")
+_SHARDED = "torch.distributed._shard"
+SHARDED_TENSOR = Name(f"{_SHARDED}.sharded_tensor.api", "ShardedTensor")
+_OLD = "torch.distributed._tensor"  # until 2.4
+_NEW = "torch.distributed.tensor"
+DTENSORS = frozenset(
+    {Name(_NEW, "DTensor"), Name(f"{_NEW}._api", "DTensor"), Name(f"{_OLD}.api", "DTensor")}
+)
+_PARTIAL = ("Partial", "_Partial", "_NormPartial", "_MaskPartial", "MaskPartial")
+_PLACEMENTS = ("Shard", "_StridedShard", "Replicate", *_PARTIAL)
+_SPEC = ("mesh", "placements", "tensor_meta")
+_KNOWN = frozenset({*_SPEC, "_hash", "shard_order", "use_strided_shard_as_shard_order"})
+_MOST_MESH_AXES = 8
+_MOST_RUNS = 1 << 16  # of one tensor on one rank: real ones have a handful
+
+
+@dataclass(frozen=True, slots=True)
+class Wrapped:
+    """A tensor of a wrapper class ``kind``: its global dtype and shape, and its state."""
+
+    kind: Name
+    dtype: str
+    shape: Shape
+    state: Any
+
+
+@dataclass(frozen=True, slots=True)
+class LocalShard:
+    """A box of the tensor that a rank holds, and the stored elements."""
+
+    offsets: Shape
+    sizes: Shape
+    stored: StoredTensor
+
+
+@dataclass(frozen=True, slots=True)
+class RankShards:
+    """What one rank has of one tensor.
+
+    ``cut`` says how the tensor is cut, and must be the same in all ranks. ``world`` and ``rank``:
+    how many ranks there are at least, and which one wrote this. ``group``: how many of them hold
+    the tensor together, ``peers``: which ones, where it is known.
+    """
+
+    dtype: str
+    shape: Shape
+    pieces: tuple[LocalShard, ...]
+    cut: object
+    world: int
+    rank: int
+    group: int
+    peers: tuple[int, ...] = ()
+
+
+def rebuilt(name: Name, args: tuple[Any, ...]) -> Any:
+    """Return a `Wrapped`, or what a tensor that is not wrapped is.
+
+    Stands for ``_rebuild_from_type_v2(func, type, args, state)``.
+    """
+    func, kind, inner, state = args
+    if func != SUBCLASS:
+        return torch_pickle.TENSORS[FROM_TYPE](name, args)
+    if not isinstance(kind, Name) or not isinstance(inner, tuple) or len(inner) < 6:
+        raise Corrupt("pickle: a wrapped tensor without class, dtype and shape")
+    layout = inner[5]
+    if not isinstance(layout, PickledObject) or layout.args != ("torch.strided",):
+        raise Unsupported(
+            f"pickle: a {kind} that is not strided", hint="only dense tensors are read"
+        )
+    return Wrapped(kind, torch_pickle.dtype_of(inner[1]), shape_of(inner[2]), state)
+
+
+def shape_of(value: Any) -> Shape:
+    """Return a shape or offset, which these classes keep as a tuple or as a list."""
+    return torch_pickle.shape_of(tuple(value) if type(value) is list else value)
+
+
+def attributes(value: Any, kind: str, needed: Collection[str]) -> dict[str, Any]:
+    """Return the attributes of a pickled object of class ``kind``.
+
+    Raises Corrupt without one of ``needed``.
+    """
+    state = value.state if isinstance(value, PickledObject) and value.name.name == kind else None
+    if isinstance(state, tuple) and len(state) == 2:
+        state = state[1]  # of a class with slots
+    if not isinstance(state, dict) or not set(needed) <= state.keys():
+        raise Corrupt(f"pickle: no {kind} where one is due, or one without {', '.join(needed)}")
+    return state
+
+
+def refuse_strangers(state: dict[str, Any], known: Collection[str], kind: str) -> None:
+    """Raise Unsupported for an attribute that no known torch gives.
+
+    It may change what the others mean.
+    """
+    strange = sorted(brief(key) for key in state if key not in known)
+    if strange:
+        raise Unsupported(
+            f"{kind} has an attribute {strange[0]}, which no known version of torch gives it"
+        )
+
+
+# ShardedTensors
+
+
+def sharded_share(tensor: Wrapped) -> RankShards:
+    """Return what the writing rank has of a ShardedTensor.
+
+    Raises Corrupt for a shard that the list of all shards does not have, or not of its size.
+    """
+    if not isinstance(tensor.state, tuple) or len(tensor.state) != 5:
+        raise Corrupt("a ShardedTensor without its five fields")
+    shards, metadata, group = tensor.state[:3]
+    fields = attributes(metadata, "ShardedTensorMetadata", ("shards_metadata", "size"))
+    if shape_of(fields["size"]) != tensor.shape:
+        raise Corrupt(f"a ShardedTensor of {tensor.shape} that says another shape elsewhere")
+    every = tuple(sorted(_box(shard) for shard in _listed_shards(fields["shards_metadata"])))
+    world, rank, count = _group(group)
+    pieces = tuple(_piece(shard, tensor.dtype) for shard in _listed_shards(shards))
+    known = set(every)
+    strange = [p.offsets for p in pieces if (p.offsets, p.sizes) not in known]
+    if strange:
+        raise Corrupt(
+            f"a ShardedTensor has a shard at {strange[0]} that is not in its list of all shards"
+        )
+    return RankShards(tensor.dtype, tensor.shape, pieces, (world, every), world, rank, count)
+
+
+def _listed_shards(value: Any) -> list[Any]:
+    if not isinstance(value, list) or len(value) > MOST_RANKS:
+        raise Corrupt("a ShardedTensor without a list of shards")
+    return value
+
+
+def _box(shard: Any) -> tuple[Shape, Shape]:
+    fields = attributes(shard, "ShardMetadata", ("shard_offsets", "shard_sizes"))
+    return shape_of(fields["shard_offsets"]), shape_of(fields["shard_sizes"])
+
+
+def _piece(shard: Any, dtype: str) -> LocalShard:
+    fields = attributes(shard, "Shard", ("tensor", "metadata"))
+    (offsets, sizes), stored = _box(fields["metadata"]), fields["tensor"]
+    if not isinstance(stored, StoredTensor) or (stored.shape, stored.dtype) != (sizes, dtype):
+        raise Corrupt(
+            f"a ShardedTensor of {dtype} whose shard at {offsets} is not a tensor of {sizes}"
+        )
+    return LocalShard(offsets, sizes, stored)
+
+
+def _group(value: Any) -> tuple[int, int, int]:
+    """Return how many ranks there are, which one wrote this, and how many share the tensor."""
+    keys = ("global_world_size", "global_rank", "local_world_size")
+    state = attributes(value, SHARDED_TENSOR.name, keys)
+    world, rank, count = (state[key] for key in keys)
+    if (
+        any(type(n) is not int for n in (world, rank, count))
+        or not 0 <= rank < world < MOST_RANKS
+        or not 0 < count <= world
+    ):
+        raise Corrupt("a ShardedTensor whose process group is impossible")
+    return world, rank, count
+
+
+def _getattr(_: Name, args: tuple[Any, ...]) -> Name:
+    """Return the class that stands for the nested class ``ProcessGroupState``.
+
+    Protocol 2 reaches a nested class by ``getattr``. Only this one is allowed, and nothing is
+    looked up. The outer class stands for it: nothing else is made of that without arguments.
+    """
+    if args != (SHARDED_TENSOR, "ProcessGroupState"):
+        raise Corrupt("pickle: getattr of something else than ShardedTensor.ProcessGroupState")
+    outer: Name = args[0]
+    return outer
+
+
+# What a rank holds by arithmetic alone
+
+Run = tuple[int, int]  # first index of an axis, how many
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A cut of axis ``dim``, within each of ``factor`` chunks of it; 1 is the plain cut."""
+
+    dim: int
+    factor: int = 1
+
+
+Placement = Shard | None  # None: the same on every rank along a mesh axis
+
+
+def held(
+    shape: Shape, mesh: Shape, coordinate: Shape, placements: Sequence[Placement]
+) -> tuple[tuple[Run, ...], ...]:
+    """Return, for every axis, the runs of indexes that the rank at ``coordinate`` holds.
+
+    Runs are in the order in which the rank holds them.
+
+    Placements act from left to right, each on what the ones before it left: ``Shard`` as
+    ``torch.chunk`` cuts, ``_StridedShard`` on each of ``split_factor`` chunks, whose results are
+    joined. Source: ``_compute_local_shape_and_global_offset`` of
+    ``torch/distributed/tensor/_utils.py`` and ``_StridedShard._split_tensor`` of
+    ``placement_types.py``, torch 2.13.
+    """
+    axes: list[list[Run]] = [[(0, n)] if n else [] for n in shape]
+    for parts, at, placement in zip(mesh, coordinate, placements, strict=True):
+        if placement:
+            if not 0 <= placement.dim < len(shape):
+                raise Corrupt(f"a placement cuts axis {placement.dim} of a tensor of {len(shape)}")
+            axes[placement.dim] = list(_cut(axes[placement.dim], parts, at, placement.factor))
+    return tuple(map(tuple, axes))
+
+
+def _cut(runs: Sequence[Run], parts: int, at: int, factor: int) -> Iterator[Run]:
+    """Yield chunk ``at`` of ``parts`` of each of ``factor`` chunks, as `torch.chunk` makes them."""
+    if not 0 < factor <= _MOST_RUNS or not 0 <= at < parts:
+        raise Unsupported(f"a placement with a split factor of {factor}, at place {at} of {parts}")
+    size = sum(count for _, count in runs)
+    each = -(-size // factor)
+    for start in range(0, size, each) if size else ():
+        end = min(start + each, size)
+        piece = -(-(end - start) // parts)
+        low, high = min(start + at * piece, end), min(start + (at + 1) * piece, end)
+        before = 0
+        for first, count in runs:  # elements ``low`` to ``high`` of the joined runs
+            begin, behind = max(low, before), min(high, before + count)
+            if begin < behind:
+                yield first + begin - before, behind - begin
+            before += count
+
+
+def local_shape(runs: Sequence[Sequence[Run]]) -> Shape:
+    """Return the shape of what the rank holds."""
+    return tuple(sum(count for _, count in axis) for axis in runs)
+
+
+def boxes(runs: Sequence[Sequence[Run]]) -> Iterator[tuple[Shape, Shape, Shape]]:
+    """Yield the boxes that runs make, usually one.
+
+    Each is its offsets, its sizes, and its offsets in what the rank holds.
+    """
+    if prod(map(len, runs)) > _MOST_RUNS:
+        raise Unsupported(
+            f"a rank holds {prod(map(len, runs))} separate pieces of a tensor, at most {_MOST_RUNS}"
+            " are read"
+        )
+    placed = []
+    for axis in runs:
+        at, each = 0, []
+        for start, count in axis:
+            each.append((start, count, at))
+            at += count
+        placed.append(each)
+    for chosen in product(*placed):
+        yield tuple(c[0] for c in chosen), tuple(c[1] for c in chosen), tuple(c[2] for c in chosen)
+
+
+def is_even(shape: Shape, mesh: Shape, placements: Sequence[Placement]) -> bool:
+    """Return whether every cut axis is a multiple of all its cuts.
+
+    If so, the order of the cuts does not matter.
+    """
+    cuts: dict[int, int] = {}
+    for parts, placement in zip(mesh, placements, strict=True):
+        if placement:
+            cuts[placement.dim] = cuts.get(placement.dim, 1) * parts
+    return all(shape[dim] % parts == 0 for dim, parts in cuts.items() if dim < len(shape))
+
+
+# The mesh
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """``ranks`` row by row in ``shape``.
+
+    ``coordinate`` is the place of the rank that wrote it, ``world`` one more than the highest.
+    """
+
+    shape: Shape
+    ranks: tuple[int, ...]
+    coordinate: Shape
+    world: int
+
+    @property
+    def rank(self) -> int:
+        """Return the rank at ``coordinate``."""
+        return self.ranks[_ravel(self.coordinate, self.shape)]
+
+
+def read_mesh(value: Any) -> Mesh:
+    """Return a pickled ``DeviceMesh``.
+
+    Raises Corrupt where its parts do not agree, Unsupported for attributes of no known torch.
+
+    torch 2.2 to 2.9 keep the ranks of the mesh (``mesh``, ``_flatten_mesh_list``), of a slice only
+    the own one; 2.10 and later keep all ranks of the root mesh (``_flatten_rank_map``) and a layout
+    of sizes and strides in them.
+    """
+    state = attributes(value, "DeviceMesh", ())
+    coordinate = _naturals(state.get("_coordinate_on_dim"), "_coordinate_on_dim")
+    if "_layout" in state and "_flatten_rank_map" in state:
+        found = _by_layout(state, coordinate)
+    elif "mesh" in state and "_flatten_mesh_list" in state:
+        tensor, ranks = state["mesh"], _ranks(state["_flatten_mesh_list"])
+        if not isinstance(tensor, StoredTensor) or tensor.numel != len(ranks):
+            raise Corrupt(f"DeviceMesh of {len(ranks)} ranks whose mesh has another size")
+        found = _checked(tensor.shape, ranks, coordinate, max(ranks) + 1)
+    else:
+        raise Unsupported(
+            "DeviceMesh has neither _layout nor mesh, as every known version of torch gives it"
+        )
+    if found.rank != state.get("_rank", found.rank):
+        raise Corrupt(
+            f"DeviceMesh of rank {found.rank} says that its rank is {brief(state['_rank'])}"
+        )
+    return found
+
+
+def _by_layout(state: dict[str, Any], coordinate: Shape) -> Mesh:
+    """Return the mesh of a layout.
+
+    A slice of the root mesh starts where its own coordinate comes out at its own rank.
+    """
+    every = _ranks(state["_flatten_rank_map"])
+    axes = _axes(state["_layout"], len(every))
+    places = [sum(steps) for steps in product(*axes)]
+    shape = tuple(map(len, axes))
+    base = 0
+    if len(places) != len(every):
+        if state.get("_rank") not in every:
+            raise Unsupported(
+                "a DeviceMesh that is a slice of another and does not say whose",
+                hint="give a mesh of all ranks",
+            )
+        base = every.index(state["_rank"]) - places[_ravel(coordinate, shape)]
+    if base < 0 or base + max(places) >= len(every):
+        raise Corrupt("DeviceMesh has a layout that reaches out of its ranks")
+    return _checked(
+        shape, tuple(every[base + place] for place in places), coordinate, max(every) + 1
+    )
+
+
+def _checked(shape: Shape, ranks: tuple[int, ...], coordinate: Shape, world: int) -> Mesh:
+    if (
+        not shape
+        or len(shape) > _MOST_MESH_AXES
+        or len(set(ranks)) != len(ranks)
+        or prod(shape) != len(ranks)
+    ):
+        raise Corrupt(f"DeviceMesh of shape {shape} with {len(set(ranks))} different ranks")
+    _ravel(coordinate, shape)
+    return Mesh(shape, _once(ranks), coordinate, world)
+
+
+@lru_cache(maxsize=64)
+def _once(ranks: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the same object for equal ranks, for the tensors of all files.
+
+    Every tensor of every rank is compared with the first one.
+    """
+    return ranks
+
+
+def _ravel(coordinate: Shape, shape: Shape) -> int:
+    if len(coordinate) != len(shape) or any(
+        at >= n for at, n in zip(coordinate, shape, strict=True)
+    ):
+        raise Corrupt(f"DeviceMesh of shape {shape} with a rank at {coordinate}")
+    place = 0
+    for at, n in zip(coordinate, shape, strict=True):
+        place = place * n + at
+    return place
+
+
+def _axes(layout: Any, most: int) -> list[list[int]]:
+    """Return, for every axis of the mesh, how far each of its places lies from the first."""
+    state = attributes(layout, "_MeshLayout", ())
+    if isinstance(state.get("axes"), (tuple, list)):
+        flat = [attributes(axis, "_FlatLayout", ("shape", "stride")) for axis in state["axes"]]
+        pairs = [(axis["shape"], axis["stride"]) for axis in flat]
+    elif {"shape", "stride"} <= state.keys():
+        sizes, steps = (
+            value if isinstance(value, tuple) else (value,)
+            for value in (state["shape"], state["stride"])
+        )
+        if len(sizes) != len(steps):
+            raise Corrupt("a mesh layout with more sizes than strides")
+        pairs = list(zip(sizes, steps, strict=True))
+    else:
+        raise Unsupported(
+            "a mesh layout without axes or shape, as every known version of torch gives it"
+        )
+    found = [_places(_leaves(sizes), _leaves(steps), most) for sizes, steps in pairs]
+    if prod(map(len, found)) > most:
+        raise Corrupt(f"a mesh layout of more places than there are ranks ({most})")
+    return found
+
+
+def _leaves(value: Any) -> Shape:
+    """Return the numbers of a tuple of tuples, from left to right."""
+    found: list[Any] = []
+    waiting, looks = [value], 0
+    while waiting:
+        at, looks = waiting.pop(), looks + 1
+        if isinstance(at, tuple) and len(at) <= _MOST_MESH_AXES:
+            waiting.extend(reversed(at))
+        else:
+            found.append(at)
+        if looks > _MOST_MESH_AXES**2:
+            raise Corrupt("a mesh layout of too many sizes")
+    return _naturals(found, "_layout")
+
+
+def _places(sizes: Shape, strides: Shape, most: int) -> list[int]:
+    if len(sizes) != len(strides) or prod(sizes) > most or not all(sizes):
+        raise Corrupt(
+            f"a mesh layout of sizes {sizes[:4]} and strides {strides[:4]} for {most} ranks"
+        )
+    return [
+        sum(at * step for at, step in zip(place, strides, strict=True))
+        for place in product(*map(range, sizes))
+    ]
+
+
+def _ranks(value: Any) -> tuple[int, ...]:
+    found = _naturals(value, "ranks")
+    if not found or max(found) >= MOST_RANKS or len(set(found)) < len(found):
+        raise Corrupt("DeviceMesh without ranks, with impossible ones, or with one twice")
+    return found
+
+
+def _naturals(value: Any, what: str) -> tuple[int, ...]:
+    if (
+        not isinstance(value, (tuple, list))
+        or len(value) > MOST_RANKS
+        or any(type(n) is not int or n < 0 for n in value)
+    ):
+        raise Corrupt(f"DeviceMesh whose {what} is not made of natural numbers")
+    return tuple(value)
+
+
+# DTensors
+
+Meshes = dict[int, tuple[Any, Mesh]]
+"""The meshes of one file by the identity of the pickled value, and that value: a thousand tensors
+share one.
+"""
+
+
+def dtensor_share(tensor: Wrapped, meshes: Meshes) -> RankShards:
+    """Return what the writing rank has of a DTensor.
+
+    Raises Corrupt if the local tensor has another shape than mesh and placements give.
+    """
+    spec, local = _inside(tensor)
+    if id(spec["mesh"]) not in meshes:
+        meshes[id(spec["mesh"])] = spec["mesh"], read_mesh(spec["mesh"])
+    mesh = meshes[id(spec["mesh"])][1]
+    placements = tuple(_placement(p) for p in _listed_placements(spec["placements"]))
+    if len(placements) != len(mesh.shape):
+        raise Corrupt(
+            f"a DTensor with {len(placements)} placements on a mesh of {len(mesh.shape)} axes"
+        )
+    _check_order(spec, tensor, mesh, placements)
+    runs = held(tensor.shape, mesh.shape, mesh.coordinate, placements)
+    if local.shape != local_shape(runs) and (local.numel or all(local_shape(runs))):
+        raise Corrupt(
+            f"a DTensor holds {local.shape} where mesh and placements give {local_shape(runs)} of"
+            f" {tensor.shape}"
+        )
+    pieces = []
+    for offsets, sizes, inner in boxes(runs):
+        start = local.offset + sum(at * step for at, step in zip(inner, local.strides, strict=True))
+        pieces.append(LocalShard(offsets, sizes, replace(local, offset=start, shape=sizes)))
+    cut = mesh.shape, placements
+    return RankShards(
+        tensor.dtype,
+        tensor.shape,
+        tuple(pieces),
+        cut,
+        mesh.world,
+        mesh.rank,
+        len(mesh.ranks),
+        mesh.ranks,
+    )
+
+
+def _inside(tensor: Wrapped) -> tuple[dict[str, Any], StoredTensor]:
+    """Return its specification and its local tensor.
+
+    Their dtypes and shapes must be what the tensor was made with.
+    """
+    state = (
+        tensor.state[1]
+        if isinstance(tensor.state, tuple) and len(tensor.state) == 2
+        else tensor.state
+    )
+    local = state.get("_local_tensor") if isinstance(state, dict) else None
+    if isinstance(local, Wrapped):
+        raise Unsupported(
+            f"a DTensor whose local tensor is a {local.kind}",
+            hint="only plain local tensors are read",
+        )
+    if not isinstance(local, StoredTensor) or not isinstance(state, dict):
+        raise Corrupt("a DTensor without its local tensor")
+    spec = attributes(state.get("_spec"), "DTensorSpec", _SPEC)
+    refuse_strangers(spec, _KNOWN, "DTensorSpec")
+    meta = spec["tensor_meta"]
+    shape = meta.args[0] if isinstance(meta, PickledObject) and meta.args else None
+    if shape != tensor.shape or local.dtype != tensor.dtype:
+        raise Corrupt(
+            f"a DTensor of {tensor.dtype} {tensor.shape} that holds {local.dtype}, or says another"
+            " shape elsewhere"
+        )
+    return spec, local
+
+
+def _listed_placements(value: Any) -> Sequence[Any]:
+    if not isinstance(value, (tuple, list)):
+        raise Corrupt("a DTensor without placements")
+    return value
+
+
+def _placement(value: Any) -> Placement:
+    kind = value.name.name if isinstance(value, PickledObject) else ""
+    if kind == "Replicate":
+        return None
+    if kind in _PARTIAL:
+        raise Unsupported(
+            "a DTensor with a Partial placement: the ranks hold terms of a sum",
+            hint="redistribute it before saving",
+        )
+    state = attributes(value, "_StridedShard" if kind == "_StridedShard" else "Shard", ("dim",))
+    refuse_strangers(state, ("dim", "split_factor"), kind)
+    dim, factor = state["dim"], state.get("split_factor", 1)
+    if (
+        type(dim) is not int
+        or type(factor) is not int
+        or (kind == "_StridedShard") != ("split_factor" in state)
+    ):
+        raise Corrupt(f"a {kind} that does not say which axis it cuts, and how")
+    return Shard(dim, factor)
+
+
+def _check_order(
+    spec: dict[str, Any], tensor: Wrapped, mesh: Mesh, placements: Sequence[Placement]
+) -> None:
+    """Raise Unsupported for cuts in another order than from left to right.
+
+    Older versions cut in another one, or do not say: of those, only what comes out even is read.
+    """
+    order, shards = spec.get("shard_order"), [p for p in placements if p]
+    is_strided = any(
+        isinstance(p, PickledObject) and p.name.name == "_StridedShard" for p in spec["placements"]
+    )
+    if is_strided and spec.get("use_strided_shard_as_shard_order") is False:
+        raise Unsupported("a DTensor with a _StridedShard that is to be read as a Shard")
+    for entry in _listed_placements(order) if order is not None else ():
+        axes = entry.args[1] if isinstance(entry, PickledObject) and len(entry.args) == 2 else None
+        if not isinstance(axes, tuple) or list(axes) != sorted(axes):
+            raise Unsupported(
+                "a DTensor that is cut in another order than its mesh has",
+                hint="redistribute it before saving",
+            )
+    is_cut_twice = len({p.dim for p in shards}) < len(shards)
+    if is_cut_twice and not is_strided and spec["placements"][0].name.module.startswith(_OLD):
+        raise Unsupported(
+            "FSDP over tensor parallelism by a torch before 2.5, which does not record in which"
+            " order it cut"
+        )
+    is_new = "use_strided_shard_as_shard_order" in spec
+    if is_strided and not is_new and not is_even(tensor.shape, mesh.shape, placements):
+        raise Unsupported(
+            "a _StridedShard of this version of torch that does not come out even",
+            hint="save with torch 2.13 or later",
+        )
+
+
+_PLAIN: Mapping[str, tuple[str, ...]] = {
+    f"{_SHARDED}.sharded_tensor.shard": ("Shard",),
+    f"{_SHARDED}.sharded_tensor.metadata": (
+        *("ShardedTensorMetadata", "TensorProperties", "MEM_FORMAT_ENCODING"),
+    ),
+    f"{_SHARDED}.metadata": ("ShardMetadata",),
+    f"{_SHARDED}.sharding_spec.chunk_sharding_spec": ("ChunkShardingSpec",),
+    f"{_SHARDED}.sharding_spec.api": ("EnumerableShardingSpec",),
+    "torch.distributed.remote_device": ("_remote_device",),
+    f"{_NEW}._dtensor_spec": ("DTensorSpec", "TensorMeta", "ShardOrderEntry"),
+    f"{_NEW}.placement_types": _PLACEMENTS,
+    f"{_OLD}.placement_types": ("DTensorSpec", "TensorMeta", *_PLACEMENTS),
+    "torch.distributed.device_mesh": ("DeviceMesh",),
+    "torch.distributed._tensor.device_mesh": ("DeviceMesh",),
+    "torch.distributed._mesh_layout": ("_MeshLayout", "_FlatLayout"),
+}
+ALLOWED: Mapping[Name, Build] = {
+    **torch_pickle.ALLOWED,
+    **{Name(module, name): made for module, names in _PLAIN.items() for name in names},
+    **dict.fromkeys((SUBCLASS, SHARDED_TENSOR, *DTENSORS), made),
+    FROM_TYPE: rebuilt,
+    Name("__builtin__", "getattr"): _getattr,
+    Name("builtins", "getattr"): _getattr,
+}
+"""What a rank's file may name: tensors, sharded or not."""

@@ -1,0 +1,193 @@
+"""What an alarm is, and which alarms are sent to somebody, and when.
+
+An alarm is something that somebody should look at: one for each thing, with since when, and what to
+do. It is sent when it is raised, again after a while, and when it is over. Pure; times are seconds
+of one clock. What is light here is imported by the configuration.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, get_args
+
+from ckptsync.quantities import clean
+
+FORMAT = 1
+LONGEST = 1000  # characters of each text of an alarm
+HOLD = 90.0
+"""Seconds for which an alarm must be gone before it is over: what comes and goes is one alarm."""
+MOST = 20  # lines of a message's text
+
+Severity = Literal["critical", "warning"]
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)
+Kind = Literal["damage", "stall", "lost-node", "full", "late", "clock"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+MessageStatus = Literal["raised", "repeated", "resolved"]
+CODES: dict[str, Kind] = {
+    "damaged": "damage",
+    "unreadable": "damage",
+    "conflict": "damage",
+    "stalled": "stall",
+    "node-lost": "lost-node",
+    "no-head": "lost-node",
+    "store-away": "lost-node",
+    "disk-full": "full",
+    "spool-full": "full",
+    "store-full": "full",
+    "no-space": "full",
+    "incomplete": "late",
+    "waiting": "late",
+    "unconsolidated": "late",
+    "unverified": "late",
+    "unread": "late",
+    "no-config": "late",
+    "clock": "clock",
+}
+"""Every code, and which kind it is of: `alerts.on` names kinds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """``code`` and ``subject`` (a location, a run, a node, a path) name it.
+
+    ``since``: None if unknown.
+
+    Its texts have names and errors from the store, and go to terminals, chats, mails and logs: they
+    are cleaned, and cut, from the start.
+    """
+
+    code: str
+    subject: str
+    severity: Severity
+    since: float | None
+    text: str
+    todo: str
+
+    def __post_init__(self) -> None:
+        """Clean what is shown."""
+        for name in ("subject", "text", "todo"):
+            object.__setattr__(self, name, clean(getattr(self, name), LONGEST))
+
+    @property
+    def kind(self) -> Kind:
+        """Return what `alerts.on` calls it."""
+        return CODES[self.code]
+
+    @property
+    def key(self) -> str:
+        """Return its name, the same as long as the alarm holds."""
+        return f"{self.code} {self.subject}"
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long is too long, in seconds.
+
+    ``node``: its silence; ``period``: within which every byte is read again; ``slow``: for a save
+    to be whole, sent or consolidated; ``steps``: times the usual that a run may be without a
+    checkpoint, and never less than ``least``; ``over``: after which what no longer changes is
+    history; ``ended``, or ten times the usual: after which a training without a hook has ended.
+    """
+
+    node: float = 600.0
+    period: float = 7 * 86400.0
+    slow: float = 3600.0
+    steps: float = 3.0
+    least: float = 900.0
+    over: float = 7 * 86400.0
+    ended: float = 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class SentAlarm:
+    """An alarm, when it was sent ``first`` and ``last``, and since when it is ``gone``, else 0."""
+
+    alarm: Alarm
+    first: float
+    last: float
+    gone: float = 0.0
+
+
+Memory = Mapping[str, SentAlarm]
+"""Alarms already sent, by key. If this is lost, active alarms are sent again and ends are not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """``first``: when the alarm was sent first."""
+
+    status: MessageStatus
+    alarm: Alarm
+    first: float
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to send now, and what to remember: ``told`` if that succeeds, else ``untold``."""
+
+    messages: tuple[Message, ...]
+    told: Memory
+    untold: Memory
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """``kinds`` of alarms that are sent; ``repeat``: seconds."""
+
+    kinds: tuple[str, ...]
+    repeat: float
+
+
+def decide(alarms: Iterable[Alarm], memory: Memory, terms: Terms, now: float) -> Decision:
+    """Return what to send of the alarms that hold now."""
+    holding = {a.key: a for a in alarms if a.kind in terms.kinds}
+    untold = {
+        key: replace(sent, gone=0.0 if key in holding else sent.gone or now)
+        for key, sent in memory.items()
+    }
+    messages = []
+    for key, alarm in holding.items():
+        before = memory.get(key)
+        if before is None:
+            messages.append(Message("raised", alarm, now))
+        elif SEVERITIES.index(alarm.severity) < SEVERITIES.index(before.alarm.severity):
+            messages.append(Message("raised", alarm, before.first))
+        elif not 0 <= now - before.last < terms.repeat:  # a clock that was set back repeats, too
+            messages.append(Message("repeated", alarm, before.first))
+    told = {m.alarm.key: SentAlarm(m.alarm, m.first, now) for m in messages}
+    over = [sent for sent in untold.values() if sent.gone and now - sent.gone >= HOLD]
+    messages += [Message("resolved", sent.alarm, sent.first) for sent in over]
+    remembered = {key: sent for key, sent in untold.items() if sent not in over}
+    return Decision(tuple(messages), remembered | told, untold)
+
+
+def document(messages: Iterable[Message], store: str, head: str, at: float) -> dict[str, Any]:
+    """Return what webhooks and commands get (docs/monitoring.md); chats show its ``text``."""
+    found = list(messages)
+    counts = Counter(m.status for m in found)
+    statuses = (status for status in get_args(MessageStatus) if counts[status])
+    heading = ", ".join(f"{counts[status]} {status}" for status in statuses)
+    lines = [_line(m) for m in found]
+    more = [f"and {len(lines) - MOST} more"] if len(lines) > MOST else []
+    return {
+        "format": FORMAT,
+        "store": store,
+        "head": head,
+        "at": at,
+        "text": "\n".join([f"ckptsync: {heading} ({store})", *lines[:MOST], *more]),
+        "alarms": [
+            {"status": m.status, "key": m.alarm.key, "kind": m.alarm.kind, "first": m.first}
+            | asdict(m.alarm)
+            for m in found
+        ],
+    }
+
+
+def _line(message: Message) -> str:
+    alarm = message.alarm
+    if message.status == "resolved":
+        return f"OVER {alarm.code}: {alarm.subject}"
+    again = " (still)" if message.status == "repeated" else ""
+    return f"{alarm.severity.upper()} {alarm.code}{again}: {alarm.text} -> {alarm.todo}"

@@ -1,0 +1,512 @@
+"""A store at any URL that fsspec knows: ``gs://``, ``az://``, ``webdav://``, ``smb://``, …
+
+What fsspec offers is what can be promised: a write is whole or not at all, but one that was killed
+begins again, and `create` looks before it writes, which another writer may do at the same moment.
+Listings are never taken from fsspec's caches.
+
+How a file gets its name in one step depends on the back end:
+
+- Google's and Azure's objects appear when the file is closed (read in gcsfs 2026.10 and adlfs
+  2026.8: a resumable upload is finalised, a block list committed).
+- Elsewhere the bytes go to a temporary name, which is then moved.
+- Where moving is fsspec's own, which copies and deletes, half a copy could be seen: there nothing
+  is written, unless the server copies objects whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import secrets
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime, timezone
+from difflib import get_close_matches
+from email.utils import parsedate_to_datetime
+from functools import partial
+from typing import Any, TypeVar
+
+from ckptsync.errors import (
+    CkptsyncError,
+    ConfigError,
+    Corrupt,
+    Exists,
+    NotFound,
+    StoreError,
+    Transient,
+)
+from ckptsync.safe_names import RECORDS, checked_path
+from ckptsync.stores.contract import (
+    UNKNOWN,
+    About,
+    Chunk,
+    Entry,
+    check_size,
+    checked_prefix,
+    too_short,
+)
+from ckptsync.stores.limits import Limits, limit, take_all
+from ckptsync.stores.oserrors import HINTS
+from ckptsync.stores.urls import Remote
+
+T = TypeVar("T")
+NOTE = "nothing is continued in a store of this kind: a write that was interrupted begins again"
+_UNFINISHED = f"{RECORDS}/unfinished/"
+_BLOCK = 8 << 20
+_PER_THREAD = frozenset({"ftp"})  # one connection, which threads may not share
+_ON_CLOSE = frozenset({"gs", "gcs", "az", "abfs", "abfss"})
+_DAV = frozenset({"webdav", "dav"})
+# stores of objects, and a dictionary
+_WHOLE_COPIES = frozenset({"memory", "oss", "oci", "tos", "tosfs"})
+
+log = logging.getLogger(__name__)
+
+
+class GenericStore:
+    """``options`` go to fsspec's file system.
+
+    Raises ConfigError where its package is missing or they are wrong.  Retries nothing.
+    """
+
+    late = 0.0
+    is_exclusive = False
+
+    def __init__(
+        self, remote: Remote, options: Mapping[str, Any] | None = None, limits: Limits | None = None
+    ) -> None:
+        self.url = remote.url
+        self._remote, self._options = remote, dict(options or {})
+        self._pace = (limits or Limits()).pace
+        self._own = threading.local()
+        self._shared, self._root = _opened(remote, self._options)
+        self._has_warned = False
+
+    def names(self, prefix: str) -> Iterator[Entry]:
+        found = self._listed(prefix, "file", lambda fs, at: fs.find(at, detail=True).values())
+        yield from sorted(
+            Entry(name, int(info["size"]), mtime_of(info))
+            for name, info in found
+            if name.startswith(prefix) and not name.startswith(_UNFINISHED)
+        )
+
+    def dirs(self, prefix: str, start: str = "") -> list[str]:
+        found = self._listed(prefix, "directory", lambda fs, at: fs.ls(at, detail=True))
+        names = {
+            name.removeprefix(prefix)
+            for name, _ in found
+            if name.startswith(prefix + start) and not f"{name}/".startswith(_UNFINISHED)
+        }
+        return sorted(name for name in names if "/" not in name)
+
+    def size(self, name: str) -> int:
+        path = self._path(_checked(name))
+        info = self._call(name, lambda fs: fs.info(path))
+        if info.get("type") != "file" or info.get("islink"):
+            raise NotFound(f"{name}: not in {self.url}")
+        return int(info["size"])
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        path, count = self._path(_checked(name)), out.nbytes
+        if not count:
+            self.size(name)
+            return
+        take_all(self._pace, count)
+        try:
+            data = self._call(name, lambda fs: fs.cat_file(path, start=start, end=start + count))
+        except NotFound:
+            raise
+        except StoreError:
+            self._check_end(name, start, count)  # some answer a range behind the end with an error
+            raise
+        if len(data) < count:
+            self._check_end(name, start, count)
+            raise Transient(f"{self.url}/{name}: {len(data)} of {count} bytes came")
+        if len(data) > count:
+            raise StoreError(
+                f"{self.url}/{name}: got {len(data)} bytes, asked for {count}: the server does"
+                " not support ranges"
+            )
+        out.cast("B")[:] = data
+
+    def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        self._put(_checked(name), chunks, about, replaces=True)
+
+    def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        self._check_free(_checked(name))
+        self._put(name, chunks, about, replaces=False)
+
+    def delete(self, name: str) -> None:
+        try:
+            # raises NotFound of a directory, which WebDAV would delete with all that is in it
+            self.size(name)
+            path = self._path(name)
+            self._call(name, lambda fs: fs.rm_file(path))
+        except NotFound:
+            return  # as it should be
+
+    def _listed(
+        self, prefix: str, kind: str, ask: Callable[[Any, str], Iterable[Mapping[str, Any]]]
+    ) -> list[tuple[str, Mapping[str, Any]]]:
+        """Return name and facts of what ``ask`` lists: files or directories, and no links."""
+        at = self._path(checked_prefix(prefix).rstrip("/"))
+        try:
+            infos = self._call(prefix or self.url, lambda fs: list(ask(fs, at)))
+        except NotFound:
+            return []
+        named = [
+            (_plain(info, self._root), info)
+            for info in infos
+            if info.get("type") == kind and not info.get("islink")
+        ]
+        return [(name, info) for name, info in named if name]
+
+    def _put(self, name: str, chunks: Iterable[Chunk], about: About, *, replaces: bool) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            log.warning("%s: %s", self.url, NOTE)
+        pieces = _Pieces(limit(check_size(chunks, about), self._pace))
+        is_on_close = self._remote.scheme in _ON_CLOSE
+        publish = self._close_to_publish if is_on_close else self._move_to_publish
+        try:
+            publish(self._fs(), name, pieces, replaces=replaces)
+        except Exception as e:
+            # what the source raised is no error of the store, however the file system tells it
+            if pieces.error and pieces.error is not e:
+                raise pieces.error from None
+            if pieces.error or isinstance(e, CkptsyncError):
+                raise
+            raise error_for(f"{self.url}/{name}", e) from e
+        try:
+            found = self.size(name)
+        except NotFound as e:
+            # somebody else is replacing it, or the back end has swallowed an error
+            raise Transient(f"{self.url}/{name}: not found after it was written") from e
+        if found != pieces.size:
+            raise StoreError(
+                f"{self.url}/{name}: the store has {found} bytes, {pieces.size} were uploaded",
+                hint="check that no other program writes to this store",
+            )
+
+    def _close_to_publish(self, fs: Any, name: str, pieces: _Pieces, *, replaces: bool) -> None:
+        file = fs.open(self._path(name), "wb", block_size=_BLOCK)
+        try:
+            for piece in pieces:
+                file.write(piece)
+            if not replaces:
+                self._check_free(name)
+            file.close()
+        except BaseException:
+            with contextlib.suppress(Exception):  # the first error is the one to tell
+                file.discard()
+            file.closed = True  # else it would be closed, and so stored, when it is collected
+            raise
+
+    def _move_to_publish(self, fs: Any, name: str, pieces: _Pieces, *, replaces: bool) -> None:
+        """Write to a temporary name, which is never listed, and move that."""
+        path = self._path(name)
+        part = f"{self._root}/{_UNFINISHED}{secrets.token_hex(8)}.part"
+        if self._remote.scheme in _DAV:
+            # webdav4's file for writing keeps all bytes on a local disk, and its `mv` copies
+            fill = partial(
+                fs.client.upload_fileobj, pieces, part, overwrite=True, chunk_size=1 << 20
+            )
+            move = partial(fs.client.move, part, path, overwrite=replaces)
+        elif self._remote.scheme in _WHOLE_COPIES or _has_own_move(fs):
+            fill, move = partial(_fill, fs, part, pieces), partial(fs.mv, part, path)
+        else:
+            raise StoreError(
+                f"{path}: this kind of store cannot write a file atomically, so ckptsync does not"
+                " write to it",
+                hint="readers could see a half-written file; use a path, s3:// or sftp:// instead",
+            )
+        fs.makedirs(part.rpartition("/")[0], exist_ok=True)
+        try:
+            fill()
+            if not replaces:
+                self._check_free(name)
+            fs.makedirs(path.rpartition("/")[0] or "/", exist_ok=True)
+            try:
+                move()
+            except Exception:
+                # HDFS and SMB refuse a taken name: the old file goes first, as WebDAV's servers
+                # have it go (RFC 4918, 9.9.3)
+                if not (replaces and fs.isfile(path) and fs.isfile(part)):
+                    raise
+                fs.rm_file(path)
+                move()
+        except BaseException:
+            # the first error is the one to tell; what is left is never listed
+            with contextlib.suppress(Exception):
+                fs.rm_file(part)
+            raise
+
+    def _check_free(self, name: str) -> None:
+        """Raise Exists if the name is taken."""
+        try:
+            self.size(name)
+        except NotFound:
+            return
+        raise Exists(f"{name}: already there")
+
+    def _check_end(self, name: str, start: int, count: int) -> None:
+        size = self.size(name)
+        if start + count > size:
+            raise too_short(name, size, start, count)
+
+    def _call(self, name: str, ask: Callable[[Any], T]) -> T:
+        try:
+            return ask(self._fs())
+        except Exception as e:
+            raise error_for(f"{self.url}/{name}" if name != self.url else name, e) from e
+
+    def _fs(self) -> Any:
+        if self._remote.scheme not in _PER_THREAD:
+            return self._shared
+        if not hasattr(self._own, "fs"):
+            self._own.fs, _ = _opened(self._remote, self._options)
+        return self._own.fs
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}" if name else self._root or "/"
+
+
+class _Pieces:
+    """The pieces of a file from front to back, to be iterated over or read.
+
+    ``size``: bytes so far.  ``error``: what their source raised.
+    """
+
+    def __init__(self, pieces: Iterator[memoryview]) -> None:
+        self._pieces, self.size = pieces, 0
+        self.error: Exception | None = None
+
+    def __iter__(self) -> Iterator[memoryview]:
+        return self
+
+    def __next__(self) -> memoryview:
+        try:
+            piece = next(self._pieces)
+        except StopIteration:
+            raise
+        except Exception as e:
+            self.error = e
+            raise
+        self.size += len(piece)
+        return piece
+
+    def read(self, _: int) -> bytes:
+        """Return the next piece, of whatever length; nothing at the end."""
+        return bytes(next(self, b""))
+
+
+def _fill(fs: Any, path: str, pieces: Iterable[memoryview]) -> None:
+    file = fs.open(path, "wb", block_size=_BLOCK)
+    try:
+        for piece in pieces:
+            file.write(piece)
+    except BaseException:
+        with contextlib.suppress(Exception):  # the first error is the one to tell
+            file.close()
+        raise
+    file.close()
+
+
+def _has_own_move(fs: Any) -> bool:
+    """Return whether the file system moves files itself; fsspec's own move copies and deletes."""
+    from fsspec import AbstractFileSystem  # noqa: PLC0415
+    from fsspec.asyn import AsyncFileSystem  # noqa: PLC0415
+
+    while type(fs).__name__ == "DirFileSystem":
+        fs = fs.fs
+    return type(fs).mv not in (AbstractFileSystem.mv, AsyncFileSystem.mv)
+
+
+def _checked(name: str) -> str:
+    if checked_path(name).startswith(_UNFINISHED):
+        raise Corrupt(f"{name}: the name of an unfinished write")
+    return name
+
+
+def _plain(info: Mapping[str, Any], root: str) -> str:
+    """Return the name in the store, or nothing for what nobody could have written here."""
+    try:
+        return checked_path(str(info["name"]).strip("/").removeprefix(root.strip("/")).lstrip("/"))
+    except Corrupt:
+        return ""
+
+
+def _opened(remote: Remote, options: Mapping[str, Any]) -> tuple[Any, str]:
+    """The file system, and the path in it that the URL means."""
+    cls = _class_of(remote)
+    try:
+        fs = cls(
+            **{**cls._get_kwargs_from_urls(remote.url), **options, "skip_instance_cache": True}
+        )
+        if hasattr(fs, "dircache"):
+            # not every class lets the option through to its base
+            fs.dircache = type(fs.dircache)(use_listings_cache=False)
+        return fs, str(fs._strip_protocol(remote.url)).rstrip("/")
+    except ImportError as e:
+        raise ConfigError(
+            f"{remote.url}: a package that it needs is not installed: {e.name}",
+            hint=f"pip install {e.name}",
+        ) from e
+    except TypeError as e:
+        raise ConfigError(
+            f"{remote.url}: storage_options: {e}",
+            hint=f"they go to {cls.__module__}.{cls.__name__}",
+        ) from e
+    except Exception as e:
+        error = error_for(remote.url, e)
+        if isinstance(error, Transient):
+            raise error from e
+        raise ConfigError(
+            f"{remote.url}: cannot be opened: {type(e).__name__}",
+            hint=f"see storage_options of {cls.__module__}.{cls.__name__}",
+        ) from e
+
+
+def _class_of(remote: Remote) -> Any:
+    try:
+        from fsspec.registry import get_filesystem_class, known_implementations  # noqa: PLC0415
+    except ImportError as e:
+        raise ConfigError(
+            f"{remote.url}: fsspec is not installed", hint="pip install 'ckptsync[fsspec]'"
+        ) from e
+    known = known_implementations.get(remote.scheme, {})
+    try:
+        return get_filesystem_class(remote.scheme)
+    except ValueError as e:
+        near = get_close_matches(remote.scheme, ["s3", "sftp", "file", *known_implementations])
+        guess = f"did you mean {' or '.join(f'{one}://' for one in near)}?  " if near else ""
+        raise ConfigError(
+            f"{remote.url}: stores of kind {remote.scheme}:// are not known",
+            hint=(
+                f"{guess}a store is a path, s3://, sftp://, or what fsspec knows (gs://, az://,"
+                " hf://, webdav:// …)"
+            ),
+        ) from e
+    except ImportError as e:
+        package = str(known.get("class", "")).partition(".")[0]
+        line = str(known.get("err", "")) if package in ("", "fsspec") else f"pip install {package}"
+        raise ConfigError(
+            f"{remote.url}: the package for {remote.scheme}:// is not installed", hint=line
+        ) from e
+
+
+# of httpx, aiohttp, requests, Azure's and Google's clients, webdav4
+_PASSING = frozenset(
+    {
+        "TransportError",
+        "TimeoutException",
+        "ClientConnectionError",
+        "ServerTimeoutError",
+        "ServiceRequestError",
+        "ServiceResponseError",
+        "ConnectionError",
+        "Timeout",
+        "ChunkedEncodingError",
+        "RetryError",
+        "BadGatewayError",
+        "ResourceLocked",
+        "FSTimeoutError",
+    }
+)
+_ABSENT = frozenset({"ResourceNotFound", "ResourceNotFoundError", "NoSuchKey"})
+_FULL = frozenset({"InsufficientStorage"})
+_FINAL = frozenset(
+    {
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EROFS,
+        errno.EACCES,
+        errno.EPERM,
+        errno.ENAMETOOLONG,
+        errno.EINVAL,
+        errno.ENOTEMPTY,
+    }
+)
+_DENIED = (
+    "the credentials in storage_options, or in the back end's own configuration, may not do this"
+)
+
+
+def error_for(where: str, e: Exception) -> StoreError:
+    """The StoreError for what happened at ``where`` (the store and a name)."""
+    names = {cls.__name__ for cls in type(e).__mro__}
+    codes = (getattr(e, key, None) for key in ("status_code", "status", "code"))
+    status = next((code for code in codes if isinstance(code, int) and 100 <= code < 600), None)
+    # the operating system's words, or the name of the class alone
+    what = (
+        e.strerror.lower()
+        if isinstance(e, OSError) and isinstance(e.strerror, str)
+        else f"failed with {type(e).__name__}"
+    )
+    if (
+        isinstance(e, (FileNotFoundError, NotADirectoryError, IsADirectoryError))
+        or status == 404
+        or names & _ABSENT
+    ):
+        return NotFound(f"{where}: not found")
+    if "ResourceAlreadyExists" in names:  # webdav4's, where nothing may be replaced
+        return Exists(f"{where}: already there")
+    if isinstance(e, FileExistsError):
+        return StoreError(
+            f"{where}: a file stands where a directory should be, or a directory where a file"
+            " should be"
+        )
+    if isinstance(e, PermissionError) or status in (401, 403):
+        return StoreError(f"{where}: permission denied", hint=_DENIED)
+    if status == 507 or names & _FULL:
+        return StoreError(f"{where}: no room", hint=HINTS[errno.ENOSPC])
+    if isinstance(e, NotImplementedError):
+        return StoreError(
+            f"{where}: this kind of store cannot do that",
+            hint="some of fsspec's file systems can only be read",
+        )
+    if status is not None and (status in (408, 423, 425, 429) or status >= 500):
+        return Transient(f"{where}: the server answered {status}")
+    if isinstance(e, OSError) and e.errno in _FINAL:
+        return StoreError(f"{where}: {(e.strerror or '').lower()}", hint=HINTS.get(e.errno, ""))
+    if isinstance(e, (OSError, TimeoutError, EOFError)) or names & _PASSING:
+        return Transient(f"{where}: {what}")
+    return StoreError(f"{where}: {what}" + (f" (HTTP {status})" if status else ""))
+
+
+_KEYS = (
+    "mtime",
+    "LastModified",
+    "last_modified",
+    "updated",
+    "modified",
+    "modify",
+    "timeModified",
+    "modificationTime",
+    "created",
+)
+_STAMP = "%Y%m%d%H%M%S"  # RFC 3659, section 2.3: what an FTP server says
+
+
+def mtime_of(info: Mapping[str, Any]) -> float:
+    """Return seconds on the server's clock; 0 where nothing is said, or nothing that is a time."""
+    key = next((key for key in _KEYS if info.get(key) is not None), "")
+    if not key:
+        return 0.0
+    value = info[key]
+    if isinstance(value, (int, float)):
+        # WebHDFS counts milliseconds
+        return float(value) / (1000 if key == "modificationTime" else 1)
+    text = str(value)
+    ways: tuple[Callable[[], datetime], ...] = (
+        lambda: value if isinstance(value, datetime) else datetime.strptime(text[:14], _STAMP),  # noqa: DTZ007
+        lambda: datetime.fromisoformat(text.replace("Z", "+00:00")),
+        lambda: parsedate_to_datetime(text),
+    )
+    for way in ways:
+        try:
+            when = way()
+        except (ValueError, TypeError):
+            continue
+        return (when if when.tzinfo else when.replace(tzinfo=timezone.utc)).timestamp()
+    return 0.0

@@ -1,1 +1,0 @@
-"""Stores of every other kind that fsspec knows."""

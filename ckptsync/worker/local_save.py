@@ -1,0 +1,399 @@
+"""A save as this node can read it, and the draft of its manifest.
+
+Files are read from the pin where they are pinned, else where the trainer left them, and each is
+compared with what the scan saw: what changed meanwhile is not sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from pathlib import Path
+
+from ckptsync import __version__
+from ckptsync.checkpoint_dirs import CheckpointDir, Family, ListedCheckpoint
+from ckptsync.errors import Corrupt, Incomplete, StoreError, Unsupported
+from ckptsync.layouts import file_names, registry
+from ckptsync.records.manifest import FileEntry, Manifest
+from ckptsync.safe_names import checked_path
+from ckptsync.spool.markers import PinNotes
+from ckptsync.spool.pins import Pin
+from ckptsync.stores import liveness
+from ckptsync.stores.stream import chunk_room
+from ckptsync.tensors import Demands
+from ckptsync.walk import Stat, open_file, open_in, opened_parent, stat_open
+
+AGAIN = "push it again when the trainer has finished; a worker service does so automatically"
+LATER = (
+    "the trainer may have deleted it: push a later checkpoint, or run a worker, which pins"
+    " checkpoints before rotation deletes them"
+)
+_DISK = "look at the disk that the trainer writes to"
+CHUNK = 4 << 20
+Passed = Callable[[int], None]
+"""Called with the bytes of each chunk; with a negative number where bytes have to be read again."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFile:
+    """One file and the directory it is read from.
+
+    ``is_added``: the hook put it there, before the trainer wrote the checkpoint.
+    """
+
+    stat: Stat
+    root: Path
+    is_pinned: bool
+    is_added: bool = False
+
+    def open(self) -> int:
+        """Return a descriptor; raises Incomplete if it is gone."""
+        with _hint_when_gone():
+            return open_file(self.root, self.stat.path)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFiles:
+    """The files of a save; an implementation of `ckptsync.tensors.Files`.
+
+    ``by_path``: what is sent.  ``unsent`` is not, by choice, but layouts read it, too.
+    ``partial`` (unfinished) and ``others`` (links, special files) are the source's; ``gone`` if
+    there is no source any more.
+    """
+
+    name: str
+    family: Family
+    by_path: Mapping[str, LocalFile]
+    partial: tuple[Stat, ...] = ()
+    others: tuple[str, ...] = ()
+    gone: bool = False
+    unsent: Mapping[str, LocalFile] = field(default_factory=dict)
+    _sizes: Mapping[str, int] = field(init=False, repr=False, compare=False)
+    _stats: tuple[Stat, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # both are read once for each file
+        object.__setattr__(
+            self,
+            "_sizes",
+            {path: h.stat.size for path, h in {**self.unsent, **self.by_path}.items()},
+        )
+        object.__setattr__(
+            self, "_stats", tuple(self.by_path[path].stat for path in sorted(self.by_path))
+        )
+
+    @property
+    def stats(self) -> tuple[Stat, ...]:
+        """What `lstat` says of the files, by path."""
+        return self._stats
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Paths that are not sent: by choice, unfinished, or a link or a special file."""
+        return tuple(sorted({*self.unsent, *self.others, *(s.path for s in self.partial)}))
+
+    @property
+    def unpinned(self) -> tuple[str, ...]:
+        """Paths that only the trainer's own directory holds, where rotation may take them."""
+        return tuple(sorted(p for p, h in self.by_path.items() if not h.is_pinned))
+
+    @property
+    def found_around(self) -> tuple[str, ...]:
+        """Paths on this node of what was found around the checkpoint, and is sent with it."""
+        added = (h for h in self.by_path.values() if h.is_added and not h.is_pinned)
+        return tuple(sorted(f"{h.root}/{h.stat.path}" for h in added))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What an operator should know of the files."""
+        if not self.others:
+            return ()
+        return (f"{len(self.others)} links or special files are not sent: {self.others[0]}",)
+
+    @property
+    def pin_notes(self) -> tuple[str, ...]:
+        """A note of files that have no pin: a worker pins what it sends, ``push`` does not."""
+        count = 0 if self.gone else len(self.unpinned)
+        return (f"{count} files are not pinned, rotation may delete them",) if count else ()
+
+    def with_added(self, root: Path, files: Iterable[Stat]) -> LocalFiles:
+        """Return the same with files in ``root`` added, but for names of the checkpoint itself."""
+        added = {
+            f.path: LocalFile(f, root, is_pinned=True, is_added=True)
+            for f in files
+            if f.path not in self.by_path
+        }
+        return replace(self, by_path=added | dict(self.by_path))
+
+    def only(self, paths: Collection[str]) -> LocalFiles:
+        """Return the same with only these files to send."""
+        chosen = {path: h for path, h in self.by_path.items() if path in paths}
+        return replace(
+            self,
+            by_path=chosen,
+            unsent={path: h for path, h in self.by_path.items() if path not in paths},
+        )
+
+    def sizes(self) -> Mapping[str, int]:
+        """See `ckptsync.tensors.Files`: the sizes at the time of the scan."""
+        return self._sizes
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        """See `ckptsync.tensors.Files`; raises StoreError where the disk refuses."""
+        held = self.by_path.get(name) or self.unsent.get(name)
+        if held is None:
+            raise Incomplete(f"{name}: not in {self.name}")
+        fd = held.open()
+        try:
+            OpenFile(self, fd).read_into(name, start, out)
+        finally:
+            os.close(fd)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenFile:
+    """One of ``files`` that is open; an implementation of `ckptsync.tensors.Files`."""
+
+    files: LocalFiles
+    descriptor: int
+
+    def sizes(self) -> Mapping[str, int]:
+        """See `LocalFiles`."""
+        return self.files.sizes()
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        """See `LocalFiles`; ``name`` is that of the open file."""
+        what, got = f"{self.files.name}/{name}", 0
+        while got < len(out):
+            try:
+                count = os.preadv(self.descriptor, [out[got:]], start + got)
+            except OSError as e:
+                raise StoreError(f"{what}: {e.strerror}", hint=_DISK) from e
+            if count == 0:
+                raise Corrupt(f"{what}: ends at byte {start + got}, {start + len(out)} expected")
+            got += count
+
+
+def each_open(files: Iterable[LocalFile]) -> Iterator[tuple[LocalFile, int]]:
+    """Yield each file with an open descriptor; raises Incomplete if one is gone.
+
+    A directory is opened once for its files in a row.
+    """
+    for (root, _), several in groupby(
+        files, lambda held: (held.root, held.stat.path.rpartition("/")[0])
+    ):
+        row = list(several)
+        with _hint_when_gone(), opened_parent(root, row[0].stat.path) as (parent, _):
+            for held in row:
+                fd = open_in(parent, held.stat.path.rpartition("/")[2], root, held.stat.path)
+                try:
+                    yield held, fd
+                finally:
+                    os.close(fd)
+
+
+@contextlib.contextmanager
+def _hint_when_gone() -> Iterator[None]:
+    try:
+        yield
+    except Incomplete as e:
+        raise Incomplete(str(e), hint=LATER) from e
+
+
+Key = tuple[str, str, int]
+"""Run, checkpoint and number of the pin: one save on this node."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSave:
+    """One save of a checkpoint: its readable files, and its pin (``None``: it is not pinned)."""
+
+    run: str
+    checkpoint_dir: CheckpointDir
+    files: LocalFiles
+    pin: Pin | None
+
+    @property
+    def checkpoint(self) -> str:
+        """The checkpoint's name."""
+        return self.checkpoint_dir.name
+
+    @property
+    def k(self) -> int:
+        """The pin's number; 0 without one."""
+        return self.pin.k if self.pin else 0
+
+    @property
+    def key(self) -> Key:
+        """What names the save on this node."""
+        return self.run, self.checkpoint, self.k
+
+
+def local_save(
+    run: str, checkpoint_dir: CheckpointDir, found: ListedCheckpoint | None, pin: Pin | None = None
+) -> LocalSave:
+    """Return the save that lies in a source, in a pin, or in both.
+
+    A pin's names stay when the source loses them: rotation takes files one by one.
+    """
+    held = {f.path: LocalFile(f, found.path, is_pinned=False) for f in found.files} if found else {}
+    if pin is not None:
+        root = pin.root  # a Path costs more than a LocalFile
+        held |= {f.path: LocalFile(f, root, is_pinned=True) for f in pin.files}
+    files = LocalFiles(
+        checkpoint_dir.name,
+        checkpoint_dir.family,
+        held,
+        found.partial if found else (),
+        found.others if found else (),
+        gone=found is None or not (found.files or found.partial),
+    )
+    return LocalSave(run, checkpoint_dir, files, pin)
+
+
+class Changed(Incomplete):
+    """A file is not the one of the scan: whatever was read of it is worth nothing."""
+
+
+def nothing(_: int) -> None:
+    """Do nothing with the bytes of a chunk."""
+
+
+def note_sending(seen: LocalSave, at: int, save: str = "") -> PinNotes:
+    """Return what to note beside a pin when sending begins, at ``at`` (ns).
+
+    What was noted first stays.
+
+    ``save``: the id of the save, where no commit has one.
+    """
+    noted = seen.pin.notes if seen.pin else PinNotes()
+    commit = seen.pin.commit if seen.pin and seen.pin.is_committed else None
+    return replace(
+        noted, sending=noted.sending or at, save=noted.save or (commit.save if commit else save)
+    )
+
+
+@dataclass(slots=True)
+class ReadFiles:
+    """What has been read of a save's files, for a later try to send the same ones.
+
+    ``entries``: by path, of the files that were read whole.  ``layout``: what the save demands, its
+    sources, and notes; ``None`` until its metadata was read.
+    """
+
+    entries: dict[str, FileEntry] = field(default_factory=dict)
+    layout: tuple[Demands, tuple[str, ...], tuple[str, ...]] | None = None
+
+
+def _read_layout(files: LocalFiles) -> tuple[Demands, tuple[str, ...], tuple[str, ...]]:
+    for path in files.by_path:
+        checked_path(path)
+    try:
+        found = registry.demands(files), tuple(str(s) for s in registry.sources(files)), ()
+    except (Corrupt, Unsupported) as e:
+        # an unknown or broken layout is stored as it is: a note here, the head says it again
+        return Demands(), (), (str(e),)
+    return found
+
+
+def draft_manifest(
+    seen: LocalSave,
+    node: str,
+    noted: PinNotes,
+    read: ReadFiles,
+    *,
+    clock_offset: int,
+    gone: tuple[str, ...] = (),
+) -> tuple[Manifest, tuple[str, ...]]:
+    """Return the manifest of a whole save, and notes on its layout.  Reads metadata only.
+
+    Its location and its number are still open, and so are the digests of files that are not in
+    ``read``.  ``noted``: times and id of the save; ``gone``: manifests of it that this one
+    replaces.  Raises Incomplete if anything changed meanwhile, Corrupt where a file's name cannot
+    be stored.
+    """
+    files = seen.files
+    if read.layout is None:
+        layout = _read_layout(files)
+        check_unchanged(files)
+        read.layout = layout
+    demands, sources, notes = read.layout
+    # what the hook adds is as old as the training
+    times = [h.stat.mtime for h in files.by_path.values() if not h.is_added]
+    commit = seen.pin.commit if seen.pin and seen.pin.is_committed else None
+    trainer = "".join(c for c in commit.trainer if c.isprintable())[:200] if commit else ""
+    manifest = Manifest(
+        seen.run,
+        seen.checkpoint,
+        "",
+        node,
+        0,
+        tuple(read.entries.get(s.path) or unread(s) for s in files.stats),
+        file_names.ranks(sorted(files.by_path)),
+        min(times, default=0),
+        max(times, default=0),
+        demands,
+        sources,
+        save=noted.save,
+        clock_offset=clock_offset,
+        supersedes=gone,
+        version=__version__,
+        trainer=trainer or seen.checkpoint_dir.family,
+        times={
+            key: at for key, at in (("finished", noted.finished), ("sending", noted.sending)) if at
+        },
+    )
+    return manifest, notes
+
+
+def unread(stat: Stat) -> FileEntry:
+    """Return the entry of a file whose digest is still open."""
+    return FileEntry(stat.path, stat.size, "", 0, (), stat.mtime)
+
+
+def check_unchanged(files: LocalFiles) -> None:
+    """Raise Changed, or Incomplete, unless every file is still the one of the scan."""
+    for held, fd in each_open(files.by_path.values()):
+        _same(held.stat, stat_open(fd, held.stat.path))
+
+
+def chunks(held: LocalFile, passed: Passed, clone: int | None = None) -> Iterator[memoryview]:
+    """Yield a file's bytes, a chunk at a time in one buffer that is used again.
+
+    Raises Changed if it is not the file of the scan, Transient once the process is about to end.
+    They are read out of the descriptor ``clone``, if there is one: a reflink that was made of the
+    file before.
+    """
+    size, path = held.stat.size, held.stat.path
+    buffer = chunk_room(min(CHUNK, size))
+    fd = held.open()
+    try:
+        _same(held.stat, stat_open(fd, path))
+        left = size  # a file that grows is read no further than it was at the scan
+        while left:
+            try:
+                count = os.preadv(fd if clone is None else clone, [buffer[:left]], size - left)
+            except OSError as e:
+                if e.errno == errno.ESTALE:
+                    raise Changed(f"{path}: deleted while it was read", hint=LATER) from e
+                raise StoreError(f"{held.root}/{path}: {e.strerror}", hint=_DISK) from e
+            if not count:
+                break
+            liveness.check_shutdown(path)
+            left -= count
+            yield buffer[:count]
+            passed(count)
+        _same(held.stat, stat_open(fd, path))
+        # training wants the memory more than we do
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(fd)
+
+
+def _same(before: Stat, after: Stat) -> None:
+    if before.was_touched(after):
+        raise Changed(f"{before.path}: changed while it was read", hint=AGAIN)

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckptsync.errors import Corrupt
+from ckptsync.records.store_paths import RecordName, checked_node, node_file_name, parse_record_name
+
+NODES = st.from_regex(r"[A-Za-z0-9_.-]{1,20}", fullmatch=True)
+
+
+@given(NODES, st.integers(0, 10**6), st.text("0123456789abcdef", min_size=16, max_size=16))
+def test_names_come_back_as_they_were(node: str, n: int, end: str) -> None:
+    name = RecordName("run", "checkpoint-5~1", "manifest", node, n, end)
+    assert parse_record_name(str(name)) == name
+
+
+@given(st.text(max_size=60))
+def test_other_names_are_no_records(text: str) -> None:
+    for name in (text, f"run/.ckptsync/checkpoint-5/{text}"):
+        parsed = parse_record_name(name)
+        assert parsed is None or str(parsed).count("/") == 3
+
+
+@pytest.mark.parametrize("node", ["", ".", "..", "a/b", "a b", "é", "a" * 101])
+def test_what_cannot_be_part_of_a_name_is_no_node(node: str) -> None:
+    with pytest.raises(Corrupt):
+        checked_node(node)
+
+
+def test_a_nodes_own_copy_is_never_taken_for_a_record() -> None:
+    assert (
+        parse_record_name(node_file_name("run", "c", "a", "model-0-0123456789abcdef.json")) is None
+    )

@@ -1,0 +1,1 @@
+"""What tests share: writers of checkpoints, stores and servers with faults, programs to run."""

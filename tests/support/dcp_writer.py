@@ -1,0 +1,178 @@
+"""Distributed checkpoints written without torch: a ``.metadata`` that says anything, and items to
+go with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from ckptsync.layouts import dcp
+from ckptsync.tensors import Shape, Tensor
+from tests.support.files_in_memory import (
+    Call,
+    Global,
+    MemoryFiles,
+    StorageId,
+    tensor_call,
+    torch_pickle,
+    torch_zip_file,
+)
+from tests.support.files_in_memory import _Pickler as Pickler
+
+_DCP = "torch.distributed.checkpoint"
+
+
+class Built:
+    """Pickles as an object of a class, made with ``args``, then given ``state``."""
+
+    def __init__(self, module: str, name: str, state: object, *args: object) -> None:
+        self.call, self.state = Call(Global(f"{_DCP}.{module}", name), *args), state
+
+    def with_state(self, state: object) -> Built:
+        """The same with another state."""
+        found = type(self)("", "", state)
+        found.call = self.call
+        return found
+
+
+def _save_built(pickler: Any, obj: Built) -> None:
+    pickler.save(obj.call)
+    pickler.save(obj.state)
+    pickler.write(b"b")
+
+
+Pickler.dispatch |= {Built: _save_built}
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A box and where its item lies."""
+
+    offsets: Shape
+    sizes: Shape
+    file: str
+    start: int
+    length: int
+    transforms: tuple[str, ...] = ()
+
+
+def metadata(
+    tensors: Mapping[str, tuple[str, Shape, Sequence[Chunk]]],
+    paths: Mapping[str, tuple[object, ...]] | None = None,
+    blobs: Sequence[str] = (),
+) -> bytes:
+    """A ``.metadata`` as torch 2.13 pickles it: ``{name: (torch dtype, shape, chunks)}``, and the
+    planner's paths.
+    """
+    return torch_pickle(described(tensors, paths, blobs))
+
+
+def described(
+    tensors: Mapping[str, tuple[str, Shape, Sequence[Chunk]]],
+    paths: Mapping[str, tuple[object, ...]] | None = None,
+    blobs: Sequence[str] = (),
+) -> Built:
+    """The same before it is pickled."""
+    held: dict[str, object] = {name: _tensor(*tensor) for name, tensor in tensors.items()}
+    held |= {name: Built("metadata", "BytesStorageMetadata", {}) for name in blobs}
+    places: dict[object, object] = {}
+    for name, (_, _, chunks) in tensors.items():
+        places |= {
+            _Key(
+                "metadata", "MetadataIndex", {"fqn": name, "offset": c.offsets, "index": n}
+            ): _place(c)
+            for n, c in enumerate(chunks)
+        }
+    content = {
+        "state_dict_metadata": held,
+        "planner_data": paths,
+        "storage_data": places,
+        "version": "1.0.0",
+    }
+    return Built("metadata", "Metadata", content)
+
+
+class _Key(Built):
+    """A key of a dictionary."""
+
+
+Pickler.dispatch |= {_Key: _save_built}
+
+
+def _place(chunk: Chunk) -> Built:
+    state = {"relative_path": chunk.file, "offset": chunk.start, "length": chunk.length}
+    return Built(
+        "filesystem",
+        "_StorageInfo",
+        state | ({"transform_descriptors": chunk.transforms} if chunk.transforms else {}),
+    )
+
+
+def _tensor(dtype: str, shape: Shape, chunks: Sequence[Chunk]) -> Built:
+    properties = Built("metadata", "TensorProperties", (Global("torch", dtype), 0, False, 0, False))
+    boxes = [
+        Built("metadata", "ChunkStorageMetadata", {"offsets": c.offsets, "sizes": c.sizes})
+        for c in chunks
+    ]
+    return Built(
+        "metadata",
+        "TensorStorageMetadata",
+        {"properties": properties, "size": shape, "chunks": boxes},
+    )
+
+
+def item(data: bytes, shape: Shape, strides: Shape | None = None) -> bytes:
+    """What ``torch.save`` writes of one float32 tensor."""
+    plain = tuple(prod(shape[d + 1 :]) for d in range(len(shape)))
+    call = tensor_call(StorageId("FloatStorage", "0", len(data) // 4), 0, shape, strides or plain)
+    return torch_zip_file(
+        {"data.pkl": torch_pickle(call), "byteorder": b"little", "data/0": data, "version": b"3\n"}
+    )
+
+
+def checkpoint(
+    root: str,
+    tensors: Mapping[str, tuple[Shape, Mapping[Shape, tuple[Shape, bytes]]]],
+    **options: Any,
+) -> dict[str, bytes]:
+    """Float32 tensors ``{name: (shape, {offsets: (sizes, data)})}``, each box in the file of its
+    number.
+    """
+    files: dict[str, bytes] = {}
+    where = {}
+    for name, (shape, boxes) in tensors.items():
+        chunks = []
+        for rank, (offsets, (sizes, data)) in enumerate(boxes.items()):
+            held, file = item(data, sizes), f"__{rank}_0.distcp"
+            before = files.get(file, b"")
+            files[file] = before + held
+            chunks.append(Chunk(offsets, sizes, file, len(before), len(held)))
+        where[name] = ("float32", shape, tuple(chunks))
+    files[".metadata"] = metadata(where, **options)
+    return {f"{root}/{name}" if root else name: data for name, data in files.items()}
+
+
+DATA = bytes(range(16))
+WHOLE: dict[Shape, tuple[Shape, bytes]] = {(0,): ((4,), DATA)}
+
+
+def one(name: str = "w", root: str = "", **options: Any) -> MemoryFiles:
+    return MemoryFiles(checkpoint(root, {name: ((4,), WHOLE)}, **options))
+
+
+def found(files: MemoryFiles, root: str = "") -> dict[str, Tensor]:
+    return {t.name: t for t in dcp.tensors(files, root)}
+
+
+def fields_of(name: str, sizes: Shape) -> dict[str, object]:
+    box = Built("metadata", "ChunkStorageMetadata", {"offsets": (0,), "sizes": sizes})
+    properties = Built("metadata", "TensorProperties", (Global("torch", "float32"),))
+    tensor = Built(
+        "metadata",
+        "TensorStorageMetadata",
+        {"properties": properties, "size": sizes, "chunks": [box]},
+    )
+    return {"state_dict_metadata": {name: tensor}, "planner_data": None, "storage_data": {}}

@@ -1,0 +1,130 @@
+"""Stores as workers would have filled them, without a worker: for tests of what reads them.
+
+Bytes are the vectors' own; times are given, since git keeps none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from ckptsync.digest import digest, digest_stream
+from ckptsync.layouts import file_names, registry
+from ckptsync.records.io import Record, encode, record_name
+from ckptsync.records.location_status import LocationState
+from ckptsync.records.manifest import FileEntry, Manifest
+from ckptsync.records.report import Level, Report, Verdict, VerifyFinding
+from ckptsync.records.store_paths import checkpoint_of
+from ckptsync.stores.checkpoint_files import DirectoryFiles
+from ckptsync.stores.contract import Store
+from ckptsync.tensors import read_whole
+
+HERE = Path(__file__).parent.parent
+DEMO = HERE.parent / "ckptsync" / "demo_data"
+SECOND = 1_000_000_000
+FIRST = 1_790_000_000 * SECOND
+
+
+def send(
+    store: Store,
+    directory: Path,
+    node: str,
+    location: str = "checkpoint-4",
+    *,
+    run: str = "run",
+    at: int = FIRST,
+) -> str:
+    """Store one node's files and its manifest; the manifest's name."""
+    files = DirectoryFiles(str(directory))
+    for path in files.sizes():
+        store.write(f"{run}/{location}/{path}", [read_whole(files, path)])
+    return put(store, manifest_of(directory, node, location, run=run, at=at))
+
+
+def manifest_of(
+    directory: Path, node: str, location: str = "checkpoint-4", *, run: str = "run", at: int = FIRST
+) -> Manifest:
+    """What a node would say of a directory all of whose files were written ``at`` one moment."""
+    files = DirectoryFiles(str(directory))
+    return Manifest(
+        run=run,
+        checkpoint=checkpoint_of(location),
+        location=location,
+        node=node,
+        n=0,
+        files=tuple(entry(path, read_whole(files, path), at) for path in sorted(files.sizes())),
+        ranks=file_names.ranks(files.sizes()),
+        started=at,
+        ended=at,
+        demands=registry.demands(files),
+        sources=tuple(map(str, registry.sources(files))),
+    )
+
+
+def entry(path: str, data: bytes, at: int) -> FileEntry:
+    """What a manifest says of a file."""
+    found = digest_stream([data], len(data))
+    return FileEntry(path, found.size, found.digest, found.block_size, found.blocks, at)
+
+
+def put(store: Store, record: Record) -> str:
+    """Store a record; its name."""
+    data = encode(record)
+    name = record_name(record, data)
+    store.write(name, [data])
+    return name
+
+
+def report_on(
+    snapshot: LocationState,
+    n: int,
+    verdict: Verdict,
+    findings: Iterable[VerifyFinding] = (),
+    level: Level = "digest",
+) -> Report:
+    names = tuple(k.name for k in snapshot.manifests)
+    return Report(
+        snapshot.run,
+        snapshot.checkpoint,
+        snapshot.location,
+        n,
+        level,
+        verdict,
+        names,
+        snapshot.model_record_name,
+        1,
+        tuple(findings),
+        0.0,
+    )
+
+
+def two_nodes(store: Store, kind: str = "fsdp2", location: str = "checkpoint-4") -> None:
+    """The demo's checkpoint, sent by both of its nodes."""
+    for node in ("node0", "node1"):
+        send(store, DEMO / kind / node / "checkpoint-4", node, location)
+
+
+def contents(store: Store) -> dict[str, str]:
+    """Everything in a store: name → digest."""
+    return {e.name: digest(read(store, e.name)) for e in store.names("")}
+
+
+def read(store: Store, name: str) -> bytes:
+    out = bytearray(store.size(name))
+    store.read_into(name, 0, memoryview(out))
+    return bytes(out)
+
+
+def flip(store: Store, name: str, at: int = 0) -> None:
+    """Turn one bit of a stored file."""
+    data = bytearray(read(store, name))
+    data[at] ^= 1
+    store.write(name, [data])
+
+
+def newer(store: Store, kind: str, location: str = "checkpoint-5") -> str:
+    """Store a record of a format that is not known yet; its name."""
+    data = b'{"format":99}'
+    name = f"run/.ckptsync/{location}/{kind}-0-{digest(data)[:16]}.json"
+    store.write(name, [data])
+    return name

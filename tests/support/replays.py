@@ -1,0 +1,314 @@
+"""Trainers' saves, file system call by file system call, in the order in which real ones were seen
+to write.
+
+Seen in system-call traces of transformers 5.23, accelerate 1.15, DeepSpeed 0.19.8, safetensors 0.8
+and torch 2.13; of Lightning 2.6.6, torchtitan 0.3, verl 0.9.1 and LLaMA-Factory 0.9.5 (v1) the
+order was read in their sources.  The bytes are real: those of the vectors.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.vector import vector
+
+S = 10**9
+
+
+@dataclass(frozen=True)
+class Script:
+    """A save of ``checkpoint``: ``orders`` are ``<verb> <path or pattern>``, one after another.
+
+    ``write``: in place, first half of it, then all.  ``swap``: under a name of ``.tmp`` and six
+    letters, then renamed (safetensors 0.8). ``metadata``: beside it with ``.tmp``, then renamed
+    (DCP).  ``touch``, ``remove``, ``beside`` (in the directory above).
+    """
+
+    checkpoint: str
+    files: Mapping[str, bytes]
+    orders: tuple[str, ...]
+
+    def steps(self) -> list[tuple[str, str]]:
+        """Each pattern as the files that it matches, in order of names."""
+        found = []
+        for verb, pattern in (order.split(" ", 1) for order in self.orders):
+            names = (
+                [n for n in sorted(self.files) if re.fullmatch(pattern, n)]
+                if verb in ("write", "swap", "metadata")
+                else [pattern]
+            )
+            assert names, f"{self.checkpoint}: nothing is {pattern}"
+            found += [(verb, name) for name in names]
+        return found
+
+
+class Stage:
+    """An output directory in which saves are replayed.
+
+    A second passes with each call, for files and for directories.
+    """
+
+    def __init__(self, out: Path) -> None:
+        self.out, self.now = out, 1_700_000_000 * S
+
+    def play(self, script: Script) -> Iterator[str]:
+        """What was done, after each call that changes something."""
+        for verb, name in script.steps():
+            path = self.out / script.checkpoint / name
+            if verb == "beside":
+                path = self.out / name.split("=")[0]
+                yield from self._write(path, name.split("=")[1].encode())
+            elif verb == "touch":
+                yield from self._write(path, b"")
+            elif verb == "remove":
+                path.unlink()
+                self._passed(path.parent)
+                yield f"{name} removed"
+            else:
+                yield from self._written(verb, path, script.files[name])
+
+    def _written(self, verb: str, path: Path, content: bytes) -> Iterator[str]:
+        if verb == "write":
+            yield from self._write(path, content)
+            return
+        fresh = path.with_name(".tmpAb3xYz" if verb == "swap" else path.name + ".tmp")
+        yield from self._write(fresh, content)
+        fresh.rename(path)
+        self._passed(path.parent)
+        yield f"{path.name} renamed"
+
+    def _write(self, path: Path, content: bytes) -> Iterator[str]:
+        changed = [
+            folder
+            for folder in path.parents
+            if folder.is_relative_to(self.out) and not folder.exists()
+        ]
+        changed = (
+            [path.parent, *(folder.parent for folder in changed)]
+            if changed or not path.exists()
+            else []
+        )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb", buffering=0) as file:
+            self._passed(path, *changed)
+            yield f"{path.name} opened"
+            file.write(content[: len(content) // 2])
+            self._passed(path)
+            yield f"{path.name} half"
+            file.write(content[len(content) // 2 :])
+        self._passed(path)
+        yield f"{path.name} written"
+
+    def _passed(self, *paths: Path) -> None:
+        self.now += S
+        for path in paths:
+            os.utime(path, ns=(self.now, self.now))
+
+
+def of(name: str, node: int = 0) -> dict[str, bytes]:
+    """The files of a vector's node.
+
+    What real checkpoints hold and the vector was relieved of is made up.
+    """
+    source = vector(name).sources[node]
+    return {
+        p.relative_to(source).as_posix(): p.read_bytes() for p in source.rglob("*") if p.is_file()
+    }
+
+
+_ONCE = ("write config.json", "write generation_config.json")
+_TOKENS = ("write chat_template.jinja", "write tokenizer.*")
+_END = ("write scheduler.pt", "write rng_state_[02].pth")
+_SENTINEL = "touch checkpoint-is-incomplete.txt"
+_V1 = "touch CHECKPOINT_COMPLETE"
+_STATE = "write trainer_state.json"
+_ZERO_0 = ("write global_step4/.*_0_.*", "write global_step4/.*_1_.*", "write latest")
+
+
+def trainers() -> dict[str, Script]:
+    """Saves of Hugging Face's Trainer on the node of rank 0, each of them finished with its last
+    call, and not before.
+    """
+    ddp, zero2, zero3, fsdp = (
+        of("hf-ddp"),
+        of("hf-zero2"),
+        of("hf-zero3-2node"),
+        of("hf-fsdp2-2node"),
+    )
+    only = {n: ddp[n] for n in ddp if not n.startswith(("optimizer", "scheduler", "rng"))}
+    model = (*_ONCE, "swap model.safetensors", *_TOKENS)
+    states = (
+        "write global_step4/mp_rank_00_model_states.pt",
+        "write global_step4/zero.*_0_.*",
+        "write latest",
+        "write global_step4/zero.*_1_.*",
+    )
+    shards = tuple(
+        order
+        for folder in ("pytorch_model_fsdp_0", "optimizer_0")
+        for order in (
+            f"write {folder}/__1_0.distcp",
+            f"write {folder}/__0_0.distcp",
+            f"metadata {folder}/.metadata",
+        )
+    )
+    return {
+        "ddp": Script(
+            "checkpoint-4",
+            ddp,
+            ("write rng_state_1.pth", *model, "write optimizer.pt", *_END, _STATE),
+        ),
+        "just in time": Script(
+            "checkpoint-4",
+            ddp,
+            (
+                _SENTINEL,
+                "write rng_state_1.pth",
+                *model,
+                "write optimizer.pt",
+                *_END,
+                _STATE,
+                _SENTINEL.replace("touch", "remove"),
+            ),
+        ),
+        "only the model": Script("checkpoint-4", only, (*model, _STATE)),
+        "fsdp2": Script("checkpoint-4", fsdp, (*shards, *_END, "write rng_state_1.pth", _STATE)),
+        "fsdp2, rank 1 late": Script(
+            "checkpoint-4", fsdp, (*shards, *_END, _STATE, "write rng_state_1.pth")
+        ),
+        "zero2": Script(
+            "checkpoint-4", zero2, (*model, *states, *_END, "write rng_state_1.pth", _STATE)
+        ),
+        "zero2, rank 1 late": Script(
+            "checkpoint-4", zero2, (*model, *states, *_END, _STATE, "write rng_state_1.pth")
+        ),
+        "zero3": Script(
+            "checkpoint-4",
+            zero3,
+            (*_ONCE, *_TOKENS, *_ZERO_0, *_ZERO_0, *_END, "write rng_state_1.pth", _STATE),
+        ),
+        "zero3, rank 1 late": Script(
+            "checkpoint-4",
+            zero3,
+            (*_ONCE, *_TOKENS, *_ZERO_0, *_ZERO_0, *_END, _STATE, "write rng_state_1.pth"),
+        ),
+    }
+
+
+def others() -> dict[str, Script]:
+    """The same of trainers with a last word of their own."""
+    titan, sharded, whole = of("titan"), of("lightning"), of("verl-fsdp2")
+    titan = {n: titan[n] for n in titan if "/" not in n}
+    verl = whole | {
+        n.replace("model_", f"{kind}_"): whole[n]
+        for n in whole
+        for kind in ("optim", "extra_state")
+        if "model_world" in n
+    }
+    fsdp = of("hf-fsdp2-2node")
+    verl |= {"data.pt": fsdp["scheduler.pt"]}
+    v1 = {
+        n.replace("pytorch_model_fsdp_0", "model").replace("optimizer_0", "optimizer"): fsdp[n]
+        for n in fsdp
+        if "_0/" in n
+    }
+    v1 |= {
+        f"{kind}/rank_{r}.pt": fsdp["rng_state_0.pth"]
+        for kind in ("dataloader", "rng_state")
+        for r in (0, 1)
+    }
+    v1 |= {"metadata.json": b"{}", "scheduler.pt": fsdp["scheduler.pt"]}
+    ranks = tuple(f"write actor/{kind}_world.*" for kind in ("model", "optim", "extra_state"))
+    sharded_first = tuple(
+        order
+        for folder in ("model", "optimizer")
+        for order in (rf"write {folder}/__\d_0.distcp", f"metadata {folder}/.metadata")
+    )
+    return {
+        "torchtitan": Script("step-2", titan, (r"write __\d_0.distcp", "metadata .metadata")),
+        "lightning, sharded": Script(
+            "epoch=0-step=4.ckpt",
+            sharded,
+            (r"write __\d_0.distcp", "metadata .metadata", "write meta.pt"),
+        ),
+        "verl": Script(
+            "global_step_4",
+            verl,
+            (
+                *ranks,
+                "write actor/(hugging|fsdp).*",
+                "write data.pt",
+                "beside latest_checkpointed_iteration.txt=4",
+            ),
+        ),
+        "llama-factory v1": Script(
+            "checkpoint-4",
+            v1,
+            (
+                *sharded_first,
+                "write scheduler.pt",
+                "write dataloader/.*",
+                "write rng_state/.*",
+                "write metadata.json",
+                _V1,
+            ),
+        ),
+    }
+
+
+def unproven() -> dict[str, Script]:
+    """Saves that nothing on this node ever says the end of: nodes without rank 0, and trainers
+    without a last word.
+    """
+    fsdp, zero3, deepspeed, accelerate = (
+        of("hf-fsdp2-2node", 1),
+        of("hf-zero3-2node", 1),
+        of("raw-ds-zero1-bf16"),
+        of("acc-zero3"),
+    )
+    accelerate = {
+        n.removeprefix("checkpoints/checkpoint_0/"): content for n, content in accelerate.items()
+    }
+    tagged = {
+        n.removeprefix("global_step2/"): content for n, content in deepspeed.items() if "/" in n
+    }
+    return {
+        "fsdp2": Script(
+            "checkpoint-4",
+            fsdp,
+            ("write pytorch_model.*_0.distcp", "write optimizer.*_0.distcp", "write rng_state_.*"),
+        ),
+        "zero3": Script(
+            "checkpoint-4",
+            zero3,
+            ("write global_step4/.*", "write global_step4/.*", "write rng_state_.*"),
+        ),
+        "ddp": Script(
+            "checkpoint-4", {"rng_state_2.pth": fsdp["rng_state_2.pth"]}, ("write rng_state_2.pth",)
+        ),
+        "deepspeed": Script(
+            "global_step2",
+            tagged,
+            (
+                "write mp.*",
+                "write bf16_zero_pp_rank_0.*",
+                "beside latest=global_step2",
+                "write bf16_zero_pp_rank_1.*",
+            ),
+        ),
+        "accelerate": Script(
+            "checkpoint_0",
+            accelerate,
+            (
+                "write pytorch_model/.*",
+                "write latest",
+                "write scheduler.bin",
+                "write random_states_1.pkl",
+                "write random_states_0.pkl",
+            ),
+        ),
+    }

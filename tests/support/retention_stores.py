@@ -1,0 +1,127 @@
+"""Summaries as a catalogue makes them, and small stores of many checkpoints, for tests of what is
+kept.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from ckptsync.catalogue.location_summary import Proven, Summary
+from ckptsync.digest import digest_stream
+from ckptsync.records.io import encode, record_name
+from ckptsync.records.location_status import Status
+from ckptsync.records.manifest import FileEntry, Manifest
+from ckptsync.records.model_record import ModelFile, ModelRecord
+from ckptsync.records.report import Report
+from ckptsync.records.store_paths import checkpoint_of
+from ckptsync.stores.contract import Store
+from ckptsync.tensors import Demands
+
+DAY = 86400.0
+FIRST = 1_790_000_000
+
+
+def seen(
+    step: int | None,
+    word: Status = "VERIFIED",
+    *,
+    at: float | None = None,
+    size: int = 10,
+    **told: object,
+) -> Summary:
+    """One that was written at ``at``: by default a day later for each step."""
+    checkpoint = f"checkpoint-{step}" if step is not None else "final"
+    when = at if at is not None else (step or 0) * DAY
+    is_verified = word in ("VERIFIED", "RETIRED")
+    found = Summary(
+        run="run", checkpoint=checkpoint, location=checkpoint, step=step, status=word, evidence=(),
+        lacks=(), nodes=("n0",),
+        manifests=(f"run/.ckptsync/{checkpoint}/manifest-n0-0-0123456789abcdef.json",),
+        model_record="s" if is_verified else "",
+        model_records=1, reports=1, tombstones=0, files=2, size=size, model_files=1, model_size=5,
+        ended=when, first=when, arrived=when,
+        model=word not in ("INCOMPLETE", "CONFLICT"), resume=is_verified, consolidated=is_verified,
+        proof=Proven(holds=is_verified),
+        retired="old" if word == "RETIRED" else "",
+    )  # fmt: skip
+    return replace(found, **told)  # type: ignore[arg-type]
+
+
+def put(store: Store, record: Manifest | ModelRecord | Report) -> str:
+    data = encode(record)
+    name = record_name(record, data)
+    store.write(name, [data])
+    return name
+
+
+def entry(path: str, content: bytes, at: int) -> FileEntry:
+    found = digest_stream([content], len(content))
+    return FileEntry(path, found.size, found.digest, found.block_size, found.blocks, at)
+
+
+def fill(
+    store: Store,
+    location: str,
+    at: int = FIRST,
+    *,
+    run: str = "run",
+    loss: float = 1.0,
+    is_verified: bool = True,
+) -> str:
+    """One node's save with two files and its trainer's state, consolidated, and verified.
+
+    The manifest's name.  ``at`` in seconds.
+    """
+    checkpoint = checkpoint_of(location)
+    step = int(checkpoint.rpartition("-")[2]) if "-" in checkpoint else 0
+    state = json.dumps(
+        {"global_step": step, "log_history": [{"step": step, "eval_loss": loss}]}
+    ).encode()
+    contents = {
+        "a.bin": f"a of {location}".encode(),
+        "b.bin": b"b" * 100,
+        "trainer_state.json": state,
+    }
+    for path, content in contents.items():
+        store.write(f"{run}/{location}/{path}", [content])
+    files = tuple(entry(path, content, at * 10**9) for path, content in contents.items())
+    demands = Demands({"a.bin": None, "b.bin": 100}, {"trainer_state.json": None})
+    name = put(
+        store,
+        Manifest(
+            run,
+            checkpoint,
+            location,
+            "n0",
+            0,
+            files,
+            (0,),
+            at * 10**9,
+            at * 10**9,
+            demands,
+            sources=("whole:.",),
+        ),
+    )
+    if is_verified:
+        verify(store, location, (name,), run)
+    return name
+
+
+def verify(store: Store, location: str, manifests: tuple[str, ...], run: str = "run") -> None:
+    """Consolidate it, and report that all is well."""
+    checkpoint, model = checkpoint_of(location), f"model of {location}".encode()
+    store.write(f"{run}/consolidated/{location}/model.safetensors", [model])
+    consolidated = ModelFile(
+        "model.safetensors", len(model), digest_stream([model], len(model)).digest
+    )
+    model_record = put(
+        store,
+        ModelRecord(
+            run, checkpoint, location, 0, manifests, {"dtype": "auto"}, (consolidated,), ()
+        ),
+    )
+    put(
+        store,
+        Report(run, checkpoint, location, 1, "digest", "ok", manifests, model_record, 1, (), 0.0),
+    )

@@ -1,0 +1,64 @@
+"""SFTP stores for tests: over a real SSH server, and on servers that OpenSSH's is not."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ckptsync.stores.limits import Limits
+from ckptsync.stores.sftp.connection import Address, parse_address
+from ckptsync.stores.sftp.server_files import ServerFiles, Sessions
+from ckptsync.stores.sftp.store import SftpStore
+from ckptsync.stores.urls import Remote
+from tests.support.sshd import sshd
+
+SERVER = Path(__file__).parent / "faulty_sftp_server.py"
+_CUT = """
+import os, subprocess, sys
+left, process = int(sys.argv[1]), subprocess.Popen(sys.argv[2:], stdin=subprocess.PIPE, bufsize=0)
+while left > 0 and (data := os.read(0, min(left, 65536))):
+    left -= len(data)
+    while data:
+        data = data[process.stdin.write(data):]
+process.stdin.close()
+process.wait()
+"""
+SOON = Limits(patience=5.0, stall=5.0)
+# a busy machine may be slow to begin; nothing is lost on the way
+AT_ONCE = Limits(patience=0.0, stall=30.0)
+
+
+def over_ssh(
+    path: Path, limits: Limits = SOON, options: Mapping[str, object] | None = None
+) -> SftpStore:
+    """A store in a directory, which the tests' own sshd serves."""
+    server = sshd()
+    return SftpStore(remote(server.url(path)), {**server.options, **(options or {})}, limits)
+
+
+def served(path: Path, *faults: str, limits: Limits = SOON) -> SftpStore:
+    """A store in a directory, which tests/support/faulty_sftp_server.py serves."""
+    return SftpStore(remote(f"sftp://head{path}"), {}, limits, program(*faults))
+
+
+def program(*faults: str) -> Sequence[str]:
+    return (sys.executable, "-S", "-E", str(SERVER), *faults)
+
+
+def cut_after(count: int, command: Sequence[str]) -> Sequence[str]:
+    """A command that gets so many bytes of what it should, and then its end."""
+    return (sys.executable, "-S", "-E", "-c", _CUT, str(count), *command)
+
+
+def address_of(path: Path, *faults: str) -> Address:
+    return replace(parse_address(remote(f"sftp://head{path}"), {}), command=tuple(program(*faults)))
+
+
+def files_of(path: Path, *faults: str, limits: Limits = SOON) -> ServerFiles:
+    return ServerFiles(Sessions(address_of(path, *faults), limits))
+
+
+def remote(url: str) -> Remote:
+    return Remote("sftp", url.partition("://")[2])

@@ -1,0 +1,32 @@
+"""A store that was really made: ``fsdp2`` is VERIFIED, of ``zero3`` one node's part has arrived."""
+
+import time
+from pathlib import Path
+
+import ckptsync
+from ckptsync.head.consolidate import HeadOptions
+from ckptsync.stores.opening import create_store
+from ckptsync.verify.schedule import VerifyPolicy
+from tests.support.head_in_process import consolidate_due, verify_next
+from tests.support.worker_in_process import push_now
+
+DATA = Path(ckptsync.__file__).parent / "demo_data"
+SHARD = "checkpoint-4/pytorch_model_fsdp_0/__0_0.distcp"
+
+
+def make(path: Path) -> Path:
+    """Make it in ``path``, which is given back."""
+    store = create_store(str(path))
+    for run, node in (("fsdp2", "node0"), ("fsdp2", "node1"), ("zero3", "node0")):
+        push_now(DATA / run / node, store, node, run)
+    consolidate_due(store, HeadOptions(config_from={"*": str(DATA / "base")}))
+    verify_next(store, VerifyPolicy(), time.time())
+    return path
+
+
+def flip(path: Path) -> None:
+    """Turn one bit in the middle of a file over."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.chmod(0o600)
+    path.write_bytes(data)

@@ -1,0 +1,89 @@
+"""Summaries, heartbeats and facts of stores that nobody has made: what is left out is well."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from ckptsync.catalogue.location_summary import Catalogue, Proven, Summary
+from ckptsync.records.io import Fault
+from ckptsync.records.location_status import Status
+from ckptsync.records.store_paths import checkpoint_of
+from ckptsync.status.alarms import Alarm, Patience
+from ckptsync.status.heartbeat import FORMAT, Facts, Heartbeat, Train
+from ckptsync.status.nodes import NodeFile, NodeFiles
+from ckptsync.status.overview import Overview, Room, overview
+from ckptsync.stores.contract import Entry
+
+NOW = 1_000_000.0
+HOUR, DAY = 3600.0, 86400.0
+
+
+def location(
+    name: str = "run/checkpoint-1", word: Status = "VERIFIED", ago: float = 60.0, **changes: Any
+) -> Summary:
+    """One that ended, and arrived, so many seconds ago."""
+    run, _, where = name.partition("/")
+    checkpoint = checkpoint_of(where)
+    step = checkpoint.rpartition("-")[2]
+    there = NOW - ago
+    made = Summary(
+        run, checkpoint, where, int(step) if step.isdigit() else None, word, (), (), ("n0",), ("m",
+        ), "", 0, 0, 0, 3, 1000, 0, 0,
+        there, there, there, model=True, resume=True, consolidated=word == "VERIFIED",
+        proof=Proven("r", "ok", "digest", there, word == "VERIFIED"),
+    )  # fmt: skip
+    return replace(made, **changes)
+
+
+def heart(
+    node: str = "n0", roles: tuple[str, ...] = ("worker",), ago: float = 5.0, **changes: Any
+) -> NodeFile:
+    """A heartbeat that came so many seconds ago."""
+    known = Heartbeat(
+        node, "i", "machine", 1, "1", NOW - DAY, roles, "1.0", 7, NOW - ago, **changes
+    )
+    end = "" if "worker" in roles else "~head"
+    return NodeFile(Entry(f".ckptsync/nodes/{node}{end}.json", 1, NOW - ago), known)
+
+
+def fact(node: str = "n0", offset: float | None = None, **trains: str) -> NodeFile:
+    """What a node is made of, and the state of each run's training there."""
+    told = {run: Train("t", 1, 1, NOW - DAY, {}, state) for run, state in trains.items()}
+    measured = None if offset is None else int(offset * 1e9)
+    facts = Facts(
+        node,
+        f"{node}.example",
+        "machine",
+        "u",
+        "0022",
+        "1",
+        "3",
+        "6",
+        {},
+        {},
+        (),
+        told,
+        NOW,
+        measured,
+        FORMAT,
+    )
+    return NodeFile(Entry(f".ckptsync/nodes/{node}~facts.json", 1, NOW), facts)
+
+
+def shown(
+    *known: NodeFile,
+    locations: Iterable[Summary] = (),
+    faults: tuple[Fault, ...] = (),
+    room: Room | None = None,
+    now: float = NOW,
+) -> Overview:
+    """What is to be seen of a store of these."""
+    files = NodeFiles({k.entry.name: k for k in known})
+    return overview(
+        "/store", Catalogue(tuple(locations), faults), files, now, room=room, patience=Patience()
+    )
+
+
+def raised(*known: NodeFile, **rest: Any) -> dict[str, Alarm]:
+    """Its alarms, by ``code subject``."""
+    return {alarm.key: alarm for alarm in shown(*known, **rest).alarms}

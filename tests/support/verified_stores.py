@@ -1,0 +1,124 @@
+"""Stores with a checkpoint in them, as workers and a head would leave them, written without their
+code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from ckptsync.catalogue.uncached import read_state
+from ckptsync.digest import digest_stream
+from ckptsync.layouts import file_names, registry
+from ckptsync.merge.plan import MergeOptions
+from ckptsync.records.io import Record, encode, record_name
+from ckptsync.records.location_status import LocationState
+from ckptsync.records.manifest import FileEntry, Manifest
+from ckptsync.records.model_record import ModelRecord
+from ckptsync.records.report import Level, Report
+from ckptsync.records.store_paths import consolidated_prefix, file_name, node_file_name
+from ckptsync.stores.contract import Store, read_all
+from ckptsync.stores.memory import MemoryStore
+from ckptsync.tensors import Files
+from ckptsync.verify.verification import VerifyOptions, verify_location
+from tests.support.files_in_memory import MemoryFiles, safetensors_file
+from tests.support.merge_in_memory import consolidate
+
+RUN, LOCATION = "run", "checkpoint-4"
+TENSORS = {
+    "a": ("F32", (100, 100), bytes(range(200)) * 200),
+    "b": ("BF16", (20_000,), bytes(range(1, 201)) * 200),
+    "c": ("I8", (3,), b"xyz"),
+}
+WHOLE = {"model.safetensors": safetensors_file(TENSORS), "config.json": b'{"model_type": "llama"}'}
+
+
+def put(store: Store, record: Record) -> str:
+    data = encode(record)
+    store.write(record_name(record, data), [data])
+    return record_name(record, data)
+
+
+def entry(path: str, data: bytes) -> FileEntry:
+    found = digest_stream([data], len(data))
+    return FileEntry(path, found.size, found.digest, found.block_size, found.blocks, 1000)
+
+
+def manifest(files: Mapping[str, bytes], node: str = "n0", **more: object) -> Manifest:
+    tree = MemoryFiles(files)
+    entries = tuple(entry(path, data) for path, data in sorted(files.items()))
+    plain = Manifest(
+        RUN,
+        LOCATION,
+        LOCATION,
+        node,
+        0,
+        entries,
+        file_names.ranks(files),
+        1000,
+        1000,
+        registry.demands(tree),
+    )
+    return replace(plain, **more)  # type: ignore[arg-type]
+
+
+def arrive(store: Store, files: Mapping[str, bytes], node: str = "n0", **more: object) -> str:
+    """What a worker does: files, then their manifest; the record's name.
+
+    What finds its name taken lies beside.
+    """
+    there = {e.name for e in store.names(f"{RUN}/{LOCATION}/")}
+    plain = {path: file_name(RUN, LOCATION, path) for path in files}
+    beside = {
+        p: node_file_name(RUN, LOCATION, node, p)
+        for p, n in plain.items()
+        if n in there and read_all(store, n) != files[p]
+    }
+    for path, data in files.items():
+        store.write({**plain, **beside}[path], [data])
+    made = manifest(files, node, **more)
+    return put(
+        store,
+        replace(
+            made, files=tuple(replace(f, stored_as=beside.get(f.path, "")) for f in made.files)
+        ),
+    )
+
+
+def model_record(store: Store, files: Files, manifests: Iterable[str]) -> str:
+    """What a head does: the consolidated model, then its model record."""
+    prefix = consolidated_prefix(RUN, LOCATION)
+    merged = consolidate(
+        files, lambda name, chunks: store.write(prefix + name, chunks), MergeOptions()
+    )
+    return put(
+        store,
+        ModelRecord(RUN, LOCATION, LOCATION, 0, tuple(manifests), {}, merged.files, merged.tensors),
+    )
+
+
+def whole_store() -> MemoryStore:
+    """One node's whole model, consolidated."""
+    store = MemoryStore()
+    model_record(store, MemoryFiles(WHOLE), [arrive(store, WHOLE)])
+    return store
+
+
+def location(store: Store) -> LocationState:
+    (found,) = read_state(store).locations
+    return found
+
+
+def verified(store: Store, level: Level = "digest") -> Report:
+    found = read_state(store)
+    return verify_location(store, found.locations[0], VerifyOptions(level), found.faults)
+
+
+def flip(store: Store, name: str, at: int, bit: int = 0) -> None:
+    data = bytearray(read_all(store, name))
+    data[at] ^= 1 << bit
+    store.write(name, [data])
+
+
+def damage(report: Report) -> list[tuple[str, str]]:
+    return [(f.kind, f.name) for f in report.findings if f.kind not in ("note", "nonfinite")]

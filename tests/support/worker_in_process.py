@@ -1,0 +1,239 @@
+"""Checkpoints, stores and workers of the tests: a worker without a service plans, sends all that is
+due, and says what became of it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from ckptsync.digest import digest
+from ckptsync.records.io import Record, decode, encode, record_name
+from ckptsync.records.manifest import Manifest
+from ckptsync.records.model_record import ModelRecord
+from ckptsync.records.report import Report, VerifyFinding
+from ckptsync.records.save_groups import Known, explain_conflict, live, locate
+from ckptsync.records.store_paths import parse_record_name
+from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store, read_all
+from ckptsync.stores.memory import MemoryStore
+from ckptsync.stores.opening import create_store
+from ckptsync.worker.local_save import (
+    LocalSave,
+    Passed,
+    ReadFiles,
+    draft_manifest,
+    note_sending,
+    nothing,
+)
+from ckptsync.worker.model_configs import outgoing_save
+from ckptsync.worker.node_identity import node_id
+from ckptsync.worker.options import RunDir, WorkerOptions, checked_run
+from ckptsync.worker.pinning import Pinner
+from ckptsync.worker.progress import UploadProgress, WorkerResult
+from ckptsync.worker.push import find_offer, push
+from ckptsync.worker.queue import UploadQueues
+from ckptsync.worker.scanner import list_and_pin_saves
+from ckptsync.worker.selection import EVERYTHING, Selection
+from ckptsync.worker.store_view import StoreView
+from ckptsync.worker.upload import Sent, UploadContext, upload
+from ckptsync.worker.worker import Worker
+from tests.support import seaweedfs
+
+T = 1_700_000_000 * 10**9
+ONE = {
+    "trainer_state.json": b'{"global_step": 4}',
+    "m/__0_0.distcp": b"shard 0",
+    "m/meta.txt": b"meta",
+    "empty": b"",
+    "x": b"A",
+}
+TWO = {"m/__1_0.distcp": b"shard 1", "x": b"B", "rng_state_1.pth": b"random"}
+EIGHT = ONE | {"trainer_state.json": b'{"global_step": 8}'}
+
+
+def lay(root: Path, files: dict[str, bytes], at: float = 0.0) -> Path:
+    """A checkpoint whose files were written at ``at`` seconds, in place."""
+    for name, content in files.items():
+        path = root / "checkpoint-4" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        os.utime(path, ns=(T + int(at * 1e9), T + int(at * 1e9) + len(name)))
+        for folder in (path.parent, root / "checkpoint-4"):
+            os.utime(folder, ns=(T + int(at * 1e9),) * 2)
+    return root / "checkpoint-4"
+
+
+def other(files: dict[str, bytes]) -> dict[str, bytes]:
+    """Another save: the same names and sizes, other bytes."""
+    return {
+        name: bytes(b ^ 1 if b != 10 else b for b in content) if "json" not in name else content
+        for name, content in files.items()
+    }
+
+
+def seen(out: Path) -> LocalSave:
+    """The only save of an output directory, pinned."""
+    (one,) = list_and_pin_saves(RunDir("run", out), Pinner("n0", lambda *_: False)).seen
+    return one
+
+
+def context(store: Store, node: str = "n0") -> UploadContext:
+    """What an upload of checkpoint-4 needs."""
+    return UploadContext(StoreView(store, node, "run"), "checkpoint-4")
+
+
+def planned(one: LocalSave, node: str = "n0") -> Manifest:
+    """The manifest of a save, still without a location."""
+    return draft_manifest(one, node, note_sending(one, 0), ReadFiles(), clock_offset=0)[0]
+
+
+def store_save(one: LocalSave, store: Store, selection: Selection = EVERYTHING) -> Sent:
+    """Upload one save."""
+    going = outgoing_save(one, selection)
+    return upload(planned(going), going.files, context(store))
+
+
+def manifests(store: Store) -> list[Known]:
+    names = [
+        e.name
+        for e in store.names("")
+        if (parsed := parse_record_name(e.name)) and parsed.kind == "manifest"
+    ]
+    records = {n: decode(n, read_all(store, n)) for n in names}
+    return list(live(Known(n, m) for n, m in records.items() if isinstance(m, Manifest)))
+
+
+def kept(store: Store) -> dict[str, dict[str, dict[str, bytes]]]:
+    """Location → node → path → bytes, as the manifests say.
+
+    Fails if a bound file is not there, or has other bytes.
+    """
+    found: dict[str, dict[str, dict[str, bytes]]] = {}
+    for location in {k.manifest.location for k in manifests(store)}:
+        assert explain_conflict(location, manifests(store)) == ""
+        for path, every in locate(
+            k.manifest for k in manifests(store) if k.manifest.location == location
+        ).items():
+            for at in every:
+                data = read_all(store, at.name)
+                assert digest(data) == at.entry.digest, at.name
+                for node in at.nodes:
+                    found.setdefault(location, {}).setdefault(node, {})[path] = data
+    return found
+
+
+def put(store: Store, record: Record) -> str:
+    data = encode(record)
+    store.create(record_name(record, data), [data])
+    return record_name(record, data)
+
+
+def damaged(store: Store, n: int, *names: str) -> str:
+    """Report files as damaged."""
+    its = tuple(k.name for k in manifests(store))
+    findings = tuple(VerifyFinding("digest", name, "") for name in names)
+    return put(
+        store,
+        Report("run", "checkpoint-4", "checkpoint-4", n, "digest", "damaged", its, "", 0, findings),
+    )
+
+
+def verify(store: Store, location: str = "checkpoint-4") -> None:
+    """Report a location as VERIFIED."""
+    names = tuple(k.name for k in manifests(store) if k.manifest.location == location)
+    model_record = put(store, ModelRecord("run", location, location, 0, names, {}, (), ()))
+    put(store, Report("run", location, location, 0, "digest", "ok", names, model_record, 1, ()))
+
+
+def worker(out: Path, store: Store, node: str = "n0", *, keep: int = 2, threads: int = 4) -> Worker:
+    return Worker(WorkerOptions(node, RunDir("run", out), keep_pins=keep, threads=threads), store)
+
+
+def push_now(
+    directory: Path,
+    store: Store,
+    node: str = "",
+    run: str = "",
+    passed: Passed = nothing,
+    *,
+    threads: int = 4,
+    selection: Selection = EVERYTHING,
+    runs: Iterable[RunDir] = (),
+    name: str = "",
+) -> tuple[UploadProgress, ...]:
+    """Push a directory, as `ckptsync push` does."""
+    offer = find_offer(directory, runs, name, store.url)
+    offer = replace(offer, run=checked_run(run or offer.run))
+    return push(offer, store, node or node_id(), passed, threads=threads, selection=selection)
+
+
+def send_all(queues: UploadQueues) -> None:
+    """Send all that waits, one after the other."""
+    while not queues.is_drained:
+        for queue in queues.queues:
+            queue.run_jobs()
+
+
+def tick(worker: Worker, now: float) -> WorkerResult:
+    """Scan, plan, send, and return the result."""
+    worker.scan(now)
+    worker.plan(now)
+    send_all(worker.queues)
+    return worker.result(now)
+
+
+def settle(w: Worker, start: float = 0.0) -> WorkerResult:
+    """Ticks until everything that can be finished is, the last one after all waiting."""
+    for after in (0.0, 10.0, 60.0, 600.0):
+        result = tick(w, start + after)
+    return result
+
+
+def progress(result: WorkerResult) -> dict[str, UploadProgress]:
+    assert result.failures == ()
+    return {f"{p.checkpoint}.{p.k}": p for p in result.progress}
+
+
+def pinned(out: Path) -> list[str]:
+    return sorted(p.name for p in (out / "_ckptsync" / "pins").iterdir())
+
+
+class Interrupted:
+    """A store in front of another.
+
+    Something happens there just before the ``nth`` change that is made through it.
+    """
+
+    def __init__(self, store: Store, nth: int, meddle: Callable[[], object]) -> None:
+        self.url, self._store, self._left, self._meddle = store.url, store, nth, meddle
+        self.late, self.is_exclusive = store.late, store.is_exclusive
+        self.names, self.dirs, self.size = store.names, store.dirs, store.size
+        self.read_into, self.delete = store.read_into, store.delete
+
+    def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        self._count()
+        self._store.write(name, chunks, about)
+
+    def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        self._count()
+        self._store.create(name, chunks, about)
+
+    def _count(self) -> None:
+        self._left -= 1
+        if self._left == -1:
+            self._meddle()
+
+
+def in_memory(_: Path) -> Store:
+    return MemoryStore()
+
+
+def on_disk(path: Path) -> Store:
+    return create_store(str(path / "store"))
+
+
+def in_a_bucket(_: Path) -> Store:
+    server = seaweedfs.weed()
+    return create_store(f"s3://{server.bucket()}/store", server.options())

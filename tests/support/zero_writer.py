@@ -1,0 +1,213 @@
+"""ZeRO checkpoints as DeepSpeed 0.19.8 would write them, made the slow obvious way, for any world
+size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import prod
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+
+from ckptsync.merge.plan import DType, MergeOptions
+from tests.support.files_in_memory import MemoryFiles
+from tests.support.merge_in_memory import consolidate
+from tests.support.torch_bytes import saved
+
+Tensors = dict[str, torch.Tensor]
+JUNK = 77.0  # in every padding: it must not show
+
+
+@dataclass
+class Zero:
+    """What is trained, by parameter group, and everything else that a checkpoint says."""
+
+    stage: int
+    world: int
+    groups: list[Tensors]
+    frozen: Tensors = field(default_factory=dict)
+    buffers: Tensors = field(default_factory=dict)
+    tied: dict[str, str] = field(default_factory=dict)
+    gaps: list[list[int]] | None = None  # elements behind each parameter
+    extra: int = 0  # elements of padding at the end of a group
+    lean: bool = True  # DeepSpeed cuts that padding off, `BF16_Optimizer` does not
+    cuts: tuple[float, ...] = ()  # where stage 3 begins another sub-group
+    prefix: str = ""
+    root: str = "global_step2"
+
+    @property
+    def trained(self) -> Tensors:
+        return {name: tensor for group in self.groups for name, tensor in group.items()}
+
+
+def files(of: Zero) -> MemoryFiles:
+    """Every rank's files."""
+    content: dict[str, bytes] = {}
+    for rank in range(of.world):
+        optim = f"{of.prefix}zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
+        content[optim] = saved(
+            {"optimizer_state_dict": optimizer(of, rank), "ds_version": "0.19.8"}
+        )
+        if of.stage == 3:
+            content[f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt"] = saved(model(of, rank))
+    if of.stage < 3:
+        content["mp_rank_00_model_states.pt"] = saved(model(of, 0))
+    return MemoryFiles(
+        {f"{of.root}/{name}" if of.root else name: data for name, data in content.items()}
+    )
+
+
+def own(tensor: torch.Tensor) -> torch.Tensor:
+    """The model's own copy of a weight: the master rounded to nearest, as DeepSpeed leaves it after
+    every step.
+    """
+    return tensor.to(torch.bfloat16)
+
+
+def model(of: Zero, rank: int) -> dict[str, Any]:
+    """One ``model_states.pt``."""
+    third = of.stage == 3
+    trained = {
+        n: torch.empty(0, dtype=torch.bfloat16) if third else own(t) for n, t in of.trained.items()
+    }
+    frozen = {n: torch.empty(0, dtype=t.dtype) if third else t for n, t in of.frozen.items()}
+    tied = {name: trained.get(stored, frozen.get(stored)) for name, stored in of.tied.items()}
+    fragments = {n: _slice(t, rank, of.world) if third else t for n, t in of.frozen.items()}
+    return {
+        "module": {**trained, **frozen, **tied, **of.buffers},
+        "buffer_names": list(of.buffers),
+        "optimizer": None,
+        "param_shapes": [{n: t.shape for n, t in group.items()} for group in of.groups],
+        "frozen_param_shapes": None
+        if of.stage == 1
+        else {n: t.shape for n, t in of.frozen.items()},
+        "frozen_param_fragments": None if of.stage == 1 else fragments,
+        "shared_params": of.tied if rank == 0 else {},
+        "dp_world_size": of.world,
+        "ds_config": {"zero_optimization": {"stage": of.stage}},
+    }
+
+
+def optimizer(of: Zero, rank: int) -> dict[str, Any]:
+    """One rank's optimizer state."""
+    if of.stage == 3:
+        mine = torch.cat(
+            [torch.empty(0), *(_slice(t, rank, of.world) for t in of.trained.values())]
+        )
+        cuts = sorted({0, len(mine), *(int(c * len(mine)) for c in of.cuts)})
+        groups = [mine[a:b].clone() for a, b in pairwise(cuts)] or [mine]
+        return {"fp32_flat_groups": groups, "zero_stage": 3, "partition_count": of.world}
+    found = [_partition(of, index, rank) for index in range(len(of.groups))]
+    state = {
+        "single_partition_of_fp32_groups": [tensor for tensor, _ in found],
+        "group_paddings": [padding for _, padding in found],
+        "zero_stage": of.stage,
+        "partition_count": [of.world] * len(of.groups),
+    }
+    return state if of.gaps is None else state | {"param_alignment_paddings": of.gaps}
+
+
+def _slice(tensor: torch.Tensor, rank: int, world: int) -> torch.Tensor:
+    """A rank's ``ceil(numel / world)`` elements, the last ones padding."""
+    each = -(-tensor.numel() // world)
+    padded = torch.cat(
+        [tensor.reshape(-1), torch.full((each * world - tensor.numel(),), JUNK, dtype=tensor.dtype)]
+    )
+    return padded[rank * each : (rank + 1) * each].clone()
+
+
+def _partition(of: Zero, index: int, rank: int) -> tuple[torch.Tensor, int]:
+    """A rank's piece of a flattened group, and how much of it is padding: a view without that, as
+    DeepSpeed writes it.
+    """
+    gaps = of.gaps[index] if of.gaps else [0] * len(of.groups[index])
+    pieces = [
+        p
+        for t, gap in zip(of.groups[index].values(), gaps, strict=True)
+        for p in (t.reshape(-1), torch.full((gap,), JUNK))
+    ]
+    flat = torch.cat([torch.empty(0), *pieces])
+    padded = torch.cat([flat, torch.full((of.extra + -(len(flat) + of.extra) % of.world,), JUNK)])
+    each = len(padded) // of.world
+    padding = max(0, min(each, (rank + 1) * each - len(flat)))
+    mine = padded[rank * each : (rank + 1) * each].clone()
+    return (mine[: each - padding], padding) if of.lean else (mine, padding)
+
+
+def expected(of: Zero, dtype: DType) -> Tensors:
+    """What a merge must give."""
+    keep = dtype == "keep"
+    trained = {
+        n: t if keep else t.to(torch.bfloat16) if of.stage == 3 else own(t)
+        for n, t in of.trained.items()
+    }
+    found = {**trained, **of.frozen, **of.buffers}
+    return found | {name: found[stored] for name, stored in of.tied.items()}
+
+
+def merged(held: MemoryFiles, dtype: DType) -> Tensors:
+    """The output of a merge, read by the safetensors library."""
+    from safetensors.torch import load
+
+    written: dict[str, bytes] = {}
+    consolidate(
+        held,
+        lambda name, chunks: written.update({name: b"".join(map(bytes, chunks))}),
+        MergeOptions(dtype),
+    )
+    return load(written["model.safetensors"]) if written else {}
+
+
+def values(shape: tuple[int, ...], seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Numbers that differ from element to element and from tensor to tensor."""
+    return (torch.arange(prod(shape), dtype=torch.float32).reshape(shape) + seed / 8).to(dtype)
+
+
+SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple) | st.sampled_from(
+    [(), (1,), (2,), (37,)]
+)
+
+
+@st.composite
+def zeros(draw: st.DrawFn) -> Zero:
+    """Any checkpoint there might be."""
+    stage, world = draw(st.sampled_from([1, 2, 3])), draw(st.integers(1, 9))
+    groups = [
+        {f"g{g}.p {n}": values(shape, 1000 * g + 64 * n) for n, shape in enumerate(shapes)}
+        for g, shapes in enumerate(
+            draw(st.lists(st.lists(SHAPES, min_size=1, max_size=5), min_size=1, max_size=3))
+        )
+    ]
+    frozen = {
+        f"frozen.{n}": values(s, n, torch.bfloat16)
+        for n, s in enumerate(draw(st.lists(SHAPES, max_size=2)))
+    }
+    buffers = {
+        f"buffer.{n}": values(s, n, torch.int64)
+        for n, s in enumerate(draw(st.lists(SHAPES, max_size=2)))
+    }
+    stored = draw(st.sampled_from(["", *groups[0], *frozen]))
+    gaps = (
+        [[draw(st.integers(0, 3)) for _ in group] for group in groups]
+        if draw(st.booleans())
+        else None
+    )
+    extra, lean = draw(st.integers(0, 2 * world - 1)), draw(st.booleans())
+    cuts = tuple(draw(st.lists(st.floats(0, 1), max_size=3)))
+    tied = {"tied": stored} if stored else {}
+    return Zero(
+        stage,
+        world,
+        groups,
+        frozen,
+        buffers,
+        tied,
+        gaps,
+        extra,
+        lean,
+        cuts,
+        draw(st.sampled_from(["", "bf16_"])),
+    )

@@ -1,0 +1,256 @@
+"""A snapshot is of one state of the files, or it is none."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from blake3 import blake3
+
+from ckptsync.checkpoint_dirs import CheckpointDir, find_checkpoint_dirs, list_checkpoint
+from ckptsync.errors import Corrupt, Incomplete
+from ckptsync.layouts import registry
+from ckptsync.records.manifest import Manifest
+from ckptsync.spool.markers import PinNotes
+from ckptsync.spool.pins import grow, list_pins, open_pin
+from ckptsync.stores.memory import MemoryStore
+from ckptsync.walk import stat_open, walk
+from ckptsync.worker.local_save import (
+    LATER,
+    Changed,
+    LocalFiles,
+    LocalSave,
+    ReadFiles,
+    check_unchanged,
+    draft_manifest,
+    each_open,
+    local_save,
+)
+from ckptsync.worker.store_view import StoreView
+from ckptsync.worker.upload import UploadContext, upload
+from ckptsync.worker.upload_sources import UploadSource
+from tests.support.vector import vector
+from tests.support.worker_in_process import planned
+
+
+def held(path: Path) -> LocalFiles:
+    (checkpoint_dir,) = find_checkpoint_dirs(path)
+    return local_save("run", checkpoint_dir, list_checkpoint(checkpoint_dir)).files
+
+
+def drafted(path: Path, read: ReadFiles | None = None) -> tuple[Manifest, tuple[str, ...]]:
+    (checkpoint_dir,) = find_checkpoint_dirs(path)
+    seen = LocalSave("run", checkpoint_dir, held(path), None)
+    return draft_manifest(seen, "n0", PinNotes(), read or ReadFiles(), clock_offset=0)
+
+
+def sent(path: Path, hold: LocalFiles) -> Manifest:
+    (checkpoint_dir,) = find_checkpoint_dirs(path)
+    return planned(LocalSave("run", checkpoint_dir, hold, None))
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    shutil.copytree(vector("hf-zero3-2node").sources[0].parent, tmp_path / "out")
+    return tmp_path / "out"
+
+
+def test_a_take_of_a_real_checkpoint_says_all_that_a_manifest_needs(out: Path) -> None:
+    read = ReadFiles()
+    taken, _ = drafted(out, read)
+    assert {f.digest for f in taken.files} == {""}
+    read.entries.update(
+        {path: UploadSource(one, "n0").digested() for path, one in held(out).by_path.items()}
+    )
+    taken, _ = drafted(out, read)
+    files = {
+        p.relative_to(out / "checkpoint-4").as_posix(): p
+        for p in (out / "checkpoint-4").rglob("*")
+        if p.is_file()
+    }
+    assert {f.path: (f.size, f.digest, f.mtime) for f in taken.files} == {
+        name: (p.stat().st_size, blake3(p.read_bytes()).hexdigest(), p.stat().st_mtime_ns)
+        for name, p in files.items()
+    }
+    assert taken.ranks == (0, 1)
+    assert taken.sources == ("zero:global_step4",)
+    assert len(taken.demands.model) == 4 * 2
+    assert (taken.started, taken.ended) == (
+        min(f.mtime for f in taken.files),
+        max(f.mtime for f in taken.files),
+    )
+
+
+def test_metadata_is_read_once_for_all_tries_to_send_the_same_files(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = ReadFiles()
+    first = drafted(out, read)
+    monkeypatch.setattr(registry, "demands", lambda _: pytest.fail("read again"))
+    assert drafted(out, read) == first
+
+
+def truncated(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def written_in_location(path: Path) -> None:
+    with path.open("r+b") as f:
+        f.write(b"X")
+
+
+def replaced(path: Path) -> None:
+    shutil.copy2(path, path.with_name("new"))
+    path.with_name("new").rename(path)
+
+
+@pytest.mark.parametrize("change", [truncated, written_in_location, replaced, Path.unlink])
+def test_any_change_during_a_take_discards_it(out: Path, change: Callable[[Path], None]) -> None:
+    # among the first to be read, so it changes after its turn
+    victim = out / "checkpoint-4" / "config.json"
+    seen = held(out)
+    calls: list[int] = []
+
+    def strike(_: int) -> None:
+        calls.append(1)
+        if len(calls) == 10:
+            change(victim)
+
+    with pytest.raises(Incomplete):
+        upload(
+            sent(out, seen),
+            seen,
+            UploadContext(StoreView(MemoryStore(), "n0", "run"), "checkpoint-4", strike),
+        )
+
+
+def test_what_was_seen_must_still_be_there_when_it_is_asked_again(out: Path) -> None:
+    seen = held(out)
+    check_unchanged(seen)
+    os.utime(out / "checkpoint-4" / "latest", ns=(1, 1))
+    with pytest.raises(Incomplete, match="latest: changed"):
+        check_unchanged(seen)
+
+
+def test_a_change_whose_time_was_set_back_is_seen_and_a_pin_or_rotation_is_none(out: Path) -> None:
+    path = out / "checkpoint-4" / "latest"
+    seen, times = held(out), (path.stat().st_atime_ns, path.stat().st_mtime_ns)
+    os.link(path, out / "pin")
+    check_unchanged(seen)
+    (out / "pin").unlink()
+    written_in_location(path)
+    os.utime(path, ns=times)
+    with pytest.raises(Changed, match="latest: changed"):
+        check_unchanged(seen)
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\\b", b"\xff\xfe".decode("utf-8", "surrogateescape")])
+def test_a_name_that_no_store_can_keep_is_refused_by_name(out: Path, name: str) -> None:
+    (out / "checkpoint-4" / name).write_text("x")
+    with pytest.raises(Corrupt, match="has characters"):
+        drafted(out)
+
+
+def test_metadata_that_is_broken_is_taken_with_a_note(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint-4" / "pytorch_model_fsdp_0"
+    folder.mkdir(parents=True)
+    (folder / ".metadata").write_bytes(b"cos\nsystem\n(S'echo PWNED'\ntR.")
+    (folder / "__0_0.distcp").touch()
+    taken, notes = drafted(tmp_path)
+    assert len(taken.files) == 2
+    assert taken.demands.model == {}
+    assert notes
+
+
+def two_files(tmp_path: Path) -> LocalFiles:
+    (tmp_path / "checkpoint-4").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "checkpoint-4" / name).write_text(name * 3)
+    pin = open_pin(tmp_path, "checkpoint-4", 0, "n0")
+    assert pin is not None
+    grow(pin, tmp_path / "checkpoint-4", ["a"])
+    (checkpoint_dir,) = find_checkpoint_dirs(tmp_path)
+    return local_save(
+        "run", checkpoint_dir, list_checkpoint(checkpoint_dir), list_pins(tmp_path)[0]
+    ).files
+
+
+def opened() -> int:
+    """Descriptors of this process."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_what_is_pinned_is_read_from_the_pin_and_the_rest_is_known_to_be_in_danger(
+    tmp_path: Path,
+) -> None:
+    both = two_files(tmp_path)
+    assert (both.unpinned, both.gone, dict(both.sizes())) == (("b",), False, {"a": 3, "b": 3})
+    shutil.rmtree(tmp_path / "checkpoint-4")
+    out = bytearray(2)
+    both.read_into("a", 1, memoryview(out))
+    assert out == b"aa"
+    with pytest.raises(Incomplete):
+        both.read_into("b", 0, memoryview(out))
+    here = CheckpointDir("checkpoint-4", "trainer", tmp_path / "checkpoint-4")
+    assert local_save("run", here, None, list_pins(tmp_path)[0]).files.gone
+
+
+def test_reading_past_the_end_or_what_is_not_there_is_an_error(tmp_path: Path) -> None:
+    both = two_files(tmp_path)
+    with pytest.raises(Corrupt, match="ends at byte 3"):
+        both.read_into("a", 2, memoryview(bytearray(2)))
+    with pytest.raises(Incomplete, match="not in"):
+        both.read_into("c", 0, memoryview(bytearray(1)))
+
+
+def test_each_is_opened_where_it_is_and_closed_before_the_next(tmp_path: Path) -> None:
+    both = two_files(tmp_path)
+    (tmp_path / "checkpoint-4" / "sub").mkdir()
+    (tmp_path / "checkpoint-4" / "sub" / "c").write_text("c")
+    (checkpoint_dir,) = find_checkpoint_dirs(tmp_path)
+    files = [
+        *both.by_path.values(),
+        *local_save("run", checkpoint_dir, list_checkpoint(checkpoint_dir)).files.by_path.values(),
+    ]
+    descriptors = opened()
+    seen = [(stat_open(fd, one.stat.path), opened()) for one, fd in each_open(files)]
+    assert [stat for stat, _ in seen] == [one.stat for one in files]
+    assert max(more - descriptors for _, more in seen) <= 3, (
+        "a file, and the directories on its way"
+    )
+    assert opened() == descriptors
+
+
+def test_who_opens_each_is_told_which_one_is_gone(tmp_path: Path) -> None:
+    both = two_files(tmp_path)
+    (tmp_path / "checkpoint-4" / "b").unlink()
+    with pytest.raises(Incomplete, match="checkpoint-4/b: gone") as caught:
+        list(each_open(both.by_path.values()))
+    assert caught.value.hint == LATER
+    shutil.rmtree(tmp_path)
+    with pytest.raises(Incomplete, match="a: gone"):
+        list(each_open(both.by_path.values()))
+
+
+def test_what_is_not_sent_still_tells_what_the_checkpoint_is(tmp_path: Path) -> None:
+    both = two_files(tmp_path)
+    part = both.only({"b"})
+    assert [s.path for s in part.stats] == ["b"]
+    assert part.sizes() == both.sizes()
+    out = bytearray(both.sizes()["a"])
+    part.read_into("a", 0, memoryview(out))
+    assert any(out)
+
+
+def test_what_was_added_takes_no_name_that_the_trainer_has_used(tmp_path: Path) -> None:
+    both = two_files(tmp_path)
+    (tmp_path / "added").mkdir()
+    for name in ("a", "config.json"):
+        (tmp_path / "added" / name).write_text("added")
+    more = both.with_added(tmp_path / "added", walk(tmp_path / "added").files)
+    assert more.by_path.keys() == both.by_path.keys() | {"config.json"}
+    assert more.by_path["a"] == both.by_path["a"]
+    assert more.by_path["config.json"].is_added
