@@ -200,8 +200,9 @@ class WorkerRole:
         due = [one for one in directories if now >= one.due]
         if not due and not is_renewed:
             return self.scanning.outcome
-        for one in due:
-            one.scan(now)
+        with self._queues.scanning:
+            for one in due:
+                one.scan(now)
         is_watched = self._watch is not None and set(self._watch.modes().values()) <= {"events"}
         idle_rest = rest_after(sum(one.cost for one in directories), IDLE_SCANS * every)
         for one in due:

@@ -41,6 +41,7 @@ from ckptsync.worker import queue
 from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.progress import Failure, Repaired, UploadProgress, WorkerResult, failure
 from ckptsync.worker.scanner import Scan
+from ckptsync.worker.worker import Worker
 from tests.service.test_tasks import loop
 from tests.support.waiting import until
 
@@ -379,6 +380,37 @@ def test_a_small_save_is_uploaded_while_a_large_one_of_another_directory_is_held
         assert until(lambda: locations(store) == {"checkpoint-2"}, 30)
         store.go_on.set()
         assert until(lambda: locations(store) == {"checkpoint-1", "checkpoint-2"}, 30)
+
+
+def test_an_upload_gives_way_to_a_scan_but_not_to_one_that_never_ends(
+    tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a scan of thousands of files takes many times as long, and rotation is quicker."""
+    held: list[bool] = []
+    monkeypatch.setattr(queue, "SCAN_FIRST", 60.0)
+    with watching(tmp_path) as (found, store):
+        really = Worker.scan
+
+        def watched(worker: Worker, now: float) -> Scan:
+            held.append(found._queues.scanning.locked())
+            return really(worker, now)
+
+        monkeypatch.setattr(Worker, "scan", watched)
+        write(out / "run" / "checkpoint-1")
+        found.scanning()
+        assert held == [True]
+        with found._queues.scanning:
+            uploading = threading.Thread(target=upload, args=(found,))
+            uploading.start()
+            assert not until(lambda: locations(store) != set(), 0.5)
+        uploading.join(30)
+        assert locations(store) == {"checkpoint-1"}
+        monkeypatch.setattr(queue, "SCAN_FIRST", 0.01)
+        write(out / "run" / "checkpoint-2")
+        found.scanning()
+        with found._queues.scanning:
+            upload(found)
+        assert locations(store) == {"checkpoint-1", "checkpoint-2"}
 
 
 def test_a_training_that_begins_is_seen_without_any_event(tmp_path: Path, out: Path) -> None:
