@@ -187,7 +187,9 @@ def test_what_is_recorded_to_be_durable_is_not_read_back(
     # of each of the first two, what follows the last whole part is not sent
     for end in (3 * PART, 4 * PART, len(content)):
         pace = Counted()
-        store = served(tmp_path, "limits=261120", limits=Limits(pace=pace, patience=0, stall=30))
+        store = served(
+            tmp_path, "limits=261120", limits=Limits(threads=1, pace=pace, patience=0, stall=30)
+        )
         with contextlib.nullcontext() if end == len(content) else pytest.raises(Transient):
             store.create("run/a", until(end), about)
         moved.append(sum(pace.taken))
