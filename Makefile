@@ -1,8 +1,8 @@
 # make demo     a two-node demo on this machine, in a minute: needs Python 3.10 or newer, no torch
 # make test     what CI runs: format, lint, types, tests.  Installs torch: for its small CPU build, where there is one,
 #               PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make test
-# make scenarios   what users do, and must see then, by commands and services alone, on a directory, on S3 and over SFTP; `make test` runs them, too
-# make exhaustive   the trainings of three guides, small campaigns, and the searches of which `make test` takes a sample, whole: a hook and a store whose every call fails, hostile pickles, servers that lie
+# make scenarios   what users do, and must see then, by commands and services alone, on a directory, on S3 and over SFTP; `make test` runs each on one of them, and the main ones on all
+# make exhaustive   the trainings of three guides, small campaigns, each scenario on each kind of store, and the searches of which `make test` takes a sample, whole: a hook and a store whose every call fails, hostile pickles, servers that lie
 # make campaign kill processes of a small cluster at any moment, a hundred times and more if asked: CAMPAIGN="--rounds 20 --seed 7"
 # make campaign-trainers   train for real on two nodes, with the hook and without: DDP, FSDP2, ZeRO-2, ZeRO-3; each step of each training must be in the
 #               store and equal to what the framework gathered (as root on Linux each node has a network of its own): a quarter of an hour a
@@ -56,7 +56,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 TESTS ?= tests
-JOBS ?= 3
+JOBS ?= 4
 DEMO ?=
 GIB ?= 2
 ROUNDS ?= 5
@@ -112,10 +112,10 @@ test: lint
 	$(PYTEST) $(TESTS)
 
 scenarios: $(VENV)/.installed-test
-	$(PYTEST) tests/scenarios
+	CKPTSYNC_TEST_ALL=1 $(PYTEST) tests/scenarios
 
 exhaustive: $(VENV)/.installed-test
-	CKPTSYNC_TEST_ALL=1 $(PYTEST) $$(grep -rlE 'tests.support.exhaustive|hypothesis' tests --include='test_*.py')
+	CKPTSYNC_TEST_ALL=1 $(PYTEST) $$(grep -rlE 'tests.support.exhaustive|hypothesis' tests --include='test_*.py' --exclude-dir=scenarios) tests/scenarios
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .

@@ -16,7 +16,7 @@ from ckptsync.checkpoint_dirs import find_checkpoint_dirs
 from ckptsync.spool import markers
 from ckptsync.spool.markers import Commit
 from tests.hooks.training import FILES, STEPS, commits
-from tests.support.exhaustive import ALL
+from tests.support.exhaustive import ALL, in_exhaustive
 from tests.support.stand_in_programs import PINS, ROOT, STAND_IN, ran
 from tests.support.stand_in_programs import STEPS as SAVES
 
@@ -50,7 +50,7 @@ def runs(folder: Path, action: str) -> Iterator[tuple[int, Path]]:
     done = program("-m", "tests.hooks.trainer_events", action, str(folder))
     assert done.returncode == 0, done.stderr
     codes = sorted(folder.glob("*.code"), key=lambda p: int(p.stem))
-    assert len(codes) > (80 if ALL else 20)
+    assert len(codes) > (80 if ALL else 8)
     for code in codes:
         yield int(code.read_text()), folder / code.stem
 
@@ -206,6 +206,7 @@ def really_trained(
     return done
 
 
+@in_exhaustive
 def test_two_real_ranks_pin_every_step_whole_and_quickly(tmp_path: Path) -> None:
     done = really_trained(tmp_path / "out", "--steps", "4")
     assert "_ckptsync" not in done.stderr

@@ -41,7 +41,7 @@ from ckptsync.hooks.hf import CkptSyncCallback  # noqa: E402
 from tests.hooks.training import FILES, STEPS  # noqa: E402
 from tests.support.exhaustive import sampled  # noqa: E402
 
-EVERY = 5  # calls, but for an exhaustive search
+EVERY = 10  # calls, but for an exhaustive search
 WATCHED = ("open", "os.", "shutil.", "fcntl.")  # audit events that are calls to the system
 
 

@@ -1,6 +1,8 @@
 """A store of each kind, and the world around it.
 
-A scenario that needs one kind only says so by `@pytest.mark.stores("path")`.
+A scenario that needs one kind only says so by `@pytest.mark.stores("path")`.  `make test` takes the
+first kind of each, and all kinds of those that are marked `@pytest.mark.each_store`; `make
+exhaustive` and CI take all kinds of all.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import pytest
 
 from tests.scenarios.stores import KINDS, Store, remove, store_of
 from tests.scenarios.world import PATIENCE, World, files_below
+from tests.support.exhaustive import ALL
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -22,7 +25,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     )
     if "store" in metafunc.fixturenames and not is_given:
         marker = metafunc.definition.get_closest_marker("stores")
-        metafunc.parametrize("store", marker.args if marker else KINDS, indirect=True)
+        kinds = marker.args if marker else KINDS
+        is_each = ALL or metafunc.definition.get_closest_marker("each_store") is not None
+        metafunc.parametrize("store", kinds if is_each else kinds[:1], indirect=True)
 
 
 @pytest.fixture

@@ -57,6 +57,7 @@ def test_verify_by_hand_names_what_is_flipped_truncated_missing_and_everybody_kn
     world.run("status", world.store.url, "--check", code=10)
 
 
+@pytest.mark.each_store
 def test_the_node_that_has_the_files_uploads_them_again(world: World) -> None:
     worker = world.worker()
     saved = world.save("sft")
@@ -244,7 +245,7 @@ def test_damage_that_nobody_can_repair_is_said_to_be_lost(world: World) -> None:
     world.verify(code=10)
     worker.start()
     worker.wait(phase="not-repaired", run="sft")
-    world.until(
+    world.until_told(
         lambda: "LOST" in world.start("repair", world.store.url, "--dry-run").end().out,
         "the loss to be said",
     )

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.scenarios.world import BASE, VECTORS, World, flipped, reference
+from tests.support.exhaustive import in_exhaustive
 
 pytestmark = pytest.mark.stores("path")
 
@@ -227,7 +228,9 @@ def test_where_it_stays_missing_everything_says_so_and_how_to_give_it(world: Wor
 
 
 @WITH_TRANSFORMERS
-@pytest.mark.parametrize("vector", [SHARDED, "acc-fsdp2-bf16-tied"])
+@pytest.mark.parametrize(
+    "vector", [SHARDED, pytest.param("acc-fsdp2-bf16-tied", marks=in_exhaustive)]
+)
 def test_a_configuration_that_comes_later_completes_the_model_as_it_is(
     world: World, vector: str
 ) -> None:
@@ -317,7 +320,7 @@ def test_the_only_node_that_has_a_configuration_gives_it_once_the_save_is_whole(
     assert world.model(LOCATION) == reference("hf-fsdp2-2node")
 
 
-@pytest.mark.parametrize("comes", ["before", "later"])
+@pytest.mark.parametrize("comes", ["before", pytest.param("later", marks=in_exhaustive)])
 def test_a_damaged_record_of_a_checkpoint_with_a_found_configuration_is_written_again(
     world: World, comes: str
 ) -> None:

@@ -118,6 +118,7 @@ def test_a_read_only_store_can_be_read_and_is_not_written(world: World, tmp_path
 
 
 @pytest.mark.stores("s3", "sftp")
+@pytest.mark.each_store
 def test_wrong_keys_end_a_command_and_right_ones_go_on(world: World, tmp_path: Path) -> None:
     saved = world.save("sft")
     wrong = {"AWS_SECRET_ACCESS_KEY": "wrong"}

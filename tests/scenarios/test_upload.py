@@ -9,11 +9,13 @@ from typing import Any, TypeVar
 import pytest
 
 from tests.scenarios.world import World, dated, files_below, reference
+from tests.support.exhaustive import in_exhaustive
 
 Row = TypeVar("Row")
 TWO_NODES = ("hf-fsdp2-2node", "hf-zero3-2node")
 
 
+@pytest.mark.each_store
 def test_push_stores_every_file_as_it_is(world: World) -> None:
     saved = world.save("sft")
     done = world.push(saved, "--json")
@@ -64,6 +66,7 @@ def test_push_dry_run_changes_nothing(world: World) -> None:
     assert world.store.names() == []
 
 
+@pytest.mark.each_store
 def test_a_worker_uploads_what_a_trainer_writes_and_a_head_makes_it_one_model(world: World) -> None:
     world.worker()
     world.head()
@@ -78,8 +81,8 @@ def test_a_worker_uploads_what_a_trainer_writes_and_a_head_makes_it_one_model(wo
     [
         ("path", "hf-fsdp2-2node"),
         ("path", "hf-zero3-2node"),
-        ("s3", "hf-zero3-2node"),
-        ("sftp", "hf-fsdp2-2node"),
+        pytest.param("s3", "hf-zero3-2node", marks=in_exhaustive),
+        pytest.param("sftp", "hf-fsdp2-2node", marks=in_exhaustive),
     ],
     indirect=["store"],
 )
@@ -244,6 +247,7 @@ def test_two_saves_are_not_joined(world: World) -> None:
     assert world.store.names() == before
 
 
+@pytest.mark.each_store
 def test_rotation_while_a_checkpoint_is_sent_loses_nothing(world: World) -> None:
     worker = world.worker(limits={"bandwidth": "4MB/s"})
     saved = world.save("sft", ballast=6_000_000)
