@@ -168,6 +168,8 @@ def loads(
             return machine.run(), machine.at
     except _DAMAGES as e:
         raise Corrupt(f"pickle: damaged at byte {machine.at}: {type(e).__name__}: {e}") from e
+    finally:
+        machine.builds.clear()  # it holds methods of the machine, which would keep its memo
 
 
 def brief(value: Any) -> str:
