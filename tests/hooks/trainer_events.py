@@ -9,10 +9,11 @@ one; run as a program.
                                           begins
     trainer_events.py search DIR          trains in DIR/run-0 and then in DIR/run-1, as trials of
                                           one search in DIR
-    trainer_events.py fail|dead|kill DIR  trains once for each call that the hook makes to the
-                                          system: at the n-th it gets an error (`fail`), it gets
-                                          one from then on (`dead`), or the process is killed
-                                          (`kill`); DIR/<n> is what each leaves
+    trainer_events.py fail|dead|kill DIR EVERY
+                                          trains once for the first of each EVERY calls that the
+                                          hook makes to the system: at the n-th it gets an error
+                                          (`fail`), it gets one from then on (`dead`), or the
+                                          process is killed (`kill`); DIR/<n> is what each leaves
 
 A stand-in for transformers with its one class is imported: what is tested is ours, and torch would
 make each child slow.
@@ -39,9 +40,7 @@ sys.modules["transformers"] = stand_in
 from ckptsync.hooks import added_files  # noqa: E402
 from ckptsync.hooks.hf import CkptSyncCallback  # noqa: E402
 from tests.hooks.training import FILES, STEPS  # noqa: E402
-from tests.support.exhaustive import sampled  # noqa: E402
 
-EVERY = 10  # calls, but for an exhaustive search
 WATCHED = ("open", "os.", "shutil.", "fcntl.")  # audit events that are calls to the system
 
 
@@ -128,10 +127,10 @@ def save(output_dir: Path, step: int) -> None:
         old.rmdir()
 
 
-def each(action: str, folder: Path, faults: Faults) -> None:
+def each(action: str, folder: Path, faults: Faults, every: int) -> None:
     """Until the hook makes no n-th call."""
     added_files.about_process()  # looks through all that is installed, and remembers
-    for n in sampled(range(1, 10_000), EVERY):
+    for n in range(1, 10_000, every):
         child = os.fork()
         if not child:
             # after the hook's own, which is registered later
@@ -174,4 +173,4 @@ if __name__ == "__main__":
             sys.exit(0)
         os.waitpid(forked, 0)
     else:
-        each(what, where, Faults())
+        each(what, where, Faults(), every=int(sys.argv[3]))
