@@ -63,7 +63,6 @@ class _OutputDirectory:
     run: RunDir
     worker: Worker
     found: Scan = field(default_factory=Scan)
-    scanned: float = 0.0
     moved: float = float("-inf")
     due: float = 0.0
     cost: float = 0.0  # seconds of CPU
@@ -87,23 +86,17 @@ class _OutputDirectory:
         # before the scan: the next check sees what comes during it
         state = directory_states(folders)
         began = time.thread_time()
-        self.found, self.scanned = self.worker.scan(now), now
+        self.found = self.worker.scan(now)
         self.cost = time.thread_time() - began
         self.folders, self.state = folders, state
 
-    def is_outdated(self, now: float) -> bool:
+    def is_outdated(self) -> bool:
         """Return whether another scan may find other things than the last one.
 
-        It failed, a name came or went since, or a save is finished by now.
+        It failed, or a name came or went since.
         """
         has_failed = any(not failure.checkpoint for failure in self.found.failures)
-        is_late = bool(self.found.due) and now >= self.finishes
-        return has_failed or is_late or directory_states(self.folders) != self.state
-
-    @property
-    def finishes(self) -> float:
-        """When the first of its saves is finished if nothing changes."""
-        return NEVER if self.found.due is None else self.scanned + self.found.due
+        return has_failed or directory_states(self.folders) != self.state
 
 
 class WorkerRole:
@@ -206,14 +199,15 @@ class WorkerRole:
         is_watched = self._watch is not None and set(self._watch.modes().values()) <= {"events"}
         idle_rest = rest_after(sum(one.cost for one in directories), IDLE_SCANS * every)
         for one in due:
-            if one.found.due is None:
+            finishes = one.found.due  # in so many seconds if nothing changes
+            if finishes is None:
                 rest = idle_rest if self._is_idle and is_watched else every
             else:
-                rest = max(
-                    UNFINISHED_EVERY, min(every, one.found.due, (now - one.moved) / PATIENCE)
-                )
+                rest = max(UNFINISHED_EVERY, min(every, (now - one.moved) / PATIENCE))
+                rest = min(rest, finishes or rest)
             one.due = now + rest
-        self._plan_within(min((one.finishes - now for one in directories), default=NEVER))
+            if finishes == 0:
+                self._plan_within(0)
         if self._moved == now:
             self._plan_within(every)
         self.scanning.at(min((one.due - now for one in directories), default=NEVER))
@@ -340,7 +334,7 @@ class WorkerRole:
                     remember(run.path / SPOOL, self._store.url)
                 one = directories.get(run)
                 # no other task scans what has gone; else it is still to come, or at work
-                if one is None or one.worker is not worker or one.is_outdated(time.monotonic()):
+                if one is None or one.worker is not worker or one.is_outdated():
                     worker.scan(time.monotonic())
                 worker.plan(time.monotonic())
             except CkptsyncError as e:  # noqa: PERF203 - one directory's failure keeps no other back
