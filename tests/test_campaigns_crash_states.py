@@ -13,6 +13,7 @@ import pytest
 from tests.campaigns.crash_states import Work, judged, needless
 from tests.campaigns.crash_trace import Data, Mark, Names, Step, Sync, can_trace, traced
 from tests.campaigns.crash_work import WORKS, content
+from tests.support.exhaustive import in_exhaustive
 
 BEGIN = Mark({"begin": 1, "kind": "put", "name": "run/a", "seed": 0, "size": 8192})
 DONE = Mark({"done": 1})
@@ -101,6 +102,7 @@ def test_an_overwrite_shows_the_old_file_or_the_new_one() -> None:
     assert any("nobody has written so" in text for text in wrong((*AS_IT_SHOULD_BE, *in_location)))
 
 
+@in_exhaustive
 @pytest.mark.skipif(not can_trace(), reason="strace is not installed, or may not trace here")
 def test_the_store_loses_nothing_and_no_fsync_of_it_can_be_spared() -> None:
     verdicts = [judged(work, states=60) for work in (*WORKS, "at_random 1")]

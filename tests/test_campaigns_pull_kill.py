@@ -10,8 +10,10 @@ import pytest
 
 from tests.campaigns.pull_kill import CHECKPOINT, Campaign
 from tests.campaigns.trapping import can_trap
+from tests.support.exhaustive import in_exhaustive
 
 
+@in_exhaustive
 @pytest.mark.skipif(not can_trap(), reason="strace is not installed, or may not trace")
 def test_killed_at_a_system_call_a_pull_leaves_nothing_half_and_the_same_command_goes_on(
     tmp_path: Path,

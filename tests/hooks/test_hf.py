@@ -234,6 +234,7 @@ def test_two_real_ranks_pin_every_step_whole_and_quickly(tmp_path: Path) -> None
     assert slowest["on_step_begin"] < 50
 
 
+@in_exhaustive
 def test_the_trainer_writes_the_same_with_the_hook_as_without(tmp_path: Path) -> None:
     really_trained(tmp_path / "with", "--steps", "2", world=1)
     really_trained(tmp_path / "without", "--steps", "2", "--no-hook", world=1)

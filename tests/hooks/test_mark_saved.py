@@ -33,6 +33,7 @@ from ckptsync.walk import walk
 from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.worker import Worker
 from tests.hooks.training import Table, commits, other_disk
+from tests.support.exhaustive import in_exhaustive
 from tests.support.stand_in_programs import ROOT, ran
 from tests.support.worker_in_process import tick
 
@@ -264,6 +265,7 @@ def test_a_script_that_fails_has_left_and_has_not_ended(tmp_path: Path) -> None:
     assert begun.ended == 0 < begun.left
 
 
+@in_exhaustive
 def test_two_real_ranks_keep_what_both_have_marked_and_never_what_one_has(tmp_path: Path) -> None:
     if importlib.util.find_spec("torch") is None:
         pytest.skip("torch is not installed")
