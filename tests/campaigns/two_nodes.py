@@ -83,7 +83,8 @@ class TwoNodes:
         worker: Mapping[str, object],
         network: Network | None,
     ) -> None:
-        self.home, self._python, self.network = home, python, network
+        self.home, self.network = home, network
+        self._python = str(Path(python).absolute())  # trainers have a working directory of their own
         self._url, self._reached, self._options = (
             str(home / "store"),
             str(home / "store"),
