@@ -129,7 +129,7 @@ class WorkerRole:
         self._queues.ended = self._ended
         self._has_results = False
         self.uploading = tuple(
-            Task(f"upload-queue-{n}", NEVER, queue.run_jobs, fatal)
+            Task(f"upload-queue-{n}", NEVER, queue.run_next, fatal)
             for n, queue in enumerate(self._queues.queues, 1)
         )
         for queue, task in zip(self._queues.queues, self.uploading, strict=True):
@@ -193,7 +193,7 @@ class WorkerRole:
         due = [one for one in directories if now >= one.due]
         if not due and not is_renewed:
             return self.scanning.outcome
-        with self._queues.scanning:
+        with self._queues.scan_lock:
             for one in due:
                 one.scan(now)
         is_watched = self._watch is not None and set(self._watch.modes().values()) <= {"events"}

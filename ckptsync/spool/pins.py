@@ -347,7 +347,7 @@ def harden(pin: Pin) -> None:
             ):
                 folders.clone(fd, out.fileno())
                 os.utime(out.fileno(), ns=(file.mtime, file.mtime))
-                # it changed meanwhile and stays a link: the upload will notice
+                # it changed meanwhile and stays a link: `harden_save` will notice
                 if stat_open(fd, file.path) != file:
                     out.close()
         except StoreError:

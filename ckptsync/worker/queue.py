@@ -44,7 +44,7 @@ class QueueCapacity:
 
 @dataclass(frozen=True, slots=True)
 class UploadJob:
-    """One save to send.
+    """One save to send, or the damaged files of one location to send again.
 
     ``save`` tells it from others.  ``work`` reports to its own caller, and raises nothing else than
     bugs.
@@ -132,15 +132,15 @@ def order_saves(
 class UploadQueue:
     """One queue.
 
-    One thread calls `run_jobs`; any thread calls ``wake`` when there may be a job.
+    One thread calls `run_next`; any thread calls ``wake`` when there may be a job.
     """
 
     def __init__(self, queues: UploadQueues, capacity: QueueCapacity) -> None:
         self._queues, self._capacity = queues, capacity
         self.wake: Callable[[], None] = lambda: None
 
-    def run_jobs(self) -> None:
-        """Send one save, if one waits that this queue may take."""
+    def run_next(self) -> None:
+        """Do one job, if one waits that this queue may take."""
         job = self._queues.take(self._capacity)
         if job is None:
             return
@@ -155,14 +155,14 @@ class UploadQueues:
 
     Jobs wait under keys, an output directory's uploads under one, which take turns.
 
-    ``ended`` is called when a job has ended.  ``scanning``: held during a scan of the output
-    directories, to which uploads give way.
+    ``ended`` is called when a job has ended.  ``scan_lock``: held by the task that scans the
+    output directories, to which uploads give way.
     """
 
     def __init__(self, threads: int = Limits().threads) -> None:
         self.queues = tuple(UploadQueue(self, capacity) for capacity in split_threads(threads))
         self.ended: Callable[[], None] = lambda: None
-        self.scanning = threading.Lock()
+        self.scan_lock = threading.Lock()
         self._lock = threading.Lock()
         self._waiting: dict[object, tuple[UploadJob, ...]] = {}
         self._in_hand: dict[QueueCapacity, UploadJob] = {}
@@ -225,8 +225,8 @@ class UploadQueues:
         small files take Python's interpreter lock before it: 0.3 s became 7 s, in which rotation
         deleted checkpoints that nobody had seen.
         """
-        if self.scanning.acquire(timeout=SCAN_FIRST):
-            self.scanning.release()
+        if self.scan_lock.acquire(timeout=SCAN_FIRST):
+            self.scan_lock.release()
 
     def _wake(self) -> None:
         for queue in self.queues:

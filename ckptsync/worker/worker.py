@@ -441,10 +441,14 @@ def harden_save(seen: LocalSave) -> LocalSave:
         for f in walk(seen.pin.root).files
         if f.path in held
     }
-    before = {path: h.stat.size for path, h in held.items() if h.is_pinned}
-    if {path: h.stat.size for path, h in pinned.items()} != before:
+    if _versions(pinned) != _versions({path: h for path, h in held.items() if h.is_pinned}):
         raise Incomplete(f"{seen.checkpoint}: its pin changed", hint=AGAIN)
     return replace(seen, files=replace(seen.files, by_path=dict(held) | pinned))
+
+
+def _versions(files: Mapping[str, LocalFile]) -> dict[str, tuple[int, int]]:
+    """Return what tells a file that was written again, and a reflink keeps."""
+    return {path: (f.stat.size, f.stat.mtime) for path, f in files.items()}
 
 
 def _mark_stored(seen: LocalSave, done: UploadProgress) -> None:

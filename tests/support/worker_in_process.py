@@ -173,7 +173,7 @@ def send_all(queues: UploadQueues) -> None:
     """Send all that waits, one after the other."""
     while not queues.is_drained:
         for queue in queues.queues:
-            queue.run_jobs()
+            queue.run_next()
 
 
 def tick(worker: Worker, now: float) -> WorkerResult:

@@ -140,7 +140,7 @@ class Serving:
     def _carry(self, one: UploadQueue, wake: threading.Semaphore) -> None:
         while wake.acquire() and not self._is_over:
             try:
-                one.run_jobs()
+                one.run_next()
             except Crash:  # noqa: PERF203
                 self.crashed.set()
                 return
@@ -311,10 +311,10 @@ def test_lines_take_turns_and_one_that_is_gone_waits_no_more() -> None:
             ],
         )
     for _ in range(3):
-        queues.queues[0].run_jobs()
+        queues.queues[0].run_next()
     queues.retain("b")
     for _ in range(9):
-        queues.queues[0].run_jobs()
+        queues.queues[0].run_next()
     assert sent == ["a0", "b0", "a1", "b1", "b2"]
 
 
@@ -341,7 +341,7 @@ def test_a_queue_that_ends_by_a_bug_lets_go_of_what_it_had() -> None:
 
     queues.post("a", [UploadJob(1, ("r", "1"), 1, bug)])
     with pytest.raises(ZeroDivisionError):
-        queues.queues[1].run_jobs()
+        queues.queues[1].run_next()
     assert (queues.withdraw("a"), ended) == ((), [1])
 
 

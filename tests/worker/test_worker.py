@@ -37,6 +37,7 @@ from tests.support.worker_in_process import (
     pinned,
     progress,
     put,
+    send_all,
     settle,
     tick,
     verify,
@@ -147,6 +148,22 @@ def test_written_over_in_location_while_it_is_sent_it_is_sent_again_whole(tmp_pa
     settle(w)
     assert progress(settle(w, 1000.0))["checkpoint-4.0"].phase == "stored"
     assert kept(store) == {"checkpoint-4": {"n0": other(ONE)}}
+
+
+def test_what_is_written_over_after_the_last_scan_is_not_sent_as_one_with_the_rest(
+    tmp_path: Path,
+) -> None:
+    store = MemoryStore()
+    lay(tmp_path, ONE)
+    w = worker(tmp_path, store)
+    for now in (0.0, 600.0):
+        w.scan(now)
+    lay(tmp_path, {"x": b"Z"}, 5000.0)
+    w.plan(600.0)
+    send_all(w.queues)
+    assert manifests(store) == []
+    settle(w, 1000.0)
+    assert kept(store) == {"checkpoint-4": {"n0": ONE | {"x": b"Z"}}}
 
 
 def test_writing_over_in_location_restarts_the_wait(tmp_path: Path) -> None:
@@ -746,7 +763,7 @@ def test_a_save_that_is_removed_while_it_is_sent_is_reported_as_lost_once(
     for now in (0.0, 10.0, 60.0, 600.0):
         w.scan(now)
         w.plan(now)
-    sending = threading.Thread(target=queues.queues[0].run_jobs)
+    sending = threading.Thread(target=queues.queues[0].run_next)
     sending.start()
     assert store.begun.wait(60)
     for path in [out] if whole else list(out.iterdir()):
