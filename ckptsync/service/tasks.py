@@ -37,7 +37,7 @@ class Outcome:
 
     ``lines``: to log where they are new; the rest is for `ckptsync status`.  ``oldest``: since when
     the first of the ``queue`` waits, on the monotonic clock.  ``watch``: how each output directory
-    is watched.  ``lacks``: by report, what it asks of this node and the node no longer has.
+    is watched.  ``lacks``: see `WorkerResult`.
     """
 
     lines: tuple[Line, ...] = ()

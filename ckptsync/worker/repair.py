@@ -41,7 +41,7 @@ OF_MEANING = ("parse", "load", "model")  # damage that the file may have had bef
 
 @dataclass(frozen=True, slots=True)
 class RepairRequest:
-    """One damaged file that this node has named.
+    """One damaged file that this node has named, or has a copy of.
 
     ``finding``: its name in the report; ``name``: where it lies; ``entry``: what it should be.
     """
@@ -175,7 +175,7 @@ class FileRepairs:
     def __init__(self, run: RunDir, view: StoreView, queues: UploadQueues) -> None:
         self._run, self._view, self._queues = run, view, queues
         self._answered: dict[tuple[str, str], str] = {}
-        self._unwritten: tuple[str, ...] = ()
+        self._without_copy: tuple[str, ...] = ()
         self._news: deque[Repaired | Failure] = deque()
         self._done: list[Repaired | Failure] = []
 
@@ -186,9 +186,11 @@ class FileRepairs:
         """
         run, view, written = self._run, self._view, False
         failures: list[Failure] = []
+        without_copy: list[str] = []
         for name in view.known.unusable_manifests(view.node):
             data = kept_manifest(run.path, name)
             if data is None:
+                without_copy.append(str(name))
                 continue
             try:
                 view.store.write(str(name), [data], About(len(data)))
@@ -197,7 +199,7 @@ class FileRepairs:
                 failures.append(failure(run.name, checkpoint_of(name.location), e))
         if written:
             view.refresh()
-        self._unwritten = tuple(map(str, view.known.unusable_manifests(view.node)))
+        self._without_copy = tuple(without_copy)
         return failures
 
     def lacking(self) -> dict[str, tuple[str, ...]]:
@@ -207,7 +209,7 @@ class FileRepairs:
             if reason:
                 found.setdefault(report, []).append(finding)
         lacking = {report: tuple(names) for report, names in found.items()}
-        return lacking | dict.fromkeys(self._unwritten, ())
+        return lacking | dict.fromkeys(self._without_copy, ())
 
     def plan(self, seen: Sequence[LocalSave] | None) -> None:
         """Decide anew what is sent again, and queue it.

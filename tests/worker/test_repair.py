@@ -314,6 +314,24 @@ def test_other_nodes_manifests_and_those_of_newer_programs_are_left_alone(tmp_pa
     assert {wrong: read_all(store, wrong) for wrong in names} == names
 
 
+def test_a_manifest_with_a_copy_that_the_store_refuses_is_not_called_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, name, data, w = stored(tmp_path)
+    store.write(name, [b"damaged"])
+
+    def refuse(*_: object) -> None:
+        raise Transient("away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "write", refuse)
+        result = tick(w, 1000.0)
+        assert [f.error for f in result.failures][:1] == ["Transient"]
+        assert result.lacks == {}
+    tick(w, 1001.0)
+    assert read_all(store, name) == data
+
+
 @pytest.mark.parametrize("spoil", [b"", b"damaged"])
 def test_without_a_copy_a_new_one_replaces_a_manifest_that_is_gone_and_a_damaged_one_is_reported(
     tmp_path: Path, spoil: bytes
