@@ -62,7 +62,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RepairOutcome:
-    """The outcome of one repair: records that changed, the error, the damage that is left."""
+    """The outcome of one repair: names of what changed, the error, the damage that is left."""
 
     plan: RepairPlan
     written: tuple[str, ...] = ()

@@ -1,10 +1,10 @@
-"""What heads agree on before one of them writes a byte of a model: of what it is made, and how.
+"""What heads agree on before one of them writes a byte of weights: of what it is made, and how.
 
 Two heads may have different options, see different manifests for a moment, or have different
 configuration at hand.  The first that creates ``agreement-<n>.json`` decides, and every head
 follows, also after a crash: so all write the same bytes under the same names.  Configuration that
-the agreement gives is stored beside the model before; so each head can make the model, whatever it
-has at hand itself.
+the agreement gives is stored before the agreement itself; so each head can make the model,
+whatever it has at hand itself.
 
 A head never takes up other bytes that it finds beside a model: they count only if an agreement has
 their digest.  It follows no agreement that would replace a file of the checkpoint, or bring code

@@ -161,7 +161,7 @@ def consolidate_location(
     for seen in found.readable:
         summary = found.summary_of(seen)
         todo = todo_for(summary)
-        if seen.location != location and (location or todo != "complete"):
+        if seen.location != location and (location or todo != "configure"):
             continue
         done: WrittenModel | None = None
         try:
@@ -169,7 +169,7 @@ def consolidate_location(
                 done = builder.merge(seen)
             elif todo == "repair":
                 done = builder.repair(seen, summary.suspects)
-            if todo in ("repair", "complete"):
+            if todo in ("repair", "configure"):
                 done = done or builder.add_late_configuration(seen)
         except CkptsyncError as e:
             errors.append(e)
@@ -271,8 +271,8 @@ class ModelBuilder:
         own = StoreFiles(store, {f.path: (prefix + f.path, f.size) for f in well})
         job = plan_merge(files, options, [Origin("", own), *origins])
         if not record.options.get(_DECIDED_BY):
-            # The model was merged without a configuration, which has come since (`complete`): plan
-            # its weights without it again, else tied tensors would be left out now.
+            # The model was merged without a configuration, which has come since: plan its
+            # weights without it again, else tied tensors would be left out now.
             plain = NamedFiles(files, files.sizes().keys() - _CONFIGURATIONS)
             job = replace(job, plans=prepare(plain, options).plans)
         done: set[str] = set()

@@ -1,4 +1,4 @@
-"""What a head does about a location, and the jobs of its catalogue.  Pure, and decided once.
+"""What a head does about a location, and the jobs of its catalogue.  Pure, and decided here alone.
 
 The head's process lists the jobs from its catalogue; the child process that has one reads the
 location again, and asks `todo_for` of what it is then.
@@ -16,22 +16,22 @@ from ckptsync.digest import digest
 ANY_RUN = "*"
 FINAL = "final"
 """The trainer's last model: it has the configuration that sharded checkpoints lack."""
-Todo = Literal["merge", "repair", "complete"]
+Todo = Literal["merge", "repair", "configure"]
 
 
 def todo_for(seen: Summary) -> Todo | None:
     """Return what is to be done about a location.
 
-    Its model is made, repaired, or completed with configuration that has come since.
+    Its model is made, repaired, or gets configuration that has come since, if any has.
 
-    Damage to shards keeps nothing up: bytes that are read are checked, and those that are not read
+    Damage to shards holds nothing up: bytes that are read are checked, and those that are not read
     do not matter.
     """
     if seen.status in ("RETIRED", "CONFLICT"):
         return None
     if not seen.model_record:
         return "merge" if seen.model else None
-    return "repair" if seen.suspects else "complete"
+    return "repair" if seen.suspects else "configure"
 
 
 def head_jobs(locations: Iterable[Summary], configured: Callable[[str], str]) -> tuple[Job, ...]:
@@ -54,7 +54,7 @@ def head_jobs(locations: Iterable[Summary], configured: Callable[[str], str]) ->
             repairs.append(
                 Job("consolidate", seen.run, seen.location, size, key=key, once_per_key=once)
             )
-        elif todo == "complete":
+        elif todo == "configure":
             models.setdefault(seen.run, []).append(seen)
         if seen.checkpoint == FINAL and seen.status not in ("RETIRED", "CONFLICT"):
             finals.setdefault(seen.run, []).append(seen.state)

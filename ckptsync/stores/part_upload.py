@@ -2,7 +2,7 @@
 
 Nothing about an unfinished write is kept on this machine. Parts begin where the file's size alone
 says, so a write that was killed finds them again at the server. What they are there (an S3
-multipart upload, ranges of a partial file) is an `PartUpload`'s business.
+multipart upload, ranges of a partial file) is a `PartUpload`'s business.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class PartUpload(Protocol):
     def is_there(self, part: FilePart) -> bool:
         """Return whether an earlier try has left exactly these bytes there.
 
-        Known without sending them.
+        Known without sending them.  Called before `put`: the first call takes up an earlier try's
+        upload, or begins one.
         """
         ...
 

@@ -1,7 +1,7 @@
 """The records of the runs of this node in the store, and what follows for a save that lies here.
 
-`StoreView.refresh` reads each record once, since a record never changes.  What follows from them is
-pure.
+`StoreView.refresh` reads each record once, and again when a new report names it.  What follows from
+them is pure.
 """
 
 from __future__ import annotations

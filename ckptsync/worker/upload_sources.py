@@ -184,7 +184,7 @@ class FilePool:
         self._error: BaseException | None = None
 
     def passed(self, count: int) -> None:
-        """Count the bytes of a chunk, within `each`.
+        """Call ``hook`` after the bytes of a chunk, within `each`.
 
         Raises StoreError once another file has failed.
         """

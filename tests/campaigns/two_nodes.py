@@ -84,7 +84,9 @@ class TwoNodes:
         network: Network | None,
     ) -> None:
         self.home, self.network = home, network
-        self._python = str(Path(python).absolute())  # trainers have a working directory of their own
+        self._python = str(
+            Path(python).absolute()
+        )  # trainers have a working directory of their own
         self._url, self._reached, self._options = (
             str(home / "store"),
             str(home / "store"),

@@ -93,7 +93,7 @@ def todo(seen: LocationState) -> str | None:
 
 
 def test_what_is_consolidated_may_still_lack_configuration() -> None:
-    assert todo(consolidated()) == "complete"
+    assert todo(consolidated()) == "configure"
 
 
 def test_what_is_in_conflict_or_given_up_is_left_alone() -> None:
@@ -111,7 +111,7 @@ def test_what_is_in_conflict_or_given_up_is_left_alone() -> None:
 
 def test_a_model_whose_shards_were_deleted_still_gets_what_opens_it() -> None:
     seen = consolidated()
-    assert todo(replace(seen, conditions=replace(seen.conditions, shards="old"))) == "complete"
+    assert todo(replace(seen, conditions=replace(seen.conditions, shards="old"))) == "configure"
 
 
 def test_without_a_model_record_completeness_decides() -> None:
@@ -128,11 +128,11 @@ def test_without_a_model_record_completeness_decides() -> None:
     [
         ("digest", "consolidated/checkpoint-4/model.safetensors", "repair"),
         ("missing", "consolidated/checkpoint-4/model.safetensors", "repair"),
-        ("nonfinite", "consolidated/checkpoint-4/model.safetensors", "complete"),
-        ("note", "consolidated/checkpoint-4/model.safetensors", "complete"),
-        ("digest", "consolidated/checkpoint-4/stranger", "complete"),
-        ("digest", "checkpoint-4/model.safetensors", "complete"),
-        ("digest", "consolidated/checkpoint-44/model.safetensors", "complete"),
+        ("nonfinite", "consolidated/checkpoint-4/model.safetensors", "configure"),
+        ("note", "consolidated/checkpoint-4/model.safetensors", "configure"),
+        ("digest", "consolidated/checkpoint-4/stranger", "configure"),
+        ("digest", "checkpoint-4/model.safetensors", "configure"),
+        ("digest", "consolidated/checkpoint-44/model.safetensors", "configure"),
     ],
 )
 def test_only_damage_to_what_the_model_record_binds_is_repaired(

@@ -29,7 +29,7 @@ SMALLEST = 8 << 20
 
 
 class S3Store:
-    """Retries what fails transiently by itself, piece by piece.
+    """Retries by itself what fails transiently, piece by piece.
 
     Raises ConfigError where options, credentials or the bucket are wrong.
     """
