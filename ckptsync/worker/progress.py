@@ -87,8 +87,8 @@ class WorkerResult:
     ``due``: seconds until the first save is finished if nothing changes (``None``: nobody knows).
     ``pending_since``: by ``run/checkpoint``, when what is still on its way was first seen, on the
     caller's clock.  ``sent_bytes``: since the plan.  ``notes``: what an operator should see.
-    ``lacks``: by report the files it names that this node named or had, and whose bytes are not here
-    any more; and this node's damaged manifests of which it has no copy.
+    ``lacks``: by report the files it names that this node named or had, and whose bytes are not
+    here any more; and this node's damaged manifests of which it has no copy.
     """
 
     node: str

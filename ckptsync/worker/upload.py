@@ -412,7 +412,7 @@ class _SaveUpload:
     def compare(
         self, planned: Manifest, known: Sequence[save_groups.Known]
     ) -> tuple[Manifest, Manifest | None]:
-        """Return the plan with digests, less what other nodes wrote, and a manifest that has all of it.
+        """Return the plan with digests, less what other nodes wrote, and a manifest with all of it.
 
         A file is read here if some manifest of the checkpoint names it.
 
