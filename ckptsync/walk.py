@@ -29,7 +29,7 @@ SPOOL = "_ckptsync"
 _NO_CONTENT = (SPOOL, RECORDS)
 DEEPEST = 32  # real checkpoints nest three deep
 # seconds by which clocks of nodes that share a directory may differ, and files follow each other
-AT_ONCE = 5.0
+SAME_MOMENT = 5.0
 SLOW = 25 << 20  # bytes a second of the slowest copying that is not taken for another save
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 # safetensors 0.8's temporary name, torch DCP's, a download's, and the sentinel of Trainer's
@@ -302,7 +302,7 @@ def _check_alone(fd: int, path: Path) -> None:
             )
 
 
-def is_kept(info: os.stat_result, fd: int | None = None) -> bool:
+def is_private_directory(info: os.stat_result, fd: int | None = None) -> bool:
     """Return whether only this user and root can remove or replace names in a directory.
 
     Its group may write, since some systems give each user a group of his own and a umask for it.

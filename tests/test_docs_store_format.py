@@ -8,7 +8,7 @@ import pytest
 
 from ckptsync.records.manifest import FileEntry, Manifest
 from ckptsync.records.model_record import ModelFile, ModelRecord, ModelTensor
-from ckptsync.records.report import Kind, Level, Report, VerifyFinding
+from ckptsync.records.report import FindingKind, Level, Report, VerifyFinding
 from ckptsync.records.store_paths import RecordKind
 from ckptsync.records.tombstone_keep_join import Join, Keep, Tombstone
 from tests.support.store_listing import DOCUMENT, document
@@ -41,7 +41,7 @@ def test_every_field_of_a_record_is_described(record: type) -> None:
 
 def test_every_kind_of_record_and_finding_and_every_level_is_described() -> None:
     told = DOCUMENT.read_text()
-    kinds = {*get_args(RecordKind), *get_args(Level), *get_args(Kind)} - {"manifest"}
+    kinds = {*get_args(RecordKind), *get_args(Level), *get_args(FindingKind)} - {"manifest"}
     assert {word for word in kinds if f"`{word}`" not in told} == set()
     told = Path(DOCUMENT).with_name("verify.md").read_text()
     assert {level for level in get_args(Level) if f"| `{level}` |" not in told} == set()

@@ -192,7 +192,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = make(tmp_path_factory.mktemp("hostile") / "store")
     store = PosixStore(str(path))
     for node in ("node0", "node1"):
-        heart = Heartbeat(node, "i", "m", 1, "1", 1.0, ("worker",), "1", told=time.time())
+        heart = Heartbeat(node, "i", "m", 1, "1", 1.0, ("worker",), "1", written=time.time())
         heartbeat.write(store, heart)
         heartbeat.write_facts(
             store, Facts(node, "h", "m", "u", "022", "1", "3.11", "6"), heart.roles

@@ -8,7 +8,7 @@ import msgspec
 
 from ckptsync.records.report import Level
 
-Kind = Literal["consolidate", "verify", "retain"]
+JobKind = Literal["consolidate", "verify", "retain"]
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -19,7 +19,7 @@ class Job(msgspec.Struct, frozen=True):
     ``once_per_key``: a job that succeeded is not done again either until its key changes.
     """
 
-    kind: Kind
+    kind: JobKind
     run: str = ""
     location: str = ""
     size: int = 0

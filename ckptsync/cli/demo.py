@@ -50,7 +50,7 @@ CHECKPOINT = "checkpoint-4"
 DATA = Path(__file__).parent.parent / "demo_data"
 BASE = DATA / "base"  # config and tokenizer of the model: FSDP's shards do not bring them
 PATIENCE = 60.0  # seconds for a step
-LOOK_EVERY = 0.25
+POLL_EVERY = 0.25
 PAUSE = 0.05  # seconds between two files of a trainer
 END_PATIENCE = 8.0  # seconds that a child has to end after SIGTERM
 
@@ -83,13 +83,13 @@ def run(args: argparse.Namespace) -> int:
     store = create_store(str(directory / "store"))
     try:
         with running(directory / "etc", configurations(directory)) as children:
-            story = Story(directory, store, children, Shown(as_json=args.json))
-            story.play()
+            demo = Demo(directory, store, children, Shown(as_json=args.json))
+            demo.play()
     except CkptsyncError as e:
         raise CkptsyncError(
             f"demo: {e}", hint=e.hint or f"read the logs in {directory / 'etc'}"
         ) from e
-    models = {run: story.model(run) for run in RUNS}
+    models = {run: demo.model(run) for run in RUNS}
     if args.json:
         shown = {run: str(model) for run, model in models.items()}
         output.print_json({"ok": True, "directory": str(directory), "models": shown})
@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
         size = sum(path.stat().st_size for path in model.rglob("*") if path.is_file())
         print(f"the model of {run} lies in {model} ({show_size(size)})")
     print(f"everything else, logs too: {directory}\ntry next:")
-    parts = [story.output_dir("zero3", node) / CHECKPOINT for node in NODES]
+    parts = [demo.output_dir("zero3", node) / CHECKPOINT for node in NODES]
     merge = ("merge", *parts, directory / "my-model")
     for words in (("inspect", models["fsdp2"]), ("verify", store.url), merge):
         print(f"  {shlex.join([*program(), *map(str, words)])}")
@@ -157,7 +157,7 @@ class Shown:
 
 
 @dataclass(slots=True)
-class Story:
+class Demo:
     """A directory with a store, running children, and where to show what happens."""
 
     directory: Path
@@ -176,7 +176,7 @@ class Story:
         say("two trainings save: FSDP2 and ZeRO-3, each node its own shards on its own disk")
         for run in RUNS:
             for _ in play(script(run, DATA / run, partial(self.output_dir, run))):
-                self._look()
+                self._read_store()
         self._wait_for(
             "both checkpoints VERIFIED", lambda seen: all(_is_verified(seen, run) for run in RUNS)
         )
@@ -198,7 +198,7 @@ class Story:
     def _damage_and_repair(self) -> None:
         stored = Path(self.store.url) / "fsdp2" / CHECKPOINT
         path, at, tensor = byte_of_a_tensor(stored)
-        known = set(_location(self._look()).records.reports)
+        known = set(_location(self._read_store()).records.reports)
         self.shown.say(f"one bit flips in the store: byte {at} of {path}, inside {tensor}")
         flip(stored / path, at)
         report, finding = self._wait_for(
@@ -231,7 +231,7 @@ class Story:
         found = [file.content for file in read_nodes(self.store).hearts]
         return {heart.node for heart in found if isinstance(heart, Heartbeat) and not heart.stopped}
 
-    def _look(self) -> StoreState:
+    def _read_store(self) -> StoreState:
         seen = read_state(self.store)
         summaries = [summarize(one, seen.mtimes) for one in seen.locations]
         self.shown.table(list_rows(self.store, summaries))
@@ -245,13 +245,13 @@ class Story:
         until = time.monotonic() + PATIENCE
         while True:
             check(self.children)
-            if answer := answer_of(self._look()):
+            if answer := answer_of(self._read_store()):
                 return answer
             if time.monotonic() > until:
                 logs = ", ".join(str(child.log) for child in self.children)
                 why = f"{what}: not seen within {PATIENCE:.0f} s"
                 raise CkptsyncError(why, hint=f"read the logs: {logs}")
-            time.sleep(LOOK_EVERY)
+            time.sleep(POLL_EVERY)
 
 
 def _location(seen: StoreState) -> LocationState:

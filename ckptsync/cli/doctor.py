@@ -131,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
     if wait and not args.publish:
         hint = "ckptsync doctor --publish --wait 2m …, on every node"
         raise ConfigError("--wait needs --publish", hint=hint)
-    found = _look(args, wait, fresh)
+    found = _diagnose(args, wait, fresh)
     code = exit_code(found.findings) or int(args.strict and bool(found.findings))
     if args.json:
         output.print_json(_document(found, code))
@@ -141,7 +141,7 @@ def run(args: argparse.Namespace) -> int:
     return code
 
 
-def _look(args: argparse.Namespace, wait: float, fresh: float) -> Diagnosis:
+def _diagnose(args: argparse.Namespace, wait: float, fresh: float) -> Diagnosis:
     is_compared = (args.nodes or args.url is not None) and not args.publish
     try:
         request = _request(args, wait, fresh)

@@ -29,7 +29,7 @@ from ckptsync.safe_names import RECORDS
 from ckptsync.stores.contract import Store
 
 GRACE = 86400.0
-HEADING = ("RUN", "CHECKPOINT", "STATE", "SIZE", "DECISION", "REASON")
+HEADING = ("RUN", "CHECKPOINT", "STATUS", "SIZE", "DECISION", "REASON")
 DETAILS = """A checkpoint is marked first, and deleted by a later run when the grace period is \
 over. The last verified
 checkpoint of a run is never deleted. Rules given here replace those of the configuration."""

@@ -17,7 +17,7 @@ from ckptsync.records.store_paths import consolidated_prefix
 from ckptsync.stores.contract import Store
 
 DETAILS = ""
-HEADING = ("RUN", "CHECKPOINT", "STATE", "SIZE", "NODES", "DETAIL")
+HEADING = ("RUN", "CHECKPOINT", "STATUS", "SIZE", "NODES", "DETAIL")
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:

@@ -17,7 +17,7 @@ from ckptsync.errors import ConfigError
 from ckptsync.merge.destination import EngineAt, check_free, merge
 from ckptsync.merge.engine import Merged
 from ckptsync.merge.inputs import MergeRequest, Prepared, open_sources, show_path
-from ckptsync.merge.plan import MergeOptions, Work
+from ckptsync.merge.plan import MergeOptions, MergeResources
 from ckptsync.merge.statistics import Statistics
 from ckptsync.python_gc import paused
 from ckptsync.quantities import parse_size, show_size
@@ -126,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
     options = MergeOptions(args.dtype, size, args.source, args.allow_code)
     is_far = any(isinstance(located(url), Remote) for url in args.sources)
     jobs = _jobs(args.jobs, is_far=is_far)
-    work = Work(jobs, tensor_digests=False, statistics=args.statistics)
+    work = MergeResources(jobs, tensor_digests=False, statistics=args.statistics)
     access = access_of(args).within(PARTS)
     request = MergeRequest(
         [located(source) for source in args.sources],

@@ -31,7 +31,7 @@ EVERY = 2.0  # seconds between two steps of --wait
 LABELS = {
     "lost": "LOST",
     "away": "waits for a node",
-    "ask": "asked",
+    "ask": "upload requested",
     "later": "later",
     "copy": "copied",
     "rebuild": "made again",

@@ -41,7 +41,7 @@ LEAST = 12  # columns of a name, however narrow the terminal is
 WIDEST = 40  # columns of any other cell
 LONGEST = 5000  # characters of one error: only the size of a heartbeat bounds it
 NODES = ("NODE", "ROLES", "STATE", "BEAT", "QUEUE", "OLDEST", "RATE")
-RUNS = ("RUN", "LOCATIONS", "SIZE", "NEWEST", "STATE", "AGO", "LAST GOOD")
+RUNS = ("RUN", "LOCATIONS", "SIZE", "NEWEST", "STATUS", "AGO", "LAST GOOD")
 DETAILS = "With --json everything is printed as one document (`ckptsync help monitoring`)."
 _LAST = 253402300799.0  # the last second of a calendar; a file's time may be any
 
@@ -125,11 +125,11 @@ class Screen(logging.Handler):
             self._draw = lambda: live.update(self.picture(), refresh=True)
             self._draw()
             while True:
-                self.look()
+                self.refresh()
                 self._draw()
                 time.sleep(EVERY)
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Read the store.  Raises CkptsyncError if it has never been read."""
         try:
             self.seen = self._overviews.read()

@@ -223,4 +223,4 @@ def report_lines(report: Report) -> Iterator[str]:
                 tensors = f", {r.tensors} tensors" if r.tensors else ""
                 size = f"{show_size(r.size)}{tensors}"
                 levels.append(f"{r.level} {r.files} of {r.of_files} files, {size}")
-        yield f"  looked at: {'; '.join(levels)}"
+        yield f"  read: {'; '.join(levels)}"

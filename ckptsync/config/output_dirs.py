@@ -16,7 +16,7 @@ from pathlib import Path
 from ckptsync import checkpoint_dirs
 from ckptsync.config.readers import RunConfig, run_name
 from ckptsync.errors import CkptsyncError
-from ckptsync.walk import SPOOL, is_kept
+from ckptsync.walk import SPOOL, is_private_directory
 
 _MAGIC = frozenset("*?[")
 _ESCAPED = re.compile(r"\[[*?[]\]")
@@ -188,7 +188,7 @@ def _why_not_ours(directory: Path) -> str:
         return (e.strerror or str(e)).lower()
     try:
         info = os.fstat(fd)
-        if is_kept(info, fd):
+        if is_private_directory(info, fd):
             return ""
         if info.st_uid in (os.geteuid(), 0):
             return "others may write there (chmod o-w)"

@@ -45,7 +45,7 @@ class DoctorRequest:
     compares: bool = False
     wait: float = 0.0
     nnodes: int = 0
-    fresh: float = exchange.FRESH
+    fresh: float = exchange.FRESH_WITHIN
 
     def named_store(self) -> StoreTarget:
         """Return the store that is named.  Raises ConfigError."""

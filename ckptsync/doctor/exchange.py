@@ -1,7 +1,7 @@
 """Facts of nodes in a store: publish them, wait for other nodes (`meet`), read them.
 
-While a training runs, `trainings` makes the same facts of what hooks and workers keep beside the
-heartbeats.
+While a training runs, `group_trainings` makes the same facts of what hooks and workers keep beside
+the heartbeats.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ckptsync.stores.contract import Entry, Store, read_all
 from ckptsync.typed_json import Decoder
 
 FOLDER = f"{RECORDS}/launches/"
-FRESH = 3600.0  # seconds
+FRESH_WITHIN = 3600.0  # seconds
 # seconds by which two clocks may differ without two machines being taken for one that was booted in
 # between
 _SKEW = 60.0
@@ -58,7 +58,7 @@ def publish(store: Store, facts: Mapping[str, Any]) -> None:
     booted, now = ((read_number(facts.get(key)) or 0.0) - ahead for key in ("booted", "at"))
     last = next((entry for entry in store.names(FOLDER) if entry.name == name), None)
     before: dict[str, Any] = {}
-    if last and now - last.mtime <= FRESH and last.mtime > booted + _SKEW > _SKEW:
+    if last and now - last.mtime <= FRESH_WITHIN and last.mtime > booted + _SKEW > _SKEW:
         with contextlib.suppress(NotFound, Corrupt):
             before = _read(store, last)
     if before.get("boot") not in ("", None, facts.get("boot")):
@@ -81,7 +81,7 @@ def _two_machines(facts: Mapping[str, Any], other: Mapping[str, Any]) -> ConfigE
 
 
 def read_published(
-    store: Store, now: float, fresh: float = FRESH
+    store: Store, now: float, fresh: float = FRESH_WITHIN
 ) -> tuple[list[dict[str, Any]], list[Corrupt]]:
     """Return the facts that were published within ``fresh`` seconds of ``now``.
 
@@ -252,7 +252,7 @@ def is_alone(facts: Mapping[str, Any]) -> bool:
     return isinstance(variables, dict) and variables.get("NNODES") == "1"
 
 
-def read_living(store: Store, now: float, fresh: float = FRESH) -> list[Facts]:
+def read_living(store: Store, now: float, fresh: float = FRESH_WITHIN) -> list[Facts]:
     """Return the facts that living workers keep beside their heartbeats.
 
     A worker lives that wrote a heartbeat within ``fresh`` seconds of ``now`` and has not stopped.

@@ -82,14 +82,14 @@ class NodeFacts:
 
 def read_facts(raw: Mapping[str, Any]) -> NodeFacts:
     """Return a node's facts; what is missing or of the wrong type is left at its default."""
-    said = raw if isinstance(raw, Mapping) else {}
-    name = _read(str, said.get("node")) or _read(str, said.get("host")) or "?"
-    return _read_fields(NodeFacts, {**said, "name": name})
+    fields = raw if isinstance(raw, Mapping) else {}
+    name = _read(str, fields.get("node")) or _read(str, fields.get("host")) or "?"
+    return _read_fields(NodeFacts, {**fields, "name": name})
 
 
 def _read_fields(kind: type[_T], raw: object) -> _T:
-    said = raw if isinstance(raw, Mapping) else {}
-    return kind(**{name: _read(type_, said.get(name)) for name, type_ in _types(kind).items()})
+    fields = raw if isinstance(raw, Mapping) else {}
+    return kind(**{name: _read(type_, fields.get(name)) for name, type_ in _types(kind).items()})
 
 
 _types: Callable[[Any], dict[str, Any]] = functools.cache(get_type_hints)
@@ -112,8 +112,8 @@ def _read(kind: Any, raw: object) -> Any:
         return _read_fields(OutputDir, raw)
     if get_origin(kind) is Mapping:
         _, value = get_args(kind)
-        said = raw if isinstance(raw, Mapping) else {}
-        pairs = ((key, one) for key, one in said.items() if isinstance(key, str))
+        fields = raw if isinstance(raw, Mapping) else {}
+        pairs = ((key, one) for key, one in fields.items() if isinstance(key, str))
         if value is int:  # what is no number is not 0
             pairs = ((key, one) for key, one in pairs if _read(int | None, one) is not None)
         return {key: _read(value, one) for key, one in pairs}

@@ -2,8 +2,8 @@
 
 Needs the standard library of Python 3.8 and nothing of ckptsync: `ckptsync doctor --python` runs
 this very file in another interpreter, and Ray hands `gather` to its workers.  No library is
-imported to learn its version.  Of the environment only what `variables` returns is told: nothing
-secret.
+imported to learn its version.  Of the environment only what `read_variables` returns is included:
+nothing secret.
 """
 
 from __future__ import annotations

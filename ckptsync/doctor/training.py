@@ -21,7 +21,7 @@ from ckptsync.config.yaml_lines import LIMIT, parse
 from ckptsync.doctor import probe
 from ckptsync.doctor.directories import user_name
 from ckptsync.errors import ConfigError, Corrupt
-from ckptsync.walk import is_kept
+from ckptsync.walk import is_private_directory
 
 KEYS = (
     "output_dir",
@@ -128,7 +128,7 @@ def _check_is_roots(python: Path) -> None:
         why, hint = "", _AS_TRAINER
         if info.st_uid:
             why = f"{path} is {user_name(info.st_uid)}'s"
-        elif stat.S_ISDIR(info.st_mode) and not is_kept(info):
+        elif stat.S_ISDIR(info.st_mode) and not is_private_directory(info):
             why, hint = f"others may write to {path}", f"chmod o-w {path}, or {_AS_TRAINER}"
         if why:
             raise ConfigError(f"{python}: root does not run it, since {why}", hint=hint)

@@ -34,7 +34,7 @@ from ckptsync.head.schedule import ANY_RUN, FINAL, todo_for
 from ckptsync.layouts.file_names import is_beside_weights
 from ckptsync.merge import model_files
 from ckptsync.merge.engine import Chunk, Destination, Progress, Write, write_model
-from ckptsync.merge.plan import FORMAT, MergeOptions, Work, check_dtype
+from ckptsync.merge.plan import FORMAT, MergeOptions, MergeResources, check_dtype
 from ckptsync.merge.prepare import prepare, prepare_beside
 from ckptsync.merge.ray_engine import RayEngine, Reach
 from ckptsync.records.io import encode, next_number, record_name
@@ -139,7 +139,7 @@ def consolidate_location(
     options: HeadOptions,
     *,
     progress: Progress | None = None,
-    work: Work | None = None,
+    work: MergeResources | None = None,
 ) -> tuple[WrittenModel, ...]:
     """Do what is due of a location as it is now; without ``location`` complete the run's models.
 
@@ -192,7 +192,7 @@ class ModelBuilder:
         options: HeadOptions,
         found: StoreState,
         progress: Progress | None,
-        work: Work | None,
+        work: MergeResources | None,
     ) -> None:
         self._store, self._options, self._found = store, options, found
         self._progress, self._work = progress, work

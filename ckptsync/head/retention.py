@@ -36,7 +36,7 @@ from ckptsync.records.io import Fault, is_made_anew
 from ckptsync.records.store_paths import checkpoint_of
 from ckptsync.records.tombstone_keep_join import Scope
 
-Verdict = Literal["keep", "drop-shards", "drop"]
+RetentionVerdict = Literal["keep", "drop-shards", "drop"]
 Action = Literal["nothing", "mark", "wait", "withdraw", "remove"]
 PATIENCE = 6 * 3600.0
 """Seconds after its last manifest in which a checkpoint that is not VERIFIED is never deleted."""
@@ -52,7 +52,7 @@ class RetentionDecision:
 
     run: str
     location: str
-    verdict: Verdict
+    verdict: RetentionVerdict
     reason: str
     action: Action = "nothing"
     scope: Scope = "location"

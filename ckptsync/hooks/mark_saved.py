@@ -37,7 +37,7 @@ from ckptsync.hooks.process_group import Rank, Words, this_rank
 from ckptsync.hooks.rank_saves import HookLog, RankSaves, at_end, has_failed
 from ckptsync.walk import SPOOL, walk
 
-Part = Literal["mine", "all"]
+MarkedPart = Literal["mine", "all"]
 Exchange = Callable[[str], Words]
 """Leaves a word for the ranks that save into a directory of the same name."""
 _ONE_FOR_ALL = (
@@ -51,7 +51,9 @@ _exchanges: Counter[str] = Counter()
 _log = HookLog()
 
 
-def mark_saved(path: str | os.PathLike[str], *, part: Part = "mine", strict: bool = False) -> bool:
+def mark_saved(
+    path: str | os.PathLike[str], *, part: MarkedPart = "mine", strict: bool = False
+) -> bool:
     """Do what `ckptsync.mark_saved` says."""
     try:
         with _lock:
@@ -64,7 +66,7 @@ def mark_saved(path: str | os.PathLike[str], *, part: Part = "mine", strict: boo
         return False
 
 
-def _mark(given: str, part: Part) -> bool:
+def _mark(given: str, part: MarkedPart) -> bool:
     if part not in ("mine", "all"):
         raise ConfigError(
             f"part: {part!r}",

@@ -118,7 +118,7 @@ def demands(files: Files, root: str) -> dict[str, int | None]:
 
     Raises Incomplete where nothing does, and where it is not known which are missing.
     """
-    found = _look(files, root, ExpectedModel())
+    found = _read_shards(files, root, ExpectedModel())
     if found.lacking and not found.absent:
         raise found.incomplete()
     needed: dict[str, int | None] = {name: files.sizes()[name] for name in found.names}
@@ -134,13 +134,13 @@ def tensors(files: Files, root: str, outside: ExpectedModel | None = None) -> tu
     ``root`` may end in ``#world=N``: the number of ranks, as the caller knows it.  Then the shards
     of all of them prove both.
     """
-    found = _look(files, root, outside or ExpectedModel())
+    found = _read_shards(files, root, outside or ExpectedModel())
     if found.lacking:
         raise found.incomplete()
     return found.tensors
 
 
-def _look(files: Files, root: str, outside: ExpectedModel) -> _Shards:
+def _read_shards(files: Files, root: str, outside: ExpectedModel) -> _Shards:
     root, world = _split_root(root)
     shards, count = _shards(files.sizes(), root)
     boxes: dict[str, list[Part]] = {}

@@ -48,7 +48,7 @@ def demands(files: Files, root: str) -> dict[str, int | None]:
     if not is_whole:
         raise Incomplete(
             f"{root}: has no end as torch.save writes it",
-            hint="it is being written, was cut short, or is none of torch's",
+            hint="it is being written, is truncated, or is none of torch's",
         )
     return {root: where.size}
 

@@ -349,7 +349,7 @@ def require(files: Files, needed: Mapping[str, int | None]) -> None:
         if size not in (None, sizes[name]):
             raise Corrupt(
                 f"{name}: {sizes[name]} bytes, {size} expected by the metadata",
-                hint="it was cut short, or belongs to another save",
+                hint="it is truncated, or belongs to another save",
             )
 
 

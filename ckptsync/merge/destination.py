@@ -33,7 +33,7 @@ from ckptsync.merge.engine import (
 )
 from ckptsync.merge.inputs import MergeRequest, Prepared, check_unchanged
 from ckptsync.merge.model_files import index_name
-from ckptsync.merge.plan import FORMAT, Work
+from ckptsync.merge.plan import FORMAT, MergeResources
 from ckptsync.merge.weights import WrittenFile, describe_tensor
 from ckptsync.stores.checkpoint_files import MERGING as RECORD
 from ckptsync.stores.checkpoint_files import MERGING_LIMIT
@@ -76,7 +76,7 @@ def merge(
     prepared: Prepared,
     access: Access,
     progress: Progress | None = None,
-    work: Work | None = None,
+    work: MergeResources | None = None,
     engine_at: EngineAt | None = None,
 ) -> Merged:
     """Write the model.  In a store, continue the same merge if one was killed there.
@@ -84,7 +84,7 @@ def merge(
     Raises ConfigError if anything else is there, Incomplete if a source changed meanwhile.  After
     an error no directory appears; a store keeps what was written, without what would open it.
     """
-    work, target = work or Work(), prepared.request.destination
+    work, target = work or MergeResources(), prepared.request.destination
     if isinstance(target, Path):
         with _new_directory(target) as (directory, write):
             engine = engine_at(directory) if engine_at else None

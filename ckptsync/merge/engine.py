@@ -16,7 +16,7 @@ from ckptsync.digest import digest
 from ckptsync.formats.zstd_items import unpacked
 from ckptsync.merge import model_files
 from ckptsync.merge.container_crcs import CrcCheckedFiles
-from ckptsync.merge.plan import FilePlan, Work
+from ckptsync.merge.plan import FilePlan, MergeResources
 from ckptsync.merge.prepare import MergeJob
 from ckptsync.merge.statistics import Statistics, has_statistics
 from ckptsync.merge.weights import WeightsFile, WrittenFile, foresee
@@ -53,7 +53,7 @@ class Destination:
 
 
 Engine = Callable[
-    [MergeJob, Files, Destination, Callable[[int], None], Work], dict[str, WrittenFile]
+    [MergeJob, Files, Destination, Callable[[int], None], MergeResources], dict[str, WrittenFile]
 ]
 """Writes all files of weights of a job; calls the function with each number of bytes made.
 
@@ -77,7 +77,7 @@ def write_model(
     files: Files,
     destination: Destination,
     progress: Progress | None = None,
-    work: Work | None = None,
+    work: MergeResources | None = None,
     *,
     engine: Engine | None = None,
 ) -> Merged:
@@ -90,7 +90,7 @@ def write_model(
     ``files``; from four on, several write, each with a file of its own. ``progress`` is called by
     one at a time.
     """
-    work, there = work or Work(), destination.finished
+    work, there = work or MergeResources(), destination.finished
     left = replace(job, plans=tuple(plan for plan in job.plans if plan.name not in there))
     # several threads would read a stream out of its order, and begin it again and again
     if left.is_packed:
@@ -139,7 +139,7 @@ def write_weights(
     files: Files,
     destination: Destination,
     progress: Callable[[int], None],
-    work: Work,
+    work: MergeResources,
 ) -> dict[str, WrittenFile]:
     """Write all files of weights, several at once where there are enough threads.
 

@@ -21,7 +21,7 @@ from ckptsync.tensors import Checksum, Copy, Part, Shape, Tensor
 
 DType = Literal["auto", "keep", "bf16", "fp16", "fp32"]
 DTYPES: tuple[DType, ...] = get_args(DType)
-_ASKED = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}
+_DTYPES = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}
 FORMAT = 1  # of the output: part of what its bytes are a function of
 
 
@@ -42,7 +42,7 @@ class MergeOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class MergeResources:
     """How a merge is done; what it writes does not depend on it.
 
     ``jobs``: threads (1: none but the caller's), each with ``window`` bytes in flight.  Digests of
@@ -138,7 +138,7 @@ def target(tensor: Tensor, dtype: DType) -> str:
     own = tensor.dtype if is_castable(tensor.dtype) else choose(tensor, dtype).dtype
     if dtype == "auto" or not is_castable(own):
         return own
-    return choose(tensor, dtype).dtype if dtype == "keep" else _ASKED[dtype]
+    return choose(tensor, dtype).dtype if dtype == "keep" else _DTYPES[dtype]
 
 
 def choose(tensor: Tensor, dtype: DType) -> Copy:
@@ -153,7 +153,7 @@ def choose(tensor: Tensor, dtype: DType) -> Copy:
     # the first of equals
     best = max(tensor.copies, key=lambda c: (PRECISION.get(c.dtype, 0), not c.absent))
     if dtype != "keep" and is_castable(best.dtype):
-        exact = tensor.dtype if dtype == "auto" else _ASKED[dtype]
+        exact = tensor.dtype if dtype == "auto" else _DTYPES[dtype]
         best = next((c for c in reversed(tensor.copies) if c.dtype == exact and not c.absent), best)
     if best.absent:
         raise Incomplete(

@@ -336,5 +336,5 @@ def _check_bounds(files: Files, plans: Sequence[FilePlan]) -> None:
         if least > size:
             raise Corrupt(
                 f"{extent.file}: {size} bytes, at least {least} expected",
-                hint="it was cut short: fetch it again",
+                hint="it is truncated: fetch it again",
             )

@@ -29,7 +29,7 @@ from ckptsync.merge.container_crcs import CrcCheckedFiles, RecordStretch
 from ckptsync.merge.destination import abouts
 from ckptsync.merge.engine import Chunk, Destination, Write
 from ckptsync.merge.inputs import Prepared
-from ckptsync.merge.plan import FilePlan, Work
+from ckptsync.merge.plan import FilePlan, MergeResources
 from ckptsync.merge.prepare import MergeJob
 from ckptsync.merge.weights import WeightsFile, WrittenFile, foresee
 from ckptsync.stores import open_files
@@ -86,7 +86,7 @@ class RayEngine:
         files: Files,
         destination: Destination,
         progress: Callable[[int], None],
-        work: Work,
+        work: MergeResources,
     ) -> dict[str, WrittenFile]:
         """Make each file in a task."""
         summed = CrcCheckedFiles(unpacked(files), job.checksums)
@@ -112,7 +112,7 @@ class RayEngine:
 
 
 def run_task(
-    plan: FilePlan, work: Work, version: str, reach: Reach, report: Callable[[int], None]
+    plan: FilePlan, work: MergeResources, version: str, reach: Reach, report: Callable[[int], None]
 ) -> TaskResult:
     """Make one output file, on whatever node this runs.
 
@@ -216,7 +216,7 @@ class Board:
 def _run_all(
     ray: Any,
     plans: Iterable[FilePlan],
-    work: Work,
+    work: MergeResources,
     reach: Reach,
     progress: Callable[[int], None],
 ) -> Iterator[tuple[str, TaskResult]]:
@@ -252,7 +252,9 @@ def _run_all(
                 ray.cancel(one, force=True)
 
 
-def _run_remote(plan: FilePlan, work: Work, version: str, reach: Reach, board: Any) -> TaskResult:
+def _run_remote(
+    plan: FilePlan, work: MergeResources, version: str, reach: Reach, board: Any
+) -> TaskResult:
     return run_task(plan, work, version, reach, lambda n: board.set.remote(plan.name, n))
 
 

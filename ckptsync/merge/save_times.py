@@ -16,7 +16,7 @@ from itertools import pairwise
 
 from ckptsync.errors import Corrupt, Incomplete
 from ckptsync.layouts.file_names import METADATA, is_of_one_rank, join
-from ckptsync.walk import AT_ONCE, SLOW
+from ckptsync.walk import SAME_MOMENT, SLOW
 
 APART = 1800.0  # seconds that ranks of one save may be apart: their barrier would have given up
 _LOST = "if only the times were lost in copying:"
@@ -102,7 +102,7 @@ def _check_overwritten(name: str, metadata: Dated, shards: Mapping[str, Dated]) 
     if not newer:
         return
     first, shard = min(newer)
-    if first - metadata.written > AT_ONCE + shards[shard].size / SLOW:
+    if first - metadata.written > SAME_MOMENT + shards[shard].size / SLOW:
         raise Incomplete(
             f"{shard}: written {_duration(first - metadata.written)} after {name}, which ends a"
             " save",

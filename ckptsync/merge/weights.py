@@ -21,7 +21,7 @@ from ckptsync.formats import zstd_items
 from ckptsync.formats.dtypes import ITEMSIZE
 from ckptsync.merge import units
 from ckptsync.merge.cast import CAST_ELEMENTS, Array, cast_bytes
-from ckptsync.merge.plan import FilePlan, PlannedTensor, Work
+from ckptsync.merge.plan import FilePlan, MergeResources, PlannedTensor
 from ckptsync.merge.replicas import ComparedFiles
 from ckptsync.merge.statistics import Statistics, remarks, statistics
 from ckptsync.merge.units import Share, Unit, gather
@@ -85,7 +85,7 @@ class WeightsFile:
     """
 
     def __init__(
-        self, plan: FilePlan, files: Files, progress: Callable[[int], None], work: Work
+        self, plan: FilePlan, files: Files, progress: Callable[[int], None], work: MergeResources
     ) -> None:
         self._plan, self._progress, self._work = plan, progress, work
         self._files = ComparedFiles(files, plan)

@@ -18,7 +18,7 @@ Trust = Literal["verified", "any"]
 
 ``any``: also give what is incomplete.
 """
-Part = Literal["whole", "node", "model"]
+PulledPart = Literal["whole", "node", "model"]
 _COMPLETE = ("COMPLETE", "CONSOLIDATED", "VERIFIED")
 
 
@@ -42,7 +42,7 @@ def split(what: str, summaries: Sequence[Summary]) -> tuple[str, str]:
 
 
 def choose(
-    summaries: Sequence[Summary], run: str, name: str, trust: Trust, part: Part = "whole"
+    summaries: Sequence[Summary], run: str, name: str, trust: Trust, part: PulledPart = "whole"
 ) -> Choice:
     """Return the newest checkpoint of ``run`` for `LATEST`, else the one with this name.
 
@@ -66,7 +66,7 @@ def choose(
     )
 
 
-def _choose_latest(run: str, in_run: Sequence[Summary], trust: Trust, part: Part) -> Choice:
+def _choose_latest(run: str, in_run: Sequence[Summary], trust: Trust, part: PulledPart) -> Choice:
     extra = last_models(in_run)
     saves = [s for s in in_run if s.location not in extra] or in_run
     usable = [
@@ -96,7 +96,7 @@ def _choose_latest(run: str, in_run: Sequence[Summary], trust: Trust, part: Part
     )
 
 
-def _check_may_be_given(found: Summary, trust: Trust, part: Part) -> None:
+def _check_may_be_given(found: Summary, trust: Trust, part: PulledPart) -> None:
     name = f"{found.run}/{found.location}"
     if found.status == "CONFLICT":
         raise Corrupt(

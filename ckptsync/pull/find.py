@@ -8,7 +8,7 @@ from pathlib import Path
 from ckptsync.catalogue.cached import read_catalogue
 from ckptsync.catalogue.uncached import not_found, read_location
 from ckptsync.errors import ConfigError, Corrupt, Incomplete
-from ckptsync.pull.choose import Part, Trust, choose, split
+from ckptsync.pull.choose import PulledPart, Trust, choose, split
 from ckptsync.pull.download_plan import PullPlan, plan_checkpoint, plan_model
 from ckptsync.records.location_status import Status
 from ckptsync.records.store_paths import CONSOLIDATED
@@ -58,7 +58,7 @@ def find(store: Store, request: PullRequest) -> FoundCheckpoint:
             raise fault.error
     if run not in {s.run for s in catalogue.summaries}:
         raise not_found(store, run)
-    part: Part = "model" if request.is_model else "node" if request.node else "whole"
+    part: PulledPart = "model" if request.is_model else "node" if request.node else "whole"
     choice = choose(catalogue.summaries, run, name, request.trust, part)
     location = choice.summary.location
     seen = read_location(store, run, location).of(run, location)

@@ -14,8 +14,8 @@ from ckptsync.typed_json import Count, FormatNumber, Seconds
 Level = Literal["stat", "digest", "parse", "load", "model"]
 LEVELS: tuple[Level, ...] = ("stat", "digest", "parse", "load", "model")
 Verdict = Literal["ok", "damaged", "incomplete"]
-Kind = Literal["missing", "size", "digest", "parse", "load", "model", "nonfinite", "note"]
-DAMAGE: frozenset[Kind] = frozenset({"missing", "size", "digest", "parse", "load", "model"})
+FindingKind = Literal["missing", "size", "digest", "parse", "load", "model", "nonfinite", "note"]
+DAMAGE: frozenset[FindingKind] = frozenset({"missing", "size", "digest", "parse", "load", "model"})
 """The kinds of findings that are damage; the others are worth knowing."""
 
 
@@ -28,7 +28,7 @@ class VerifyFinding:
     differ; ``tensors`` those they overlap.
     """
 
-    kind: Kind
+    kind: FindingKind
     name: str
     detail: str
     ranges: tuple[tuple[Count, Count], ...] = ()

@@ -40,7 +40,7 @@ the second, and clocks that NTP holds differ by milliseconds; measured between t
 1 ms.  A restart that comes to the same step again takes longer.
 """
 Relation = Literal["one", "two", "unproven"]
-Files = Mapping[str, tuple[str, int]]
+FileDigests = Mapping[str, tuple[str, int]]
 """Path → digest, mtime."""
 Item = tuple[str, tuple[str, int]]
 """A path with its digest and mtime."""
@@ -62,7 +62,7 @@ class Evidence:
     """
 
     manifest: Manifest
-    files: Files
+    files: FileDigests
     save: str
     start: int
     end: int
@@ -161,7 +161,7 @@ def demands_differ(a: Demands, b: Demands) -> str:
     return ""
 
 
-def two_contents(a: Files, b: Files) -> str:
+def two_contents(a: FileDigests, b: FileDigests) -> str:
     """Return the first path under which both have files, with different digests; or ``""``."""
     return min((path for path in a.keys() & b.keys() if a[path][0] != b[path][0]), default="")
 

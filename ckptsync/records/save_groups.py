@@ -29,7 +29,7 @@ from ckptsync.records.same_save import (
 from ckptsync.records.tombstone_keep_join import Join, joins_of
 from ckptsync.tensors import Demands
 
-NEAR = 300_000_000_000
+NEAR_NS = 300_000_000_000
 """ns that may lie between the files of two parts of one save that complete each other: copies
 without their times, slow disks.
 """
@@ -170,7 +170,7 @@ def reasons_against(found: Sequence[Group]) -> tuple[str, ...]:
 
     They may if no two of them contradict each other, each is of other nodes and other ranks,
     together they are all ranks and all files that the checkpoint's metadata demands, and no more
-    than `NEAR` lies between the times of their files.
+    than `NEAR_NS` lies between the times of their files.
     """
     manifests = [m for g in found for m in g.manifests()]
     rankless = (g for g in found if not any(p.manifest.ranks for p in g.parts))
@@ -407,7 +407,7 @@ def _written_together(found: Sequence[Group]) -> list[list[Group]]:
     """Return the groups that were written one soon after the other, several in each list."""
     near: list[list[Group]] = []
     for group in sorted(found, key=lambda g: g.claim[1:]):
-        if near and _gap(near[-1], group) <= NEAR:
+        if near and _gap(near[-1], group) <= NEAR_NS:
             near[-1].append(group)
         else:
             near.append([group])
@@ -421,8 +421,8 @@ def _gap(earlier: Iterable[Group], group: Group) -> int:
 def _apart(found: Sequence[Group]) -> Iterator[str]:
     ordered = sorted(found, key=lambda g: g.claim[1:])
     gap = max((_gap(ordered[:i], ordered[i]) for i in range(1, len(ordered))), default=0)
-    if gap > NEAR:
-        yield f"{gap / 1e9:.0f} s lie between their files, more than {NEAR // 10**9}"
+    if gap > NEAR_NS:
+        yield f"{gap / 1e9:.0f} s lie between their files, more than {NEAR_NS // 10**9}"
 
 
 def _sibling(location: str, group: Group, why: tuple[str, ...]) -> tuple[Sibling, frozenset[str]]:

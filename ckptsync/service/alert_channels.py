@@ -114,7 +114,7 @@ class Sender:
             decision = decide(alarms, self._memory, self._terms, now)
             # a clock that was set back by an hour must not keep anything back for an hour
             if not decision.messages or self._not_before - LONGEST < now < self._not_before:
-                self._memory = decision.untold
+                self._memory = decision.if_not_sent
                 return
             self._is_out = True
         name = f"alert-{self._receiver.name}"
@@ -132,13 +132,13 @@ class Sender:
             return
         delivered, failed = self.channel.delivered + (not error), self.channel.failed + bool(error)
         with self._lock:
-            self._memory = decision.untold if error else decision.told
+            self._memory = decision.if_not_sent if error else decision.if_sent
             self._is_out, self.error = False, error
             self.channel = replace(self.channel, delivered=delivered, failed=failed)
             self._failures = self._failures + 1 if error else 0
             self._not_before = now + backoff(self._failures, FIRST, LONGEST) if error else 0.0
         if not error:
-            _write(self._file, decision.told)
+            _write(self._file, decision.if_sent)
 
 
 def _file(url: str, target: str) -> Path | None:

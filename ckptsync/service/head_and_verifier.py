@@ -17,7 +17,7 @@ from apscheduler.schedulers.background import BackgroundScheduler
 
 from ckptsync.catalogue import cache_file
 from ckptsync.catalogue.cached import read_catalogue
-from ckptsync.catalogue.child_job import Job, Kind
+from ckptsync.catalogue.child_job import Job, JobKind
 from ckptsync.catalogue.location_summary import Catalogue
 from ckptsync.config.schema import Config, RetentionConfig
 from ckptsync.head.retention_rules import Rules
@@ -41,7 +41,7 @@ class HeadRoles:
     """
 
     def __init__(self, config: Config, node: str, store: Store, fatal: Fatal) -> None:
-        most: dict[Kind, int] = {"consolidate": config.head.jobs, "verify": 1, "retain": 1}
+        most: dict[JobKind, int] = {"consolidate": config.head.jobs, "verify": 1, "retain": 1}
         self.jobs = Jobs(config, most, self._ended)
         self.catalogues = Catalogues(store)
         recent = partial(self.catalogues.read, config.head.every)

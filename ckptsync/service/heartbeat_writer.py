@@ -79,7 +79,7 @@ class Heart:
         roles.disks = tuple(disks(roles.worker.held() if roles.worker else [], roles.spool_budget))
         return replace(
             self._mine,
-            told=time.time(),
+            written=time.time(),
             queue=outcome.queue[:MOST],
             errors=tuple(map(shown, outcome.errors)),
             oldest=outcome.waited(now),

@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
-from ckptsync.catalogue.child_job import Job, Kind
+from ckptsync.catalogue.child_job import Job, JobKind
 from ckptsync.config.loading import limits_of, options_for
 from ckptsync.config.schema import Config, LimitsConfig
 from ckptsync.errors import CkptsyncError, ConfigError, StoreError
@@ -161,7 +161,7 @@ def share(config: Config) -> LimitsConfig:
 
 def _consolidate(store: Store, job: Job, config: Config, progress: Progress) -> JobDone:
     from ckptsync.head import consolidate  # noqa: PLC0415
-    from ckptsync.merge.plan import MergeOptions, Work  # noqa: PLC0415
+    from ckptsync.merge.plan import MergeOptions, MergeResources  # noqa: PLC0415
 
     head, url, cluster = config.head, config.store.url, None
     # the cluster that Ray's own variable names, or that this machine is in
@@ -171,7 +171,7 @@ def _consolidate(store: Store, job: Job, config: Config, progress: Progress) -> 
         cluster = consolidate.RayCluster(address, url, access, limits_of(config.limits))
     merge = MergeOptions(head.dtype, head.max_shard_size, allow_code=head.allow_code)
     options = consolidate.HeadOptions(merge, head.config_from, cluster)
-    work = Work(head.threads, window=WINDOW)
+    work = MergeResources(head.threads, window=WINDOW)
     made = consolidate.consolidate_location(
         store, job.run, job.location, options, progress=progress, work=work
     )
@@ -221,7 +221,7 @@ def _retain(store: Store, _job: Job, config: Config, progress: Progress) -> JobD
     return JobDone(lines, tuple(errors), changed=bool(result.done))
 
 
-_WORK: dict[Kind, Callable[[Store, Job, Config, Progress], JobDone]] = {
+_WORK: dict[JobKind, Callable[[Store, Job, Config, Progress], JobDone]] = {
     "consolidate": _consolidate,
     "verify": _verify,
     "retain": _retain,

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ckptsync.catalogue.child_job import Job, Kind
+from ckptsync.catalogue.child_job import Job, JobKind
 from ckptsync.child import Child
 from ckptsync.config.schema import Config
 from ckptsync.errors import CkptsyncError, Corrupt
@@ -158,7 +158,7 @@ def wait_after(before: Wait | None, job: Job, end: JobEnd, now: float) -> Wait |
     return Wait(job.key, now + seconds, end, count)
 
 
-_Name = tuple[Kind, str]
+_Name = tuple[JobKind, str]
 
 
 class Jobs:
@@ -170,7 +170,7 @@ class Jobs:
     def __init__(
         self,
         config: Config,
-        most: Mapping[Kind, int],
+        most: Mapping[JobKind, int],
         ended: Callable[[Job], None] = lambda _: None,
         command: Sequence[str] = COMMAND,
     ) -> None:
@@ -181,7 +181,7 @@ class Jobs:
         self._waits: dict[_Name, Wait] = {}
         self._found: dict[_Name, tuple[str, ...]] = {}
 
-    def begin(self, kind: Kind, jobs: Iterable[Job]) -> tuple[str, ...]:
+    def begin(self, kind: JobKind, jobs: Iterable[Job]) -> tuple[str, ...]:
         """Begin as many of these jobs as there is room for, in their order.
 
         Returns the subjects of all that are due or running.  ``jobs`` must be all jobs of this
@@ -205,14 +205,14 @@ class Jobs:
                 threading.Thread(target=self._run, args=(child,), name=title, daemon=True).start()
         return tuple(dict.fromkeys((*running, *(job.subject for job in due))))
 
-    def errors(self, kind: Kind) -> tuple[str, ...]:
+    def errors(self, kind: JobKind) -> tuple[str, ...]:
         """Return why jobs failed that are not well yet, and what those that ended well found."""
         failed = [f"{subject}: {end}" for subject, end in self._failed(kind)]
         with self._lock:
             found = [e for name, errors in self._found.items() if name[0] == kind for e in errors]
         return (*failed, *found)
 
-    def lines(self, kind: Kind) -> tuple[Line, ...]:
+    def lines(self, kind: JobKind) -> tuple[Line, ...]:
         """Return the present failures, for the log."""
         lines = []
         for subject, end in self._failed(kind):
@@ -220,7 +220,7 @@ class Jobs:
             lines.append(Line(f"failed {subject}", text, is_error=True))
         return tuple(lines)
 
-    def _failed(self, kind: Kind) -> list[tuple[str, JobFailed]]:
+    def _failed(self, kind: JobKind) -> list[tuple[str, JobFailed]]:
         with self._lock:
             waits = list(self._waits.items())
         return [(name[1], w.failed) for name, w in waits if name[0] == kind and w.failed]

@@ -61,7 +61,7 @@ class Metrics:
         now, hung = time.monotonic(), self._hung()
         lines = [hung or "ok"]
         for task in self._roles.all:
-            state = f"at work for {task.busy(now):.0f} s" if task.is_running else "rests"
+            state = f"at work for {task.busy(now):.0f} s" if task.is_running else "idle"
             lines.append(f"{task.name}: {state}")
         return Page(503 if hung else 200, "\n".join([*lines, ""]).encode())
 

@@ -140,7 +140,7 @@ class Watch:
             for path, (aim, _, mode) in armed
             if mode == "polling" and not aim.is_blind
         ]
-        return (*limited, *self._losses.told())
+        return (*limited, *self._losses.notes())
 
     def close(self) -> None:
         """Stop watching: no hint comes after this has returned.  May be called twice."""
@@ -183,7 +183,7 @@ class _Losses(logging.Handler):
         self._count, self._last = self._count + 1, record.getMessage()[:200]
         self._hint()
 
-    def told(self) -> tuple[str, ...]:
+    def notes(self) -> tuple[str, ...]:
         lost = f"file system events were lost {self._count} times; scans find what changed"
         return (f"{lost}: {self._last}",) if self._count else ()
 

@@ -51,7 +51,7 @@ SHARE = 0.0003  # of a core that scans and plans may take which find nothing to 
 LONGEST_REST = 600.0
 
 
-def rest_after(cost: float, least: float) -> float:
+def idle_after(cost: float, least: float) -> float:
     """Return how long to rest after ``cost`` seconds of CPU that found nothing to do."""
     return max(least, min(LONGEST_REST, cost / SHARE))
 
@@ -112,8 +112,8 @@ class WorkerRole:
         self._removed: dict[
             RunDir, Worker
         ] = {}  # of directories that have gone: it may still upload
-        self._places: tuple[str, ...] = ()
-        self._places_state: object = None
+        self._watched: tuple[str, ...] = ()
+        self._watched_state: object = None
         self._renew_at = 0.0
         self._problems: tuple[str, ...] = ()
         self._unmatched: tuple[str, ...] = ()
@@ -178,11 +178,11 @@ class WorkerRole:
         now, every = time.monotonic(), self._every
         with self._lock:
             hints, self._hints = self._hints, set()
-        is_renewed = now >= self._renew_at or directory_states(self._places) != self._places_state
+        is_renewed = now >= self._renew_at or directory_states(self._watched) != self._watched_state
         if is_renewed:
             began = time.thread_time()
             self._renew()
-            self._renew_at = now + rest_after(time.thread_time() - began, every)
+            self._renew_at = now + idle_after(time.thread_time() - began, every)
         directories = list(self._directories.values())
         still = [one for one in directories if now - one.moved >= STILL]
         turn = sum(1 + len(one.folders) for one in still) / IN_TURN
@@ -197,7 +197,7 @@ class WorkerRole:
             for one in due:
                 one.scan(now)
         is_watched = self._watch is not None and set(self._watch.modes().values()) <= {"events"}
-        idle_rest = rest_after(sum(one.cost for one in directories), IDLE_SCANS * every)
+        idle_rest = idle_after(sum(one.cost for one in directories), IDLE_SCANS * every)
         for one in due:
             finishes = one.found.due  # in so many seconds if nothing changes
             if finishes is None:
@@ -235,8 +235,8 @@ class WorkerRole:
 
     def _renew(self) -> None:
         """Find the output directories again; one that cannot be used holds up no other."""
-        self._places = list_watched(self._config.worker.runs)
-        self._places_state = directory_states(self._places)  # before the directories are listed
+        self._watched = list_watched(self._config.worker.runs)
+        self._watched_state = directory_states(self._watched)  # before the directories are listed
         found = output_directories(self._config.worker.runs, self._store.url)
         before, after = self._directories, dict[RunDir, _OutputDirectory]()
         problems = [*found.problems, *found.unsafe]
@@ -300,7 +300,7 @@ class WorkerRole:
             with self._lock:
                 # a scan may have asked for another
                 if self._is_idle and self._plan_at == next_plan:
-                    self._plan_at = now + rest_after(cost, IDLE_PLANS * self._every)
+                    self._plan_at = now + idle_after(cost, IDLE_PLANS * self._every)
         if not any(failure.may_pass for result in results for failure in result.failures):
             self._outages = 0
         elif self._plan_at - now > LONGEST:

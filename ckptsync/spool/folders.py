@@ -59,7 +59,7 @@ def refusals(path: Path) -> Iterator[None]:
             hint="run the worker as the user who trains",
         ) from e
     except (FileNotFoundError, NotADirectoryError) as e:
-        raise Incomplete(f"{path}: gone", hint="it is made again with the next look") from e
+        raise Incomplete(f"{path}: gone", hint="the next scan makes it again") from e
     except OSError as e:
         raise StoreError(
             f"{path}: {e.strerror}", hint="look at the disk that the trainer writes to"

@@ -118,7 +118,7 @@ class PinNotes:
     0 or empty where it does not know yet.
 
     ``stable``: a number for the files that were seen whole and at rest, and for no others
-    (`ckptsync.worker.finished.is_at_rest`). ``save``: the id of the save that was sent.
+    (`ckptsync.worker.finished.is_stable`). ``save``: the id of the save that was sent.
     """
 
     stable: int = 0

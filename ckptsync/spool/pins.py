@@ -103,7 +103,7 @@ class Pin:
 
 
 @dataclass(frozen=True, slots=True)
-class Relation:
+class PinDifference:
     """How a pin's files differ from their source's, by name.
 
     ``same``: one file under both names. ``changed``: another file. ``new``: only in the source.
@@ -116,11 +116,11 @@ class Relation:
     vanished: tuple[str, ...]
 
 
-def compare(pinned: Iterable[Stat], source: Iterable[Stat]) -> Relation:
+def compare(pinned: Iterable[Stat], source: Iterable[Stat]) -> PinDifference:
     """Return how a pin differs from its source; every name is in exactly one of the four."""
     ours, theirs = {s.path: s for s in pinned}, {s.path: s for s in source}
     both = sorted(ours.keys() & theirs.keys())
-    return Relation(
+    return PinDifference(
         tuple(p for p in both if ours[p].is_file_of(theirs[p])),
         tuple(p for p in both if not ours[p].is_file_of(theirs[p])),
         tuple(sorted(theirs.keys() - ours.keys())),

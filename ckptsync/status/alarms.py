@@ -22,10 +22,10 @@ MOST = 20  # lines of a message's text
 
 Severity = Literal["critical", "warning"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
-Kind = Literal["damage", "stall", "lost-node", "full", "late", "clock"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+AlarmKind = Literal["damage", "stall", "lost-node", "full", "late", "clock"]
+KINDS: tuple[AlarmKind, ...] = get_args(AlarmKind)
 MessageStatus = Literal["raised", "repeated", "resolved"]
-CODES: dict[str, Kind] = {
+CODES: dict[str, AlarmKind] = {
     "damaged": "damage",
     "unreadable": "damage",
     "conflict": "damage",
@@ -71,7 +71,7 @@ class Alarm:
             object.__setattr__(self, name, clean(getattr(self, name), LONGEST))
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> AlarmKind:
         """Return what `alerts.on` calls it."""
         return CODES[self.code]
 
@@ -125,11 +125,11 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to send now, and what to remember: ``told`` if that succeeds, else ``untold``."""
+    """What to send now, and what to remember: ``if_sent``, or ``if_not_sent`` where that fails."""
 
     messages: tuple[Message, ...]
-    told: Memory
-    untold: Memory
+    if_sent: Memory
+    if_not_sent: Memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ class Terms:
 def decide(alarms: Iterable[Alarm], memory: Memory, terms: Terms, now: float) -> Decision:
     """Return what to send of the alarms that hold now."""
     holding = {a.key: a for a in alarms if a.kind in terms.kinds}
-    untold = {
+    if_not_sent = {
         key: replace(sent, gone=0.0 if key in holding else sent.gone or now)
         for key, sent in memory.items()
     }
@@ -156,11 +156,11 @@ def decide(alarms: Iterable[Alarm], memory: Memory, terms: Terms, now: float) ->
             messages.append(Message("raised", alarm, before.first))
         elif not 0 <= now - before.last < terms.repeat:  # a clock that was set back repeats, too
             messages.append(Message("repeated", alarm, before.first))
-    told = {m.alarm.key: SentAlarm(m.alarm, m.first, now) for m in messages}
-    over = [sent for sent in untold.values() if sent.gone and now - sent.gone >= HOLD]
+    if_sent = {m.alarm.key: SentAlarm(m.alarm, m.first, now) for m in messages}
+    over = [sent for sent in if_not_sent.values() if sent.gone and now - sent.gone >= HOLD]
     messages += [Message("resolved", sent.alarm, sent.first) for sent in over]
-    remembered = {key: sent for key, sent in untold.items() if sent not in over}
-    return Decision(tuple(messages), remembered | told, untold)
+    remembered = {key: sent for key, sent in if_not_sent.items() if sent not in over}
+    return Decision(tuple(messages), remembered | if_sent, if_not_sent)
 
 
 def document(messages: Iterable[Message], store: str, head: str, at: float) -> dict[str, Any]:

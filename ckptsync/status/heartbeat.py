@@ -60,7 +60,7 @@ class RunningJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class CurrentWork:
     """What a process of a node does.
 
     ``queue``: what is on its way, and ``oldest``: seconds for which its first has waited.
@@ -86,11 +86,11 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Heartbeat(Work):
+class Heartbeat(CurrentWork):
     """What a process of a node does now.
 
     ``instance`` is one process; ``machine`` one boot of one machine, within which ``pid`` and
-    ``began`` name the process. ``started`` and ``told`` (when it was written): seconds on the
+    ``began`` name the process. ``started`` and ``written``: seconds on the
     node's clock.
     """
 
@@ -103,7 +103,7 @@ class Heartbeat(Work):
     roles: tuple[str, ...]
     version: str
     beat: Count = 0
-    told: Seconds = 0.0
+    written: Seconds = 0.0
     period: Seconds = PERIOD
     stopped: bool = False
     format: FormatNumber = FORMAT
@@ -267,7 +267,7 @@ def yields_to(mine: Heartbeat, other: Heartbeat) -> bool:
 def store_now(known: Iterable[tuple[Entry, Heartbeat]], machine: str, now: float) -> float:
     """Return the time on the store's clock: ``now``, corrected by a heartbeat of this machine."""
     mine = ((entry, heart) for entry, heart in known if machine and heart.machine == machine)
-    offsets = [heart.told - entry.mtime for entry, heart in mine if heart.told]
+    offsets = [heart.written - entry.mtime for entry, heart in mine if heart.written]
     return now - min(offsets, key=abs, default=0.0)
 
 

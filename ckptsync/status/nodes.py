@@ -16,10 +16,10 @@ from ckptsync.safe_names import RECORDS
 from ckptsync.status.heartbeat import (
     FACTS,
     LIMIT,
+    CurrentWork,
     Facts,
     Heartbeat,
     Train,
-    Work,
     decode,
     store_now,
 )
@@ -91,7 +91,7 @@ def read_nodes(store: Store, before: NodeFiles | None = None, each: Each = map) 
 
 
 @dataclass(frozen=True, slots=True)
-class Node(Work):
+class Node(CurrentWork):
     """``name`` is the node's id, with ``~head`` for a head without a worker.
 
     ``beat``: when it beat last.  ``age``: seconds since then; its work was so then.
@@ -126,7 +126,7 @@ def _node(known: NodeFile, facts: Facts | Corrupt | None, now: float) -> Node:
     state: State = "silent" if age > SILENT * heart.period else "alive"
     found = facts if isinstance(facts, Facts) else None
     offset = found.clock_offset if found else None
-    work = {each.name: getattr(heart, each.name) for each in fields(Work)}
+    work = {each.name: getattr(heart, each.name) for each in fields(CurrentWork)}
     if isinstance(facts, Corrupt):
         work["notes"] = (*heart.notes, str(facts))
     return Node(

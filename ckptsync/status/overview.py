@@ -127,7 +127,7 @@ def _repair(s: Summary, nodes: Sequence[Node]) -> dict[str, Any]:
         "run": s.run,
         "location": s.location,
         "reports": len(s.proof.damage),
-        "said": s.proof.damaged_at,
+        "reported": s.proof.damaged_at,
         "changed": s.proof.rewritten_at or None,
         "findings": list(s.evidence),
         "nodes": list(s.nodes),

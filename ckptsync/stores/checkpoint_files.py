@@ -49,7 +49,7 @@ class FileTree:
     def __init__(self, root: str) -> None:
         self.root = root
         self._odd: dict[Odd, list[str]] = {}
-        self._seen: Mapping[str, tuple[int, float, int]] = self._look()
+        self._seen: Mapping[str, tuple[int, float, int]] = self._list_files()
         self._sizes = {name: size for name, (size, _, _) in self._seen.items()}
         if not self._seen and "link" in self._odd:
             hint = "links may lead anywhere: give a copy with the files themselves"
@@ -111,7 +111,7 @@ class FileTree:
             lines.append(f"{clean(min(names))}{more}: ignored: {_ODD[odd]}")
         return tuple(lines)
 
-    def _look(self) -> Mapping[str, tuple[int, float, int]]:
+    def _list_files(self) -> Mapping[str, tuple[int, float, int]]:
         """Return each file's size, time and inode, and note with `_pass_over` what is no file."""
         raise NotImplementedError
 
@@ -157,7 +157,7 @@ class DirectoryFiles(FileTree):
     def holds(self, name: str) -> bool:
         return os.path.lexists(f"{self.root}/{name}")
 
-    def _look(self) -> Mapping[str, tuple[int, float, int]]:
+    def _list_files(self) -> Mapping[str, tuple[int, float, int]]:
         try:
             found = list(safe_open.walk(self.root, "", is_no_content, self._pass_over))
         except OSError as e:
@@ -227,7 +227,7 @@ class ListedFiles(FileTree):
     def holds(self, name: str) -> bool:
         return name in self._all
 
-    def _look(self) -> Mapping[str, tuple[int, float, int]]:
+    def _list_files(self) -> Mapping[str, tuple[int, float, int]]:
         store = self._store
         if not has_root(store):
             raise ConfigError(

@@ -35,14 +35,14 @@ from ckptsync.formats import torch_zip, zstd_items
 from ckptsync.layouts import dcp, dcp_metadata, registry
 from ckptsync.merge.container_crcs import CrcCheckedFiles
 from ckptsync.plain_json import parse
-from ckptsync.records.report import Kind, VerifyFinding
+from ckptsync.records.report import FindingKind, VerifyFinding
 from ckptsync.stores.stream import Reads, digest_of, read_ahead, stream
 from ckptsync.tensors import Extent, Files
 from ckptsync.verify.expected import ExpectedFile
 from ckptsync.verify.reading import CountedSource, TrackedFiles, local_root, pieces
 
 FAR = 8  # requests at once
-NEAR = 4  # threads where files are in memory, or on a mounted server; more are no faster
+LOCAL_THREADS = 4  # threads where files are in memory, or on a mounted server; more are no faster
 RANGE = 32 << 20  # bytes of a range of a large file: a request of its own
 LARGE = 2 * RANGE
 PIECE = 1 << 20  # least bytes that a sample takes or leaves
@@ -180,7 +180,7 @@ def _near_threads(source: Reads, root: str, stretches: Sequence[Stretch]) -> int
     if not is_mounted and not all(_is_in_memory(root, stretch) for stretch in probed):
         return 1
     has_affinity = hasattr(os, "sched_getaffinity")
-    return min(NEAR, len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1)
+    return min(LOCAL_THREADS, len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1)
 
 
 def _is_in_memory(root: str, stretch: Stretch) -> bool:
@@ -383,7 +383,7 @@ def find_archives(files: Files) -> dict[str, list[Item] | None]:
     return {path: sorted(items) if items is not None else None for path, items in found.items()}
 
 
-def check_crc32s(files: TrackedFiles, kind: Kind) -> Compared:
+def check_crc32s(files: TrackedFiles, kind: FindingKind) -> Compared:
     """Compare every CRC32 of torch's archives; return findings of this kind.
 
     They show damage from before anybody recorded a digest.  Raises StoreError, Incomplete.

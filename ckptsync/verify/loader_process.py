@@ -20,7 +20,7 @@ from typing import IO, Any
 from ckptsync.child import TO_DIE, Child
 from ckptsync.errors import CkptsyncError, Corrupt, Unsupported
 from ckptsync.plain_json import parse
-from ckptsync.verify.reading import Progress, no_progress
+from ckptsync.verify.reading import ReadProgress, no_progress
 from ckptsync.verify.sandbox import MISSING
 
 STARTING = 120.0  # seconds to import Python and torch; a request's own time counts from there
@@ -62,7 +62,7 @@ class LoaderProcess:
         self,
         module: str,
         hint: str,
-        progress: Progress = no_progress,
+        progress: ReadProgress = no_progress,
         python: str = sys.executable,
     ) -> None:
         self._module, self._hint, self._progress, self._python = module, hint, progress, python

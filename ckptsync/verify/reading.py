@@ -18,7 +18,7 @@ WINDOW = 4 << 20
 Sink = Callable[[memoryview], None]
 
 NONE: Mapping[str, str] = {}
-Progress = Callable[[int], object]
+ReadProgress = Callable[[int], object]
 """Any thread calls it with bytes that were read; with 0, a child process is still at work."""
 
 
@@ -37,7 +37,7 @@ class TrackedFiles(FilesWrapper):
         files: Files,
         title: str = "",
         shown: Mapping[str, str] = NONE,
-        progress: Progress = no_progress,
+        progress: ReadProgress = no_progress,
     ) -> None:
         super().__init__(files)
         self.title, self._shown, self._progress = title, shown, progress
@@ -78,7 +78,7 @@ class TrackedFiles(FilesWrapper):
 class CountedSource:
     """A store or directory that counts the bytes that were read, and reports them.  Thread-safe."""
 
-    def __init__(self, source: Reads, progress: Progress = no_progress) -> None:
+    def __init__(self, source: Reads, progress: ReadProgress = no_progress) -> None:
         self.source, self.read, self.progress = source, 0, progress
         self._lock = threading.Lock()
 

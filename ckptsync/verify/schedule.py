@@ -24,9 +24,9 @@ from ckptsync.stores.contract import Store
 
 RETRY = 600.0
 """Seconds until unchanged damage is read again; doubled with each report, so that few pile up."""
-Proof = tuple[float, Summary]
+LastProof = tuple[float, Summary]
 """When a location was last found well."""
-MERGING = 300.0
+MERGED_WITHIN = 300.0
 """Seconds in which a complete checkpoint may still be consolidated: else it would be read twice."""
 SPARE = 0.1
 """Share of the period by which reading is planned earlier, for heads and stores that are away."""
@@ -68,7 +68,7 @@ def due(locations: Iterable[Summary], policy: VerifyPolicy, now: float) -> tuple
     other damage, in case that it passed; the rest, the longest unread first.
     """
     found: list[tuple[int, Summary, Level]] = []
-    proven: list[Proof] = []
+    proven: list[LastProof] = []
     for seen in locations:
         proof = seen.proof
         if seen.retired or seen.status == "CONFLICT":
@@ -86,7 +86,7 @@ def due(locations: Iterable[Summary], policy: VerifyPolicy, now: float) -> tuple
                 found.append((1, seen, "stat"))
         elif (last := _last_proof(seen, policy.level)) is not None:
             proven.append((last, seen))
-        elif seen.consolidated or now - seen.arrived >= min(MERGING, policy.every):
+        elif seen.consolidated or now - seen.arrived >= min(MERGED_WITHIN, policy.every):
             found.append((1, seen, policy.level))
     found.sort(key=lambda one: (one[0], -one[1].arrived, one[1].run, one[1].location))
     found += [(3, seen, policy.level) for seen in _old(proven, policy, now)]
@@ -109,7 +109,7 @@ def _last_proof(seen: Summary, level: Level) -> float | None:
     return max(times, default=None)
 
 
-def _old(proven: list[Proof], policy: VerifyPolicy, now: float) -> Iterator[Summary]:
+def _old(proven: list[LastProof], policy: VerifyPolicy, now: float) -> Iterator[Summary]:
     """Yield the proven locations whose turn it is, the longest unread first.
 
     ``slack`` says for how many bytes reading can wait and, at the even rate, meet every deadline.

@@ -47,7 +47,7 @@ from ckptsync.verify.level_parse import (
     reached_level,
 )
 from ckptsync.verify.levels import LevelChecks
-from ckptsync.verify.reading import CountedSource, Progress, TrackedFiles, no_progress
+from ckptsync.verify.reading import CountedSource, ReadProgress, TrackedFiles, no_progress
 from ckptsync.verify.write_reports import is_news, verdict, worst_first, write_report
 
 NO_DIGESTS = "nothing recorded the digests of these files, so damage to values would not be seen"
@@ -65,7 +65,7 @@ class VerifyOptions:
     now: float = 0.0
     sample: Sample | None = None
     baseline: tuple[ExpectedFile, ...] | None = None
-    progress: Progress = no_progress
+    progress: ReadProgress = no_progress
     wait: Callable[[float], object] = time.sleep
 
 
@@ -302,7 +302,9 @@ def verify_directory(files: FileTree, name: str, options: VerifyOptions) -> Repo
     return replace(report, readings=tuple(levels.readings))
 
 
-def record_directory(files: FileTree, progress: Progress = no_progress) -> tuple[ExpectedFile, ...]:
+def record_directory(
+    files: FileTree, progress: ReadProgress = no_progress
+) -> tuple[ExpectedFile, ...]:
     """Return all files with their digests, for a baseline.  Raises Incomplete, StoreError."""
     source = CountedSource(files, progress)
 

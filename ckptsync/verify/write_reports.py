@@ -15,10 +15,10 @@ from typing import get_args
 
 from ckptsync.records.io import LIMITS, append_record
 from ckptsync.records.location_status import DIGEST, LocationState
-from ckptsync.records.report import DAMAGE, LEVELS, Kind, Report, Verdict, VerifyFinding
+from ckptsync.records.report import DAMAGE, LEVELS, FindingKind, Report, Verdict, VerifyFinding
 from ckptsync.stores.contract import Store
 
-_ORDER: tuple[Kind, ...] = get_args(Kind)  # worst first
+_ORDER: tuple[FindingKind, ...] = get_args(FindingKind)  # worst first
 _MOST = 1000  # harmless findings of a report; ranges and tensors of a finding, if it is too large
 _ROOM = LIMITS["report"] // 4  # characters of findings; each may take four bytes
 

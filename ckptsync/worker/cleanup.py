@@ -26,7 +26,15 @@ from ckptsync.records.manifest import Manifest
 from ckptsync.spool.folders import names_in, refusals, remove_in
 from ckptsync.spool.pins import clean_abandoned, drop, list_pins
 from ckptsync.tensors import read_whole
-from ckptsync.walk import SPOOL, Listing, Stat, is_kept, opened_directory, opened_parent, walk
+from ckptsync.walk import (
+    SPOOL,
+    Listing,
+    Stat,
+    is_private_directory,
+    opened_directory,
+    opened_parent,
+    walk,
+)
 from ckptsync.worker.local_save import LocalFile, LocalFiles, each_open
 from ckptsync.worker.manifest_copies import forget_manifests
 from ckptsync.worker.observation import has_lease
@@ -272,7 +280,7 @@ def remove_by_rename(output_dir: Path, checkpoint_dir: CheckpointDir, there: Lis
 
 def _check_alone(fd: int, folder: Path) -> None:
     """Raise ConfigError for a directory where others could replace what is to be removed."""
-    if not is_kept(os.fstat(fd), fd) or os.fstat(fd).st_mode & stat.S_IWGRP:
+    if not is_private_directory(os.fstat(fd), fd) or os.fstat(fd).st_mode & stat.S_IWGRP:
         raise ConfigError(
             f"{folder}: other users may write there, and the spool is on another file system:"
             " ckptsync deletes no checkpoint",

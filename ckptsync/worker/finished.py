@@ -66,7 +66,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Judgement:
     """``reason`` is shown to people.
 
     ``left``: seconds until it is finished if nothing changes; ``None``: it is refused, and waiting
@@ -78,25 +78,25 @@ class Verdict:
     left: float | None = 0.0
 
 
-def judge(seen: Observation, still: float, rule: Rule) -> Verdict:
+def judge(seen: Observation, still: float, rule: Rule) -> Judgement:
     """Return whether a checkpoint is finished, and why.
 
     ``still``: seconds for which nothing has changed.
     """
     if refused := _refusal(seen) or _torn(seen, rule) or _possibly_torn(seen, rule):
-        return Verdict(finished=False, reason=refused, left=None)
+        return Judgement(finished=False, reason=refused, left=None)
     wait, reason = _wait(seen, rule)
     left = wait - still
     if left > 0:
-        return Verdict(
+        return Judgement(
             finished=False,
             reason=f"{reason}; finished if nothing changes for {left:.0f} s",
             left=left,
         )
-    return Verdict(finished=True, reason=reason)
+    return Judgement(finished=True, reason=reason)
 
 
-def is_at_rest(seen: Observation, still: float, rule: Rule, verdict: Verdict) -> bool:
+def is_stable(seen: Observation, still: float, rule: Rule, verdict: Judgement) -> bool:
     """Return whether to keep these files as a save if rotation deletes them before `judge` says so.
 
     It is remembered beside the pin: it is all that counts once the trainer has removed the

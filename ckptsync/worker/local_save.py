@@ -149,13 +149,13 @@ class LocalFiles:
             raise Incomplete(f"{name}: not in {self.name}")
         fd = held.open()
         try:
-            OpenFile(self, fd).read_into(name, start, out)
+            OpenLocalFile(self, fd).read_into(name, start, out)
         finally:
             os.close(fd)
 
 
 @dataclass(frozen=True, slots=True)
-class OpenFile:
+class OpenLocalFile:
     """One of ``files`` that is open; an implementation of `ckptsync.tensors.Files`."""
 
     files: LocalFiles

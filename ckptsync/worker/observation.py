@@ -29,7 +29,7 @@ from ckptsync.spool import markers as spool_markers
 from ckptsync.spool.markers import Begun, RankMark, is_running
 from ckptsync.tensors import read_whole
 from ckptsync.walk import SPOOL, Stat, open_file
-from ckptsync.worker.local_save import LocalFiles, LocalSave, OpenFile, each_open
+from ckptsync.worker.local_save import LocalFiles, LocalSave, OpenLocalFile, each_open
 from ckptsync.worker.torn_saves import TRAINER_STATE
 
 VERL_MARKER = "latest_checkpointed_iteration.txt"
@@ -158,7 +158,7 @@ def observe(
     Raises Incomplete if files vanish meanwhile: look again.
     """
     files = seen.files
-    unclosed, writing = _look_into(files)
+    unclosed, writing = _check_files(files)
     found = Observation(
         family=files.family,
         step=seen.checkpoint_dir.step,
@@ -212,7 +212,7 @@ def is_later(seen: LocalSave, spans: Iterable[Span]) -> bool:
 def is_like_another(seen: LocalSave, saves: Iterable[LocalSave]) -> bool:
     """Return whether one of ``saves`` is of another step and has files of the same names.
 
-    Only a save that was at rest for long counts (`finished.is_at_rest`).
+    Only a save that was at rest for long counts (`finished.is_stable`).
     """
     of_size = (
         o
@@ -356,7 +356,7 @@ def _was_emptied(root: Path, files: Sequence[Stat]) -> bool:
         return True
 
 
-def _look_into(files: LocalFiles) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
+def _check_files(files: LocalFiles) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
     """Return the files without their format's end, and those that a process has open for writing.
 
     The second is ``None`` if none is known to be, but not all could be asked: the kernel refuses a
@@ -369,7 +369,7 @@ def _look_into(files: LocalFiles) -> tuple[tuple[str, ...], tuple[str, ...] | No
     leases: dict[str, bool | None] = dict.fromkeys(unasked)
     for held, fd in each_open(asked):
         path = held.stat.path
-        if not registry.closed(path, OpenFile(files, fd)):
+        if not registry.closed(path, OpenLocalFile(files, fd)):
             unclosed.append(path)
         leases[path] = has_lease(fd, fcntl.F_RDLCK)
     busy = tuple(sorted(path for path, granted in leases.items() if granted is False))

@@ -32,7 +32,7 @@ from ckptsync.worker.progress import Failure, Repaired, failure
 from ckptsync.worker.queue import Name, QueueCapacity, UploadJob, UploadQueues
 from ckptsync.worker.selection import EVERYTHING
 from ckptsync.worker.store_view import StoreView
-from ckptsync.worker.stored_files import Read
+from ckptsync.worker.stored_files import KnownDigests
 from ckptsync.worker.upload_sources import UploadSource, is_stored
 
 OF_BYTES = ("missing", "size", "digest")  # damage that other bytes than the named ones make
@@ -94,7 +94,7 @@ def list_requests(
     return tuple(requested[name] for name in sorted(requested))
 
 
-def copies(seen: Sequence[LocalSave], read: Read) -> Callable[[FileEntry], bool]:
+def copies(seen: Sequence[LocalSave], read: KnownDigests) -> Callable[[FileEntry], bool]:
     """Return a function that says whether one of the saves here has a stored file.
 
     By its time (one without a fraction may be chance), or by a digest that was read.
@@ -179,7 +179,7 @@ class FileRepairs:
         self._news: deque[Repaired | Failure] = deque()
         self._done: list[Repaired | Failure] = []
 
-    def restore_manifests(self) -> list[Failure]:
+    def repair_manifests(self) -> list[Failure]:
         """Write this node's manifests again that are damaged or gone, where the spool has a copy.
 
         Return what the store refused.  The view is read again after a write: raises StoreError.

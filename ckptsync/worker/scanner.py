@@ -22,10 +22,10 @@ from ckptsync.spool.markers import PinNotes, read_log, read_pin_notes
 from ckptsync.spool.pins import claim, list_pins, write_pin_notes
 from ckptsync.walk import SPOOL, Stat
 from ckptsync.worker.finished import (
+    Judgement,
     Rule,
-    Verdict,
-    is_at_rest,
     is_lost,
+    is_stable,
     judge,
     last_file,
     may_be_alone,
@@ -66,7 +66,7 @@ class Scanned:
     first: float
     since: float
     state: tuple[Stat, ...]
-    verdict: Verdict
+    verdict: Judgement
     observation: Observation | None = None
     read: float = 0.0
 
@@ -250,7 +250,7 @@ class Scanner:
         is_same = before is not None and before.state == state
         since = before.since if before is not None and is_same else now
         first = before.first if before is not None else now
-        done = Verdict(finished=False, reason="stored, or another's", left=None)
+        done = Judgement(finished=False, reason="stored, or another's", left=None)
         found = Scanned(seen, first, since, state, done)
         if self._is_done(seen):
             return found
@@ -261,8 +261,8 @@ class Scanner:
             )
         except Incomplete as e:  # it changes meanwhile
             return replace(found, verdict=replace(done, reason=str(e)))
-        rests = is_at_rest(observation, now - since, self._rule, verdict)
-        seen = _note_verdict(seen, verdict, wrong, is_at_rest=rests)
+        rests = is_stable(observation, now - since, self._rule, verdict)
+        seen = _note_verdict(seen, verdict, wrong, is_stable=rests)
         return replace(found, seen=seen, verdict=verdict, observation=observation, read=read)
 
     def _judge(
@@ -274,7 +274,7 @@ class Scanner:
         now: float,
         *,
         fresh: bool,
-    ) -> tuple[Observation, Verdict, float]:
+    ) -> tuple[Observation, Judgement, float]:
         """Return an observation, its verdict, and when the files were read for it.
 
         They are read anew ever more seldom while they stay the same, and once more before they are
@@ -282,7 +282,7 @@ class Scanner:
         """
         other_part = self._has_other_part(seen)
 
-        def judge_now(observation: Observation) -> tuple[Observation, Verdict]:
+        def judge_now(observation: Observation) -> tuple[Observation, Judgement]:
             if may_be_alone(observation, self._rule):  # then other checkpoints decide
                 observation = replace(observation, alike=is_like_another(seen, around.saves))
             return observation, judge(observation, still, self._rule)
@@ -352,7 +352,7 @@ def list_and_pin_saves(run: RunDir, pinner: Pinner) -> Scan:
 
 
 def _note_verdict(
-    seen: LocalSave, verdict: Verdict, wrong: list[Failure], *, is_at_rest: bool
+    seen: LocalSave, verdict: Judgement, wrong: list[Failure], *, is_stable: bool
 ) -> LocalSave:
     """Note beside the pin that the save was at rest, and when it was finished.
 
@@ -361,7 +361,7 @@ def _note_verdict(
     if seen.pin is None:
         return seen
     noted = seen.pin.notes
-    stable = fingerprint(seen.files.stats) if is_at_rest else 0
+    stable = fingerprint(seen.files.stats) if is_stable else 0
     finished = time.time_ns() if verdict.finished and not noted.finished else 0
     if stable in (0, noted.stable) and not finished:
         return seen

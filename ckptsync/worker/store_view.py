@@ -37,7 +37,7 @@ from ckptsync.walk import Stat
 from ckptsync.worker.local_save import LocalSave
 from ckptsync.worker.progress import Phase
 from ckptsync.worker.selection import EVERYTHING, Selection, select
-from ckptsync.worker.stored_files import Read, find_holder, has_other_part, is_retired
+from ckptsync.worker.stored_files import KnownDigests, find_holder, has_other_part, is_retired
 
 R = TypeVar("R", Manifest, ModelRecord, Report, Tombstone)
 
@@ -61,9 +61,9 @@ class RunRecords:
     sizes: Mapping[str, int] = field(default_factory=dict)
     grouped: Mapping[str, Mapping[str, Record]] = field(default_factory=dict)
     lost: Mapping[str, CkptsyncError] = field(default_factory=dict)
-    read: dict[str, Read] = field(default_factory=dict)
+    read: dict[str, KnownDigests] = field(default_factory=dict)
 
-    def remember(self, checkpoint: str, read: Read) -> None:
+    def remember(self, checkpoint: str, read: KnownDigests) -> None:
         """Keep digests, so that the same files are not read again."""
         self.read[checkpoint] = {**self.read.get(checkpoint, {}), **read}
 

@@ -19,9 +19,9 @@ from ckptsync.walk import Stat
 
 FileKey = tuple[str, int, int]
 """Path, bytes, mtime in ns: a file as it was when it was read."""
-Read = Mapping[FileKey, str]
+KnownDigests = Mapping[FileKey, str]
 """Digests of files of this node."""
-NOTHING_READ: Read = MappingProxyType({})
+NOTHING_READ: KnownDigests = MappingProxyType({})
 
 PlainName = Literal["free", "same", "other"]
 
@@ -100,7 +100,10 @@ def list_left_behind(planned: Manifest, known: Iterable[save_groups.Known]) -> t
 
 
 def find_holder(
-    stats: Iterable[Stat], node: str, manifests: Sequence[Manifest], read: Read = NOTHING_READ
+    stats: Iterable[Stat],
+    node: str,
+    manifests: Sequence[Manifest],
+    read: KnownDigests = NOTHING_READ,
 ) -> Manifest | None:
     """Return a manifest of the location that has all of these files by path, size and mtime (ns).
 
@@ -232,7 +235,7 @@ def is_retired(
 
 
 def _covering(
-    keys: Sequence[FileKey], node: str, manifests: Iterable[Manifest], read: Read
+    keys: Sequence[FileKey], node: str, manifests: Iterable[Manifest], read: KnownDigests
 ) -> Manifest | None:
     """Return a manifest of the first location by name that has all of these files."""
     for its in _by_location(manifests):

@@ -16,7 +16,7 @@ from itertools import pairwise
 
 from ckptsync.checkpoint_dirs import Family
 from ckptsync.layouts import file_names
-from ckptsync.walk import AT_ONCE, SLOW, Stat
+from ckptsync.walk import SAME_MOMENT, SLOW, Stat
 
 TRAINER_STATE = "trainer_state.json"
 FIRST_OF_ACCELERATE = "random_states_0.pkl"
@@ -317,7 +317,7 @@ def _written_over(files: Sequence[Stat], ended: int, apart: float) -> str:
 
     A file that only a trainer writes shows it, or a long rest.
     """
-    surely = (_only_by_trainer(newer, files) for newer in _written_after(files, ended, AT_ONCE))
+    surely = (_only_by_trainer(newer, files) for newer in _written_after(files, ended, SAME_MOMENT))
     over = next(filter(None, surely), "")
     for newer in _written_after(files, ended, apart) if not over else ():
         # anybody may write weights, but hardly with their configuration
@@ -368,7 +368,7 @@ def _old_parts(files: Sequence[Stat]) -> str:
     Those end a save of the final model.
     """
     ended = next((f.mtime for f in files if f.path == _ARGUMENTS), None)
-    later = _written_after(files, ended, AT_ONCE) if ended is not None else ()
+    later = _written_after(files, ended, SAME_MOMENT) if ended is not None else ()
     part = next(filter(None, (_some_parts(newer, files) for newer in later)), "")
     return f"{part} was overwritten, but other parts were not" if part else ""
 
@@ -430,7 +430,7 @@ def _after_random_state(files: Sequence[Stat]) -> str:
         ends = ends or (
             before.path if is_random_state(before.path) and rank_of(before.path) in sharded else ""
         )
-        if ends and _is_gap(before.mtime, file, AT_ONCE):
+        if ends and _is_gap(before.mtime, file, SAME_MOMENT):
             shard = next((f.path for f in ordered[n:] if _SHARD.fullmatch(f.path)), "")
             return f"{shard} was overwritten after {ends}" if shard else ""
     return ""
@@ -453,7 +453,7 @@ def _old_metadata(files: Sequence[Stat]) -> str:
             if folder == _folder(end.path) and shard.mtime > end.mtime
         )
         first = min(newer, key=lambda f: f.mtime, default=None)
-        if first is not None and _is_gap(end.mtime, first, AT_ONCE):
+        if first is not None and _is_gap(end.mtime, first, SAME_MOMENT):
             return f"{first.path} was overwritten, and {end.path} was not"
     return ""
 

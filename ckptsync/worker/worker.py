@@ -152,7 +152,7 @@ class Worker:
         self._cleaned, self._failures, is_ready = [], list(unseen), False
         try:
             self._view.refresh()
-            self._failures += self._repairs.restore_manifests()
+            self._failures += self._repairs.repair_manifests()
             is_ready = True
         except CkptsyncError as e:
             self._failures.append(failure(run, "", e))

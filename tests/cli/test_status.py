@@ -278,20 +278,20 @@ def test_a_store_that_no_longer_answers_leaves_the_last_picture_with_the_reason(
     store = Away("memory://there")
     shown = screen(store)
     assert shown.picture().plain.splitlines() == ["store memory://there", "reading ..."]
-    shown.look()
+    shown.refresh()
     assert shown.picture().plain.startswith("store memory://there  ")
     shown.emit(logging.makeLogRecord({"msg": "memory: 503, trying again"}))
     assert shown.picture().plain.startswith(
         "WARNING the store has not answered for 0s: memory: 503, trying again"
     )
     store.error = Transient("memory: 504")
-    shown.look()
+    shown.refresh()
     assert shown.picture().plain.startswith(
         "WARNING the store has not answered for 0s: memory: 504"
     )
     assert "no checkpoints yet" in shown.picture().plain
     store.error = None
-    shown.look()
+    shown.refresh()
     assert shown.picture().plain.startswith("store memory://there  ")
 
 
@@ -299,14 +299,14 @@ def test_a_store_that_was_never_read_ends_it() -> None:
     store = Away()
     store.error = StoreError("memory: refused")
     with pytest.raises(StoreError, match="refused"):
-        screen(store).look()
+        screen(store).refresh()
 
 
 def test_no_more_is_drawn_than_there_are_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LINES", "5")
     monkeypatch.setenv("COLUMNS", "80")
     shown = screen(Away())
-    shown.look()
+    shown.refresh()
     lines = shown.picture().plain.splitlines()
     assert len(lines) == 5
     assert re.fullmatch(r"\(\d+ more lines: .*", lines[-1])

@@ -18,7 +18,7 @@ from ckptsync.head.consolidate import HeadOptions, RayCluster, consolidate_locat
 from ckptsync.merge import ray_engine
 from ckptsync.merge.container_crcs import CrcCheckedFiles
 from ckptsync.merge.engine import Engine
-from ckptsync.merge.plan import MergeOptions, Work
+from ckptsync.merge.plan import MergeOptions, MergeResources
 from ckptsync.merge.prepare import MergeJob
 from ckptsync.merge.weights import WrittenFile
 from ckptsync.records.location_status import LocationState
@@ -42,7 +42,9 @@ class Here(RayCluster):
             summed = CrcCheckedFiles(files, job.checksums)
             found = {
                 p.name: ray_engine.accept(
-                    ray_engine.run_task(p, Work(), ckptsync.__version__, reach, lambda _: None),
+                    ray_engine.run_task(
+                        p, MergeResources(), ckptsync.__version__, reach, lambda _: None
+                    ),
                     summed,
                 )
                 for p in job.plans

@@ -15,8 +15,8 @@ from ckptsync.catalogue.location_summary import Summary
 from ckptsync.head.retention import (
     PATIENCE,
     RetentionDecision,
+    RetentionVerdict,
     RunEvidence,
-    Verdict,
     decide,
     is_going,
     is_resumable,
@@ -319,7 +319,7 @@ SHARDS = replace(seen(1), shards_retired="old", resume=False, marked_at=NOW - 10
         ("drop", replace(SHARDS, begun=True, done=True), "mark", "location"),
     ],
 )
-def test_what_is_due(verdict: Verdict, location: Summary, action: str, scope: str) -> None:
+def test_what_is_due(verdict: RetentionVerdict, location: Summary, action: str, scope: str) -> None:
     found = with_action(
         RetentionDecision("run", location.location, verdict, "why"), location, NOW, GRACE
     )

@@ -12,7 +12,7 @@ from ckptsync.catalogue.location_summary import summarize
 from ckptsync.head.consolidate import HeadOptions, consolidate_location
 from ckptsync.head.schedule import head_jobs, todo_for
 from ckptsync.records.location_status import Condition, LocationState
-from ckptsync.records.report import Kind, VerifyFinding
+from ckptsync.records.report import FindingKind, VerifyFinding
 from ckptsync.stores.memory import MemoryStore
 from tests.head.test_consolidate import BASE, MODEL, look
 from tests.support.filled_stores import DEMO, put, report_on, send, two_nodes
@@ -136,6 +136,6 @@ def test_without_a_model_record_completeness_decides() -> None:
     ],
 )
 def test_only_damage_to_what_the_model_record_binds_is_repaired(
-    kind: Kind, name: str, what: str
+    kind: FindingKind, name: str, what: str
 ) -> None:
     assert todo(consolidated(VerifyFinding(kind, name, ""))) == what

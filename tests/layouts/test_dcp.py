@@ -21,7 +21,7 @@ from ckptsync.formats.zstd_items import unpacked
 from ckptsync.layouts import dcp, registry
 from ckptsync.layouts.dcp_metadata import StorageItem
 from ckptsync.layouts.file_names import holds_weights
-from ckptsync.merge.plan import MergeOptions, Work, plan
+from ckptsync.merge.plan import MergeOptions, MergeResources, plan
 from ckptsync.merge.prepare import prepare
 from ckptsync.tensors import Extent, Files, Part, Shape, Tensor, read
 from tests.formats.test_zstd_items import ELEMENTS as LONG
@@ -283,7 +283,10 @@ def test_threads_do_not_make_it_be_unpacked_again_and_again() -> None:
     )
     written: list[bytes] = []
     consolidate(
-        files, lambda name, chunks: written.extend(map(bytes, chunks)), MergeOptions(), work=Work(4)
+        files,
+        lambda name, chunks: written.extend(map(bytes, chunks)),
+        MergeOptions(),
+        work=MergeResources(4),
     )
     assert b"".join(written).endswith(data)
     assert files.read_bytes < 1.2 * len(held)

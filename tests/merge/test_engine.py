@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from ckptsync.errors import Corrupt, StoreError
 from ckptsync.merge import units
 from ckptsync.merge.engine import Abandoned, Chunk, Destination, write_model
-from ckptsync.merge.plan import DTYPES, DType, MergeOptions, Work
+from ckptsync.merge.plan import DTYPES, DType, MergeOptions, MergeResources
 from ckptsync.merge.prepare import MergeJob, prepare
 from ckptsync.merge.statistics import Statistics
 from tests.support.files_in_memory import Counting, MemoryFiles, safetensors_file, tree
@@ -155,8 +155,8 @@ def small_units(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("name", VECTORS)
 def test_any_number_of_threads_writes_the_same(name: str, jobs: int, dtype: DType) -> None:
     files, options = tree(*vector(name).sources), MergeOptions(dtype, 20_000)
-    one, alone = run(files, options, work=Work(1, statistics=True))
-    many, merged = run(files, options, work=Work(jobs, statistics=True))
+    one, alone = run(files, options, work=MergeResources(1, statistics=True))
+    many, merged = run(files, options, work=MergeResources(jobs, statistics=True))
     assert many == one
     assert merged == alone
 
@@ -178,7 +178,7 @@ def test_next_to_nothing_is_read_that_is_not_wanted_and_every_record_is_summed_o
 
     monkeypatch.setattr("ckptsync.merge.container_crcs.crc32", counted)
     files.reads.clear()
-    write_model(job, files, Destination(Written().write), work=Work(jobs))
+    write_model(job, files, Destination(Written().write), work=MergeResources(jobs))
     wanted = [part.extent for plan in job.plans for t in plan.tensors for part in t.copy.parts]
     read = {
         (n, at)
@@ -216,7 +216,7 @@ def test_one_flipped_bit_is_noticed_by_many_threads(jobs: int) -> None:
                 job,
                 MemoryFiles({**files.content, extent.file: bytes(damaged)}),
                 Destination(Written().write),
-                work=Work(jobs),
+                work=MergeResources(jobs),
             )
 
 
@@ -238,7 +238,7 @@ def test_an_error_of_one_files_write_is_raised_once_and_stops_the_others(
             ended.append(name)
 
     with pytest.raises(type(error)) as raised:
-        consolidate(files, write, MergeOptions("keep", 20_000), work=Work(jobs))
+        consolidate(files, write, MergeOptions("keep", 20_000), work=MergeResources(jobs))
     assert raised.value is error
     assert 2 <= len(ended) <= max(2, jobs // 2 + 1)
 
@@ -266,7 +266,7 @@ def test_files_that_are_written_beside_one_that_failed_are_given_up() -> None:
             replace(job, plans=job.plans[:2]),
             tree(*vector("hf-fsdp1").sources),
             Destination(write),
-            work=Work(4),
+            work=MergeResources(4),
         )
     assert len(given_up) == 1
 
@@ -283,7 +283,7 @@ def test_what_can_only_be_unpacked_forward_is_read_by_one_thread(
             super().read_into(name, start, out)
 
     files = Watched(tree(*vector("hf-fsdp1").sources).content)
-    consolidate(files, Written().write, MergeOptions("keep"), work=Work(4))
+    consolidate(files, Written().write, MergeOptions("keep"), work=MergeResources(4))
     assert readers == {threading.get_ident()}
 
 
@@ -295,7 +295,7 @@ def test_statistics_are_of_the_values_that_were_written_and_types_without_any_ar
         "n": ("I64", (), b"\x07" + bytes(7)),
     }
     files = MemoryFiles({"model.safetensors": safetensors_file(content)})
-    _, merged = run(files, MergeOptions("fp16"), work=Work(statistics=True))
+    _, merged = run(files, MergeOptions("fp16"), work=MergeResources(statistics=True))
     assert merged.statistics == {
         "w": Statistics(5, -2.0, 1.5, 6.25, 1, 1, 1),
         "n": Statistics(1, 7, 7),
@@ -309,5 +309,5 @@ def test_statistics_are_of_the_values_that_were_written_and_types_without_any_ar
 
 def test_a_tensor_of_zeros_is_remarked_on_with_its_statistics() -> None:
     files = MemoryFiles({"model.safetensors": safetensors_file({"w": ("F32", (3,), bytes(12))})})
-    assert "w: all 3 values are zero" in run(files, work=Work(statistics=True))[1].notes
+    assert "w: all 3 values are zero" in run(files, work=MergeResources(statistics=True))[1].notes
     assert not any("zero" in note for note in run(files)[1].notes)

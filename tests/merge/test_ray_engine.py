@@ -18,7 +18,7 @@ from ckptsync.merge.container_crcs import CrcCheckedFiles
 from ckptsync.merge.destination import merge
 from ckptsync.merge.engine import Destination, Merged, write_model
 from ckptsync.merge.inputs import MergeRequest, Prepared, open_sources
-from ckptsync.merge.plan import MergeOptions, Work
+from ckptsync.merge.plan import MergeOptions, MergeResources
 from ckptsync.merge.prepare import prepare
 from ckptsync.merge.ray_engine import RayEngine, Reach, accept, reach, run_task
 from ckptsync.merge.weights import WrittenFile
@@ -47,7 +47,9 @@ def by_tasks(
     def engine(_job: object, own: Files, *_: object) -> dict[str, WrittenFile]:
         summed = CrcCheckedFiles(own, job.checksums)
         made = {
-            p.name: accept(run_task(p, Work(), __version__, reached, lambda _: None), summed)
+            p.name: accept(
+                run_task(p, MergeResources(), __version__, reached, lambda _: None), summed
+            )
             for p in reversed(job.plans)
         }
         summed.finish()
@@ -96,7 +98,7 @@ def test_a_task_says_what_went_wrong_and_does_not_raise() -> None:
     write = lambda: Written().write  # noqa: E731
 
     def result(reach: Reach, version: str = __version__) -> object:
-        return run_task(job.plans[0], Work(), version, reach, lambda _: None)
+        return run_task(job.plans[0], MergeResources(), version, reach, lambda _: None)
 
     assert str(result(Reach(gone, write))) == "node1: gone"
     assert isinstance(result(Reach(broken, write, (KeyError,))), KeyError)

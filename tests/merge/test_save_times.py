@@ -12,7 +12,7 @@ import pytest
 from ckptsync.errors import Corrupt, Incomplete
 from ckptsync.merge.plan import MergeOptions
 from ckptsync.merge.save_times import Dated, check_times
-from ckptsync.walk import AT_ONCE, SLOW
+from ckptsync.walk import SAME_MOMENT, SLOW
 from tests.support.merge_on_disk import merge_local
 from tests.support.vector import vector
 
@@ -52,7 +52,7 @@ def test_a_shard_that_could_not_be_copied_any_faster_is_none() -> None:
     times = {".metadata": 0.0, "a.distcp": 100.0, "b.distcp": 200.0}
     check(times, size=100 * SLOW)
     with pytest.raises(Incomplete):
-        check(times, size=int((99 - AT_ONCE) * SLOW))
+        check(times, size=int((99 - SAME_MOMENT) * SLOW))
 
 
 @pytest.mark.parametrize(("odd", "said"), [(-HOUR, "before"), (HOUR, "after")])

@@ -15,7 +15,7 @@ import pytest
 
 from ckptsync.errors import ConfigError, Corrupt, Incomplete, StoreError
 from ckptsync.merge.inputs import MergeRequest, open_sources
-from ckptsync.merge.plan import MergeOptions, Work
+from ckptsync.merge.plan import MergeOptions, MergeResources
 from ckptsync.stores.checkpoint_files import MERGING as RECORD
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, read_all
 from ckptsync.stores.memory import MemoryStore
@@ -64,7 +64,7 @@ def test_elsewhere_the_same_bytes_are_written_as_here(name: str, jobs: int, tmp_
     of = vector(name)
     wanted = merge_local(of.sources, tmp_path / "out", KEEP)
     out = MemoryStore("mem://out")
-    found = merge_into(out, far(of.sources), work=Work(jobs))
+    found = merge_into(out, far(of.sources), work=MergeResources(jobs))
     assert content(out) == files_of(tmp_path / "out")
     assert (found.files, found.notes) == (wanted.files, wanted.notes)
 
@@ -86,7 +86,7 @@ def dying(of: Vector, jobs: int = 1) -> Iterable[tuple[MemoryStore, int]]:
     for lives in itertools.count():
         store = MemoryStore("mem://out")
         try:
-            merge_into(Dying(store, lives), far(of.sources), work=Work(jobs))
+            merge_into(Dying(store, lives), far(of.sources), work=MergeResources(jobs))
         except Crash:
             if lives < 2 or RECORD in content(store):
                 yield store, lives
@@ -291,7 +291,7 @@ def test_two_identical_merges_at_once_do_no_harm(here: dict[str, bytes]) -> None
 
 def test_statistics_are_of_every_file_though_some_are_there(here: dict[str, bytes]) -> None:
     store = unfinished()
-    found = merge_into(store, far(TWO_NODES.sources), work=Work(statistics=True))
+    found = merge_into(store, far(TWO_NODES.sources), work=MergeResources(statistics=True))
     assert found.statistics is not None
     assert len(found.statistics) == len(found.tensors)
     assert content(store) == here

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from ckptsync.errors import Corrupt
 from ckptsync.merge import cast, units, weights
-from ckptsync.merge.plan import DType, FilePlan, MergeOptions, Work, plan
+from ckptsync.merge.plan import DType, FilePlan, MergeOptions, MergeResources, plan
 from ckptsync.merge.weights import ALIGN, WeightsFile
 from ckptsync.tensors import Copy, Extent, Files, Part, Tensor
 from tests.support.files_in_memory import MemoryFiles
@@ -39,10 +39,10 @@ def planned(copy: Copy, dtype: DType = "keep", own: str = "BF16") -> FilePlan:
 
 
 def streamed(
-    plan: FilePlan, files: Files, work: Work | None = None
+    plan: FilePlan, files: Files, work: MergeResources | None = None
 ) -> tuple[bytes, WeightsFile, list[int]]:
     done: list[int] = []
-    file = WeightsFile(plan, files, done.append, work or Work())
+    file = WeightsFile(plan, files, done.append, work or MergeResources())
     return b"".join(map(bytes, file.chunks())), file, done
 
 
@@ -142,7 +142,7 @@ def flat(dtype: DType, *sizes: int) -> FilePlan:
 
 def test_overflows_and_statistics_are_each_tensors_own_where_neighbours_are_cast_at_once() -> None:
     files = MemoryFiles({"f": FLOATS.tobytes()})
-    data, file, _ = streamed(flat("fp16", 5, 0, 4, 15), files, Work(statistics=True))
+    data, file, _ = streamed(flat("fp16", 5, 0, 4, 15), files, MergeResources(statistics=True))
     found = file.result()
     became = "finite values became infinite in the cast"
     assert found.notes == (f"t2: 3 {became}", f"t3: 15 {became}")
@@ -157,7 +157,9 @@ def test_overflows_and_statistics_are_each_tensors_own_where_neighbours_are_cast
     ]
     assert {
         t.digest
-        for t in streamed(flat("fp16", 24), files, Work(tensor_digests=False))[1].result().tensors
+        for t in streamed(flat("fp16", 24), files, MergeResources(tensor_digests=False))[1]
+        .result()
+        .tensors
     } == {""}
 
 
@@ -184,7 +186,9 @@ def test_chunks_begin_and_end_where_a_disk_can_write_from_and_memory_is_used_aga
     jobs: int,
 ) -> None:
     plan_, places, at = flat("keep", 5 << 20), set(), 0
-    file = WeightsFile(plan_, MemoryFiles({"f": bytes(20 << 20)}), lambda _: None, Work(jobs))
+    file = WeightsFile(
+        plan_, MemoryFiles({"f": bytes(20 << 20)}), lambda _: None, MergeResources(jobs)
+    )
     for chunk in file.chunks():
         address = np.frombuffer(chunk, "u1").ctypes.data
         places.add(address)
@@ -225,7 +229,7 @@ def test_no_more_is_read_than_the_windows_allow(jobs: int, many_units: FilePlan)
     files = Watched({"f": bytes(6400)})
     for window, most in ((128, jobs), (64, max(1, jobs // 2)), (1, 1)):
         files.count = written = 0
-        file = WeightsFile(many_units, files, lambda _: None, Work(jobs, window=window))
+        file = WeightsFile(many_units, files, lambda _: None, MergeResources(jobs, window=window))
         for chunk in file.chunks():
             written += len(chunk)
             assert files.count <= most + 2 + (written - len(many_units.header)) // 64
@@ -238,14 +242,16 @@ def test_an_error_in_any_thread_is_raised_as_it_is(
     jobs: int, error: BaseException, many_units: FilePlan
 ) -> None:
     with pytest.raises(type(error)) as raised:
-        streamed(many_units, Watched({"f": bytes(6400)}, 50, error), Work(jobs))
+        streamed(many_units, Watched({"f": bytes(6400)}, 50, error), MergeResources(jobs))
     assert raised.value is error
 
 
 @pytest.mark.parametrize("jobs", JOBS)
 def test_who_stops_early_leaves_no_thread(jobs: int, many_units: FilePlan) -> None:
     files = Watched({"f": bytes(6400)})
-    chunks = WeightsFile(many_units, files, lambda _: None, Work(jobs, window=128)).chunks()
+    chunks = WeightsFile(
+        many_units, files, lambda _: None, MergeResources(jobs, window=128)
+    ).chunks()
     next(chunks)
     chunks.close()
     assert files.count < 90

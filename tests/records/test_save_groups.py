@@ -12,7 +12,7 @@ from ckptsync.digest import digest
 from ckptsync.records.manifest import FileEntry, Manifest
 from ckptsync.records.same_save import SLACK, Sameness, compare, demands_differ, parts
 from ckptsync.records.save_groups import (
-    NEAR,
+    NEAR_NS,
     QUIET,
     Known,
     Sibling,
@@ -272,7 +272,7 @@ def test_two_parts_that_complete_each_other_within_minutes_are_one_save() -> Non
 @pytest.mark.parametrize(
     ("first", "second", "reason"),
     [
-        (part(0, "a"), part(1, "b", FIRST + NEAR + S), "301 s lie between their files"),
+        (part(0, "a"), part(1, "b", FIRST + NEAR_NS + S), "301 s lie between their files"),
         (part(0, "a"), part(0, "b", SOON), "rank 0"),
         (part(0, "a"), part(1, "a", SOON), "both are of a"),
         (part(0, "a", save="one"), part(1, "b", SOON, save="two"), "two save ids"),

@@ -93,7 +93,7 @@ def test_each_beat_tells_what_is_on_the_way_now(store: ServiceStore, stop: Stopp
     seen = read(store, "n0", ("worker",))
     assert seen
     assert (seen.beat, len(seen.queue), seen.errors) == (2, MOST, ("worker: away",))
-    assert seen.told > 0
+    assert seen.written > 0
 
 
 def test_a_beat_tells_how_long_it_waits_how_fast_it_is_and_how_full_the_disks_are(

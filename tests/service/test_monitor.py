@@ -109,7 +109,10 @@ def test_a_configuration_names_the_channels_the_kinds_and_how_often(
     beat(
         store,
         replace(
-            heartbeat("n0", ("worker",)), told=time.time(), queue=("run/checkpoint-1",), oldest=1e6
+            heartbeat("n0", ("worker",)),
+            written=time.time(),
+            queue=("run/checkpoint-1",),
+            oldest=1e6,
         ),
     )
     overviews = OverviewReader(store, lambda: shown().catalogue, Patience())
@@ -147,7 +150,7 @@ def test_it_sees_what_came_since_the_last_look(tmp_path: Path) -> None:
 
 def test_a_store_elsewhere_has_no_room_and_a_clock_of_its_own() -> None:
     store = MemoryStore("s3://bucket")
-    beat(store, replace(heartbeat("n0", ("worker",)), told=time.time()))
+    beat(store, replace(heartbeat("n0", ("worker",)), written=time.time()))
     seen = OverviewReader(store, partial(read_catalogue, store, Cache()), Patience()).read()
     assert seen.room is None
     assert [round(n.age) for n in seen.nodes] == [0], "by this machine's own heart"

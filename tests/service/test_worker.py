@@ -31,7 +31,7 @@ from ckptsync.service.worker import (
     SHARE,
     UNFINISHED_EVERY,
     WorkerRole,
-    rest_after,
+    idle_after,
     worker_lines,
     worker_options,
 )
@@ -592,7 +592,7 @@ def test_after_a_scan_that_failed_a_plan_scans_again(tmp_path: Path, out: Path) 
 def test_what_finds_nothing_takes_its_share_of_a_core_and_comes_all_the_same(
     cost: float, least: float
 ) -> None:
-    rest = rest_after(cost, least)
+    rest = idle_after(cost, least)
     assert rest >= least
     assert rest <= max(least, LONGEST_REST)
     assert rest >= LONGEST_REST or cost / rest <= SHARE * 1.001 if rest else not cost

@@ -31,7 +31,7 @@ def statuses(
     alarms: list[Alarm], memory: Memory, now: float, terms: Terms = TERMS
 ) -> tuple[list[str], Memory]:
     decision = decide(alarms, memory, terms, now)
-    return [f"{m.status} {m.alarm.code}" for m in decision.messages], decision.told
+    return [f"{m.status} {m.alarm.code}" for m in decision.messages], decision.if_sent
 
 
 def test_it_is_told_once_then_again_after_a_while_then_that_it_is_over() -> None:
@@ -68,10 +68,10 @@ def test_kinds_that_nobody_asked_for_are_not_told() -> None:
 
 def test_what_could_not_be_told_is_told_the_next_time_with_what_came_since() -> None:
     first = decide([HURT], {}, TERMS, 0.0)
-    second = decide([HURT, LATE], first.untold, TERMS, 1.0)
+    second = decide([HURT, LATE], first.if_not_sent, TERMS, 1.0)
     assert [m.status for m in second.messages] == ["raised", "raised"]
-    over = decide([], decide([], second.told, TERMS, 10.0).told, TERMS, 10.0 + HOLD)
-    again = decide([], over.untold, TERMS, 20.0 + HOLD)
+    over = decide([], decide([], second.if_sent, TERMS, 10.0).if_sent, TERMS, 10.0 + HOLD)
+    again = decide([], over.if_not_sent, TERMS, 20.0 + HOLD)
     assert [m.status for m in again.messages] == ["resolved", "resolved"]
 
 
@@ -88,7 +88,7 @@ def test_every_alarm_that_was_raised_is_resolved_once_it_stays_away(
     standing: set[str] = set()
     for n, alarms in enumerate([*looks, *[set[Alarm]()] * (int(HOLD / pause) + 3)]):
         decision = decide(alarms, memory, Terms(KINDS, 1e9), n * pause)
-        memory = decision.told
+        memory = decision.if_sent
         for m in decision.messages:
             assert (m.status == "raised") == (m.alarm.key not in standing)
             standing ^= {m.alarm.key}

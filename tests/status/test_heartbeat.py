@@ -93,8 +93,8 @@ def test_heads_may_be_several_and_do_not_beat_under_a_workers_name(store: Store)
 
 
 def test_the_stores_clock_is_told_by_a_heartbeat_of_this_machine() -> None:
-    hour_behind = (Entry("a", 1, 10_000.0), replace(FIRST, told=13_600.0))
-    other = (Entry("b", 1, 10_000.0), replace(FIRST, machine="elsewhere", told=99_999.0))
+    hour_behind = (Entry("a", 1, 10_000.0), replace(FIRST, written=13_600.0))
+    other = (Entry("b", 1, 10_000.0), replace(FIRST, machine="elsewhere", written=99_999.0))
     assert heartbeat.store_now([hour_behind, other], "boot", 13_605.0) == 10_005.0
     assert heartbeat.store_now([other], "boot", 13_605.0) == 13_605.0
     assert heartbeat.store_now([hour_behind], "", 1.0) == 1.0

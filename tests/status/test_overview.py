@@ -72,7 +72,7 @@ def test_repairs_and_what_is_retired_have_lists_of_their_own() -> None:
     ]
     made = document(shown(locations=[*LOCATIONS, *gone]))
     [repair] = made["repairs"]
-    assert (repair["location"], repair["findings"], repair["said"], repair["changed"]) == (
+    assert (repair["location"], repair["findings"], repair["reported"], repair["changed"]) == (
         "checkpoint-2",
         ["m: digest: differs"],
         NOW - 9,

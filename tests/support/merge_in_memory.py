@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ckptsync.merge.engine import Chunk, Destination, Merged, Progress, Write, write_model
-from ckptsync.merge.plan import MergeOptions, Work
+from ckptsync.merge.plan import MergeOptions, MergeResources
 from ckptsync.merge.prepare import prepare
 from ckptsync.tensors import Files
 from tests.support.files_in_memory import safetensors_file
@@ -34,7 +34,7 @@ def consolidate(
     config: Sequence[Files] = (),
     progress: Progress | None = None,
     *,
-    work: Work | None = None,
+    work: MergeResources | None = None,
 ) -> Merged:
     """Write the consolidated model through ``write(name, chunks)``.
 
@@ -47,7 +47,7 @@ def run(
     files: Files,
     options: MergeOptions | None = None,
     config: tuple[Files, ...] = (),
-    work: Work | None = None,
+    work: MergeResources | None = None,
 ) -> tuple[Written, Merged]:
     written = Written()
     return written, consolidate(files, written.write, options or MergeOptions(), config, work=work)

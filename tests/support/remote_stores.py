@@ -12,7 +12,7 @@ from pathlib import Path
 from ckptsync.merge.destination import check_free, merge
 from ckptsync.merge.engine import Merged
 from ckptsync.merge.inputs import MergeRequest, open_sources
-from ckptsync.merge.plan import MergeOptions, Work
+from ckptsync.merge.plan import MergeOptions, MergeResources
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store, StoreWrapper, read_all
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.memory import MemoryStore
@@ -58,7 +58,7 @@ def merge_into(
     stores: Mapping[Remote, Store],
     sources: Sequence[PathOrUrl] = (),
     options: MergeOptions = KEEP,
-    work: Work | None = None,
+    work: MergeResources | None = None,
 ) -> Merged:
     """Merge all ``stores``, or ``sources``, into a store at `OUT`."""
     access = reaching({**stores, OUT: store})

@@ -9,7 +9,7 @@ import pytest
 
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.records.io import decode
-from ckptsync.records.report import DAMAGE, Kind, Report, VerifyFinding
+from ckptsync.records.report import DAMAGE, FindingKind, Report, VerifyFinding
 from ckptsync.stores.contract import read_all
 from ckptsync.verify.write_reports import exit_code, fit, verdict, worst_first, write_report
 from tests.support.verified_stores import flip, location, put, verified, whole_store
@@ -18,7 +18,16 @@ REPORT = Report("run", "c-1", "c-1", 0, "digest", "ok", (), "", 0, ())
 
 
 def test_the_worst_comes_first_and_nothing_twice() -> None:
-    kinds: list[Kind] = ["note", "load", "nonfinite", "missing", "digest", "parse", "size", "note"]
+    kinds: list[FindingKind] = [
+        "note",
+        "load",
+        "nonfinite",
+        "missing",
+        "digest",
+        "parse",
+        "size",
+        "note",
+    ]
     found = worst_first(VerifyFinding(kind, "f", "") for kind in kinds)
     assert [f.kind for f in found] == [
         "missing",
@@ -31,8 +40,8 @@ def test_the_worst_comes_first_and_nothing_twice() -> None:
     ]
 
 
-@pytest.mark.parametrize("kind", get_args(Kind))
-def test_only_notes_and_values_that_are_not_finite_damage_nothing(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", get_args(FindingKind))
+def test_only_notes_and_values_that_are_not_finite_damage_nothing(kind: FindingKind) -> None:
     assert (verdict([VerifyFinding(kind, "f", "")], is_incomplete=False) == "ok") == (
         kind in ("note", "nonfinite")
     )

@@ -18,7 +18,7 @@ from ckptsync.records.io import encode, record_name
 from ckptsync.records.report import Level, Verdict, VerifyFinding
 from ckptsync.records.store_paths import file_name
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.verify.schedule import MERGING, RETRY, SPARE, VerifyPolicy, due, due_in_store
+from ckptsync.verify.schedule import MERGED_WITHIN, RETRY, SPARE, VerifyPolicy, due, due_in_store
 from tests.support.files_in_memory import MemoryFiles
 from tests.support.head_in_process import verify_next
 from tests.support.verified_stores import (
@@ -110,8 +110,8 @@ def test_a_proof_of_the_shards_is_none_of_the_model_made_from_them() -> None:
 def test_a_complete_checkpoint_waits_for_its_model_but_not_for_ever() -> None:
     store = MemoryStore()
     name = arrive(store, WHOLE)
-    assert levels(store, 100 + MERGING - 1, {name: 100.0}) == []
-    assert levels(store, 100 + MERGING, {name: 100.0}) == ["digest"]
+    assert levels(store, 100 + MERGED_WITHIN - 1, {name: 100.0}) == []
+    assert levels(store, 100 + MERGED_WITHIN, {name: 100.0}) == ["digest"]
     model_record(store, MemoryFiles(WHOLE), [name])
     assert levels(store, 101, {name: 100.0}) == ["digest"]
 

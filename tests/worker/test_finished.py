@@ -8,7 +8,7 @@ import pytest
 
 from ckptsync.checkpoint_dirs import Family
 from ckptsync.walk import Stat
-from ckptsync.worker.finished import Rule, is_at_rest, is_lost, judge
+from ckptsync.worker.finished import Rule, is_lost, is_stable, judge
 from ckptsync.worker.observation import Observation, TrainerState
 
 RULE = Rule(quiet=10, unmarked=60, doubtful=600)
@@ -325,7 +325,7 @@ def test_a_partial_file_older_than_the_end_of_the_save_is_of_one_that_was_killed
 
 
 def rest(evidence: Observation, still: float) -> bool:
-    return is_at_rest(evidence, still, RULE, judge(evidence, still, RULE))
+    return is_stable(evidence, still, RULE, judge(evidence, still, RULE))
 
 
 def test_two_looks_that_see_the_same_whole_save_are_enough() -> None:

@@ -19,7 +19,7 @@ from ckptsync.head.consolidate import HeadOptions
 from ckptsync.records import io
 from ckptsync.records.location_status import LocationRecords
 from ckptsync.records.manifest import FileEntry, Manifest
-from ckptsync.records.report import Kind, Level, Report, Verdict, VerifyFinding
+from ckptsync.records.report import FindingKind, Level, Report, Verdict, VerifyFinding
 from ckptsync.records.save_groups import Known
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store, read_all
 from ckptsync.stores.memory import MemoryStore
@@ -68,7 +68,7 @@ def report(
     n: int,
     verdict: Verdict = "damaged",
     name: str = "c-1/x",
-    kind: Kind = "digest",
+    kind: FindingKind = "digest",
     level: Level = "digest",
 ) -> Report:
     findings = () if verdict == "ok" else (VerifyFinding(kind, name, ""),)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ckptsync.checkpoint_dirs import find_checkpoint_dirs, list_checkpoint
-from ckptsync.worker.finished import Rule, is_at_rest, judge
+from ckptsync.worker.finished import Rule, is_stable, judge
 from ckptsync.worker.local_save import local_save
 from ckptsync.worker.observation import Observation, Surroundings, observe
 from tests.support.replays import S, Script, Stage, others, trainers, unproven
@@ -33,7 +33,7 @@ def is_finished(evidence: Observation, after: float) -> bool:
 
 def rests(evidence: Observation) -> bool:
     """If nothing changes for some seconds, and then rotation takes it."""
-    return is_at_rest(evidence, 9.9, RULE, judge(evidence, 9.9, RULE))
+    return is_stable(evidence, 9.9, RULE, judge(evidence, 9.9, RULE))
 
 
 def played(out: Path, script: Script, stage: Stage | None = None) -> list[tuple[str, Observation]]:

@@ -12,7 +12,7 @@ import pytest
 from ckptsync.checkpoint_dirs import CheckpointDir, Family
 from ckptsync.spool.markers import Begun
 from ckptsync.walk import Stat
-from ckptsync.worker.finished import Rule, is_at_rest, judge
+from ckptsync.worker.finished import Rule, is_stable, judge
 from ckptsync.worker.local_save import LocalFile, LocalFiles, LocalSave
 from ckptsync.worker.observation import Observation, TrainerState, is_trainer_at_work
 from ckptsync.worker.torn_saves import (
@@ -379,7 +379,7 @@ def test_large_shards_much_newer_than_their_metadata_wait_ten_times_as_long() ->
     assert two_saves(large, None, 60.0) == ""
     assert not judge(found, 599.9, RULE).finished
     assert judge(found, 600.0, RULE).finished
-    assert not is_at_rest(replace(found, later=True), 599.9, RULE, judge(found, 599.9, RULE))
+    assert not is_stable(replace(found, later=True), 599.9, RULE, judge(found, 599.9, RULE))
     # a second of `cp -r` proves nothing
     at_once = tuple(replace(f, mtime=min(f.mtime, 130 * S)) for f in large)
     assert judge(Observation("dcp", 4, at_once), RULE.unmarked, RULE).finished
@@ -469,8 +469,8 @@ def test_a_text_of_the_trainer_s_own_that_was_emptied_is_half_written() -> None:
 
 def test_what_was_cut_short_is_not_at_rest_either() -> None:
     found = trainer(over("optimizer.pt"), later=True)
-    assert not is_at_rest(found, 30.0, RULE, judge(found, 30.0, RULE))
-    assert is_at_rest(trainer(A), 5.0, RULE, judge(trainer(A), 5.0, RULE))
+    assert not is_stable(found, 30.0, RULE, judge(found, 30.0, RULE))
+    assert is_stable(trainer(A), 5.0, RULE, judge(trainer(A), 5.0, RULE))
 
 
 def test_a_checkpoint_beside_it_or_the_hook_tells_who_trains(tmp_path: Path) -> None:

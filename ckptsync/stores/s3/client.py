@@ -37,7 +37,7 @@ except ImportError as e:
         f"s3:// stores need a library that is not here: {e}", hint="pip install 'ckptsync[s3]'"
     ) from e
 
-LOOK_EVERY = 5.0  # seconds between two searches for credentials
+SEARCH_EVERY = 5.0  # seconds between two searches for credentials
 CONNECTIONS = 64  # idle connections that are kept
 _CREDENTIALS = {  # the later ones count
     "username": "aws_access_key_id",
@@ -78,7 +78,7 @@ class BucketAccess:
         _check_options(self.url, self._options)
         self._limits = limits or Limits()
         self._lock = threading.Lock()
-        self._look_at = 0.0
+        self._search_at = 0.0
         self._additional: dict[str, dict[str, Any]] = {}
         with self.configuring():
             self._client = self._made()
@@ -130,8 +130,8 @@ class BucketAccess:
         if self._options.get("anon"):
             return False
         with self._lock, self.configuring():
-            if self.keys() == refused and time.monotonic() >= self._look_at:
-                self._look_at = time.monotonic() + LOOK_EVERY
+            if self.keys() == refused and time.monotonic() >= self._search_at:
+                self._search_at = time.monotonic() + SEARCH_EVERY
                 found = self._prepare(self._made())
                 if _credentials(found).get_frozen_credentials() != refused:
                     self._client = found

@@ -118,12 +118,12 @@ _OF_STATUS = {416: "InvalidRange", 501: "NotImplemented", 507: "InsufficientStor
 
 def of_answer(what: str, method: str, answer: Mapping[str, Any]) -> CkptsyncError:
     """Return the error for an answer of botocore's that is none: ``what`` is the thing's URL."""
-    status, headers, code, message = told(answer)
+    status, headers, code, message = parse_error(answer)
     code = code or {404: "NoSuchKey", 412: "PreconditionFailed", 403: "AccessDenied"}.get(
         status, ""
     )
-    said = _said(status, code, message)
-    text = f"{what}: {said}"
+    reason = _server_message(status, code, message)
+    text = f"{what}: {reason}"
     if code in ("NoSuchKey", "NoSuchVersion"):
         return NotFound(f"{what}: not found")
     if code == "PreconditionFailed":
@@ -138,7 +138,7 @@ def of_answer(what: str, method: str, answer: Mapping[str, Any]) -> CkptsyncErro
         return Transient(text, hint=_ELSEWHERE)
     if status == 403:
         hint = f"the credentials need {ACTIONS.get(method, method)} here"
-        return Denied(f"{what}: permission denied: {said}", hint=hint)
+        return Denied(f"{what}: permission denied: {reason}", hint=hint)
     if status < 400:
         return StoreError(text, hint=_ELSEWHERE)
     return StoreError(
@@ -146,7 +146,7 @@ def of_answer(what: str, method: str, answer: Mapping[str, Any]) -> CkptsyncErro
     )
 
 
-def told(answer: Mapping[str, Any]) -> tuple[int, Mapping[str, str], str, str]:
+def parse_error(answer: Mapping[str, Any]) -> tuple[int, Mapping[str, str], str, str]:
     """Return status, headers (in lower case), code and message of an answer that is an error."""
     meta, error = answer["ResponseMetadata"], answer.get("Error") or {}
     code = str(error.get("Code") or "")[:100]
@@ -209,9 +209,9 @@ def of_connection(what: str, lost: Lost, *, has_answered: bool) -> CkptsyncError
     )
 
 
-def _said(status: int, code: str, message: str) -> str:
-    said = " ".join(message.split())[:200].rstrip(".")
-    return f"the server says {status} {code}".rstrip() + (f": {said}" if said else "")
+def _server_message(status: int, code: str, message: str) -> str:
+    reason = " ".join(message.split())[:200].rstrip(".")
+    return f"the server says {status} {code}".rstrip() + (f": {reason}" if reason else "")
 
 
 def _after(headers: Mapping[str, str]) -> float:

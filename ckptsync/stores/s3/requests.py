@@ -73,7 +73,7 @@ class Bucket:
         except ClientError as e:
             self._has_answered = True
             error = error_codes.of_answer(what, method, e.response)
-            status, _, code, _ = error_codes.told(e.response)
+            status, _, code, _ = error_codes.parse_error(e.response)
             if (status in (401, 403) or code in _OLD_KEYS) and self.access.renew(keys):
                 error = Transient(f"{error}; credentials were renewed")
             raise error from e

@@ -199,20 +199,20 @@ class S3Store:
                 )
             whole = length
         else:
-            told = _RANGE.fullmatch(given or "")
-            count = int(told[2]) - int(told[1]) + 1 if told else 0
+            found_range = _RANGE.fullmatch(given or "")
+            count = int(found_range[2]) - int(found_range[1]) + 1 if found_range else 0
             if (
-                not told
-                or int(told[1]) != start
-                or not start <= int(told[2]) < end
+                not found_range
+                or int(found_range[1]) != start
+                or not start <= int(found_range[2]) < end
                 or length not in (None, count)
             ):
-                said = (given or "no Content-Range")[:100]
+                sent = (given or "no Content-Range")[:100]
                 raise not_s3(
                     f"{self.url}/{name}",
-                    (f"asked for bytes {start}-{end - 1}, the server sent {said}"),
+                    (f"asked for bytes {start}-{end - 1}, the server sent {sent}"),
                 )
-            whole = None if told[3] == "*" else int(told[3])
+            whole = None if found_range[3] == "*" else int(found_range[3])
         if whole is not None and whole < end:
             raise too_short(name, whole, start, end - start)
 

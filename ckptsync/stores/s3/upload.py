@@ -279,7 +279,7 @@ class Multipart:
 class SentPart:
     """A part of an unfinished upload. ``crc`` is base64, or empty.
 
-    ``age``: seconds since it was sent, by the server's clock; infinite if untold.
+    ``age``: seconds since it was sent, by the server's clock; infinite if unknown.
     """
 
     number: int
@@ -293,8 +293,8 @@ class SentPart:
 class Unfinished:
     """An upload that is not completed.
 
-    ``age``: seconds since it was begun, by the server's clock; 0 if untold. ``algorithm`` and
-    ``kind`` of its checksums may be untold.
+    ``age``: seconds since it was begun, by the server's clock; 0 if unknown. ``algorithm`` and
+    ``kind`` of its checksums may be unknown.
     """
 
     key: str
@@ -388,7 +388,7 @@ def _begun(bucket: Bucket, prefix: str) -> Iterator[Unfinished]:
             Unfinished(
                 unquote(text(each, "Key")),
                 _upload_id(each),
-                _age(answer, each, "Initiated", untold=0.0),
+                _age(answer, each, "Initiated", unknown=0.0),
                 text(each, "ChecksumAlgorithm"),
                 text(each, "ChecksumType"),
             )
@@ -407,7 +407,7 @@ def _with_parts(bucket: Bucket, begun: Unfinished) -> Unfinished | None:
                 size_of(each["PartNumber"]),
                 size_of(each["Size"]),
                 text(each, "ETag"),
-                _age(answer, each, "LastModified", untold=math.inf),
+                _age(answer, each, "LastModified", unknown=math.inf),
                 text(each, "ChecksumCRC32"),
             )
             for each in answer.get("Parts", ())
@@ -420,10 +420,10 @@ def _with_parts(bucket: Bucket, begun: Unfinished) -> Unfinished | None:
     return replace(begun, parts=parts)
 
 
-def _age(answer: Answer, each: Answer, name: str, *, untold: float) -> float:
+def _age(answer: Answer, each: Answer, name: str, *, unknown: float) -> float:
     """Return how long ago a moment was when the server answered, in seconds."""
     moment = seconds(text(each, name))
-    return server_time(answer) - moment if moment else untold
+    return server_time(answer) - moment if moment else unknown
 
 
 def _upload_id(answer: Answer) -> str:

@@ -126,14 +126,14 @@ class SftpTarget:
         without that extension can replace nothing: to remove first would leave nothing where a
         writer is killed in between.
         """
-        was_asked, taken = False, Exists(f"{self.name}: already there")
+        was_tried, taken = False, Exists(f"{self.name}: already there")
         old, new = self.files.path(part), self.files.path(self.name)
 
         def is_published(session: Session) -> bool:
-            nonlocal was_asked
+            nonlocal was_tried
             left, found = session.look([old, new])
             is_ours = found is not None and found.is_file and found.size == size
-            if was_asked and left is None and is_ours:
+            if was_tried and left is None and is_ours:
                 return True  # only the answer was lost: nobody else knows the temporary name
             if found is not None and not self.replaces:
                 raise taken
@@ -144,7 +144,7 @@ class SftpTarget:
                     f" {RENAME_OVER}",
                     hint="OpenSSH's sftp-server has it",
                 )
-            was_asked = True
+            was_tried = True
             try:
                 session.rename(old, new, replaces=in_one_step)
             except StatusError as e:
@@ -175,11 +175,11 @@ class SftpTarget:
         record = record_name(part, leftover.durable)
         if leftover.durable:
             self._make_empty(record)
-        was_asked = False
+        was_tried = False
 
         def step(session: Session) -> bool:
-            nonlocal was_asked
-            again, was_asked = was_asked, True
+            nonlocal was_tried
+            again, was_tried = was_tried, True
             try:
                 session.rename(self.files.path(leftover.part), self.files.path(part))
             except StatusError:

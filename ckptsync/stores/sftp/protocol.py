@@ -244,7 +244,7 @@ class Session:
         self.read_size = self.write_size = _LEAST_PIECE
         self._pace = limits.pace
         self._number = 0
-        self._asked: dict[int, Request] = {}  # requests whose answers have not come
+        self._pending: dict[int, Request] = {}  # requests whose answers have not come
         self._is_malformed = False
         self._connection = Connection(address, limits.stall)
         try:
@@ -258,7 +258,7 @@ class Session:
     @property
     def is_usable(self) -> bool:
         """Whether it can be used again: nothing is waited for, and nothing broke."""
-        is_waited_for = any(asked.kind != PacketType.CLOSE for asked in self._asked.values())
+        is_waited_for = any(request.kind != PacketType.CLOSE for request in self._pending.values())
         return not (is_waited_for or self._is_malformed or self._connection.is_over)
 
     def close(self) -> None:
@@ -411,7 +411,7 @@ class Session:
         waiting = 0
         for request in requests:
             self._number = (self._number + 1) & 0xFFFFFFFF
-            self._asked[self._number] = request
+            self._pending[self._number] = request
             numbers.append(self._number)
             size = len(request.data) if request.data is not None else 0
             head = _HEAD.pack(5 + len(request.fields) + size, request.kind, self._number)
@@ -434,7 +434,7 @@ class Session:
             if not 5 <= size <= _MOST_PACKET + 1024:
                 # where the next answer begins is unknown
                 raise self.rejected(Malformed(f"a packet of {size} bytes came ({found!r})"))
-            if (request := self._asked.pop(number, None)) is None:
+            if (request := self._pending.pop(number, None)) is None:
                 raise self.rejected(
                     Malformed(f"an answer to request {number}, which was not asked")
                 )

@@ -137,7 +137,7 @@ def test_a_key_that_is_changed_is_waited_for_once_the_store_has_worked(
     shared = tmp_path / "credentials"
     text = "[default]\naws_access_key_id = {0}\naws_secret_access_key = s\n"
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(shared))
-    monkeypatch.setattr("ckptsync.stores.s3.client.LOOK_EVERY", 0.0)
+    monkeypatch.setattr("ckptsync.stores.s3.client.SEARCH_EVERY", 0.0)
     refusal = error(403, "SignatureDoesNotMatch")
 
     def changed(_: Asked) -> Say:
