@@ -17,7 +17,7 @@ from ckptsync.config import loading
 from ckptsync.config.output_dirs import existing_directories
 from ckptsync.config.readers import period
 from ckptsync.config.schema import Config
-from ckptsync.doctor import diagnosis, training
+from ckptsync.doctor import diagnosis, training_facts
 from ckptsync.doctor.diagnosis import Diagnosis, DoctorRequest
 from ckptsync.doctor.directories import check_answers
 from ckptsync.doctor.exchange import Arrived
@@ -178,7 +178,7 @@ def _request(args: argparse.Namespace, wait: float, fresh: float) -> DoctorReque
     if args.config and args.url:
         why = f"{args.url}: a store and a configuration are given"
         raise ConfigError(why, hint="give one of them")
-    given = training.read_training(Path(args.training)) if args.training else {}
+    given = training_facts.read_training(Path(args.training)) if args.training else {}
     output_dirs = [*args.output_dir, *([given["output_dir"]] if given.get("output_dir") else [])]
     model = args.model or given.get("model_name_or_path", "")
     check_answers(*output_dirs, *([model] if model.startswith("/") else []))

@@ -23,10 +23,10 @@ from ckptsync.quantities import show_size
 from ckptsync.records.store_paths import checked_node
 from ckptsync.stores.opening import create_store
 from ckptsync.stores.urls import Remote, located
-from ckptsync.worker import progress
 from ckptsync.worker.node_identity import node_id
 from ckptsync.worker.options import RunDir, checked_run
 from ckptsync.worker.push import find_offer, plan_push, push
+from ckptsync.worker.results import UploadProgress
 from ckptsync.worker.selection import Selection
 
 SHOWN = 12  # names of files that are left out
@@ -155,7 +155,7 @@ def notes(url: str) -> list[str]:
     return [NOTE]
 
 
-def _described(one: progress.UploadProgress) -> dict[str, Any]:
+def _described(one: UploadProgress) -> dict[str, Any]:
     return {key: value for key, value in asdict(one).items() if key not in ("k", "detail")}
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from ckptsync.config.output_dirs import output_directories
 from ckptsync.config.schema import Config
-from ckptsync.doctor import directories, exchange, probe, store_access, training
+from ckptsync.doctor import directories, exchange, probe, store_access, training_facts
 from ckptsync.doctor.checks import check_node, compare
 from ckptsync.doctor.directories import fixed_part, is_directory
 from ckptsync.doctor.findings import STORAGE, Finding, fail, in_order, refusal, warn
@@ -120,7 +120,9 @@ def _facts(request: DoctorRequest, clock: float | None) -> tuple[dict[str, Any],
     if request.config and "worker" not in request.config.roles and not request.publishes:
         return {"node": request.node, "clock": clock}, []
     more = {"training": dict(request.training), "clock": clock, "job": request.job}
-    pythons = [request.python] if request.python else training.find_pythons(request.environment)
+    pythons = (
+        [request.python] if request.python else training_facts.find_pythons(request.environment)
+    )
     # else it is a name in a hub
     is_path = request.model.startswith("/") or (request.model and is_directory(Path(request.model)))
     wanted = {
@@ -129,7 +131,7 @@ def _facts(request: DoctorRequest, clock: float | None) -> tuple[dict[str, Any],
         "model": str(Path(request.model).absolute()) if is_path else "",
     }
     try:
-        facts = training.ask_first(pythons, request.environment, **wanted)
+        facts = training_facts.ask_first(pythons, request.environment, **wanted)
     except ConfigError as e:
         unknown = {"python": "", "prefix": "", "versions": {}, "builds": {}}
         why = "nothing is known of what trains here"

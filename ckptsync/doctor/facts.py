@@ -39,7 +39,7 @@ class NodeFacts:
     GPUs there are; ``run`` for a training that has begun.  ``clock``: seconds by which the node's
     clock is ahead of the store's, ``None`` where nobody measured it.  ``gpus`` is ``None`` where
     nobody knows.  ``training``: what the training's own file says, of the keys in
-    `ckptsync.doctor.training`.
+    `ckptsync.doctor.training_facts`.
     """
 
     name: str

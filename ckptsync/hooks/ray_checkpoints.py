@@ -51,8 +51,8 @@ from ckptsync.verify.write_reports import write_report
 from ckptsync.walk import Listing, walk
 from ckptsync.worker.node_identity import node_id
 from ckptsync.worker.options import checked_run
-from ckptsync.worker.progress import UploadProgress
 from ckptsync.worker.push import ASSUMED, Offer, push
+from ckptsync.worker.results import UploadProgress
 
 NOTE = "ckptsync.json"
 _log = logging.getLogger("ckptsync.hook")

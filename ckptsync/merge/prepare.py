@@ -15,7 +15,7 @@ from ckptsync.layouts import registry
 from ckptsync.layouts.dcp_safetensors import ExpectedModel
 from ckptsync.layouts.file_names import Within
 from ckptsync.layouts.registry import WeightsSource
-from ckptsync.merge import adapter, base_comparison, model_files, replicas, tensor_names
+from ckptsync.merge import adapter, base_comparison, copy_comparison, model_files, tensor_names
 from ckptsync.merge.adapter import Selected
 from ckptsync.merge.base_comparison import Model, is_packed
 from ckptsync.merge.model_files import ADAPTER_CONFIG, CONFIG
@@ -184,7 +184,7 @@ def _check_copies(
                 found[tensor.name] = replace(
                     mine, copies=(*mine.copies, *tensor.copies), unlike=unlike
                 )
-    replicas.check(files, found.values())
+    copy_comparison.check(files, found.values())
 
 
 def _outside(directories: Sequence[Files], known: Model | None) -> ExpectedModel:

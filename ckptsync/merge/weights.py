@@ -21,8 +21,8 @@ from ckptsync.formats import zstd_items
 from ckptsync.formats.dtypes import ITEMSIZE
 from ckptsync.merge import units
 from ckptsync.merge.cast import CAST_ELEMENTS, Array, cast_bytes
+from ckptsync.merge.copy_comparison import ComparedFiles
 from ckptsync.merge.plan import FilePlan, MergeResources, PlannedTensor
-from ckptsync.merge.replicas import ComparedFiles
 from ckptsync.merge.statistics import Statistics, remarks, statistics
 from ckptsync.merge.units import Share, Unit, gather
 from ckptsync.records.model_record import ModelTensor

@@ -34,8 +34,8 @@ from ckptsync.service.watch import Watch, directories_to_check, directory_states
 from ckptsync.stores.contract import Store
 from ckptsync.walk import SPOOL, UnsafeSpool
 from ckptsync.worker.options import RunDir, WorkerOptions
-from ckptsync.worker.progress import WorkerResult
 from ckptsync.worker.queue import UploadQueues
+from ckptsync.worker.results import WorkerResult
 from ckptsync.worker.scanner import Scan
 from ckptsync.worker.worker import NOTES, Worker
 

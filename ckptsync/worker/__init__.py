@@ -2,8 +2,8 @@
 
 Read in this order: `scanner` (what is here), `pinning` (`spool_room`: what gives way in a full
 spool), `observation` and `finished` (is it a whole save; `torn_saves` has the rules), `worker`
-(what is sent, by `store_view` and `stored_files`: what the store has), `queue`, `local_save`,
+(what is sent, by `store_view` and `unsent_files`: what the store lacks), `queue`, `local_save`,
 `upload`, `upload_sources`.  Beside that way lie `push` (the same for one command), `selection` and
 `model_configs` (which files are sent), `repair` and `manifest_copies`, `cleanup` and `join`.
-`options`, `node_identity` and `progress` hold what goes in and what is reported.
+`options`, `node_identity` and `results` hold what goes in and what is reported.
 """

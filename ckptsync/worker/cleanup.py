@@ -39,11 +39,11 @@ from ckptsync.worker.local_save import LocalFile, LocalFiles, each_open
 from ckptsync.worker.manifest_copies import forget_manifests
 from ckptsync.worker.observation import has_lease
 from ckptsync.worker.options import RunDir, WorkerOptions
-from ckptsync.worker.progress import Failure, UploadProgress, failure
+from ckptsync.worker.results import Failure, UploadProgress, failure
 from ckptsync.worker.scanner import Scanned, Scanner
 from ckptsync.worker.store_view import StoreView, is_safe
-from ckptsync.worker.stored_files import find_holder
 from ckptsync.worker.torn_saves import TRAINER_STATE
+from ckptsync.worker.unsent_files import find_holder
 
 _GONE = ".gone-cleaned-"
 

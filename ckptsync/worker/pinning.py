@@ -39,7 +39,7 @@ from ckptsync.spool.pins import (
 from ckptsync.walk import Stat, open_file, stat_open
 from ckptsync.worker.local_save import LocalSave, local_save
 from ckptsync.worker.options import RunDir
-from ckptsync.worker.progress import Failure, failure
+from ckptsync.worker.results import Failure, failure
 from ckptsync.worker.spool_room import (
     PinCost,
     Relief,

@@ -39,7 +39,7 @@ from ckptsync.worker.local_save import (
 from ckptsync.worker.model_configs import configs_to_send, outgoing_save
 from ckptsync.worker.observation import Observation, Surroundings, find_surroundings, observe
 from ckptsync.worker.options import RunDir, local_root, refuse_overlap
-from ckptsync.worker.progress import UploadProgress
+from ckptsync.worker.results import UploadProgress
 from ckptsync.worker.selection import EVERYTHING, Selection, is_of_states
 from ckptsync.worker.store_view import StoreView, find_save, is_given_up
 from ckptsync.worker.torn_saves import TRAINER_STATE

@@ -28,11 +28,11 @@ from ckptsync.worker.local_save import LocalFile, LocalFiles, LocalSave
 from ckptsync.worker.manifest_copies import kept_manifest
 from ckptsync.worker.model_configs import outgoing_save
 from ckptsync.worker.options import RunDir
-from ckptsync.worker.progress import Failure, Repaired, failure
 from ckptsync.worker.queue import Name, QueueCapacity, UploadJob, UploadQueues
+from ckptsync.worker.results import Failure, Repaired, failure
 from ckptsync.worker.selection import EVERYTHING
 from ckptsync.worker.store_view import StoreView
-from ckptsync.worker.stored_files import KnownDigests
+from ckptsync.worker.unsent_files import KnownDigests
 from ckptsync.worker.upload_sources import UploadSource, is_stored
 
 OF_BYTES = ("missing", "size", "digest")  # damage that other bytes than the named ones make

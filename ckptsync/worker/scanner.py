@@ -42,7 +42,7 @@ from ckptsync.worker.observation import (
 )
 from ckptsync.worker.options import RunDir
 from ckptsync.worker.pinning import Pinner, by_step
-from ckptsync.worker.progress import Failure, failure
+from ckptsync.worker.results import Failure, failure
 
 # seconds without a pulse, on our clock, after which another node's pin on a shared disk is taken
 # over

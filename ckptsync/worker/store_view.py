@@ -35,9 +35,9 @@ from ckptsync.stores.contract import Entry, Store
 from ckptsync.tensors import Demands
 from ckptsync.walk import Stat
 from ckptsync.worker.local_save import LocalSave
-from ckptsync.worker.progress import Phase
+from ckptsync.worker.results import Phase
 from ckptsync.worker.selection import EVERYTHING, Selection, select
-from ckptsync.worker.stored_files import KnownDigests, find_holder, has_other_part, is_retired
+from ckptsync.worker.unsent_files import KnownDigests, find_holder, has_other_part, is_retired
 
 R = TypeVar("R", Manifest, ModelRecord, Report, Tombstone)
 

@@ -41,10 +41,10 @@ from ckptsync.worker.local_save import (
 )
 from ckptsync.worker.manifest_copies import keep_manifest
 from ckptsync.worker.model_configs import YOUNG, find_model_configs, unless_young
-from ckptsync.worker.progress import UploadProgress
+from ckptsync.worker.results import UploadProgress
 from ckptsync.worker.selection import select
 from ckptsync.worker.store_view import StoreView
-from ckptsync.worker.stored_files import (
+from ckptsync.worker.unsent_files import (
     Unsent,
     find_stored,
     list_left_behind,

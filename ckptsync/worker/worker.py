@@ -35,14 +35,6 @@ from ckptsync.worker.model_configs import configs_to_send, outgoing_save, unless
 from ckptsync.worker.node_identity import Clock
 from ckptsync.worker.options import WorkerOptions, checked_options
 from ckptsync.worker.pinning import Pinner
-from ckptsync.worker.progress import (
-    ON_THE_WAY,
-    Failure,
-    Phase,
-    UploadProgress,
-    WorkerResult,
-    failure,
-)
 from ckptsync.worker.queue import (
     QueueCapacity,
     Turn,
@@ -52,6 +44,14 @@ from ckptsync.worker.queue import (
     split_threads,
 )
 from ckptsync.worker.repair import FileRepairs
+from ckptsync.worker.results import (
+    ON_THE_WAY,
+    Failure,
+    Phase,
+    UploadProgress,
+    WorkerResult,
+    failure,
+)
 from ckptsync.worker.scanner import Scan, Scanned, Scanner, write_save_notes
 from ckptsync.worker.spool_room import SpoolRule, held_bytes
 from ckptsync.worker.store_view import Done, StoreView, done_of, why_done

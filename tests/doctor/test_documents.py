@@ -36,7 +36,7 @@ def test_every_kind_is_described() -> None:
 
 
 def test_every_variable_that_is_told_is_named() -> None:
-    told = TEXT.partition("## What is told")[2]
+    told = TEXT.partition("## What doctor publishes")[2]
     names = set(re.findall(r"`([A-Z0-9_]+)`", told))
     wanted = {*probe.LAUNCH, *probe.MASTER, "CUDA_VISIBLE_DEVICES", *probe.OTHERS, *probe.PREFIXES}
     assert wanted <= names

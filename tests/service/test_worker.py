@@ -39,7 +39,7 @@ from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import create_store, open_store
 from ckptsync.worker import queue
 from ckptsync.worker.options import RunDir, WorkerOptions
-from ckptsync.worker.progress import Failure, Repaired, UploadProgress, WorkerResult, failure
+from ckptsync.worker.results import Failure, Repaired, UploadProgress, WorkerResult, failure
 from ckptsync.worker.scanner import Scan
 from ckptsync.worker.worker import Worker
 from tests.service.test_tasks import loop

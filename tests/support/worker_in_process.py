@@ -31,9 +31,9 @@ from ckptsync.worker.model_configs import outgoing_save
 from ckptsync.worker.node_identity import node_id
 from ckptsync.worker.options import RunDir, WorkerOptions, checked_run
 from ckptsync.worker.pinning import Pinner
-from ckptsync.worker.progress import UploadProgress, WorkerResult
 from ckptsync.worker.push import find_offer, push
 from ckptsync.worker.queue import UploadQueues
+from ckptsync.worker.results import UploadProgress, WorkerResult
 from ckptsync.worker.scanner import list_and_pin_saves
 from ckptsync.worker.selection import EVERYTHING, Selection
 from ckptsync.worker.store_view import StoreView

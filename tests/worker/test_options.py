@@ -8,7 +8,7 @@ import pytest
 
 from ckptsync.errors import ConfigError, Corrupt
 from ckptsync.worker.options import RunDir, WorkerOptions, checked_options, checked_run, local_root
-from ckptsync.worker.progress import Phase, UploadProgress, WorkerResult, failure
+from ckptsync.worker.results import Phase, UploadProgress, WorkerResult, failure
 
 
 def options(path: Path, node: str = "n0", run: str = "run") -> WorkerOptions:

@@ -20,7 +20,7 @@ from ckptsync.walk import Stat
 from ckptsync.worker.local_save import LocalSave
 from ckptsync.worker.options import RunDir
 from ckptsync.worker.pinning import PinChanges, Pinner, follow_source
-from ckptsync.worker.progress import Failure
+from ckptsync.worker.results import Failure
 from ckptsync.worker.scanner import Scan, list_and_pin_saves
 from ckptsync.worker.spool_room import (
     PinCost,

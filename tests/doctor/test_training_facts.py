@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptsync.doctor.training import ask_first, ask_python, find_pythons, read_training
+from ckptsync.doctor.training_facts import ask_first, ask_python, find_pythons, read_training
 from ckptsync.errors import ConfigError
 from tests.doctor.real import environment
 

@@ -20,7 +20,7 @@ from ckptsync.tensors import Demands
 from ckptsync.walk import Stat
 from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.selection import EVERYTHING, Preset, Selection, select
-from ckptsync.worker.stored_files import (
+from ckptsync.worker.unsent_files import (
     find_holder,
     find_stored,
     has_other_part,
