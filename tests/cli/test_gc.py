@@ -39,7 +39,7 @@ def test_a_dry_run_says_what_would_go_and_why_and_writes_nothing(
     before = tree(store)
     assert main(["gc", str(store), "--keep-last", "2", "--run", "run", "--dry-run"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["RUN", "CHECKPOINT", "STATE", "SIZE", "DECISION", "REASON"]
+    assert lines[0].split() == ["RUN", "CHECKPOINT", "STATUS", "SIZE", "DECISION", "REASON"]
     assert lines[3].split(maxsplit=6) == [
         "run",
         "checkpoint-1",

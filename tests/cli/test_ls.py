@@ -24,7 +24,7 @@ def test_ls_has_a_line_a_checkpoint_with_its_word(
 ) -> None:
     assert main(["ls", str(store)]) == 0
     heading, fsdp, zero = (line.split() for line in capsys.readouterr().out.splitlines())
-    assert heading == ["RUN", "CHECKPOINT", "STATE", "SIZE", "NODES", "DETAIL"]
+    assert heading == ["RUN", "CHECKPOINT", "STATUS", "SIZE", "NODES", "DETAIL"]
     assert fsdp[:6] == ["fsdp2", "checkpoint-4", "VERIFIED", "458", "KB", "2"]
     assert fsdp[6] == f"{store}/fsdp2/consolidated/checkpoint-4"
     assert Path(fsdp[6], "model.safetensors").exists()

@@ -90,7 +90,7 @@ def test_it_is_well_unless_a_task_hangs_or_nobody_checks_for_that(
     exposing: Metrics, working: Roles
 ) -> None:
     page = exposing.health()
-    assert (page.status, page.body) == (200, b"ok\nheartbeat: rests\nhead: rests\n")
+    assert (page.status, page.body) == (200, b"ok\nheartbeat: idle\nhead: idle\n")
     now = [0.0]
     working.watchdog = Watchdog(HUNG, lambda: now[0])
     working.local[0].is_running = True
@@ -121,7 +121,7 @@ def test_a_scrape_is_answered_while_a_look_hangs_in_its_store(
     began.wait(60)
     try:
         assert 'ckptsync_loop_busy_seconds{loop="head"} ' in exposing.metrics().body.decode()
-        assert exposing.health().body.startswith(b"ok\nheartbeat: rests\nhead: at work for 0 s")
+        assert exposing.health().body.startswith(b"ok\nheartbeat: idle\nhead: at work for 0 s")
     finally:
         hangs.set()
         thread.join(60)
