@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -179,6 +180,14 @@ def test_a_hung_worker_is_killed_leaves_its_stacks_and_starts_again(training: Ma
     wait_until_stored(training, 6)
 
 
+def has_bytes(part: Path) -> bool:
+    """Whether a file that may be renamed or deleted at any moment is there and not empty."""
+    try:
+        return part.stat().st_size > 0
+    except FileNotFoundError:
+        return False
+
+
 def test_a_stop_parks_what_is_being_sent_in_time_and_the_next_start_ends_it(
     training: Machine,
 ) -> None:
@@ -188,7 +197,7 @@ def test_a_stop_parks_what_is_being_sent_in_time_and_the_next_start_ends_it(
     save(training, 7, size=16 << 20)
     training.wait_for(
         "nothing is sent",
-        lambda: any(p.stat().st_size for p in training.path("/data/store").rglob("*.part")),
+        lambda: any(has_bytes(p) for p in training.path("/data/store").rglob("*.part")),
     )
     training.systemctl("stop", WORKER)
     assert training.property(WORKER, "Result") == "success"
