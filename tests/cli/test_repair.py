@@ -130,8 +130,7 @@ def test_a_shard_is_asked_of_the_node_that_runs_and_of_one_that_does_not(
     assert main(["repair", str(store)]) == 3
     assert (
         "upload requested: checkpoint-4/pytorch_model_fsdp_0/__0_0.distcp: "
-        "node0 has to upload it again"
-        in capsys.readouterr().out
+        "node0 has to upload it again" in capsys.readouterr().out
     )
 
 
