@@ -1,57 +1,72 @@
-# make demo     a two-node demo on this machine, in a minute: needs Python 3.10 or newer, no torch
-# make test     what CI runs: format, lint, types, tests.  Installs torch: for its small CPU build, where there is one,
-#               PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make test
-# make scenarios   what users do, and must see then, by commands and services alone, on a directory, on S3 and over SFTP; `make test` runs each on one of them, and the main ones on all
-# make exhaustive   the trainings of three guides, small campaigns, each scenario on each kind of store, and the searches of which `make test` takes a sample, whole: a hook and a store whose every call fails, hostile pickles, servers that lie
-# make campaign kill processes of a small cluster at any moment, a hundred times and more if asked: CAMPAIGN="--rounds 20 --seed 7"
-# make campaign-trainers   train for real on two nodes, with the hook and without: DDP, FSDP2, ZeRO-2, ZeRO-3; each step of each training must be in the
-#               store and equal to what the framework gathered (as root on Linux each node has a network of its own): a quarter of an hour a
-#               round.  TRAINERS="--rounds 10", TRAINERS="--hooks hook --pause 0.8 --steps 12 --kill 3 --store s3", TRAINERS="--pause 1 --store s3 --cut 60", and --store sftp
-# make campaign-resume     lose a training on two nodes with all its disks, pull it onto two fresh ones, and go on as if nothing had happened: FSDP2 and ZeRO-3,
-#               five minutes.  RESUME="--modes zero3 --store sftp --ranks 2"
-# make campaign-killed     kill trainers in the middle of a save, sixty times, let them be or go on over the same directory: whatever the store calls whole is
-#               byte for byte one save that was finished, half an hour.  KILLED="--modes raw-zero2 raw-zero3 raw-accelerate raw-dcp --chains 2", KILLED="--store s3 --seed 7"
-# make campaign-titan      torchtitan's saves, synchronous and not, with rotation, its ranks killed and begun again: every save that was whole is in the store, some minutes;
-#               torch alone, as torchtitan uses it, unless TITAN="--python PYTHON" has torchtitan
-# make campaign-ray-train  Ray Train on two nodes that share nothing, as it is, killed, and ended with an error, beside the same without us: RAY_TRAIN="--modes ddp fsdp2" (installs Ray)
-# make campaign-llamafactory   LLaMA-Factory as it was released, in one process, under torchrun, on two nodes and under Ray, with the hook in every way it can get there: each step in the
-#               store, each file as without us: half an hour, LLAMAFACTORY="--ways torchrun --hooks autoload" (installs LLaMA-Factory and Ray, 2 GB with a CPU build of torch, as above)
-# make campaign-ray        merge over S3 on two Ray nodes, one of which is killed in the middle: RAY="--rounds 10" (installs Ray)
-# make campaign-doctor     plant some eighty faults on one of two nodes, each found by `ckptsync doctor` and nothing else alarmed, and see that it leaves thirty
-#               sound pairs in peace: three minutes, as root: DOCTOR="--only torch clock-5s", DOCTOR=--list
-# make campaign-hostile    floods of files, ten inotify watches, a spool elsewhere, full disks, a clock that jumps: HOSTILE="--only clock"
-# make kill-stores   kill writers to a directory, S3 and SFTP at every system call with which they change something, and at 200 moments: two
-#               hours (strace, sshd are needed): KILL="--stores s3 --calls 50 --moments 50 --seed 7"
-# make kill-heads   kill heads at every system call with which they change something, and at 200 moments, two of other options at work at once: half an
-#               hour (strace is needed for the first): HEADS="--calls 10 --moments 40 --seed 7", HEADS="--store s3"
-# make kill-gc      kill `ckptsync gc` and the head's retention at every system call with which they change something, and at any moment, half an hour
-#               (strace is needed for the first): GC="--stores s3 --scenes remove --calls 20 --moments 40 --seed 7"
-# make kill-pull    kill `ckptsync pull` at every system call with which it changes something, from a directory and from S3, a quarter of an hour (strace is
-#               needed): PULL="--stores posix --calls 40 --seed 7"
-# make crash-states   cut the power at every moment of a store's work, in a simulation (strace is needed): CRASH="--states 5000 --random 100"
-# make damage   damage every vector in every way, and see that nothing goes unseen: DAMAGE="--flips 400 --only zero3"
-# make fuzz     try inputs that nobody would write at every door (merges, pickles, records, heartbeats, configuration, command lines, spool, servers) for a minute, and
-#               keep what is wrong in tests/fuzz_findings: FUZZ="--seconds 600 --door records --seed 7", FUZZ="--replay tests/fuzz_findings/records/*"
-# make flips   ten thousand single bits turned over in a store, a thousand pages zeroed, files cut, swapped, stale, missing, extra, and ten thousand clean
-#               looks: `ckptsync verify` has to find all of it and make nothing up: FLIPS="--flips 1000 --store s3"
-# make bench-verify   verification beside `cat` (cold) and `sha256sum` (warm): VERIFY="--gib 1 --rounds 9"
-# make models   level model with real models of transformers (installs it)
-# make guides   run docs/guides/ with the trainers of `make bench`, with Lightning and with Ray; `make test` runs those that need no more than transformers and accelerate
-# make nspawn   the units under real systemd, in a container of this system's own files that is gone afterwards (root and systemd-nspawn are needed)
-# make lint     format, lint, types       make format   put the format right
-# make bench    every figure in the documents, in an environment of its own: torch, accelerate, DeepSpeed; half an hour and 60 GB at most.
-#               GIB=0.1 ROUNDS=2 make bench    for a look
-# make bench-transfer   uploads, downloads and merges over S3 and SFTP beside s5cmd, rclone, boto3, s3fs, sftp, rsync, into docs/benchmarks-transfer.md:
-#               an hour, and 20 GB in WORK=/dev/shm.  ONE=0.25 MANY=4 SMALL=200 SFTP=0.1 MERGE=0.1 ROUNDS=1 make bench-transfer    for a look
-# make bench-beside   of that, what a training feels of a worker that sends at its cap: ten minutes, BESIDE="--cap 100 --pairs 12"
-# make bench-idle   what a worker costs that has nothing to do, with 20 and with 100 checkpoints, and how soon it sends: ten minutes; IDLE="--seconds 60"
-# make bench-hook   of that, what the hook takes of a step, with 10 to 1000 files: a minute; HOOK="--saves 20"
-# make bench-catalogue   `ckptsync ls` of ten thousand checkpoints on a path and on SeaweedFS, cold and warm, into docs/benchmarks-catalogue.md: half an hour,
-#               BENCH_CATALOGUE="--checkpoints 1000 --stores s3" for a look
-# make bench-head   the memory of a head over ten thousand checkpoints while it merges and verifies a large one: ten minutes, BENCH_HEAD="--gib 1 --checkpoints 1000"
-# make clean    forget the environment
+# make demo         a two-node demo on this machine, in a minute; needs Python 3.10 or newer, no torch
+# make test         format, lint, types, import rules and tests. It installs torch; for the small CPU
+#                   build: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make test
+# make scenarios    what users do and see, on a directory, on S3 and over SFTP
+#                   (`make test` runs most scenarios on one of them only)
+# make exhaustive   the searches of which `make test` takes a sample, complete: every failing call of
+#                   a hook and a store, hostile pickles, lying servers; and the guides that train
+# make lint         format, lint, import rules, types
+# make format       format the code
+# make clean        delete the environments
 #
-# PYTHON=python3.12 make test    takes another Python, VENV=... another place for the environment, TESTS=tests/base/test_walk.py fewer tests.
+# PYTHON=python3.12 takes another Python, VENV=... another place for the environment,
+# TESTS=tests/base/test_walk.py fewer tests.
+#
+# Campaigns kill, damage or flood real processes. Each takes options in a variable, for example
+# CAMPAIGN="--rounds 20 --seed 7"; `--help` of the module that the target starts lists them.
+#
+# make campaign               kill the processes of a small cluster at any moment
+# make campaign-trainers      train on two nodes, with and without the hook: DDP, FSDP2, ZeRO-2, ZeRO-3;
+#                             each saved step must be in the store and equal what the framework gathered
+#                             (15 minutes a round; as root each node has its own network)
+#                             TRAINERS="--hooks hook --pause 0.8 --steps 12 --kill 3 --store s3"
+# make campaign-resume        lose two nodes with their disks, pull, and go on training (5 minutes)
+#                             RESUME="--modes zero3 --store sftp --ranks 2"
+# make campaign-killed        kill trainers in the middle of a save: what the store calls complete must
+#                             be one finished save, byte for byte (30 minutes)
+#                             KILLED="--modes raw-zero2 raw-zero3 raw-accelerate raw-dcp --chains 2"
+# make campaign-titan         torchtitan's saves with rotation, its ranks killed and restarted;
+#                             plain torch as torchtitan uses it, unless TITAN="--python PYTHON" has torchtitan
+# make campaign-ray-train     Ray Train on two nodes without a shared disk: normal, killed, failed
+#                             (installs Ray) RAY_TRAIN="--modes ddp fsdp2"
+# make campaign-llamafactory  LLaMA-Factory in one process, under torchrun, on two nodes and under Ray,
+#                             with each way to install the hook (30 minutes, installs 2 GB)
+#                             LLAMAFACTORY="--ways torchrun --hooks autoload"
+# make campaign-ray           merge over S3 on two Ray nodes, one of them killed (installs Ray)
+# make campaign-doctor        plant about 80 faults: `ckptsync doctor` must find each, and raise no alarm
+#                             for 30 sound pairs of nodes (as root) DOCTOR="--only torch clock-5s"
+# make campaign-hostile       floods of files, few inotify watches, full disks, a clock that jumps
+#                             HOSTILE="--only clock"
+# make kill-stores            kill writers to a directory, S3 and SFTP at every system call that changes
+#                             something (2 hours; strace and sshd) KILL="--stores s3 --calls 50 --moments 50"
+# make kill-heads             the same for heads, two with different options at once (30 minutes)
+#                             HEADS="--calls 10 --moments 40 --seed 7", HEADS="--store s3"
+# make kill-gc                the same for `ckptsync gc` and retention (30 minutes)
+#                             GC="--stores s3 --scenes remove --calls 20 --moments 40"
+# make kill-pull              the same for `ckptsync pull` (15 minutes) PULL="--stores posix --calls 40"
+# make crash-states           simulate a power cut at every moment of a store's work (strace)
+#                             CRASH="--states 5000 --random 100"
+# make damage                 damage every vector in every way: nothing may pass unseen
+#                             DAMAGE="--flips 400 --only zero3"
+# make flips                  flip 10,000 bits in a store, cut, swap and delete files: `ckptsync verify`
+#                             must find each, and nothing else FLIPS="--flips 1000 --store s3"
+# make fuzz                   hostile input to everything that reads, for a minute; findings are kept in
+#                             tests/fuzz_findings FUZZ="--seconds 600 --door records --seed 7"
+# make guides                 run docs/guides/ with the real trainers, Lightning and Ray
+# make models                 level `model` with real models of transformers (installs it)
+# make nspawn                 the services under real systemd in a container (root, systemd-nspawn)
+#
+# Benchmarks write the tables in docs/benchmarks*.md.
+#
+# make bench            merges beside other tools (30 minutes, 60 GB at most; GIB=0.1 ROUNDS=2 for a look)
+# make bench-transfer   uploads and downloads beside s5cmd, rclone, boto3, s3fs, sftp, rsync (1 hour,
+#                       20 GB in WORK=/dev/shm; ONE=0.25 MANY=4 SMALL=200 SFTP=0.1 MERGE=0.1 ROUNDS=1)
+# make bench-beside     what a training notices of a worker that uploads at its limit (10 minutes)
+# make bench-idle       what an idle worker costs, and how soon it uploads (10 minutes)
+# make bench-hook       what the hook adds to a training step (1 minute)
+# make bench-catalogue  `ckptsync ls` of 10,000 checkpoints, cold and warm (30 minutes)
+# make bench-head       memory of a head over 10,000 checkpoints during a merge (10 minutes)
+# make bench-verify     verification beside `cat` and `sha256sum`
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -97,8 +112,8 @@ VERIFY ?=
 IDLE ?=
 
 BIN := $(VENV)/bin
-# Tests start programs a thousand times: Python compiles the package once, also where the environment forbids it to keep what it compiled.
-# Neighbours in a file run in one process, which shares their fixtures and servers; whoever is done first takes tests from the others.
+# Tests start programs a thousand times, so Python must keep what it compiled.
+# Tests of one file run in one process and share its servers; an idle process steals tests.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
@@ -259,7 +274,8 @@ $(BENCH_VENV)/.installed-ray: $(BENCH_VENV)/.installed
 	$(BENCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check 'ray[default,train]==2.60.*'
 	@touch $@
 
-# torchaudio, which LLaMA-Factory imports before it knows whether there is sound, is on PyPI for torch with CUDA alone: beside another torch an empty one takes its place.
+# LLaMA-Factory imports torchaudio always. PyPI has it only for torch with CUDA, so beside a CPU
+# build an empty module replaces it.
 $(LLAMAFACTORY_VENV)/.installed: pyproject.toml tests/campaigns/llamafactory.txt
 	$(PYTHON) -m venv $(LLAMAFACTORY_VENV)
 	$(LLAMAFACTORY_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --requirement tests/campaigns/llamafactory.txt --editable .
@@ -268,7 +284,7 @@ $(LLAMAFACTORY_VENV)/.installed: pyproject.toml tests/campaigns/llamafactory.txt
 	$(LLAMAFACTORY_VENV)/bin/ckptsync hook install
 	@touch $@
 
-# rclone, sftp and rsync are the system's: what is missing is left out, and said to be.
+# rclone, sftp and rsync are the system's: the report names those that are missing.
 $(TRANSFER_VENV)/.installed: pyproject.toml benchmarks/requirements-transfer.txt
 	$(PYTHON) -m venv $(TRANSFER_VENV)
 	$(TRANSFER_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --requirement benchmarks/requirements-transfer.txt --editable '.[s3]'
