@@ -34,7 +34,7 @@ _MOST = 64 << 20  # bytes of one file
 _LARGE = 1 << 20  # bytes of JSON: a worker beside a training parses no more
 _ARGUMENTS = "training_args.bin"
 _NAMED_IN = ("adapter_config.json", "config.json", _ARGUMENTS)
-_KEYS = (
+_NAMING_KEYS = (
     "base_model_name_or_path",
     "model_name_or_path",
     "pretrained_model_name_or_path",
@@ -186,7 +186,7 @@ def _add(
             its = {name: beside[name] for name in kind.names if name in beside}
             # half of a JSON file is being written
             if all(
-                not name.endswith(".json") or _json_keys(held) is not None
+                not name.endswith(".json") or _keys_of(held) is not None
                 for name, held in its.items()
             ):
                 found.update(its)
@@ -205,33 +205,31 @@ def _beside(folder: Path) -> dict[str, LocalFile]:
 
 
 def _has_mark(beside: Mapping[str, LocalFile], kind: _Kind) -> bool:
-    contents = (_json_keys(beside[name]) for name in kind.marks if name in beside)
+    contents = (_keys_of(beside[name]) for name in kind.marks if name in beside)
     return any(
         each is not None and (not kind.keys or any(map(each.get, kind.keys))) for each in contents
     )
 
 
 @lru_cache(maxsize=256)
-def _json_keys(held: LocalFile) -> Mapping[str, Any] | None:
-    """Return the keys in a JSON file that tell its kind; None if it is not whole.
+def _keys_of(held: LocalFile) -> Mapping[str, Any] | None:
+    """Return what a file says under the keys that tell its kind, or name the model.
 
-    Of a large one only the end is read.
+    None if it is not whole.  Of large JSON only the end is read.  A pickle is read by the machine
+    that runs nothing.
     """
     files, name, size = _files_of(held), held.stat.path, held.stat.size
+    content: Any = None
     with contextlib.suppress(CkptsyncError):
-        if size > _LARGE:
-            return (
-                {}
-                if read(files, Extent(name, size - 64, 64)).rstrip().endswith((b"}", b"]"))
-                else None
-            )
-        content = parse(read_whole(files, name), name)
-        known = (*_CONFIG.keys, *_ADAPTER.keys)
-        return (
-            {key: content[key] for key in known if key in content}
-            if isinstance(content, dict)
-            else {}
-        )
+        if name == _ARGUMENTS:
+            content = _read_arguments(files, Extent(name, 0, size)) if size <= _LARGE else None
+        elif size <= _LARGE:
+            content = parse(read_whole(files, name), name)
+        elif not read(files, Extent(name, size - 64, 64)).rstrip().endswith((b"}", b"]")):
+            return None
+        known = (*_CONFIG.keys, *_ADAPTER.keys, *_NAMING_KEYS)
+        is_object = isinstance(content, dict)
+        return {key: content[key] for key in known if key in content} if is_object else {}
     return None
 
 
@@ -245,28 +243,11 @@ def _named_models(
             named_in += [
                 LocalFile(f, home, is_pinned=False) for f in walk(home, (_ARGUMENTS,)).files
             ]
-    names = [name for held in named_in for name in _model_names(held)]
-    names += [
-        b.facts.get("base_model", "") for home in around for b in reversed(begun(home / SPOOL))
-    ]
-    for name in dict.fromkeys(names):
+    names = [(_keys_of(held) or {}).get(key) for held in named_in for key in _NAMING_KEYS]
+    names += [b.facts.get("base_model") for home in around for b in reversed(begun(home / SPOOL))]
+    for name in dict.fromkeys(name for name in names if isinstance(name, str)):
         if name.startswith("/") and os.path.isdir(name):  # noqa: PTH112  # Path.is_dir raises for a name that is too long
             yield Path(name)
-
-
-@lru_cache(maxsize=256)
-def _model_names(held: LocalFile) -> tuple[str, ...]:
-    """Return what a file calls the model.  A pickle is read by the machine that runs nothing."""
-    files, name, content = _files_of(held), held.stat.path, None
-    with contextlib.suppress(CkptsyncError):
-        if held.stat.size > _LARGE:
-            pass
-        elif name == _ARGUMENTS:
-            content = _read_arguments(files, Extent(name, 0, held.stat.size))
-        else:
-            content = parse(read_whole(files, name), name)
-    values = [content.get(key) for key in _KEYS] if isinstance(content, dict) else []
-    return tuple(value for value in values if isinstance(value, str))
 
 
 def _read_arguments(files: LocalFiles, extent: Extent) -> Any:
