@@ -34,7 +34,6 @@ COPY_THREAD = "ckptsync-copy"
 # saves that must fit on the disk after each pin: the trainer writes the next one before it deletes
 # one
 FLOOR = 1.5
-_CHUNK = 8 * 1024 * 1024  # bytes
 Log = Callable[[str], None]
 Copies = list[tuple[int, Stat]]
 """Open files that are still to be copied into a pin."""
@@ -155,20 +154,11 @@ def _copy(copies: Copies, fresh: Path) -> None:
     with Tree(fresh / "files") as tree:
         for descriptor, file in copies:
             with folders.copy_of(descriptor, fresh, *tree.place(file.path)) as out:
-                _copy_bytes(descriptor, out.fileno(), file.size)
+                folders.copy_bytes(descriptor, out.fileno(), file.size)
                 now = stat_open(descriptor, file.path)
                 if (now.size, now.mtime) != (file.size, file.mtime):
                     raise Incomplete(f"{file.path}: written again while it was copied")
                 os.utime(out.fileno(), ns=(file.mtime, file.mtime))
-
-
-def _copy_bytes(source: int, target: int, size: int) -> None:
-    with contextlib.suppress(OSError):  # most file systems have no reflinks
-        folders.clone(source, target)
-        return
-    done = 0
-    while sent := os.sendfile(target, source, done, min(_CHUNK, max(0, size - done))):
-        done += sent
 
 
 def _close(copies: Copies) -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 from ckptsync import checkpoint_dirs
 from ckptsync.checkpoint_dirs import CheckpointDir, ListedCheckpoint
 from ckptsync.errors import CkptsyncError, Incomplete
-from ckptsync.spool.folders import Tree, copy_of, is_folder, refusals
+from ckptsync.spool.folders import Tree, copy_bytes, copy_of, is_folder, refusals
 from ckptsync.spool.pins import (
     Pin,
     adopt,
@@ -51,7 +51,6 @@ from ckptsync.worker.spool_room import (
 
 STILL = 1.0  # seconds without a change
 _MOST = 256  # files open at once; a process may often have no more than 1024
-_STRETCH = 8 * 1024 * 1024  # bytes after which a stop is noticed
 _Name = tuple[Path, str]
 
 # How pins follow their source.
@@ -265,12 +264,7 @@ class PinCopies:
                 Tree(pin / "files") as tree,
                 copy_of(descriptor, pin, *tree.place(name)) as out,
             ):
-                done, count = 0, 1
-                while done < file.size and count:  # no more: it is shorter than it was
-                    count = os.sendfile(
-                        out.fileno(), descriptor, done, min(_STRETCH, file.size - done)
-                    )
-                    done += count
+                copy_bytes(descriptor, out.fileno(), file.size)
                 os.utime(out.fileno(), ns=(file.mtime, file.mtime))
                 found = stat_open(descriptor, name)
                 is_whole = found.size == file.size and found.mtime == file.mtime
