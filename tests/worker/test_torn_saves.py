@@ -11,10 +11,9 @@ import pytest
 
 from ckptsync.checkpoint_dirs import CheckpointDir, Family
 from ckptsync.spool.markers import Begun
-from ckptsync.walk import Stat
 from ckptsync.worker.finished import Rule, is_stable, judge
 from ckptsync.worker.local_save import LocalFile, LocalFiles, LocalSave
-from ckptsync.worker.observation import Observation, TrainerState, is_trainer_at_work
+from ckptsync.worker.observation import Observation, is_trainer_at_work
 from ckptsync.worker.torn_saves import (
     TRAINER_STATE,
     are_all_ranks_done,
@@ -28,10 +27,10 @@ from ckptsync.worker.torn_saves import (
 )
 from tests.support.replays import Stage, others, trainers, unproven
 from tests.support.vector import vector
+from tests.worker.test_finished import RULE, S, trainer
+from tests.worker.test_finished import files as of
 from tests.worker.test_replays import played
 
-RULE = Rule(quiet=10, unmarked=60, doubtful=600)
-S = 10**9
 MIB = 1 << 20
 A = {
     "config.json": 100.0,
@@ -41,19 +40,6 @@ A = {
     "rng_state_0.pth": 100.4,
     "trainer_state.json": 100.5,
 }
-
-
-def of(told: dict[str, float], size: int = 1) -> tuple[Stat, ...]:
-    return tuple(Stat(name, size, int(at * S), n, 0) for n, (name, at) in enumerate(told.items()))
-
-
-def trainer(told: dict[str, float], **more: object) -> Observation:
-    state = (
-        TrainerState(4, int(told["trainer_state.json"] * S))
-        if "trainer_state.json" in told
-        else None
-    )
-    return replace(Observation("trainer", 4, of(told), state=state), **more)  # type: ignore[arg-type]
 
 
 def is_ever_finished(evidence: Observation) -> bool:

@@ -90,22 +90,25 @@ def test_rotation_before_it_is_finished_takes_nothing(tmp_path: Path) -> None:
     assert kept(store) == {"checkpoint-4": {"n0": ONE}}
 
 
-class Meddling(MemoryStore):
-    """A store in whose first write something happens elsewhere."""
+class Recording(MemoryStore):
+    """Remembers in which order checkpoints' files were created; does something at the first."""
 
-    def __init__(self, meddle: Callable[[], object]) -> None:
+    def __init__(self, first: Callable[[], object] = lambda: None) -> None:
         super().__init__()
-        self._meddle: Callable[[], object] | None = meddle
+        self.created: list[str] = []
+        self._first = first
 
     def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
-        meddle, self._meddle = self._meddle, None
-        if meddle is not None:
-            meddle()
+        checkpoint = name.split("/")[1]
+        if checkpoint.startswith("checkpoint") and checkpoint not in self.created:
+            self.created.append(checkpoint)
+            if len(self.created) == 1:
+                self._first()
         super().create(name, chunks, about)
 
 
 def test_rotation_while_it_is_being_sent_takes_nothing(tmp_path: Path) -> None:
-    store = Meddling(lambda: shutil.rmtree(tmp_path / "checkpoint-4"))
+    store = Recording(lambda: shutil.rmtree(tmp_path / "checkpoint-4"))
     lay(tmp_path, ONE)
     settle(worker(tmp_path, store))
     assert not (tmp_path / "checkpoint-4").exists()
@@ -121,7 +124,7 @@ def test_what_comes_and_goes_during_a_long_send_is_pinned(tmp_path: Path) -> Non
         w.scan(700.5)
         shutil.rmtree(tmp_path / "checkpoint-8")
 
-    store = Meddling(save_and_rotate)
+    store = Recording(save_and_rotate)
     w = worker(tmp_path, store, threads=1)
     settle(w)
     assert pinned(tmp_path) == ["checkpoint-4.0", "checkpoint-8.0"]
@@ -142,7 +145,7 @@ def test_a_node_of_shards_follows_a_mate_of_the_same_save_at_once(tmp_path: Path
 
 
 def test_written_over_in_location_while_it_is_sent_it_is_sent_again_whole(tmp_path: Path) -> None:
-    store = Meddling(lambda: lay(tmp_path, other(ONE), 5000.0))
+    store = Recording(lambda: lay(tmp_path, other(ONE), 5000.0))
     lay(tmp_path, ONE)
     w = worker(tmp_path, store)
     settle(w)
@@ -448,23 +451,6 @@ def step(out: Path, n: int) -> Path:
     return made
 
 
-class Recording(MemoryStore):
-    """Remembers in which order checkpoints' files were created; does something at the first."""
-
-    def __init__(self, first: Callable[[], object] = lambda: None) -> None:
-        super().__init__()
-        self.created: list[str] = []
-        self._first = first
-
-    def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
-        checkpoint = name.split("/")[1]
-        if checkpoint.startswith("checkpoint") and checkpoint not in self.created:
-            self.created.append(checkpoint)
-            if len(self.created) == 1:
-                self._first()
-        super().create(name, chunks, about)
-
-
 def ordered_worker(
     out: Path,
     store: Store,
@@ -640,19 +626,12 @@ def test_a_plan_goes_by_the_last_scan(tmp_path: Path) -> None:
     ]
 
 
-class AwaySending(MemoryStore):
-    """A store that refuses everything."""
-
-    def names(self, prefix: str) -> Iterator[Entry]:
-        raise StoreError("away")
-
-
 def test_what_could_not_be_sent_is_not_due_at_once_again(tmp_path: Path) -> None:
     lay(tmp_path, ONE)
-    w = worker(tmp_path, AwaySending())
+    w = worker(tmp_path, Away())
     w.scan(0.0)
     found = tick(w, 10.0)
-    assert ([f.text for f in found.failures], found.due) == (["away"], None)
+    assert ([f.text for f in found.failures], found.due) == (["the network is away"], None)
     assert w.scan(10.5).due is None
 
 
