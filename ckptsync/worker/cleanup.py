@@ -41,7 +41,7 @@ from ckptsync.worker.observation import has_lease
 from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.results import Failure, UploadProgress, failure
 from ckptsync.worker.scanner import Scanned, Scanner
-from ckptsync.worker.store_view import StoreView, is_safe
+from ckptsync.worker.store_view import StoreView
 from ckptsync.worker.torn_saves import TRAINER_STATE
 from ckptsync.worker.unsent_files import find_holder
 
@@ -215,12 +215,12 @@ def _holder(checkpoint: str, files: Sequence[Stat], view: StoreView) -> Manifest
     Also of the files that are not sent by choice.
     """
     known = view.known
-    live = save_groups.live(known.manifests(checkpoint))
-    mine = find_holder(files, view.node, [k.manifest for k in live if k.manifest.node == view.node])
+    ours = [m for m in known.live(checkpoint) if m.node == view.node]
+    mine = find_holder(files, view.node, ours)
     # a newer head's record, or a damaged report, may say otherwise
     if mine is None or known.is_unreadable(mine.location):
         return None
-    return mine if is_safe(known, mine.location, live, retired_too=False) else None
+    return mine if known.is_safe(mine.location, retired_too=False) else None
 
 
 def _is_listed(checkpoint: str, files: Sequence[Stat], view: StoreView) -> bool:
@@ -229,11 +229,7 @@ def _is_listed(checkpoint: str, files: Sequence[Stat], view: StoreView) -> bool:
     mine = _holder(checkpoint, files, view)
     if mine is None:
         return False
-    here = [
-        k.manifest
-        for k in save_groups.live(known.manifests(checkpoint))
-        if k.manifest.location == mine.location
-    ]
+    here = (k.manifest for k in known.counting(mine.location))
     located = {
         path: at
         for path, every in save_groups.locate(here).items()

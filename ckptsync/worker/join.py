@@ -12,7 +12,7 @@ from ckptsync.records.store_paths import checkpoint_of
 from ckptsync.records.tombstone_keep_join import Join, Keep, fate, kept
 from ckptsync.stores.contract import Store
 from ckptsync.worker.local_save import LocalFiles, Passed, nothing
-from ckptsync.worker.store_view import RunRecords, StoreView, read_run
+from ckptsync.worker.store_view import RunRecords, StoreView
 from ckptsync.worker.upload import UploadContext, correct_location
 
 
@@ -40,7 +40,7 @@ def join(store: Store, run: str, first: str, second: str, passed: Passed = nothi
         raise ConfigError(
             f"{run}/{first} and {run}/{second} are not two locations of one checkpoint", hint=_LIST
         )
-    known = read_run(store, run, RunRecords())
+    known = StoreView(store, US, run).refresh()
     if broken := known.broken_location(checkpoint):
         raise broken
     everyone = known.manifests(checkpoint)

@@ -41,7 +41,7 @@ from ckptsync.worker.observation import Observation, Surroundings, find_surround
 from ckptsync.worker.options import RunDir, local_root, refuse_overlap
 from ckptsync.worker.results import UploadProgress
 from ckptsync.worker.selection import EVERYTHING, Selection, is_of_states
-from ckptsync.worker.store_view import StoreView, find_save, is_given_up
+from ckptsync.worker.store_view import StoreView
 from ckptsync.worker.torn_saves import TRAINER_STATE
 from ckptsync.worker.upload import (
     UploadContext,
@@ -287,7 +287,7 @@ def _push_save(
     known = view.refresh()
     if broken := known.broken_location(name):
         raise broken
-    if is_given_up(seen, to.node, known):
+    if view.is_given_up(seen, EVERYTHING):
         return UploadProgress(seen.run, name, 0, "retired", "given up in the store")
     manifests = known.manifests(name)
     going = outgoing_save(
@@ -312,13 +312,11 @@ def _push_save(
 
 def _send(seen: LocalSave, save: str, to: UploadContext) -> UploadProgress:
     """Send one save, and note in its pin what a worker would."""
-    node, known = to.node, to.view.known
+    node, name = to.node, seen.checkpoint
     noted = note_sending(seen, now := time.time_ns(), save)
     noted = replace(noted, finished=noted.finished or now)
     ours = seen.pin if seen.pin is not None and seen.pin.node in ("", node) else None
-    if ours is not None and not find_save(
-        seen.files.stats, node, known, seen.checkpoint, EVERYTHING
-    ):
+    if ours is not None and not to.view.find_save(seen.files.stats, name, EVERYTHING):
         with contextlib.suppress(CkptsyncError):  # a disk that is full or not ours
             write_pin_notes(ours, noted)
             noted = read_pin_notes(ours.path)

@@ -51,8 +51,7 @@ class RunRecords:
 
     ``times``: when each came, on the store's clock.  ``sizes``: bytes of all that lies in the run's
     `.ckptsync`, by name. ``grouped``: the records once more, by checkpoint.  ``lost``: manifests
-    that model records and reports name, and that are gone. ``read``: by checkpoint, digests of this
-    node's files that were read and need not be sent (`remember`); `read_run` hands it on.
+    that model records and reports name, and that are gone.
     """
 
     records: Mapping[str, Record] = field(default_factory=dict)
@@ -61,11 +60,6 @@ class RunRecords:
     sizes: Mapping[str, int] = field(default_factory=dict)
     grouped: Mapping[str, Mapping[str, Record]] = field(default_factory=dict)
     lost: Mapping[str, CkptsyncError] = field(default_factory=dict)
-    read: dict[str, KnownDigests] = field(default_factory=dict)
-
-    def remember(self, checkpoint: str, read: KnownDigests) -> None:
-        """Keep digests, so that the same files are not read again."""
-        self.read[checkpoint] = {**self.read.get(checkpoint, {}), **read}
 
     def damaged(self) -> tuple[str, ...]:
         """Return the locations that a report has ever called damaged."""
@@ -82,6 +76,11 @@ class RunRecords:
     def manifests(self, checkpoint: str) -> tuple[save_groups.Known, ...]:
         """Return all of one checkpoint name, in every location, also those taken back."""
         return save_groups.known_of(self.grouped.get(checkpoint, {}))
+
+    def counting(self, location: str) -> list[save_groups.Known]:
+        """Return the manifests of one location that count."""
+        live = save_groups.live(self.manifests(checkpoint_of(location)))
+        return [k for k in live if k.manifest.location == location]
 
     def live(self, checkpoint: str) -> list[Manifest]:
         """Return the manifests of one checkpoint name that count, in every location."""
@@ -159,6 +158,21 @@ class RunRecords:
             None,
         )
 
+    def is_safe(self, location: str, *, retired_too: bool = True) -> bool:
+        """Return whether a report proves a location's manifests and model, or they are given up.
+
+        Not where a record cannot be read: a newer program may have written what is not known here.
+        """
+        if self.broken_location(checkpoint_of(location)) is not None:
+            return False
+        here, records = self.counting(location), self.location(location)
+        model_record, _ = newest_model_record(records.model_records, here)
+        names = {k.name for k in here}
+        found = fate(records.tombstones, names)
+        if retired_too and (found.retired or found.shards):
+            return True
+        return bool(model_record) and proof(records.reports, names, model_record).holds
+
 
 def read_run(store: Store, run: str, before: RunRecords) -> RunRecords:
     """Return the records of a run as they are now.
@@ -197,9 +211,7 @@ def read_run(store: Store, run: str, before: RunRecords) -> RunRecords:
         not fresh and not reported and not before.lost and records.keys() == before.records.keys()
     )
     lost = before.lost if is_same else find_missing_manifests(records, sizes, store.size)
-    return RunRecords(
-        records, broken, {e.name: e.mtime for e in entries}, sizes, grouped, lost, before.read
-    )
+    return RunRecords(records, broken, {e.name: e.mtime for e in entries}, sizes, grouped, lost)
 
 
 def _only(records: Mapping[str, Record], kind: type[R]) -> dict[str, R]:
@@ -218,73 +230,15 @@ class Done:
     manifest: Manifest | None = None
 
 
-def why_done(
-    seen: LocalSave, node: str, known: RunRecords, selection: Selection = EVERYTHING
-) -> Done | None:
-    """Return why nothing is left to do for a save, or ``None``.
-
-    It is stored, by this node or another on the same disk, or it was given up.
-    """
-    if seen.pin is not None and seen.pin.node not in ("", node):
-        return Done("elsewhere", f"{seen.pin.node} uploads it")
-    if is_given_up(seen, node, known, selection):
-        return Done("retired", "retired in the store")
-    found = find_save(seen.files.stats, node, known, seen.checkpoint, selection)
-    return None if found is None else done_of(found, node)
-
-
-def done_of(there: Manifest, node: str) -> Done:
-    """Return that nothing is left to do for a save whose files the store has.
-
-    ``there``: a manifest of it, this node's if it has one.
-    """
-    if there.node == node:
-        return Done("stored", "stored", there)
-    return Done("elsewhere", f"the store already has these files in {there.location}", there)
-
-
-def find_save(
-    stats: Sequence[Stat], node: str, known: RunRecords, checkpoint: str, selection: Selection
-) -> Manifest | None:
-    """Return a manifest of the save that has these files, this node's if it has one there.
-
-    Files that are not sent by choice do not count.
-    """
-    manifests = known.live(checkpoint)
-    read = known.read.get(checkpoint, {})
-    if selection.is_everything:
-        return find_holder(stats, node, manifests, read)
-    found = (
-        find_holder(_selected(stats, selection, m.demands), node, manifests, read)
-        for m in manifests
-    )
-    return next((m for m in found if m is not None), None)
-
-
-def _selected(stats: Sequence[Stat], selection: Selection, demands: Demands) -> list[Stat]:
-    names = select((s.path for s in stats), selection, demands)
-    return [s for s in stats if s.path in names]
-
-
-def is_given_up(
-    seen: LocalSave, node: str, known: RunRecords, selection: Selection = EVERYTHING
-) -> bool:
-    """Return whether a tombstone is about these very files, as far as they are sent."""
-    name, stats = seen.checkpoint, seen.files.stats
-    if not selection.is_everything:
-        stats = tuple(_selected(stats, selection, Demands()))
-    buried = {n: (t, known.times.get(n, 0.0)) for n, t in known.tombstones(name).items()}
-    return is_retired(node, stats, buried, known.manifests(name))
-
-
 @dataclass(slots=True)
 class StoreView:
-    """A cached view of a run's records in the store.
+    """A cached view of a run's records in the store, and what follows for a save on this node.
 
     `refresh` does all I/O; every other method reads the cache.  Any thread may call any of them.
 
     ``offset``: this node's clock minus the store's, ns, as far as it was measured.  ``known``: the
-    records as they were read last.
+    records as they were read last.  ``read``: by checkpoint, digests of this node's files that were
+    read and need not be sent.
     """
 
     store: Store
@@ -293,6 +247,7 @@ class StoreView:
     selection: Selection = EVERYTHING
     offset: Callable[[], int] = lambda: 0
     known: RunRecords = field(default_factory=RunRecords)
+    read: dict[str, KnownDigests] = field(default_factory=dict)
     _turns: Iterator[int] = field(default_factory=lambda: count(1))
     _latest: int = 0
 
@@ -304,26 +259,71 @@ class StoreView:
             self._latest, self.known = turn, found
         return found
 
+    def remember(self, checkpoint: str, read: KnownDigests) -> None:
+        """Keep digests, so that the same files are not read again."""
+        self.read[checkpoint] = {**self.read.get(checkpoint, {}), **read}
+
+    def why_done(self, seen: LocalSave) -> Done | None:
+        """Return why nothing is left to do for a save, or ``None``.
+
+        It is stored, by this node or another on the same disk, or it was given up.
+        """
+        if seen.pin is not None and seen.pin.node not in ("", self.node):
+            return Done("elsewhere", f"{seen.pin.node} uploads it")
+        if self.is_given_up(seen, self.selection):
+            return Done("retired", "retired in the store")
+        found = self.find_save(seen.files.stats, seen.checkpoint, self.selection)
+        return None if found is None else self.done_by(found)
+
+    def done_by(self, there: Manifest) -> Done:
+        """Return that nothing is left to do for a save whose files the store has.
+
+        ``there``: a manifest of it, this node's if it has one.
+        """
+        if there.node == self.node:
+            return Done("stored", "stored", there)
+        return Done("elsewhere", f"the store already has these files in {there.location}", there)
+
+    def find_save(
+        self, stats: Sequence[Stat], checkpoint: str, selection: Selection
+    ) -> Manifest | None:
+        """Return a manifest of the save that has these files, this node's if it has one there.
+
+        Files that are not sent by choice do not count.
+        """
+        manifests, read = self.known.live(checkpoint), self.read.get(checkpoint, {})
+        if selection.is_everything:
+            return find_holder(stats, self.node, manifests, read)
+        found = (
+            find_holder(_selected(stats, selection, m.demands), self.node, manifests, read)
+            for m in manifests
+        )
+        return next((m for m in found if m is not None), None)
+
+    def is_given_up(self, seen: LocalSave, selection: Selection) -> bool:
+        """Return whether a tombstone is about these very files, as far as they are sent."""
+        known, stats = self.known, seen.files.stats
+        if not selection.is_everything:
+            stats = tuple(_selected(stats, selection, Demands()))
+        buried = {
+            name: (stone, known.times.get(name, 0.0))
+            for name, stone in known.tombstones(seen.checkpoint).items()
+        }
+        return is_retired(self.node, stats, buried, known.manifests(seen.checkpoint))
+
     def is_proven(self, checkpoint: str, stats: Sequence[Stat]) -> bool:
         """Return whether the store has these very files, VERIFIED or given up: no pin is needed."""
-        known = self.known
-        mine = find_save(stats, self.node, known, checkpoint, self.selection)
-        return mine is not None and is_safe(
-            known, mine.location, save_groups.live(known.manifests(checkpoint))
-        )
+        mine = self.find_save(stats, checkpoint, self.selection)
+        return mine is not None and self.known.is_safe(mine.location)
 
     def is_done(self, seen: LocalSave) -> bool:
         """Return whether nothing is left to do here: it is stored, another's, or given up."""
-        return why_done(seen, self.node, self.known, self.selection) is not None
+        return self.why_done(seen) is not None
 
     def has_other_part(self, seen: LocalSave) -> bool:
         """Return whether another node has stored its part of the same save."""
-        return has_other_part(
-            seen.files.stats,
-            self.node,
-            self.offset(),
-            self.known.live(seen.checkpoint),
-        )
+        manifests = self.known.live(seen.checkpoint)
+        return has_other_part(seen.files.stats, self.node, self.offset(), manifests)
 
     def is_begun(self, seen: LocalSave) -> bool:
         """Return whether this node has announced a save, or another has stored its part."""
@@ -331,19 +331,6 @@ class StoreView:
         return bool(self.known.sizes.get(announcement)) or self.has_other_part(seen)
 
 
-def is_safe(
-    known: RunRecords, location: str, live: Sequence[save_groups.Known], *, retired_too: bool = True
-) -> bool:
-    """Return whether a report proves a location's manifests and model, or they are given up.
-
-    Not where a record cannot be read: a newer program may have written what is not known here.
-    """
-    if known.broken_location(checkpoint_of(location)) is not None:
-        return False
-    here = [k for k in live if k.manifest.location == location]
-    records = known.location(location)
-    model_record, _ = newest_model_record(records.model_records, here)
-    names = {k.name for k in here}
-    found = fate(records.tombstones, names)
-    is_given_up = retired_too and bool(found.retired or found.shards)
-    return is_given_up or (bool(model_record) and proof(records.reports, names, model_record).holds)
+def _selected(stats: Sequence[Stat], selection: Selection, demands: Demands) -> list[Stat]:
+    names = select((s.path for s in stats), selection, demands)
+    return [s for s in stats if s.path in names]

@@ -10,7 +10,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from ckptsync.errors import CkptsyncError, Incomplete, StoreError
@@ -54,7 +54,7 @@ from ckptsync.worker.results import (
 )
 from ckptsync.worker.scanner import Scan, Scanned, Scanner, write_save_notes
 from ckptsync.worker.spool_room import SpoolRule, held_bytes
-from ckptsync.worker.store_view import Done, StoreView, done_of, why_done
+from ckptsync.worker.store_view import Done, StoreView
 from ckptsync.worker.upload import (
     UploadContext,
     correct_location,
@@ -68,14 +68,8 @@ DONE = ("stored", "elsewhere", "retired")
 DOUBTFUL = 10  # times `unmarked`
 NOTES = 10  # of saves that were missed; the log has them all
 OTHERS = "others are sent first"
-
-
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    """What became of a save; ``progress`` is ``None`` for one that is to be sent."""
-
-    progress: UploadProgress | None
-    failure: Failure | None = None
+_Outcome = UploadProgress | Failure
+"""What became of a save."""
 
 
 class Worker:
@@ -172,7 +166,7 @@ class Worker:
     def result(self, now: float) -> WorkerResult:
         """Return what became by now of all that the last plan saw."""
         progress = (*self._progress(), *self._cleaned)
-        failed = [o.failure for o in self._outcomes.values() if o.failure is not None]
+        failed = [o for o in self._outcomes.values() if isinstance(o, Failure)]
         repairs, unrepaired = self._repairs.result()
         waiting = {(p.run, p.checkpoint) for p in progress if p.phase in ON_THE_WAY}
         since = {
@@ -198,14 +192,14 @@ class Worker:
         A failure is reported until another try has ended, a success until the next plan.
         """
         while self._news:
-            key, outcome = self._news.popleft()
-            before, news = self._outcomes.get(key), outcome.progress
-            if before is None or before.progress is None or news is None:
+            key, news = self._news.popleft()
+            before = self._outcomes.get(key)
+            if before is None:
                 continue
-            phase = before.progress.phase
-            if phase != "lost" and (news.phase, phase) != ("sending", "failed"):
-                self._outcomes[key] = outcome
-        return [o.progress for o in self._outcomes.values() if o.progress is not None]
+            phase = _as_progress(key, before).phase
+            if phase != "lost" and (_as_progress(key, news).phase, phase) != ("sending", "failed"):
+                self._outcomes[key] = news
+        return [_as_progress(key, outcome) for key, outcome in self._outcomes.items()]
 
     def _forget(self, scanned: Sequence[Scanned]) -> None:
         """Forget what is remembered of saves that are gone; queues write to it meanwhile."""
@@ -213,7 +207,7 @@ class Worker:
         for memory in (self._read, self._corrected):
             for key in [key for key in tuple(memory) if key not in here]:
                 memory.pop(key, None)
-        read = self._view.known.read
+        read = self._view.read
         for name in set(read) - {name for _, name, _ in here}:
             read.pop(name, None)
 
@@ -226,15 +220,13 @@ class Worker:
         """
         jobs = self.queues.withdraw(self)
         in_hand, names = {job.save for job in jobs}, {job.name for job in jobs}
-        planned: dict[Key, _Outcome] = {}
+        planned: dict[Key, _Outcome | None] = {}  # `None`: it is to be sent
         turns: list[Turn[Scanned]] = []
         for one in scanned:
             seen = one.seen
             is_free = is_ready and one.key[:2] not in names
-            planned[one.key] = _attempt(
-                one, self._finish_without_upload if is_free else self._known
-            )
-            if planned[one.key].progress is None and is_ready:
+            planned[one.key] = _attempt(one, partial(self._without_upload, is_free=is_free))
+            if planned[one.key] is None and is_ready:
                 written = max((s.mtime for s in seen.files.stats), default=0)
                 age = (one.first, seen.checkpoint_dir.step or 0, seen.k)
                 is_begun = one.key in in_hand or self._view.is_begun(seen)
@@ -242,45 +234,50 @@ class Worker:
         first, dropped = order_saves(turns, self._options.order, self._options.superseded)
         for one in dropped:
             planned[one.key] = _attempt(one, self._superseded)
-        going = {one.key: one for one in scanned if planned[one.key].progress is None}
+        going = {one.key: one for one in scanned if planned[one.key] is None}
+        waiting: dict[Key, _Outcome] = {}
         for key in going:  # of what waits its turn, or is in hand, a failure stays
             before = self._outcomes.get(key)
-            if before is not None and before.failure is not None:
-                planned[key] = before
+            if isinstance(before, Failure):
+                waiting[key] = before
             elif key in in_hand:
-                planned[key] = _Outcome(UploadProgress(*key, "sending", ""))
+                waiting[key] = UploadProgress(*key, "sending", "")
             else:
-                planned[key] = _Outcome(UploadProgress(*key, "waiting", OTHERS))
-        self._outcomes = planned
+                waiting[key] = UploadProgress(*key, "waiting", OTHERS)
+        self._outcomes = {key: outcome or waiting[key] for key, outcome in planned.items()}
         self._find_lost(scanned, in_hand, is_ready=is_ready)
         self._going |= going
         for one in scanned:
             # what could not even be tried has to wait for the next plan, too
             if one.verdict.finished:
                 self._scanner.mark_tried(one)
-        keys, due = {one.key for one in scanned}, (one for one in first if one.key not in in_hand)
-        self.queues.post(self, [self._job(one, now, keys) for one in due])
+        keys = {one.key for one in scanned}
+        due = [
+            UploadJob(
+                one.key,
+                one.key[:2],
+                sum(stat.size for stat in one.seen.files.stats),
+                partial(self._carry_out, one, now, keys),
+            )
+            for one in first
+            if one.key not in in_hand
+        ]
+        self.queues.post(self, due)
 
-    def _known(self, one: Scanned) -> UploadProgress | None:
-        """Return what the cached records say of a save; ``None`` if that is nothing.
-
-        For saves whose name is in hand, or if the records could not be read.
-        """
-        found = why_done(one.seen, self._options.node, self._view.known, self._view.selection)
-        return _done_progress(one.seen, found) if found else None
-
-    def _finish_without_upload(self, one: Scanned) -> UploadProgress | None:
+    def _without_upload(self, one: Scanned, *, is_free: bool) -> UploadProgress | None:
         """Return why a save is not uploaded now; ``None`` if it is to be uploaded.
 
-        A stored one is corrected where that is needed; the pin of a lost one is removed.
+        A stored one is corrected where that is needed; the pin of a lost one is removed.  Not
+        ``is_free``: its name is in hand, or the records could not be read, so nothing is done.
         """
-        seen, known = one.seen, self._view.known
-        broken = known.broken_location(seen.checkpoint)
+        seen, found = one.seen, self._view.why_done(one.seen)
+        if not is_free:
+            return _done_progress(seen, found) if found else None
+        broken = self._view.known.broken_location(seen.checkpoint)
         if broken is not None:
             raise broken
         if seen.pin is not None and not seen.pin.node:
             return _progress(one, "waiting", "no node owns its pin yet")
-        found = why_done(seen, self._options.node, known, self._view.selection)
         if found is not None:
             if found.phase == "stored" and found.manifest is not None:
                 done = self._correct_stored(one, found.manifest)
@@ -302,7 +299,7 @@ class Worker:
         to = self._context(seen, split_threads(self._options.threads)[-1])
         is_elsewhere = save_groups.better_location(node, location, known) != location
         if is_elsewhere and to.must_wait(mine, known):
-            return _done_progress(seen, done_of(mine, node))
+            return _done_progress(seen, self._view.done_by(mine))
         names = frozenset(k.name for k in known)
         is_new = self._corrected.get(one.key) != names
         if is_elsewhere or (is_new and list_doubtful_names(node, location, known, to.store)):
@@ -311,7 +308,7 @@ class Worker:
             self._corrected[one.key] = names
         elif added := send_late(seen, location, to, known):
             return _done_progress(seen, Done("sent", f"sent {', '.join(added)}", mine))
-        return _done_progress(seen, done_of(replace(mine, location=location), node))
+        return _done_progress(seen, self._view.done_by(replace(mine, location=location)))
 
     def _superseded(self, one: Scanned) -> UploadProgress:
         self._scanner.mark_tried(one)
@@ -331,16 +328,12 @@ class Worker:
             self._going.pop(key)
             if not is_here and not self._view.is_done(one.seen):
                 why = "its files were removed before all of them were stored"
-                self._outcomes[key] = _Outcome(_progress(one, "lost", why))
+                self._outcomes[key] = _progress(one, "lost", why)
                 self._note(one, "lost", why)
 
     def _note(self, one: Scanned, phase: str, why: str) -> None:
         note = f"{phase} {one.seen.run}/{one.seen.checkpoint}: {why}"
         self._notes = (*self._notes, note)[-NOTES:]
-
-    def _job(self, one: Scanned, now: float, planned: Collection[Key]) -> UploadJob:
-        size = sum(stat.size for stat in one.seen.files.stats)
-        return UploadJob(one.key, one.key[:2], size, partial(self._carry_out, one, now, planned))
 
     # What happens in a queue's thread.
 
@@ -354,10 +347,11 @@ class Worker:
         ):
             # it has finished since the plan
             waits = _progress(one, "waiting", "a newer one goes first")
-            self._news.append((one.key, _Outcome(waits)))
+            self._news.append((one.key, waits))
             return
-        self._news.append((one.key, _Outcome(_progress(one, "sending", ""))))
+        self._news.append((one.key, _progress(one, "sending", "")))
         outcome = _attempt(one, partial(self._upload, now=now, capacity=capacity))
+        assert outcome is not None
         self._news.append((one.key, outcome))
 
     def _upload(self, one: Scanned, now: float, capacity: QueueCapacity) -> UploadProgress:
@@ -388,11 +382,11 @@ class Worker:
             done = sent_progress(going, sent)
             done = replace(done, notes=(*done.notes, *going.files.pin_notes))
         else:
-            self._view.known.remember(
+            self._view.remember(
                 seen.checkpoint,
                 {(f.path, f.size, f.mtime): f.digest for f in read.entries.values()},
             )
-            done = _done_progress(going, done_of(sent.stored_before, self._options.node))
+            done = _done_progress(going, self._view.done_by(sent.stored_before))
         _mark_stored(latest.seen, done)
         return done
 
@@ -468,12 +462,17 @@ def _done_progress(seen: LocalSave, found: Done) -> UploadProgress:
     return UploadProgress(*seen.key, found.phase, found.detail, location, notes=notes)
 
 
-def _attempt(one: Scanned, work: Callable[[Scanned], UploadProgress | None]) -> _Outcome:
-    """Return what ``work`` made of a save, or its error as values."""
+def _as_progress(key: Key, outcome: _Outcome) -> UploadProgress:
+    if isinstance(outcome, Failure):
+        return UploadProgress(*key, "failed", outcome.text)
+    return outcome
+
+
+def _attempt(one: Scanned, work: Callable[[Scanned], UploadProgress | None]) -> _Outcome | None:
+    """Return what ``work`` made of a save, or its error as a value."""
     try:
-        return _Outcome(work(one))
+        return work(one)
     except Incomplete as e:  # it changed, or others are at it: the next scan may find it quiet
-        return _Outcome(_progress(one, "waiting", str(e)))
+        return _progress(one, "waiting", str(e))
     except CkptsyncError as e:
-        found = failure(one.seen.run, one.seen.checkpoint, e)
-        return _Outcome(_progress(one, "failed", str(e)), found)
+        return failure(one.seen.run, one.seen.checkpoint, e)
