@@ -35,8 +35,7 @@ from ckptsync.walk import (
     opened_parent,
     walk,
 )
-from ckptsync.worker.local_save import LocalFile, LocalFiles, each_open
-from ckptsync.worker.manifest_copies import forget_manifests
+from ckptsync.worker.local_save import LocalFile, LocalFiles, each_open, forget_manifests
 from ckptsync.worker.observation import has_lease
 from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.results import Failure, UploadProgress, failure

@@ -2,6 +2,9 @@
 
 Files are read from the pin where they are pinned, else where the trainer left them, and each is
 compared with what the scan saw: what changed meanwhile is not sent.
+
+The spool keeps a copy of each manifest in `_ckptsync/manifests/<location>/<record>`, to write a
+damaged one again.  All of it may be deleted at any moment, and its digest proves what is read.
 """
 
 from __future__ import annotations
@@ -16,16 +19,20 @@ from pathlib import Path
 
 from ckptsync import __version__
 from ckptsync.checkpoint_dirs import CheckpointDir, Family, ListedCheckpoint
-from ckptsync.errors import Corrupt, Incomplete, StoreError, Unsupported
+from ckptsync.digest import digest
+from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, StoreError, Unsupported
 from ckptsync.layouts import file_names, registry
 from ckptsync.records.manifest import FileEntry, Manifest
+from ckptsync.records.store_paths import RecordName, checkpoint_of
 from ckptsync.safe_names import checked_path
+from ckptsync.spool import folders
+from ckptsync.spool.folders import refusals
 from ckptsync.spool.markers import PinNotes
 from ckptsync.spool.pins import Pin
 from ckptsync.stores import liveness
 from ckptsync.stores.stream import chunk_room
 from ckptsync.tensors import Demands
-from ckptsync.walk import Stat, open_file, open_in, opened_parent, stat_open
+from ckptsync.walk import SPOOL, Stat, open_file, open_in, opened_parent, stat_open
 
 AGAIN = "push it again when the trainer has finished; a worker service does so automatically"
 LATER = (
@@ -397,3 +404,40 @@ def chunks(held: LocalFile, passed: Passed, clone: int | None = None) -> Iterato
 def _same(before: Stat, after: Stat) -> None:
     if before.was_touched(after):
         raise Changed(f"{before.path}: changed while it was read", hint=AGAIN)
+
+
+# Copies of this node's manifests in the spool.
+
+
+def keep_manifest(output_dir: Path, name: str, data: bytes) -> None:
+    """Keep a copy of a manifest, where there is a spool.
+
+    A disk that refuses it costs the copy alone.
+    """
+    path = _copy_path(output_dir, name)
+    if not (output_dir / SPOOL).is_dir():
+        return
+    with contextlib.suppress(CkptsyncError), refusals(output_dir):
+        folders.make(path.parent)
+        folders.write(path, data)
+
+
+def kept_manifest(output_dir: Path, name: RecordName) -> bytes | None:
+    """Return the bytes of one of this node's manifests, if there is a whole copy."""
+    with contextlib.suppress(CkptsyncError, OSError), refusals(output_dir):
+        data = folders.read(_copy_path(output_dir, str(name)))
+        return data if data is not None and digest(data)[:16] == name.digest else None
+    return None
+
+
+def forget_manifests(output_dir: Path, here: Collection[str]) -> None:
+    """Remove the copies for checkpoints that are not in ``here``."""
+    for path in folders.children(output_dir / SPOOL / "manifests"):
+        if checkpoint_of(path.name) not in here:
+            with contextlib.suppress(Incomplete), refusals(path):
+                folders.remove(path)
+
+
+def _copy_path(output_dir: Path, name: str) -> Path:
+    """Return where a record's copy lies; its name ends in ``<location>/<record>``."""
+    return output_dir.joinpath(SPOOL, "manifests", *name.split("/")[-2:])

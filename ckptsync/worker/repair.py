@@ -24,8 +24,7 @@ from ckptsync.spool.folders import children
 from ckptsync.stores import liveness
 from ckptsync.stores.contract import About, Store
 from ckptsync.walk import SPOOL, walk
-from ckptsync.worker.local_save import LocalFile, LocalFiles, LocalSave
-from ckptsync.worker.manifest_copies import kept_manifest
+from ckptsync.worker.local_save import LocalFile, LocalFiles, LocalSave, kept_manifest
 from ckptsync.worker.model_configs import outgoing_save
 from ckptsync.worker.options import RunDir
 from ckptsync.worker.queue import Name, QueueCapacity, UploadJob, UploadQueues

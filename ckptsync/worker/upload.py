@@ -36,10 +36,10 @@ from ckptsync.worker.local_save import (
     ReadFiles,
     check_unchanged,
     draft_manifest,
+    keep_manifest,
     nothing,
     unread,
 )
-from ckptsync.worker.manifest_copies import keep_manifest
 from ckptsync.worker.model_configs import YOUNG, find_model_configs, unless_young
 from ckptsync.worker.results import UploadProgress
 from ckptsync.worker.selection import select
