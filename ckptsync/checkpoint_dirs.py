@@ -215,9 +215,8 @@ def uncovered(directory: Path, found: Collection[CheckpointDir]) -> tuple[str, .
 def output_dirs_of(path: Path) -> Iterator[tuple[Path, CheckpointDir]]:
     """Yield every output directory in which a worker would find the checkpoint at ``path``.
 
-    The nearest comes first, each with what the checkpoint is there.
-
-    Raises as `find_checkpoint_dirs` does.
+    The nearest comes first, each with what the checkpoint is there. Raises as
+    `find_checkpoint_dirs` does.
     """
     parent = path.parent
     above = [parent]

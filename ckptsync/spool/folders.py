@@ -205,9 +205,7 @@ def copy_of(like: int, beside: Path, target: int, name: str) -> Iterator[BinaryI
     """A new file in the directory ``beside`` for a copy of ``like``, an open one.
 
     At the end it gets its ``name`` in an open directory, unless the caller raises, or has closed
-    it.
-
-    Others may do with it no more than with ``like``.
+    it. Others may do with it no more than with ``like``.
     """
     # trainers write weights that are their user's alone (safetensors 0.8), and some files are read
     # only

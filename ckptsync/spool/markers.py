@@ -115,10 +115,9 @@ class Commit:
 class PinNotes:
     """When a worker saw the pin finished, and when it began to send (ns).
 
-    0 or empty where it does not know yet.
-
-    ``stable``: a number for the files that were seen whole and at rest, and for no others
-    (`ckptsync.worker.finished.is_stable`). ``save``: the id of the save that was sent.
+    0 or empty where it does not know yet. ``stable``: a number for the files that were seen whole
+    and at rest, and for no others (`ckptsync.worker.finished.is_stable`). ``save``: the id of the
+    save that was sent.
     """
 
     stable: int = 0

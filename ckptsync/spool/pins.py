@@ -63,10 +63,8 @@ _NOTHING = PinNotes()
 class Pin:
     """``files`` lie below `root`, ``added`` below `beside`.
 
-    ``node``: who sends it, empty while it is nobody's.
-
-    ``pulse`` (ns, the file system's clock) changes as long as ``node`` is alive.  ``stored``: a
-    manifest of these files is in the store.
+    ``node``: who sends it, empty while it is nobody's. ``pulse`` (ns, the file system's clock)
+    changes as long as ``node`` is alive.  ``stored``: a manifest of these files is in the store.
     """
 
     checkpoint: str
@@ -158,9 +156,8 @@ def open_pin(output_dir: Path, checkpoint: str, k: int, node: str) -> Pin | None
 def publish(output_dir: Path, checkpoint: str, fresh: Path) -> Path:
     """Make a whole directory beside the pins the newest pin of a checkpoint, by one rename.
 
-    Return where it is now.
-
-    Raises Incomplete if ``fresh`` has gone, StoreError where the disk refuses.
+    Return where it is now. Raises Incomplete if ``fresh`` has gone, StoreError where the disk
+    refuses.
     """
     folder = output_dir / SPOOL / "pins"
     with refusals(fresh):
@@ -221,9 +218,7 @@ def claim(pin: Pin, node: str) -> Pin | None:
 def write_pin_notes(pin: Pin, noted: PinNotes) -> None:
     """Note in a pin when it was finished and sent; what was noted once stays.
 
-    Raises Incomplete if the pin has gone.
-
-    ``stable`` is noted anew when files have come later.
+    Raises Incomplete if the pin has gone. ``stable`` is noted anew when files have come later.
     """
     old, new = dataclasses.asdict(read_pin_notes(pin.path)), dataclasses.asdict(noted)
     merged = {key: value or new[key] for key, value in old.items()} | {
@@ -268,9 +263,8 @@ def pulse(pin: Pin) -> None:
 def grow(pin: Pin, source: Path, names: Iterable[str]) -> tuple[str, ...]:
     """Pin new files; return the names that this file system cannot link.
 
-    Files that are gone are not among them.
-
-    Raises ConfigError where files belong to another user, StoreError where the disk refuses.
+    Files that are gone are not among them. Raises ConfigError where files belong to another user,
+    StoreError where the disk refuses.
     """
     refused = []
     is_another = False
@@ -359,10 +353,9 @@ def harden(pin: Pin) -> None:
 def clean_own(output_dir: Path, node: str) -> None:
     """Put right what a killed worker of this node left half done.
 
-    Raises StoreError or ConfigError.
-
-    What was being made, or removed, goes.  A claim that was cut short is finished: its files may be
-    the last there are.  Call it before anything else of the same node runs.
+    Raises StoreError or ConfigError. What was being made, or removed, goes.  A claim that was cut
+    short is finished: its files may be the last there are.  Call it before anything else of the
+    same node runs.
     """
     for path in children(output_dir / SPOOL / "pins"):
         claimed = _CLAIM.fullmatch(path.name)

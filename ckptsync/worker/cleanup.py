@@ -52,10 +52,9 @@ def clean_up(
 ) -> tuple[list[UploadProgress], list[Failure]]:
     """Remove the pins, and with ``clean`` the local checkpoints, that are not needed any more.
 
-    The newest ``keep_pins`` pins stay.
-
-    Return what a user should see of it, and what could not be removed.  ``here``: checkpoints that
-    are here, or that the scan could not look at; with the empty name it saw none.
+    The newest ``keep_pins`` pins stay. Return what a user should see of it, and what could not be
+    removed.  ``here``: checkpoints that are here, or that the scan could not look at; with the
+    empty name it saw none.
     """
     run, scanned = options.run, scanner.saves()
     gone: list[UploadProgress] = []
@@ -83,10 +82,8 @@ def clean_up(
 class Local:
     """A checkpoint's directory here.
 
-    ``is_verified``: a report has proven in the store every file of it, as it is now.
-
-    ``age``: its step, and the mtime of its last file (ns).  ``is_busy``: something of it is still
-    on its way.
+    ``is_verified``: a report has proven in the store every file of it, as it is now. ``age``: its
+    step, and the mtime of its last file (ns).  ``is_busy``: something of it is still on its way.
     """
 
     name: str
@@ -198,9 +195,8 @@ def remove_leftovers(output_dir: Path) -> None:
 def is_open(root: Path, files: Iterable[Stat]) -> bool:
     """Return whether a process of this machine has one of the files open, also for reading.
 
-    Only as far as the file system can tell.
-
-    A write lease is refused while anybody else has the file open.
+    Only as far as the file system can tell. A write lease is refused while anybody else has the
+    file open.
     """
     return any(
         has_lease(fd, fcntl.F_WRLCK) is False

@@ -55,9 +55,8 @@ class Rule:
     """Seconds without a change after which a save is finished.
 
     ``quiet``: the trainer's last file is here.  ``unmarked``: nothing marks the end.  ``doubtful``:
-    something speaks against it.
-
-    ``doubtful`` 0: the caller knows that nobody writes any more (``ckptsync push``).
+    something speaks against it. ``doubtful`` 0: the caller knows that nobody writes any more
+    (``ckptsync push``).
     """
 
     quiet: float = 10.0

@@ -273,9 +273,7 @@ def nothing(_: int) -> None:
 def note_sending(seen: LocalSave, at: int, save: str = "") -> PinNotes:
     """Return what to note beside a pin when sending begins, at ``at`` (ns).
 
-    What was noted first stays.
-
-    ``save``: the id of the save, where no commit has one.
+    What was noted first stays. ``save``: the id of the save, where no commit has one.
     """
     noted = seen.pin.notes if seen.pin else PinNotes()
     commit = seen.pin.commit if seen.pin and seen.pin.is_committed else None

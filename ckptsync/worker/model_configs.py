@@ -47,10 +47,9 @@ _NAMING_KEYS = (
 class _Kind:
     """Files that belong together: all are of one directory.
 
-    A directory has them if it has one of ``marks``.
-
-    That file must have one of ``keys``, if there are any: scripts call a configuration of their own
-    `config.json`, too. ``own``: names by which a checkpoint has files of this kind itself.
+    A directory has them if it has one of ``marks``. That file must have one of ``keys``, if there
+    are any: scripts call a configuration of their own `config.json`, too. ``own``: names by which a
+    checkpoint has files of this kind itself.
     """
 
     names: tuple[str, ...]
@@ -92,10 +91,8 @@ def outgoing_save(
 ) -> LocalSave:
     """Return the save with what opens its model, and without what is not sent by choice.
 
-    Raises Incomplete if it changes meanwhile.
-
-    The hook added those files, or they are found around the checkpoint: all of them, or what
-    ``beside`` returns.
+    Raises Incomplete if it changes meanwhile. The hook added those files, or they are found around
+    the checkpoint: all of them, or what ``beside`` returns.
     """
     files = seen.files
     if seen.pin is not None and seen.pin.is_committed:
@@ -119,10 +116,9 @@ def configs_to_send(
 ) -> Mapping[str, LocalFile]:
     """Return the configuration and tokenizer files that may be sent with their checkpoint.
 
-    Only rank 0's node knows which of them the checkpoint has itself.
-
-    What this node has named with other bytes under this checkpoint's name would make it another
-    save: `upload.send_late` sends that.
+    Only rank 0's node knows which of them the checkpoint has itself. What this node has named with
+    other bytes under this checkpoint's name would make it another save: `upload.send_late` sends
+    that.
     """
     here = ranks(files.by_path)
     found = find_model_configs(files, checkpoint_dir) if not here or 0 in here else {}

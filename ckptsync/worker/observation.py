@@ -270,9 +270,8 @@ def hook_status(
 ) -> HookStatus:
     """Return what the hook says of a checkpoint with these files.
 
-    ``runs``: whether a training's process may still write.
-
-    Of the final model: whether the last training was done with it, or killed.
+    Of the final model: whether the last training was done with it, or killed.  ``runs``: whether a
+    training's process may still write.
     """
     if is_committed:
         return "committed"

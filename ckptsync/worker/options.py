@@ -109,9 +109,8 @@ def local_root(store_url: str) -> Path | None:
 def refuse_overlap(directory: Path, root: Path, checkpoints: Collection[Path] = ()) -> None:
     """Raise ConfigError if a source lies in the store, or the store in a checkpoint.
 
-    What is sent would be found, and sent again.
-
-    ``checkpoints``: directories that are checkpoints because the user says so.
+    What is sent would be found, and sent again. ``checkpoints``: directories that are checkpoints
+    because the user says so.
     """
     inside = directory.resolve()
     if inside == root or root in inside.parents:

@@ -76,10 +76,8 @@ def follow_source(found: ListedCheckpoint | None, pins: Iterable[Pin], node: str
     A pin holds one save.  Where a name stands for another file than before, the trainer is saving
     again: a save that was found finished stays, one that was not is given up half way, and goes.
     Where no file at all is the same, the directory was removed and made again, and the old pin may
-    well be a whole save that rotation was quicker with.
-
-    What the hook committed is whole: it neither grows nor shrinks, and what this node pinned of the
-    same save on the way goes.
+    well be a whole save that rotation was quicker with. What the hook committed is whole: it
+    neither grows nor shrinks, and what this node pinned of the same save on the way goes.
     """
     ours = sorted(pins, key=lambda p: p.k)
     overtaken = tuple(p for p in ours if p.node == node and _is_overtaken(p, ours))
@@ -107,10 +105,8 @@ def follow_source(found: ListedCheckpoint | None, pins: Iterable[Pin], node: str
 def _is_overtaken(pin: Pin, pins: Iterable[Pin]) -> bool:
     """Return whether a later pin of the hook's has a file of this one.
 
-    Then this pin was made while that save was being written.
-
-    Left alone it would stand for a save of its own, a torn one.  One that was found finished, and
-    has other files too, is another save.
+    Then this pin was made while that save was being written. Left alone it would stand for a save
+    of its own, a torn one.  One that was found finished, and has other files too, is another save.
     """
     if pin.is_committed:
         return False
@@ -289,10 +285,8 @@ class PinCopies:
 class Pinner:
     """Pins for ``node``.
 
-    ``is_proven``: whether the store has these files of a checkpoint, VERIFIED: then they need
-    no pin.
-
-    ``lost``: in words, the last saves that were lost, for as long as this worker lives.
+    ``is_proven``: whether the store has these files of a checkpoint, VERIFIED: then they need no
+    pin. ``lost``: in words, the last saves that were lost, for as long as this worker lives.
     ``copies``: what no link can hold, on its way into pins.
     """
 

@@ -64,11 +64,10 @@ _PROVEN = Rule(quiet=0, unmarked=1, doubtful=1)
 class Offer:
     """``root``: the output directory, where a spool may be.
 
-    ``found_dirs``: the checkpoints to send; ``pins``: of the same, whoever made them.
-
-    ``save``: the id of the save, where somebody agreed on one and no mark has it.  ``notes``: what
-    was left out of account, and why. ``left_out``: what lies in the directory that was named, and
-    in none of them.
+    ``found_dirs``: the checkpoints to send; ``pins``: of the same, whoever made them. ``save``: the
+    id of the save, where somebody agreed on one and no mark has it.  ``notes``: what was left out
+    of account, and why. ``left_out``: what lies in the directory that was named, and in none of
+    them.
     """
 
     run: str
@@ -85,12 +84,11 @@ def find_offer(
 ) -> Offer:
     """Return the checkpoint ``directory``, or all that a worker finds below it.
 
-    In one of ``runs`` under the names that a worker gives.
-
-    ``name``: that of the checkpoint in the store, where all of ``directory`` is to be one.  A
-    directory that no worker calls a checkpoint is one here if a layout reads it; a link that the
-    user names is followed.  Raises ConfigError if there is no checkpoint, a store cannot keep its
-    name, or the store at ``url`` lies in one of these checkpoints, or they in it.
+    In one of ``runs`` under the names that a worker gives. ``name``: that of the checkpoint in the
+    store, where all of ``directory`` is to be one.  A directory that no worker calls a checkpoint
+    is one here if a layout reads it; a link that the user names is followed.  Raises ConfigError if
+    there is no checkpoint, a store cannot keep its name, or the store at ``url`` lies in one of
+    these checkpoints, or they in it.
     """
     if not directory.is_dir():
         raise ConfigError(

@@ -93,10 +93,8 @@ class Turn(Generic[T]):
     """A finished save that is not stored.
 
     ``age``: when it was first seen, then (all are new to a worker that begins) its step and its
-    pin's number.
-
-    ``written``: the mtime of its last file (ns).  ``is_begun``: part of it is in the store, from
-    this node or another.
+    pin's number. ``written``: the mtime of its last file (ns).  ``is_begun``: part of it is in the
+    store, from this node or another.
     """
 
     save: T
@@ -153,10 +151,9 @@ class UploadQueue:
 class UploadQueues:
     """The queues that share ``threads``.
 
-    Jobs wait under keys, an output directory's uploads under one, which take turns.
-
-    ``ended`` is called when a job has ended.  ``scan_lock``: held by the task that scans the
-    output directories, to which uploads give way.
+    Jobs wait under keys, an output directory's uploads under one, which take turns. ``ended`` is
+    called when a job has ended.  ``scan_lock``: held by the task that scans the output directories,
+    to which uploads give way.
     """
 
     def __init__(self, threads: int = Limits().threads) -> None:

@@ -61,10 +61,8 @@ def list_requests(
 ) -> tuple[RepairRequest, ...]:
     """Return the damaged files that the unanswered reports about a location request of ``node``.
 
-    Pure.
-
-    ``known``: all manifests of the checkpoint's name.  ``has``: whether the node has a copy of a
-    file that another has named: pulled, or copied from that node.  A file is requested once,
+    Pure. ``known``: all manifests of the checkpoint's name.  ``has``: whether the node has a copy
+    of a file that another has named: pulled, or copied from that node.  A file is requested once,
     however many reports name it: by the newest.
     """
     here = [k for k in save_groups.live(known) if k.manifest.location == location]
@@ -117,9 +115,7 @@ def send_again(
 ) -> str:
     """Send a damaged file again; return the reason why this node could not, empty if it did.
 
-    Raises StoreError.
-
-    ``added``: files of the hook that may be it, read when no save has it.
+    Raises StoreError. ``added``: files of the hook that may be it, read when no save has it.
     """
     entry = request.entry
     if request.kind in OF_MEANING and is_stored(store, request.name, entry, _show_progress):
@@ -165,10 +161,9 @@ def added_files(output_dir: Path) -> Iterator[LocalFile]:
 class FileRepairs:
     """Plans which damaged files are sent again, and remembers what became of each.
 
-    `plan` and `result` are for one thread; queues send in others.
-
-    ``_answered``: report and finding of each request, with the reason where the file could not be
-    sent; kept until no report names it.
+    `plan` and `result` are for one thread; queues send in others. ``_answered``: report and finding
+    of each request, with the reason where the file could not be sent; kept until no report names
+    it.
     """
 
     def __init__(self, run: RunDir, view: StoreView, queues: UploadQueues) -> None:

@@ -55,11 +55,10 @@ _HOOK_LINES = 3
 class Scanned:
     """One save as the last scan saw it.
 
-    ``first``: when it was first seen; ``since``: since when nothing has changed.
-
-    ``state``: the files' stats; if they differ, the save changed.  ``observation`` is ``None``
-    where its files were not read: they change, or nothing is left to do for it.  ``read``: when
-    they were read last.
+    ``first``: when it was first seen; ``since``: since when nothing has changed. ``state``: the
+    files' stats; if they differ, the save changed.  ``observation`` is ``None`` where its files
+    were not read: they change, or nothing is left to do for it.  ``read``: when they were read
+    last.
     """
 
     seen: LocalSave
@@ -85,10 +84,8 @@ class Scanned:
 class Scan:
     """All that one scan found, by run and step.
 
-    ``due``: seconds until a save is finished if nothing changes; ``None``: nobody knows.
-
-    ``notes``: what an operator should know, in words, such as a save that was given up to make
-    room.
+    ``due``: seconds until a save is finished if nothing changes; ``None``: nobody knows. ``notes``:
+    what an operator should know, in words, such as a save that was given up to make room.
     """
 
     seen: tuple[LocalSave, ...] = ()
@@ -110,11 +107,10 @@ def write_save_notes(seen: LocalSave, noted: PinNotes) -> LocalSave:
 class Scanner:
     """What the last scan saw.
 
-    Any thread may call `scan`, one at a time scans; the rest may be called meanwhile.
-
-    ``is_done``: whether the store has a save, or another node sends it; ``has_other_part``: whether
-    another node has stored its part of it. ``lock`` is held while pins change, and never while the
-    bytes of a checkpoint, or the store, are waited for.
+    Any thread may call `scan`, one at a time scans; the rest may be called meanwhile. ``is_done``:
+    whether the store has a save, or another node sends it; ``has_other_part``: whether another node
+    has stored its part of it. ``lock`` is held while pins change, and never while the bytes of a
+    checkpoint, or the store, are waited for.
     """
 
     def __init__(
@@ -320,9 +316,8 @@ class Scanner:
 def list_and_pin_saves(run: RunDir, pinner: Pinner) -> Scan:
     """Pin what has appeared in an output directory.
 
-    Return every save that is here, oldest first, not yet judged.
-
-    Raises ConfigError or StoreError if nothing can be seen at all.
+    Return every save that is here, oldest first, not yet judged. Raises ConfigError or StoreError
+    if nothing can be seen at all.
     """
     found_dirs = {s.name: s for s in checkpoint_dirs.find_checkpoint_dirs(run.path)}
     pins = list_pins(run.path)

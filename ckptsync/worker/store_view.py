@@ -47,11 +47,9 @@ class RunRecords:
     """The records of a run, by name.
 
     ``broken`` are those that cannot be read, with the reason: nothing is decided about their
-    locations.
-
-    ``times``: when each came, on the store's clock.  ``sizes``: bytes of all that lies in the run's
-    `.ckptsync`, by name. ``grouped``: the records once more, by checkpoint.  ``lost``: manifests
-    that model records and reports name, and that are gone.
+    locations. ``times``: when each came, on the store's clock.  ``sizes``: bytes of all that lies
+    in the run's `.ckptsync`, by name. ``grouped``: the records once more, by checkpoint.  ``lost``:
+    manifests that model records and reports name, and that are gone.
     """
 
     records: Mapping[str, Record] = field(default_factory=dict)
@@ -177,9 +175,8 @@ class RunRecords:
 def read_run(store: Store, run: str, before: RunRecords) -> RunRecords:
     """Return the records of a run as they are now.
 
-    ``before`` saves fetching those again that nobody has touched.  Raises StoreError.
-
-    A record that a new report names is read again: a disk loses bits without a new time.
+    ``before`` saves fetching those again that nobody has touched.  Raises StoreError. A record that
+    a new report names is read again: a disk loses bits without a new time.
     """
     entries = tuple(store.names(f"{run}/{RECORDS}/"))
     named = {
@@ -235,7 +232,6 @@ class StoreView:
     """A cached view of a run's records in the store, and what follows for a save on this node.
 
     `refresh` does all I/O; every other method reads the cache.  Any thread may call any of them.
-
     ``offset``: this node's clock minus the store's, ns, as far as it was measured.  ``known``: the
     records as they were read last.  ``read``: by checkpoint, digests of this node's files that were
     read and need not be sent.

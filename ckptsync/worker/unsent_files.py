@@ -55,9 +55,8 @@ def part_of(whole: Manifest, files: Iterable[FileEntry]) -> Manifest:
 def list_unsent(planned: Manifest, there: Sequence[Manifest]) -> tuple[Unsent, ...]:
     """Return the files that are still to be sent to ``planned.location``, small files first.
 
-    The small ones are metadata that says what the shards are.
-
-    ``there``: the live manifests of that location.
+    The small ones are metadata that says what the shards are. ``there``: the live manifests of that
+    location.
     """
     own = {(f.path, f.digest) for m in there if m.node == planned.node for f in m.files}
     plain: dict[str, str] = {}
@@ -155,11 +154,10 @@ def without_copies(planned: Manifest, manifests: Iterable[Manifest]) -> Manifest
 def _written(files: Sequence[FileKey], node: str, manifests: Iterable[Manifest]) -> list[FileKey]:
     """Return the files without those of ranks that another node wrote.
 
-    Those are shards that were pulled, or copied, so that a training can resume.
-
-    A rank is one process on one node.  If all that is here of a rank are another node's files, by
-    path, size and mtime (a time without a fraction may be chance), then this node has written
-    nothing of that rank.  In a save that was written over the copies they would be a mixture.
+    Those are shards that were pulled, or copied, so that a training can resume. A rank is one
+    process on one node.  If all that is here of a rank are another node's files, by path, size and
+    mtime (a time without a fraction may be chance), then this node has written nothing of that
+    rank.  In a save that was written over the copies they would be a mixture.
     """
     theirs = {
         (f.path, f.size, f.mtime)
@@ -178,9 +176,8 @@ def has_other_part(
 ) -> bool:
     """Return whether another node has stored its part of the save that wrote these files.
 
-    None of the files may be newer than that save.
-
-    ``offset``: this node's clock minus the store's, ns.
+    None of the files may be newer than that save. ``offset``: this node's clock minus the store's,
+    ns.
     """
     times = [s.mtime - offset for s in stats]
     return bool(times) and any(
@@ -196,13 +193,11 @@ def is_retired(
     buried: Mapping[str, tuple[Tombstone, float]],
     known: Iterable[save_groups.Known],
 ) -> bool:
-    """Return whether these very files were given up.
+    """Return whether these very files were given up, or come later to a save that was.
 
-    ``buried``: tombstones of this checkpoint, and when they came (store's clock).
-
-    So are files that come later to what was given up.  Where gc has already removed the manifest
-    that a tombstone names, time decides: a save that ended before, by this node's own clock, was
-    the one meant.
+    ``buried``: tombstones of this checkpoint, and when they came (store's clock).  Where gc has
+    already removed the manifest that a tombstone names, time decides: a save that ended before, by
+    this node's own clock, was the one meant.
     """
     seen = tuple(stats)
     manifests = {k.name: k.manifest for k in known}
@@ -255,10 +250,9 @@ def _is_covered(
 ) -> bool:
     """Return whether files are what a pull of a location gives.
 
-    To everybody, or to one of its nodes, whose own content of a path comes first.
-
-    ``files``: path → digests, one of which it has.  A node that has named files there has no other
-    node's content of a path: that it has still has to be recorded.
+    To everybody, or to one of its nodes, whose own content of a path comes first. ``files``: path →
+    digests, one of which it has.  A node that has named files there has no other node's content of
+    a path: that it has still has to be recorded.
     """
     if not files or not all(files.values()):
         return False

@@ -179,11 +179,9 @@ def upload(
 ) -> Sent:
     """Store what ``planned`` names, then the manifest.
 
-    Raises Incomplete if the source changed: nothing was committed then.
-
-    ``planned.supersedes``: manifests that are gone; those of the location where it comes to lie are
-    replaced. ``read``: entries of the files that have been read, by path; what is read here is
-    added.
+    Raises Incomplete if the source changed: nothing was committed then. ``planned.supersedes``:
+    manifests that are gone; those of the location where it comes to lie are replaced. ``read``:
+    entries of the files that have been read, by path; what is read here is added.
     """
     _check_recordable(planned)
     sending = _SaveUpload(files, to, read)
@@ -240,11 +238,9 @@ def send_late(
 ) -> tuple[str, ...]:
     """Send the configuration of a stored save, if the location has none: a further manifest.
 
-    Return its files.
-
-    ``known``: all manifests of the checkpoint's name.  While the save is not whole, another node
-    may still send its own. ``young``: seconds for which what was written a moment ago is left
-    alone.
+    Return its files. ``known``: all manifests of the checkpoint's name.  While the save is not
+    whole, another node may still send its own. ``young``: seconds for which what was written a
+    moment ago is left alone.
     """
     there = _counting(location, known)
     mine, named = [m for m in there if m.node == to.node], {f.path for m in there for f in m.files}
@@ -278,11 +274,9 @@ def send_late(
 def correct_location(node: str, location: str, files: LocalFiles, to: UploadContext) -> str:
     """See that a stored save lies in the location where all manifests that are known now put it.
 
-    Return its location afterwards.
-
-    ``node``: whose part it is; ``to.node`` is who moves it, mostly the same.  While another node
-    sends files of that checkpoint, nothing moves: a later call does it.  Nothing is deleted, since
-    a worker may not be allowed to.
+    Return its location afterwards. ``node``: whose part it is; ``to.node`` is who moves it, mostly
+    the same.  While another node sends files of that checkpoint, nothing moves: a later call does
+    it.  Nothing is deleted, since a worker may not be allowed to.
     """
     known = to.known()  # of most saves nothing has to move, and nothing is announced for them
     home = save_groups.better_location(node, location, known)
@@ -351,7 +345,6 @@ class _SaveUpload:
 
     ``files``: the files here.  ``read``: entries of those that have been read.  ``done``: what it
     has stored, by name.  ``replaced``: other bytes lay under a name that no manifest bound.
-
     ``elsewhere``: manifests of stored files that may have the bytes of a file that this node no
     longer holds.
     """
@@ -414,12 +407,11 @@ class _SaveUpload:
     ) -> tuple[Manifest, Manifest | None]:
         """Return the plan with digests, less what other nodes wrote, and a manifest with all of it.
 
-        A file is read here if some manifest of the checkpoint names it.
-
-        A save with a hook's id is this node's part of that save: the node writes a manifest of its
-        own, even where another node has stored the same bytes.  Without an id, or once the node has
-        that manifest, files with the same bytes may be copies (pulled, or brought from another
-        node) and need no manifest.
+        A file is read here if some manifest of the checkpoint names it. A save with a hook's id is
+        this node's part of that save: the node writes a manifest of its own, even where another
+        node has stored the same bytes.  Without an id, or once the node has that manifest, files
+        with the same bytes may be copies (pulled, or brought from another node) and need no
+        manifest.
         """
         node, named = planned.node, {f.path for k in known for f in k.manifest.files}
         unread_files = [f for f in planned.files if f.path in named and not f.digest]
@@ -562,9 +554,8 @@ class _SaveUpload:
     def resolve(self, node: str, location: str, known: Sequence[save_groups.Known]) -> None:
         """Store under the node's own name the files that another node wrote over, or names too.
 
-        That makes a further manifest.
-
-        The smallest node id keeps a name that several claim, if its bytes are there.
+        That makes a further manifest. The smallest node id keeps a name that several claim, if its
+        bytes are there.
         """
         store = self.to.store
         names = list_doubtful_names(node, location, known, store)

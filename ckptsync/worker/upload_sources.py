@@ -172,9 +172,8 @@ def _origin(*parts: object) -> str:
 class FilePool:
     """Handles ``threads`` files of one save at once, until one fails.
 
-    Then the others end at their next chunk.
-
-    ``hook`` is called by one thread at a time.  For one caller, who calls `each` again and again.
+    Then the others end at their next chunk. ``hook`` is called by one thread at a time.  For one
+    caller, who calls `each` again and again.
     """
 
     def __init__(self, threads: int, passed: Passed = nothing) -> None:
@@ -196,9 +195,7 @@ class FilePool:
     def each(self, work: Callable[[T], R], items: Sequence[T], threads: int = 0) -> list[R]:
         """Return the results of ``work`` for each item, in their order; begin them in that order.
 
-        Raises the first error.
-
-        No thread runs any more when it returns or raises.
+        Raises the first error. No thread runs any more when it returns or raises.
         """
         count = min(threads or self.threads, len(items))
         if count <= 1:
