@@ -235,16 +235,9 @@ class Worker:
         for one in dropped:
             planned[one.key] = _attempt(one, self._superseded)
         going = {one.key: one for one in scanned if planned[one.key] is None}
-        waiting: dict[Key, _Outcome] = {}
-        for key in going:  # of what waits its turn, or is in hand, a failure stays
-            before = self._outcomes.get(key)
-            if isinstance(before, Failure):
-                waiting[key] = before
-            elif key in in_hand:
-                waiting[key] = UploadProgress(*key, "sending", "")
-            else:
-                waiting[key] = UploadProgress(*key, "waiting", OTHERS)
-        self._outcomes = {key: outcome or waiting[key] for key, outcome in planned.items()}
+        self._outcomes = {
+            key: outcome or self._on_the_way(key, in_hand) for key, outcome in planned.items()
+        }
         self._find_lost(scanned, in_hand, is_ready=is_ready)
         self._going |= going
         for one in scanned:
@@ -263,6 +256,15 @@ class Worker:
             if one.key not in in_hand
         ]
         self.queues.post(self, due)
+
+    def _on_the_way(self, key: Key, in_hand: Collection[object]) -> _Outcome:
+        """Return what to report of a save that waits its turn, or is in hand: a failure stays."""
+        before = self._outcomes.get(key)
+        if isinstance(before, Failure):
+            return before
+        if key in in_hand:
+            return UploadProgress(*key, "sending", "")
+        return UploadProgress(*key, "waiting", OTHERS)
 
     def _without_upload(self, one: Scanned, *, is_free: bool) -> UploadProgress | None:
         """Return why a save is not uploaded now; ``None`` if it is to be uploaded.
