@@ -40,6 +40,7 @@ def test_a_checkpoint_lies_in_the_store_under_its_own_names(tmp_path: Path) -> N
     store = create_store(str(tmp_path / "store"))
     (result,) = push_now(lay(tmp_path / "run", ONE), store, "n0")
     assert (result.phase, result.location, result.files) == ("sent", "checkpoint-4", 5)
+    assert result.size == sum(map(len, ONE.values()))
     assert (tmp_path / "store/run/checkpoint-4/m/__0_0.distcp").read_bytes() == b"shard 0"
     assert kept(store) == {"checkpoint-4": {"n0": ONE}}
     assert push_now(tmp_path / "run", store, "n0")[0].files == 0

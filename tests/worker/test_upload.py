@@ -7,8 +7,7 @@ from __future__ import annotations
 import itertools
 import random
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -64,15 +63,6 @@ def on_the_way(
     held = local_save("run", checkpoint_dir, list_checkpoint(checkpoint_dir)).files
     to = context(store)
     return held, LocalSave("run", checkpoint_dir, held, None), to
-
-
-def test_sending_twice_is_sending_once(tmp_path: Path) -> None:
-    store = MemoryStore()
-    held, seen, to = on_the_way(tmp_path, store)
-    planned = planned_of(seen)
-    first, second = upload(planned, held, to), upload(planned, held, to)
-    assert (first.files, first.size) == (len(ONE), sum(map(len, ONE.values())))
-    assert (second.location, second.files) == (first.location, 0)
 
 
 def test_of_manifests_that_are_gone_only_those_of_its_own_location_are_taken_back(
@@ -468,38 +458,6 @@ def test_where_names_cannot_be_claimed_it_is_right_after_one_more_look(
         assert kept(store) == {LOCATION: nodes}, seed
 
 
-class Arriving(MemoryStore):
-    """Counts the bytes that arrive, by name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.came: Counter[str] = Counter()
-
-    def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
-        super().write(name, self._counted(name, chunks), about)
-
-    def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
-        self.size_or_exists(name)
-        super().create(name, self._counted(name, chunks), about)
-
-    def size_or_exists(self, name: str) -> None:
-        if any(e.name == name for e in self.names("")):
-            super().create(name, [])
-
-    def _counted(self, name: str, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
-        for chunk in chunks:
-            self.came[name] += len(chunk)
-            yield chunk
-
-
-def test_the_same_bytes_are_sent_once_by_those_who_come_one_after_the_other(tmp_path: Path) -> None:
-    store = Arriving()
-    for node, source in sources(tmp_path, SAME).items():
-        push_now(source, store, node)
-    assert store.came[f"run/{LOCATION}/x"] == len(b"one")
-    assert not [name for name in store.came if "/files/" in name]
-
-
 @pytest.mark.parametrize("order", ["".join(p) for p in itertools.permutations("abc")])
 def test_other_bytes_lie_beside_the_first_whoever_comes_first(tmp_path: Path, order: str) -> None:
     store, its = MemoryStore(), sources(tmp_path, OTHER)
@@ -521,19 +479,6 @@ def test_who_binds_a_name_while_another_sends_keeps_it_and_the_other_lies_beside
         )
         # nobody needs to look again
         assert kept(store)[LOCATION] == {node: OTHER[node] for node in "ac"}
-
-
-def test_bytes_that_a_node_is_sending_now_are_left_alone_and_ours_lie_beside(
-    tmp_path: Path,
-) -> None:
-    store, its = MemoryStore(), sources(tmp_path, OTHER)
-    store.write(f"run/.ckptsync/{LOCATION}/sending/a", [b"sending"])
-    store.write(f"run/{LOCATION}/x", [OTHER["a"]["x"]])
-    push_now(its["b"], store, "b")
-    assert read_all(store, f"run/{LOCATION}/x") == OTHER["a"]["x"]
-    assert read_all(store, f"run/.ckptsync/{LOCATION}/files/b/x") == OTHER["b"]["x"]
-    push_now(its["a"], store, "a")
-    assert kept(store) == {LOCATION: {node: OTHER[node] for node in "ab"}}
 
 
 def until_done(source: Path, store: Store, node: str) -> None:
