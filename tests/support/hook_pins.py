@@ -6,6 +6,7 @@ And what a worker does that finds one.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from ckptsync.spool.markers import Commit, write_mark
@@ -13,8 +14,11 @@ from ckptsync.spool.pins import Pin, grow, list_pins, open_pin, publish
 from ckptsync.walk import walk
 
 
-def commit(source: Path, save: str = "save") -> Path:
-    """Links and the hook's word on them, published at one stroke; the pin has no owner yet."""
+def commit(source: Path, save: str = "save", added: Mapping[str, bytes] | None = None) -> Path:
+    """Links, the hook's word on them and what it adds, published at one stroke.
+
+    The pin has no owner yet.
+    """
     fresh = source.parent / "_ckptsync" / "pins" / ".new-hook-1"
     (fresh / "files").mkdir(parents=True)
     found = walk(source).files
@@ -27,6 +31,9 @@ def commit(source: Path, save: str = "save") -> Path:
         fresh / "commit.json",
         Commit("train", save, source.name, step, 1, (0,), "host", "hf", 0.0, told),
     )
+    for name, content in (added or {}).items():
+        (fresh / "added").mkdir(exist_ok=True)
+        (fresh / "added" / name).write_bytes(content)
     return publish(source.parent, source.name, fresh)
 
 

@@ -12,40 +12,18 @@ from pathlib import Path
 import pytest
 
 from ckptsync.spool import pins as spool
-from ckptsync.spool.markers import Commit, write_mark
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.worker.finished import Rule
 from ckptsync.worker.observation import was_at_rest
 from ckptsync.worker.options import RunDir
 from ckptsync.worker.pinning import Pinner
 from ckptsync.worker.scanner import Scanner
+from tests.support.hook_pins import commit
 from tests.support.worker_in_process import EIGHT, ONE, T, lay, worker
 
 
 def scanner(out: Path, *, done: bool = False) -> Scanner:
     return Scanner(RunDir("run", out), Pinner("n0", lambda *_: False), Rule(), lambda _: done)
-
-
-def commit(
-    out: Path, *, trainer: str = "transformers 5.2.0", added: dict[str, bytes] | None = None
-) -> None:
-    """What the hook leaves of a checkpoint: a pin with its word in it, and nobody's yet."""
-    fresh = out / "_ckptsync" / "pins" / ".new-hook"
-    shutil.copytree(out / "checkpoint-4", fresh / "files", copy_function=os.link)
-    files = {
-        str(p.relative_to(fresh / "files")): p.stat()
-        for p in (fresh / "files").rglob("*")
-        if p.is_file()
-    }
-    stats = {path: (s.st_size, s.st_mtime_ns) for path, s in files.items()}
-    write_mark(
-        fresh / "commit.json",
-        Commit("t", "5a5e", "checkpoint-4", 4, 1, (0,), "h", trainer, 1.0, stats),
-    )
-    for name, content in (added or {}).items():
-        (fresh / "added").mkdir(exist_ok=True)
-        (fresh / "added" / name).write_bytes(content)
-    spool.publish(out, "checkpoint-4", fresh)
 
 
 def test_due_counts_down_from_look_to_look_and_stays_nothing_once_it_was_tried(
@@ -104,7 +82,7 @@ def test_what_is_known_to_be_done_is_not_judged_and_never_due(tmp_path: Path) ->
 
 def test_what_the_hook_committed_is_due_at_once(tmp_path: Path) -> None:
     lay(tmp_path, ONE)
-    commit(tmp_path)
+    commit(tmp_path / "checkpoint-4")
     assert scanner(tmp_path).scan(0.0).due == 0.0
 
 
@@ -158,7 +136,7 @@ def test_a_look_asks_no_store(tmp_path: Path) -> None:
 
 def test_what_cannot_be_remembered_keeps_nothing_from_being_judged(tmp_path: Path) -> None:
     lay(tmp_path, ONE)
-    commit(tmp_path)
+    commit(tmp_path / "checkpoint-4")
     (tmp_path / "_ckptsync/pins/checkpoint-4.0/notes.json").mkdir()
     found = scanner(tmp_path).scan(0.0)
     assert found.due == 0.0

@@ -24,6 +24,7 @@ from ckptsync.worker.options import Order, RunDir, Superseded, WorkerOptions
 from ckptsync.worker.queue import UploadQueues
 from ckptsync.worker.worker import Worker
 from tests.support.crashing_store import Crash, Dying
+from tests.support.hook_pins import commit
 from tests.support.vector import vector
 from tests.support.worker_in_process import (
     EIGHT,
@@ -43,7 +44,6 @@ from tests.support.worker_in_process import (
     verify,
     worker,
 )
-from tests.worker.test_scanner import commit
 
 
 def test_a_checkpoint_is_sent_when_it_is_quiet_and_then_left_alone(tmp_path: Path) -> None:
@@ -536,10 +536,10 @@ def test_a_manifest_says_who_wrote_it_and_when_and_is_written_again_byte_for_byt
 ) -> None:
     store = MemoryStore()
     lay(tmp_path, ONE)
-    commit(tmp_path, added={"config.json": b"{}"})
+    commit(tmp_path / "checkpoint-4", added={"config.json": b"{}"})
     assert progress(tick(worker(tmp_path, store), 0.0))["checkpoint-4.0"].phase == "sent"
     ((name, manifest),) = ((k.name, k.manifest) for k in manifests(store))
-    assert (manifest.save, manifest.trainer) == ("5a5e", "transformers 5.2.0")
+    assert (manifest.save, manifest.trainer) == ("save", "hf")
     assert 0 < manifest.times["finished"] <= manifest.times["sending"]
     store.write(name, [b"damaged"])
     tick(worker(tmp_path, store), 5000.0)
@@ -564,7 +564,7 @@ def test_what_the_hook_added_is_sent_beside_the_trainers_own_files_and_does_not_
     store = MemoryStore()
     lay(tmp_path, ONE)
     commit(
-        tmp_path,
+        tmp_path / "checkpoint-4",
         added={
             "config.json": b"{}",
             "x": b"not the trainer's",
@@ -659,7 +659,7 @@ def test_killed_at_any_moment_while_somebody_looks_and_begun_again_it_is_finishe
     for lives in itertools.count():
         out, store = tmp_path / str(lives), MemoryStore()
         lay(out, ONE)
-        commit(out)
+        commit(out / "checkpoint-4")
         w = worker(out, Dying(store, lives))
         try:
             with looking(w):
@@ -672,7 +672,7 @@ def test_killed_at_any_moment_while_somebody_looks_and_begun_again_it_is_finishe
             break
         finally:
             assert kept(store) == {"checkpoint-4": {"n0": ONE}}
-            assert [k.manifest.save for k in manifests(store)] == ["5a5e"]
+            assert [k.manifest.save for k in manifests(store)] == ["save"]
     assert lives > 2 * len(ONE)
 
 
