@@ -228,75 +228,6 @@ def _check_recordable(planned: Manifest) -> None:
         io.encode(replace(planned, files=longest))
 
 
-def send_late(
-    seen: LocalSave,
-    location: str,
-    to: UploadContext,
-    known: Sequence[save_groups.Known],
-    *,
-    young: float = YOUNG,
-) -> tuple[str, ...]:
-    """Send the configuration of a stored save, if the location has none: a further manifest.
-
-    Return its files. ``known``: all manifests of the checkpoint's name.  While the save is not
-    whole, another node may still send its own. ``young``: seconds for which what was written a
-    moment ago is left alone.
-    """
-    there = _counting(location, known)
-    mine, named = [m for m in there if m.node == to.node], {f.path for m in there for f in m.files}
-    found = (
-        unless_young(find_model_configs(seen.files, seen.checkpoint_dir, named), young)
-        if mine
-        else {}
-    )
-    if not found:
-        return ()
-    demands = save_groups.demanded(there)
-    if not demands.model or not demands.model.keys() <= named:
-        return ()
-    found = {name: found[name] for name in select(found, to.view.selection, demands)}
-    if not found:
-        return ()
-    files = {f.path: f for m in mine for f in m.files} | {
-        name: unread(held.stat) for name, held in found.items()
-    }
-    planned = replace(
-        mine[-1],
-        files=tuple(files[path] for path in sorted(files)),
-        started=min(m.started for m in mine),
-        ended=max(m.ended for m in mine),
-        supersedes=(),
-    )
-    sent = upload(planned, replace(seen.files, by_path={**seen.files.by_path, **found}), to)
-    return () if sent.stored_before else tuple(sorted(found))
-
-
-def correct_location(node: str, location: str, files: LocalFiles, to: UploadContext) -> str:
-    """See that a stored save lies in the location where all manifests that are known now put it.
-
-    Return its location afterwards. ``node``: whose part it is; ``to.node`` is who moves it, mostly
-    the same.  While another node sends files of that checkpoint, nothing moves: a later call does
-    it.  Nothing is deleted, since a worker may not be allowed to.
-    """
-    known = to.known()  # of most saves nothing has to move, and nothing is announced for them
-    home = save_groups.better_location(node, location, known)
-    if home == location and not list_doubtful_names(node, location, known, to.store):
-        return location
-    sending = _SaveUpload(files, to)
-    with sending.announce():
-        # once this node has announced itself, either it sees that another node sends, or that node
-        # sees this one
-        is_contended = to.is_contended()
-        # after that: a node that has ended meanwhile has its manifest among those read now
-        known = to.known()
-        home = save_groups.better_location(node, location, known)
-        if home != location and not is_contended:
-            sending.move(node, location, home, known)
-            location, known = home, to.known()  # with the manifest written there
-        sending.resolve(node, location, known)
-    return location
-
-
 @contextlib.contextmanager
 def announce_sending(
     store: Store, node: str, run: str, checkpoint: str, passed: Passed
@@ -359,6 +290,36 @@ class _SaveUpload:
         self.done: dict[str, FileEntry] = {}
         self.replaced = False
 
+    def compare(
+        self, planned: Manifest, known: Sequence[save_groups.Known]
+    ) -> tuple[Manifest, Manifest | None]:
+        """Return the plan with digests, less what other nodes wrote, and a manifest with all of it.
+
+        A file is read here if some manifest of the checkpoint names it. A save with a hook's id is
+        this node's part of that save: the node writes a manifest of its own, even where another
+        node has stored the same bytes.  Without an id, or once the node has that manifest, files
+        with the same bytes may be copies (pulled, or brought from another node) and need no
+        manifest.
+        """
+        node, named = planned.node, {f.path for k in known for f in k.manifest.files}
+        unread_files = [f for f in planned.files if f.path in named and not f.digest]
+        self.pool.each(lambda file: self._record_digest(self._source(file)), unread_files)
+        planned, live = self.with_digests(planned), [k.manifest for k in save_groups.live(known)]
+        written = without_copies(planned, live)
+        # where a hook said that they are two saves, the same bytes (random states, a part that did
+        # not change) belong to both
+        same = [m for m in live if not (m.save and planned.save) or m.save == planned.save]
+        ours = [m for m in same if m.node == node]
+        is_recorded = not planned.save or any(m.save == planned.save for m in ours)
+        there = find_stored(planned.files, node, same if is_recorded else ours)
+        if there is None:  # the rest are copies of other nodes' files
+            there = find_stored(written.files, node, ours)
+        return written, there
+
+    def with_digests(self, planned: Manifest) -> Manifest:
+        """Return the plan with the digests that are known by now."""
+        return replace(planned, files=tuple(self.read.get(f.path, f) for f in planned.files))
+
     @contextlib.contextmanager
     def announce(self) -> Iterator[None]:
         """Announce this upload in the store, as long as it lasts."""
@@ -398,36 +359,6 @@ class _SaveUpload:
         sizes = [f.size for f in self.done.values()]
         return Sent(planned.location, len(sizes), sum(sizes)), known
 
-    def with_digests(self, planned: Manifest) -> Manifest:
-        """Return the plan with the digests that are known by now."""
-        return replace(planned, files=tuple(self.read.get(f.path, f) for f in planned.files))
-
-    def compare(
-        self, planned: Manifest, known: Sequence[save_groups.Known]
-    ) -> tuple[Manifest, Manifest | None]:
-        """Return the plan with digests, less what other nodes wrote, and a manifest with all of it.
-
-        A file is read here if some manifest of the checkpoint names it. A save with a hook's id is
-        this node's part of that save: the node writes a manifest of its own, even where another
-        node has stored the same bytes.  Without an id, or once the node has that manifest, files
-        with the same bytes may be copies (pulled, or brought from another node) and need no
-        manifest.
-        """
-        node, named = planned.node, {f.path for k in known for f in k.manifest.files}
-        unread_files = [f for f in planned.files if f.path in named and not f.digest]
-        self.pool.each(lambda file: self._record_digest(self._source(file)), unread_files)
-        planned, live = self.with_digests(planned), [k.manifest for k in save_groups.live(known)]
-        written = without_copies(planned, live)
-        # where a hook said that they are two saves, the same bytes (random states, a part that did
-        # not change) belong to both
-        same = [m for m in live if not (m.save and planned.save) or m.save == planned.save]
-        ours = [m for m in same if m.node == node]
-        is_recorded = not planned.save or any(m.save == planned.save for m in ours)
-        there = find_stored(planned.files, node, same if is_recorded else ours)
-        if there is None:  # the rest are copies of other nodes' files
-            there = find_stored(written.files, node, ours)
-        return written, there
-
     def send(self, planned: Manifest, unsent: Sequence[Unsent]) -> tuple[FileEntry, ...]:
         """Store what is not there yet, small files first.
 
@@ -457,17 +388,6 @@ class _SaveUpload:
         large = [u for u in unsent if u.entry.size > SMALL_FILE]
         many = self.to.small or small_at_once(self.to.threads)
         return (*self.pool.each(put, small, many), *self.pool.each(put, large))
-
-    def put_beside(self, planned: Manifest, file: FileEntry) -> FileEntry:
-        """Store a file under the node's name; return its entry."""
-        name = node_file_name(planned.run, planned.location, planned.node, file.path)
-        if name not in self.done and not (
-            file.digest and is_stored(self.to.store, name, file, self.to.passed)
-        ):
-            source = self._source(file)
-            self.to.store.write(name, source, source.about)
-            self.done[name] = self._record_digest(source)
-        return replace(self.read.get(file.path, file), stored_as=name)
 
     def _put_plain(self, planned: Manifest, file: FileEntry, name: str) -> bool:
         """Store a file under its plain name; return whether the name has its bytes now."""
@@ -507,6 +427,17 @@ class _SaveUpload:
         self.replaced = True
         self.done[name] = self._record_digest(source)
         return True
+
+    def put_beside(self, planned: Manifest, file: FileEntry) -> FileEntry:
+        """Store a file under the node's name; return its entry."""
+        name = node_file_name(planned.run, planned.location, planned.node, file.path)
+        if name not in self.done and not (
+            file.digest and is_stored(self.to.store, name, file, self.to.passed)
+        ):
+            source = self._source(file)
+            self.to.store.write(name, source, source.about)
+            self.done[name] = self._record_digest(source)
+        return replace(self.read.get(file.path, file), stored_as=name)
 
     def _record_digest(self, source: UploadSource | StoreSource) -> FileEntry:
         found = source.digested()
@@ -583,6 +514,78 @@ class _SaveUpload:
 
 class _Taken(Incomplete):
     """Another node has named what was about to be replaced."""
+
+
+# What is corrected of a stored save.
+
+
+def send_late(
+    seen: LocalSave,
+    location: str,
+    to: UploadContext,
+    known: Sequence[save_groups.Known],
+    *,
+    young: float = YOUNG,
+) -> tuple[str, ...]:
+    """Send the configuration of a stored save, if the location has none: a further manifest.
+
+    Return its files. ``known``: all manifests of the checkpoint's name.  While the save is not
+    whole, another node may still send its own. ``young``: seconds for which what was written a
+    moment ago is left alone.
+    """
+    there = _counting(location, known)
+    mine, named = [m for m in there if m.node == to.node], {f.path for m in there for f in m.files}
+    found = (
+        unless_young(find_model_configs(seen.files, seen.checkpoint_dir, named), young)
+        if mine
+        else {}
+    )
+    if not found:
+        return ()
+    demands = save_groups.demanded(there)
+    if not demands.model or not demands.model.keys() <= named:
+        return ()
+    found = {name: found[name] for name in select(found, to.view.selection, demands)}
+    if not found:
+        return ()
+    files = {f.path: f for m in mine for f in m.files} | {
+        name: unread(held.stat) for name, held in found.items()
+    }
+    planned = replace(
+        mine[-1],
+        files=tuple(files[path] for path in sorted(files)),
+        started=min(m.started for m in mine),
+        ended=max(m.ended for m in mine),
+        supersedes=(),
+    )
+    sent = upload(planned, replace(seen.files, by_path={**seen.files.by_path, **found}), to)
+    return () if sent.stored_before else tuple(sorted(found))
+
+
+def correct_location(node: str, location: str, files: LocalFiles, to: UploadContext) -> str:
+    """See that a stored save lies in the location where all manifests that are known now put it.
+
+    Return its location afterwards. ``node``: whose part it is; ``to.node`` is who moves it, mostly
+    the same.  While another node sends files of that checkpoint, nothing moves: a later call does
+    it.  Nothing is deleted, since a worker may not be allowed to.
+    """
+    known = to.known()  # of most saves nothing has to move, and nothing is announced for them
+    home = save_groups.better_location(node, location, known)
+    if home == location and not list_doubtful_names(node, location, known, to.store):
+        return location
+    sending = _SaveUpload(files, to)
+    with sending.announce():
+        # once this node has announced itself, either it sees that another node sends, or that node
+        # sees this one
+        is_contended = to.is_contended()
+        # after that: a node that has ended meanwhile has its manifest among those read now
+        known = to.known()
+        home = save_groups.better_location(node, location, known)
+        if home != location and not is_contended:
+            sending.move(node, location, home, known)
+            location, known = home, to.known()  # with the manifest written there
+        sending.resolve(node, location, known)
+    return location
 
 
 def list_doubtful_names(
