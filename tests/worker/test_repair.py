@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from ckptsync.tensors import Demands
 from ckptsync.verify.verification import VerifyOptions, verify_location
 from ckptsync.verify.write_reports import write_report
 from ckptsync.worker.options import RunDir, WorkerOptions
-from ckptsync.worker.queue import UploadJob, UploadQueues, split_threads
+from ckptsync.worker.queue import QueueCapacity, UploadJob, UploadQueues, split_threads
 from ckptsync.worker.repair import list_requests, send_again
 from ckptsync.worker.worker import Worker
 from tests.support.head_in_process import consolidate_due
@@ -130,33 +130,24 @@ def test_what_was_broken_before_it_was_sent_is_not_sent_again() -> None:
 # Files are sent by the upload queues.
 
 
-class HeldQueues(UploadQueues):
-    """Keeps what is posted until `end` carries it; what `begin` took is in hand."""
+WIDE, NARROW = split_threads(4)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.waiting: dict[object, Sequence[UploadJob]] = {}
-        self.hand: list[UploadJob] = []
 
-    def withdraw(self, key: object) -> Collection[UploadJob]:
-        self.waiting[key] = ()
-        return tuple(self.hand)
+def begin(queues: UploadQueues, capacity: QueueCapacity = WIDE) -> UploadJob:
+    """Take the next job, as a queue does."""
+    job = queues.take(capacity)
+    assert job is not None
+    return job
 
-    def post(self, key: object, jobs: Sequence[UploadJob]) -> None:
-        self.waiting[key] = jobs
 
-    @property
-    def jobs(self) -> list[UploadJob]:
-        return [job for jobs in self.waiting.values() for job in jobs]
+def end(queues: UploadQueues, job: UploadJob, capacity: QueueCapacity = WIDE) -> None:
+    job.work(capacity)
+    queues.end(capacity, job)
 
-    def begin(self) -> UploadJob:
-        (job,) = self.jobs
-        self.hand.append(job)
-        return job
 
-    def end(self, job: UploadJob) -> None:  # type: ignore[override]
-        job.work(split_threads(1)[0])
-        self.hand.remove(job)
+def plan(w: Worker, now: float) -> None:
+    w.scan(now)
+    w.plan(now)
 
 
 class Refusing(MemoryStore):
@@ -170,60 +161,50 @@ class Refusing(MemoryStore):
         super().write(name, chunks, about)
 
 
-def hurt(tmp_path: Path, store: MemoryStore) -> tuple[Worker, HeldQueues]:
+def hurt(tmp_path: Path, store: MemoryStore) -> tuple[Worker, UploadQueues]:
     """A worker whose stored file was damaged, and reported."""
     lay(tmp_path, ONE)
     settle(worker(tmp_path, store))
     damaged(store, 0, "checkpoint-4/x")
     store.write(NAME, [b"spoilt"])
-    queues = HeldQueues()
+    queues = UploadQueues(4)
     return Worker(WorkerOptions("n0", RunDir("run", tmp_path)), store, queues), queues
 
 
 def test_a_new_save_is_sent_while_a_file_is_sent_again(tmp_path: Path) -> None:
     store = MemoryStore()
     w, queues = hurt(tmp_path, store)
-    w.scan(1000.0)
-    w.plan(1000.0)
-    again = queues.begin()
+    plan(w, 1000.0)
+    again = begin(queues)
     assert (again.name, again.size, w.result(1000.0).repairs) == (
         ("run", "checkpoint-4"),
         len(ONE["x"]),
         (),
     )
     lay(tmp_path / "later", EIGHT, 50.0).rename(tmp_path / "checkpoint-8")
-    w.scan(1001.0)
-    w.plan(1001.0)
-    w.scan(2000.0)
-    w.plan(2000.0)
-    (save,) = queues.jobs
-    queues.hand.append(save)
-    queues.end(save)
+    plan(w, 1001.0)
+    plan(w, 2000.0)
+    end(queues, begin(queues, NARROW), NARROW)
     assert read_all(store, NAME) == b"spoilt"
-    queues.end(again)
+    end(queues, again)
     assert kept(store) == {"checkpoint-4": {"n0": ONE}, "checkpoint-8": {"n0": EIGHT}}
     assert [r.name for r in w.result(2000.0).repairs] == ["checkpoint-4/x"]
-    w.scan(2001.0)
-    w.plan(2001.0)
-    assert (queues.jobs, w.result(2001.0).repairs) == (
-        [],
-        (),
-    ), "it is reported until the next plan, and sent once"
+    plan(w, 2001.0)
+    assert (queues.is_drained, w.result(2001.0).repairs) == (True, ()), (
+        "it is reported until the next plan, and sent once"
+    )
 
 
 def test_what_is_in_hand_is_not_queued_again(tmp_path: Path) -> None:
     w, queues = hurt(tmp_path, MemoryStore())
-    w.scan(1000.0)
-    w.plan(1000.0)
-    again = queues.begin()
+    plan(w, 1000.0)
+    again = begin(queues)
     for now in (1001.0, 1002.0):
-        w.scan(now)
-        w.plan(now)
-        assert queues.jobs == []
-    queues.end(again)
-    w.scan(1003.0)
-    w.plan(1003.0)
-    assert queues.jobs == []
+        plan(w, now)
+        assert queues.is_drained
+    end(queues, again)
+    plan(w, 1003.0)
+    assert queues.is_drained
 
 
 def test_a_failed_upload_is_tried_again_with_the_next_plan_and_a_missing_file_is_reported_at_once(
@@ -231,18 +212,16 @@ def test_a_failed_upload_is_tried_again_with_the_next_plan_and_a_missing_file_is
 ) -> None:
     store = Refusing()
     w, queues = hurt(tmp_path, store)
-    w.scan(1000.0)
-    w.plan(1000.0)
+    plan(w, 1000.0)
     store.is_away = True
-    queues.end(queues.begin())
+    end(queues, begin(queues))
     assert [f.may_pass for f in w.result(1000.0).failures] == [True]
     store.is_away = False
     (tmp_path / "checkpoint-4" / "x").unlink()
     for pin in (tmp_path / "_ckptsync" / "pins").rglob("x"):
         pin.unlink()
-    w.scan(1001.0)
-    w.plan(1001.0)
-    queues.end(queues.begin())
+    plan(w, 1001.0)
+    end(queues, begin(queues))
     result = w.result(1001.0)
     assert [r.reason for r in result.repairs] == ["this node no longer has the file"]
     assert list(result.lacks.values()) == [("checkpoint-4/x",)], "the next heartbeat says so"
