@@ -6,7 +6,7 @@ import contextlib
 import random
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
@@ -284,20 +284,6 @@ class Held:
         for one, wake in zip(self._queues.queues, self._wakes, strict=True):
             one.wake = wake
             wake()
-
-
-def test_while_the_store_says_nothing_of_a_run_what_waits_of_it_is_still_told_to_wait(
-    tmp_path: Path,
-) -> None:
-    class Away(MemoryStore):
-        def names(self, prefix: str) -> Iterator[object]:  # type: ignore[override]
-            raise Transient("away")
-
-    step(tmp_path / "run", 1, TINY)
-    with Serving(tmp_path, Away(), "run") as serving:
-        serving.plan(0.0)
-        found = serving.workers["run"].result(0.0)
-    assert (found.queue, [f.text for f in found.failures]) == (("run/checkpoint-1",), ["away"])
 
 
 def test_lines_take_turns_and_one_that_is_gone_waits_no_more() -> None:

@@ -632,6 +632,7 @@ def test_what_could_not_be_sent_is_not_due_at_once_again(tmp_path: Path) -> None
     w.scan(0.0)
     found = tick(w, 10.0)
     assert ([f.text for f in found.failures], found.due) == (["the network is away"], None)
+    assert found.queue == ("run/checkpoint-4",)
     assert w.scan(10.5).due is None
 
 
