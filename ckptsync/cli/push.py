@@ -22,7 +22,7 @@ from ckptsync.errors import ConfigError, Corrupt
 from ckptsync.quantities import show_size
 from ckptsync.records.store_paths import checked_node
 from ckptsync.stores.opening import create_store
-from ckptsync.stores.urls import Remote, located
+from ckptsync.stores.urls import SCHEMES, Remote, located
 from ckptsync.worker.node_identity import node_id
 from ckptsync.worker.options import RunDir, checked_run
 from ckptsync.worker.push import find_offer, plan_push, push
@@ -148,7 +148,7 @@ def counted(progress: Progress, total: int) -> Callable[[int], None]:
 def notes(url: str) -> list[str]:
     """Return what a user should know of stores of this kind."""
     where = located(url)
-    if not isinstance(where, Remote) or where.scheme in ("s3", "sftp"):
+    if not isinstance(where, Remote) or where.scheme in SCHEMES:
         return []
     from ckptsync.stores.fsspec import NOTE
 

@@ -48,7 +48,7 @@ from ckptsync.stores.contract import (
 )
 from ckptsync.stores.limits import Limits, limit, take_all
 from ckptsync.stores.oserrors import HINTS
-from ckptsync.stores.urls import Remote
+from ckptsync.stores.urls import SCHEME_NAMES, Remote
 
 T = TypeVar("T")
 NOTE = "nothing is continued in a store of this kind: a write that was interrupted begins again"
@@ -378,12 +378,13 @@ def _class_of(remote: Remote) -> Any:
     try:
         return get_filesystem_class(remote.scheme)
     except ValueError as e:
-        near = get_close_matches(remote.scheme, ["s3", "sftp", "file", *known_implementations])
+        near = get_close_matches(remote.scheme, [*SCHEME_NAMES, "file", *known_implementations])
         guess = f"did you mean {' or '.join(f'{one}://' for one in near)}?  " if near else ""
+        ours = ", ".join(f"{name}://" for name in SCHEME_NAMES)
         raise ConfigError(
             f"{remote.url}: stores of kind {remote.scheme}:// are not known",
             hint=(
-                f"{guess}a store is a path, s3://, sftp://, or what fsspec knows (gs://, az://,"
+                f"{guess}a store is a path, {ours}, or what fsspec knows (gs://, az://,"
                 " hf://, webdav:// …)"
             ),
         ) from e

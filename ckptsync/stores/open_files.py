@@ -35,11 +35,8 @@ def tree(directory: PathOrUrl, access: Access) -> FileTree:
     """Return all files below a directory. Raises ConfigError if there is nothing, StoreError."""
     if isinstance(directory, Path):
         return DirectoryFiles(str(directory))
-    # rsync and scp keep times behind ssh; an object store's are those of the upload
-    return ListedFiles(
-        access.store(directory),
-        is_dated=directory.scheme == "sftp" and store_above(directory, access) is None,
-    )
+    is_dated = directory.kind.keeps_times and store_above(directory, access) is None
+    return ListedFiles(access.store(directory), is_dated=is_dated)
 
 
 def near(files: Files, directories: Iterable[PathOrUrl]) -> Files:
@@ -113,7 +110,7 @@ def _over(directory: Remote, access: Access) -> tuple[Store, str]:
 
     What is below a directory is reached over no link; what is above it may be one.
     """
-    if directory.scheme == "s3":
+    if directory.kind.has_buckets:
         bucket, _, key = directory.rest.partition("/")
         return access.store(Remote(directory.scheme, bucket)), f"{key}/" if key else ""
     return bare(directory.url, access.options_of(directory), access.limits), ""
@@ -136,7 +133,7 @@ def parents(directory: Remote) -> Iterator[Remote]:
     """Yield the directories around it, up to its bucket, or the top of its host."""
     parts = directory.rest.split("/")
     for count in range(len(parts) - 1, 0, -1):
-        if count > 1 or directory.scheme == "s3":
+        if count > 1 or directory.kind.has_buckets:
             yield Remote(directory.scheme, "/".join(parts[:count]))
 
 

@@ -17,7 +17,7 @@ from ckptsync.stores.limits import Limits
 from ckptsync.stores.oserrors import HINTS
 from ckptsync.stores.posix.store import PosixStore
 from ckptsync.stores.retry import Persistence, Retrying
-from ckptsync.stores.urls import Remote, located
+from ckptsync.stores.urls import SCHEME_NAMES, Remote, located
 from ckptsync.typed_json import format_number
 
 FORMAT = 1
@@ -160,7 +160,7 @@ class Access:
 
         Options by scheme: ``{"s3": {…}, "sftp": {…}}``.
         """
-        if not any(isinstance(self.options.get(scheme), Mapping) for scheme in ("s3", "sftp")):
+        if not any(isinstance(self.options.get(scheme), Mapping) for scheme in SCHEME_NAMES):
             return self.options
         own = self.options.get(target.scheme)
         return own if isinstance(own, Mapping) else {}

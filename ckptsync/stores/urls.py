@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
@@ -11,8 +12,26 @@ from ckptsync.errors import ConfigError, Unsupported
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _ALMOST_URL = re.compile(r"[A-Za-z0-9+.@-]{2,}:(/|$)")  # s3:/bucket, host:/path
-S3 = frozenset({"s3", "s3a"})
-SFTP = frozenset({"sftp", "ssh"})
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """A scheme of URLs that a store of our own serves; fsspec serves the others.
+
+    ``name``: that of several schemes with one meaning. ``has_buckets``: a URL begins with a
+    bucket, else with a host. ``keeps_times``: files can have the times that they had where a
+    trainer wrote them, since rsync and scp keep times.
+    """
+
+    name: str
+    has_buckets: bool = False
+    keeps_times: bool = False
+
+
+_S3 = Scheme("s3", has_buckets=True)
+_SFTP = Scheme("sftp", keeps_times=True)
+SCHEMES: Mapping[str, Scheme] = {"s3": _S3, "s3a": _S3, "sftp": _SFTP, "ssh": _SFTP}
+SCHEME_NAMES = tuple(dict.fromkeys(scheme.name for scheme in SCHEMES.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +48,11 @@ class Remote:
     def url(self) -> str:
         """The URL."""
         return f"{self.scheme}://{self.rest}"
+
+    @property
+    def kind(self) -> Scheme:
+        """How such URLs are read."""
+        return SCHEMES.get(self.scheme, Scheme(self.scheme))
 
 
 def located(url: str) -> Path | Remote:
@@ -64,29 +88,29 @@ def path_of(url: str) -> str:
 
 
 def _remote(url: str, scheme: str, rest: str) -> Remote:
-    if _has_password(scheme, rest):
+    kind = SCHEMES.get(scheme, Scheme(scheme))
+    if _has_password(rest, is_bucket=kind.has_buckets):
         hint = (
             "change the password: shell history and process lists may show it; then use a"
             " profile, an agent or storage_options"
         )
         raise ConfigError(f"a {scheme}:// URL with a password in it", hint=hint)
-    is_empty = scheme in S3 | SFTP and not rest.strip("/")
-    if is_empty or any(ord(c) < 32 for c in rest):
+    if (scheme in SCHEMES and not rest.strip("/")) or any(ord(c) < 32 for c in rest):
         raise ConfigError(
             f"{url!r}: no bucket, host or path in the URL",
             hint="such as s3://bucket/checkpoints or sftp://host/srv/checkpoints",
         )
-    return Remote("s3" if scheme in S3 else "sftp" if scheme in SFTP else scheme, rest.rstrip("/"))
+    return Remote(kind.name, rest.rstrip("/"))
 
 
-def _has_password(scheme: str, rest: str) -> bool:
+def _has_password(rest: str, *, is_bucket: bool) -> bool:
     """Return whether the text after a URL's scheme has a password in it.
 
     A bucket's name has no colon, except access points; a host has only the one before its port. A
     password may have a slash, and the first part then ends there.
     """
     first = re.split(r"[/?#]", rest, maxsplit=1)[0]
-    if scheme in S3:
+    if is_bucket:
         return ":" in first and not first.startswith("arn:")
     user, _, host = first.rpartition("@")
     return ":" in user or not re.fullmatch(r"(\[[^\]]*\]|[^:]*)(:[0-9]*)?", host)
