@@ -69,85 +69,119 @@ def download(
 ) -> dict[str, CkptsyncError]:
     """Download all files, with `BUFFER` bytes of memory a thread.
 
-    Return the errors of those that cannot be had.
-
-    These are Corrupt for bytes that do not match their digest, and NotFound, by the name under the
-    directory. Any other error stops all threads and is raised; then every file that has its name is
-    whole. An interrupt stops the threads at the next few bytes; the same call continues from there.
-    Any thread calls ``on_bytes``.
+    Return the errors of those that cannot be had, by the name under the directory: Corrupt for
+    bytes that do not match their digest, and NotFound. Any other error stops all threads and is
+    raised; then every file that has its name is whole. An interrupt stops the threads at the next
+    few bytes; the same call continues from there. Any thread calls ``on_bytes``.
     """
-    downloading = _Downloading(source, target, files, on_bytes)
+    begun: list[_Download] = []
+    stopped: list[BaseException] = []  # why all threads end; the first counts
+    lock = threading.Lock()
+    ranges = ((file, span) for file in files for span in file.ranges())
+
+    def next_range() -> tuple[_Download, tuple[int, int]] | None:
+        with lock:
+            found = None if stopped else next(ranges, None)
+            if found is None:
+                return None
+            if not begun or begun[-1].file is not found[0]:
+                begun.append(_Download(source, target, found[0], count))
+            return begun[-1], found[1]
+
+    def count(size: int) -> None:
+        if stopped:
+            raise _Stopped
+        on_bytes(size)
+
+    def work() -> None:
+        buffer = chunk_room(BUFFER)
+        try:
+            while found := next_range():
+                found[0].fetch(found[1], buffer)
+        except BaseException as e:  # noqa: BLE001 - `download` raises it
+            stopped.append(e)
+
     with ThreadPoolExecutor(threads, thread_name_prefix="ckptsync-download") as pool:
         try:
-            wait([pool.submit(downloading.work) for _ in range(threads)])
+            wait([pool.submit(work) for _ in range(threads)])
         except BaseException as e:
-            downloading.error = downloading.error or e
+            stopped.append(e)
             raise
         finally:
             pool.shutdown()
-            downloading.give_up()
-    if downloading.error:
-        raise downloading.error
-    return {one.file.under: error for one, error in downloading.failed.items()}
+            for one in begun:
+                one.give_up(one.error or (stopped[0] if stopped else _Stopped()))
+    if stopped:
+        raise stopped[0]
+    return {one.file.under: one.error for one in begun if one.error}
 
 
-class FileDownload:
+class _Download:
     """The download of one file, whose ranges several threads may fetch at once.
 
-    Raises Corrupt, NotFound, StoreError.
+    ``error``: why the file cannot be had; its other ranges are then left out.
     """
 
-    def __init__(self, source: Reads, target: PosixStore, file: StoredFile) -> None:
+    def __init__(
+        self, source: Reads, target: PosixStore, file: StoredFile, on_bytes: OnBytes
+    ) -> None:
         self.file = file
-        self._source, self._target = source, target
-        self._left = len(file.ranges())
+        self.error: CkptsyncError | None = None
+        self._source, self._target, self._on_bytes = source, target, on_bytes
+        self._left, self._threads = len(file.ranges()), 0
         self._lock = threading.Lock()
-        self._placing: Draft | None = None
+        self._draft: Draft | None = None
 
-    def fetch(self, span: tuple[int, int], buffer: memoryview, on_bytes: OnBytes) -> bool:
-        """Fetch one of `StoredFile.ranges`.
-
-        Return whether it was the last one: then the file is there.
-        """
+    def fetch(self, span: tuple[int, int], buffer: memoryview) -> None:
+        """Fetch one of `StoredFile.ranges`; with the last one the file is there."""
         file = self.file
         with self._lock:
-            if self._placing is None:
+            if self.error:
+                return
+            if self._draft is None:
                 origin = file.digest.digest if file.digest and file.size >= _RESUMABLE else ""
-                self._placing = self._target.place(file.under, file.size, origin)
-            placing = self._placing
-        for start, end in _missing(placing, file, span, buffer) if placing.left else (span,):
-            self._fetch_range(placing, start, end, buffer, on_bytes)
-        placing.drop_cache(span[0], span[1] - span[0])
-        with self._lock:
-            self._left -= 1
-            is_last = not self._left
-        if is_last:
-            placing.commit()
-        return is_last
+                self._draft = self._target.place(file.under, file.size, origin)
+            draft = self._draft
+            self._threads += 1
+        try:
+            for start, end in _missing(draft, file, span, buffer) if draft.left else (span,):
+                self._fetch_range(draft, start, end, buffer)
+            draft.drop_cache(span[0], span[1] - span[0])
+            with self._lock:
+                self._left -= 1
+                is_last = not self._left
+            if is_last:
+                draft.commit()
+        except (Corrupt, NotFound) as e:
+            self.error = self.error or e
+        finally:
+            with self._lock:
+                self._threads -= 1
+                error = None if self._threads else self.error
+            if error:
+                self.give_up(error)
 
     def give_up(self, error: BaseException) -> None:
-        """Close the file; after an error that may pass, leave what the next try can use."""
-        if self._placing:
-            self._placing.give_up(error)
+        """Close a file that is not whole; after an error that may pass, the next try continues."""
+        if self._draft:
+            self._draft.give_up(error)
 
-    def _fetch_range(
-        self, placing: Draft, start: int, end: int, buffer: memoryview, on_bytes: OnBytes
-    ) -> None:
+    def _fetch_range(self, draft: Draft, start: int, end: int, buffer: memoryview) -> None:
         checker, at = Checker(self.file.name, self.file.digest, start, end), start
 
         def take(view: memoryview) -> None:
             nonlocal at
             checker.add(view)
-            placing.write_at(at, view)
+            draft.write_at(at, view)
             at += len(view)
-            on_bytes(len(view))
+            self._on_bytes(len(view))
 
         stream(self._source, Extent(self.file.name, start, end - start), buffer, take)
         checker.end()
 
 
 def _missing(
-    placing: Draft, file: StoredFile, span: tuple[int, int], buffer: memoryview
+    draft: Draft, file: StoredFile, span: tuple[int, int], buffer: memoryview
 ) -> Iterator[tuple[int, int]]:
     """Yield the parts of a range, of whole blocks, that an earlier try has not left."""
     if file.digest is None:
@@ -159,7 +193,7 @@ def _missing(
         try:
             for at in range(start, end, len(buffer)):
                 piece = buffer[: min(len(buffer), end - at)]
-                placing.read_at(at, piece)
+                draft.read_at(at, piece)
                 checker.add(piece)
             checker.end()
         except Corrupt:
@@ -173,66 +207,3 @@ def _missing(
 
 class _Stopped(Exception):
     """Another thread has failed, or the caller was interrupted."""
-
-
-class _Downloading:
-    """The work of all download threads.
-
-    Each thread downloads the next range until there is none, or a thread has an ``error``.
-    """
-
-    def __init__(
-        self, source: Reads, target: PosixStore, files: Iterable[StoredFile], on_bytes: OnBytes
-    ) -> None:
-        downloads = (FileDownload(source, target, file) for file in files)
-        self._ranges = ((one, span) for one in downloads for span in one.file.ranges())
-        self._on_bytes = on_bytes
-        self._lock = threading.Lock()
-        self._open: dict[FileDownload, int] = {}  # by how many threads
-        self.failed: dict[FileDownload, CkptsyncError] = {}
-        self.error: BaseException | None = None
-
-    def work(self) -> None:
-        buffer = chunk_room(BUFFER)
-        try:
-            while found := self._next():
-                one, span = found
-                is_there = False
-                try:
-                    is_there = one.fetch(span, buffer, self._count)
-                except (Corrupt, NotFound) as e:
-                    with self._lock:
-                        self.failed.setdefault(one, e)
-                finally:
-                    self._leave(one, is_there=is_there)
-        except BaseException as e:  # noqa: BLE001 - `download` raises it
-            with self._lock:
-                self.error = self.error or e
-
-    def give_up(self) -> None:
-        """Close the files that are not whole, after the last thread has ended."""
-        for one in self._open:
-            one.give_up(self.failed.get(one) or self.error or _Stopped())
-
-    def _next(self) -> tuple[FileDownload, tuple[int, int]] | None:
-        with self._lock:
-            for one, span in self._ranges if not self.error else ():
-                if one not in self.failed:
-                    self._open[one] = self._open.get(one, 0) + 1
-                    return one, span
-        return None
-
-    def _leave(self, one: FileDownload, *, is_there: bool) -> None:
-        """Note that a thread has left a file; the last one to leave a failed file closes it."""
-        with self._lock:
-            self._open[one] -= 1
-            failed = self.failed.get(one) if not self._open[one] else None
-            if is_there or failed:
-                del self._open[one]
-        if failed:
-            one.give_up(failed)
-
-    def _count(self, count: int) -> None:
-        if self.error:
-            raise _Stopped
-        self._on_bytes(count)

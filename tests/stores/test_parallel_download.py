@@ -17,7 +17,7 @@ from ckptsync.errors import Corrupt, NotFound, StoreError, Transient
 from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import bare
-from ckptsync.stores.parallel_download import RANGE, FileDownload, StoredFile, download
+from ckptsync.stores.parallel_download import RANGE, StoredFile, download
 from ckptsync.stores.posix.store import PosixStore
 from tests.support.seaweedfs import weed
 
@@ -149,18 +149,6 @@ class Source(MemoryStore):
         super().read_into(name, start, out)
 
 
-def fetch(
-    source: Source, target: PosixStore, file: StoredFile, *spans: tuple[int, int]
-) -> list[bool]:
-    one = FileDownload(source, target, file)
-    buffer = memoryview(bytearray(100 << 10))
-    try:
-        return [one.fetch(span, buffer, lambda _: None) for span in spans or file.ranges()]
-    except BaseException as e:
-        one.give_up(e)
-        raise
-
-
 def test_ranges_are_whole_blocks_and_together_the_file() -> None:
     for size in (0, 1, RANGE, RANGE + 1, 5 * RANGE - 7):
         spans = StoredFile("a", "a", size, None).ranges()
@@ -172,14 +160,14 @@ def test_ranges_are_whole_blocks_and_together_the_file() -> None:
 @pytest.mark.parametrize("file", [FILE, StoredFile("run/a", "a", len(CONTENT), None)])
 def test_a_file_is_there_after_its_last_range(tmp_path: Path, file: StoredFile) -> None:
     target = PosixStore(str(tmp_path))
-    assert fetch(Source(), target, file) == [True]
+    assert download(Source(), target, [file]) == {}
     assert read_all(target, "a") == CONTENT
 
 
 def test_other_bytes_than_recorded_are_not_there(tmp_path: Path) -> None:
     target = PosixStore(str(tmp_path))
-    with pytest.raises(Corrupt, match="run/a: bytes 0 to"):
-        fetch(Source(CONTENT[:-1] + b"!"), target, FILE)
+    failed = download(Source(CONTENT[:-1] + b"!"), target, [FILE])
+    assert str(failed["a"]).startswith("run/a: bytes 0 to")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -197,27 +185,8 @@ def test_blocks_that_an_earlier_try_left_are_not_asked_for_again(
     else:
         placing.end(keep=True)
     source = Source()
-    assert fetch(source, target, FILE) == [True]
+    assert download(source, target, [FILE]) == {}
     assert read_all(target, "a") == CONTENT
     assert source.asked[:2] == [(4096, 8192), (first, first + 8192)]
     assert sum(end - start for start, end in source.asked) == len(CONTENT) - first + 4096 - 8192
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
-
-
-def test_two_threads_may_bring_two_ranges_at_once(tmp_path: Path) -> None:
-    size = RANGE + 5000
-    content = bytes(size)
-    source, target = Source(content), PosixStore(str(tmp_path))
-    file = StoredFile("run/a", "a", size, digest_stream([content], size))
-    one, ends = FileDownload(source, target, file), []
-
-    def fetch_range(span: tuple[int, int]) -> None:
-        ends.append(one.fetch(span, memoryview(bytearray(1 << 20)), lambda _: None))
-
-    threads = [threading.Thread(target=fetch_range, args=(span,)) for span in file.ranges()]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(ends) == [False, True]
-    assert target.size("a") == size
