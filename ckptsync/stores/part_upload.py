@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-import os
 import threading
 from collections.abc import Generator, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -100,16 +99,8 @@ class UploadPool:
     """
 
     def __init__(self, threads: int, budget: int) -> None:
-        self._limits, self._process = (threads, budget), 0
-        self._start()
-
-    def _start(self) -> None:
-        """Threads do not survive a fork: a child process has its own."""
-        if self._process != os.getpid():
-            threads, budget = self._limits
-            self._pool = ThreadPoolExecutor(threads, thread_name_prefix="ckptsync-part")
-            self._memory = _Memory(budget)
-            self._process = os.getpid()
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="ckptsync-part")
+        self._memory = _Memory(budget)
 
     def send(
         self, target: PartTarget, chunks: Iterable[Chunk], about: About, least: int = PART
@@ -121,7 +112,6 @@ class UploadPool:
         A file of at most `UNBUFFERED` bytes waits for no buffer: who writes it may be making the
         chunks of a larger file that holds all buffers, and both would wait for ever.
         """
-        self._start()
         if about.size is not None and about.size <= min(UNBUFFERED, least):
             target.put_whole(memoryview(b"".join(map(bytes, check_size(chunks, about)))))
             return

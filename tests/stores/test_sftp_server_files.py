@@ -195,24 +195,6 @@ def test_a_step_that_is_broken_off_takes_its_connection_with_it(tmp_path: Path) 
     assert sessions._idle == []
 
 
-# of Python 3.12 and later, where the tests' runner has threads
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_fork_uses_no_connection_of_its_parent(tmp_path: Path) -> None:
-    sessions = Sessions(address_of(tmp_path), SOON)
-    sessions.on(lambda s: s.call(PacketType.LSTAT, b"/", PacketType.ATTRS))
-    (ours,) = sessions._idle
-    child = os.fork()
-    if not child:
-        try:
-            sessions.on(lambda s: os._exit(ours is s))
-        finally:
-            os._exit(2)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    sessions.on(lambda s: s.call(PacketType.LSTAT, b"/", PacketType.ATTRS))
-    assert sessions._idle == [ours]
-    sessions.close()
-
-
 def test_directories_are_made_once_and_again_when_they_went(tmp_path: Path) -> None:
     files = files_of(tmp_path)
 

@@ -1,6 +1,6 @@
 """Make botocore's client from a URL and s3fs's options.
 
-The client is made anew when credentials or the process change.
+The client is made anew when credentials change.
 
 botocore finds endpoints, profiles, credentials, certificates and proxies, in the same places as for
 s3fs and boto3.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import re
 import threading
 import time
@@ -63,7 +62,7 @@ _ARN = re.compile(r"(arn:[^:/]+:s3[^:/]*:[^:/]*:[^:/]*:accesspoint[/:][^/:]+)(?:
 class BucketAccess:
     """A bucket, the prefix of a store in it, and a client to reach it.
 
-    Threads and forked processes may share it.
+    Threads may share it.
 
     ``prefix`` is "" or ends in a slash. ``takes_crc``: the options do not switch off the newer
     checksums. ``signs_payload``: a request's SHA-256 protects its body.
@@ -81,10 +80,10 @@ class BucketAccess:
         self._search_at = 0.0
         self._additional: dict[str, dict[str, Any]] = {}
         with self.configuring():
-            self._client = self._made()
-        config = self._client.meta.config
+            self.client = self._made()
+        config = self.client.meta.config
         self.takes_crc: bool = config.request_checksum_calculation != "when_required"
-        endpoint = urlsplit(self._client.meta.endpoint_url)
+        endpoint = urlsplit(self.client.meta.endpoint_url)
         if "@" in endpoint.netloc:
             raise ConfigError(
                 f"{self.url}: endpoint_url has a user or a password in it, which are no credentials"
@@ -96,19 +95,7 @@ class BucketAccess:
         signs = (config.s3 or {}).get("payload_signing_enabled")
         signs = endpoint.scheme != "https" if signs is None else bool(signs)
         self.signs_payload: bool = signs and not self._options.get("anon")
-        self._prepare(self._client)
-        self._pid = os.getpid()
-
-    def client(self) -> Any:
-        """Return the client of this process.
-
-        A forked child must not share connections with its parent.
-        """
-        if self._pid != os.getpid():
-            self._lock = threading.Lock()
-            self._client = self._prepare(self._made())
-            self._pid = os.getpid()  # last: until then each thread makes a client of its own
-        return self._client
+        self._prepare(self.client)
 
     def keys(self) -> Any:
         """Return the credentials of this moment, renewed if they were about to expire.
@@ -117,7 +104,7 @@ class BucketAccess:
         """
         if self._options.get("anon"):
             return None
-        return _credentials(self._client).get_frozen_credentials()
+        return _credentials(self.client).get_frozen_credentials()
 
     def renew(self, refused: Any) -> bool:
         """Look for credentials anew, since the server refused these.
@@ -134,7 +121,7 @@ class BucketAccess:
                 self._search_at = time.monotonic() + SEARCH_EVERY
                 found = self._prepare(self._made())
                 if _credentials(found).get_frozen_credentials() != refused:
-                    self._client = found
+                    self.client = found
             return bool(self.keys() != refused)
 
     def additional(self, method: str) -> dict[str, Any]:
@@ -143,7 +130,7 @@ class BucketAccess:
         As in s3fs, only what its operation knows.
         """
         if method not in self._additional:
-            meta = self._client.meta
+            meta = self.client.meta
             operation = meta.service_model.operation_model(meta.method_to_api_mapping[method])
             shape = operation.input_shape
             options = dict(self._options.get("s3_additional_kwargs") or {})

@@ -61,7 +61,7 @@ class Bucket:
         """
         what = self.url(key or parameters.get("Prefix", "").rstrip("/"))
         with self.access.configuring():
-            client, keys = self.access.client(), self.access.keys()
+            client, keys = self.access.client, self.access.keys()
             parameters = {**self.access.additional(method), **parameters}
         if key:
             parameters["Key"] = key

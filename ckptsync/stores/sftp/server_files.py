@@ -53,8 +53,6 @@ _REASONS: dict[int, str] = {
 _LOST = (Code.NO_CONNECTION, Code.CONNECTION_LOST)  # what a gateway says of the disks behind it
 # what servers say in words besides the code
 _PLAIN = {"failure", "permission denied", "no such file", "bad message", "operation unsupported"}
-# of the process that we are a fork of: to end them here would end them there
-_PARENTS_SESSIONS: list[Session] = []
 
 
 class Sessions:
@@ -71,7 +69,6 @@ class Sessions:
         self._turns = threading.Semaphore(max(1, limits.threads) + 1)
         self._idle: list[Session] = []
         self._lock = threading.Lock()
-        self._process = os.getpid()
         weakref.finalize(self, _close, self._idle)
 
     def on(self, step: Callable[[Session], T]) -> T:
@@ -108,10 +105,6 @@ class Sessions:
 
     def _take(self) -> Session:
         with self._lock:
-            if self._process != os.getpid():
-                self._process = os.getpid()
-                _PARENTS_SESSIONS.extend(self._idle)
-                self._idle.clear()
             while self._idle:
                 session = self._idle.pop()
                 if session.is_usable:

@@ -60,9 +60,9 @@ def endpoint(found: BucketAccess) -> str:
         seen.append(request.url)
         raise ConnectionAbortedError
 
-    found.client().meta.events.register_first("before-send.s3", keep)
+    found.client.meta.events.register_first("before-send.s3", keep)
     with contextlib.suppress(ConnectionAbortedError):
-        found.client().head_object(Bucket=found.bucket, Key="K")
+        found.client.head_object(Bucket=found.bucket, Key="K")
     return seen[0]
 
 
@@ -90,7 +90,7 @@ def test_a_bucket_is_where_botocore_says(options: dict[str, Any], root: str, reg
     found = access(**options)
     assert endpoint(found) == f"{root}K"
     assert found.is_aws is ("amazonaws" in root)
-    assert found.client().meta.region_name in (region, "aws-global")
+    assert found.client.meta.region_name in (region, "aws-global")
 
 
 def test_the_environment_and_profiles_are_obeyed(
@@ -111,7 +111,7 @@ def test_the_environment_and_profiles_are_obeyed(
     monkeypatch.delenv("AWS_ENDPOINT_URL_S3")
     found = BucketAccess(Remote("s3", "bucket"), {"profile": "lab"})
     assert endpoint(found) == "http://lab.example:1234/bucket/K"
-    assert found.client().meta.region_name == "lab-1"
+    assert found.client.meta.region_name == "lab-1"
     assert found.keys()[:2] == ("FROMPROFILE", "s")
     monkeypatch.setenv("AWS_PROFILE", "lab")
     found = BucketAccess(Remote("s3", "bucket"), {})

@@ -5,7 +5,6 @@ process.
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import socket
 import ssl
@@ -341,16 +340,3 @@ def test_a_proxy_is_asked_for_the_whole_url(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("http_proxy", f"http://{Server(proxy).host}")
     store_at("s3.example").write("a", [b"x"])
     assert heard[1].startswith(b"PUT http://s3.example/b/a HTTP/1.1")
-
-
-def test_a_child_process_does_not_use_its_parents_connections() -> None:
-    server = Server(storing)
-    store = store_at(server.host)
-    store.write("a", [b"x"])
-    pid = os.fork()
-    if not pid:
-        store.write("a", [b"x"])
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    store.write("a", [b"x"])
-    assert server.connections == 2
