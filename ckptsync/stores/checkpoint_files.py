@@ -14,7 +14,7 @@ from ckptsync.plain_json import parse
 from ckptsync.quantities import clean
 from ckptsync.safe_names import RECORDS, STORE_FILE
 from ckptsync.safe_open import Odd, OpenFiles
-from ckptsync.stores.contract import ReportsPassed, Store, has_root, read_all, too_short
+from ckptsync.stores.contract import Rooted, Store, has_root, read_all, too_short
 from ckptsync.tensors import Files
 from ckptsync.walk import SPOOL
 
@@ -235,9 +235,7 @@ class ListedFiles(FileTree):
                 hint="check the path",
             )
         found = list(
-            store.names_reporting(self._pass_over)
-            if isinstance(store, ReportsPassed)
-            else store.names("")
+            store.names_reporting(self._pass_over) if isinstance(store, Rooted) else store.names("")
         )
         if not found and "link" not in self._odd:
             raise ConfigError(

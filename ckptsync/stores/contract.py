@@ -210,7 +210,10 @@ def read_all(store: Store, name: str, limit: int = 256 << 20) -> bytes:
 
 @runtime_checkable
 class Rooted(Protocol):
-    """A store in a directory elsewhere, which must be there, as a path must."""
+    """A store in a directory elsewhere, which must be there, as a path must.
+
+    As it lists, it meets what is no file.
+    """
 
     def has_root(self) -> bool:
         """Return whether the directory is there."""
@@ -224,19 +227,14 @@ class Rooted(Protocol):
         """Make it, and what is missing above it; raises ConfigError."""
         ...
 
+    def names_reporting(self, passed: Callable[[str, Odd], object]) -> Iterator[Entry]:
+        """Yield all `names`; call ``passed`` with what is left out."""
+        ...
+
 
 def has_root(store: Store) -> bool:
     """Return whether a store's place is there; object stores have none to be missing."""
     return not isinstance(store, Rooted) or store.has_root()
-
-
-@runtime_checkable
-class ReportsPassed(Protocol):
-    """A store that meets what is no file as it lists: in directories."""
-
-    def names_reporting(self, passed: Callable[[str, Odd], object]) -> Iterator[Entry]:
-        """Yield all `names`; call ``passed`` with what is left out."""
-        ...
 
 
 @runtime_checkable

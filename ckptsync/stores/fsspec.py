@@ -47,7 +47,7 @@ from ckptsync.stores.contract import (
     too_short,
 )
 from ckptsync.stores.limits import Limits, limit, take_all
-from ckptsync.stores.oserrors import HINTS
+from ckptsync.stores.oserrors import HINTS, PASSING
 from ckptsync.stores.urls import SCHEME_NAMES, Remote
 
 T = TypeVar("T")
@@ -415,19 +415,8 @@ _PASSING = frozenset(
     }
 )
 _ABSENT = frozenset({"ResourceNotFound", "ResourceNotFoundError", "NoSuchKey"})
-_FULL = frozenset({"InsufficientStorage"})
-_FINAL = frozenset(
-    {
-        errno.ENOSPC,
-        errno.EDQUOT,
-        errno.EROFS,
-        errno.EACCES,
-        errno.EPERM,
-        errno.ENAMETOOLONG,
-        errno.EINVAL,
-        errno.ENOTEMPTY,
-    }
-)
+# errno of what does not pass; a server's disk that fails for us (EIO) may answer again
+_FINAL = {errno.EINVAL, errno.ENOTEMPTY, *HINTS} - {errno.EIO} - PASSING
 _DENIED = (
     "the credentials in storage_options, or in the back end's own configuration, may not do this"
 )
@@ -459,7 +448,7 @@ def error_for(where: str, e: Exception) -> StoreError:
         )
     if isinstance(e, PermissionError) or status in (401, 403):
         return StoreError(f"{where}: permission denied", hint=_DENIED)
-    if status == 507 or names & _FULL:
+    if status == 507 or "InsufficientStorage" in names:
         return StoreError(f"{where}: no room", hint=HINTS[errno.ENOSPC])
     if isinstance(e, NotImplementedError):
         return StoreError(

@@ -146,7 +146,6 @@ class _Download:
         try:
             for start, end in _missing(draft, file, span, buffer) if draft.left else (span,):
                 self._fetch_range(draft, start, end, buffer)
-            draft.drop_cache(span[0], span[1] - span[0])
             with self._lock:
                 self._left -= 1
                 is_last = not self._left

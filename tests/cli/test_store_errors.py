@@ -13,8 +13,8 @@ import pytest
 
 import ckptsync
 from ckptsync.cli.main import main
-from tests.stores.test_posix_faults import on_a_small_disk
 from tests.support.refused_commands import refused
+from tests.support.small_disk import on_a_small_disk
 
 FSDP = Path(ckptsync.__file__).parent / "demo_data" / "fsdp2"
 NODE = ("--run", "demo", "--node", "n0")

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import random
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Thread
@@ -202,7 +203,7 @@ def test_files_of_a_store_are_read_from_where_they_lie() -> None:
         files.read_into("rng", 2, memoryview(bytearray(3)))
 
 
-def test_what_is_passed_over_is_told_by_kind(tmp_path: Path) -> None:
+def test_what_is_passed_over_is_told_by_kind_on_a_path_and_behind_ssh(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub/model.bin").write_bytes(b"x")
     assert DirectoryFiles(str(tmp_path)).passed_over() == ()
@@ -212,27 +213,31 @@ def test_what_is_passed_over_is_told_by_kind(tmp_path: Path) -> None:
     Path(os.fsdecode(os.fsencode(tmp_path) + b"/no\xfftf8")).mkdir()
     (tmp_path / "two\nlines").write_bytes(b"x")
     (tmp_path / ".tmp123456").symlink_to("unfinished")
-    tree = DirectoryFiles(str(tmp_path))
-    assert [*tree.sizes()] == ["sub/model.bin"]
-    assert tree.passed_over() == (
-        "away and 1 more: ignored: links are not followed",
-        (
-            "no\\udcfftf8 and 1 more: ignored: no checkpoint has such names (control"
-            " characters, or not UTF-8)"
-        ),
-        "pipe: ignored: pipes, sockets and devices are no files",
-    )
+    (tmp_path / "_ckptsync").mkdir()
+    (tmp_path / "_ckptsync/spool").symlink_to("elsewhere")
+    for tree in (DirectoryFiles(str(tmp_path)), ListedFiles(over_ssh(tmp_path))):
+        assert [*tree.sizes()] == ["sub/model.bin"]
+        assert tree.passed_over() == (
+            "away and 1 more: ignored: links are not followed",
+            (
+                "no\\udcfftf8 and 1 more: ignored: no checkpoint has such names (control"
+                " characters, or not UTF-8)"
+            ),
+            "pipe: ignored: pipes, sockets and devices are no files",
+        )
 
 
 def test_a_directory_of_links_alone_is_refused_with_what_to_do(tmp_path: Path) -> None:
     """As Hugging Face's cache has them."""
-    (tmp_path / "blobs").mkdir()
-    (tmp_path / "blobs/ab12").write_bytes(b"x")
-    (tmp_path / "snapshots").mkdir()
-    (tmp_path / "snapshots/model.safetensors").symlink_to("../blobs/ab12")
-    with pytest.raises(ConfigError, match="has only links") as caught:
-        DirectoryFiles(str(tmp_path / "snapshots"))
-    assert "cp -rL" in caught.value.hint
+    (tmp_path / "model.safetensors").symlink_to("../blobs/ab12")
+    opens: list[Callable[[], object]] = [
+        lambda: DirectoryFiles(str(tmp_path)),
+        lambda: ListedFiles(over_ssh(tmp_path)),
+    ]
+    for look in opens:
+        with pytest.raises(ConfigError, match="has only links") as caught:
+            look()
+        assert "cp -rL" in caught.value.hint
 
 
 @pytest.mark.parametrize("data", [b"\xff", b"[" * 200_000, b"[]", b'{"ended":true}', b""])
@@ -321,33 +326,6 @@ def test_where_a_merge_has_not_ended_there_is_nothing_to_read() -> None:
         ListedFiles(store)
     store.write(MERGING, [json.dumps({"plan": "x", "ended": True}).encode()])
     assert ListedFiles(store).sizes() == {"model": 1}
-
-
-def test_behind_ssh_what_is_passed_over_is_told_as_on_a_path(tmp_path: Path) -> None:
-    (tmp_path / "sub").mkdir()
-    (tmp_path / "sub/model.bin").write_bytes(b"x")
-    (tmp_path / "sub/link").symlink_to("model.bin")
-    (tmp_path / "away").symlink_to(tmp_path / "sub")
-    os.mkfifo(tmp_path / "pipe")
-    Path(os.fsdecode(os.fsencode(tmp_path) + b"/no\xfftf8")).mkdir()
-    (tmp_path / "two\nlines").write_bytes(b"x")
-    (tmp_path / ".tmp123456").symlink_to("unfinished")
-    (tmp_path / "_ckptsync").mkdir()
-    (tmp_path / "_ckptsync/spool").symlink_to("elsewhere")
-    files = ListedFiles(over_ssh(tmp_path))
-    assert [*files.sizes()] == ["sub/model.bin"]
-    assert files.passed_over() == DirectoryFiles(str(tmp_path)).passed_over()
-    assert len(files.passed_over()) == 3
-    assert ListedFiles(holding(a=b"1")).passed_over() == ()
-
-
-def test_behind_ssh_a_directory_of_links_alone_is_refused_as_on_a_path(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").symlink_to("../blobs/ab12")
-    with pytest.raises(ConfigError, match="has only links") as there:
-        ListedFiles(over_ssh(tmp_path))
-    with pytest.raises(ConfigError) as here:
-        DirectoryFiles(str(tmp_path))
-    assert there.value.hint == here.value.hint
 
 
 @pytest.fixture

@@ -1,4 +1,6 @@
-"""Limits of transfers: schedules of a bandwidth, and the token bucket that follows them."""
+"""Limits of transfers: schedules of a bandwidth, the token bucket that follows them, signs of life,
+and the end of the process.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +31,7 @@ from ckptsync.stores.limits import (
     parse_schedule,
 )
 from ckptsync.stores.posix.store import PosixStore
+from ckptsync.stores.retry import Persistence
 from tests.support.rate_limits import Counted
 from tests.support.store_contract import StoreContract
 
@@ -168,18 +171,6 @@ class Shared(Clock):
             self._changed.notify_all()
 
 
-def test_threads_share_one_rate() -> None:
-    clock = Shared()
-    paces = clock.paces("1000000B/s")
-
-    def transfer() -> None:
-        for _ in range(50):
-            paces.take(10_000)
-
-    clock.run(*[transfer] * 4)
-    assert clock.now == pytest.approx(2.0, abs=0.002)
-
-
 def test_who_asks_for_much_is_not_starved_by_those_who_ask_for_little() -> None:
     clock, ended = Shared(), list[float]()
     paces = clock.paces("1000000B/s")
@@ -268,13 +259,15 @@ def test_who_waits_for_many_bytes_gives_signs_of_life_and_a_heartbeat_gives_none
 
 def test_bytes_in_both_directions_are_asked_for_in_small_pieces(tmp_path: Path) -> None:
     pace = Counted()
+    pace.piece = 700_000
     store = PosixStore(str(tmp_path), pace=pace)
     content = bytes(range(256)) * 4096
     store.write("a", [content])
     store.create("b", [content[:10]])
-    assert pace.taken == [LEAST_PIECE] * 4 + [10]
+    pieces = [700_000, (1 << 20) - 700_000]
+    assert pace.taken == [*pieces, 10]
     assert read_all(store, "a") == content
-    assert pace.taken == [LEAST_PIECE] * 4 + [10] + [LEAST_PIECE] * 4
+    assert pace.taken == [*pieces, 10, *pieces]
 
 
 @pytest.mark.parametrize(
@@ -293,13 +286,6 @@ def test_pieces_follow_the_timetable() -> None:
     before = paces.piece
     clock.now += 10 * 3600
     assert (before, paces.piece) == (MOST_PIECE, LEAST_PIECE)
-
-
-def test_a_paced_store_moves_such_pieces(tmp_path: Path) -> None:
-    pace = Counted()
-    pace.piece = 700_000
-    PosixStore(str(tmp_path), pace=pace).write("a", [bytes(1 << 20)])
-    assert pace.taken == [700_000, (1 << 20) - 700_000]
 
 
 def test_what_a_killed_writer_has_written_to_a_directory_is_not_paced_again(tmp_path: Path) -> None:
@@ -410,3 +396,73 @@ def test_unless_told_otherwise_nothing_waits_and_memory_is_bounded() -> None:
     assert isinstance(limits.pace, Unlimited)
     assert limits.memory <= 128 << 20
     assert 0 < limits.stall < 120
+
+
+@pytest.mark.parametrize(
+    "pace", [Unlimited(), TokenBucket(parse_schedule("1GB/s")), TokenBucket(parse_schedule("off"))]
+)
+def test_a_transfer_gives_signs_and_a_heartbeat_none(pace: Unlimited | TokenBucket) -> None:
+    before = liveness.signs()
+    pace.take(300)
+    assert liveness.signs() == before
+    pace.take(256 << 10)
+    assert liveness.signs() == before + 1
+
+
+def test_each_try_that_fails_is_a_sign_and_work_that_is_done_is_none() -> None:
+    failures, before = iter([Transient("busy"), Transient("busy")]), liveness.signs()
+
+    def busy() -> None:
+        for failure in failures:
+            raise failure
+
+    Persistence(60, sleep=lambda _: None).call(busy)
+    assert liveness.signs() == before + 2
+
+
+def test_a_sign_is_of_whoever_asked_for_the_work_whichever_thread_does_it() -> None:
+    before, all_ = liveness.signs_of("upload-queue-1"), liveness.signs()
+    with ThreadPoolExecutor(1) as pool:
+        with liveness.of("upload-queue-1"):
+            pool.submit(liveness.carried(liveness.sign)).result()
+        pool.submit(liveness.carried(liveness.sign)).result()
+    liveness.sign()
+    assert (
+        liveness.signs_of("upload-queue-1") - before,
+        liveness.signs() - all_,
+    ) == (1, 3)
+
+
+def test_when_the_end_is_near_nothing_is_tried_again() -> None:
+    calls = []
+
+    def busy() -> None:
+        calls.append(1)
+        raise Transient("busy")
+
+    liveness.announce_shutdown()
+    assert liveness.is_shutting_down()
+    with pytest.raises(Transient):
+        Persistence(3600).call(busy)
+    assert len(calls) == 1
+
+
+def test_a_thread_that_waits_for_the_next_try_is_woken_by_the_end() -> None:
+    failed, over = threading.Event(), threading.Event()
+
+    def busy() -> None:
+        failed.set()
+        raise Transient("busy", after=1000)
+
+    def wait() -> None:
+        with pytest.raises(Transient):
+            Persistence(3600).call(busy)
+        over.set()
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    assert failed.wait(60)
+    assert not over.is_set()
+    liveness.announce_shutdown()
+    assert over.wait(60)
+    thread.join(60)

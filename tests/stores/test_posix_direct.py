@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckptsync.errors import StoreError
 from ckptsync.stores.oserrors import StoreErrors
 from ckptsync.stores.posix import part_file
 from ckptsync.stores.posix.part_file import BLOCK, WORTH, Draft
@@ -87,18 +86,6 @@ def test_short_writes_and_a_refusal_in_the_midst_lose_and_double_nothing(
     monkeypatch.setattr(os, "pwrite", short)
     monkeypatch.setattr(part_file, "is_on_disk", lambda _: True)
     write(at, [aligned(WORTH), aligned(2 * WORTH), aligned(5)])
-
-
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
-def test_a_full_or_broken_disk_is_told(at: int, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> int:
-        raise OSError(code, "x")
-
-    monkeypatch.setattr(os, "pwrite", refuse)
-    with pytest.raises(StoreError, match="x") as raised:
-        write(at, [aligned(WORTH)])
-    assert isinstance(raised.value.__cause__, OSError)
-    assert raised.value.__cause__.errno == code
 
 
 def test_large_chunks_go_past_the_cache_and_what_follows_them_through_it(

@@ -7,14 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ckptsync.errors import Exists, StoreError
+from ckptsync.errors import Exists
 from ckptsync.stores.contract import read_all
 from ckptsync.stores.posix.part_file import is_unfinished
 from ckptsync.stores.posix.store import PosixStore
@@ -25,51 +24,6 @@ from tests.support.store_contract import dies_after, names
 def store(tmp_path: Path) -> PosixStore:
     (tmp_path / "store").mkdir()
     return PosixStore(str(tmp_path / "store"))
-
-
-def on_a_small_disk(tmp_path: Path, program: str) -> None:
-    """Run ``program`` with a file system of 1 MiB at ``sys.argv[1]``, which goes away with the
-    process.
-    """
-    place = tmp_path / "small"
-    place.mkdir()
-    alone = ["unshare", "--map-root-user", "--mount", "sh", "-e", "-c"]
-    mount = 'mount -t tmpfs -o size=1m tmpfs "$1"'
-    try:
-        if subprocess.run(
-            [*alone, mount, "sh", str(place)], capture_output=True, check=False
-        ).returncode:
-            pytest.skip("mounting is not allowed here, not even in a namespace of its own")
-    except FileNotFoundError:
-        pytest.skip("unshare is not installed")
-    run = [
-        *alone,
-        f'{mount}; exec "$2" -c "$3" "$1"',
-        "sh",
-        str(place),
-        sys.executable,
-        SMALL_DISK + textwrap.dedent(program),
-    ]
-    done = subprocess.run(run, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-
-
-SMALL_DISK = """
-import os, subprocess, sys
-from pathlib import Path
-from ckptsync.errors import StoreError
-from ckptsync.stores.contract import read_all
-from ckptsync.stores.posix.store import PosixStore
-
-store = PosixStore(sys.argv[1])
-
-def refusal(call):
-    try:
-        call()
-    except StoreError as e:
-        return f"{e}; {e.hint}"
-    raise AssertionError("not refused")
-"""
 
 
 def target_of(fd: int) -> str:
@@ -144,36 +98,6 @@ def test_bytes_are_synced_before_the_name_and_directories_after(
     ]
 
 
-@pytest.mark.parametrize(
-    ("call", "code"), [("fsync", errno.EIO), ("close", errno.EDQUOT), ("pwrite", errno.ENOSPC)]
-)
-def test_an_error_at_any_step_of_writing_is_told_and_nothing_appears(
-    store: PosixStore, monkeypatch: pytest.MonkeyPatch, call: str, code: int
-) -> None:
-    """NFS tells that bytes were lost only at fsync or close."""
-    real = getattr(os, call)
-
-    def fails(fd: int, *rest: object) -> object:
-        if target_of(fd).endswith(".part"):
-            if call == "close":
-                real(fd)
-            raise OSError(code, os.strerror(code))
-        return real(fd, *rest)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, call, fails)
-        with pytest.raises(StoreError, match="run/a: "):
-            store.write("run/a", [b"x"])
-    assert names(store) == leftovers(store.root) == []
-
-
-def test_short_writes_are_continued(store: PosixStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = os.pwrite
-    monkeypatch.setattr(os, "pwrite", lambda fd, view, start: write(fd, view[:3], start))
-    store.write("a", [b"0123456789"])
-    assert read_all(store, "a") == b"0123456789"
-
-
 def test_an_error_of_the_source_is_not_blamed_on_the_store(store: PosixStore) -> None:
     def chunks() -> Iterator[bytes]:
         yield b"x"
@@ -181,35 +105,6 @@ def test_an_error_of_the_source_is_not_blamed_on_the_store(store: PosixStore) ->
 
     with pytest.raises(PermissionError, match="the source"):
         store.write("a", chunks())
-
-
-def test_a_full_disk_is_told_with_a_hint_and_leaves_room_for_what_fits(tmp_path: Path) -> None:
-    on_a_small_disk(
-        tmp_path,
-        """
-        store.write("keep", [b"x" * 1000])
-        told = refusal(lambda: store.write("run/big", (b"x" * (1 << 18) for _ in range(8))))
-        assert "run/big: no space left" in told and "make room" in told, told
-        assert [e.name for e in store.names("")] == ["keep"]
-        assert not list(Path(store.root, "run").iterdir()), "the unfinished file still takes up \
-the room"
-        store.write("run/big", (b"x" * (1 << 17) for _ in range(6)))
-        """,
-    )
-
-
-def test_a_read_only_store_is_readable_and_says_so_when_written(tmp_path: Path) -> None:
-    on_a_small_disk(
-        tmp_path,
-        """
-        store.write("run/a", [b"x"])
-        subprocess.run(["mount", "-o", "remount,ro", store.root], check=True)
-        assert read_all(store, "run/a") == b"x"
-        for change in (lambda: store.write("run/b", [b"x"]), lambda: store.create("new/b", \
-[b"x"]), lambda: store.delete("run/a")):
-            assert "mounted read-only" in refusal(change)
-        """,
-    )
 
 
 def test_a_directory_without_permission_is_no_empty_one(store: PosixStore) -> None:

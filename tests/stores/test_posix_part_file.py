@@ -234,17 +234,9 @@ def test_bytes_in_any_order_are_one_file_once_it_is_committed(store: PosixStore)
             start, view(PLACED[start : start + (1 << 19) if start < 1 << 20 else None])
         )
     assert list(store.names("")) == []
-    placing.drop_cache(0, len(PLACED))
     placing.commit()
     assert read_all(store, "a") == PLACED
     assert not hidden(store)
-
-
-def test_memory_that_lies_anywhere_is_written_too(store: PosixStore) -> None:
-    placing = store.place("a", len(PLACED))
-    placing.write_at(0, memoryview(b"x" + PLACED)[1:])
-    placing.commit()
-    assert read_all(store, "a") == PLACED
 
 
 def test_what_was_there_is_replaced_and_only_then(store: PosixStore) -> None:
@@ -299,8 +291,3 @@ def test_a_file_that_cannot_be_so_large_is_named_and_not_begun(store: PosixStore
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not hidden(store)
-
-
-def test_an_empty_file_is_a_file(store: PosixStore) -> None:
-    store.place("a", 0).commit()
-    assert read_all(store, "a") == b""

@@ -64,14 +64,6 @@ def test_a_link_whose_answer_was_lost_is_a_success(
     assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("a", b"x")]
 
 
-def test_a_taken_name_is_left_alone(at: int, tmp_path: Path) -> None:
-    made(tmp_path / "a", b"theirs")
-    part = made(tmp_path / "part", b"ours")
-    with pytest.raises(FileExistsError):
-        posix_commit.claim(at, "part", "a", part)
-    assert (tmp_path / "a").read_bytes() == b"theirs"
-
-
 @pytest.mark.parametrize("code", [errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK])
 def test_where_links_are_refused_an_exclusive_rename_claims_the_name(
     at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
@@ -153,19 +145,6 @@ def test_a_directory_made_again_by_somebody_else_is_another_one(
         assert synced == ["/", "/a"]
 
 
-def test_a_delete_is_durable_and_takes_what_it_leaves_empty(
-    directories: DurableDirectories, synced: list[str], tmp_path: Path
-) -> None:
-    make(directories, "a", "b", "c")
-    (tmp_path / "a/file").touch()
-    synced.clear()
-    directories.sync(["a", "b", "c"])
-    directories.remove_empty(["a", "b", "c"])
-    assert synced == ["/a/b/c"]
-    assert [p.name for p in (tmp_path / "a").iterdir()] == ["file"]
-    directories.remove_empty(["nowhere", "at", "all"])
-
-
 def test_a_directory_with_a_file_in_it_is_secured_although_others_delete_all_that_is_empty(
     directories: DurableDirectories, tmp_path: Path
 ) -> None:
@@ -174,12 +153,6 @@ def test_a_directory_with_a_file_in_it_is_secured_although_others_delete_all_tha
         with pytest.raises(OSError, match="not empty"):
             (tmp_path / "a/b").rmdir()
         directories.make_durable(["a", "b"], made)
-
-
-def test_no_link_is_followed(directories: DurableDirectories, tmp_path: Path) -> None:
-    (tmp_path / "a").symlink_to("/tmp")
-    with pytest.raises(NotADirectoryError):
-        make(directories, "a", "b")
 
 
 def test_few_directories_are_kept_open_and_not_for_long(

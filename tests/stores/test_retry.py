@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from ckptsync.errors import Exists, NotFound, StoreError, Transient
 from ckptsync.stores.contract import About, Chunk, Store, read_all
@@ -280,55 +278,3 @@ def test_creating_whose_answer_was_lost_may_find_its_own_bytes() -> None:
     with pytest.raises(Exists):
         Retrying(inner, Clock().persistence()).create("a", [b"mine"])
     assert read_all(inner, "a") == b"mine"
-
-
-class AnyStore(RuleBasedStateMachine):
-    """Through a store that fails every nth moment, a retrying one behaves as one that never
-    fails.
-    """
-
-    NAMES = st.sampled_from(["a", "b", "run/a", "run/b", "run/c/d"])
-    CONTENT = st.lists(st.binary(max_size=4), max_size=3)
-
-    @initialize(nth=st.integers(4, 12))
-    def begin(self, nth: int) -> None:
-        self.model: dict[str, bytes] = {}
-        self.store = Retrying(Flaky(MemoryStore(), nth), Persistence(120, sleep=lambda _: None))
-
-    @rule(name=NAMES, content=CONTENT)
-    def write(self, name: str, content: list[bytes]) -> None:
-        self.store.write(name, content)
-        self.model[name] = b"".join(content)
-
-    @rule(name=NAMES, content=CONTENT)
-    def create(self, name: str, content: list[bytes]) -> None:
-        try:
-            self.store.create(name, content)
-        except Exists:
-            assert name in self.model
-        else:
-            assert name not in self.model
-            self.model[name] = b"".join(content)
-
-    @rule(name=NAMES)
-    def delete(self, name: str) -> None:
-        self.store.delete(name)
-        self.model.pop(name, None)
-
-    @rule(name=NAMES)
-    def read(self, name: str) -> None:
-        if name in self.model:
-            assert read_all(self.store, name) == self.model[name]
-        else:
-            with pytest.raises(NotFound):
-                self.store.size(name)
-
-    @invariant()
-    def lists(self) -> None:
-        for prefix in ("", "run/") if hasattr(self, "model") else ():
-            assert names(self.store, prefix) == sorted(
-                n for n in self.model if n.startswith(prefix)
-            )
-
-
-TestAnyStore = AnyStore.TestCase

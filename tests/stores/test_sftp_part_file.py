@@ -18,7 +18,7 @@ from ckptsync.stores.sftp.part_file import SftpTarget, find_leftovers, token
 from ckptsync.stores.sftp.server_files import ServerFiles
 from ckptsync.stores.sftp.store import SftpStore
 from tests.support.rate_limits import Counted
-from tests.support.sftp_stores import SOON, files_of, over_ssh, served
+from tests.support.sftp_stores import files_of, over_ssh, served
 
 ABOUT = About(8, "node:/a:8:1")
 
@@ -318,15 +318,3 @@ def test_of_many_with_one_name_one_is_created(tmp_path: Path, fault: str) -> Non
         assert sorted(t.__name__ for t in found) == ["Exists"] * 7 + ["NoneType"]
     assert {*found} <= {Exists, type(None)}
     assert [p.name for p in tmp_path.iterdir()] == ["b"]
-
-
-# the answer to the first of these is lost, with the connection: LSTAT, OPEN, WRITE, fsync, CLOSE,
-# RENAME
-@pytest.mark.parametrize("lost", [7, 3, 6, 200, 4, 18])
-def test_a_connection_that_is_lost_at_any_step_costs_no_file(tmp_path: Path, lost: int) -> None:
-    store = served(tmp_path, f"lose={lost}={tmp_path / 'marker'}", limits=SOON)
-    assert {*created(store)} <= {None}
-    assert (tmp_path / "marker").exists()
-    assert {
-        name: data for name, data in contents(tmp_path).items() if not name.endswith(".part")
-    } == FILES

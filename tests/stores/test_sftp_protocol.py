@@ -161,11 +161,6 @@ def test_what_is_no_sftp_of_version_3_is_said_to_be_none(
         Sessions(address_of(tmp_path, fault), AT_ONCE).on(lambda _: None)
 
 
-def test_a_server_that_says_nothing_is_given_up(tmp_path: Path) -> None:
-    with pytest.raises(Transient, match="not a byte came for 0 s"):
-        Session(address_of(tmp_path, "silent"), Limits(stall=0.2))
-
-
 def test_after_a_refusal_the_session_goes_on(tmp_path: Path) -> None:
     session = Session(address_of(tmp_path, "full"), SOON)
     with pytest.raises(StatusError, match="status 2"):

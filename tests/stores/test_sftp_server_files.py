@@ -16,11 +16,11 @@ from ckptsync.errors import ConfigError, NotFound, StoreError, Transient
 from ckptsync.stores.contract import About, Entry
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.posix.store import PosixStore
-from ckptsync.stores.sftp import listing as sftp_listing
-from ckptsync.stores.sftp.listing import AT_ONCE as TOGETHER
-from ckptsync.stores.sftp.listing import list_directories, walk
+from ckptsync.stores.sftp import server_files
 from ckptsync.stores.sftp.protocol import Code, PacketType, Request, Session, StatusError, text
-from ckptsync.stores.sftp.server_files import ServerFiles, Sessions
+from ckptsync.stores.sftp.server_files import Sessions
+from ckptsync.stores.sftp.store import AT_ONCE as TOGETHER
+from ckptsync.stores.sftp.store import walk
 from tests.support.sftp_stores import AT_ONCE, SOON, address_of, files_of, over_ssh, served
 
 
@@ -122,13 +122,6 @@ def test_making_and_removing_may_be_asked_for_twice(tmp_path: Path) -> None:
         files.make_directories("a")
 
 
-def test_a_lost_answer_to_mkdir_is_no_error(tmp_path: Path) -> None:
-    place = address_of(tmp_path, f"lose=14={tmp_path / 'marker'}")
-    ServerFiles(Sessions(place, SOON)).make_directories("a")
-    assert (tmp_path / "a").is_dir()
-    assert (tmp_path / "marker").exists()
-
-
 def test_threads_share_a_few_connections_one_more_than_those_of_uploads(tmp_path: Path) -> None:
     sessions, seen, at_once = (
         Sessions(address_of(tmp_path), Limits(threads=2)),
@@ -148,21 +141,6 @@ def test_threads_share_a_few_connections_one_more_than_those_of_uploads(tmp_path
     assert len(sessions._idle) == len(seen)
     sessions.close()
     assert sessions._idle == []
-
-
-def test_what_fails_transiently_is_done_again_on_another_connection(tmp_path: Path) -> None:
-    marker = tmp_path / "marker"
-    sessions, tries = Sessions(address_of(tmp_path, f"lose=14={marker}"), SOON), []
-
-    def step(session: Session) -> None:
-        tries.append(session)
-        session.do(Request(PacketType.MKDIR, text(bytes(tmp_path / f"new{len(tries)}")) + bytes(4)))
-
-    sessions.on(step)
-    assert len(set(tries)) == 2
-    assert not tries[0].is_usable
-    assert (tmp_path / "new2").is_dir()
-    sessions.close()
 
 
 def test_patience_ends_and_refusals_are_not_tried_again(tmp_path: Path) -> None:
@@ -298,7 +276,7 @@ def test_names_that_reach_elsewhere_are_told_of_and_a_directory_s_own_are_not(
 def test_a_directory_without_end_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sftp_listing, "MOST_FILES", 10_000)
+    monkeypatch.setattr(server_files, "MOST_FILES", 10_000)
     with pytest.raises(StoreError, match="more than 10000 files"):
         list(walk(files_of(tmp_path, "endless"), ""))
     with pytest.raises(StoreError, match="directories 200 deep"):
@@ -307,7 +285,7 @@ def test_a_directory_without_end_is_not_waited_for(
 
 def test_what_vanished_meanwhile_was_never_there(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
-    assert list_directories(files_of(tmp_path), ["a/", "b/", ""]) == [{}, {}, {"a/": None}]
+    assert files_of(tmp_path).list_directories(["a/", "b/", ""]) == [{}, {}, {"a/": None}]
 
 
 def test_a_directory_that_may_not_be_read_is_an_error_and_not_empty(tmp_path: Path) -> None:

@@ -390,7 +390,7 @@ def test_a_directory_that_may_not_be_made_is_named(tmp_path: Path) -> None:
 def test_directories_in_directories_have_an_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ckptsync.stores.sftp.listing.MOST_NAMES", 300)
+    monkeypatch.setattr("ckptsync.stores.sftp.store.MOST_NAMES", 300)
     with pytest.raises(StoreError, match="more than 300 files"):
         list(served(tmp_path, "branching").names(""))
 

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ckptsync.stores.contract import Store
 from ckptsync.stores.limits import Limits
+from ckptsync.stores.opening import bare
 from ckptsync.stores.sftp.connection import Address, parse_address
 from ckptsync.stores.sftp.server_files import ServerFiles, Sessions
 from ckptsync.stores.sftp.store import SftpStore
@@ -41,6 +43,15 @@ def over_ssh(
 def served(path: Path, *faults: str, limits: Limits = SOON) -> SftpStore:
     """A store in a directory, which tests/support/faulty_sftp_server.py serves."""
     return SftpStore(remote(f"sftp://head{path}"), {}, limits, program(*faults))
+
+
+def through(port: int, home: Path, limits: Limits) -> Store:
+    """A store in ``home/root``, which the tests' own sshd serves, behind a proxy's port."""
+    server, root, known = sshd(), home / "root", home / "known_hosts"
+    root.mkdir(exist_ok=True)
+    known.write_text(server.known_hosts.read_text().replace(f":{server.port} ", f":{port} "))
+    url = f"sftp://{server.user}@127.0.0.1:{port}{root}"
+    return bare(url, {**server.options, "known_hosts": str(known)}, limits)
 
 
 def program(*faults: str) -> Sequence[str]:

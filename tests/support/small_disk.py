@@ -1,5 +1,5 @@
 """The conformance suite, and what a disk that fills up adds to it: run by
-`tests/stores/test_posix_mounted.py`, where such a disk is mounted.
+`tests/stores/test_posix_mounted.py`, where such a disk is mounted; and a smaller one for a program.
 """
 
 from __future__ import annotations
@@ -7,6 +7,9 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import subprocess
+import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,6 +25,33 @@ MOUNTED = os.environ.get("CKPTSYNC_TEST_MOUNTED", "")
 Put = Callable[..., None]
 
 
+def on_a_small_disk(tmp_path: Path, program: str) -> None:
+    """Run ``program`` with a file system of 1 MiB at ``sys.argv[1]``, which goes away with the
+    process.
+    """
+    place = tmp_path / "small"
+    place.mkdir()
+    alone = ["unshare", "--map-root-user", "--mount", "sh", "-e", "-c"]
+    mount = 'mount -t tmpfs -o size=1m tmpfs "$1"'
+    try:
+        if subprocess.run(
+            [*alone, mount, "sh", str(place)], capture_output=True, check=False
+        ).returncode:
+            pytest.skip("mounting is not allowed here, not even in a namespace of its own")
+    except FileNotFoundError:
+        pytest.skip("unshare is not installed")
+    run = [
+        *alone,
+        f'{mount}; exec "$2" -c "$3" "$1"',
+        "sh",
+        str(place),
+        sys.executable,
+        "import sys\nfrom pathlib import Path\n" + textwrap.dedent(program),
+    ]
+    done = subprocess.run(run, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.fixture
 def store() -> Iterator[PosixStore]:
     root = Path(MOUNTED, "store")
@@ -31,6 +61,25 @@ def store() -> Iterator[PosixStore]:
     for name in names(made):
         made.delete(name)  # and lets go of it: what is still open still takes up room
     shutil.rmtree(root)
+
+
+def test_a_read_only_store_is_readable_and_says_so_when_written(store: PosixStore) -> None:
+    """It comes first, since deleted files that are still open would keep the disk busy."""
+    store.write("run/a", [b"x"])
+    subprocess.run(["mount", "-o", "remount,ro", MOUNTED], check=True)
+    try:
+        assert read_all(store, "run/a") == b"x"
+        changes: list[Callable[[], object]] = [
+            lambda: store.write("run/b", [b"x"]),
+            lambda: store.create("new/b", [b"x"]),
+            lambda: store.delete("run/a"),
+        ]
+        for change in changes:
+            with pytest.raises(StoreError) as caught:
+                change()
+            assert "mounted read-only" in caught.value.hint
+    finally:
+        subprocess.run(["mount", "-o", "remount,rw", MOUNTED], check=True)
 
 
 class TestOnASmallDisk(StoreContract):

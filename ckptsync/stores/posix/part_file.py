@@ -26,8 +26,8 @@ from ckptsync.stores.limits import RateLimiter, limit
 from ckptsync.stores.oserrors import StoreErrors
 from ckptsync.stores.posix.publish import GiveName, sync_directory
 
-# Bytes after which what was appended is dropped from the page cache: the disk begins with it at
-# once, and memory is left to others.
+# Bytes after which the file is dropped from the page cache: the disk begins with them at once, and
+# memory is left to others.
 LET_GO = 32 << 20
 BLOCK = 4 << 10  # what a disk addresses, at most
 WORTH = 256 << 10  # bytes of a chunk below which waiting for the disk costs more than the cache
@@ -98,7 +98,7 @@ class Draft:
         self._direct: int | None = None
         self._lock = threading.Lock()
         self._is_named = self._is_over = False
-        self._end = self._dropped = 0
+        self._end = self._cached = 0
         self.left = self._same = 0
         self._buffer = bytearray()
         self._begin_with(size)
@@ -131,30 +131,21 @@ class Draft:
                     break
                 self._end += len(piece)
                 view = view[len(piece) :]
+                self._let_go(len(piece))
             for piece in [view] if pace is None else limit([view], pace):
                 self._write(self._end, piece)
                 self._end += len(piece)
-                if self._end - self._dropped >= LET_GO:
-                    os.posix_fadvise(self._fd, 0, self._end, os.POSIX_FADV_DONTNEED)
-                    self._dropped = self._end
 
     def read_at(self, start: int, out: memoryview) -> None:
         """Read what an earlier writer has left there; holes are zeros."""
         with self._errors.about(self.name):
             safe_open.read_at(self._fd, start, out)
+            self._let_go(len(out))
 
     def write_at(self, start: int, view: memoryview) -> None:
         """Write all of it."""
         with self._errors.about(self.name):
             self._write(start, view)
-
-    def drop_cache(self, start: int, size: int) -> None:
-        """Drop a written range from the page cache.
-
-        The disk may begin to write it, and the memory is left to others.
-        """
-        with self._errors.about(self.name):
-            os.posix_fadvise(self._fd, start, size, os.POSIX_FADV_DONTNEED)
 
     def commit(self) -> None:
         """Publish the file; on return it is durable, and so is its name.
@@ -162,7 +153,9 @@ class Draft:
         After an error `give_up` or `end` has to be called.
         """
         with self._errors.about(self.name):
-            self.sync()
+            if self.left > self._end:
+                os.ftruncate(self._fd, self._end)
+            os.fsync(self._fd)
             made = os.fstat(self._fd)
             # NFS tells with close that bytes are lost; the lock lasts until `end`
             closing, self._fd = self._fd, os.dup(self._fd)
@@ -174,15 +167,6 @@ class Draft:
                 self._on_named()
             sync_directory(self._at)
         self.end(keep=False)
-
-    def sync(self) -> None:
-        """Return when everything is on the disk, and nothing behind it.  Raises OSError."""
-        if self.left > self._end:
-            os.ftruncate(self._fd, self._end)
-        os.fsync(self._fd)
-        if self.left:
-            # what was compared is in memory, which others want more
-            os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def give_up(self, error: BaseException) -> None:
         """Leave what is there for the next try if that may end better, as after an interruption.
@@ -227,6 +211,14 @@ class Draft:
                 if e.errno != errno.EINVAL:
                     raise
         _write_all(self._fd, start, view)
+        self._let_go(len(view))
+
+    def _let_go(self, count: int) -> None:
+        """Drop the file from the page cache each time `LET_GO` bytes have come there."""
+        self._cached += count
+        if self._cached >= LET_GO:
+            os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            self._cached = 0
 
     def _direct_descriptor(self) -> int:
         """Return a descriptor that writes past the page cache, or -1 where there can be none."""

@@ -43,18 +43,23 @@ from ckptsync.errors import Exists, NotFound, StoreError, Transient
 from ckptsync.safe_names import STORE_FILE
 from ckptsync.stores.contract import GIVEN_UP
 from ckptsync.stores.part_upload import MOST, FilePart
-from ckptsync.stores.s3.checksums import (
+from ckptsync.stores.s3.error_codes import Mismatch, Unable, UploadGone
+from ckptsync.stores.s3.requests import (
+    Answer,
+    Bucket,
     PartSum,
     StoredObject,
     base64_of,
     is_md5,
     md5,
     plain,
+    seconds,
+    server_time,
+    size_of,
     sum_of,
+    text,
     whole,
 )
-from ckptsync.stores.s3.error_codes import Mismatch, Unable, UploadGone
-from ckptsync.stores.s3.requests import Answer, Bucket, seconds, server_time, size_of, text
 from ckptsync.stores.s3.transport import NotS3
 
 NEW = {"IfNoneMatch": "*"}

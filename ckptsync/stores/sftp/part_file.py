@@ -34,7 +34,6 @@ from typing import TypeVar
 from ckptsync.errors import Exists, NotFound, StoreError, Transient
 from ckptsync.stores.contract import About
 from ckptsync.stores.part_upload import FilePart
-from ckptsync.stores.sftp.listing import list_directories
 from ckptsync.stores.sftp.protocol import (
     FSYNC,
     RENAME_OVER,
@@ -356,7 +355,7 @@ def find_leftovers(files: ServerFiles, name: str, about: About) -> list[Leftover
     directory, slash, _ = name.rpartition("/")
     pattern = re.compile(rf"(\.ckptsync-{token(name, about)}-[^.]*)(?:\.([0-9]{{1,19}}))?\.part")
     leftovers: dict[str, Leftover] = {}
-    for key, found in list_directories(files, [directory + slash])[0].items():
+    for key, found in files.list_directories([directory + slash])[0].items():
         if isinstance(found, Attributes) and (match := pattern.fullmatch(key)):
             part = f"{directory}{slash}{match[1]}.part"
             leftover = leftovers.setdefault(part, Leftover(part))

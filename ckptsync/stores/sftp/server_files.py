@@ -19,6 +19,7 @@ from typing import TypeVar
 
 from ckptsync.errors import ConfigError, NotFound, StoreError, Transient
 from ckptsync.safe_names import STORE_FILE
+from ckptsync.safe_open import NFS_REMAINS, Odd, is_plain
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.oserrors import HINTS
 from ckptsync.stores.retry import Persistence
@@ -30,6 +31,7 @@ from ckptsync.stores.sftp.protocol import (
     Flag,
     Malformed,
     PacketType,
+    Reply,
     Request,
     Session,
     StatusError,
@@ -42,6 +44,9 @@ SEEN_S = 30.0  # for so long a name that was a regular file is taken for one by 
 _MOST_SEEN = 10_000
 _READ_ONLY = 0x1
 _LITTLE_SPACE = 1 << 20  # bytes: a disk with less is full
+MOST_FILES = 1_000_000  # of directories that are listed together: a server may make them up
+MOST_BYTES = 128 << 20  # of the server's answers about them
+_MOST_IDLE = 1000  # answers in a row that bring nothing new
 _TRIES = 8  # to make a directory that others delete meanwhile
 _REASONS: dict[int, str] = {
     Code.PERMISSION_DENIED: "permission denied",
@@ -51,6 +56,10 @@ _REASONS: dict[int, str] = {
     Code.OP_UNSUPPORTED: "the server cannot do this",
 }
 _LOST = (Code.NO_CONNECTION, Code.CONNECTION_LOST)  # what a gateway says of the disks behind it
+Listing = dict[str, Attributes | Odd | None]
+"""By name: a file's attributes, what no file of a checkpoint is, or None for a directory, whose
+name ends in a slash: so names sort as whole paths do.
+"""
 # what servers say in words besides the code
 _PLAIN = {"failure", "permission denied", "no such file", "bad message", "operation unsupported"}
 
@@ -189,6 +198,52 @@ class ServerFiles:
     def is_directory(self, prefix: str) -> bool:
         """Return whether a prefix ("" or ending in "/") is a directory, reached over no link."""
         return _are_directories(self.on(prefix, lambda s: self.lstat(s, _parents(prefix))))
+
+    def list_directories(self, prefixes: Sequence[str]) -> list[Listing]:
+        """Return what is in each of these directories, in few round trips; nothing where none is.
+
+        One READDIR for each is under way, since servers may not like two.
+        """
+        return self.sessions.on(lambda session: self._list_directories(session, prefixes))
+
+    def _list_directories(self, session: Session, prefixes: Sequence[str]) -> list[Listing]:
+        found: list[Listing] = [{} for _ in prefixes]
+        idle, size = [0] * len(prefixes), 0
+        handles: dict[int, bytes] = {}
+        paths = [self.path(prefix[:-1]) for prefix in prefixes]
+        for n, reply in enumerate(
+            session.ask(*(Request(PacketType.OPENDIR, text(path)) for path in paths))
+        ):
+            try:
+                handle = reply.fields(PacketType.HANDLE).handle()
+            except StatusError as e:
+                if e.code == Code.NO_SUCH_FILE:  # deleted since it was listed
+                    continue
+                raise self.refusal(prefixes[n][:-1], e) from e
+            handles[n] = handle
+        reading = list(handles)
+        while reading:
+            replies = session.ask(*(Request(PacketType.READDIR, text(handles[n])) for n in reading))
+            reading, asked = [], reading
+            for n, reply in zip(asked, replies, strict=True):
+                shown, before = self.shown(prefixes[n]), len(found[n])
+                try:
+                    if _add_names(reply, found[n]):
+                        reading.append(n)
+                except StatusError as e:
+                    if e.code != Code.EOF:
+                        raise self.refusal(prefixes[n][:-1], e) from e
+                size += len(reply.body)
+                idle[n] = 0 if len(found[n]) > before else idle[n] + 1
+                if idle[n] > _MOST_IDLE:
+                    raise StoreError(f"{shown}: its listing does not end")
+                if size > MOST_BYTES or sum(map(len, found)) > MOST_FILES:
+                    raise StoreError(
+                        f"{shown}: more than {MOST_FILES} files, or {MOST_BYTES >> 20} MiB of names"
+                    )
+        for handle in handles.values():
+            session.close_file(handle)
+        return found
 
     def read_into(self, name: str, start: int, out: memoryview) -> int:
         """Fill ``out``; return the number of bytes read.  Raises NotFound.
@@ -418,6 +473,25 @@ def _disk_error(session: Session, path: bytes, needed: int) -> int:
     if flags & _READ_ONLY:
         return errno.EROFS
     return errno.ENOSPC if available * fragment < needed or (inodes > 0 and free_inodes == 0) else 0
+
+
+def _add_names(reply: Reply, listing: Listing) -> bool:
+    """Add the names in an answer to READDIR; return whether there may be more."""
+    fields = reply.fields(PacketType.NAME)
+    count = fields.u32()
+    for _ in range(count):
+        name = fields.text().decode("utf-8", "surrogateescape")
+        fields.text()  # the line that `ls -l` would print
+        found = fields.attributes()
+        if name in ("", ".", "..") or NFS_REMAINS.fullmatch(name):
+            continue
+        if "/" in name or not is_plain(name):
+            listing[name[:255]] = "name"
+        elif found.is_directory:
+            listing[name + "/"] = None
+        else:
+            listing[name] = found if found.is_file else "link" if found.is_link else "special file"
+    return count > 0
 
 
 def _are_directories(found: Sequence[Attributes | None]) -> bool:

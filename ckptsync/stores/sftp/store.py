@@ -7,9 +7,9 @@ as ``sftp://``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from ckptsync.errors import Exists
+from ckptsync.errors import Exists, StoreError
 from ckptsync.safe_names import checked_path
 from ckptsync.safe_open import Passed
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, checked_prefix, too_short
@@ -17,10 +17,14 @@ from ckptsync.stores.limits import Limits
 from ckptsync.stores.part_upload import PART, UploadPool
 from ckptsync.stores.posix.part_file import checked_name, is_unfinished
 from ckptsync.stores.sftp.connection import parse_address
-from ckptsync.stores.sftp.listing import subdirectories, walk
 from ckptsync.stores.sftp.part_file import SftpTarget, find_leftovers
-from ckptsync.stores.sftp.server_files import ServerFiles, Sessions
+from ckptsync.stores.sftp.server_files import Listing, ServerFiles, Sessions
 from ckptsync.stores.urls import Remote
+
+# directories that are listed together: waiting for a distant server is what listing costs
+AT_ONCE = 32
+MOST_NAMES = 10_000_000  # files and directories of a store: a server may make them up
+MOST_DEPTH = 200  # directories in directories
 
 
 class SftpStore:
@@ -78,7 +82,11 @@ class SftpStore:
     def dirs(self, prefix: str, start: str = "") -> list[str]:
         checked_prefix(prefix)
         self._files.check_root()
-        return [name for name in subdirectories(self._files, prefix) if name.startswith(start)]
+        if not self._files.is_directory(prefix):
+            return []
+        listing = self._files.list_directories([prefix])[0]
+        names = (key[:-1] for key, found in listing.items() if found is None)
+        return sorted(n for n in names if n.startswith(start) and not is_unfinished(n))
 
     def size(self, name: str) -> int:
         found = self._files.find(checked_name(name))
@@ -138,3 +146,44 @@ class SftpStore:
             for left in find_leftovers(self._files, name, about):
                 for each in (left.part, *left.records):
                     self._files.remove(each)
+
+
+def walk(
+    files: ServerFiles,
+    prefix: str,
+    skips: Callable[[str], bool] = is_unfinished,
+    passed: Passed = lambda *_: None,
+) -> Iterator[Entry]:
+    """Yield every regular file below ``prefix``, except those whose last name is skipped.
+
+    ``prefix`` is empty or ends in "/".
+
+    ``passed`` is called for links, and for all else that is no file of a checkpoint.
+    """
+    count = 0
+
+    def below(prefix: str, listing: Listing) -> Iterator[Entry]:
+        nonlocal count
+        count += len(listing) + 1
+        if count > MOST_NAMES or prefix.count("/") > MOST_DEPTH:
+            many = f"directories {MOST_DEPTH} deep"
+            if count > MOST_NAMES:
+                many = f"more than {MOST_NAMES} files"
+            raise StoreError(f"{files.shown(prefix)[:200]}: {many}")
+        directories = sorted(key for key, found in listing.items() if found is None)
+        read: dict[str, Listing] = {}
+        for key, found in sorted(listing.items(), key=lambda each: each[0]):
+            if found is None:
+                if key not in read:
+                    batch = directories[:AT_ONCE]
+                    listings = files.list_directories([prefix + k for k in batch])
+                    read = dict(zip(batch, listings, strict=True))
+                directories.remove(key)
+                yield from below(prefix + key, read.pop(key))
+            elif isinstance(found, str):
+                passed(prefix + key, found)
+            elif not skips(key):
+                yield Entry(prefix + key, found.size, float(found.mtime))
+
+    if files.is_directory(prefix):
+        yield from below(prefix, files.list_directories([prefix])[0])

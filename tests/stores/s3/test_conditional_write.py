@@ -16,8 +16,8 @@ from ckptsync.digest import crc32
 from ckptsync.errors import Exists, Transient
 from ckptsync.stores.contract import About, read_all
 from ckptsync.stores.limits import Limits
-from ckptsync.stores.s3.checksums import PartSum, StoredObject, base64_of, is_md5, sum_of, whole
-from ckptsync.stores.s3.checksums import md5 as md5_of
+from ckptsync.stores.s3.requests import PartSum, StoredObject, base64_of, is_md5, sum_of, whole
+from ckptsync.stores.s3.requests import md5 as md5_of
 from ckptsync.stores.s3.store import S3Store
 from ckptsync.stores.urls import Remote
 from tests.support.scripted_s3 import Asked, Say, error, scripted

@@ -19,7 +19,7 @@ from ckptsync.stores.limits import Limits
 from ckptsync.stores.s3.store import S3Store
 from ckptsync.stores.urls import Remote
 from tests.support.fault_proxy import HttpProxy
-from tests.support.network_faults import CUT, DOWN, HEADLESS, Answer, Break, once
+from tests.support.network_faults import Answer, once
 from tests.support.scripted_s3 import Asked, Say, error, scripted
 from tests.support.seaweedfs import weed
 
@@ -162,25 +162,6 @@ def test_an_upload_that_another_removes_fails_the_write_and_the_next_one_begins_
     assert "begins anew" in caught.value.hint
     opened(bucket).create("model", chunks(), ABOUT)
     assert read_all(opened(bucket), "model") == CONTENT
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [
-        Break(DOWN, CUT, HEADLESS),
-        Answer(500, "InternalError", is_done=True),
-        Answer(200, "InternalError", is_done=True),
-    ],
-)
-def test_a_completion_whose_answer_is_lost_has_succeeded(
-    bucket: str, fault: Break | Answer
-) -> None:
-    short = CONTENT[: PART + 5]
-    for put in ("create", "write"):
-        with proxied(bucket, once("CompleteMultipartUpload", fault)) as (store, proxy):
-            getattr(store, put)(put, chunks(short), About(len(short), "o"))
-            assert proxy.requests["CompleteMultipartUpload"] == 2
-        assert read_all(opened(bucket), put) == short
 
 
 def test_a_part_that_fails_is_sent_again_alone(bucket: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ckptsync.errors import ConfigError, NotFound, StoreError, Transient
-from ckptsync.stores.contract import About, read_all
+from ckptsync.stores.contract import About
 from ckptsync.stores.s3.store import S3Store
 from ckptsync.stores.urls import Remote
 from tests.support.scripted_s3 import Asked, Say, error, scripted
@@ -174,14 +174,6 @@ def test_no_secret_is_ever_told() -> None:
     )
 
 
-def test_a_completion_that_says_200_and_means_500_is_tried_again() -> None:
-    with scripted(Say(200, b"x" * 3, {"Content-Range": "bytes 0-2/3"})) as script:
-        out = bytearray(3)
-        script.store().read_into("a", 0, memoryview(out))
-        assert out == b"xxx"
-        assert script.asked[0].headers["range"] == "bytes=0-2"
-
-
 @pytest.mark.parametrize(
     "page",
     [b"", b"   ", b"<html><body>please log in</html>", b"<html><body>please log in</body></html>"],
@@ -238,20 +230,6 @@ def test_a_password_in_an_endpoint_is_refused_and_not_told() -> None:
             {"key": "k", "secret": "s", "endpoint_url": "http://user:PASSWORD99@127.0.0.1:9"},
         )
     assert "PASSWORD99" not in f"{caught.value} {caught.value.hint}"
-
-
-def test_a_file_that_is_shorter_than_its_head_said_is_read_again() -> None:
-    with scripted(
-        FOUND,
-        Say(206, b"x", {"Content-Range": "bytes 0-2/3"}, 3),
-        Say(206, b"yz", {"Content-Range": "bytes 1-2/3"}),
-    ) as script:
-        assert read_all(script.store(), "a") == b"xyz"
-        assert [a.headers.get("range") for a in script.asked] == [
-            None,
-            "bytes=0-2",
-            "bytes=1-2",
-        ], "from where it broke"
 
 
 ROW = "<Contents><Key>pre/{}</Key><Size>{}</Size><LastModified>{}</LastModified></Contents>"
@@ -469,8 +447,3 @@ def test_a_removal_that_says_200_and_means_an_error_is_one() -> None:
         pytest.raises(StoreError),
     ):
         script.store(patience=0).delete("a")
-
-
-def test_a_proxys_page_in_place_of_a_listing_is_asked_for_again() -> None:
-    with scripted(Say(200, b"<html>log in</html>"), listing(ROW.format("a", 1, WHEN))) as script:
-        assert [entry.name for entry in script.store().names("")] == ["a"]

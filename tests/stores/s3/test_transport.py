@@ -1,6 +1,4 @@
-"""Connections: used again, given up when nothing moves, paced, trusted, and not shared with a child
-process.
-"""
+"""Connections: used again, given up when nothing moves, paced, and trusted."""
 
 from __future__ import annotations
 
@@ -21,10 +19,9 @@ import pytest
 from ckptsync.errors import ConfigError, Transient
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.s3 import transport
-from ckptsync.stores.s3.checksums import base64_of
+from ckptsync.stores.s3.requests import base64_of
 from ckptsync.stores.s3.store import S3Store
 from ckptsync.stores.urls import Remote
-from ckptsync.tensors import Extent
 from tests.support.rate_limits import Counted
 from tests.support.scripted_s3 import Say, scripted
 from tests.support.waiting import until
@@ -232,58 +229,16 @@ def test_a_body_in_chunks_is_read_too() -> None:
         assert out == b"abcde"
 
 
-def streamed(store: S3Store, size: int) -> list[bytes]:
-    got: list[bytes] = []
-    store.stream(
-        Extent("a", 0, size), memoryview(bytearray(4)), lambda view: got.append(bytes(view))
-    )
-    return got
-
-
-@pytest.mark.parametrize(
-    ("size", "wanted"), [(9, [b"0123", b"4567", b"8"]), (8, [b"0123", b"4567"]), (2, [b"01"])]
-)
-def test_a_stream_gives_full_buffers_and_the_rest_at_the_end(
-    size: int, wanted: list[bytes]
-) -> None:
-    content, ranged = b"0123456789"[:size], {"Content-Range": f"bytes 0-{size - 1}/{size}"}
-    for body in (content, pieces(*(content[at : at + 3] for at in range(0, size, 3)))):
-        with scripted(Say(206, body, ranged)) as script:
-            assert streamed(script.store(), size) == wanted
-
-
-def test_the_takers_error_is_told_from_the_networks() -> None:
-    def full(_: memoryview) -> None:
-        raise Transient("disk full")
-
-    with (
-        scripted(Say(206, b"123", {"Content-Range": "bytes 0-2/3"})) as script,
-        pytest.raises(Transient, match="disk full"),
-    ):
-        script.store().stream(Extent("a", 0, 3), memoryview(bytearray(3)), full)
-    assert len(script.asked) == 1
-
-
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="nothing here makes certificates")
 def test_tls_is_spoken_with_whom_the_bundle_names_and_nobody_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
-    names = ["-addext", "subjectAltName=DNS:localhost"]
-    command = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "rsa:2048",
-        "-nodes",
-        "-days",
-        "2",
-        "-subj",
-        "/CN=localhost",
-        *names,
-    ]
-    subprocess.run([*command, "-keyout", key, "-out", cert], check=True, capture_output=True)
+    command = (
+        "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost"
+        f" -addext subjectAltName=DNS:localhost -keyout {key} -out {cert}"
+    )
+    subprocess.run(command.split(), check=True, capture_output=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(cert, key)
     heard: list[bytes] = []

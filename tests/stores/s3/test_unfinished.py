@@ -11,7 +11,7 @@ from ckptsync.digest import crc32
 from ckptsync.errors import StoreError
 from ckptsync.stores.contract import About
 from ckptsync.stores.part_upload import FilePart
-from ckptsync.stores.s3.checksums import base64_of, md5
+from ckptsync.stores.s3.requests import base64_of, md5
 from ckptsync.stores.s3.store import S3Store
 from ckptsync.stores.s3.upload import SentPart, Unfinished, is_same, remove_stale, unfinished
 from tests.support.scripted_s3 import Say, error, scripted

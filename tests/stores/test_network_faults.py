@@ -1,11 +1,16 @@
-"""One fault at a time, at every request of an upload in parts and of each small operation: it
-succeeds all the same, and what is there is whole.
+"""What every store promises, on SeaweedFS and OpenSSH behind proxies that cut, stall, truncate,
+answer errors and lose responses: one fault at a time, at every request of an upload in parts and of
+each small operation, and then any of them at any time.
+
+``CKPTSYNC_FAULT_SEED=7`` draws other faults.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
 import random
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -26,6 +31,7 @@ from tests.support.network_faults import (
     END,
     HEADLESS,
     STALL,
+    TRICKLE,
     UP,
     Answer,
     Break,
@@ -33,11 +39,13 @@ from tests.support.network_faults import (
     Plan,
     Request,
     harmless,
+    often,
     once,
 )
 from tests.support.seaweedfs import weed
+from tests.support.sftp_stores import through
 from tests.support.sshd import sshd
-from tests.support.store_contract import names
+from tests.support.store_contract import StoreContract, names
 
 LIMITS = Limits(threads=2, patience=20, stall=1.0)
 PART = 5 << 20  # the least that S3 takes
@@ -210,17 +218,10 @@ class Sftp:
     """A store behind a proxy, each time a new one, with connections of its own."""
 
     def __init__(self, home: Path, proxy: TcpProxy) -> None:
-        self.proxy, self.root, self._known = proxy, home / "root", home / "known_hosts"
-        self.root.mkdir()
-        self._known.write_text(
-            sshd().known_hosts.read_text().replace(f":{sshd().port} ", f":{proxy.port} ")
-        )
+        self.proxy, self.home, self.root = proxy, home, home / "root"
 
     def store(self) -> Store:
-        url = f"sftp://{sshd().user}@127.0.0.1:{self.proxy.port}{self.root}"
-        return bare(
-            url, {**sshd().options, "known_hosts": str(self._known)}, replace(LIMITS, stall=4.0)
-        )
+        return through(self.proxy.port, self.home, replace(LIMITS, stall=4.0))
 
     def passed(self, side: str, step: Callable[[Store], object]) -> int:
         """Bytes of one connection that a step takes."""
@@ -267,3 +268,89 @@ def test_a_connection_cut_anywhere_in_an_upload_in_parts_is_made_again(
         put(store, name)
         assert read_all(store, name) == content, n
     assert list(sftp.root.rglob("*.part")) == []
+
+
+SEED = os.environ.get("CKPTSYNC_FAULT_SEED", "1")
+SLOW = Limits(threads=2, patience=30, stall=1.5)
+ANY_REQUEST: list[Fault] = [
+    Break(UP, CUT, HEADLESS),
+    Break(UP, CUT, 10_000),
+    Break(UP, STALL, 10_000),
+    Break(DOWN, CUT, HEADLESS),
+    Break(DOWN, CUT, 0),
+    Break(DOWN, END, HEADLESS),
+    Break(DOWN, END, 100),
+    Break(DOWN, STALL, 3),
+    Break(DOWN, TRICKLE, 5_000),
+    Answer(500, "InternalError"),
+    Answer(500, "InternalError", is_done=True),
+    Answer(503, "SlowDown"),
+]
+IN_A_CONNECTION: list[Fault] = [
+    *(
+        Break(side, CUT, after)
+        for side in (UP, DOWN)
+        for after in (0, 2_000, 5_000, 6_000, 8_000, 100_000, 10 << 20)
+    ),
+    *(Break(side, STALL, after) for side in (UP, DOWN) for after in (6_000, 100_000)),
+    Break(DOWN, END, 6_000),
+]
+
+
+def seed_of(request: pytest.FixtureRequest) -> int:
+    """Another one for each test."""
+    return zlib.crc32(f"{SEED} {request.node.name}".encode())
+
+
+def as_s3_fails(seed: int) -> Plan:
+    """An error in an answer of 200 is what CompleteMultipartUpload may give, and nothing else
+    here.
+    """
+    plain, completing = often(seed, 0.2, ANY_REQUEST), often(seed, 0.5, [*ANY_REQUEST, *IN_200])
+
+    def plan(request: Request) -> Fault | None:
+        return (completing if request.kind == "CompleteMultipartUpload" else plain)(request)
+
+    return plan
+
+
+class TestS3BehindFaults(StoreContract):
+    @pytest.fixture
+    def url(self) -> str:
+        return f"s3://{weed().bucket()}/some/where"
+
+    @pytest.fixture
+    def proxy(self, request: pytest.FixtureRequest) -> Iterator[HttpProxy]:
+        with closing(HttpProxy(("127.0.0.1", weed().port), as_s3_fails(seed_of(request)))) as proxy:
+            yield proxy
+
+    @pytest.fixture
+    def store(self, url: str, proxy: HttpProxy) -> Store:
+        return self.opened(url, proxy)
+
+    @pytest.fixture
+    def again(self, url: str, proxy: HttpProxy) -> Store:
+        return self.opened(url, proxy)
+
+    def opened(self, url: str, proxy: HttpProxy) -> Store:
+        store = bare(url, weed().options(endpoint=f"http://127.0.0.1:{proxy.port}"), SLOW)
+        assert isinstance(store, S3Store)
+        store.least = 5 << 20  # more requests to fail
+        return store
+
+
+class TestSftpBehindFaults(StoreContract):
+    @pytest.fixture
+    def proxy(self, request: pytest.FixtureRequest) -> Iterator[TcpProxy]:
+        with closing(
+            TcpProxy(("127.0.0.1", sshd().port), often(seed_of(request), 0.5, IN_A_CONNECTION))
+        ) as proxy:
+            yield proxy
+
+    @pytest.fixture
+    def store(self, tmp_path: Path, proxy: TcpProxy) -> Store:
+        return through(proxy.port, tmp_path, replace(SLOW, stall=3.0))
+
+    @pytest.fixture
+    def again(self, tmp_path: Path, proxy: TcpProxy) -> Store:
+        return through(proxy.port, tmp_path, replace(SLOW, stall=3.0))
