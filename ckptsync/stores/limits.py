@@ -264,10 +264,3 @@ def limit(chunks: Iterable[Chunk], limiter: RateLimiter) -> Iterator[memoryview]
             part = flat[at : at + piece]
             limiter.take(len(part))
             yield part
-
-
-def take_all(limiter: RateLimiter, count: int) -> None:
-    """Wait until ``count`` bytes may come, where they cannot be had little by little."""
-    piece = limiter.piece
-    for start in range(0, count, piece):
-        limiter.take(min(piece, count - start))

@@ -140,7 +140,7 @@ class _Download:
                 return
             if self._draft is None:
                 origin = file.digest.digest if file.digest and file.size >= _RESUMABLE else ""
-                self._draft = self._target.place(file.under, file.size, origin)
+                self._draft = self._target.open_draft(file.under, file.size, origin)
             draft = self._draft
             self._threads += 1
         try:

@@ -108,7 +108,7 @@ def test_what_was_given_up_goes_and_what_may_be_gone_on_with_stays(tmp_path: Pat
 
 def test_a_draft_that_its_writer_holds_stays(tmp_path: Path) -> None:
     store = create_store(str(tmp_path))
-    held = PosixStore(str(tmp_path)).place("a.bin", 5, "an origin")
+    held = PosixStore(str(tmp_path)).open_draft("a.bin", 5, "an origin")
     assert not drop(store, held.part)
     held.end(keep=True)
     assert drop(store, held.part)

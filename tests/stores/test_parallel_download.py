@@ -176,14 +176,14 @@ def test_blocks_that_an_earlier_try_left_are_not_asked_for_again(
     tmp_path: Path, killed: BaseException
 ) -> None:
     target, first = PosixStore(str(tmp_path)), 256 << 10
-    placing = target.place("a", FILE.size, DIGEST.digest)
-    placing.write_at(0, memoryview(CONTENT)[:first])
-    placing.write_at(5000, memoryview(b"?"))  # its block is wrong
-    placing.write_at(first + 8192, memoryview(CONTENT)[first + 8192 : first + 16384])
+    draft = target.open_draft("a", FILE.size, DIGEST.digest)
+    draft.write_at(0, memoryview(CONTENT)[:first])
+    draft.write_at(5000, memoryview(b"?"))  # its block is wrong
+    draft.write_at(first + 8192, memoryview(CONTENT)[first + 8192 : first + 16384])
     if isinstance(killed, Transient):
-        placing.give_up(killed)
+        draft.give_up(killed)
     else:
-        placing.end(keep=True)
+        draft.end(keep=True)
     source = Source()
     assert download(source, target, [FILE]) == {}
     assert read_all(target, "a") == CONTENT

@@ -228,23 +228,21 @@ def hidden(store: PosixStore) -> list[str]:
 
 
 def test_bytes_in_any_order_are_one_file_once_it_is_committed(store: PosixStore) -> None:
-    placing = store.place("a", len(PLACED))
+    draft = store.open_draft("a", len(PLACED))
     for start in (1 << 19, 0, 1 << 20):
-        placing.write_at(
-            start, view(PLACED[start : start + (1 << 19) if start < 1 << 20 else None])
-        )
+        draft.write_at(start, view(PLACED[start : start + (1 << 19) if start < 1 << 20 else None]))
     assert list(store.names("")) == []
-    placing.commit()
+    draft.commit()
     assert read_all(store, "a") == PLACED
     assert not hidden(store)
 
 
 def test_what_was_there_is_replaced_and_only_then(store: PosixStore) -> None:
     store.write("d/a", [b"old"])
-    placing = store.place("d/a", 3)
-    placing.write_at(0, memoryview(b"new"))
+    draft = store.open_draft("d/a", 3)
+    draft.write_at(0, memoryview(b"new"))
     assert read_all(store, "d/a") == b"old"
-    placing.commit()
+    draft.commit()
     assert read_all(store, "d/a") == b"new"
 
 
@@ -255,30 +253,30 @@ def test_who_gives_up_leaves_nothing_but_what_a_next_try_can_use(store: PosixSto
         (StoreError("gone"), 0),
         (KeyboardInterrupt(), 1),
     ]:
-        placing = store.place("a", 10, "origin")
-        placing.write_at(0, memoryview(b"01234"))
-        placing.give_up(error)
-        placing.give_up(error)
+        draft = store.open_draft("a", 10, "origin")
+        draft.write_at(0, memoryview(b"01234"))
+        draft.give_up(error)
+        draft.give_up(error)
         assert len(hidden(store)) == left
     assert list(store.names("")) == []
-    placing = store.place("a", 10, "origin")
-    assert placing.left == 10
+    draft = store.open_draft("a", 10, "origin")
+    assert draft.left == 10
     out = bytearray(10)
-    placing.read_at(0, memoryview(out))
+    draft.read_at(0, memoryview(out))
     assert out == b"01234" + bytes(5)
-    placing.write_at(5, memoryview(b"56789"))
-    placing.commit()
+    draft.write_at(5, memoryview(b"56789"))
+    draft.commit()
     assert read_all(store, "a") == b"0123456789"
     assert not hidden(store)
 
 
 def test_what_another_try_left_beyond_the_end_is_cut_off(store: PosixStore) -> None:
-    placing = store.place("a", 10, "origin")
-    placing.write_at(0, memoryview(b"0123456789"))
-    placing.give_up(Transient("busy"))
-    placing = store.place("a", 4, "origin")
-    assert placing.left == 4
-    placing.commit()
+    draft = store.open_draft("a", 10, "origin")
+    draft.write_at(0, memoryview(b"0123456789"))
+    draft.give_up(Transient("busy"))
+    draft = store.open_draft("a", 4, "origin")
+    assert draft.left == 4
+    draft.commit()
     assert read_all(store, "a") == b"0123"
 
 
@@ -287,7 +285,7 @@ def test_a_file_that_cannot_be_so_large_is_named_and_not_begun(store: PosixStore
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:
         with pytest.raises(StoreError, match="a: file too large"):
-            store.place("a", 1001)
+            store.open_draft("a", 1001)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not hidden(store)

@@ -304,7 +304,7 @@ def test_a_server_that_has_lost_its_disks_for_a_moment_is_asked_again(
     def look(session: Session) -> object:
         if refused:
             raise StatusError(refused.pop())
-        return session.look([files.path("a")])
+        return session.stat_paths([files.path("a")])
 
     assert files.sessions.on(look)
 

@@ -139,7 +139,7 @@ class PosixStore:
             raise Exists(f"{name}: already there")
         self._publish(name, chunks, about, claim)
 
-    def place(self, name: str, size: int, origin: str = "") -> Draft:
+    def open_draft(self, name: str, size: int, origin: str = "") -> Draft:
         """Return a new file to be written in any order; ``origin`` as `About` has it."""
         draft = self._begin(checked_name(name), origin, replace)
         try:

@@ -252,11 +252,11 @@ def text(answer: Answer, name: str) -> str:
     return found
 
 
-def size_of(told: int) -> int:
+def size_of(size: int) -> int:
     """Return a size that the server gave; raise NotS3 for one that cannot be."""
-    if not 0 <= told < LARGEST:
-        raise NotS3(f"a size is {told}")
-    return told
+    if not 0 <= size < LARGEST:
+        raise NotS3(f"a size is {size}")
+    return size
 
 
 def server_time(answer: Answer) -> float:

@@ -130,7 +130,7 @@ class SftpTarget:
 
         def is_published(session: Session) -> bool:
             nonlocal was_tried
-            left, found = session.look([old, new])
+            left, found = session.stat_paths([old, new])
             is_ours = found is not None and found.is_file and found.size == size
             if was_tried and left is None and is_ours:
                 return True  # only the answer was lost: nobody else knows the temporary name
@@ -147,7 +147,7 @@ class SftpTarget:
             try:
                 session.rename(old, new, replaces=in_one_step)
             except StatusError as e:
-                left, found = session.look([old, new])
+                left, found = session.stat_paths([old, new])
                 if left is None:
                     return False
                 if found is not None:
@@ -261,7 +261,7 @@ class SftpUpload:
         def step(session: Session) -> None:
             with session.opened(self._path, Flag.WRITE) as handle:
                 # not of the handle: servers with caches know the size by name
-                (seen,) = session.look([self._path])
+                (seen,) = session.stat_paths([self._path])
                 found = seen.size if seen else 0
                 if found < size:
                     raise StoreError(

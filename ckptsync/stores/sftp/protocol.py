@@ -284,7 +284,7 @@ class Session:
         """Return the fields of the answer to a request that has a path alone."""
         return self.ask(Request(kind, text(path)))[0].fields(wanted)
 
-    def look(
+    def stat_paths(
         self, paths: Iterable[bytes], kind: PacketType = PacketType.LSTAT
     ) -> list[Attributes | None]:
         """Return what each path is, in one round trip; None where there is nothing."""
@@ -297,7 +297,7 @@ class Session:
         try:
             self.do(Request(PacketType.MKDIR, text(path) + bytes(4)))
         except StatusError:
-            if self.look([path]) == [None]:
+            if self.stat_paths([path]) == [None]:
                 raise
 
     def rename(self, old: bytes, new: bytes, *, replaces: bool = False) -> None:

@@ -193,7 +193,7 @@ class ServerFiles:
 
     def lstat(self, session: Session, names: Sequence[str]) -> list[Attributes | None]:
         """Return what each name is, in one round trip; None where there is nothing."""
-        return session.look(map(self.path, names))
+        return session.stat_paths(map(self.path, names))
 
     def is_directory(self, prefix: str) -> bool:
         """Return whether a prefix ("" or ending in "/") is a directory, reached over no link."""
@@ -309,7 +309,7 @@ class ServerFiles:
 
     def _is_directory(self, path: bytes) -> bool:
         """Return whether a path is a directory; it may be a link, since the operator named it."""
-        return _are_directories(self.on("", lambda s: s.look([path], PacketType.STAT)))
+        return _are_directories(self.on("", lambda s: s.stat_paths([path], PacketType.STAT)))
 
     # Changing
 
@@ -445,7 +445,7 @@ def _make_root(path: bytes, session: Session) -> None:
 
     Some servers refuse to sync the directory above; the name is then not durable.
     """
-    if session.look([path]) == [None]:
+    if session.stat_paths([path]) == [None]:
         session.make_directory(path)
         with contextlib.suppress(StatusError):
             _sync(session, path.rpartition(b"/")[0] or b"/")

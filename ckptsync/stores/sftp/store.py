@@ -106,7 +106,7 @@ class SftpStore:
 
     def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
         if self._files.find(checked_name(name)):
-            self._settle(name, about)
+            self._secure_name(name, about)
             raise Exists(f"{name}: already there")
         self._pool.send(SftpTarget(self._files, name, about, replaces=False), chunks, about)
 
@@ -134,7 +134,7 @@ class SftpStore:
             self._files.remove(name)
         return True
 
-    def _settle(self, name: str, about: About) -> None:
+    def _secure_name(self, name: str, about: About) -> None:
         """Make an existing file's name durable, and remove unfinished files of the same write.
 
         The file's writer may have been killed.
