@@ -1,18 +1,41 @@
+"""Paths and URLs, the stores that they mean, and files that an operator names."""
+
 from __future__ import annotations
 
 import json
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, StoreError, Unsupported
+from ckptsync.errors import (
+    CkptsyncError,
+    ConfigError,
+    Corrupt,
+    NotFound,
+    StoreError,
+    Transient,
+    Unsupported,
+)
 from ckptsync.safe_names import STORE_FILE
+from ckptsync.stores import open_files, opening
+from ckptsync.stores.checkpoint_files import DirectoryFiles
+from ckptsync.stores.contract import Store
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.stores.opening import NoParent, create_store, directory_of, is_store, open_store
-from ckptsync.stores.urls import path_of
+from ckptsync.stores.opening import (
+    Access,
+    NoParent,
+    create_store,
+    directory_of,
+    is_store,
+    open_store,
+)
+from ckptsync.stores.urls import Remote, located, path_of
+from ckptsync.tensors import read_whole
 from tests.support.rate_limits import Counted
+from tests.support.remote_stores import reaching
 
 
 def test_a_store_is_made_once_and_found_by_path_and_url(tmp_path: Path) -> None:
@@ -173,3 +196,194 @@ def test_a_directory_is_known_through_whatever_is_around_it(tmp_path: Path) -> N
     assert sum(pace.taken) == 301_000
     assert directory_of(store) == directory_of(open_store(str(tmp_path))) == str(tmp_path)
     assert directory_of(MemoryStore()) is None
+
+
+@pytest.mark.parametrize(
+    ("url", "wanted"),
+    [
+        ("s3://bucket/runs/", Remote("s3", "bucket/runs")),
+        ("S3A://bucket", Remote("s3", "bucket")),
+        ("sftp://me@host:2222//srv/store", Remote("sftp", "me@host:2222//srv/store")),
+        (
+            "s3://arn:aws:s3:eu-west-1:1:accesspoint/mine/runs",
+            Remote("s3", "arn:aws:s3:eu-west-1:1:accesspoint/mine/runs"),
+        ),
+        ("ssh://host/srv", Remote("sftp", "host/srv")),
+        ("sftp://me@[::1]:22/srv", Remote("sftp", "me@[::1]:22/srv")),
+        ("gs://bucket/a b", Remote("gs", "bucket/a b")),
+        ("file:///srv/my%20store", Path("/srv/my store")),
+        ("/srv/s3:x", Path("/srv/s3:x")),
+    ],
+)
+def test_a_url_is_a_place_elsewhere_and_a_path_is_here(url: str, wanted: Path | Remote) -> None:
+    assert located(url) == wanted
+
+
+def test_a_place_elsewhere_is_written_as_it_was_read() -> None:
+    assert located(Remote("s3", "bucket/runs").url) == Remote("s3", "bucket/runs")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "s3://",
+        "s3:///",
+        "s3:/bucket",
+        "host:/path",
+        "file://host/path",
+        "s3://bucket/a\nb",
+        "a\0b",
+    ],
+)
+def test_what_names_no_place_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError):
+        located(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://AKIA:hunter2@bucket/x",
+        "s3://AKIA:hunter2/more@bucket/x",
+        "sftp://me:hunter2@host/srv",
+        "webdav://me:hunter2@host/srv",
+        "webdav://me:hunter2/more@host/srv",
+    ],
+)
+def test_a_password_is_refused_and_not_repeated(url: str) -> None:
+    with pytest.raises(ConfigError, match="a password in it") as caught:
+        located(url)
+    assert "hunter2" not in f"{caught.value}{caught.value.hint}"
+
+
+def test_where_a_path_is_needed_another_scheme_is_refused() -> None:
+    assert path_of("/srv") == "/srv"
+    with pytest.raises(Unsupported, match="s3://bucket"):
+        path_of("s3://bucket")
+
+
+BUCKET = Remote("s3", "bucket")
+RUN = Remote("s3", "bucket/runs/a")
+CHECKPOINT = Remote("s3", "bucket/runs/a/checkpoint-5")
+
+
+class Guarded(MemoryStore):
+    """A store that answers every question about a name with an error."""
+
+    def __init__(self, error: StoreError) -> None:
+        super().__init__()
+        self.error = error
+
+    def size(self, name: str) -> int:
+        raise self.error
+
+
+def bucket(*names: str) -> Store:
+    store = MemoryStore(BUCKET.url)
+    for name in names:
+        store.write(name, [name.encode()])
+    return store
+
+
+def test_a_path_is_a_directory_and_a_url_what_its_store_lists(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"x")
+    store = bucket("b")
+    assert isinstance(open_files.tree(tmp_path, Access()), DirectoryFiles)
+    assert open_files.tree(BUCKET, reaching({BUCKET: store})).sizes() == {"b": 1}
+
+
+def test_around_a_place_only_what_is_asked_for_is_looked_at() -> None:
+    access = reaching(
+        {BUCKET: bucket("runs/a/config.json", "runs/a/checkpoint-5/tokenizer.json", "runs/a/other")}
+    )
+    found = open_files.around(RUN, access, ["config.json", "tokenizer.json"])
+    assert found.sizes() == {"config.json": 18}
+    assert read_whole(found, "config.json") == b"runs/a/config.json"
+
+
+def test_who_may_not_look_around_finds_nothing_there_and_a_network_that_fails_is_said() -> None:
+    for error in (StoreError("access denied"), NotFound("no such key")):
+        access = reaching({BUCKET: Guarded(error)})
+        assert open_files.around(RUN, access, ["config.json"]).sizes() == {}
+        assert open_files.store_above(CHECKPOINT, access) is None
+    with pytest.raises(Transient):
+        open_files.around(RUN, reaching({BUCKET: Guarded(Transient("reset"))}), ["config.json"])
+
+
+def test_the_store_that_a_place_is_in_is_found_at_any_height() -> None:
+    for above in (BUCKET, Remote("s3", "bucket/runs"), RUN, CHECKPOINT):
+        prefix = above.rest.removeprefix("bucket").lstrip("/")
+        access = reaching({BUCKET: bucket(f"{prefix}/.ckptsync/store.json".lstrip("/"))})
+        assert open_files.store_above(CHECKPOINT, access) == above
+
+
+def test_the_bucket_that_threads_look_into_is_opened_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client of botocore's costs a quarter of a second."""
+    opened: list[str] = []
+
+    def counted(url: str, *_: object) -> Store:
+        opened.append(threading.current_thread().name)
+        return bucket()
+
+    monkeypatch.setattr(opening, "bare", counted)
+    assert open_files.store_above(CHECKPOINT, Access()) is None
+    assert opened == [threading.current_thread().name], "by whoever asks, before there are threads"
+
+
+def test_the_files_of_a_place_that_was_named_are_those_at_its_top() -> None:
+    base = Remote("mem", "base")
+    store = MemoryStore()
+    for name in ("config.json", "model.safetensors", "below/config.json"):
+        store.write(name, [b"x"])
+    assert open_files.named(base, reaching({base: store})).sizes() == {
+        "config.json": 1,
+        "model.safetensors": 1,
+    }
+    with pytest.raises(ConfigError):
+        open_files.named(base, reaching({base: MemoryStore()}))
+
+
+@pytest.mark.parametrize(
+    ("place", "above"),
+    [
+        ("s3://bucket/a/b", ["s3://bucket/a", "s3://bucket"]),
+        ("s3://bucket", []),
+        ("sftp://user@host:22/srv/a", ["sftp://user@host:22/srv"]),
+        ("sftp://host/a", []),
+    ],
+)
+def test_around_a_place_are_others_up_to_its_bucket_or_host(place: str, above: list[str]) -> None:
+    found = located(place)
+    assert isinstance(found, Remote)
+    assert [other.url for other in open_files.parents(found)] == above
+
+
+def test_a_place_may_be_inside_another() -> None:
+    for place, other in [("s3://b/x", "s3://b/x"), ("s3://b/x/y", "s3://b/x"), ("/x/y", "/x")]:
+        assert open_files.is_inside(located(place), located(other))
+    for place, other in [
+        ("s3://b/xy", "s3://b/x"),
+        ("sftp://b/x/y", "s3://b/x"),
+        ("/x/y", "s3://x"),
+    ]:
+        assert not open_files.is_inside(located(place), located(other))
+
+
+def test_options_may_be_given_for_each_scheme() -> None:
+    both = Access({"s3": {"key": "k"}, "sftp": {"port": 22}})
+    assert (
+        both.options_of(BUCKET),
+        both.options_of(Remote("sftp", "h/x")),
+        both.options_of(Remote("gs", "x")),
+    ) == (
+        {"key": "k"},
+        {"port": 22},
+        {},
+    )
+    assert Access({"key": "k"}).options_of(BUCKET) == {"key": "k"}
+
+
+def test_memory_of_parts_is_bounded_and_never_raised() -> None:
+    assert Access().within(1 << 20).limits.memory == 1 << 20
+    assert Access({}, Limits(memory=5)).within(1 << 20).limits.memory == 5

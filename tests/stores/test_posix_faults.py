@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-from ckptsync.errors import Exists
+from ckptsync.errors import Exists, NotFound, StoreError, Transient
 from ckptsync.stores.contract import read_all
+from ckptsync.stores.oserrors import HINTS, PASSING, StoreErrors
 from ckptsync.stores.posix.part_file import is_unfinished
 from ckptsync.stores.posix.store import PosixStore
+from tests.support import cloning_disk, small_disk
 from tests.support.store_contract import dies_after, names
 
 
@@ -147,3 +151,102 @@ def test_writers_outlive_deleters_of_the_directories_they_write_to(store: PosixS
         other.delete("a/b/c/ours")
     assert deleter.returncode == 0
     assert names(store) == []
+
+
+def run_mounted(tests: ModuleType, tmp_path: Path, place: Path, mount: str, *args: str) -> None:
+    """Run ``tests`` in a namespace in which the shell's ``mount`` has mounted ``place``.
+
+    Skip where that is refused.
+    """
+    maps = [] if os.geteuid() == 0 else ["--map-root-user"]
+    alone = ["unshare", *maps, "--mount", "sh", "-e", "-c"]
+    tried = [*alone, f"{mount}; umount {place}", "sh", *args]
+    if (
+        not shutil.which("unshare")
+        or subprocess.run(tried, capture_output=True, check=False).returncode
+    ):
+        pytest.skip("mounting is not allowed here, not even in a namespace of its own")
+    inside = [
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        f"--basetemp={tmp_path}/inside",
+        str(tests.__file__),
+    ]
+    run = [*alone, f'{mount}; shift {len(args)}; exec "$@"', "sh", *args, sys.executable, *inside]
+    environment = os.environ | {"CKPTSYNC_TEST_MOUNTED": str(place)}
+    done = subprocess.run(run, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-1000:]
+
+
+def test_a_store_on_a_disk_of_64_mb_keeps_the_contract_and_what_it_acknowledged(
+    tmp_path: Path,
+) -> None:
+    place = tmp_path / "small"
+    place.mkdir()
+    run_mounted(
+        small_disk,
+        tmp_path,
+        place,
+        f'mount -t tmpfs -o size={small_disk.SIZE} tmpfs "$1"',
+        str(place),
+    )
+
+
+def test_a_store_shares_the_bytes_of_what_is_pushed_where_the_file_system_can(
+    tmp_path: Path,
+) -> None:
+    image, place = tmp_path / "image", tmp_path / "shared"
+    place.mkdir()
+    with image.open("wb") as file:
+        file.truncate(512 << 20)  # with holes: it takes up what is written
+    if not shutil.which("mkfs.xfs") or os.geteuid() != 0:
+        pytest.skip("no mkfs.xfs here, or this user may mount nothing")
+    subprocess.run(
+        ["mkfs.xfs", "-q", "-m", "reflink=1", str(image)], capture_output=True, check=True
+    )
+    run_mounted(cloning_disk, tmp_path, place, 'mount -o loop "$1" "$2"', str(image), str(place))
+
+
+LOCAL, REMOTE = StoreErrors("/store"), StoreErrors("/store", is_remote=True)
+REFUSED = [
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENAMETOOLONG,
+    errno.EFBIG,
+    errno.ENOTDIR,
+    errno.ELOOP,
+]
+
+
+def os_error(code: int) -> OSError:
+    return OSError(code, os.strerror(code))
+
+
+@pytest.mark.parametrize("code", HINTS)
+def test_what_the_operator_can_do_something_about_names_the_path_the_store_and_the_remedy(
+    code: int,
+) -> None:
+    told = LOCAL.error("run/a", os_error(code))
+    assert str(told) == f"run/a: {os.strerror(code).lower()}, in the store /store"
+    assert told.hint == HINTS[code]
+
+
+@pytest.mark.parametrize("telling", [LOCAL, REMOTE])
+def test_what_passes_is_told_from_what_does_not(telling: StoreErrors) -> None:
+    for code in PASSING:
+        assert type(telling.error("a", os_error(code))) is Transient
+    for code in REFUSED:
+        assert type(telling.error("a", os_error(code))) is StoreError
+
+
+def test_a_taken_name_is_exists_and_an_absence_is_the_callers_to_name() -> None:
+    with pytest.raises(Exists, match="run/a: already there"), LOCAL.about("run/a"):
+        raise FileExistsError(errno.EEXIST, "File exists")
+    with pytest.raises(StoreError) as caught, LOCAL.about("run/a"):
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+    assert not isinstance(caught.value, NotFound)

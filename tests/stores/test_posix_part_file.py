@@ -1,23 +1,29 @@
-"""Drafts: continued, compared, filled in any order."""
+"""Drafts: continued, compared, filled in any order, written past the page cache, and published."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import mmap
 import os
 import random
 import resource
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from ckptsync.errors import Exists, Incomplete, StoreError, Transient
 from ckptsync.stores.contract import About, read_all
 from ckptsync.stores.oserrors import StoreErrors
-from ckptsync.stores.posix.part_file import Draft, is_unfinished, part_of
-from ckptsync.stores.posix.publish import replace
+from ckptsync.stores.posix import part_file, publish
+from ckptsync.stores.posix.part_file import BLOCK, WORTH, Draft, is_unfinished, part_of
+from ckptsync.stores.posix.publish import _MOST, DurableDirectories, replace
 from ckptsync.stores.posix.store import PosixStore
+from ckptsync.stores.stream import chunk_room
 
 CONTENT = random.Random(1).randbytes(3_000_000)
 
@@ -289,3 +295,241 @@ def test_a_file_that_cannot_be_so_large_is_named_and_not_begun(store: PosixStore
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not hidden(store)
+
+
+def made(path: Path, content: bytes) -> os.stat_result:
+    path.write_bytes(content)
+    return path.stat()
+
+
+def losing_the_answer(call: Callable[..., None], code: int) -> Callable[..., None]:
+    def lost(*args: Any, **kwargs: Any) -> None:
+        call(*args, **kwargs)
+        raise OSError(code, "sent again by the NFS client")
+
+    return lost
+
+
+def test_a_rename_whose_answer_was_lost_is_a_success(
+    at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = made(tmp_path / "part", b"new")
+    made(tmp_path / "a", b"old")
+    monkeypatch.setattr(os, "rename", losing_the_answer(os.rename, errno.ENOENT))
+    publish.replace(at, "part", "a", part)
+    assert (tmp_path / "a").read_bytes() == b"new"
+
+
+def test_a_rename_of_what_is_gone_is_none(at: int, tmp_path: Path) -> None:
+    part = made(tmp_path / "part", b"new")
+    # else its number would be free for the next file, which no writer lets happen
+    (tmp_path / "part").rename(tmp_path / "kept")
+    with pytest.raises(FileNotFoundError):
+        publish.replace(at, "part", "a", part)
+    made(tmp_path / "a", b"somebody else's")
+    with pytest.raises(FileNotFoundError):
+        publish.replace(at, "part", "a", part)
+
+
+def test_a_link_whose_answer_was_lost_is_a_success(
+    at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = made(tmp_path / "part", b"x")
+    monkeypatch.setattr(os, "link", losing_the_answer(os.link, errno.EEXIST))
+    publish.claim(at, "part", "a", part)
+    assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("a", b"x")]
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK])
+def test_where_links_are_refused_an_exclusive_rename_claims_the_name(
+    at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "link", refused)
+    publish.claim(at, "part", "a", made(tmp_path / "part", b"x"))
+    with pytest.raises(FileExistsError):
+        publish.claim(at, "part", "a", made(tmp_path / "part", b"y"))
+    assert (tmp_path / "a").read_bytes() == b"x"
+
+
+def test_directories_that_cannot_be_synced_need_not_be(
+    at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(_: int, code: list[int]) -> None:
+        raise OSError(code[0], os.strerror(code[0]))
+
+    monkeypatch.setattr(os, "fsync", lambda fd: refused(fd, [errno.EINVAL]))
+    publish.sync_directory(at)
+    monkeypatch.setattr(os, "fsync", lambda fd: refused(fd, [errno.EIO]))
+    with pytest.raises(OSError, match="Input/output"):
+        publish.sync_directory(at)
+
+
+@pytest.fixture
+def directories(tmp_path: Path) -> DurableDirectories:
+    return DurableDirectories(str(tmp_path))
+
+
+@pytest.fixture
+def synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Directories that fsync is called for."""
+    found: list[str] = []
+
+    def fsync(fd: int) -> None:
+        found.append(str(Path(f"/proc/self/fd/{fd}").readlink()).removeprefix(str(tmp_path)) or "/")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    return found
+
+
+def make(directories: DurableDirectories, *way: str) -> None:
+    with directories.opened(way) as made:
+        directories.make_durable(way, made)
+
+
+def test_each_directory_on_the_way_is_durable_once(
+    directories: DurableDirectories, synced: list[str], tmp_path: Path
+) -> None:
+    make(directories, "a", "b")
+    make(directories, "a", "b")
+    make(directories, "a", "c")
+    make(directories)
+    assert synced == ["/", "/a", "/a"]
+    assert (tmp_path / "a/b").is_dir()
+
+
+def test_a_directory_that_was_there_may_be_another_writers_who_dies_before_its_fsync(
+    directories: DurableDirectories, synced: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "a").mkdir()
+    make(directories, "a")
+    assert synced == ["/"]
+
+
+def test_a_directory_made_again_by_somebody_else_is_another_one(
+    directories: DurableDirectories, synced: list[str], tmp_path: Path
+) -> None:
+    make(directories, "a", "b")
+    for _ in range(3):
+        (tmp_path / "a/b").rmdir()
+        (tmp_path / "a").rmdir()
+        (tmp_path / "a/b").mkdir(parents=True)
+        synced.clear()
+        make(directories, "a", "b")
+        assert synced == ["/", "/a"]
+
+
+def test_a_directory_with_a_file_in_it_is_secured_although_others_delete_all_that_is_empty(
+    directories: DurableDirectories, tmp_path: Path
+) -> None:
+    with directories.opened(["a", "b"]) as made:
+        os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=made[-1]))
+        with pytest.raises(OSError, match="not empty"):
+            (tmp_path / "a/b").rmdir()
+        directories.make_durable(["a", "b"], made)
+
+
+def test_few_directories_are_kept_open_and_not_for_long(
+    directories: DurableDirectories, tmp_path: Path
+) -> None:
+    def kept() -> int:
+        return sum(
+            os.path.realpath(fd).startswith(f"{tmp_path}/")
+            for fd in Path("/proc/self/fd").iterdir()
+        )
+
+    for n in range(2 * _MOST):
+        make(directories, str(n))
+    assert kept() == _MOST
+    directories.forget_older(0.0)
+    assert kept() == 0
+
+
+SIZES = [
+    [0], [1], [BLOCK], [WORTH], [WORTH + 1], [WORTH, WORTH], [3, WORTH], [WORTH, 3, WORTH], [WORTH,
+    WORTH - BLOCK, 2 * WORTH + 5, 7],
+    [WORTH + BLOCK, 0, WORTH, 1],
+]  # fmt: skip
+
+
+def aligned(size: int) -> memoryview:
+    held = np.random.default_rng(size).integers(0, 256, size + BLOCK, "u1")
+    at = -held.ctypes.data % BLOCK
+    return held[at : at + size].data
+
+
+def askew(size: int) -> memoryview:
+    return aligned(size + 8)[5 : 5 + size]
+
+
+def write_whole(at: int, chunks: list[memoryview]) -> None:
+    draft = Draft(at, "out", "", StoreErrors("store"), give_name=replace)
+    for chunk in chunks:
+        draft.append(chunk)
+    draft.commit()
+    assert Path(f"/proc/self/fd/{at}/out").read_bytes() == b"".join(map(bytes, chunks))
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("memory", [aligned, askew])
+@pytest.mark.parametrize("is_on_disk", [lambda _: True, lambda _: False])
+def test_the_file_is_the_chunks(
+    at: int,
+    sizes: list[int],
+    memory: Callable[[int], memoryview],
+    is_on_disk: Callable[[int], bool],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(part_file, "is_on_disk", is_on_disk)
+    write_whole(at, [memory(size) for size in sizes])
+
+
+def test_what_was_written_is_let_go_of_and_stays(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(part_file, "LET_GO", 1000)
+    write_whole(at, [askew(700) for _ in range(9)])
+
+
+@pytest.mark.parametrize("most", [BLOCK, 3 * BLOCK])
+def test_short_writes_and_a_refusal_in_the_midst_lose_and_double_nothing(
+    at: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk may take less than it was given, and refuse the rest."""
+    real, calls = os.pwrite, []
+
+    def short(fd: int, data: memoryview, start: int) -> int:
+        calls.append(len(data))
+        if len(calls) == 3:
+            raise OSError(errno.EINVAL, "not aligned")
+        return real(fd, data[:most], start)
+
+    monkeypatch.setattr(os, "pwrite", short)
+    monkeypatch.setattr(part_file, "is_on_disk", lambda _: True)
+    write_whole(at, [aligned(WORTH), aligned(2 * WORTH), aligned(5)])
+
+
+def test_large_chunks_go_past_the_cache_and_what_follows_them_through_it(
+    at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = os.pwrite, []
+
+    def noted(fd: int, data: memoryview, start: int) -> int:
+        calls.append((bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT), len(data)))
+        return real(fd, data, start)
+
+    try:
+        os.close(os.open(".", os.O_TMPFILE | os.O_WRONLY | os.O_DIRECT, dir_fd=at))
+    except OSError:
+        pytest.skip("no file system that writes past the cache here")
+    monkeypatch.setattr(os, "pwrite", noted)
+    monkeypatch.setattr(part_file, "is_on_disk", lambda _: True)
+    write_whole(at, [aligned(WORTH), aligned(WORTH + 5), aligned(WORTH)])
+    assert calls == [(True, WORTH), (True, WORTH), (False, 5), (False, WORTH)]
+
+
+@pytest.mark.parametrize("size", [0, 1, BLOCK + 1, WORTH])
+def test_room_for_a_chunk_is_as_large_as_asked_and_begins_with_a_block(size: int) -> None:
+    room = chunk_room(size)
+    assert len(room) == size
+    assert not size or np.frombuffer(room, "u1").ctypes.data % BLOCK == 0

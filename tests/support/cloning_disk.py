@@ -1,5 +1,5 @@
 """Storing on the trainer's own file system, where files may share their bytes: run by
-`tests/stores/test_posix_mounted.py`, where one is mounted.
+`tests/stores/test_posix_faults.py`, where one is mounted.
 """
 
 from __future__ import annotations

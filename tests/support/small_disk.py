@@ -1,5 +1,5 @@
 """The conformance suite, and what a disk that fills up adds to it: run by
-`tests/stores/test_posix_mounted.py`, where such a disk is mounted; and a smaller one for a program.
+`tests/stores/test_posix_faults.py`, where such a disk is mounted; and a smaller one for a program.
 """
 
 from __future__ import annotations
