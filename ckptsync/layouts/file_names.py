@@ -1,12 +1,16 @@
-"""What file names say: the directory, the rank that wrote a file, and whether it is the model's.
+"""What file names say: the kind of a file (`KINDS`), its rank, its directory.
 
-A root is a directory of the checkpoint; the root ``""`` is the checkpoint itself.
+What uploads, downloads and verification know of a framework's files stands here, once. A root is a
+directory of the checkpoint; the root ``""`` is the checkpoint itself.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
 
 from ckptsync.errors import Incomplete
 from ckptsync.tensors import Files
@@ -33,14 +37,58 @@ _CODE = re.compile(
     r"(configuration|modeling|tokenization|processing|image_processing)_\w+\.py", re.ASCII
 )
 METADATA = ".metadata"  # of torch's distributed checkpoints
-_OF_ONE_RANK = re.compile(r"__([0-9]{1,9})\.metadata")
-_FROM_0 = re.compile(
-    r"__([0-9]+)_[0-9]+\.distcp|__([0-9]+)\.metadata|.*zero_pp_rank_([0-9]+)_mp_rank_.*|rng_state_([0-9]+)\.pth"
-    r"|random_states_([0-9]+)\.pkl|.*_rank_([0-9]+)\.pt|.*_rank([0-9]+)\.bin"
-)
-_FROM_1 = re.compile(r"shard-([0-9]{5,})-model-[0-9]{5,}-of-[0-9]{5,}\.safetensors")
-
+SAFETENSORS, DCP_SHARD = ".safetensors", ".distcp"
+TORCH = (".pt", ".pth", ".bin", ".ckpt", ".pkl")  # what torch.save writes, or pickle
 MOST_RANKS = 1 << 20  # no training has so many ranks: a higher number in a name is something else
+
+
+@dataclass(frozen=True, slots=True)
+class FileKind:
+    """What is known of files by their names: a row of `KINDS`.
+
+    ``pattern`` is of the last component; its group is the number of the rank whose own file it is,
+    where the first rank has the number ``first``. ``use``: what a file is good for besides the
+    model, as ``ckptsync push --preset`` asks; ``describing`` files say what others are, and are
+    always stored. ``is_for_any_rank``: another rank may read it, too, when a training resumes.
+    ``is_shard``: ranks write such files side by side, and each before its random state.
+    """
+
+    pattern: str
+    use: Literal["", "optimizer", "resuming", "describing"] = ""
+    first: int = 0
+    is_for_any_rank: bool = False
+    is_shard: bool = False
+
+
+# The first row that fits is a file's. A file of no row may be weights, and is nobody's own.
+KINDS = (
+    # torch's distributed checkpoints
+    FileKind(r"__([0-9]+)_[0-9]+\.distcp", is_for_any_rank=True, is_shard=True),
+    FileKind(r"__([0-9]+)\.metadata", is_for_any_rank=True),
+    FileKind(r"\.metadata", "describing"),
+    FileKind(
+        r"shard-([0-9]{5,})-model-[0-9]{5,}-of-[0-9]{5,}\.safetensors",
+        first=1,
+        is_for_any_rank=True,
+    ),
+    # DeepSpeed
+    FileKind(r".*zero_pp_rank_([0-9]+)_mp_rank_.*_optim_states\.pt", "optimizer", is_shard=True),
+    FileKind(r".*zero_pp_rank_([0-9]+)_mp_rank_.*", is_shard=True),
+    FileKind(r".*_optim_states\.pt", "optimizer", is_shard=True),  # of experts
+    FileKind(r"latest", "describing"),
+    # verl, and accelerate without DCP
+    FileKind(r"optim_world_size_[0-9]+_rank_([0-9]+)\.pt", "optimizer"),
+    FileKind(r"extra_state_world_size_[0-9]+_rank_([0-9]+)\.pt", "resuming"),
+    FileKind(r".*_rank_([0-9]+)\.pt|.*_rank([0-9]+)\.bin"),
+    # the Trainer and accelerate
+    FileKind(r"rng_state_([0-9]+)\.pth|random_states_([0-9]+)\.pkl", "resuming"),
+    FileKind(r"optimizer(?:_[0-9]+)?\.(?:pt|bin)", "optimizer"),
+    FileKind(r"(?:sampler|dl_state_dict)(?:_[0-9]+)?\.bin", "resuming"),
+    FileKind(r"scheduler(?:_[0-9]+)?\.(?:pt|bin)", "resuming"),
+    FileKind(r"scaler\.pt|rng_state\.pth|training_args\.bin", "resuming"),
+    FileKind(r"custom_checkpoint_[0-9]+\.pkl", "resuming"),
+    FileKind(r".*\.index\.json|trainer_state\.json", "describing"),
+)
 
 
 def is_beside_weights(name: str) -> bool:
@@ -71,16 +119,23 @@ def home(names: Iterable[str], holds: Callable[[Collection[str]], object]) -> tu
     return next(((name,) for name, own in found.items() if holds(own)), ())
 
 
+def file_kind(name: str) -> FileKind | None:
+    """Return what `KINDS` says of a file."""
+    return _kind_and_rank(name.rpartition("/")[2])[0]
+
+
 def rank(name: str) -> int | None:
     """Return the rank whose own file this is; None where the name does not say."""
-    base = name.rpartition("/")[2]
-    if found := _FROM_0.fullmatch(base):
-        number = int(next(filter(None, found.groups())))
-    elif found := _FROM_1.fullmatch(base):
-        number = max(0, int(found[1]) - 1)
-    else:
-        return None
-    return number if number < MOST_RANKS else None
+    return _kind_and_rank(name.rpartition("/")[2])[1]
+
+
+@lru_cache(maxsize=1 << 14)  # the files of all checkpoints of a run have the same names
+def _kind_and_rank(base: str) -> tuple[FileKind | None, int | None]:
+    for kind in KINDS:
+        if found := re.fullmatch(kind.pattern, base):
+            number = next((max(0, int(n) - kind.first) for n in found.groups() if n), MOST_RANKS)
+            return kind, number if number < MOST_RANKS else None
+    return None, None
 
 
 def ranks(names: Iterable[str]) -> tuple[int, ...]:
@@ -90,7 +145,7 @@ def ranks(names: Iterable[str]) -> tuple[int, ...]:
 
 def is_of_one_rank(base: str) -> bool:
     """Return whether this is one rank's own metadata of a distributed checkpoint."""
-    return _OF_ONE_RANK.fullmatch(base) is not None
+    return base.startswith("__") and base.endswith(METADATA) and rank(base) is not None
 
 
 def metadata_files(names: Collection[str], root: str) -> tuple[str, ...]:
@@ -101,12 +156,8 @@ def metadata_files(names: Collection[str], root: str) -> tuple[str, ...]:
     name = join(root, METADATA)
     if name in names:
         return (name,)
-    found = {
-        int(m[1]): full
-        for base, full in inside(names, root).items()
-        if (m := _OF_ONE_RANK.fullmatch(base))
-    }
-    return tuple(found[number] for number in sorted(found))
+    own = (full for base, full in inside(names, root).items() if is_of_one_rank(base))
+    return tuple(sorted(own, key=lambda full: rank(full) or 0))
 
 
 def holds_weights(root: str) -> bool:

@@ -29,14 +29,10 @@ _RANDOM = re.compile(
 )
 _OF_RANK = re.compile(r"(.*/)?rank_([0-9]+)\.pt")
 _PART = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})\.(safetensors|bin)")
-_DCP_SHARD = re.compile(r"__[0-9]+_[0-9]+\.distcp")
-_SHARD = re.compile(
-    r"(.+/)?(__[0-9]+_[0-9]+\.distcp|[a-z0-9_]+_optim_states\.pt|zero_pp_rank_[0-9]+_[a-z0-9_]+_states\.pt)"
-)
 # only a trainer writes these; weights and configuration are also converted, edited and added by
 # hand
 _STATES = re.compile(
-    rf"optimizer\.(pt|bin)|scheduler\.pt|scaler\.pt|training_args\.bin|(.+/)?\.metadata|{_SHARD.pattern}"
+    r"optimizer\.(pt|bin)|scheduler\.pt|scaler\.pt|training_args\.bin|(.+/)?\.metadata"
 )
 _WEIGHTS = re.compile(r"(model|pytorch_model|adapter_model)([.-].*)?\.(safetensors|bin)")
 _OF_FIRST = re.compile(
@@ -304,7 +300,7 @@ def _dcp_shards(files: Iterable[Stat]) -> Iterator[tuple[str, Stat]]:
     folders = {_folder(f.path) for f in there if is_metadata(f.path)}
     for file in there if folders else ():
         folder, _, name = file.path.rpartition("/")
-        if folder in folders and _DCP_SHARD.fullmatch(name):
+        if folder in folders and name.endswith(file_names.DCP_SHARD):
             yield folder, file
 
 
@@ -351,7 +347,7 @@ def _only_by_trainer(newer: Sequence[Stat], files: Sequence[Stat]) -> str:
 
     A rank with shards waits for the other ranks before it writes its random state.
     """
-    states = next((f.path for f in newer if _STATES.fullmatch(f.path)), "")
+    states = next((f.path for f in newer if _is_of_states(f.path)), "")
     sharded = _sharded_ranks(files)
     is_of_weights = any(_WEIGHTS.fullmatch(f.path) for f in newer)
     random = (
@@ -395,7 +391,7 @@ def _uneven(files: Iterable[Stat], apart: float) -> str:
     """
     kinds: defaultdict[str, list[Stat]] = defaultdict(list)
     for file in files:
-        if _SHARD.fullmatch(file.path):
+        if _is_shard(file.path):
             kinds[re.sub(r"[0-9]+", "#", file.path)].append(file)
     for its in kinds.values():
         for older, newer in pairwise(sorted(its, key=lambda f: f.mtime)):
@@ -410,7 +406,7 @@ def _old_random_state(files: Iterable[Stat], apart: float) -> str:
     That rank has not come so far again.
     """
     random = [f for f in files if is_random_state(f.path)]
-    rest = [f for f in files if _STATES.fullmatch(f.path) or _WEIGHTS.fullmatch(f.path)]
+    rest = [f for f in files if _is_of_states(f.path) or _WEIGHTS.fullmatch(f.path)]
     first = min(rest, key=lambda f: f.mtime, default=None)
     oldest = min(random, key=lambda f: f.mtime, default=None)
     if first is None or oldest is None or not _is_gap(oldest.mtime, first, apart):
@@ -431,13 +427,23 @@ def _after_random_state(files: Sequence[Stat]) -> str:
             before.path if is_random_state(before.path) and rank_of(before.path) in sharded else ""
         )
         if ends and _is_gap(before.mtime, file, SAME_MOMENT):
-            shard = next((f.path for f in ordered[n:] if _SHARD.fullmatch(f.path)), "")
+            shard = next((f.path for f in ordered[n:] if _is_shard(f.path)), "")
             return f"{shard} was overwritten after {ends}" if shard else ""
     return ""
 
 
 def _sharded_ranks(files: Iterable[Stat]) -> set[int | None]:
-    return {rank_of(f.path) for f in files if _SHARD.fullmatch(f.path)} - {None}
+    return {rank_of(f.path) for f in files if _is_shard(f.path)} - {None}
+
+
+def _is_shard(path: str) -> bool:
+    """Return whether ranks write such files side by side."""
+    kind = file_names.file_kind(path)
+    return kind is not None and kind.is_shard
+
+
+def _is_of_states(path: str) -> bool:
+    return _STATES.fullmatch(path) is not None or _is_shard(path)
 
 
 def _old_metadata(files: Sequence[Stat]) -> str:
