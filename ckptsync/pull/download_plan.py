@@ -23,8 +23,6 @@ from ckptsync.records.store_paths import consolidated_prefix
 from ckptsync.safe_names import checked_path
 from ckptsync.stores.parallel_download import StoredFile
 
-# shards of which any rank may need a part
-_FOR_ANY_RANK = re.compile(r"__[0-9]+_[0-9]+\.distcp|__[0-9]+\.metadata|shard-[0-9]+-model-.*")
 _CHECKPOINT_NAME = re.compile(r"[A-Za-z0-9][^/]*")
 _DEEPSPEED_STATES = re.compile(
     r"(bf16_|fp16_)?(zero_pp_rank_[0-9]+_)?mp_rank_[0-9]+_(model|optim)_states\.pt"
@@ -184,8 +182,8 @@ def pointers(checkpoint: str, paths: Collection[str]) -> Mapping[str, bytes]:
 
 def _is_of_one_rank(path: str) -> bool:
     """Return whether only the rank in the file's name needs it."""
-    name = path.rpartition("/")[2]
-    return file_names.rank(path) is not None and not _FOR_ANY_RANK.fullmatch(name)
+    kind = file_names.file_kind(path)
+    return file_names.rank(path) is not None and not (kind and kind.is_for_any_rank)
 
 
 def _check_names(checkpoint: str, paths: Iterable[str]) -> None:
