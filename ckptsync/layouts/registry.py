@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 class Layout(Protocol):
     """How one framework spreads tensors over files: a module with these names.
 
-    A new one goes in `LAYOUTS` and in `layout`.
-
     ``root`` is a directory of the checkpoint, ``""`` for itself; or, of sets of files side by side,
     what their names begin with.
     """
@@ -50,20 +48,40 @@ class Layout(Protocol):
         ...
 
 
-# The names of layouts, preferred first: whole weights win over shards. A checkpoint can have a
-# layout only if it has a file whose last component matches.
-LAYOUTS: dict[str, re.Pattern[str]] = {
-    "whole": re.compile(r"model.*\.safetensors.*"),
-    "peft": re.compile(r"adapter_model\..*"),
-    "bin": re.compile(r"pytorch_model.*\.bin.*"),
-    "dcp_safetensors": re.compile(r"shard-.*\.safetensors"),
-    "dcp": re.compile(r"\.metadata|__.*"),
-    "universal": re.compile(r"fp32\.pt"),
-    "zero": re.compile(r".*_states\.pt|expert_.*"),
-    "per_rank": re.compile(r".*_rank_?[0-9]+\.(bin|pt)"),
-    "lightning": re.compile(r".+\.ckpt"),
-    "refused": re.compile(
-        r".*(optim_rng|model_rng|distrib_optim|rank-?[0-9]+-of-.*)\.(pt|pth|bin)"
+@dataclass(frozen=True, slots=True)
+class LayoutRow:
+    """What is known of a layout before it is imported: a row of `LAYOUTS`.
+
+    ``files``: a checkpoint can have the layout only if it has a file whose last component matches.
+    ``is_whole``: each file has whole weights, which win over shards.
+    """
+
+    files: re.Pattern[str]
+    is_whole: bool = False
+    # What it demands is in the very pickles that its tensors are read from, and not all of it is
+    # needed for every merge: it reads each once, and names what is missing.
+    checks_itself: bool = False
+    has_sections: bool = False  # a root may end in ``#section``
+    naming: str = ""  # how files end that alone say which tensor is where
+
+
+# By the layouts' names, preferred first.
+LAYOUTS: dict[str, LayoutRow] = {
+    "whole": LayoutRow(re.compile(r"model.*\.safetensors.*"), is_whole=True),
+    "peft": LayoutRow(re.compile(r"adapter_model\..*"), is_whole=True),
+    "bin": LayoutRow(re.compile(r"pytorch_model.*\.bin.*"), is_whole=True),
+    "dcp_safetensors": LayoutRow(re.compile(r"shard-.*\.safetensors"), has_sections=True),
+    "dcp": LayoutRow(re.compile(r"\.metadata|__.*"), has_sections=True, naming=".metadata"),
+    "universal": LayoutRow(re.compile(r"fp32\.pt"), checks_itself=True),
+    "zero": LayoutRow(
+        re.compile(r".*_states\.pt|expert_.*"),
+        checks_itself=True,
+        naming="_model_states.pt",
+    ),
+    "per_rank": LayoutRow(re.compile(r".*_rank_?[0-9]+\.(bin|pt)")),
+    "lightning": LayoutRow(re.compile(r".+\.ckpt")),
+    "refused": LayoutRow(
+        re.compile(r".*(optim_rng|model_rng|distrib_optim|rank-?[0-9]+-of-.*)\.(pt|pth|bin)"),
     ),
 }
 
@@ -117,16 +135,11 @@ def layout(name: str) -> Layout:
 def _roots(names: Collection[str]) -> list[WeightsSource]:
     """Return every root of every layout, as a source, whether it holds weights or other states."""
     bases = {name.rpartition("/")[2] for name in names}
-    fitting = [one for one, pattern in LAYOUTS.items() if any(map(pattern.fullmatch, bases))]
+    fitting = [one for one, row in LAYOUTS.items() if any(map(row.files.fullmatch, bases))]
     return [WeightsSource(one, root) for one in fitting for root in layout(one).roots(names)]
 
 
-# What they demand is in the very pickles that their tensors are read from, and not all of it is
-# needed for every merge: they read each once, and name what is missing.
-_CHECK_THEMSELVES = ("zero", "universal")
-
 _LOOK = 128 << 10  # bytes at the beginning and the end of a file that mostly tell what is in it
-_WHOLE = ("whole", "peft", "bin")
 _TRAINER_STATE = "trainer_state.json"
 _TRAINED = frozenset({_TRAINER_STATE, "adapter_config.json", "model.safetensors.index.json"})
 _TORCH_SAVED = re.compile(
@@ -147,6 +160,11 @@ class WeightsSource:
 
     def __str__(self) -> str:
         return f"{self.layout}:{self.root or '.'}"
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether each file has whole weights."""
+        return LAYOUTS[self.layout].is_whole
 
     @classmethod
     def named(cls, text: str) -> WeightsSource:
@@ -211,7 +229,7 @@ def _section(found: Sequence[WeightsSource], name: str) -> list[WeightsSource]:
     ours = [
         s
         for s in found
-        if mark and s.layout in ("dcp", "dcp_safetensors") and whole in (str(s), s.layout, s.root)
+        if mark and LAYOUTS[s.layout].has_sections and whole in (str(s), s.layout, s.root)
     ]
     return [WeightsSource(s.layout, f"{s.root or '.'}#{section}") for s in ours]
 
@@ -241,7 +259,7 @@ def _rivals(files: Files, found: Sequence[WeightsSource]) -> list[WeightsSource]
 
     Whole ones win, and of DeepSpeed's tags the one that ``latest`` names.
     """
-    if found[0].layout in _WHOLE:
+    if found[0].is_whole:
         return [s for s in found if s.layout == found[0].layout]
     # a DCP beside weights in safetensors is the optimizer's
     optimizers = [WeightsSource("dcp", s.root) for s in found if s.layout == "dcp_safetensors"]
@@ -252,7 +270,7 @@ def _rivals(files: Files, found: Sequence[WeightsSource]) -> list[WeightsSource]
     return [
         s
         for s in found
-        if s.layout not in _WHOLE and not (s.layout == "zero" and tag is not None and s.root != tag)
+        if not s.is_whole and not (s.layout == "zero" and tag is not None and s.root != tag)
     ]
 
 
@@ -267,8 +285,8 @@ def beside(files: Files, source: WeightsSource) -> tuple[WeightsSource, ...]:
     if source.layout == "zero":
         home, _, tag = source.root.rpartition("/")
         if tag == f"global_step{_step(files, home)}":
-            return tuple(s for s in sources(files) if s.layout in _WHOLE and s.root == home)
-    if source.layout in _WHOLE:
+            return tuple(s for s in sources(files) if s.is_whole and s.root == home)
+    if source.is_whole:
         tag = join(source.root, f"global_step{_step(files, source.root)}")
         return tuple(s for s in sources(files) if s == WeightsSource("zero", tag))
     return ()
@@ -298,7 +316,7 @@ def tensors(
         return dcp_safetensors.tensors(files, source.root, outside)
     module = layout(source.layout)
     expect(files, _heads_and_tails(files, source))
-    if source.layout not in _CHECK_THEMSELVES:
+    if not LAYOUTS[source.layout].checks_itself:
         require(files, module.demands(files, source.root))
     return module.tensors(files, source.root)
 
@@ -410,7 +428,7 @@ def _is_hollow(files: Files, source: WeightsSource) -> bool:
 
     See LlamaFactory#1226 and peft#2500: other weights win over these.
     """
-    if source.layout not in _WHOLE:
+    if not source.is_whole:
         return False
     try:
         found = tensors(files, source)

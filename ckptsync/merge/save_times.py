@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from ckptsync.errors import Corrupt, Incomplete
-from ckptsync.layouts.file_names import METADATA, is_of_one_rank, join
+from ckptsync.layouts.file_names import DCP_SHARD, METADATA, is_of_one_rank, join
 from ckptsync.walk import SAME_MOMENT, SLOW
 
 APART = 1800.0  # seconds that ranks of one save may be apart: their barrier would have given up
@@ -44,7 +44,7 @@ def check_times(files: Mapping[str, Dated], reads: Collection[str]) -> None:
         groups[_group(name)][name] = files[name]
     for folder in sorted({_group(name) for name in reads} & groups.keys()):
         # of other metadata than that of a distributed checkpoint it may be the optimizer's
-        shards = {name: dated for name, dated in groups[folder].items() if name.endswith(".distcp")}
+        shards = {name: dated for name, dated in groups[folder].items() if name.endswith(DCP_SHARD)}
         if (metadata := join(folder, METADATA)) in files:
             _check_overwritten(metadata, files[metadata], shards)
         for name in files:

@@ -33,6 +33,7 @@ from ckptsync.digest import (
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, NotFound, StoreError, Unsupported
 from ckptsync.formats import torch_zip, zstd_items
 from ckptsync.layouts import dcp, dcp_metadata, registry
+from ckptsync.layouts.file_names import DCP_SHARD, TORCH
 from ckptsync.merge.container_crcs import CrcCheckedFiles
 from ckptsync.plain_json import parse
 from ckptsync.records.report import FindingKind, VerifyFinding
@@ -51,8 +52,6 @@ _FAR_AHEAD = 4 << 20, 8  # bytes of a piece, and how many are read before they a
 _NEAR_AHEAD = 2 << 20, 1  # the disk reads on while a piece is digested
 _PROBES = 16  # files that are checked for being in memory
 _SHOWN = 3, 10  # ranges and tensors in a finding's text
-TORCH = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
-ITEMS = ".distcp"
 Item = tuple[int, int, str]
 """Start, size, name."""
 Compared = tuple[list[VerifyFinding], int, int]
@@ -347,10 +346,10 @@ def name_tensors(files: Files, damage: Mapping[str, Ranges]) -> dict[str, tuple[
             continue  # as above, or incomplete, or a layout that this program does not know
         # Only these files say which tensor is where.  Headers of the others say only where it lies
         # in them, and must agree with these.
-        end = {"dcp": ".metadata", "zero": "_model_states.pt"}.get(source.layout, "")
-        naming = (e for e in tracked.reads if e.file.endswith(end))
+        row = registry.LAYOUTS[source.layout]
+        naming = (e for e in tracked.reads if e.file.endswith(row.naming))
         doubtful = {e.file for e in naming if overlaps(damage.get(e.file, ()), e.start, e.size)}
-        if doubtful and source.layout not in ("whole", "peft"):
+        if doubtful and not row.is_whole:
             continue
         for tensor in tensors:
             for part in (part for copy in tensor.copies for part in copy.stored()):
@@ -389,7 +388,7 @@ def check_crc32s(files: TrackedFiles, kind: FindingKind) -> Compared:
     They show damage from before anybody recorded a digest.  Raises StoreError, Incomplete.
     """
     sizes = files.sizes()
-    inside = find_archives(files) if any(path.endswith(ITEMS) for path in sizes) else {}
+    inside = find_archives(files) if any(path.endswith(DCP_SHARD) for path in sizes) else {}
     found: list[VerifyFinding] = []
     count = total = 0
     for path, size in sizes.items():

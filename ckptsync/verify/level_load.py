@@ -19,11 +19,12 @@ from typing import Any
 
 from ckptsync import safe_open
 from ckptsync.errors import Incomplete, StoreError, Unsupported
+from ckptsync.layouts.file_names import DCP_SHARD, SAFETENSORS, TORCH
 from ckptsync.records.report import Level, Reading, VerifyFinding
 from ckptsync.stores.stream import Reads
 from ckptsync.tensors import Extent
 from ckptsync.verify.expected import ExpectedFile
-from ckptsync.verify.level_digest import ITEMS, TORCH, Item, find_archives
+from ckptsync.verify.level_digest import Item, find_archives
 from ckptsync.verify.level_parse import UNLOADED, UNMODELLED
 from ckptsync.verify.loader_process import Died, LoaderProcess
 from ckptsync.verify.reading import CountedSource, TrackedFiles, copy_to, local_root
@@ -38,7 +39,6 @@ LIBRARIES = ("safetensors", "torch", "transformers", "accelerate")
 RUNS = 2 << 30
 """Bytes of weights with which a forward pass is made, at most."""
 _SMALL = 64 << 20  # bytes of a configuration or tokenizer file
-_WEIGHTS = ".safetensors"
 _HEADER = 100 << 20  # bytes: safetensors' own limit
 
 
@@ -51,15 +51,15 @@ def load_files(
 
     Raises Unsupported where no loader is installed, Incomplete if a file went away, StoreError.
     """
-    loadable = [f for f in files if f.name.endswith((".safetensors", *TORCH, ITEMS))]
-    has_items = any(file.name.endswith(ITEMS) for file in loadable)
+    loadable = [f for f in files if f.name.endswith((SAFETENSORS, *TORCH, DCP_SHARD))]
+    has_items = any(file.name.endswith(DCP_SHARD) for file in loadable)
     archives = find_archives(checkpoint) if has_items else {}
     findings, answers = list[VerifyFinding](), list[Answer]()
     with LoaderProcess(LOAD_CHILD, LOAD_HINT, source.progress) as child:
         for file in loadable:
             answer: Answer
-            if not file.name.endswith(ITEMS):
-                kind = "safetensors" if file.name.endswith(".safetensors") else "torch"
+            if not file.name.endswith(DCP_SHARD):
+                kind = "safetensors" if file.name.endswith(SAFETENSORS) else "torch"
                 answer = load_file(child, source.source, file, kind)
             elif file.path not in archives:
                 answer = {"refused": "no readable .metadata says where in it tensors lie"}
@@ -159,10 +159,10 @@ def load_model(
     Raises Unsupported where transformers is not installed, Incomplete, StoreError.
     """
     files = {path: file for path, file in model.items() if "/" not in path}
-    size = sum(file.size for path, file in files.items() if path.endswith(_WEIGHTS))
+    size = sum(file.size for path, file in files.items() if path.endswith(SAFETENSORS))
     of_size = sum(file.size for file in model.values())
     unread = Reading("model", 0, 0, len(model), of_size)
-    if "config.json" not in files or not any(path.endswith(_WEIGHTS) for path in files):
+    if "config.json" not in files or not any(path.endswith(SAFETENSORS) for path in files):
         detail = f"{UNMODELLED}there is no config.json with safetensors files beside it"
         return [VerifyFinding("note", title, detail)], unread
     shown, forward = files["config.json"].shown, size <= RUNS
@@ -210,7 +210,7 @@ def _fill(
     """
     root, damaged = local_root(source), list[VerifyFinding]()
     for path, file in files.items():
-        is_weights = path.endswith(_WEIGHTS)
+        is_weights = path.endswith(SAFETENSORS)
         if is_weights and root is not None:
             # A name in a store is no path of its own, so no `/` operator.
             (made / path).symlink_to(os.path.join(root, file.name))  # noqa: PTH118

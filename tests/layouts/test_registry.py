@@ -251,9 +251,9 @@ def test_a_checkpoint_with_one_changed_byte_is_read_or_refused_and_never_crashes
 def test_no_layout_that_a_checkpoint_has_is_left_out_because_of_its_files_names(of: Vector) -> None:
     names = tree(*of.sources).sizes()
     bases = [name.rpartition("/")[2] for name in names]
-    for name, pattern in LAYOUTS.items():
+    for name, row in LAYOUTS.items():
         if layout(name).roots(names):
-            assert any(map(pattern.fullmatch, bases)), name
+            assert any(map(row.files.fullmatch, bases)), name
 
 
 def test_the_layouts_are_ordered_by_preference() -> None:
