@@ -48,7 +48,7 @@ class FileKind:
 
     ``pattern`` is of the last component; its group is the number of the rank whose own file it is,
     where the first rank has the number ``first``. ``use``: what a file is good for besides the
-    model, as ``ckptsync push --preset`` asks; ``describing`` files say what others are, and are
+    model, as ``ckptsync push --send`` asks; ``describing`` files say what others are, and are
     always stored. ``is_for_any_rank``: another rank may read it, too, when a training resumes.
     ``is_shard``: ranks write such files side by side, and each before its random state.
     """

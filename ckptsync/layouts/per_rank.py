@@ -92,12 +92,6 @@ def roots(names: Collection[str]) -> tuple[str, ...]:
     return tuple(sorted({found.stem for found in map(rank_file, names) if found}))
 
 
-def configuration(root: str) -> str:
-    """Return where verl keeps the model's configuration and tokenizer beside ``root``."""
-    folder, slash, _ = root.rpartition("/")
-    return f"{folder}{slash}huggingface"
-
-
 def demands(files: Files, root: str) -> dict[str, int | None]:
     """Return the file of every rank. verl's names say how many there are.
 

@@ -63,6 +63,7 @@ class LayoutRow:
     checks_itself: bool = False
     has_sections: bool = False  # a root may end in ``#section``
     naming: str = ""  # how files end that alone say which tensor is where
+    configuration: str = ""  # a directory beside a root, with the model's configuration
 
 
 # By the layouts' names, preferred first.
@@ -78,7 +79,10 @@ LAYOUTS: dict[str, LayoutRow] = {
         checks_itself=True,
         naming="_model_states.pt",
     ),
-    "per_rank": LayoutRow(re.compile(r".*_rank_?[0-9]+\.(bin|pt)")),
+    "per_rank": LayoutRow(
+        re.compile(r".*_rank_?[0-9]+\.(bin|pt)"),
+        configuration="huggingface",  # verl's
+    ),
     "lightning": LayoutRow(re.compile(r".+\.ckpt")),
     "refused": LayoutRow(
         re.compile(r".*(optim_rng|model_rng|distrib_optim|rank-?[0-9]+-of-.*)\.(pt|pth|bin)"),
@@ -166,6 +170,10 @@ class WeightsSource:
         """Return whether each file has whole weights."""
         return LAYOUTS[self.layout].is_whole
 
+    def is_called(self, name: str) -> bool:
+        """Return whether ``name`` is the source, its layout or its root."""
+        return name in (str(self), self.layout, self.root)
+
     @classmethod
     def named(cls, text: str) -> WeightsSource:
         """Return the source of that text."""
@@ -188,11 +196,16 @@ def sources(files: Files) -> tuple[WeightsSource, ...]:
 def _preferred_tag(files: Files, found: Sequence[WeightsSource]) -> str | None:
     """Return which of DeepSpeed's tags the checkpoint's ``latest`` names, or the only one."""
     tags = tuple(s.root for s in found if s.layout == "zero")
-    if not tags:
-        return None
-    from ckptsync.layouts import zero
-
-    return zero.preferred(files, tags)
+    if len(tags) == 1:
+        return tags[0]
+    for root in tags:
+        home, _, tag = root.rpartition("/")
+        pointer = join(home, "latest")
+        if pointer in files.sizes():
+            latest = read_whole(files, pointer, 4096).decode("utf-8", "replace").strip()
+            if latest == tag:
+                return root
+    return None
 
 
 def choose(files: Files, name: str | None) -> WeightsSource:
@@ -202,7 +215,7 @@ def choose(files: Files, name: str | None) -> WeightsSource:
     """
     found = sources(files)
     if name is not None:
-        chosen = [s for s in found if name in (str(s), s.layout, s.root)] or _section(found, name)
+        chosen = [s for s in found if s.is_called(name)] or _section(found, name)
         if len(chosen) != 1:
             raise Unsupported(
                 f"source {name!r}: {len(chosen)} of that name",
@@ -226,12 +239,11 @@ def _section(found: Sequence[WeightsSource], name: str) -> list[WeightsSource]:
     See ``tensors`` of its layouts.
     """
     whole, mark, section = name.rpartition("#")
-    ours = [
-        s
+    return [
+        WeightsSource(s.layout, f"{s.root or '.'}#{section}")
         for s in found
-        if mark and LAYOUTS[s.layout].has_sections and whole in (str(s), s.layout, s.root)
+        if mark and LAYOUTS[s.layout].has_sections and s.is_called(whole)
     ]
-    return [WeightsSource(s.layout, f"{s.root or '.'}#{section}") for s in ours]
 
 
 def no_weights(files: Files) -> CkptsyncError:
@@ -340,12 +352,8 @@ def around(files: Files, source: WeightsSource) -> tuple[Files, ...]:
 
     The nearest comes first.
     """
-    own: list[str] = []
-    if source.layout == "per_rank":
-        from ckptsync.layouts import per_rank
-
-        own = [per_rank.configuration(source.root)]
-    parts = source.root.split("/")
+    parts, beside = source.root.split("/"), LAYOUTS[source.layout].configuration
+    own = ["/".join([*parts[:-1], beside])] if beside else []
     above = ["/".join(parts[:n]) for n in range(len(parts), 0, -1)]
     return tuple(Within(files, home) for home in (*own, *above) if home)
 
