@@ -26,20 +26,17 @@ from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.formats.pickles import brief
 from ckptsync.formats.torch_pickle import StoredTensor
 from ckptsync.layouts import zero_partitions
-from ckptsync.layouts.file_names import inside
 from ckptsync.layouts.zero_files import (
     MODEL_OF_RANK,
     OPTIM,
     Held,
     StateFile,
     ZeroFiles,
-    ZeroSetup,
     buffer_names,
     check_agreement,
     expert_counts,
     is_zero_file,
     param_shapes,
-    read_setup,
     refuse_offloaded,
     section,
     shapes_by_name,
@@ -48,7 +45,7 @@ from ckptsync.layouts.zero_files import (
     why_unlike,
 )
 from ckptsync.layouts.zero_tensor_parallel import join_ranks
-from ckptsync.tensors import Copy, Files, Shape, Tensor, read_whole
+from ckptsync.tensors import Copy, Files, Shape, Tensor
 
 _TIED = "tied_modules."
 
@@ -71,12 +68,11 @@ def demands(files: Files, root: str) -> dict[str, int | None]:
     Raises Incomplete if nothing here says what the files of all ranks are.
     """
     zero = ZeroFiles(files, root)
-    setup = read_setup(zero)
-    if setup.stage == 3 and not zero.by_rank(OPTIM):
+    if zero.setup.stage == 3 and not zero.by_rank(OPTIM):
         # their prefix is a guess without one; demanding a name that nobody writes never ends
-        raise Incomplete(f"{root or '.'}: no optimizer file here, which every node has at stage 3")
-    models = setup.all_model_files(zero)
-    needed = [*models, *setup.all_optimizer_files(zero)]
+        raise Incomplete(f"{zero.title}: no optimizer file here, which every node has at stage 3")
+    models = zero.all_model_files()
+    needed = [*models, *zero.all_optimizer_files()]
     if zero.has_experts() and models[0] in zero.sizes:
         needed += zero.expert_files(expert_counts(zero.load(models[0])) or ())
     layers = zero.layer_files()
@@ -95,49 +91,36 @@ def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
     that names the missing file.
     """
     zero = ZeroFiles(files, root)
-    setup = read_setup(zero)
-    optim = setup.all_optimizer_files(zero) if setup.stage == 3 else []
-    zero.require([*setup.all_model_files(zero), *optim])
-    ranks = [_read_rank(zero, setup, mp) for mp in range(setup.mp)]
+    optim = zero.all_optimizer_files() if zero.setup.stage == 3 else []
+    zero.require([*zero.all_model_files(), *optim])
+    ranks = [_read_rank(zero, mp) for mp in range(zero.setup.mp)]
     models = [file for rank in ranks for file in rank.models]
-    check_agreement(setup, models, [rank.optim for rank in ranks])
+    check_agreement(zero.setup, models, [rank.optim for rank in ranks])
     refuse_offloaded(zero, models[0])
     found, remarks = _join(zero, ranks)
     if not found:
-        raise Unsupported(f"{root or '.'}: a DeepSpeed checkpoint without weights")
+        raise Unsupported(f"{zero.title}: a DeepSpeed checkpoint without weights")
     reason = why_unlike(models[0])
     if reason:
         found = tuple(replace(tensor, unlike=reason) for tensor in found)
-    remarks += [reason, *_remarks(zero, setup, ranks)]
+    remarks += [reason, *_remarks(zero, ranks)]
     return (replace(found[0], remark="; ".join(filter(None, remarks))), *found[1:])
 
 
 def world(files: Files, root: str) -> int:
     """Return how many data-parallel ranks wrote it."""
-    return read_setup(ZeroFiles(files, root)).world
+    return ZeroFiles(files, root).setup.world
 
 
-def preferred(files: Files, found: tuple[str, ...]) -> str | None:
-    """Return the tag that ``latest`` names, if it is among ``found``; the only one; else None."""
-    if len(found) == 1:
-        return found[0]
-    for root in found:
-        parent, _, tag = root.rpartition("/")
-        pointer = inside(files.sizes(), parent).get("latest")
-        if pointer and read_whole(files, pointer, 4096).decode("utf-8", "replace").strip() == tag:
-            return root
-    return None
-
-
-def _read_rank(files: ZeroFiles, setup: ZeroSetup, mp: int) -> MpRank:
-    models = [files.load(name) for name in setup.model_files(files, mp)]
-    names = setup.optimizer_files(files, mp)
+def _read_rank(files: ZeroFiles, mp: int) -> MpRank:
+    stage, models = files.setup.stage, [files.load(name) for name in files.model_files(mp)]
+    names = files.optimizer_files(mp)
     absent = next((name for name in names if name not in files.sizes), "")
-    if not absent and setup.stage and param_shapes(models[0]) is None:
+    if not absent and stage and param_shapes(models[0]) is None:
         # of models with experts, saved by DeepSpeed 0.16; slices do not give the order of elements
         absent = f"param_shapes of {models[0].name}"
     optim = [files.load(name) for name in names if name in files.sizes]
-    return MpRank(setup.stage, models, optim, own_tensors(models[0]), absent)
+    return MpRank(stage, models, optim, own_tensors(models[0]), absent)
 
 
 def _join(files: ZeroFiles, ranks: Sequence[MpRank]) -> tuple[tuple[Tensor, ...], list[str]]:
@@ -153,7 +136,7 @@ def _join(files: ZeroFiles, ranks: Sequence[MpRank]) -> tuple[tuple[Tensor, ...]
     ]
     if sum(kinds) > 1:
         raise Unsupported(
-            f"{files.root or '.'}: expert, pipeline and tensor parallel ranks in one checkpoint, or"
+            f"{files.title}: expert, pipeline and tensor parallel ranks in one checkpoint, or"
             " experts of ZeRO-3, cannot be joined yet"
         )
     if files.has_experts() and counts is None:
@@ -175,7 +158,7 @@ def _join_stages(files: ZeroFiles, ranks: Sequence[MpRank]) -> tuple[tuple[Tenso
     """Return all stages' tensors; those of a tied module are in several, and are written once."""
     if any(rank.own for rank in ranks):
         raise Corrupt(
-            f"{files.root or '.'}: a model file with weights beside files of layers",
+            f"{files.title}: a model file with weights beside files of layers",
             hint="the files are of different saves",
         )
     own = _layer_weights(files, [rank.first for rank in ranks])
@@ -189,9 +172,9 @@ def _join_stages(files: ZeroFiles, ranks: Sequence[MpRank]) -> tuple[tuple[Tenso
     return (*tensors, *found.values()), [names, _missing_layers(files)]
 
 
-def _remarks(files: ZeroFiles, setup: ZeroSetup, ranks: Sequence[MpRank]) -> list[str]:
+def _remarks(files: ZeroFiles, ranks: Sequence[MpRank]) -> list[str]:
     """Return remarks on masters that are not read, and on what is left out."""
-    first, found = ranks[0].first, []
+    first, setup, found = ranks[0].first, files.setup, list[str]()
     absent = [rank.absent for rank in ranks if rank.absent]
     if absent:
         found.append(
@@ -401,7 +384,7 @@ def _layer_weights(files: ZeroFiles, models: Sequence[StateFile]) -> Held:
     named = trained.keys() | set().union(*map(buffer_names, models))
     if not trained:
         raise Unsupported(
-            f"{files.root or '.'}: a pipeline that was trained without ZeRO and without bf16: its"
+            f"{files.title}: a pipeline that was trained without ZeRO and without bf16: its"
             " files name no parameters",
             hint="save the model itself from the training program",
         )

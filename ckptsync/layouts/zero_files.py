@@ -12,8 +12,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import isclose
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.formats import torch_pickle, torch_save
@@ -227,6 +228,19 @@ def universal_roots(names: Collection[str]) -> tuple[str, ...]:
     )
 
 
+class ZeroSetup(NamedTuple):
+    """How a save was made: ZeRO stage (0 to 3) and numbers of ranks.
+
+    ``world``: data-parallel ranks; ``mp``: model-parallel ranks, which are pipeline stages times
+    tensor-parallel ranks. ``prefix``: of the optimizer files' names (``bf16_`` or nothing).
+    """
+
+    stage: int
+    world: int
+    prefix: str = ""
+    mp: int = 1
+
+
 class ZeroFiles:
     """The files of one save, in the directory ``root`` (DeepSpeed calls it a tag).
 
@@ -236,6 +250,7 @@ class ZeroFiles:
 
     def __init__(self, files: Files, root: str) -> None:
         self.files, self.root, self.sizes = files, root, files.sizes()
+        self.title = root or "."
         self._loaded: dict[str, StateFile] = {}
         self._here = inside(self.sizes, root)
         for base, name in self._here.items():
@@ -255,6 +270,94 @@ class ZeroFiles:
                     raise Corrupt(f"{name}: a rank of {max(numbers)}")
                 found[numbers[-1], numbers[0] if numbers[1:] else 0] = name
         return found
+
+    @cached_property
+    def setup(self) -> ZeroSetup:
+        """What the files here say of the whole; raises Incomplete if none does."""
+        optim, mp = self.by_rank(OPTIM), self._model_parallel()
+        if not optim:
+            return self._setup_of_model(mp)
+        name = optim[min(optim)]
+        state = optimizer_state(self.load(name))
+        # `BF16_Optimizer` writes none
+        stage = 1 if "zero_stage" not in state else zero_stage(state)
+        if stage not in (1, 2, 3):
+            raise Unsupported(f"ZeRO stage {brief(stage)}: 1, 2 and 3 are known")
+        # a number at stage 3, one for each parameter group at stages 1 and 2
+        count = state.get("partition_count")
+        counts = count if isinstance(count, (list, tuple)) else [count]
+        if not counts or any(type(n) is not int or not 0 < n < MOST_RANKS for n in counts):
+            raise Corrupt(f"{name}: partition_count is {brief(count)}")
+        prefix, _, _ = name.rpartition("/")[2].partition("zero_pp_rank")
+        return ZeroSetup(int(stage), max(counts), prefix, mp)
+
+    def _setup_of_model(self, mp: int) -> ZeroSetup:
+        """Return what a model file says: without ZeRO and in universal checkpoints, it is alone."""
+        ranked = self.by_rank(MODEL_OF_RANK)
+        models = self.by_rank(MODEL) or ranked
+        file = self.load(models[min(models)])
+        world = file.content.get("dp_world_size")
+        stage = section(configuration(file), "zero_optimization").get("stage", 0)
+        if stage == 0 and MASTERS in section(file.content, "optimizer"):
+            stage = 1  # `BF16_Optimizer` without ZeRO has its partitions in files of their own, too
+        if type(world) is not int or not 0 < world < MOST_RANKS:
+            raise Corrupt(f"{file.name}: dp_world_size is {brief(world)}")
+        if models is ranked:
+            stage = 3
+        elif stage not in (0, 1, 2):
+            raise Corrupt(f"{file.name}: written by ZeRO stage {brief(stage)}, 0 to 2 expected")
+        return ZeroSetup(stage, world, "bf16_" if is_bf16(file) else "", mp)
+
+    def _model_parallel(self) -> int:
+        """Return how many model-parallel ranks a model file gives; else how many names show."""
+        models = self.by_rank(MODEL) or self.by_rank(MODEL_OF_RANK)
+        seen = {mp for mp, _ in [*models, *self.by_rank(OPTIM)]}
+        if not seen:
+            raise Incomplete(
+                f"{join(self.root, 'mp_rank_00_model_states.pt')}: not found, nor another file that"
+                " says how many ranks there are",
+                hint="add the other nodes' directories; ds_to_universal copies model files last",
+            )
+        if not models:
+            return max(seen) + 1
+        name = models[min(models)]
+        count = mp_world_size(self.load(name))
+        if max(seen) >= count:
+            raise Unsupported(
+                f"{self.title}: files of {max(seen) + 1} tensor or pipeline parallel ranks,"
+                f" {name} says {count}",
+                hint=(
+                    "they are of different saves: give those of one alone; mp_rank_00 of several is"
+                    " not the model"
+                ),
+            )
+        return count
+
+    def optimizer_files(self, mp: int) -> list[str]:
+        """Return the optimizer file of every data-parallel rank; none without ZeRO."""
+        stem = join(self.root, f"{self.setup.prefix}zero_pp_rank_")
+        return [
+            f"{stem}{rank}_mp_rank_{mp:02d}_optim_states.pt"
+            for rank in range(self.setup.world if self.setup.stage else 0)
+        ]
+
+    def model_files(self, mp: int) -> list[str]:
+        """Return the model file; at stage 3 that of every data-parallel rank."""
+        if self.setup.stage < 3:
+            return [join(self.root, f"mp_rank_{mp:02d}_model_states.pt")]
+        there, stem = self.by_rank(MODEL_OF_RANK), join(self.root, "zero_pp_rank_")
+        return [
+            there.get((mp, rank), f"{stem}{rank}_mp_rank_{mp:02d}_model_states.pt")
+            for rank in range(self.setup.world)
+        ]
+
+    def all_model_files(self) -> list[str]:
+        """Return the model files of all ranks."""
+        return [name for mp in range(self.setup.mp) for name in self.model_files(mp)]
+
+    def all_optimizer_files(self) -> list[str]:
+        """Return the optimizer files of all ranks."""
+        return [name for mp in range(self.setup.mp) for name in self.optimizer_files(mp)]
 
     def layer_files(self) -> dict[str, int]:
         """Return the files of a pipeline's layers with the layers' numbers, in their order.
@@ -312,133 +415,20 @@ class ZeroFiles:
         return self._loaded[name]
 
 
-# What the files say of the whole
-
-
-@dataclass(frozen=True, slots=True)
-class ZeroSetup:
-    """How a save was made: ZeRO stage (0 to 3) and numbers of ranks.
-
-    ``world``: data-parallel ranks; ``mp``: model-parallel ranks, which are pipeline stages times
-    tensor-parallel ranks. ``prefix``: of the optimizer files' names (``bf16_`` or nothing).
-    """
-
-    stage: int
-    world: int
-    prefix: str = ""
-    mp: int = 1
-
-    def optimizer_files(self, files: ZeroFiles, mp: int) -> list[str]:
-        """Return the optimizer file of every data-parallel rank; none without ZeRO."""
-        return [
-            join(files.root, f"{self.prefix}zero_pp_rank_{r}_mp_rank_{mp:02d}_optim_states.pt")
-            for r in range(self.world if self.stage else 0)
-        ]
-
-    def model_files(self, files: ZeroFiles, mp: int) -> list[str]:
-        """Return the model file; at stage 3 that of every data-parallel rank."""
-        if self.stage < 3:
-            return [join(files.root, f"mp_rank_{mp:02d}_model_states.pt")]
-        there = files.by_rank(MODEL_OF_RANK)
-        plain = join(files.root, "zero_pp_rank_{}_mp_rank_{:02d}_model_states.pt")
-        return [there.get((mp, r), plain.format(r, mp)) for r in range(self.world)]
-
-    def all_model_files(self, files: ZeroFiles) -> list[str]:
-        """Return the model files of all ranks."""
-        return [name for mp in range(self.mp) for name in self.model_files(files, mp)]
-
-    def all_optimizer_files(self, files: ZeroFiles) -> list[str]:
-        """Return the optimizer files of all ranks."""
-        return [name for mp in range(self.mp) for name in self.optimizer_files(files, mp)]
-
-
-def read_setup(files: ZeroFiles) -> ZeroSetup:
-    """Return what the files here say of the whole; raises Incomplete if none does."""
-    optim, mp = files.by_rank(OPTIM), _model_parallel(files)
-    if not optim:
-        return _setup_of_model(files, mp)
-    name = optim[min(optim)]
-    state = optimizer_state(files.load(name))
-    stage = 1 if "zero_stage" not in state else zero_stage(state)  # `BF16_Optimizer` writes none
-    if stage not in (1, 2, 3):
-        raise Unsupported(f"ZeRO stage {brief(stage)}: 1, 2 and 3 are known")
-    # a number at stage 3, one for each parameter group at stages 1 and 2
-    count = state.get("partition_count")
-    counts = count if isinstance(count, (list, tuple)) else [count]
-    if not counts or any(type(n) is not int or not 0 < n < MOST_RANKS for n in counts):
-        raise Corrupt(f"{name}: partition_count is {brief(count)}")
-    base = name.rpartition("/")[2]
-    return ZeroSetup(int(stage), max(counts), base[: base.index("zero_pp_rank")], mp)
-
-
-def _setup_of_model(files: ZeroFiles, mp: int) -> ZeroSetup:
-    """Return what a model file says, where there are no optimizer files.
-
-    There are none without ZeRO, and in universal checkpoints.
-    """
-    ranked = files.by_rank(MODEL_OF_RANK)
-    models = files.by_rank(MODEL) or ranked
-    file = files.load(models[min(models)])
-    world = file.content.get("dp_world_size")
-    stage = section(configuration(file), "zero_optimization").get("stage", 0)
-    if stage == 0 and MASTERS in section(file.content, "optimizer"):
-        stage = 1  # `BF16_Optimizer` without ZeRO has its partitions in files of their own, too
-    if type(world) is not int or not 0 < world < MOST_RANKS:
-        raise Corrupt(f"{file.name}: dp_world_size is {brief(world)}")
-    if models is ranked:
-        stage = 3
-    elif stage not in (0, 1, 2):
-        raise Corrupt(f"{file.name}: written by ZeRO stage {brief(stage)}, 0 to 2 expected")
-    return ZeroSetup(stage, world, "bf16_" if is_bf16(file) else "", mp)
-
-
 def mp_world_size(file: StateFile) -> int:
-    """Return how many model-parallel ranks a model file says that there are.
-
-    One in files of older DeepSpeed, which do not say.
-    """
+    """Return how many model-parallel ranks a model file says that there are; old ones do not."""
     mp = file.content.get("mp_world_size", 1)
     if type(mp) is not int or not 0 < mp < MOST_RANKS:
         raise Corrupt(f"{file.name}: mp_world_size is {brief(mp)}")
     return mp
 
 
-def _model_parallel(files: ZeroFiles) -> int:
-    """Return how many model-parallel ranks a model file gives; else how many the names show."""
-    models = files.by_rank(MODEL) or files.by_rank(MODEL_OF_RANK)
-    seen = {mp for mp, _ in [*models, *files.by_rank(OPTIM)]}
-    if not seen:
-        raise Incomplete(
-            f"{join(files.root, 'mp_rank_00_model_states.pt')}: not found, nor another file that"
-            " says how many ranks there are",
-            hint="add the other nodes' directories; ds_to_universal copies model files last",
-        )
-    if not models:
-        return max(seen) + 1
-    name = models[min(models)]
-    count = mp_world_size(files.load(name))
-    if max(seen) >= count:
-        raise Unsupported(
-            f"{files.root or '.'}: files of {max(seen) + 1} tensor or pipeline parallel ranks,"
-            f" {name} says {count}",
-            hint=(
-                "they are of different saves: give those of one alone; mp_rank_00 of several is not"
-                " the model"
-            ),
-        )
-    return count
-
-
 # Whether the files are of one save
 
 # what all model files of one save say alike
 _OF_A_MODEL = (
-    "global_steps",
-    "global_samples",
-    "skipped_steps",
-    "dp_world_size",
-    "mp_world_size",
-    "ds_version",
+    *("global_steps", "global_samples", "skipped_steps"),
+    *("dp_world_size", "mp_world_size", "ds_version"),
 )
 # learning rates are computed on every machine; from step to step they change by far more
 _ALIKE = 1e-9
@@ -537,14 +527,14 @@ def _of_an_optimizer(file: StateFile) -> Iterator[tuple[str, Any]]:
 
 def refuse_offloaded(files: ZeroFiles, model: StateFile) -> None:
     """Raise Unsupported where the files do not hold the fp32 weights, or not how they are cut."""
-    root, config = files.root, section(configuration(model), "zero_optimization")
-    swap = join(root, "offloaded_tensors/")
+    config = section(configuration(model), "zero_optimization")
+    swap = join(files.root, "offloaded_tensors/")
     if (
         any(name.startswith(swap) for name in files.sizes)
         or section(config, "offload_optimizer").get("device") == "nvme"
     ):
         raise Unsupported(
-            f"{root or '.'}: the optimizer's tensors were offloaded to NVMe, and its files do not"
+            f"{files.title}: the optimizer's tensors were offloaded to NVMe, and its files do not"
             " hold them",
             hint=(
                 "save again with the optimizer offloaded to the CPU, or with"
@@ -554,7 +544,7 @@ def refuse_offloaded(files: ZeroFiles, model: StateFile) -> None:
     size = config.get("mics_shard_size")
     if type(size) is int and size > 0:
         raise Unsupported(
-            f"{root or '.'}: MiCS shards the parameters over groups of {size} ranks, which cannot"
+            f"{files.title}: MiCS shards the parameters over groups of {size} ranks, which cannot"
             " be joined yet",
             hint="save with stage3_gather_16bit_weights_on_model_save",
         )

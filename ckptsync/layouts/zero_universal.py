@@ -28,7 +28,6 @@ from ckptsync.layouts.zero_files import (
     configuration,
     expert_counts,
     is_bf16,
-    read_setup,
     section,
     trained_shapes,
     universal_roots,
@@ -49,7 +48,7 @@ roots = universal_roots
 def demands(files: Files, root: str) -> dict[str, int | None]:
     """Return the model files, and the file of every parameter that they name."""
     zero = ZeroFiles(files, root)
-    models = read_setup(zero).all_model_files(zero)
+    models = zero.all_model_files()
     zero.require(models)
     trained = [name for model in models for name in trained_shapes(zero.load(model))]
     return dict.fromkeys([*models, *(_master_file(root, name) for name in trained)])
@@ -58,8 +57,7 @@ def demands(files: Files, root: str) -> dict[str, int | None]:
 def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
     """Return parameters with their merged masters, and from the model files what else there is."""
     zero = ZeroFiles(files, root)
-    setup = read_setup(zero)
-    names = setup.all_model_files(zero)
+    setup, names = zero.setup, zero.all_model_files()
     zero.require(names)
     models = [zero.load(name) for name in names]
     check_agreement(setup, models, [])

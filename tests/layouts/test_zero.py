@@ -263,8 +263,8 @@ def test_a_latest_that_says_nothing_of_use_chooses_nothing(latest: bytes) -> Non
     held = MemoryFiles(
         {"a/mp_rank_00_model_states.pt": b"", "b/mp_rank_00_model_states.pt": b"", "latest": latest}
     )
-    with contextlib.suppress(Corrupt):
-        assert zero.preferred(held, ("a", "b")) is None
+    with pytest.raises((Corrupt, Unsupported)):
+        registry.choose(held, None)
 
 
 MODEL_FIELDS = [

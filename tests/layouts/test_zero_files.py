@@ -24,7 +24,6 @@ from ckptsync.layouts.zero_files import (
     load,
     optimizer_state,
     param_shapes,
-    read_setup,
 )
 from ckptsync.tensors import Files
 from tests.support.files_in_memory import (
@@ -44,7 +43,7 @@ STATE = {"zero_stage": 2, "partition_count": [3, 3]}
 
 
 def setup(files: Files, root: str) -> ZeroSetup:
-    return read_setup(ZeroFiles(files, root))
+    return ZeroFiles(files, root).setup
 
 
 def one(state: object, name: str = OPTIM_0) -> MemoryFiles:
