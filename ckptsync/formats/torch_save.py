@@ -15,7 +15,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
-from ckptsync.errors import Corrupt, Unsupported
+from ckptsync.errors import Corrupt, Unsupported, name_in_errors
 from ckptsync.formats import torch_zip
 from ckptsync.formats.dtypes import ITEMSIZE
 from ckptsync.formats.pickles import MAX_BYTES, Build, Name, loads
@@ -93,21 +93,16 @@ def load_tensor(files: Files, where: Extent) -> tuple[StoredTensor, torch_zip.Ar
     A distributed checkpoint has one for every chunk.
     """
     archive = torch_zip.open_archive(files, where)
-    try:
-        return _tensor(torch_zip.pickle_of(files, archive)), archive
-    except _NoTensor as e:
-        raise Corrupt(f"{where.file}: no tensor in the archive at {where.start}") from e
-
-
-class _NoTensor(Corrupt):
-    """The pickle holds something else.  It is raised so that the cache does not keep it."""
+    data = torch_zip.pickle_of(files, archive)
+    with name_in_errors(f"{where.file}: the archive at {where.start}"):
+        return _tensor(data), archive
 
 
 @lru_cache(maxsize=256)  # chunks of one shape have one pickle
 def _tensor(data: bytes) -> StoredTensor:
     value, _ = parsed(data)
     if not isinstance(value, StoredTensor):
-        raise _NoTensor("no tensor")
+        raise Corrupt("no tensor in it")
     return value
 
 
@@ -209,10 +204,7 @@ def _load_legacy(files: Files, where: Extent, allowed: Mapping[Name, Build]) -> 
 
 
 def _legacy_pickles(files: Files, where: Extent, allowed: Mapping[Name, Build]) -> _LegacyPickles:
-    """Read the pickles.
-
-    How long they are is known when they end: a little is read, and more if it was too little.
-    """
+    """Read the pickles. Their length is known when they end: a little is read, then more."""
     most = min(where.size, MAX_BYTES)
     size = min(_FIRST_LOOK, most)
     while True:
@@ -234,25 +226,24 @@ class _LegacyPickles:
     def __init__(self, data: bytes, allowed: Mapping[Name, Build]) -> None:
         self._known = Storages()
         self.storages, self.views = self._known.found, dict[Storage, tuple[str, int]]()
-        magic, at = loads(data, {})
-        protocol, size = loads(data[at:], {})
-        at += size
-        machine, size = loads(data[at:], {})
-        at += size
+        self._data, self.end = memoryview(data), 0
+        magic, protocol, machine = self._next({}), self._next({}), self._next({})
         if magic != MAGIC or protocol != _PROTOCOL or not isinstance(machine, dict):
             raise Corrupt("not what torch.save writes")
         if machine.get("little_endian") is not True:
             raise Unsupported("written on a big-endian machine, only little-endian files are read")
-        self.value, size = loads(data[at:], allowed, self._storage)
-        at += size
-        self.keys, size = loads(data[at:], {})
-        self.end = at + size
+        self.value, self.keys = self._next(allowed), self._next({})
         if not isinstance(self.keys, list) or not all(type(key) is str for key in self.keys):
             raise Corrupt("no list of storages behind the value")
         if any(view.key in self.storages for view in self.views):
             raise Corrupt("a view of a storage that has the name of another storage")
         if self.keys != sorted(self.storages):
             raise Corrupt("the list of storages is not that of the value's")
+
+    def _next(self, allowed: Mapping[Name, Build]) -> Any:
+        value, size = loads(bytes(self._data[self.end :]), allowed, self._storage)
+        self.end += size
+        return value
 
     def _storage(self, value: Any) -> Storage:
         """Return the storage that a persistent id names.

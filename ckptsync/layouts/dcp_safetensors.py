@@ -42,14 +42,8 @@ _HINT = (
 # State of torch's own optimizers that is made as ``zeros_like(parameter)`` (torch/optim, 2.13).
 _LIKE_PARAMETER = frozenset(
     {
-        "exp_avg",
-        "exp_avg_sq",
-        "max_exp_avg_sq",
-        "momentum_buffer",
-        "square_avg",
-        "acc_delta",
-        "exp_inf",
-        "grad_avg",
+        *("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer"),
+        *("square_avg", "acc_delta", "exp_inf", "grad_avg"),
     }
 )
 
@@ -82,28 +76,6 @@ class ShapeProof:
     files: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Shards:
-    """The tensors in the shards that are here, and what is missing.
-
-    ``names``: the shards, and the files that prove them whole. ``lacking``: what is missing, in
-    words; ``absent``: those shards that are missing, where they can be named.
-    """
-
-    names: tuple[str, ...]
-    tensors: tuple[Tensor, ...]
-    lacking: str
-    absent: tuple[str, ...]
-
-    def incomplete(self) -> Incomplete:
-        """Return the error for what is missing."""
-        what = f"; {self.absent[0]}{_more(self.absent)}: not found" if self.absent else ""
-        return Incomplete(
-            f"{self.lacking}{what}",
-            hint="give the other nodes' directories too: shards of some ranks are missing",
-        )
-
-
 def roots(names: Collection[str]) -> tuple[str, ...]:
     """Return every directory with such shards.
 
@@ -118,11 +90,10 @@ def demands(files: Files, root: str) -> dict[str, int | None]:
 
     Raises Incomplete where nothing does, and where it is not known which are missing.
     """
-    found = _read_shards(files, root, ExpectedModel())
-    if found.lacking and not found.absent:
-        raise found.incomplete()
-    needed: dict[str, int | None] = {name: files.sizes()[name] for name in found.names}
-    return needed | dict.fromkeys(found.absent)
+    needed, _, error = _read_shards(files, root, ExpectedModel())
+    if error and needed.keys() <= files.sizes().keys():
+        raise error
+    return needed
 
 
 def tensors(files: Files, root: str, outside: ExpectedModel | None = None) -> tuple[Tensor, ...]:
@@ -134,13 +105,19 @@ def tensors(files: Files, root: str, outside: ExpectedModel | None = None) -> tu
     ``root`` may end in ``#world=N``: the number of ranks, as the caller knows it.  Then the shards
     of all of them prove both.
     """
-    found = _read_shards(files, root, outside or ExpectedModel())
-    if found.lacking:
-        raise found.incomplete()
-    return found.tensors
+    _, found, error = _read_shards(files, root, outside or ExpectedModel())
+    if error:
+        raise error
+    return found
 
 
-def _read_shards(files: Files, root: str, outside: ExpectedModel) -> _Shards:
+def _read_shards(
+    files: Files, root: str, outside: ExpectedModel
+) -> tuple[dict[str, int | None], tuple[Tensor, ...], Incomplete | None]:
+    """Return the files that are needed, the tensors in those that are here, and what is missing.
+
+    Needed are the shards, the files that prove them whole, and missing shards that can be named.
+    """
     root, world = _split_root(root)
     shards, count = _shards(files.sizes(), root)
     boxes: dict[str, list[Part]] = {}
@@ -159,12 +136,8 @@ def _read_shards(files: Files, root: str, outside: ExpectedModel) -> _Shards:
         _check_world(world, here, len(shards), count)
         proofs = (*proofs, by_world(boxes))
     shapes = proven_shapes(boxes, proofs)
-    wrote = {
-        *range(here[-1]),
-        *file_names.ranks(files.sizes()),
-        *(rank for proof in proofs for rank in proof.ranks),
-    }
-    ranks = sorted(wrote.difference(here))
+    wrote = {*range(here[-1]), *file_names.ranks(files.sizes())}
+    ranks = sorted(wrote.union(*(proof.ranks for proof in proofs)).difference(here))
     lacking = find_missing(boxes, shapes, proofs)
     known = {proof.names for proof in proofs}
     # a rank with nothing to write leaves no file: only who names all tensors can tell
@@ -181,12 +154,12 @@ def _read_shards(files: Files, root: str, outside: ExpectedModel) -> _Shards:
         for rank in (ranks if lacking and count == 1 else ())
     ]
     enough = [proof for proof in proofs if proof.names == "all"] or proofs
-    return _Shards(
-        (*shards, *(name for proof in enough for name in proof.files)),
-        tuple(_tensor(name, dtypes[name], shape, boxes[name]) for name, shape in shapes.items()),
-        lacking,
-        tuple(absent),
-    )
+    names = (*shards, *(name for proof in enough for name in proof.files))
+    found = tuple(_tensor(name, dtypes[name], shape, boxes[name]) for name, shape in shapes.items())
+    what = f"; {absent[0]}{_more(absent)}: not found" if absent else ""
+    hint = "give the other nodes' directories too: shards of some ranks are missing"
+    error = Incomplete(f"{lacking}{what}", hint=hint) if lacking else None
+    return {name: files.sizes().get(name) for name in (*names, *absent)}, found, error
 
 
 def _tensor(name: str, dtype: str, shape: Shape, parts: Collection[Part]) -> Tensor:
@@ -295,9 +268,23 @@ def find_proofs(
 ) -> tuple[ShapeProof, ...]:
     """Return all proofs that there are, the strongest first. ``names``: the tensors in question."""
     by_config, config = _by_config(files, root, names, model)
-    found = [*_by_optimizers(files), *_by_base(names, model), *by_config]
-    if config_shapes.ties(config):
-        found += _by_tie(names, found)
+    found = [*_by_optimizers(files)]
+    # a base model that has none of the tensors is another model, or names them otherwise
+    if base := {name: model.shapes[name] for name in names if name in model.shapes}:
+        found.append(ShapeProof("the base model", base, "most"))
+    found += by_config
+    if config_shapes.ties(config):  # optimizers know the output layer and the embedding as one
+        embedding = next(
+            (
+                {config_shapes.HEAD: shape}
+                for proof in found
+                for name, shape in proof.shapes.items()
+                if name.endswith("embed_tokens.weight") and name in names
+            ),
+            None,
+        )
+        if embedding:
+            found.append(ShapeProof("the embedding that it is tied to", embedding, "some"))
     return tuple(found)
 
 
@@ -378,26 +365,20 @@ def _checked(name: str, parts: Sequence[Part], proof: ShapeProof) -> Shape:
     return shape
 
 
-def _by_optimizers(files: Files) -> list[ShapeProof]:
-    """Return a proof of every DCP beside the shards.
+def _by_optimizers(files: Files) -> Iterator[ShapeProof]:
+    """Yield a proof of every DCP beside the shards.
 
     ``save_optimizer_distributed`` writes one (transformers/distributed/checkpoint.py, 5.23).
     """
-    roots = sorted(
-        name.rpartition("/")[0] for name in files.sizes() if name.rpartition("/")[2] == METADATA
-    )
-    return [proof for root in roots if (proof := _by_optimizer(files, root))]
-
-
-def _by_optimizer(files: Files, root: str) -> ShapeProof | None:
-    name = join(root, METADATA)
-    try:
-        metadata = read_metadata(files, root)
-        shapes = {fqn: c.shape for c in chunked(metadata) if (fqn := _parameter(c))}
-    except Unsupported:
-        return None  # whatever it is, it proves nothing that we can read
-    wrote = file_names.ranks({item.file for item in metadata.items.values()})
-    return ShapeProof(name, shapes, "some", tuple(shapes), wrote, (name,)) if shapes else None
+    for name in sorted(n for n in files.sizes() if n.rpartition("/")[2] == METADATA):
+        try:
+            metadata = read_metadata(files, name.rpartition("/")[0])
+            shapes = {fqn: c.shape for c in chunked(metadata) if (fqn := _parameter(c))}
+        except Unsupported:
+            continue  # whatever it is, it proves nothing that we can read
+        wrote = file_names.ranks({item.file for item in metadata.items.values()})
+        if shapes:
+            yield ShapeProof(name, shapes, "some", tuple(shapes), wrote, (name,))
 
 
 def _parameter(tensor: ChunkedTensor) -> str:
@@ -413,26 +394,12 @@ def _parameter(tensor: ChunkedTensor) -> str:
     return name if state and "." not in head and kind in _LIKE_PARAMETER else ""
 
 
-def _by_base(names: Collection[str], model: ExpectedModel) -> list[ShapeProof]:
-    """Return the proof of the base model.
-
-    One that has none of the tensors is another model, or names them otherwise: it proves nothing.
-    """
-    known = {name: model.shapes[name] for name in names if name in model.shapes}
-    return [ShapeProof("the base model", known, "most")] if known else []
-
-
 def _by_config(
     files: Files, root: str, names: Collection[str], model: ExpectedModel
 ) -> tuple[list[ShapeProof], Mapping[str, object]]:
-    here = next(
-        (
-            n
-            for n in (join(root, _CONFIG), join(root.rpartition("/")[0], _CONFIG), _CONFIG)
-            if n in files.sizes()
-        ),
-        None,
-    )
+    """Return the proof of a configuration, if it implies all tensors, and the configuration."""
+    places = (join(root, _CONFIG), join(root.rpartition("/")[0], _CONFIG), _CONFIG)
+    here = next((name for name in places if name in files.sizes()), None)
     data = read_whole(files, here) if here else model.config
     if data is None:
         return [], {}
@@ -442,25 +409,3 @@ def _by_config(
         return [], config
     needed = known.keys() - ({config_shapes.HEAD} if config_shapes.ties(config) else set())
     return [ShapeProof(here or _CONFIG, known, "all", needed, (), (here,) if here else ())], config
-
-
-def _by_tie(names: Collection[str], found: Sequence[ShapeProof]) -> list[ShapeProof]:
-    """Return the proof of a tie: an output layer that is the embedding has its shape.
-
-    Optimizers know the two as one.
-    """
-    embeddings = [
-        shape
-        for p in found
-        for name, shape in p.shapes.items()
-        if name.endswith("embed_tokens.weight") and name in names
-    ]
-    return (
-        [
-            ShapeProof(
-                "the embedding that it is tied to", {config_shapes.HEAD: embeddings[0]}, "some"
-            )
-        ]
-        if embeddings
-        else []
-    )
