@@ -128,18 +128,13 @@ def _join(files: ZeroFiles, ranks: Sequence[MpRank]) -> tuple[tuple[Tensor, ...]
     first = ranks[0].first
     counts = expert_counts(first)
     is_pipeline = bool(files.layer_files())
-    kinds = [
-        counts is not None,
-        is_pipeline,
-        len(ranks) > 1 and not is_pipeline,
-        ranks[0].stage == 3 and counts is not None,
-    ]
-    if sum(kinds) > 1:
+    has_experts, is_cut = counts is not None, len(ranks) > 1 and not is_pipeline
+    if has_experts + is_pipeline + is_cut + (has_experts and ranks[0].stage == 3) > 1:
         raise Unsupported(
             f"{files.title}: expert, pipeline and tensor parallel ranks in one checkpoint, or"
             " experts of ZeRO-3, cannot be joined yet"
         )
-    if files.has_experts() and counts is None:
+    if files.has_experts() and not has_experts:
         raise Corrupt(
             f"{first.name}: lists no experts, but there are files of experts",
             hint="they are of different saves",
@@ -149,9 +144,8 @@ def _join(files: ZeroFiles, ranks: Sequence[MpRank]) -> tuple[tuple[Tensor, ...]
     if counts is not None:
         own = {**ranks[0].own, **zero_partitions.expert_weights(files, counts)}
         return _rank_tensors(replace(ranks[0], own=own)), []
-    if len(ranks) > 1:
-        return join_ranks([_rank_tensors(rank) for rank in ranks], first), []
-    return _rank_tensors(ranks[0]), []
+    each = [_rank_tensors(rank) for rank in ranks]
+    return join_ranks(each, first) if is_cut else each[0], []
 
 
 def _join_stages(files: ZeroFiles, ranks: Sequence[MpRank]) -> tuple[tuple[Tensor, ...], list[str]]:
@@ -210,11 +204,10 @@ def _remarks(files: ZeroFiles, ranks: Sequence[MpRank]) -> list[str]:
 class MpRank:
     """What one model-parallel rank wrote.
 
-    ``models``: its model file, at stage 3 one of each data-parallel rank.
-
-    These repeat the first but for fragments of frozen parameters. ``own``: the tensors of the model
-    itself, at stage 3 empty placeholders of the right dtype. ``optim``: the optimizer files, unless
-    ``absent`` names what is missing to read them.
+    ``models``: its model file, at stage 3 one of each data-parallel rank, which repeat the first
+    but for fragments of frozen parameters. ``own``: the tensors of the model itself, at stage 3
+    empty placeholders of the right dtype. ``optim``: the optimizer files, unless ``absent`` names
+    what is missing to read them.
     """
 
     stage: int
@@ -305,38 +298,35 @@ def _trained(
 
 
 def _frozen(rank: MpRank) -> Iterator[Tensor]:
-    """Yield parameters without an optimizer state: at stage 3 a fragment a rank, padded.
+    """Yield parameters without an optimizer state.
 
-    Else whole in the model file.
+    At stage 3 each rank has a fragment, padded. Else they are whole in the model file, in
+    ``module`` and as the one fragment.
     """
-    shapes = shapes_by_name(rank.first.get("frozen_param_shapes", dict), rank.first.name)
+    where = rank.first.name
+    fragments = [file.get("frozen_param_fragments", dict) for file in rank.models]
+    shapes = shapes_by_name(rank.first.get("frozen_param_shapes", dict), where)
     for name, shape in shapes.items():
-        copies = _whole(rank, name, shape) if rank.stage < 3 else (_fragments(rank, name, shape),)
-        yield Tensor(name, copies[0].dtype, shape, copies)
-
-
-def _whole(rank: MpRank, name: str, shape: Shape) -> tuple[Copy, ...]:
-    """Return the copies of a frozen parameter in a model file: ``module``'s, and its fragment."""
-    fragment = rank.first.get("frozen_param_fragments", dict).get(name)
-    held = [rank.own[name]] if name in rank.own else []
-    held += [(rank.first, fragment)] if isinstance(fragment, StoredTensor) else []
-    odd = next((value for _, value in held if value.shape != shape), None)
-    if odd is not None or not held:
-        what = f"has the shape {odd.shape}, {shape} expected" if odd else "is missing"
-        raise Corrupt(
-            f"{rank.first.name}: frozen {name} {what}", hint="the file is damaged: fetch it again"
-        )
-    return tuple(_stored(file, value) for file, value in held)
-
-
-def _fragments(rank: MpRank, name: str, shape: Shape) -> Copy:
-    held = [file.get("frozen_param_fragments", dict).get(name) for file in rank.models]
-    if not all(isinstance(fragment, StoredTensor) for fragment in held):
-        raise Corrupt(f"{rank.first.name}: frozen {name} has no fragment in some rank's file")
-    if len({fragment.dtype for fragment in held}) > 1:
-        raise Corrupt(f"{rank.first.name}: frozen {name} has fragments of different element types")
-    parts = [file.part(fragment) for file, fragment in zip(rank.models, held, strict=True)]
-    return zero_partitions.from_fragments(name, shape, held[0].dtype, parts)
+        own = [(file, of.get(name)) for file, of in zip(rank.models, fragments, strict=True)]
+        held = [(file, value) for file, value in own if isinstance(value, StoredTensor)]
+        if rank.stage == 3:
+            if len(held) < len(own):
+                raise Corrupt(f"{where}: frozen {name} has no fragment in some rank's file")
+            dtype, *more = {value.dtype for _, value in held}
+            if more:
+                raise Corrupt(f"{where}: frozen {name} has fragments of different element types")
+            parts = [file.part(value) for file, value in held]
+            copies = [zero_partitions.from_fragments(name, shape, dtype, parts)]
+        else:
+            held = ([rank.own[name]] if name in rank.own else []) + held
+            odd = next((value for _, value in held if value.shape != shape), None)
+            if odd is not None or not held:
+                what = f"has the shape {odd.shape}, {shape} expected" if odd else "is missing"
+                raise Corrupt(
+                    f"{where}: frozen {name} {what}", hint="the file is damaged: fetch it again"
+                )
+            copies = [_stored(file, value) for file, value in held]
+        yield Tensor(name, copies[0].dtype, shape, tuple(copies))
 
 
 def _others(rank: MpRank, found: Mapping[str, Tensor]) -> Iterator[Tensor]:

@@ -26,8 +26,6 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
 from math import prod
 from typing import Any
 
@@ -50,51 +48,34 @@ Groups = Sequence[dict[str, Shape]]
 Slices = dict[str, tuple[int, int]]  # parameter → (first element in the partition, elements)
 
 
-@dataclass(frozen=True, slots=True)
-class FlatTensor:
-    """A flattened tensor of one dtype, in one or several extents.
-
-    Run ``i`` holds the elements from ``starts[i]``, of ``numel`` in all.
-    """
-
-    dtype: str
-    runs: tuple[Part, ...]
-    starts: tuple[int, ...]
-    numel: int
-
-    def cut(self, start: int, count: int, into: int = 0) -> list[Part]:
-        """Return ``count`` elements from ``start`` as boxes of a flattened tensor.
-
-        They begin at ``into`` there.
-        """
-        item = ITEMSIZE[self.dtype]
-        at, end = start, start + count
-        index = bisect_right(self.starts, at) - 1
-        found: list[Part] = []
-        while at < end:
-            run = self.runs[index]
-            skip = at - self.starts[index]
-            size = min(end - at, run.extent.size // item - skip)
-            if size > 0:
-                extent = Extent(run.extent.file, run.extent.start + skip * item, size * item)
-                found.append(Part((into + at - start,), (size,), extent, None, run.checksum))
-                at += size
-            index += 1
-        return found
-
-
-def concatenate(dtype: str, runs: Iterable[Part]) -> FlatTensor:
-    """Return the runs end to end; empty ones are dropped.
+def concatenate(dtype: str, runs: Iterable[Part]) -> Copy:
+    """Return one flat tensor of the elements of all runs, end to end.
 
     Raises Corrupt for a run whose elements do not follow each other.
     """
-    kept = tuple(run for run in runs if run.extent.size)
-    if any(run.strides for run in kept):
-        raise Corrupt(
-            f"{kept[0].extent.file}: a flat tensor whose elements do not follow each other"
-        )
-    ends = tuple(accumulate(run.extent.size // ITEMSIZE[dtype] for run in kept))
-    return FlatTensor(dtype, kept, (0, *ends[:-1]) if ends else (), ends[-1] if ends else 0)
+    parts, at = list[Part](), 0
+    for run in runs:
+        if run.strides:
+            raise Corrupt(
+                f"{run.extent.file}: a flat tensor whose elements do not follow each other"
+            )
+        if count := run.extent.size // ITEMSIZE[dtype]:
+            parts.append(Part((at,), (count,), run.extent, None, run.checksum))
+            at += count
+    return Copy(dtype, (at,), tuple(parts))
+
+
+def cut_flat(flat: Copy, start: int, count: int, into: int = 0) -> Iterator[Part]:
+    """Yield ``count`` elements of a flat tensor from ``start``, as boxes from ``into`` on."""
+    item, end = ITEMSIZE[flat.dtype], start + count
+    index = max(0, bisect_right(flat.parts, start, key=lambda part: part.offsets[0]) - 1)
+    while start < end:
+        run = flat.parts[index]
+        skip = start - run.offsets[0]
+        size = min(end - start, run.sizes[0] - skip)
+        extent = Extent(run.extent.file, run.extent.start + skip * item, size * item)
+        yield Part((into,), (size,), extent, None, run.checksum)
+        start, into, index = start + size, into + size, index + 1
 
 
 def stage3_masters(optim: Sequence[StateFile], groups: Groups) -> dict[str, Copy]:
@@ -110,10 +91,9 @@ def stage3_masters(optim: Sequence[StateFile], groups: Groups) -> dict[str, Copy
         numel = prod(shape)
         found[name] = Copy(dtype, (numel,), tuple(_across(ranks, at, numel)))
         at += -(-numel // len(ranks))
-    if any(flat.numel != at for flat in ranks):
+    if any(flat.grid != (at,) for flat in ranks):
         raise Corrupt(
-            f"the parameters take {at} elements of every rank, the ranks have"
-            f" {sorted({flat.numel for flat in ranks})}"
+            f"the parameters take {at} elements of every rank, the ranks have {_counts(ranks)}"
         )
     return found
 
@@ -127,23 +107,26 @@ def group_masters(
     flattened group; parameters follow each other, with gaps behind them.
     """
     ranks = [_flat(file, MASTERS, slice(index, index + 1)) for file in optim]
-    whole = concatenate(_dtype(ranks), [run for flat in ranks for run in flat.runs])
+    whole = concatenate(_dtype(ranks), [run for flat in ranks for run in flat.parts])
+    (count,) = whole.grid
     found: dict[str, Copy] = {}
     at = 0
     for (name, shape), gap in zip(
         shapes.items(), _alignments(optim[0], index, len(shapes)), strict=True
     ):
         numel = prod(shape)
-        if at + numel > whole.numel:
+        if at + numel > count:
             raise Corrupt(
-                f"{name}: ends at element {at + numel}, the partitions of its group have"
-                f" {whole.numel}"
+                f"{name}: ends at element {at + numel}, the partitions of its group have {count}"
             )
-        found[name] = Copy(whole.dtype, (numel,), tuple(whole.cut(at, numel)))
+        found[name] = Copy(whole.dtype, (numel,), tuple(cut_flat(whole, at, numel)))
         at += numel + gap
+    # the padding that the ranks recorded; `BF16_Optimizer` leaves it in the partition
+    recorded = (_of_group(file, "group_paddings", index) for file in optim)
+    paddings = sum(n for n in recorded if type(n) is int)
     align = 2 * len(ranks)
-    if -(-at // align) != -(-whole.numel // align) and whole.numel - at != _paddings(optim, index):
-        raise Corrupt(f"a parameter group has {at} elements, its partitions {whole.numel}")
+    if -(-at // align) != -(-count // align) and count - at != paddings:
+        raise Corrupt(f"a parameter group has {at} elements, its partitions {count}")
     _check_slices(optim, index, found)
     return found
 
@@ -156,15 +139,16 @@ def from_fragments(name: str, shape: Shape, dtype: str, parts: Sequence[Part]) -
     flats = [concatenate(dtype, [part]) for part in parts]
     numel = prod(shape)
     each = -(-numel // len(flats))
-    if any(flat.numel != each for flat in flats):
-        raise Corrupt(
-            f"{name}: fragments of {sorted({flat.numel for flat in flats})} elements, {each}"
-            " expected"
-        )
+    if any(flat.grid != (each,) for flat in flats):
+        raise Corrupt(f"{name}: fragments of {_counts(flats)} elements, {each} expected")
     return Copy(dtype, (numel,), tuple(_across(flats, 0, numel)))
 
 
-def _flat(file: StateFile, key: str, which: slice) -> FlatTensor:
+def _counts(flats: Iterable[Copy]) -> list[int]:
+    return sorted({prod(flat.grid) for flat in flats})
+
+
+def _flat(file: StateFile, key: str, which: slice) -> Copy:
     """Return one rank's tensors under ``key``, end to end."""
     held = optimizer_state(file).get(key)
     if not isinstance(held, (list, tuple)) or not all(
@@ -177,7 +161,7 @@ def _flat(file: StateFile, key: str, which: slice) -> FlatTensor:
     return concatenate(dtypes.pop(), [file.part(tensor) for tensor in held[which]])
 
 
-def _dtype(ranks: Sequence[FlatTensor]) -> str:
+def _dtype(ranks: Sequence[Copy]) -> str:
     """Return the element type of all ranks' partitions; raises Corrupt where they differ."""
     dtypes = {flat.dtype for flat in ranks}
     if len(dtypes) != 1:
@@ -187,39 +171,33 @@ def _dtype(ranks: Sequence[FlatTensor]) -> str:
     return dtypes.pop()
 
 
+def _of_group(file: StateFile, key: str, group: int) -> Any:
+    """Return the entry of one parameter group; None if the optimizer's state has none."""
+    held = optimizer_state(file).get(key)
+    return held[group] if isinstance(held, (list, tuple)) and group < len(held) else None
+
+
 def _alignments(file: StateFile, group: int, count: int) -> Sequence[int]:
     """Return the elements of padding behind each parameter (DeepSpeed 0.19; none before)."""
-    per_group = optimizer_state(file).get("param_alignment_paddings")
-    gaps: Any = (
-        per_group[group]
-        if isinstance(per_group, (list, tuple)) and group < len(per_group)
-        else [0] * count
-    )
+    gaps = _of_group(file, "param_alignment_paddings", group)
+    if gaps is None:
+        return [0] * count
     if not isinstance(gaps, (list, tuple)) or len(gaps) != count or not are_naturals(gaps):
         raise Corrupt(f"{file.name}: param_alignment_paddings do not fit {count} parameters")
     return gaps
 
 
-def _paddings(optim: Sequence[StateFile], group: int) -> int:
-    """Return the padding that the ranks recorded; ``BF16_Optimizer`` leaves it in the partition."""
-    found = [optimizer_state(file).get("group_paddings") for file in optim]
-    return sum(
-        p[group]
-        for p in found
-        if isinstance(p, (list, tuple)) and group < len(p) and type(p[group]) is int
-    )
-
-
-def _across(ranks: Sequence[FlatTensor], at: int, numel: int) -> Iterator[Part]:
+def _across(ranks: Sequence[Copy], at: int, numel: int) -> Iterator[Part]:
+    """Yield ``numel`` elements of which each rank has an equal share from ``at`` on."""
     each = -(-numel // len(ranks))
     for rank, flat in enumerate(ranks):
         count = min(each, numel - rank * each)
         if count > 0:
-            if at + count > flat.numel:
+            if at + count > flat.grid[0]:
                 raise Corrupt(
-                    f"rank {rank} has {flat.numel} elements, expected at least {at + count}"
+                    f"rank {rank} has {flat.grid[0]} elements, expected at least {at + count}"
                 )
-            yield from flat.cut(at, count, rank * each)
+            yield from cut_flat(flat, at, count, rank * each)
 
 
 def _slices(file: StateFile, group: int) -> Slices | None:
@@ -227,17 +205,13 @@ def _slices(file: StateFile, group: int) -> Slices | None:
 
     A slice is ``fragment_address(numel, start)``, a dataclass; empty ones are left out.
     """
-    groups = optimizer_state(file).get("param_slice_mappings")
-    if groups is None:
+    if optimizer_state(file).get("param_slice_mappings") is None:
         return None
-    if (
-        not isinstance(groups, (list, tuple))
-        or group >= len(groups)
-        or not isinstance(groups[group], dict)
-    ):
+    recorded = _of_group(file, "param_slice_mappings", group)
+    if not isinstance(recorded, dict):
         raise Corrupt(f"{file.name}: param_slice_mappings do not fit parameter group {group}")
     found: Slices = {}
-    for name, value in groups[group].items():
+    for name, value in recorded.items():
         fields = value.state if isinstance(value, PickledObject) else None
         fields = fields if isinstance(fields, dict) else {}
         bounds: Any = [fields.get(key) for key in ("start", "numel")]
@@ -361,12 +335,11 @@ def _expert_sets(model: StateFile, optim: Sequence[StateFile], group: int) -> li
     Every ``ep``-th one, or neighbours if DeepSpeed was configured so.
     """
     world = len(optim)
-    counts = optimizer_state(optim[0]).get("partition_count")
-    each = counts[group] if isinstance(counts, (list, tuple)) and group < len(counts) else None
+    each = _of_group(optim[0], "partition_count", group)
     if type(each) is not int or not 0 < each <= world or world % each:
         raise Corrupt(
-            f"{optim[0].name}: partition_count is {brief(counts)}, a divisor of {world} expected"
-            f" for group {group}"
+            f"{optim[0].name}: partition_count of group {group} is {brief(each)}, a divisor of"
+            f" {world} expected"
         )
     ep = world // each
     if configuration(model).get("use_data_before_expert_parallelism") is True:

@@ -14,7 +14,7 @@ flat tensors.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -45,6 +45,7 @@ _UNREAD = (
     "parameter_with_2_sub_params_cat_dim_0",
     "parameter_with_sub_params",
 )
+_REFUSED = "autotp_unsupported_parameter_patterns"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +74,7 @@ def join_ranks(ranks: Sequence[Sequence[Tensor]], model: StateFile) -> tuple[Ten
     rules = JoinRules(model)
     shards = [{tensor.name: tensor for tensor in tensors} for tensors in ranks]
     if any(held.keys() != shards[0].keys() for held in shards):
-        odd = min(
-            name for held in shards for name in held if not all(name in other for other in shards)
-        )
+        odd = min(name for held in shards for name in held.keys() ^ shards[0].keys())
         raise Corrupt(
             f"{model.name}: {odd} is not in every tensor-parallel rank",
             hint="the files are of different saves",
@@ -96,39 +95,31 @@ def _joined(shards: Sequence[Tensor], rules: JoinRules) -> Tensor:
     if len({(s.dtype, *(c.dtype for c in s.copies)) for s in filled.values()}) > 1:
         raise Corrupt(f"{first.name}: the tensor-parallel ranks have it in different element types")
     some = next(iter(filled.values()), first)
+
+    def copy(number: int, pieces: Iterable[ShardBlock]) -> Copy:
+        """Make the copy of that number of the pieces' own."""
+        of = {rank: shard.copies[number] for rank, shard in filled.items()}
+        absent = next((one.absent for one in of.values() if one.absent), "")
+        parts = (
+            part
+            for piece in pieces
+            if piece.rank in of and not absent
+            for part in cut_box(of[piece.rank], filled[piece.rank].shape, piece.held, piece.into)
+        )
+        return Copy(some.copies[number].dtype, shape, tuple(parts), absent)
+
+    # the pieces that make the parameter, and those of each further set of replicas
+    sets = [
+        {(b.into, b.held[1]): b for b in blocks if b.nth == nth}
+        for nth in range(max((b.nth for b in blocks), default=0) + 1)
+    ]
     own, *replicas = (
-        [_copy(shape, pieces, filled, n, copy.dtype) for n, copy in enumerate(some.copies)]
-        for pieces in _replicas(blocks)
+        [copy(n, [of.get(box, b) for box, b in sets[0].items()]) for n in range(len(some.copies))]
+        for of in sets
     )
     # between the first and the last, which are the ones that `plan.choose` takes
     copies = (*own[:1], *(copy for each in replicas for copy in each), *own[1:])
     return Tensor(first.name, some.dtype, shape, copies, first.tied)
-
-
-def _replicas(pieces: Sequence[ShardBlock]) -> Iterator[list[ShardBlock]]:
-    """Yield the pieces that make the parameter, then those of each further set of replicas."""
-    first = {(p.into, p.held[1]): p for p in pieces if not p.nth}
-    for nth in range(max((p.nth for p in pieces), default=0) + 1):
-        own = {(p.into, p.held[1]): p for p in pieces if p.nth == nth}
-        yield [own.get(box, piece) for box, piece in first.items()]
-
-
-def _copy(
-    shape: Shape,
-    pieces: Sequence[ShardBlock],
-    shards: Mapping[int, Tensor],
-    number: int,
-    dtype: str,
-) -> Copy:
-    copies = {rank: shard.copies[number] for rank, shard in shards.items()}
-    absent = next((copy.absent for copy in copies.values() if copy.absent), "")
-    parts = (
-        part
-        for p in pieces
-        if p.rank in copies and not absent
-        for part in cut_box(copies[p.rank], shards[p.rank].shape, p.held, p.into)
-    )
-    return Copy(dtype, shape, tuple(parts), absent)
 
 
 def equal_buffer(shards: Sequence[Tensor]) -> Tensor:
@@ -176,16 +167,14 @@ class JoinRules:
             )
         self._maps = NamePatterns(section(maps, "params"), model.name)
         self._kinds = {
-            key: NamePatterns(_patterns(info, key), model.name) for key in (*_READ, *_UNREAD)
+            key: NamePatterns(_patterns(info, key), model.name)
+            for key in (*_READ, *_UNREAD, _REFUSED)
         }
-        self._unsupported = NamePatterns(
-            _patterns(info, "autotp_unsupported_parameter_patterns"), model.name
-        )
         self._rows: Any = info.get("original_vocab_size")
 
     def joining(self, name: str, shapes: Sequence[Shape]) -> Blocks:
         """Return how the shards of one parameter, of these shapes, make the whole."""
-        if self._unsupported.find(name):
+        if self._kinds[_REFUSED].find(name):
             raise Unsupported(f"{name}: AutoTP says that its shards cannot be joined", hint=_HINT)
         found = self._maps.find(name)
         blocks = _by_map(name, found[0], shapes) if found else self._by_kind(name, shapes)

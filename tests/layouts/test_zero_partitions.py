@@ -16,8 +16,8 @@ from ckptsync.formats.pickles import Name, PickledObject
 from ckptsync.layouts import zero
 from ckptsync.layouts.zero_files import StateFile, load, optimizer_state
 from ckptsync.layouts.zero_partitions import (
-    FlatTensor,
     concatenate,
+    cut_flat,
     from_fragments,
     group_masters,
     stage3_masters,
@@ -164,10 +164,10 @@ def laid_out(sizes: list[int], item: int) -> list[Part]:
     return found[::-1]
 
 
-def elements(flat: FlatTensor, start: int, count: int, into: int = 0) -> list[tuple[int, Extent]]:
+def elements(flat: Copy, start: int, count: int, into: int = 0) -> list[tuple[int, Extent]]:
     return [
         (p.offsets[0] + n, Extent(p.extent.file, p.extent.start + 2 * n, 2))
-        for p in flat.cut(start, count, into)
+        for p in cut_flat(flat, start, count, into)
         for n in range(p.sizes[0])
     ]
 
@@ -177,7 +177,7 @@ def test_a_cut_is_the_slice_of_the_runs_end_to_end(sizes: list[int], data: st.Da
     runs = laid_out(sizes, 2)
     flat = concatenate("BF16", runs)
     every = [Extent("f", run.extent.start + 2 * n, 2) for run in runs for n in range(run.sizes[0])]
-    assert flat.numel == len(every)
+    assert flat.grid == (len(every),)
     start = data.draw(st.integers(0, len(every)))
     count, into = data.draw(st.integers(0, len(every) - start)), data.draw(st.integers(0, 9))
     assert elements(flat, start, count, into) == list(enumerate(every[start : start + count], into))
@@ -188,7 +188,7 @@ def test_a_cut_has_no_more_parts_than_there_are_runs_with_something_in_them(
     sizes: list[int],
 ) -> None:
     flat = concatenate("F32", laid_out(sizes, 4))
-    parts = list(flat.cut(0, flat.numel))
+    parts = list(cut_flat(flat, 0, flat.grid[0]))
     assert len(parts) == len([s for s in sizes if s])
     assert all(part.extent.size == 4 * part.sizes[0] for part in parts)
     assert np.cumsum([0, *(p.sizes[0] for p in parts)])[:-1].tolist() == [
@@ -198,14 +198,14 @@ def test_a_cut_has_no_more_parts_than_there_are_runs_with_something_in_them(
 
 def test_a_piece_of_a_run_keeps_the_checksum_of_all_of_it() -> None:
     runs = laid_out([3, 5], 4)
-    assert [part.checksum for part in concatenate("F32", runs).cut(2, 4)] == [
+    assert [part.checksum for part in cut_flat(concatenate("F32", runs), 2, 4)] == [
         run.checksum for run in runs
     ]
 
 
 def test_nothing_has_no_elements() -> None:
-    assert concatenate("F32", []) == FlatTensor("F32", (), (), 0)
-    assert list(concatenate("F32", [Part((0,), (0,), Extent("f", 9, 0))]).cut(0, 0)) == []
+    assert concatenate("F32", []) == Copy("F32", (0,), ())
+    assert list(cut_flat(concatenate("F32", [Part((0,), (0,), Extent("f", 9, 0))]), 0, 0)) == []
 
 
 def test_a_run_with_gaps_is_refused() -> None:
