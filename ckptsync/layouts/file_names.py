@@ -39,6 +39,8 @@ _CODE = re.compile(
 METADATA = ".metadata"  # of torch's distributed checkpoints
 SAFETENSORS, DCP_SHARD = ".safetensors", ".distcp"
 TORCH = (".pt", ".pth", ".bin", ".ckpt", ".pkl")  # what torch.save writes, or pickle
+_OPTIMIZER_FOLDER = re.compile(r"(?:.*/)?optimizer(_[0-9]+)?/.*", re.DOTALL)
+
 MOST_RANKS = 1 << 20  # no training has so many ranks: a higher number in a name is something else
 
 
@@ -79,6 +81,7 @@ KINDS = (
     # verl, and accelerate without DCP
     FileKind(r"optim_world_size_[0-9]+_rank_([0-9]+)\.pt", "optimizer"),
     FileKind(r"extra_state_world_size_[0-9]+_rank_([0-9]+)\.pt", "resuming"),
+    FileKind(r"optimizer(?:_[0-9]+)?_rank([0-9]+)\.bin", "optimizer"),
     FileKind(r".*_rank_([0-9]+)\.pt|.*_rank([0-9]+)\.bin"),
     # the Trainer and accelerate
     FileKind(r"rng_state_([0-9]+)\.pth|random_states_([0-9]+)\.pkl", "resuming"),
@@ -107,10 +110,7 @@ def inside(names: Iterable[str], root: str) -> dict[str, str]:
 
 
 def home(names: Iterable[str], holds: Callable[[Collection[str]], object]) -> tuple[str, ...]:
-    """Return the directory that ``holds`` accepts as a model, or ``()``.
-
-    It is the top one, else the first of `HOMES`.
-    """
+    """Return the first of `HOMES` that ``holds`` accepts as a model, or ``()``."""
     found: dict[str, set[str]] = {name: set() for name in HOMES}
     for name in names:
         above, _, last = name.rpartition("/")
@@ -122,6 +122,17 @@ def home(names: Iterable[str], holds: Callable[[Collection[str]], object]) -> tu
 def file_kind(name: str) -> FileKind | None:
     """Return what `KINDS` says of a file."""
     return _kind_and_rank(name.rpartition("/")[2])[0]
+
+
+def use_of(name: str) -> str:
+    """Return what a file is good for besides the model; empty where its name does not say."""
+    kind = file_kind(name)
+    return kind.use if kind else ""
+
+
+def is_of_optimizer(path: str) -> bool:
+    """Return whether a file holds optimizer states alone, by its name or that of its directory."""
+    return use_of(path) == "optimizer" or _OPTIMIZER_FOLDER.fullmatch(path) is not None
 
 
 def rank(name: str) -> int | None:
@@ -149,10 +160,7 @@ def is_of_one_rank(base: str) -> bool:
 
 
 def metadata_files(names: Collection[str], root: str) -> tuple[str, ...]:
-    """Return the files that describe the distributed checkpoint in ``root``, in the order of ranks.
-
-    None where they are missing.
-    """
+    """Return the files that describe the distributed checkpoint in ``root``, if any."""
     name = join(root, METADATA)
     if name in names:
         return (name,)

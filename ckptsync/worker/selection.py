@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import fnmatch
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from ckptsync.layouts.file_names import file_kind, is_beside_weights
+from ckptsync.layouts.file_names import is_beside_weights, is_of_optimizer, use_of
 from ckptsync.tensors import Demands
 
 Preset = Literal["all", "no-optimizer", "weights"]
-_OPTIMIZER_FOLDER = re.compile(r"(?:.*/)?optimizer(_[0-9]+)?/.*", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +53,9 @@ def select(paths: Iterable[str], selection: Selection, demands: Demands) -> froz
             return False
         # a node with shards only cannot tell what the model needs: what is not known to be for
         # resuming may be weights
-        return selection.preset == "no-optimizer" or not (demands.model or _use(path) == "resuming")
+        return selection.preset == "no-optimizer" or not (
+            demands.model or use_of(path) == "resuming"
+        )
 
     def matches(path: str, globs: Iterable[str]) -> bool:
         return any(
@@ -65,7 +65,7 @@ def select(paths: Iterable[str], selection: Selection, demands: Demands) -> froz
 
     chosen = set()
     for path in paths:
-        is_describing = is_beside_weights(path) or _use(path) == "describing"
+        is_describing = is_beside_weights(path) or use_of(path) == "describing"
         is_included = not selection.include or matches(path, selection.include)
         if is_describing or (
             is_of_preset(path) and is_included and not matches(path, selection.exclude)
@@ -74,17 +74,7 @@ def select(paths: Iterable[str], selection: Selection, demands: Demands) -> froz
     return frozenset(chosen)
 
 
-def is_of_optimizer(path: str) -> bool:
-    """Return whether a file holds optimizer states alone, by its name."""
-    return _use(path) == "optimizer" or _OPTIMIZER_FOLDER.fullmatch(path) is not None
-
-
 def is_of_states(path: str) -> bool:
     """Return whether a trainer writes such a file to resume, and never beside its final model."""
-    is_for_resuming = _use(path) == "resuming" and not path.endswith("training_args.bin")
+    is_for_resuming = use_of(path) == "resuming" and not path.endswith("training_args.bin")
     return is_of_optimizer(path) or is_for_resuming
-
-
-def _use(path: str) -> str:
-    kind = file_kind(path)
-    return kind.use if kind else ""

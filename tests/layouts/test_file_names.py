@@ -5,7 +5,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptsync.errors import Incomplete
-from ckptsync.layouts.file_names import Within, holds_weights, home, inside, join, rank, ranks
+from ckptsync.layouts.file_names import (
+    Within,
+    holds_weights,
+    home,
+    inside,
+    is_of_optimizer,
+    join,
+    rank,
+    ranks,
+    use_of,
+)
 from ckptsync.tensors import read_whole
 from tests.support.files_in_memory import MemoryFiles
 
@@ -78,6 +88,36 @@ def test_a_rank_is_seen_in_the_name_of_its_file(name: str) -> None:
 @pytest.mark.parametrize("name", NOBODYS)
 def test_a_file_that_is_nobodys_own_has_no_rank(name: str) -> None:
     assert rank(name) is None
+
+
+USES = {
+    "optimizer": [
+        "optimizer.pt",
+        "optimizer_0.bin",
+        "optimizer_0_rank4.bin",
+        "g/bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt",
+        "g/expp_rank_0_mp_rank_00_optim_states.pt",
+        "actor/optim_world_size_8_rank_6.pt",
+    ],
+    "resuming": [
+        "rng_state.pth",
+        "rng_state_7.pth",
+        "scheduler.pt",
+        "sampler_1.bin",
+        "custom_checkpoint_0.pkl",
+        "actor/extra_state_world_size_8_rank_6.pt",
+    ],
+    "describing": ["m/.metadata", "latest", "model.safetensors.index.json", "trainer_state.json"],
+    "": ["m/__3_0.distcp", "m/__0.metadata", "g/zero_pp_rank_1_mp_rank_00_model_states.pt"],
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_files_name_says_what_it_is_good_for(use: str) -> None:
+    assert {use_of(name) for name in USES[use]} == {use}
+    assert {is_of_optimizer(name) for name in USES[use]} == {use == "optimizer"}
+    assert (use_of("model.safetensors"), use_of("optimizer_0/.metadata")) == ("", "describing")
+    assert is_of_optimizer("optimizer_0/.metadata")
 
 
 def test_ranks_are_told_once_and_in_order() -> None:
