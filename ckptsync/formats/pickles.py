@@ -71,10 +71,7 @@ class PickledObject:
 
 
 class Unknown(PickledObject):
-    """A `PickledObject` of an unknown class.
-
-    What the pickle puts into it afterwards, as into lists and dictionaries, is dropped.
-    """
+    """A `PickledObject` of an unknown class; what the pickle adds to it afterwards is dropped."""
 
     __slots__ = ()
 
@@ -104,10 +101,7 @@ class Stated:
         raise NotImplementedError
 
     def count(self) -> int:
-        """Return the length of the list that the object took.
-
-        A list that another object has too is counted again.
-        """
+        """Return the length of the list that the object took; a shared one is counted again."""
         return 0
 
     @classmethod
@@ -133,19 +127,18 @@ def made(name: Name, args: tuple[Any, ...]) -> PickledObject:
     return PickledObject(name, args)
 
 
-def ordered(_: Name, args: tuple[Any, ...]) -> dict[Any, Any]:
-    """Stand for ``collections.OrderedDict`` among the names that are allowed.
+def all_made(names: Mapping[str, Sequence[str]]) -> dict[Name, Build]:
+    """Return `made` for the names of each module."""
+    return {Name(module, name): made for module, each in names.items() for name in each}
 
-    The machine itself checks the arguments.
-    """
+
+def ordered(_: Name, args: tuple[Any, ...]) -> dict[Any, Any]:
+    """Stand for ``collections.OrderedDict`` among the allowed names; the machine makes it."""
     raise Corrupt(f"pickle: an OrderedDict of {len(args)} values, outside a pickle")
 
 
 class AnyClass(dict[Name, Build]):
-    """Known names with their constructors, and `Unknown` for any other name.
-
-    A script's own class is kept as a plain value and never imported.
-    """
+    """Known names with their constructors, and `Unknown` for a script's own classes."""
 
     def get(self, name: Name, _: object = None) -> Build:
         """Return the constructor; there is one for every name, so no default is used."""
@@ -196,10 +189,7 @@ def brief(value: Any) -> str:
 
 
 def with_unknown(value: dict[Any, Any]) -> set[Any]:
-    """Return the keys under which an `Unknown` lies, at any depth.
-
-    Each value is looked at once, however often it is mentioned.
-    """
+    """Return the keys under which an `Unknown` lies, at any depth."""
     waiting: list[Any] = [value]
     seen, holders = {id(value)}, dict[int, list[int]]()  # value → those that it lies in
     odd: list[int] = []
@@ -230,14 +220,8 @@ def with_unknown(value: dict[Any, Any]) -> set[Any]:
     return {key for key, inner in value.items() if id(inner) in reached or id(key) in reached}
 
 
-class _Removed:
-    """A mark in memo and stack for a value that was dropped.
-
-    That is the dictionary of a `Stated` object's attributes.
-    """
-
-
-_GONE = _Removed()
+# in memo and stack, for a value that was dropped: the dictionary of a `Stated` object's attributes
+_GONE: Any = object()
 _KEYS = frozenset({str, int, float, bool, bytes, type(None), PickledObject, Name, Unknown})
 _STOP, _MARK, _EMPTY_TUPLE, _EMPTY_DICT, _EMPTY_LIST, _NONE, _FALSE = b".()}]N\x89"
 _GET1, _GET4, _PUT1, _PUT4, _MEMOIZE = b"hjqr\x94"
@@ -480,10 +464,7 @@ class _Machine:
     # what is read at once
 
     def size(self, name: Name, code: bytes) -> tuple[Any, ...]:
-        """Return a pickled tuple's numbers, the arguments ``(numbers,)``, and what they make.
-
-        The last is the tuple that ``name`` makes of them.
-        """
+        """Return a pickled tuple, the arguments ``(numbers,)``, and what ``name`` makes of them."""
         kept = self.sizes[id(name)]
         known = kept.get(code)
         if known is None:
@@ -512,10 +493,7 @@ class _Machine:
         return at + length
 
     def new(self, name: Name, args: tuple[Any, ...], at: int = 0) -> Stated:
-        """Return a new object of a declared class, which has no attributes yet.
-
-        They begin at ``at`` where the same bytes may come again.
-        """
+        """Return a new object of a declared class, whose attributes begin at ``at``."""
         if args:
             raise Corrupt(f"pickle: {name} is called with arguments")
         value = self.kinds[id(name)]()
@@ -583,10 +561,7 @@ class _Machine:
         )
 
     def skip(self, index: int) -> None:
-        """Leave out memo entries before ``index``: Python 2 counts from 1.
-
-        No pickler gives an index twice.
-        """
+        """Leave out memo entries before ``index``: Python 2 counts from 1."""
         if index < len(self.memo):
             raise Corrupt(f"pickle: the memo's index {index} is given twice")
         self.spend(_REFERENCE * (index - len(self.memo)))
@@ -622,10 +597,7 @@ class _Machine:
         self.push(frozenset(items), _DICT)
 
     def check_keys(self, keys: list[Any]) -> None:
-        """Raise Corrupt for what no checkpoint has as a key, before it is hashed.
-
-        Charge for entries, and for what is hashed and compared.
-        """
+        """Raise Corrupt for what no checkpoint has as a key, before it is hashed; charge for it."""
         kinds = set(map(type, keys))
         if kinds == {str}:
             self.spend(_ENTRY * len(keys) + sum(map(len, keys)))
@@ -760,10 +732,7 @@ def _number(code: bytes) -> int:
 
 
 def _end(data: bytes, at: int, kind: type[Stated]) -> int:
-    """Return where an object of this kind may end whose attributes begin at ``at``.
-
-    It is a guess, but where the bytes are the same up to there, the object ends there.
-    """
+    """Guess where an object of this kind ends whose attributes begin at ``at``."""
     for reach in _REACHES:
         for ending in kind.alike:
             end = data.find(ending, at, at + reach)
@@ -844,10 +813,7 @@ class _Entries:
         return None
 
     def learn(self, at: int) -> Iterator[_Like]:
-        """Yield the pattern of the entry at ``at`` and of those like it.
-
-        Yield nothing if the entry has other than attributes of known sorts.
-        """
+        """Yield the pattern of the entry at ``at``, unless it has attributes of unknown sorts."""
         data, pattern, objects = self.machine.data, b"", []
         for _ in ("key", "value"):
             begin = _BEGIN(data, at)
@@ -875,10 +841,7 @@ class _Entries:
             yield self.known[pattern]
 
     def make(self, like: _Like, rows: list[tuple[bytes, ...]], stack: list[Any]) -> bool:
-        """Put the rows' objects onto the stack and into the memo.
-
-        False if the pattern was deceived, and nothing has changed.
-        """
+        """Put the rows' objects onto stack and memo; False, and no change, if deceived."""
         groups = iter(zip(*rows, strict=True))
         stacked: list[Sequence[Any]] = []
         shares: list[Sequence[Any]] = []
@@ -904,10 +867,7 @@ class _Entries:
     def column(
         self, sort: str, call: Any, codes: Sequence[bytes]
     ) -> tuple[Sequence[Any], ...] | None:
-        """Return the values of an attribute, behind what else the memo gets of them.
-
-        None if they are not what they look like.
-        """
+        """Return an attribute's values, behind what else goes to the memo; None if deceived."""
         machine = self.machine
         if sort == "text":
             if any(code[1] != len(code) - 3 for code in codes):

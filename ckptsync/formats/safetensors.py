@@ -24,10 +24,7 @@ MAX_HEADER = 100_000_000  # the reference implementation's own limit
 
 
 def header_size(files: Files, name: str) -> int:
-    """Return the bytes before the first tensor.
-
-    Raises Corrupt if the file cannot hold that many.
-    """
+    """Return the bytes before the first tensor; raises Corrupt if the file has fewer."""
     size = files.sizes()[name]
     if size < 8:
         raise Corrupt(f"{name}: {size} bytes are too few for a safetensors file")
@@ -38,10 +35,7 @@ def header_size(files: Files, name: str) -> int:
 
 
 def tensors(files: Files, name: str) -> tuple[Tensor, ...]:
-    """Return every tensor of one file, in the order of their bytes.
-
-    After this nothing needs to be checked again.
-    """
+    """Return every tensor of one file, checked, in the order of their bytes."""
     return contents(files, name)[0]
 
 
@@ -101,10 +95,7 @@ _FREE: Decoder[dict[str, str] | None] = Decoder(dict[str, str] | None, "text by 
 
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of JSON (its ``object_pairs_hook``).
-
-    Raises ValueError where two names are one.
-    """
+    """Return an object of JSON; raises ValueError where two names are one."""
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a name is given twice")

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.formats.dtypes import FROM_TORCH, ITEMSIZE, MOST_AXES, STORAGES, from_torch
-from ckptsync.formats.pickles import Build, Name, loads, made, ordered
+from ckptsync.formats.pickles import Build, Name, all_made, loads, ordered
 from ckptsync.tensors import Shape
 
 # letters of a storage's name, which is a number: each mention of it is compared with others
@@ -106,10 +106,7 @@ def _rebuild_v3(_: Name, args: tuple[Any, ...]) -> StoredTensor:
 
 
 def _rebuild_from_type(_: Name, args: tuple[Any, ...]) -> Any:
-    """Return a tensor of a subclass, or with attributes.
-
-    The arguments are those of ``_rebuild_from_type_v2(func, type, args, state)``.
-    """
+    """Return a tensor of a subclass: ``_rebuild_from_type_v2(func, type, args, state)``."""
     func, _kind, inner, _state = args
     if not isinstance(func, Name) or func not in TENSORS:
         raise Corrupt("pickle: a tensor that is rebuilt by something else")
@@ -196,13 +193,15 @@ ALLOWED: Mapping[Name, Build] = {
     **TENSORS,
     Name("collections", "OrderedDict"): ordered,
     Name("torch", "Size"): _size,
-    Name("torch", "Tensor"): made,
-    Name("torch.nn.parameter", "Parameter"): made,
-    Name("torch", "device"): made,
-    Name("torch.storage", "UntypedStorage"): made,
-    Name("torch.serialization", "_get_layout"): made,
     **{Name("torch", name): _uncalled for name in (*FROM_TORCH, *STORAGES)},
-    **{Name("torch", name): made for name in _OF_REFUSED},
+    **all_made(
+        {
+            "torch": ("Tensor", "device", *_OF_REFUSED),
+            "torch.nn.parameter": ("Parameter",),
+            "torch.storage": ("UntypedStorage",),
+            "torch.serialization": ("_get_layout",),
+        }
+    ),
     **REFUSED,
 }
 
@@ -215,19 +214,13 @@ def dtype_of(name: Any) -> str:
 
 
 class Storages:
-    """The storages that one pickle names: each has one type and size, however often it is named.
-
-    Torch takes the first.
-    """
+    """The storages that one pickle names: each has one type and size, however often named."""
 
     def __init__(self) -> None:
         self.found: dict[str, Storage] = {}
 
     def add(self, value: Any) -> Storage:
-        """Read a persistent id ``("storage", type, key, location, numel)``.
-
-        An UntypedStorage counts bytes.
-        """
+        """Read a persistent id ``("storage", type, key, location, numel)``, of bytes if untyped."""
         if (
             not isinstance(value, tuple)
             or len(value) != 5

@@ -9,8 +9,7 @@ Source: ``_legacy_save`` and ``_legacy_load`` of ``torch/serialization.py``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from math import prod
 from typing import Any
@@ -40,26 +39,14 @@ _DAMAGED = "the file is damaged: fetch it again"
 _MOST_EXPANDED = 256 << 20  # bytes: position ids and masks are expanded, weights are not
 
 
-@dataclass(frozen=True, slots=True)
-class Legacy:
-    """A legacy file: where the elements of each storage lie.
-
-    A part of a storage has a key of its own.
-    """
-
-    storages: Mapping[str, Extent]
-
-
-Container = torch_zip.Archive | Legacy
+Container = torch_zip.Archive | Mapping[str, Extent]
+"""An archive; of a legacy file, where each storage lies, and each part of one that has a key."""
 
 
 def load(
     files: Files, where: Extent, allowed: Mapping[Name, Build] = ALLOWED
 ) -> tuple[Any, Container]:
-    """Return the value that one ``torch.save`` wrote, and its container (see `part`).
-
-    The value is not to be changed.
-    """
+    """Return the value of one ``torch.save``, not to be changed, and its container (see `part`)."""
     if is_legacy(files, where):
         return _load_legacy(files, where, allowed)
     archive = torch_zip.open_archive(files, where)
@@ -88,10 +75,7 @@ def _value(data: bytes, allowed: _Table) -> Any:
 
 
 def load_tensor(files: Files, where: Extent) -> tuple[StoredTensor, torch_zip.Archive]:
-    """Return the tensor and the archive of an archive of one tensor.
-
-    A distributed checkpoint has one for every chunk.
-    """
+    """Return the tensor and the archive of an archive of one tensor: an item of a DCP."""
     archive = torch_zip.open_archive(files, where)
     data = torch_zip.pickle_of(files, archive)
     with name_in_errors(f"{where.file}: the archive at {where.start}"):
@@ -136,18 +120,15 @@ def part(files: Files, container: Container, tensor: StoredTensor) -> Part:
 
 def _record(files: Files, container: Container, key: str) -> tuple[Extent, Checksum | None]:
     """Return where a storage lies, and its CRC32 where the container has one."""
-    if isinstance(container, Legacy):
-        return container.storages[key], None
+    if not isinstance(container, torch_zip.Archive):
+        return container[key], None
     name = f"data/{key}"
     record = torch_zip.extent(files, container, name)
     return record, torch_zip.checksum(container, name, record)
 
 
 def has_end(files: Files, where: Extent, allowed: Mapping[Name, Build] = ALLOWED) -> bool:
-    """Return whether the file ends as its container ends.
-
-    Of a legacy file, only its pickles say where that is.
-    """
+    """Return whether the file ends as its container ends."""
     if not is_legacy(files, where):
         return torch_zip.has_end(files, where)
     try:
@@ -167,11 +148,10 @@ def is_legacy(files: Files, where: Extent) -> bool:
     )
 
 
-def _load_legacy(files: Files, where: Extent, allowed: Mapping[Name, Build]) -> tuple[Any, Legacy]:
-    """Return the value and where its storages lie.
-
-    Raises Corrupt unless the storages end where ``where`` does.
-    """
+def _load_legacy(
+    files: Files, where: Extent, allowed: Mapping[Name, Build]
+) -> tuple[Any, Mapping[str, Extent]]:
+    """Return the value and where its storages lie; they must end where ``where`` does."""
     found = _legacy_pickles(files, where, allowed)
     storages, at = {}, found.end
     for key in found.keys:
@@ -200,7 +180,7 @@ def _load_legacy(files: Files, where: Extent, allowed: Mapping[Name, Build]) -> 
                 f"{where.file}: a view of {view.numel} elements reaches out of storage {root}"
             )
         storages[view.key] = Extent(where.file, whole.start + offset * item, view.numel * item)
-    return found.value, Legacy(storages)
+    return found.value, storages
 
 
 def _legacy_pickles(files: Files, where: Extent, allowed: Mapping[Name, Build]) -> _LegacyPickles:
@@ -227,12 +207,12 @@ class _LegacyPickles:
         self._known = Storages()
         self.storages, self.views = self._known.found, dict[Storage, tuple[str, int]]()
         self._data, self.end = memoryview(data), 0
-        magic, protocol, machine = self._next({}), self._next({}), self._next({})
+        magic, protocol, machine = self._next(), self._next(), self._next()
         if magic != MAGIC or protocol != _PROTOCOL or not isinstance(machine, dict):
             raise Corrupt("not what torch.save writes")
         if machine.get("little_endian") is not True:
             raise Unsupported("written on a big-endian machine, only little-endian files are read")
-        self.value, self.keys = self._next(allowed), self._next({})
+        self.value, self.keys = self._next(allowed, self._storage), self._next()
         if not isinstance(self.keys, list) or not all(type(key) is str for key in self.keys):
             raise Corrupt("no list of storages behind the value")
         if any(view.key in self.storages for view in self.views):
@@ -240,8 +220,12 @@ class _LegacyPickles:
         if self.keys != sorted(self.storages):
             raise Corrupt("the list of storages is not that of the value's")
 
-    def _next(self, allowed: Mapping[Name, Build]) -> Any:
-        value, size = loads(bytes(self._data[self.end :]), allowed, self._storage)
+    def _next(
+        self,
+        allowed: Mapping[Name, Build] | None = None,
+        persistent: Callable[[Any], Any] | None = None,
+    ) -> Any:
+        value, size = loads(bytes(self._data[self.end :]), allowed or {}, persistent)
         self.end += size
         return value
 

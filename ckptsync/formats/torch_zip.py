@@ -97,10 +97,7 @@ def has_end(files: Files, where: Extent) -> bool:
 
 
 def open_archive(files: Files, where: Extent) -> Archive:
-    """Return the records of the archive in ``where``.
-
-    Raises Corrupt, or Unsupported if something is compressed.
-    """
+    """Return the records in ``where``; raises Unsupported if something is compressed."""
     directory = _directory(files, where)
     entries = _entries(read(files, directory), where)
     prefixes = {name.removesuffix("data.pkl") for name, _ in entries if name.endswith("/data.pkl")}
@@ -159,10 +156,7 @@ def checksum(archive: Archive, name: str, where: Extent) -> Checksum | None:
 
 
 def witness(archive: Archive) -> str | None:
-    """Return the name of a small record whose content is known, or None.
-
-    It shows whether CRC32s are real.
-    """
+    """Return the name of a small record of known content, which shows if CRC32s are real."""
     return next((name for name in ("byteorder", "version") if name in archive.records), None)
 
 
@@ -175,10 +169,7 @@ def _at(where: Extent) -> str:
 
 
 def _directory(files: Files, where: Extent) -> Extent:
-    """Return where the central directory lies.
-
-    torch writes no archive comment, so the end record is the last 22 bytes.
-    """
+    """Return where the central directory lies, by the end record: the last 22 bytes."""
     if where.size < _END.size:
         raise Corrupt(f"{_at(where)}: {where.size} bytes are too few for an archive")
     magic, _, _, _, _, size, start, comment = _END.unpack(read(files, _last(where, _END.size)))
@@ -261,10 +252,7 @@ def _zip64(
 
 
 def _check_byteorder(files: Files, archive: Archive) -> bool:
-    """Refuse other byte orders than little-endian, and return whether the CRC32s are real.
-
-    The CRC32 of a small record whose content is known shows it.
-    """
+    """Refuse other byte orders than little-endian; return whether the CRC32s are real."""
     name = witness(archive)
     if name is None:
         return False
@@ -280,10 +268,7 @@ def _check_byteorder(files: Files, archive: Archive) -> bool:
 
 
 def check_version(files: Files, archive: Archive) -> None:
-    """Refuse an archive that torch does not open, whatever else it holds.
-
-    ``PyTorchStreamReader::init`` reads this record first.
-    """
+    """Refuse an archive that torch does not open (``PyTorchStreamReader::init``)."""
     name = ".data/version" if ".data/version" in archive.records else "version"
     where = extent(files, archive, name)
     content = read(files, where) if where.size <= _MAX_SMALL else b""

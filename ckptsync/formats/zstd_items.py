@@ -85,10 +85,7 @@ def parse_name(name: str) -> PackedItem | None:
 
 
 def real_extent(extent: Extent) -> Extent:
-    """Return the bytes of a real file that are needed to read ``extent``.
-
-    That is ``extent`` itself, or all of a packed item.
-    """
+    """Return ``extent`` itself, or all of the packed item that it needs."""
     packed = parse_name(extent.file)
     return packed.item if packed else extent
 
@@ -102,10 +99,7 @@ class Unpacked(FilesWrapper):
         self._lock = Lock()
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
-        """See `Files`; raise Corrupt also where the stream is wrong.
-
-        A CRC32 behind a record that was read to its end is checked, too.
-        """
+        """See `Files`; a CRC32 behind a record that was read to its end is checked, too."""
         packed = parse_name(name)
         if packed is None:
             self._files.read_into(name, start, out)
@@ -200,10 +194,7 @@ class _Stream:
         return found
 
     def _check_crc(self) -> None:
-        """At the record's end, compare its CRC32 with the data descriptor that follows.
-
-        The stream goes on behind that.
-        """
+        """At the record's end, compare its CRC32 with the data descriptor that follows."""
         if not self._packed.length or self._at != self._packed.first + self._packed.length:
             return
         descriptor = self._exactly(8)
@@ -309,10 +300,7 @@ def load_tensor(files: Unpacked, item: Extent) -> tuple[StoredTensor, Part]:
 
 
 def _record(head: bytes, at: int, where: str) -> tuple[str, int]:
-    """Return the name and the start of the content of the record at ``at``.
-
-    Its local header lies at ``at``.
-    """
+    """Return the name, and the start of the content, of the record whose header is at ``at``."""
     if at + _LOCAL.size > len(head):
         raise Corrupt(f"{where}: the packed item ends before its tensor")
     magic, _, _, method, *_, names, extras = _LOCAL.unpack_from(head, at)

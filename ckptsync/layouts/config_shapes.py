@@ -84,10 +84,7 @@ def ties(config: Mapping[str, Any]) -> bool:
 
 
 def shapes(config: Mapping[str, Any]) -> dict[str, Shape]:
-    """Return every tensor of the model, `HEAD` too where it is tied.
-
-    Empty where the configuration does not imply them.
-    """
+    """Return every tensor of the model, `HEAD` too where tied; empty if it is not implied."""
     kind, sizes = _kind(config), _sizes(config)
     if kind is None or sizes is None or config.get("quantization_config"):
         return {}
@@ -121,10 +118,7 @@ def _flags(kind: _DecoderKind) -> set[str]:
 
 
 def _sizes(config: Mapping[str, Any]) -> dict[str, int] | None:
-    """Return the numbers that decide everything, if all are given.
-
-    Without ``head_dim`` the classes share the hidden size between the heads.
-    """
+    """Return the numbers that decide everything, if all are given, or head_dim follows."""
     sizes = {name: config.get(name) for name in _SIZES}
     hidden, heads = sizes["hidden_size"], sizes["num_attention_heads"]
     if (

@@ -46,10 +46,7 @@ from ckptsync.tensors import Checksum, Copy, Extent, Files, Part, Shape, Tensor,
 
 
 def roots(names: Collection[str]) -> tuple[str, ...]:
-    """Return the directories that hold shards of a DCP or their metadata.
-
-    A DCP may hold weights or optimizer states.
-    """
+    """Return the directories that hold shards of a DCP, of whatever states, or its metadata."""
     found = set()
     for name in names:
         root, _, base = name.rpartition("/")
@@ -252,10 +249,7 @@ def weights(
 def _remark(
     found: Iterable[ChunkedTensor], chosen: Iterable[tuple[str, ChunkedTensor]], where: str
 ) -> str:
-    """Return the remark on sections that are left out or merged, or nothing.
-
-    It names an average that is left out, and sections that are merged with the names at the top.
-    """
+    """Return a remark on an average that is left out, and on sections merged with the top."""
     chosen = tuple(chosen)
     taken = {id(one) for _, one in chosen}
     left = {
@@ -278,10 +272,7 @@ def _remark(
 
 
 def _sections(named: Named) -> dict[str, Named]:
-    """Return the tensors of each section.
-
-    A module's extra state may be a dict of its own, and stays with the module.
-    """
+    """Return the tensors of each section; a module's extra state stays with the module."""
     found: dict[str, list[tuple[Path, ChunkedTensor]]] = {}
     for path, one in named:
         is_top = len(path) == 1 or path[0].endswith(_EXTRA)
@@ -337,18 +328,12 @@ def _paths(fields: Mapping[str, Any]) -> list[Sequence[Any]]:
 
 
 def _is_weight(one: ChunkedTensor) -> bool:
-    """Return whether this is a floating-point tensor with axes.
-
-    Every model has some; counters and random states are none.
-    """
+    """Return whether this is a floating-point tensor with axes: every model has some."""
     return bool(one.shape) and one.dtype.startswith(("F", "BF", "C"))
 
 
 def _is_optimizer(section: str, inner: Named, grouped: Collection[str]) -> bool:
-    """Return whether a section is an optimizer's, whatever its name is.
-
-    It is ``{"state": …, "param_groups": …}`` of `torch.optim.Optimizer.state_dict`, also flattened.
-    """
+    """Return whether a section is a ``torch.optim`` state dict, whatever its name is."""
     return section in grouped and all(
         len(path) > 1 and _OF_OPTIMIZER.fullmatch(path[1]) for path, _ in inner
     )
@@ -452,10 +437,7 @@ class _ItemKind:
 
 
 def find_items(files: Files, items: Sequence[StorageItem]) -> list[FoundItem]:
-    """Return the tensor of every item, read in the order of their files.
-
-    Raises Corrupt for one that is no archive of a tensor.
-    """
+    """Return the tensor of every item; raises Corrupt for one that is no archive of one."""
     places = [(item.file, item.start) for item in items]
     order = sorted(range(len(items)), key=places.__getitem__)
     found: list[FoundItem] = [None] * len(items)  # type: ignore[list-item]
@@ -537,10 +519,7 @@ def _parse(files: Files, item: StorageItem) -> tuple[_ItemKind, int]:
 
 
 class _Window:
-    """``data`` are bytes around the item that is being compared.
-
-    Items come in the order of their files.
-    """
+    """``data`` are bytes around the item that is being compared; items come in file order."""
 
     def __init__(self, files: Files, items: Sequence[StorageItem]) -> None:
         self.data = b""
@@ -549,10 +528,7 @@ class _Window:
         expect(files, self._reads)
 
     def find(self, item: StorageItem, at: int, size: int) -> int:
-        """Return where in ``data`` the ``size`` bytes from ``at`` of that item are.
-
-        It may read other bytes into ``data`` first.
-        """
+        """Return where in ``data`` these bytes of the item are, after reading them if need be."""
         start = item.start + at - self._start
         if start < 0 or start + size > len(self.data) or item.file != self._file:
             self._read(Extent(item.file, item.start + at, size))

@@ -34,9 +34,9 @@ from ckptsync.formats.pickles import (
     Name,
     PickledObject,
     Stated,
+    all_made,
     brief,
     loads,
-    made,
 )
 from ckptsync.formats.torch_pickle import shape_of
 from ckptsync.layouts.file_names import (
@@ -56,10 +56,7 @@ _OF_INDEX = ["fqn", "index", "offset"]
 
 
 class StorageItem(Stated):
-    """Where an item lies, which is one chunk or one blob: ``_StorageInfo``.
-
-    ``transforms`` were applied to its bytes, in this order.
-    """
+    """Where an item lies, one chunk or blob, and its ``transforms``: ``_StorageInfo``."""
 
     __slots__ = ("file", "size", "start", "transforms")
     file: str
@@ -102,10 +99,7 @@ class StorageItem(Stated):
 
 
 class StorageIndex(Stated):
-    """Of which chunk of which tensor an item is: ``MetadataIndex``.
-
-    ``key`` is its name and offsets, () where it has none.
-    """
+    """Of which chunk an item is, by name and offsets (or ()): ``MetadataIndex``."""
 
     __slots__ = ("key",)
     is_key = True
@@ -193,11 +187,7 @@ class TensorMetadata(Stated):
 
     @property
     def dtype(self) -> str:
-        """Return the dtype, the first of the pickled properties; raise Unsupported.
-
-        ``TensorProperties`` pickles as ``(dtype, layout, requires_grad, memory format,
-        pin_memory)``.
-        """
+        """Return the dtype: the first of the properties that ``TensorProperties`` pickles."""
         if type(self.properties.state) is not tuple or not self.properties.state:
             raise Corrupt(f"{METADATA}: a tensor without properties")
         return torch_pickle.dtype_of(self.properties.state[0])
@@ -215,31 +205,23 @@ _SHARDED = "torch.distributed._shard.sharded_tensor.metadata"
 _MEGATRON = "megatron.core.dist_checkpointing.strategies.torch"
 _ALLOWED: Mapping[Name, Build] = {
     **torch_pickle.ALLOWED,
-    **{
-        Name(module, name): made
-        for module, names in {
+    **all_made(
+        {
             f"{_DCP}.metadata": (
-                "Metadata",
-                "BytesStorageMetadata",
-                "TensorProperties",
-                "_MEM_FORMAT_ENCODING",
-                "StorageMeta",
+                *("Metadata", "BytesStorageMetadata", "TensorProperties"),
+                *("_MEM_FORMAT_ENCODING", "StorageMeta"),
             ),
             f"{_DCP}.planner": (
-                "SavePlan",
-                "WriteItem",
-                "WriteItemType",
-                "TensorWriteData",
-                "BytesIOWriteData",
+                *("SavePlan", "WriteItem", "WriteItemType"),
+                *("TensorWriteData", "BytesIOWriteData"),
             ),
             f"{_DCP}.filesystem": ("_StoragePrefix",),
             _SHARDED: ("TensorProperties", "MEM_FORMAT_ENCODING"),
             _MEGATRON: ("MCoreMetadata", "MCoreSavePlan"),
             "pathlib": ("PosixPath",),
             "pathlib._local": ("PosixPath",),  # Python 3.13's name for the same
-        }.items()
-        for name in names
-    },
+        }
+    ),
     Name(f"{_DCP}.metadata", "MetadataIndex"): StorageIndex,
     Name(f"{_DCP}.metadata", "ChunkStorageMetadata"): ChunkBox,
     Name(f"{_DCP}.metadata", "TensorStorageMetadata"): TensorMetadata,
@@ -357,10 +339,7 @@ def _metadata(data: bytes, root: str) -> Metadata:
 
 
 def _items(storage: dict[Any, Any], root: str) -> dict[Key, StorageItem]:
-    """Return the item of each ``(name, offsets)`` of a chunk.
-
-    Each item gets the name of its file in the checkpoint.
-    """
+    """Return the item of each chunk's ``(name, offsets)``, with its file's full name."""
     found: dict[Key, StorageItem] = {}
     files: dict[str, str] = {}
     if len(set(map(id, storage.values()))) != len(storage):
@@ -386,10 +365,7 @@ def _items(storage: dict[Any, Any], root: str) -> dict[Key, StorageItem]:
 
 @lru_cache(maxsize=1)
 def chunked(metadata: Metadata) -> tuple[ChunkedTensor, ...]:
-    """Return every tensor of the state dict, weights or not.
-
-    Raises Corrupt where names, paths and items do not agree.
-    """
+    """Return every tensor of the state dict; raises Corrupt where names and paths disagree."""
     if "planner_data" not in metadata.fields:
         raise Corrupt(f"{METADATA}: no planner_data", hint="it is damaged: fetch it again")
     paths = metadata.fields["planner_data"]
@@ -429,10 +405,7 @@ def chunked(metadata: Metadata) -> tuple[ChunkedTensor, ...]:
 
 
 def _other_item(fqn: str, box: ChunkBox, items: Mapping[Key, StorageItem]) -> StorageItem | None:
-    """Return the item of a box that has none at its own offsets: a whole tensor's.
-
-    None for an empty box.
-    """
+    """Return a whole tensor's item, which needs no offsets; None for an empty box."""
     found = None if any(box.offsets) else items.get((fqn, ()))
     if found is None and 0 not in box.sizes:
         raise Corrupt(f"{METADATA}: {fqn} has a chunk at {box.offsets} that lies in no file")
@@ -485,10 +458,7 @@ def _check_ranks(
 
 @lru_cache(maxsize=1)
 def _join_ranks(data: tuple[bytes, ...], names: tuple[str, ...], root: str) -> Metadata:
-    """Return one description of all ranks' checkpoint.
-
-    Of a box that several have, which is a replica, the lowest rank's item.
-    """
+    """Return all ranks' metadata as one; of a replica, the lowest rank's item."""
     parts = [_parse(content, root, name) for content, name in zip(data, names, strict=True)]
     items: dict[Key, StorageItem] = {}
     described: dict[str, list[Any]] = {}

@@ -50,10 +50,7 @@ _LIKE_PARAMETER = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ExpectedModel:
-    """What is known of a model besides its checkpoint.
-
-    ``shapes``: those of the base model's tensors; ``config``: a ``config.json``.
-    """
+    """What else is known of a model: the base model's ``shapes``, a ``config.json``."""
 
     shapes: Mapping[str, Shape] = field(default_factory=dict)
     config: bytes | None = None
@@ -77,10 +74,7 @@ class ShapeProof:
 
 
 def roots(names: Collection[str]) -> tuple[str, ...]:
-    """Return every directory with such shards.
-
-    It is the model's own, or ``sharded`` in it where torch consolidates them.
-    """
+    """Return every directory with such shards: the model's own, or ``sharded`` in it."""
     split = (name.rpartition("/") for name in names)
     return tuple(sorted({root for root, _, base in split if _SHARD.fullmatch(base)}))
 
@@ -181,10 +175,7 @@ def _split_root(root: str) -> tuple[str, int | None]:
 
 
 def _shards(names: Collection[str], root: str) -> tuple[tuple[str, ...], int]:
-    """Return the shards that are here, and how many files a rank may have.
-
-    All must say the same of that.
-    """
+    """Return the shards that are here, and how many files a rank may have, as all say."""
     found = {
         full: match
         for base, full in inside(names, root).items()
@@ -331,10 +322,7 @@ def by_world(boxes: Mapping[str, Sequence[Part]]) -> ShapeProof:
 def find_missing(
     boxes: Mapping[str, Sequence[Part]], proven: Mapping[str, Shape], found: Sequence[ShapeProof]
 ) -> str:
-    """Return which tensors, or elements of them, are missing, in words.
-
-    Empty if none is that the proofs know of.
-    """
+    """Return in words which tensors, or elements, are missing; empty if none is known."""
     for proof in found:
         absent = sorted(name for name in proof.needed if name not in boxes)
         if absent:
@@ -366,10 +354,7 @@ def _checked(name: str, parts: Sequence[Part], proof: ShapeProof) -> Shape:
 
 
 def _by_optimizers(files: Files) -> Iterator[ShapeProof]:
-    """Yield a proof of every DCP beside the shards.
-
-    ``save_optimizer_distributed`` writes one (transformers/distributed/checkpoint.py, 5.23).
-    """
+    """Yield a proof of every DCP beside the shards: ``save_optimizer_distributed`` writes one."""
     for name in sorted(n for n in files.sizes() if n.rpartition("/")[2] == METADATA):
         try:
             metadata = read_metadata(files, name.rpartition("/")[0])
@@ -382,10 +367,7 @@ def _by_optimizers(files: Files) -> Iterator[ShapeProof]:
 
 
 def _parameter(tensor: ChunkedTensor) -> str:
-    """Return the parameter of which a flattened optimizer's tensor is the state; else empty.
-
-    Such as ``optimizer.state.<name>.exp_avg``.
-    """
+    """Return ``x`` of an optimizer's ``optimizer.state.x.exp_avg``; empty if it is none."""
     path = ".".join(tensor.path)
     head, state, rest = (
         path.partition("state.") if path.startswith("state.") else path.partition(".state.")

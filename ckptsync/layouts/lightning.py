@@ -74,10 +74,7 @@ def _where(files: Files, root: str) -> Extent:
 
 
 def _load(files: Files, where: Extent) -> tuple[Any, torch_save.Container]:
-    """Read the pickle.
-
-    Scripts pickle what they like: what is odd, and has its CRC32, is no damage.
-    """
+    """Read the pickle: what is odd, as scripts like it, and has its CRC32, is no damage."""
     try:
         return torch_save.load(files, where, _ALLOWED)
     except Corrupt as e:
@@ -94,11 +91,7 @@ def _load(files: Files, where: Extent) -> tuple[Any, torch_save.Container]:
 
 
 def _state(value: Any, root: str) -> Mapping[Any, Any]:
-    """Return the state dict in a Lightning checkpoint.
-
-    It is Lightning's own key, else the one that a script of Fabric's gave the model, else the value
-    itself.
-    """
+    """Return the state dict: Lightning's own key, else Fabric's, else the value itself."""
     if isinstance(value, dict):
         named = [
             key

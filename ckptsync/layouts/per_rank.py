@@ -85,18 +85,12 @@ def of_stem(names: Collection[str], stem: str) -> list[tuple[RankFile, str]]:
 
 
 def roots(names: Collection[str]) -> tuple[str, ...]:
-    """Return what the names of each set of ranks' files begin with.
-
-    A set is a model, or states to resume from.
-    """
+    """Return what the names of each set of ranks' files begin with, whatever states they hold."""
     return tuple(sorted({found.stem for found in map(rank_file, names) if found}))
 
 
 def demands(files: Files, root: str) -> dict[str, int | None]:
-    """Return the file of every rank. verl's names say how many there are.
-
-    Of accelerate's, the tensors in any file of the model do.
-    """
+    """Return every rank's file, as verl's names or the model's sharded tensors count them."""
     there = of_stem(files.sizes(), root)
     if not there:
         raise Incomplete(f"{root}: no file of any rank found")
@@ -134,10 +128,7 @@ def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
 
 
 def _world_of_model(files: Files, root: str) -> int:
-    """Return the number of ranks, from the model's files beside an optimizer's.
-
-    An optimizer has as many files as the model.
-    """
+    """Return the number of ranks, from the model's files beside an optimizer's."""
     folder, slash, base = root.rpartition("/")
     model = f"{folder}{slash}{base.replace('optimizer', 'pytorch_model_fsdp')}"
     there = of_stem(files.sizes(), model)
@@ -196,10 +187,7 @@ def _kind(held: Held) -> str:
 
 
 def _check_agreement(loaded: Sequence[LoadedRank], key: str, shares: Sequence[RankShards]) -> None:
-    """Raise Corrupt unless all ranks cut the tensor alike.
-
-    All ranks cut it together, or each of several groups for itself.
-    """
+    """Raise Corrupt unless all ranks, or each of several groups, cut the tensor alike."""
     # a slice of an older mesh knows its own ranks alone
     first, world = (shares[0], max(share.world for share in shares))
     groups = Counter(share.peers for share in shares if share.group < len(loaded))
@@ -219,11 +207,11 @@ def _copy(
     """Return each piece once, of the lowest rank that holds it, with the other ranks' copies."""
     found: dict[tuple[Shape, Shape], list[Part]] = {}
     for file, share in zip(loaded, shares, strict=True):
-        for piece in share.pieces:
-            if prod(piece.sizes):
-                part = torch_save.part(files, file.container, piece.stored)
-                found.setdefault((piece.offsets, piece.sizes), []).append(
-                    Part(piece.offsets, piece.sizes, part.extent, part.strides, part.checksum)
+        for offsets, stored in share.pieces:
+            if stored.numel:
+                part = torch_save.part(files, file.container, stored)
+                found.setdefault((offsets, part.sizes), []).append(
+                    Part(offsets, part.sizes, part.extent, part.strides, part.checksum)
                 )
     if len(set(map(len, found.values()))) > 1:
         raise Corrupt(
@@ -236,10 +224,7 @@ def _copy(
 
 
 def _with_replicas(key: str, dtype: str, parts: Sequence[Part]) -> Part:
-    """Return the first with the others as its replicas.
-
-    Raises Unsupported if their bytes cannot be compared.
-    """
+    """Return the first with the others as its replicas, if they can be compared."""
     first = parts[0]
     for part in parts[1:]:
         if (
@@ -257,10 +242,7 @@ def _with_replicas(key: str, dtype: str, parts: Sequence[Part]) -> Part:
 def _replicated(
     files: Files, loaded: Sequence[LoadedRank], key: str, held: Sequence[StoredTensor]
 ) -> Tensor:
-    """Return rank 0's, as torch gathers it.
-
-    Ranks may rightly differ (statistics that each keeps for itself): a remark says so.
-    """
+    """Return rank 0's, as torch gathers it; a remark says where other ranks' differ."""
     parts = [
         torch_save.part(files, file.container, tensor)
         for file, tensor in zip(loaded, held, strict=True)
@@ -295,7 +277,7 @@ def _tied(found: Iterable[Tensor], loaded: Sequence[LoadedRank]) -> Iterator[Ten
 
 
 def _views(held: Held) -> tuple[object, ...]:
-    stored = [piece.stored for piece in held.pieces] if isinstance(held, RankShards) else [held]
+    stored = [one for _, one in held.pieces] if isinstance(held, RankShards) else [held]
     return tuple((s.storage.key, s.offset, s.shape, s.strides) for s in stored if s.numel)
 
 

@@ -182,10 +182,7 @@ class WeightsSource:
 
 
 def sources(files: Files) -> tuple[WeightsSource, ...]:
-    """Return every set of weights, the preferred one first.
-
-    Empty if this is no known checkpoint.
-    """
+    """Return every set of weights, the preferred one first; none of an unknown checkpoint."""
     found = [source for source in _roots(files.sizes()) if holds_weights(source.root)]
     tag = _preferred_tag(files, found)
     return tuple(
@@ -209,10 +206,7 @@ def _preferred_tag(files: Files, found: Sequence[WeightsSource]) -> str | None:
 
 
 def choose(files: Files, name: str | None) -> WeightsSource:
-    """Return the source of that name, or the preferred one.
-
-    Raises Unsupported where there is none, or where it is not clear.
-    """
+    """Return the source of that name, or the preferred one; raises Unsupported if not clear."""
     found = sources(files)
     if name is not None:
         chosen = [s for s in found if s.is_called(name)] or _section(found, name)
@@ -234,10 +228,7 @@ def choose(files: Files, name: str | None) -> WeightsSource:
 
 
 def _section(found: Sequence[WeightsSource], name: str) -> list[WeightsSource]:
-    """Return the source of ``dcp:x#ema``, a part of a distributed checkpoint.
-
-    See ``tensors`` of its layouts.
-    """
+    """Return the source of ``dcp:x#ema``, a part of a distributed checkpoint."""
     whole, mark, section = name.rpartition("#")
     return [
         WeightsSource(s.layout, f"{s.root or '.'}#{section}")
@@ -247,10 +238,7 @@ def _section(found: Sequence[WeightsSource], name: str) -> list[WeightsSource]:
 
 
 def no_weights(files: Files) -> CkptsyncError:
-    """Return the error for files of no layout.
-
-    Incomplete (3) if a trainer's checkpoint lacks its weights, else Unsupported (5).
-    """
+    """Return the error for files of no layout: Incomplete if a trainer wrote them."""
     names = files.sizes()
     if _TRAINED & names.keys() or any(map(_RNG.fullmatch, names)):
         return Incomplete(
@@ -267,10 +255,7 @@ def no_weights(files: Files) -> CkptsyncError:
 
 
 def _rivals(files: Files, found: Sequence[WeightsSource]) -> list[WeightsSource]:
-    """Return the sets of weights of which none is preferred.
-
-    Whole ones win, and of DeepSpeed's tags the one that ``latest`` names.
-    """
+    """Return the sets of weights of which none is preferred: by wholeness, by ``latest``."""
     if found[0].is_whole:
         return [s for s in found if s.layout == found[0].layout]
     # a DCP beside weights in safetensors is the optimizer's
@@ -348,10 +333,7 @@ def _heads_and_tails(files: Files, source: WeightsSource) -> Iterator[Extent]:
 
 
 def around(files: Files, source: WeightsSource) -> tuple[Files, ...]:
-    """Return the directories that may hold this source's configuration and tokenizer.
-
-    The nearest comes first.
-    """
+    """Return the directories that may hold configuration and tokenizer, the nearest first."""
     parts, beside = source.root.split("/"), LAYOUTS[source.layout].configuration
     own = ["/".join([*parts[:-1], beside])] if beside else []
     above = ["/".join(parts[:n]) for n in range(len(parts), 0, -1)]
@@ -385,12 +367,10 @@ def demands(files: Files) -> Demands:
     Raises Corrupt or Unsupported.
     """
     found = sources(files)
-    model = _demands(files, found[0]) if found else {}
-    others = _roots(files.sizes())
-    resume = {
-        k: v for source in others for k, v in _demands(files, source).items() if k not in model
-    }
-    world = _world(files, others, model)
+    needed = {source: _demands(files, source) for source in _roots(files.sizes())}
+    model = needed[found[0]] if found else {}
+    resume = {k: v for each in needed.values() for k, v in each.items() if k not in model}
+    world = _world(files, needed, model)
     # the random states that every rank writes, if any rank here wrote one
     kinds = {(m[1], m[2]) for m in map(_RNG.fullmatch, files.sizes()) if m}
     states = [f"{stem}{rank}{end}" for stem, end in sorted(kinds) for rank in range(world or 0)]
@@ -398,10 +378,7 @@ def demands(files: Files) -> Demands:
 
 
 def closed(name: str, files: Files) -> bool:
-    """Return whether a file has the end that its format gives it.
-
-    True for formats that have none.
-    """
+    """Return whether a file has the end that its format gives it, if it gives one."""
     size = files.sizes()[name]
     try:
         if name.endswith(".safetensors"):
@@ -452,10 +429,12 @@ def _demands(files: Files, source: WeightsSource) -> dict[str, int | None]:
         return {}  # another node has the metadata
 
 
-def _world(files: Files, found: Iterable[WeightsSource], model: Iterable[str]) -> int | None:
+def _world(
+    files: Files, needed: Mapping[WeightsSource, object], model: Iterable[str]
+) -> int | None:
     """Return the number of ranks, as ZeRO records it or as the names of the model's files say."""
-    for source in found:
-        if source.layout == "zero" and _demands(files, source):
+    for source, files_of_all in needed.items():
+        if source.layout == "zero" and files_of_all:
             from ckptsync.layouts import zero
 
             return zero.world(files, source.root)

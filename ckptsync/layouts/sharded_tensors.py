@@ -25,7 +25,7 @@ from typing import Any
 
 from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.formats import torch_pickle
-from ckptsync.formats.pickles import Build, Name, PickledObject, brief, made
+from ckptsync.formats.pickles import Build, Name, PickledObject, all_made, brief, made
 from ckptsync.formats.torch_pickle import StoredTensor
 from ckptsync.layouts.file_names import MOST_RANKS
 from ckptsync.tensors import Shape
@@ -58,17 +58,8 @@ class Wrapped:
 
 
 @dataclass(frozen=True, slots=True)
-class LocalShard:
-    """A box of the tensor that a rank holds, and the stored elements."""
-
-    offsets: Shape
-    sizes: Shape
-    stored: StoredTensor
-
-
-@dataclass(frozen=True, slots=True)
 class RankShards:
-    """What one rank has of one tensor.
+    """What one rank has of one tensor: ``pieces`` are boxes, by offsets and stored elements.
 
     ``cut`` says how the tensor is cut, and must be the same in all ranks. ``world`` and ``rank``:
     how many ranks there are at least, and which one wrote this. ``group``: how many of them hold
@@ -77,7 +68,7 @@ class RankShards:
 
     dtype: str
     shape: Shape
-    pieces: tuple[LocalShard, ...]
+    pieces: tuple[tuple[Shape, StoredTensor], ...]
     cut: object
     world: int
     rank: int
@@ -86,10 +77,7 @@ class RankShards:
 
 
 def rebuilt(name: Name, args: tuple[Any, ...]) -> Any:
-    """Return a `Wrapped`, or what a tensor that is not wrapped is.
-
-    Stands for ``_rebuild_from_type_v2(func, type, args, state)``.
-    """
+    """Return a `Wrapped`, or a plain tensor: ``_rebuild_from_type_v2(func, type, args, state)``."""
     func, kind, inner, state = args
     if func != SUBCLASS:
         return torch_pickle.TENSORS[FROM_TYPE](name, args)
@@ -109,10 +97,7 @@ def shape_of(value: Any) -> Shape:
 
 
 def attributes(value: Any, kind: str, needed: Collection[str]) -> dict[str, Any]:
-    """Return the attributes of a pickled object of class ``kind``.
-
-    Raises Corrupt without one of ``needed``.
-    """
+    """Return the attributes of a pickled ``kind``; raises Corrupt without one of ``needed``."""
     state = value.state if isinstance(value, PickledObject) and value.name.name == kind else None
     if isinstance(state, tuple) and len(state) == 2:
         state = state[1]  # of a class with slots
@@ -122,10 +107,7 @@ def attributes(value: Any, kind: str, needed: Collection[str]) -> dict[str, Any]
 
 
 def refuse_strangers(state: dict[str, Any], known: Collection[str], kind: str) -> None:
-    """Raise Unsupported for an attribute that no known torch gives.
-
-    It may change what the others mean.
-    """
+    """Raise Unsupported for an unknown attribute: it may change what others mean."""
     strange = sorted(brief(key) for key in state if key not in known)
     if strange:
         raise Unsupported(
@@ -137,21 +119,18 @@ def refuse_strangers(state: dict[str, Any], known: Collection[str], kind: str) -
 
 
 def sharded_share(tensor: Wrapped) -> RankShards:
-    """Return what the writing rank has of a ShardedTensor.
-
-    Raises Corrupt for a shard that the list of all shards does not have, or not of its size.
-    """
+    """Return what the writing rank has of a ShardedTensor, checked with the list of all."""
     if not isinstance(tensor.state, tuple) or len(tensor.state) != 5:
         raise Corrupt("a ShardedTensor without its five fields")
     shards, metadata, group = tensor.state[:3]
     fields = attributes(metadata, "ShardedTensorMetadata", ("shards_metadata", "size"))
     if shape_of(fields["size"]) != tensor.shape:
         raise Corrupt(f"a ShardedTensor of {tensor.shape} that says another shape elsewhere")
-    every = tuple(sorted(_box(shard) for shard in _listed_shards(fields["shards_metadata"])))
+    every = tuple(sorted(_box(shard) for shard in _listed(fields["shards_metadata"], "shards")))
     world, rank, count = _group(group)
-    pieces = tuple(_piece(shard, tensor.dtype) for shard in _listed_shards(shards))
+    pieces = tuple(_piece(shard, tensor.dtype) for shard in _listed(shards, "shards"))
     known = set(every)
-    strange = [p.offsets for p in pieces if (p.offsets, p.sizes) not in known]
+    strange = [at for at, stored in pieces if (at, stored.shape) not in known]
     if strange:
         raise Corrupt(
             f"a ShardedTensor has a shard at {strange[0]} that is not in its list of all shards"
@@ -159,10 +138,11 @@ def sharded_share(tensor: Wrapped) -> RankShards:
     return RankShards(tensor.dtype, tensor.shape, pieces, (world, every), world, rank, count)
 
 
-def _listed_shards(value: Any) -> list[Any]:
-    if not isinstance(value, list) or len(value) > MOST_RANKS:
-        raise Corrupt("a ShardedTensor without a list of shards")
-    return value
+def _listed(value: Any, what: str, *other: type[Any]) -> Sequence[Any]:
+    if type(value) not in (list, *other) or len(value) > MOST_RANKS:
+        raise Corrupt(f"a sharded tensor without a list of {what}")
+    listed: Sequence[Any] = value
+    return listed
 
 
 def _box(shard: Any) -> tuple[Shape, Shape]:
@@ -170,14 +150,14 @@ def _box(shard: Any) -> tuple[Shape, Shape]:
     return shape_of(fields["shard_offsets"]), shape_of(fields["shard_sizes"])
 
 
-def _piece(shard: Any, dtype: str) -> LocalShard:
+def _piece(shard: Any, dtype: str) -> tuple[Shape, StoredTensor]:
     fields = attributes(shard, "Shard", ("tensor", "metadata"))
     (offsets, sizes), stored = _box(fields["metadata"]), fields["tensor"]
     if not isinstance(stored, StoredTensor) or (stored.shape, stored.dtype) != (sizes, dtype):
         raise Corrupt(
             f"a ShardedTensor of {dtype} whose shard at {offsets} is not a tensor of {sizes}"
         )
-    return LocalShard(offsets, sizes, stored)
+    return offsets, stored
 
 
 def _group(value: Any) -> tuple[int, int, int]:
@@ -268,10 +248,7 @@ def local_shape(runs: Sequence[Sequence[Run]]) -> Shape:
 
 
 def boxes(runs: Sequence[Sequence[Run]]) -> Iterator[tuple[Shape, Shape, Shape]]:
-    """Yield the boxes that runs make, usually one.
-
-    Each is its offsets, its sizes, and its offsets in what the rank holds.
-    """
+    """Yield the boxes that runs make: offsets, sizes, and offsets in what the rank holds."""
     if prod(map(len, runs)) > _MOST_RUNS:
         raise Unsupported(
             f"a rank holds {prod(map(len, runs))} separate pieces of a tensor, at most {_MOST_RUNS}"
@@ -289,10 +266,7 @@ def boxes(runs: Sequence[Sequence[Run]]) -> Iterator[tuple[Shape, Shape, Shape]]
 
 
 def is_even(shape: Shape, mesh: Shape, placements: Sequence[Placement]) -> bool:
-    """Return whether every cut axis is a multiple of all its cuts.
-
-    If so, the order of the cuts does not matter.
-    """
+    """Return whether all cuts come out even, so that their order does not matter."""
     cuts: dict[int, int] = {}
     for parts, placement in zip(mesh, placements, strict=True):
         if placement:
@@ -305,10 +279,7 @@ def is_even(shape: Shape, mesh: Shape, placements: Sequence[Placement]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """``ranks`` row by row in ``shape``.
-
-    ``coordinate`` is the place of the rank that wrote it, ``world`` one more than the highest.
-    """
+    """``ranks`` row by row in ``shape``, the writer's ``coordinate``, the highest rank + 1."""
 
     shape: Shape
     ranks: tuple[int, ...]
@@ -351,10 +322,7 @@ def read_mesh(value: Any) -> Mesh:
 
 
 def _by_layout(state: dict[str, Any], coordinate: Shape) -> Mesh:
-    """Return the mesh of a layout.
-
-    A slice of the root mesh starts where its own coordinate comes out at its own rank.
-    """
+    """Return the mesh of a layout; a slice of the root mesh starts where its rank fits."""
     every = _ranks(state["_flatten_rank_map"])
     axes = _axes(state["_layout"], len(every))
     places = [sum(steps) for steps in product(*axes)]
@@ -388,10 +356,7 @@ def _checked(shape: Shape, ranks: tuple[int, ...], coordinate: Shape, world: int
 
 @lru_cache(maxsize=64)
 def _once(ranks: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the same object for equal ranks, for the tensors of all files.
-
-    Every tensor of every rank is compared with the first one.
-    """
+    """Return the same object for equal ranks: those of every tensor are compared."""
     return ranks
 
 
@@ -482,15 +447,12 @@ share one.
 
 
 def dtensor_share(tensor: Wrapped, meshes: Meshes) -> RankShards:
-    """Return what the writing rank has of a DTensor.
-
-    Raises Corrupt if the local tensor has another shape than mesh and placements give.
-    """
+    """Return what the writing rank has of a DTensor, checked with mesh and placements."""
     spec, local = _inside(tensor)
     if id(spec["mesh"]) not in meshes:
         meshes[id(spec["mesh"])] = spec["mesh"], read_mesh(spec["mesh"])
     mesh = meshes[id(spec["mesh"])][1]
-    placements = tuple(_placement(p) for p in _listed_placements(spec["placements"]))
+    placements = tuple(_placement(p) for p in _listed(spec["placements"], "placements", tuple))
     if len(placements) != len(mesh.shape):
         raise Corrupt(
             f"a DTensor with {len(placements)} placements on a mesh of {len(mesh.shape)} axes"
@@ -505,25 +467,14 @@ def dtensor_share(tensor: Wrapped, meshes: Meshes) -> RankShards:
     pieces = []
     for offsets, sizes, inner in boxes(runs):
         start = local.offset + sum(at * step for at, step in zip(inner, local.strides, strict=True))
-        pieces.append(LocalShard(offsets, sizes, replace(local, offset=start, shape=sizes)))
-    cut = mesh.shape, placements
-    return RankShards(
-        tensor.dtype,
-        tensor.shape,
-        tuple(pieces),
-        cut,
-        mesh.world,
-        mesh.rank,
-        len(mesh.ranks),
-        mesh.ranks,
-    )
+        pieces.append((offsets, replace(local, offset=start, shape=sizes)))
+    cut, group = (mesh.shape, placements), len(mesh.ranks)
+    dtype, shape = tensor.dtype, tensor.shape
+    return RankShards(dtype, shape, tuple(pieces), cut, mesh.world, mesh.rank, group, mesh.ranks)
 
 
 def _inside(tensor: Wrapped) -> tuple[dict[str, Any], StoredTensor]:
-    """Return its specification and its local tensor.
-
-    Their dtypes and shapes must be what the tensor was made with.
-    """
+    """Return specification and local tensor, if dtype and shape are those of the DTensor."""
     state = (
         tensor.state[1]
         if isinstance(tensor.state, tuple) and len(tensor.state) == 2
@@ -547,12 +498,6 @@ def _inside(tensor: Wrapped) -> tuple[dict[str, Any], StoredTensor]:
             " shape elsewhere"
         )
     return spec, local
-
-
-def _listed_placements(value: Any) -> Sequence[Any]:
-    if not isinstance(value, (tuple, list)):
-        raise Corrupt("a DTensor without placements")
-    return value
 
 
 def _placement(value: Any) -> Placement:
@@ -589,7 +534,7 @@ def _check_order(
     )
     if is_strided and spec.get("use_strided_shard_as_shard_order") is False:
         raise Unsupported("a DTensor with a _StridedShard that is to be read as a Shard")
-    for entry in _listed_placements(order) if order is not None else ():
+    for entry in _listed(order, "cuts", tuple) if order is not None else ():
         axes = entry.args[1] if isinstance(entry, PickledObject) and len(entry.args) == 2 else None
         if not isinstance(axes, tuple) or list(axes) != sorted(axes):
             raise Unsupported(
@@ -610,25 +555,26 @@ def _check_order(
         )
 
 
-_PLAIN: Mapping[str, tuple[str, ...]] = {
-    f"{_SHARDED}.sharded_tensor.shard": ("Shard",),
-    f"{_SHARDED}.sharded_tensor.metadata": (
-        *("ShardedTensorMetadata", "TensorProperties", "MEM_FORMAT_ENCODING"),
-    ),
-    f"{_SHARDED}.metadata": ("ShardMetadata",),
-    f"{_SHARDED}.sharding_spec.chunk_sharding_spec": ("ChunkShardingSpec",),
-    f"{_SHARDED}.sharding_spec.api": ("EnumerableShardingSpec",),
-    "torch.distributed.remote_device": ("_remote_device",),
-    f"{_NEW}._dtensor_spec": ("DTensorSpec", "TensorMeta", "ShardOrderEntry"),
-    f"{_NEW}.placement_types": _PLACEMENTS,
-    f"{_OLD}.placement_types": ("DTensorSpec", "TensorMeta", *_PLACEMENTS),
-    "torch.distributed.device_mesh": ("DeviceMesh",),
-    "torch.distributed._tensor.device_mesh": ("DeviceMesh",),
-    "torch.distributed._mesh_layout": ("_MeshLayout", "_FlatLayout"),
-}
 ALLOWED: Mapping[Name, Build] = {
     **torch_pickle.ALLOWED,
-    **{Name(module, name): made for module, names in _PLAIN.items() for name in names},
+    **all_made(
+        {
+            f"{_SHARDED}.sharded_tensor.shard": ("Shard",),
+            f"{_SHARDED}.sharded_tensor.metadata": (
+                *("ShardedTensorMetadata", "TensorProperties", "MEM_FORMAT_ENCODING"),
+            ),
+            f"{_SHARDED}.metadata": ("ShardMetadata",),
+            f"{_SHARDED}.sharding_spec.chunk_sharding_spec": ("ChunkShardingSpec",),
+            f"{_SHARDED}.sharding_spec.api": ("EnumerableShardingSpec",),
+            "torch.distributed.remote_device": ("_remote_device",),
+            f"{_NEW}._dtensor_spec": ("DTensorSpec", "TensorMeta", "ShardOrderEntry"),
+            f"{_NEW}.placement_types": _PLACEMENTS,
+            f"{_OLD}.placement_types": ("DTensorSpec", "TensorMeta", *_PLACEMENTS),
+            "torch.distributed.device_mesh": ("DeviceMesh",),
+            "torch.distributed._tensor.device_mesh": ("DeviceMesh",),
+            "torch.distributed._mesh_layout": ("_MeshLayout", "_FlatLayout"),
+        }
+    ),
     **dict.fromkeys((SUBCLASS, SHARDED_TENSOR, *DTENSORS), made),
     FROM_TYPE: rebuilt,
     Name("__builtin__", "getattr"): _getattr,

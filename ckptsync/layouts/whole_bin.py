@@ -30,10 +30,7 @@ _WRAPPERS = ("model", "state_dict", "module", "model_state_dict")
 
 
 def roots(names: Collection[str]) -> tuple[str, ...]:
-    """Return the models in the checkpoint's own directory, else in one in it that has some.
-
-    A model is given by what its files' names begin with.
-    """
+    """Return what the names of models begin with, in the first directory that has some."""
     return tuple(
         sorted(join(at, stem) for at in home(names, _stems) for stem in _stems(inside(names, at)))
     )
@@ -45,10 +42,7 @@ def _stems(names: Iterable[str]) -> set[str]:
 
 
 def demands(files: Files, root: str) -> dict[str, int | None]:
-    """Return the files of the model, and the index where there is one.
-
-    Their sizes are only known to themselves.
-    """
+    """Return the files of the model, and the index where there is one."""
     return model_files(files, root, _END)
 
 
@@ -58,10 +52,7 @@ def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
 
 
 def file_tensors(files: Files, name: str) -> tuple[Tensor, ...]:
-    """Return the tensors of one ``torch.save`` of a state dict.
-
-    Names that view the same elements are tied.
-    """
+    """Return the tensors of one state dict; names that view the same elements are tied."""
     with name_in_errors(name):
         value, container = torch_save.load(files, Extent(name, 0, files.sizes()[name]))
         return state_tensors(files, container, _state(value))

@@ -33,10 +33,7 @@ def roots(names: Collection[str]) -> tuple[str, ...]:
 
 
 def demands(files: Files, root: str) -> dict[str, int | None]:
-    """Return the files of the model, and the index where there is one.
-
-    Their sizes are only known to themselves.
-    """
+    """Return the files of the model, and the index where there is one."""
     return model_files(files, join(root, "model"), _END)
 
 
@@ -46,10 +43,7 @@ def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
 
 
 def model_files(files: Files, stem: str, end: str) -> dict[str, int | None]:
-    """Return the files of the model whose names begin with ``stem``.
-
-    They are those of the index, else the numbered ones, else the single one.
-    """
+    """Return the files of a model: the index's, else the numbered ones, else the one."""
     names = files.sizes()
     index, single = f"{stem}{end}.index.json", stem + end
     if index in names:

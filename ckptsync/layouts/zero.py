@@ -51,10 +51,7 @@ _TIED = "tied_modules."
 
 
 def roots(names: Collection[str]) -> tuple[str, ...]:
-    """Return the directories (DeepSpeed calls them tags) that hold ZeRO files.
-
-    A universal checkpoint with copies of some is none.
-    """
+    """Return the directories with ZeRO files (tags), but for universal checkpoints."""
     split = (name.rpartition("/") for name in names)
     found = {root for root, _, base in split if is_zero_file(base)}
     return tuple(sorted(found - set(universal_roots(names))))
@@ -401,10 +398,7 @@ def _layer_weights(files: ZeroFiles, models: Sequence[StateFile]) -> Held:
 
 
 def _missing_layers(files: ZeroFiles) -> str:
-    """Return a remark on layers that have no file, which is right for functions.
-
-    Of frozen layers nothing else shows it.
-    """
+    """Return a remark on layers without a file: frozen ones, or functions."""
     there = set(files.layer_files().values())
     missing = [str(n) for n in range(max(there, default=0)) if n not in there]
     return (
@@ -421,10 +415,7 @@ def _tied_prefix(
     trained: Mapping[str, Shape],
     named: Iterable[str],
 ) -> str:
-    """Return the prefix of the one tied module that has just these names and shapes.
-
-    A layer that trains nothing keeps its number.
-    """
+    """Return the prefix of the one tied module with these names and shapes, or its number."""
     modules: dict[str, set[str]] = {}
     for name in named:
         if name.startswith(_TIED):
@@ -446,10 +437,7 @@ def _tied_prefix(
 
 
 def _check_same(one: tuple[StateFile, StoredTensor], other: tuple[StateFile, StoredTensor]) -> None:
-    """Raise Unsupported unless two layers' files hold the same bytes of a tied module.
-
-    Their CRC32s show it.
-    """
+    """Raise Unsupported unless two files hold a tied module of the same CRC32s."""
     if one == other or not other[1].numel:
         return
     sums = [

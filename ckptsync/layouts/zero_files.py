@@ -19,7 +19,15 @@ from typing import Any, NamedTuple
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.formats import torch_pickle, torch_save
 from ckptsync.formats.dtypes import MOST_AXES
-from ckptsync.formats.pickles import AnyClass, Build, Name, PickledObject, brief, made, with_unknown
+from ckptsync.formats.pickles import (
+    AnyClass,
+    Build,
+    Name,
+    PickledObject,
+    all_made,
+    brief,
+    with_unknown,
+)
 from ckptsync.formats.torch_pickle import StoredTensor
 from ckptsync.layouts.file_names import MOST_RANKS, inside, join
 from ckptsync.tensors import Extent, Files, Part, Shape
@@ -45,10 +53,13 @@ Held = Mapping[str, tuple["StateFile", StoredTensor]]
 
 _ALLOWED: Mapping[Name, Build] = {
     **torch_pickle.ALLOWED,
-    Name("deepspeed.runtime.fp16.loss_scaler", "LossScaler"): made,
-    Name("deepspeed.runtime.fp16.loss_scaler", "DynamicLossScaler"): made,
-    Name("deepspeed.runtime.zero.config", "ZeroStageEnum"): made,
-    Name("deepspeed.utils.tensor_fragment", "fragment_address"): made,
+    **all_made(
+        {
+            "deepspeed.runtime.fp16.loss_scaler": ("LossScaler", "DynamicLossScaler"),
+            "deepspeed.runtime.zero.config": ("ZeroStageEnum",),
+            "deepspeed.utils.tensor_fragment": ("fragment_address",),
+        }
+    ),
 }
 _ANY_CLASS = AnyClass(
     {name: build for name, build in _ALLOWED.items() if name not in torch_pickle.REFUSED}
@@ -192,10 +203,7 @@ def are_naturals(values: Sequence[Any]) -> bool:
 
 
 def expert_counts(model: StateFile) -> list[int] | None:
-    """Return the number of experts of each layer; None if the model has none.
-
-    Raises Unsupported for AutoEP, which stores experts in other ways.
-    """
+    """Return the number of experts of each layer; None if none. Refuses AutoEP's."""
     if model.content.get("ds_autoep_layers") or model.content.get("autoep_layers"):
         raise Unsupported(
             f"{model.name}: experts of AutoEP cannot be merged", hint="convert with ds_to_universal"
@@ -360,10 +368,7 @@ class ZeroFiles:
         return [name for mp in range(self.setup.mp) for name in self.optimizer_files(mp)]
 
     def layer_files(self) -> dict[str, int]:
-        """Return the files of a pipeline's layers with the layers' numbers, in their order.
-
-        Raises Unsupported if layers are cut over tensor-parallel ranks.
-        """
+        """Return the files of a pipeline's layers in order, with the layers' numbers."""
         numbers: dict[str, int] = {}
         for base, name in self._here.items():
             if match := _LAYER.fullmatch(base):

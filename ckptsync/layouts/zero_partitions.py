@@ -49,10 +49,7 @@ Slices = dict[str, tuple[int, int]]  # parameter → (first element in the parti
 
 
 def concatenate(dtype: str, runs: Iterable[Part]) -> Copy:
-    """Return one flat tensor of the elements of all runs, end to end.
-
-    Raises Corrupt for a run whose elements do not follow each other.
-    """
+    """Return all runs, end to end, as one flat tensor; raises Corrupt for strided ones."""
     parts, at = list[Part](), 0
     for run in runs:
         if run.strides:
@@ -132,10 +129,7 @@ def group_masters(
 
 
 def from_fragments(name: str, shape: Shape, dtype: str, parts: Sequence[Part]) -> Copy:
-    """Return a frozen parameter at stage 3: rank r holds elements from ``r * ceil(numel / W)``.
-
-    The last ones are padding.
-    """
+    """Return a frozen parameter at stage 3, of which each rank has ``ceil(numel / W)``."""
     flats = [concatenate(dtype, [part]) for part in parts]
     numel = prod(shape)
     each = -(-numel // len(flats))
@@ -201,10 +195,7 @@ def _across(ranks: Sequence[Copy], at: int, numel: int) -> Iterator[Part]:
 
 
 def _slices(file: StateFile, group: int) -> Slices | None:
-    """Return what one rank's file says of one parameter group; None if it says nothing.
-
-    A slice is ``fragment_address(numel, start)``, a dataclass; empty ones are left out.
-    """
+    """Return what a rank's file says of a parameter group, but for empty slices; or None."""
     if optimizer_state(file).get("param_slice_mappings") is None:
         return None
     recorded = _of_group(file, "param_slice_mappings", group)
@@ -224,10 +215,7 @@ def _slices(file: StateFile, group: int) -> Slices | None:
 
 
 def _check_slices(optim: Sequence[StateFile], group: int, copies: Mapping[str, Copy]) -> None:
-    """Raise Corrupt unless every rank's partition holds what its own file says that it does.
-
-    Or what the file said before parameters were dealt.
-    """
+    """Raise Corrupt unless every rank's partition holds what its file says, or said."""
     held: dict[str, Slices] = {file.name: {} for file in optim}
     starts = {
         file.name: file.part(optimizer_state(file)[MASTERS][group]).extent.start for file in optim
@@ -251,10 +239,7 @@ def _check_slices(optim: Sequence[StateFile], group: int, copies: Mapping[str, C
 def _are_before_dealing(
     recorded: Mapping[str, Slices], ranks: Sequence[str], copies: Mapping[str, Copy]
 ) -> bool:
-    """Return whether all ranks' slices are those before ``_round_robin_reorder``.
-
-    Then parameters were flattened without gaps.
-    """
+    """Return whether the slices are those before ``_round_robin_reorder``."""
     # dealing takes the first rank's parameters, then the next rank's
     dealt = (n for rank in range(len(ranks)) for n in range(rank, len(copies), len(ranks)))
     order = sorted(zip(dealt, copies, strict=True))
@@ -308,10 +293,7 @@ def expert_weights(files: ZeroFiles, counts: Sequence[int]) -> Held:
 
 
 def are_experts(names: Iterable[str]) -> bool:
-    """Return whether a parameter group is of experts; DeepSpeed never mixes them with others.
-
-    Raises Corrupt if one does.
-    """
+    """Return whether a parameter group is of experts; raises Corrupt for a mixed one."""
     kinds = {_LOCAL.fullmatch(name) is not None for name in names}
     if len(kinds) > 1:
         raise Corrupt(
@@ -330,10 +312,7 @@ def all_experts(shapes: Mapping[str, Shape], own: Held) -> dict[str, Shape]:
 
 
 def _expert_sets(model: StateFile, optim: Sequence[StateFile], group: int) -> list[list[StateFile]]:
-    """Return the ranks that share their experts.
-
-    Every ``ep``-th one, or neighbours if DeepSpeed was configured so.
-    """
+    """Return the ranks that share experts: every ``ep``-th, or neighbours if so configured."""
     world = len(optim)
     each = _of_group(optim[0], "partition_count", group)
     if type(each) is not int or not 0 < each <= world or world % each:

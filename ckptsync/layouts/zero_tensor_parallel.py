@@ -67,10 +67,7 @@ Blocks = tuple[Shape, list[ShardBlock]]
 
 
 def join_ranks(ranks: Sequence[Sequence[Tensor]], model: StateFile) -> tuple[Tensor, ...]:
-    """Return the tensors of all ranks, each made of its shards.
-
-    Raises Unsupported where nothing says how.
-    """
+    """Return the tensors of all ranks, joined; raises Unsupported where nothing says how."""
     rules = JoinRules(model)
     shards = [{tensor.name: tensor for tensor in tensors} for tensors in ranks]
     if any(held.keys() != shards[0].keys() for held in shards):
@@ -145,10 +142,7 @@ def equal_buffer(shards: Sequence[Tensor]) -> Tensor:
 
 
 class JoinRules:
-    """What ``universal_checkpoint_info`` says of each parameter.
-
-    Raises Unsupported for what it may say and nothing here does.
-    """
+    """What ``universal_checkpoint_info`` says of each parameter, as far as it is known here."""
 
     def __init__(self, model: StateFile) -> None:
         info = section(model.content, "universal_checkpoint_info")
@@ -210,10 +204,7 @@ class JoinRules:
 
 
 def _patterns(info: Mapping[str, Any], key: str) -> dict[Any, Any]:
-    """Return the name patterns of one kind.
-
-    A dictionary, a list, or a list of dictionaries with lists (``parameter_with_sub_params``).
-    """
+    """Return the patterns of one kind: a dictionary, a list, or dictionaries with lists."""
     value = info.get(key) or {}
     if isinstance(value, dict):
         return value
@@ -245,10 +236,7 @@ def _along(name: str, axis: int, shapes: Sequence[Shape]) -> Blocks:
 
 
 def _by_map(name: str, blocks: Any, shapes: Sequence[Shape]) -> Blocks:
-    """Return what an affine map says of each rank's blocks.
-
-    A block is ``[offset, strides]`` in the whole and in the shard.
-    """
+    """Return the blocks of an affine map: ``[offset, strides]`` in the whole and the shard."""
     try:
         whole = _natural(blocks["logical_shape"])
         pieces: list[ShardBlock] = []
@@ -336,10 +324,7 @@ class NamePatterns:
                 self._open.append((re.compile(pattern), value))
 
     def find(self, name: str) -> list[Any]:
-        """Return the value of the pattern that matches, in a list; an empty one if none does.
-
-        Raises Corrupt if several do.
-        """
+        """Return the matching pattern's value in a list, or none; Corrupt if several match."""
         found = [self._exact[name]] if name in self._exact else []
         found += [value for pattern, value in self._open if pattern.match(name)]
         if len(found) > 1:

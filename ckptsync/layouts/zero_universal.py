@@ -107,10 +107,7 @@ def _check_complete(root: str, models: Sequence[StateFile]) -> None:
 
 
 def _joined(zero: ZeroFiles, models: Sequence[StateFile]) -> tuple[Tensor, ...]:
-    """Return the tensors of tensor-parallel ranks and pipeline stages: only the masters are whole.
-
-    Of what else there is, nothing may be lost.
-    """
+    """Return the tensors of all ranks and stages: only the masters are whole."""
     if _are_mixed_up(models[0]):
         raise Unsupported(f"{zero.root or '.'}: {_MIXED_UP}", hint=_MERGE_SOURCE)
     dtype = _own_dtype(models[0])
@@ -157,10 +154,7 @@ def _own_dtype(model: StateFile) -> str:
 
 
 def _master(zero: ZeroFiles, name: str, shape: Shape | None) -> Copy:
-    """Return one merged master: a tensor, flat at stage 3, or a dictionary with one.
-
-    ``shape`` is what it must be, where it is known.
-    """
+    """Return one merged master, of ``shape`` where known: a tensor, or a dictionary with one."""
     path = _master_file(zero.root, name)
     if path not in zero.sizes:
         raise Incomplete(

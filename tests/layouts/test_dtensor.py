@@ -219,7 +219,7 @@ def test_rows_are_cut_as_torch_chunk_cuts_them() -> None:
         read(dtensor((5, 3), stored(local), mesh((3,), rank), (shard(0),)))
         for rank, local in enumerate([(2, 3), (2, 3), (1, 3)])
     ]
-    assert [[(p.offsets, p.sizes) for p in f.pieces] for f in found] == [
+    assert [[(at, local.shape) for at, local in f.pieces] for f in found] == [
         [((0, 0), (2, 3))],
         [((2, 0), (2, 3))],
         [((4, 0), (1, 3))],
@@ -238,7 +238,7 @@ def test_replicas_hold_the_same_box() -> None:
         read(dtensor((4,), stored((2,)), mesh((2, 2), rank), (replicate(), shard(0)))).pieces
         for rank in range(4)
     ]
-    assert [[p.offsets for p in pieces] for pieces in found] == [[(0,)], [(2,)], [(0,)], [(2,)]]
+    assert [[at for at, _ in pieces] for pieces in found] == [[(0,)], [(2,)], [(0,)], [(2,)]]
 
 
 def test_fsdp_over_tensor_parallelism_is_not_in_the_order_of_the_ranks() -> None:
@@ -247,13 +247,13 @@ def test_fsdp_over_tensor_parallelism_is_not_in_the_order_of_the_ranks() -> None
         tensor = dtensor(
             (8,), stored((2,)), mesh((2, 2), rank), (strided(0, 2), shard(0)), **NEW_SPEC
         )
-        boxes += [piece.offsets[0] for piece in read(tensor).pieces]
+        boxes += [at[0] for at, _ in read(tensor).pieces]
     assert boxes == [0, 4, 2, 6]
 
 
 def test_a_part_in_two_places_lies_behind_each_other_in_what_the_rank_holds() -> None:
     found = read(dtensor((8, 3), stored((4, 3)), mesh((2,), 1), (strided(0, 2),), **NEW_SPEC))
-    assert [(p.offsets, p.sizes, p.stored.offset) for p in found.pieces] == [
+    assert [(at, local.shape, local.offset) for at, local in found.pieces] == [
         ((2, 0), (2, 3), 0),
         ((6, 0), (2, 3), 6),
     ]
