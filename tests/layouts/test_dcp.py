@@ -20,18 +20,16 @@ from ckptsync.formats import torch_save
 from ckptsync.formats.zstd_items import unpacked
 from ckptsync.layouts import dcp, registry
 from ckptsync.layouts.dcp_metadata import StorageItem
-from ckptsync.layouts.file_names import holds_weights
 from ckptsync.merge.plan import MergeOptions, MergeResources, plan
 from ckptsync.merge.prepare import prepare
 from ckptsync.tensors import Extent, Files, Part, Shape, Tensor, read
 from tests.formats.test_zstd_items import ELEMENTS as LONG
 from tests.formats.test_zstd_items import archive, record
 from tests.support.dcp_writer import DATA, WHOLE, Chunk, checkpoint, found, item, metadata, one
-from tests.support.files_in_memory import MemoryFiles, StorageId, tensor_call, torch_pickle, tree
+from tests.support.files_in_memory import MemoryFiles, StorageId, tensor_call, torch_pickle
 from tests.support.merge_in_memory import consolidate
 from tests.support.random_boxes import tilings
 from tests.support.torch_bytes import saved
-from tests.support.vector import vector
 from tests.support.zstd_packing import packed
 
 
@@ -85,42 +83,11 @@ def test_every_file_is_demanded_with_the_size_that_its_last_item_gives_it() -> N
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "hf-fsdp1",
-        "hf-fsdp2-2node",
-        "dcp-dress",
-        "dcp-mesh",
-        "dcp-zstd",
-        "dcp-local",
-        "titan",
-        "lightning",
-        "megatron",
-    ],
-)
-def test_real_shards_have_the_demanded_sizes(name: str) -> None:
-    files = tree(*vector(name).sources)
-    (root,) = [r for r in dcp.roots(files.sizes()) if holds_weights(r)]
-    demanded = dcp.demands(files, root)
-    assert {n: files.sizes()[n] for n in demanded} == demanded
-
-
-@pytest.mark.parametrize(
     "name", ["a.b.c", "with space", "ünï.cödé", "model.model.x", "a/b", "..", "x\ny"]
 )
 def test_names_are_kept_letter_by_letter(name: str) -> None:
     assert found(one(name)).keys() == {name}
     assert found(one(f"model.{name}", paths={f"model.{name}": ("model", name)})).keys() == {name}
-
-
-@pytest.mark.parametrize("wrapper", ["optimizer", "optim"])
-def test_an_optimizer_alone_is_no_model(wrapper: str) -> None:
-    files = one(
-        f"{wrapper}.state.w.exp_avg",
-        paths={f"{wrapper}.state.w.exp_avg": (wrapper, "state", "w", "exp_avg")},
-    )
-    with pytest.raises(Unsupported, match="without model tensors"):
-        found(files)
 
 
 def test_items_that_are_no_tensors_are_passed_over() -> None:

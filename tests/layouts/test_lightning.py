@@ -16,10 +16,9 @@ import torch
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
 from ckptsync.layouts import lightning, registry
 from ckptsync.layouts.registry import WeightsSource
-from tests.support.files_in_memory import MemoryFiles, safetensors_file, tree
+from tests.support.files_in_memory import MemoryFiles, safetensors_file
 from tests.support.gather_tensors import assembled
 from tests.support.torch_bytes import raw, saved
-from tests.support.vector import bits, vector
 
 NAME = "epoch=0-step=10.ckpt"
 WEIGHTS = {
@@ -81,14 +80,6 @@ def one(value: Any, **options: Any) -> MemoryFiles:
 
 def read(files: MemoryFiles) -> Any:
     return registry.tensors(files, WeightsSource("lightning", NAME))
-
-
-def test_a_real_file_is_read_bit_for_bit() -> None:
-    real = vector("lightning-file")
-    files = tree(*real.sources)
-    source = registry.choose(files, None)
-    assert source.layout == "lightning"
-    assert assembled(files, registry.tensors(files, source)) == bits(real.keep)
 
 
 @pytest.mark.parametrize(

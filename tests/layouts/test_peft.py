@@ -7,23 +7,12 @@ import pytest
 from ckptsync.errors import Incomplete
 from ckptsync.layouts import peft, registry
 from ckptsync.layouts.registry import WeightsSource
-from ckptsync.tensors import read
 from tests.support.files_in_memory import MemoryFiles, safetensors_file, tree
 from tests.support.gather_tensors import assembled
 from tests.support.vector import bits, vector
 
 WEIGHTS = safetensors_file({"base_model.model.q.lora_A.weight": ("U8", (2,), b"xy")})
 FILES = {"adapter_model.safetensors": WEIGHTS, "adapter_config.json": b"{}"}
-
-
-def test_a_real_adapter_is_read_under_its_own_names() -> None:
-    of = vector("peft-adapter")
-    files = tree(*of.sources)
-    found = {
-        t.name: (t.dtype, t.shape, read(files, t.copies[0].parts[0].extent))
-        for t in peft.tensors(files, "")
-    }
-    assert found == bits(of.keep)
 
 
 def test_an_adapter_by_torch_save_is_read_where_there_is_none_in_safetensors() -> None:

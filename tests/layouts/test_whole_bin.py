@@ -11,10 +11,8 @@ import torch
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
 from ckptsync.layouts import registry, whole_bin
 from ckptsync.layouts.registry import WeightsSource
-from tests.support.files_in_memory import MemoryFiles, safetensors_file, tree
-from tests.support.gather_tensors import assembled
+from tests.support.files_in_memory import MemoryFiles, safetensors_file
 from tests.support.torch_bytes import raw, saved
-from tests.support.vector import bits, vector
 
 SHARED = torch.arange(6.0).reshape(2, 3)
 STATE = {"a": SHARED, "b": SHARED, "c": SHARED[1], "n": torch.tensor(3)}
@@ -34,21 +32,6 @@ def sharded(weight_map: Any = MAP) -> MemoryFiles:
 
 def read(files: MemoryFiles, root: str = "pytorch_model") -> Any:
     return registry.tensors(files, WeightsSource("bin", root))
-
-
-@pytest.mark.parametrize(
-    ("name", "root"),
-    [
-        ("bin-sharded", "pytorch_model"),
-        ("bin-legacy", "pytorch_model"),
-        ("acc-full-fsdp2", "pytorch_model_fsdp"),
-    ],
-)
-def test_real_models_are_read_bit_for_bit(name: str, root: str) -> None:
-    of = vector(name)
-    files = tree(*of.sources)
-    assert str(registry.choose(files, None)) == f"bin:{root}"
-    assert assembled(files, read(files, root)) == bits(of.keep)
 
 
 def test_names_that_view_the_same_elements_are_tied_and_others_not() -> None:

@@ -11,8 +11,7 @@ from ckptsync.errors import Corrupt, Incomplete
 from ckptsync.layouts import registry, whole_safetensors
 from ckptsync.layouts.registry import WeightsSource
 from ckptsync.tensors import read
-from tests.support.files_in_memory import MemoryFiles, safetensors_file, tree
-from tests.support.vector import bits, vector
+from tests.support.files_in_memory import MemoryFiles, safetensors_file
 
 ONE = safetensors_file({"a": ("U8", (2,), b"xy")})
 TWO = safetensors_file({"b": ("U8", (3,), b"123"), "c": ("U8", (1,), b"4")})
@@ -32,12 +31,6 @@ def content(files: MemoryFiles) -> dict[str, bytes]:
         t.name: read(files, t.copies[0].parts[0].extent)
         for t in registry.tensors(files, WeightsSource("whole", ""))
     }
-
-
-@pytest.mark.parametrize("name", ["hf-ddp", "hf-sharded"])
-def test_real_models_are_read_as_they_are(name: str) -> None:
-    of = vector(name)
-    assert content(tree(*of.sources)) == {n: data for n, (_, _, data) in bits(of.keep).items()}
 
 
 def test_a_model_is_claimed_at_the_top_only() -> None:
@@ -69,13 +62,6 @@ def test_without_an_index_the_numbers_say_how_many_there_are() -> None:
         content(files)
     files.content[NAMES[0]] = ONE
     assert content(files) == {"a": b"xy", "b": b"123", "c": b"4"}
-
-
-def test_a_missing_file_is_named() -> None:
-    files = sharded()
-    del files.content[NAMES[1]]
-    with pytest.raises(Incomplete, match=NAMES[1]):
-        content(files)
 
 
 def test_numbered_files_of_two_sets_are_not_guessed_at() -> None:

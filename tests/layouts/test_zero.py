@@ -165,20 +165,6 @@ def test_a_checkpoint_without_weights_is_unsupported() -> None:
         merged(held, "keep")
 
 
-def test_latest_chooses_between_two_tags() -> None:
-    new, old = (
-        Zero(2, 2, [WEIGHT], root="global_step10"),
-        Zero(2, 3, [{"w": values((2,), 1)}], root="global_step2"),
-    )
-    held = MemoryFiles({**files(new).content, **files(old).content})
-    with pytest.raises(Unsupported, match="2 sets of weights") as e:
-        merged(held, "keep")
-    assert e.value.hint == "--source zero:global_step10 or zero:global_step2"
-    for of in (new, old):
-        held.content["latest"] = of.root.encode()
-        same(merged(held, "keep"), expected(of, "keep"))
-
-
 def test_a_tied_name_may_be_stored_too_and_is_said_to_be_tied() -> None:
     held = files(Zero(2, 2, [WEIGHT], tied={"head": "w"}))
     found = {t.name: t for t in zero.tensors(held, "global_step2")}

@@ -105,26 +105,28 @@ def test_a_piece_that_cannot_be_is_never_joined(
         merged(told(spoil), "auto")
 
 
+SUB = [{"patterns": [UP], "shape": [(6, 6), -1], "partition_dim": 0}]
+
+
 @pytest.mark.parametrize(
-    "key", ["parameter_to_average_patterns", "parameter_with_2_sub_params_cat_dim_0"]
+    ("change", "match"),
+    [
+        *(
+            ({"affine_map": None, key: value}, key)
+            for key, value in (
+                ("parameter_to_average_patterns", [UP]),
+                ("parameter_with_2_sub_params_cat_dim_0", [UP]),
+                ("parameter_with_sub_params", SUB),
+            )
+        ),
+        ({"autotp_unsupported_parameter_patterns": {UP: "why"}}, "AutoTP says"),
+        ({"affine_map": {"version": 2}}, "affine_map of version 2"),
+    ],
+    ids=str,
 )
-def test_kinds_that_are_not_joined_are_refused(key: str) -> None:
-    with pytest.raises(Unsupported, match=key):
-        merged(told(lambda info: (info.pop("affine_map"), info.update({key: [UP]}))), "auto")
-
-
-def test_parameters_that_autotp_itself_cannot_join_are_refused() -> None:
-    with pytest.raises(Unsupported, match="AutoTP says"):
-        merged(
-            told(lambda info: info.update(autotp_unsupported_parameter_patterns={UP: "why"})),
-            "auto",
-        )
-    sub = [{"patterns": [UP], "shape": [(6, 6), -1], "partition_dim": 0}]
-    with pytest.raises(Unsupported, match="parameter_with_sub_params"):
-        merged(
-            told(lambda info: (info.pop("affine_map"), info.update(parameter_with_sub_params=sub))),
-            "auto",
-        )
+def test_what_cannot_be_joined_is_refused(change: dict[str, Any], match: str) -> None:
+    with pytest.raises(Unsupported, match=match):
+        merged(told(lambda info: info.update(change)), "auto")
 
 
 def test_rows_that_only_fill_up_a_vocabulary_are_left_out() -> None:
@@ -142,28 +144,21 @@ def test_rows_that_only_fill_up_a_vocabulary_are_left_out() -> None:
             merged(padded(rows), "keep")
 
 
-def test_a_buffer_that_differs_between_ranks_is_refused() -> None:
-    other = changed(files(), MODELS[1], lambda model: model["module"].update(k=torch.tensor(3)))
-    with pytest.raises(Unsupported, match="k: a buffer that is not the same"):
-        merged(other, "auto")
-
-
-def test_a_map_of_another_version_is_refused() -> None:
-    with pytest.raises(Unsupported, match="affine_map of version 2"):
-        merged(told(lambda info: info["affine_map"].update(version=2)), "auto")
-
-
-def test_shards_of_a_tensor_that_is_in_one_rank_alone_are_corrupt() -> None:
-    other = changed(files(), MODELS[1], lambda model: model["module"].update(more=torch.ones(2)))
-    with pytest.raises(Corrupt, match="more is not in every"):
-        merged(other, "auto")
-
-
-def test_a_parameter_that_is_not_trained_needs_a_word_of_its_own() -> None:
+@pytest.mark.parametrize(
+    ("more", "ranks", "error", "match"),
+    [
+        ({"k": torch.tensor(3)}, (1,), Unsupported, "k: a buffer that is not the same"),
+        ({"more": torch.ones(2)}, (1,), Corrupt, "more is not in every"),
+        ({"frozen": torch.ones(2)}, (0, 1), Unsupported, "frozen: nothing says how"),
+    ],
+)
+def test_tensors_that_no_rule_names_are_not_joined(
+    more: Tensors, ranks: tuple[int, ...], error: type[CkptsyncError], match: str
+) -> None:
     of = files()
-    for path in MODELS:
-        of = changed(of, path, lambda model: model["module"].update(frozen=torch.ones(2)))
-    with pytest.raises(Unsupported, match="frozen: nothing says how"):
+    for rank in ranks:
+        of = changed(of, MODELS[rank], lambda model: model["module"].update(more))
+    with pytest.raises(error, match=match):
         merged(of, "auto")
 
 
