@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ckptsync.cli import output
 from ckptsync.errors import ConfigError, Corrupt
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ckptsync.stores.contract import Store
     from ckptsync.stores.opening import Access
 
+T = TypeVar("T")
 EXIT_CODES = """\
 exit codes:
   0    success
@@ -110,6 +111,14 @@ def add_bandwidth(command: argparse.ArgumentParser) -> None:
     )
 
 
+def option_value(option: str, read: Callable[[str], T], text: str) -> T:
+    """Return what ``read`` makes of an option's text.  Raises ConfigError for its ValueError."""
+    try:
+        return read(text)
+    except ValueError as e:
+        raise ConfigError(f"{option}: {e}") from e
+
+
 def configuration(args: argparse.Namespace) -> Config | None:
     """Return the configuration that ``-c`` names, if any; a command reads it once.
 
@@ -188,10 +197,8 @@ def access_of(args: argparse.Namespace) -> Access:
         (config.store.options, config.limits) if config else loading.from_environment()
     )
     if bandwidth is not None:
-        try:
-            limits = replace(limits, bandwidth=readers.bandwidth(bandwidth))
-        except ValueError as e:
-            raise ConfigError(f"--bandwidth: {e}") from e
+        rate = option_value("--bandwidth", readers.bandwidth, bandwidth)
+        limits = replace(limits, bandwidth=rate)
     return Access(options, loading.limits_of(limits))
 
 

@@ -8,8 +8,6 @@ from pathlib import Path
 from ckptsync.cli.arguments import add_command
 from ckptsync.cli.help import PACKAGE, show
 
-DETAILS = ""
-
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     actions = command.add_subparsers(title="actions", metavar="ACTION", required=True)

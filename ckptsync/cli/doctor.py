@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptsync.cli import output
-from ckptsync.cli.arguments import access_of, read_configuration
+from ckptsync.cli.arguments import access_of, option_value, read_configuration
 from ckptsync.cli.service import variables
 from ckptsync.config import loading
 from ckptsync.config.output_dirs import existing_directories
@@ -126,8 +126,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Look, say what was found; the exit code of docs/doctor.md."""
     # a wrong value is refused, also where nothing is compared
-    fresh = _period(args.fresh, "--fresh")
-    wait = 0.0 if args.wait is None else _period(args.wait, "--wait")
+    fresh = option_value("--fresh", period, args.fresh)
+    wait = 0.0 if args.wait is None else option_value("--wait", period, args.wait)
     if wait and not args.publish:
         hint = "ckptsync doctor --publish --wait 2m …, on every node"
         raise ConfigError("--wait needs --publish", hint=hint)
@@ -241,13 +241,6 @@ def _nnodes(args: argparse.Namespace, environment: Mapping[str, str]) -> int:
         what = f"--wait: {text!r} is not a number of nodes"
         raise ConfigError(what, hint="set NNODES, or give --nnodes, such as 2")
     return int(text)
-
-
-def _period(text: str, option: str) -> float:
-    try:
-        return period(text)
-    except ValueError as e:
-        raise ConfigError(f"{option}: {e}") from e
 
 
 def _document(found: Diagnosis, code: int) -> dict[str, Any]:

@@ -10,7 +10,13 @@ from typing import Any
 
 from ckptsync.catalogue.uncached import not_found
 from ckptsync.cli import output
-from ckptsync.cli.arguments import add_store, checked_name, configuration, named_store
+from ckptsync.cli.arguments import (
+    add_store,
+    checked_name,
+    configuration,
+    named_store,
+    option_value,
+)
 from ckptsync.config.readers import RULES, duration
 from ckptsync.errors import ConfigError
 from ckptsync.head.gc import (
@@ -110,9 +116,15 @@ def build_request(args: argparse.Namespace) -> RetentionRequest:
     given = {key: value for key in RULES if (value := getattr(args, key)) is not None}
     loaded = configuration(args)
     config = loaded.retention if loaded else None
-    grace = _read("grace", args.grace) if args.grace else config.grace if config else GRACE
+    grace = (
+        option_value("--grace", duration, args.grace)
+        if args.grace
+        else config.grace
+        if config
+        else GRACE
+    )
     if given:
-        rules = Rules(**{key: _read(key, value) for key, value in given.items()})
+        rules = Rules(**{key: _rule(key, value) for key, value in given.items()})
         return RetentionRequest(lambda _: rules, grace, args.run)
     if config is None and not args.orphans:
         hint = "give a configuration with -c, or rules such as --keep-last 3"
@@ -120,13 +132,11 @@ def build_request(args: argparse.Namespace) -> RetentionRequest:
     return RetentionRequest(config.of if config else lambda _: Rules(), grace, args.run)
 
 
-def _read(key: str, value: str) -> Any:
-    try:
-        if key == "grace":
-            return duration(value)
-        return RULES[key](int(value) if value.isdigit() else value)
-    except ValueError as e:
-        raise ConfigError(f"--{key.replace('_', '-')}: {e}") from e
+def _rule(key: str, text: str) -> Any:
+    def read(text: str) -> Any:
+        return RULES[key](int(text) if text.isdigit() else text)
+
+    return option_value(f"--{key.replace('_', '-')}", read, text)
 
 
 def _clock(store: Store) -> float:

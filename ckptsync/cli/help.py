@@ -11,7 +11,6 @@ from ckptsync.cli import output
 from ckptsync.errors import ConfigError
 
 PACKAGE = Path(__file__).parent.parent
-DETAILS = ""
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:

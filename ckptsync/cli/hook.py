@@ -20,7 +20,6 @@ from ckptsync.cli import output
 from ckptsync.cli.arguments import add_command
 from ckptsync.errors import CkptsyncError, ConfigError, StoreError
 
-DETAILS = ""
 NAME = "ckptsync-autoload.pth"
 _PATIENCE = 60.0  # seconds for a Python to start
 _PROBE = """

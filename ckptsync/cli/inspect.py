@@ -26,7 +26,6 @@ from ckptsync.stores.urls import located
 from ckptsync.tensors import Demands, Files, Tensor
 
 FIRST = 8  # tensors shown without --tensors
-DETAILS = ""
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:

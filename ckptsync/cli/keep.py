@@ -8,8 +8,6 @@ from ckptsync.cli import output
 from ckptsync.cli.arguments import add_store_option, named_store, run_and_location
 from ckptsync.head.removal import keep, release
 
-DETAILS = ""
-
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("what", metavar="RUN/CHECKPOINT", help="as `ckptsync ls` shows it")

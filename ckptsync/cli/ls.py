@@ -16,7 +16,6 @@ from ckptsync.records.save_groups import Sibling
 from ckptsync.records.store_paths import consolidated_prefix
 from ckptsync.stores.contract import Store
 
-DETAILS = ""
 HEADING = ("RUN", "CHECKPOINT", "STATUS", "SIZE", "NODES", "DETAIL")
 
 

@@ -54,11 +54,8 @@ Its module in this package has the same name, and is imported only when it is ca
 class Command(Protocol):
     """A command's module.
 
-    ``DETAILS`` follows the summary in its help; a command of several actions gives each action a
-    ``command`` of its own.
+    If it has a string ``DETAILS``, that follows the summary in its help.
     """
-
-    DETAILS: str
 
     def add_arguments(self, command: argparse.ArgumentParser) -> None:
         """Define the command's arguments."""
@@ -103,7 +100,7 @@ def parser(command: str = "") -> argparse.ArgumentParser:
             commands.add_parser(name, help=summary)
             continue
         chosen = _imported(f"ckptsync.cli.{name}")
-        one = add_command(commands, name, summary, chosen.DETAILS)
+        one = add_command(commands, name, summary, getattr(chosen, "DETAILS", ""))
         one.set_defaults(command=chosen.run)
         chosen.add_arguments(one)
     return top

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ckptsync.cli import output
-from ckptsync.cli.arguments import access_of, add_bandwidth, add_dry_run
+from ckptsync.cli.arguments import access_of, add_bandwidth, add_dry_run, option_value
 from ckptsync.cli.output import say
 from ckptsync.errors import ConfigError
 from ckptsync.merge.destination import EngineAt, check_free, merge
@@ -162,10 +162,7 @@ def _ray_engine(args: argparse.Namespace, prepared: Prepared, access: Access) ->
 
 
 def _shard_size(text: str) -> int:
-    try:
-        count = parse_size(text)
-    except ValueError as e:
-        raise ConfigError(f"--max-shard-size: {e}") from e
+    count = option_value("--max-shard-size", parse_size, text)
     if count < 1:
         raise ConfigError(f"--max-shard-size: {text!r} is too small: expected at least one byte")
     return count

@@ -31,7 +31,6 @@ from ckptsync.worker.selection import Selection
 
 SHOWN = 12  # names of files that are left out
 PRESETS = ("all", "no-optimizer", "weights")
-DETAILS = ""
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:

@@ -8,8 +8,6 @@ from pathlib import Path
 from ckptsync.config.loading import load
 from ckptsync.service.run import run as serve
 
-DETAILS = ""
-
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(

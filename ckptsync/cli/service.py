@@ -6,13 +6,14 @@ They start and stop nothing: they print the commands that do.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import getpass
 import os
 import pwd
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
@@ -20,11 +21,10 @@ from pathlib import Path
 from ckptsync.cli import output, systemd_units
 from ckptsync.cli.arguments import add_command, add_dry_run, read_configuration
 from ckptsync.doctor.directories import user_name
-from ckptsync.errors import CkptsyncError, ConfigError, StoreError
+from ckptsync.errors import ConfigError
 from ckptsync.worker.node_identity import node_id
 
 SYSTEM = Path("/etc/systemd/system")
-DETAILS = ""
 _HEADS_USER = "ckptsync"
 _OF_ONE_USER = "--as: a user's own systemd runs only that user's services"
 
@@ -39,7 +39,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "A configuration with the role worker gets ckptsync-worker@USER, another one"
         " ckptsync-head.",
     )
-    install.set_defaults(command=_install)
+    install.set_defaults(action="install")
     install.add_argument(
         "-c",
         "--config",
@@ -65,7 +65,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "It stops nothing; it prints the commands that do.  Other files, configurations, spools and"
         " the store stay.",
     )
-    uninstall.set_defaults(command=_uninstall)
+    uninstall.set_defaults(action="uninstall")
     uninstall.add_argument(
         "--as", metavar="USER", dest="train", help="whose worker (default: who called sudo)"
     )
@@ -77,8 +77,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the action that was chosen."""
-    return int(args.command(args))
+    """Write or remove the units, and print what was done."""
+    return _install(args) if args.action == "install" else _uninstall(args)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,6 @@ class InstallPlan:
 
 
 def _install(args: argparse.Namespace) -> int:
-    """Write the units for a configuration, and print what was written."""
     plan = _user_plan(args) if args.user else _system_plan(args)
     for file in plan.files:
         if file.state != "unchanged" and not args.dry_run:
@@ -136,8 +135,8 @@ def _system_plan(args: argparse.Namespace) -> InstallPlan:
         make = f"useradd --system --user-group {name}"
         hint = "--as names the user who trains" if is_worker else make
         raise ConfigError(f"{name}: there is no such user", hint=hint) from None
-    found = systemd_units.paths(config, [entry.pw_dir for entry in pwd.getpwall()])
-    absent = [path for path in found.needed if not Path(path).is_dir()]
+    needed, notes = systemd_units.paths(config, [entry.pw_dir for entry in pwd.getpwall()])
+    absent = [path for path in needed if not Path(path).is_dir()]
     if absent and not args.dry_run:
         raise ConfigError(
             f"{absent[0]}: does not exist, and a service cannot get access to an absent directory",
@@ -147,16 +146,16 @@ def _system_plan(args: argparse.Namespace) -> InstallPlan:
     template = "ckptsync-worker@.service" if is_worker else "ckptsync-head.service"
     runner = "" if is_worker or name == _HEADS_USER else name
     program = _program(source)
-    drop_in = systemd_units.drop_in(config, program, found, runner)
+    drop_in = systemd_units.drop_in(config, program, needed, runner)
     files = (
         _planned(SYSTEM / template, systemd_units.copied(_template(template))),
         _planned(SYSTEM / f"{unit}.service.d" / "10-ckptsync.conf", drop_in),
     )
-    notes = [*found.notes, *(f"{path}: does not exist yet" for path in absent)]
+    notes += [f"{path}: does not exist yet" for path in absent]
     others = {path.name for path in SYSTEM.glob("ckptsync-worker@*.service.d")}
     if is_worker and not config.node and others - {f"{unit}.service.d"}:
         remedy = f"node: {node_id()}-{name}"
-        notes.append(f"{source}: several workers on one machine need a node's name each: {remedy}")
+        notes.append(f"{source}: several workers on one machine need a node name each: {remedy}")
     doctor = shlex.join([*program.caller, "doctor", "-c", str(source)])
     enable = ("systemctl daemon-reload", f"systemctl enable --now {unit}")
     return InstallPlan(files, tuple(notes), (f"sudo -u {name} {doctor}", *enable))
@@ -229,131 +228,114 @@ def _planned(path: Path, text: str) -> UnitFile:
 
     Raises ConfigError for a file that this command did not write.
     """
-    try:
-        there = path.read_text("utf-8")
-    except FileNotFoundError:
+    there = _read(path)
+    if there is None:
         return UnitFile(path, text, "written")
-    except (OSError, UnicodeDecodeError) as e:
-        hint = "move it away, or run this as root"
-        raise ConfigError(f"{path}: cannot be read: {e}", hint=hint) from e
     if there != text and systemd_units.MARK not in there:
         hint = "move it away, then try again"
         raise ConfigError(f"{path}: exists, and was not written by this command", hint=hint)
     return UnitFile(path, text, "unchanged" if there == text else "replaced")
 
 
+def _read(path: Path) -> str | None:
+    """Return the text of a unit; ``None`` if there is none, "" for a directory."""
+    try:
+        with _hint_of_rights(path):
+            return path.read_text("utf-8", "replace")
+    except FileNotFoundError:
+        return None
+    except IsADirectoryError:
+        return ""
+
+
 def _write(file: UnitFile) -> None:
     new = file.path.with_name(f".{file.path.name}.new")
-    try:
+    with _hint_of_rights(file.path):
         file.path.parent.mkdir(parents=True, exist_ok=True)
         new.write_text(file.text, "utf-8")
         new.chmod(0o644)
         new.replace(file.path)
-    except OSError as e:
-        raise _refused(file.path, e) from e
 
 
-def _refused(path: Path, error: OSError) -> CkptsyncError:
-    if isinstance(error, PermissionError):
+@contextlib.contextmanager
+def _hint_of_rights(path: Path) -> Iterator[None]:
+    """Raise ConfigError where this user may not do it; `main` reports other errors."""
+    try:
+        yield
+    except PermissionError as e:
         hint = "run this as root, or with --user for a service of your own"
-        return ConfigError(f"{path}: {error.strerror}", hint=hint)
-    return StoreError(f"{path}: {error.strerror}", hint="look at that disk or path, then try again")
-
-
-@dataclass(frozen=True, slots=True)
-class Installed:
-    """The files of a ``unit`` in systemd's ``folder``: ``ours``, those ``kept``, enabling links."""
-
-    folder: Path
-    unit: str
-    ours: list[Path]
-    kept: list[str]
-    enabled: list[Path]
+        raise ConfigError(f"{path}: {e.strerror}", hint=hint) from e
 
 
 def _uninstall(args: argparse.Namespace) -> int:
-    """Remove the units that `_install` wrote, and print what was removed.
+    """Remove the units that `_install` wrote.
 
     Raises ConfigError while the service is enabled: only its unit says how to disable it.
     """
-    found = _installed(args)
+    folder, unit, files, kept = _installed(args)
+    texts = {path: text for path in files if (text := _read(path)) is not None}
+    ours = [path for path, text in texts.items() if systemd_units.MARK in text]
+    kept = [*(f"{p}: was not written by this command" for p in texts if p not in ours), *kept]
+    own = sorted(path for path in (folder / f"{unit}.service.d").glob("*") if path not in files)
+    kept += [f"{path}: your own" for path in own]
+    links = (wants / f"{unit}.service" for wants in folder.glob("*.wants"))
+    enabled = sorted(link for link in links if link.is_symlink())
     systemctl = "systemctl --user" if args.user else "systemctl"
-    disable = f"{systemctl} disable --now {found.unit}"
-    if found.enabled and not args.dry_run:
-        why = f"{found.enabled[0]}: the service is enabled, and may be running"
+    disable = f"{systemctl} disable --now {unit}"
+    if enabled and not args.dry_run:
+        why = f"{enabled[0]}: the service is enabled, and may be running"
         raise ConfigError(why, hint=f"{disable}, then try again")
-    for path in () if args.dry_run else found.ours:
-        try:
+    for path in () if args.dry_run else ours:
+        with _hint_of_rights(path):
             path.unlink()
             if path.parent.name.endswith(".service.d") and not any(path.parent.iterdir()):
                 path.parent.rmdir()
-        except OSError as e:  # noqa: PERF203 - the first one ends it
-            raise _refused(path, e) from e
     notes = []
-    if found.enabled:  # only in a dry run
-        notes.append(f"{found.unit} is enabled: {disable} comes first")
-    if not found.ours:
-        notes.append(f"{found.folder}: holds nothing of {found.unit} that this command wrote")
-    elif not found.enabled and not args.dry_run:
-        notes.append(f"if {found.unit} still runs it goes on: {systemctl} stop {found.unit}")
-    notes.append("configurations, spools (_ckptsync) and the store are as they were")
+    if enabled:  # only in a dry run
+        notes.append(f"{unit} is enabled: {disable} comes first")
+    if not ours:
+        notes.append(f"{folder}: holds nothing of {unit} that this command wrote")
+    elif not enabled and not args.dry_run:
+        notes.append(f"if {unit} is running, it keeps running until {systemctl} stop {unit}")
+    notes.append("configurations, spools (_ckptsync) and the store were not changed")
     following = f"{systemctl} daemon-reload"
     if args.json:
-        ours = list(map(str, found.ours))
-        removed = {"dry_run": args.dry_run, "removed": ours, "unit": found.unit}
-        output.print_json({**removed, "kept": found.kept, "notes": notes, "next": [following]})
+        removed = {"dry_run": args.dry_run, "removed": list(map(str, ours)), "unit": unit}
+        output.print_json({**removed, "kept": kept, "notes": notes, "next": [following]})
         return 0
-    for path in found.ours:
+    for path in ours:
         print(f"{path}: {'would be ' if args.dry_run else ''}removed")
-    for line in [*(f"kept {line}" for line in found.kept), *(f"note: {note}" for note in notes)]:
+    for line in [*(f"kept {line}" for line in kept), *(f"note: {note}" for note in notes)]:
         output.say(line)
     print("then:", following, sep="\n    ")
     return 0
 
 
-def _installed(args: argparse.Namespace) -> Installed:
-    """Find what is installed.  Raises ConfigError if it is not clear of whom."""
-    kept = []
+def _installed(args: argparse.Namespace) -> tuple[Path, str, list[Path], list[str]]:
+    """Return systemd's folder, the unit's name, its files, and why its template stays.
+
+    Raises ConfigError if the user is not clear.
+    """
     if args.user:
         if args.train:
             raise ConfigError(_OF_ONE_USER, hint="leave --as out, or leave out --user")
         folder = _own_folder() / "systemd/user"
         unit = "ckptsync-head" if args.head else "ckptsync-worker"
-        files = [folder / f"{unit}.service"]
-    else:
-        folder, user = SYSTEM, args.train or os.environ.get("SUDO_USER", "")
-        if not (user or args.head):
-            hint = "--as USER, --head for the head, --user for a service of your own"
-            raise ConfigError("it is not known whose worker to remove", hint=hint)
-        if args.train and args.head:
-            hint = "leave --as out, or leave out --head"
-            raise ConfigError("--as: a machine has one head", hint=hint)
-        unit = "ckptsync-head" if args.head else f"ckptsync-worker@{user}"
-        template = folder / ("ckptsync-head.service" if args.head else "ckptsync-worker@.service")
-        files = [folder / f"{unit}.service.d" / "10-ckptsync.conf"]
-        # other users' workers, which systemd makes from the same template
-        drop_ins = folder.glob("ckptsync-worker@?*.service.d/10-ckptsync.conf")
-        users = {path.parent.name.removesuffix(".d") for path in drop_ins if path.is_file()}
-        users |= {path.name for path in folder.glob("*.wants/ckptsync-worker@?*.service")}
-        if others := [] if args.head else sorted(users - {f"{unit}.service"}):
-            kept.append(f"{template}: {others[0]} is made from it, too")
-        else:
-            files.append(template)
-    ours = []
-    for path in files:
-        try:
-            is_ours = systemd_units.MARK in path.read_text("utf-8")
-        except (FileNotFoundError, IsADirectoryError):
-            continue
-        except UnicodeDecodeError:
-            is_ours = False
-        except OSError as e:
-            raise _refused(path, e) from e
-        if is_ours:
-            ours.append(path)
-        else:
-            kept.insert(0, f"{path}: was not written by this command")
-    own = sorted(path for path in (folder / f"{unit}.service.d").glob("*") if path not in files)
-    links = (wants / f"{unit}.service" for wants in folder.glob("*.wants"))
-    enabled = sorted(link for link in links if link.is_symlink())
-    return Installed(folder, unit, ours, [*kept, *(f"{path}: your own" for path in own)], enabled)
+        return folder, unit, [folder / f"{unit}.service"], []
+    user = args.train or os.environ.get("SUDO_USER", "")
+    if not (user or args.head):
+        hint = "--as USER, --head for the head, --user for a service of your own"
+        raise ConfigError("no user is named whose worker to remove", hint=hint)
+    if args.train and args.head:
+        hint = "leave --as out, or leave out --head"
+        raise ConfigError("--as: a machine has one head", hint=hint)
+    unit = "ckptsync-head" if args.head else f"ckptsync-worker@{user}"
+    template = SYSTEM / ("ckptsync-head.service" if args.head else "ckptsync-worker@.service")
+    drop_in = SYSTEM / f"{unit}.service.d" / "10-ckptsync.conf"
+    # other users' workers, which systemd makes from the same template
+    drop_ins = SYSTEM.glob("ckptsync-worker@?*.service.d/10-ckptsync.conf")
+    workers = {path.parent.name.removesuffix(".d") for path in drop_ins if path.is_file()}
+    workers |= {path.name for path in SYSTEM.glob("*.wants/ckptsync-worker@?*.service")}
+    if others := [] if args.head else sorted(workers - {f"{unit}.service"}):
+        return SYSTEM, unit, [drop_in], [f"{template}: {others[0]} is made from it, too"]
+    return SYSTEM, unit, [drop_in, template], []

@@ -31,14 +31,6 @@ _OF_USERS = {"Unit": ("Description",), "Service": tuple(_SERVICE_KEYS.split())}
 
 
 @dataclass(frozen=True, slots=True)
-class Paths:
-    """The directories ``needed`` at a service's start, and ``notes`` for the operator."""
-
-    needed: tuple[str, ...]
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Program:
     """How the service is started.
 
@@ -51,10 +43,11 @@ class Program:
     seen: tuple[str, ...] = ()
 
 
-def paths(config: Config, homes: Iterable[str] = ()) -> Paths:
-    """Return the output directories' parents and the store, none of them within another.
+def paths(config: Config, homes: Iterable[str] = ()) -> tuple[list[str], list[str]]:
+    """Return the directories that a service needs at its start, and notes for the operator.
 
-    Raises ConfigError where all of a home, or of the system, would be writable.
+    They are the output directories' parents and the store, none of them within another.  Raises
+    ConfigError where all of a home, or of the system, would be writable.
     """
     broad, found, notes = {*_BROAD, *homes}, [], []
     for run in config.worker.runs if "worker" in config.roles else ():
@@ -75,7 +68,7 @@ def paths(config: Config, homes: Iterable[str] = ()) -> Paths:
     for path in sorted(set(found)):
         if not any(path.startswith(f"{above.rstrip('/')}/") for above in needed):
             needed.append(path)
-    return Paths(tuple(needed), tuple(notes))
+    return needed, notes
 
 
 def _root(path: str, broad: Iterable[str]) -> str:
@@ -99,9 +92,9 @@ def copied(template: str) -> str:
     return "\n".join([*lines, ""])
 
 
-def drop_in(config: Config, program: Program, found: Paths, user: str = "") -> str:
+def drop_in(config: Config, program: Program, needed: Iterable[str], user: str = "") -> str:
     """Return what depends on the configuration; ``user`` runs a head."""
-    source, writable = program.source, " ".join(map(quoted, found.needed))
+    source, writable = program.source, " ".join(map(quoted, needed))
     again = "do it again when that file names other paths, roles or another store."
     lines = [
         f"# {MARK} from {source}: {again}",
@@ -173,11 +166,15 @@ def _command(program: Program) -> str:
 def _network(config: Config) -> str:
     """Return why the service needs a network, or nothing."""
     if not local_directory(config.store.url):
-        return "The store is behind a network."
+        return "The store is reached over the network."
     if config.metrics.listen:
-        return "Others ask for /metrics."
+        return "Other machines read /metrics."
     is_head, alerts = {"head", "verifier"} & {*config.roles}, config.alerts
-    return "Alerts leave this machine." if is_head and (alerts.webhook or alerts.command) else ""
+    return (
+        "Alerts are sent over the network."
+        if is_head and (alerts.webhook or alerts.command)
+        else ""
+    )
 
 
 def _resources(config: Config) -> Sequence[str]:

@@ -35,7 +35,6 @@ from ckptsync.verify.verification import (
 from ckptsync.verify.write_reports import exit_code, write_report
 
 LEVELS = ("stat", "digest", "parse", "load", "model")
-DETAILS = ""
 Target = tuple[str, InStore | PlainDirectory, VerifyOptions]
 Stopped = list[tuple[str, CkptsyncError]]
 """Targets as the user named them, with why they were not verified to their end."""

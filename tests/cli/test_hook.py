@@ -73,37 +73,18 @@ def test_without_a_python_named_it_is_for_the_one_that_runs_the_command(
     assert not line(environment).exists()
 
 
-def test_a_python_that_one_may_not_change_is_refused(environment: Environment) -> None:
-    environment.site.chmod(0o555)
+@pytest.mark.parametrize("action", ["install", "remove"])
+def test_a_python_that_one_may_not_change_is_refused(action: str, environment: Environment) -> None:
+    site, words = environment.site, ("--python", environment.python)
+    if action == "remove":
+        assert main(["hook", "install", *words]) == 0
+    site.chmod(0o555)
     try:
-        said = refused(
-            "hook",
-            "install",
-            "--python",
-            environment.python,
-            code=2,
-            names=[environment.site],
-            within=100,
-        )
+        said = refused("hook", action, *words, code=2, names=[site], within=100)
     finally:
-        environment.site.chmod(0o755)
+        site.chmod(0o755)
     assert "--python" in said
-    assert not line(environment).exists()
-    assert main(["hook", "install", "--python", environment.python]) == 0
-    environment.site.chmod(0o555)
-    try:
-        refused(
-            "hook",
-            "remove",
-            "--python",
-            environment.python,
-            code=2,
-            names=[environment.site],
-            within=100,
-        )
-    finally:
-        environment.site.chmod(0o755)
-    assert line(environment).exists()
+    assert line(environment).exists() == (action == "remove")
 
 
 def test_a_python_without_ckptsync_and_what_is_no_python_are_refused(
