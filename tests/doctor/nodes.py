@@ -1,5 +1,6 @@
-"""Two sound nodes as `ckptsync.doctor.probe` would tell of them, and what is planted in the
-second.
+"""Two sound nodes as `ckptsync.doctor.probe` describes them, and faults that are planted in them.
+
+A finding is written as its level, kind and subject: ``"warn few-files ulimit -n"``.
 """
 
 from __future__ import annotations
@@ -7,7 +8,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from ckptsync.doctor.checks import compare
+from ckptsync.doctor.checks import check_node, compare
 from ckptsync.doctor.findings import Finding
 
 _SOUND: dict[str, Any] = {
@@ -77,25 +78,41 @@ def _node(rank: int) -> dict[str, Any]:
     }
 
 
+def changed(node: dict[str, Any], **facts: Any) -> dict[str, Any]:
+    """A node with other facts.  Of mappings only the given keys change; ``None`` removes a key."""
+    for key, value in facts.items():
+        if isinstance(value, dict):
+            merged = {**node.get(key, {}), **value}
+            node[key] = {name: one for name, one in merged.items() if one is not None}
+        else:
+            node[key] = value
+    return node
+
+
 def found(*nodes: dict[str, Any]) -> list[Finding]:
     return list(compare(nodes))
 
 
-def kinds(*nodes: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """Level, kind and subject of each finding."""
-    return [(f.level, f.kind, f.subject) for f in compare(nodes)]
+def kinds(*nodes: dict[str, Any]) -> list[str]:
+    """What is found between nodes."""
+    return [written(finding) for finding in compare(nodes)]
 
 
-def planted(**told: Any) -> list[tuple[str, str, str]]:
-    """What is found where the second node of a sound pair tells this instead.
+def written(finding: Finding) -> str:
+    return f"{finding.level} {finding.kind} {finding.subject}"
 
-    Of mappings only the keys that are given, ``None`` takes one away.
-    """
-    nodes = pair()
-    for key, value in told.items():
-        nodes[1][key] = (
-            {k: v for k, v in {**nodes[1][key], **value}.items() if v is not None}
-            if isinstance(value, dict)
-            else value
-        )
-    return kinds(*nodes)
+
+def planted(**facts: Any) -> list[str]:
+    """What is found where the second node of a sound pair has these facts."""
+    first, second = pair()
+    return kinds(first, changed(second, **facts))
+
+
+def on_both(**facts: Any) -> list[str]:
+    """What is found where both nodes of a sound pair have these facts."""
+    return kinds(*(changed(node, **facts) for node in pair()))
+
+
+def alone(**facts: Any) -> list[str]:
+    """What is found on one sound node with these facts, whoever trains with it."""
+    return [written(finding) for finding in check_node(changed(pair()[0], **facts))]

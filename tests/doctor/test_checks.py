@@ -1,11 +1,9 @@
-"""Checks of machines and versions: what is planted in one of two sound nodes is found, and nothing
-else.
-"""
+"""Checks of machines and versions: what is planted in sound nodes is found, and nothing else."""
 
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -14,37 +12,15 @@ from ckptsync.doctor import probe
 from ckptsync.doctor.checks import check_node, compare, count_visible, parse_version
 from ckptsync.doctor.facts import NodeFacts, OutputDir, group_by, read_facts, show_groups
 from ckptsync.doctor.findings import STORAGE, exit_code, in_order, warn
-from tests.doctor.nodes import found, kinds, pair, planted
+from tests.doctor.nodes import alone, changed, found, kinds, on_both, pair, planted, written
 from tests.doctor.real import PROJECT
 
 
-def test_nothing_is_found_on_a_sound_pair() -> None:
-    assert found(*pair()) == []
-    assert found(*reversed(pair())) == []
-
-
-def test_nothing_is_found_on_a_sound_node_that_waits_for_others() -> None:
-    for node in pair():
-        assert check_node(node) == ()
-
-
-def test_what_says_nothing_is_no_fault() -> None:
-    assert compare([]) == ()
-    assert (
-        compare(
-            [
-                {},
-                {
-                    "node": 3,
-                    "gpus": "many",
-                    "variables": ["NNODES"],
-                    "output_dirs": None,
-                    "clock": True,
-                },
-            ]
-        )
-        == ()
-    )
+def test_nothing_is_found_on_sound_nodes_or_where_they_say_nothing() -> None:
+    assert kinds(*pair()) == kinds(*reversed(pair())) == []
+    assert [check_node(node) for node in pair()] == [(), ()]
+    odd = {"node": 3, "gpus": "many", "variables": ["NNODES"], "output_dirs": None, "clock": True}
+    assert kinds() == kinds({}, odd) == []
 
 
 def test_several_processes_of_one_node_are_one_node() -> None:
@@ -52,29 +28,20 @@ def test_several_processes_of_one_node_are_one_node() -> None:
     assert found(first, {**first, "versions": {}}, second) == []
 
 
-def test_failures_come_first_and_each_once() -> None:
-    levels = [
-        level
-        for level, _, _ in planted(
-            versions={"torch": "2.7.1", "peft": "0.16.0"}, clock=40.0, gpus=["NVIDIA A100"] * 8
-        )
-    ]
-    assert levels == sorted(levels)
-    assert (levels[0], levels[-1]) == ("fail", "warn")
-
-
-def test_a_finding_says_where_what_why_and_what_to_do() -> None:
+def test_failures_come_first_and_each_says_where_what_why_and_what_to_do() -> None:
     first, second = pair()
-    second["versions"]["torch"] = "2.7.1"
-    (one,) = found(first, second)
+    changed(second, versions={"torch": "2.7.1", "peft": "0.16.0"}, clock=40.0, gpus=["A100"] * 8)
+    findings = found(first, second)
+    assert [f.level for f in findings] == ["fail"] * 3 + ["warn"] * 2
+    one = findings[2]
     assert (one.where, one.what) == ("n0, n1: torch", "2.8.0 on n0; 2.7.1 on n1")
     assert "hang" in one.why
     assert "install the same torch" in one.hint
 
 
-def test_one_node_of_two_is_told_that_another_is_missing_only_where_all_should_be_here() -> None:
-    assert kinds(pair()[0]) == [("fail", "nodes-missing", "NNODES")]
-    assert check_node(pair()[0]) == ()
+def test_one_node_of_two_misses_another_only_where_all_should_be_here() -> None:
+    assert kinds(pair()[0]) == ["fail nodes-missing NNODES"]
+    assert alone() == []
 
 
 def test_it_needs_nothing_but_the_standard_library() -> None:
@@ -131,169 +98,88 @@ def test_without_the_variable_all_are_visible_and_without_an_answer_nobody_knows
     assert count_visible(NodeFacts("n")) is None
 
 
-def test_fewer_gpus_than_processes_are_found() -> None:
-    assert planted(variables={"CUDA_VISIBLE_DEVICES": "0,1,2,3"}) == [
-        ("fail", "gpus-too-few", "NPROC_PER_NODE")
-    ]
+def visible(text: str) -> dict[str, str]:
+    return {"CUDA_VISIBLE_DEVICES": text}
 
 
-def test_devices_that_are_not_there_are_found() -> None:
-    assert ("fail", "gpus-not-there", "CUDA_VISIBLE_DEVICES") in planted(
-        variables={"CUDA_VISIBLE_DEVICES": "4,5,6,8"}
-    )
-    assert ("fail", "gpus-not-there", "CUDA_VISIBLE_DEVICES") in planted(
-        variables={"CUDA_VISIBLE_DEVICES": "0,1,1"}
-    )
+NO_GPUS = {"gpus": [], "driver": "", "driver_cuda": ""}
+TOO_FEW = "fail gpus-too-few NPROC_PER_NODE"
+NOT_THERE = "fail gpus-not-there CUDA_VISIBLE_DEVICES"
 
 
-def test_other_numbers_of_ranks_are_a_warning_since_torchrun_trains_with_them() -> None:
-    assert planted(variables={"NPROC_PER_NODE": "4"}) == [
-        ("warn", "ranks-differ", "NPROC_PER_NODE")
-    ]
-    fewer = {"NPROC_PER_NODE": None, "CUDA_VISIBLE_DEVICES": "0,1"}
-    assert planted(variables=fewer) == [("warn", "ranks-differ", "NPROC_PER_NODE")]
-    assert planted(variables={"NPROC_PER_NODE": "4", "USE_RAY": "1"}) == [
-        ("fail", "launch-differs", "USE_RAY")
-    ], "Ray counts"
-
-
-def test_a_node_on_which_llamafactory_would_train_alone_is_a_failure() -> None:
-    one = {"NPROC_PER_NODE": None, "CUDA_VISIBLE_DEVICES": "0"}
-    assert planted(variables=one) == [("fail", "ranks-differ", "NPROC_PER_NODE")]
-    assert ("warn", "ranks-differ", "NPROC_PER_NODE") in planted(
-        variables={**one, "FORCE_TORCHRUN": "1"}
-    )
-
-
-def test_gpus_of_two_kinds_are_found_on_one_node_or_between_two() -> None:
-    assert planted(gpus=["NVIDIA A100"] * 8) == [("warn", "gpus-mixed", "GPUs")]
-    assert planted(gpus=["NVIDIA H200"] * 7 + ["NVIDIA L4"]) == [("warn", "gpus-mixed", "GPUs")]
-
-
-def test_a_driver_of_an_older_major_cuda_than_torchs_is_found() -> None:
-    assert planted(driver_cuda="11.8") == [("fail", "driver-too-old", "the driver")]
-    assert planted(driver_cuda="12.4") == [], "within a major version the driver runs what is newer"
-
-
-def test_gpus_that_are_named_where_there_are_none_are_found() -> None:
-    assert count_visible(NodeFacts("n", gpus=(), variables={"CUDA_VISIBLE_DEVICES": "0,1"})) == 2
-    planted_there = {"CUDA_VISIBLE_DEVICES": "0,1", "NPROC_PER_NODE": "4"}
-    none = [
-        n
-        | {
-            "gpus": [],
-            "driver": "",
-            "driver_cuda": "",
-            "variables": {**n["variables"], "CUDA_VISIBLE_DEVICES": ""},
-        }
-        for n in pair()
-    ]
-    assert kinds(*none) == []
-    none[1]["variables"] |= planted_there
-    assert kinds(*none) == [
-        ("fail", "gpus-not-there", "CUDA_VISIBLE_DEVICES"),
-        ("fail", "gpus-too-few", "NPROC_PER_NODE"),
-        ("fail", "ranks-differ", "NPROC_PER_NODE"),
-    ]
+def test_gpus_that_a_launch_counts_on_are_there() -> None:
+    assert planted(variables=visible("0,1,2,3")) == [TOO_FEW]
+    for text in ("4,5,6,8", "0,1,1", "all"):
+        assert NOT_THERE in planted(variables=visible(text)), text
+    first, second = (changed(node, variables=visible(""), **NO_GPUS) for node in pair())
+    assert kinds(first, second) == []
+    changed(second, variables={**visible("0,1"), "NPROC_PER_NODE": "4"})
+    assert kinds(first, second) == [NOT_THERE, TOO_FEW, "fail ranks-differ NPROC_PER_NODE"]
 
 
 def test_nodes_without_gpus_train_on_their_cpus() -> None:
-    assert kinds(*(n | {"gpus": [], "driver": "", "driver_cuda": ""} for n in pair())) == []
+    assert on_both(**NO_GPUS) == []
+    for text in ("NoDevFiles", "-1", "none", ""):
+        assert on_both(**NO_GPUS, variables=visible(text)) == [], text
+    assert planted(**NO_GPUS) == ["fail gpus-on-some GPUs"]
+    assert "fail gpus-on-some GPUs" in planted(variables=visible(""))
 
 
-@pytest.mark.parametrize("text", ["NoDevFiles", "-1", "none", ""])
-def test_a_node_that_is_told_of_no_gpus_is_sound(text: str) -> None:
-    nodes = [
-        n
-        | {
-            "gpus": [],
-            "driver_cuda": "",
-            "variables": {**n["variables"], "CUDA_VISIBLE_DEVICES": text},
-        }
-        for n in pair()
-    ]
-    assert kinds(*nodes) == []
+def test_other_numbers_of_ranks_are_a_warning_unless_llamafactory_would_train_alone() -> None:
+    differ = ["warn ranks-differ NPROC_PER_NODE"]
+    assert planted(variables={"NPROC_PER_NODE": "4"}) == differ
+    assert planted(variables={"NPROC_PER_NODE": None, **visible("0,1")}) == differ
+    with_ray = {"NPROC_PER_NODE": "4", "USE_RAY": "1"}
+    assert planted(variables=with_ray) == ["fail launch-differs USE_RAY"], "Ray counts"
+    one = {"NPROC_PER_NODE": None, **visible("0")}
+    assert planted(variables=one) == ["fail ranks-differ NPROC_PER_NODE"]
+    assert differ[0] in planted(variables={**one, "FORCE_TORCHRUN": "1"})
 
 
-def test_all_is_no_device() -> None:
-    assert ("fail", "gpus-not-there", "CUDA_VISIBLE_DEVICES") in planted(
-        variables={"CUDA_VISIBLE_DEVICES": "all"}
-    )
-
-
-def test_a_node_without_gpus_beside_one_that_has_them_is_found() -> None:
-    assert planted(gpus=[], driver="", driver_cuda="") == [("fail", "gpus-on-some", "GPUs")]
-    assert ("fail", "gpus-on-some", "GPUs") in planted(variables={"CUDA_VISIBLE_DEVICES": ""})
+def test_gpus_of_two_kinds_and_what_does_not_drive_them_are_found() -> None:
+    assert planted(gpus=["NVIDIA A100"] * 8) == ["warn gpus-mixed GPUs"]
+    assert planted(gpus=["NVIDIA H200"] * 7 + ["NVIDIA L4"]) == ["warn gpus-mixed GPUs"]
+    assert planted(driver_cuda="11.8") == ["fail driver-too-old the driver"]
+    assert planted(driver_cuda="12.4") == [], "within a major version the driver runs what is newer"
+    cpu = {"versions": {"torch": "2.8.0+cpu"}, "builds": {"cuda": ""}}
+    assert alone(**cpu) == ["warn torch-for-cpus torch"]
+    assert alone(**cpu, gpus=[]) == []
 
 
 FAIL = ("torch", "nccl", "transformers", "deepspeed", "ray")
 WARN = ("accelerate", "peft", "safetensors", "llamafactory")
 
 
-@pytest.mark.parametrize("library", [*FAIL, *WARN])
-def test_another_version_on_one_node_is_found(library: str) -> None:
-    level = "fail" if library in FAIL else "warn"
-    assert planted(versions={library: "0.6.9"}) == [(level, "versions-differ", library)]
-
-
-@pytest.mark.parametrize("library", FAIL)
-def test_a_library_that_only_one_node_has_is_found(library: str) -> None:
-    assert planted(versions={library: None}) == [("fail", "versions-differ", library)]
+def test_another_version_on_one_node_is_found() -> None:
+    for library in (*FAIL, *WARN):
+        level = "fail" if library in FAIL else "warn"
+        assert planted(versions={library: "0.6.9"}) == [f"{level} versions-differ {library}"]
+    for library in FAIL:
+        assert planted(versions={library: None}) == [f"fail versions-differ {library}"]
+    assert planted(python="3.12.1") == ["fail versions-differ python"]
+    assert planted(python="3.11.9") == []
+    assert planted(driver="580.65.06") == ["warn versions-differ the driver"]
+    unknown = {"versions": dict.fromkeys([*FAIL, *WARN]), "builds": {"cuda": None}}
+    assert planted(**unknown, python="3.12.0") == [], "a Python that nobody asked"
 
 
 def test_another_build_of_the_same_torch_is_found() -> None:
-    assert planted(builds={"cuda": "12.6"}) == [("fail", "versions-differ", "the CUDA of torch")]
-    assert planted(builds={"cuda": None, "hip": "6.4"}) == [
-        ("fail", "versions-differ", "the CUDA of torch"),
-        ("fail", "versions-differ", "the HIP of torch"),
-    ]
+    cuda, hip = (f"fail versions-differ the {name} of torch" for name in ("CUDA", "HIP"))
+    assert planted(builds={"cuda": "12.6"}) == [cuda]
+    assert planted(builds={"cuda": None, "hip": "6.4"}) == [cuda, hip]
+    assert planted(versions={"torch": "2.8.0+cu128"}) == [], "from another index"
+    no_cuda = planted(versions={"torch": "2.8.0+cpu"}, builds={"cuda": None})
+    assert no_cuda == [cuda, "warn torch-for-cpus torch"]
+    assert planted(versions={"torch": "2.8.0+nv25.06"}) == ["fail versions-differ torch"]
 
 
 def test_another_nccl_before_torchs_own_is_found_where_only_some_load_it() -> None:
-    assert planted(overrides=["/usr/lib/libnccl.so.2.21.5"]) == [
-        ("fail", "versions-differ", "libnccl")
-    ]
-    same = [node | {"overrides": ["/usr/lib/libnccl.so.2.21.5"]} for node in pair()]
-    assert kinds(*same) == []
-
-
-def test_another_minor_python_is_found_and_another_patch_is_not() -> None:
-    assert planted(python="3.12.1") == [("fail", "versions-differ", "python")]
-    assert planted(python="3.11.9") == []
-
-
-def test_another_driver_is_a_warning() -> None:
-    assert planted(driver="580.65.06") == [("warn", "versions-differ", "the driver")]
-
-
-def test_a_node_whose_python_is_not_known_is_not_compared() -> None:
-    assert (
-        planted(versions=dict.fromkeys([*FAIL, *WARN]), builds={"cuda": None}, python="3.12.0")
-        == []
-    )
-
-
-def test_one_nccl_at_two_places_is_one() -> None:
+    path, differ = "/usr/lib/libnccl.so.2.21.5", ["fail versions-differ libnccl"]
+    assert planted(overrides=[path]) == differ
+    assert on_both(overrides=[path]) == []
     nodes = [n | {"overrides": [f"/home/{n['node']}/lib/libnccl.so.2.21.5"]} for n in pair()]
     assert kinds(*nodes) == []
-    nodes[1]["overrides"] = ["/usr/lib/libnccl.so.2.18.3"]
-    assert kinds(*nodes) == [("fail", "versions-differ", "libnccl")]
-
-
-def test_one_torch_from_two_indexes_is_one_and_a_vendors_build_is_not() -> None:
-    assert planted(versions={"torch": "2.8.0+cu128"}) == []
-    assert planted(versions={"torch": "2.8.0+cpu"}, builds={"cuda": None}) == [
-        ("fail", "versions-differ", "the CUDA of torch"),
-        ("warn", "torch-for-cpus", "torch"),
-    ]
-    assert planted(versions={"torch": "2.8.0+nv25.06"}) == [("fail", "versions-differ", "torch")]
-
-
-def kinds_alone(**told: object) -> list[tuple[str, str]]:
-    node = pair()[0]
-    for key, value in told.items():
-        node[key] = {**node[key], **value} if isinstance(value, dict) else value
-    return [(f.level, f.kind) for f in check_node(node)]
+    assert kinds(nodes[0], nodes[1] | {"overrides": ["/usr/lib/libnccl.so.2.18.3"]}) == differ
 
 
 def test_versions_are_numbers() -> None:
@@ -303,193 +189,119 @@ def test_versions_are_numbers() -> None:
     assert parse_version("2.9") < parse_version("2.10")
 
 
-@pytest.mark.parametrize(
-    ("transformers", "flag", "found"),
-    [("5.15.0", "true", 1), ("5.14.1", "true", 0), ("5.23.0", "false", 0), ("5.23.0", "True", 1)],
-)
-def test_save_on_each_node_with_a_new_transformers_is_found(
-    transformers: str, flag: str, found: int
-) -> None:
-    got = kinds_alone(versions={"transformers": transformers}, training={"save_on_each_node": flag})
-    assert got == [("warn", "save-on-each-node")] * found
+EACH = "warn save-on-each-node save_on_each_node"
+TWICE = "warn ray-destroys-twice ray"
+RENAMED = "warn tmp-checkpoint transformers"
 
 
 @pytest.mark.parametrize(
-    ("factory", "ray", "found"),
-    [("0.9.2", "2.54.0", 1), ("0.9.2", "2.55.0", 0), ("0.9.3", "2.54.0", 0), ("0.9.1", "2.9.3", 1)],
+    ("versions", "facts", "expected"),
+    [
+        ({"transformers": "5.15.0"}, {"training": {"save_on_each_node": "true"}}, [EACH]),
+        ({"transformers": "5.14.1"}, {"training": {"save_on_each_node": "true"}}, []),
+        ({"transformers": "5.23.0"}, {"training": {"save_on_each_node": "false"}}, []),
+        ({"transformers": "5.23.0"}, {"training": {"save_on_each_node": "True"}}, [EACH]),
+        ({"transformers": "4.37.2"}, {"variables": {"NNODES": "2"}}, [RENAMED]),
+        ({"transformers": "4.37.2"}, {"variables": {"NNODES": "1"}}, []),
+        ({"transformers": "4.40.0"}, {"variables": {"NNODES": "2"}}, []),
+        ({"transformers": "4.35.0"}, {"variables": {"NNODES": "2"}}, []),
+        ({"llamafactory": "0.9.2", "ray": "2.54.0"}, {}, [TWICE]),
+        ({"llamafactory": "0.9.2", "ray": "2.55.0"}, {}, []),
+        ({"llamafactory": "0.9.3", "ray": "2.54.0"}, {}, []),
+        ({"llamafactory": "0.9.1", "ray": "2.9.3"}, {}, [TWICE]),
+    ],
 )
-def test_the_pair_that_destroys_the_process_group_twice_is_found(
-    factory: str, ray: str, found: int
+def test_versions_that_are_known_to_go_wrong_are_found(
+    versions: dict[str, str], facts: dict[str, object], expected: list[str]
 ) -> None:
-    assert (
-        kinds_alone(versions={"llamafactory": factory, "ray": ray})
-        == [("warn", "ray-destroys-twice")] * found
-    )
+    assert alone(versions=versions, **facts) == expected
 
 
-def test_ray_that_waits_for_cpus_for_ever_is_found() -> None:
-    planted = {"versions": {"llamafactory": "0.9.5"}, "variables": {"USE_RAY": "1"}}
-    assert kinds_alone(**planted, cpus=64) == [("warn", "ray-cpus")]
-    assert kinds_alone(**planted, cpus=80) == []
+def test_llamafactory_that_waits_for_rays_cpus_for_ever_is_found() -> None:
+    new, ray = {"versions": {"llamafactory": "0.9.5"}}, {"USE_RAY": "1"}
+    assert alone(**new, variables=ray, cpus=64) == ["warn ray-cpus CPUs"]
+    assert alone(**new, variables=ray, cpus=80) == []
+    assert alone(**new, variables=ray, gpus=[], driver_cuda="") == ["warn ray-cpus GPUs"]
+    no_gpu = {**ray, **visible(""), "NPROC_PER_NODE": ""}
+    assert alone(**new, variables=no_gpu, driver_cuda="") == ["warn ray-cpus GPUs"]
+    assert alone(**new, gpus=[], driver_cuda="") == []
 
 
-def test_llamafactorys_ray_launcher_on_a_node_without_gpus_is_found() -> None:
-    planted = {
-        "versions": {"llamafactory": "0.9.5"},
-        "variables": {"USE_RAY": "1"},
-        "driver_cuda": "",
-    }
-    assert kinds_alone(**planted, gpus=[]) == [("warn", "ray-cpus")]
-    assert kinds_alone(
-        **{
-            **planted,
-            "variables": {"USE_RAY": "1", "CUDA_VISIBLE_DEVICES": "", "NPROC_PER_NODE": ""},
-        }
-    ) == [("warn", "ray-cpus")]
-    assert kinds_alone(**{**planted, "variables": {}}, gpus=[]) == []
+def test_settings_of_the_training_that_lose_its_model_or_output_are_found() -> None:
+    def zero(stage: str, gathers: str) -> list[str]:
+        return alone(training={"zero_stage": stage, "gather_16bit": gathers})
 
-
-def test_zero3_that_saves_no_model_is_found() -> None:
-    assert kinds_alone(training={"zero_stage": "3", "gather_16bit": "false"}) == [
-        ("warn", "zero3-no-model")
-    ]
-    assert kinds_alone(training={"zero_stage": "3", "gather_16bit": "true"}) == []
-    assert kinds_alone(training={"zero_stage": "2", "gather_16bit": "false"}) == []
-
-
-def test_a_relative_output_directory_is_found_with_ray_check_node() -> None:
-    assert kinds_alone(training={"output_dir": "saves/x", "ray_run_name": "x"}) == [
-        ("warn", "output-relative")
-    ]
-    assert kinds_alone(training={"output_dir": "saves/x"}, variables={"USE_RAY": "1"}) == [
-        ("warn", "output-relative")
-    ]
-    assert kinds_alone(training={"output_dir": "saves/x"}) == []
+    assert zero("3", "false") == ["warn zero3-no-model stage3_gather_16bit_weights_on_model_save"]
+    assert zero("3", "true") == zero("2", "false") == []
+    relative, output = ["warn output-relative output_dir"], {"output_dir": "saves/x"}
+    assert alone(training={**output, "ray_run_name": "x"}) == relative
+    assert alone(training=output, variables={"USE_RAY": "1"}) == relative
+    assert alone(training=output) == []
 
 
 def test_what_the_system_gives_too_little_of_is_found() -> None:
-    assert kinds_alone(limits={"nofile": 256}) == [("warn", "few-files")]
-    assert kinds_alone(limits={"nofile": -1}) == [], "no limit"
-    assert kinds_alone(limits={"shm": 64 << 20}) == [("warn", "small-shm")]
-    assert kinds_alone(limits={"memlock": 64 << 10}) == [("warn", "memlock")]
-    assert kinds_alone(limits={"memlock": 64 << 10, "hcas": 0}) == []
+    assert alone(limits={"nofile": 256}) == ["warn few-files ulimit -n"]
+    assert alone(limits={"nofile": -1}) == [], "no limit"
+    assert alone(limits={"shm": 64 << 20}) == ["warn small-shm /dev/shm"]
+    assert alone(limits={"memlock": 64 << 10}) == ["warn memlock ulimit -l"]
+    assert alone(limits={"memlock": 64 << 10, "hcas": 0}) == []
 
 
-def test_a_torch_for_cpus_is_found_where_there_are_gpus() -> None:
-    assert kinds_alone(versions={"torch": "2.8.0+cpu"}, builds={"cuda": ""}) == [
-        ("warn", "torch-for-cpus")
-    ]
-    assert kinds_alone(versions={"torch": "2.8.0+cpu"}, builds={"cuda": ""}, gpus=[]) == []
-
-
-@pytest.mark.parametrize(
-    ("transformers", "nodes", "found"),
-    [("4.37.2", "2", 1), ("4.37.2", "1", 0), ("4.40.0", "2", 0), ("4.35.0", "2", 0)],
-)
-def test_saves_that_are_renamed_on_one_node_only_are_found(
-    transformers: str, nodes: str, found: int
-) -> None:
-    assert (
-        kinds_alone(versions={"transformers": transformers}, variables={"NNODES": nodes})
-        == [("warn", "tmp-checkpoint")] * found
-    )
-
-
-@pytest.mark.parametrize(
-    ("seconds", "level"), [(2.0, "warn"), (-2.0, "warn"), (31.0, "fail"), (-31.0, "fail")]
-)
-def test_a_clock_that_is_off_is_found_beside_the_store_and_beside_another_node(
-    seconds: float, level: str
-) -> None:
-    assert planted(clock=seconds) == [(level, "clock", "the clock")] * 2
-    assert [(f.level, f.kind) for f in check_node(pair()[0] | {"clock": seconds})] == [
-        (level, "clock")
-    ]
-
-
-def test_clocks_that_are_near_the_store_and_far_from_each_other_are_found() -> None:
+def test_a_clock_that_is_off_is_found_beside_the_store_and_beside_another_node() -> None:
+    for seconds, level in ((2.0, "warn"), (-2.0, "warn"), (31.0, "fail"), (-31.0, "fail")):
+        assert planted(clock=seconds) == [f"{level} clock the clock"] * 2
+        assert alone(clock=seconds) == [f"{level} clock the clock"]
     nodes = [n | {"clock": clock} for n, clock in zip(pair(), (-0.8, 0.8), strict=True)]
     assert [f.nodes for f in found(*nodes)] == [("n0", "n1")]
-
-
-def test_a_clock_within_a_second_or_that_nobody_measured_is_no_fault() -> None:
     assert planted(clock=0.4) == planted(clock=None) == []
 
 
-def test_machines_that_share_a_name_or_an_id_are_found() -> None:
-    assert planted(host="gpu0") == [("warn", "identity-shared", "the host name")]
-    assert planted(machine="0" * 32) == [("warn", "identity-shared", "/etc/machine-id")]
+def test_machines_that_share_a_name_an_id_or_an_address_are_found() -> None:
+    assert planted(host="gpu0") == ["warn identity-shared the host name"]
+    assert planted(machine="0" * 32) == ["warn identity-shared /etc/machine-id"]
     assert planted(host="gpu0", machine="0" * 32, boot="boot-0") == [], "containers of one machine"
+    bridged = {"addresses": ["172.17.0.2"]}
+    assert on_both(**bridged) == ["warn identity-shared the address of the host's name"]
+    assert on_both(**bridged, boot="boot-0") == [], "namespaces of one machine"
+    assert on_both(addresses=["127.0.1.1"]) == []
 
 
-def test_another_output_directory_is_found() -> None:
+def disk(path: str = "/data/out", *seen: str, server: str = "") -> dict[str, object]:
+    return {path: {"nonce": "nonce1", "seen": [*seen, "nonce1"], "server": server}}
+
+
+def test_another_output_directory_or_base_model_is_found() -> None:
     first, second = pair()
-    second["output_dirs"] = {"/scratch/out": {"nonce": "nonce1", "seen": ["nonce1"]}}
-    assert kinds(first, second) == [("warn", "output-differs", "output_dir")]
+    second["output_dirs"] = disk("/scratch/out")
+    assert kinds(first, second) == ["warn output-differs output_dir"]
     one = [n | {"boot": "boot", "network": "4026531840"} for n in (first, second)]
-    assert kinds(*one) == [], (
-        "two nodes on one machine cannot have one directory each under one name"
-    )
+    assert kinds(*one) == [], "two nodes of one machine cannot have a disk each under one name"
+    for digest in ("fedcba9876543210", ""):
+        assert planted(digest=digest) == ["warn model-differs the base model"]
 
 
 def test_one_path_that_is_one_disk_for_some_nodes_only_is_found() -> None:
     first, second = pair()
-    third = pair()[1] | {
-        "node": "n2",
-        "host": "gpu2",
-        "machine": "2" * 32,
-        "boot": "boot-2",
-        "addresses": ["10.0.0.3"],
-    }
+    third = pair()[1] | {"node": "n2", "host": "gpu2", "machine": "2" * 32, "boot": "boot-2"}
+    third["addresses"] = ["10.0.0.3"]
     third["output_dirs"] = {"/data/out": {"nonce": "nonce2", "seen": ["nonce0", "nonce2"]}}
     for node, rank in ((first, 0), (second, 1), (third, 2)):
         node["variables"] |= {"NNODES": "3", "NODE_RANK": str(rank)}
     (one,) = found(first, second, third)
-    assert (one.kind, one.level, one.exit_code, one.what) == (
-        "disk-differs",
-        "fail",
-        STORAGE,
-        "one disk for n0, n2, another for n1",
-    )
+    assert (written(one), one.exit_code) == ("fail disk-differs /data/out", STORAGE)
+    assert one.what == "one disk for n0, n2, another for n1"
     third["output_dirs"]["/data/out"]["seen"] = ["nonce2"]
     assert found(first, second, third) == []
 
 
-def test_a_shared_disk_is_sound_but_with_save_on_each_node() -> None:
-    shared = {"/data/out": {"nonce": "nonce1", "seen": ["nonce0", "nonce1"]}}
-    assert planted(output_dirs=shared) == []
-    assert planted(output_dirs=shared, training={"save_on_each_node": "true"}) == [
-        ("fail", "disk-shared", "/data/out")
-    ]
-    assert planted(training={"save_on_each_node": "true"}) == []
-
-
-def test_another_base_model_is_found() -> None:
-    assert planted(digest="fedcba9876543210") == [("warn", "model-differs", "the base model")]
-    assert planted(digest="") == [("warn", "model-differs", "the base model")]
-
-
-def test_a_path_that_is_a_servers_for_one_node_and_a_local_disk_for_the_other_is_found() -> None:
-    assert planted(
-        output_dirs={"/data/out": {"nonce": "nonce1", "seen": ["nonce1"], "server": "nfs4"}}
-    ) == [("fail", "disk-differs", "/data/out")]
-    shared = {
-        "/data/out": {"nonce": "nonce1", "seen": ["nonce0", "nonce1"], "server": "fuse.bindfs"}
-    }
-    assert planted(output_dirs=shared) == [], "it was tried"
-
-
-def test_two_machines_whose_names_lead_to_one_address_are_found() -> None:
-    bridged = [n | {"addresses": ["172.17.0.2"]} for n in pair()]
-    assert kinds(*bridged) == [("warn", "identity-shared", "the address of the host's name")]
-    assert kinds(*(n | {"boot": "boot-0"} for n in bridged)) == [], "namespaces of one machine"
-    assert kinds(*(n | {"addresses": ["127.0.1.1"]} for n in pair())) == []
-
-
-def test_users_of_other_numbers_are_found_where_the_disk_is_one() -> None:
-    shared = {"/data/out": {"nonce": "nonce1", "seen": ["nonce0", "nonce1"]}}
-    assert planted(output_dirs=shared, uid=1001) == [("warn", "users-differ", "/data/out")]
-    assert planted(uid=1001) == []
+def test_a_disk_that_nodes_share_is_sound_unless_they_write_the_same_names() -> None:
+    shared, each = disk("/data/out", "nonce0"), {"save_on_each_node": "true"}
+    assert planted(output_dirs=shared) == planted(training=each) == planted(uid=1001) == []
+    assert planted(output_dirs=shared, training=each) == ["fail disk-shared /data/out"]
+    assert planted(output_dirs=shared, uid=1001) == ["warn users-differ /data/out"]
+    assert planted(output_dirs=disk(server="nfs4")) == ["fail disk-differs /data/out"]
+    tried = disk("/data/out", "nonce0", server="fuse.bindfs")
+    assert planted(output_dirs=tried) == [], "it was tried"
 
 
 def test_what_the_probe_gathers_is_read(tmp_path: Path) -> None:
@@ -499,6 +311,9 @@ def test_what_the_probe_gathers_is_read(tmp_path: Path) -> None:
     assert node.gpus == tuple(raw["gpus"])
     assert node.output_dirs[str(tmp_path)].nonce in node.output_dirs[str(tmp_path)].seen
     assert node.limits["nofile"] > 0
+    added = {"training", "clock"}  # by doctor, from the training's file and from the store
+    assert {field.name for field in fields(NodeFacts)} - {"name"} - added <= raw.keys()
+    assert pair()[0].keys() - added <= raw.keys()
 
 
 def test_what_is_not_of_its_type_was_not_said() -> None:
