@@ -124,7 +124,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Look, say what was found; the exit code of docs/doctor.md."""
+    """Examine, print the findings, and return the exit code that docs/doctor.md gives."""
     # a wrong value is refused, also where nothing is compared
     fresh = option_value("--fresh", period, args.fresh)
     wait = 0.0 if args.wait is None else option_value("--wait", period, args.wait)
@@ -151,7 +151,7 @@ def _diagnose(args: argparse.Namespace, wait: float, fresh: float) -> Diagnosis:
         kind, subject, why = "configuration", args.config, "the service does not start"
         if isinstance(e, StoreError):
             kind, subject = "no-answer", ""
-            why = "every program that opens it waits for ever, trainers and the worker, too"
+            why = "every program that opens it waits for ever: trainers and the worker, too"
         found = refusal(e, kind, subject, why).on(args.node or node_id())
         return Diagnosis("", (), (found,))
     if is_compared:
@@ -235,7 +235,7 @@ def _nnodes(args: argparse.Namespace, environment: Mapping[str, str]) -> int:
     of_launch = environment.get("MIN_NNODES") or environment.get("NNODES", "").partition(":")[0]
     text = args.nnodes or of_launch
     if not text:
-        what = "--wait: NNODES is not set, so the number of nodes is unknown"
+        what = "--wait: NNODES is not set, so the number of nodes is not known"
         raise ConfigError(what, hint="export NNODES, or give --nnodes")
     if not re.fullmatch(r"0*[1-9][0-9]{0,5}", text):
         what = f"--wait: {text!r} is not a number of nodes"
@@ -266,7 +266,7 @@ def _lines(found: Diagnosis) -> Iterator[str]:
     if prefix := found.facts.get("prefix"):
         had = ", ".join(f"{name} {version}" for name, version in found.facts["versions"].items())
         python = f"{prefix}, Python {found.facts['python']}"
-        yield f"the Python that trains: {python}, {had or 'no library of a training'}"
+        yield f"the Python that trains: {python}, {had or 'no training library'}"
     if found.published:
         node = found.nodes[0] if len(found.nodes) == 1 else "this node"
         yield f"{node}: published in {found.published}"

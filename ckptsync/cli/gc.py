@@ -44,7 +44,7 @@ checkpoint of a run is never deleted. Rules given here replace those of the conf
 def add_arguments(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add_store(command)
-    add("--run", metavar="RUN", default="", help="only of this run")
+    add("--run", metavar="RUN", default="", help="only this run")
     add("--keep-last", metavar="N", help="keep the newest N that are verified")
     add("--keep-every", metavar="N", help="keep steps that are a multiple of N")
     add(

@@ -68,7 +68,7 @@ def inspect_checkpoint(files: Files, locations: Sequence[FileTree] = ()) -> dict
     try:
         demands = registry.demands(files)
     except (Corrupt, Unsupported) as e:
-        notes.append(f"it is not known what is missing: {e}")
+        notes.append(f"cannot tell which files are missing: {e}")
         codes.append(e.exit_code)
     try:
         preferred = str(registry.choose(files, None))

@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     reason = args.reason.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     if args.release:
         changed = release(store, where, location)
-        done = "released: the rules decide" if changed else "was not kept"
+        done = "released: the retention rules decide" if changed else "was not kept"
     else:
         changed = keep(store, where, location, reason)
         done = "kept from now on" if changed else "was kept already"

@@ -40,7 +40,7 @@ LABELS = {
 }
 DETAILS = """Consolidated files are made again from shards; nodes that still have the shards \
 upload them again.
-Exit code 10: something cannot be repaired; 3: nodes were asked and have not answered yet."""
+Exit code 10: something cannot be repaired; 3: nodes still have to upload files again."""
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -56,7 +56,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add(
         "--wait",
         action="store_true",
-        help="wait until nodes have answered, and what they uploaded is verified",
+        help="wait until the nodes have uploaded the files again, and verify these",
     )
 
 
@@ -176,7 +176,7 @@ def _show(plans: Sequence[RepairPlan]) -> None:
                 say(f"      lost: {lost}")
     if not plans:
         more = "`ckptsync verify` reads every byte"
-        say(f"nothing is damaged, as far as reports and listings tell; {more}")
+        say(f"nothing is damaged according to reports and listings; {more}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,29 +235,32 @@ class StoreRepairs:
             if news:
                 write_report(self.store, news)
 
-    def repair(self, plan: RepairPlan, tried: frozenset[str] = frozenset()) -> RepairOutcome:
-        """Repair and verify, and repair what that finds, each part once (``tried``).
+    def repair(self, plan: RepairPlan) -> RepairOutcome:
+        """Repair and verify, and repair what that finds, each part once.
 
         Where only a listing shows damage, a report is written first: that is what nodes answer.
         """
+        written: list[str] = []
+        tried, left = frozenset[str](), plan
         try:
-            seen = _readable(read_state(self.store, plan.run), plan.run, plan.location)
-            reported = {finding.name for finding in unanswered_findings(seen)} if seen else set()
-            if seen and {finding.name for finding in _findings(seen)} - reported:
-                self._verify(plan, "stat")
+            while True:
                 seen = _readable(read_state(self.store, plan.run), plan.run, plan.location)
-            written = repair(self.store, plan, seen, self.options)
-            if plan.exit_code or not plan.doable:
-                return RepairOutcome(plan, written)
-            self._verify(plan)
-            left = self.plan(plan.run, plan.location)
+                reported = (
+                    {finding.name for finding in unanswered_findings(seen)} if seen else set()
+                )
+                if seen and {finding.name for finding in _findings(seen)} - reported:
+                    self._verify(plan, "stat")
+                    seen = _readable(read_state(self.store, plan.run), plan.run, plan.location)
+                written += repair(self.store, left, seen, self.options)
+                if left.exit_code or not left.doable:
+                    return RepairOutcome(plan, tuple(written), None, left if tried else None)
+                self._verify(plan)
+                tried |= left.doable
+                left = self.plan(plan.run, plan.location)
+                if not left.doable - tried:
+                    return RepairOutcome(plan, tuple(written), None, left)
         except CkptsyncError as e:
-            return RepairOutcome(plan, (), e)
-        tried |= plan.doable
-        if not left.doable - tried:
-            return RepairOutcome(plan, written, None, left)
-        more = self.repair(left, tried)
-        return RepairOutcome(plan, (*written, *more.written), more.error, more.left or more.plan)
+            return RepairOutcome(plan, tuple(written), e)
 
     def follow(self, before: RepairOutcome) -> RepairOutcome:
         """Verify what nodes have uploaded since, and repair what can be made of it."""
@@ -269,7 +272,7 @@ class StoreRepairs:
                 return RepairOutcome(plan, before.written, e)
             plan = self.plan(plan.run, plan.location)
         done = self.repair(plan) if plan.doable else RepairOutcome(plan)
-        return RepairOutcome(plan, (*before.written, *done.written), done.error, done.left)
+        return replace(done, written=(*before.written, *done.written))
 
     def is_answered(self, plan: RepairPlan) -> bool:
         """Return whether all files that nodes were asked for are newer than the report."""

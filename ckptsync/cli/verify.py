@@ -126,8 +126,8 @@ def _print_errors(
     args: argparse.Namespace, stopped: Stopped, unwritten: dict[str, StoreError]
 ) -> None:
     for url, refused in () if args.json else unwritten.items():
-        say(f"ckptsync: warning: nothing was recorded: {refused}", to_stderr=True)
-        reason = "`ls`, `repair` and the workers act on what is recorded"
+        say(f"ckptsync: warning: the findings were not recorded: {refused}", to_stderr=True)
+        reason = "`ls`, `repair` and the workers act on recorded findings only"
         say(f"ckptsync: hint: verify {url} with a key that may write: {reason}", to_stderr=True)
     for url, error in stopped:
         output.print_error(error, as_json=args.json, about=url)

@@ -212,7 +212,7 @@ def compare_gpus(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
 
     known = [node for node in nodes if node.gpus is not None and not node.within]
     if not all(map(show_visible, known)):
-        why = "there ranks train on the CPU, or fail, and the others wait for them"
+        why = "ranks without GPUs train on the CPU, or fail, and the others wait for them"
         hint = "look at the driver (nvidia-smi, or rocm-smi), and give the container its GPUs"
         yield from find_difference(
             fail, "gpus-on-some", "GPUs", known, show_visible, why=why, hint=hint
@@ -280,7 +280,7 @@ _IDENTITIES: tuple[tuple[str, Callable[[NodeFacts], str], str, str], ...] = (
     (
         "the host name",
         lambda node: node.host,
-        "logs, Ray and torchrun name nodes by it: nobody can tell whose checkpoint is whose",
+        "logs, Ray and torchrun name nodes by it: their logs and checkpoints are mixed up",
         "`hostnamectl hostname NAME`, another on each",
     ),
     (
@@ -292,7 +292,7 @@ _IDENTITIES: tuple[tuple[str, Callable[[NodeFacts], str], str, str], ...] = (
     (
         "the address of the host's name",
         _reached_at,
-        "a node that connects to another by it reaches itself, as containers behind bridges do",
+        "a node that connects to it reaches itself: often a container behind a bridge",
         "`--network=host` for containers; else another address on each",
     ),
 )
@@ -345,7 +345,7 @@ def _compare_disk(path: str, nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
     if shared and is_apart:
         others = ", ".join(sorted({*names} - shared)) or "some of them"
         what = f"one disk for {', '.join(sorted(shared))}, another for {others}"
-        why = "trainers leave files out that another node writes: on some nodes they are missing"
+        why = "a trainer leaves some files to other nodes: on another disk they are missing"
         yield fail("disk-differs", path, what, why=why, hint=remount, nodes=names, code=STORAGE)
     elif is_apart and "" in servers and len(servers) > 1:
         what = show_groups(group_by(nodes, lambda n: n.output_dirs[path].server or "a local disk"))

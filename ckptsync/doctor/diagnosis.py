@@ -101,7 +101,7 @@ def check_runs(config: Config) -> Iterator[Finding]:
     found = output_directories(config.worker.runs, config.store.url)
     # root may be told that of each directory
     for problem in (*found.problems, *(found.unsafe if os.geteuid() else ())):
-        why, hint = "its checkpoints stay where they are", "change worker.runs"
+        why, hint = "its checkpoints are not uploaded", "change worker.runs"
         yield fail("run-left-out", "worker.runs", problem, why=why, hint=hint)
     for run in config.worker.runs:
         above = fixed_part(Path(run.path))
@@ -134,7 +134,7 @@ def _facts(request: DoctorRequest, clock: float | None) -> tuple[dict[str, Any],
         facts = training_facts.ask_first(pythons, request.environment, **wanted)
     except ConfigError as e:
         unknown = {"python": "", "prefix": "", "versions": {}, "builds": {}}
-        why = "nothing is known of what trains here"
+        why = "doctor cannot check the libraries and the GPUs of the training"
         found = refusal(e, "python", request.python or "--python", why)
         return {**probe.gather(node=request.node), **unknown, **more}, [found]
     for path, about in facts["output_dirs"].items():
@@ -142,7 +142,7 @@ def _facts(request: DoctorRequest, clock: float | None) -> tuple[dict[str, Any],
         about["server"] = mount.kind if mount.is_remote else ""
     if not request.publishes or facts["versions"].get("torch"):
         return {**facts, **more}, []
-    why = "nodes are compared by another Python than the one that trains, or by none"
+    why = "doctor compares the versions of this Python, and another one trains"
     hint = "activate the training's environment, or name its Python with --python"
     found = warn("no-torch", facts["prefix"], "no torch is installed there", why=why, hint=hint)
     return {**facts, **more}, [found]

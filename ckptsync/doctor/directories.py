@@ -313,7 +313,7 @@ def check_mount(path: Path) -> Iterator[Finding]:
         yield warn("nfs-soft", path, what, why=why, hint="mount it hard", code=STORAGE)
     if mount.late > _LATEST:
         what = f"{mount.kind} may show other machines' files {show_duration(mount.late)} later"
-        why = "for so long ckptsync waits before it calls a file missing"
+        why = "ckptsync waits that long before it reports a file as missing"
         hint = "mount it with actimeo=60 or less"
         yield warn("late-names", path, what, why=why, hint=hint, code=STORAGE)
 

@@ -89,22 +89,19 @@ def ask_python(python: str, environment: Mapping[str, str], **wanted: Any) -> di
         facts = plain_json.parse((done.stdout.splitlines() or [""])[-1], python)
     except subprocess.CalledProcessError as e:
         last = (e.stderr.strip().splitlines() or ["nothing"])[-1]
-        why = f"{python}: returned no facts (exit code {e.returncode}): {last}"
+        why = f"{python}: failed (exit code {e.returncode}): {last}"
         raise ConfigError(why, hint=_NAMED) from e
     except subprocess.TimeoutExpired as e:
-        why = f"{python}: gives no facts: no answer within {_PATIENCE:g} s"
+        why = f"{python}: did not answer within {_PATIENCE:g} s"
         raise ConfigError(why, hint=_NAMED) from e
-    except (OSError, subprocess.SubprocessError, ValueError, Corrupt) as e:
-        words = e.strerror if isinstance(e, OSError) else str(e)
-        raise ConfigError(f"{python}: gives no facts: {words}", hint=_NAMED) from e
-    has_facts = isinstance(facts, dict) and all(
-        isinstance(facts.get(key), dict) for key in ("versions", "output_dirs")
-    )
-    if not has_facts:
-        raise ConfigError(
-            f"{python}: returned no valid list of facts",
-            hint="check whether this Python prints something at its start",
-        )
+    except OSError as e:
+        raise ConfigError(f"{python}: cannot be run: {e.strerror}", hint=_NAMED) from e
+    except (ValueError, Corrupt):
+        facts = None
+    wanted_keys = ("versions", "output_dirs")
+    if not isinstance(facts, dict) or not all(isinstance(facts.get(k), dict) for k in wanted_keys):
+        hint = f"check what it prints at its start; {_NAMED}"
+        raise ConfigError(f"{python}: printed something else than its facts", hint=hint)
     return dict(facts)
 
 
@@ -131,7 +128,7 @@ def _check_is_roots(python: Path) -> None:
         elif stat.S_ISDIR(info.st_mode) and not is_private_directory(info):
             why, hint = f"others may write to {path}", f"chmod o-w {path}, or {_AS_TRAINER}"
         if why:
-            raise ConfigError(f"{python}: root does not run it, since {why}", hint=hint)
+            raise ConfigError(f"{python}: root does not run it: {why}", hint=hint)
 
 
 def read_training(path: Path) -> dict[str, str]:

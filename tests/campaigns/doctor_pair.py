@@ -17,7 +17,7 @@ from typing import Any
 
 from tests.campaigns.cluster import CLEAN
 from tests.campaigns.nodes import TRAIN, Network
-from tests.doctor.real import PROJECT, environment
+from tests.doctor.real import PROJECT, SOUND_MACHINE, environment
 
 VERSIONS = {
     "torch": "2.8.0",
@@ -46,10 +46,8 @@ mount --bind {home}/{node}/boot /proc/sys/kernel/random/boot_id
 if [ -e /etc/machine-id ]; then mount --bind {home}/{node}/machine /etc/machine-id; fi
 mount --bind {home}/hosts /etc/hosts
 mount --bind {home}/fstab /etc/fstab
-mount -t tmpfs -o size=1g tmpfs /dev/shm
 if [ -d /proc/driver/nvidia ]; then mount -t tmpfs tmpfs /proc/driver/nvidia; fi
 mount --bind {home}/{node}/out {home}/out
-ulimit -n 2048
 """
 
 
@@ -115,7 +113,7 @@ class Nodes:
         for do, _ in told.links:
             node.ip(*do.split())
         try:
-            setup = f"{_OWN}\n{told.setup}".replace("{home}", str(self.home)).replace(
+            setup = f"{_OWN}{SOUND_MACHINE}{told.setup}".replace("{home}", str(self.home)).replace(
                 "{node}", f"n{n}"
             )
             isolated = [

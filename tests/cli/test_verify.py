@@ -151,7 +151,7 @@ def test_a_store_that_may_not_be_written_is_told_to_have_nothing_recorded(
     assert main(["verify", f"s3://{bucket}/store"]) == 10
     out, err = capsys.readouterr()
     assert f"`ckptsync repair s3://{bucket}/store fsdp2/checkpoint-4`" in out
-    assert "warning: nothing was recorded: " in err
+    assert "warning: the findings were not recorded: " in err
     assert main(["verify", f"s3://{bucket}/store", "--json"]) == 10
     assert list(json.loads(capsys.readouterr().out)["not_recorded"]) == [f"s3://{bucket}/store"]
 

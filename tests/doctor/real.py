@@ -18,6 +18,11 @@ from typing import Any
 import pytest
 
 PROJECT = Path(__file__).parents[2]
+# What a machine that runs these tests may lack itself: shell that sets it up in a namespace.
+SOUND_MACHINE = """
+mount -t tmpfs -o size=1g tmpfs /dev/shm
+ulimit -n 2048
+"""
 _ISOLATED = ("unshare", "--map-root-user", "--mount", "--uts", "sh", "-e", "-c")
 
 

@@ -11,18 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.campaigns.nodes import TRAIN, Network, can_isolate
-from tests.doctor.real import doctor, environment
+from tests.doctor.real import SOUND_MACHINE, doctor, environment
 
 pytestmark = pytest.mark.skipif(not can_isolate(), reason="only root may make network namespaces")
-SYSFS = (
-    "unshare",
-    "--mount",
-    "sh",
-    "-e",
-    "-c",
-    'mount -t sysfs sysfs /sys; mount --bind $1 /etc/hosts; shift; exec "$@"',
-    "sh",
-)
+SETUP = f'{SOUND_MACHINE}mount -t sysfs sysfs /sys; mount --bind $1 /etc/hosts; shift; exec "$@"'
 
 
 class Pair:
@@ -46,22 +38,12 @@ class Pair:
             "MASTER_PORT": "29500",
         }
         named = {"GLOO_SOCKET_IFNAME": TRAIN, "NCCL_SOCKET_IFNAME": TRAIN, **planted}
-        within = (*self.network.nodes[rank].within(), *SYSFS, str(hosts))
-        words = [
-            "--publish",
-            self._store,
-            "--node",
-            f"n{rank}",
-            "--python",
-            self._python,
-            *(["--nodes"] if rank else []),
-        ]
+        isolated = ("unshare", "--mount", "sh", "-e", "-c", SETUP, "sh", str(hosts))
+        within = self.network.nodes[rank].within(*isolated)
+        words = ["--publish", self._store, "--node", f"n{rank}", "--python", self._python]
+        words += ["--nodes"] if rank else []
         answer = doctor(words, within=within, **{**told, **named})
-        return [
-            (f["kind"], f["subject"])
-            for f in answer["findings"]
-            if f["kind"] not in ("small-shm", "few-files")
-        ]
+        return [(f["kind"], f["subject"]) for f in answer["findings"]]
 
 
 @pytest.fixture(scope="module")
