@@ -11,7 +11,7 @@ import socket
 import ssl
 import subprocess
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -43,6 +43,27 @@ def words(command: str, url: str, out: Path) -> list[str]:
     return ["merge", f"{url}/{CHECKPOINT}", str(out)] if command == "merge" else [command, url]
 
 
+def refused_at(
+    url: str,
+    command: str,
+    out: Path,
+    options: Mapping[str, object],
+    code: int,
+    *names: str,
+    secrets: Sequence[str] = (),
+    **environment: str,
+) -> str:
+    """What a command says of a store that refuses it: one line with its URL and the names."""
+    env = {**given(url.partition(":")[0], options), **environment}
+    said = words(command, url, out / "out")
+    return refused(*said, code=code, names=[url, *names], secrets=[*secrets], env=env)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
+
+
 @pytest.fixture(scope="module")
 def bucket() -> str:
     """With a store of half a checkpoint at ``/store``."""
@@ -53,124 +74,67 @@ def bucket() -> str:
 
 @pytest.mark.parametrize("command", ["merge", "push"])
 def test_a_bucket_that_is_not_there(command: str, tmp_path: Path) -> None:
-    absent = f"absent-{secrets.token_hex(4)}"
-    said = refused(
-        *words(command, f"s3://{absent}/store", tmp_path / "out"),
-        code=2,
-        names=[f"s3://{absent}/store", "NoSuchBucket"],
-        secrets=[weed().options()["secret"]],
-        env=given("s3", weed().options()),
-    )
+    url, options = f"s3://absent-{secrets.token_hex(4)}/store", weed().options()
+    secret = [options["secret"]]
+    said = refused_at(url, command, tmp_path, options, 2, "NoSuchBucket", secrets=secret)
     assert f"{HINT}make the bucket, or correct its name" in said
 
 
 @pytest.mark.parametrize("command", ["verify", "merge"])
 def test_an_identity_that_may_not_read(bucket: str, command: str, tmp_path: Path) -> None:
     blind = weed().identity({"Action": ["s3:PutObject"], "Resource": [f"arn:aws:s3:::{bucket}/*"]})
-    said = refused(
-        *words(command, f"s3://{bucket}/store", tmp_path / "out"),
-        code=4,
-        names=[f"s3://{bucket}/store", "permission denied"],
-        secrets=[blind["secret"]],
-        env=given("s3", blind),
-    )
+    url, secret = f"s3://{bucket}/store", [blind["secret"]]
+    said = refused_at(url, command, tmp_path, blind, 4, "permission denied", secrets=secret)
     assert f"{HINT}the credentials need s3:" in said
 
 
 def test_an_identity_that_may_not_write(bucket: str, tmp_path: Path) -> None:
-    reader = weed().identity(
-        {
-            "Action": ["s3:GetObject", "s3:ListBucket"],
-            "Resource": [f"arn:aws:s3:::{bucket}", f"arn:aws:s3:::{bucket}/*"],
-        }
-    )
-    url = f"s3://{bucket}/another"
-    said = refused(
-        *words("push", url, tmp_path),
-        code=4,
-        names=[url, "permission denied"],
-        env=given("s3", reader),
-    )
+    both = [f"arn:aws:s3:::{bucket}", f"arn:aws:s3:::{bucket}/*"]
+    reader = weed().identity({"Action": ["s3:GetObject", "s3:ListBucket"], "Resource": both})
+    said = refused_at(f"s3://{bucket}/another", "push", tmp_path, reader, 4, "permission denied")
     assert f"{HINT}the credentials need s3:PutObject here" in said
 
 
-@pytest.mark.parametrize(
-    ("command", "option", "hint"),
-    [("ls", "key", "correct the key"), ("push", "secret", "correct the secret")],
-)
-def test_wrong_credentials(
-    bucket: str, tmp_path: Path, command: str, option: str, hint: str
-) -> None:
-    options = {**weed().options(), option: SECRET}
-    said = refused(
-        *words(command, f"s3://{bucket}/store", tmp_path),
-        code=2,
-        names=[f"s3://{bucket}/store"],
-        secrets=[SECRET],
-        env=given("s3", options),
-    )
-    assert HINT + hint in said
+@pytest.mark.parametrize(("command", "option"), [("ls", "key"), ("push", "secret")])
+def test_wrong_credentials(bucket: str, tmp_path: Path, command: str, option: str) -> None:
+    options, url = {**weed().options(), option: SECRET}, f"s3://{bucket}/store"
+    said = refused_at(url, command, tmp_path, options, 2, secrets=[SECRET])
+    assert f"{HINT}correct the {option}" in said
 
 
 def test_no_credentials_at_all(bucket: str, tmp_path: Path) -> None:
     options = {"endpoint_url": weed().endpoint, "client_kwargs": {"region_name": "us-east-1"}}
-    nowhere = {
-        "HOME": str(tmp_path),
-        "AWS_EC2_METADATA_DISABLED": "true",
-        "AWS_CONFIG_FILE": "/dev/null",
-    }
+    nowhere = {"AWS_EC2_METADATA_DISABLED": "true", "AWS_CONFIG_FILE": "/dev/null"}
+    url, home = f"s3://{bucket}/store", str(tmp_path)
     said = refused(
-        "ls",
-        f"s3://{bucket}/store",
-        code=2,
-        names=[bucket],
-        env={**given("s3", options), **nowhere},
+        "ls", url, code=2, names=[bucket], env={**given("s3", options), **nowhere, "HOME": home}
     )
     assert HINT in said
 
 
 def test_a_server_that_is_down(bucket: str, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    said = refused(
-        *words("push", f"s3://{bucket}/store", tmp_path),
-        code=4,
-        names=[f"s3://{bucket}/store", f"127.0.0.1:{port} refuses connections"],
-        env=given("s3", weed().options(endpoint=f"http://127.0.0.1:{port}")),
-    )
+    at = f"127.0.0.1:{free_port()}"
+    options, url = weed().options(endpoint=f"http://{at}"), f"s3://{bucket}/store"
+    said = refused_at(url, "push", tmp_path, options, 4, f"{at} refuses connections")
     assert f"{HINT}check that the server runs, and endpoint_url" in said
 
 
-def test_a_server_that_speaks_no_tls(bucket: str) -> None:
+def test_a_server_that_speaks_no_tls(bucket: str, tmp_path: Path) -> None:
     options = weed().options(endpoint=weed().endpoint.replace("http:", "https:"))
-    said = refused(
-        "ls",
-        f"s3://{bucket}/store",
-        code=2,
-        names=[f"s3://{bucket}/store", "TLS"],
-        env=given("s3", options),
-    )
+    said = refused_at(f"s3://{bucket}/store", "ls", tmp_path, options, 2, "TLS")
     assert f"{HINT}correct endpoint_url" in said
 
 
 @pytest.mark.parametrize(
     ("command", "fault"),
-    [
-        ("ls", Break(DOWN, STALL, HEADLESS)),
-        ("push", Answer(500, "InternalError")),
-    ],
+    [("ls", Break(DOWN, STALL, HEADLESS)), ("push", Answer(500, "InternalError"))],
 )
 def test_a_server_that_is_not_well_is_not_asked_for_ever(
     bucket: str, tmp_path: Path, command: str, fault: Break | Answer
 ) -> None:
     with closing(HttpProxy(("127.0.0.1", weed().port), always("", fault))) as proxy:
         options = weed().options(endpoint=f"http://127.0.0.1:{proxy.port}")
-        said = refused(
-            *words(command, f"s3://{bucket}/store", tmp_path),
-            code=4,
-            names=[f"s3://{bucket}/store"],
-            env=given("s3", options),
-        )
+        said = refused_at(f"s3://{bucket}/store", command, tmp_path, options, 4)
     assert "given up after" in said
     assert 1 < proxy.requests.total() < 30
 
@@ -181,23 +145,9 @@ def strange_tls(tmp_path: Path) -> Iterator[str]:
     if not shutil.which("openssl"):
         pytest.skip("openssl is not installed")
     key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
-    made: list[str | Path] = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "rsa:2048",
-        "-nodes",
-        "-keyout",
-        key,
-        "-out",
-        cert,
-        "-subj",
-        "/CN=localhost",
-    ]
-    subprocess.run(
-        [*made, "-addext", "subjectAltName=DNS:localhost"], check=True, capture_output=True
-    )
+    made = f"openssl req -x509 -newkey rsa:2048 -nodes -keyout {key} -out {cert}"
+    named = "-subj /CN=localhost -addext subjectAltName=DNS:localhost"
+    subprocess.run([*made.split(), *named.split()], check=True, capture_output=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(cert, key)
     with socket.create_server(("localhost", 0)) as server:
@@ -218,14 +168,11 @@ def _greets(server: socket.socket, context: ssl.SSLContext) -> None:
             one.close()
 
 
-def test_a_certificate_that_nobody_vouches_for(bucket: str, strange_tls: str) -> None:
-    said = refused(
-        "ls",
-        f"s3://{bucket}/store",
-        code=2,
-        names=[bucket, "not trusted"],
-        env=given("s3", weed().options(endpoint=strange_tls)),
-    )
+def test_a_certificate_that_nobody_vouches_for(
+    bucket: str, strange_tls: str, tmp_path: Path
+) -> None:
+    options = weed().options(endpoint=strange_tls)
+    said = refused_at(f"s3://{bucket}/store", "ls", tmp_path, options, 2, "not trusted")
     assert "AWS_CA_BUNDLE" in said
 
 
@@ -240,78 +187,46 @@ def root(tmp_path: Path) -> Path:
 def test_a_host_whose_key_is_not_known(root: Path, tmp_path: Path, command: str) -> None:
     (tmp_path / "known").write_text("")
     options = {**sshd().options, "known_hosts": str(tmp_path / "known")}
-    url = sshd().url(root)
-    said = refused(
-        *words(command, url, tmp_path / "out"),
-        code=2,
-        names=[url, "key"],
-        env=given("sftp", options),
-    )
-    assert "ssh-keyscan" in said
+    assert "ssh-keyscan" in refused_at(sshd().url(root), command, tmp_path, options, 2, "key")
     assert (tmp_path / "known").read_text() == "", "learnt without being told"
 
 
-def test_a_host_whose_key_has_changed(root: Path, tmp_path: Path) -> None:
-    subprocess.run(
-        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "other"], check=True
-    )
-    other = (tmp_path / "other.pub").read_text().split()[:2]
+@pytest.fixture
+def other_key(tmp_path: Path) -> Path:
+    """A key that neither the server nor its users know."""
+    made = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "other"]
+    subprocess.run(made, check=True)
+    return tmp_path / "other"
+
+
+def test_a_host_whose_key_has_changed(root: Path, other_key: Path, tmp_path: Path) -> None:
+    other = other_key.with_suffix(".pub").read_text().split()[:2]
     (tmp_path / "known").write_text(f"[127.0.0.1]:{sshd().port} {' '.join(other)}\n")
     options = {**sshd().options, "known_hosts": str(tmp_path / "known")}
-    said = refused(
-        "ls", sshd().url(root), code=2, names=[sshd().url(root), "key"], env=given("sftp", options)
-    )
-    assert HINT in said
+    assert HINT in refused_at(sshd().url(root), "ls", tmp_path, options, 2, "key")
 
 
-def test_a_user_whom_the_server_lets_not_in(root: Path, tmp_path: Path) -> None:
-    subprocess.run(
-        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "other"], check=True
-    )
-    options = {**sshd().options, "key_filename": str(tmp_path / "other")}
-    said = refused(
-        "push",
-        FSDP / "node0",
-        sshd().url(root),
-        code=2,
-        names=[sshd().url(root)],
-        env=given("sftp", options),
-    )
-    assert HINT in said
+def test_a_user_whom_the_server_lets_not_in(root: Path, other_key: Path, tmp_path: Path) -> None:
+    options = {**sshd().options, "key_filename": str(other_key)}
+    assert HINT in refused_at(sshd().url(root), "push", tmp_path, options, 2)
 
 
 def test_an_ssh_server_that_is_down(root: Path, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    url = sshd().url(root).replace(f":{sshd().port}/", f":{port}/")
-    said = refused(
-        *words("push", url, tmp_path),
-        code=4,
-        names=[url, "refused"],
-        env=given("sftp", sshd().options),
-    )
-    assert HINT in said
+    url = sshd().url(root).replace(f":{sshd().port}/", f":{free_port()}/")
+    assert HINT in refused_at(url, "push", tmp_path, sshd().options, 4, "refused")
 
 
 @pytest.mark.parametrize("command", ["verify", "merge"])
 def test_a_directory_that_is_not_on_the_server(tmp_path: Path, command: str) -> None:
     url = sshd().url(tmp_path / "absent")
-    said = refused(
-        *words(command, url, tmp_path / "out"),
-        code=2,
-        names=[url],
-        env=given("sftp", sshd().options),
-    )
-    assert HINT in said
+    assert HINT in refused_at(url, command, tmp_path, sshd().options, 2)
 
 
-def test_a_port_with_something_else_behind_it(root: Path) -> None:
+def test_a_port_with_something_else_behind_it(root: Path, tmp_path: Path) -> None:
     url = sshd().url(root).replace(f":{sshd().port}/", f":{weed().port}/")
-    assert HINT in refused("ls", url, code=4, names=[url], env=given("sftp", sshd().options))
+    assert HINT in refused_at(url, "ls", tmp_path, sshd().options, 4)
 
 
 def test_a_password_in_a_url_is_refused_and_not_repeated(root: Path) -> None:
-    url = sshd().url(root).replace("@", f":{SECRET}@")
-    refused(
-        "ls", url, code=2, names=["password"], secrets=[SECRET], env=given("sftp", sshd().options)
-    )
+    url, env = sshd().url(root).replace("@", f":{SECRET}@"), given("sftp", sshd().options)
+    refused("ls", url, code=2, names=["password"], secrets=[SECRET], env=env)

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,27 +36,18 @@ def test_shards_of_two_nodes_become_one_model(
     assert (tmp_path / "out" / "config.json").exists()
 
 
+def as_json(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, Any]:
+    assert main(["merge", *map(str, words), "--json"]) == 0
+    printed: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return printed
+
+
 def test_json_tells_what_was_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        main(
-            [
-                "merge",
-                *FSDP,
-                str(tmp_path / "out"),
-                "--json",
-                "--dtype",
-                "bf16",
-                "--max-shard-size",
-                "10KB",
-            ]
-        )
-        == 0
-    )
-    result = json.loads(capsys.readouterr().out)
+    out, small = tmp_path / "out", ("--dtype", "bf16", "--max-shard-size", "10KB")
+    result = as_json(capsys, *FSDP, out, *small)
     assert result["dtypes"] == {"BF16": 21}
-    assert {file["path"]: file["size"] for file in result["files"]} == {
-        p.name: p.stat().st_size for p in (tmp_path / "out").iterdir()
-    }
+    sizes = {file["path"]: file["size"] for file in result["files"]}
+    assert sizes == {p.name: p.stat().st_size for p in out.iterdir()}
     assert len(result["files"]) >= 3
     assert "no config.json" in result["notes"][0]
 
@@ -63,18 +55,13 @@ def test_json_tells_what_was_written(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_a_dry_run_says_the_same_and_writes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for dry in (["--dry-run"], []):
-        assert main(["merge", *ZERO, str(tmp_path / "out"), "--json", *dry]) == 0
-        assert (tmp_path / "out").exists() is not bool(dry)
-    planned, written = map(json.loads, capsys.readouterr().out.splitlines())
-    assert {f["path"]: f["size"] for f in planned["files"]} == {
-        f["path"]: f["size"] for f in written["files"]
-    }
-    assert (planned["tensors"], planned["bytes"], planned["source"]) == (
-        written["tensors"],
-        written["bytes"],
-        written["source"],
-    )
+    def described(result: dict[str, Any]) -> list[object]:
+        files = {file["path"]: file["size"] for file in result["files"]}
+        return [files, *(result[key] for key in ("tensors", "bytes", "source"))]
+
+    planned = as_json(capsys, *ZERO, tmp_path / "out", "--dry-run")
+    assert not (tmp_path / "out").exists()
+    assert described(planned) == described(as_json(capsys, *ZERO, tmp_path / "out"))
 
 
 def with_code(directory: Path, name: str) -> Path:
@@ -94,37 +81,24 @@ def test_code_in_a_checkpoint_is_left_out_and_said_and_code_that_is_named_is_tak
     source = with_code(Path(shutil.copytree(FSDP[0], tmp_path / "checkpoint-4")), "theirs")
     mine = with_code(tmp_path / "mine", "mine")
     left = ["config.json: auto_map", "modeling_theirs.py"]
-    for number, (more, left_out, auto_map, code) in enumerate(
-        (
-            ([], left, None, {}),
-            (
-                ["--config-from", str(mine)],
-                left[1:],
-                {"AutoModel": "modeling_mine.X"},
-                {"modeling_mine.py": "mine"},
-            ),
-            (
-                ["--allow-code"],
-                [],
-                {"AutoModel": "modeling_theirs.X"},
-                {"modeling_theirs.py": "theirs"},
-            ),
-        )
+    for words, left_out, taken in (
+        ([], left, ""),
+        (["--config-from", mine], left[1:], "mine"),
+        (["--allow-code"], [], "theirs"),
     ):
-        out = tmp_path / f"out{number}"
-        assert main(["merge", str(source), FSDP[1], str(out), "--json", *more]) == 0
-        result = json.loads(capsys.readouterr().out)
+        out = tmp_path / f"out{len(list(tmp_path.iterdir()))}"
+        result = as_json(capsys, source, FSDP[1], out, *words)
         assert result["left_out"] == left_out
         assert any("--allow-code" in note for note in result["notes"]) is bool(left_out)
         config = json.loads((out / "config.json").read_text())
-        assert config.get("auto_map") == auto_map
+        code = f"modeling_{taken}"
+        assert config.get("auto_map") == ({"AutoModel": f"{code}.X"} if taken else None)
         assert config["model_type"] == "llama"
-        assert {path.name: path.read_text() for path in out.glob("*.py")} == code
+        written = {path.name: path.read_text() for path in out.glob("*.py")}
+        assert written == ({f"{code}.py": taken} if taken else {})
     assert main(["merge", str(source), FSDP[1], str(tmp_path / "out"), "--dry-run"]) == 0
-    assert (
-        f"not copied, since code in a checkpoint may be malicious: {', '.join(left)};"
-        in capsys.readouterr().out
-    )
+    said = f"not copied, since code in a checkpoint may be malicious: {', '.join(left)};"
+    assert said in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -164,49 +138,28 @@ def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_jobs_change_nothing_but_the_time(
     jobs: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    results = []
-    for location, given in (("one", []), ("two", ["--jobs", jobs])):
-        assert (
-            main(
-                [
-                    "merge",
-                    *FSDP,
-                    str(tmp_path / location),
-                    "--json",
-                    "--max-shard-size",
-                    "10KB",
-                    *given,
-                ]
-            )
-            == 0
-        )
-        results.append(json.loads(capsys.readouterr().out) | {"destination": ""})
-    assert results[0] == results[1]
+    one, other = (
+        as_json(capsys, *FSDP, tmp_path / str(len(given)), "--max-shard-size", "10KB", *given)
+        for given in ((), ("--jobs", jobs))
+    )
+    assert one | {"destination": ""} == other | {"destination": ""}
 
 
 def test_statistics_are_a_table_and_json(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["merge", *FSDP, str(tmp_path / "one"), "--statistics"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    (heading,) = (
-        n
-        for n, line in enumerate(lines)
-        if line.split() == ["tensor", "min", "max", "norm", "nan", "infinite", "zero"]
-    )
-    assert main(["merge", *FSDP, str(tmp_path / "two"), "--statistics", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["statistics"]
-    assert [line.split()[0] for line in lines[heading + 1 : heading + 22]] == list(found)
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    heading = rows.index(["tensor", "min", "max", "norm", "nan", "infinite", "zero"])
+    found = as_json(capsys, *FSDP, tmp_path / "two", "--statistics")["statistics"]
+    assert [row[0] for row in rows[heading + 1 : heading + 22]] == list(found)
     with safe_open(tmp_path / "two" / "model.safetensors", "np") as file:
         for name, told in found.items():
             values = file.get_tensor(name).astype("f8")
-            assert (told["min"], told["max"], told["elements"]) == (
-                values.min(),
-                values.max(),
-                values.size,
-            )
+            assert (told["min"], told["max"]) == (values.min(), values.max())
             assert told["norm"] == pytest.approx(np.sqrt((values**2).sum()), rel=1e-12)
-            assert (told["nan"], told["infinite"], told["zeros"]) == (0, 0, (values == 0).sum())
+            assert (told["elements"], told["zeros"]) == (values.size, (values == 0).sum())
+            assert (told["nan"], told["infinite"]) == (0, 0)
 
 
 VECTORS = Path(__file__).parent.parent / "vectors"
@@ -215,32 +168,22 @@ VECTORS = Path(__file__).parent.parent / "vectors"
 @pytest.mark.parametrize(
     ("vectors", "code", "said"),
     [
-        (("hf-fsdp1", "base"), 0, "compared with the base model's 21 tensors"),
-        (("hf-fsdp1", "base-tied"), 0, "are tied by the configuration, but differ: both are kept"),
-        (
-            ("acc-fsdp2-bf16-tied", "base-tied"),
-            0,
-            "lm_head.weight is tied to model.embed_tokens.weight",
-        ),
-        (("acc-fsdp2-bf16-tied", "base"), 0, "compared with the base model's 21 tensors"),
-        (("raw-ds-zero2-odd", "base"), 3, "tensors are missing"),
-        (("hf-fsdp2-lora", "hf-ddp/out/checkpoint-4"), 0, "no adapter_config.json was found"),
-        (("hf-fsdp2-lora", "dcp-fp8"), 5, "no known checkpoint among these"),
-        (("hf-fsdp1", "peft-adapter/out"), 5, "an adapter, a model is expected"),
+        ("hf-fsdp1 base", 0, "compared with the base model's 21 tensors"),
+        ("hf-fsdp1 base-tied", 0, "are tied by the configuration, but differ: both are kept"),
+        ("acc-fsdp2-bf16-tied base-tied", 0, "lm_head.weight is tied to model.embed_tokens.weight"),
+        ("acc-fsdp2-bf16-tied base", 0, "compared with the base model's 21 tensors"),
+        ("raw-ds-zero2-odd base", 3, "tensors are missing"),
+        ("hf-fsdp2-lora hf-ddp/out/checkpoint-4", 0, "no adapter_config.json was found"),
+        ("hf-fsdp2-lora dcp-fp8", 5, "no known checkpoint among these"),
+        ("hf-fsdp1 peft-adapter/out", 5, "an adapter, a model is expected"),
     ],
 )
 def test_a_merge_is_compared_with_the_base_model_that_is_named(
-    vectors: tuple[str, str],
-    code: int,
-    said: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    vectors: str, code: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    vector, base = (VECTORS / name for name in vectors)
-    given = [
-        str(vector / source)
-        for source in json.loads((vector / "vector.json").read_text())["sources"]
-    ]
+    source, base = (VECTORS / name for name in vectors.split())
+    sources = json.loads((source / "vector.json").read_text())["sources"]
+    given = [str(source / name) for name in sources]
     assert main(["merge", *given, str(tmp_path / "out"), "--base", str(base)]) == code
     captured = capsys.readouterr()
     assert said in captured.out + captured.err

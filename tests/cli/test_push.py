@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from ckptsync.stores.memory import MemoryStore
 from tests.support.worker_in_process import push_now
 
 FSDP = Path(ckptsync.__file__).parent / "demo_data" / "fsdp2"
+SHARD, OPTIMIZER = "pytorch_model_fsdp_0/__0_0.distcp", "optimizer_0/__0_0.distcp"
 
 
 def test_a_checkpoint_is_sent_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -20,40 +22,32 @@ def test_a_checkpoint_is_sent_once(tmp_path: Path, capsys: pytest.CaptureFixture
     for said in ("sent, 7 files, 223 KB", "sent, the store had every file already"):
         assert main(["push", str(FSDP / "node0"), store, "--run", "a", "--node", "n0"]) == 0
         assert f"a/checkpoint-4: {said}" in capsys.readouterr().out
-    shard = "pytorch_model_fsdp_0/__0_0.distcp"
-    stored = (tmp_path / "store" / "a" / "checkpoint-4" / shard).read_bytes()
-    assert stored == (FSDP / "node0" / "checkpoint-4" / shard).read_bytes()
+    stored = (tmp_path / "store" / "a" / "checkpoint-4" / SHARD).read_bytes()
+    assert stored == (FSDP / "node0" / "checkpoint-4" / SHARD).read_bytes()
 
 
-def test_a_dry_run_sends_nothing_and_makes_no_store(
+def as_json(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, Any]:
+    assert main(["push", *map(str, words), "--json"]) == 0
+    printed: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return printed
+
+
+def test_a_dry_run_counts_what_was_chosen_and_makes_no_store(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert (
-        main(
-            [
-                "push",
-                str(FSDP / "node0" / "checkpoint-4"),
-                str(tmp_path / "store"),
-                "--dry-run",
-                "--json",
-            ]
-        )
-        == 0
-    )
-    [planned] = json.loads(capsys.readouterr().out)["checkpoints"]
+    words = (FSDP / "node0" / "checkpoint-4", tmp_path / "store", "--dry-run")
+    [planned] = as_json(capsys, *words)["checkpoints"]
     assert (planned["run"], planned["phase"], planned["files"]) == ("node0", "would be sent", 7)
+    [weights] = as_json(capsys, *words, "--send", "weights")["checkpoints"]
+    assert planned["files"] > weights["files"] > 0
     assert list(tmp_path.iterdir()) == []
 
 
 def test_json_tells_what_was_sent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        main(["push", str(FSDP / "node1"), str(tmp_path / "store"), "--node", "n1", "--json"]) == 0
-    )
-    result = json.loads(capsys.readouterr().out)
-    assert result["dry_run"] is False
-    assert [
-        (c["checkpoint"], c["phase"], c["location"], c["files"]) for c in result["checkpoints"]
-    ] == [("checkpoint-4", "sent", "checkpoint-4", 3)]
+    result = as_json(capsys, FSDP / "node1", tmp_path / "store", "--node", "n1")
+    [sent] = result["checkpoints"]
+    assert (result["dry_run"], sent["phase"], sent["files"]) == (False, "sent", 3)
+    assert (sent["checkpoint"], sent["location"]) == ("checkpoint-4", "checkpoint-4")
 
 
 @pytest.mark.parametrize(
@@ -128,49 +122,28 @@ def configured(tmp_path: Path, more: str = "send: weights") -> Path:
 def test_a_configuration_says_where_to_under_which_names_and_what(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = configured(tmp_path)
-    assert main(["push", str(tmp_path / "jobs/sft/out"), "-c", str(config), "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)
+    result = as_json(capsys, tmp_path / "jobs/sft/out", "-c", configured(tmp_path))
     [sent] = result["checkpoints"]
     assert (result["store"], sent["run"], sent["phase"]) == (f"{tmp_path}/store", "sft", "sent")
     [manifest] = (tmp_path / "store" / "sft" / ".ckptsync").rglob("manifest-n7-*")
     files = {f["path"] for f in json.loads(manifest.read_bytes())["files"]}
-    assert "pytorch_model_fsdp_0/__0_0.distcp" in files
+    assert SHARD in files
     assert not any("optimizer" in path for path in files if path.endswith(".distcp"))
 
 
 @pytest.mark.parametrize(
     ("flags", "there", "absent"),
     [
-        (["--send", "all"], "optimizer_0/__0_0.distcp", "none"),
-        (
-            ["--send", "all", "--exclude", "optimizer_*/*"],
-            "pytorch_model_fsdp_0/__0_0.distcp",
-            "optimizer_0/__0_0.distcp",
-        ),
-        (["--include", "*.json"], "trainer_state.json", "pytorch_model_fsdp_0/__0_0.distcp"),
+        (["--send", "all"], OPTIMIZER, "none"),
+        (["--send", "all", "--exclude", "optimizer_*/*"], SHARD, OPTIMIZER),
+        (["--include", "*.json"], "trainer_state.json", SHARD),
     ],
 )
 def test_flags_go_before_the_configuration(
     flags: list[str], there: str, absent: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = configured(tmp_path)
-    assert (
-        main(
-            [
-                "push",
-                str(tmp_path / "jobs/sft/out"),
-                "-c",
-                str(config),
-                "--run",
-                "mine",
-                "--node",
-                "n1",
-                *flags,
-            ]
-        )
-        == 0
-    )
+    words = ["push", str(tmp_path / "jobs/sft/out"), "-c", str(configured(tmp_path))]
+    assert main([*words, "--run", "mine", "--node", "n1", *flags]) == 0
     assert "mine/checkpoint-4: sent" in capsys.readouterr().out
     stored = tmp_path / "store" / "mine" / "checkpoint-4"
     assert (stored / there).exists()
@@ -194,35 +167,10 @@ def test_what_contradicts_itself_sends_nothing(
 ) -> None:
     monkeypatch.delenv("CKPTSYNC_STORE", raising=False)
     config = configured(tmp_path)
-    assert (
-        main(["push", str(tmp_path / "jobs/sft/out"), *(w.format(config=config) for w in words)])
-        == 2
-    )
+    given = [word.format(config=config) for word in words]
+    assert main(["push", str(tmp_path / "jobs/sft/out"), *given]) == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / "store").exists()
-
-
-def test_a_dry_run_counts_what_was_chosen(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    counts = []
-    for preset in ("all", "weights"):
-        assert (
-            main(
-                [
-                    "push",
-                    str(FSDP / "node0"),
-                    str(tmp_path / "s"),
-                    "--send",
-                    preset,
-                    "--dry-run",
-                    "--json",
-                ]
-            )
-            == 0
-        )
-        counts += [c["files"] for c in json.loads(capsys.readouterr().out)["checkpoints"]]
-    assert counts[0] > counts[1] > 0
 
 
 def test_what_is_left_out_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -230,16 +178,12 @@ def test_what_is_left_out_is_listed(tmp_path: Path, capsys: pytest.CaptureFixtur
     (tmp_path / "out" / "runs").mkdir()
     (tmp_path / "out" / "train.log").write_text("x")
     (tmp_path / "out" / "checkpoint-4" / "link").symlink_to("train.log")
-    words = ["push", str(tmp_path / "out"), str(tmp_path / "s"), "--exclude", "rng_state*"]
-    assert main([*words, "--dry-run", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["left_out"] == ["runs/", "train.log"]
-    assert [c["left_out"] for c in told["checkpoints"]] == [["link", "rng_state_0.pth"]]
-    assert main([*words, "--json"]) == 0
-    assert [c["left_out"] for c in json.loads(capsys.readouterr().out)["checkpoints"]] == [
-        ["link", "rng_state_0.pth"]
-    ]
-    assert main(words) == 0
+    words = [str(tmp_path / "out"), str(tmp_path / "s"), "--exclude", "rng_state*"]
+    for dry in (["--dry-run"], []):
+        told = as_json(capsys, *words, *dry)
+        assert told["left_out"] == ["runs/", "train.log"]
+        assert [c["left_out"] for c in told["checkpoints"]] == [["link", "rng_state_0.pth"]]
+    assert main(["push", *words]) == 0
     said = capsys.readouterr().out
     assert "left out: link, rng_state_0.pth" in said
     assert "left out, in no checkpoint: runs/, train.log" in said
