@@ -84,15 +84,10 @@ def test_one_document_has_what_ls_has_and_all_the_rest(
     made = told(store, capsys)
     [node] = made["nodes"]
     assert (node["node"], node["state"], node["oldest"], node["rate"]) == ("n0", "alive", 90.0, 5e6)
-    assert (node["disk"][0]["spool"], node["watch"], node["jobs"][0]["kind"]) == (
-        2 * 10**9,
-        {"/data/out": "polling"},
-        "verify",
-    )
-    assert [(r["run"], r["checkpoints"]) for r in made["runs"]] == [
-        ("fsdp2", {"VERIFIED": 1}),
-        ("zero3", {"INCOMPLETE": 1}),
-    ]
+    assert (node["disk"][0]["spool"], node["watch"]) == (2 * 10**9, {"/data/out": "polling"})
+    assert node["jobs"][0]["kind"] == "verify"
+    runs = {run["run"]: run["checkpoints"] for run in made["runs"]}
+    assert runs == {"fsdp2": {"VERIFIED": 1}, "zero3": {"INCOMPLETE": 1}}
     assert made["room"]["total"] > 0
     assert main(["ls", str(store), "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
@@ -106,39 +101,29 @@ def keys(value: Any, above: str = "") -> set[str]:
     """
     if isinstance(value, list):
         return set().union(*(keys(item, above) for item in value))
-    if not isinstance(value, dict) or above.rpartition(".")[2] in (
-        "checkpoints",
-        "watch",
-        "trains",
-        "lacks",
-        "locations",
-    ):
+    by_name = ("checkpoints", "watch", "trains", "lacks", "locations")
+    if not isinstance(value, dict) or above.rpartition(".")[2] in by_name:
         return set()
-    return {f"{above}.{k}".lstrip(".") for k in value}.union(
-        *(keys(v, f"{above}.{k}".lstrip(".")) for k, v in value.items())
-    )
+    found = {f"{above}.{key}".lstrip("."): inner for key, inner in value.items()}
+    return set(found).union(*(keys(inner, key) for key, inner in found.items()))
 
 
 def test_the_document_has_the_keys_that_are_written_down_and_no_others(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flip(store / "fsdp2" / SHARD)
-    verify_next(open_store(str(store)), VerifyPolicy("digest", 1e-9), 0.0)
-    mine = replace(
-        heartbeat("n0", ("worker",)), disk=(Disk("/", 1, 2, 3),), jobs=(RunningJob("a", "b"),)
-    )
-    beat(open_store(str(store)), mine)
-    open_store(str(store)).write("fsdp2/.ckptsync/checkpoint-99/sending/n0", [b"sending\n"])
+    opened = open_store(str(store))
+    verify_next(opened, VerifyPolicy("digest", 1e-9), 0.0)
+    busy = {"disk": (Disk("/", 1, 2, 3),), "jobs": (RunningJob("a", "b"),)}
+    beat(opened, replace(heartbeat("n0", ("worker",)), **busy))
+    opened.write("fsdp2/.ckptsync/checkpoint-99/sending/n0", [b"sending\n"])
     made = told(store, capsys)
     assert made["repairs"]
     written = set(re.findall(r"^\| `([a-z_.]+)` \|", section("The document"), re.MULTILINE))
     found = {re.sub(r"^runs\.(verified|unverified)\.", "runs.newest.", key) for key in keys(made)}
     assert found - written == set()
-    assert {
-        key
-        for key in written - found
-        if not key.startswith(("retired.", "kept.", "runs.incomplete.siblings."))
-    } == set()
+    not_here = ("retired.", "kept.", "runs.incomplete.siblings.")
+    assert {key for key in written - found if not key.startswith(not_here)} == set()
 
 
 def test_every_alarm_is_written_down() -> None:
@@ -248,19 +233,15 @@ class Away(MemoryStore):
 
 
 def screen(store: Away) -> Screen:
-    return Screen(
-        OverviewReader(store, partial(read_catalogue, store, Cache()), Patience()), store.url
-    )
+    catalogue = partial(read_catalogue, store, Cache())
+    return Screen(OverviewReader(store, catalogue, Patience()), store.url)
 
 
 def test_on_a_terminal_it_draws_again_and_again_until_it_is_interrupted(store: Path) -> None:
     leader, follower = os.openpty()
     command = [sys.executable, "-m", "ckptsync", "status", str(store), "--watch"]
-    with subprocess.Popen(
-        command,
-        stdout=follower,
-        env={**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"},
-    ) as child:
+    terminal = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
+    with subprocess.Popen(command, stdout=follower, env=terminal) as child:
         os.close(follower)
         seen = b""
         while seen.count(b"\x1b[H") < 3 or b"VERIFIED" not in seen:
@@ -269,37 +250,29 @@ def test_on_a_terminal_it_draws_again_and_again_until_it_is_interrupted(store: P
         child.wait(60)
     os.close(leader)
     assert child.returncode == 143
-    assert b"\x1b[2J" not in seen.partition(b"VERIFIED")[2], (
-        "what is cleared before it is drawn flickers"
-    )
+    clears = b"\x1b[2J" in seen.partition(b"VERIFIED")[2]
+    assert not clears, "what is cleared before it is drawn flickers"
 
 
 def test_a_store_that_no_longer_answers_leaves_the_last_picture_with_the_reason() -> None:
     store = Away("memory://there")
-    shown = screen(store)
+    shown, late = screen(store), "WARNING the store has not answered for 0s: "
     assert shown.picture().plain.splitlines() == ["store memory://there", "reading ..."]
     shown.refresh()
     assert shown.picture().plain.startswith("store memory://there  ")
     shown.emit(logging.makeLogRecord({"msg": "memory: 503, trying again"}))
-    assert shown.picture().plain.startswith(
-        "WARNING the store has not answered for 0s: memory: 503, trying again"
-    )
+    assert shown.picture().plain.startswith(f"{late}memory: 503, trying again")
     store.error = Transient("memory: 504")
     shown.refresh()
-    assert shown.picture().plain.startswith(
-        "WARNING the store has not answered for 0s: memory: 504"
-    )
+    assert shown.picture().plain.startswith(f"{late}memory: 504")
     assert "no checkpoints yet" in shown.picture().plain
     store.error = None
     shown.refresh()
     assert shown.picture().plain.startswith("store memory://there  ")
-
-
-def test_a_store_that_was_never_read_ends_it() -> None:
-    store = Away()
-    store.error = StoreError("memory: refused")
+    never = Away()
+    never.error = StoreError("memory: refused")
     with pytest.raises(StoreError, match="refused"):
-        screen(store).refresh()
+        screen(never).refresh()
 
 
 def test_no_more_is_drawn_than_there_are_lines(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,13 +342,13 @@ def test_a_node_shows_what_it_does_and_what_it_says() -> None:
     row = next(n for n, line in enumerate(said) if line.startswith("n0 "))
     assert said[row].split() == ["n0", "worker", "alive", "5s", "2", "1m30s", "12", "MB/s"]
     below = "\n".join(said[row + 1 : row + 5])
-    assert "now    new/checkpoint-300 (and 1 more)" in below
-    assert (
-        "disk   /data/out: 1 GB of 10 GB free, 2 GB of 5 GB only pinned, watched by polling"
-        in below
-    )
-    assert "error  store: 503" in below
-    assert "note   the clock jumped" in below
+    for line in (
+        "now    new/checkpoint-300 (and 1 more)",
+        "disk   /data/out: 1 GB of 10 GB free, 2 GB of 5 GB only pinned, watched by polling",
+        "error  store: 503",
+        "note   the clock jumped",
+    ):
+        assert line in below
     assert f"  job    consolidate {LONG}/checkpoint-300: 45% of 10 GB for 2m10s" in said
 
 
@@ -398,17 +371,10 @@ def test_nodes_in_trouble_come_first_and_of_very_many_some_are_shown() -> None:
 
 
 def test_names_cannot_command_the_terminal() -> None:
-    odd: dict[str, Any] = {
-        "evidence": ("\x1b[2Jgone",),
-        "proof": Proven(damage=("r",), damaged_at=1.0),
-    }
-    text = overview_lines(
-        shown(
-            heart("n\x1b]0;", errors=("a\nb\r",)),
-            locations=[location("r\x07/checkpoint-1", "DAMAGED", **odd)],
-        ),
-        80,
-    )
+    proof = Proven(damage=("r",), damaged_at=1.0)
+    hurt = location("r\x07/checkpoint-1", "DAMAGED", evidence=("\x1b[2Jgone",), proof=proof)
+    seen = shown(heart("n\x1b]0;", errors=("a\nb\r",)), locations=[hurt])
+    text = overview_lines(seen, 80)
     assert all(unicodedata.category(c)[0] != "C" for line in text for c in line)
 
 
@@ -420,26 +386,17 @@ def test_an_empty_store_says_so() -> None:
 
 
 def test_a_check_has_a_line_for_each_alarm_or_one_that_all_is_well() -> None:
-    assert [line.split(":")[0] for line in alarm_lines(busy())] == [
-        "CRITICAL damaged",
-        "WARNING incomplete",
-        "WARNING node-lost",
-    ]
-    assert alarm_lines(shown(heart())) == [
-        "OK: nodes: 1 alive; runs: 0; locations: none; 0 B + models 0 B"
-    ]
+    alarms = ["CRITICAL damaged", "WARNING incomplete", "WARNING node-lost"]
+    assert [line.split(":")[0] for line in alarm_lines(busy())] == alarms
+    well = "OK: nodes: 1 alive; runs: 0; locations: none; 0 B + models 0 B"
+    assert alarm_lines(shown(heart())) == [well]
 
 
 def test_what_a_node_says_of_itself_is_not_shown_without_end() -> None:
-    job = RunningJob("x" * 100_000, "y" * 100_000)
-    seen = shown(
-        heart(
-            roles=("z" * 100_000,),
-            errors=("e" * 100_000,) * 9,
-            jobs=(job,) * 999,
-            disk=(Disk("/d" * 100_000, 1, 2, 3),) * 999,
-        )
-    )
+    much = 100_000
+    jobs, disks = (RunningJob("x" * much, "y" * much),), (Disk("/d" * much, 1, 2, 3),)
+    many = {"errors": ("e" * much,) * 9, "jobs": jobs * 999, "disk": disks * 999}
+    seen = shown(heart(roles=("z" * much,), **many))
     assert sum(map(len, overview_lines(seen))) < 500_000
 
 

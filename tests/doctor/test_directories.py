@@ -78,13 +78,8 @@ def found_by_nobody(out: Path) -> list[str]:
     """What a user who owns nothing here finds."""
     open_to_all(out)
     nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
-    done = subprocess.run(
-        [*nobody, sys.executable, "-c", ASK, str(out)],
-        capture_output=True,
-        text=True,
-        cwd=PROJECT,
-        check=False,
-    )
+    command = [*nobody, sys.executable, "-c", ASK, str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=PROJECT, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 
@@ -105,11 +100,8 @@ def test_a_file_that_only_its_owner_reads_is_found(tmp_path: Path) -> None:
 def test_a_directory_that_cannot_be_listed_is_found(tmp_path: Path) -> None:
     save(tmp_path / "out", 5)
     (tmp_path / "out").chmod(0o711)
-    assert found_by_nobody(tmp_path / "out") == [
-        "output-not-writable",
-        "other-user",
-        "output-unreadable",
-    ]
+    found = found_by_nobody(tmp_path / "out")
+    assert found == ["output-not-writable", "other-user", "output-unreadable"]
 
 
 def test_a_directory_that_has_gone_is_found(tmp_path: Path) -> None:
@@ -121,51 +113,47 @@ def planted(out: Path, setup: str) -> list[str]:
 
 
 @needs_namespaces
-def test_a_spool_on_another_file_system_is_found(tmp_path: Path) -> None:
-    (tmp_path / "_ckptsync").mkdir()
-    assert "links-cross" in planted(tmp_path, f"mount -t tmpfs tmpfs {tmp_path}/_ckptsync")
-    assert "links-cross" in planted(
-        tmp_path, f"mount --bind {tmp_path}/_ckptsync {tmp_path}/_ckptsync"
-    ), "the same disk, and yet no link crosses"
+def test_a_spool_on_another_file_system_or_mount_is_found(tmp_path: Path) -> None:
+    spool = tmp_path / "_ckptsync"
+    spool.mkdir()
+    for mount in (f"mount -t tmpfs tmpfs {spool}", f"mount --bind {spool} {spool}"):
+        assert "links-cross" in planted(tmp_path, mount), mount
 
 
 @needs_namespaces
 def test_a_disk_without_room_for_two_is_found_before_a_save_and_after_one(tmp_path: Path) -> None:
-    small = f"mount -t tmpfs -o size=300m tmpfs {tmp_path}"
+    small, save = f"mount -t tmpfs -o size=300m tmpfs {tmp_path}", tmp_path / "checkpoint-1"
     assert "disk-full" not in planted(tmp_path, small)
     assert "disk-full" in planted(tmp_path, f"{small}; head -c 100m /dev/zero > {tmp_path}/x")
-    saved = (
-        f"{small}; mkdir {tmp_path}/checkpoint-1; head -c 120m /dev/zero >"
-        f" {tmp_path}/checkpoint-1/model.safetensors"
-    )
-    assert "disk-full" in planted(tmp_path, saved)
+    written = f"mkdir {save}; head -c 120m /dev/zero > {save}/model.safetensors"
+    assert "disk-full" in planted(tmp_path, f"{small}; {written}")
 
 
 @needs_namespaces
-def test_a_disk_without_inodes_is_found(tmp_path: Path) -> None:
-    assert "inodes" in planted(tmp_path, f"mount -t tmpfs -o size=1g,nr_inodes=50 tmpfs {tmp_path}")
-
-
-@needs_namespaces
-def test_a_read_only_disk_is_found(tmp_path: Path) -> None:
-    assert "output-not-writable" in planted(tmp_path, f"mount -t tmpfs -o ro tmpfs {tmp_path}")
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [("size=1g,nr_inodes=50", "inodes"), ("ro", "output-not-writable")],
+)
+def test_a_disk_without_inodes_or_for_reading_only_is_found(
+    options: str, kind: str, tmp_path: Path
+) -> None:
+    assert kind in planted(tmp_path, f"mount -t tmpfs -o {options} tmpfs {tmp_path}")
 
 
 @pytest.mark.skipif(not shutil.which("cc"), reason="no compiler")
 def test_a_file_system_without_links_is_found(tmp_path: Path) -> None:
     """As vfat, and FUSE where its program knows no links."""
     source, library, out = tmp_path / "refuse.c", tmp_path / "refuse.so", tmp_path / "out"
-    words = "int %s { errno = EPERM; return -1; }"
-    one, two = (
-        words % "link(const char *a, const char *b)",
-        words % "linkat(int a, const char *b, int c, const char *d, int e)",
+    refuse = "{ errno = EPERM; return -1; }"
+    source.write_text(
+        "#include <errno.h>\n"
+        f"int link(const char *a, const char *b) {refuse}\n"
+        f"int linkat(int a, const char *b, int c, const char *d, int e) {refuse}\n"
     )
-    source.write_text(f"#include <errno.h>\n{one}\n{two}\n")
     subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
     out.mkdir()
-    assert "no-links" in kinds(
-        doctor(["--output-dir", out, "--python", sys.executable], LD_PRELOAD=str(library))
-    )
+    words = ["--output-dir", out, "--python", sys.executable]
+    assert "no-links" in kinds(doctor(words, LD_PRELOAD=str(library)))
 
 
 @as_root
@@ -243,17 +231,13 @@ def test_a_mount_point_of_fstab_without_a_mount_is_found(
 
 @needs_namespaces
 def test_a_directory_that_is_bound_over_another_of_its_own_disk_is_mounted(tmp_path: Path) -> None:
-    (tmp_path / "disk").mkdir()
-    (tmp_path / "out").mkdir()
-    (tmp_path / "fstab").write_text(f"{tmp_path}/disk {tmp_path}/out none bind 0 0\n")
-    words, table = (
-        ["--output-dir", tmp_path / "out", "--python", sys.executable],
-        f"mount --bind {tmp_path}/fstab /etc/fstab",
-    )
-    assert "not-mounted" in kinds(doctor(words, table))
-    assert "not-mounted" not in kinds(
-        doctor(words, f"{table}; mount --bind {tmp_path}/disk {tmp_path}/out")
-    )
+    disk, out, table = (tmp_path / name for name in ("disk", "out", "fstab"))
+    disk.mkdir()
+    out.mkdir()
+    table.write_text(f"{disk} {out} none bind 0 0\n")
+    setup = f"mount --bind {table} /etc/fstab"
+    assert "not-mounted" in planted(out, setup)
+    assert "not-mounted" not in planted(out, f"{setup}; mount --bind {disk} {out}")
 
 
 @needs_fuse
@@ -264,32 +248,16 @@ def test_a_mount_whose_server_is_dead_is_a_finding_and_nothing_waits_for_it(
 ) -> None:
     for name in ("store", "out"):
         (tmp_path / name).mkdir()
-    (tmp_path / "worker.yaml").write_text(
+    config = tmp_path / "worker.yaml"
+    config.write_text(
         f"store: {{url: {tmp_path}/store}}\nworker: {{runs: [{{path: {tmp_path}/out/*}}]}}\n"
     )
-    words = [
-        sys.executable,
-        "-c",
-        HASTY,
-        "doctor",
-        "--json",
-        "-c",
-        str(tmp_path / "worker.yaml"),
-        "--python",
-        sys.executable,
-    ]
-    isolated = [
-        "unshare",
-        "--map-root-user",
-        "--mount",
-        "sh",
-        "-e",
-        "-c",
-        f'{DEAD.format(path=tmp_path / what)}\nexec "$@"',
-        "sh",
-    ]
+    words = ["doctor", "--json", "-c", str(config), "--python", sys.executable]
+    isolated = ["unshare", "--map-root-user", "--mount", "sh", "-e", "-c"]
+    setup = f'{DEAD.format(path=tmp_path / what)}\nexec "$@"'
+    command = [*isolated, setup, "sh", sys.executable, "-c", HASTY, *words]
     done = subprocess.run(
-        [*isolated, *words], capture_output=True, text=True, check=False, cwd=PROJECT, timeout=60
+        command, capture_output=True, text=True, check=False, cwd=PROJECT, timeout=60
     )
     (one,) = json.loads(done.stdout)["findings"]
     assert (one["level"], one["kind"], done.returncode) == ("fail", "no-answer", 4)

@@ -41,29 +41,10 @@ HOOK = {
 
 
 def facts(node: str, boot: str, **train: Any) -> Facts:
-    told = Train(
-        **{
-            "trainer": "t",
-            "world": 4,
-            "local_world": 2,
-            "began": 1.0,
-            "facts": HOOK,
-            "state": "runs",
-            **train,
-        }
-    )
-    return Facts(
-        node,
-        node,
-        f"{boot} pid:[1]",
-        "train",
-        "0022",
-        "0.1.0",
-        "3.12.0",
-        "6.1",
-        trains={"run": told},
-        clock_offset=0,
-    )
+    told = {"trainer": "t", "world": 4, "local_world": 2, "began": 1.0, "facts": HOOK}
+    trains = {"run": Train(**{**told, "state": "runs", **train})}
+    versions = ("0022", "0.1.0", "3.12.0", "6.1")
+    return Facts(node, node, f"{boot} pid:[1]", "train", *versions, trains=trains, clock_offset=0)
 
 
 def test_what_nodes_say_is_read_back_by_their_names_in_the_store() -> None:
@@ -80,20 +61,15 @@ def test_what_nodes_say_is_read_back_by_their_names_in_the_store() -> None:
 def test_a_node_cannot_speak_for_another_and_what_is_odd_is_told() -> None:
     store = MemoryStore()
     store.write(launch_name("n0"), [b'{"node": "n9", "versions": {"torch": "1"}}'])
-    wrong = (
-        b"[1]",
-        b'{"host":"\xff"}',
-        b'{"at":' + b"9" * 5000 + b"}",
-        b"[" * 100_000,
-        b" " * (LIMIT + 1),
-    )
+    too_large = b" " * (LIMIT + 1)
+    digits = b'{"at":' + b"9" * 5000 + b"}"
+    wrong = (b"[1]", b'{"host":"\xff"}', digits, b"[" * 100_000, too_large)
     for n, data in enumerate(wrong, 1):
         store.write(launch_name(f"n{n}"), [data])
     found, odd = read_published(store, 0.0, 1e12)
     assert [f["node"] for f in found] == ["n0"]
-    assert [str(e).split(":")[0] for e in odd] == [
-        launch_name(f"n{n}") for n in range(1, len(wrong) + 1)
-    ]
+    names = [launch_name(f"n{n}") for n in range(1, len(wrong) + 1)]
+    assert [str(e).split(":")[0] for e in odd] == names
     with pytest.raises(Corrupt):
         launch_name("../x")
 
@@ -105,17 +81,9 @@ def test_two_machines_under_one_id_are_found_by_the_stores_clock_and_a_rebooted_
     publish(store, {**node, "at": now, "booted": now - 500})
     publish(store, {**node, "at": now, "booted": now - 30, "boot": "again"})
     for ahead in (0.0, 7200.0, -7200.0):
+        times = {"at": now + ahead, "booted": now + ahead - 1000, "clock": ahead}
         with pytest.raises(ConfigError, match="another machine"):
-            publish(
-                store,
-                {
-                    **node,
-                    "at": now + ahead,
-                    "booted": now + ahead - 1000,
-                    "boot": "clone",
-                    "clock": ahead,
-                },
-            )
+            publish(store, {**node, **times, "boot": "clone"})
 
 
 def test_a_node_that_another_machine_took_over_an_hour_ago_is_that_machine(tmp_path: Path) -> None:
@@ -130,40 +98,25 @@ def test_nodes_of_a_run_that_trains_are_compared_by_what_their_hooks_say() -> No
     told = group_trainings([facts("n0", "a"), facts("n1", "b")])
     assert list(told) == ["run"]
     assert compare(told["run"]) == ()
-    assert told["run"][0]["versions"] == {
-        "torch": "2.8.0",
-        "transformers": "4.57.1",
-        "nccl": "2.27.3",
-    }
+    versions = {"torch": "2.8.0", "transformers": "4.57.1", "nccl": "2.27.3"}
+    assert told["run"][0]["versions"] == versions
     other = facts("n1", "b", facts={**HOOK, "torch": "2.7.1", "NCCL_IB_DISABLE": "1"})
-    kinds = [
-        (f.kind, f.subject)
-        for f in compare(
-            group_trainings([facts("n0", "a"), replace(other, clock_offset=40 * 10**9)])["run"]
-        )
-    ]
-    assert kinds == [
-        ("clock", "the clock"),
-        ("clock", "the clock"),
-        ("network-differs", "NCCL_IB_DISABLE"),
-        ("versions-differ", "torch"),
-    ]
-
-
-def test_a_run_that_has_ended_is_not_compared() -> None:
-    assert group_trainings([facts("n0", "a", state="ended"), facts("n1", "b", state="gone")]) == {}
+    nodes = [facts("n0", "a"), replace(other, clock_offset=40 * 10**9)]
+    found = [f"{f.kind} {f.subject}" for f in compare(group_trainings(nodes)["run"])]
+    different = ["network-differs NCCL_IB_DISABLE", "versions-differ torch"]
+    assert found == ["clock the clock"] * 2 + different
+    (odd,) = group_trainings([replace(facts("n0", "a"), clock_offset=10**400)])["run"]
+    assert odd["clock"] is None
+    for state in ("ended", "gone"):
+        assert group_trainings([facts("n0", "a", state=state)]) == {}
 
 
 def test_only_nodes_whose_workers_live_count_as_training() -> None:
     store = MemoryStore()
     for node in ("n0", "n1", "gone"):
         heartbeat.write_facts(store, facts(node, node), ("worker",))
-        heartbeat.write(
-            store,
-            replace(
-                Heartbeat(node, "i", "m", 1, "b", 0.0, ("worker",), "0"), stopped=node == "gone"
-            ),
-        )
+        beat = Heartbeat(node, "i", "m", 1, "b", 0.0, ("worker",), "0")
+        heartbeat.write(store, replace(beat, stopped=node == "gone"))
     now = max(entry.mtime for entry in store.names(".ckptsync/nodes/"))
     assert [told.node for told in read_living(store, now)] == ["n0", "n1"]
     assert read_living(store, now + 3700.0) == []
@@ -178,40 +131,21 @@ def test_nodes_of_one_job_are_together_and_one_that_trains_alone_is_alone() -> N
     assert compare(groups[0]) == compare(groups[2]) == ()
 
 
-def test_what_is_too_large_to_be_what_a_node_says_hides_no_other_node() -> None:
-    store = MemoryStore()
-    publish(store, pair()[0])
-    store.write(launch_name("n1"), [bytes(heartbeat.LIMIT + 1)])
-    found, odd = read_published(store, 0.0, 1e12)
-    assert ([one["node"] for one in found], len(odd)) == (["n0"], 1)
+def test_gpus_of_two_kinds_are_found_while_they_train_and_their_numbers_are_not_judged() -> None:
+    def found(gpu: str) -> list[str]:
+        first, second = facts("n0", "a"), replace(facts("n1", "b"), gpus=(gpu,) * 4)
+        nodes = [replace(first, gpus=("H200",) * 8), second]
+        return [f.kind for f in compare(group_trainings(nodes)["run"])]
 
-
-def test_a_clock_that_nobody_could_have_is_none() -> None:
-    (one,) = group_trainings([replace(facts("n0", "a"), clock_offset=10**400)])["run"]
-    assert one["clock"] is None
-
-
-def test_gpus_of_two_kinds_are_found_while_they_train_and_how_many_a_node_has_is_not_judged() -> (
-    None
-):
-    told = [
-        replace(facts("n0", "a"), gpus=("H200",) * 8),
-        replace(facts("n1", "b"), gpus=("L4",) * 4),
-    ]
-    assert [f.kind for f in compare(group_trainings(told)["run"])] == ["gpus-mixed"]
-    assert compare(group_trainings([told[0], replace(told[1], gpus=("H200",) * 4)])["run"]) == ()
+    assert (found("L4"), found("H200")) == (["gpus-mixed"], [])
 
 
 def test_what_is_no_text_is_published_as_well_as_it_can_be() -> None:
     store = MemoryStore()
-    publish(
-        store,
-        {"node": "n0", "job": "a\udcff", "variables": {"NCCL_IB_HCA": "\udcff"}, "host": "\u00e9"},
-    )
-    assert read_published(store, 0.0, 1e12) == (
-        [{"node": "n0", "job": "a?", "variables": {"NCCL_IB_HCA": "?"}, "host": "\u00e9"}],
-        [],
-    )
+    odd = {"node": "n0", "host": "\u00e9"}
+    publish(store, {**odd, "job": "a\udcff", "variables": {"NCCL_IB_HCA": "\udcff"}})
+    read = [{**odd, "job": "a?", "variables": {"NCCL_IB_HCA": "?"}}]
+    assert read_published(store, 0.0, 1e12) == (read, [])
 
 
 def waits(
@@ -255,28 +189,21 @@ def test_what_an_earlier_launch_published_is_no_node_of_this_one(tmp_path: Path)
 def test_nodes_that_wait_for_different_numbers_wait_for_the_greater_and_see_each_other(
     tmp_path: Path,
 ) -> None:
-    store, (first, second) = PosixStore(str(tmp_path)), pair()
+    store = PosixStore(str(tmp_path))
     with ThreadPoolExecutor() as pool:
-        found = [
-            one
-            for pairs in pool.map(
-                lambda one: waits(store, one[0], wanted=one[1], seconds=3.0),
-                [(first, 2), (second, 3)],
-            )
-            for one in pairs
+        waiting = [
+            pool.submit(waits, store, node, wanted=wanted, seconds=3.0)
+            for node, wanted in zip(pair(), (2, 3), strict=True)
         ]
+        found = [one for each in waiting for one in each.result()]
     assert [names(one) for one in found] == [["n0", "n1"]] * 2
-    assert [isinstance(one, Arrived) and (one.expected, one.is_complete) for one in found] == [
-        (3, False)
-    ] * 2
+    for one in found:
+        assert isinstance(one, Arrived)
+        assert (one.expected, one.is_complete) == (3, False)
 
 
 def test_nodes_of_other_jobs_are_not_waited_for(tmp_path: Path) -> None:
-    nodes = [
-        {**node, "node": f"{node['node']}-{job}", "job": job}
-        for node in pair()
-        for job in ("7", "8")
-    ]
+    nodes = [{**n, "node": f"{n['node']}-{job}", "job": job} for n in pair() for job in "78"]
     found = waits(PosixStore(str(tmp_path)), *nodes)
     assert [names(one) for one in found] == [["n0-7", "n1-7"], ["n0-8", "n1-8"]] * 2
 
@@ -292,35 +219,15 @@ def test_two_machines_that_wait_under_one_id_both_find_out(tmp_path: Path) -> No
 
 def test_an_odd_call_or_finding_of_another_node_is_none(tmp_path: Path) -> None:
     store, node = PosixStore(str(tmp_path)), pair()[0]
-    odd = [
-        1,
-        {"id": 1},
-        {"id": "a"},
-        {"id": "b", "read": 1, "nnodes": "x"},
-        {"id": "c", "read": [1]},
-    ]
-    for n, call in enumerate(odd):
+    unread = {"id": "b", "read": 1, "nnodes": "x"}
+    for n, call in enumerate((1, {"id": 1}, {"id": "a"}, unread, {"id": "c", "read": [1]})):
         publish(store, {"node": f"odd{n}", "call": call, "findings": call})
     (arrived,) = waits(store, node, wanted=1)
     assert names(arrived) == ["n0"]
-    wrong = [
-        1,
-        {},
-        {"kind": "a b"},
-        {"kind": "x", "level": "fail", "exit_code": 0},
-        {"kind": "x", "level": "fail", "exit_code": 2},
-    ]
-    right = {
-        "level": "warn",
-        "kind": "x",
-        "nodes": ["n9"],
-        "subject": "s",
-        "what": "w",
-        "why": "y",
-        "hint": "h",
-        "exit_code": 4,
-    }
-    (one,) = repeat_findings(
-        [{"node": "n1", "findings": [*wrong, right]}, {"node": "n2", "findings": "x"}]
-    )
+    texts = {"subject": "s", "what": "w", "why": "y", "hint": "h"}
+    right = {"level": "warn", "kind": "x", "nodes": ["n9"], "exit_code": 4, **texts}
+    wrong: list[object] = [1, {}, {"kind": "a b"}, {**right, "exit_code": 0}]
+    wrong.append({"kind": "x", "level": "fail", "exit_code": 2})  # without its texts
+    told = [{"node": "n1", "findings": [*wrong, right]}, {"node": "n2", "findings": "x"}]
+    (one,) = repeat_findings(told)
     assert (one.kind, one.nodes, one.exit_code) == ("x", ("n1",), 4)
