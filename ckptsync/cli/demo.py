@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -361,44 +361,29 @@ def check(children: Sequence[DemoProcess]) -> None:
             raise CkptsyncError(why, hint=f"read {child.log}")
 
 
-@dataclass(frozen=True, slots=True)
-class Write:
-    """One file that a trainer writes on one node."""
-
-    node: str
-    source: Path
-    target: Path
-
-
-def script(run: str, data: Path, output_dir: Callable[[str], Path]) -> tuple[Write, ...]:
-    """Return every file of a run in the order of writing.
+def script(run: str, data: Path, output_dir: Callable[[str], Path]) -> list[tuple[Path, Path]]:
+    """Return each file of a run, and where a trainer writes it, in the order of writing.
 
     ``output_dir(node)`` is the run's output directory there.
     """
-    writes = [
-        Write(node.name, path, output_dir(node.name) / path.relative_to(node))
-        for node in sorted(data.iterdir())
-        for path in sorted(node.rglob("*"))
-        if path.is_file()
-    ]
-    if not writes:
+    found: list[tuple[int, str, str, Path, Path]] = []
+    for node in data.iterdir():
+        for path in filter(Path.is_file, node.rglob("*")):
+            turn = max(i for i, pattern in enumerate(_ORDER) if pattern.fullmatch(path.name))
+            target = output_dir(node.name) / path.relative_to(node)
+            found.append((turn, path.name, node.name, path, target))
+    if not found:
         hint = "the installation is not complete: install ckptsync again"
         raise StoreError(f"{data}: no demo data for {run}", hint=hint)
-
-    def order(write: Write) -> tuple[int, str, str]:
-        name = write.target.name
-        turn = max(i for i, pattern in enumerate(_ORDER) if pattern.fullmatch(name))
-        return turn, name, write.node
-
-    return tuple(sorted(writes, key=order))
+    return [(source, target) for _, _, _, source, target in sorted(found)]
 
 
-def play(writes: tuple[Write, ...], pause: float = PAUSE) -> Iterator[Write]:
-    """Write one file after the other, and yield each."""
-    for write in writes:
-        write.target.parent.mkdir(parents=True, exist_ok=True)
-        write.target.write_bytes(write.source.read_bytes())
-        yield write
+def play(writes: Iterable[tuple[Path, Path]], pause: float = PAUSE) -> Iterator[Path]:
+    """Write one file after the other, and yield where."""
+    for source, target in writes:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(source.read_bytes())
+        yield target
         time.sleep(pause)
 
 

@@ -144,10 +144,8 @@ def test_the_bit_that_flips_lies_inside_the_tensor_that_is_named_and_only_a_new_
 def test_every_file_is_written_once_on_its_own_node_in_the_trainers_order(
     kind: str, tmp_path: Path
 ) -> None:
-    names = [
-        w.target.name
-        for w in play(script(kind, DATA / kind, lambda node: tmp_path / node), pause=0)
-    ]
+    writes = script(kind, DATA / kind, lambda node: tmp_path / node)
+    names = [target.name for target in play(writes, pause=0)]
     written = {p.relative_to(tmp_path): p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
     assert written == {
         p.relative_to(DATA / kind): p.read_bytes() for p in (DATA / kind).rglob("*") if p.is_file()

@@ -114,7 +114,7 @@ def test_the_document_has_the_keys_that_are_written_down_and_no_others(
     flip(store / "fsdp2" / SHARD)
     opened = open_store(str(store))
     verify_next(opened, VerifyPolicy("digest", 1e-9), 0.0)
-    busy = {"disk": (Disk("/", 1, 2, 3),), "jobs": (RunningJob("a", "b"),)}
+    busy: dict[str, Any] = {"disk": (Disk("/", 1, 2, 3),), "jobs": (RunningJob("a", "b"),)}
     beat(opened, replace(heartbeat("n0", ("worker",)), **busy))
     opened.write("fsdp2/.ckptsync/checkpoint-99/sending/n0", [b"sending\n"])
     made = told(store, capsys)
@@ -395,7 +395,7 @@ def test_a_check_has_a_line_for_each_alarm_or_one_that_all_is_well() -> None:
 def test_what_a_node_says_of_itself_is_not_shown_without_end() -> None:
     much = 100_000
     jobs, disks = (RunningJob("x" * much, "y" * much),), (Disk("/d" * much, 1, 2, 3),)
-    many = {"errors": ("e" * much,) * 9, "jobs": jobs * 999, "disk": disks * 999}
+    many: dict[str, Any] = {"errors": ("e" * much,) * 9, "jobs": jobs * 999, "disk": disks * 999}
     seen = shown(heart(roles=("z" * much,), **many))
     assert sum(map(len, overview_lines(seen))) < 500_000
 

@@ -17,6 +17,7 @@ from tests.support.refused_commands import refused
 from tests.support.small_disk import on_a_small_disk
 
 FSDP = Path(ckptsync.__file__).parent / "demo_data" / "fsdp2"
+SHARDS = [FSDP / node / "checkpoint-4" for node in ("node0", "node1")]
 NODE = ("--run", "demo", "--node", "n0")
 READING = ("ls", "verify", "inspect")
 
@@ -48,74 +49,41 @@ def test_a_store_that_may_not_be_read(store: Path, command: str) -> None:
 @pytest.mark.parametrize("command", READING)
 def test_a_run_that_may_not_be_read(store: Path, command: str) -> None:
     with forbidden(store / "demo", 0o000):
-        assert "hint: " in refused(
-            command, store, code=4, names=[store, "demo", "permission denied"]
-        )
+        said = refused(command, store, code=4, names=[store, "demo", "permission denied"])
+    assert "hint: " in said
 
 
-def test_a_store_that_may_not_be_written_to(store: Path) -> None:
+def test_a_store_that_may_not_be_written_to_or_made(store: Path, tmp_path: Path) -> None:
+    words = ("push", FSDP / "node0")
     with forbidden(store, 0o555):
-        said = refused(
-            "push",
-            FSDP / "node0",
-            store,
-            "--run",
-            "other",
-            code=4,
-            names=[store, "other/", "permission denied"],
-        )
-    assert "hint: " in said
-
-
-def test_a_location_where_no_store_can_be_made(tmp_path: Path) -> None:
+        names = [store, "other/", "permission denied"]
+        assert "hint: " in refused(*words, store, "--run", "other", code=4, names=names)
     with forbidden(tmp_path, 0o555):
-        said = refused(
-            "push",
-            FSDP / "node0",
-            tmp_path / "s",
-            code=4,
-            names=[tmp_path / "s", "permission denied"],
-        )
-    assert "hint: " in said
+        names = [tmp_path / "s", "permission denied"]
+        assert "hint: " in refused(*words, tmp_path / "s", code=4, names=names)
 
 
 @pytest.mark.parametrize("command", [*READING, "merge"])
 def test_a_store_that_is_not_there(tmp_path: Path, command: str) -> None:
-    more = [tmp_path / "out"] * (command == "merge")
-    refused(
-        command,
-        tmp_path / "absent",
-        *more,
-        code=2,
-        names=[tmp_path / "absent", "no such directory"],
-    )
+    absent, out = tmp_path / "absent", [tmp_path / "out"] * (command == "merge")
+    refused(command, absent, *out, code=2, names=[absent, "no such directory"])
 
 
 def test_shards_that_may_not_be_read_are_not_merged(tmp_path: Path) -> None:
-    both = [
-        shutil.copytree(FSDP / node / "checkpoint-4", tmp_path / node)
-        for node in ("node0", "node1")
-    ]
+    both = [shutil.copytree(source, tmp_path / source.parent.name) for source in SHARDS]
     [shard] = both[1].glob("pytorch_model_*/*.distcp")
     with forbidden(shard, 0o000):
-        assert "hint: " in refused(
-            "merge", *both, tmp_path / "out", code=4, names=[shard, "permission denied"]
-        )
+        names = [shard, "permission denied"]
+        assert "hint: " in refused("merge", *both, tmp_path / "out", code=4, names=names)
     assert not (tmp_path / "out").exists()
 
 
 def test_a_merge_into_a_location_that_may_not_be_written_to(tmp_path: Path) -> None:
-    (tmp_path / "there").mkdir()
-    with forbidden(tmp_path / "there", 0o555):
-        sources = [FSDP / node / "checkpoint-4" for node in ("node0", "node1")]
-        said = refused(
-            "merge",
-            *sources,
-            tmp_path / "there" / "out",
-            code=4,
-            names=[tmp_path / "there", "permission denied"],
-        )
-    assert "hint: " in said
+    there = tmp_path / "there"
+    there.mkdir()
+    with forbidden(there, 0o555):
+        names = [there, "permission denied"]
+        assert "hint: " in refused("merge", *SHARDS, there / "out", code=4, names=names)
 
 
 @pytest.mark.parametrize("command", ["push", "merge"])
@@ -123,11 +91,7 @@ def test_a_full_disk(tmp_path: Path, command: str) -> None:
     """The file system goes away with the process, so the checks are made within it."""
     big = shutil.copytree(FSDP / "node0" / "checkpoint-4", tmp_path / "big" / "checkpoint-4")
     (big / "ballast_0.distcp").write_bytes(bytes(2 << 20))
-    sources = (
-        [big]
-        if command == "push"
-        else [FSDP / node / "checkpoint-4" for node in ("node0", "node1")]
-    )
+    sources = [big] if command == "push" else SHARDS
     on_a_small_disk(
         tmp_path,
         f"""
