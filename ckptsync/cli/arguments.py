@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -60,10 +61,11 @@ def add_command(
 
     ``summary`` is a phrase without a full stop.
     """
+    text = f"{summary[0].upper()}{summary[1:]}. {details}"
     command: argparse.ArgumentParser = commands.add_parser(
         name,
         help=summary,
-        description=f"{summary[0].upper()}{summary[1:]}.{' ' if details else ''}{details}",
+        description="\n".join(textwrap.fill(line, 80) for line in text.splitlines()),
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

@@ -18,7 +18,11 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         " Prometheus",
     )
     example.add_argument(
-        "name", metavar="NAME", nargs="?", default="", help="which example (default: list them)"
+        "name",
+        metavar="NAME",
+        nargs="?",
+        default="",
+        help="the example to print (default: list them)",
     )
 
 

@@ -85,7 +85,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         metavar="DIR",
         action="append",
         default=[],
-        help="where the training will write, there or not; may be repeated (default: the"
+        help="where the training will write; need not exist yet; may be repeated (default: the"
         " configuration's, --training's)",
     )
     add(

@@ -36,9 +36,11 @@ from ckptsync.stores.contract import Store
 
 GRACE = 86400.0
 HEADING = ("RUN", "CHECKPOINT", "STATUS", "SIZE", "DECISION", "REASON")
-DETAILS = """A checkpoint is marked first, and deleted by a later run when the grace period is \
-over. The last verified
-checkpoint of a run is never deleted. Rules given here replace those of the configuration."""
+DETAILS = (
+    "A checkpoint is marked first, and deleted by a later run when the grace period is over."
+    " The last verified checkpoint of a run is never deleted."
+    " Rules given here replace those of the configuration."
+)
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -53,12 +55,12 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         help="keep the best N by a metric in trainer_state.json: eval_loss:2 (lowest),"
         " max:eval_accuracy:2",
     )
-    text = "delete what no rule keeps when it is older, for example 30d"
+    text = "delete checkpoints that no rule keeps and that are older, for example 30d"
     add("--max-age", metavar="TIME", help=text)
     add(
         "--max-size",
         metavar="SIZE",
-        help="delete what no rule keeps when newer checkpoints take more room than this, for"
+        help="delete checkpoints that no rule keeps if newer ones take more room than this, for"
         " example 2TB",
     )
     add(

@@ -15,7 +15,11 @@ PACKAGE = Path(__file__).parent.parent
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "name", metavar="TOPIC", nargs="?", default="", help="which page (default: list the pages)"
+        "name",
+        metavar="TOPIC",
+        nargs="?",
+        default="",
+        help="the page to print (default: list the pages)",
     )
 
 

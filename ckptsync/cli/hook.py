@@ -40,8 +40,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "install",
         "add a line to a Python's packages, so that CKPTSYNC_AUTOLOAD=1 gives each Hugging Face"
         " Trainer the hook",
-        "Without the variable the line does nothing.  `ckptsync help hook` says what the hook"
-        " does.",
+        "Without the variable the line does nothing. `ckptsync help hook` says what the hook does.",
     )
     remove = add_command(
         actions,

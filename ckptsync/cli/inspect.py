@@ -33,7 +33,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "targets", metavar="PATH_OR_URL", nargs="+", help="a checkpoint, or a location in a store"
     )
     command.add_argument(
-        "--tensors", action="store_true", help="every tensor, not only the first few"
+        "--tensors", action="store_true", help="show every tensor, not only the first few"
     )
 
 

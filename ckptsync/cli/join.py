@@ -9,16 +9,18 @@ from ckptsync.cli.arguments import add_store_option, named_store, run_and_locati
 from ckptsync.errors import ConfigError
 from ckptsync.worker.join import join
 
-DETAILS = """`ckptsync ls` shows which locations may be parts of one save, and what speaks against \
-it. Locations with files
-of the same rank are refused. Files are copied within the store, so that one directory holds the \
-whole checkpoint.
-If it is killed, run it again."""
+DETAILS = (
+    "`ckptsync ls` shows which locations may be parts of one save, and what speaks against it."
+    " Locations with files of the same rank are refused. Files are copied within the store, so"
+    " that one directory holds the whole checkpoint. If the command is killed, run it again."
+)
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     for name in ("first", "second"):
-        command.add_argument(name, metavar="RUN/CHECKPOINT", help="as `ckptsync ls` shows it")
+        command.add_argument(
+            name, metavar="RUN/CHECKPOINT", help="a location, as `ckptsync ls` shows it"
+        )
     add_store_option(command)
 
 

@@ -10,7 +10,9 @@ from ckptsync.head.removal import keep, release
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument("what", metavar="RUN/CHECKPOINT", help="as `ckptsync ls` shows it")
+    command.add_argument(
+        "what", metavar="RUN/CHECKPOINT", help="the checkpoint, as `ckptsync ls` shows it"
+    )
     add_store_option(command)
     command.add_argument(
         "--release", action="store_true", help="let the retention rules decide again"

@@ -25,7 +25,7 @@ INTERRUPTED = 130
 BROKEN_PIPE = 141
 _ALGEBRA = "OPENBLAS_NUM_THREADS"
 COMMANDS: Mapping[str, str] = {
-    "demo": "show everything on this machine: two nodes, a head, a flipped bit, its repair",
+    "demo": "run a demo on this machine: two nodes, a head, a flipped bit, and its repair",
     "run": "run the service with the roles of its configuration (worker, head, verifier)",
     "push": "upload one checkpoint, or every checkpoint of a directory, now",
     "merge": "merge a sharded checkpoint into safetensors; needs no service",
@@ -38,10 +38,10 @@ COMMANDS: Mapping[str, str] = {
     "keep": "keep a checkpoint, whatever the retention rules say",
     "join": "declare that two locations of a checkpoint are one save, and bring their files"
     " together",
-    "repair": "repair what is damaged, or say why it cannot be repaired",
+    "repair": "repair damaged checkpoints, or say why that is not possible",
     "config": "print an example of a configuration",
     "help": "print a page of the documents",
-    "hook": "let an environment variable give trainers the hook: install, remove",
+    "hook": "let CKPTSYNC_AUTOLOAD=1 give each Hugging Face Trainer the hook: install, remove",
     "service": "write or remove systemd units for this machine's configuration",
     "doctor": "find what would make a training hang or lose files, before it starts",
 }

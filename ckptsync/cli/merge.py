@@ -29,7 +29,7 @@ MOST_JOBS = 8  # more than a disk takes in
 # they mostly wait for a store: so many keep a network busy, within 300 MB for all there is
 FAR_JOBS = 4
 DTYPES = ("auto", "keep", "bf16", "fp16", "fp32")
-DETAILS = "With several SRC, each holds\nshards of the same checkpoint that one node has written."
+DETAILS = "With several SRC, each holds the shards of the same checkpoint that one node wrote."
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -57,13 +57,13 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "--max-shard-size",
         metavar="SIZE",
         default="5GB",
-        help="of one output file, for example 5GB or 512MiB (default: 5GB)",
+        help="the largest size of an output file, for example 5GB or 512MiB (default: 5GB)",
     )
     add(
         "--source",
         metavar="S",
-        help="which weights, where a checkpoint holds several (`ckptsync inspect` lists them);"
-        " S@base is the model under a PEFT adapter in the same shards, S@adapter=NAME one"
+        help="which weights to merge, where a checkpoint holds several (`ckptsync inspect` lists"
+        " them); S@base is the model under a PEFT adapter in the same shards, S@adapter=NAME one"
         " adapter of several",
     )
     add(
@@ -108,7 +108,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add(
         "--statistics",
         action="store_true",
-        help="of each tensor written: minimum, maximum, norm, NaNs, infinities, zeros",
+        help="print of each tensor: minimum, maximum, norm, NaNs, infinities, zeros",
     )
     add(
         "--ignore-times",

@@ -32,8 +32,10 @@ from ckptsync.quantities import show_size
 from ckptsync.stores.contract import Store
 
 MOST_LINES = 20
-DETAILS = """Every byte is checked as it is read. A damaged file is not delivered (exit code 10),
-and what was downloaded stays for the next try."""
+DETAILS = (
+    "Every byte is checked as it is read. A damaged file is not delivered (exit code 10), and the"
+    " files that were downloaded stay for the next try."
+)
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -55,13 +57,16 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     part.add_argument(
         "--node",
         metavar="ID",
-        help="only what that node needs to resume: its own files, and files of no rank",
+        help="download only what that node needs to resume: its own files, and files of no rank",
     )
-    part.add_argument("--consolidated", action="store_true", help="the consolidated model instead")
+    part.add_argument(
+        "--consolidated", action="store_true", help="download the consolidated model instead"
+    )
     add(
         "--unverified",
         action="store_true",
-        help="also a checkpoint that is not VERIFIED, retired, or incomplete; never a damaged file",
+        help="allow a checkpoint that is not VERIFIED, is retired, or is incomplete; never a damaged"
+        " file",
     )
     add_bandwidth(command)
     add_dry_run(command, "downloaded")

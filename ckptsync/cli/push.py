@@ -63,8 +63,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         " or all)",
     )
     for flag, text in (
-        ("--include", "only files whose path or name matches; may be repeated"),
-        ("--exclude", "no file whose path or name matches; may be repeated"),
+        ("--include", "upload only files whose path or name matches; may be repeated"),
+        ("--exclude", "leave out files whose path or name matches; may be repeated"),
     ):
         add(flag, metavar="GLOB", action="append", help=text)
     add(

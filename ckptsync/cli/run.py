@@ -21,7 +21,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "--until-gone",
         metavar="PID",
         type=int,
-        help="end when that process has ended and its checkpoints are stored",
+        help="stop when the process PID has ended and its checkpoints are stored",
     )
 
 

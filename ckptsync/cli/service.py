@@ -62,16 +62,19 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         actions,
         "uninstall",
         "remove the units that install wrote",
-        "It stops nothing; it prints the commands that do.  Other files, configurations, spools and"
+        "It stops nothing; it prints the commands that do. Other files, configurations, spools and"
         " the store stay.",
     )
     uninstall.set_defaults(action="uninstall")
     uninstall.add_argument(
-        "--as", metavar="USER", dest="train", help="whose worker (default: who called sudo)"
+        "--as",
+        metavar="USER",
+        dest="train",
+        help="remove the worker of this user (default: who called sudo)",
     )
-    uninstall.add_argument("--head", action="store_true", help="the head's units instead")
+    uninstall.add_argument("--head", action="store_true", help="remove the head's units instead")
     uninstall.add_argument(
-        "--user", action="store_true", help="units of your own systemd (systemctl --user)"
+        "--user", action="store_true", help="remove units of your own systemd (systemctl --user)"
     )
     add_dry_run(uninstall, "removed")
 
