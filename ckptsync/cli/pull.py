@@ -65,8 +65,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add(
         "--unverified",
         action="store_true",
-        help="allow a checkpoint that is not VERIFIED, is retired, or is incomplete; never a damaged"
-        " file",
+        help="allow a checkpoint that is not VERIFIED, is retired, or is incomplete; never a"
+        " damaged file",
     )
     add_bandwidth(command)
     add_dry_run(command, "downloaded")
