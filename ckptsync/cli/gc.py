@@ -118,13 +118,9 @@ def build_request(args: argparse.Namespace) -> RetentionRequest:
     given = {key: value for key in RULES if (value := getattr(args, key)) is not None}
     loaded = configuration(args)
     config = loaded.retention if loaded else None
-    grace = (
-        option_value("--grace", duration, args.grace)
-        if args.grace
-        else config.grace
-        if config
-        else GRACE
-    )
+    grace = config.grace if config else GRACE
+    if args.grace:
+        grace = option_value("--grace", duration, args.grace)
     if given:
         rules = Rules(**{key: _rule(key, value) for key, value in given.items()})
         return RetentionRequest(lambda _: rules, grace, args.run)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from ckptsync.catalogue.cached import read_catalogue
@@ -244,13 +244,10 @@ class StoreRepairs:
         tried, left = frozenset[str](), plan
         try:
             while True:
-                seen = _readable(read_state(self.store, plan.run), plan.run, plan.location)
-                reported = (
-                    {finding.name for finding in unanswered_findings(seen)} if seen else set()
-                )
-                if seen and {finding.name for finding in _findings(seen)} - reported:
+                seen = self._seen(plan)
+                if seen and _names(_findings(seen)) - _names(unanswered_findings(seen)):
                     self._verify(plan, "stat")
-                    seen = _readable(read_state(self.store, plan.run), plan.run, plan.location)
+                    seen = self._seen(plan)
                 written += repair(self.store, left, seen, self.options)
                 if left.exit_code or not left.doable:
                     return RepairOutcome(plan, tuple(written), None, left if tried else None)
@@ -261,6 +258,9 @@ class StoreRepairs:
                     return RepairOutcome(plan, tuple(written), None, left)
         except CkptsyncError as e:
             return RepairOutcome(plan, tuple(written), e)
+
+    def _seen(self, plan: RepairPlan) -> LocationState | None:
+        return _readable(read_state(self.store, plan.run), plan.run, plan.location)
 
     def follow(self, before: RepairOutcome) -> RepairOutcome:
         """Verify what nodes have uploaded since, and repair what can be made of it."""
@@ -298,9 +298,12 @@ def _findings(seen: LocationState) -> tuple[VerifyFinding, ...]:
     if seen.conditions.retired or seen.conditions.conflict:
         return ()
     reported = unanswered_findings(seen)
-    names = {finding.name for finding in reported}
     listed = (*check_sizes(expected_files(seen), seen.sizes), *check_records(seen))
-    return (*reported, *(finding for finding in listed if finding.name not in names))
+    return (*reported, *(one for one in listed if one.name not in _names(reported)))
+
+
+def _names(findings: Iterable[VerifyFinding]) -> set[str]:
+    return {finding.name for finding in findings}
 
 
 def _with_report(seen: LocationState, news: Report) -> LocationState:
