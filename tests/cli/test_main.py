@@ -30,11 +30,14 @@ def raising(error: BaseException) -> Callable[[], int]:
 
 @pytest.mark.parametrize(
     ("error", "code"),
-    zip(
-        (ConfigError, Incomplete, StoreError, NotFound, Unsupported, Corrupt),
-        (2, 3, 4, 4, 5, 10),
-        strict=True,
-    ),
+    [
+        (ConfigError, 2),
+        (Incomplete, 3),
+        (StoreError, 4),
+        (NotFound, 4),
+        (Unsupported, 5),
+        (Corrupt, 10),
+    ],
 )
 def test_an_operators_error_is_two_lines_and_its_exit_code(
     error: type[ConfigError], code: int, capsys: pytest.CaptureFixture[str]
