@@ -194,7 +194,7 @@ def test_a_host_whose_key_is_not_known(root: Path, tmp_path: Path, command: str)
 @pytest.fixture
 def other_key(tmp_path: Path) -> Path:
     """A key that neither the server nor its users know."""
-    made = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "other"]
+    made = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "other")]
     subprocess.run(made, check=True)
     return tmp_path / "other"
 

@@ -32,8 +32,16 @@ def store(tmp_path: Path) -> Path:
     return make(tmp_path / "store")
 
 
-def beat(store: Path, node: str, *, stopped: bool = False, **lacks: tuple[str, ...]) -> None:
-    told = Heartbeat(node, "i", "m", 1, "b", 0.0, ("worker",), "1", lacks=lacks, stopped=stopped)
+def beat(
+    store: Path,
+    node: str,
+    lacks: dict[str, tuple[str, ...]] | None = None,
+    *,
+    stopped: bool = False,
+) -> None:
+    told = Heartbeat(
+        node, "i", "m", 1, "b", 0.0, ("worker",), "1", lacks=lacks or {}, stopped=stopped
+    )
     heartbeat.write(open_store(str(store)), told)
 
 
@@ -125,7 +133,7 @@ def test_what_nobody_has_any_more_is_lost_and_said_with_tensors_and_ranks(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     report = damaged(store, f"fsdp2/{SHARD}")
-    beat(store, "node0", **{report: (SHARD,)})
+    beat(store, "node0", {report: (SHARD,)})
     assert main(["repair", str(store), "--json"]) == 10
     (location,) = json.loads(capsys.readouterr().out.splitlines()[-1])["locations"]
     (part,) = location["parts"]
@@ -141,7 +149,7 @@ def test_a_model_whose_shards_are_lost_is_lost_too(
 ) -> None:
     flip(store / MODEL)
     report = damaged(store, f"fsdp2/{SHARD}")
-    beat(store, "node0", **{report: (SHARD,)})
+    beat(store, "node0", {report: (SHARD,)})
     assert main(["repair", str(store)]) == 10
     out = capsys.readouterr().out
     assert (
@@ -196,7 +204,7 @@ def test_a_damaged_manifest_is_for_its_own_node(
     name = str(manifest.relative_to(store))
     assert main(["repair", str(store)]) == 3
     assert "node1 is not running: only that node can write" in capsys.readouterr().out
-    beat(store, "node1", **{name: ()})
+    beat(store, "node1", {name: ()})
     assert main(["repair", str(store)]) == 10
     assert "LOST: .ckptsync/checkpoint-4/manifest-node1" in capsys.readouterr().out
 

@@ -56,10 +56,10 @@ def test_a_run_that_may_not_be_read(store: Path, command: str) -> None:
 def test_a_store_that_may_not_be_written_to_or_made(store: Path, tmp_path: Path) -> None:
     words = ("push", FSDP / "node0")
     with forbidden(store, 0o555):
-        names = [store, "other/", "permission denied"]
+        names = [str(store), "other/", "permission denied"]
         assert "hint: " in refused(*words, store, "--run", "other", code=4, names=names)
     with forbidden(tmp_path, 0o555):
-        names = [tmp_path / "s", "permission denied"]
+        names = [str(tmp_path / "s"), "permission denied"]
         assert "hint: " in refused(*words, tmp_path / "s", code=4, names=names)
 
 
@@ -73,7 +73,7 @@ def test_shards_that_may_not_be_read_are_not_merged(tmp_path: Path) -> None:
     both = [shutil.copytree(source, tmp_path / source.parent.name) for source in SHARDS]
     [shard] = both[1].glob("pytorch_model_*/*.distcp")
     with forbidden(shard, 0o000):
-        names = [shard, "permission denied"]
+        names = [str(shard), "permission denied"]
         assert "hint: " in refused("merge", *both, tmp_path / "out", code=4, names=names)
     assert not (tmp_path / "out").exists()
 
@@ -82,7 +82,7 @@ def test_a_merge_into_a_location_that_may_not_be_written_to(tmp_path: Path) -> N
     there = tmp_path / "there"
     there.mkdir()
     with forbidden(there, 0o555):
-        names = [there, "permission denied"]
+        names = [str(there), "permission denied"]
         assert "hint: " in refused("merge", *SHARDS, there / "out", code=4, names=names)
 
 

@@ -228,6 +228,9 @@ def test_an_odd_call_or_finding_of_another_node_is_none(tmp_path: Path) -> None:
     right = {"level": "warn", "kind": "x", "nodes": ["n9"], "exit_code": 4, **texts}
     wrong: list[object] = [1, {}, {"kind": "a b"}, {**right, "exit_code": 0}]
     wrong.append({"kind": "x", "level": "fail", "exit_code": 2})  # without its texts
-    told = [{"node": "n1", "findings": [*wrong, right]}, {"node": "n2", "findings": "x"}]
+    told: list[dict[str, Any]] = [
+        {"node": "n1", "findings": [*wrong, right]},
+        {"node": "n2", "findings": "x"},
+    ]
     (one,) = repeat_findings(told)
     assert (one.kind, one.nodes, one.exit_code) == ("x", ("n1",), 4)
