@@ -138,7 +138,7 @@ def _rule(key: str, text: str) -> Any:
 
 
 def _clock(store: Store) -> float:
-    """Return the store's time as far as it can be told without writing.
+    """Return the store's time as far as it is known without writing.
 
     It is not before the newest record.
     """

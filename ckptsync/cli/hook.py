@@ -117,7 +117,7 @@ def _refusal(path: Path, error: OSError) -> CkptsyncError:
         own = "or name the Python of an environment of your own with --python"
         hint = f"run this as the owner of that directory, {own}"
         return ConfigError(f"{path.parent}: cannot be written: {error.strerror}", hint=hint)
-    return StoreError(f"{path}: {error.strerror}", hint="look at that disk or path, then try again")
+    return StoreError(f"{path}: {error.strerror}", hint="check that disk or path, then try again")
 
 
 def _probe(python: str, **variables: str) -> tuple[str, bool, str]:

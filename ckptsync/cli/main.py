@@ -156,7 +156,7 @@ def bounded(command: Callable[[], int], *, as_json: bool = False) -> int:
             raise
         where = f"{e.filename}: " if e.filename else ""
         error = StoreError(
-            f"{where}{e.strerror or e}", hint="look at that disk or path, then try again"
+            f"{where}{e.strerror or e}", hint="check that disk or path, then try again"
         )
     print_error(error, as_json=as_json)
     return error.exit_code

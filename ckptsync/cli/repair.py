@@ -275,7 +275,7 @@ class StoreRepairs:
         return replace(done, written=(*before.written, *done.written))
 
     def is_answered(self, plan: RepairPlan) -> bool:
-        """Return whether all files that nodes were asked for are newer than the report."""
+        """Return whether nodes have uploaded all requested files since the report."""
         found = read_state(self.store, plan.run)
         seen = _readable(found, plan.run, plan.location)
         asked = [f"{plan.run}/{part.name}" for part in plan.parts if part.how in ("ask", "away")]

@@ -179,7 +179,7 @@ def check_gpu_names(node: NodeFacts) -> Iterator[Finding]:
             why = "CUDA ignores all entries from the first that is no device"
             hint = f"name devices from 0 to {known - 1}, each once"
             if not known:
-                hint = "look at the driver: nvidia-smi, or rocm-smi"
+                hint = "check the driver: nvidia-smi, or rocm-smi"
             yield fail("gpus-not-there", name, what, why=why, hint=hint)
 
 
@@ -213,7 +213,7 @@ def compare_gpus(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
     known = [node for node in nodes if node.gpus is not None and not node.within]
     if not all(map(show_visible, known)):
         why = "ranks without GPUs train on the CPU, or fail, and the others wait for them"
-        hint = "look at the driver (nvidia-smi, or rocm-smi), and give the container its GPUs"
+        hint = "check the driver (nvidia-smi, or rocm-smi), and give the container its GPUs"
         yield from find_difference(
             fail, "gpus-on-some", "GPUs", known, show_visible, why=why, hint=hint
         )

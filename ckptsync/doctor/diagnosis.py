@@ -155,7 +155,7 @@ def _publish(
     own: Mapping[str, Any],
     progress: Callable[[exchange.Arrived], object],
 ) -> Diagnosis:
-    """Publish this node's facts, and compare them with the others' if that is asked for."""
+    """Publish this node's facts, and compare them with the others' if requested."""
     name, nodes = exchange.launch_name(request.node), diagnosis.nodes
     findings = diagnosis.findings
     try:

@@ -73,7 +73,7 @@ def check_answers(*paths: object) -> None:
                 child.wait(0.2)
     if silent:
         what = f"no answer of the file system within {PATIENCE:g} s"
-        hint = "look at its server; `umount -f -l` removes a mount whose server has gone"
+        hint = "check its server; `umount -f -l` removes a mount whose server has gone"
         raise StoreError(f"{', '.join(silent)}: {what}", hint=hint)
 
 
@@ -140,7 +140,7 @@ def check_output_dir(path: Path, expected: int = 0) -> Iterator[Finding]:
     try:
         path.stat()
     except OSError as e:
-        hint = "look at the directories above it"
+        hint = "check the directories above it"
         yield fail("output-unreadable", path, reason(e), why=_UNSEEN, hint=hint, code=STORAGE)
         return
     if refused := list(check_root(path)):

@@ -1,7 +1,7 @@
 """What a node says of itself (`NodeFacts`), and how checks group nodes by what they say.
 
 Anybody who can write to the store may have written the facts that doctor reads there: a value of
-the wrong type counts as not said.  Needs the standard library alone.
+the wrong type counts as missing.  Needs the standard library alone.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def _mean_the_same(name: str, nodes: Sequence[NodeFacts]) -> bool:
 
 
 def check_launch(node: NodeFacts, known: Sequence[NodeFacts]) -> Iterator[Finding]:
-    """Check what one node is told of the others.
+    """Check the launch variables of one node against those of the others.
 
     ``known``: all nodes whose facts are known, this one among them.
     """

@@ -116,7 +116,7 @@ def open_unchecked(target: StoreTarget) -> Store | None:
         if isinstance(where, Path) and not where.is_dir():
             return None
     except OSError as e:
-        raise StoreError(f"{where}: {reason(e)}", hint="look at the directories above it") from e
+        raise StoreError(f"{where}: {reason(e)}", hint="check the directories above it") from e
     found = bare(*_access(target))
     return found if has_root(found) else None
 
@@ -259,6 +259,6 @@ def _first_refused(store: Store, node: str, *, deletes: bool) -> tuple[str, str,
                 store.delete(name)
     with contextlib.suppress(NotFound):
         if may_delete and store.size(name) is not None:
-            hint = "look at the store's rules for deleting and keeping"
+            hint = "check the store's rules for deleting and keeping"
             return "delete", f"{name} still exists after it was deleted", hint
     return None
