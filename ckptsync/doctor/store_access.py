@@ -68,8 +68,7 @@ class StoreTarget:
 class Checked:
     """``store``: the store if it can be used.
 
-    ``clock``: seconds by which this node's clock is ahead of it, ``None`` where that cannot be
-    told.
+    ``clock``: seconds by which this node's clock is ahead of it, ``None`` if nobody measured it.
     """
 
     findings: tuple[Finding, ...]
