@@ -14,15 +14,59 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store, StoreWrapper
+
+T = TypeVar("T")
 
 
 class Crash(BaseException):
     """The process is dead.  No `Exception`: code that is dead handles no errors."""
 
 
-class Dying(StoreWrapper):
+class Watched(StoreWrapper):
+    """A store in front of another, to which something happens in each call.
+
+    A subclass says what happens around a call that reads, and around one that changes something,
+    and what to the chunks that are written.
+    """
+
+    def around_read(self, call: Callable[[], T]) -> T:
+        """Do what reads."""
+        raise NotImplementedError
+
+    def around_change(self, call: Callable[[], T]) -> T:
+        """Do what changes something."""
+        raise NotImplementedError
+
+    def passing(self, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+        """Yield the chunks of a file that is written."""
+        raise NotImplementedError
+
+    def names(self, prefix: str) -> Iterator[Entry]:
+        yield from self.around_read(lambda: list(self.inner.names(prefix)))
+
+    def dirs(self, prefix: str, start: str = "") -> list[str]:
+        return self.around_read(lambda: self.inner.dirs(prefix, start))
+
+    def size(self, name: str) -> int:
+        return self.around_read(lambda: self.inner.size(name))
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        self.around_read(lambda: self.inner.read_into(name, start, out))
+
+    def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        self.around_change(lambda: self.inner.write(name, self.passing(chunks), about))
+
+    def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        self.around_change(lambda: self.inner.create(name, self.passing(chunks), about))
+
+    def delete(self, name: str) -> None:
+        self.around_change(lambda: self.inner.delete(name))
+
+
+class Dying(Watched):
     """A store in front of ``store`` that dies at the ``lives``-th moment, and stays dead for every
     call.
 
@@ -35,43 +79,23 @@ class Dying(StoreWrapper):
         self._lives, self._is_dead = lives, False
         self._lock = threading.Lock()
 
-    def names(self, prefix: str) -> Iterator[Entry]:
+    def around_read(self, call: Callable[[], T]) -> T:
         self._live()
-        yield from self.inner.names(prefix)
+        return call()
 
-    def dirs(self, prefix: str, start: str = "") -> list[str]:
-        self._live()
-        return self.inner.dirs(prefix, start)
-
-    def size(self, name: str) -> int:
-        self._live()
-        return self.inner.size(name)
-
-    def read_into(self, name: str, start: int, out: memoryview) -> None:
-        self._live()
-        self.inner.read_into(name, start, out)
-
-    def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
-        self._mutate(lambda: self.inner.write(name, self._dying(chunks), about))
-
-    def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
-        self._mutate(lambda: self.inner.create(name, self._dying(chunks), about))
-
-    def delete(self, name: str) -> None:
-        self._mutate(lambda: self.inner.delete(name))
-
-    def _mutate(self, effect: Callable[[], None]) -> None:
+    def around_change(self, call: Callable[[], T]) -> T:
         self._pass_moment()
-        effect()
+        result = call()
         self._pass_moment()
+        return result
 
-    def _dying(self, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+    def passing(self, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
         """The moment in the middle: half of the first chunk has been taken, or nothing of an empty
         file.
         """
         is_first = True
         for chunk in chunks:
-            if is_first and self._is_last_moment():
+            if is_first and self._lives == 0:
                 yield memoryview(chunk)[: len(chunk) // 2]
             if is_first:
                 self._pass_moment()
@@ -79,9 +103,6 @@ class Dying(StoreWrapper):
             yield chunk
         if is_first:
             self._pass_moment()
-
-    def _is_last_moment(self) -> bool:
-        return self._lives == 0
 
     def _pass_moment(self) -> None:
         self._live()

@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from ckptsync.errors import Transient
-from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store, StoreWrapper
+from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store
+from tests.support.crashing_store import Watched
 
 T = TypeVar("T")
 
 
-class Flaky(StoreWrapper):
+class Flaky(Watched):
     """As ``store``, but every ``nth`` moment is a failure.
 
     A write has one before, one between chunks and one after its effect.
@@ -32,34 +33,21 @@ class Flaky(StoreWrapper):
                 self._pass_moment()
             yield entry
 
-    def dirs(self, prefix: str, start: str = "") -> list[str]:
-        return self._asked(lambda: self.inner.dirs(prefix, start))
-
-    def size(self, name: str) -> int:
-        return self._asked(lambda: self.inner.size(name))
-
-    def read_into(self, name: str, start: int, out: memoryview) -> None:
-        self._asked(lambda: self.inner.read_into(name, start, out))
-
-    def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
-        self._asked(lambda: self.inner.write(name, self._shaky(chunks), about))
-
     def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
         # none after the effect: whoever is told Exists may find his own bytes, and tests count
         # winners
         self._pass_moment()
-        self.inner.create(name, self._shaky(chunks), about)
+        self.inner.create(name, self.passing(chunks), about)
 
-    def delete(self, name: str) -> None:
-        self._asked(lambda: self.inner.delete(name))
-
-    def _asked(self, effect: Callable[[], T]) -> T:
+    def around_read(self, call: Callable[[], T]) -> T:
         self._pass_moment()
-        result = effect()
+        result = call()
         self._pass_moment()
         return result
 
-    def _shaky(self, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+    around_change = around_read
+
+    def passing(self, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
         for n, chunk in enumerate(chunks):
             yield chunk
             if n == 0:

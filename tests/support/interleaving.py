@@ -12,10 +12,14 @@ import random
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TypeVar
 
 from ckptsync.errors import Exists, NotFound
-from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store, StoreWrapper
+from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store
 from ckptsync.stores.memory import MemoryStore
+from tests.support.crashing_store import Watched
+
+T = TypeVar("T")
 
 
 class Turns:
@@ -67,7 +71,7 @@ class Turns:
             self._changed.notify_all()
 
 
-class OneOf(StoreWrapper):
+class OneOf(Watched):
     """A node's view of a store that others use, too.
 
     ``late`` and everything else are the store's.
@@ -77,35 +81,28 @@ class OneOf(StoreWrapper):
         super().__init__(store)
         self.is_exclusive, self._node, self._turns = is_exclusive, node, turns
 
-    def names(self, prefix: str) -> Iterator[Entry]:
+    def around_read(self, call: Callable[[], T]) -> T:
         self._turns.take(self._node)
-        yield from list(self.inner.names(prefix))
+        return call()
 
-    def dirs(self, prefix: str, start: str = "") -> list[str]:
+    def around_change(self, call: Callable[[], T]) -> T:
+        return call()  # the turn is that of the name
+
+    def passing(self, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+        """The name is given in a step of its own, after whatever ``chunks`` do at their end."""
+        yield from chunks
         self._turns.take(self._node)
-        return self.inner.dirs(prefix, start)
-
-    def size(self, name: str) -> int:
-        self._turns.take(self._node)
-        return self.inner.size(name)
-
-    def read_into(self, name: str, start: int, out: memoryview) -> None:
-        self._turns.take(self._node)
-        self.inner.read_into(name, start, out)
-
-    def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
-        self.inner.write(name, self._last(chunks), about)
 
     def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
         if self._is_there(name):
             raise Exists(f"{name}: already there")
         if self.is_exclusive:
-            self.inner.create(name, self._last(chunks), about)
+            self.inner.create(name, self.passing(chunks), about)
             return
         content = [bytes(chunk) for chunk in chunks]
         if self._is_there(name):
             raise Exists(f"{name}: already there")
-        self.inner.write(name, self._last(content), about)
+        self.inner.write(name, self.passing(content), about)
 
     def delete(self, name: str) -> None:
         self._turns.take(self._node)
@@ -117,11 +114,6 @@ class OneOf(StoreWrapper):
         except NotFound:
             return False
         return True
-
-    def _last(self, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
-        """The name is given in a step of its own, after whatever ``chunks`` do at their end."""
-        yield from chunks
-        self._turns.take(self._node)
 
 
 def raced(

@@ -16,7 +16,7 @@ from ckptsync.records.model_record import ModelRecord
 from ckptsync.records.report import Report, VerifyFinding
 from ckptsync.records.save_groups import Known, explain_conflict, live, locate
 from ckptsync.records.store_paths import parse_record_name
-from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store, read_all
+from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store, StoreWrapper, read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store
 from ckptsync.worker.local_save import (
@@ -200,25 +200,23 @@ def pinned(out: Path) -> list[str]:
     return sorted(p.name for p in (out / "_ckptsync" / "pins").iterdir())
 
 
-class Interrupted:
+class Interrupted(StoreWrapper):
     """A store in front of another.
 
     Something happens there just before the ``nth`` change that is made through it.
     """
 
     def __init__(self, store: Store, nth: int, meddle: Callable[[], object]) -> None:
-        self.url, self._store, self._left, self._meddle = store.url, store, nth, meddle
-        self.late, self.is_exclusive = store.late, store.is_exclusive
-        self.names, self.dirs, self.size = store.names, store.dirs, store.size
-        self.read_into, self.delete = store.read_into, store.delete
+        super().__init__(store)
+        self._left, self._meddle = nth, meddle
 
     def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
         self._count()
-        self._store.write(name, chunks, about)
+        self.inner.write(name, chunks, about)
 
     def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
         self._count()
-        self._store.create(name, chunks, about)
+        self.inner.create(name, chunks, about)
 
     def _count(self) -> None:
         self._left -= 1
