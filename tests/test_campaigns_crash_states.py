@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.campaigns.crash_states import Work, judged, needless
-from tests.campaigns.crash_trace import Data, Mark, Names, Step, Sync, can_trace, traced
+from tests.campaigns.crash_trace import Data, Mark, Names, Step, Sync, traced
 from tests.campaigns.crash_work import WORKS, content
+from tests.campaigns.trapping import can_trap
 from tests.support.exhaustive import in_exhaustive
+from tests.support.files_in_memory import contents
 
 BEGIN = Mark({"begin": 1, "kind": "put", "name": "run/a", "seed": 0, "size": 8192})
 DONE = Mark({"done": 1})
@@ -103,7 +105,7 @@ def test_an_overwrite_shows_the_old_file_or_the_new_one() -> None:
 
 
 @in_exhaustive
-@pytest.mark.skipif(not can_trace(), reason="strace is not installed, or may not trace here")
+@pytest.mark.skipif(not can_trap(), reason="strace is not installed, or may not trace here")
 def test_the_store_loses_nothing_and_no_fsync_of_it_can_be_spared() -> None:
     verdicts = [judged(work, states=60) for work in (*WORKS, "at_random 1")]
     assert [line for verdict in verdicts for line in verdict.wrong] == []
@@ -113,14 +115,9 @@ def test_the_store_loses_nothing_and_no_fsync_of_it_can_be_spared() -> None:
     assert locations == own, "each of the store's own fsyncs is tried"
 
 
-@pytest.mark.skipif(not can_trace(), reason="strace is not installed, or may not trace here")
+@pytest.mark.skipif(not can_trap(), reason="strace is not installed, or may not trace here")
 def test_what_a_work_has_written_is_what_the_trace_says(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     steps = traced("several_names", tmp_path / "store")
     *_, last = Work(steps, 1)._found(len(steps), [0] * len(steps))
-    real = {
-        str(p.relative_to(tmp_path / "store")): p.read_bytes()
-        for p in (tmp_path / "store").rglob("*")
-        if p.is_file()
-    }
-    assert last == real
+    assert last == contents(tmp_path / "store")

@@ -13,8 +13,8 @@ from ckptsync.catalogue.uncached import read_state
 from ckptsync.checkpoint_dirs import FINAL
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import create_store
-from tests.campaigns.killed_judge import judged
-from tests.campaigns.written import Segment, Written, overtaken, written
+from tests.campaigns.killed_judge import Segment, Written, judged, overtaken, written
+from tests.support.files_in_memory import write_files
 from tests.support.replays import of
 from tests.support.worker_in_process import push_now
 
@@ -22,10 +22,7 @@ NODE = "node0"
 
 
 def saved(home: Path, segment: int, files: dict[str, bytes], *, finished: bool) -> Written:
-    part = home / "truth" / f"run.{segment}" / "checkpoint-4"
-    for name, data in files.items():
-        (part / name).parent.mkdir(parents=True, exist_ok=True)
-        (part / name).write_bytes(data)
+    part = write_files(home / "truth" / f"run.{segment}" / "checkpoint-4", files)
     done = 100.0 if finished else 0.0
     return Written(
         "run", segment, "checkpoint-4", 4, {NODE: part}, part / "none", 90.0, done, marked=False

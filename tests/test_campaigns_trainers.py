@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.campaigns import hostile
+from tests.campaigns.cluster import Service, at_work, longest
 from tests.campaigns.judged import Judge
-from tests.campaigns.lives import Mortal, at_work, longest
 from tests.campaigns.nodes import Network, can_isolate
 from tests.campaigns.replayed import Replay
 from tests.campaigns.two_nodes import NODES, START, Job, TwoNodes, can_train, default_python, finish
@@ -89,20 +89,11 @@ def test_a_worker_is_asked_for_what_it_could_see(tmp_path: Path) -> None:
     assert lives == [(12.0, 14.0), (18.0, float("inf"))]
     assert [longest(lives, begin, 20.0) for begin in (0.0, 13.0, 19.0)] == [2.0, 2.0, 1.0]
     assert longest([], 0.0, 9.0) == 0.0
-    mortal = Mortal(
-        tmp_path,
-        "n",
-        {
-            "node": "n",
-            "roles": ["worker"],
-            "store": {"url": str(tmp_path / "none")},
-            "worker": {"runs": []},
-        },
-    )
-    mortal.log.write_text(
+    service = Service(tmp_path, "n", "worker")
+    service.log.write_text(
         '{"time": "2026-11-21T16:00:00Z", "message": "phase=started node=n"}\n{"torn'
     )
-    assert mortal.at_work() == []
+    assert service.at_work() == []
 
 
 @NEEDS_ISOLATION

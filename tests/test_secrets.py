@@ -23,6 +23,7 @@ import pytest
 
 import ckptsync
 from ckptsync.cli.main import main
+from tests.campaigns.nodes import below
 from tests.support.fault_proxy import HttpProxy
 from tests.support.network_faults import Answer, Fault, Request
 from tests.support.seaweedfs import weed
@@ -87,7 +88,7 @@ def told(*arguments: str, until: str = "", **environment: str) -> Told:
 
 def _command_lines(pid: int, over: threading.Event) -> Iterator[str]:
     while not over.wait(0.02):
-        for each in _below(pid):
+        for each in below(pid):
             with contextlib.suppress(OSError):  # it has ended
                 yield (
                     Path(f"/proc/{each}/cmdline")
@@ -95,14 +96,6 @@ def _command_lines(pid: int, over: threading.Event) -> Iterator[str]:
                     .replace(b"\0", b" ")
                     .decode(errors="replace")
                 )
-
-
-def _below(pid: int) -> list[int]:
-    found = [pid]
-    for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # it has ended
-            found += [n for child in tasks.read_text().split() for n in _below(int(child))]
-    return found
 
 
 def reveals(text: str, *secrets: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""What campaigns share: options, a work directory, programs that end with them, the verdict."""
+"""What campaigns share: options, directories, stores, programs that end with them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,17 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from tests.support.seaweedfs import weed
+
+CLEAN = {key: value for key, value in os.environ.items() if not key.startswith("CKPTSYNC_")}
+"""The environment without ckptsync's variables."""
+CKPTSYNC = (sys.executable, "-m", "ckptsync")
 
 
 def arguments(description: str | None, *shared: str) -> argparse.ArgumentParser:
@@ -32,13 +39,34 @@ def arguments(description: str | None, *shared: str) -> argparse.ArgumentParser:
     return parser
 
 
+def flags(**options: object) -> list[str]:
+    """Return ``--name value`` for each option; for True the name alone, for False nothing."""
+    words: list[str] = []
+    for name, value in options.items():
+        if value is not False:
+            words.append(f"--{name.replace('_', '-')}")
+            words += [] if value is True else [str(value)]
+    return words
+
+
 @contextlib.contextmanager
-def working(name: str, home: str | None = None) -> Iterator[Path]:
-    """Yield the directory ``home``, or a temporary one."""
+def working(name: str, home: str | None = None, *, in_memory: bool = False) -> Iterator[Path]:
+    """Yield the directory ``home``, or a temporary one: in memory, if the system has a place."""
+    memory = "/dev/shm" if in_memory and Path("/dev/shm").is_dir() else None
     with contextlib.ExitStack() as stack:
         yield Path(
-            home or stack.enter_context(tempfile.TemporaryDirectory(prefix=f"ckptsync-{name}-"))
+            home
+            or stack.enter_context(
+                tempfile.TemporaryDirectory(prefix=f"ckptsync-{name}-", dir=memory)
+            )
         )
+
+
+def new_store(kind: str, home: Path) -> tuple[str, dict[str, Any]]:
+    """Return URL and storage options of an empty store: ``posix``, below ``home``, or ``s3``."""
+    if kind == "s3":
+        return f"s3://{weed().bucket()}/store", weed().options()
+    return str(home / "store"), {}
 
 
 def verdict(wrong: Iterable[str]) -> int:
@@ -63,3 +91,9 @@ def kill_session(process: subprocess.Popen[Any]) -> None:
     """Kill a program that `started` has started, and all of its children."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+
+
+def end_by_signal(main: Callable[[], int]) -> None:
+    """Run a campaign as a program that SIGTERM ends with all that it has started."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    sys.exit(main())

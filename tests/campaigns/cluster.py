@@ -18,25 +18,33 @@ import zlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 import yaml
 
+from ckptsync.catalogue.child_job import Job
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.cli.demo import play, script
+from ckptsync.config.loading import load
+from ckptsync.errors import NotFound
 from ckptsync.layouts import registry
 from ckptsync.merge.plan import MergeOptions
 from ckptsync.records.location_status import LocationState
 from ckptsync.records.store_paths import consolidated_prefix
+from ckptsync.service.jobs import JobBrief, encode
 from ckptsync.stores.checkpoint_files import DirectoryFiles, Overlay
+from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.opening import create_store
 from ckptsync.tensors import Part
+from tests.campaigns.campaign import CKPTSYNC, CLEAN
+from tests.campaigns.nodes import is_alive, start
+from tests.support.files_in_memory import tree
 from tests.support.merge_on_disk import merge_local
 from tests.support.vector import ROOT, bits, vector
 
 RUNS = {"fsdp2": "hf-fsdp2-2node", "zero3": "hf-zero3-2node"}
 NODES = ("node0", "node1")
-CLEAN = {key: value for key, value in os.environ.items() if not key.startswith("CKPTSYNC_")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,27 +138,30 @@ class Training:
         return only
 
 
-class Service:
-    """One ``ckptsync run`` process, started again as often as it is killed."""
+Life = tuple[float, float]
+"""Of a process: from its first words in the log to its end; seconds since the epoch."""
 
-    def __init__(self, home: Path, name: str, configuration: Mapping[str, object]) -> None:
+
+class Service:
+    """One ``ckptsync run`` process, started again as often as it is killed.
+
+    ``configuration``: what its file says beside its node's name and its ``roles``.
+    """
+
+    def __init__(self, home: Path, name: str, *roles: str, **configuration: object) -> None:
         self.name, self.log = name, home / f"{name}.log"
         self.config = home / f"{name}.yaml"
-        self.config.write_text(yaml.safe_dump(dict(configuration)))
+        told = {"node": name, "roles": [*roles], **configuration}
+        self.config.write_text(yaml.safe_dump(told))
         self._process: subprocess.Popen[bytes] | None = None
+        self._lives: list[Life] = []
 
     def start(self, before: Sequence[str] = ()) -> None:
         """``before``: words to put before the command, such as ``strace`` with its options."""
-        command = [*before, sys.executable, "-m", "ckptsync", "run", "-c", str(self.config)]
-        with self.log.open("ab") as out:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                env=CLEAN,
-                start_new_session=True,
-            )
+        self._lives.append((time.time(), float("inf")))
+        self._process = start(
+            [*before, *CKPTSYNC, "run", "-c", str(self.config)], self.log, env=CLEAN
+        )
 
     @property
     def pid(self) -> int:
@@ -165,10 +176,11 @@ class Service:
     def kill(self) -> None:
         """SIGKILL, to it and to whatever watches it; both are dead then."""
         assert self._process
+        self._lives[-1] = (self._lives[-1][0], time.time())
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        while _is_alive(self._process.pid):
+        while any(is_alive(int(path.name), self.pid) for path in Path("/proc").glob("[0-9]*")):
             time.sleep(0.01)
 
     def stop(self, patience: float = 10.0) -> int:
@@ -177,44 +189,114 @@ class Service:
         self._process.terminate()
         return self._process.wait(patience)
 
+    def at_work(self) -> list[Life]:
+        """Return when it really was at work: of each life what came after its first words.
 
-def _is_alive(group: int) -> bool:
-    """Whether a process of a group is more than a zombie."""
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # processes end while we look
-            fields = stat.read_text(errors="replace").rpartition(")")[2].split()
-            if int(fields[2]) == group and fields[0] not in ("Z", "X"):
-                return True
-    return False
+        Nobody can see what passes while nobody looks.  A log tells whole seconds, so one is left
+        out.
+        """
+        return at_work(self._lives, _first_words(self.log))
+
+
+def at_work(lives: Sequence[Life], words: Sequence[float]) -> list[Life]:
+    """Pure: the times of first words, put to the lives in which they were said."""
+    found = []
+    for began, ended in lives:
+        said = [at for at in words if int(began) <= at <= ended]
+        found += [(said[0] + 1, ended)] if said and said[0] + 1 < ended else []
+    return found
+
+
+def longest(lives: Sequence[Life], begin: float, end: float) -> float:
+    """For how many seconds between these two somebody was at work without a break."""
+    return max((min(end, ended) - max(begin, began) for began, ended in lives), default=0.0)
+
+
+def _first_words(log: Path) -> list[float]:
+    found = []
+    for line in log.read_text("utf-8").splitlines() if log.exists() else ():
+        # a traceback, or the last line of one that was killed
+        with contextlib.suppress(ValueError):
+            told = json.loads(line)
+            if str(told.get("message", "")).startswith("phase=started"):
+                at = datetime.fromisoformat(told["time"].replace("Z", "+00:00"))
+                found.append(at.timestamp())
+    return found
 
 
 def services(home: Path) -> dict[str, Service]:
     """Two workers, and a head that verifies, with periods short enough to be killed often."""
-    create_store(str(home / "store"))
+    store = {"url": create_store(str(home / "store")).url}
     worker = {"quiet": "500ms", "unmarked": "1s", "scan_every": "1s"}
-    common = {"store": {"url": str(home / "store")}}
-    found: dict[str, Mapping[str, object]] = {
-        node: {
-            "node": node,
-            "roles": ["worker"],
-            **common,
-            "worker": {"runs": [{"path": f"{home}/{node}/out/*"}], **worker},
-        }
+    head = {"every": "1s", "config_from": {"*": str(ROOT / "base")}}
+    verify = {"level": "parse", "period": "1h", "tick": "1s"}
+    found = [
+        Service(
+            home,
+            node,
+            "worker",
+            store=store,
+            worker={"runs": [{"path": f"{home}/{node}/out/*"}], **worker},
+        )
         for node in NODES
-    }
-    found["head"] = {
-        "node": "head",
-        "roles": ["head", "verifier"],
-        **common,
-        "head": {"every": "1s", "config_from": {"*": str(ROOT / "base")}},
-        "verify": {"level": "parse", "period": "1h", "tick": "1s"},
-    }
-    return {name: Service(home, name, configuration) for name, configuration in found.items()}
+    ]
+    found.append(Service(home, "head", "head", "verifier", store=store, head=head, verify=verify))
+    return {service.name: service for service in found}
+
+
+JOB = (sys.executable, "-m", "ckptsync.service.job_process")
+"""A head's child process."""
+
+
+def begin_job(
+    process: subprocess.Popen[bytes], job: Job, config: Path, before: Sequence[str]
+) -> None:
+    """Tell a head's child what to do; ``before``: strace's words before its command, if any."""
+    parent = process.pid if before else os.getpid()
+    assert process.stdin
+    with contextlib.suppress(BrokenPipeError):  # it is dead already
+        process.stdin.write(encode(JobBrief(job, load(config, {}), parent)))
+        process.stdin.flush()
 
 
 def snapshots(home: Path) -> dict[tuple[str, str], LocationState]:
     """What the store says, by run and location."""
     return {(s.run, s.location): s for s in read_state(create_store(str(home / "store"))).readable}
+
+
+def stored_bytes(store: Store, name: str) -> bytes | None:
+    """Return the content of a stored file, ``None`` if there is none."""
+    try:
+        return bytes(read_all(store, name))
+    except NotFound:
+        return None
+
+
+def nodes_of(seen: LocationState | None) -> set[str]:
+    """Return the nodes whose manifests a location has."""
+    return {known.manifest.node for known in seen.manifests} if seen else set()
+
+
+def compared(
+    store: Store, seen: LocationState, written: Mapping[str, Path], node: str = ""
+) -> tuple[list[str], list[str], list[str]]:
+    """Compare a location (``node``: that node's part of it) with the files that were written.
+
+    Return the paths that it lacks, those that nobody wrote, and those with other bytes.
+    """
+    stored = {
+        path: at.name
+        for path, where in seen.files.items()
+        for at in where
+        if not node or node in at.nodes
+    }
+    other = [
+        path
+        for path in sorted(stored.keys() & written.keys())
+        if stored_bytes(store, stored[path]) != written[path].read_bytes()
+    ]
+    lacking, extra = written.keys() - stored.keys(), stored.keys() - written.keys()
+    return sorted(lacking), sorted(extra), other
 
 
 def settle(home: Path, saves: Sequence[Save], patience: float) -> str:
@@ -263,12 +345,7 @@ def violations(home: Path, saves: Sequence[Save]) -> list[str]:
 def _differences(store: Path, save: Save) -> list[str]:
     """Between the nodes' own files and the store's."""
     wrong = []
-    written = {
-        path.relative_to(s).as_posix(): path.read_bytes()
-        for s in save.sources()
-        for path in s.rglob("*")
-        if path.is_file()
-    }
+    written = tree(*save.sources()).content
     there = DirectoryFiles(str(store / save.run / save.checkpoint)).sizes()
     wrong += [
         f"{save.run}/{save.checkpoint}/{name}: not one of the nodes' files"
@@ -304,8 +381,5 @@ def _perturb(sources: Sequence[Path], dice: random.Random) -> None:
             )
         path.write_bytes(data)
     for path in (path for source in sources for path in source.rglob("*") if path.is_file()):
-        os.utime(
-            path
-            # of one save again: shards that are newer than their metadata are of one that is not
-            # finished
-        )
+        # of one save again: shards newer than their metadata are of one that is not finished
+        os.utime(path)

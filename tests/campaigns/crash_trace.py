@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -92,36 +91,12 @@ def traced(work: str, root: Path) -> list[Step]:
     """
     log = root.with_name(f"{root.name}.strace")
     program = [sys.executable, "-m", "tests.campaigns.crash_work", work, str(root)]
-    strace = [
-        "strace",
-        "-f",
-        "-qq",
-        "-xx",
-        "-s",
-        str(1 << 24),
-        "-e",
-        f"trace={TRACED}",
-        "-e",
-        "signal=none",
-        "-o",
-        str(log),
-    ]
+    strace = ["strace", "-f", "-qq", "-xx", "-s", str(1 << 24), "-o", str(log)]
+    strace += ["-e", f"trace={TRACED}", "-e", "signal=none"]
     done = subprocess.run([*strace, *program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     machine = _Machine(str(root))
     return [step for line in log.read_text().splitlines() for step in _read(line, machine)]
-
-
-def can_trace() -> bool:
-    """Whether strace is here, and may trace."""
-    found = shutil.which("strace")
-    return (
-        bool(found)
-        and subprocess.run(
-            [str(found), "-qq", "-o", "/dev/null", "true"], capture_output=True, check=False
-        ).returncode
-        == 0
-    )
 
 
 def _read(line: str, machine: _Machine) -> Iterator[Step]:

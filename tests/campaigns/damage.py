@@ -13,15 +13,13 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
-from tests.campaigns.campaign import arguments
+from tests.campaigns.campaign import arguments, working
 from tests.campaigns.damaged import Outcome, Patient, Way
 from tests.campaigns.damaging import Damage, damages
 from tests.campaigns.uncovered import reason
@@ -29,7 +27,6 @@ from tests.support.vector import Vector, vectors
 
 LOOKS = 8  # one damage in so many is shown to inspect and verify too
 SHOWN = 40
-_MEMORY = Path("/dev/shm")  # each trial writes a few files, and nothing of it is kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +80,9 @@ def campaign(of: Vector, flips: int, seed: int) -> Told:
     dice = random.Random(f"{seed} {of.name}")
     told = Told(of.name, Counter(), Counter(), ())
     findings: list[str] = []
-    with tempfile.TemporaryDirectory(
-        prefix="ckptsync-damage-", dir=_MEMORY if _MEMORY.is_dir() else None
-    ) as home:
-        patient = Patient(of, Path(home))
+    # each trial writes a few files, and nothing of it is kept
+    with working("damage", in_memory=True) as home:
+        patient = Patient(of, home)
         if not patient.ways:
             findings.append(f"{of.name}: cannot be merged undamaged")
         for damage in damages(patient.files, patient.read(), flips, dice):

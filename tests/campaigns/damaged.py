@@ -25,6 +25,7 @@ from ckptsync.records.model_record import ModelTensor
 from ckptsync.stores.checkpoint_files import DirectoryFiles, Overlay
 from ckptsync.tensors import Files
 from tests.campaigns.damaging import Damage, Strata, joined
+from tests.support.files_in_memory import contents, write_files
 from tests.support.merge_in_memory import consolidate
 from tests.support.merge_on_disk import merge_local
 from tests.support.vector import Vector
@@ -66,11 +67,7 @@ class Patient:
         self.sources = tuple(home / source.relative_to(folder) for source in of.sources)
         for source, here in zip(of.sources, self.sources, strict=True):
             shutil.copytree(source, here)
-        self.files = {
-            p.relative_to(home).as_posix(): p.read_bytes()
-            for p in sorted(home.rglob("*"))
-            if p.is_file()
-        }
+        self.files = contents(home)
         for name in self.files:
             self._date(name)
         self._out = home / "merged"
@@ -81,9 +78,8 @@ class Patient:
         other = copy.copy(self)
         other._home, other._out = home, home / "merged"
         other.sources = tuple(home / source.relative_to(self._home) for source in self.sources)
-        for name, data in self.files.items():
-            (home / name).parent.mkdir(parents=True, exist_ok=True)
-            (home / name).write_bytes(data)
+        write_files(home, self.files)
+        for name in self.files:
             other._date(name)
         return other
 

@@ -9,14 +9,13 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.campaigns.cluster import CLEAN
-from tests.campaigns.nodes import TRAIN, Network
+from tests.campaigns.campaign import CKPTSYNC, CLEAN, flags
+from tests.campaigns.nodes import TRAIN, Network, built
 from tests.doctor.real import PROJECT, SOUND_MACHINE, environment
 
 VERSIONS = {
@@ -30,6 +29,7 @@ VERSIONS = {
     "llamafactory": "0.9.4",
     "nvidia-nccl-cu12": "2.27.3",
 }
+DOCTOR = (*CKPTSYNC, "doctor", "--json")
 LONGEST = 90.0  # seconds that a command may take, whatever is dead
 _SMI = """#!/bin/sh
 case "$1" in
@@ -116,22 +116,10 @@ class Nodes:
             setup = f"{_OWN}{SOUND_MACHINE}{told.setup}".replace("{home}", str(self.home)).replace(
                 "{node}", f"n{n}"
             )
-            isolated = [
-                *node.within("unshare", "--mount", "--uts", "sh", "-e", "-c"),
-                f'{setup}\nexec "$@"',
-                "sh",
-            ]
-            command = [
-                *isolated,
-                *(word.replace("{home}", str(self.home)) for word in told.within),
-                sys.executable,
-                "-m",
-                "ckptsync",
-                "doctor",
-                "--json",
-                *self._words(n, folder, told),
-                *words,
-            ]
+            isolated = node.within("unshare", "--mount", "--uts", "sh", "-e", "-c")
+            within = [word.replace("{home}", str(self.home)) for word in told.within]
+            command = [*isolated, f'{setup}\nexec "$@"', "sh", *within, *DOCTOR]
+            command += [*self._words(n, folder, told), *words]
             return _said(command, self._environment(n, folder, told), folder)
         finally:
             for _, undo in told.links:
@@ -139,14 +127,7 @@ class Nodes:
 
     def compared(self) -> dict[str, Any]:
         """By somebody who is no node."""
-        words = [
-            sys.executable,
-            "-m",
-            "ckptsync",
-            "doctor",
-            "--json",
-            str(self.home / "shared/store"),
-        ]
+        words = [*DOCTOR, str(self.home / "shared/store")]
         return _said(words, {**CLEAN, "PYTHONPATH": str(PROJECT)}, self.home)
 
     def _words(self, n: int, folder: Path, told: Told) -> list[str]:
@@ -164,19 +145,9 @@ class Nodes:
         (folder / "training.json").write_text(
             json.dumps(training).replace("{home}", str(self.home))
         )
-        python = self._python(folder, told)
-        node = told.node or f"n{n}"
-        return [
-            "-c",
-            f"{folder}/worker.yaml",
-            "--node",
-            node,
-            "--python",
-            python,
-            "--training",
-            f"{folder}/training.json",
-            *told.words,
-        ]
+        told_of = flags(node=told.node or f"n{n}", python=self._python(folder, told))
+        told_of += flags(training=folder / "training.json")
+        return ["-c", f"{folder}/worker.yaml", *told_of, *told.words]
 
     def _python(self, folder: Path, told: Told) -> str:
         shutil.rmtree(folder / "venv", ignore_errors=True)
@@ -226,14 +197,6 @@ def _driver(folder: Path, cuda: int) -> dict[str, str]:
     (folder / "lib").mkdir(exist_ok=True)
     built(folder / "lib/libcuda.so.1", _CUDA % cuda)
     return {"LD_LIBRARY_PATH": str(folder / "lib")}
-
-
-def built(library: Path, source: str) -> None:
-    """A shared library of these words of C."""
-    text = library.with_suffix(".c")
-    if not library.exists() or text.read_text() != source:
-        text.write_text(source)
-        subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(text)], check=True)
 
 
 def _said(command: list[str], environment: Mapping[str, str], where: Path) -> dict[str, Any]:

@@ -21,7 +21,6 @@ import json
 import os
 import random
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,9 +35,8 @@ from ckptsync.records.report import DAMAGE
 from ckptsync.safe_names import RECORDS
 from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.opening import bare, create_store
-from tests.campaigns.campaign import arguments
+from tests.campaigns.campaign import arguments, new_store, working
 from tests.support.head_in_process import consolidate_due
-from tests.support.seaweedfs import weed
 from tests.support.worker_in_process import push_now
 
 DATA = Path(ckptsync.__file__).parent / "demo_data"
@@ -68,13 +66,9 @@ class Patient:
     def __init__(self, url: str, options: Mapping[str, object]) -> None:
         self.url, self._looks = url, 0
         store = create_store(url, options)
-        for run, node in (
-            ("fsdp2", "node0"),
-            ("fsdp2", "node1"),
-            ("zero3", "node0"),
-            ("zero3", "node1"),
-        ):
-            push_now(DATA / run / node, store, node, run)
+        for run in ("fsdp2", "zero3"):
+            for node in ("node0", "node1"):
+                push_now(DATA / run / node, store, node, run)
         base = str(DATA / "base")
         while consolidate_due(store, HeadOptions(config_from={"*": base})).made:
             pass
@@ -259,26 +253,14 @@ def plan(patient: Patient, args: argparse.Namespace, counts: Counter[str]) -> It
             yield harm
 
 
-@contextlib.contextmanager
-def location(kind: str) -> Iterator[tuple[str, Mapping[str, object]]]:
-    """URL and storage options of an empty store."""
-    if kind == "s3":
-        server = weed()
-        os.environ["CKPTSYNC_STORAGE_OPTIONS"] = json.dumps(server.options())
-        yield f"s3://{server.bucket()}/store", server.options()
-        return
-    memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(
-        prefix="ckptsync-flips-", dir=memory if memory.is_dir() else None
-    ) as made:
-        yield f"{made}/store", {}
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """0 if all was found and nothing made up."""
     args = _arguments().parse_args(argv)
     begun, counts, wrong = time.monotonic(), Counter[str](), []
-    with location(args.store) as (url, options):
+    with working("flips", in_memory=True) as home:
+        url, options = new_store(args.store, home)
+        if options:
+            os.environ["CKPTSYNC_STORAGE_OPTIONS"] = json.dumps(options)
         patient = Patient(url, options)
         for harm, text in suffered(patient, plan(patient, args, counts)):
             wrong.append(f"{harm.kind if harm else 'after repair'}: {text}")

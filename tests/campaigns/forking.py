@@ -18,12 +18,13 @@ import runpy
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.campaigns.nodes import die_with_parent
+from tests.campaigns.nodes import is_alive
+from tests.support.seaweedfs import die_with_parent
+from tests.support.waiting import until
 
 
 class Forker:
@@ -83,20 +84,7 @@ def kill(pids: Iterable[int]) -> None:
 
 def wait_for_ends(pids: Sequence[int], patience: float) -> bool:
     """Whether all have ended within so many seconds."""
-    until = time.monotonic() + patience
-    while any(map(_is_there, pids)):
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.02)
-    return True
-
-
-def _is_there(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    return until(lambda: not any(map(is_alive, pids)), patience)
 
 
 def main() -> None:

@@ -41,7 +41,7 @@ from typing import Any
 from ckptsync.cli.main import main as ckptsync
 from ckptsync.digest import digest
 from ckptsync.errors import CkptsyncError
-from tests.campaigns.campaign import arguments
+from tests.campaigns.campaign import arguments, working
 
 ROOT = Path(__file__).parent.parent.parent
 KEPT = ROOT / "tests" / "fuzz_findings"
@@ -279,12 +279,9 @@ def alone(door: Door, case: Callable[[int], Case], numbers: range) -> Iterator[t
     A process that dies, or does not come back, is the finding of the case that it was at; another
     goes on with the next one.
     """
-    memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(
-        prefix="ckptsync-fuzz-", dir=memory if memory.is_dir() else None
-    ) as made:
+    with working("fuzz", in_memory=True) as made:
         while numbers:
-            for word, said in _generation(door, case, numbers, Path(made).resolve()):
+            for word, said in _generation(door, case, numbers, made.resolve()):
                 numbers = numbers[1:]
                 yield word, said
 

@@ -26,6 +26,7 @@ from ckptsync.worker.worker import Worker
 from tests.campaigns.fuzz import KEPT, Case, Door, Wrong, command
 from tests.campaigns.fuzz_changes import NAMES, changed_bytes, changed_json, odd
 from tests.support import hook_pins, small_store
+from tests.support.files_in_memory import contents, write_files
 from tests.support.worker_in_process import ONE, lay, tick
 
 # the configuration
@@ -191,15 +192,7 @@ def _world() -> Mapping[str, bytes]:
     with tempfile.TemporaryDirectory() as made:
         small_store.make(Path(made) / "store")
         shutil.copytree(small_store.DATA / "zero3" / "node0", Path(made) / "work")
-        return _tree(Path(made))
-
-
-def _tree(root: Path) -> dict[str, bytes]:
-    return {
-        p.relative_to(root).as_posix(): p.read_bytes()
-        for p in sorted(root.rglob("*"))
-        if p.is_file()
-    }
+        return contents(Path(made))
 
 
 def _mine(home: Path) -> dict[str, bytes]:
@@ -209,14 +202,12 @@ def _mine(home: Path) -> dict[str, bytes]:
         if top.is_file():
             found[top.name] = top.read_bytes()
         elif top.name not in ("outside", "own"):
-            found |= {f"{top.name}/{name}": data for name, data in _tree(top).items()}
+            found |= {f"{top.name}/{name}": data for name, data in contents(top).items()}
     return found
 
 
 def _run_argv(case: Case, home: Path) -> str:
-    for name, data in _world().items():
-        (home / name).parent.mkdir(parents=True, exist_ok=True)
-        (home / name).write_bytes(data)
+    write_files(home, _world())
     os.environ["CKPTSYNC_LIMITS_PATIENCE"] = "0s"
     os.chdir(home)
     before = _mine(home)
@@ -250,7 +241,7 @@ def _spooled() -> Mapping[str, bytes]:
         mark = markers.RankMark("t", "save", "checkpoint-4", 4, 0, 1, 1, "host", 1, 1.0)
         markers.write_mark(markers.save_folder(spool, "checkpoint-4", "save") / "rank-0.json", mark)
         tick(Worker(WorkerOptions("n0", RunDir("run", out)), MemoryStore()), 0.0)
-        return _tree(out)
+        return contents(out)
 
 
 _KINDS = (
@@ -312,10 +303,7 @@ def _make_spool(dice: random.Random) -> Case:
 
 
 def _run_spool(case: Case, home: Path) -> str:
-    for name, data in (_spooled() | case["files"]).items():
-        path = home / "run" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
+    write_files(home / "run", {**_spooled(), **case["files"]})
     for name, kind in case["kinds"].items():
         _put(home / "run" / name, kind, home / "outside")
     store, failures = MemoryStore(), []

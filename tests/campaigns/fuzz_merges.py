@@ -15,12 +15,12 @@ from ckptsync.cli.inspect import inspect_checkpoint
 from ckptsync.merge.plan import MergeOptions
 from ckptsync.stores.checkpoint_files import DirectoryFiles
 from tests.campaigns.damaged import Patient
-from tests.campaigns.damaging import HOUR, Damage, Kind
+from tests.campaigns.damaging import HOUR, Damage, Kind, resaved
 from tests.campaigns.fuzz import Case, Door, Wrong
 from tests.campaigns.fuzz_changes import changed_bytes, changed_json
-from tests.campaigns.resaving import resaved
 from tests.campaigns.uncovered import reason
 from tests.hostile import pickles
+from tests.support.files_in_memory import write_files
 from tests.support.merge_on_disk import merge_local
 from tests.support.vector import vector, vectors
 
@@ -124,6 +124,9 @@ def _run_damage(case: Case, home: Path) -> str:
 
 # pickles
 
+P61 = 2**61 - 1  # the modulus of the hash of numbers
+_OPCODES = b"(t]})\x85\x86\x8702aesuRbQ\x81\x8f\x90\x91N\x881\x94."  # those without an argument
+
 
 def _make_pickle(dice: random.Random) -> Case:
     """Random opcodes, many of the same, where a format reads a pickle."""
@@ -140,50 +143,13 @@ def _make_pickle(dice: random.Random) -> Case:
     while left > 0 and len(made) < 60:
         kind = dice.randrange(12)
         if kind <= 4:
-            piece = dice.choice(
-                (
-                    b"(",
-                    b"t",
-                    b"]",
-                    b"}",
-                    b")",
-                    b"\x85",
-                    b"\x86",
-                    b"\x87",
-                    b"0",
-                    b"2",
-                    b"a",
-                    b"e",
-                    b"s",
-                    b"u",
-                    b"R",
-                    b"b",
-                    b"Q",
-                    b"\x81",
-                    b"\x8f",
-                    b"\x90",
-                    b"\x91",
-                    b"N",
-                    b"\x88",
-                    b"1",
-                    b"\x94",
-                    b".",
-                )
-            )
+            piece = bytes([dice.choice(_OPCODES)])
         elif kind == 5:
             piece = dice.choice((b"q", b"h")) + bytes([dice.randrange(4)])
         elif kind == 6:
             piece = pickles.number(
                 dice.choice(
-                    (
-                        0,
-                        1,
-                        -1,
-                        2**61 - 1,
-                        (2**61 - 1) * dice.randrange(99),
-                        2**63,
-                        dice.randrange(1 << 30),
-                    )
+                    (0, 1, -1, P61, P61 * dice.randrange(99), 2**63, dice.randrange(1 << 30))
                 )
             )
         elif kind == 7:
@@ -195,9 +161,7 @@ def _make_pickle(dice: random.Random) -> Case:
         elif kind == 10:
             piece = b")q\x00" + b"h\x00h\x00\x86q\x00"
         else:
-            piece = b"".join(
-                pickles.number(n * (2**61 - 1)) for n in range(dice.choice((1, 3, 3000)))
-            )
+            piece = b"".join(pickles.number(n * P61) for n in range(dice.choice((1, 3, 3000))))
         count = dice.choice((1, 1, 1, 1, 2, 10, 1000, 100_000))
         piece = piece * max(1, min(count, left // len(piece)))
         made.append(piece)
@@ -210,9 +174,7 @@ def _make_pickle(dice: random.Random) -> Case:
 
 def _run_pickle(case: Case, home: Path) -> str:
     root = home / "in"
-    for name, data in pickles.PLACES[case["place"]](case["pickle"]).items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes(data)
+    write_files(root, pickles.PLACES[case["place"]](case["pickle"]))
     code = int(inspect_checkpoint(DirectoryFiles(str(root)))["exit_code"])
     if code not in (0, 3, 5, 10):
         raise Wrong(f"inspect: exit code {code}")

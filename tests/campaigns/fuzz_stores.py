@@ -30,6 +30,7 @@ from ckptsync.verify.schedule import VerifyPolicy
 from tests.campaigns.fuzz import Case, Door, Wrong, command
 from tests.campaigns.fuzz_changes import changed_json
 from tests.support import small_store
+from tests.support.files_in_memory import contents, write_files
 from tests.support.head_in_process import consolidate_due, verify_next
 from tests.support.verified_stores import put
 from tests.support.worker_in_process import push_now
@@ -133,19 +134,7 @@ def _good() -> Mapping[str, bytes]:
                 launch_name(node),
                 [json.dumps(said | {"gpus": ["H200"], "clock": 0.1, "booted": 1.0}).encode()],
             )
-        return {
-            p.relative_to(root).as_posix(): p.read_bytes()
-            for p in sorted(root.rglob("*"))
-            if p.is_file()
-        }
-
-
-def _laid(files: Mapping[str, bytes], root: Path) -> str:
-    for name, data in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-    return str(root)
+        return contents(root)
 
 
 def _json(*argv: str) -> dict[str, Any]:
@@ -175,7 +164,7 @@ def _seen(url: str) -> dict[str, dict[Any, Any]]:
 @cache
 def _before() -> dict[str, dict[Any, Any]]:
     with tempfile.TemporaryDirectory() as made:
-        return _seen(_laid(_good(), Path(made) / "store"))
+        return _seen(str(write_files(Path(made) / "store", _good())))
 
 
 def _compare(url: str, touched: str) -> None:
@@ -224,7 +213,7 @@ def _run_records(case: Case, home: Path) -> str:
         for n, d in _good().items()
         if not n.startswith(f"{case['run']}/.ckptsync/{case['location']}/")
     }
-    url = _laid(others | case["files"], home / "store")
+    url = str(write_files(home / "store", others | case["files"]))
     _compare(url, case["run"])
     for argv in (
         ("repair", url),
@@ -267,7 +256,7 @@ def _make_nodes(dice: random.Random) -> Case:
 
 
 def _run_nodes(case: Case, home: Path) -> str:
-    url = _laid({**_good(), **case["files"]}, home / "store")
+    url = str(write_files(home / "store", {**_good(), **case["files"]}))
     (name,) = case["files"]
     if name == STORE_FILE:
         code, _ = command("ls", url, "--json")
@@ -309,7 +298,7 @@ def _run_kept(case: Case, home: Path) -> str:
         for one in decode_baseline(case["baseline"], "baseline.json"):
             checked_path(one.path)
         return "a baseline"
-    url = _laid(_good(), home / "store")
+    url = str(write_files(home / "store", _good()))
     before = _json("ls", url)
     path = cache_file.path(url)
     data = bytearray(path.read_bytes())

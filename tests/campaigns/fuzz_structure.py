@@ -27,6 +27,7 @@ from ckptsync.merge.plan import MergeOptions
 from tests.campaigns.fuzz import Case, Door, Wrong
 from tests.campaigns.fuzz_changes import NAMES, NUMBERS, changed_json
 from tests.support import zero_writer
+from tests.support.files_in_memory import write_files
 from tests.support.merge_on_disk import merge_local
 from tests.support.torch_bytes import raw, saved
 from tests.support.vector import vector
@@ -600,10 +601,7 @@ def _make(dice: random.Random) -> Case:
 
 
 def _run(case: Case, home: Path) -> str:
-    root = home / "in"
-    for name, data in case["files"].items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes(data)
+    root = write_files(home / "in", case["files"])
     merge_local([root], home / "out" / "new", MergeOptions("keep"))
     ours = _written(home / "out" / "new")
     try:

@@ -24,21 +24,27 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 import yaml
 
 from ckptsync.catalogue.child_job import Job
-from ckptsync.config.loading import load
 from ckptsync.head.gc import apply_retention
-from ckptsync.service.jobs import JobBrief, encode
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import create_store
-from tests.campaigns.campaign import arguments, kill_session, started, verdict, working
-from tests.campaigns.cluster import CLEAN
+from tests.campaigns.campaign import (
+    CKPTSYNC,
+    CLEAN,
+    arguments,
+    kill_session,
+    new_store,
+    started,
+    verdict,
+    working,
+)
+from tests.campaigns.cluster import JOB, begin_job
 from tests.campaigns.gc_scenes import Scene, differences, finished, harm, scenes
 from tests.campaigns.trapping import Trap, can_trap, drawn, traced
-from tests.support.seaweedfs import weed
+from tests.support.files_in_memory import write_files
 
 OLD = 9 * 86400.0  # seconds: a draft is orphaned after a week
 PATIENCE = 120.0
@@ -48,65 +54,35 @@ OTHER = {"keep_last": 1, "shards": "drop-after:1"}  # rules of who is at work be
 KEPT_BY_BOTH = frozenset({"checkpoint-4"})
 
 
-class Ground(Protocol):
+class Ground:
     """Where scenes are played, each on a fresh store."""
 
-    kind: str
-    url: str
-    options: Mapping[str, object]
+    def __init__(self, kind: str, home: Path) -> None:
+        self.kind, self._count = kind, 0
+        self._top, self.options = new_store(kind, home)
+        self.url = ""
 
     def lay(self, scene: Scene) -> Store:
-        """A store with the scene's files, and nothing else."""
-        ...
-
-
-class Directory:
-    """A local directory."""
-
-    kind = "posix"
-    options: Mapping[str, object] = {}
-
-    def __init__(self, home: Path) -> None:
-        self.url = str(home / "store")
-
-    def lay(self, scene: Scene) -> Store:
-        """As `Ground` says; orphaned files are old."""
+        """A store with the scene's files, and nothing else; orphaned files are old."""
+        self._count += 1
+        if self.kind == "s3":  # which makes no file old
+            self.url = f"{self._top}/{self._count}"
+            store = create_store(self.url, self.options)
+            for name, data in scene.files.items():
+                store.write(name, [data])
+            return store
+        self.url = self._top
         shutil.rmtree(self.url, ignore_errors=True)
         store = create_store(self.url)
-        for name, data in scene.files.items():
-            path = Path(self.url, name)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
-            if name in scene.strays:
-                os.utime(path, (time.time() - OLD,) * 2)
+        root = write_files(Path(self.url), scene.files)
+        for name in scene.strays:
+            os.utime(root / name, (time.time() - OLD,) * 2)
         return store
 
     def empty(self) -> list[str]:
-        """Directories with nothing in them."""
-        return [
-            str(p.relative_to(self.url))
-            for p in Path(self.url).rglob("*")
-            if p.is_dir() and not any(p.iterdir())
-        ]
-
-
-class Bucket:
-    """SeaweedFS's S3: each store has a prefix of its own."""
-
-    kind = "s3"
-
-    def __init__(self) -> None:
-        self.options: Mapping[str, object] = weed().options()
-        self._bucket, self._count, self.url = weed().bucket(), 0, ""
-
-    def lay(self, scene: Scene) -> Store:
-        """As `Ground` says."""
-        self._count += 1
-        self.url = f"s3://{self._bucket}/{self._count}"
-        store = create_store(self.url, self.options)
-        for name, data in scene.files.items():
-            store.write(name, [data])
-        return store
+        """Directories with nothing in them; a bucket has none."""
+        found = Path(self.url).rglob("*") if self.kind == "posix" else ()
+        return [str(p.relative_to(self.url)) for p in found if p.is_dir() and not any(p.iterdir())]
 
 
 class Campaign:
@@ -185,7 +161,7 @@ class Campaign:
             wrong.append(f"the one beside has ended with {status}")
         wrong += [*harm(store, scene), *finished(store, scene), *harm(store, scene)]
         wrong += differences(store, scene) if other is None else []
-        if isinstance(self._ground, Directory) and (left := self._ground.empty()):
+        if left := self._ground.empty():
             self.tally["with empty directories that are left"] += 1
             self.left.update(left)
         self.wrong += [
@@ -198,15 +174,7 @@ class Campaign:
         self, before: Sequence[str] = (), said: Mapping[str, object] | None = None
     ) -> Iterator[subprocess.Popen[bytes]]:
         config = self._configured(self._scene.said if said is None else said)
-        command = (
-            sys.executable,
-            "-m",
-            *(
-                ["ckptsync.service.job_process"]
-                if self._who == "head"
-                else ["ckptsync", "gc", "-c", str(config)]
-            ),
-        )
+        command = JOB if self._who == "head" else (*CKPTSYNC, "gc", "-c", str(config))
         words = [*before, *command, *(["--orphans"] if self._scene.strays else [])]
         with (
             (self._home / "log").open("ab") as log,
@@ -218,36 +186,17 @@ class Campaign:
                 env={**CLEAN, "XDG_CACHE_HOME": str(self._home / "cache")},
             ) as process,
         ):
-            assert process.stdin
             if self._who == "head":
-                brief = JobBrief(
-                    Job("retain"), load(config, {}), process.pid if before else os.getpid()
-                )
-                with contextlib.suppress(BrokenPipeError):  # it is dead already
-                    process.stdin.write(encode(brief))
-                    process.stdin.flush()
+                begin_job(process, Job("retain"), config, before)
             yield process
 
     def _configured(self, said: Mapping[str, object]) -> Path:
         path = self._home / f"{'-'.join(said) or 'nothing'}.yaml"
         store = {"url": self._ground.url, "options": dict(self._ground.options)}
-        runs = {"run": dict(said)} if said else {}
-        path.write_text(
-            yaml.safe_dump(
-                {
-                    "node": "head",
-                    "roles": ["head"],
-                    "store": store,
-                    "retention": {"grace": "0s", "runs": runs},
-                }
-            )
-        )
+        told: dict[str, object] = {"node": "head", "roles": ["head"], "store": store}
+        told["retention"] = {"grace": "0s", "runs": {"run": dict(said)} if said else {}}
+        path.write_text(yaml.safe_dump(told))
         return path
-
-
-def grounds(kinds: Sequence[str], home: Path) -> Iterator[Ground]:
-    """Of these kinds."""
-    yield from (Bucket() if kind == "s3" else Directory(home) for kind in kinds)
 
 
 def campaigns(ground: Ground, names: Sequence[str], home: Path) -> Iterator[Campaign]:
@@ -267,7 +216,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     wrong: list[str] = []
     dice = random.Random(args.seed)
     with working("gc") as home:
-        for ground in grounds(args.stores, home):
+        for ground in (Ground(kind, home) for kind in args.stores):
             for one in campaigns(ground, args.scenes, home):
                 begun = time.monotonic()
                 if can_trap():

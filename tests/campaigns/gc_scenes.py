@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ckptsync.catalogue.uncached import read_state
-from ckptsync.errors import NotFound
 from ckptsync.head.gc import RetentionRequest, RetentionResult, apply_retention, read_manifests
 from ckptsync.head.orphans import delete_orphans, find_orphans
 from ckptsync.head.removal import LEASE, store_now
@@ -19,6 +18,7 @@ from ckptsync.safe_names import RECORDS
 from ckptsync.stores.contract import Entry, Store, StoreWrapper, read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.verify.verification import VerifyOptions, verify_location
+from tests.campaigns.cluster import stored_bytes
 from tests.support.retention_stores import FIRST, entry, fill, put, verify
 
 MOST_LOOKS = 6  # of gc, until nothing is left to do
@@ -158,15 +158,10 @@ def harm(store: Store, scene: Scene) -> Iterator[str]:
         yield "checkpoint-4: the newest, and nothing can be resumed from it"
     others = {name: data for name, data in scene.files.items() if name.startswith("other/")}
     yield from (
-        f"{name}: of another run" for name, data in others.items() if _bytes(store, name) != data
+        f"{name}: of another run"
+        for name, data in others.items()
+        if stored_bytes(store, name) != data
     )
-
-
-def _bytes(store: Store, name: str) -> bytes | None:
-    try:
-        return read_all(store, name)
-    except NotFound:
-        return None
 
 
 def finished(store: Store, scene: Scene) -> Iterator[str]:

@@ -29,7 +29,6 @@ from pathlib import Path
 
 from ckptsync.catalogue.child_job import Job
 from ckptsync.catalogue.uncached import read_state
-from ckptsync.config.loading import load
 from ckptsync.digest import digest
 from ckptsync.errors import NotFound
 from ckptsync.head.consolidate import HeadOptions, consolidate_location
@@ -37,35 +36,18 @@ from ckptsync.merge.plan import MergeOptions
 from ckptsync.records.io import decode
 from ckptsync.records.model_record import ModelRecord
 from ckptsync.records.store_paths import consolidated_prefix, parse_record_name
-from ckptsync.service.jobs import JobBrief, encode
 from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store, open_store
-from tests.campaigns.campaign import arguments, verdict, working
-from tests.campaigns.cluster import CLEAN, Service
-from tests.support.seaweedfs import weed
+from tests.campaigns.campaign import CLEAN, arguments, new_store, started, verdict, working
+from tests.campaigns.cluster import JOB, NODES, RUNS, Service, begin_job
+from tests.campaigns.nodes import below, is_alive
+from tests.campaigns.trapping import can_trap, drawn, traced
 from tests.support.vector import ROOT, vector
+from tests.support.waiting import until
 from tests.support.worker_in_process import push_now
 
-CALLS = (
-    "pwrite64",
-    "write",
-    "fsync",
-    "linkat",
-    "link",
-    "rename",
-    "renameat",
-    "renameat2",
-    "unlink",
-    "unlinkat",
-    "mkdir",
-    "mkdirat",
-    "ftruncate",
-)
-NODES = ("node0", "node1")
-KINDS = {"fsdp2": "hf-fsdp2-2node", "zero3": "hf-zero3-2node"}
 PATIENCE = 300.0  # seconds, on a busy machine, until all is VERIFIED once nobody is killed any more
-CHILD = (sys.executable, "-m", "ckptsync.service.job_process")
 ModelRecords = Mapping[str, str]
 
 
@@ -83,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     dice = random.Random(args.seed)
     wrong: list[str] = []
     with working("heads") as home:
-        if shutil.which("strace") and args.store == "posix":
+        if can_trap() and args.store == "posix":
             wrong += at_calls(home / "calls", dice, args.calls)
         if not wrong and args.moments:
             wrong += Moments(home / "moments", dice, args.store).run(args.moments)
@@ -111,21 +93,21 @@ class Heads:
             "a": HeadOptions(MergeOptions("fp32", 30_000), {"*": str(ROOT / "base")}),
             "b": HeadOptions(MergeOptions("bf16"), {"*": str(other)}),
         }
+        store = {"url": url, "options": dict(options)}
+        verify = {"level": "parse", "period": "40s", "tick": "1s"}
         self.services = {
             name: Service(
                 home,
                 name,
-                {
-                    "node": name,
-                    "roles": ["head", "verifier"],
-                    "store": {"url": url, "options": dict(options)},
-                    "head": {
-                        "every": "1s",
-                        "dtype": its.merge.dtype,
-                        "max_shard_size": its.merge.max_shard_size,
-                        "config_from": dict(its.config_from),
-                    },
-                    "verify": {"level": "parse", "period": "40s", "tick": "1s"},
+                "head",
+                "verifier",
+                store=store,
+                verify=verify,
+                head={
+                    "every": "1s",
+                    "dtype": its.merge.dtype,
+                    "max_shard_size": its.merge.max_shard_size,
+                    "config_from": dict(its.config_from),
                 },
             )
             for name, its in self.merges.items()
@@ -134,7 +116,7 @@ class Heads:
 
 def arrive(store: Store, run: str, kind: str, step: int, scratch: Path) -> None:
     """Both nodes' parts, as workers send them."""
-    for node, source in zip(NODES, vector(KINDS[kind]).sources, strict=True):
+    for node, source in zip(NODES, vector(RUNS[kind]).sources, strict=True):
         copied = scratch / f"{run}-{step}" / node / f"checkpoint-{step}"
         shutil.copytree(source, copied)
         push_now(copied.parent, store, node, run)
@@ -146,7 +128,7 @@ def expected(kind: str, heads: Heads) -> list[ModelRecords]:
     found = []
     for merge in heads.merges.values():
         store = MemoryStore()
-        for node, source in zip(NODES, vector(KINDS[kind]).sources, strict=True):
+        for node, source in zip(NODES, vector(RUNS[kind]).sources, strict=True):
             (
                 push_now(source.parent, store, node, "run")
                 if source.name.startswith("checkpoint-")
@@ -203,49 +185,21 @@ def at_calls(home: Path, dice: random.Random, most: int) -> list[str]:
     original = home / "original"
     arrive(create_store(str(original)), "run", "fsdp2", 4, home / "scratch")
     wanted = expected("fsdp2", heads)
-    locations = [
-        (call, n) for call in CALLS for n in range(1, _count(home, original, heads, call) + 1)
-    ]
-    for call, n in locations if not most else dice.sample(locations, min(most, len(locations))):
+    _copied(original, home / "store")
+    assert _ordered(heads, "a", traced(home / "trace")) == 0
+    count, traps = drawn(home / "trace", str(home / "store"), most, dice)
+    for trap in traps:
         store = _copied(original, home / "store")
-        deaths += (
-            _ordered(
-                heads,
-                "a",
-                ("strace", *_options(home), "-e", f"inject={call}:signal=SIGKILL:when={n}"),
-            )
-            != 0
-        )
+        deaths += _ordered(heads, "a", trap.before()) != 0
         wrong = differing(store)
         _ordered(heads, "b")
         _ordered(heads, dice.choice("ab"))
-        wrong += [
-            *differing(store),
-            *_unfinished(store, {("run", "checkpoint-4"): wanted}, ("CONSOLIDATED",)),
-        ]
+        consolidated = {("run", "checkpoint-4"): wanted}
+        wrong += [*differing(store), *_unfinished(store, consolidated, ("CONSOLIDATED",))]
         if wrong:
-            return [f"killed at {call} {n}: {line}" for line in wrong]
-    print(
-        f"{deaths} deaths at {len(locations)} calls in {time.monotonic() - begun:.0f} s", flush=True
-    )
+            return [f"killed at {trap}: {line}" for line in wrong]
+    print(f"{deaths} deaths at {count} calls in {time.monotonic() - begun:.0f} s", flush=True)
     return []
-
-
-def _options(home: Path) -> tuple[str, ...]:
-    # -D: the child stays ours
-    return ("-D", "-f", "-qq", "-o", str(home / "trace"), "-e", f"trace={','.join(CALLS)}")
-
-
-def _count(home: Path, original: Path, heads: Heads, call: str) -> int:
-    """How often a thread of it does this, at most."""
-    _copied(original, home / "store")
-    _ordered(heads, "a", ("strace", *_options(home)))
-    seen: dict[str, int] = {}
-    for line in (home / "trace").read_text().splitlines():
-        thread, _, rest = line.partition(" ")
-        if rest.strip().startswith(f"{call}("):
-            seen[thread] = seen.get(thread, 0) + 1
-    return max(seen.values(), default=0)
 
 
 def _copied(original: Path, to: Path) -> Store:
@@ -256,20 +210,11 @@ def _copied(original: Path, to: Path) -> Store:
 
 def _ordered(heads: Heads, name: str, before: Sequence[str] = ()) -> int:
     """Let a head's child consolidate the location; its exit status."""
-    brief = JobBrief(
-        Job("consolidate", "run", "checkpoint-4"),
-        load(heads.services[name].config, {}),
-        os.getpid(),
-    )
-    done = subprocess.run(
-        [*before, *CHILD],
-        input=encode(brief),
-        capture_output=True,
-        env=CLEAN,
-        check=False,
-        timeout=PATIENCE,
-    )
-    return done.returncode
+    pipe, null = subprocess.PIPE, subprocess.DEVNULL
+    with started([*before, *JOB], stdin=pipe, stdout=null, stderr=null, env=CLEAN) as process:
+        job = Job("consolidate", "run", "checkpoint-4")
+        begin_job(process, job, heads.services[name].config, before)
+        return process.wait(PATIENCE)
 
 
 class Moments:
@@ -278,12 +223,11 @@ class Moments:
     def __init__(self, home: Path, dice: random.Random, kind: str) -> None:
         self._home, self._dice = home, dice
         home.mkdir()
-        url = f"s3://{weed().bucket()}/store" if kind == "s3" else str(home / "store")
-        options = weed().options() if kind == "s3" else {}
+        url, options = new_store(kind, home)
         self._store = create_store(url, options)
         self._heads = Heads(home / "heads", url, options)
         self._wanted: dict[tuple[str, str], list[ModelRecords]] = {}
-        self._models = {name: expected(name, self._heads) for name in KINDS}
+        self._models = {name: expected(name, self._heads) for name in RUNS}
         self._wrong: list[str] = []
         self._spoilt: set[str] = set()
         self._over = threading.Event()
@@ -320,7 +264,7 @@ class Moments:
         return self._wrong
 
     def _arrive(self, n: int) -> None:
-        for kind in KINDS:
+        for kind in RUNS:
             arrive(self._store, kind, kind, n, self._home / "scratch")
             self._wanted[kind, f"checkpoint-{n}"] = self._models[kind]
 
@@ -345,20 +289,15 @@ class Moments:
 
     def _kill(self, head: Service) -> None:
         """The head, whose children die with it; or a child of its alone."""
-        children = _children(head)
+        children = [*below(head.pid)][1:]
         if children and self._dice.random() < 0.5:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._dice.choice(children), signal.SIGKILL)
             return
         head.kill()
-        until = time.monotonic() + 10
-        while any(
-            Path(f"/proc/{child}/cmdline").exists() and _is_live(child) for child in children
-        ):
-            if time.monotonic() > until:
-                self._wrong.append(f"{head.name}: a child has outlived it")
-                return
-            time.sleep(0.01)
+        if not until(lambda: not any(map(is_alive, children)), 10):
+            self._wrong.append(f"{head.name}: a child has outlived it")
+            return
         head.start()
 
     def _look(self) -> None:
@@ -367,15 +306,12 @@ class Moments:
 
     def _finished(self) -> list[str]:
         """What was spoilt is found when its turn to be verified comes again, and made again."""
-        until = time.monotonic() + PATIENCE
-        while (
-            late := [
-                *_unfinished(self._store, self._wanted, ("VERIFIED",)),
-                *differing(self._store),
-            ]
-        ) and time.monotonic() < until:
-            time.sleep(0.5)
-        return late
+
+        def late() -> list[str]:
+            unfinished = _unfinished(self._store, self._wanted, ("VERIFIED",))
+            return [*unfinished, *differing(self._store)]
+
+        return [] if until(lambda: not late(), PATIENCE, 0.5) else late()
 
 
 def _unfinished(
@@ -394,24 +330,6 @@ def _unfinished(
         elif weights(seen.model_record) not in models:
             wrong.append(f"{run}/{location}: its model is neither head's")
     return wrong
-
-
-def _children(head: Service) -> list[int]:
-    found = []
-    for tasks in Path(f"/proc/{head.pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            found += [int(child) for child in tasks.read_text().split()]
-    return found
-
-
-def _is_live(pid: int) -> bool:
-    try:
-        return (
-            Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
-            not in "ZX"
-        )
-    except OSError:
-        return False
 
 
 if __name__ == "__main__":

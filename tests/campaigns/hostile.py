@@ -24,16 +24,14 @@ import argparse
 import contextlib
 import os
 import shutil
-import signal
 import struct
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from tests.campaigns.campaign import arguments, verdict, working
-from tests.campaigns.cluster import CLEAN
+from tests.campaigns.campaign import CLEAN, arguments, end_by_signal, verdict, working
+from tests.campaigns.nodes import built, has_user_namespaces
 from tests.campaigns.replayed import LIVES, Replay
 
 FILES, RUNS = 100_000, 40
@@ -155,17 +153,7 @@ def store(home: Path, _args: argparse.Namespace) -> list[str]:
 def clock(home: Path, _args: argparse.Namespace) -> list[str]:
     """The worker's own clock, and with it the times of the files that appear."""
     library, offset = home / "shifted_clock.so", home / "offset"
-    subprocess.run(
-        [
-            "cc",
-            "-shared",
-            "-fPIC",
-            "-o",
-            str(library),
-            str(Path(__file__).with_name("shifted_clock.c")),
-        ],
-        check=True,
-    )
+    built(library, Path(__file__).with_name("shifted_clock.c").read_text())
     offset.write_bytes(struct.pack("=q", 0))
     with started(
         home, before=["env", f"LD_PRELOAD={library}", f"SHIFTED_CLOCK={offset}"]
@@ -190,12 +178,7 @@ def missing(name: str) -> str:
     """Why a case cannot be tried here; empty if it can."""
     if name in ("elsewhere", "full", "store") and os.geteuid():
         return "only root may mount"
-    if (
-        name == "watches"
-        and subprocess.run(
-            ["unshare", "--user", "--map-root-user", "true"], capture_output=True, check=False
-        ).returncode
-    ):
+    if name == "watches" and not has_user_namespaces():
         return "no user namespaces here"
     if name == "clock" and not shutil.which("cc"):
         return "there is no C compiler"
@@ -241,5 +224,4 @@ def fill(ballast: Path) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was started is ended, too
-    sys.exit(main())
+    end_by_signal(main)

@@ -17,11 +17,13 @@ from ckptsync.errors import CkptsyncError
 from ckptsync.layouts.file_names import is_beside_weights
 from ckptsync.merge.plan import MergeOptions
 from ckptsync.records.location_status import LocationState
-from ckptsync.stores.contract import Store, read_all
-from tests.campaigns.lives import Life, longest
+from ckptsync.stores.contract import read_all
+from tests.campaigns.cluster import Life, compared, longest, nodes_of
 from tests.campaigns.two_nodes import NODES, Job, TwoNodes, events
+from tests.support.files_in_memory import file_paths
 from tests.support.merge_on_disk import merge_local
 from tests.support.vector import ROOT, bits
+from tests.support.waiting import until
 
 # seconds: without the hook what lived longer while a worker was at work must be in the store
 LIVED = 2.0
@@ -64,8 +66,7 @@ class Judge:
     def wait(self, patience: float) -> float:
         """Until every step that must be there is, or the time is over; seconds that it took."""
         begun = time.monotonic()
-        while time.monotonic() < begun + patience and self._absent(self._snapshots()):
-            time.sleep(0.5)
+        until(lambda: not self._absent(self._snapshots()), patience, 0.5)
         return time.monotonic() - begun
 
     def tally(self, codes: list[int | None]) -> Tally:
@@ -119,7 +120,7 @@ class Judge:
         lived = {
             step for step, (begin, end) in self._lived().items() if end - begin > LIVED
         } - self._wanted(n)
-        return sum(f"node{n}" not in _nodes(seen.get(f"checkpoint-{step}")) for step in lived)
+        return sum(f"node{n}" not in nodes_of(seen.get(f"checkpoint-{step}")) for step in lived)
 
     def _lived(self) -> dict[int, Life]:
         """From when to when each step's checkpoint was there, and whole."""
@@ -152,7 +153,7 @@ class Judge:
         return [
             f"{self._job.run}/{name}: not in the store of {', '.join(sorted(w))}"
             for name, all_ in parts
-            if (w := all_ - _nodes(seen.get(name)))
+            if (w := all_ - nodes_of(seen.get(name)))
         ]
 
     def _trainer(self, codes: list[int | None]) -> Iterator[str]:
@@ -206,31 +207,21 @@ class Judge:
         if not any((self._truth(n) / location).is_dir() for n in range(NODES)):
             yield f"{told}: nobody wrote that"
             return
-        for node in sorted(_nodes(snapshot)):
+        for node in sorted(nodes_of(snapshot)):
             yield from self._files(told, snapshot, node, self._truth(int(node[4:])) / location)
-        if len(_nodes(snapshot)) == NODES:
+        if len(nodes_of(snapshot)) == NODES:
             yield from self._merged(told, snapshot)
 
     def _files(self, told: str, snapshot: LocationState, node: str, truth: Path) -> Iterator[str]:
         """One node's part, byte for byte."""
-        written = {p.relative_to(truth).as_posix(): p for p in truth.rglob("*") if p.is_file()}
-        stored = {
-            path: at.name
-            for path, where in snapshot.files.items()
-            for at in where
-            if node in at.nodes
-        }
-        missing, extra = (
-            written.keys() - stored.keys(),
-            {n for n in stored.keys() - written.keys() if not is_beside_weights(n)},
-        )
+        missing, extra, other = compared(self._nodes.store, snapshot, file_paths(truth), node)
+        extra = [path for path in extra if not is_beside_weights(path)]
         if missing:
-            yield f"{told}: TORN, {node} sent it without {', '.join(sorted(missing))}"
+            yield f"{told}: TORN, {node} sent it without {', '.join(missing)}"
         if extra:
-            yield f"{told}: {', '.join(sorted(extra))} is not what {node}'s trainer wrote"
-        for path in written.keys() & stored.keys():
-            if _read(self._nodes.store, stored[path]) != written[path].read_bytes():
-                yield f"{told}/{path}: TORN, not the bytes that the trainer wrote on {node}"
+            yield f"{told}: {', '.join(extra)} is not what {node}'s trainer wrote"
+        for path in other:
+            yield f"{told}/{path}: TORN, not the bytes that the trainer wrote on {node}"
 
     def _merged(self, told: str, snapshot: LocationState) -> Iterator[str]:
         fetched = self._nodes.home / "fetched" / told
@@ -238,7 +229,7 @@ class Judge:
         for path, where in snapshot.files.items():
             here = fetched / "stored" / path
             here.parent.mkdir(parents=True, exist_ok=True)
-            here.write_bytes(_read(self._nodes.store, where[0].name))
+            here.write_bytes(read_all(self._nodes.store, where[0].name))
             # a merge asks which file was written before which
             os.utime(here, ns=(where[0].entry.mtime, where[0].entry.mtime))
         needs_config = not self._job.hook and not (fetched / "stored" / "config.json").exists()
@@ -260,17 +251,13 @@ class Judge:
             yield f"{told}: the merged model is not the framework's reference"
 
     def _final(self, told: str, snapshot: LocationState) -> Iterator[str]:
-        root = self._truth(self._first) / "root"
-        stored = {path: where[0].name for path, where in snapshot.files.items()}
+        root = file_paths(self._truth(self._first) / "root")
+        _, extra, other = compared(self._nodes.store, snapshot, root)
         for name in WEIGHTS:
-            if name not in stored:
+            if name not in snapshot.files:
                 yield f"{told}: has no {name}"
-        for path, name in stored.items():
-            if (
-                not (root / path).is_file()
-                or _read(self._nodes.store, name) != (root / path).read_bytes()
-            ):
-                yield f"{told}/{path}: not what lies beside the checkpoints"
+        for path in (*extra, *other):
+            yield f"{told}/{path}: not what lies beside the checkpoints"
 
 
 def with_more(tally: Tally, *more: str) -> Tally:
@@ -278,15 +265,7 @@ def with_more(tally: Tally, *more: str) -> Tally:
     return replace(tally, wrong=(*tally.wrong, *more))
 
 
-def _nodes(snapshot: LocationState | None) -> set[str]:
-    return {known.manifest.node for known in snapshot.manifests} if snapshot else set()
-
-
 def _listed(directory: Path) -> set[tuple[str, int]]:
     """Names, with the times of directories: a name that comes or goes changes them."""
     inside = {directory, *directory.rglob("*")}
     return {(p.relative_to(directory).as_posix(), p.stat().st_mtime_ns) for p in inside}
-
-
-def _read(store: Store, name: str) -> bytes:
-    return bytes(read_all(store, name))

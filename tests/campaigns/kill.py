@@ -37,6 +37,7 @@ from tests.campaigns.cluster import (
     violations,
 )
 from tests.campaigns.trapping import Trap, can_trap
+from tests.support.waiting import until
 
 CALLS = ("write", "fsync", "rename", "renameat", "linkat", "mkdir", "mkdirat", "unlinkat")
 TRAPPED = 4.0  # seconds that a process has to come to the call at which it dies
@@ -153,10 +154,7 @@ class Campaign:
 
 
 def _ends(service: Service, patience: float) -> bool:
-    until = time.monotonic() + patience
-    while service.ended() is None and time.monotonic() < until:
-        time.sleep(0.05)
-    return service.ended() is not None
+    return until(lambda: service.ended() is not None, patience)
 
 
 @contextlib.contextmanager

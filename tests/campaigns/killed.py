@@ -23,8 +23,6 @@ import contextlib
 import json
 import random
 import shutil
-import signal
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -34,9 +32,17 @@ from pathlib import Path
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.head.consolidate import HeadOptions
 from ckptsync.verify.schedule import VerifyPolicy
-from tests.campaigns.campaign import verdict, working
+from tests.campaigns.campaign import end_by_signal, flags, verdict, working
 from tests.campaigns.forking import Forker, kill, wait_for_ends
-from tests.campaigns.killed_judge import ListedCheckpoint, by_mode, judged
+from tests.campaigns.killed_judge import (
+    ListedCheckpoint,
+    Segment,
+    Written,
+    by_mode,
+    judged,
+    overtaken,
+    written,
+)
 from tests.campaigns.two_nodes import (
     MODES,
     NODES,
@@ -47,7 +53,6 @@ from tests.campaigns.two_nodes import (
     on_two_nodes,
     training_arguments,
 )
-from tests.campaigns.written import Segment, Written, overtaken, written
 from tests.support.head_in_process import consolidate_due, verify_next
 from tests.support.vector import ROOT
 
@@ -180,59 +185,32 @@ class Campaign:
     def _begin(
         self, segment: Segment, mode: str, before: Written | None, steps: int
     ) -> list[list[int]]:
-        resumed = ["--resume", str(self._brought(segment, before))] if before else []
-        port, address = (
-            next(self._ports),
-            self._nodes.network.trainer(0) if self._nodes.network else "127.0.0.1",
-        )
+        resumed = flags(resume=before is not None and self._brought(segment, before))
+        network = self._nodes.network
         world = {
-            "WORLD_SIZE": segment.ranks,
-            "LOCAL_WORLD_SIZE": RANKS,
-            "MASTER_ADDR": address,
-            "MASTER_PORT": port,
+            "WORLD_SIZE": str(segment.ranks),
+            "LOCAL_WORLD_SIZE": str(RANKS),
+            "MASTER_ADDR": network.trainer(0) if network else "127.0.0.1",
+            "MASTER_PORT": str(next(self._ports)),
         }
         pids: list[list[int]] = [[], []]
         for n, local in ((n, local) for n in range(NODES) for local in range(RANKS)):
             home = self._nodes.node(n)
             (home / "truth" / segment.name).mkdir(parents=True, exist_ok=True)
-            env = world | {
-                "RANK": n * RANKS + local,
-                "LOCAL_RANK": local,
-                "GROUP_RANK": n,
-            }
+            rank = {"RANK": n * RANKS + local, "LOCAL_RANK": local, "GROUP_RANK": n}
+            env = world | {name: str(value) for name, value in rank.items()}
             words = [mode.removeprefix("raw-"), *self._words(home, segment, steps), *resumed]
             script = RAW if mode in RAW_MODES else SCRIPT
-            pids[n].append(
-                self._forkers[n].fork(
-                    script,
-                    words,
-                    {k: str(v) for k, v in env.items()},
-                    home,
-                    home / f"{segment.name}.log",
-                )
-            )
+            log = home / f"{segment.name}.log"
+            pids[n].append(self._forkers[n].fork(script, words, env, home, log))
         return pids
 
     def _words(self, home: Path, segment: Segment, steps: int) -> list[str]:
-        locations = [
-            "--out",
-            str(home / "out" / segment.run),
-            "--truth",
-            str(home / "truth" / segment.name),
-            "--base",
-            str(ROOT / "base"),
+        out, truth = home / "out" / segment.run, home / "truth" / segment.name
+        return [
+            *flags(out=out, truth=truth, base=ROOT / "base", steps=steps, slow=PACE, limit=3),
+            *flags(flavour=segment.n + 1, hook=segment.hook),
         ]
-        told = [
-            "--steps",
-            str(steps),
-            "--slow",
-            PACE,
-            "--flavour",
-            str(segment.n + 1),
-            "--limit",
-            "3",
-        ]
-        return [*locations, *told, *(["--hook"] if segment.hook else [])]
 
     def _wait_for_save(self, segment: Segment, step: int, pids: Sequence[int]) -> None:
         until = time.monotonic() + START
@@ -340,5 +318,4 @@ class Campaign:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was started is ended, too
-    sys.exit(main())
+    end_by_signal(main)

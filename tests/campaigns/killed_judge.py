@@ -1,13 +1,15 @@
 """What a store says of saves in whose middle their trainer was killed, beside what was really
-written.
+written: which saves were finished on every rank, and what those held on each node.
 """
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from ckptsync.checkpoint_dirs import FINAL
 from ckptsync.layouts import registry
@@ -16,14 +18,140 @@ from ckptsync.records.location_status import LocationState
 from ckptsync.records.store_paths import consolidated_prefix
 from ckptsync.stores.checkpoint_files import DirectoryFiles
 from ckptsync.stores.contract import Store, read_all
+from ckptsync.walk import walk
 from ckptsync.worker.torn_saves import is_random_state
-from tests.campaigns.written import Written, files
+from tests.campaigns.cluster import compared, nodes_of
+from tests.campaigns.two_nodes import NODES, events
 from tests.support.vector import bits
 
 TICK = 0.05  # seconds by which a file's time may be behind the clock
 CLAIMS = ("COMPLETE", "CONSOLIDATED", "VERIFIED")
 # seconds that a save needs where only time tells that it is finished: on a node of shards alone
 LIVED = 12.0
+Said = Mapping[str, Sequence[Mapping[str, Any]]]
+"""What each rank said, by any name of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One process group of a training that was killed, and perhaps went on: ``n`` counts them from
+    0.  ``ranks``: of all nodes.  ``stem``: of a checkpoint's name.
+    """
+
+    run: str
+    n: int
+    hook: bool
+    ranks: int
+    stem: str = "checkpoint-"
+
+    @property
+    def name(self) -> str:
+        """Of its directory of truth."""
+        return f"{self.run}.{self.n}"
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """One save.
+
+    ``parts``: node → a copy of what it held when it was finished, or of what was left of it.
+    ``model``: as the framework gathered it.
+
+    ``begun`` and ``finished``: seconds since the epoch, 0 where a rank never said so.  ``marked``:
+    every rank took part in the next step after it, so that a hook had its word.  ``ended``: when
+    another save may have rotated it, or begun to write over it.
+    """
+
+    run: str
+    segment: int
+    checkpoint: str
+    step: int
+    parts: Mapping[str, Path]
+    model: Path
+    begun: float
+    finished: float
+    marked: bool
+    ended: float = float("inf")
+
+    @property
+    def lived(self) -> float:
+        """For how many seconds it was there, and whole."""
+        return self.ended - self.finished if self.finished else 0.0
+
+
+def written(home: Path, segment: Segment) -> list[Written]:
+    """All saves that a segment began, oldest first, once its processes have ended and before
+    another begins.
+    """
+    truths = [home / f"node{n}" / "truth" / segment.name for n in range(NODES)]
+    said = {
+        f"{n} {rank}": lines
+        for n, truth in enumerate(truths)
+        for rank, lines in events(truth).items()
+    }
+    found = [_written(home, segment, step, said) for step in sorted(_times(said, "saving"))]
+    return [replace(w, ended=_gone(said, w)) for w in found]
+
+
+def overtaken(saves: Iterable[Written], begun: float) -> list[Written]:
+    """Those of earlier segments when a later one begins to save: whatever it rotates or overwrites,
+    it does not before.
+    """
+    return [replace(w, ended=min(w.ended, begun)) for w in saves]
+
+
+def _written(home: Path, segment: Segment, step: int, said: Said) -> Written:
+    name = f"{segment.stem}{step}"
+    parts = {f"node{n}": _part(home / f"node{n}", segment, name) for n in range(NODES)}
+    done, after = _times(said, "written").get(step, ()), _times(said, "gone").get(step, ())
+    return Written(
+        run=segment.run,
+        segment=segment.n,
+        checkpoint=name,
+        step=step,
+        parts={node: part for node, part in parts.items() if part is not None},
+        model=home / "node0" / "truth" / segment.name / f"model-{step}.safetensors",
+        begun=min(_times(said, "saving")[step]),
+        finished=max(done) if len(done) == segment.ranks else 0.0,
+        marked=len(after) == segment.ranks,
+    )
+
+
+def _part(node: Path, segment: Segment, name: str) -> Path | None:
+    """The copy that the trainer made itself when all had gone on, else one of what lies there
+    now.
+    """
+    kept, there = node / "truth" / segment.name / name, node / "out" / segment.run / name
+    if not kept.is_dir() and there.is_dir():
+        shutil.copytree(there, kept)
+    return kept if kept.is_dir() else None
+
+
+def _times(said: Said, event: str) -> dict[int, list[float]]:
+    """Step → when each rank said it first."""
+    found: dict[int, list[float]] = {}
+    for lines in said.values():
+        first: dict[int, float] = {}
+        for line in lines:
+            if line["event"] == event:
+                first.setdefault(line["step"], line["at"])
+        for step, at in first.items():
+            found.setdefault(step, []).append(at)
+    return found
+
+
+def _gone(said: Said, save: Written) -> float:
+    """When its own training may have rotated it: not before it saved again."""
+    later = [min(at) for step, at in _times(said, "saving").items() if step > save.step]
+    return min(later, default=float("inf"))
+
+
+def files(part: Path) -> dict[str, Path]:
+    """Of a copy, by path; without what a writer had not given its name yet."""
+    return {stat.path: part / stat.path for stat in walk(part).files}
+
+
+# --- the judgement
 
 
 @dataclass(slots=True)
@@ -120,26 +248,20 @@ def _judge_location(
 
 def _differences(store: Store, seen: LocationState, save: Written) -> Iterator[str]:
     """Between a location and what was written, on the nodes that have sent their part."""
-    for node in sorted(_nodes(seen)):
+    for node in sorted(nodes_of(seen)):
         theirs = files(save.parts[node]) if node in save.parts else {}
-        ours = {
-            path: at.name for path, where in seen.files.items() for at in where if node in at.nodes
-        }
-        if theirs.keys() - ours.keys():
-            yield (
-                f"{_named(save)} on {node} has"
-                f" {', '.join(sorted(theirs.keys() - ours.keys()))}, too"
-            )
-        for path, name in sorted(ours.items()):
-            if path not in theirs:
-                if not is_beside_weights(path):
-                    yield f"{_named(save)} on {node} has no {path}"
-            elif bytes(read_all(store, name)) != theirs[path].read_bytes():
-                yield f"{path} is not what {_named(save)} wrote on {node}"
+        lacking, extra, other = compared(store, seen, theirs, node)
+        if lacking:
+            yield f"{_named(save)} on {node} has {', '.join(lacking)}, too"
+        for path in extra:
+            if not is_beside_weights(path):
+                yield f"{_named(save)} on {node} has no {path}"
+        for path in other:
+            yield f"{path} is not what {_named(save)} wrote on {node}"
 
 
 def _is_all_there(seen: LocationState, save: Written) -> bool:
-    return save.finished > 0 and save.parts.keys() <= _nodes(seen)
+    return save.finished > 0 and save.parts.keys() <= nodes_of(seen)
 
 
 def _is_excused(seen: LocationState, torn: Written, lacking: set[str]) -> bool:
@@ -199,21 +321,11 @@ def _model(store: Store, seen: LocationState, save: Written) -> Iterator[str]:
     ]
     if seen.status == "COMPLETE" or not there or not save.model.is_file():
         return
-    fetched = [
-        _fetched(store, name, save.model.parent / f"fetched-{n}.safetensors")
-        for n, name in enumerate(there)
-    ]
+    fetched = [save.model.parent / f"fetched-{n}.safetensors" for n in range(len(there))]
+    for name, path in zip(there, fetched, strict=True):
+        path.write_bytes(read_all(store, name))
     if bits(*fetched) != bits(save.model):
         yield f"{seen.run}/{seen.location}: the consolidated model is not the one of {_named(save)}"
-
-
-def _fetched(store: Store, name: str, path: Path) -> Path:
-    path.write_bytes(bytes(read_all(store, name)))
-    return path
-
-
-def _nodes(seen: LocationState) -> set[str]:
-    return {known.manifest.node for known in seen.manifests}
 
 
 def _named(save: Written) -> str:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -25,9 +24,9 @@ from typing import Any
 
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.records.location_status import LocationState
-from ckptsync.stores.contract import read_all
 from ckptsync.stores.opening import create_store
-from tests.campaigns.campaign import arguments, verdict, working
+from tests.campaigns.campaign import arguments, end_by_signal, verdict, working
+from tests.campaigns.cluster import compared, stored_bytes
 from tests.campaigns.llamafactory_runs import (
     HOOKS,
     STAGES,
@@ -39,6 +38,7 @@ from tests.campaigns.llamafactory_runs import (
     files,
 )
 from tests.campaigns.nodes import Network, can_isolate
+from tests.support.waiting import until
 
 TIMED = frozenset(
     {
@@ -165,13 +165,14 @@ def _wanted(bench: Bench) -> set[str]:
 
 def _wait(bench: Bench, run: Run) -> float:
     begun = time.monotonic()
-    while time.monotonic() < begun + PATIENCE:
-        found = _locations(bench, run)
-        if found.keys() >= _wanted(bench) and all(
-            len(found[location].manifests) == run.nodes for location in _wanted(bench) - {"final"}
-        ):
-            break
-        time.sleep(0.5)
+
+    def is_stored() -> bool:
+        found, wanted = _locations(bench, run), _wanted(bench)
+        return found.keys() >= wanted and all(
+            len(found[location].manifests) == run.nodes for location in wanted - {"final"}
+        )
+
+    until(is_stored, PATIENCE, 0.5)
     return time.monotonic() - begun
 
 
@@ -182,20 +183,19 @@ def _in_store(bench: Bench, run: Run, truth: Path) -> Iterator[str]:
     for location in sorted(_wanted(bench) & found.keys()):
         folder = truth if location == "final" else truth / location
         written = {path.relative_to(folder).as_posix(): path for path in files(folder)}
-        stored = {
-            path: bytes(read_all(store, where[0].name))
-            for path, where in found[location].files.items()
-        }
-        lacking = (WEIGHTS if location == "final" else written.keys()) - stored.keys()
-        yield from (f"{location}/{path}: not in the store" for path in sorted(lacking))
-        yield from (
-            f"{location}/{path}: nobody wrote that"
-            for path in sorted(stored.keys() - written.keys())
-        )
+        lacking, extra, other = compared(store, found[location], written)
+        if location == "final":
+            lacking = sorted(WEIGHTS - found[location].files.keys())
+        yield from (f"{location}/{path}: not in the store" for path in lacking)
+        yield from (f"{location}/{path}: nobody wrote that" for path in extra)
         yield from (
             f"{location}/{path}: not the bytes of the reference"
-            for path in sorted(stored.keys() & written.keys())
-            if _differ(path, stored[path], written[path].read_bytes())
+            for path in other
+            if _differ(
+                path,
+                stored_bytes(store, found[location].files[path][0].name) or b"",
+                written[path].read_bytes(),
+            )
         )
 
 
@@ -245,5 +245,4 @@ def _history(state: bytes) -> Any:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was started is ended, too
-    sys.exit(main())
+    end_by_signal(main)

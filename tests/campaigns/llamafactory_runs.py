@@ -6,16 +6,15 @@ import contextlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.campaigns.cluster import CLEAN
+from tests.campaigns.campaign import CLEAN
 from tests.campaigns.nodes import Network, kill_tree, start
-from tests.campaigns.two_nodes import finish
+from tests.campaigns.two_nodes import finish, has_modules
 from tests.support.vector import ROOT
 
 WAYS = ("single", "torchrun", "nodes", "ray")
@@ -185,9 +184,7 @@ class Bench:
 
 def can_train(python: str, way: str) -> bool:
     """Whether that Python has what it takes."""
-    needs = ["llamafactory", "torch", "ckptsync", *(["ray"] if way == "ray" else [])]
-    asked = f"import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, {needs!r})))"
-    return subprocess.run([python, "-c", asked], capture_output=True, check=False).returncode == 0
+    return has_modules(python, "llamafactory", "torch", "ckptsync", *["ray"] * (way == "ray"))
 
 
 def default_python() -> str:

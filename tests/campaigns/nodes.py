@@ -16,9 +16,11 @@ import signal
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+
+from tests.support.seaweedfs import die_with_parent
+from tests.support.waiting import until
 
 STORE, TRAIN = "store", "train"  # what a node calls its interfaces
 _CLONE_NEWNET = 0x40000000
@@ -28,27 +30,22 @@ def can_isolate() -> bool:
     """Whether namespaces with links between them can be made here."""
     if os.geteuid() or not all(map(shutil.which, ("unshare", "nsenter", "ip"))):
         return False
-    trial = [
-        "unshare",
-        "--net",
-        "ip",
-        "link",
-        "add",
-        "one",
-        "type",
-        "veth",
-        "peer",
-        "name",
-        "other",
-    ]
+    trial = ["unshare", "--net", "ip", "link", "add", "one", "type", "veth"]
     return subprocess.run(trial, capture_output=True, check=False).returncode == 0
 
 
-def die_with_parent() -> None:
-    """For ``preexec_fn``: SIGKILL when the thread that started the process ends (prctl(2),
-    PR_SET_PDEATHSIG).
-    """
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+def has_user_namespaces() -> bool:
+    """Whether a user may be root in a namespace of his own."""
+    trial = ["unshare", "--user", "--map-root-user", "true"]
+    return subprocess.run(trial, capture_output=True, check=False).returncode == 0
+
+
+def built(library: Path, source: str) -> None:
+    """A shared library of these words of C."""
+    text = library.with_suffix(".c")
+    if not library.exists() or text.read_text() != source:
+        text.write_text(source)
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(text)], check=True)
 
 
 class Namespace:
@@ -60,10 +57,8 @@ class Namespace:
             preexec_fn=die_with_parent,  # noqa: PLW1509
         )
         self.path = Path(f"/proc/{self._holder.pid}/ns/net")
-        until = time.monotonic() + 10
-        while self.path.readlink() == Path("/proc/self/ns/net").readlink():
-            assert time.monotonic() < until, "unshare --net did not"
-            time.sleep(0.01)
+        ours = Path("/proc/self/ns/net").readlink()
+        assert until(lambda: self.path.readlink() != ours, 10), "unshare --net did not"
         self.ip("link", "set", "lo", "up")
 
     @property
@@ -154,18 +149,28 @@ def kill_tree(process: subprocess.Popen[bytes]) -> None:
 
     Then wait for it.
     """
-    for pid in [*_below(process.pid)] if process.poll() is None else []:
+    for pid in [*below(process.pid)] if process.poll() is None else []:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     process.wait()
 
 
-def _below(pid: int) -> Iterator[int]:
+def is_alive(pid: int, group: int = 0) -> bool:
+    """Return whether there is such a process (of this group, if one is given), and no zombie."""
+    with contextlib.suppress(OSError):  # it has ended meanwhile
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        state, _, of, *_ = stat.rpartition(")")[2].split()
+        return state not in ("Z", "X") and group in (0, int(of))
+    return False
+
+
+def below(pid: int) -> Iterator[int]:
+    """Yield a process and all below it."""
     yield pid
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):  # it has ended meanwhile
             for child in task.read_text().split():
-                yield from _below(int(child))
+                yield from below(int(child))
 
 
 def start(command: Sequence[str], log: Path, **rest: object) -> subprocess.Popen[bytes]:

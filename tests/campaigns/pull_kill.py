@@ -22,10 +22,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ckptsync.stores.opening import create_store
-from tests.campaigns.campaign import arguments, verdict, working
-from tests.campaigns.cluster import CLEAN
+from tests.campaigns.campaign import CKPTSYNC, CLEAN, arguments, flags, new_store, verdict, working
 from tests.campaigns.trapping import can_trap, drawn, traced
-from tests.support.seaweedfs import weed
+from tests.support.files_in_memory import file_paths
 from tests.support.vector import vector
 from tests.support.worker_in_process import push_now
 
@@ -41,12 +40,11 @@ class Campaign:
 
     def __init__(self, kind: str, home: Path, dice: random.Random) -> None:
         self._home, self._kind = home, kind
-        self.url = f"s3://{weed().bucket()}/store" if kind == "s3" else str(home / "store")
-        self._options = weed().options() if kind == "s3" else {}
+        self.url, self._options = new_store(kind, home)
         source = home / "out" / CHECKPOINT
         shutil.copytree(vector("raw-ds-zero3-tied").sources[0], source.parent)
         (source / "ballast.bin").write_bytes(dice.randbytes(LARGE))
-        for n, path in enumerate(sorted(p for p in source.rglob("*") if p.is_file())):
+        for n, path in enumerate(file_paths(source).values()):
             os.utime(path, ns=(BASE + n * 10**9,) * 2)
         self.truth = lying(source)
         push_now(source.parent, create_store(self.url, self._options), "node0", RUN)
@@ -92,17 +90,7 @@ class Campaign:
             yield f"there are {found}"
 
     def _pull(self, destination: Path, before: Sequence[str] = ()) -> int:
-        words = [
-            *before,
-            sys.executable,
-            "-m",
-            "ckptsync",
-            "pull",
-            f"{RUN}/{CHECKPOINT}",
-            str(destination),
-            "--store",
-            self.url,
-        ]
+        pull = ["pull", f"{RUN}/{CHECKPOINT}", str(destination), *flags(store=self.url)]
         env = {
             **CLEAN,
             "CKPTSYNC_STORAGE_OPTIONS": json.dumps(self._options),
@@ -110,7 +98,7 @@ class Campaign:
         }
         with (self._home / "log").open("ab") as log:
             done = subprocess.run(
-                words,
+                [*before, *CKPTSYNC, *pull],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -123,10 +111,9 @@ class Campaign:
 
 def lying(directory: Path) -> Mapping[str, tuple[bytes, int]]:
     """Every file below, hidden ones too, and its time."""
-    files = [path for path in directory.rglob("*") if path.is_file()]
     return {
-        str(path.relative_to(directory)): (path.read_bytes(), path.stat().st_mtime_ns)
-        for path in files
+        name: (path.read_bytes(), path.stat().st_mtime_ns)
+        for name, path in file_paths(directory).items()
     }
 
 

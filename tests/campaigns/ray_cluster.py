@@ -5,22 +5,22 @@ sessions, of its own.
 from __future__ import annotations
 
 import contextlib
-import os
 import shlex
 import subprocess
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import create_store
-from tests.campaigns.cluster import CLEAN
-from tests.campaigns.lives import Mortal
+from tests.campaigns.campaign import CLEAN, flags
+from tests.campaigns.cluster import Service
 from tests.campaigns.nodes import Network, kill_tree, start
 from tests.campaigns.two_nodes import NODES, PROJECT, START
 from tests.support.vector import ROOT
+from tests.support.waiting import until
 
 PORT = 6399
+NOTHING: Mapping[str, str] = {}
 
 
 class RayNodes:
@@ -58,7 +58,7 @@ class RayNodes:
         """Ray, and the workers of ours, on both nodes."""
         try:
             for n in range(NODES):
-                self._ray.append(self._begun(n))
+                self._ray.append(self._ray_node(n))
                 if n == 0:
                     self._wait_for_head()
                 if self._served:
@@ -77,33 +77,16 @@ class RayNodes:
         not the first, which is the head.
         """
         kill_tree(self._ray[n])
-        self._ray[n] = self._begun(n)
+        self._ray[n] = self._ray_node(n)
 
     def driver(
         self, mode: str, run: str, truth: str, *words: str, told: Mapping[str, str]
     ) -> subprocess.Popen[bytes]:
         """A user's script on the first node, with these variables."""
         address = f"{self._network.trainer(0)}:{PORT}"
-        locations = [
-            "--address",
-            address,
-            "--run",
-            run,
-            "--home",
-            str(self.home),
-            "--base",
-            str(ROOT / "base"),
-            "--truth",
-            truth,
-        ]
-        command = [self._python, "-m", "tests.campaigns.ray_driver", mode, *locations, *words]
-        environment = {**self._environment(0), **told}
-        return start(
-            self._bound(0, *command),
-            self.home / f"{truth}.log",
-            env=environment,
-            cwd=str(self.node(0)),
-        )
+        where = flags(address=address, run=run, home=self.home, base=ROOT / "base", truth=truth)
+        driver = [self._python, "-m", "tests.campaigns.ray_driver", mode, *where, *words]
+        return self._begun(0, self.home / f"{truth}.log", driver, told)
 
     def _bound(self, n: int, *command: str) -> list[str]:
         """In the node's network, and with its own directory where Ray has its sessions."""
@@ -113,30 +96,20 @@ class RayNodes:
         )
         return self._network.nodes[n].within("unshare", "--mount", "sh", "-c", script)
 
-    def _begun(self, n: int) -> subprocess.Popen[bytes]:
-        return start(
-            self._bound(n, *self._start(n)),
-            self.node(n) / "ray.log",
-            env=self._environment(n),
-            cwd=str(self.node(n)),
-        )
+    def _begun(
+        self, n: int, log: Path, command: Sequence[str], told: Mapping[str, str] = NOTHING
+    ) -> subprocess.Popen[bytes]:
+        environment = {**self._environment(n), **told}
+        return start(self._bound(n, *command), log, env=environment, cwd=str(self.node(n)))
 
-    def _start(self, n: int) -> list[str]:
+    def _ray_node(self, n: int) -> subprocess.Popen[bytes]:
+        joined = flags(address=f"{self._network.trainer(0)}:{PORT}")
+        head = flags(head=True, port=PORT, temp_dir=self._temp, include_dashboard="false")
+        own = flags(node_ip_address=self._network.trainer(n), num_cpus=1, block=True)
+        more = flags(object_store_memory=100_000_000, disable_usage_stats=True)
         ray = str(Path(self._python).parent / "ray")
-        address = [
-            "--head",
-            f"--port={PORT}",
-            f"--temp-dir={self._temp}",
-            "--include-dashboard=false",
-        ]
-        joined = [f"--address={self._network.trainer(0)}:{PORT}"]
-        own = [
-            f"--node-ip-address={self._network.trainer(n)}",
-            "--num-cpus=1",
-            "--object-store-memory=100000000",
-            "--disable-usage-stats",
-        ]
-        return [ray, "start", *(joined if n else address), *own, "--block"]
+        command = [ray, "start", *(joined if n else head), *own, *more]
+        return self._begun(n, self.node(n) / "ray.log", command)
 
     def _environment(self, n: int) -> dict[str, str]:
         quiet = {
@@ -155,32 +128,20 @@ class RayNodes:
         }
 
     def _wait_for_head(self) -> None:
-        until = time.monotonic() + START
-        while "Ray runtime started" not in (self.node(0) / "ray.log").read_text("utf-8", "replace"):
-            assert time.monotonic() < until, f"{self.node(0)}/ray.log: no head"
-            assert self._ray[0].poll() is None, (self.node(0) / "ray.log").read_text(
-                "utf-8", "replace"
-            )
-            time.sleep(0.2)
+        def said() -> str:
+            return (self.node(0) / "ray.log").read_text("utf-8", "replace")
 
-    def _worker(self, n: int, session: str) -> Mortal:
+        until(lambda: "Ray runtime started" in said() or self._ray[0].poll() is not None, START)
+        assert "Ray runtime started" in said(), said()
+
+    def _worker(self, n: int, session: str) -> Service:
         for name in ("t", "out", "truth"):
             (self.node(n) / name).mkdir(parents=True, exist_ok=True)
         sessions = f"{self.node(n)}/t/{session}/artifacts"
         runs = [{"path": f"{sessions}/*"}, {"path": f"{sessions}/*/*"}]
-        told = {"node": f"node{n}", "roles": ["worker"], "store": {"url": str(self.home / "store")}}
-        worker = Mortal(
-            self.home,
-            f"node{n}",
-            {**told, "worker": {"runs": runs, "quiet": "2s", "unmarked": "10s"}},
+        told = {"runs": runs, "quiet": "2s", "unmarked": "10s"}
+        worker = Service(
+            self.home, f"node{n}", "worker", store={"url": self.store.url}, worker=told
         )
         worker.log.touch()
         return worker
-
-
-def alive(pid: int) -> bool:
-    """Whether there is such a process."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, 0)
-        return True
-    return False

@@ -69,16 +69,11 @@ def train(config: dict[str, Any]) -> None:
     attempt = sum(1 for _ in home.glob(f"{config['truth']}-out*"))
     truth = home / f"{config['truth']}-out{attempt}"
     truth.mkdir(parents=True)
-    locations = ["--out", f"out{attempt}", "--truth", str(truth), "--base", config["base"]]
-    sys.argv = [
-        "hf_training",
-        config["mode"],
-        *locations,
-        "--steps",
-        str(config["steps"]),
-        "--pause",
-        str(config["pause"]),
-    ]
+    told = {"out": f"out{attempt}", "truth": truth} | {
+        name: config[name] for name in ("base", "steps", "pause")
+    }
+    words = (word for name, value in told.items() for word in (f"--{name}", str(value)))
+    sys.argv = ["hf_training", config["mode"], *words]
     from tests.campaigns import hf_training
 
     hf_training.trained()

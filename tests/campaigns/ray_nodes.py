@@ -25,9 +25,10 @@ from typing import Any
 from ckptsync.formats.safetensors import encode_header
 from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.opening import bare
-from tests.campaigns.campaign import arguments
+from tests.campaigns.campaign import CKPTSYNC, arguments, flags
 from tests.campaigns.nodes import kill_tree
 from tests.support.seaweedfs import weed
+from tests.support.waiting import until
 
 MIB = 1 << 20
 MODEL_MIB = 384  # of the model that is merged, in fp32
@@ -87,23 +88,11 @@ def _fill(store: Store, mib: int) -> None:
 
 def _merge(args: argparse.Namespace, url: str, name: str, *words: str) -> subprocess.Popen[str]:
     size = f"{max(4, MODEL_MIB // 24)}MiB"
-    command = [
-        sys.executable,
-        "-m",
-        "ckptsync",
-        "merge",
-        f"{url}/model",
-        f"{url}/{name}",
-        "--dtype",
-        "bf16",
-        "--max-shard-size",
-        size,
-        *words,
-    ]
-    told = {**os.environ, "CKPTSYNC_STORAGE_OPTIONS": json.dumps(weed().options())}
-    return subprocess.Popen(
-        [*command, "--json"], env=told, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    command = [*CKPTSYNC, "merge", f"{url}/model", f"{url}/{name}", *words]
+    told = flags(dtype="bf16", max_shard_size=size, json=True)
+    env = {**os.environ, "CKPTSYNC_STORAGE_OPTIONS": json.dumps(weed().options())}
+    pipe = subprocess.PIPE
+    return subprocess.Popen([*command, *told], env=env, stdout=pipe, stderr=pipe, text=True)
 
 
 def _made(store: Store, url: str, name: str, merge: subprocess.Popen[str]) -> dict[str, str]:
@@ -146,9 +135,7 @@ def _interrupted(
 def _kill(
     cluster: Any, victim: Any, is_time: Callable[[], bool], merge: subprocess.Popen[str]
 ) -> str:
-    until = time.monotonic() + PATIENCE
-    while not is_time() and merge.poll() is None and time.monotonic() < until:
-        time.sleep(0.02)
+    until(lambda: is_time() or merge.poll() is not None, PATIENCE)
     is_on = merge.poll() is None
     cluster.remove_node(victim, allow_graceful=False)
     return (

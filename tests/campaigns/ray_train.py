@@ -29,7 +29,6 @@ import contextlib
 import json
 import os
 import signal
-import sys
 import tempfile
 import threading
 import time
@@ -37,7 +36,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ckptsync.records.location_status import LocationState
-from tests.campaigns.campaign import arguments, verdict
+from tests.campaigns.campaign import arguments, end_by_signal, verdict
 from tests.campaigns.judged import Judge, Tally
 from tests.campaigns.nodes import Network, can_isolate
 from tests.campaigns.ray_cluster import RayNodes
@@ -242,5 +241,4 @@ class Cut(Judge):
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was started is ended, too
-    sys.exit(main())
+    end_by_signal(main)

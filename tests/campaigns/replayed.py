@@ -11,7 +11,6 @@ import random
 import secrets
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,8 +18,11 @@ from pathlib import Path
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.errors import CkptsyncError
 from ckptsync.stores.opening import create_store
-from tests.campaigns.cluster import CLEAN, Service
+from tests.campaigns.campaign import CKPTSYNC, CLEAN
+from tests.campaigns.cluster import Service, compared
+from tests.support.files_in_memory import file_paths
 from tests.support.vector import vector
+from tests.support.waiting import until
 
 # seconds from the last byte of a save to its end: what lived longer than 2 s must not be missed
 LIVES = 2.3
@@ -51,16 +53,7 @@ class Replay:
         (home / "out").mkdir(exist_ok=True)
         self.store = create_store(str(home / "store"))
         worker = {"runs": [{"path": f"{home}/out/*"}], **DEFAULT, **settings}
-        self.service = Service(
-            home,
-            "node",
-            {
-                "node": "node",
-                "roles": ["worker"],
-                "store": {"url": self.store.url},
-                "worker": worker,
-            },
-        )
+        self.service = Service(home, "node", "worker", store={"url": self.store.url}, worker=worker)
 
     def out(self, run: str) -> Path:
         """A run's output directory."""
@@ -100,19 +93,14 @@ class Replay:
 
     def told(self, words: str, patience: float) -> list[str]:
         """Wrong if ``ckptsync status`` does not say so within this time."""
-        until = time.monotonic() + patience
-        while time.monotonic() < until:
-            if words in (said := self.status()):
-                return []
-            time.sleep(1)
-        return [f"status does not say {words!r}, but: {' / '.join(said.splitlines()[2:6])}"]
+        if until(lambda: words in self.status(), patience, 1):
+            return []
+        said = " / ".join(self.status().splitlines()[2:6])
+        return [f"status does not say {words!r}, but: {said}"]
 
     def wait_for_log(self, words: str, patience: float = 60) -> None:
         """Until the worker has said so."""
-        until = time.monotonic() + patience
-        while self.logged(words):
-            assert time.monotonic() < until, self.service.log.read_text()
-            time.sleep(0.05)
+        assert until(lambda: not self.logged(words), patience), self.service.log.read_text()
 
     def logged(self, words: str) -> list[str]:
         """Wrong if the worker's log does not say so."""
@@ -120,17 +108,14 @@ class Replay:
 
     def status(self) -> str:
         """What ``ckptsync status`` prints."""
-        command = [sys.executable, "-m", "ckptsync", "status", self.store.url]
+        command = [*CKPTSYNC, "status", self.store.url]
         done = subprocess.run(command, capture_output=True, text=True, env=CLEAN, check=False)
         return done.stdout + done.stderr
 
     def judged(self, patience: float, says: str = "") -> list[str]:
         """Wait until all is there; whatever is wrong then."""
-        until = time.monotonic() + patience
-        while (
-            (wrong := self._absent()) and time.monotonic() < until and self.service.ended() is None
-        ):
-            time.sleep(0.5)
+        until(lambda: not self._absent() or self.service.ended() is not None, patience, 0.5)
+        wrong = self._absent()
         if self.service.ended() is not None:
             wrong.append(f"the worker ended by itself with {self.service.ended()}")
         wrong += self._touched()
@@ -138,7 +123,6 @@ class Replay:
 
     def _absent(self) -> list[str]:
         try:
-            listed = {entry.name: entry.size for entry in self.store.names("")}
             seen = {(s.run, s.location): s for s in read_state(self.store).readable}
         except CkptsyncError as e:
             return [f"the store cannot be read: {e}"]
@@ -152,30 +136,15 @@ class Replay:
             if not snapshot or not snapshot.manifests:
                 wrong.append(f"{location.parent.name}/{location.name}: MISSED")
                 continue
-            stored = {path: where[0].name for path, where in snapshot.files.items()}
-            written = {
-                p.relative_to(location).as_posix(): p for p in location.rglob("*") if p.is_file()
-            }
-            if stored.keys() != written.keys():
-                names = sorted(stored.keys() ^ written.keys())
-                wrong.append(
-                    f"{location.parent.name}/{location.name}: TORN, {len(names)} files differ:"
-                    f" {', '.join(names[:5])}"
-                )
-            torn = [
-                p
-                for p in stored.keys() & written.keys()
-                if self._bytes(stored[p], listed) != written[p].read_bytes()
-            ]
+            lacking, extra, other = compared(self.store, snapshot, file_paths(location))
+            name = f"{location.parent.name}/{location.name}"
+            if names := sorted([*lacking, *extra]):
+                some = ", ".join(names[:5])
+                wrong.append(f"{name}: TORN, {len(names)} files differ: {some}")
             wrong += [
-                f"{location.parent.name}/{location.name}/{path}: TORN, not the bytes that the"
-                " trainer wrote"
-                for path in torn
+                f"{name}/{path}: TORN, not the bytes that the trainer wrote" for path in other
             ]
         return wrong
-
-    def _bytes(self, name: str, listed: Mapping[str, int]) -> bytes:
-        return (self._home / "store" / name).read_bytes() if name in listed else b""
 
     def _touched(self) -> list[str]:
         """Checkpoint directories that are still there are as the trainer left them, to the time of

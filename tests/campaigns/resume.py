@@ -19,8 +19,6 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import signal
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -29,13 +27,14 @@ from pathlib import Path
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.head.consolidate import HeadOptions
 from ckptsync.verify.schedule import VerifyPolicy
-from tests.campaigns.campaign import verdict, working
+from tests.campaigns.campaign import end_by_signal, verdict, working
 from tests.campaigns.judged import Judge
 from tests.campaigns.two_nodes import (
     NODES,
     START,
     Job,
     TwoNodes,
+    all_events,
     events,
     finish,
     on_two_nodes,
@@ -133,11 +132,7 @@ def _trained(nodes: TwoNodes, job: Job) -> Iterator[str]:
     with nodes.training(job) as trainers:
         codes = finish(trainers, START)
     for n in range(NODES):
-        if not any(
-            e["event"] == "kept"
-            for said in events(nodes.node(n) / "truth" / job.run).values()
-            for e in said
-        ):
+        if not any(e["event"] == "kept" for e in all_events(nodes.node(n) / "truth" / job.run)):
             yield f"{job.run}: the trainers ended with {codes}: {nodes.node(n) / job.run}.log"
 
 
@@ -195,5 +190,4 @@ def _losses(truth: Path) -> Losses:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was started is ended, too
-    sys.exit(main())
+    end_by_signal(main)

@@ -24,8 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from tests.campaigns.campaign import arguments, kill_session, started, verdict, working
-from tests.campaigns.cluster import CLEAN
+from tests.campaigns.campaign import CLEAN, arguments, kill_session, started, verdict, working
 from tests.campaigns.stores_child import File
 from tests.campaigns.stores_locations import Location, location
 from tests.campaigns.stores_work import Pushing, Work, Writing

@@ -8,7 +8,6 @@ import contextlib
 import itertools
 import os
 import shutil
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any, Protocol
 from ckptsync.stores.part_upload import PART
 from tests.support.fault_proxy import HttpProxy, TcpProxy
 from tests.support.network_faults import UP
+from tests.support.waiting import until
 
 
 class Location(Protocol):
@@ -60,8 +60,8 @@ class Location(Protocol):
 class Directory:
     """A local directory."""
 
-    # a record's: nobody writes that again
-    kind, part, extra, orphaned = ("posix", 1 << 20, (0.0, 0), 64 << 10)
+    # orphaned: a record's, which nobody writes again
+    kind, part, extra, orphaned = "posix", 1 << 20, (0.0, 0), 64 << 10
     options: Mapping[str, object] = {}
 
     def __init__(self, home: Path) -> None:
@@ -70,7 +70,6 @@ class Directory:
         self.fresh()
 
     def fresh(self) -> None:
-        """As `Location` says."""
         if self.url:
             shutil.rmtree(self.path)
         self.path = next(self._roots)
@@ -78,7 +77,6 @@ class Directory:
         self.url = str(self.path)
 
     def kept(self) -> int:
-        """As `Location` says."""
         return sum({found.st_ino: found.st_size for _, found in self._files()}.values())
 
     def sent(self) -> int:
@@ -91,15 +89,10 @@ class Directory:
         return int(line.split()[1])
 
     def everything(self) -> Mapping[str, int]:
-        """As `Location` says."""
         return {name: found.st_size for name, found in self._files()}
 
     def passed(self, count: int, timeout: float) -> bool:
-        """As `Location` says."""
-        end = time.monotonic() + timeout
-        while self.kept() < count and time.monotonic() < end:
-            time.sleep(0.002)
-        return self.kept() >= count
+        return until(lambda: self.kept() >= count, timeout, 0.002)
 
     def _files(self) -> Iterator[tuple[str, os.stat_result]]:
         for path in self.path.rglob("*"):
@@ -125,7 +118,6 @@ class Bucket:
         self.fresh()
 
     def fresh(self) -> None:
-        """As `Location` says."""
         if self._bucket:
             # SeaweedFS takes its objects with it, and gives their room back
             self._weed.client().delete_bucket(Bucket=self._bucket)
@@ -140,7 +132,6 @@ class Bucket:
     sent = kept
 
     def everything(self) -> Mapping[str, int]:
-        """As `Location` says."""
         client: Any = self._weed.client()
         sizes = {
             one["Key"].removeprefix("some/where/"): one["Size"]
@@ -154,7 +145,6 @@ class Bucket:
         return sizes
 
     def passed(self, count: int, timeout: float) -> bool:
-        """As `Location` says."""
         return self.proxy.passed(count, timeout)
 
 
@@ -178,7 +168,6 @@ class Host(Directory):
         super().__init__(home / "root")
 
     def fresh(self) -> None:
-        """As `Location` says."""
         super().fresh()
         self.url = f"sftp://{self._user}@127.0.0.1:{self.proxy.port}{self.path}"
         self.proxy.forget()
@@ -190,7 +179,6 @@ class Host(Directory):
     sent = kept
 
     def passed(self, count: int, timeout: float) -> bool:
-        """As `Location` says."""
         return self.proxy.passed(count, timeout)
 
 

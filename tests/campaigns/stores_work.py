@@ -15,8 +15,10 @@ from ckptsync.records.store_paths import parse_record_name
 from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.opening import bare, create_store
+from tests.campaigns.campaign import CKPTSYNC, flags
 from tests.campaigns.stores_child import ACK, MARK, File, Job, done
 from tests.campaigns.stores_locations import Location
+from tests.support.files_in_memory import contents
 from tests.support.worker_in_process import push_now
 
 DEMO = Path(ckptsync.__file__).parent / "demo_data" / "fsdp2" / "node0" / "checkpoint-4"
@@ -60,22 +62,18 @@ class Writing:
         self.size = sum(file.size for file in files)
 
     def prepare(self, there: Location) -> list[str]:
-        """As `Work` says."""
         there.fresh()
         self._old.put(self._job(there).store())
         self._job(there).save(self._path)
         return [sys.executable, "-m", "tests.campaigns.stores_child", str(self._path)]
 
     def acknowledged(self, lines: Sequence[str]) -> set[str]:
-        """As `Work` says."""
         return {line.split()[1] for line in lines if line.startswith(ACK)}
 
     def is_over(self, lines: Sequence[str]) -> bool:
-        """As `Work` says."""
         return len(self.acknowledged(lines)) == len(self.files)
 
     def violations(self, there: Location, acknowledged: set[str]) -> list[str]:
-        """As `Work` says."""
         wanted = {
             f.name: [f.content(), *([] if f.name in acknowledged else [self._old.content()])]
             for f in self.files
@@ -84,7 +82,6 @@ class Writing:
         return _unlike(self._job(there).store(), wanted, must)
 
     def finish(self, there: Location) -> set[str]:
-        """As `Work` says."""
         return {file.name for file in done(self._job(there), self._job(there).store())}
 
     def _job(self, there: Location) -> Job:
@@ -104,23 +101,18 @@ class Pushing:
 
     @cached_property
     def _contents(self) -> Mapping[str, bytes]:
-        files = (path for path in self._checkpoint.rglob("*") if path.is_file())
-        return {
-            f"run/{path.relative_to(self._checkpoint.parent)}": path.read_bytes() for path in files
-        }
+        found = contents(self._checkpoint)
+        return {f"run/{self._checkpoint.name}/{path}": data for path, data in found.items()}
 
     def prepare(self, there: Location) -> list[str]:
-        """As `Work` says."""
         there.fresh()
-        words = [str(self._checkpoint), there.url, "--run", "run", "--node", "n0"]
-        return [sys.executable, "-m", "ckptsync", "push", *words]
+        words = [str(self._checkpoint), there.url, *flags(run="run", node="n0")]
+        return [*CKPTSYNC, "push", *words]
 
     def acknowledged(self, lines: Sequence[str]) -> set[str]:
-        """As `Work` says."""
         return set(self._contents) if self.is_over(lines) else set()
 
     def is_over(self, lines: Sequence[str]) -> bool:
-        """As `Work` says."""
         return any("sent" in line for line in lines)
 
     def violations(self, there: Location, acknowledged: set[str]) -> list[str]:
@@ -134,7 +126,6 @@ class Pushing:
         )
 
     def finish(self, there: Location) -> set[str]:
-        """As `Work` says."""
         store = create_store(there.url, there.options, Limits(patience=20, threads=2))
         push_now(self._checkpoint, store, "n0", "run")
         return set(self._contents) | {

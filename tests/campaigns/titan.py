@@ -14,8 +14,6 @@ import argparse
 import contextlib
 import os
 import random
-import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,9 +21,11 @@ from pathlib import Path
 
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.stores.opening import create_store, open_store
-from tests.campaigns.campaign import arguments, working
+from tests.campaigns.campaign import arguments, started, working
 from tests.campaigns.cluster import Service
 from tests.campaigns.two_nodes import START, default_python
+from tests.support.seaweedfs import free_ports
+from tests.support.waiting import until
 
 SCRIPT = Path(__file__).with_name("titan_training.py")
 WORKER = {"quiet": "2s", "unmarked": "5s"}
@@ -58,9 +58,9 @@ def campaign(home: Path, python: str, mode: str, ranks: int) -> tuple[int, list[
     """How many saves were whole, and what is wrong."""
     (home / "out").mkdir(parents=True)
     (home / "truth").mkdir()
-    create_store(str(home / "store"))
-    told = {"node": "n0", "roles": ["worker"], "store": {"url": str(home / "store")}}
-    worker = Service(home, "worker", {**told, "worker": {"runs": [f"{home}/out/*"], **WORKER}})
+    store = {"url": create_store(str(home / "store")).url}
+    told = {"runs": [f"{home}/out/*"], **WORKER}
+    worker = Service(home, "n0", "worker", store=store, worker=told)
     worker.start()
     dice, at = random.Random(1), 0
     try:
@@ -89,10 +89,10 @@ def _train(
     """
     steps = begin + 5
     world = {
-        "WORLD_SIZE": ranks,
+        "WORLD_SIZE": str(ranks),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": _free_port(),
-        "OMP_NUM_THREADS": 1,
+        "MASTER_PORT": str(free_ports(1)[0]),
+        "OMP_NUM_THREADS": "1",
     }
     words = [home / "out" / "run", home / "truth", mode, begin, steps, PAUSE, SLOW]
     with contextlib.ExitStack() as stack:
@@ -100,23 +100,20 @@ def _train(
         for flag in (home / "truth").glob("saving-*"):
             flag.unlink()
         trainers = [
-            subprocess.Popen(
-                [python, SCRIPT, *map(str, words)],
-                env={
-                    **os.environ,
-                    **{k: str(v) for k, v in world.items()},
-                    "RANK": str(rank),
-                    "LOCAL_RANK": str(rank),
-                },
-                stdout=log,
-                stderr=log,
+            stack.enter_context(
+                started(
+                    [python, str(SCRIPT), *map(str, words)],
+                    env={**os.environ, **world, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                    stdout=log,
+                    stderr=log,
+                )
             )
             for rank in range(ranks)
         ]
-        for one in trainers:
-            stack.callback(_end, one)
         if hit is not None:
-            _wait_for(home / "truth" / f"saving-{hit}", trainers)
+            flag = home / "truth" / f"saving-{hit}"
+            until(lambda: flag.exists() or any(one.poll() is not None for one in trainers), START)
+            assert flag.exists(), f"{flag.name}: nobody began to save that"
             time.sleep(rest)
         else:
             codes = [one.wait(START) for one in trainers]
@@ -128,30 +125,10 @@ def _train(
     return whole[-1] if whole else 0
 
 
-def _wait_for(flag: Path, trainers: Sequence[subprocess.Popen[bytes]]) -> None:
-    until = time.monotonic() + START
-    while not flag.exists():
-        assert time.monotonic() < until, f"{flag.name}: nobody began to save that"
-        assert all(one.poll() is None for one in trainers), "a trainer ended by itself"
-        time.sleep(0.02)
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
-def _end(trainer: subprocess.Popen[bytes]) -> None:
-    trainer.kill()
-    trainer.wait()
-
-
 def _judged(home: Path) -> tuple[int, list[str]]:
     truths = {path.name: _bytes(path) for path in sorted((home / "truth").glob("step-*"))}
-    until = time.monotonic() + PATIENCE
-    while (missed := [*_missed(home, truths)]) and time.monotonic() < until:
-        time.sleep(1)
+    until(lambda: not [*_missed(home, truths)], PATIENCE, 1)
+    missed = [*_missed(home, truths)]
     called = [
         s for s in read_state(open_store(str(home / "store"))).readable if s.status == "COMPLETE"
     ]

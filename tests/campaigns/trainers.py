@@ -21,13 +21,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import random
-import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 
-from tests.campaigns.campaign import verdict, working
+from tests.campaigns.campaign import end_by_signal, verdict, working
 from tests.campaigns.judged import Judge, Tally, with_more
 from tests.campaigns.two_nodes import (
     NODES,
@@ -152,5 +150,4 @@ class Campaign:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was started is ended, too
-    sys.exit(main())
+    end_by_signal(main)

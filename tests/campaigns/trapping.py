@@ -13,44 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-CHANGING = (
-    *(
-        "write",
-        "pwrite64",
-        "writev",
-        "pwritev",
-        "pwritev2",
-        "sendto",
-        "sendmsg",
-        "sendmmsg",
-        "copy_file_range",
-        "sendfile",
-    ),
-    *(
-        "fsync",
-        "fdatasync",
-        "sync_file_range",
-        "ftruncate",
-        "fallocate",
-        "ioctl",
-        "flock",
-        "fchmod",
-        "utimensat",
-    ),
-    *(
-        "link",
-        "linkat",
-        "rename",
-        "renameat",
-        "renameat2",
-        "unlink",
-        "unlinkat",
-        "rmdir",
-        "mkdir",
-        "mkdirat",
-    ),
-    *("openat", "close", "connect", "shutdown"),
+_CHANGING = (
+    "write pwrite64 writev pwritev pwritev2 sendto sendmsg sendmmsg copy_file_range sendfile"
+    " fsync fdatasync sync_file_range ftruncate fallocate ioctl flock fchmod utimensat"
+    " link linkat rename renameat renameat2 unlink unlinkat rmdir mkdir mkdirat"
+    " openat close connect shutdown"
 )
+CHANGING = tuple(_CHANGING.split())
 STRACE = ("strace", "-f", "-b", "execve", "-qq")
 _NAMING = ("access", "faccessat", "faccessat2", "openat")  # in which a mark may be seen
 _CALL = re.compile(r"(\d+)\s+(\w+)\((.*)")
@@ -68,25 +37,16 @@ class Trap:
 
     def before(self) -> list[str]:
         """Words to put before a command."""
-        one = [
-            "-e",
-            f"trace={self.call}",
-            "-e",
-            f"inject={self.call}:signal=SIGKILL:when={self.nth}",
-        ]
-        return [*STRACE, "-o", "/dev/null", *one]
+        injected = f"inject={self.call}:signal=SIGKILL:when={self.nth}"
+        return [*STRACE, "-o", "/dev/null", "-e", f"trace={self.call}", "-e", injected]
 
 
 def can_trap() -> bool:
     """Whether strace is here, and allowed to trace."""
     if not shutil.which("strace"):
         return False
-    return (
-        subprocess.run(
-            ["strace", "-f", "-o", "/dev/null", "true"], capture_output=True, check=False
-        ).returncode
-        == 0
-    )
+    trial = ["strace", "-f", "-o", "/dev/null", "true"]
+    return subprocess.run(trial, capture_output=True, check=False).returncode == 0
 
 
 def traps(command: Sequence[str], mark: str, log: Path, env: Mapping[str, str]) -> list[Trap]:

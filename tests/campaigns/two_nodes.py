@@ -19,12 +19,12 @@ from typing import Any
 
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import create_store
-from tests.campaigns.campaign import arguments
-from tests.campaigns.cluster import CLEAN
-from tests.campaigns.lives import Mortal
+from tests.campaigns.campaign import CKPTSYNC, CLEAN, arguments, flags
+from tests.campaigns.cluster import Service
 from tests.campaigns.nodes import Network, can_isolate, ended, kill_tree, start
 from tests.support.fault_proxy import TcpProxy
 from tests.support.vector import ROOT
+from tests.support.waiting import until
 
 SCRIPT = Path(__file__).with_name("hf_training.py")
 PROJECT = Path(__file__).parents[2]
@@ -50,23 +50,12 @@ class Job:
 
     def words(self, home: Path) -> list[str]:
         """What the script is told on a node whose directory is ``home``."""
-        locations = [
-            "--out",
-            str(home / "out" / self.run),
-            "--truth",
-            str(home / "truth" / self.run),
-            "--base",
-            str(ROOT / "base"),
+        out, truth = home / "out" / self.run, home / "truth" / self.run
+        return [
+            self.mode,
+            *flags(out=out, truth=truth, base=ROOT / "base", steps=self.steps, pause=self.pause),
+            *flags(hook=self.hook, resume=(self.resume and out / self.resume) or False),
         ]
-        resumed = ["--resume", str(home / "out" / self.run / self.resume)] if self.resume else []
-        told = [
-            "--steps",
-            str(self.steps),
-            "--pause",
-            str(self.pause),
-            *(["--hook"] if self.hook else []),
-        ]
-        return [self.mode, *locations, *told, *resumed]
 
 
 class TwoNodes:
@@ -84,14 +73,10 @@ class TwoNodes:
         network: Network | None,
     ) -> None:
         self.home, self.network = home, network
-        self._python = str(
-            Path(python).absolute()
-        )  # trainers have a working directory of their own
-        self._url, self._reached, self._options = (
-            str(home / "store"),
-            str(home / "store"),
-            dict[str, Any](),
-        )
+        # trainers have a working directory of their own
+        self._python = str(Path(python).absolute())
+        self._url = self._reached = str(home / "store")
+        self._options: dict[str, Any] = {}
         self._reached_options: dict[str, Any] = {}
         self._proxy: TcpProxy | None = None
         home.mkdir(parents=True, exist_ok=True)
@@ -110,7 +95,7 @@ class TwoNodes:
             "CKPTSYNC_STORE": self._reached,
             "CKPTSYNC_STORAGE_OPTIONS": json.dumps(self._reached_options),
         }
-        command = [*self._within(n), sys.executable, "-m", "ckptsync", *words]
+        command = [*self._within(n), *CKPTSYNC, *words]
         told = {
             **CLEAN,
             "PYTHONPATH": str(PROJECT),
@@ -121,10 +106,6 @@ class TwoNodes:
     def python(self, n: int, *words: str) -> list[str]:
         """The Python of the trainers, on a node."""
         return [*self._within(n), self._python, *words]
-
-    def environment(self) -> dict[str, str]:
-        """Of the trainers."""
-        return self._environment()
 
     def wipe(self, n: int) -> None:
         """Its worker dies, and its disk is lost."""
@@ -161,7 +142,7 @@ class TwoNodes:
                     str(SCRIPT),
                     *job.words(self.node(n)),
                 ]
-                started.append(start(words, log, env=self._environment(), cwd=str(self.node(n))))
+                started.append(start(words, log, env=self.environment(), cwd=str(self.node(n))))
             yield started
         finally:
             for one in started:
@@ -169,29 +150,13 @@ class TwoNodes:
 
     def _torchrun(self, n: int, job: Job) -> list[str]:
         address = self.network.trainer(0) if self.network else "127.0.0.1"
-        where = [
-            "--nnodes",
-            str(NODES),
-            "--node-rank",
-            str(n),
-            "--master-addr",
-            address,
-            "--master-port",
-            str(self._port()),
-        ]
-        return [
-            self._python,
-            "-m",
-            "torch.distributed.run",
-            *where,
-            "--nproc-per-node",
-            str(job.ranks),
-        ]
+        port = 29500 if self.network else 29500 + os.getpid() % 5000
+        where = flags(nnodes=NODES, node_rank=n, master_addr=address, master_port=port)
+        run = [self._python, "-m", "torch.distributed.run"]
+        return [*run, *where, *flags(nproc_per_node=job.ranks)]
 
-    def _port(self) -> int:
-        return 29500 if self.network else 29500 + os.getpid() % 5000
-
-    def _environment(self) -> dict[str, str]:
+    def environment(self) -> dict[str, str]:
+        """Return the environment of the trainers."""
         interface = "train" if self.network else "lo"
         quiet = {
             "TRANSFORMERS_VERBOSITY": "error",
@@ -213,18 +178,12 @@ class TwoNodes:
     def _within(self, n: int) -> list[str]:
         return self.network.nodes[n].within() if self.network else []
 
-    def _worker(self, n: int, worker: Mapping[str, object]) -> Mortal:
+    def _worker(self, n: int, worker: Mapping[str, object]) -> Service:
         self.node(n).mkdir(parents=True)
         (self.node(n) / "out").mkdir()
         store = {"url": self._reached, "options": self._reached_options}
-        found = {"path": f"{self.node(n)}/out/*"}
-        told = {
-            "node": f"node{n}",
-            "roles": ["worker"],
-            "store": store,
-            "worker": {"runs": [found], **worker},
-        }
-        return Mortal(self.home, f"node{n}", told)
+        told = {"runs": [{"path": f"{self.node(n)}/out/*"}], **worker}
+        return Service(self.home, f"node{n}", "worker", store=store, worker=told)
 
     def _serve_s3(self) -> None:
         from tests.support.seaweedfs import weed
@@ -300,28 +259,26 @@ def events(truth: Path) -> dict[str, list[dict[str, Any]]]:
     }
 
 
+def all_events(truth: Path) -> Iterator[dict[str, Any]]:
+    """What all ranks of a node said."""
+    return (said for its in events(truth).values() for said in its)
+
+
 def wait_for(truth: Path, event: str, step: int, patience: float) -> bool:
     """Until some rank of a node has said it."""
-    until = time.monotonic() + patience
-    while time.monotonic() < until:
-        if any(
-            (e["event"], e["step"]) == (event, step)
-            for said in events(truth).values()
-            for e in said
-        ):
-            return True
-        time.sleep(0.05)
-    return False
+    return until(
+        lambda: any((e["event"], e["step"]) == (event, step) for e in all_events(truth)), patience
+    )
 
 
 def finish(started: list[subprocess.Popen[bytes]], patience: float) -> list[int | None]:
     """Exit codes; ``None`` for one that did not end, also when the others have failed for a
     while.
     """
-    until = time.monotonic() + patience
-    while time.monotonic() < until and any(one.poll() is None for one in started):
+    end = time.monotonic() + patience
+    while time.monotonic() < end and any(one.poll() is None for one in started):
         if any(one.poll() for one in started):
-            until = min(until, time.monotonic() + 20)
+            end = min(end, time.monotonic() + 20)
         time.sleep(0.1)
     return [ended(one, 0) for one in started]
 
@@ -333,11 +290,11 @@ def default_python() -> str:
 
 def can_train(python: str, mode: str = "ddp") -> bool:
     """Whether that Python has what the trainer of a mode imports."""
-    needs = [
-        "torch",
-        "transformers",
-        "accelerate",
-        *(["deepspeed"] if mode.startswith("zero") else []),
-    ]
-    asked = f"import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, {needs!r})))"
+    deepspeed = ["deepspeed"] if mode.startswith("zero") else []
+    return has_modules(python, "torch", "transformers", "accelerate", *deepspeed)
+
+
+def has_modules(python: str, *names: str) -> bool:
+    """Return whether a Python can import all of these."""
+    asked = f"import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, {names!r})))"
     return subprocess.run([python, "-c", asked], capture_output=True, check=False).returncode == 0

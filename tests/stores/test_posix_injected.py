@@ -13,12 +13,12 @@ import pytest
 from ckptsync.stores.contract import read_all
 from ckptsync.stores.posix.part_file import is_unfinished
 from ckptsync.stores.posix.store import PosixStore
-from tests.campaigns.crash_trace import can_trace
+from tests.campaigns.trapping import can_trap
 from tests.support.exhaustive import ALL
 from tests.support.strace_faults import CALLS, NEW, OTHER, Outcome, injected
 
 pytestmark = pytest.mark.skipif(
-    not can_trace(), reason="strace is not installed, or may not trace here"
+    not can_trap(), reason="strace is not installed, or may not trace here"
 )
 CHANGES = [call for call in CALLS if call.split()[0] in ("write", "replace", "create", "delete")]
 ERRORS = ["ENOSPC", "EIO", "EDQUOT", "ESTALE", "EACCES", "EROFS"]

@@ -34,13 +34,30 @@ class MemoryFiles:
         out[:] = data
 
 
+def file_paths(root: Path) -> dict[str, Path]:
+    """Return every file below a directory, by its path from there."""
+    found = sorted(path for path in root.rglob("*") if path.is_file())
+    return {path.relative_to(root).as_posix(): path for path in found}
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    """Return the content of every file below a directory."""
+    return {name: path.read_bytes() for name, path in file_paths(root).items()}
+
+
+def write_files(root: Path, files: Mapping[str, bytes]) -> Path:
+    """Write files below a directory, which is returned."""
+    for name, data in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(data)
+    return root
+
+
 def tree(*roots: Path) -> MemoryFiles:
     """Everything below some directories, in memory; the first one wins."""
-    content: dict[str, bytes] = {}
-    for root in roots:
-        for path in sorted(p for p in root.rglob("*") if p.is_file()):
-            content.setdefault(path.relative_to(root).as_posix(), path.read_bytes())
-    return MemoryFiles(content)
+    return MemoryFiles(
+        {name: data for root in reversed(roots) for name, data in contents(root).items()}
+    )
 
 
 def safetensors_file(tensors: Mapping[str, tuple[str, tuple[int, ...], bytes]]) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from ckptsync.formats.pickles import Name, PickledObject
@@ -17,20 +18,13 @@ def made(module: str, name: str, state: Any = None, args: tuple[Any, ...] = ()) 
 
 
 def stored(shape: Shape, dtype: str = "F32", numel: int | None = None) -> StoredTensor:
-    size = 1
-    for n in shape:
-        size *= n
-    return StoredTensor(
-        dtype, Storage(dtype, "0", size if numel is None else numel), 0, shape, row_major(shape)
-    )
+    storage = Storage(dtype, "0", prod(shape) if numel is None else numel)
+    return StoredTensor(dtype, storage, 0, shape, row_major(shape))
 
 
 def mesh(shape: Shape, rank: int, ranks: tuple[int, ...] = (), **changes: Any) -> PickledObject:
     """As torch 2.13 pickles a mesh of all ranks."""
-    count = 1
-    for n in shape:
-        count *= n
-    every = ranks or tuple(range(count))
+    every = ranks or tuple(range(prod(shape)))
     at = every.index(rank)
     coordinate: list[int] = []
     for n in reversed(shape):

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from tests.campaigns.cluster import CLEAN
+from tests.campaigns.campaign import CLEAN
 
 ROOTS_RIGHTS = (1, 2)  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH: capabilities(7)
 _DROP = 24  # PR_CAPBSET_DROP: prctl(2)

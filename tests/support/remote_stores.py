@@ -19,6 +19,7 @@ from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.open_files import PathOrUrl
 from ckptsync.stores.opening import Access
 from ckptsync.stores.urls import Remote
+from tests.support.files_in_memory import contents
 
 OUT = Remote("mem", "out")
 KEEP = MergeOptions("keep", max_shard_size=11_000)
@@ -26,9 +27,8 @@ KEEP = MergeOptions("keep", max_shard_size=11_000)
 
 def filled(store: Store, directory: Path) -> Store:
     """The store, with the files below a directory."""
-    for path in sorted(directory.rglob("*")):
-        if path.is_file():
-            store.write(str(path.relative_to(directory)), [path.read_bytes()])
+    for name, data in contents(directory).items():
+        store.write(name, [data])
     return store
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.files_in_memory import contents
 from tests.support.vector import vector
 
 S = 10**9
@@ -114,10 +115,7 @@ def of(name: str, node: int = 0) -> dict[str, bytes]:
 
     What real checkpoints hold and the vector was relieved of is made up.
     """
-    source = vector(name).sources[node]
-    return {
-        p.relative_to(source).as_posix(): p.read_bytes() for p in source.rglob("*") if p.is_file()
-    }
+    return contents(vector(name).sources[node])
 
 
 _ONCE = ("write config.json", "write generation_config.json")

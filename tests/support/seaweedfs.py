@@ -91,16 +91,6 @@ class Weed:
         self._wait_for(key, secret)
         return self.options(key, secret)
 
-    def rekey(self, key: str, secret: str) -> None:
-        """Give an identity another secret; the old one is refused from then on."""
-        for identity in self._identities:
-            for credentials in identity["credentials"]:
-                if credentials["accessKey"] == key:
-                    credentials["secretKey"] = secret
-        self._tell()
-        os.kill(self.pid, signal.SIGHUP)
-        self._wait_for(key, secret)
-
     def _tell(self) -> None:
         config = {"identities": self._identities, "policies": self._policies}
         temporary = self._folder / "s3.json.new"
@@ -148,7 +138,7 @@ class Weed:
 def weed() -> Weed:
     """The server of this process."""
     for trial in (1, 2, 3):  # a free port may be taken before it is used
-        server = Weed(Path(tempfile.mkdtemp(prefix="ckptsync-weed-")), _free_ports(8))
+        server = Weed(Path(tempfile.mkdtemp(prefix="ckptsync-weed-")), free_ports(8))
         atexit.register(server.stop)
         try:
             server.wait()
@@ -219,11 +209,12 @@ def _started(folder: Path, ports: list[int]) -> subprocess.Popen[bytes]:
                     "GOMEMLIMIT", "1GiB"
                 ),  # at 256MiB it does little but collect garbage
             },
-            preexec_fn=_die_with_parent,  # noqa: PLW1509  it takes no lock
+            preexec_fn=die_with_parent,  # noqa: PLW1509  it takes no lock
         )
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
+    """For ``preexec_fn``: SIGKILL when the thread that started the process ends (prctl(2))."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
@@ -231,7 +222,8 @@ def _identity(name: str, key: str, secret: str, **rest: object) -> dict[str, Any
     return {"name": name, "credentials": [{"accessKey": key, "secretKey": secret}], **rest}
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Return so many ports that nobody listens on now."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:

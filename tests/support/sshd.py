@@ -25,6 +25,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.campaigns.nodes import below
+from tests.support.seaweedfs import free_ports
+
 NEEDED = "CKPTSYNC_TEST_SSHD"  # set to 1, a missing sshd fails the tests instead of skipping them
 _LOCAL = Path(sys.prefix, "sshd")  # where tests/support/get_sshd.sh unpacks one
 _TRIES = 5
@@ -69,7 +72,7 @@ class Sshd:
     def start(self) -> None:
         """Listen; after `stop` on the same port again."""
         for _ in range(1 if self.port else _TRIES):
-            self.port = self.port or _free_port()
+            self.port = self.port or free_ports(1)[0]
             process = self._started()
             if _answers(self.port, process):
                 self._process = process
@@ -88,7 +91,7 @@ class Sshd:
 
     def cut(self) -> None:
         """No new connections, and those that are open break."""
-        sessions = _below(self._process.pid) if self._process else []
+        sessions = [*below(self._process.pid)][1:] if self._process else []
         self.stop()
         for session in sessions:
             with suppress(ProcessLookupError):
@@ -179,25 +182,11 @@ def _program() -> tuple[str, dict[str, str]]:
     }
 
 
-def _below(pid: int) -> list[int]:
-    """The children of a process, and theirs."""
-    said = subprocess.run(
-        ["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False
-    ).stdout
-    return [found for child in map(int, said.split()) for found in (child, *_below(child))]
-
-
 def _keygen(path: Path) -> None:
     subprocess.run(
         ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "ckptsync-test", "-f", path],
         check=True,
     )
-
-
-def _free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 def _answers(port: int, process: subprocess.Popen[bytes]) -> bool:

@@ -62,18 +62,8 @@ def injected(
         root / "run/dir" / part_of("b", "us"),
     ]
     only = [word for path in (*paths, *drafts) for word in ("-P", str(path))]
-    strace = [
-        "strace",
-        "-f",
-        "-qq",
-        "-o",
-        str(log),
-        *only,
-        "-e",
-        f"trace={fault.partition(':')[0]}",
-        "-e",
-        f"inject={fault}",
-    ]
+    strace = ["strace", "-f", "-qq", "-o", str(log), *only]
+    strace += ["-e", f"trace={fault.partition(':')[0]}", "-e", f"inject={fault}"]
     program = [sys.executable, "-m", "tests.support.strace_faults", str(root), mount, *calls]
     done = subprocess.run(
         [*strace, *program] if fault else program, capture_output=True, text=True, check=False

@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable
 
 
-def until(condition: Callable[[], object], seconds: float = 60) -> bool:
-    """Whether it holds in time."""
+def until(condition: Callable[[], object], seconds: float = 60, pause: float = 0.01) -> bool:
+    """Whether it holds in time; it is looked at every ``pause`` seconds."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if condition():
             return True
-        time.sleep(0.01)
+        time.sleep(pause)
     return False
