@@ -8,8 +8,7 @@ from contextlib import closing
 import pytest
 
 from tests.campaigns import doctor
-from tests.campaigns.doctor_faults import FAULTS, library
-from tests.campaigns.doctor_sound import SOUND
+from tests.campaigns.doctor_faults import FAULTS, SOUND, library
 from tests.campaigns.nodes import Network, can_isolate
 from tests.doctor.test_documents import kinds_of_the_code
 from tests.support.exhaustive import in_exhaustive

@@ -21,9 +21,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.campaigns.campaign import arguments
-from tests.campaigns.doctor_faults import FAULTS, Planted
+from tests.campaigns.doctor_faults import FAULTS, SOUND, Planted
 from tests.campaigns.doctor_pair import Nodes, Told
-from tests.campaigns.doctor_sound import SOUND
 from tests.campaigns.nodes import Network, can_isolate
 
 

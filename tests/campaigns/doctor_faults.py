@@ -1,18 +1,28 @@
-"""What is planted on a node, and by which kinds of docs/doctor.md it is to be found."""
+"""What is planted on a node, and by which kinds of docs/doctor.md it is to be found.
+
+And nodes that are sound, each in its own way: nothing is to be found on them.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.campaigns.doctor_pair import Told
-from tests.campaigns.nodes import TRAIN, Network
+from tests.campaigns.nodes import TRAIN, Network, has_user_namespaces
+
+Around = Callable[[Network, int], AbstractContextManager[object]]
+
+
+def nothing(_network: Network, _node: int) -> AbstractContextManager[object]:
+    """Nothing is around a node."""
+    return nullcontext()
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +36,13 @@ class Planted:
     """
 
     kinds: frozenset[str]
-    told: Told = field(default_factory=Told)
-    on: int | None = 1
-    nodes: int = 2
-    everywhere: Mapping[str, str | None] = field(default_factory=dict)
-    around: Callable[[Network, int], AbstractContextManager[object]] = field(
-        default=lambda _network, _node: nullcontext()
-    )
-    is_compared: bool = True
-    needs: str = ""
+    told: Told
+    on: int | None
+    nodes: int
+    everywhere: Mapping[str, str | None]
+    around: Around
+    is_compared: bool
+    needs: str
 
     def missing(self) -> str:
         """Why it cannot be planted here; empty if it can."""
@@ -45,21 +53,27 @@ class Planted:
             return "anybody may link anything here"
         if self.needs == "fuse" and not os.access("/dev/fuse", os.R_OK | os.W_OK):
             return "no FUSE here"
-        if (
-            self.needs == "users"
-            and subprocess.run(
-                ["unshare", "--map-root-user", "true"], capture_output=True, check=False
-            ).returncode
-        ):
+        if self.needs == "users" and not has_user_namespaces():
             return "no user namespaces here"
         return f"there is no {self.needs}" if self.needs == "cc" and not shutil.which("cc") else ""
 
 
 def told(
-    kinds: str, setup: str = "", *, needs: str = "", on: int | None = 1, **unlike: object
+    kinds: str,
+    setup: str = "",
+    *,
+    on: int | None = 1,
+    nodes: int = 2,
+    everywhere: Mapping[str, str | None] | None = None,
+    around: Around = nothing,
+    is_compared: bool = True,
+    needs: str = "",
+    **unlike: object,
 ) -> Planted:
-    """Something that a node has, or is."""
-    return Planted(frozenset(kinds.split()), Told(setup, **unlike), on, needs=needs)  # type: ignore[arg-type]
+    """Something that a node has, or is; the keywords that `Planted` does not have are `Told`'s."""
+    how = Told(setup, **unlike)  # type: ignore[arg-type]
+    found = frozenset(kinds.split())
+    return Planted(found, how, on, nodes, everywhere or {}, around, is_compared, needs)
 
 
 def variables(kinds: str, **said: str | None) -> Planted:
@@ -92,6 +106,17 @@ def deaf(network: Network, node: int) -> Iterator[None]:
         yield
     finally:
         network.hub.ip("link", "set", "t0", "up")
+
+
+@contextlib.contextmanager
+def numbered(network: Network, _node: int) -> Iterator[None]:
+    """All nodes have an address of IPv6, too."""
+    for how in ("add", "del"):
+        for n, node in enumerate(network.nodes):
+            more = ["nodad"] if how == "add" else []
+            node.ip("-6", "address", how, f"fd00::{n + 1}/64", "dev", TRAIN, *more)
+        if how == "add":
+            yield
 
 
 _AS_NFS = """sed 's#\\( {{home}}/{what} .*\\) - [^ ]* [^ ]* \\(.*\\)$#\\1 - nfs4 head:/out \
@@ -127,9 +152,7 @@ _S3 = {
 _OLDER = '#!/bin/sh\n"{python}" "$@" | sed \'s/"python": "3[.][0-9]*[.]/"python": "3.99./\'\n'
 
 ONE_NODE = {
-    "configuration": Planted(
-        frozenset({"configuration"}), Told(config={"verify": {"level": "much"}}), is_compared=False
-    ),
+    "configuration": told("configuration", config={"verify": {"level": "much"}}, is_compared=False),
     "runs-of-one-name": told(
         "run-left-out output-differs",
         "mkdir -p {home}/out/a/x {home}/out/b/x",
@@ -139,56 +162,44 @@ ONE_NODE = {
         "output-absent",
         config={"worker": {"runs": [{"path": "{home}/out/*"}, {"path": "/no/such/location/*"}]}},
     ),
-    "store-gone": Planted(
-        frozenset({"store-absent"}),
-        Told(
-            "mkdir -p {home}/out/run/_ckptsync; echo {home}/shared/store >"
-            " {home}/out/run/_ckptsync/store; mount -t tmpfs none {home}/shared"
-        ),
+    "store-gone": told(
+        "store-absent",
+        "mkdir -p {home}/out/run/_ckptsync; echo {home}/shared/store >"
+        " {home}/out/run/_ckptsync/store; mount -t tmpfs none {home}/shared",
         is_compared=False,
     ),
     "store-not-mounted": told(
         "not-mounted", "echo 'head:/srv {home}/shared nfs4 hard 0 0' > {home}/fstab"
     ),
-    "store-read-only": Planted(
-        frozenset({"store-create"}),
-        Told(
-            "mount --bind {home}/shared/store {home}/shared/store; mount -o remount,ro,bind"
-            " {home}/shared/store"
-        ),
+    "store-read-only": told(
+        "store-create",
+        "mount --bind {home}/shared/store {home}/shared/store; mount -o remount,ro,bind"
+        " {home}/shared/store",
         is_compared=False,
     ),
-    "store-full": Planted(
-        frozenset({"store-create", "disk-full"}),
-        Told(
-            "mount -t tmpfs -o size=512k,nr_inodes=500 tmpfs {home}/shared/store; cat /dev/zero >"
-            " {home}/shared/store/x || true"
-        ),
+    "store-full": told(
+        "store-create disk-full",
+        "mount -t tmpfs -o size=512k,nr_inodes=500 tmpfs {home}/shared/store; cat /dev/zero >"
+        " {home}/shared/store/x || true",
         is_compared=False,
     ),
-    "store-of-no-server": Planted(
-        frozenset({"store-unreachable"}), Told(config={"store": _S3}), is_compared=False
-    ),
-    "store-dead": Planted(
-        frozenset({"no-answer"}),
-        Told(
-            "exec 9<>/dev/fuse; mount -i -t fuse -o fd=9,rootmode=40000,user_id=0,group_id=0 dead"
-            " {home}/shared/store"
-        ),
+    "store-of-no-server": told("store-unreachable", config={"store": _S3}, is_compared=False),
+    "store-dead": told(
+        "no-answer",
+        "exec 9<>/dev/fuse; mount -i -t fuse -o fd=9,rootmode=40000,user_id=0,group_id=0 dead"
+        " {home}/shared/store",
         is_compared=False,
         needs="fuse",
     ),
-    "store-not-writable": Planted(
-        frozenset({"store-create"}),
-        Told("chmod 555 {home}/shared/store", within=USER),
+    "store-not-writable": told(
+        "store-create",
+        "chmod 555 {home}/shared/store",
+        within=USER,
         is_compared=False,
         needs="users",
     ),
-    "store-not-listable": Planted(
-        frozenset({"store-list"}),
-        Told("chmod 311 {home}/shared/store", within=USER),
-        is_compared=False,
-        needs="users",
+    "store-not-listable": told(
+        "store-list", "chmod 311 {home}/shared/store", within=USER, is_compared=False, needs="users"
     ),
     "spool-of-another-user": told(
         "output-not-writable",
@@ -238,7 +249,7 @@ ONE_NODE = {
     "nfs-late": nfs("late-names no-events", more=",actimeo=600", on=None),
     "few-files": told("few-files", "ulimit -n 512"),
     "small-shm": told("small-shm", "mount -t tmpfs -o size=64m none /dev/shm"),
-    "python": Planted(frozenset({"python"}), Told(python="#!/bin/sh\nexit 3\n"), is_compared=False),
+    "python": told("python", python="#!/bin/sh\nexit 3\n", is_compared=False),
     "no-torch": library("no-torch versions-differ", torch=None),
     "clock-5s": shifted(5),
     "clock-a-minute-behind": shifted(-60),
@@ -252,10 +263,11 @@ ONE_NODE = {
     "ray-destroys-twice": told(
         "ray-destroys-twice", on=None, versions={"llamafactory": "0.9.2", "ray": "2.54.0"}
     ),
-    "ray-cpus": Planted(
-        frozenset({"ray-cpus"}),
-        Told(versions={"llamafactory": "0.9.5"}, gpus=900),
-        None,
+    "ray-cpus": told(
+        "ray-cpus",
+        versions={"llamafactory": "0.9.5"},
+        gpus=900,
+        on=None,
         everywhere={"USE_RAY": "1"},
     ),
     "zero3-no-model": told(
@@ -304,9 +316,7 @@ BETWEEN = {
     ),
     "gpus-on-one-node-only": told("gpus-on-some", gpus=0, driver=""),
     "gpus-of-two-kinds": told("gpus-mixed", kind="NVIDIA L4"),
-    "another-count-of-gpus": Planted(
-        frozenset({"ranks-differ"}), Told(gpus=4), everywhere={"NPROC_PER_NODE": None}
-    ),
+    "another-count-of-gpus": told("ranks-differ", gpus=4, everywhere={"NPROC_PER_NODE": None}),
     "nproc-on-one-only": variables("ranks-differ gpus-too-few", NPROC_PER_NODE="4"),
     "nccl-variable": variables("network-differs", NCCL_IB_DISABLE="1"),
     "gloo-variable": variables("network-differs", GLOO_TIMEOUT="9"),
@@ -316,22 +326,18 @@ BETWEEN = {
     "no-rank": variables("launch-missing", NODE_RANK=None),
     "one-rank-twice": variables("node-rank master-elsewhere", NODE_RANK="0"),
     "rank-too-high": variables("node-rank", NODE_RANK="2"),
-    "world-size": Planted(frozenset({"world-size"}), on=None, everywhere={"WORLD_SIZE": "6"}),
+    "world-size": told("world-size", on=None, everywhere={"WORLD_SIZE": "6"}),
     "master-loopback": variables("master-loopback launch-differs", MASTER_ADDR="127.0.0.1"),
     "master-unspecified": variables("master-loopback launch-differs", MASTER_ADDR="0.0.0.0"),
     "master-unknown": variables(
         "master-unknown launch-differs", MASTER_ADDR="no.such.host.invalid"
     ),
     "port-taken": told("port-taken", on=0, within=("python3", "-c", _HOLDS)),
-    "master-on-the-other": Planted(
-        frozenset({"master-elsewhere"}), on=None, everywhere={"MASTER_ADDR": "n1"}
-    ),
-    "master-behind-a-firewall": Planted(frozenset({"master-unreachable"}), around=deaf),
+    "master-on-the-other": told("master-elsewhere", on=None, everywhere={"MASTER_ADDR": "n1"}),
+    "master-behind-a-firewall": told("master-unreachable", around=deaf),
     "interface-loopback": variables("interface-loopback", GLOO_SOCKET_IFNAME="lo"),
     "exclusion-without-lo": variables("interface-loopback", NCCL_SOCKET_IFNAME="^docker0"),
-    "host-loopback": Planted(
-        frozenset({"host-loopback"}), Told(LOOPBACK), everywhere={"GLOO_SOCKET_IFNAME": None}
-    ),
+    "host-loopback": told("host-loopback", LOOPBACK, everywhere={"GLOO_SOCKET_IFNAME": None}),
     "mtu": told(
         "links-differ", links=((f"link set {TRAIN} mtu 1400", f"link set {TRAIN} mtu 1500"),)
     ),
@@ -342,18 +348,15 @@ BETWEEN = {
         " {home}/{node}/hosts /etc/hosts",
     ),
     "one-machine-id": told("identity-shared", "mount --bind {home}/n0/machine /etc/machine-id"),
-    "one-node-id": Planted(frozenset({"not-published"}), Told(node="n0"), is_compared=False),
+    "one-node-id": told("not-published", node="n0", is_compared=False),
     "another-output": told(
         "output-differs",
         "mkdir -p {home}/out/other/x; touch {home}/out/other/x/y",
         config={"worker": {"runs": [{"path": "{home}/out/other"}]}},
     ),
     "mounted-on-one-only": nfs("disk-differs no-events"),
-    "shared-by-two-of-three": Planted(
-        frozenset({"disk-differs"}),
-        Told("mount --bind {home}/n0/out {home}/out"),
-        nodes=3,
-        everywhere=THREE,
+    "shared-by-two-of-three": told(
+        "disk-differs", "mount --bind {home}/n0/out {home}/out", nodes=3, everywhere=THREE
     ),
     "shared-and-each-saves": told(
         "disk-shared",
@@ -373,11 +376,84 @@ BETWEEN = {
         needs="users",
         within=USER,
     ),
-    "store-on-a-disk-of-its-own": Planted(
-        frozenset({"nodes-missing"}),
-        Told("mount -t tmpfs -o size=1g none {home}/shared/store; mkdir -p {home}/shared/store"),
-        is_compared=True,
+    "store-on-a-disk-of-its-own": told(
+        "nodes-missing",
+        "mount -t tmpfs -o size=1g none {home}/shared/store; mkdir -p {home}/shared/store",
     ),
-    "one-too-many": Planted(frozenset({"nodes-too-many", "node-rank"}), on=9, nodes=3),
+    "one-too-many": told("nodes-too-many node-rank", on=9, nodes=3),
 }
 FAULTS: Mapping[str, Planted] = {**ONE_NODE, **BETWEEN}
+
+
+def sound(setup: str = "", *, on: int | None = None, **told_of: Any) -> Planted:
+    """Nodes that are unlike the plain ones, and well."""
+    return told("", setup, on=on, **told_of)
+
+
+_NOTHING = dict.fromkeys(("NNODES", "NODE_RANK", "NPROC_PER_NODE", "MASTER_ADDR", "MASTER_PORT"))
+SOUND: Mapping[str, Planted] = {
+    "plain": sound(),
+    "three-nodes": sound(everywhere=THREE, nodes=3),
+    "no-variables": sound(everywhere=_NOTHING),
+    "no-gpus": sound(gpus=0, driver="", everywhere={"NPROC_PER_NODE": "2"}),
+    "no-gpus-by-slurm": sound(
+        gpus=0, driver="", everywhere={"CUDA_VISIBLE_DEVICES": "NoDevFiles", "SLURM_JOB_ID": "7"}
+    ),
+    "half-of-the-gpus": sound(gpus=4, everywhere={"CUDA_VISIBLE_DEVICES": "2,3"}),
+    "master-by-name": sound(everywhere={"MASTER_ADDR": "n0"}),
+    "master-by-name-here-and-address-there": sound(on=1, environment={"MASTER_ADDR": "n0.cluster"}),
+    "debian": sound(LOOPBACK, on=0, everywhere={"MASTER_ADDR": "n0"}),
+    "ipv6": sound(around=numbered, everywhere={"MASTER_ADDR": "fd00::1"}),
+    "elastic": sound(everywhere={"NNODES": "1:4", "NODE_RANK": None, "RDZV_ID": "job"}),
+    "exclusion": sound(everywhere={"NCCL_SOCKET_IFNAME": "^lo,docker"}),
+    "prefix": sound(everywhere={"NCCL_SOCKET_IFNAME": "tra"}),
+    "switches": sound(
+        on=1, environment={"FORCE_TORCHRUN": "true"}, everywhere={"FORCE_TORCHRUN": "1"}
+    ),
+    "logs-differ": sound(on=1, environment={"NCCL_DEBUG": "INFO", "NCCL_HOSTID": "n1"}),
+    "torch-of-another-index": sound(on=1, versions={"torch": "2.8.0+cu128"}),
+    "a-patch-of-python": sound(
+        python=(
+            '#!/bin/sh\n"{python}" "$@" | sed \'s/"python": "\\(3[.][0-9]*\\)[.][0-9]*/"python":'
+            " \"\\1.99/'\n"
+        ),
+        on=1,
+    ),
+    "a-banner": sound(python='#!/bin/sh\necho welcome\n"{python}" "$@"\n'),
+    "another-locale": sound(
+        everywhere={
+            "LC_ALL": "C",
+            "LANG": "C",
+            "LANGUAGE": "de",
+            "TZ": "Asia/Shanghai",
+            "PYTHONUTF8": "0",
+        }
+    ),
+    "no-home": sound(everywhere={"HOME": None}),
+    "no-names": sound("mount --bind /dev/null /etc/passwd"),
+    "no-fstab": sound("mount --bind /dev/null /etc/fstab"),
+    "no-machine-id": sound("mount --bind /dev/null /etc/machine-id"),
+    "a-container": sound(within=("unshare", "--pid", "--fork", "--mount-proc")),
+    "not-root": sound(needs="users", within=USER),
+    "root-made-it-for-all": sound("rm -rf {home}/out/run/*; chmod 1777 {home}/out/run"),
+    "nothing-saved-yet": sound("rm -rf {home}/out/run/*"),
+    "nothing-there-yet": sound("rm -rf {home}/out/run", training={"output_dir": "{home}/soon/run"}),
+    "one-shared-disk": sound("mount --bind {home}/n0/out {home}/out"),
+    "bound-over-its-own-disk": sound(
+        "echo '{home}/{node}/out {home}/out none bind 0 0' > {home}/fstab"
+    ),
+    "automounted": sound("echo 'head:/srv /elsewhere nfs4 noauto 0 0' > {home}/fstab"),
+    "little-memory": sound(within=("prlimit", "--nproc=400", "--as=4000000000")),
+    "a-proxy-and-a-job": sound(
+        everywhere={
+            "http_proxy": "http://me:s3cret@proxy:1",
+            "SLURM_JOB_ID": "9",
+            "SLURM_PROCID": "0",
+        }
+    ),
+    "a-store-not-there-yet": sound("rm -rf {home}/shared/store", on=0),
+    "names-with-blanks": sound(
+        "mkdir -p '{home}/out/my run/checkpoint-1'; echo x > '{home}/out/my"
+        " run/checkpoint-1/model.safetensors'"
+    ),
+}
