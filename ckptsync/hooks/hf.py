@@ -51,8 +51,7 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
         self._saves: TrainerSaves | None = None
         self._folders: set[Path] = set()  # where this is the first rank that writes
         self._problem = ""
-        self._where: tuple[Path | None, int] = None, 0  # the spool, and this rank
-        self._hook_log = HookLog()
+        self._log = HookLog()
         self.state: Any = None  # one object for all callbacks of a training
         self._pid = 0
 
@@ -101,14 +100,14 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
         self.state, self._pid = state, os.getpid()
         output_dir, rank = Path(args.output_dir).absolute(), args.process_index
         if getattr(state, "is_hyper_param_search", False):
-            self._write_log(
+            self._log(
                 f"{output_dir}: the hook does not follow hyperparameter_search; a worker judges"
                 " the trials' checkpoints by their files"
             )
             return
         output_dir.mkdir(parents=True, exist_ok=True)
         folders.make(output_dir / SPOOL)
-        self._where = output_dir / SPOOL, rank
+        self._log.spool, self._log.rank = output_dir / SPOOL, rank
         model = given.get("model")
         facts = added_files.about_process()
         if rank == 0:
@@ -119,7 +118,7 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
             args.world_size,
             trainer=f"transformers {added_files.version_of('transformers')}",
             facts=facts,
-            log=self._write_log,
+            log=self._log,
             only_model=bool(getattr(args, "save_only_model", False)),
         )
         if self not in _callbacks:
@@ -130,7 +129,7 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
                 processing = added_files.processing_of(given)
                 errors = added_files.write_added(model, processing, self._saves.added)
             for error in errors:
-                self._write_log(error)
+                self._log(error)
 
     @contextlib.contextmanager
     def _following(self, args: Any, state: Any, what: str) -> Iterator[TrainerSaves | None]:  # noqa: ARG002
@@ -145,7 +144,7 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
         self._folders.add(saves.output_dir)
         problem = embedded_worker.problem(saves.output_dir)
         if problem and problem != self._problem:
-            self._write_log(problem)
+            self._log(problem)
         self._problem = problem
         if self._store:
             embedded_worker.keep_running(saves.output_dir, self._store, self._run)
@@ -176,7 +175,7 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
         for folder in self._folders:
             with self._logged("wait for the store"):
                 if self._wait > 0:
-                    embedded_worker.wait(folder, since + self._wait, self._write_log)
+                    embedded_worker.wait(folder, since + self._wait, self._log)
                 self._sum_up(folder)
         self._folders = set()
 
@@ -185,14 +184,14 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
         if left and problem:
             command = embedded_worker.push_command(folder, self._store, self._run)
             names = ", ".join(name.rpartition(".")[0] for name in left)
-            self._write_log(
+            self._log(
                 f"not uploaded: {names}: {problem}; to upload the rest: {command}", again=True
             )
         elif problem:
-            self._write_log(problem, again=True)
+            self._log(problem, again=True)
         elif not left and self._wait > 0:
             where = f" to {self._store}" if self._store else ""
-            self._write_log(f"every kept checkpoint of {folder} is uploaded{where}", again=True)
+            self._log(f"every kept checkpoint of {folder} is uploaded{where}", again=True)
 
     # --- errors
 
@@ -202,10 +201,7 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
         try:
             yield
         except Exception as e:  # noqa: BLE001  # any error: a checkpoint is at stake, and not the training
-            self._write_log(f"could not {what}: {type(e).__name__}: {e}")
-
-    def _write_log(self, text: str, *, again: bool = False) -> None:
-        self._hook_log.write(text, *self._where, again=again)
+            self._log(f"could not {what}: {type(e).__name__}: {e}")
 
 
 class DefaultCallback(CkptSyncCallback):

@@ -62,7 +62,7 @@ def mark_saved(
         if strict:
             raise _as_ckptsync_error(path, e) from e
         hint = getattr(e, "hint", "")
-        _log.write(f"could not mark {path}: {type(e).__name__}: {e}{f'; {hint}' if hint else ''}")
+        _log(f"could not mark {path}: {type(e).__name__}: {e}{f'; {hint}' if hint else ''}")
         return False
 
 
@@ -158,22 +158,22 @@ def _marker(folder: Path, rank: Rank) -> Marker:
                 train = process_group.first_word(secrets.token_hex(8))
         if not any(pid == os.getpid() for pid, _ in _markers):
             at_end(partial(_leave, os.getpid()))
-        _markers[key] = Marker(rank, train, _exchange(rank, folder.name))
+        about = cache(partial(_next_about, folder.name))
+        _markers[key] = Marker(
+            rank,
+            train,
+            lambda word: process_group.exchange(rank.rank, rank.world, word, about()),
+        )
     return _markers[key]
 
 
-def _exchange(rank: Rank, name: str) -> Exchange:
-    """Exchange words between all ranks that use the same directory name.
+def _next_about(name: str) -> str:
+    """Return what ranks that save into directories of this name exchange their words about.
 
-    Where they do not, or several in another order, files decide.
+    Where not all of them do, or several in another order, files decide.
     """
-
-    @cache
-    def about() -> str:
-        _exchanges[name] += 1
-        return f"marked-{_exchanges[name]}-{quote(name)}"
-
-    return lambda word: process_group.exchange(rank.rank, rank.world, word, about())
+    _exchanges[name] += 1
+    return f"marked-{_exchanges[name]}-{quote(name)}"
 
 
 def _leave(pid: int) -> None:
@@ -206,6 +206,8 @@ class Marker:
 
     def __init__(self, rank: Rank, train: str, exchange: Exchange) -> None:
         self._rank, self._train, self._exchange = rank, train, exchange
+        self.log = HookLog(before=_log)
+        self.log.rank = rank.rank
         self._process = secrets.token_hex(8)
         self._saves: RankSaves | None = None
         self._counts: Counter[str] = Counter()
@@ -213,10 +215,6 @@ class Marker:
         self._level = ""
         self._processes: tuple[str, ...] | None = None
         self.unmatched = 0  # saves in a row that this rank marked while another had left no word
-
-    def log(self, text: str) -> None:
-        """Log in the spool, if it is known, and in the trainer's log."""
-        _log.write(text, self._saves.spool if self._saves else None, self._rank.rank)
 
     def mark_mine(self, home: Path, checkpoint_dir: CheckpointDir) -> bool:
         """Mark this rank's part as written; return whether this call pinned the whole save."""
@@ -281,6 +279,7 @@ class Marker:
                 marks="some",
             )
             self._saves.update(train=self._train)
+            self.log.spool = self._saves.spool
         return self._saves
 
     def _leave_word(self, level: str) -> None:

@@ -69,7 +69,10 @@ def pin_checkpoint(
     try:
         folders.make(fresh.parent)
         folders.make_new(fresh)
-        _link(path, listing, fresh, copies)
+        with Tree(fresh / "files") as tree:
+            for file in listing.files:
+                if not pins.link_file(tree, path, file.path):
+                    copies.append((open_file(path, file.path), file))
         _require_same(listing, list_files(path), commit.checkpoint)
         if added is not None:
             _link_added(added, whole.files, fresh)
@@ -87,14 +90,6 @@ def pin_checkpoint(
     hidden = make_room(output_dir, newest, sum(s.size for s in listing.files), log)
     if hidden:  # freeing many GB takes a file system seconds
         _in_thread(lambda: [*map(discard, hidden)], "ckptsync-remove")
-
-
-def _link(path: Path, listing: Listing, fresh: Path, copies: Copies) -> None:
-    """Link files into a new pin, and open those that cannot be linked."""
-    with Tree(fresh / "files") as tree:
-        for file in listing.files:
-            if not pins.link_file(tree, path, file.path):
-                copies.append((open_file(path, file.path), file))
 
 
 def _require_same(before: Listing, now: Listing, checkpoint: str) -> None:

@@ -208,21 +208,22 @@ def forget_saves(spool: Path) -> None:
 
 
 class HookLog:
-    """Writes messages to the spool's hook.log, and the first of each kind to the trainer's log."""
+    """Writes messages to the spool's hook.log, and the first of each kind to the trainer's log.
 
-    def __init__(self) -> None:
-        self._seen: set[str] = set()
+    ``spool`` and ``rank`` are set once they are known; ``before``: a log whose messages count, too.
+    """
 
-    def write(
-        self, text: str, spool: Path | None = None, rank: int = 0, *, again: bool = False
-    ) -> None:
+    def __init__(self, before: HookLog | None = None) -> None:
+        self.spool: Path | None = None
+        self.rank = 0
+        self._seen: set[str] = before._seen if before else set()  # noqa: SLF001  # of one class
+
+    def __call__(self, text: str, *, again: bool = False) -> None:
         """Log one message; ``again``: also in the trainer's log, whatever was there before."""
-        if spool is not None:
+        if self.spool is not None:
+            at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
             with contextlib.suppress(OSError, CkptsyncError):  # the spool may be what is wrong
-                markers.write_log(
-                    spool,
-                    f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} rank {rank}: {text}",
-                )
+                markers.write_log(self.spool, f"{at} rank {self.rank}: {text}")
         kind = re.sub(r"[0-9]+", "", text)[:80]
         if again or kind not in self._seen:
             self._seen.add(kind)

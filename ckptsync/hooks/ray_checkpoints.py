@@ -202,8 +202,7 @@ def send(directory: Path, url: str, part: RankPart) -> Note | None:
             " in it"
         )
         raise ConfigError(f"{part.name!r}: reported before, with other files", hint=hint)
-    options = access.options_of(location) if isinstance(location, Remote) else {}
-    store = create_store(url, options, access.limits)
+    store = create_store(url, _options(access, location), access.limits)
     family = checkpoint_dirs.family_of(part.name)
     offer = Offer(
         run,
@@ -439,9 +438,11 @@ def _plan(store: Store, note: Note) -> PullPlan:
 
 def _open(note: Note, access: Access) -> Store:
     """Open the store that a note names.  Raises ConfigError, StoreError."""
-    location = located(note.store)
-    options = access.options_of(location) if isinstance(location, Remote) else {}
-    return open_store(note.store, options, access.limits)
+    return open_store(note.store, _options(access, located(note.store)), access.limits)
+
+
+def _options(access: Access, location: Path | Remote) -> Mapping[str, object]:
+    return access.options_of(location) if isinstance(location, Remote) else {}
 
 
 def _access() -> Access:

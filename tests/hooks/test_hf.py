@@ -17,14 +17,11 @@ from ckptsync.spool import markers
 from ckptsync.spool.markers import Commit
 from tests.hooks.training import FILES, STEPS, commits
 from tests.support.exhaustive import ALL, in_exhaustive
-from tests.support.stand_in_programs import PINS, ROOT, STAND_IN, ran
+from tests.support.files_in_memory import contents
+from tests.support.stand_in_programs import PINS, ROOT, STAND_IN, program, ran
 from tests.support.stand_in_programs import STEPS as SAVES
 
 CHECKPOINTS = {f"checkpoint-{step}.0" for step in range(1, STEPS + 1)}
-
-
-def program(*words: str) -> subprocess.CompletedProcess[str]:
-    return ran(*words, path=(ROOT,), OMP_NUM_THREADS="1")
 
 
 def check_whole(output_dir: Path, name: str, commit: Commit) -> None:
@@ -238,14 +235,7 @@ def test_two_real_ranks_pin_every_step_whole_and_quickly(tmp_path: Path) -> None
 def test_the_trainer_writes_the_same_with_the_hook_as_without(tmp_path: Path) -> None:
     really_trained(tmp_path / "with", "--steps", "2", world=1)
     really_trained(tmp_path / "without", "--steps", "2", "--no-hook", world=1)
-    ours, theirs = (
-        {
-            str(p.relative_to(tmp_path / d)): p.read_bytes()
-            for p in sorted((tmp_path / d).rglob("*"))
-            if p.is_file()
-        }
-        for d in ("with", "without")
-    )
+    ours, theirs = (contents(tmp_path / d) for d in ("with", "without"))
     ours = {name: content for name, content in ours.items() if not name.startswith("_ckptsync/")}
     assert ours.keys() == theirs.keys()
     same = [

@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -34,7 +33,7 @@ from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.worker import Worker
 from tests.hooks.training import Table, commits, other_disk
 from tests.support.exhaustive import in_exhaustive
-from tests.support.stand_in_programs import ROOT, ran
+from tests.support.stand_in_programs import ROOT, program
 from tests.support.worker_in_process import tick
 
 __all__ = ["other_disk"]  # a fixture
@@ -232,10 +231,6 @@ def test_a_link_to_a_checkpoint_is_that_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "latest").symlink_to(saved(tmp_path).name)
     assert ckptsync.mark_saved(tmp_path / "latest", strict=True)
     assert set(commits(tmp_path)) == {"checkpoint-5.0"}
-
-
-def program(*words: str) -> subprocess.CompletedProcess[str]:
-    return ran(*words, path=(ROOT,), OMP_NUM_THREADS="1")
 
 
 def test_it_needs_nothing_but_the_standard_library(tmp_path: Path) -> None:

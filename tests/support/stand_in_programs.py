@@ -20,6 +20,11 @@ STEPS = 3  # of the stand-in's training
 PINS = {*(f"checkpoint-{step}.0" for step in range(1, STEPS + 1)), "final.0"}
 
 
+def program(*words: str) -> subprocess.CompletedProcess[str]:
+    """A Python without the stand-ins."""
+    return ran(*words, path=(ROOT,), OMP_NUM_THREADS="1")
+
+
 def ran(
     *words: str,
     python: str = sys.executable,
