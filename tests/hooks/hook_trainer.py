@@ -6,13 +6,11 @@ A program for `torchrun`.
 from __future__ import annotations
 
 import argparse
-import os
-import signal
 import time
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 from ckptsync.hooks.hf import CkptSyncCallback
 
@@ -37,39 +35,17 @@ class Timed(CkptSyncCallback):
         return timed
 
 
-class Stop(TrainerCallback):  # type: ignore[misc]  # transformers need not be installed where this is checked
-    """What a scheduler does when it wants the machine back."""
-
-    def __init__(self, at: int) -> None:
-        self.at = at
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == self.at:
-            os.kill(os.getpid(), signal.SIGTERM)
-        # Trainer takes three seconds to make up its mind
-        time.sleep(0.2 if self.at and state.global_step >= self.at else 0)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("out")
     parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--save-steps", type=int, default=1)
-    parser.add_argument("--stop-at", type=int, default=0)
-    parser.add_argument("--wait", type=float, default=0.0)
-    parser.add_argument("--store", default="")
     parser.add_argument("--no-hook", action="store_true")
     asked = parser.parse_args()
     torch.manual_seed(1)
     sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
     model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=1))
     rows = [{"input_ids": torch.arange(8), "labels": torch.arange(8)} for _ in range(64)]
-    saving = {
-        "save_strategy": "steps",
-        "save_steps": asked.save_steps,
-        "save_total_limit": 1,
-        "enable_jit_checkpoint": bool(asked.stop_at),
-    }
+    saving = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 1}
     quiet = {
         "use_cpu": True,
         "disable_tqdm": True,
@@ -84,9 +60,10 @@ def main() -> None:
         **saving,
         **quiet,
     )
-    hook = Timed(wait=asked.wait, store=asked.store)
-    callbacks = [Stop(asked.stop_at), *([] if asked.no_hook else [hook])]
-    trainer = Trainer(model=model, args=args, train_dataset=rows, callbacks=callbacks)
+    hook = Timed()
+    trainer = Trainer(
+        model=model, args=args, train_dataset=rows, callbacks=[] if asked.no_hook else [hook]
+    )
     trainer.train()
     trainer.save_model()
     for name, seconds in sorted(hook.took.items()):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ckptsync.cli.main import main
+from ckptsync.hooks import ray
 from tests.support.stand_in_programs import CLEAN, ROOT, STAND_IN, ran
 
 # torch's, and those of the command
@@ -42,24 +43,25 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     return made
 
 
+BOTH = ["Flow", "DefaultCallback"]
+
+
+@pytest.mark.parametrize("value", [None, "", "0", "false", "No", "off", "1", "true", "yes"])
+def test_the_variable_says_whether_every_trainer_has_the_hook(
+    environment: Environment, value: str | None
+) -> None:
+    variables = {} if value is None else {"CKPTSYNC_AUTOLOAD": value}
+    done = environment.ran("-c", APPENDED, **variables)
+    is_on = value in ("1", "true", "yes")
+    assert (done.stdout.split(), done.stderr) == (BOTH if is_on else ["Flow"], "")
+
+
 @pytest.mark.parametrize("variables", [{}, {"CKPTSYNC_AUTOLOAD": ""}], ids=["unset", "empty"])
 def test_without_the_variable_a_python_imports_nothing_of_ours(
     environment: Environment, variables: dict[str, str]
 ) -> None:
     done = environment.ran("-c", OURS, **variables)
     assert (done.stdout.split(), done.stderr) == (["False"], "")
-    assert environment.ran("-c", APPENDED, **variables).stdout.split() == ["Flow"]
-
-
-@pytest.mark.parametrize("off", ["0", "false", "No", "off"])
-def test_the_variable_can_say_no(environment: Environment, off: str) -> None:
-    assert environment.ran("-c", APPENDED, CKPTSYNC_AUTOLOAD=off).stdout.split() == ["Flow"]
-
-
-@pytest.mark.parametrize("on", ["1", "true", "yes"])
-def test_with_the_variable_every_trainer_has_the_hook(environment: Environment, on: str) -> None:
-    done = environment.ran("-c", APPENDED, CKPTSYNC_AUTOLOAD=on)
-    assert (done.stdout.split(), done.stderr) == (["Flow", "DefaultCallback"], "")
 
 
 def test_until_a_trainer_is_imported_nothing_but_a_finder_is_there(
@@ -74,34 +76,21 @@ def test_until_a_trainer_is_imported_nothing_but_a_finder_is_there(
 def test_a_python_apart_from_its_environment_is_given_the_hook_and_one_without_packages_is_not(
     environment: Environment,
 ) -> None:
-    assert environment.ran("-I", "-c", APPENDED, CKPTSYNC_AUTOLOAD="1").stdout.split() == [
-        "Flow",
-        "DefaultCallback",
-    ]
+    assert environment.ran("-I", "-c", APPENDED, CKPTSYNC_AUTOLOAD="1").stdout.split() == BOTH
     done = environment.ran("-S", "-c", OURS, CKPTSYNC_AUTOLOAD="1")
     assert (done.stdout.split(), done.stderr) == (["False"], "")
 
 
 def test_processes_that_a_process_starts_have_the_hook(environment: Environment) -> None:
     program = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {APPENDED!r}])"
-    assert environment.ran("-c", program, CKPTSYNC_AUTOLOAD="1").stdout.split() == [
-        "Flow",
-        "DefaultCallback",
-    ]
+    assert environment.ran("-c", program, CKPTSYNC_AUTOLOAD="1").stdout.split() == BOTH
 
 
 def test_every_rank_of_torchrun_has_the_hook(environment: Environment, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     (tmp_path / "train.py").write_text(APPENDED)
-    words = (
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        str(tmp_path / "train.py"),
-    )
-    done = environment.ran(*words, CKPTSYNC_AUTOLOAD="1")
+    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    done = environment.ran(*launch, str(tmp_path / "train.py"), CKPTSYNC_AUTOLOAD="1")
     said = done.stdout  # of two processes at once: one may write between the words of the other
     assert (said.count("Flow"), said.count("DefaultCallback")) == (2, 2), done.stderr
 
@@ -109,21 +98,39 @@ def test_every_rank_of_torchrun_has_the_hook(environment: Environment, tmp_path:
 INSTALL = "from ckptsync.hooks.autoload import install; install(); install()"
 
 
-@pytest.mark.parametrize(
-    "program",
-    [f"{INSTALL}; {APPENDED}", f"import transformers.trainer; {INSTALL}; {APPENDED}; {INSTALL}"],
+FINDER = """
+import importlib.util, sys
+class Other:
+    inside = False
+    def find_spec(self, name, path=None, target=None):
+        if name != "transformers.trainer" or self.inside:
+            return None
+        self.inside = True
+        spec = importlib.util.find_spec(name)
+        self.inside = False
+        return spec
+"""
+WAIT = "sys.meta_path.insert(0, Other())"
+LOOK = "import importlib.util; importlib.util.find_spec('transformers.trainer')"
+TAKEN = (
+    f"from transformers.trainer import DEFAULT_CALLBACKS as taken; {INSTALL};"
+    " print(*(c.__name__ for c in taken))"
 )
-def test_it_can_be_called_at_any_time_and_more_than_once(program: str) -> None:
-    assert ran("-c", program).stdout.split() == ["Flow", "DefaultCallback"]
-    assert ran("-c", program, CKPTSYNC_AUTOLOAD="1").stdout.split() == ["Flow", "DefaultCallback"]
+PROGRAMS = {
+    "called twice before": f"{INSTALL}; {APPENDED}",
+    "called twice behind": f"import transformers.trainer; {INSTALL}; {APPENDED}; {INSTALL}",
+    "of which somebody has taken the list before": TAKEN,
+    "for which another finder waits before": f"{FINDER}{WAIT}\n{INSTALL}\n{APPENDED}",
+    "for which another finder waits behind": f"{FINDER}{INSTALL}\n{WAIT}\n{APPENDED}",
+    "which somebody only looks for": f"{INSTALL}; {LOOK}; {LOOK}; {APPENDED}",
+}
 
 
-def test_who_has_taken_the_list_already_has_the_hook_in_it() -> None:
-    program = (
-        f"from transformers.trainer import DEFAULT_CALLBACKS as taken; {INSTALL};"
-        " print(*(c.__name__ for c in taken))"
-    )
-    assert ran("-c", program).stdout.split() == ["Flow", "DefaultCallback"]
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+def test_every_trainer_of_a_process_has_the_hook_once(program: str) -> None:
+    for value in ("", "1"):
+        done = ran("-c", program, CKPTSYNC_AUTOLOAD=value)
+        assert done.stdout.split() == BOTH, done.stderr
 
 
 BROKEN = {
@@ -216,20 +223,6 @@ def test_transformers_that_are_not_there_are_not_there_with_us_either() -> None:
     assert (done.returncode, "No module named 'transformers'" in done.stderr) == (1, True)
 
 
-FINDER = """
-import importlib.util, sys
-class Other:
-    inside = False
-    def find_spec(self, name, path=None, target=None):
-        if name != "transformers.trainer" or self.inside:
-            return None
-        self.inside = True
-        spec = importlib.util.find_spec(name)
-        self.inside = False
-        return spec
-"""
-
-
 def test_one_of_its_finders_is_enough_and_two_do_not_ask_each_other_for_ever() -> None:
     count = "import sys; print(sum(type(f).__name__ == '_Awaiting' for f in sys.meta_path))"
     second = (
@@ -237,21 +230,26 @@ def test_one_of_its_finders_is_enough_and_two_do_not_ask_each_other_for_ever() -
         " module: None))"
     )
     done = ran("-c", f"{INSTALL}\n{count}\n{second}\n{APPENDED}")
-    assert done.stdout.split() == ["1", "Flow", "DefaultCallback"], done.stderr
+    assert done.stdout.split() == ["1", *BOTH], done.stderr
 
 
-@pytest.mark.parametrize(
-    "order",
-    [("sys.meta_path.insert(0, Other())", INSTALL), (INSTALL, "sys.meta_path.insert(0, Other())")],
-)
-def test_others_who_wait_for_the_same_module_do_not_disturb(order: tuple[str, str]) -> None:
-    done = ran("-c", FINDER + "\n".join((*order, APPENDED)))
-    assert done.stdout.split() == ["Flow", "DefaultCallback"], done.stderr
+# --- Ray's workers
+
+SETUP = """
+import sys
+from ckptsync.hooks.ray import setup_worker
+assert not {"ray", "transformers", "torch", "msgspec", "numpy"} & set(sys.modules), \
+sorted(sys.modules)
+before = len(sys.meta_path)
+setup_worker(); setup_worker()
+print(len(sys.meta_path) - before)
+"""
 
 
-def test_who_only_looks_for_the_module_does_not_take_the_hook_from_it() -> None:
-    look = "import importlib.util; importlib.util.find_spec('transformers.trainer')"
-    assert ran("-c", f"{INSTALL}; {look}; {look}; {APPENDED}").stdout.split() == [
-        "Flow",
-        "DefaultCallback",
-    ]
+def test_a_ray_worker_is_set_up_once_and_imports_nothing_for_it() -> None:
+    assert ran("-c", SETUP, path=(ROOT,)).stdout.strip() == "1"
+
+
+def test_no_other_name_for_ray_is_made_up() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'CkptSync'"):
+        _ = ray.CkptSync

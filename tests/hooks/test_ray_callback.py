@@ -23,7 +23,8 @@ pytest.importorskip("ray.train", reason="Ray Train is not installed")
 pytest.importorskip("pyarrow", reason="Ray Train needs pyarrow, which is not installed")
 
 from ckptsync.hooks import ray_callback
-from ckptsync.hooks.ray_callback import CkptSyncRayCallback, worker_variables
+from ckptsync.hooks.ray import CkptSyncRayCallback
+from ckptsync.hooks.ray_callback import worker_variables
 
 ROOT = Path(__file__).parent.parent.parent
 
