@@ -165,24 +165,20 @@ class Nodes:
             _SMI.format(gpus=told.gpus, kind=told.kind, driver=told.driver)
         )
         (folder / "bin/nvidia-smi").chmod(0o755)
-        launch = {
+        given = {
+            "PATH": f"{folder}/bin:{os.environ['PATH']}",
+            "HOME": str(folder),
+            **_driver(folder, told.driver_cuda),
             "NNODES": "2",
             "NODE_RANK": str(n),
             "NPROC_PER_NODE": "2",
             "MASTER_ADDR": self._network.trainer(0),
             "MASTER_PORT": "29500",
-        }
-        named = {
             "NCCL_SOCKET_IFNAME": TRAIN,
             "GLOO_SOCKET_IFNAME": TRAIN,
             "PYTHONPATH": str(PROJECT),
+            **told.environment,
         }
-        plain = {
-            "PATH": f"{folder}/bin:{os.environ['PATH']}",
-            "HOME": str(folder),
-            **_driver(folder, told.driver_cuda),
-        }
-        given = {**plain, **launch, **named, **told.environment}
         return {
             name: value.replace("{home}", str(self.home))
             for name, value in given.items()

@@ -114,22 +114,19 @@ def strategy(mode: str) -> dict[str, Any]:
         }
         return {"fsdp": True, "fsdp_config": {**wrapped, "sync_module_states": True}}
     few = 1500
-    zero = {
-        "stage": int(mode[-1]),
-        "stage3_gather_16bit_weights_on_model_save": False,
-        "stage3_param_persistence_threshold": 0,
-        "reduce_bucket_size": few,
-        "stage3_prefetch_bucket_size": few,
-        "allgather_bucket_size": few,
-    }
-    batches = dict.fromkeys(
-        ("train_micro_batch_size_per_gpu", "train_batch_size", "gradient_accumulation_steps"),
-        "auto",
-    )
     return {
         "deepspeed": {
-            "zero_optimization": zero,
-            **batches,
+            "zero_optimization": {
+                "stage": int(mode[-1]),
+                "stage3_gather_16bit_weights_on_model_save": False,
+                "stage3_param_persistence_threshold": 0,
+                "reduce_bucket_size": few,
+                "stage3_prefetch_bucket_size": few,
+                "allgather_bucket_size": few,
+            },
+            "train_micro_batch_size_per_gpu": "auto",
+            "train_batch_size": "auto",
+            "gradient_accumulation_steps": "auto",
             "zero_allow_untested_optimizer": True,
             "zero_force_ds_cpu_optimizer": False,
         }

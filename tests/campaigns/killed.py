@@ -50,6 +50,7 @@ from tests.campaigns.two_nodes import (
     START,
     TwoNodes,
     events,
+    meeting_place,
     on_two_nodes,
     training_arguments,
 )
@@ -186,11 +187,10 @@ class Campaign:
         self, segment: Segment, mode: str, before: Written | None, steps: int
     ) -> list[list[int]]:
         resumed = flags(resume=before is not None and self._brought(segment, before))
-        network = self._nodes.network
         world = {
             "WORLD_SIZE": str(segment.ranks),
             "LOCAL_WORLD_SIZE": str(RANKS),
-            "MASTER_ADDR": network.trainer(0) if network else "127.0.0.1",
+            "MASTER_ADDR": meeting_place(self._nodes.network)[0],
             "MASTER_PORT": str(next(self._ports)),
         }
         pids: list[list[int]] = [[], []]

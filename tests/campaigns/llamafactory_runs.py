@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.campaigns.campaign import CLEAN
 from tests.campaigns.nodes import Network, kill_tree, start
-from tests.campaigns.two_nodes import finish, has_modules
+from tests.campaigns.two_nodes import QUIET, finish, has_modules, meeting_place
 from tests.support.vector import ROOT
 
 WAYS = ("single", "torchrun", "nodes", "ray")
@@ -101,85 +101,64 @@ class Bench:
             "stage": run.stage,
             "do_train": True,
             "finetuning_type": "full",
-        }
-        told |= {
             "dataset": "preferred" if run.stage == "rm" else "said",
             "dataset_dir": str(self.home / "data"),
             "template": "default",
-        }
-        told |= {
             "output_dir": str(self.out(run, node)),
             "max_steps": self.steps,
             "save_steps": 1,
             "logging_steps": 1,
             "seed": 7,
-        }
-        told |= {
             "per_device_train_batch_size": 2,
             "learning_rate": 1e-3,
             "cutoff_len": 64,
             "report_to": "none",
             "use_cpu": True,
+            # with it DDP ends at once, with us and without
+            "disable_gradient_checkpointing": run.stage == "rm",
         }
-        if run.stage == "rm":
-            told["disable_gradient_checkpointing"] = (
-                True  # with it DDP ends at once, with us and without
-            )
         if run.hook:
             told["save_total_limit"] = 1
         if run.way == "ray":
-            hook = (
-                {"ray_init_kwargs": {"runtime_env": {"worker_process_setup_hook": SETUP}}}
-                if run.hook == "yaml"
-                else {}
-            )
-            told |= {"ray_num_workers": 2, **hook}
+            told["ray_num_workers"] = 2
+            if run.hook == "yaml":
+                runtime = {"worker_process_setup_hook": SETUP}
+                told["ray_init_kwargs"] = {"runtime_env": runtime}
         return told
 
     def _environment(self, run: Run, node: int) -> dict[str, str]:
         told = {
             **CLEAN,
+            **QUIET,
             "DISABLE_VERSION_CHECK": "1",
-            "OMP_NUM_THREADS": "1",
-            "HF_HUB_OFFLINE": "1",
-            "PYTHONDONTWRITEBYTECODE": "1",
-        }
-        told |= {
             "HF_HOME": str(self.home / "cache"),
             "PATH": f"{self._bin}:{os.environ['PATH']}",
             "RAY_USAGE_STATS_ENABLED": "0",
         }
-        told |= {
-            "single": {},
-            "torchrun": {"FORCE_TORCHRUN": "1", "NPROC_PER_NODE": "2"},
-            "ray": {"USE_RAY": "1"},
-        }.get(run.way) or {}
+        if run.way == "torchrun":
+            told |= {"FORCE_TORCHRUN": "1", "NPROC_PER_NODE": "2"}
+        if run.way == "ray":
+            told["USE_RAY"] = "1"
         if run.way == "nodes":
-            told |= self._meeting(node)
+            address, port, interface = meeting_place(self._network)
+            told |= {
+                "FORCE_TORCHRUN": "1",
+                "NNODES": "2",
+                "NODE_RANK": str(node),
+                "NPROC_PER_NODE": "1",
+                "MASTER_ADDR": address,
+                "MASTER_PORT": str(port),
+                "GLOO_SOCKET_IFNAME": interface,
+            }
         if run.hook:
             told |= {
                 "CKPTSYNC_STORE": str(self.store(run)),
                 "CKPTSYNC_WAIT": "2m",
                 "CKPTSYNC_NODE": f"node{node}",
+                "CKPTSYNC_WORKER_QUIET": "2s",
+                "CKPTSYNC_WORKER_UNMARKED": "10s",
             }
-            told |= {"CKPTSYNC_WORKER_QUIET": "2s", "CKPTSYNC_WORKER_UNMARKED": "10s"}
         return told | ({"CKPTSYNC_AUTOLOAD": "1"} if run.hook == "autoload" else {})
-
-    def _meeting(self, node: int) -> dict[str, str]:
-        address = self._network.trainer(0) if self._network else "127.0.0.1"
-        port = 29500 + (0 if self._network else os.getpid() % 5000)
-        where = {
-            "MASTER_ADDR": address,
-            "MASTER_PORT": str(port),
-            "GLOO_SOCKET_IFNAME": "train" if self._network else "lo",
-        }
-        return {
-            "FORCE_TORCHRUN": "1",
-            "NNODES": "2",
-            "NODE_RANK": str(node),
-            "NPROC_PER_NODE": "1",
-            **where,
-        }
 
 
 def can_train(python: str, way: str) -> bool:

@@ -14,8 +14,8 @@ from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import create_store
 from tests.campaigns.campaign import CLEAN, flags
 from tests.campaigns.cluster import Service
-from tests.campaigns.nodes import Network, kill_tree, start
-from tests.campaigns.two_nodes import NODES, PROJECT, START
+from tests.campaigns.nodes import TRAIN, Network, kill_tree, start
+from tests.campaigns.two_nodes import NODES, PROJECT, QUIET, START
 from tests.support.vector import ROOT
 from tests.support.waiting import until
 
@@ -112,17 +112,12 @@ class RayNodes:
         return self._begun(n, self.node(n) / "ray.log", command)
 
     def _environment(self, n: int) -> dict[str, str]:
-        quiet = {
-            "TRANSFORMERS_VERBOSITY": "error",
-            "HF_HUB_OFFLINE": "1",
-            "OMP_NUM_THREADS": "1",
-            "PYTHONDONTWRITEBYTECODE": "1",
-        }
-        quiet["RAY_AUTH_MODE"] = "disabled"  # a network that nobody else is in
         return {
             **CLEAN,
-            **quiet,
-            "GLOO_SOCKET_IFNAME": "train",
+            **QUIET,
+            "TRANSFORMERS_VERBOSITY": "error",
+            "RAY_AUTH_MODE": "disabled",  # a network that nobody else is in
+            "GLOO_SOCKET_IFNAME": TRAIN,
             "PYTHONPATH": str(PROJECT),
             "CKPTSYNC_NODE": f"node{n}",
         }

@@ -21,7 +21,7 @@ from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import create_store
 from tests.campaigns.campaign import CKPTSYNC, CLEAN, arguments, flags
 from tests.campaigns.cluster import Service
-from tests.campaigns.nodes import Network, can_isolate, ended, kill_tree, start
+from tests.campaigns.nodes import TRAIN, Network, can_isolate, ended, kill_tree, start
 from tests.support.fault_proxy import TcpProxy
 from tests.support.vector import ROOT
 from tests.support.waiting import until
@@ -31,6 +31,17 @@ PROJECT = Path(__file__).parents[2]
 MODES = ("ddp", "fsdp2", "zero2", "zero3")
 NODES = 2
 START = 240.0  # seconds that trainers may take to import all they need, on a busy machine
+
+
+QUIET = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+"""What every trainer's environment has."""
+
+
+def meeting_place(network: Network | None) -> tuple[str, int, str]:
+    """Where the ranks of two nodes meet: address, port, and the interface that leads there."""
+    if network:
+        return network.trainer(0), 29500, TRAIN
+    return "127.0.0.1", 29500 + os.getpid() % 5000, "lo"
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,30 +160,23 @@ class TwoNodes:
                 kill_tree(one)
 
     def _torchrun(self, n: int, job: Job) -> list[str]:
-        address = self.network.trainer(0) if self.network else "127.0.0.1"
-        port = 29500 if self.network else 29500 + os.getpid() % 5000
+        address, port, _ = meeting_place(self.network)
         where = flags(nnodes=NODES, node_rank=n, master_addr=address, master_port=port)
         run = [self._python, "-m", "torch.distributed.run"]
         return [*run, *where, *flags(nproc_per_node=job.ranks)]
 
     def environment(self) -> dict[str, str]:
         """Return the environment of the trainers."""
-        interface = "train" if self.network else "lo"
-        quiet = {
-            "TRANSFORMERS_VERBOSITY": "error",
-            "HF_HUB_OFFLINE": "1",
-            "OMP_NUM_THREADS": "1",
-            "DS_ACCELERATOR": "cpu",
-        }
-        quiet["TORCH_EXTENSIONS_DIR"] = os.environ.get(
-            "TORCH_EXTENSIONS_DIR", str(self.home / "extensions")
-        )  # a killed build locks the common one
+        # a killed build locks the common one
+        extensions = os.environ.get("TORCH_EXTENSIONS_DIR", str(self.home / "extensions"))
         return {
             **CLEAN,
-            **quiet,
-            "GLOO_SOCKET_IFNAME": interface,
+            **QUIET,
+            "TRANSFORMERS_VERBOSITY": "error",
+            "DS_ACCELERATOR": "cpu",
+            "TORCH_EXTENSIONS_DIR": extensions,
+            "GLOO_SOCKET_IFNAME": meeting_place(self.network)[2],
             "PYTHONPATH": str(PROJECT),
-            "PYTHONDONTWRITEBYTECODE": "1",
         }
 
     def _within(self, n: int) -> list[str]:
