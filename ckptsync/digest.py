@@ -1,6 +1,4 @@
-"""Digests: BLAKE3 of a file, of each of its blocks, and of each tensor.
-
-And the CRC32 that other containers have.
+"""Digests: BLAKE3 of a file, of each of its blocks, and of each tensor; CRC32 of other containers.
 
 Block digests narrow damage to the bytes that changed; the file's digest is what ``b3sum`` prints. A
 `Checker` compares the bytes of a file, or of some of its blocks, with their digests as they come.
@@ -122,9 +120,7 @@ Digests = FileDigest | RangeDigests
 
 
 def digested_ranges(digests: Digests, start: int, end: int) -> Iterator[tuple[int, int, str]]:
-    """Yield the smallest ranges that have a digest, from ``start`` to ``end``.
-
-    Each is its start, its end and its digest.
+    """Yield start, end and digest of the smallest ranges that have one, from ``start`` to ``end``.
 
     Both must be ends of such ranges.
     """
@@ -193,8 +189,6 @@ _ONE = 1 << 31
 
 def crc32_combine(first: int, second: int, size: int) -> int:
     """Return the CRC32 of ``a + b``, from ``crc32(a)``, ``crc32(b)`` and ``len(b)``.
-
-    With it, bytes can be summed in any order.
 
     As ``crc32_combine`` in zlib, which Python does not offer. A CRC is a remainder of polynomials
     over GF(2); bytes that follow multiply it by a power of x.

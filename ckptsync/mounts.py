@@ -50,10 +50,7 @@ class Mount:
 
 
 def read_table() -> list[str]:
-    """Return the lines of this process's mount table.
-
-    None where the system has no such table (only Linux has).
-    """
+    """Return the lines of this process's mount table; no lines if this is not Linux."""
     try:
         return Path(TABLE).read_text(encoding="utf-8", errors="surrogateescape").split("\n")
     except OSError:
@@ -61,18 +58,12 @@ def read_table() -> list[str]:
 
 
 def device_kinds() -> dict[int, str]:
-    """Return the kind of file system of each mounted device.
-
-    Nothing where the system does not say.
-    """
+    """Return the kind of file system of each mounted device; empty if this is not Linux."""
     return {device: kind for _, device, kind, _ in _entries(read_table())}
 
 
 def mount_of(path: str) -> Mount:
-    """The mount that ``path`` is on, whether it is there or not.
-
-    A local one where the system does not say (only Linux does).
-    """
+    """Return the mount of ``path``, which need not exist; a local one if this is not Linux."""
     return chosen(read_table(), os.path.realpath(path))
 
 

@@ -16,9 +16,7 @@ _PLAIN = re.compile(r"\.?[A-Za-z0-9_-][A-Za-z0-9_.~-]*(?:/\.?[A-Za-z0-9_-][A-Za-
 
 
 def checked_path(path: str) -> str:
-    """``path`` itself, if it is a plain relative POSIX path.
-
-    Raises Corrupt if it could reach anywhere else.
+    """Return ``path`` itself, if it is a plain relative POSIX path; raise Corrupt if not.
 
     Names come from indexes, pickles, manifests and servers, and so from anyone.
     """

@@ -156,10 +156,7 @@ def read_at(fd: int, start: int, out: memoryview) -> int:
 
 
 Odd = Literal["link", "special file", "name"]
-"""What is no file of a checkpoint: a symbolic link.
-
-A pipe, socket or device; whatever has a name that `checked_path` refuses.
-"""
+"""What is no file of a checkpoint: a link; a pipe, socket or device; a name that is not plain."""
 Passed = Callable[[str, Odd], object]
 
 

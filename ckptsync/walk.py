@@ -39,7 +39,6 @@ _PARTIAL = re.compile(
 )
 
 
-_SEARCH = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY  # asks for no right to list
 _WRITE = stat.S_IWGRP | stat.S_IWOTH
 _NOBODY = 65534
 _made_as: dict[tuple[int, int], int] = {}  # device and user: whose a new file of that user is there
@@ -107,10 +106,8 @@ class Listing:
 def walk(root: Path, only: Collection[str] | None = None) -> Listing:
     """Return everything below ``root`` in order of names; nothing if it is gone or a link.
 
-    Raises ConfigError (may not be read).
-
     ``only``: of what lies directly in it just these names, where the rest is not of the same
-    checkpoint.
+    checkpoint.  Raises ConfigError (may not be read).
     """
     files: list[Stat] = []
     partial: list[Stat] = []
@@ -138,10 +135,7 @@ def walk(root: Path, only: Collection[str] | None = None) -> Listing:
 def _below(
     fd: int, prefix: str, root: Path, only: Collection[str] | None = None, depth: int = 0
 ) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield what is in an open directory and below.
-
-    Of ``only`` these names what is no directory.
-    """
+    """Yield what is in an open directory and below; with ``only``, the files of these names."""
     if depth > DEEPEST:
         raise Corrupt(f"{root}/{prefix}: {depth} directories deep, at most {DEEPEST} expected")
     try:
@@ -173,16 +167,14 @@ def _below(
 def open_directory(path: Path) -> int:
     """Return a descriptor of a directory that is no link.
 
-    The path before its last part is the caller's to trust.
-
-    Of a directory in a spool only the output directory is: from ``_ckptsync`` on each step is
-    opened in the one before it and examined. Raises OSError; `UnsafeSpool` where a step is not this
-    user's alone.
+    The caller trusts the path before its last part.  In a spool only the output directory is
+    trusted: from ``_ckptsync`` on, each step is opened in the one before it and examined.  Raises
+    OSError; `UnsafeSpool` where a step is not this user's alone.
     """
     home, steps = split(path)
     if not steps:
         return os.open(home, _DIRECTORY)
-    above = os.open(home, _SEARCH)
+    above = os.open(home, safe_open.PASS)
     try:
         fd = open_spool(above, home)
     finally:
@@ -281,10 +273,7 @@ def _examined(fd: int, path: Path) -> int:
 
 
 def _check_alone(fd: int, path: Path) -> None:
-    """Raise UnsafeSpool where others may write.
-
-    What they may write to by its mode alone, they may no more.
-    """
+    """Raise UnsafeSpool where others may write; if only its mode lets them, change the mode."""
     info = os.fstat(fd)
     if not _is_ours(fd, info):
         hint = "run the worker as the user who trains; remove the directory if it is nobody's"
@@ -397,9 +386,9 @@ def _stat(path: str, info: os.stat_result) -> Stat:
 
 
 def _vanished_or_raise(error: OSError, path: object) -> None:
-    """Return for what is gone: trainers delete while we look (rotation.
+    """Return if the path is gone, or is a link; raise one of our errors for anything else.
 
-    On NFS, files go stale), and a link is as good as nothing.
+    Trainers delete while we look (rotation), and on NFS files go stale.
     """
     if isinstance(error, UnsafeSpool):
         raise error

@@ -39,7 +39,7 @@ _FORGET_AFTER = 30 * 24 * 3600.0
 
 
 class RankSaves:
-    """Introduces this rank in ``output_dir``.
+    """One rank's saves in ``output_dir``; to make this object introduces the rank there.
 
     ``process`` is its id there (default: a new one); ``marks``: whether it marks ``all`` of its
     saves, or ``some`` (`Begun`).  Methods raise OSError or one of ckptsync's errors.
@@ -91,7 +91,7 @@ class RankSaves:
     def writers(self, processes: Sequence[str]) -> tuple[int, ...]:
         """Return the ranks that write here, of all ranks' process ids.
 
-        None where somebody deleted our own introduction: the others' are gone, too.
+        Empty if somebody deleted our own introduction: the others' are gone, too.
         """
 
         def is_here(process: str) -> bool:
