@@ -23,6 +23,7 @@ from tests.support.files_in_memory import MemoryFiles
 
 MILLION = 1_000_000
 ORDERED, SIZE, DTYPE = b"ccollections\nOrderedDict\n", b"ctorch\nSize\n", b"ctorch\nfloat32\n"
+DEVICE = b"ctorch\ndevice\n"
 CHUNKED, BOX, INDEX = (
     f"ctorch.distributed.checkpoint.metadata\n{name}\n".encode()
     for name in ("TensorStorageMetadata", "ChunkStorageMetadata", "MetadataIndex")
@@ -94,138 +95,77 @@ def tuples(
     return open_ + b"".join(long(a) + long(b) + b"\x86" + each for a, b in keys) + close
 
 
+def kept(value: bytes, index: int = 0) -> bytes:
+    """The value in the memo, and no longer on the stack."""
+    return value + put(index) + b"0"
+
+
 def big_list(count: int) -> bytes:
-    return b"](" + b"N" * count + b"e" + put(0) + b"0"
+    return kept(b"](" + b"N" * count + b"e")
 
 
 def big_dict(count: int) -> bytes:
-    return (
-        b"}("
-        + b"".join(b"J" + struct.pack("<i", n) + b"N" for n in range(count))
-        + b"u"
-        + put(0)
-        + b"0"
-    )
+    items = (b"J" + struct.pack("<i", n) + b"N" for n in range(count))
+    return kept(b"}(" + b"".join(items) + b"u")
 
 
 def word(name: str) -> bytes:
     return b"\x8c" + bytes([len(name)]) + name.encode()
 
 
+def fields(**values: bytes) -> bytes:
+    """Attributes of an object, by name."""
+    return b"".join(word(name) + value for name, value in values.items())
+
+
 def objects(
     kind: bytes, attributes: Callable[[int], bytes], count: int, begin: bytes = b")\x81}("
 ) -> bytes:
     """A list of objects that have these attributes; their class is in the memo at 0."""
-    return (
-        kind
-        + put(0)
-        + b"0]("
-        + b"".join(get(0) + begin + attributes(n) + b"ub" for n in range(count))
-        + b"e"
-    )
+    made = (get(0) + begin + attributes(n) + b"ub" for n in range(count))
+    return kept(kind) + b"](" + b"".join(made) + b"e"
 
 
-def tensor(boxes: bytes) -> bytes:
+def tensor(boxes: bytes, size: bytes = b")") -> bytes:
     """Attributes of a tensor in ``.metadata``."""
-    return (
-        word("size")
-        + b")"
-        + word("chunks")
-        + boxes
-        + word("properties")
-        + DTYPE.replace(b"float32", b"device")
-        + b")R"
-    )
+    return fields(size=size, chunks=boxes, properties=DEVICE + b")R")
+
+
+def metadata(names: bytes, chunks: bytes) -> bytes:
+    """``.metadata`` of these tensors, whose chunks lie there."""
+    found = fields(state_dict_metadata=names, planner_data=b"N", storage_data=chunks)
+    return METADATA + b")\x81}(" + found + b"ub"
 
 
 def shared_boxes() -> bytes:
-    boxes = (
-        objects(BOX, lambda _: word("offsets") + b")" + word("sizes") + b")", 50_000)
-        + put(1)
-        + b"0"
-    )
-    return (
-        boxes
-        + CHUNKED
-        + put(2)
-        + b"0]("
-        + (get(2) + b")\x81}(" + tensor(get(1)) + b"ub") * 50_000
-        + b"e"
-    )
+    boxes = kept(objects(BOX, lambda _: fields(offsets=b")", sizes=b")"), 50_000), 1)
+    one = get(2) + b")\x81}(" + tensor(get(1)) + b"ub"
+    return boxes + kept(CHUNKED, 2) + b"](" + one * 50_000 + b"e"
 
 
 def shared_tensors() -> bytes:
     """``.metadata`` of 100,000 names of one tensor that has 50,000 empty boxes."""
-    boxes = (
-        objects(
-            BOX, lambda _: word("offsets") + b"K\x00\x85" + word("sizes") + b"K\x00\x85", 50_000
-        )
-        + put(1)
-        + b"0"
-    )
-    one = (
-        CHUNKED
-        + b")\x81}("
-        + tensor(get(1)).replace(word("size") + b")", word("size") + b"K\x00\x85")
-        + b"ub"
-        + put(2)
-        + b"0"
-    )
-    names = b"}(" + b"".join(word(f"w{n}") + get(2) for n in range(100_000)) + b"u"
-    fields = (
-        word("state_dict_metadata")
-        + names
-        + word("planner_data")
-        + b"N"
-        + word("storage_data")
-        + b"}"
-    )
-    return boxes + one + METADATA + b")\x81}(" + fields + b"ub"
+    zero = b"K\x00\x85"
+    boxes = kept(objects(BOX, lambda _: fields(offsets=zero, sizes=zero), 50_000), 1)
+    one = kept(CHUNKED + b")\x81}(" + tensor(get(1), zero) + b"ub", 2)
+    names = b"".join(word(f"w{n}") + get(2) for n in range(100_000))
+    return boxes + one + metadata(b"}(" + names + b"u", b"}")
 
 
 def chunks(offsets: list[tuple[int, int]]) -> bytes:
     """``.metadata`` whose chunks lie at these offsets."""
     items = (
-        b"".join(
-            (
-                *(
-                    INDEX,
-                    b")\x81}(",
-                    word("fqn"),
-                    word("w"),
-                    word("offset"),
-                    long(a),
-                    long(b),
-                    b"\x86",
-                    word("index"),
-                    b"Nub",
-                ),
-                *(
-                    ITEM,
-                    b")\x81}(",
-                    word("relative_path"),
-                    word("f"),
-                    word("offset"),
-                    b"J",
-                    struct.pack("<i", n),
-                    word("length"),
-                    b"K\x01ub",
-                ),
-            )
-        )
+        INDEX
+        + b")\x81}("
+        + fields(fqn=word("w"), offset=long(a) + long(b) + b"\x86", index=b"N")
+        + b"ub"
+        + ITEM
+        + b")\x81}("
+        + fields(relative_path=word("f"), offset=b"J" + struct.pack("<i", n), length=b"K\x01")
+        + b"ub"
         for n, (a, b) in enumerate(offsets)
     )
-    fields = (
-        word("state_dict_metadata")
-        + b"}"
-        + word("planner_data")
-        + b"N"
-        + word("storage_data")
-        + b"}("
-        + b"".join(items)
-        + b"u"
-    )
-    return METADATA + b")\x81}(" + fields + b"ub"
+    return metadata(b"}", b"}(" + b"".join(items) + b"u")
 
 
 MAKE: dict[str, Callable[[], bytes]] = {
@@ -249,23 +189,21 @@ MAKE: dict[str, Callable[[], bytes]] = {
     "deep lists": lambda: b"]" * 3 * MILLION + b"a" * (3 * MILLION - 1),
     "deep dictionaries": lambda: b"}" + b"N}" * MILLION + b"s" * MILLION,
     "deep calls": lambda: (
-        DTYPE.replace(b"float32", b"device")
-        + put(0)
-        + b"0N"
-        + b"".join(b"\x85" + put(n) + b"0" + get(0) + get(n) + b"R" for n in range(1, 400_001))
+        kept(DEVICE)
+        + b"N"
+        + b"".join(kept(b"\x85", n) + get(0) + get(n) + b"R" for n in range(1, 400_001))
     ),
     "deep states": lambda: (
-        DTYPE.replace(b"float32", b"device")
-        + put(0)
-        + b"0N"
-        + b"".join(put(n) + b"0" + get(0) + b")R" + get(n) + b"b" for n in range(1, 400_001))
+        kept(DEVICE)
+        + b"N"
+        + b"".join(kept(b"", n) + get(0) + b")R" + get(n) + b"b" for n in range(1, 400_001))
     ),
     "deep marks": lambda: b"(" * MILLION,
     "frozensets as keys": lambda: b"}" + b"(K\x01\x91" * 1 + b"Ns",
     "frozenset bomb": lambda: b"(" * 40 + b"K\x01" + b"\x91" * 40,
     "a list as key": lambda: b"}]Ns",
     "a tuple of a million as key, again and again": lambda: (
-        b"(" + b"N" * MILLION + b"t" + put(0) + b"0}" + (get(0) + b"Ns") * 200_000
+        kept(b"(" + b"N" * MILLION + b"t") + b"}" + (get(0) + b"Ns") * 200_000
     ),
     "a persistent id as key": lambda: (
         b"}X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\x000NK\x01tQNs".replace(b"}X", b"}(X")
@@ -299,74 +237,53 @@ MAKE: dict[str, Callable[[], bytes]] = {
     ),
     "-1 and -2": lambda: b"}(" + (long(-1) + b"N" + long(-2) + b"N") * 100_000 + b"u",
     "a long text and its double as key": lambda: (
-        text(MILLION)
-        + put(0)
-        + b"0"
-        + text(MILLION)
-        + put(1)
-        + b"0}"
+        kept(text(MILLION), 0)
+        + kept(text(MILLION), 1)
+        + b"}"
         + get(0)
         + b"Ns"
         + (get(1) + b"Ns") * 100_000
     ),
     "a long text in tuples as key": lambda: (
-        text(MILLION)
-        + b"\x85"
-        + put(0)
-        + b"0"
-        + text(MILLION)
-        + b"\x85"
-        + put(1)
-        + b"0}"
+        kept(text(MILLION) + b"\x85", 0)
+        + kept(text(MILLION) + b"\x85", 1)
+        + b"}"
         + get(0)
         + b"Ns"
         + (get(1) + b"Ns") * 100_000
     ),
     "a long storage key": lambda: (
-        text(MILLION)
-        + put(0)
-        + b"0"
+        kept(text(MILLION))
         + (b"(X\x07\0\0\0storagectorch\nFloatStorage\n" + get(0) + b"NK\x01tQ0") * 30_000
     ),
     # copies
     "Size of a million, 150 times": lambda: (
-        big_list(MILLION) + SIZE + put(1) + b"0" + (get(1) + get(0) + b"\x85R") * 150
+        big_list(MILLION) + kept(SIZE, 1) + (get(1) + get(0) + b"\x85R") * 150
     ),
     "Size of a text": lambda: (
-        text(MILLION) + put(0) + b"0" + SIZE + put(1) + b"0" + (get(1) + get(0) + b"\x85R") * 150
+        kept(text(MILLION)) + kept(SIZE, 1) + (get(1) + get(0) + b"\x85R") * 150
     ),
     "Size of a dictionary": lambda: big_dict(100_000) + SIZE + get(0) + b"\x85R",
     "small sizes, by the million": lambda: (
-        b"("
-        + b"K\x01" * 64
-        + b"t"
-        + put(0)
-        + b"0"
-        + SIZE
-        + put(1)
-        + b"0("
+        kept(b"(" + b"K\x01" * 64 + b"t")
+        + kept(SIZE, 1)
+        + b"("
         + (get(1) + get(0) + b"\x85R") * 300_000
         + b"t"
     ),
     "OrderedDict of a dictionary, 2,000 times": lambda: (
-        big_dict(200_000) + ORDERED + put(1) + b"0" + (get(1) + get(0) + b"\x85R0") * 2_000
+        big_dict(200_000) + kept(ORDERED, 1) + (get(1) + get(0) + b"\x85R0") * 2_000
     ),
     "OrderedDict of pairs, 2,000 times": lambda: (
-        b"]("
-        + b"NN\x86" * 200_000
-        + b"e"
-        + put(0)
-        + b"0"
-        + ORDERED
-        + put(1)
-        + b"0"
+        kept(b"](" + b"NN\x86" * 200_000 + b"e")
+        + kept(ORDERED, 1)
         + (get(1) + get(0) + b"\x85R0") * 2_000
     ),
     "OrderedDict of a list that is no pairs, often": lambda: (
         big_list(MILLION) + ORDERED + get(0) + b"\x85R"
     ),
     "a state of 100,000 names, often": lambda: (
-        big_dict(100_000) + BOX + put(1) + b"0" + (get(1) + b")\x81" + get(0) + b"b0") * 50_000
+        big_dict(100_000) + kept(BOX, 1) + (get(1) + b")\x81" + get(0) + b"b0") * 50_000
     ),
     "boxes that many tensors share": shared_boxes,
     "tensors that many names share": shared_tensors,
@@ -382,13 +299,13 @@ MAKE: dict[str, Callable[[], bytes]] = {
     "a list into itself": lambda: b"]" + put(0) + (get(0) + b"a") * MILLION,
     "a list doubled": lambda: b"]" + put(0) + b"Na" + (b"(" + get(0) + get(0) + b"e") * MILLION,
     "a dictionary into itself": lambda: b"}" + put(0) + (b"N" + get(0) + b"s") * 500_000,
-    "one text as many values": lambda: text(MILLION) + put(0) + b"0](" + get(0) * MILLION + b"e",
+    "one text as many values": lambda: kept(text(MILLION)) + b"](" + get(0) * MILLION + b"e",
     "wide text": lambda: (
         (b"X" + struct.pack("<I", 4 * MILLION + 4) + b"a" * 4 * MILLION + "🙂".encode()) * 8
     ),
     "names": lambda: b"".join(b"ca%d\nb\n" % n for n in range(600_000)),
     "a name of a million letters": lambda: b"c" + b"a" * MILLION + b"\nb\n",
-    "calls of names": lambda: DTYPE + put(0) + b"0" + SIZE + put(1) + (get(1) + b")R") * MILLION,
+    "calls of names": lambda: kept(DTYPE) + SIZE + put(1) + (get(1) + b")R") * MILLION,
     "sizes that come again": lambda: (
         SIZE + b"\x94" + b"h\0K\x01K\x01\x86\x94\x85\x94R\x94" * 2 * MILLION
     ),
