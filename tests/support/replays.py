@@ -121,24 +121,27 @@ def of(name: str, node: int = 0) -> dict[str, bytes]:
 _ONCE = ("write config.json", "write generation_config.json")
 _TOKENS = ("write chat_template.jinja", "write tokenizer.*")
 _END = ("write scheduler.pt", "write rng_state_[02].pth")
+_OTHER = "write rng_state_1.pth"  # of the other rank
 _SENTINEL = "touch checkpoint-is-incomplete.txt"
 _V1 = "touch CHECKPOINT_COMPLETE"
 _STATE = "write trainer_state.json"
 _ZERO_0 = ("write global_step4/.*_0_.*", "write global_step4/.*_1_.*", "write latest")
 
 
+def save(files: Mapping[str, bytes], *orders: str, checkpoint: str = "checkpoint-4") -> Script:
+    """A save in the order of its writes."""
+    return Script(checkpoint, files, orders)
+
+
 def trainers() -> dict[str, Script]:
     """Saves of Hugging Face's Trainer on the node of rank 0, each of them finished with its last
     call, and not before.
     """
-    ddp, zero2, zero3, fsdp = (
-        of("hf-ddp"),
-        of("hf-zero2"),
-        of("hf-zero3-2node"),
-        of("hf-fsdp2-2node"),
-    )
+    ddp, zero2 = of("hf-ddp"), of("hf-zero2")
+    zero3, fsdp = of("hf-zero3-2node"), of("hf-fsdp2-2node")
     only = {n: ddp[n] for n in ddp if not n.startswith(("optimizer", "scheduler", "rng"))}
     model = (*_ONCE, "swap model.safetensors", *_TOKENS)
+    whole = (_OTHER, *model, "write optimizer.pt", *_END, _STATE)
     states = (
         "write global_step4/mp_rank_00_model_states.pt",
         "write global_step4/zero.*_0_.*",
@@ -154,46 +157,17 @@ def trainers() -> dict[str, Script]:
             f"metadata {folder}/.metadata",
         )
     )
+    sharded = (*_ONCE, *_TOKENS, *_ZERO_0, *_ZERO_0, *_END)
     return {
-        "ddp": Script(
-            "checkpoint-4",
-            ddp,
-            ("write rng_state_1.pth", *model, "write optimizer.pt", *_END, _STATE),
-        ),
-        "just in time": Script(
-            "checkpoint-4",
-            ddp,
-            (
-                _SENTINEL,
-                "write rng_state_1.pth",
-                *model,
-                "write optimizer.pt",
-                *_END,
-                _STATE,
-                _SENTINEL.replace("touch", "remove"),
-            ),
-        ),
-        "only the model": Script("checkpoint-4", only, (*model, _STATE)),
-        "fsdp2": Script("checkpoint-4", fsdp, (*shards, *_END, "write rng_state_1.pth", _STATE)),
-        "fsdp2, rank 1 late": Script(
-            "checkpoint-4", fsdp, (*shards, *_END, _STATE, "write rng_state_1.pth")
-        ),
-        "zero2": Script(
-            "checkpoint-4", zero2, (*model, *states, *_END, "write rng_state_1.pth", _STATE)
-        ),
-        "zero2, rank 1 late": Script(
-            "checkpoint-4", zero2, (*model, *states, *_END, _STATE, "write rng_state_1.pth")
-        ),
-        "zero3": Script(
-            "checkpoint-4",
-            zero3,
-            (*_ONCE, *_TOKENS, *_ZERO_0, *_ZERO_0, *_END, "write rng_state_1.pth", _STATE),
-        ),
-        "zero3, rank 1 late": Script(
-            "checkpoint-4",
-            zero3,
-            (*_ONCE, *_TOKENS, *_ZERO_0, *_ZERO_0, *_END, _STATE, "write rng_state_1.pth"),
-        ),
+        "ddp": save(ddp, *whole),
+        "just in time": save(ddp, _SENTINEL, *whole, _SENTINEL.replace("touch", "remove")),
+        "only the model": save(only, *model, _STATE),
+        "fsdp2": save(fsdp, *shards, *_END, _OTHER, _STATE),
+        "fsdp2, rank 1 late": save(fsdp, *shards, *_END, _STATE, _OTHER),
+        "zero2": save(zero2, *model, *states, *_END, _OTHER, _STATE),
+        "zero2, rank 1 late": save(zero2, *model, *states, *_END, _STATE, _OTHER),
+        "zero3": save(zero3, *sharded, _OTHER, _STATE),
+        "zero3, rank 1 late": save(zero3, *sharded, _STATE, _OTHER),
     }
 
 
@@ -221,40 +195,27 @@ def others() -> dict[str, Script]:
     }
     v1 |= {"metadata.json": b"{}", "scheduler.pt": fsdp["scheduler.pt"]}
     ranks = tuple(f"write actor/{kind}_world.*" for kind in ("model", "optim", "extra_state"))
+    dcp = (r"write __\d_0.distcp", "metadata .metadata")
     sharded_first = tuple(
         order
         for folder in ("model", "optimizer")
         for order in (rf"write {folder}/__\d_0.distcp", f"metadata {folder}/.metadata")
     )
+    rest = ("write dataloader/.*", "write rng_state/.*", "write metadata.json")
     return {
-        "torchtitan": Script("step-2", titan, (r"write __\d_0.distcp", "metadata .metadata")),
-        "lightning, sharded": Script(
-            "epoch=0-step=4.ckpt",
-            sharded,
-            (r"write __\d_0.distcp", "metadata .metadata", "write meta.pt"),
+        "torchtitan": save(titan, *dcp, checkpoint="step-2"),
+        "lightning, sharded": save(
+            sharded, *dcp, "write meta.pt", checkpoint="epoch=0-step=4.ckpt"
         ),
-        "verl": Script(
-            "global_step_4",
+        "verl": save(
             verl,
-            (
-                *ranks,
-                "write actor/(hugging|fsdp).*",
-                "write data.pt",
-                "beside latest_checkpointed_iteration.txt=4",
-            ),
+            *ranks,
+            "write actor/(hugging|fsdp).*",
+            "write data.pt",
+            "beside latest_checkpointed_iteration.txt=4",
+            checkpoint="global_step_4",
         ),
-        "llama-factory v1": Script(
-            "checkpoint-4",
-            v1,
-            (
-                *sharded_first,
-                "write scheduler.pt",
-                "write dataloader/.*",
-                "write rng_state/.*",
-                "write metadata.json",
-                _V1,
-            ),
-        ),
+        "llama-factory v1": save(v1, *sharded_first, "write scheduler.pt", *rest, _V1),
     }
 
 
@@ -262,51 +223,36 @@ def unproven() -> dict[str, Script]:
     """Saves that nothing on this node ever says the end of: nodes without rank 0, and trainers
     without a last word.
     """
-    fsdp, zero3, deepspeed, accelerate = (
-        of("hf-fsdp2-2node", 1),
-        of("hf-zero3-2node", 1),
-        of("raw-ds-zero1-bf16"),
-        of("acc-zero3"),
-    )
+    fsdp, zero3 = of("hf-fsdp2-2node", 1), of("hf-zero3-2node", 1)
     accelerate = {
-        n.removeprefix("checkpoints/checkpoint_0/"): content for n, content in accelerate.items()
+        n.removeprefix("checkpoints/checkpoint_0/"): data for n, data in of("acc-zero3").items()
     }
     tagged = {
-        n.removeprefix("global_step2/"): content for n, content in deepspeed.items() if "/" in n
+        n.removeprefix("global_step2/"): data
+        for n, data in of("raw-ds-zero1-bf16").items()
+        if "/" in n
     }
+    shards = ("write pytorch_model.*_0.distcp", "write optimizer.*_0.distcp")
+    states = ("write global_step4/.*", "write global_step4/.*")
     return {
-        "fsdp2": Script(
-            "checkpoint-4",
-            fsdp,
-            ("write pytorch_model.*_0.distcp", "write optimizer.*_0.distcp", "write rng_state_.*"),
-        ),
-        "zero3": Script(
-            "checkpoint-4",
-            zero3,
-            ("write global_step4/.*", "write global_step4/.*", "write rng_state_.*"),
-        ),
-        "ddp": Script(
-            "checkpoint-4", {"rng_state_2.pth": fsdp["rng_state_2.pth"]}, ("write rng_state_2.pth",)
-        ),
-        "deepspeed": Script(
-            "global_step2",
+        "fsdp2": save(fsdp, *shards, "write rng_state_.*"),
+        "zero3": save(zero3, *states, "write rng_state_.*"),
+        "ddp": save({"rng_state_2.pth": fsdp["rng_state_2.pth"]}, "write rng_state_2.pth"),
+        "deepspeed": save(
             tagged,
-            (
-                "write mp.*",
-                "write bf16_zero_pp_rank_0.*",
-                "beside latest=global_step2",
-                "write bf16_zero_pp_rank_1.*",
-            ),
+            "write mp.*",
+            "write bf16_zero_pp_rank_0.*",
+            "beside latest=global_step2",
+            "write bf16_zero_pp_rank_1.*",
+            checkpoint="global_step2",
         ),
-        "accelerate": Script(
-            "checkpoint_0",
+        "accelerate": save(
             accelerate,
-            (
-                "write pytorch_model/.*",
-                "write latest",
-                "write scheduler.bin",
-                "write random_states_1.pkl",
-                "write random_states_0.pkl",
-            ),
+            "write pytorch_model/.*",
+            "write latest",
+            "write scheduler.bin",
+            "write random_states_1.pkl",
+            "write random_states_0.pkl",
+            checkpoint="checkpoint_0",
         ),
     }
