@@ -113,21 +113,9 @@ class RankSaves:
     def mark(self, checkpoint: str, save: str, step: int) -> None:
         """Mark this rank's part of a save as written, now."""
         b = self.begun
-        markers.write_mark(
-            markers.save_folder(self.spool, checkpoint, save) / f"rank-{b.rank}.json",
-            RankMark(
-                b.train,
-                save,
-                checkpoint,
-                step,
-                b.rank,
-                b.world,
-                b.local_world,
-                b.host,
-                b.pid,
-                time.time(),
-            ),
-        )
+        part = (b.train, save, checkpoint, step, b.rank, b.world, b.local_world, b.host, b.pid)
+        path = markers.save_folder(self.spool, checkpoint, save) / f"rank-{b.rank}.json"
+        markers.write_mark(path, RankMark(*part, time.time()))
 
     def is_last(self, checkpoint: str, save: str, writers: Iterable[int]) -> bool:
         """Return whether all ``writers`` have marked this save; true for one caller only."""

@@ -232,15 +232,16 @@ def at_random(root: str, seed: str) -> None:
 WORKS: Mapping[str, Callable[[str], None]] = {
     work.__name__: work
     for work in (
-        *(
-            several_names,
-            overwriting,
-            deleting,
-            two_writers,
-            directory_of_another,
-            directory_made_again,
-        ),
-        *(name_of_another, name_taken_meanwhile, without_links, continued),
+        several_names,
+        overwriting,
+        deleting,
+        two_writers,
+        directory_of_another,
+        directory_made_again,
+        name_of_another,
+        name_taken_meanwhile,
+        without_links,
+        continued,
     )
 }
 CONTENDED = frozenset({"two_writers", "name_taken_meanwhile", "without_links", "continued"})

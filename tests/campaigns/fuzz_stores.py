@@ -10,7 +10,6 @@ import re
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -60,66 +59,29 @@ def _good() -> Mapping[str, bytes]:
         command("keep", "fsdp2/checkpoint-4", "--reason", "of the paper", "--store", str(root))
         locations = {p.location: p for p in read_state(store).locations if p.run == "fsdp2"}
         manifests = tuple(k.name for k in locations["checkpoint-8"].manifests)
-        put(
-            store,
-            Tombstone(
-                "fsdp2",
-                "checkpoint-8",
-                "checkpoint-8",
-                0,
-                manifests,
-                "of a rule",
-                "shards",
-                "withdrawn",
-            ),
-        )
+        where = ("fsdp2", "checkpoint-8", "checkpoint-8")
+        put(store, Tombstone(*where, 0, manifests, "of a rule", "shards", "withdrawn"))
         for node, roles in (
             ("node0", ("worker",)),
             ("node1", ("worker",)),
             ("head", ("head", "verifier")),
         ):
             heart = Heartbeat(
-                node,
-                "i",
-                "machine",
-                1,
-                "1",
-                1.0,
-                roles,
-                "1.0",
-                7,
-                1.0,
+                *(node, "i", "machine", 1, "1", 1.0, roles, "1.0", 7, 1.0),
                 jobs=(RunningJob("verify", "fsdp2"),),
+                disk=(Disk("/data", 1, 2, 3),),
+                watch={"/data": "events"},
+                lacks={"r": ("x",)},
+                queue=("fsdp2/a",),
             )
-            disk = Disk("/data", 1, 2, 3)
-            heartbeat.write(
-                store,
-                replace(
-                    heart,
-                    disk=(disk,),
-                    watch={"/data": "events"},
-                    lacks={"r": ("x",)},
-                    queue=("fsdp2/a",),
-                ),
-            )
-            trains = {
-                "fsdp2": heartbeat.Train(
-                    "trainer", 2, 1, 1.0, {"torch": "2.13", "NCCL_DEBUG": "INFO"}, "runs"
-                )
-            }
+            heartbeat.write(store, heart)
+            facts = {"torch": "2.13", "NCCL_DEBUG": "INFO"}
             told = heartbeat.Facts(
-                node,
-                "host",
-                "m",
-                "u",
-                "022",
-                "1",
-                "3",
-                "6",
-                {"nofile": 9},
-                {"/": "ext4"},
-                ("H200",),
-                trains,
+                *(node, "host", "m", "u", "022", "1", "3", "6"),
+                limits={"nofile": 9},
+                file_systems={"/": "ext4"},
+                gpus=("H200",),
+                trains={"fsdp2": heartbeat.Train("trainer", 2, 1, 1.0, facts, "runs")},
             )
             heartbeat.write_facts(store, told, roles)
             said = {

@@ -87,9 +87,8 @@ def crowd(home: Path, args: argparse.Namespace) -> list[str]:
 
 def watches(home: Path, _args: argparse.Namespace) -> list[str]:
     """The limit is that of a user namespace, not the machine's."""
-    with started(
-        home, before=["unshare", "--user", "--map-root-user", "sh", "-c", _WATCHES, "sh"]
-    ) as replay:
+    few = ["unshare", "--user", "--map-root-user", "sh", "-c", _WATCHES, "sh"]
+    with started(home, few) as replay:
         for run in range(RUNS):
             replay.save(f"run{run}", 1)
         for run in (0, 17, RUNS - 1):
@@ -102,17 +101,8 @@ def elsewhere(home: Path, _args: argparse.Namespace) -> list[str]:
     """Only the worker sees the tmpfs."""
     spool = home / "out" / "run" / "_ckptsync"
     spool.mkdir(parents=True)
-    with started(
-        home,
-        before=[
-            "unshare",
-            "--mount",
-            "sh",
-            "-c",
-            f'mount -t tmpfs none {spool} && exec "$@"',
-            "sh",
-        ],
-    ) as replay:
+    mounted = ["unshare", "--mount", "sh", "-c", f'mount -t tmpfs none {spool} && exec "$@"', "sh"]
+    with started(home, mounted) as replay:
         for step in range(1, 6):
             replay.pass_by("run", step, lives=LIVES)
         replay.save("run", 6)
@@ -155,9 +145,8 @@ def clock(home: Path, _args: argparse.Namespace) -> list[str]:
     library, offset = home / "shifted_clock.so", home / "offset"
     built(library, Path(__file__).with_name("shifted_clock.c").read_text())
     offset.write_bytes(struct.pack("=q", 0))
-    with started(
-        home, before=["env", f"LD_PRELOAD={library}", f"SHIFTED_CLOCK={offset}"]
-    ) as replay:
+    shifted = ["env", f"LD_PRELOAD={library}", f"SHIFTED_CLOCK={offset}"]
+    with started(home, shifted) as replay:
         replay.pass_by("run", 1, lives=LIVES)
         for step, hours in ((2, -1), (5, 1)):
             with offset.open("r+b") as there:

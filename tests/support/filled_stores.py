@@ -83,19 +83,9 @@ def report_on(
     level: Level = "digest",
 ) -> Report:
     names = tuple(k.name for k in snapshot.manifests)
-    return Report(
-        snapshot.run,
-        snapshot.checkpoint,
-        snapshot.location,
-        n,
-        level,
-        verdict,
-        names,
-        snapshot.model_record_name,
-        1,
-        tuple(findings),
-        0.0,
-    )
+    where = (snapshot.run, snapshot.checkpoint, snapshot.location)
+    of = (names, snapshot.model_record_name)
+    return Report(*where, n, level, verdict, *of, 1, tuple(findings), 0.0)
 
 
 def two_nodes(store: Store, kind: str = "fsdp2", location: str = "checkpoint-4") -> None:

@@ -87,22 +87,9 @@ def fill(
         store.write(f"{run}/{location}/{path}", [content])
     files = tuple(entry(path, content, at * 10**9) for path, content in contents.items())
     demands = Demands({"a.bin": None, "b.bin": 100}, {"trainer_state.json": None})
-    name = put(
-        store,
-        Manifest(
-            run,
-            checkpoint,
-            location,
-            "n0",
-            0,
-            files,
-            (0,),
-            at * 10**9,
-            at * 10**9,
-            demands,
-            sources=("whole:.",),
-        ),
-    )
+    where, when = (run, checkpoint, location), at * 10**9
+    made = Manifest(*where, "n0", 0, files, (0,), when, when, demands, sources=("whole:.",))
+    name = put(store, made)
     if is_verified:
         verify(store, location, (name,), run)
     return name

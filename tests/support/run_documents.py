@@ -86,15 +86,8 @@ def blocks(text: str) -> list[Block]:
     found = []
     for one in _BLOCK.finditer(text):
         mark, _, about = (one["mark"] or "").partition(":")
-        found.append(
-            Block(
-                text[: one.start("text")].count("\n"),
-                one["language"],
-                one["text"],
-                mark.strip(),
-                about.strip(),
-            )
-        )
+        line = text[: one.start("text")].count("\n")
+        found.append(Block(line, one["language"], one["text"], mark.strip(), about.strip()))
     return found
 
 

@@ -9,7 +9,7 @@ from ckptsync.records.io import Fault
 from ckptsync.records.location_status import Status
 from ckptsync.records.store_paths import checkpoint_of
 from ckptsync.status.alarms import Alarm, Patience
-from ckptsync.status.heartbeat import FORMAT, Facts, Heartbeat, Train
+from ckptsync.status.heartbeat import Facts, Heartbeat, Train
 from ckptsync.status.nodes import NodeFile, NodeFiles
 from ckptsync.status.overview import Overview, Room, overview
 from ckptsync.stores.contract import Entry
@@ -50,23 +50,8 @@ def fact(node: str = "n0", offset: float | None = None, **trains: str) -> NodeFi
     """What a node is made of, and the state of each run's training there."""
     told = {run: Train("t", 1, 1, NOW - DAY, {}, state) for run, state in trains.items()}
     measured = None if offset is None else int(offset * 1e9)
-    facts = Facts(
-        node,
-        f"{node}.example",
-        "machine",
-        "u",
-        "0022",
-        "1",
-        "3",
-        "6",
-        {},
-        {},
-        (),
-        told,
-        NOW,
-        measured,
-        FORMAT,
-    )
+    machine = (f"{node}.example", "machine", "u", "0022", "1", "3", "6")
+    facts = Facts(node, *machine, trains=told, at=NOW, clock_offset=measured)
     return NodeFile(Entry(f".ckptsync/nodes/{node}~facts.json", 1, NOW), facts)
 
 

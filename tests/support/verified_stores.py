@@ -47,18 +47,9 @@ def entry(path: str, data: bytes) -> FileEntry:
 def manifest(files: Mapping[str, bytes], node: str = "n0", **more: object) -> Manifest:
     tree = MemoryFiles(files)
     entries = tuple(entry(path, data) for path, data in sorted(files.items()))
-    plain = Manifest(
-        RUN,
-        LOCATION,
-        LOCATION,
-        node,
-        0,
-        entries,
-        file_names.ranks(files),
-        1000,
-        1000,
-        registry.demands(tree),
-    )
+    where, demands = (RUN, LOCATION, LOCATION), registry.demands(tree)
+    ranks = file_names.ranks(files)
+    plain = Manifest(*where, node, 0, entries, ranks, 1000, 1000, demands)
     return replace(plain, **more)  # type: ignore[arg-type]
 
 
