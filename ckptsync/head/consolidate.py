@@ -16,7 +16,7 @@ from functools import partial
 
 from ckptsync.catalogue.uncached import StoreState, read_checkpoints, read_state
 from ckptsync.digest import digest
-from ckptsync.errors import CkptsyncError, Corrupt, Exists, Incomplete
+from ckptsync.errors import CkptsyncError, Corrupt, Incomplete
 from ckptsync.head.agreement import (
     AGAIN,
     CONFIG_FROM,
@@ -37,13 +37,13 @@ from ckptsync.merge.engine import Chunk, Destination, Progress, Write, write_mod
 from ckptsync.merge.plan import FORMAT, MergeOptions, MergeResources, check_dtype
 from ckptsync.merge.prepare import prepare, prepare_beside
 from ckptsync.merge.ray_engine import RayEngine, Reach
-from ckptsync.records.io import encode, next_number, record_name
+from ckptsync.records.io import create_record, next_number
 from ckptsync.records.location_status import LocationState
 from ckptsync.records.manifest import FileEntry
 from ckptsync.records.model_record import ModelFile, ModelRecord, is_same_model
 from ckptsync.records.store_paths import checkpoint_of, consolidated_prefix
 from ckptsync.stores.checkpoint_files import StoreFiles, TopFiles
-from ckptsync.stores.contract import UNKNOWN, About, Store, read_all
+from ckptsync.stores.contract import UNKNOWN, About, Store
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.opening import open_store
 from ckptsync.stores.prefetch import fetched
@@ -358,13 +358,7 @@ class ModelBuilder:
         self, record: ModelRecord, written: Sequence[ModelFile], notes: tuple[str, ...]
     ) -> WrittenModel:
         """Write a model record, unless another head, or this one before a kill, has written it."""
-        data = encode(record)
-        name = record_name(record, data)
-        try:
-            self._store.create(name, [data])
-        except Exists:
-            if read_all(self._store, name) != data:
-                self._store.write(name, [data])  # damaged: its name has the digest of these bytes
+        name, _ = create_record(self._store, record)
         files, size = tuple(f.path for f in written), sum(f.size for f in written)
         return WrittenModel(record.run, record.location, name, files, size, notes)
 

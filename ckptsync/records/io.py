@@ -8,7 +8,6 @@ is a `Fault`, and the others are read all the same.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -36,7 +35,7 @@ from ckptsync.records.store_paths import (
 from ckptsync.records.tombstone_keep_join import Join, Keep, Tombstone, in_force
 from ckptsync.safe_names import checked_path
 from ckptsync.stores import liveness
-from ckptsync.stores.contract import About, Store
+from ckptsync.stores.contract import About, Store, read_all
 from ckptsync.typed_json import SHORT_RECORD, Decoder, format_number
 
 _MISSING_HINT = (
@@ -140,10 +139,12 @@ def create_record(store: Store, record: Record) -> tuple[str, bytes]:
     """Write a record, which may be there already; return its name and bytes.  Raises StoreError."""
     data = encode(record)
     name = record_name(record, data)
-    # the name is of these bytes alone: the origin lets a store go on with what a killed try left,
-    # and what exists is this very record
-    with contextlib.suppress(Exists):
+    try:
+        # The name is of these bytes alone: so it lets a store go on with what a killed try left.
         store.create(name, [data], About(len(data), name))
+    except Exists:
+        if read_all(store, name) != data:  # damaged: its name has the digest of these bytes
+            store.write(name, [data])
     return name, data
 
 
