@@ -18,7 +18,7 @@ from ckptsync.head.consolidate import HeadOptions, consolidate_location
 from ckptsync.layouts import file_names
 from ckptsync.records.io import Fault, append_record
 from ckptsync.records.location_status import LocationState
-from ckptsync.records.report import DAMAGE, VerifyFinding
+from ckptsync.records.report import DAMAGE, OF_BYTES, VerifyFinding
 from ckptsync.records.save_groups import Located
 from ckptsync.records.store_paths import (
     CONSOLIDATED,
@@ -108,8 +108,9 @@ def plan_repair(
     seen = next((s for s in found.readable if (s.run, s.location) == (run, location)), None)
     parts = [_of_record(fault, seen, nodes) for fault in found.faults_of(run, location)]
     if seen is not None:
-        # the newest of each file
-        damage = {f.name: f for f in findings if f.kind in DAMAGE}.values()
+        # of each file the newest that says that its bytes differ, else the newest
+        known = sorted((f for f in findings if f.kind in DAMAGE), key=lambda f: f.kind in OF_BYTES)
+        damage = {f.name: f for f in known}.values()
         located = {
             at.name.removeprefix(f"{run}/"): (path, at)
             for path, where in seen.files.items()
@@ -122,7 +123,14 @@ def plan_repair(
         model = f"{CONSOLIDATED}/{location}"
         if seen.model_record:
             bound = {f"{model}/{f.path}" for f in seen.model_record.files}
-            parts += [_of_model(f, seen, broken) for f in damage if f.name in bound]
+            of_model = [f for f in damage if f.name in bound]
+            if any(f.kind in OF_BYTES for f in of_model):  # what else is wrong may come of that
+                parts += [_of_model(f, seen, broken) for f in of_model]
+            else:
+                words = "its bytes are those of its model record: built again, it would be the same"
+                parts += [
+                    Repair(f.name, "lost", words, _damage(f), _tensors(f, seen)) for f in of_model
+                ]
         else:
             parts += [_of_model_record(f.name, _damage(f), seen) for f in damage if f.name == model]
     parts.sort(key=lambda p: (ORDER.index(p.how), p.name))
@@ -198,7 +206,7 @@ def _of_shard(
     path, at = shard
     damage = _damage(finding)
     source = stored.get(at.entry.digest, "")
-    if source and finding.kind in ("missing", "size", "digest"):
+    if source and finding.kind in OF_BYTES:
         return Repair(finding.name, "copy", f"from {source}", damage, source=source)
     reports = seen.records.reports
     records = [

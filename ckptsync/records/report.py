@@ -17,6 +17,10 @@ Verdict = Literal["ok", "damaged", "incomplete"]
 FindingKind = Literal["missing", "size", "digest", "parse", "load", "model", "nonfinite", "note"]
 DAMAGE: frozenset[FindingKind] = frozenset({"missing", "size", "digest", "parse", "load", "model"})
 """The kinds of findings that are damage; the others are worth knowing."""
+OF_BYTES: frozenset[FindingKind] = frozenset({"missing", "size", "digest"})
+"""Damage that other bytes than the recorded ones make.  The recorded bytes themselves may have the
+other kinds: level digest has compared them before.
+"""
 
 
 @dataclass(frozen=True, slots=True)
