@@ -21,11 +21,11 @@ from ckptsync.head.consolidate import HeadOptions
 from ckptsync.head.gc import RetentionRequest, apply_retention
 from ckptsync.head.removal import keep
 from ckptsync.head.retention_rules import Rules
+from ckptsync.head.schedule import VerifyPolicy
 from ckptsync.status import heartbeat
 from ckptsync.status.heartbeat import Heartbeat
 from ckptsync.stores.contract import About, Store
 from ckptsync.stores.opening import bare, create_store, open_store
-from ckptsync.verify.schedule import VerifyPolicy
 from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.worker import Worker
 from tests.support.fault_proxy import HttpProxy

@@ -30,7 +30,7 @@ from ckptsync.head.agreement import (
     plan_merge,
 )
 from ckptsync.head.checked_files import CheckedFiles, source_files
-from ckptsync.head.schedule import ANY_RUN, FINAL, todo_for
+from ckptsync.head.schedule import ANY_RUN, FINAL, LEFT_ALONE, todo_for
 from ckptsync.layouts.file_names import is_beside_weights
 from ckptsync.merge import model_files
 from ckptsync.merge.engine import Chunk, Destination, Progress, Write, write_model
@@ -368,8 +368,9 @@ class ModelBuilder:
         The run's final model; the operator's directory; the newest other checkpoint of the run that
         has a configuration, and whose model has the very same tensors.
         """
-        gone = ("CONFLICT", "RETIRED")
-        there = [s for s in self._found.readable if s.run == seen.run and s.status not in gone]
+        there = [
+            s for s in self._found.readable if s.run == seen.run and s.status not in LEFT_ALONE
+        ]
         there.sort(key=lambda s: (max(k.manifest.ended for k in s.manifests), s.location))
         origins = [
             Origin(FINAL, source_files(self._store, s))

@@ -1,33 +1,64 @@
-"""What a head does about a location, and the jobs of its catalogue.  Pure, and decided here alone.
+"""What is due of each location: to merge, repair or complete its model, or to verify its bytes.
 
-The head's process lists the jobs from its catalogue; the child process that has one reads the
-location again, and asks `todo_for` of what it is then.
+Pure but for `verify_jobs_in_store`, and decided here alone; which locations a run no longer needs
+is a question about the whole run, and `retention` answers it.  The service lists the jobs from its
+catalogue.  The child process that has one for a model reads the location again, and asks `todo_for`
+of what it is then.  Nothing that merges or verifies is imported: a head asks often, and leaves the
+rest to its child processes.
+
+Verifications: repairs and new locations are due at once.  Everything else is read again within the
+period, spread evenly over it: an old location is due when its time has come, or when those behind
+it would have to be read faster, later, than all bytes divided by the period.  So a store that was
+verified in one night is not read again in one night, and nothing is remembered but the reports'
+times.  A location is verified as a whole, since a report is about one; `limits.bandwidth` paces
+reading.  Times are seconds on the store's clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from ckptsync.catalogue.child_job import Job
-from ckptsync.catalogue.location_summary import Summary
+from ckptsync.catalogue.location_summary import Catalogue, Summary, summarize
+from ckptsync.catalogue.uncached import read_location
 from ckptsync.digest import digest
+from ckptsync.errors import Unsupported
+from ckptsync.records.io import is_made_anew
+from ckptsync.records.location_status import Status
+from ckptsync.records.report import LEVELS, Level
+from ckptsync.stores.contract import Store
 
 ANY_RUN = "*"
 FINAL = "final"
 """The trainer's last model: it has the configuration that sharded checkpoints lack."""
+LEFT_ALONE: frozenset[Status] = frozenset({"RETIRED", "CONFLICT"})
+"""Statuses of locations of which nothing is merged, repaired, lent or verified."""
+RETRY = 600.0
+"""Seconds until unchanged damage is read again; doubled with each report, so that few pile up."""
+MERGED_WITHIN = 300.0
+"""Seconds in which a complete checkpoint may still be consolidated: else it would be read twice."""
+SPARE = 0.1
+"""Share of the period by which reading is planned earlier, for heads and stores that are away."""
 Todo = Literal["merge", "repair", "configure"]
 
 
+@dataclass(frozen=True, slots=True)
+class VerifyPolicy:
+    """How closely each location is verified, and within how many seconds it is read again."""
+
+    level: Level = "digest"
+    every: float = 7 * 86400.0
+
+
 def todo_for(seen: Summary) -> Todo | None:
-    """Return what is to be done about a location.
+    """Return what is to be done about a location's model.
 
-    Its model is made, repaired, or gets configuration that has come since, if any has.
-
-    Damage to shards holds nothing up: bytes that are read are checked, and those that are not read
-    do not matter.
+    It is made, repaired, or gets configuration that has come since, if any has.  Damage to shards
+    holds nothing up: bytes that are read are checked, and those that are not read do not matter.
     """
-    if seen.status in ("RETIRED", "CONFLICT"):
+    if seen.status in LEFT_ALONE:
         return None
     if not seen.model_record:
         return "merge" if seen.model else None
@@ -56,7 +87,7 @@ def head_jobs(locations: Iterable[Summary], configured: Callable[[str], str]) ->
             )
         elif todo == "configure":
             models.setdefault(seen.run, []).append(seen)
-        if seen.checkpoint == FINAL and seen.status not in ("RETIRED", "CONFLICT"):
+        if seen.checkpoint == FINAL and seen.status not in LEFT_ALONE:
             finals.setdefault(seen.run, []).append(seen.state)
     new.sort(key=lambda s: (-s.arrived, s.run, s.location))
     merges = [Job("consolidate", s.run, s.location, s.size, key=s.state) for s in new]
@@ -83,3 +114,90 @@ def _completion(run: str, models: Sequence[Summary], given: str) -> Job | None:
     states = "\n".join(sorted(s.state for s in lacking))
     key = digest(f"{given}\n{lent}\n{states}".encode())
     return Job("consolidate", run, key=key, once_per_key=True)
+
+
+def verify_jobs_in_store(
+    store: Store, catalogue: Catalogue, policy: VerifyPolicy, now: float
+) -> tuple[Job, ...]:
+    """Return verifications that are due, also of locations that a damaged record hides.
+
+    The catalogue has no summary of those, and a report has to say so.  Ages count on the store's
+    clock: at least its newest file's time, and ``now`` where nothing writes.  Raises StoreError.
+    """
+    newer = {(f.run, f.location) for f in catalogue.faults if isinstance(f.error, Unsupported)}
+    hiding = (f for f in catalogue.faults if not is_made_anew(f.record, f.error))
+    locations = list(catalogue.summaries)
+    for run, location in sorted({(f.run, f.location) for f in hiding} - newer):
+        found = read_location(store, run, location)
+        if seen := found.of(run, location):
+            locations.append(summarize(seen, found.mtimes))
+    return verify_jobs(locations, policy, max(now, catalogue.clock))
+
+
+def verify_jobs(locations: Iterable[Summary], policy: VerifyPolicy, now: float) -> tuple[Job, ...]:
+    """Return verifications that are due, in this order.
+
+    Damaged files that were uploaded again; locations that were never verified, the newest first;
+    other damage, in case that it passed; the rest, the longest unread first.
+    """
+    found: list[tuple[int, Summary, Level]] = []
+    proven: list[tuple[float, Summary]] = []
+    for seen in locations:
+        proof = seen.proof
+        if seen.status in LEFT_ALONE:
+            continue
+        if proof.damage:
+            # Only a report at the level that found the damage, or above, answers it.
+            level = max(policy.level, proof.damage_level or "stat", key=LEVELS.index)
+            patience = min(policy.every, RETRY * 2 ** min(len(proof.damage) - 1, 20))
+            if proof.rewritten_at > proof.damaged_at:
+                found.append((0, seen, level))
+            elif now - proof.damaged_at >= patience:
+                found.append((2, seen, level))
+        elif not seen.model:
+            if any(gap.node for gap in seen.gaps):  # a node says that it sent what is not there
+                found.append((1, seen, "stat"))
+        elif (last := _last_proof(seen, policy.level)) is not None:
+            proven.append((last, seen))
+        elif seen.consolidated or now - seen.arrived >= min(MERGED_WITHIN, policy.every):
+            found.append((1, seen, policy.level))
+    found.sort(key=lambda one: (one[0], -one[1].arrived, one[1].run, one[1].location))
+    found += [(3, seen, policy.level) for seen in _old(proven, policy, now)]
+    return tuple(
+        Job("verify", s.run, s.location, s.size + s.model_size, level, f"{level} {s.state}")
+        for _, s, level in found
+    )
+
+
+def _last_proof(seen: Summary, level: Level) -> float | None:
+    """Return when a report last found these very manifests and this very model record well.
+
+    At ``level``, or at level digest, which reads every byte: above it, what can be reached is up to
+    the files, and a raised level is reached when the location's turn comes.
+    """
+    least = min(LEVELS.index(level), LEVELS.index("digest"))
+    times = (when for at, when in seen.proof.passed if LEVELS.index(at) >= least)
+    return max(times, default=None)
+
+
+def _old(
+    proven: list[tuple[float, Summary]], policy: VerifyPolicy, now: float
+) -> Iterator[Summary]:
+    """Yield the proven locations whose turn it is, the longest unread first.
+
+    ``proven``: each with the time when it was last found well.  ``slack`` says for how many bytes
+    reading can wait and, at the even rate, meet every deadline.
+    """
+    proven.sort(key=lambda one: (one[0], one[1].run, one[1].location))
+    sizes = [max(1, seen.size + seen.model_size) for _, seen in proven]
+    period = policy.every * (1 - SPARE)
+    rate = sum(sizes) / max(period, 1e-9)  # a period of 0: always
+    slack, before = float("inf"), 0
+    for (last, _), size in zip(proven, sizes, strict=True):
+        slack = min(slack, rate * (last + period - now) - before)
+        before += size
+    for (_, seen), size in zip(proven, sizes, strict=True):
+        if slack > 0:
+            return
+        yield seen
+        slack += size

@@ -21,14 +21,13 @@ from ckptsync.catalogue.child_job import Job, JobKind
 from ckptsync.catalogue.location_summary import Catalogue
 from ckptsync.config.schema import Config, RetentionConfig
 from ckptsync.head.retention_rules import Rules
-from ckptsync.head.schedule import ANY_RUN, head_jobs
+from ckptsync.head.schedule import ANY_RUN, VerifyPolicy, head_jobs, verify_jobs_in_store
 from ckptsync.service.alert_channels import open_channels
 from ckptsync.service.jobs import Jobs
 from ckptsync.service.log import Line, pairs
 from ckptsync.service.monitor import Monitor, OverviewReader, patience
 from ckptsync.service.tasks import NEVER, Fatal, Outcome, Task
 from ckptsync.stores.contract import Store
-from ckptsync.verify.schedule import VerifyPolicy, due_in_store
 
 SAVE_EVERY = 600.0  # seconds between two saves of the cache: ten thousand checkpoints are 12 MB
 RETAIN_EVERY = 600.0  # seconds between two runs of retention: its grace is a day
@@ -69,7 +68,7 @@ class HeadRoles:
     def verify(self) -> Outcome:
         """Begin the verification of what is due, repairs and new locations before old ones."""
         catalogue = self.catalogues.read()
-        due = due_in_store(self._store, catalogue, self._policy, time.time())
+        due = verify_jobs_in_store(self._store, catalogue, self._policy, time.time())
         queue = self.jobs.begin("verify", due)
         errors = (*self.jobs.errors("verify"), *_faults(catalogue))
         return Outcome(self.jobs.lines("verify"), queue, errors)

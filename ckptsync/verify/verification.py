@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 
 from ckptsync.catalogue.uncached import StoreState, not_found, read_location, read_state
@@ -19,7 +19,8 @@ from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.layouts import registry
 from ckptsync.records.io import Fault
 from ckptsync.records.location_status import LocationState, unanswered_findings
-from ckptsync.records.report import Level, Report, VerifyFinding
+from ckptsync.records.model_record import ModelTensor
+from ckptsync.records.report import LEVELS, Level, Reading, Report, VerifyFinding
 from ckptsync.records.store_paths import CONSOLIDATED, checkpoint_of, consolidated_prefix
 from ckptsync.safe_names import RECORDS
 from ckptsync.stores import open_files
@@ -39,14 +40,15 @@ from ckptsync.verify.expected import (
     note_gaps,
     note_unnamed,
 )
-from ckptsync.verify.level_digest import Sample, digest_file
-from ckptsync.verify.level_load import require
+from ckptsync.verify.level_digest import Sample, check_crc32s, check_digests, digest_file
+from ckptsync.verify.level_load import load_files, load_model, require
 from ckptsync.verify.level_parse import (
     INCOMPLETE,
     UNPARSED,
+    check_checkpoint,
+    check_model,
     reached_level,
 )
-from ckptsync.verify.levels import LevelChecks
 from ckptsync.verify.reading import CountedSource, ReadProgress, TrackedFiles, no_progress
 from ckptsync.verify.write_reports import is_news, verdict, worst_first, write_report
 
@@ -207,22 +209,19 @@ def verify_location(
     made = [f for f in there if f.is_consolidated]
     tensors = seen.model_record.tensors if seen.model_record else None
     source = CountedSource(store, options.progress)
-    trees = [
-        source.track(
-            StoreFiles(store, {f.path: (f.name, f.size) for f in its}),
-            shown,
-            {f.path: f.shown for f in its},
+    has_shards = not (conditions.conflict or conditions.shards)
+    with ExitStack() as opened:
+        trees = []
+        for shown, its in ((name, own), (title, made)):
+            tree = StoreFiles(store, {f.path: (f.name, f.size) for f in its})
+            tracked = source.track(tree, shown, {f.path: f.shown for f in its})
+            trees.append(opened.enter_context(closing(tracked)))
+        found, readings, read = _check_levels(
+            options, source, files, there, trees, tensors=tensors, has_shards=has_shards
         )
-        for shown, its in ((name, own), (title, made))
-    ]
-    with closing(LevelChecks(source, files, there, trees, options.sample)) as levels:
-        levels.findings += [*check_sizes(files, seen.sizes), *check_records(seen)]
-        levels.findings += note_unnamed(seen, files)
-        levels.check(
-            options.level, tensors, has_shards=not (conditions.conflict or conditions.shards)
-        )
-    gone = {f.name for f in levels.findings if f.kind in ("missing", "size")}
-    found = [*(fault.finding for fault in faults), *levels.findings]
+    found += [*check_sizes(files, seen.sizes), *check_records(seen), *note_unnamed(seen, files)]
+    gone = {f.name for f in found if f.kind in ("missing", "size")}
+    found += [fault.finding for fault in faults]
     if conditions.conflict:
         found.append(
             VerifyFinding("note", name, f"conflict, and so not verified: {conditions.conflict}")
@@ -249,11 +248,71 @@ def verify_location(
         judged,
         tuple(k.name for k in seen.manifests),
         seen.model_record_name,
-        levels.read,
+        read,
         findings,
         options.now,
-        tuple(levels.readings),
+        readings,
     )
+
+
+def _check_levels(
+    options: VerifyOptions,
+    source: CountedSource,
+    files: Sequence[ExpectedFile],
+    there: Sequence[ExpectedFile],
+    trees: Sequence[TrackedFiles],
+    *,
+    tensors: Sequence[ModelTensor] | None = None,
+    has_digests: bool = True,
+    has_shards: bool = True,
+) -> tuple[list[VerifyFinding], tuple[Reading, ...], int]:
+    """Check every level up to that of ``options``; return findings, readings, and bytes read.
+
+    ``files`` are expected, and ``there`` with their sizes.  ``trees``: the checkpoint's files, and
+    those of a consolidated model, which ``tensors`` (its model record's) are of.  Level digest
+    compares CRC32s where nothing ``has_digests``; else level load does, for damage from before
+    digests were recorded.
+    """
+    own, last, sample = trees[0], trees[-1], options.sample
+    height = LEVELS.index(options.level)
+    of_size = sum(f.size for f in files)
+    readings = [Reading("stat", len(there), sum(f.size for f in there), len(files), of_size)]
+    findings: list[VerifyFinding] = []
+    loaded = 0
+    if height >= LEVELS.index("digest"):
+        if has_digests:
+            recorded = [f for f in there if f.recorded.digest]
+            found, count, size = check_digests(source, recorded, own, sample)
+        else:
+            found, count, size = check_crc32s(own, "digest")
+        findings += found
+        readings.append(Reading("digest", count, size, len(files), of_size))
+        share = f"{size} of {of_size} bytes, in {count} of {len(files)} files, were compared"
+        if sample:
+            percent = 100 * size / of_size if of_size else 100.0
+            share = f"a sample ({percent:.1f} %): {share}; nothing is known of the others"
+            findings.append(VerifyFinding("note", own.title, share))
+        elif size and not has_digests:
+            findings.append(VerifyFinding("note", own.title, f"the CRC32s of {share}"))
+    if height >= LEVELS.index("parse"):
+        before = sum(tree.read for tree in trees)
+        findings += check_checkpoint(own) if has_shards else ()
+        findings += check_model(last, tensors) if tensors is not None else ()
+        count, size = sum(len(tree.seen) for tree in trees), sum(tree.read for tree in trees)
+        parsed = sum(tree.tensors for tree in trees)
+        readings.append(Reading("parse", count, size - before, len(files), of_size, parsed))
+    if height >= LEVELS.index("load"):
+        found, reading = load_files(source, [f for f in there if not f.is_copy], own)
+        loaded = reading.size
+        findings += [*found, *(check_crc32s(own, "load")[0] if has_digests else ())]
+        readings.append(reading)
+    if height >= LEVELS.index("model"):
+        is_made = tensors is not None
+        model = {f.path: f for f in there if (f.is_consolidated if is_made else f.is_own)}
+        found, reading = load_model(source, model, (last if is_made else own).title)
+        findings += found
+        readings.append(reading)
+    return findings, tuple(readings), source.read + sum(tree.read for tree in trees) + loaded
 
 
 def verify_directory(files: FileTree, name: str, options: VerifyOptions) -> Report:
@@ -269,26 +328,22 @@ def verify_directory(files: FileTree, name: str, options: VerifyOptions) -> Repo
     known = directory_files(sizes, baseline or ())
     there = [f for f in known if sizes.get(f.path) == f.size]
     source = CountedSource(files, options.progress)
-    tree, has_digests = source.track(files, name), baseline is not None
-    with closing(
-        LevelChecks(source, known, there, [tree], options.sample, has_digests=has_digests)
-    ) as levels:
+    with closing(source.track(files, name)) as tree:
         lacking = list(_find_lacking(tree, must_be_known=baseline is None))
-        levels.findings += lacking
-        levels.findings += [VerifyFinding("note", name, line) for line in files.passed_over()]
-        if baseline is None:
-            levels.findings.append(VerifyFinding("note", name, NO_DIGESTS))
-        else:
-            levels.findings += check_sizes(baseline, sizes)
-            unknown = (f.path for f in known if not f.recorded.digest)
-            levels.findings += [
-                VerifyFinding("note", p, "the baseline does not name it") for p in unknown
-            ]
-        levels.check(options.level)
+        found, readings, read = _check_levels(
+            options, source, known, there, [tree], has_digests=baseline is not None
+        )
+    found += [*lacking, *(VerifyFinding("note", name, line) for line in files.passed_over())]
+    if baseline is None:
+        found.append(VerifyFinding("note", name, NO_DIGESTS))
+    else:
+        found += check_sizes(baseline, sizes)
+        unknown = (f.path for f in known if not f.recorded.digest)
+        found += (VerifyFinding("note", p, "the baseline does not name it") for p in unknown)
     if changed := files.changed():
         hint = "verify again when nothing writes to it"
         raise Incomplete(f"{changed[0]}: changed while it was verified", hint=hint)
-    findings = worst_first(levels.findings)
+    findings = worst_first(found)
     missing = {f for f in lacking if f.kind == "missing"} if baseline is None else set()
     is_incomplete = bool(missing) or any(f.detail.startswith(INCOMPLETE) for f in findings)
     judged = verdict((f for f in findings if f not in missing), is_incomplete=is_incomplete)
@@ -298,8 +353,7 @@ def verify_directory(files: FileTree, name: str, options: VerifyOptions) -> Repo
     reached = reached_level(options.level, findings)
     is_unread = options.sample or (baseline is None and reached == "digest")
     level = "stat" if is_unread and judged != "damaged" else reached
-    report = Report("", name, name, 0, level, judged, (), "", levels.read, findings)
-    return replace(report, readings=tuple(levels.readings))
+    return Report("", name, name, 0, level, judged, (), "", read, findings, readings=readings)
 
 
 def record_directory(

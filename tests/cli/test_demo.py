@@ -18,10 +18,10 @@ from ckptsync.cli.demo import BASE, CHECKPOINT, DATA, Shown, flip, play, script
 from ckptsync.cli.main import main
 from ckptsync.config.loading import read
 from ckptsync.errors import CkptsyncError, StoreError
+from ckptsync.head.schedule import VerifyPolicy
 from ckptsync.layouts import registry
 from ckptsync.stores.checkpoint_files import DirectoryFiles
 from ckptsync.stores.opening import open_store
-from ckptsync.verify.schedule import VerifyPolicy
 from tests.support.head_in_process import verify_next
 from tests.support.small_store import make
 

@@ -24,6 +24,7 @@ from ckptsync.cli.main import main
 from ckptsync.cli.status import MOST, Screen, alarm_lines, overview_lines
 from ckptsync.errors import StoreError, Transient
 from ckptsync.head.consolidate import HeadOptions
+from ckptsync.head.schedule import VerifyPolicy
 from ckptsync.service.monitor import OverviewReader
 from ckptsync.service.own_process import heartbeat
 from ckptsync.status.alarms import CODES, Patience
@@ -33,7 +34,6 @@ from ckptsync.stores.contract import Entry
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import open_store
 from ckptsync.stores.posix.store import PosixStore
-from ckptsync.verify.schedule import VerifyPolicy
 from tests.support.head_in_process import consolidate_due, verify_next
 from tests.support.small_store import DATA, SHARD, flip, make
 from tests.support.status_examples import HOUR, NOW, fact, heart, location, shown

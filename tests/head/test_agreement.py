@@ -20,13 +20,13 @@ from ckptsync.digest import digest
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
 from ckptsync.head.agreement import Agreement
 from ckptsync.head.consolidate import HeadOptions, consolidate_location
+from ckptsync.head.schedule import VerifyPolicy
 from ckptsync.merge.plan import FORMAT, MergeOptions
 from ckptsync.records.io import decode
 from ckptsync.records.model_record import ModelFile, ModelRecord
 from ckptsync.records.store_paths import parse_record_name
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.verify.schedule import VerifyPolicy
 from tests.support.crashing_store import Crash, Dying
 from tests.support.filled_stores import DEMO, contents, put, read, send, two_nodes
 from tests.support.head_in_process import verify_next

@@ -10,9 +10,9 @@ from ckptsync.catalogue.cached import read_catalogue
 from ckptsync.catalogue.uncached import StoreState, read_state
 from ckptsync.errors import CkptsyncError
 from ckptsync.head.consolidate import HeadOptions, WrittenModel, consolidate_location
+from ckptsync.head.schedule import VerifyPolicy, verify_jobs_in_store
 from ckptsync.records.report import Report
 from ckptsync.stores.contract import Store
-from ckptsync.verify.schedule import VerifyPolicy, due_in_store
 from ckptsync.verify.verification import VerifyOptions, verify_scheduled
 
 BASE_OPTIONS = HeadOptions()
@@ -49,7 +49,7 @@ def consolidate_due(store: Store, options: HeadOptions = BASE_OPTIONS) -> Consol
 
 def verify_next(store: Store, policy: VerifyPolicy, now: float) -> Report | None:
     """Verify the location that is due most, and write its report."""
-    for job in due_in_store(store, read_catalogue(store), policy, now):
+    for job in verify_jobs_in_store(store, read_catalogue(store), policy, now):
         options = VerifyOptions(job.level or "digest", now)
         if verified := verify_scheduled(store, job.run, job.location, options):
             return verified[0]

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import ckptsync
 from ckptsync.head.consolidate import HeadOptions
+from ckptsync.head.schedule import VerifyPolicy
 from ckptsync.stores.opening import create_store
-from ckptsync.verify.schedule import VerifyPolicy
 from tests.support.head_in_process import consolidate_due, verify_next
 from tests.support.worker_in_process import push_now
 

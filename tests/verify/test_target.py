@@ -9,6 +9,7 @@ import pytest
 
 from ckptsync.digest import digest
 from ckptsync.errors import ConfigError, StoreError, Unsupported
+from ckptsync.head.schedule import VerifyPolicy
 from ckptsync.records.io import encode
 from ckptsync.records.report import Report
 from ckptsync.records.store_paths import file_name
@@ -17,7 +18,6 @@ from ckptsync.stores.contract import read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.posix.store import PosixStore
 from ckptsync.verify.level_digest import Sample
-from ckptsync.verify.schedule import VerifyPolicy
 from ckptsync.verify.verification import (
     InStore,
     PlainDirectory,

@@ -14,11 +14,18 @@ from ckptsync.catalogue.cached import read_catalogue
 from ckptsync.catalogue.child_job import Job
 from ckptsync.catalogue.location_summary import Proven, Summary, summarize
 from ckptsync.catalogue.uncached import read_state
+from ckptsync.head.schedule import (
+    MERGED_WITHIN,
+    RETRY,
+    SPARE,
+    VerifyPolicy,
+    verify_jobs,
+    verify_jobs_in_store,
+)
 from ckptsync.records.io import encode, record_name
 from ckptsync.records.report import Level, Verdict, VerifyFinding
 from ckptsync.records.store_paths import file_name
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.verify.schedule import MERGED_WITHIN, RETRY, SPARE, VerifyPolicy, due, due_in_store
 from tests.support.files_in_memory import MemoryFiles
 from tests.support.head_in_process import verify_next
 from tests.support.verified_stores import (
@@ -56,7 +63,7 @@ def jobs(
 ) -> tuple[Job, ...]:
     found = read_state(store)
     times = {**found.mtimes, **mtimes}
-    return due((summarize(seen, times) for seen in found.locations), policy, now)
+    return verify_jobs((summarize(seen, times) for seen in found.locations), policy, now)
 
 
 def reported(
@@ -209,7 +216,7 @@ def simulated(
             for j in range(arrivals if i else 0)
         ]
         here |= {seen.location: seen for seen in fresh_ones}
-        todo = due(here.values(), WEEKLY, now)
+        todo = verify_jobs(here.values(), WEEKLY, now)
         here |= {job.location: made(int(job.location[11:]), job.size, now) for job in todo}
         read.append(sum(job.size for job in todo))
         longest.append(max(now - seen.proof.passed[0][1] for seen in here.values()))
@@ -239,24 +246,24 @@ def test_every_byte_is_read_within_the_period_and_never_in_a_burst(
 
 
 def test_a_single_large_location_is_not_read_more_often_than_it_must() -> None:
-    assert due([made(1, 10**12, 0.0)], WEEKLY, 0.89 * WEEK) == ()
-    assert len(due([made(1, 10**12, 0.0)], WEEKLY, 0.91 * WEEK)) == 1
+    assert verify_jobs([made(1, 10**12, 0.0)], WEEKLY, 0.89 * WEEK) == ()
+    assert len(verify_jobs([made(1, 10**12, 0.0)], WEEKLY, 0.91 * WEEK)) == 1
 
 
 def test_after_an_outage_what_is_late_is_read_at_once_and_the_oldest_first() -> None:
     locations = [made(i, 10, i * DAY) for i in range(7)]
-    found = due(locations, WEEKLY, 3 * WEEK)
+    found = verify_jobs(locations, WEEKLY, 3 * WEEK)
     assert [job.location for job in found] == [f"checkpoint-{i}" for i in range(7)]
 
 
 def test_old_locations_wait_for_those_that_are_new_or_damaged() -> None:
     new = replace(made(2, 10, 0.0), proof=Proven())
-    found = due([made(1, 10, 0.0), new], WEEKLY, WEEK)
+    found = verify_jobs([made(1, 10, 0.0), new], WEEKLY, WEEK)
     assert [job.location for job in found] == ["checkpoint-2", "checkpoint-1"]
 
 
 def due_now(store: MemoryStore, now: float) -> list[str]:
-    found = due_in_store(store, read_catalogue(store), VerifyPolicy(), now)
+    found = verify_jobs_in_store(store, read_catalogue(store), VerifyPolicy(), now)
     return [job.subject for job in found]
 
 
@@ -293,7 +300,7 @@ def test_ages_count_on_the_clock_of_a_store_that_is_ahead() -> None:
 
 def test_who_asks_imports_none_of_what_verifies() -> None:
     code = (
-        "import ckptsync.verify.schedule, sys; print(sorted({'numpy', 'torch',"
+        "import ckptsync.head.schedule, sys; print(sorted({'numpy', 'torch',"
         " 'ckptsync.verify.verification'} & set(sys.modules)))"
     )
     assert (
