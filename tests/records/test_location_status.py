@@ -95,12 +95,19 @@ def test_all_that_metadata_demands_is_complete() -> None:
     assert set(whole.present()) == {"dcp/__0_0.distcp", "dcp/__1_0.distcp"}
 
 
-def test_a_file_that_no_node_has_sent_is_named() -> None:
-    assert seen(A0).evidence == ("dcp/__1_0.distcp: no node has uploaded it",)
-
-
-def test_without_metadata_nothing_is_complete() -> None:
-    assert seen(B1).evidence == ("no file here says what a whole model is",)
+@pytest.mark.parametrize(
+    ("manifests", "evidence"),
+    [
+        ((A0,), "dcp/__1_0.distcp: no node has uploaded it"),
+        ((B1,), "no file here says what a whole model is"),
+        (
+            (replace(A0, demands=Demands({"dcp/__0_0.distcp": 6})),),
+            "dcp/__0_0.distcp: 5 bytes, expected 6",
+        ),
+    ],
+)
+def test_what_a_whole_model_lacks_is_said(manifests: tuple[Manifest, ...], evidence: str) -> None:
+    assert seen(*manifests).evidence == (evidence,)
 
 
 def test_a_part_that_may_belong_here_is_pointed_at() -> None:
@@ -118,11 +125,6 @@ def test_a_part_that_may_belong_here_is_pointed_at() -> None:
     assert list(found.siblings) == [
         Sibling("checkpoint-5~00000000", ("b",), ("rng_state_0.pth: no part has it",))
     ]
-
-
-def test_a_file_of_another_size_than_demanded_is_named() -> None:
-    wanting = replace(A0, demands=Demands({"dcp/__0_0.distcp": 6}))
-    assert seen(wanting).evidence == ("dcp/__0_0.distcp: 5 bytes, expected 6",)
 
 
 def test_a_file_that_is_not_listed_is_named() -> None:
@@ -359,14 +361,9 @@ def test_every_location_of_a_checkpoint_tells_about_the_others() -> None:
     assert [s.status for s in list_locations(later, {})] == ["INCOMPLETE", "INCOMPLETE"]
 
 
-def test_records_without_a_manifest_make_no_location() -> None:
-    assert (
-        list_locations({"t": Tombstone("run", "checkpoint-5", "checkpoint-5", 0, (), "old")}, {})
-        == ()
-    )
-
-
-def test_nothing_is_said_of_a_location_with_a_record_that_cannot_be_read() -> None:
+def test_without_a_manifest_or_with_an_unreadable_record_there_is_no_location() -> None:
+    stone = Tombstone("run", "checkpoint-5", "checkpoint-5", 0, (), "old")
+    assert list_locations({"t": stone}, {}) == ()
     assert list_locations({"m": of_rank(0, "a")}, {}, {("run", "checkpoint-5")}) == ()
 
 

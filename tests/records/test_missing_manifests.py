@@ -35,19 +35,50 @@ def gone(*records: Record, listed: tuple[Record, ...] = ()) -> list[str]:
     return [*find_missing_manifests(there, {*there, *map(name, listed)}, size)]
 
 
-def test_nothing_is_missed_where_all_is_there() -> None:
-    assert gone(ONE, OTHER, SEAL, REPORT) == []
-    assert gone(ONE) == []
-    assert gone() == []
+WITHDRAWN = replace(STONE, n=1, stage="withdrawn")
+AGAIN = replace(ONE, version="2", supersedes=(name(ONE),))
+HOME = replace(ONE, location=f"{LOCATION}~abcd", supersedes=(name(ONE),))
+HOME_STONE = replace(STONE, location=HOME.location, manifests=(name(HOME),))
+NINE = "checkpoint-9"
+NO_MANIFESTS = ("run/elsewhere", f"{RUN}/.ckptsync/{LOCATION}/manifest-x")
+FOREIGN = replace(REPORT, manifests=(name(HOME), *NO_MANIFESTS))
 
 
-@pytest.mark.parametrize("by", [SEAL, REPORT])
-def test_what_a_model_record_or_a_report_names_is_missed(by: Record) -> None:
-    assert gone(OTHER, by) == [name(ONE)]
-
-
-def test_all_are_missed_where_no_manifest_is_left() -> None:
-    assert gone(SEAL, REPORT) == sorted([name(ONE), name(OTHER)])
+@pytest.mark.parametrize(
+    ("records", "missed"),
+    [
+        pytest.param((ONE, OTHER, SEAL, REPORT), (), id="all are there"),
+        pytest.param((ONE,), (), id="nobody names any"),
+        pytest.param((), (), id="nothing is there"),
+        pytest.param((OTHER, SEAL), (ONE,), id="a model record names it"),
+        pytest.param((OTHER, REPORT), (ONE,), id="a report names it"),
+        pytest.param((SEAL, REPORT), (ONE, OTHER), id="no manifest is left"),
+        pytest.param((REPORT, STONE), (), id="its save is given up"),
+        pytest.param((REPORT, STONE, WITHDRAWN), (ONE,), id="its save is kept after all"),
+        pytest.param((REPORT, replace(STONE, scope="shards")), (ONE,), id="only shards go"),
+        pytest.param((REPORT, AGAIN), (), id="its node has replaced it"),
+        pytest.param((REPORT, replace(AGAIN, node="n1")), (ONE,), id="no other node can"),
+        pytest.param((REPORT, HOME_STONE), (), id="it went with the location it had moved to"),
+        pytest.param(
+            (REPORT, replace(HOME_STONE, ended={"n1": 1})), (ONE,), id="another node's went there"
+        ),
+        pytest.param((FOREIGN,), (), id="a name of another location proves nothing"),
+        pytest.param(
+            (REPORT, replace(AGAIN, checkpoint=NINE, location=NINE)),
+            (ONE,),
+            id="a manifest of another checkpoint excuses nothing",
+        ),
+        pytest.param(
+            (REPORT, replace(STONE, checkpoint=NINE, location=NINE)),
+            (ONE,),
+            id="a tombstone of another checkpoint excuses nothing",
+        ),
+    ],
+)
+def test_what_others_name_and_nothing_excuses_is_missed(
+    records: tuple[Record, ...], missed: tuple[Record, ...]
+) -> None:
+    assert gone(*records) == sorted(map(name, missed))
 
 
 def test_what_is_there_and_cannot_be_read_is_not_gone() -> None:
@@ -56,46 +87,6 @@ def test_what_is_there_and_cannot_be_read_is_not_gone() -> None:
 
 def test_what_a_listing_had_not_yet_is_asked_for() -> None:
     assert find_missing_manifests({name(SEAL): SEAL}, (name(SEAL), name(OTHER)), lambda _: 7) == {}
-
-
-def test_what_was_let_go_is_not_missed_before_that_was_taken_back() -> None:
-    assert gone(REPORT, STONE) == []
-    assert gone(REPORT, STONE, replace(STONE, n=1, stage="withdrawn")) == [name(ONE)]
-
-
-def test_shards_that_were_let_go_keep_their_manifest() -> None:
-    assert gone(REPORT, replace(STONE, scope="shards")) == [name(ONE)]
-
-
-def test_what_its_own_node_has_replaced_is_not_missed_and_nobody_else_can() -> None:
-    again = replace(ONE, version="2", supersedes=(name(ONE),))
-    assert gone(REPORT, again) == []
-    assert gone(REPORT, replace(again, node="n1")) == [name(ONE)]
-
-
-def test_what_went_with_the_location_that_it_had_moved_to_is_not_missed() -> None:
-    moved = f"{LOCATION}~abcd"
-    home = replace(ONE, location=moved, supersedes=(name(ONE),))
-    assert (
-        gone(REPORT, Tombstone(RUN, LOCATION, moved, 0, (name(home),), "old", ended={"n0": 1}))
-        == []
-    )
-    assert gone(
-        REPORT, Tombstone(RUN, LOCATION, moved, 0, (name(home),), "old", ended={"n1": 1})
-    ) == [name(ONE)]
-
-
-def test_a_name_of_another_location_proves_nothing() -> None:
-    foreign = name(replace(ONE, location=f"{LOCATION}~abcd"))
-    assert (
-        gone(
-            replace(
-                REPORT,
-                manifests=(foreign, "run/elsewhere", f"{RUN}/.ckptsync/{LOCATION}/manifest-x"),
-            )
-        )
-        == []
-    )
 
 
 def test_the_error_says_who_is_gone_and_who_names_it() -> None:
@@ -109,12 +100,3 @@ def test_the_error_says_who_is_gone_and_who_names_it() -> None:
     seal = name(SEAL).rpartition("/")[2]
     assert str(error) == f"{name(ONE)}: missing, although {seal} refers to it"
     assert "writes it again" in error.hint
-
-
-def test_only_its_own_checkpoint_excuses_it() -> None:
-    elsewhere = replace(
-        ONE, checkpoint="checkpoint-9", location="checkpoint-9", supersedes=(name(ONE),)
-    )
-    assert gone(REPORT, elsewhere) == [name(ONE)]
-    stone = Tombstone(RUN, "checkpoint-9", "checkpoint-9", 0, (name(ONE),), "old", ended={"n0": 1})
-    assert gone(REPORT, stone) == [name(ONE)]
