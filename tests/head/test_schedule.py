@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -92,35 +93,20 @@ def todo(seen: LocationState) -> str | None:
     return todo_for(summarize(seen, {}))
 
 
-def test_what_is_consolidated_may_still_lack_configuration() -> None:
-    assert todo(consolidated()) == "configure"
-
-
-def test_what_is_in_conflict_or_given_up_is_left_alone() -> None:
-    seen = consolidated()
-    for conditions in (
-        replace(seen.conditions, conflict="two saves"),
-        replace(seen.conditions, retired="old"),
-    ):
-        assert todo(replace(seen, conditions=conditions)) is None
-        assert (
-            todo(replace(seen, conditions=conditions, model_record=None, model_record_name=""))
-            is None
-        )
-
-
-def test_a_model_whose_shards_were_deleted_still_gets_what_opens_it() -> None:
-    seen = consolidated()
-    assert todo(replace(seen, conditions=replace(seen.conditions, shards="old"))) == "configure"
-
-
-def test_without_a_model_record_completeness_decides() -> None:
-    seen = replace(consolidated(), model_record=None, model_record_name="")
-    assert todo(seen) == "merge"
-    assert (
-        todo(replace(seen, conditions=replace(seen.conditions, model=Condition(holds=False))))
-        is None
-    )
+def test_what_a_location_is_decides_what_is_done_about_its_model() -> None:
+    made = consolidated()
+    new = replace(made, model_record=None, model_record_name="")
+    cases: list[tuple[dict[str, Any], str | None, str | None]] = [
+        ({}, "configure", "merge"),
+        ({"shards": "old"}, "configure", "merge"),
+        ({"model": Condition(holds=False)}, "configure", None),
+        ({"conflict": "two saves"}, None, None),
+        ({"retired": "old"}, None, None),
+    ]
+    for change, of_made, of_new in cases:
+        conditions = replace(made.conditions, **change)
+        assert todo(replace(made, conditions=conditions)) == of_made
+        assert todo(replace(new, conditions=conditions)) == of_new
 
 
 @pytest.mark.parametrize(

@@ -81,10 +81,6 @@ def reported(
     return put(store, replace(report, findings=(finding,) if verdict == "damaged" else ()))
 
 
-def test_what_was_never_verified_is_due() -> None:
-    assert levels(whole_store(), 1e6) == ["digest"]
-
-
 def test_a_proof_lasts_for_most_of_the_period_and_no_longer() -> None:
     store = whole_store()
     name = reported(store, 1)

@@ -145,13 +145,6 @@ def test_an_error_of_the_store_ends_it_and_damages_nothing(count: int) -> None:
         find_damaged(CountedSource(Broken()), [whole(expected("one"))] * count)
 
 
-def test_bytes_are_told_as_they_are_read(counted: CountedSource) -> None:
-    told: list[int] = []
-    source = CountedSource(counted.source, told.append)
-    find_damaged(source, everything(source))
-    assert sum(told) == source.read
-
-
 def test_a_store_that_pours_is_let_pour() -> None:
     class Pouring(MemoryStore):
         def stream(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.digest import SMALLEST_BLOCK, digest_stream
-from ckptsync.errors import Incomplete, StoreError, Unsupported
+from ckptsync.errors import Incomplete, Unsupported
 from ckptsync.formats import torch_zip
 from ckptsync.records.report import LEVELS, Level, Report
 from ckptsync.records.store_paths import consolidated_prefix, file_name
@@ -417,22 +417,6 @@ def test_all_bytes_are_read_once_when_nothing_is_wrong() -> None:
     assert (
         verified(STORE).read == everything > 2 * sum(len(data) for _, _, data in TENSORS.values())
     )
-
-
-class Flaky(MemoryStore):
-    """A network that breaks while a file is read."""
-
-    def read_into(self, name: str, start: int, out: memoryview) -> None:
-        if name.endswith("checkpoint-4/model.safetensors"):
-            raise StoreError(f"{name}: input/output error")
-        super().read_into(name, start, out)
-
-
-def test_an_error_of_the_store_is_no_damage() -> None:
-    store = Flaky()
-    arrive(store, WHOLE)
-    with pytest.raises(StoreError, match="input/output"):
-        verified(store)
 
 
 class Lying(MemoryStore):
