@@ -14,7 +14,7 @@ from ckptsync.formats.dtypes import is_castable
 from ckptsync.layouts import registry
 from ckptsync.merge.adapter import PREFIX, TUNERS
 from ckptsync.merge.tensor_names import HEADS
-from ckptsync.tensors import Files, Tensor
+from ckptsync.tensors import Files, Shape, Tensor
 
 FIRST = 3  # names that a message lists
 MOST_HEADS = 8  # first components that are tried as the part one model is of the other
@@ -36,54 +36,7 @@ Model = Mapping[str, Tensor]
 _OTHER_MODEL = "give the model that this adapter was trained on"
 
 
-def under_names_of(base: Model, names: Collection[str]) -> Model:
-    """Return the base model's tensors under the names that another model has for them.
-
-    transformers renames some when it saves and loads: GPT-2's ``wte.weight`` is
-    ``transformer.wte.weight`` in a model with a head; ``language_model.model.x`` of a file is
-    ``model.language_model.x`` in memory.
-    """
-    if base.keys() <= set(names):
-        return base
-    found = [base]
-    own = {_parts(name): name for name in names}
-    there = {name: _parts(name) for name in base}
-    # else two of one would be made
-    if len(own) == len(set(names)) and len(set(there.values())) == len(there):
-        found.append({own.get(parts, name): base[name] for name, parts in there.items()})
-    heads = Counter(name.partition(".")[0] for name in (*names, *base))
-    for head, _ in heads.most_common(MOST_HEADS):
-        found.append({f"{head}.{n}": t for n, t in base.items()})
-        found.append({n.removeprefix(f"{head}."): t for n, t in base.items()})
-    return max(found, key=lambda tensors: sum(n in names for n in tensors))
-
-
-def beside(base: Model, own: Model) -> Model:
-    """Return the base model's tensors as ``own`` has them: by name, and experts as one tensor.
-
-    transformers 5 keeps all experts of a layer in one tensor in memory, and its files hold one for
-    each expert: they are the same if they have as many elements.
-    """
-    there = under_names_of(base, own.keys())
-    stored: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
-    for name in there:
-        if (match := _EXPERT.fullmatch(name)) and name not in own:
-            stored[_parts(match[1])].append(name)
-    fused: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
-    for name in own:
-        if (match := _FUSED.fullmatch(name)) and name not in there:
-            fused[_parts(match[1])].append(name)
-    found = dict(there)
-    for parts, names in fused.items():
-        experts = stored[parts]
-        dtypes = {there[n].dtype for n in experts}
-        if len(dtypes) == 1 and _elements(there, experts) == _elements(own, names):
-            found = {n: t for n, t in found.items() if n not in set(experts)}
-            found |= {n: replace(own[n], dtype=there[experts[0]].dtype) for n in names}
-    return found
-
-
-def read(files: Files) -> Model:
+def read(files: Files) -> BaseModel:
     """Return the base model of a directory of ``save_pretrained``'s files.
 
     Raises Unsupported, Incomplete or Corrupt.
@@ -94,102 +47,159 @@ def read(files: Files) -> Model:
             "--base: an adapter, a model is expected",
             hint="give the model that the adapter was trained on",
         )
-    return {t.name: t for t in registry.tensors(files, source)}
+    return BaseModel(registry.tensors(files, source))
 
 
-def with_dtypes(tensors: Sequence[Tensor], base: Model) -> tuple[Tensor, ...]:
-    """Return the tensors with the base model's dtypes where both are floating, for ``auto``.
+class BaseModel:
+    """The model that a merge is compared with."""
 
-    A packed matrix, which some quantisers store as floats, has another shape than the weights in
-    it, and keeps its dtype.
-    """
-    there = beside(base, {t.name: t for t in tensors})
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        self.tensors: Model = {t.name: t for t in tensors}
 
-    def change(own: Tensor) -> Tensor:
-        known = there.get(own.name)
-        if (
-            known is None
-            or not (is_castable(known.dtype) and is_castable(own.dtype))
-            or known.shape[1:] != own.shape[1:]
-        ):
-            return own
-        return replace(own, dtype=known.dtype)
+    def shapes(self) -> Mapping[str, Shape]:
+        """Return the shapes of its tensors, but for packed matrices."""
+        found = self.tensors.values()
+        return {t.name: t.shape for t in found if len(t.shape) < 2 or not is_packed(t)}
 
-    return tuple(map(change, tensors))
+    def under_names_of(self, names: Collection[str]) -> Model:
+        """Return its tensors under the names that another model has for them.
 
+        transformers renames some when it saves and loads: GPT-2's ``wte.weight`` is
+        ``transformer.wte.weight`` in a model with a head; ``language_model.model.x`` of a file is
+        ``model.language_model.x`` in memory.
+        """
+        base = self.tensors
+        if base.keys() <= set(names):
+            return base
+        found = [base]
+        own = {_parts(name): name for name in names}
+        there = {name: _parts(name) for name in base}
+        # else two of one would be made
+        if len(own) == len(set(names)) and len(set(there.values())) == len(there):
+            found.append({own.get(parts, name): base[name] for name, parts in there.items()})
+        heads = Counter(name.partition(".")[0] for name in (*names, *base))
+        for head, _ in heads.most_common(MOST_HEADS):
+            found.append({f"{head}.{n}": t for n, t in base.items()})
+            found.append({n.removeprefix(f"{head}."): t for n, t in base.items()})
+        return max(found, key=lambda tensors: sum(n in names for n in tensors))
 
-def compare(tensors: Sequence[Tensor], base: Model, tied: Collection[str] = ()) -> tuple[str, ...]:
-    """Return notes on what the base model does not have.
+    def beside(self, own: Model) -> Model:
+        """Return its tensors as ``own`` has them: by name, and experts as one tensor.
 
-    Raises Corrupt where a shape differs, Incomplete where a name is missing.  ``tied``: names that
-    were left out, or may be, since another tensor has their values.
-    """
-    own = {t.name: t for t in tensors}
-    there = beside(base, own)
-    differ = {n for n, t in there.items() if n in own and own[n].shape != t.shape}
-    resized = _resized(differ, own, there)
-    misshapen = [
-        f"{n} is {list(own[n].shape)}, {list(there[n].shape)} in the base model"
-        for n in there
-        if n in differ and n not in resized and not (is_packed(there[n]) or is_packed(own[n]))
-    ]
-    if misshapen:
-        raise Corrupt(
-            listed(misshapen),
-            hint="give the base of this model; without --base nothing is compared",
-        )
-    if missing := [
-        n for n in there if n not in own and n not in tied and not _COMPUTED.fullmatch(n)
-    ]:
-        same = len(own.keys() & there.keys())
-        raise Incomplete(
-            f"{len(missing)} of the base model's {len(there)} tensors are missing ({same} are"
-            f" there): {listed(missing)}",
-            hint=(
-                "was all of the model saved? if the base model only has other names for them, give"
-                " it with --config-from instead"
-            ),
-        )
-    notes = []
-    if unexpected := [n for n in own if n not in there and n not in tied]:
-        notes.append(
-            f"{len(unexpected)} of {len(own)} tensors are not in the base model:"
-            f" {listed(unexpected)}"
-        )
-    for name in resized:
-        rows = own[name].shape[0]
-        notes.append(
-            f"{name} has {rows} rows, not as many as in the base model: its vocabulary was resized"
-        )
-    return (*notes, f"names and shapes compared with the base model's {len(there)} tensors")
+        transformers 5 keeps all experts of a layer in one tensor in memory, and its files hold one
+        for each expert: they are the same if they have as many elements.
+        """
+        there = self.under_names_of(own.keys())
+        stored: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
+        for name in there:
+            if (match := _EXPERT.fullmatch(name)) and name not in own:
+                stored[_parts(match[1])].append(name)
+        fused: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
+        for name in own:
+            if (match := _FUSED.fullmatch(name)) and name not in there:
+                fused[_parts(match[1])].append(name)
+        found = dict(there)
+        for parts, names in fused.items():
+            experts = stored[parts]
+            dtypes = {there[n].dtype for n in experts}
+            if len(dtypes) == 1 and _elements(there, experts) == _elements(own, names):
+                found = {n: t for n, t in found.items() if n not in set(experts)}
+                found |= {n: replace(own[n], dtype=there[experts[0]].dtype) for n in names}
+        return found
 
+    def with_dtypes(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return the tensors with its dtypes where both are floating, for ``auto``.
 
-def compare_adapter(tensors: Sequence[Tensor], base: Model) -> tuple[str, ...]:
-    """Return notes on an adapter; raise Corrupt where the base model has no such part."""
-    targets = {t.name: _target(t.name) for t in tensors}
-    weights = {f"{target}.weight" for target in targets.values()}
-    there = under_names_of(base, weights.union(targets.values()))
-    modules = {above for name in there for above in accumulate(name.split("."), "{}.{}".format)}
-    lost = [
-        n
-        for n, target in targets.items()
-        if target and target not in modules and f"{target}.weight" not in HEADS
-    ]
-    # saved whole: a classifier that the base model need not have
-    heads = [n for n in lost if targets[n] == _own_name(n)]
-    if len(lost) > len(heads):
-        raise Corrupt(
-            f"{len(lost)} of {len(tensors)} adapter tensors belong to modules that the base model"
-            f" does not have: {listed(lost)}",
-            hint=_OTHER_MODEL,
-        )
-    if wrong := [t.name for t in tensors if not _fits(t, there.get(f"{targets[t.name]}.weight"))]:
-        raise Corrupt(f"shapes do not match the base model: {listed(wrong)}", hint=_OTHER_MODEL)
-    if heads:
-        return (
-            f"{len(heads)} of {len(tensors)} tensors are not in the base model: {listed(heads)}",
-        )
-    return ()
+        A packed matrix, which some quantisers store as floats, has another shape than the weights
+        in it, and keeps its dtype.
+        """
+        there = self.beside({t.name: t for t in tensors})
+
+        def change(own: Tensor) -> Tensor:
+            known = there.get(own.name)
+            if (
+                known is None
+                or not (is_castable(known.dtype) and is_castable(own.dtype))
+                or known.shape[1:] != own.shape[1:]
+            ):
+                return own
+            return replace(own, dtype=known.dtype)
+
+        return tuple(map(change, tensors))
+
+    def compare(self, tensors: Sequence[Tensor], tied: Collection[str] = ()) -> tuple[str, ...]:
+        """Return notes on what the base model does not have.
+
+        Raises Corrupt where a shape differs, Incomplete where a name is missing.  ``tied``: names
+        that were left out, or may be, since another tensor has their values.
+        """
+        own = {t.name: t for t in tensors}
+        there = self.beside(own)
+        differ = {n for n, t in there.items() if n in own and own[n].shape != t.shape}
+        resized = _resized(differ, own, there)
+        misshapen = [
+            f"{n} is {list(own[n].shape)}, {list(there[n].shape)} in the base model"
+            for n in there
+            if n in differ and n not in resized and not (is_packed(there[n]) or is_packed(own[n]))
+        ]
+        if misshapen:
+            raise Corrupt(
+                listed(misshapen),
+                hint="give the base of this model; without --base nothing is compared",
+            )
+        if missing := [
+            n for n in there if n not in own and n not in tied and not _COMPUTED.fullmatch(n)
+        ]:
+            same = len(own.keys() & there.keys())
+            raise Incomplete(
+                f"{len(missing)} of the base model's {len(there)} tensors are missing ({same} are"
+                f" there): {listed(missing)}",
+                hint=(
+                    "was all of the model saved? if the base model only has other names for them,"
+                    " give it with --config-from instead"
+                ),
+            )
+        notes = []
+        if unexpected := [n for n in own if n not in there and n not in tied]:
+            notes.append(
+                f"{len(unexpected)} of {len(own)} tensors are not in the base model:"
+                f" {listed(unexpected)}"
+            )
+        for name in resized:
+            rows = own[name].shape[0]
+            notes.append(
+                f"{name} has {rows} rows, not as many as in the base model: its vocabulary was"
+                " resized"
+            )
+        return (*notes, f"names and shapes compared with the base model's {len(there)} tensors")
+
+    def compare_adapter(self, tensors: Sequence[Tensor]) -> tuple[str, ...]:
+        """Return notes on an adapter; raise Corrupt where the base model has no such part."""
+        targets = {t.name: _target(t.name) for t in tensors}
+        weights = {f"{target}.weight" for target in targets.values()}
+        there = self.under_names_of(weights.union(targets.values()))
+        modules = {above for name in there for above in accumulate(name.split("."), "{}.{}".format)}
+        lost = [
+            n
+            for n, target in targets.items()
+            if target and target not in modules and f"{target}.weight" not in HEADS
+        ]
+        # saved whole: a classifier that the base model need not have
+        heads = [n for n in lost if targets[n] == _own_name(n)]
+        if len(lost) > len(heads):
+            raise Corrupt(
+                f"{len(lost)} of {len(tensors)} adapter tensors belong to modules that the base"
+                f" model does not have: {listed(lost)}",
+                hint=_OTHER_MODEL,
+            )
+        if wrong := [
+            t.name for t in tensors if not _fits(t, there.get(f"{targets[t.name]}.weight"))
+        ]:
+            raise Corrupt(f"shapes do not match the base model: {listed(wrong)}", hint=_OTHER_MODEL)
+        if heads:
+            count = f"{len(heads)} of {len(tensors)} tensors"
+            return (f"{count} are not in the base model: {listed(heads)}",)
+        return ()
 
 
 def listed(names: Sequence[str]) -> str:

@@ -7,22 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.formats import zstd_items
 from ckptsync.layouts import registry
-from ckptsync.layouts.dcp_safetensors import ExpectedModel
 from ckptsync.layouts.file_names import Within
 from ckptsync.layouts.registry import WeightsSource
-from ckptsync.merge import adapter, base_comparison, copy_comparison, model_files, tensor_names
+from ckptsync.merge import adapter, copy_comparison, model_files, tensor_names
 from ckptsync.merge.adapter import Selected
-from ckptsync.merge.base_comparison import Model, is_packed
 from ckptsync.merge.model_files import ADAPTER_CONFIG, CONFIG
 from ckptsync.merge.plan import FilePlan, MergeOptions, plan
 from ckptsync.plain_json import parse
 from ckptsync.python_gc import paused
 from ckptsync.tensors import Checksum, Extent, Files, Tensor, read_whole
+
+if TYPE_CHECKING:
+    from ckptsync.layouts.dcp_safetensors import ExpectedModel
+    from ckptsync.merge.base_comparison import BaseModel
 
 MAX_BESIDE = 256 << 20
 MAX_CONFIG = 16 << 20
@@ -110,13 +112,15 @@ def prepare(
     directories = [files, *registry.around(files, source), *config]
     adapter_config = _read_config(directories, ADAPTER_CONFIG)
     directories += [base] if base else []
-    known = base_comparison.read(base) if base else None
+    known = _read_base(base) if base else None
 
     def select(tensors: Sequence[Tensor]) -> tuple[Selected, tuple[str, ...]]:
-        clean, renamed = tensor_names.unwrapped(tensors, known or ())
+        clean, renamed = tensor_names.unwrapped(tensors, known.tensors if known else ())
         return adapter.select(clean, part, adapter_config), renamed
 
-    stored = registry.tensors(files, source, _outside(directories[1:], known))
+    is_told = source.layout == "dcp_safetensors"  # its shards do not name their tensors' shapes
+    expected = _expected_model(directories[1:], known) if is_told else None
+    stored = registry.tensors(files, source, expected)
     selected, renamed = select(stored)
     notes = [*dict.fromkeys(t.remark for t in stored if t.remark), *renamed]
     notes += _check_copies(files, source, selected, select)
@@ -187,22 +191,26 @@ def _check_copies(
     copy_comparison.check(files, found.values())
 
 
-def _outside(directories: Sequence[Files], known: Model | None) -> ExpectedModel:
-    """Return expected shapes, for tensors whose checkpoint does not name their shapes.
+def _read_base(files: Files) -> BaseModel:
+    from ckptsync.merge import base_comparison  # noqa: PLC0415 - few merges have a base model
 
-    Packed matrices of a base model are left out.
-    """
-    stored = known.items() if known else ()
-    shapes = {n: t.shape for n, t in stored if len(t.shape) < 2 or not is_packed(t)}
+    return base_comparison.read(files)
+
+
+def _expected_model(directories: Sequence[Files], base: BaseModel | None) -> ExpectedModel:
+    """Return expected shapes, for tensors whose checkpoint does not name their shapes."""
+    from ckptsync.layouts.dcp_safetensors import ExpectedModel  # noqa: PLC0415 - as its layout
+
     directory = next((directory for directory in directories if CONFIG in directory.sizes()), None)
-    return ExpectedModel(shapes, read_whole(directory, CONFIG, MAX_BESIDE) if directory else None)
+    config = read_whole(directory, CONFIG, MAX_BESIDE) if directory else None
+    return ExpectedModel(base.shapes() if base else {}, config)
 
 
 def _prepare_model(
     stored: Sequence[Tensor],
     files: Files,
     options: MergeOptions,
-    known: Model | None,
+    base: BaseModel | None,
     beside: MergeJob,
 ) -> MergeJob:
     config = _read_config(
@@ -217,19 +225,19 @@ def _prepare_model(
             f"{packed[0]}: quantized weights cannot be cast to {options.dtype}",
             hint="use --dtype auto or --dtype keep to copy them unchanged",
         )
-    tensors, notes = tensor_names.without_tied(stored, files, options, config, known)
-    if known is not None:
+    tensors, notes = tensor_names.without_tied(
+        stored, files, options, config, base.tensors if base else None
+    )
+    if base:
         # names that the written model, or the base, need not have: another of a tied pair stands
         # for them
         names = {t.name for t in tensors}
         tied = {t.name for t in stored} - names
-        there = base_comparison.beside(known, {t.name: t for t in stored}).keys() | names
+        there = base.beside({t.name: t for t in stored}).keys() | names
         if config and tensor_names.is_tied(config):
             tied |= {second for second, first in tensor_names.pairs(there) if first in there}
-        notes = (*notes, *base_comparison.compare(tensors, known, tied))
-        tensors = (
-            base_comparison.with_dtypes(tensors, known) if options.dtype == "auto" else tensors
-        )
+        notes = (*notes, *base.compare(tensors, tied))
+        tensors = base.with_dtypes(tensors) if options.dtype == "auto" else tensors
     plans = plan(tensors, options)
     notes = (*notes, *model_files.notes_on_model(tensors, config, options.dtype), *beside.notes)
     return _with_dtype(
@@ -240,14 +248,14 @@ def _prepare_model(
 
 
 def _prepare_adapter(
-    selected: Selected, options: MergeOptions, known: Model | None, beside: MergeJob
+    selected: Selected, options: MergeOptions, base: BaseModel | None, beside: MergeJob
 ) -> MergeJob:
     """Return a job of one file, whatever its size: peft knows no adapter of several."""
     config = _read_config(
         [directory for name, directory in beside.beside if name == ADAPTER_CONFIG], ADAPTER_CONFIG
     )
     adapter.check(selected, config or {})
-    notes = base_comparison.compare_adapter(selected.tensors, known) if known is not None else ()
+    notes = base.compare_adapter(selected.tensors) if base else ()
     if config is None:
         notes = (*notes, model_files.NO_ADAPTER_CONFIG)
     plans = plan(selected.tensors, replace(options, max_shard_size=1 << 62), adapter.STEM)

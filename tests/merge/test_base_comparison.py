@@ -5,15 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
-from ckptsync.merge.base_comparison import (
-    Model,
-    compare,
-    compare_adapter,
-    listed,
-    read,
-    under_names_of,
-    with_dtypes,
-)
+from ckptsync.merge.base_comparison import BaseModel, listed, read
 from ckptsync.tensors import Shape, Tensor
 from tests.support.files_in_memory import MemoryFiles, safetensors_file
 
@@ -28,8 +20,8 @@ def tensor(name: str, shape: Shape = (2, 2), dtype: str = "F32") -> Tensor:
     return Tensor(name, dtype, shape, ())
 
 
-def base(*given: Tensor) -> Model:
-    return {t.name: t for t in given}
+def base(*given: Tensor) -> BaseModel:
+    return BaseModel(given)
 
 
 MODEL = base(*tensors(a=(2,), b__c=(3, 2), d=()))
@@ -39,7 +31,7 @@ def test_a_directory_is_read_by_its_headers_alone() -> None:
     files = MemoryFiles(
         {"model.safetensors": safetensors_file({"w": ("BF16", (500,), bytes(1000))})}
     )
-    assert read(files)["w"].shape == (500,)
+    assert read(files).tensors["w"].shape == (500,)
     assert files.read < 1000
 
 
@@ -58,7 +50,7 @@ def test_an_adapter_is_no_base_and_nothing_is_none() -> None:
 
 
 def test_the_same_names_and_shapes_are_said_to_be_so() -> None:
-    assert compare(list(MODEL.values()), MODEL) == (
+    assert MODEL.compare(list(MODEL.tensors.values())) == (
         "names and shapes compared with the base model's 3 tensors",
     )
 
@@ -67,17 +59,17 @@ def test_what_is_missing_is_named_and_counted() -> None:
     with pytest.raises(
         Incomplete, match=r"^2 of the base model's 3 tensors are missing \(1 are there\): b\.c, d$"
     ):
-        compare(tensors(a=(2,)), MODEL)
-    assert compare(tensors(a=(2,), b__c=(3, 2)), MODEL, tied=("d",))
+        MODEL.compare(tensors(a=(2,)))
+    assert MODEL.compare(tensors(a=(2,), b__c=(3, 2)), tied=("d",))
 
 
 def test_what_has_another_shape_is_corrupt_whatever_else_is_missing() -> None:
     with pytest.raises(Corrupt, match=r"^b\.c is \[2, 3\], \[3, 2\] in the base model$"):
-        compare(tensors(a=(2,), b__c=(2, 3)), MODEL)
+        MODEL.compare(tensors(a=(2,), b__c=(2, 3)))
 
 
 def test_what_the_base_has_not_is_noted() -> None:
-    notes = compare(tensors(a=(2,), b__c=(3, 2), d=(), e=(), f=()), MODEL, tied=("f",))
+    notes = MODEL.compare(tensors(a=(2,), b__c=(3, 2), d=(), e=(), f=()), tied=("f",))
     assert notes[0] == "1 of 5 tensors are not in the base model: e"
 
 
@@ -85,13 +77,13 @@ def test_what_the_base_has_not_is_noted() -> None:
     "name", ["m.rotary_emb.inv_freq", "h.0.attn.bias", "h.0.attn.masked_bias", "e.position_ids"]
 )
 def test_buffers_that_newer_models_compute_need_not_be_there(name: str) -> None:
-    assert compare(tensors(a=(2,)), base(tensor("a", (2,)), tensor(name)))
+    assert base(tensor("a", (2,)), tensor(name)).compare(tensors(a=(2,)))
 
 
 def test_a_vocabulary_that_was_resized_is_said_and_not_called_corrupt() -> None:
     there = base(tensor("m.embed_tokens.weight", (5, 2)), tensor("lm_head.weight", (5, 2)))
-    notes = compare(
-        [tensor("m.embed_tokens.weight", (8, 2)), tensor("lm_head.weight", (8, 2))], there
+    notes = there.compare(
+        [tensor("m.embed_tokens.weight", (8, 2)), tensor("lm_head.weight", (8, 2))]
     )
     assert [n.partition(" has ")[0] for n in notes[:2]] == [
         "m.embed_tokens.weight",
@@ -105,7 +97,7 @@ def test_a_vocabulary_that_was_resized_is_said_and_not_called_corrupt() -> None:
 def test_embeddings_that_do_not_agree_are_corrupt(embedding: Shape, head: Shape) -> None:
     there = base(tensor("m.embed_tokens.weight", (5, 2)), tensor("lm_head.weight", (5, 2)))
     with pytest.raises(Corrupt, match="in the base model"):
-        compare([tensor("m.embed_tokens.weight", embedding), tensor("lm_head.weight", head)], there)
+        there.compare([tensor("m.embed_tokens.weight", embedding), tensor("lm_head.weight", head)])
 
 
 def test_a_base_that_is_a_part_of_the_model_or_has_it_as_a_part_is_compared_all_the_same() -> None:
@@ -113,13 +105,13 @@ def test_a_base_that_is_a_part_of_the_model_or_has_it_as_a_part_is_compared_all_
         tensors(wte=(5,), h=(2,)),
         tensors(transformer__wte=(5,), transformer__h=(2,), head=(1,)),
     )
-    assert "1 of 3 tensors are not in the base model: head" in compare(whole, base(*part))
+    assert "1 of 3 tensors are not in the base model: head" in base(*part).compare(whole)
     with pytest.raises(
         Incomplete, match=r"1 of the base model's 3 tensors are missing \(2 are there\): head"
     ):
-        compare(part, base(*whole))
+        base(*whole).compare(part)
     with pytest.raises(Corrupt, match=r"transformer\.wte"):
-        compare(whole, base(*tensors(wte=(6,), h=(2,))))
+        base(*tensors(wte=(6,), h=(2,))).compare(whole)
 
 
 def test_auto_takes_the_bases_dtype_where_both_are_floats() -> None:
@@ -136,10 +128,10 @@ def test_auto_takes_the_bases_dtype_where_both_are_floats() -> None:
         tensor("s", dtype="BF16"),
         tensor("new"),
     ]
-    assert [t.dtype for t in with_dtypes(given, there)] == ["BF16", "I64", "F32", "F32", "F32"]
+    assert [t.dtype for t in there.with_dtypes(given)] == ["BF16", "I64", "F32", "F32", "F32"]
     assert [
         t.dtype
-        for t in with_dtypes([tensor("a", (4, 1)), tensor("s", (9, 2), "BF16")], there)
+        for t in there.with_dtypes([tensor("a", (4, 1)), tensor("s", (9, 2), "BF16")])
         # packed; resized
     ] == ["F32", "F32"]
 
@@ -150,35 +142,35 @@ def adapter(a: Shape = (3, 4), b: Shape = (6, 3), module: str = "m.q") -> list[T
 
 @pytest.mark.parametrize("stored", [(6, 4), (4, 6)])
 def test_an_adapter_fits_the_modules_that_the_base_has(stored: Shape) -> None:
-    assert compare_adapter(adapter(), base(tensor("m.q.weight", stored))) == ()
+    assert base(tensor("m.q.weight", stored)).compare_adapter(adapter()) == ()
 
 
 @pytest.mark.parametrize(("a", "b"), [((3, 5), (6, 3)), ((3, 4), (7, 3))])
 def test_an_adapter_of_other_shapes_is_another_models(a: Shape, b: Shape) -> None:
     with pytest.raises(Corrupt, match="shapes do not match the base model"):
-        compare_adapter(adapter(a, b), base(tensor("m.q.weight", (6, 4))))
+        base(tensor("m.q.weight", (6, 4))).compare_adapter(adapter(a, b))
 
 
 def test_an_adapter_of_modules_that_the_base_has_not_is_another_models() -> None:
     with pytest.raises(
         Corrupt, match=r"2 of 2 adapter tensors belong to modules that the base model does not have"
     ):
-        compare_adapter(adapter(module="m.v"), base(tensor("m.q.weight", (6, 4))))
+        base(tensor("m.q.weight", (6, 4))).compare_adapter(adapter(module="m.v"))
 
 
 def test_modules_that_are_saved_whole_and_prompts_are_looked_for_too() -> None:
     there = base(tensor("lm_head.weight"), tensor("m.e.weight"))
     names = ("lm_head.weight", "m.e.token_adapter.trainable_tokens_delta", "m.e.base_layer.weight")
     assert (
-        compare_adapter([*(tensor(P + n) for n in names), tensor("prompt_embeddings")], there) == ()
+        there.compare_adapter([*(tensor(P + n) for n in names), tensor("prompt_embeddings")]) == ()
     )
 
 
 def test_a_quantised_bases_shapes_are_not_compared() -> None:
     packed = base(tensor("m.q.weight", (12, 1), "U8"))
-    assert compare_adapter(adapter(), packed) == ()
-    assert compare([tensor("m.q.weight", (6, 4))], packed)
-    assert compare([tensor("m.q.weight", (12, 1), "U8")], base(tensor("m.q.weight", (6, 4))))
+    assert packed.compare_adapter(adapter()) == ()
+    assert packed.compare([tensor("m.q.weight", (6, 4))])
+    assert base(tensor("m.q.weight", (6, 4))).compare([tensor("m.q.weight", (12, 1), "U8")])
 
 
 def test_a_long_list_is_cut() -> None:
@@ -202,9 +194,9 @@ MEMORY_OF_VLM = (
 def test_a_vision_models_files_and_memory_name_the_same_tensors_differently() -> None:
     there = base(*(tensor(n, (9, n_)) for n_, n in enumerate(FILES_OF_VLM)))
     own = [tensor(n, (9, n_)) for n_, n in enumerate(MEMORY_OF_VLM)]
-    assert compare(own, there) == ("names and shapes compared with the base model's 4 tensors",)
+    assert there.compare(own) == ("names and shapes compared with the base model's 4 tensors",)
     with pytest.raises(Corrupt, match=r"model\.visual\.p is \[9, 4\], \[9, 3\] in the base model"):
-        compare([*own[:3], tensor("model.visual.p", (9, 4))], there)
+        there.compare([*own[:3], tensor("model.visual.p", (9, 4))])
     with pytest.raises(
         Incomplete,
         match=(
@@ -212,12 +204,12 @@ def test_a_vision_models_files_and_memory_name_the_same_tensors_differently() ->
             r" language_model\.lm_head\.weight"
         ),
     ):
-        compare([own[0], *own[2:]], there)
+        there.compare([own[0], *own[2:]])
 
 
 def test_names_that_differ_only_in_where_they_are_kept_are_not_taken_for_each_other() -> None:
     there = base(tensor("model.w", (1,)), tensor("language_model.w", (2,)))
-    assert under_names_of(there, ["w", "x"]).keys() != {"w"}
+    assert there.under_names_of(["w", "x"]).keys() != {"w"}
 
 
 @pytest.mark.parametrize("block", ["mlp", "block_sparse_moe"])
@@ -231,24 +223,24 @@ def test_experts_that_are_one_tensor_in_memory_are_compared_with_one_an_expert(b
         tensor("l.mlp.experts.gate_up_proj", (3, 8, 2)),
         tensor("l.mlp.experts.down_proj", (3, 2, 4)),
     ]
-    assert compare(own, there)
-    assert [t.dtype for t in with_dtypes(own, there)] == ["F32", "BF16", "BF16"]
-    mixed = base(*there.values(), tensor(experts[0], (4, 2), "F16"))
-    assert [t.dtype for t in with_dtypes(own, mixed)] == ["F32"] * 3
+    assert there.compare(own)
+    assert [t.dtype for t in there.with_dtypes(own)] == ["F32", "BF16", "BF16"]
+    mixed = base(*there.tensors.values(), tensor(experts[0], (4, 2), "F16"))
+    assert [t.dtype for t in mixed.with_dtypes(own)] == ["F32"] * 3
     with pytest.raises(Incomplete, match="9 of the base model's 10"):
-        compare([*own[:2], tensor("l.mlp.experts.down_proj", (2, 2, 4))], there)
+        there.compare([*own[:2], tensor("l.mlp.experts.down_proj", (2, 2, 4))])
 
 
 def test_an_adapter_finds_the_modules_of_a_base_under_other_names() -> None:
     there = base(tensor("language_model.model.q.weight", (6, 4)), tensor("h.x.experts.0.w1.weight"))
-    assert compare_adapter(adapter(module="model.language_model.q"), there) == ()
+    assert there.compare_adapter(adapter(module="model.language_model.q")) == ()
     nested = (f"{P}h.x.experts.lora_A.weight", f"{P}h.x.experts.base_layer.lora_A.weight")
-    assert compare_adapter([tensor(n) for n in nested], there) == ()
+    assert there.compare_adapter([tensor(n) for n in nested]) == ()
 
 
 def test_a_head_of_its_own_or_one_that_the_base_has_tied_is_no_other_models() -> None:
     there = base(tensor("m.e.weight"))
-    assert compare_adapter([tensor(f"{P}score.weight")], there) == (
+    assert there.compare_adapter([tensor(f"{P}score.weight")]) == (
         f"1 of 1 tensors are not in the base model: {P}score.weight",
     )
-    assert compare_adapter([tensor(f"{P}lm_head.lora_A.weight")], there) == ()
+    assert there.compare_adapter([tensor(f"{P}lm_head.lora_A.weight")]) == ()
