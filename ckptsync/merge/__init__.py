@@ -4,7 +4,7 @@
 2. Plan: `prepare` reads the layout's tensors and decides names (`tensor_names`, `adapter`),
    compares copies (`copy_comparison`) and the base model (`base_comparison`), and chooses what
    stands beside the weights (`model_files`).  `plan` cuts output files.
-3. Stream: `engine` writes all files, by threads or by `ray_engine`.  `weights` makes one file:
-   `units` gathers, `container_crcs` checks, `cast` casts, `statistics` counts.
+3. Stream: `engine` makes and writes all files, by threads or by `ray_engine`: `units` gathers,
+   `container_crcs` checks, `cast` casts, `statistics` counts.
 4. Publish: `destination` is a new directory or a store.
 """

@@ -29,12 +29,13 @@ from ckptsync.merge.engine import (
     Merged,
     Progress,
     Write,
+    WrittenFile,
+    describe_tensor,
     write_model,
 )
 from ckptsync.merge.inputs import MergeRequest, Prepared, check_unchanged
 from ckptsync.merge.model_files import index_name
 from ckptsync.merge.plan import FORMAT, MergeResources
-from ckptsync.merge.weights import WrittenFile, describe_tensor
 from ckptsync.stores.checkpoint_files import MERGING as RECORD
 from ckptsync.stores.checkpoint_files import MERGING_LIMIT
 from ckptsync.stores.contract import About, Rooted, Store, has_root, read_all

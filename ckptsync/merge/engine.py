@@ -1,37 +1,65 @@
 """Write a planned merge: first the weights, then the files beside them, the index last.
 
 The bytes written are a pure function of the files, the options and the output's format number.
+
+A file of weights is made as a stream: gathered, cast, digested and counted in one pass, cut into
+units (`ckptsync.merge.units.units`).  Threads make several units at once.  Two consumers see every
+unit in order, each in a thread of its own: the digest of the file, and what is known of each
+tensor.  Whoever writes the file gets the same units in order.  So memory is bounded, and the bytes
+are the same for any number of threads.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from blake3 import blake3
 
 from ckptsync.digest import digest
-from ckptsync.formats.zstd_items import unpacked
-from ckptsync.merge import model_files
+from ckptsync.formats import zstd_items
+from ckptsync.formats.dtypes import ITEMSIZE
+from ckptsync.merge import model_files, units
+from ckptsync.merge.cast import CAST_ELEMENTS, Array, cast_bytes
 from ckptsync.merge.container_crcs import CrcCheckedFiles
-from ckptsync.merge.plan import FilePlan, MergeResources
+from ckptsync.merge.copy_comparison import ComparedFiles
+from ckptsync.merge.plan import FilePlan, MergeResources, PlannedTensor
 from ckptsync.merge.prepare import MergeJob
-from ckptsync.merge.statistics import Statistics, has_statistics
-from ckptsync.merge.weights import WeightsFile, WrittenFile, foresee
+from ckptsync.merge.statistics import Statistics, has_statistics, remarks, statistics
+from ckptsync.merge.units import Share, Unit, gather
 from ckptsync.records.model_record import ModelFile, ModelTensor
-from ckptsync.tensors import Files
+from ckptsync.stores.prefetch import PrefetchedFiles, foreseen
+from ckptsync.tensors import Extent, Files
 
 Chunk = bytes | bytearray | memoryview
 Write = Callable[[str, Iterable[Chunk]], None]
 Progress = Callable[[int, int], None]
 _PIECE = 4 << 20
+# what disks address: chunks begin and end at multiples of it, in the file and in memory
+ALIGN = 4 << 10
 THREADS_A_FILE = 2  # beside the one that writes: what one disk can take in
 
 
 class Abandoned(Exception):
     """Another file failed, so this file is not written; the caller raises the other error."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenFile:
+    """What is known of a file of weights once it is written: its BLAKE3, and notes for the user.
+
+    Its tensors have digests, and ``statistics`` by their names, if they were asked for.
+    """
+
+    digest: str
+    notes: tuple[str, ...]
+    tensors: tuple[ModelTensor, ...]
+    statistics: Mapping[str, Statistics] = field(default_factory=dict)
 
 
 class Destination:
@@ -146,7 +174,7 @@ def write_weights(
     This is the `Engine` of this process.
     """
     foresee(files, job.plans)
-    summed = CrcCheckedFiles(unpacked(files), job.checksums)
+    summed = CrcCheckedFiles(zstd_items.unpacked(files), job.checksums)
     at_once = max(1, min(len(job.plans), work.jobs // THREADS_A_FILE))
     own = replace(work, jobs=max(1, work.jobs // at_once))
     lock, has_failed = threading.Lock(), threading.Event()
@@ -184,3 +212,239 @@ def write_weights(
     finally:
         has_failed.set()
         pool.shutdown(cancel_futures=True)
+
+
+@dataclass(slots=True)
+class _OutputUnit:
+    """A unit and where it lies in the output file: ``size`` bytes from ``start``.
+
+    Once made, also its bytes.
+
+    ``buffer`` has room for ``lead`` bytes before the unit, back to a multiple of `ALIGN`.
+    ``shares``: of each tensor in the unit its number, its bytes, its overflows and its statistics.
+    """
+
+    planned: Unit
+    start: int
+    size: int
+    is_last: bool
+    buffer: Array = field(default_factory=lambda: np.empty(0, "u1"))
+    shares: list[tuple[int, memoryview, int, Statistics | None]] = field(default_factory=list)
+
+    @property
+    def lead(self) -> int:
+        return self.start % ALIGN
+
+    @property
+    def data(self) -> memoryview:
+        return self.buffer.data[self.lead : self.lead + self.size]
+
+    @property
+    def weight(self) -> int:
+        return self.size + self.planned.stored
+
+
+class WeightsFile:
+    """One output file.
+
+    `chunks` yields its bytes front to back; `result` says afterwards what they were.
+
+    ``progress`` gets the number of bytes of each chunk of tensors.
+    """
+
+    def __init__(
+        self, plan: FilePlan, files: Files, progress: Callable[[int], None], work: MergeResources
+    ) -> None:
+        self._plan, self._progress, self._work = plan, progress, work
+        self._files = ComparedFiles(files, plan)
+        self._buffers: deque[Array] = deque()  # used before
+        self._digester = blake3()
+        self._digests: dict[int, str] = {}
+        self._begun = (-1, blake3())  # the tensor whose digest has begun in an earlier unit
+        self._overflows: Counter[int] = Counter()
+        self._statistics: dict[int, Statistics] = {}
+
+    def chunks(self) -> Generator[memoryview, None, None]:
+        """Yield the header, then every tensor.
+
+        Close it if it is not read to its end: threads may be at work.
+
+        A chunk is valid until the next one is asked for.  All but the last begin and end at
+        multiples of `ALIGN`, in the file and in memory.
+        """
+        left = b""
+        with contextlib.closing(self._made()) as made:
+            for unit in made:
+                view, end = unit.buffer.data, unit.lead + unit.size
+                view[: unit.lead] = left
+                cut = end if unit.is_last else end - end % ALIGN
+                left = bytes(view[cut:end])
+                if cut:
+                    yield view[:cut]
+                if unit.planned.stored:
+                    self._progress(unit.size)
+
+    def result(self) -> WrittenFile:
+        """Return what was written; call it after the last chunk."""
+        empty = blake3().hexdigest() if self._work.tensor_digests else ""
+        tensors, notes = [], list[str]()
+        counted: dict[str, Statistics] = {}
+        for n, tensor in enumerate(self._plan.tensors):
+            tensors.append(describe_tensor(self._plan, tensor, self._digests.get(n, empty)))
+            if count := self._overflows[n]:
+                notes.append(f"{tensor.name}: {count} finite values became infinite in the cast")
+            if found := self._statistics.get(n):
+                counted[tensor.name] = found
+                notes += remarks(tensor.name, found)
+        return WrittenFile(self._digester.hexdigest(), tuple(notes), tuple(tensors), counted)
+
+    def _made(self) -> Generator[_OutputUnit, None, None]:
+        """Yield every unit in order, made and seen by both consumers.
+
+        With one job everything happens in the caller's thread.  With more, that many threads make
+        units, of at most ``jobs * window`` bytes together, or a single unit.  Any error is raised
+        here, as it is, and no thread is left.
+        """
+        work = self._work
+        if work.jobs == 1:
+            for unit in self._units():
+                self._digest(self._update_results(self._make(unit)))
+                yield unit
+                self._buffers.append(unit.buffer)
+            return
+        makers = ThreadPoolExecutor(work.jobs, "ckptsync-merge")
+        consumers = (
+            ThreadPoolExecutor(1, "ckptsync-digest"),
+            ThreadPoolExecutor(1, "ckptsync-count"),
+        )
+        queue: deque[tuple[_OutputUnit, list[Future[_OutputUnit]]]] = deque()
+        held = 0
+
+        def first() -> Generator[_OutputUnit, None, None]:
+            nonlocal held
+            unit, (made, *seen) = queue.popleft()
+            yield made.result()
+            for one in seen:
+                one.result()
+            held -= unit.weight
+            self._buffers.append(unit.buffer)
+
+        try:
+            for unit in self._units():
+                while queue and held + unit.weight > work.jobs * work.window:
+                    yield from first()
+                made = makers.submit(self._make, unit)
+                digested = consumers[0].submit(_see, made, self._digest)
+                counted = consumers[1].submit(_see, made, self._update_results)
+                queue.append((unit, [made, digested, counted]))
+                held += unit.weight
+            while queue:
+                yield from first()
+        finally:
+            for pool in (makers, *consumers):
+                pool.shutdown(cancel_futures=True)
+
+    def _units(self) -> Iterator[_OutputUnit]:
+        at, end = 0, self._plan.size  # which adds up all tensors
+        for planned in units.units(self._plan):
+            size = len(planned.text) + sum(
+                _written_size(s, self._plan.tensors[s.number]) for s in planned.shares
+            )
+            yield _OutputUnit(planned, at, size, at + size == end)
+            at += size
+
+    def _make(self, unit: _OutputUnit) -> _OutputUnit:
+        """Gather and cast the bytes of a unit.  Raises what the files raise."""
+        planned = unit.planned
+        unit.buffer = self._buffer(unit.lead + unit.size)
+        data = unit.data
+        if planned.text:
+            data[:] = planned.text
+            return unit
+        shares = [(share, self._plan.tensors[share.number]) for share in planned.shares]
+        is_cast = any(tensor.dtype != tensor.copy.dtype for _, tensor in shares)
+        raw, scratch = data, unit.buffer
+        if is_cast:
+            buffers = self._buffer(planned.stored), self._buffer(4 * CAST_ELEMENTS)
+            raw, scratch = (
+                buffers[0].data[: planned.stored],
+                buffers[1][: 4 * CAST_ELEMENTS].view("<u4"),
+            )
+        gather(self._files, planned, raw)
+        at = 0
+        for share, tensor in shares:
+            own = data[at : at + _written_size(share, tensor)]
+            overflows = 0
+            if is_cast:
+                stored = raw[share.at : share.at + share.size]
+                overflows = cast_bytes(stored, own, tensor.copy.dtype, tensor.dtype, scratch)
+            found = statistics(own, tensor.dtype) if self._work.statistics else None
+            unit.shares.append((share.number, own, overflows, found))
+            at += len(own)
+        if is_cast:
+            self._buffers += buffers  # which the next unit takes first, while the caches have them
+        return unit
+
+    def _digest(self, unit: _OutputUnit) -> _OutputUnit:
+        self._digester.update(unit.data)
+        return unit
+
+    def _update_results(self, unit: _OutputUnit) -> _OutputUnit:
+        """Add what a unit tells of its tensors.  A tensor's shares follow each other."""
+        for number, data, overflows, found in unit.shares:
+            self._overflows[number] += overflows
+            if found is not None:
+                self._statistics[number] = self._statistics.get(number, Statistics()) + found
+            if not self._work.tensor_digests:
+                continue
+            if self._begun[0] != number:
+                self._begun = number, blake3()
+            digester = self._begun[1].update(data)
+            self._digests[number] = digester.hexdigest()
+        return unit
+
+    def _buffer(self, size: int) -> Array:
+        with contextlib.suppress(IndexError):  # there is none to use again
+            used = self._buffers.pop()
+            if len(used) >= size:
+                return used
+        size = max(size, units.WINDOW + ALIGN)
+        held: Array = np.empty(size + ALIGN, "u1")
+        at = -held.ctypes.data % ALIGN  # a disk can write from there
+        return held[at : at + size]
+
+
+def describe_tensor(plan: FilePlan, tensor: PlannedTensor, digest: str = "") -> ModelTensor:
+    """Return a planned tensor as a model record describes it."""
+    return ModelTensor(
+        tensor.name, tensor.dtype, tensor.shape, plan.name, tensor.start, tensor.size, digest
+    )
+
+
+def foresee(files: Files, plans: Iterable[FilePlan]) -> None:
+    """Tell files that are far away what will be read, and when."""
+    if not isinstance(files, PrefetchedFiles):
+        return
+    needed: list[tuple[Extent, int]] = []
+    at = 0
+    for plan in plans:
+        compared = ComparedFiles(files, plan)
+        for unit in units.units(plan):
+            for one in unit.reads:
+                packed = zstd_items.parse_name(one.file)
+                needed.append(
+                    (packed.item if packed else Extent(one.file, one.start, one.size), at)
+                )
+                for replica, _ in compared.replicas(one.file, one.start, one.start + one.size):
+                    needed += [(Extent(r.file, r.start, r.size), at) for r in replica.reads]
+            at += unit.stored
+    files.foresee(foreseen(needed))
+
+
+def _written_size(share: Share, tensor: PlannedTensor) -> int:
+    return share.size // ITEMSIZE[tensor.copy.dtype] * ITEMSIZE[tensor.dtype]
+
+
+def _see(made: Future[_OutputUnit], consume: Callable[[_OutputUnit], _OutputUnit]) -> _OutputUnit:
+    """Consume a unit as soon as it is made."""
+    return consume(made.result())

@@ -27,11 +27,17 @@ from ckptsync.errors import CkptsyncError, ConfigError, Incomplete, StoreError
 from ckptsync.formats.zstd_items import unpacked
 from ckptsync.merge.container_crcs import CrcCheckedFiles, RecordStretch
 from ckptsync.merge.destination import abouts
-from ckptsync.merge.engine import Chunk, Destination, Write
+from ckptsync.merge.engine import (
+    Chunk,
+    Destination,
+    WeightsFile,
+    Write,
+    WrittenFile,
+    foresee,
+)
 from ckptsync.merge.inputs import Prepared
 from ckptsync.merge.plan import FilePlan, MergeResources
 from ckptsync.merge.prepare import MergeJob
-from ckptsync.merge.weights import WeightsFile, WrittenFile, foresee
 from ckptsync.stores import open_files
 from ckptsync.stores.checkpoint_files import Overlay
 from ckptsync.stores.contract import UNKNOWN, About, Store

@@ -17,10 +17,9 @@ from ckptsync.errors import Corrupt
 from ckptsync.head.consolidate import HeadOptions, RayCluster, consolidate_location
 from ckptsync.merge import ray_engine
 from ckptsync.merge.container_crcs import CrcCheckedFiles
-from ckptsync.merge.engine import Engine
+from ckptsync.merge.engine import Engine, WrittenFile
 from ckptsync.merge.plan import MergeOptions, MergeResources
 from ckptsync.merge.prepare import MergeJob
-from ckptsync.merge.weights import WrittenFile
 from ckptsync.records.location_status import LocationState
 from ckptsync.stores.contract import About
 from ckptsync.stores.opening import create_store

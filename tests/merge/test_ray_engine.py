@@ -16,12 +16,11 @@ from ckptsync.errors import ConfigError, Corrupt, Incomplete
 from ckptsync.merge import ray_engine
 from ckptsync.merge.container_crcs import CrcCheckedFiles
 from ckptsync.merge.destination import merge
-from ckptsync.merge.engine import Destination, Merged, write_model
+from ckptsync.merge.engine import Destination, Merged, WrittenFile, write_model
 from ckptsync.merge.inputs import MergeRequest, Prepared, open_sources
 from ckptsync.merge.plan import MergeOptions, MergeResources
 from ckptsync.merge.prepare import prepare
 from ckptsync.merge.ray_engine import RayEngine, Reach, accept, reach, run_task
-from ckptsync.merge.weights import WrittenFile
 from ckptsync.stores.limits import Limits, TokenBucket, parse_schedule
 from ckptsync.stores.opening import Access
 from ckptsync.stores.urls import located

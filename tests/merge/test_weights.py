@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckptsync.errors import Corrupt
-from ckptsync.merge import cast, units, weights
+from ckptsync.merge import cast, engine, units
+from ckptsync.merge.engine import ALIGN, WeightsFile
 from ckptsync.merge.plan import DType, FilePlan, MergeOptions, MergeResources, plan
-from ckptsync.merge.weights import ALIGN, WeightsFile
 from ckptsync.tensors import Copy, Extent, Files, Part, Tensor
 from tests.support.files_in_memory import MemoryFiles
 from tests.support.random_boxes import stored
@@ -29,7 +29,7 @@ Stored = tuple[npt.NDArray[Any], Copy, MemoryFiles]
 def window(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr(units, "WINDOW", request.param)
     monkeypatch.setattr(cast, "CAST_ELEMENTS", max(1, request.param // 4))
-    monkeypatch.setattr(weights, "CAST_ELEMENTS", max(1, request.param // 4))
+    monkeypatch.setattr(engine, "CAST_ELEMENTS", max(1, request.param // 4))
     return int(request.param)
 
 
@@ -218,7 +218,7 @@ class Watched(MemoryFiles):
 def many_units(monkeypatch: pytest.MonkeyPatch) -> Iterator[FilePlan]:
     """A file of 100 units; whatever happens, no thread may be left."""
     monkeypatch.setattr(units, "WINDOW", 64)
-    monkeypatch.setattr(weights, "ALIGN", 16)
+    monkeypatch.setattr(engine, "ALIGN", 16)
     before = threading.active_count()
     yield flat("keep", 1600)
     assert threading.active_count() <= before
