@@ -241,7 +241,8 @@ class _OutputUnit:
 
     @property
     def weight(self) -> int:
-        return self.size + self.planned.stored
+        """Bytes of memory for the unit, written and stored: no buffer is smaller than a window."""
+        return max(self.size, units.WINDOW) + max(self.planned.stored, units.WINDOW)
 
 
 class WeightsFile:

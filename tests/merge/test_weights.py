@@ -236,6 +236,20 @@ def test_no_more_is_read_than_the_windows_allow(jobs: int, many_units: FilePlan)
     assert files.count == 100
 
 
+@pytest.mark.parametrize("jobs", JOBS)
+def test_units_of_few_bytes_count_as_the_windows_that_they_lie_in(
+    jobs: int, many_units: FilePlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(units, "MOST_READS", 1)
+    plan_, files, written = flat("keep", *[1] * 100), Watched({"f": bytes(400)}), 0
+    file = WeightsFile(plan_, files, lambda _: None, MergeResources(jobs, window=128))
+    for chunk in file.chunks():
+        written += len(chunk)
+        made = max(0, written - len(plan_.header)) // 4
+        assert files.count <= jobs + 2 + engine.ALIGN // 4 + made
+    assert files.count == 100
+
+
 @pytest.mark.parametrize("error", [OSError(5, "x"), KeyboardInterrupt(), SystemExit(3)])
 @pytest.mark.parametrize("jobs", JOBS)
 def test_an_error_in_any_thread_is_raised_as_it_is(
