@@ -12,13 +12,21 @@ once.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 
+import msgspec
+
+from ckptsync import __version__
 from ckptsync.catalogue.location_summary import (
     Catalogue,
+    Gap,
+    Proven,
     Summary,
     explain_missing,
     summarize,
@@ -35,6 +43,7 @@ from ckptsync.records.location_status import (
     reading_order,
     record_names,
 )
+from ckptsync.records.save_groups import Sibling
 from ckptsync.records.store_paths import checkpoint_of, consolidated_prefix, senders
 from ckptsync.safe_names import RECORDS
 from ckptsync.stores.contract import Entry, Store, cuts_of, join_slices, slices
@@ -66,7 +75,9 @@ class Checkpoint:
 class Cache:
     """What was read before, of one store.
 
-    Records never change under a name; losing the cache costs reading again.
+    Records never change under a name; losing the cache costs reading again.  It is kept for the
+    next process in a file of this user, which may be deleted at any time, and counts only if it is
+    whole and of this version.
 
     ``is_new``: something in it was not there before.  ``packed`` returns checkpoints that are not
     among ``checkpoints`` yet: unpacking takes as long as a server needs to list, and is done
@@ -78,6 +89,58 @@ class Cache:
     is_new: bool = field(default=False, compare=False)
     packed: Callable[[], Mapping[Name, Checkpoint]] | None = field(default=None, compare=False)
 
+    @classmethod
+    def load(cls, url: str) -> Cache:
+        """Return the saved cache of a store; an empty one where there is none that counts."""
+        try:
+            data = cache_path(url).read_bytes()
+        except (OSError, RuntimeError):
+            return cls()
+        body = data[len(_HEAD) + 64 :]
+        if data[: len(_HEAD) + 64] != _HEAD + digest(body).encode():
+            return cls()
+        try:
+            content = _CONTENT.decode(body)
+        except _UNDECODABLE:
+            return cls()
+
+        def unpack() -> dict[Name, Checkpoint]:
+            try:
+                found = _CHECKPOINTS.decode(content.checkpoints)
+            except _UNDECODABLE:
+                return {}
+            return {(run, name): checkpoint for run, name, checkpoint in found}
+
+        return cls(cuts=content.cuts, packed=unpack) if content.url == url else cls()
+
+    def save(self, url: str) -> None:
+        """Write the cache of a store, if it holds anything new.
+
+        A disk that is full, or a home that cannot be written, is no error.
+        """
+        if not self.is_new:
+            return
+        try:
+            target = cache_path(url)
+        except RuntimeError:
+            return  # a user without a home
+        self.unpack()
+        checkpoints = msgspec.msgpack.encode(
+            tuple((*name, found) for name, found in self.checkpoints.items())
+        )
+        body = msgspec.msgpack.encode(_Content(url, self.cuts, msgspec.Raw(checkpoints)))
+        draft = target.with_name(f"{target.name}.{os.getpid()}.part")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with os.fdopen(os.open(draft, flags, 0o600), "wb") as file:
+                file.write(_HEAD + digest(body).encode() + body)
+            draft.replace(target)
+            self.is_new = False
+        except OSError:
+            with contextlib.suppress(OSError):
+                draft.unlink()
+
     def unpack(self) -> None:
         """Have all of it in ``checkpoints``."""
         if self.packed:
@@ -87,6 +150,45 @@ class Cache:
     def forget(self, name: Name) -> None:
         """Remove a checkpoint that is no more, or cannot be read."""
         self.is_new |= self.checkpoints.pop(name, None) is not None
+
+
+_SHAPE = repr(
+    [
+        (kind.__name__, f.name, str(f.type))
+        for kind in (Checkpoint, Summary, Proven, Gap, Sibling)
+        for f in fields(kind)
+    ]
+)
+_HEAD = f"ckptsync catalogue {__version__} {digest(_SHAPE.encode())[:16]}\n".encode()
+_UNDECODABLE = (ValueError, RecursionError, MemoryError)  # of another program of the same version
+
+
+@dataclass(frozen=True, slots=True)
+class _Content:
+    url: str
+    cuts: dict[str, tuple[str, ...]]
+    checkpoints: msgspec.Raw
+
+
+_CONTENT = msgspec.msgpack.Decoder(_Content)
+_CHECKPOINTS = msgspec.msgpack.Decoder(tuple[tuple[str, str, Checkpoint], ...])
+
+
+def cache_path(url: str) -> Path:
+    """Return where the cache of a store is.
+
+    That is below ``CACHE_DIRECTORY`` (as systemd sets it), ``XDG_CACHE_HOME``, or ``~/.cache``.
+
+    Raises RuntimeError for a user whom the system does not know, and who has no ``HOME``, as in a
+    container.
+    """
+    own = os.environ.get("CACHE_DIRECTORY", "").partition(":")[0]
+    base = (
+        Path(own)
+        if own
+        else Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "ckptsync"
+    )
+    return base / f"catalogue-{digest(url.encode())[:16]}"
 
 
 def read_catalogue(

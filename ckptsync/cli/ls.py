@@ -6,8 +6,7 @@ import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ckptsync.catalogue import cache_file
-from ckptsync.catalogue.cached import read_catalogue
+from ckptsync.catalogue.cached import Cache, read_catalogue
 from ckptsync.catalogue.location_summary import TOKENIZER, Catalogue, Summary
 from ckptsync.cli import output
 from ckptsync.cli.arguments import add_store, named_store
@@ -26,12 +25,12 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """List the store; return the worst exit code of the records that cannot be read."""
     store = named_store(args)
-    cache = cache_file.load(store.url)
+    cache = Cache.load(store.url)
     try:
         found = read_catalogue(store, cache)
     finally:
         # also what was read before an error: the next call continues there
-        cache_file.save(store.url, cache)
+        cache.save(store.url)
     faults = [f"{fault.name}: {fault.error}" for fault in found.faults]
     if args.json:
         locations = describe_checkpoints(store, found.shown)

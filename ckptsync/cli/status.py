@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
-from ckptsync.catalogue import cache_file
-from ckptsync.catalogue.cached import read_catalogue
+from ckptsync.catalogue.cached import Cache, read_catalogue
 from ckptsync.catalogue.location_summary import Catalogue
 from ckptsync.cli import output
 from ckptsync.cli.arguments import add_store, configuration, named_store
@@ -88,11 +87,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _catalogues(store: Store) -> Callable[[], Catalogue]:
     """Return a function that reads the store's catalogue, and saves its cache."""
-    cache = cache_file.load(store.url)
+    cache = Cache.load(store.url)
 
     def catalogue() -> Catalogue:
         found = read_catalogue(store, cache)
-        cache_file.save(store.url, cache)
+        cache.save(store.url)
         return found
 
     return catalogue

@@ -28,7 +28,7 @@ from typing import Any
 import msgspec
 
 from ckptsync import __version__
-from ckptsync.catalogue import cache_file
+from ckptsync.catalogue.cached import cache_path
 from ckptsync.config.schema import Config
 from ckptsync.digest import digest
 from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, StoreError
@@ -145,7 +145,7 @@ def _file(url: str, target: str) -> Path | None:
     """Return where to keep what a channel was sent; ``None`` for a user without a home."""
     name = f"alerts-{digest(f'{url} {target}'.encode())[:16]}.json"
     try:
-        return cache_file.path(url).with_name(name)
+        return cache_path(url).with_name(name)
     except RuntimeError:
         return None
 

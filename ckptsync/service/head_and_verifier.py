@@ -15,8 +15,7 @@ from functools import partial
 
 from apscheduler.schedulers.background import BackgroundScheduler
 
-from ckptsync.catalogue import cache_file
-from ckptsync.catalogue.cached import read_catalogue
+from ckptsync.catalogue.cached import Cache, read_catalogue
 from ckptsync.catalogue.child_job import Job, JobKind
 from ckptsync.catalogue.location_summary import Catalogue
 from ckptsync.config.schema import Config, RetentionConfig
@@ -105,7 +104,7 @@ class Catalogues:
     """One catalogue for all tasks of the head; the next start reads only what has changed."""
 
     def __init__(self, store: Store) -> None:
-        self._store, self._cache, self._lock = store, cache_file.load(store.url), threading.Lock()
+        self._store, self._cache, self._lock = store, Cache.load(store.url), threading.Lock()
         self._last: tuple[float, Catalogue] | None = None
         self._save_at = 0.0
 
@@ -118,7 +117,7 @@ class Catalogues:
             found = read_catalogue(self._store, self._cache)
             self._last = now, found
             if now >= self._save_at:
-                cache_file.save(self._store.url, self._cache)
+                self._cache.save(self._store.url)
                 self._save_at = now + SAVE_EVERY
             return found
 

@@ -200,11 +200,11 @@ def _verify(store: Store, job: Job, config: Config, progress: Progress) -> JobDo
 
 
 def _retain(store: Store, _job: Job, config: Config, progress: Progress) -> JobDone:
-    from ckptsync.catalogue import cache_file  # noqa: PLC0415
+    from ckptsync.catalogue.cached import Cache  # noqa: PLC0415
     from ckptsync.head.gc import RetentionRequest, apply_retention  # noqa: PLC0415
 
     removed, end = 0, time.monotonic() + BUDGET
-    cache = cache_file.load(store.url)
+    cache = Cache.load(store.url)
 
     def count(size: int) -> None:
         nonlocal removed
@@ -215,7 +215,7 @@ def _retain(store: Store, _job: Job, config: Config, progress: Progress) -> JobD
         request = RetentionRequest(config.retention.of, config.retention.grace)
         result = apply_retention(store, request, cache, count, lambda: time.monotonic() > end)
     finally:
-        cache_file.save(store.url, cache)  # also when it must end: the next one continues there
+        cache.save(store.url)  # also when it must end: the next one continues there
     errors = [f"{f.run}/{f.location}".rstrip("/") + f": {f.error}" for f in result.failed]
     lines = tuple(map(retention_line, result.done))
     return JobDone(lines, tuple(errors), changed=bool(result.done))

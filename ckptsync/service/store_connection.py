@@ -85,10 +85,10 @@ def _has_worked(config: Config) -> bool:
     """
     if "worker" in config.roles:
         return any(_served_before(config))
-    from ckptsync.catalogue import cache_file  # noqa: PLC0415 - a worker alone does without
+    from ckptsync.catalogue.cached import cache_path  # noqa: PLC0415 - a worker alone does without
 
     with contextlib.suppress(OSError, RuntimeError):
-        return cache_file.path(config.store.url).is_file()
+        return cache_path(config.store.url).is_file()
     return False
 
 

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ckptsync.catalogue import cache_file
+from ckptsync.catalogue.cached import cache_path
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.digest import FileDigest, digest, digest_stream
 from ckptsync.doctor.exchange import launch_name
@@ -262,7 +262,7 @@ def _run_kept(case: Case, home: Path) -> str:
         return "a baseline"
     url = str(write_files(home / "store", _good()))
     before = _json("ls", url)
-    path = cache_file.path(url)
+    path = cache_path(url)
     data = bytearray(path.read_bytes())
     for at, value in case["change"]:
         data[int(at * len(data))] = value

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from ckptsync.catalogue import cache_file
 from ckptsync.errors import CkptsyncError, StoreError
 from ckptsync.service import alert_channels
 from ckptsync.service.alert_channels import FIRST, Sender, command, webhook
@@ -160,7 +159,7 @@ def test_a_cache_that_cannot_be_written_or_is_nowhere_is_no_failure(
         man = postman(there)
         man.offer([HURT], 1000.0)
         until(lambda: man.channel.delivered == 1)
-        monkeypatch.setattr(cache_file, "path", nowhere)
+        monkeypatch.setattr(alert_channels, "cache_path", nowhere)
         man = postman(there)
         man.offer([HURT], 1000.0)
         until(lambda: man.channel.delivered == 1)

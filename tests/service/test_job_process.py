@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import pytest
 
-from ckptsync.catalogue import cache_file
+from ckptsync.catalogue.cached import Cache
 from ckptsync.catalogue.child_job import Job
 from ckptsync.config.loading import read
 from ckptsync.config.schema import Config
@@ -173,7 +173,7 @@ def retain(path: Path) -> JobDone:
 
 
 def remembered(store: Store) -> int:
-    found = cache_file.load(store.url)
+    found = Cache.load(store.url)
     found.unpack()
     return len(found.checkpoints)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import ckptsync
-from ckptsync.catalogue import cache_file
+from ckptsync.catalogue.cached import cache_path
 from ckptsync.cli.demo import running
 from ckptsync.config.loading import read
 from ckptsync.config.schema import Config
@@ -162,7 +162,7 @@ def test_a_start_is_refused_for_good_only_where_the_store_never_let_this_machine
 ) -> None:
     url = f"s3://{weed().bucket()}/store"
     create_store(url, weed().options())
-    remembers = tmp_path / "out/_ckptsync/store" if role == "worker" else cache_file.path(url)
+    remembers = tmp_path / "out/_ckptsync/store" if role == "worker" else cache_path(url)
 
     def start(**more: object) -> None:
         told = {"url": url, "options": {**weed().options(secret="another"), **more}}
