@@ -28,6 +28,7 @@ from ckptsync.quantities import show_size
 from ckptsync.stores.contract import About, Store
 from ckptsync.stores.parallel_download import THREADS, StoredFile, download
 from ckptsync.stores.posix.part_file import is_unfinished
+from ckptsync.stores.posix.publish import sync_directory
 from ckptsync.stores.posix.store import PosixStore
 from ckptsync.stores.stream import is_stored
 
@@ -331,8 +332,7 @@ def _lock(at: int, hidden: Path) -> None:
 def _sync(directory: Path) -> None:
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        with contextlib.suppress(OSError):  # EINVAL: the file system cannot sync a directory
-            os.fsync(fd)
+        sync_directory(fd)
     finally:
         os.close(fd)
 
