@@ -15,7 +15,7 @@ from ckptsync.layouts.file_names import BESIDE_WEIGHTS, metadata_files
 from ckptsync.merge.model_files import DAMAGED, parsed
 from ckptsync.merge.plan import MergeOptions
 from ckptsync.merge.prepare import MergeJob, prepare
-from ckptsync.merge.save_times import Dated, check_times, notes_on_times
+from ckptsync.merge.save_times import check_times, notes_on_times
 from ckptsync.stores import open_files
 from ckptsync.stores.checkpoint_files import FileTree, Overlay
 from ckptsync.stores.open_files import PathOrUrl
@@ -98,7 +98,7 @@ def open_sources(request: MergeRequest, access: Access, *, use_times: bool = Tru
     for shown, holder in config:
         if names := [name for name, found_in in job.beside if found_in is holder]:
             notes.append(f"from {shown}: {', '.join(names)}")
-    notes += notes_on_times({tree.root: _dated(tree) for tree in found}, job.reads)
+    notes += notes_on_times({tree.root: tree.written() for tree in found}, job.reads)
     job = replace(job, notes=(*job.notes, *notes))
     for name in sorted(job.reads):
         _check_same(overlay.duplicates(name), name)
@@ -141,7 +141,7 @@ def check_one_save(sources: Sequence[FileTree], job: MergeJob, *, use_times: boo
                         ),
                     )
     for tree in sources if use_times else ():
-        check_times(_dated(tree), job.reads)
+        check_times(tree.written(), tree.sizes(), job.reads)
 
 
 def check_unchanged(sources: Sequence[FileTree]) -> None:
@@ -164,11 +164,6 @@ def _check_same(holders: Sequence[Files], name: str) -> None:
             f"{name}: differs between the directories given",
             hint="they hold different saves: give only those of one save",
         )
-
-
-def _dated(tree: FileTree) -> dict[str, Dated]:
-    sizes = tree.sizes()
-    return {name: Dated(sizes[name], written) for name, written in tree.written().items()}
 
 
 def _check_json(holder: Files, name: str) -> None:

@@ -10,8 +10,7 @@ never counts against them.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
 from itertools import pairwise
 
 from ckptsync.errors import Corrupt, Incomplete
@@ -22,53 +21,48 @@ APART = 1800.0  # seconds that ranks of one save may be apart: their barrier wou
 _LOST = "if only the times were lost in copying:"
 
 
-@dataclass(frozen=True, slots=True)
-class Dated:
-    """A file's size, and when it was last written to, in seconds."""
-
-    size: int
-    written: float
-
-
-def check_times(files: Mapping[str, Dated], reads: Collection[str]) -> None:
-    """Raise Incomplete or Corrupt if files cannot be of one save.
+def check_times(
+    written: Mapping[str, float], sizes: Mapping[str, int], reads: Collection[str]
+) -> None:
+    """Raise Incomplete or Corrupt if files of one directory cannot be of one save.
 
     Incomplete: shards are newer than the metadata of their save.  Corrupt: they are too far apart.
 
-    ``files`` are those of one directory, ``reads`` the names that a merge copies from.  DeepSpeed's
-    model and optimizer files are of one save, also where only some of them are read.
+    ``written``: seconds at which each file was last written to; ``reads``: the names that a merge
+    copies from.  DeepSpeed's model and optimizer files are of one save, also where only some of
+    them are read.
     """
-    groups: defaultdict[str, dict[str, Dated]] = defaultdict(dict)
-    states = (name for name in files if name.endswith("_states.pt"))
-    for name in sorted({*reads, *states} & files.keys()):
-        groups[_group(name)][name] = files[name]
+    groups: defaultdict[str, list[str]] = defaultdict(list)
+    states = (name for name in written if name.endswith("_states.pt"))
+    for name in sorted({*reads, *states} & written.keys()):
+        groups[_group(name)].append(name)
     for folder in sorted({_group(name) for name in reads} & groups.keys()):
         # of other metadata than that of a distributed checkpoint it may be the optimizer's
-        shards = {name: dated for name, dated in groups[folder].items() if name.endswith(DCP_SHARD)}
-        if (metadata := join(folder, METADATA)) in files:
-            _check_overwritten(metadata, files[metadata], shards)
-        for name in files:
+        shards = [name for name in groups[folder] if name.endswith(DCP_SHARD)]
+        if (metadata := join(folder, METADATA)) in written:
+            _check_overwritten(metadata, shards, written, sizes)
+        for name in written:
             where, _, base = name.rpartition("/")
             # of ranks that know of no other each ends its own save
             if where == folder and is_of_one_rank(base):
                 first = name.removesuffix(METADATA) + "_"
-                own = {shard: dated for shard, dated in shards.items() if shard.startswith(first)}
-                _check_overwritten(name, files[name], own)
-        _check_together(groups[folder])
+                own = [shard for shard in shards if shard.startswith(first)]
+                _check_overwritten(name, own, written, sizes)
+        _check_together(groups[folder], written, sizes)
 
 
 def notes_on_times(
-    nodes: Mapping[str, Mapping[str, Dated]], reads: Collection[str]
+    nodes: Mapping[str, Mapping[str, float]], reads: Collection[str]
 ) -> tuple[str, ...]:
     """Return notes on nodes whose shards were written further apart than one save takes.
 
-    ``nodes`` has one directory a node.
+    ``nodes``: of each node's directory, when its files were last written to.
 
     No error: clocks of nodes differ, and shards are copied by hand without their times.
     """
     spans = []
-    for node, files in nodes.items():
-        if times := [files[name].written for name in reads if name in files]:
+    for node, written in nodes.items():
+        if times := [written[name] for name in reads if name in written]:
             spans.append((min(times), max(times), node))
     spans.sort()
     return tuple(
@@ -89,36 +83,36 @@ def _group(name: str) -> str:
     return parent if parent.rpartition("/")[2] == "zero" else folder
 
 
-def _check_overwritten(name: str, metadata: Dated, shards: Mapping[str, Dated]) -> None:
+def _check_overwritten(
+    metadata: str, shards: Iterable[str], written: Mapping[str, float], sizes: Mapping[str, int]
+) -> None:
     """torch writes ``.metadata`` when all shards are there.
 
     A save over a checkpoint leaves the old one until then.
     """
-    newer = [
-        (dated.written, shard)
-        for shard, dated in shards.items()
-        if dated.written > metadata.written
-    ]
+    newer = [(written[shard], shard) for shard in shards if written[shard] > written[metadata]]
     if not newer:
         return
     first, shard = min(newer)
-    if first - metadata.written > SAME_MOMENT + shards[shard].size / SLOW:
+    after = first - written[metadata]
+    if after > SAME_MOMENT + sizes[shard] / SLOW:
         raise Incomplete(
-            f"{shard}: written {_duration(first - metadata.written)} after {name}, which ends a"
-            " save",
+            f"{shard}: written {_duration(after)} after {metadata}, which ends a save",
             hint=(
-                f"a save that is not finished overwrote it; {_LOST} touch {name}, or merge with"
+                f"a save that is not finished overwrote it; {_LOST} touch {metadata}, or merge with"
                 " --ignore-times"
             ),
         )
 
 
-def _check_together(shards: Mapping[str, Dated]) -> None:
+def _check_together(
+    names: Iterable[str], written: Mapping[str, float], sizes: Mapping[str, int]
+) -> None:
     """Raise Corrupt where no file was written for longer than the ranks of a save wait."""
-    order = sorted(shards, key=lambda name: shards[name].written)
+    order = sorted(names, key=written.__getitem__)
     for n, (one, two) in enumerate(pairwise(order), 1):
-        apart = shards[two].written - shards[one].written
-        if apart <= APART + shards[two].size / SLOW:
+        apart = written[two] - written[one]
+        if apart <= APART + sizes[two] / SLOW:
             continue
         odd, others, when = (
             (order[:n], order[n:], "before")

@@ -11,7 +11,7 @@ import pytest
 
 from ckptsync.errors import Corrupt, Incomplete
 from ckptsync.merge.plan import MergeOptions
-from ckptsync.merge.save_times import Dated, check_times
+from ckptsync.merge.save_times import check_times
 from ckptsync.walk import SAME_MOMENT, SLOW
 from tests.support.merge_on_disk import merge_local
 from tests.support.vector import vector
@@ -20,8 +20,8 @@ HOUR = 3600
 
 
 def check(times: Mapping[str, float], size: int = 1000) -> None:
-    files = {name: Dated(size, at) for name, at in times.items()}
-    check_times(files, [name for name in times if not name.endswith(".metadata")])
+    reads = [name for name in times if not name.endswith(".metadata")]
+    check_times(times, dict.fromkeys(times, size), reads)
 
 
 @pytest.mark.parametrize(
@@ -69,13 +69,13 @@ def test_model_and_optimizer_files_are_of_one_save_though_not_all_are_read() -> 
         "other_states.pt": 0.0,
         "rng.pt": 0.0,
     }
-    files = {name: Dated(1, at) for name, at in times.items()}
-    check_times(files, ["rng.pt"])
+    sizes = dict.fromkeys(times, 1)
+    check_times(times, sizes, ["rng.pt"])
     with pytest.raises(
         Corrupt,
         match=r"t/r_optim_states\.pt: written 60 minutes before t/mp_rank_00_model_states\.pt",
     ):
-        check_times(files, ["t/mp_rank_00_model_states.pt"])
+        check_times(times, sizes, ["t/mp_rank_00_model_states.pt"])
 
 
 def test_universal_parameters_convert_together_and_the_model_file_keeps_its_time() -> None:

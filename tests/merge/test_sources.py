@@ -88,7 +88,7 @@ def test_times_of_an_object_store_say_when_files_were_copied_and_are_not_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[object] = []
-    monkeypatch.setattr(module, "check_times", lambda files, _: asked.append(files))
+    monkeypatch.setattr(module, "check_times", lambda written, *_: asked.append(written))
     open_sources(
         MergeRequest([*far(TWO_NODES.sources)], OUT, KEEP), reaching(far(TWO_NODES.sources))
     )
