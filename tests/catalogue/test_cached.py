@@ -75,10 +75,6 @@ def words(store: MemoryStore, cache: Cache) -> list[str]:
     return [s.status for s in read_catalogue(store, cache).summaries]
 
 
-def test_an_empty_store_holds_nothing() -> None:
-    assert read_catalogue(MemoryStore()).summaries == ()
-
-
 def test_locations_are_in_the_order_that_people_read() -> None:
     store = MemoryStore()
     for location in ("checkpoint-10", "checkpoint-9"):

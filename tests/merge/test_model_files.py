@@ -34,56 +34,19 @@ def tensor(name: str, dtype: str) -> Tensor:
     )
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "config.json",
-        "generation_config.json",
-        "tokenizer.json",
-        "tokenizer.model",
-        "merges.txt",
-        "vocab.json",
-        "special_tokens_map.json",
-        "chat_template.jinja",
-        "preprocessor_config.json",
-        "modeling_custom.py",
-        "configuration_custom.py",
-        "adapter_config.json",
-    ],
-)
-def test_what_from_pretrained_reads_is_copied(name: str) -> None:
-    assert is_beside_weights(name)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "trainer_state.json",
-        "training_args.bin",
-        "rng_state_0.pth",
-        "optimizer.pt",
-        "scheduler.pt",
-        "latest",
-        "zero_to_fp32.py",
-        "model.safetensors",
-        "model.safetensors.index.json",
-        "sub/config.json",
-        "my_config.json",
-        "all_results.json",
-        "train.py",
-        "modeling_x.pyc",
-        "modeling_x.so",
-        "modeling_é.py",
-        "CONFIG.json",
-        "config.json/",
-        "./config.json",
-        "configuration.json",
-        "modules.json",
-        "inference.ipynb",
-    ],
-)
-def test_what_belongs_to_the_training_is_not(name: str) -> None:
-    assert not is_beside_weights(name)
+def test_what_from_pretrained_reads_is_copied_and_what_belongs_to_the_training_is_not() -> None:
+    copied = """
+        config.json generation_config.json tokenizer.json tokenizer.model merges.txt vocab.json
+        special_tokens_map.json chat_template.jinja preprocessor_config.json modeling_custom.py
+        configuration_custom.py adapter_config.json
+    """.split()  # noqa: SIM905
+    others = """
+        trainer_state.json training_args.bin rng_state_0.pth optimizer.pt scheduler.pt latest
+        zero_to_fp32.py model.safetensors model.safetensors.index.json sub/config.json train.py
+        my_config.json all_results.json modeling_x.pyc modeling_x.so modeling_é.py CONFIG.json
+        config.json/ ./config.json configuration.json modules.json inference.ipynb
+    """.split()  # noqa: SIM905
+    assert [name for name in copied + others if is_beside_weights(name)] == copied
 
 
 def test_a_model_has_no_adapters_configuration_and_an_adapter_no_models() -> None:

@@ -23,7 +23,6 @@ from ckptsync.merge.units import (
     box_reads,
     boxes,
     gather,
-    runs,
     stored_bytes,
     units,
 )
@@ -175,18 +174,6 @@ def test_small_tensors_that_lie_as_they_are_written_are_one_read() -> None:
 def test_memory_for_reads_is_bounded_where_they_bring_next_to_nothing() -> None:
     plan_ = planned(*(flat(1, start=20_000 * n) for n in range(9000)))
     assert max(len(unit.reads) for unit in units(plan_)) <= module.MOST_READS
-
-
-@given(stored())
-def test_ranges_are_found_exactly_where_there_are_some(held: tuple[object, Copy, object]) -> None:
-    _, copy, _ = held
-    found = runs(copy)
-    if found is not None:
-        at = 0
-        for read in found:
-            assert read.at == at
-            at += read.size
-        assert at == 2 * max(0, *[0, sum(p.extent.size for p in copy.parts) // 2])
 
 
 def gathered(files: MemoryFiles, reads: list[Read]) -> bytes:

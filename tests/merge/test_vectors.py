@@ -132,16 +132,6 @@ def test_shards_are_read_where_whole_weights_stand_beside_them_if_they_are_asked
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", TIED_ZERO)
-def test_tied_weights_have_both_names_where_no_configuration_ties_them(
-    name: str, dtype: DType, tmp_path: Path
-) -> None:
-    merged(vector(name).sources, tmp_path / "out", dtype, config=ROOT / "base")
-    found = written(tmp_path / "out")
-    assert found[HEAD] == found[EMBEDDING]
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", [*TIED_ZERO, "acc-fsdp2-bf16-tied"])
 def test_tied_weights_are_written_once_where_the_configuration_ties_them(
     name: str, dtype: DType, tmp_path: Path

@@ -12,7 +12,6 @@ import numpy.typing as npt
 import pytest
 from blake3 import blake3
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from ckptsync.errors import Corrupt
 from ckptsync.merge import cast, engine, units
@@ -75,15 +74,6 @@ def test_a_cast_is_the_cast_of_the_whole(window: int, held: Stored) -> None:
     assert streamed(plan, files)[0] == plan.header + wanted.tobytes()
 
 
-@FIXED
-@given(stored())
-def test_no_more_is_read_of_row_major_parts_than_is_wanted(window: int, held: Stored) -> None:
-    values, copy, files = held
-    streamed(planned(copy), files)
-    if all(part.strides is None for part in copy.parts):
-        assert files.read == values.nbytes
-
-
 @pytest.mark.parametrize("strides", [(0, 1), (1, 0), (0, 0), (1, 2), (2, 1), (1, 1)])
 def test_expanded_and_overlapping_views_are_written_out(strides: tuple[int, int]) -> None:
     data = np.arange(12, dtype="<u2")
@@ -109,17 +99,6 @@ def test_a_file_that_became_shorter_is_corrupt() -> None:
     copy = Copy("F32", (5,), (Part((0,), (5,), Extent("f", 0, 20)),))
     with pytest.raises(Corrupt, match="too short"):
         streamed(planned(copy, own="F32"), MemoryFiles({"f": bytes(19)}))
-
-
-@given(st.integers(1, 5))
-def test_several_tensors_follow_each_other_without_holes(count: int) -> None:
-    copies = [Copy("U8", (n,), (Part((0,), (n,), Extent("f", n, n)),)) for n in range(count)]
-    (plan_,) = plan(
-        [Tensor(str(n), "U8", c.grid, (c,)) for n, c in enumerate(copies)], MergeOptions()
-    )
-    data, _, _ = streamed(plan_, MemoryFiles({"f": bytes(range(50))}))
-    assert data[len(plan_.header) :] == b"".join(bytes(range(n, 2 * n)) for n in range(count))
-    assert len(data) == plan_.size
 
 
 FLOATS = np.arange(1, 25, dtype="<f4") * 1e4  # the later half is too large for F16

@@ -6,34 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from ckptsync.catalogue.location_summary import Proven, Summary
+from ckptsync.catalogue.location_summary import Summary
 from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, Incomplete
 from ckptsync.pull.choose import LATEST, choose, split
 from ckptsync.records.location_status import Status
 
 PLAIN = Summary(
-    *(
-        "run",
-        "checkpoint-1",
-        "checkpoint-1",
-        1,
-        "VERIFIED",
-        (),
-        (),
-        ("n0",),
-        ("m",),
-        "model",
-        1,
-        1,
-        0,
-        1,
-        1,
-        1,
-        1,
-    ),
-    *(1.0, 1.0, 1.0),
-    *(True, True, True),
-    Proven(),
+    *("run", "checkpoint-1", "checkpoint-1", 1, "VERIFIED"),
+    model_record="model",
+    ended=1.0,
+    consolidated=True,
 )
 
 

@@ -321,6 +321,22 @@ def test_a_download_that_does_not_fit_on_the_disk_is_refused_at_the_start(tmp_pa
         Download(tmp_path, PullPlan("checkpoint-4", (huge,))).run(MemoryStore())
 
 
+def test_an_interrupted_download_needs_room_for_the_rest_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = store_of_two()
+    data = read_all(store, SHARD)
+    store.delete(SHARD)
+    assert download(tmp_path).run(store).failed
+    store.write(SHARD, [data])
+    disk = os.statvfs(tmp_path)
+    free = len(data) + (32 << 10)  # less than all files, and what the small ones may take in blocks
+    nearly_full = os.statvfs_result((1, 1, *disk[2:4], free, *disk[5:]))
+    monkeypatch.setattr(os, "statvfs", lambda _: nearly_full)
+    assert free < download(tmp_path).plan.size
+    assert not download(tmp_path).run(store).failed
+
+
 def test_a_pointer_file_is_written_if_it_names_something_else(tmp_path: Path) -> None:
     (tmp_path / "latest").write_text("global_step2")
     assert download(tmp_path, pointers={"latest": b"global_step4"}).run(
