@@ -95,17 +95,11 @@ class RayEngine:
         work: MergeResources,
     ) -> dict[str, WrittenFile]:
         """Make each file in a task."""
-        summed = CrcCheckedFiles(unpacked(files), job.checksums)
-        made: dict[str, WrittenFile] = {}
         own = replace(work, jobs=min(work.jobs, MOST_JOBS))
         with connected(self._address) as ray:
             try:
-                for name, result in _run_all(ray, job.plans, own, self._reach, progress):
-                    made[name] = accept(result, summed)
-                    if len(made) == len(job.plans):
-                        summed.finish()
-                        destination.at_last_end()
-                    destination.at_end(name, made[name])
+                results = _run_all(ray, job.plans, own, self._reach, progress)
+                return collect(results, job, files, destination)
             except ray.exceptions.RayError as e:
                 raise StoreError(
                     f"the Ray cluster {self._address}: {type(e).__name__}: {_first_line(e)}",
@@ -114,7 +108,6 @@ class RayEngine:
                         " again"
                     ),
                 ) from e
-        return made
 
 
 def run_task(
@@ -150,15 +143,24 @@ def run_task(
     return file.result(), summed.stretches()
 
 
-def accept(result: TaskResult, summed: CrcCheckedFiles) -> WrittenFile:
-    """Return what a task has made.
+def collect(
+    results: Iterable[tuple[str, TaskResult]], job: MergeJob, files: Files, destination: Destination
+) -> dict[str, WrittenFile]:
+    """Record what tasks have made, each file by its name, and return it.
 
-    Raises its error, and Corrupt where several tasks' sums show a damaged record.
+    Raises the first error of a task, and Corrupt where several tasks' sums show a damaged record.
     """
-    if isinstance(result, Exception):
-        raise result
-    made, stretches = result
-    summed.join(stretches)
+    summed = CrcCheckedFiles(unpacked(files), job.checksums)
+    made: dict[str, WrittenFile] = {}
+    for name, result in results:
+        if isinstance(result, Exception):
+            raise result
+        made[name], stretches = result
+        summed.join(stretches)
+        if len(made) == len(job.plans):
+            summed.finish()
+            destination.at_last_end()
+        destination.at_end(name, made[name])
     return made
 
 

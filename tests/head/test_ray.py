@@ -16,8 +16,7 @@ from ckptsync.catalogue.uncached import read_state
 from ckptsync.errors import Corrupt
 from ckptsync.head.consolidate import HeadOptions, RayCluster, consolidate_location
 from ckptsync.merge import ray_engine
-from ckptsync.merge.container_crcs import CrcCheckedFiles
-from ckptsync.merge.engine import Engine, WrittenFile
+from ckptsync.merge.engine import Destination, Engine, WrittenFile
 from ckptsync.merge.plan import MergeOptions, MergeResources
 from ckptsync.merge.prepare import MergeJob
 from ckptsync.records.location_status import LocationState
@@ -37,19 +36,15 @@ class Here(RayCluster):
     def engine(self, seen: LocationState, prefix: str, abouts: Mapping[str, About]) -> Engine:  # type: ignore[override]
         reach = super().engine(seen, prefix, abouts)._reach
 
-        def made(job: MergeJob, files: Files, *_: object) -> dict[str, WrittenFile]:
-            summed = CrcCheckedFiles(files, job.checksums)
-            found = {
-                p.name: ray_engine.accept(
-                    ray_engine.run_task(
-                        p, MergeResources(), ckptsync.__version__, reach, lambda _: None
-                    ),
-                    summed,
-                )
+        def made(
+            job: MergeJob, files: Files, into: Destination, *_: object
+        ) -> dict[str, WrittenFile]:
+            version, work = ckptsync.__version__, MergeResources()
+            tasks = (
+                (p.name, ray_engine.run_task(p, work, version, reach, lambda _: None))
                 for p in job.plans
-            }
-            summed.finish()
-            return found
+            )
+            return ray_engine.collect(tasks, job, files, into)
 
         return made
 

@@ -13,13 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, Incomplete, StoreError, Unsupported
+from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, Incomplete, StoreError
 from ckptsync.merge.plan import MergeOptions
 from tests.support.files_in_memory import raw_safetensors
 from tests.support.merge_on_disk import merge_local, merge_prepared, prepare_local
 from tests.support.vector import ROOT, bits, vector
-from tests.support.zero_writer import Zero, values
-from tests.support.zero_writer import files as zero_files
 
 KEEP = MergeOptions("keep")
 TWO_NODES = vector("hf-fsdp2-2node")
@@ -53,13 +51,6 @@ def refused(
     with pytest.raises(error, match=match):
         merge_local(sources, out, KEEP, config)
     assert (sorted(out.parent.rglob("*")) if out.parent.exists() else None) == before
-
-
-def test_a_directory_with_something_in_it_is_left_alone(nodes: tuple[Path, ...], out: Path) -> None:
-    out.mkdir()
-    (out / "mine").write_text("precious")
-    refused(ConfigError, "exists", nodes, out)
-    assert (out / "mine").read_text() == "precious"
 
 
 def test_a_file_or_a_link_in_the_way_is_left_alone(nodes: tuple[Path, ...], out: Path) -> None:
@@ -270,20 +261,6 @@ def test_a_place_for_configuration_that_is_not_there_is_said(
 ) -> None:
     refused(ConfigError, "no such", nodes, out, out.parent / "absent")
     refused(ConfigError, "no such", (out.parent / "absent",), out)
-
-
-def test_two_tags_are_told_apart_by_latest_and_never_guessed(tmp_path: Path, out: Path) -> None:
-    held: dict[str, bytes] = {}
-    for step, seed in [(2, 1), (10, 5)]:
-        held |= zero_files(
-            Zero(2, 2, [{"w": values((3,), seed)}], root=f"global_step{step}")
-        ).content
-    for name, data in held.items():
-        (tmp_path / "save" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "save" / name).write_bytes(data)
-    refused(Unsupported, "2 sets of weights", (tmp_path / "save",), out)
-    (tmp_path / "save" / "latest").write_text("global_step2")
-    assert merge_local((tmp_path / "save",), out, KEEP).source == "zero:global_step2"
 
 
 def python(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:

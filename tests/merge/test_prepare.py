@@ -80,6 +80,7 @@ def test_overlapping_shards_are_refused_before_anything_is_written() -> None:
         ("model-00001-of-00001.safetensors", safetensors_file({})),
         ("model.safetensors.index.json", b'{"weight_map": {}}'),
     ],
+    ids=["whole", "numbered", "index"],
 )
 def test_a_model_without_tensors_is_no_model(name: str, data: bytes) -> None:
     with pytest.raises(Unsupported, match="a model without tensors"):

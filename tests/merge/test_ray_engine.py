@@ -14,13 +14,12 @@ from ckptsync import __version__
 from ckptsync.digest import digest
 from ckptsync.errors import ConfigError, Corrupt, Incomplete
 from ckptsync.merge import ray_engine
-from ckptsync.merge.container_crcs import CrcCheckedFiles
 from ckptsync.merge.destination import merge
 from ckptsync.merge.engine import Destination, Merged, WrittenFile, write_model
 from ckptsync.merge.inputs import MergeRequest, Prepared, open_sources
 from ckptsync.merge.plan import MergeOptions, MergeResources
-from ckptsync.merge.prepare import prepare
-from ckptsync.merge.ray_engine import RayEngine, Reach, accept, reach, run_task
+from ckptsync.merge.prepare import MergeJob, prepare
+from ckptsync.merge.ray_engine import RayEngine, Reach, collect, reach, run_task
 from ckptsync.stores.limits import Limits, TokenBucket, parse_schedule
 from ckptsync.stores.opening import Access
 from ckptsync.stores.urls import located
@@ -43,16 +42,12 @@ def by_tasks(
     job, written = prepare(files, options), Written()
     reached = Reach(lambda: tasks_files or files, lambda: written.write)
 
-    def engine(_job: object, own: Files, *_: object) -> dict[str, WrittenFile]:
-        summed = CrcCheckedFiles(own, job.checksums)
-        made = {
-            p.name: accept(
-                run_task(p, MergeResources(), __version__, reached, lambda _: None), summed
-            )
+    def engine(job: MergeJob, own: Files, into: Destination, *_: object) -> dict[str, WrittenFile]:
+        tasks = (
+            (p.name, run_task(p, MergeResources(), __version__, reached, lambda _: None))
             for p in reversed(job.plans)
-        }
-        summed.finish()
-        return made
+        )
+        return collect(tasks, job, own, into)
 
     return written, write_model(job, files, Destination(written.write), engine=engine)
 
@@ -107,7 +102,7 @@ def test_a_task_says_what_went_wrong_and_does_not_raise() -> None:
     assert isinstance(other, ConfigError)
     assert "0.0.1 here" in str(other)
     with pytest.raises(Incomplete, match="gone"):
-        accept(Incomplete("gone"), CrcCheckedFiles(files, ()))
+        collect([("a", Incomplete("gone"))], job, files, Destination(Written().write))
 
 
 def test_how_far_each_task_is_stands_on_a_board() -> None:
