@@ -33,7 +33,7 @@ from ckptsync.head.checked_files import CheckedFiles, source_files
 from ckptsync.head.schedule import ANY_RUN, FINAL, LEFT_ALONE, todo_for
 from ckptsync.layouts.file_names import is_beside_weights
 from ckptsync.merge import model_files
-from ckptsync.merge.engine import Chunk, Destination, Progress, Write, write_model
+from ckptsync.merge.engine import Destination, Progress, Write, write_model
 from ckptsync.merge.plan import FORMAT, MergeOptions, MergeResources, check_dtype
 from ckptsync.merge.prepare import prepare, prepare_beside
 from ckptsync.merge.ray_engine import RayEngine, Reach
@@ -43,7 +43,7 @@ from ckptsync.records.manifest import FileEntry
 from ckptsync.records.model_record import ModelFile, ModelRecord, is_same_model
 from ckptsync.records.store_paths import checkpoint_of, consolidated_prefix
 from ckptsync.stores.checkpoint_files import StoreFiles, TopFiles
-from ckptsync.stores.contract import UNKNOWN, About, Store
+from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.opening import open_store
 from ckptsync.stores.prefetch import fetched

@@ -59,7 +59,7 @@ class BaseModel:
     def shapes(self) -> Mapping[str, Shape]:
         """Return the shapes of its tensors, but for packed matrices."""
         found = self.tensors.values()
-        return {t.name: t.shape for t in found if len(t.shape) < 2 or not is_packed(t)}
+        return {t.name: t.shape for t in found if len(t.shape) < 2 or not _is_packed(t)}
 
     def under_names_of(self, names: Collection[str]) -> Model:
         """Return its tensors under the names that another model has for them.
@@ -140,7 +140,7 @@ class BaseModel:
         misshapen = [
             f"{n} is {list(own[n].shape)}, {list(there[n].shape)} in the base model"
             for n in there
-            if n in differ and n not in resized and not (is_packed(there[n]) or is_packed(own[n]))
+            if n in differ and n not in resized and not (_is_packed(there[n]) or _is_packed(own[n]))
         ]
         if misshapen:
             raise Corrupt(
@@ -217,7 +217,7 @@ def _elements(tensors: Model, names: Iterable[str]) -> int:
     return sum(prod(tensors[name].shape) for name in names)
 
 
-def is_packed(tensor: Tensor) -> bool:
+def _is_packed(tensor: Tensor) -> bool:
     """Return whether a tensor may hold quantized weights, which have shapes of their own."""
     return tensor.dtype in ("U8", "I8", "I32", "U32")
 
@@ -259,7 +259,7 @@ def _fits(tensor: Tensor, weight: Tensor | None) -> bool:
 
     The layer is stored either way round: GPT-2 has it transposed.
     """
-    if weight is None or is_packed(weight) or len(tensor.shape) != 2 or len(weight.shape) != 2:
+    if weight is None or _is_packed(weight) or len(tensor.shape) != 2 or len(weight.shape) != 2:
         return True
     if tensor.name.endswith(".lora_A.weight"):
         return tensor.shape[1] in weight.shape

@@ -23,7 +23,6 @@ import msgspec
 from ckptsync.digest import digest
 from ckptsync.errors import ConfigError, Exists, NotFound, StoreError
 from ckptsync.merge.engine import (
-    Chunk,
     Destination,
     Engine,
     Merged,
@@ -38,7 +37,7 @@ from ckptsync.merge.model_files import index_name
 from ckptsync.merge.plan import FORMAT, MergeResources
 from ckptsync.stores.checkpoint_files import MERGING as RECORD
 from ckptsync.stores.checkpoint_files import MERGING_LIMIT
-from ckptsync.stores.contract import About, Rooted, Store, has_root, read_all
+from ckptsync.stores.contract import About, Chunk, Rooted, Store, has_root, read_all
 from ckptsync.stores.open_files import PathOrUrl
 from ckptsync.stores.opening import Access
 from ckptsync.stores.posix.publish import sync_directory

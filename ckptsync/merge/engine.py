@@ -33,10 +33,10 @@ from ckptsync.merge.prepare import MergeJob
 from ckptsync.merge.statistics import Statistics, has_statistics, remarks, statistics
 from ckptsync.merge.units import Share, Unit, gather
 from ckptsync.records.model_record import ModelFile, ModelTensor
+from ckptsync.stores.contract import Chunk
 from ckptsync.stores.prefetch import PrefetchedFiles, foreseen
 from ckptsync.tensors import Extent, Files
 
-Chunk = bytes | bytearray | memoryview
 Write = Callable[[str, Iterable[Chunk]], None]
 Progress = Callable[[int, int], None]
 _PIECE = 4 << 20

@@ -28,7 +28,6 @@ from ckptsync.formats.zstd_items import unpacked
 from ckptsync.merge.container_crcs import CrcCheckedFiles, RecordStretch
 from ckptsync.merge.destination import abouts
 from ckptsync.merge.engine import (
-    Chunk,
     Destination,
     WeightsFile,
     Write,
@@ -40,7 +39,7 @@ from ckptsync.merge.plan import FilePlan, MergeResources
 from ckptsync.merge.prepare import MergeJob
 from ckptsync.stores import open_files
 from ckptsync.stores.checkpoint_files import Overlay
-from ckptsync.stores.contract import UNKNOWN, About, Store
+from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.open_files import PathOrUrl
 from ckptsync.stores.opening import Access

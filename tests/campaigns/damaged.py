@@ -18,11 +18,12 @@ from pathlib import Path
 from ckptsync.cli.main import main
 from ckptsync.errors import CkptsyncError
 from ckptsync.layouts import registry
-from ckptsync.merge.engine import Chunk, Merged
+from ckptsync.merge.engine import Merged
 from ckptsync.merge.plan import DType, MergeOptions
 from ckptsync.merge.prepare import prepare
 from ckptsync.records.model_record import ModelTensor
 from ckptsync.stores.checkpoint_files import DirectoryFiles, Overlay
+from ckptsync.stores.contract import Chunk
 from ckptsync.tensors import Files
 from tests.campaigns.damaging import Damage, Strata, joined
 from tests.support.files_in_memory import contents, write_files
