@@ -61,6 +61,39 @@ def open_sources(request: MergeRequest, access: Access, *, use_times: bool = Tru
 
     Raises ConfigError, Incomplete, Unsupported, Corrupt or StoreError.
     """
+    _check_paths(request)
+    trees = tuple(open_files.tree(source, access) for source in request.sources)
+    overlay = Overlay(trees)
+    files = open_files.near(overlay, request.sources)
+    config_from = open_files.named(request.config_from, access) if request.config_from else None
+    config: list[tuple[str, Files]] = []
+    if request.config_from and config_from:
+        config.append((show_path(request.config_from), config_from))
+    # the checkpoint around an inner directory of shards, and the run around it
+    for source in request.sources:
+        path = open_files.real(source)
+        while _INNER.fullmatch(open_files.path(path).name) and (above := open_files.parent(path)):
+            path = above
+            config.append((show_path(path), open_files.around(path, access, BESIDE_WEIGHTS)))
+    base = open_files.named(request.base, access) if request.base else None
+    job = prepare(files, request.options, [holder for _, holder in config], base, config_from)
+    if request.base and base:
+        config.append((show_path(request.base), base))
+    notes = list(job.notes)
+    for shown, holder in config:
+        if names := [name for name, found_in in job.beside if found_in is holder]:
+            notes.append(f"from {shown}: {', '.join(names)}")
+    notes += notes_on_times({tree.root: tree.written() for tree in trees}, job.reads)
+    for name in sorted(job.reads):
+        _check_same(overlay.duplicates(name), name)
+    check_one_save(trees, job, use_times=use_times)
+    for name, holder in job.beside:
+        _check_json(holder, name)
+    return Prepared(request, replace(job, notes=tuple(notes)), files, trees)
+
+
+def _check_paths(request: MergeRequest) -> None:
+    """Raise ConfigError if the destination lies in a source, or sources are of two steps."""
     destination = open_files.real(request.destination)
     steps: dict[str, str] = {}
     for source in request.sources:
@@ -77,35 +110,6 @@ def open_sources(request: MergeRequest, access: Access, *, use_times: bool = Tru
             f"{' and '.join(list(steps.values())[:2])}: two steps of a training",
             hint="give the directories of one step, one a node",
         )
-    found = tuple(open_files.tree(source, access) for source in request.sources)
-    overlay = Overlay(found)
-    files = open_files.near(overlay, request.sources)
-    config_from = open_files.named(request.config_from, access) if request.config_from else None
-    config: list[tuple[str, Files]] = []
-    if request.config_from and config_from:
-        config.append((show_path(request.config_from), config_from))
-    # the checkpoint around an inner directory of shards, and the run around it
-    for source in request.sources:
-        path = open_files.real(source)
-        while _INNER.fullmatch(open_files.path(path).name) and (above := open_files.parent(path)):
-            path = above
-            config.append((show_path(path), open_files.around(path, access, BESIDE_WEIGHTS)))
-    base = open_files.named(request.base, access) if request.base else None
-    job = prepare(files, request.options, [holder for _, holder in config], base, config_from)
-    if request.base and base:
-        config.append((show_path(request.base), base))
-    notes = []
-    for shown, holder in config:
-        if names := [name for name, found_in in job.beside if found_in is holder]:
-            notes.append(f"from {shown}: {', '.join(names)}")
-    notes += notes_on_times({tree.root: tree.written() for tree in found}, job.reads)
-    job = replace(job, notes=(*job.notes, *notes))
-    for name in sorted(job.reads):
-        _check_same(overlay.duplicates(name), name)
-    check_one_save(found, job, use_times=use_times)
-    for name, holder in job.beside:
-        _check_json(holder, name)
-    return Prepared(request, job, files, found)
 
 
 def show_path(path: PathOrUrl) -> str:
