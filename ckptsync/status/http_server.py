@@ -2,15 +2,14 @@
 
 It is the standard library's, with limits for its clients.  A request has so many seconds, and
 bytes, for its head, however it spreads them, and an answer so many seconds to be taken; whoever is
-slower is cut off.  Where all slots are taken, the oldest connection that waits for its client is
-closed for the next: open sockets keep nobody out, and nothing of the process waits for them.
+slower is cut off.  Of more connections than `MANY` the oldest one is cut off: open sockets keep
+nobody out, and nothing of the process waits for them.  A client that hangs up is no error.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-import math
 import socket
 import socketserver
 import sys
@@ -27,7 +26,6 @@ from ckptsync.status.heartbeat import Disk, RunningJob
 SLOW = 10.0  # seconds for the whole head of a request, and for the answer to be taken
 MANY = 16  # connections at once
 HEAD = 16 << 10  # bytes of a request's head
-_SENDS_HEAD, _TAKES_ANSWER, _WAITS = range(3)  # what a connection does; the first gives way first
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +101,7 @@ class PageListener(ThreadingHTTPServer):
         self.pages = pages
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._lock = threading.Lock()
-        # by connection: what it does, and until when it may
-        self._open: dict[socket.socket, tuple[int, float]] = {}
+        self._open: dict[socket.socket, None] = {}  # the oldest first
         try:
             super().__init__((host.strip("[]"), int(port)), _Request)
         except (OSError, OverflowError) as e:
@@ -125,42 +122,19 @@ class PageListener(ThreadingHTTPServer):
         """Bind; HTTPServer would ask DNS for this machine's name, too."""
         socketserver.TCPServer.server_bind(self)
 
-    def note(self, connection: socket.socket, doing: int) -> None:
-        """Note what a connection does now; who waits for its page may wait for ever."""
-        with self._lock:
-            until = math.inf if doing == _WAITS else time.monotonic() + SLOW
-            self._open[connection] = doing, until
-
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread of its own, if a slot is free or a slow client gives way."""
+        """Answer in a thread of its own; where there are too many, the oldest one ends."""
         with self._lock:
-            has_room = len(self._open) < MANY
-            if not has_room:
-                slowest = min(self._open, key=self._open.__getitem__)
-                has_room = self._open[slowest][0] != _WAITS
-                if has_room:
-                    self._cut_off(slowest)
-        if not has_room:
-            self.shutdown_request(request)
-            return
-        self.note(request, _SENDS_HEAD)
+            if len(self._open) >= MANY:
+                oldest = next(iter(self._open))
+                del self._open[oldest]
+                with contextlib.suppress(OSError):  # its client was quicker
+                    oldest.shutdown(socket.SHUT_RDWR)
+            self._open[request] = None
         try:
             super().process_request(request, client_address)
         except RuntimeError:  # no more threads may be had
             self.shutdown_request(request)
-
-    def service_actions(self) -> None:
-        """Cut off whoever is too slow; `serve_forever` calls this every 0.1 s."""
-        now = time.monotonic()
-        with self._lock:
-            for late in [each for each, (_, until) in self._open.items() if until < now]:
-                self._cut_off(late)
-
-    def _cut_off(self, connection: socket.socket) -> None:
-        """Wake the thread of a connection, which ends by itself."""
-        del self._open[connection]
-        with contextlib.suppress(OSError):  # its client was quicker
-            connection.shutdown(socket.SHUT_RDWR)
 
     def shutdown_request(self, request: Any) -> None:
         """Close a connection."""
@@ -181,12 +155,13 @@ class _Request(BaseHTTPRequestHandler):
     server: PageListener
 
     def handle(self) -> None:
-        """Answer a request whose head is not too long."""
-        head, has_ended = b"", False
+        """Answer a request whose head comes in time and is not too long."""
+        head, has_ended, end = b"", False, time.monotonic() + SLOW
         while not has_ended and len(head) < HEAD:
+            self.connection.settimeout(max(0.001, end - time.monotonic()))
             part = self.connection.recv(HEAD - len(head))
             if not part:
-                return  # the client has gone, or was too slow
+                return  # the client has gone, or gave way
             head += part
             has_ended = b"\n\r\n" in head or b"\n\n" in head
         if has_ended:
@@ -196,10 +171,9 @@ class _Request(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         make = self.server.pages.get(self.path.partition("?")[0])
-        self.server.note(self.connection, _WAITS)
         known = " and ".join(self.server.pages)
         page = make() if make else Page(404, f"there are {known}\n".encode())
-        self.server.note(self.connection, _TAKES_ANSWER)
+        self.connection.settimeout(SLOW)
         self.send_response(page.status)
         self.send_header("Content-Type", page.content)
         self.send_header("Content-Length", str(len(page.body)))

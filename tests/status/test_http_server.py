@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import struct
 import threading
 import time
 import urllib.error
@@ -94,25 +95,15 @@ def test_many_who_say_nothing_do_not_keep_it_from_being_closed_nor_their_success
         assert got(web.port, "/metrics")[0] == 200
 
 
-def test_more_than_many_at_once_are_refused_at_once() -> None:
-    release, began = threading.Event(), threading.Semaphore(0)
-
-    def slow() -> Page:
-        began.release()
-        release.wait(60)
-        return Page(200, b"")
-
-    web = PageListener("127.0.0.1:0", {"/slow": slow})
-    asking = [threading.Thread(target=got, args=(web.port, "/slow")) for _ in range(MANY)]
-    for one in asking:
-        one.start()
-        began.acquire(timeout=60)
-    with pytest.raises((urllib.error.URLError, ConnectionError)):
-        got(web.port, "/slow")
-    release.set()
-    for one in asking:
-        one.join(60)
-    web.close()
+def test_of_more_than_many_at_once_the_oldest_gives_way() -> None:
+    with contextlib.ExitStack() as stack:
+        web = stack.enter_context(listening())
+        silent = [stack.enter_context(connected(web.port, b"")) for _ in range(MANY)]
+        assert got(web.port, "/metrics")[0] == 200
+        assert silent[0].recv(1) == b""
+        silent[1].settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            silent[1].recv(1)
 
 
 def connected(port: int, head: bytes) -> socket.socket:
@@ -185,6 +176,31 @@ def test_an_answer_that_nobody_takes_is_given_up_in_time(monkeypatch: pytest.Mon
             while part := idle.recv(1 << 20):
                 taken += len(part)
         assert taken < 32 << 20
+
+
+@pytest.mark.parametrize(
+    "head",
+    [b"", b"GET /large", b"GET /large HTTP/1.0\r\n\r\n", b"POST / HTTP/1.0\r\n\r\n", b"\n\n"],
+)
+def test_a_client_that_hangs_up_is_no_error(head: bytes, capfd: pytest.CaptureFixture[str]) -> None:
+    began, go_on = threading.Semaphore(0), threading.Event()
+
+    def large() -> Page:
+        began.release()
+        go_on.wait(60)
+        return Page(200, bytes(32 << 20))
+
+    web = PageListener("127.0.0.1:0", {**PAGES, "/large": large})
+    with contextlib.closing(web):
+        with connected(web.port, head) as client:
+            if head.endswith(b"/1.0\r\n\r\n") and head.startswith(b"GET"):
+                assert began.acquire(timeout=60)
+            reset = struct.pack("ii", 1, 0)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+        go_on.set()
+        assert got(web.port, "/metrics")[0] == 200
+        assert until(lambda: not answering())
+    assert capfd.readouterr().err == ""
 
 
 def test_a_head_that_is_too_long_has_no_answer() -> None:

@@ -5,6 +5,7 @@ S3 server can be made to say.
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -128,7 +129,13 @@ def scripted(*answers: Say | Callable[[Asked], Say]) -> Iterator[Script]:
 
         do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _any  # noqa: N815
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    class Server(ThreadingHTTPServer):
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            """Print nothing of a client that hung up, but of anything else."""
+            if not isinstance(sys.exc_info()[1], ConnectionError):
+                super().handle_error(request, client_address)
+
+    server = Server(("127.0.0.1", 0), Handler)
     script.endpoint = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
