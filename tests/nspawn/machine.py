@@ -24,26 +24,11 @@ WANTED = ("systemd-nspawn", "unshare", "nsenter", "setpriv", "runuser")
 PATIENCE = 60.0
 _REBOOT = 133  # EXIT_FORCE_RESTART of nspawn
 _ALONE = (
-    "setpriv",
-    "--pdeathsig",
-    "KILL",
-    "unshare",
-    "--mount",
-    "--pid",
-    "--fork",
-    "--kill-child",
-    "--mount-proc",
+    *("setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--fork"),
+    *("--kill-child", "--mount-proc"),
 )
-_INSIDE = (
-    "-m",
-    "-u",
-    "-i",
-    "-n",
-    "-p",
-    "env",
-    "-i",
-    "PATH=/usr/sbin:/usr/bin:/sbin:/bin:/opt/ckptsync/bin",
-)
+_PATH = "PATH=/usr/sbin:/usr/bin:/sbin:/bin:/opt/ckptsync/bin"
+_INSIDE = ("-m", "-u", "-i", "-n", "-p", "env", "-i", _PATH)
 _CGROUPS = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified", "/sys/fs/cgroup/systemd")
 
 _NOT_OURS = ("system-generators", "system/multi-user.target.wants", "system/getty.target.wants")
@@ -84,30 +69,19 @@ class Machine:
 
     def __init__(self, home: Path) -> None:
         missing = [tool for tool in WANTED if not shutil.which(tool)]
-        if missing or os.geteuid() != 0:
-            raise CannotBootError(
-                f"{', '.join(missing)} not installed"
-                if missing
-                else "only root can start containers"
-            )
+        if missing:
+            raise CannotBootError(f"{', '.join(missing)} not installed")
+        if os.geteuid() != 0:
+            raise CannotBootError("only root can start containers")
         self._name = f"ckptsync-test-{secrets.token_hex(4)}"
         self._log = home / "console.log"
         mounted, over = home / "mounted", home / "over.sh"
         mounted.mkdir()
         over.write_text(_over())
+        boot = ("sh", "-c", _BOOT, "sh", str(mounted), self._name, str(over))
         with self._log.open("wb") as console:
             self._process = subprocess.Popen(
-                [
-                    *_ALONE,
-                    "sh",
-                    "-c",
-                    _BOOT,
-                    "sh",
-                    str(mounted),
-                    self._name,
-                    str(over),
-                    *_nspawn(mounted, self._name),
-                ],
+                [*_ALONE, *boot, *_nspawn(mounted, self._name)],
                 stdin=subprocess.DEVNULL,
                 stdout=console,
                 stderr=subprocess.STDOUT,
@@ -130,11 +104,8 @@ class Machine:
             cwd="/",
         )
         if check and done.returncode:
-            raise AssertionError(
-                f"{shlex.join(command)}: {done.returncode}\n"
-                f"{done.stdout}{done.stderr}\n"
-                f"{self.journal()}"
-            )
+            said = f"{done.stdout}{done.stderr}\n{self.journal()}"
+            raise AssertionError(f"{shlex.join(command)}: {done.returncode}\n{said}")
         return done.stdout
 
     def run_as(self, user: str, *command: str, check: bool = True) -> str:
@@ -191,10 +162,8 @@ class Machine:
 
     def _said(self) -> str:
         lines = [line.strip() for line in self._log.read_text("utf-8", "replace").splitlines()]
-        return next(
-            (line for line in reversed(lines) if line and not line.startswith("nspawn:")),
-            "it said nothing",
-        )
+        said = [line for line in lines if line and not line.startswith("nspawn:")]
+        return said[-1] if said else "it said nothing"
 
     def _boots(self) -> int:
         return self._log.read_text("utf-8", "replace").count(f"nspawn: {_REBOOT}")
@@ -210,10 +179,8 @@ class Machine:
             leader = next(_inner(self._process.pid), 0)
             if leader and self._boots() == after:
                 self._leader = leader
-                if self.run("systemctl", "is-system-running", check=False).strip() in (
-                    "running",
-                    "degraded",
-                ):
+                state = self.run("systemctl", "is-system-running", check=False).strip()
+                if state in ("running", "degraded"):
                     return leader
             _wait(until, "the container does not boot")
 
@@ -229,24 +196,16 @@ def _inner(pid: int) -> Iterator[int]:
     for child in _children(pid):
         with contextlib.suppress(OSError):
             status = Path(f"/proc/{child}/status").read_text("ascii", "replace")
-            ids = next(
-                line.split()[1:] for line in status.splitlines() if line.startswith("NSpid:")
-            )
-            if (
-                len(ids) >= 3
-                and ids[-1] == "1"
-                and Path(f"/proc/{child}/comm").read_text().strip() == "systemd"
-            ):
+            ids = next(line.split()[1:] for line in status.splitlines() if line[:6] == "NSpid:")
+            name = Path(f"/proc/{child}/comm").read_text().strip()
+            if len(ids) >= 3 and ids[-1] == "1" and name == "systemd":
                 yield child
         yield from _inner(child)
 
 
 def _children(pid: int) -> list[int]:
     try:
-        return [
-            int(word)
-            for word in Path(f"/proc/{pid}/task/{pid}/children").read_text("ascii").split()
-        ]
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
         return []  # it has ended
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.nspawn.machine import Machine
-from tests.nspawn.test_services import save, verified
+from tests.nspawn.test_services import clear, save, verified
 
 HEAD = "ckptsync-head"
 CONFIG = (
@@ -22,6 +22,12 @@ CONFIG = (
 )
 SLOW = "limits: {bandwidth: 20KB/s, stall: 1s}\n"
 QUICK = "[Service]\nRestartSec=100ms\n"
+
+
+def start(machine: Machine, more: str = "", extra: str = QUICK) -> None:
+    """Install it as an operator does, and start it."""
+    install(machine, more, extra)
+    machine.systemctl("start", HEAD)
 
 
 def install(machine: Machine, more: str = "", extra: str = QUICK) -> None:
@@ -64,13 +70,7 @@ def wait_for_child(machine: Machine) -> str:
 @pytest.fixture
 def head(machine: Machine) -> Iterator[Machine]:
     """A machine with a store, and nothing of a test before."""
-    machine.run(
-        "sh",
-        "-ec",
-        "rm -rf /data/* /etc/ckptsync /etc/systemd/system/ckptsync-*; mkdir -p /etc/ckptsync",
-    )
-    machine.run("install", "-d", "-o", "train", "-g", "train", "/data/out")
-    machine.run("install", "-d", "-m", "2775", "-g", "ckptsync", "-o", "train", "/data/store")
+    clear(machine)
     send(machine, 1)
     yield machine
     machine.systemctl("disable", "--now", HEAD, check=False)
@@ -79,8 +79,7 @@ def head(machine: Machine) -> Iterator[Machine]:
 
 
 def test_a_head_starts_as_its_own_user_says_so_and_verifies(head: Machine) -> None:
-    install(head)
-    head.systemctl("start", HEAD)
+    start(head)
     assert head.property(HEAD, "StatusText")
     status = head.path(f"/proc/{pid(head)}/status").read_text()
     assert re.search(r"^Uid:\t64203\t64203", status, re.MULTILINE)
@@ -93,8 +92,7 @@ def test_a_head_starts_as_its_own_user_says_so_and_verifies(head: Machine) -> No
 
 
 def test_a_child_that_hangs_is_killed_and_tried_again_while_the_head_goes_on(head: Machine) -> None:
-    install(head, SLOW)
-    head.systemctl("start", HEAD)
+    start(head, SLOW)
     daemon, hung = pid(head), wait_for_child(head)
     head.run("kill", "-STOP", hung)
     for _ in range(2):  # limits.stall and a minute
@@ -110,8 +108,7 @@ def test_a_child_that_hangs_is_killed_and_tried_again_while_the_head_goes_on(hea
 def test_a_hung_head_is_killed_with_its_children_leaves_its_stacks_and_starts_again(
     head: Machine,
 ) -> None:
-    install(head, SLOW, f"{QUICK}WatchdogSec=3\n")
-    head.systemctl("start", HEAD)
+    start(head, SLOW, f"{QUICK}WatchdogSec=3\n")
     hung, child = pid(head), wait_for_child(head)
     head.run("kill", "-STOP", hung)
     head.wait_for("it is not started again", lambda: pid(head) not in ("0", hung))
@@ -125,16 +122,14 @@ def test_a_hung_head_is_killed_with_its_children_leaves_its_stacks_and_starts_ag
 
 
 def test_a_stop_ends_children_in_time_and_the_next_start_ends_what_they_did(head: Machine) -> None:
-    install(head, SLOW)
-    head.systemctl("start", HEAD)
+    start(head, SLOW)
     child = wait_for_child(head)
     before = head.journal("-u", HEAD)
     head.systemctl("stop", HEAD)
     assert head.property(HEAD, "Result") == "success"
     assert not head.path(f"/proc/{child}").exists()
     assert "SIGKILL" not in head.journal("-u", HEAD).removeprefix(before)
-    install(head)
-    head.systemctl("start", HEAD)
+    start(head)
     head.wait_for("it is not verified", lambda: verified(head) == 1)
 
 
@@ -143,8 +138,7 @@ def score(head: Machine, process: str) -> int:
 
 
 def test_a_child_that_takes_all_memory_dies_alone(head: Machine) -> None:
-    install(head, SLOW)
-    head.systemctl("start", HEAD)
+    start(head, SLOW)
     daemon, child = pid(head), wait_for_child(head)
     assert head.property(HEAD, "OOMPolicy") == "continue"
     head.wait_for("it is not the first to go", lambda: score(head, child) > score(head, daemon))
@@ -161,8 +155,7 @@ def test_a_head_is_back_after_a_reboot(head: Machine) -> None:
 
 
 def test_a_reload_starts_a_head_again_and_ends_the_children_of_before(head: Machine) -> None:
-    install(head, SLOW)
-    head.systemctl("start", HEAD)
+    start(head, SLOW)
     daemon, child = pid(head), wait_for_child(head)
     head.write("/etc/ckptsync/head.yaml", CONFIG)
     head.systemctl("reload", HEAD)

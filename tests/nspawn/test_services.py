@@ -43,6 +43,13 @@ def install(machine: Machine, user: str = "train", extra: str = QUICK) -> None:
     machine.systemctl("daemon-reload")
 
 
+def start(machine: Machine, extra: str = QUICK, **how: str) -> None:
+    """Configure, install and start the worker."""
+    configure(machine, **how)
+    install(machine, extra=extra)
+    machine.systemctl("start", WORKER)
+
+
 def save(
     machine: Machine, step: int, output: str = "/data/out/exp", user: str = "train", size: int = 0
 ) -> None:
@@ -65,44 +72,38 @@ def save(
     )
 
 
-def is_stored(machine: Machine, step: int, run: str = "exp", store: str = "/data/store") -> bool:
-    return bool(
-        list(machine.path(store).glob(f"{run}/.ckptsync/checkpoint-{step}*/manifest-*.json"))
-    )
+def is_stored(machine: Machine, step: int, run: str = "exp") -> bool:
+    manifests = f"{run}/.ckptsync/checkpoint-{step}*/manifest-*.json"
+    return any(machine.path("/data/store").glob(manifests))
 
 
-def wait_until_stored(
-    machine: Machine, step: int, run: str = "exp", store: str = "/data/store"
-) -> None:
-    machine.wait_for(
-        f"{run}/checkpoint-{step} is not in the store", lambda: is_stored(machine, step, run, store)
-    )
+def wait_until_stored(machine: Machine, step: int, run: str = "exp") -> None:
+    lacking = f"{run}/checkpoint-{step} is not in the store"
+    machine.wait_for(lacking, lambda: is_stored(machine, step, run))
 
 
 def verified(machine: Machine) -> int:
     """How many locations are, as the head's own user sees it."""
-    return machine.run_as(
-        "ckptsync", "/opt/ckptsync/bin/ckptsync", "ls", "/data/store", check=False
-    ).count("VERIFIED")
+    ls = ("/opt/ckptsync/bin/ckptsync", "ls", "/data/store")
+    return machine.run_as("ckptsync", *ls, check=False).count("VERIFIED")
 
 
 def pid_of(machine: Machine, unit: str = WORKER) -> str:
     return machine.property(unit, "MainPID")
 
 
-@pytest.fixture
-def training(machine: Machine) -> Iterator[Machine]:
-    """A machine with a store and a location for a training's output.
-
-    Nothing of a test before is left.
-    """
-    machine.run(
-        "sh",
-        "-ec",
-        "rm -rf /data/* /etc/ckptsync /etc/systemd/system/ckptsync-*; mkdir -p /etc/ckptsync",
-    )
+def clear(machine: Machine) -> None:
+    """Leave nothing of a test before, but an empty store and a location for a training's output."""
+    gone = "rm -rf /data/* /etc/ckptsync /etc/systemd/system/ckptsync-*; mkdir -p /etc/ckptsync"
+    machine.run("sh", "-ec", gone)
     machine.run("install", "-d", "-o", "train", "-g", "train", "/data/out")
     machine.run("install", "-d", "-m", "2775", "-g", "ckptsync", "-o", "train", "/data/store")
+
+
+@pytest.fixture
+def training(machine: Machine) -> Iterator[Machine]:
+    """A machine with a store and a location for a training's output."""
+    clear(machine)
     yield machine
     machine.systemctl("disable", "--now", WORKER, check=False)
     machine.systemctl("stop", "ckptsync-*", check=False)
@@ -110,9 +111,7 @@ def training(machine: Machine) -> Iterator[Machine]:
 
 
 def test_a_worker_starts_as_the_user_who_trains_says_so_and_sends(training: Machine) -> None:
-    configure(training)
-    install(training)
-    training.systemctl("start", WORKER)
+    start(training)
     assert training.property(WORKER, "StatusText")
     status = training.path(f"/proc/{pid_of(training)}/status").read_text()
     assert re.search(r"^Uid:\t64201\t64201", status, re.MULTILINE)
@@ -153,9 +152,7 @@ def test_a_file_that_is_still_written_is_noticed_from_within_the_service(trainin
 
 def test_an_output_directory_that_is_removed_and_made_again_is_seen(training: Machine) -> None:
     training.run("install", "-d", "-o", "train", "/data/special")
-    configure(training, runs="/data/special/out")
-    install(training)
-    training.systemctl("start", WORKER)
+    start(training, runs="/data/special/out")
     save(training, 1, output="/data/special/out")
     wait_until_stored(training, 1, run="out")
     training.run_as("train", "rm", "-r", "/data/special/out")
@@ -164,15 +161,12 @@ def test_an_output_directory_that_is_removed_and_made_again_is_seen(training: Ma
 
 
 def test_a_hung_worker_is_killed_leaves_its_stacks_and_starts_again(training: Machine) -> None:
-    configure(training)
-    install(training, extra=f"{QUICK}WatchdogSec=2\n")
-    training.systemctl("start", WORKER)
+    start(training, f"{QUICK}WatchdogSec=2\n")
     hung = pid_of(training)
     training.run("kill", "-STOP", hung)
     training.wait_for("it is not started again", lambda: pid_of(training) not in ("0", hung))
-    training.wait_for(
-        "it is not up again", lambda: training.property(WORKER, "ActiveState") == "active"
-    )
+    is_up = "ActiveState"
+    training.wait_for("it is not up again", lambda: training.property(WORKER, is_up) == "active")
     said = training.journal("-u", WORKER)
     assert "Watchdog timeout" in said
     assert "Fatal Python error: Aborted" in said
@@ -191,9 +185,7 @@ def has_bytes(part: Path) -> bool:
 def test_a_stop_parks_what_is_being_sent_in_time_and_the_next_start_ends_it(
     training: Machine,
 ) -> None:
-    configure(training, more="limits: {bandwidth: 2MB/s}\n")
-    install(training)
-    training.systemctl("start", WORKER)
+    start(training, more="limits: {bandwidth: 2MB/s}\n")
     save(training, 7, size=16 << 20)
     training.wait_for(
         "nothing is sent",
@@ -220,9 +212,7 @@ def test_a_worker_is_back_after_a_reboot_and_sends_what_was_written_without_it(
 
 
 def test_a_reload_starts_the_service_again_with_the_new_configuration(training: Machine) -> None:
-    configure(training)
-    install(training)
-    training.systemctl("start", WORKER)
+    start(training)
     before = pid_of(training)
     training.run("install", "-d", "-o", "train", "/data/out/elsewhere")
     configure(training, runs="/data/out/elsewhere/*")
@@ -240,10 +230,8 @@ def test_a_wrong_configuration_is_not_tried_again(training: Machine) -> None:
     training.wait_for(
         "it does not fail", lambda: training.property(WORKER, "ActiveState") == "failed"
     )
-    assert (
-        training.property(WORKER, "ExecMainStatus"),
-        training.property(WORKER, "NRestarts"),
-    ) == ("2", "0")
+    assert training.property(WORKER, "ExecMainStatus") == "2"
+    assert training.property(WORKER, "NRestarts") == "0"
     assert "did you mean store.url" in training.journal("-u", WORKER)
 
 
@@ -257,9 +245,7 @@ def test_shared_memory_of_a_training_survives_the_stop_of_the_worker(training: M
 
 
 def test_ray_s_session_that_begins_after_the_worker_is_seen(training: Machine) -> None:
-    configure(training, runs="/tmp/ray/session_*/artifacts/*")
-    install(training)
-    training.systemctl("start", WORKER)
+    start(training, runs="/tmp/ray/session_*/artifacts/*")
     save(training, 3, output="/tmp/ray/session_2026/artifacts/tune")
     training.wait_for(
         "it is not stored",
@@ -271,9 +257,7 @@ def test_ray_s_session_that_begins_after_the_worker_is_seen(training: Machine) -
 def test_a_worker_is_shut_in_well_and_has_a_network_only_where_its_store_wants_one(
     training: Machine, store: str
 ) -> None:
-    configure(training, store=store)
-    install(training)
-    training.systemctl("start", WORKER)
+    start(training, store=store)
     own, all_s = (
         training.path(f"/proc/{pid}/ns/net").readlink() for pid in (pid_of(training), "1")
     )
@@ -292,13 +276,8 @@ def test_a_key_for_root_alone_reaches_the_worker_and_one_that_is_absent_is_no_ha
     training.write("/etc/credstore/ckptsync.train.aws", "[default]\n")
     training.run("chmod", "0600", "/etc/credstore/ckptsync.train.aws")
     training.systemctl("start", WORKER)
-    folder = f"/run/credentials/{WORKER}.service"
-    assert (
-        training.run(
-            "nsenter", "-t", pid_of(training), "-m", "runuser", "-u", "train", "--", "ls", folder
-        )
-        == "aws\n"
-    )
+    within = ("nsenter", "-t", pid_of(training), "-m", "runuser", "-u", "train", "--")
+    assert training.run(*within, "ls", f"/run/credentials/{WORKER}.service") == "aws\n"
 
 
 def test_a_training_of_root_s_as_in_many_containers_is_served_without_root_s_power(
@@ -310,10 +289,8 @@ def test_a_training_of_root_s_as_in_many_containers_is_served_without_root_s_pow
     save(training, 5, user="root")
     training.systemctl("start", "ckptsync-worker@root")
     wait_until_stored(training, 5)
-    assert (
-        "CapEff:\t0000000000000000"
-        in training.path(f"/proc/{pid_of(training, 'ckptsync-worker@root')}/status").read_text()
-    )
+    status = training.path(f"/proc/{pid_of(training, 'ckptsync-worker@root')}/status").read_text()
+    assert "CapEff:\t0000000000000000" in status
 
 
 def test_two_users_and_a_head_of_a_third_share_one_store(training: Machine) -> None:
