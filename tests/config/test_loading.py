@@ -25,17 +25,9 @@ def test_a_short_file_gives_every_default() -> None:
     assert isinstance(config, Config)
     assert (config.store.url, config.roles, config.node) == ("/mnt/x", ("worker",), "")
     assert config.worker.runs == (RunConfig("/data/out"),)
-    assert (
-        config.worker.quiet,
-        config.worker.unmarked,
-        config.worker.scan_every,
-        config.worker.keep_pins,
-    ) == (10, 60, 30, 2)
-    assert (config.head.every, config.head.dtype, config.head.max_shard_size) == (
-        30,
-        "auto",
-        5_000_000_000,
-    )
+    worker, head = config.worker, config.head
+    assert (worker.quiet, worker.unmarked, worker.scan_every, worker.keep_pins) == (10, 60, 30, 2)
+    assert (head.every, head.dtype, head.max_shard_size) == (30, "auto", 5_000_000_000)
     assert (config.verify.level, config.verify.period, config.verify.tick) == ("digest", 604800, 60)
     assert (config.log.level, config.log.format) == ("info", "auto")
 
@@ -63,22 +55,13 @@ def test_all_problems_are_told_at_once_each_with_its_line_and_path() -> None:
 
 
 def test_a_key_in_the_wrong_section_is_sent_to_the_right_one() -> None:
-    assert "head.keep_pins: unknown key (did you mean worker.keep_pins?)" in problems(
-        GOOD + "head: {keep_pins: 1}\n"
-    )
+    said = problems(GOOD + "head: {keep_pins: 1}\n")
+    assert "head.keep_pins: unknown key (did you mean worker.keep_pins?)" in said
 
 
 def test_the_environment_overrides_the_file_and_its_problems_name_the_variable() -> None:
-    config = read(
-        GOOD,
-        "c.yaml",
-        {
-            "CKPTSYNC_STORE": "/mnt/y",
-            "CKPTSYNC_WORKER_QUIET": "2s",
-            "CKPTSYNC_AUTOLOAD": "1",
-            "HOME": "/",
-        },
-    )
+    given = {"CKPTSYNC_STORE": "/mnt/y", "CKPTSYNC_WORKER_QUIET": "2s", "CKPTSYNC_AUTOLOAD": "1"}
+    config = read(GOOD, "c.yaml", given | {"HOME": "/"})
     assert (config.store.url, config.worker.quiet) == ("/mnt/y", 2)
     assert problems(GOOD, {"CKPTSYNC_WORKER_QUIET": "soon"}).startswith(
         "CKPTSYNC_WORKER_QUIET: 'soon' is not a duration"
@@ -108,54 +91,41 @@ def test_what_a_variable_overrides_in_a_file_is_told_without_secrets() -> None:
         "x.yaml:1: store.options: *** is overridden by CKPTSYNC_STORAGE_OPTIONS=***",
         "x.yaml:4: alerts.webhook: *** is overridden by CKPTSYNC_ALERTS_WEBHOOK=***",
     )
-    (told,) = read(
-        "store: {url: /a}\nroles: [head]\n", "x.yaml", {"CKPTSYNC_STORE": "s3://key:geheim@bucket"}
-    ).overridden
+    key = {"CKPTSYNC_STORE": "s3://key:geheim@bucket"}
+    (told,) = read("store: {url: /a}\nroles: [head]\n", "x.yaml", key).overridden
     assert told == "x.yaml:1: store.url: /a is overridden by CKPTSYNC_STORE=***"
     assert read(text, "x.yaml", {}).overridden == ()
 
 
 def test_variables_inside_values_are_not_expanded() -> None:
-    assert (
-        read("store: {url: '/mnt/${HOME}'}\nroles: [head]\n", "c.yaml", {"HOME": "/root"}).store.url
-        == "/mnt/${HOME}"
-    )
+    config = read("store: {url: '/mnt/${HOME}'}\nroles: [head]\n", "c.yaml", {"HOME": "/root"})
+    assert config.store.url == "/mnt/${HOME}"
 
 
-def test_a_key_given_twice_is_a_problem_and_not_a_choice() -> None:
-    assert "c.yaml:4: worker: given twice" in problems(GOOD + "worker: {runs: [/b]}\n")
+TWO = "{path: /1, name: a}, {path: /2, name: a}"
 
 
-@pytest.mark.parametrize("text", ["[1, 2]", "just words", "3"])
-def test_a_file_that_is_no_mapping_is_refused(text: str) -> None:
-    assert "not a mapping" in problems(text)
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (GOOD + "worker: {runs: [/b]}\n", "c.yaml:4: worker: given twice"),
+        ("[1, 2]", "c.yaml: not a mapping"),
+        ("just words", "c.yaml: not a mapping"),
+        ("3", "c.yaml: not a mapping"),
+        ("store:\n  url: [\n", "c.yaml:3: not YAML"),
+        ("store: &a\n  url: *a\n", "c.yaml:2: not plain YAML: an alias (*name) is not read here"),
+        ("store: {url: /mnt/x}\n", "c.yaml: worker.runs: missing"),
+        (f"store: {{url: /s}}\nworker: {{runs: [{TWO}]}}\n", "two runs are named 'a'"),
+        (GOOD + "head: 5\n", "c.yaml:4: head: 5 is not a mapping (its keys are every, dtype"),
+    ],
+)
+def test_a_problem_of_the_whole_file_has_its_line(text: str, problem: str) -> None:
+    assert problem in problems(text)
 
 
-def test_what_is_not_yaml_is_refused_with_its_line() -> None:
-    assert problems("store:\n  url: [\n").startswith("c.yaml:3: not YAML")
-    assert "not YAML" in problems("store: \x00\n")
-
-
-def test_an_alias_is_a_problem_that_has_its_line() -> None:
-    assert (
-        problems("store: &a\n  url: *a\n")
-        == "c.yaml:2: not plain YAML: an alias (*name) is not read here: write its values out"
-    )
-
-
-def test_a_worker_wants_runs_and_a_head_does_not() -> None:
-    assert "worker.runs: missing" in problems("store: {url: /mnt/x}\n")
+def test_a_head_needs_no_runs_and_an_empty_section_is_its_defaults() -> None:
     assert read("store: {url: /mnt/x}\nroles: [head]\n", "c.yaml", {}).worker.runs == ()
-    assert "two runs are named 'a'" in problems(
-        "store: {url: /s}\nworker: {runs: [{path: /1, name: a}, {path: /2, name: a}]}\n"
-    )
-
-
-def test_an_empty_section_is_its_defaults_and_a_section_that_is_no_mapping_a_problem() -> None:
     assert read(GOOD + "head:\nlog:\n", "c.yaml", {}).head.dtype == "auto"
-    assert "c.yaml:4: head: 5 is not a mapping (its keys are every, dtype" in problems(
-        GOOD + "head: 5\n"
-    )
 
 
 def test_a_file_that_is_not_there_or_not_text_is_a_configuration_error(tmp_path: Path) -> None:
@@ -166,13 +136,8 @@ def test_a_file_that_is_not_there_or_not_text_is_a_configuration_error(tmp_path:
 
 
 def test_without_a_file_the_environment_tells_options_and_limits() -> None:
-    options, limits = from_environment(
-        {
-            "CKPTSYNC_STORAGE_OPTIONS": '{"profile": "lab"}',
-            "CKPTSYNC_LIMITS_THREADS": "9",
-            "CKPTSYNC_WORKER_QUIET": "?",
-        }
-    )
+    given = {"CKPTSYNC_LIMITS_THREADS": "9", "CKPTSYNC_WORKER_QUIET": "?"}
+    options, limits = from_environment(given | {"CKPTSYNC_STORAGE_OPTIONS": '{"profile": "lab"}'})
     assert options == {"profile": "lab"}
     assert (limits.threads, limits.patience, limits.bandwidth) == (9, 120.0, None)
     assert from_environment({})[0] == {}
@@ -216,18 +181,19 @@ def test_the_defaults_are_those_of_the_stores() -> None:
         assert getattr(found, name) == getattr(wanted, name), name
 
 
-@pytest.mark.parametrize("text", ["50MB/s", "'08:00,50M 19:00,off'", "Mon-08:00,10M Sat-00:00,off"])
-def test_a_bandwidth_is_a_pace(text: str) -> None:
-    assert isinstance(
-        limits_of(read(STORE + f"limits:\n  bandwidth: {text}\n", "c", {}).limits).pace, TokenBucket
-    )
-
-
-@pytest.mark.parametrize("text", ["off", "'off'", "'08:00,off 19:00,off'"])
-def test_off_is_no_limit_however_yaml_reads_it(text: str) -> None:
-    assert isinstance(
-        limits_of(read(STORE + f"limits:\n  bandwidth: {text}\n", "c", {}).limits).pace, Unlimited
-    )
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        *(
+            (t, TokenBucket)
+            for t in ("50MB/s", "'08:00,50M 19:00,off'", "Mon-08:00,1M Sat-00:00,off")
+        ),
+        *((text, Unlimited) for text in ("off", "'off'", "'08:00,off 19:00,off'")),
+    ],
+)
+def test_a_bandwidth_is_a_pace_and_off_is_none_however_yaml_reads_it(text: str, kind: type) -> None:
+    config = read(STORE + f"limits:\n  bandwidth: {text}\n", "c", {})
+    assert isinstance(limits_of(config.limits).pace, kind)
 
 
 def test_options_of_several_kinds_are_given_to_their_own() -> None:
