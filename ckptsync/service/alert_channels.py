@@ -20,8 +20,8 @@ import threading
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from ckptsync.service.tasks import Fatal
 from ckptsync.status.alarms import (
     CODES,
     Alarm,
+    Channel,
     Decision,
     Memory,
     SentAlarm,
@@ -44,7 +45,6 @@ from ckptsync.status.alarms import (
     decide,
     document,
 )
-from ckptsync.status.http_server import Channel
 from ckptsync.typed_json import Decoder
 
 FIRST, LONGEST = 30.0, 600.0  # seconds until a failed delivery is tried again, see `backoff`
@@ -60,25 +60,13 @@ _DECODER: Decoder[dict[str, SentAlarm]] = Decoder(dict[str, SentAlarm], "sent al
 
 def open_channels(config: Config, node: str, fatal: Fatal) -> tuple[Sender, ...]:
     """Return the channels of a configuration."""
-    alerts, receivers = config.alerts, list[Receiver]()
+    alerts, receivers = config.alerts, list[Webhook | Command]()
     if alerts.webhook:
-        receivers.append(webhook(alerts.webhook))
+        receivers.append(Webhook(alerts.webhook))
     if alerts.command:
-        receivers.append(command(alerts.command))
+        receivers.append(Command(alerts.command))
     terms, source = Terms(alerts.on, alerts.repeat), (config.store.url, node)
     return tuple(Sender(receiver, terms, source, fatal) for receiver in receivers)
-
-
-@dataclass(frozen=True, slots=True)
-class Receiver:
-    """``name``: for status and metrics; ``target``: a digest of where it goes, no secret.
-
-    ``deliver`` sends a document; it raises StoreError, and takes no longer than about a minute.
-    """
-
-    name: str
-    target: str
-    deliver: Callable[[bytes], None]
 
 
 class Sender:
@@ -88,7 +76,7 @@ class Sender:
     """
 
     def __init__(
-        self, receiver: Receiver, terms: Terms, source: tuple[str, str], fatal: Fatal
+        self, receiver: Webhook | Command, terms: Terms, source: tuple[str, str], fatal: Fatal
     ) -> None:
         self.error = ""
         self.channel = Channel(receiver.name, 0, 0)
@@ -177,30 +165,36 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def webhook(url: str) -> Receiver:
-    """Return the channel that POSTs JSON to ``url``; raises ConfigError.
+class Webhook:
+    """POSTs JSON to a URL; anything but a 2xx is a failure, a redirection too.
 
-    Anything but a 2xx is a failure, a redirection too.
+    ``target``: a digest of where it goes, no secret.  Raises ConfigError.
     """
-    hint = "see alerts.webhook in the configuration"
-    try:
-        parts = urllib.parse.urlsplit(url)
-    except ValueError:
-        raise ConfigError("alerts.webhook: not a URL", hint=hint) from None
-    if parts.scheme not in ("http", "https"):
-        raise ConfigError("alerts.webhook: neither http nor https", hint=hint)
-    where = f"webhook {parts.scheme}://{parts.hostname or ''}"
-    headers = {"Content-Type": "application/json", "User-Agent": f"ckptsync/{__version__}"}
-    opener = urllib.request.build_opener(_NoRedirect)
 
-    def deliver(message: bytes) -> None:
+    name = "webhook"
+
+    def __init__(self, url: str) -> None:
+        hint = "see alerts.webhook in the configuration"
         try:
-            request = urllib.request.Request(url, message, headers, method="POST")  # noqa: S310 - the configuration takes http and https alone
-            opener.open(request, timeout=ANSWERS_WITHIN).close()
+            parts = urllib.parse.urlsplit(url)
+        except ValueError:
+            raise ConfigError("alerts.webhook: not a URL", hint=hint) from None
+        if parts.scheme not in ("http", "https"):
+            raise ConfigError("alerts.webhook: neither http nor https", hint=hint)
+        self.target = digest(url.encode())
+        self._url, self._where = url, f"webhook {parts.scheme}://{parts.hostname or ''}"
+        self._opener = urllib.request.build_opener(_NoRedirect)
+
+    def deliver(self, message: bytes) -> None:
+        """Send a document, within some `ANSWERS_WITHIN`; raises StoreError."""
+        headers = {"Content-Type": "application/json", "User-Agent": f"ckptsync/{__version__}"}
+        try:
+            request = urllib.request.Request(self._url, message, headers, method="POST")  # noqa: S310 - the configuration takes http and https alone
+            self._opener.open(request, timeout=ANSWERS_WITHIN).close()
         except urllib.error.HTTPError as e:
             with e:
                 hint = "see alerts.webhook, and what that service logs"
-                raise StoreError(f"{where}: HTTP status {e.code}", hint=hint) from None
+                raise StoreError(f"{self._where}: HTTP status {e.code}", hint=hint) from None
         except (OSError, http.client.HTTPException, ValueError) as e:
             # of which no more is shown than repeats nothing of the URL
             reason = getattr(e, "reason", e)
@@ -208,43 +202,43 @@ def webhook(url: str) -> Receiver:
             if isinstance(reason, TimeoutError):
                 text = f"no answer within {ANSWERS_WITHIN:g} s"
             hint = "see alerts.webhook, DNS, proxy and firewall"
-            raise StoreError(f"{where}: {text}", hint=hint) from None
-
-    return Receiver("webhook", digest(url.encode()), deliver)
+            raise StoreError(f"{self._where}: {text}", hint=hint) from None
 
 
-def command(words: Sequence[str]) -> Receiver:
-    """Return the channel that runs a program with JSON on its standard input.
+class Command:
+    """Runs a program with JSON on its standard input, without a shell and with few variables.
 
-    No shell, and few variables; what it prints is not kept.
+    What it prints is not kept.  ``target``: as of `Webhook`.
     """
-    where = f"alert command {words[0]}"
 
-    def deliver(message: bytes) -> None:
-        environment = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
-        null = subprocess.DEVNULL
+    name = "command"
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self.target = digest(json.dumps(words).encode())
+        self._words, self._where = words, f"alert command {words[0]}"
+
+    def deliver(self, message: bytes) -> None:
+        """Send a document, within `RUNS_WITHIN`; raises StoreError."""
         try:
             child = subprocess.Popen(  # noqa: S603 - the operator's own, from the configuration
-                words,
+                self._words,
                 stdin=subprocess.PIPE,
-                stdout=null,
-                stderr=null,
-                env=environment,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={name: os.environ[name] for name in _VARIABLES if name in os.environ},
                 cwd="/",
                 start_new_session=True,
             )
         except OSError as e:
             hint = "see alerts.command, and what the service may run"
-            raise StoreError(f"{where}: {e.strerror}", hint=hint) from None
+            raise StoreError(f"{self._where}: {e.strerror}", hint=hint) from None
         with child:
             try:
                 child.communicate(message + b"\n", RUNS_WITHIN)
             except subprocess.TimeoutExpired:
                 os.killpg(child.pid, signal.SIGKILL)  # and all that it started
-                why = f"{where}: took longer than {RUNS_WITHIN:g} s and was killed"
+                why = f"{self._where}: took longer than {RUNS_WITHIN:g} s and was killed"
                 raise StoreError(why) from None
         if child.returncode:
             hint = "run it by hand with an example message from `ckptsync help monitoring`"
-            raise StoreError(f"{where}: exit status {child.returncode}", hint=hint)
-
-    return Receiver("command", digest(json.dumps(words).encode()), deliver)
+            raise StoreError(f"{self._where}: exit status {child.returncode}", hint=hint)

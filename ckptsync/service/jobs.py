@@ -117,20 +117,11 @@ def failure(e: CkptsyncError) -> JobFailed:
     return JobFailed(str(e), e.hint, e.exit_code, passes=e.exit_code == 4)
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """Seconds: without any sign of progress, and in all."""
-
-    stall: float
-    deadline: float
-
-
-def bounds(config: Config, job: Job) -> Bounds:
-    """Return the times that only a job exceeds that hangs, or never ends."""
+def bounds(config: Config, job: Job) -> tuple[float, float]:
+    """Return seconds that only a job exceeds that hangs or never ends: without progress, in all."""
     table = config.limits.bandwidth
     rates = [rate / config.head.jobs for rate in table.rates if rate] if table else []
-    deadline = BASE + 4 * job.size / min([FLOOR, *rates])
-    return Bounds(config.limits.stall + MORE_STALL, deadline)
+    return config.limits.stall + MORE_STALL, BASE + 4 * job.size / min([FLOOR, *rates])
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,8 +189,7 @@ class Jobs:
             idle = [job for job in due if job.subject not in running]
             room = 0 if self._is_ending else max(0, self._most[kind] - len(running))
             for job in idle[:room]:
-                brief = JobBrief(job, self._config, os.getpid())
-                child = _Running(brief, bounds(self._config, job), self._command)
+                child = _Running(JobBrief(job, self._config, os.getpid()), self._command)
                 self._running[kind, job.subject] = child
                 title = f"{kind} {job.subject}"
                 threading.Thread(target=self._run, args=(child,), name=title, daemon=True).start()
@@ -214,11 +204,14 @@ class Jobs:
 
     def lines(self, kind: JobKind) -> tuple[Line, ...]:
         """Return the present failures, for the log."""
-        lines = []
-        for subject, end in self._failed(kind):
-            text = pairs(phase="failed", subject=subject, error=end, hint=end.hint)
-            lines.append(Line(f"failed {subject}", text, is_error=True))
-        return tuple(lines)
+        return tuple(
+            Line(
+                f"failed {subject}",
+                pairs(phase="failed", subject=subject, error=end, hint=end.hint),
+                is_error=True,
+            )
+            for subject, end in self._failed(kind)
+        )
 
     def _failed(self, kind: JobKind) -> list[tuple[str, JobFailed]]:
         with self._lock:
@@ -269,10 +262,11 @@ class Jobs:
 class _Running:
     """One child process."""
 
-    def __init__(self, brief: JobBrief, bounds: Bounds, command: Sequence[str]) -> None:
+    def __init__(self, brief: JobBrief, command: Sequence[str]) -> None:
         self.brief, self.at, self.must_end = brief, JobProgress(), False
         self.began = time.monotonic()
-        self._bounds, self._command = bounds, command
+        self._command = command
+        self._stall, self._deadline = bounds(brief.config, brief.job)
 
     def run(self) -> JobEnd:
         """Give the child its brief and listen to it until it ends, or must end."""
@@ -309,10 +303,10 @@ class _Running:
         now = time.monotonic()
         if self.must_end:
             return "the service is stopping"
-        if now - self.began > self._bounds.deadline:
-            return f"killed: no result after {self._bounds.deadline:.0f} s"
-        if now - last > self._bounds.stall:
-            return f"killed: no progress for {self._bounds.stall:.0f} s"
+        if now - self.began > self._deadline:
+            return f"killed: no result after {self._deadline:.0f} s"
+        if now - last > self._stall:
+            return f"killed: no progress for {self._stall:.0f} s"
         return ""
 
 

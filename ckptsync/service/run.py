@@ -19,12 +19,12 @@ from ckptsync.config.output_dirs import list_unmatched, output_directories
 from ckptsync.config.schema import Config
 from ckptsync.errors import CkptsyncError, Transient
 from ckptsync.service import own_process
-from ckptsync.service.heartbeat_writer import Heart
 from ckptsync.service.log import configure, pairs
 from ckptsync.service.own_process import Notifier, Stopping, stopping
-from ckptsync.service.roles import Roles, UntilGone
+from ckptsync.service.own_status import Heart, Roles
 from ckptsync.service.store_connection import Absent, ServiceStore, check, open_configured
 from ckptsync.service.tasks import HUNG, NEVER, Fatal, Task
+from ckptsync.spool.markers import began
 from ckptsync.status.heartbeat import claim
 from ckptsync.stores import liveness
 from ckptsync.stores.contract import Store
@@ -32,6 +32,8 @@ from ckptsync.worker.node_identity import jumped, node_id, skew
 
 GRACE = 4.0  # seconds that running tasks have to end after a signal, and then the store to answer
 CHECK_EVERY = 5.0  # seconds, at most, between two turns of the loop, and two tries of the store
+
+FINISHES_WITHIN = 900.0  # seconds that what waits may wait unchanged, once the trainer is gone
 
 Begin = Callable[[Config, str, Store, Fatal], AbstractContextManager[Roles]]
 
@@ -64,7 +66,7 @@ def roles_of(config: Config, node: str, store: Store, fatal: Fatal) -> Iterator[
             roles.periodic += head.tasks
             roles.verifies = config.verify.period if "verifier" in config.roles else 0.0
         if config.metrics.listen:
-            from ckptsync.service.metrics_content import AGAIN, Metrics  # noqa: PLC0415
+            from ckptsync.service.metrics_server import AGAIN, Metrics  # noqa: PLC0415
 
             metrics = Metrics(config, node, roles)
             stack.callback(metrics.close)
@@ -92,6 +94,39 @@ def run(load: Callable[[], Config], until_gone: int | None = None, begin: Begin 
         _Service(config, stop, load, UntilGone(until_gone)).run(begin)
         logging.shutdown()
         return stop.code
+
+
+class UntilGone:
+    """`ckptsync run --until-gone PID`: stop once PID has ended and every checkpoint is stored.
+
+    What never finishes is waited for no longer than `FINISHES_WITHIN`.  Without a process it never
+    ends by itself.
+    """
+
+    def __init__(self, pid: int | None) -> None:
+        self._pid, self._began = pid, began(pid) if pid is not None else ""
+        self._runs: dict[str, int] | None = None
+        self._left: object = None
+        self._since = 0.0
+
+    def is_due(self, roles: Roles) -> bool:
+        """Return whether the service is to end now.
+
+        Every task must have begun and ended a run after the process: the last checkpoint may be
+        younger than the last scan.
+        """
+        if self._pid is None or began(self._pid) == self._began != "":
+            return False
+        tasks, now, queue = roles.all, time.monotonic(), roles.outcome().queue
+        if self._runs is None:
+            self._runs = {task.name: task.finished + task.is_running for task in tasks}
+            for task in tasks:
+                task.hint()
+        late = [task for task in tasks if task.finished <= self._runs.get(task.name, 0)]
+        is_sending = any(task.is_running for task in roles.tasks) and not roles.outcome().errors
+        if (late, queue) != self._left or is_sending or any(task.is_running for task in late):
+            self._left, self._since = (late, queue), now
+        return not (late or queue) or now - self._since > FINISHES_WITHIN
 
 
 class _Service:

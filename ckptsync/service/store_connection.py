@@ -155,27 +155,27 @@ class ServiceStore(StoreWrapper):
         return self._store
 
     def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
-        self.inner.write(name, self._counted(name, chunks), about)
+        self.inner.write(name, self._until_stop(name, chunks), about)
 
     def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
-        self.inner.create(name, self._counted(name, chunks), about)
+        self.inner.create(name, self._until_stop(name, chunks), about)
 
-    def _counted(self, name: str, chunks: Iterable[Chunk]) -> Iterable[Chunk]:
-        """Return the chunks until a stop; those that can be read again can be read again."""
-        counted = _Counted(lambda: self._pass(name, chunks))
-        return iter(counted) if isinstance(chunks, Iterator) else counted
+    def _until_stop(self, name: str, chunks: Iterable[Chunk]) -> Iterable[Chunk]:
+        """Return the chunks until a stop, counted; they can be read again if ``chunks`` can."""
 
-    def _pass(self, name: str, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
-        for chunk in chunks:
-            if self._is_stopping():
-                why = f"{name}: not written, the service is stopping"
-                raise Transient(why, hint="the next start continues the upload")
-            yield chunk
-            with self._lock:  # several files are written at once
-                self.sent_bytes += memoryview(chunk).nbytes
+        def counted() -> Iterator[Chunk]:
+            for chunk in chunks:
+                if self._is_stopping():
+                    why = f"{name}: not written, the service is stopping"
+                    raise Transient(why, hint="the next start continues the upload")
+                yield chunk
+                with self._lock:  # several files are written at once
+                    self.sent_bytes += memoryview(chunk).nbytes
+
+        return counted() if isinstance(chunks, Iterator) else _Repeated(counted)
 
 
-class _Counted:
+class _Repeated:
     def __init__(self, begin: Callable[[], Iterator[Chunk]]) -> None:
         self._begin = begin
 

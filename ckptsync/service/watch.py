@@ -14,7 +14,7 @@ import errno
 import heapq
 import logging
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -70,18 +70,6 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 Hint = Callable[[str], object]
 
 
-def watch(paths: Iterable[str], hint: Hint, poll_s: int = POLL_S) -> Watch:
-    """Call ``hint`` from another thread with a path of ``paths`` below which something changed.
-
-    "" means any of them.  It may be called very often.
-
-    Paths need not exist yet: the nearest directory above is watched until `Watch.refresh` finds
-    them.  Of more than `MOST` paths those are watched that changed last; the caller scans the
-    others (`ckptsync.service.worker`), and finds them here with the next refresh.
-    """
-    return Watch(tuple(dict.fromkeys(paths)), hint, poll_s)
-
-
 @dataclass(frozen=True, slots=True)
 class _Aim:
     """What is watched for a path.
@@ -96,10 +84,17 @@ class _Aim:
 
 
 class Watch:
-    """Watches until `close`.  Not to be called from within ``hint``."""
+    """Calls ``hint`` from other threads with a path of ``paths`` below which something changed.
 
-    def __init__(self, paths: tuple[str, ...], hint: Hint, poll_s: int) -> None:
-        self._paths, self._hint, self._poll_s = paths, hint, poll_s
+    "" means any of them.  It may be called very often, and does not call this object.
+
+    Paths need not exist yet: the nearest directory above is watched until `refresh` finds them.  Of
+    more than `MOST` paths those are watched that changed last; the caller scans the others
+    (`ckptsync.service.worker`), and finds them here with the next refresh.
+    """
+
+    def __init__(self, paths: Iterable[str], hint: Hint, poll_s: int = POLL_S) -> None:
+        self._paths, self._hint, self._poll_s = tuple(dict.fromkeys(paths)), hint, poll_s
         self._armed: dict[str, tuple[_Aim, BaseObserver | None, Mode]] = {}
         self._losses = _Losses(partial(hint, ""))
         _WATCHDOGS.addHandler(self._losses)
@@ -110,7 +105,9 @@ class Watch:
 
         Cheap where nothing changed; call it before every scan.
         """
-        mounts, lively = read_table(), _liveliest(self._paths)
+        mounts, lively = read_table(), self._paths
+        if len(self._paths) > MOST:  # those that changed last: their trainings go on
+            lively = tuple(heapq.nlargest(MOST, self._paths, _changed))
         for path in self._paths:
             aim = _aim(path, mounts) if path in lively else None
             armed = self._armed.get(path)
@@ -188,11 +185,6 @@ class _Losses(logging.Handler):
         return (f"{lost}: {self._last}",) if self._count else ()
 
 
-def _liveliest(paths: Collection[str]) -> Collection[str]:
-    """Return the paths that changed last, where there are too many: their trainings go on."""
-    return paths if len(paths) <= MOST else set(heapq.nlargest(MOST, paths, _changed))
-
-
 def _changed(path: str) -> int:
     with contextlib.suppress(OSError):
         return Path(path).stat().st_mtime_ns
@@ -203,11 +195,11 @@ def _aim(path: str, mounts: Sequence[str]) -> _Aim | None:
     """Return the directory to watch for ``path``: itself, or the nearest one above that exists."""
     try:
         wanted = Path(path).resolve()  # watchdog watches a link itself, not what it points to
-        for place in (wanted, *wanted.parents):
-            if place.is_dir():
-                found = place.stat()
-                blind = is_blind(chosen(mounts, str(place)).kind)
-                return _Aim(str(place), (found.st_dev, found.st_ino), place == wanted, blind)
+        for found in (wanted, *wanted.parents):
+            if found.is_dir():
+                info = found.stat()
+                blind = is_blind(chosen(mounts, str(found)).kind)
+                return _Aim(str(found), (info.st_dev, info.st_ino), found == wanted, blind)
     except (OSError, RuntimeError) as e:
         # no permission, a server that is away, links in a circle: a scan says so, and raises
         _log.warning("not watched path=%s error=%s", path, e)
@@ -231,41 +223,41 @@ def _limit(directory: str) -> OSError | None:
 def _arm(
     aim: _Aim, listener: _Listener, poll_s: int, limit: OSError | None
 ) -> tuple[BaseObserver | None, Mode]:
-    mode: Mode = "events" if aim.is_whole else "waiting"
-    if not aim.is_blind:
-        try:
-            if limit:
-                raise limit
-            return _started(Observer(), aim, listener, _FINISHED), mode
-        except (OSError, RuntimeError) as e:
-            if not isinstance(e, OSError) or e.errno not in _LIMITS:
-                _log.warning("not watched path=%s error=%s", aim.directory, e)
-                return None, "none"
-            what = "inotify limit reached, polling instead path=%s every=%ss error=%s"
-            _log.warning(what, aim.directory, poll_s, e)
+    """Watch by events, or by polling where events are blind or a limit of inotify is reached."""
     try:
+        if not aim.is_blind:
+            try:
+                if limit:
+                    raise limit
+                return _started(Observer(), aim, listener, "events")
+            except OSError as e:
+                if e.errno not in _LIMITS:
+                    raise
+                what = "inotify limit reached, polling instead path=%s every=%ss error=%s"
+                _log.warning(what, aim.directory, poll_s, e)
         # lstat: links lead out of the directory
         polling = PollingObserverVFS(os.lstat, os.scandir, polling_interval=poll_s)
-        return _started(polling, aim, listener, _POLLED), "polling" if aim.is_whole else "waiting"
+        return _started(polling, aim, listener, "polling")
     except (OSError, RuntimeError) as e:
         _log.warning("not watched path=%s error=%s", aim.directory, e)
         return None, "none"
 
 
 def _started(
-    observer: BaseObserver, aim: _Aim, listener: _Listener, events: list[type[FileSystemEvent]]
-) -> BaseObserver:
+    observer: BaseObserver, aim: _Aim, listener: _Listener, mode: Mode
+) -> tuple[BaseObserver, Mode]:
     """Start an observer.
 
     Raises OSError, and RuntimeError where this user or service may have no more threads.
     """
+    events = _FINISHED if mode == "events" else _POLLED
     observer.schedule(listener, aim.directory, recursive=aim.is_whole, event_filter=events)
     try:
         observer.start()
     except RuntimeError:
         observer.stop()  # what it has begun
         raise
-    return observer
+    return observer, mode if aim.is_whole else "waiting"
 
 
 def _is_alive(observer: BaseObserver | None) -> bool:

@@ -30,7 +30,7 @@ from ckptsync.service.log import Line, pairs, shown
 from ckptsync.service.own_process import Locks
 from ckptsync.service.store_connection import remember
 from ckptsync.service.tasks import NEVER, Fatal, Outcome, Task
-from ckptsync.service.watch import Watch, directories_to_check, directory_states, watch
+from ckptsync.service.watch import Watch, directories_to_check, directory_states
 from ckptsync.stores.contract import Store
 from ckptsync.walk import SPOOL, UnsafeSpool
 from ckptsync.worker.options import RunDir, WorkerOptions
@@ -109,9 +109,8 @@ class WorkerRole:
         self._watch: Watch | None = None
         self._hints: set[str] = set()
         self._directories: dict[RunDir, _OutputDirectory] = {}
-        self._removed: dict[
-            RunDir, Worker
-        ] = {}  # of directories that have gone: it may still upload
+        # of directories that have gone: they may still upload
+        self._removed: dict[RunDir, Worker] = {}
         self._watched: tuple[str, ...] = ()
         self._watched_state: object = None
         self._renew_at = 0.0
@@ -258,7 +257,7 @@ class WorkerRole:
         if list(after) != list(before) or self._watch is None:
             if self._watch:
                 self._watch.close()
-            self._watch = watch([str(run.path) for run in after], self.hint)
+            self._watch = Watch((str(run.path) for run in after), self.hint)
         else:
             self._watch.refresh()
         self._directories = after

@@ -3,6 +3,5 @@
 `heartbeat`: the two files of a node in the store, by which two workers of one id are told apart.
 `nodes`: these files of all nodes.  `run_status`: what each run does.  `overview`: everything as one
 value, which `ckptsync status` and metrics show, and which alarms hold.  `alarms`: what an
-alarm is, and when it is sent to somebody.  `metrics`: the overview for Prometheus.  `http_server`:
-the HTTP server of a process.
+alarm is, and when it is sent to somebody.  `metrics`: a process and the overview, for Prometheus.
 """

@@ -133,6 +133,15 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
+class Channel:
+    """A channel of alerts: messages that were ``delivered``, tries that ``failed``."""
+
+    channel: str
+    delivered: int
+    failed: int
+
+
+@dataclass(frozen=True, slots=True)
 class Terms:
     """``kinds`` of alarms that are sent; ``repeat``: seconds."""
 

@@ -11,14 +11,14 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 
 import msgspec
 
 from ckptsync.errors import ConfigError, Corrupt, NotFound, StoreError
 from ckptsync.records.store_paths import node_facts_name
-from ckptsync.stores.contract import Entry, Store, read_all
+from ckptsync.stores.contract import Store, read_all
 from ckptsync.typed_json import Amount, Count, Decoder, FormatNumber, Nanoseconds, Seconds
 
 FORMAT = 1
@@ -243,9 +243,12 @@ def claim(
 
 
 def beat(store: Store, mine: Heartbeat) -> Heartbeat:
-    """Beat once more; return the new heartbeat.  Raises Rival if another process was first."""
+    """Beat once more; return the new heartbeat.  Raises Rival if another process was first.
+
+    Of two, both read the same, so exactly the second one yields.
+    """
     other = _other(store, mine)
-    if other and yields_to(mine, other):
+    if other and (other.started, other.instance) < (mine.started, mine.instance):
         raise _rival(other)
     return _write_next(store, mine)
 
@@ -257,18 +260,6 @@ def farewell(store: Store, mine: Heartbeat) -> StoreError | None:
     except StoreError as e:
         return e
     return None
-
-
-def yields_to(mine: Heartbeat, other: Heartbeat) -> bool:
-    """Return whether ``mine`` is the second of the two; both read the same, so one yields."""
-    return (other.started, other.instance) < (mine.started, mine.instance)
-
-
-def store_now(known: Iterable[tuple[Entry, Heartbeat]], machine: str, now: float) -> float:
-    """Return the time on the store's clock: ``now``, corrected by a heartbeat of this machine."""
-    mine = ((entry, heart) for entry, heart in known if machine and heart.machine == machine)
-    offsets = [heart.written - entry.mtime for entry, heart in mine if heart.written]
-    return now - min(offsets, key=abs, default=0.0)
 
 
 def _other(store: Store, mine: Heartbeat) -> Heartbeat | None:

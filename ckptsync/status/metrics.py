@@ -17,8 +17,8 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 
 from ckptsync.quantities import clean
 from ckptsync.records.location_status import STATUSES
-from ckptsync.status.heartbeat import Disk
-from ckptsync.status.http_server import Channel, Loop, Process
+from ckptsync.status.alarms import Channel
+from ckptsync.status.heartbeat import Disk, RunningJob
 from ckptsync.status.nodes import STATES, Node
 from ckptsync.status.overview import Overview
 from ckptsync.status.run_status import RunStatus
@@ -30,6 +30,42 @@ Values = Iterable[tuple[Sequence[str], float]]  # the labels' values, and the sa
 Of = TypeVar("Of")
 Table = Sequence[tuple[str, str, Callable[[Of], float | None]]]
 """Name and help of metrics, and the sample of one thing; None where it is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """A loop of a process: its ended and its failed runs, and how long it has been busy.
+
+    ``busy`` is in seconds, 0 if the loop rests.
+    """
+
+    name: str
+    runs: int
+    failed: int
+    busy: float
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """What a process knows of itself.
+
+    ``oldest``: seconds for which the first of the queue has waited; ``errors``: how many its last
+    ticks had.
+    """
+
+    node: str
+    version: str
+    roles: tuple[str, ...]
+    is_healthy: bool
+    loops: Sequence[Loop] = ()
+    queue: int = 0
+    oldest: float = 0.0
+    sent_bytes: int = 0
+    errors: int = 0
+    disks: Sequence[Disk] = ()
+    jobs: Sequence[RunningJob] = ()
+    channels: Sequence[Channel] = ()
+
 
 _LOOPS: Table[Loop] = (
     ("loop_runs", "Finished runs of a loop.", lambda x: x.runs),

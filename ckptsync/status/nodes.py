@@ -21,7 +21,6 @@ from ckptsync.status.heartbeat import (
     Heartbeat,
     Train,
     decode,
-    store_now,
 )
 from ckptsync.stores.contract import Entry, Store, read_all
 
@@ -62,10 +61,15 @@ class NodeFiles:
         return {k.name: k.content for k in found if not isinstance(k.content, Heartbeat)}
 
     def now(self, machine: str, clock: float) -> float:
-        """Return the store's time, from this machine's ``clock``; never before the newest beat."""
-        known = [(k.entry, k.content) for k in self.hearts if isinstance(k.content, Heartbeat)]
-        newest = max((entry.mtime for entry, _ in known), default=0.0)
-        return max(store_now(known, machine, clock), newest)
+        """Return the time on the store's clock, never before the newest beat.
+
+        That is ``clock``, corrected by a heartbeat of this machine.
+        """
+        files = [(k.content, k.entry.mtime) for k in self.hearts]
+        known = [(heart, at) for heart, at in files if isinstance(heart, Heartbeat)]
+        mine = [(h.written, at) for h, at in known if machine and h.machine == machine]
+        offset = min((written - at for written, at in mine if written), key=abs, default=0.0)
+        return max(clock - offset, *(at for _, at in known), 0.0)
 
 
 Each = Callable[[Callable[[Entry], NodeFile | None], Iterable[Entry]], Iterable[NodeFile | None]]

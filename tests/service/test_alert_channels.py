@@ -5,7 +5,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import pytest
 
 from ckptsync.errors import CkptsyncError, StoreError
 from ckptsync.service import alert_channels
-from ckptsync.service.alert_channels import FIRST, Sender, command, webhook
+from ckptsync.service.alert_channels import FIRST, Command, Sender, Webhook
 from ckptsync.status.alarms import HOLD, KINDS, Alarm, Terms
 from tests.support.webhook_server import Hook, hook
 
@@ -29,10 +29,15 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
+@pytest.fixture
+def there() -> Iterator[Hook]:
+    with hook() as found:
+        yield found
+
+
 def postman(there: Hook, store: str = "/store") -> Sender:
-    return Sender(
-        webhook(f"{there.url}/secret"), Terms(KINDS, 3600.0), (store, "boss"), faults.append
-    )
+    terms = Terms(KINDS, 3600.0)
+    return Sender(Webhook(f"{there.url}/secret"), terms, (store, "boss"), faults.append)
 
 
 def until(is_so: Callable[[], object]) -> None:
@@ -42,145 +47,120 @@ def until(is_so: Callable[[], object]) -> None:
     assert is_so()
 
 
-def test_it_tells_once_and_says_when_it_is_over() -> None:
-    with hook() as there:
-        man = postman(there)
-        man.offer([HURT], 1000.0)
-        told = there.next()
-        assert (
-            told["store"],
-            told["head"],
-            told["alarms"][0]["status"],
-            told["alarms"][0]["key"],
-        ) == (
-            "/store",
-            "boss",
-            "raised",
-            "damaged run/checkpoint-1",
-        )
-        until(lambda: man.channel.delivered == 1)
-        man.offer([HURT], 1030.0)
-        man.offer([], 1060.0)
-        man.offer([], 1060.0 + HOLD)
-        assert (
-            there.next()["text"] == "ckptsync: 1 resolved (/store)\nOVER damaged: run/checkpoint-1"
-        )
+def told_once(there: Hook) -> Sender:
+    """A sender that has delivered one alarm."""
+    man = postman(there)
+    man.offer([HURT], 1000.0)
+    until(lambda: man.channel.delivered == 1)
+    return man
 
 
-def test_a_webhook_that_hangs_holds_nobody_up_and_what_came_meanwhile_follows() -> None:
-    with hook() as there:
-        there.gate.clear()
-        man = postman(there)
-        man.offer([HURT], 1000.0)
-        there.next()
-        for now in (1030.0, 1060.0):
-            man.offer([HURT, replace(HURT, subject="other")], now)
-        assert there.taken.empty()
-        there.gate.set()
-        until(lambda: man.channel.delivered == 1)
-        man.offer([HURT, replace(HURT, subject="other")], 1090.0)
-        assert [a["subject"] for a in there.next()["alarms"]] == ["other"]
+def test_it_tells_once_and_says_when_it_is_over(there: Hook) -> None:
+    man = told_once(there)
+    told = there.next()
+    alarm = told["alarms"][0]
+    assert (told["store"], told["head"]) == ("/store", "boss")
+    assert (alarm["status"], alarm["key"]) == ("raised", "damaged run/checkpoint-1")
+    man.offer([HURT], 1030.0)
+    man.offer([], 1060.0)
+    man.offer([], 1060.0 + HOLD)
+    assert there.next()["text"] == "ckptsync: 1 resolved (/store)\nOVER damaged: run/checkpoint-1"
 
 
-def test_what_failed_is_seen_and_tried_again_later_and_less_and_less_often() -> None:
-    with hook(500) as there:
-        man = postman(there)
-        man.offer([HURT], 1000.0)
-        until(lambda: man.channel.failed == 1)
-        assert man.error == "alerts: webhook http://127.0.0.1: HTTP status 500"
-        man.offer([HURT], 1000.0 + FIRST - 1)
-        until(lambda: there.taken.qsize() == 1)
-        man.offer([HURT], 1000.0 + FIRST + 1)
-        until(lambda: man.channel.failed == 2)
-        man.offer([HURT], 1000.0 + 2 * FIRST + 2)
-        until(lambda: there.taken.qsize() == 2)
-        there.answer = 200
-        man.offer([HURT], 1000.0 + 4 * FIRST)
-        until(lambda: man.channel.delivered == 1)
-        assert man.error == ""
+def test_a_webhook_that_hangs_holds_nobody_up_and_what_came_meanwhile_follows(there: Hook) -> None:
+    there.gate.clear()
+    man = postman(there)
+    man.offer([HURT], 1000.0)
+    there.next()
+    for now in (1030.0, 1060.0):
+        man.offer([HURT, replace(HURT, subject="other")], now)
+    assert there.taken.empty()
+    there.gate.set()
+    until(lambda: man.channel.delivered == 1)
+    man.offer([HURT, replace(HURT, subject="other")], 1090.0)
+    assert [a["subject"] for a in there.next()["alarms"]] == ["other"]
 
 
-def test_a_restart_repeats_nothing_and_still_says_what_is_over(cache: Path) -> None:
-    with hook() as there:
-        first = postman(there)
-        first.offer([HURT], 1000.0)
-        until(lambda: first.channel.delivered == 1)
-        there.next()
-        second = postman(there)
-        second.offer([HURT], 1030.0)
-        second.offer([], 1060.0)
-        second.offer([], 1060.0 + HOLD)
-        assert there.next()["alarms"][0]["status"] == "resolved"
-        until(lambda: second.channel.delivered == 1)
-        [path] = cache.iterdir()
-        assert "secret" not in path.read_text()
-        assert path.stat().st_mode & 0o777 == 0o600
+def test_what_failed_is_seen_and_tried_again_later_and_less_and_less_often(there: Hook) -> None:
+    there.answer = 500
+    man = postman(there)
+    man.offer([HURT], 1000.0)
+    until(lambda: man.channel.failed == 1)
+    assert man.error == "alerts: webhook http://127.0.0.1: HTTP status 500"
+    man.offer([HURT], 1000.0 + FIRST - 1)
+    until(lambda: there.taken.qsize() == 1)
+    man.offer([HURT], 1000.0 + FIRST + 1)
+    until(lambda: man.channel.failed == 2)
+    man.offer([HURT], 1000.0 + 2 * FIRST + 2)
+    until(lambda: there.taken.qsize() == 2)
+    there.answer = 200
+    man.offer([HURT], 1000.0 + 4 * FIRST)
+    until(lambda: man.channel.delivered == 1)
+    assert man.error == ""
+
+
+def test_a_restart_repeats_nothing_and_still_says_what_is_over(there: Hook, cache: Path) -> None:
+    told_once(there)
+    there.next()
+    second = postman(there)
+    second.offer([HURT], 1030.0)
+    second.offer([], 1060.0)
+    second.offer([], 1060.0 + HOLD)
+    assert there.next()["alarms"][0]["status"] == "resolved"
+    until(lambda: second.channel.delivered == 1)
+    [path] = cache.iterdir()
+    assert "secret" not in path.read_text()
+    assert path.stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize(
     "damage", [b"{", b"[1]", b'{"\xff":{}}', b"[" * 100_000, b'{"x": {"alarm": {}}}']
 )
 def test_without_its_file_or_with_another_stores_it_tells_once_more(
-    cache: Path, damage: bytes
+    there: Hook, cache: Path, damage: bytes
 ) -> None:
-    with hook() as there:
-        man = postman(there)
-        man.offer([HURT], 1000.0)
-        until(lambda: man.channel.delivered == 1)
-        [path] = cache.iterdir()
-        postman(there, "/another").offer([HURT], 1000.0)
-        there.next()
-        assert there.next()["store"] == "/another"
-        path.write_bytes(damage)
-        postman(there).offer([HURT], 1010.0)
-        assert there.next()["alarms"][0]["status"] == "raised"
+    told_once(there)
+    [path] = cache.iterdir()
+    postman(there, "/another").offer([HURT], 1000.0)
+    there.next()
+    assert there.next()["store"] == "/another"
+    path.write_bytes(damage)
+    postman(there).offer([HURT], 1010.0)
+    assert there.next()["alarms"][0]["status"] == "raised"
 
 
-def test_an_alarm_of_another_version_is_forgotten(cache: Path) -> None:
-    with hook() as there:
-        man = postman(there)
-        man.offer([HURT], 1000.0)
-        until(lambda: man.channel.delivered == 1)
-        [path] = cache.iterdir()
-        path.write_text(path.read_text().replace('"code":"damaged"', '"code":"unknown"'))
-        postman(there).offer([], 5000.0)
-        assert faults == []
-
-
-def nowhere(_: str) -> Path:
-    raise RuntimeError("no home")
+def test_an_alarm_of_another_version_is_forgotten(there: Hook, cache: Path) -> None:
+    told_once(there)
+    [path] = cache.iterdir()
+    path.write_text(path.read_text().replace('"code":"damaged"', '"code":"unknown"'))
+    postman(there).offer([], 5000.0)
+    assert faults == []
 
 
 def test_a_cache_that_cannot_be_written_or_is_nowhere_is_no_failure(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
+    there: Hook, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def nowhere(_: str) -> Path:
+        raise RuntimeError("no home")
+
     cache.write_text("no directory")
-    with hook() as there:
-        man = postman(there)
-        man.offer([HURT], 1000.0)
-        until(lambda: man.channel.delivered == 1)
-        monkeypatch.setattr(alert_channels, "cache_path", nowhere)
-        man = postman(there)
-        man.offer([HURT], 1000.0)
-        until(lambda: man.channel.delivered == 1)
+    told_once(there)
+    monkeypatch.setattr(alert_channels, "cache_path", nowhere)
+    told_once(there)
 
 
-def test_a_store_that_is_away_ends_no_alarm() -> None:
-    with hook() as there:
-        man = postman(there)
-        man.offer([HURT], 1000.0)
-        until(lambda: man.channel.delivered == 1)
-        there.next()
-        man.offer([*man.active(), AWAY], 1030.0)
-        until(lambda: man.channel.delivered == 2)
-        assert [a["code"] for a in there.next()["alarms"]] == ["store-away"]
-        man.offer([*man.active(), AWAY], 1030.0 + 10 * HOLD)
-        assert there.taken.empty()
-        man.offer([HURT], 3000.0)
-        man.offer([HURT], 3000.0 + HOLD)
-        assert [(a["code"], a["status"]) for a in there.next()["alarms"]] == [
-            ("store-away", "resolved")
-        ]
+def test_a_store_that_is_away_ends_no_alarm(there: Hook) -> None:
+    man = told_once(there)
+    there.next()
+    man.offer([*man.active(), AWAY], 1030.0)
+    until(lambda: man.channel.delivered == 2)
+    assert [a["code"] for a in there.next()["alarms"]] == ["store-away"]
+    man.offer([*man.active(), AWAY], 1030.0 + 10 * HOLD)
+    assert there.taken.empty()
+    man.offer([HURT], 3000.0)
+    man.offer([HURT], 3000.0 + HOLD)
+    [over] = there.next()["alarms"]
+    assert (over["code"], over["status"]) == ("store-away", "resolved")
 
 
 DOCUMENT = {"format": 1, "text": "ckptsync: 1 raised", "alarms": []}
@@ -192,43 +172,37 @@ def program(path: Path, text: str) -> tuple[str, ...]:
     return (sys.executable, str(path))
 
 
-def test_a_webhook_is_given_the_document_as_json() -> None:
-    with hook() as there:
-        webhook(f"{there.url}/services/T0/secret?key=1").deliver(MESSAGE)
-        path, headers, document = there.taken.get_nowait()
-    assert (path, document, headers["Content-Type"]) == (
-        "/services/T0/secret?key=1",
-        DOCUMENT,
-        "application/json",
-    )
+def test_a_webhook_is_given_the_document_as_json(there: Hook) -> None:
+    Webhook(f"{there.url}/services/T0/secret?key=1").deliver(MESSAGE)
+    path, headers, document = there.taken.get_nowait()
+    assert (path, document) == ("/services/T0/secret?key=1", DOCUMENT)
+    assert headers["Content-Type"] == "application/json"
     assert headers["User-Agent"].startswith("ckptsync/")
 
 
 @pytest.mark.parametrize("status", [400, 403, 404, 429, 500, 302])
-def test_whatever_is_no_success_is_a_failure_and_says_no_secret(status: int) -> None:
-    with hook(status) as there, pytest.raises(StoreError, match=f"HTTP status {status}") as caught:
-        webhook(f"{there.url}/secret").deliver(MESSAGE)
+def test_whatever_is_no_success_is_a_failure_and_says_no_secret(there: Hook, status: int) -> None:
+    there.answer = status
+    with pytest.raises(StoreError, match=f"HTTP status {status}") as caught:
+        Webhook(f"{there.url}/secret").deliver(MESSAGE)
     assert "secret" not in f"{caught.value}{caught.value.hint}{caught.value.__cause__}"
     assert there.taken.qsize() == 1, "a redirection is not followed"
 
 
-def test_a_webhook_that_nobody_serves_is_refused_in_the_systems_words_without_the_secret() -> None:
+def test_a_webhook_that_nobody_serves_or_that_does_not_answer_is_given_up_without_the_secret(
+    there: Hook, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/secret"
-        with pytest.raises(
-            StoreError, match=r"webhook http://127.0.0.1: Connection refused"
-        ) as caught:
-            webhook(url).deliver(MESSAGE)
+        refused = r"webhook http://127.0.0.1: Connection refused"
+        with pytest.raises(StoreError, match=refused) as caught:
+            Webhook(url).deliver(MESSAGE)
     assert "secret" not in str(caught.value)
-
-
-def test_a_webhook_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alert_channels, "ANSWERS_WITHIN", 0.2)
-    with hook() as there:
-        there.gate.clear()
-        with pytest.raises(StoreError, match=r"no answer within 0.2 s"):
-            webhook(there.url).deliver(MESSAGE)
+    there.gate.clear()
+    with pytest.raises(StoreError, match=r"no answer within 0.2 s"):
+        Webhook(there.url).deliver(MESSAGE)
 
 
 @pytest.mark.parametrize(
@@ -236,7 +210,7 @@ def test_a_webhook_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPa
 )
 def test_nothing_but_http_is_spoken_and_an_odd_url_is_no_traceback(url: str) -> None:
     with pytest.raises(CkptsyncError) as caught:
-        webhook(url).deliver(MESSAGE)
+        Webhook(url).deliver(MESSAGE)
     assert "secret" not in str(caught.value)
 
 
@@ -248,30 +222,25 @@ def test_a_command_reads_the_document_and_has_few_variables(
         "import json, os, sys; json.dump([json.load(sys.stdin), sorted(os.environ), os.getcwd(),"
         " sys.argv[1:]], open(sys.argv[1], 'w'))"
     )
-    command((*program(tmp_path / "p.py", text), str(tmp_path / "out"), "$HOME;")).deliver(MESSAGE)
+    Command((*program(tmp_path / "p.py", text), str(tmp_path / "out"), "$HOME;")).deliver(MESSAGE)
     document, names, folder, words = json.loads((tmp_path / "out").read_text())
     assert (document, folder, words[1]) == (DOCUMENT, "/", "$HOME;")
     assert "PATH" in names
     assert "AWS_SECRET_ACCESS_KEY" not in names
 
 
-def test_a_command_that_fails_is_not_there_or_takes_too_long_says_so(
+def test_a_command_that_fails_is_not_there_or_takes_too_long_says_so_and_one_may_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    Command(program(tmp_path / "p.py", "pass")).deliver(b"x" * 10**6)
     with pytest.raises(StoreError, match="exit status 3"):
-        command(program(tmp_path / "p.py", "raise SystemExit(3)")).deliver(MESSAGE)
+        Command(program(tmp_path / "p.py", "raise SystemExit(3)")).deliver(MESSAGE)
     with pytest.raises(StoreError, match="No such file"):
-        command((str(tmp_path / "gone"),)).deliver(MESSAGE)
+        Command((str(tmp_path / "gone"),)).deliver(MESSAGE)
     monkeypatch.setattr(alert_channels, "RUNS_WITHIN", 1.0)
-    text = (
-        f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()));"
-        " time.sleep(600)"
-    )
+    pid = tmp_path / "pid"
+    text = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
     with pytest.raises(StoreError, match="was killed"):
-        command(program(tmp_path / "slow.py", text)).deliver(MESSAGE)
+        Command(program(tmp_path / "slow.py", text)).deliver(MESSAGE)
     with pytest.raises(ProcessLookupError):
-        os.kill(int((tmp_path / "pid").read_text()), 0)
-
-
-def test_a_command_that_does_not_read_is_no_failure(tmp_path: Path) -> None:
-    command(program(tmp_path / "p.py", "pass")).deliver(b"x" * 10**6)
+        os.kill(int(pid.read_text()), 0)

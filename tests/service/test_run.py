@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from ckptsync.errors import StoreError
-from ckptsync.service import roles as roles_module
+from ckptsync.service import run as module
 from ckptsync.service.own_process import heartbeat
-from ckptsync.service.roles import Roles, UntilGone
+from ckptsync.service.own_status import Roles
+from ckptsync.service.run import UntilGone
 from ckptsync.service.tasks import Outcome, Task
 from ckptsync.status.heartbeat import read, write
 from ckptsync.stores.opening import create_store, open_store
@@ -28,7 +29,7 @@ from pathlib import Path
 from ckptsync.config.loading import read
 from ckptsync.errors import StoreError
 from ckptsync.service import run as service
-from ckptsync.service.roles import Roles
+from ckptsync.service.own_status import Roles
 from ckptsync.service.tasks import Task
 
 service.GRACE, service.CHECK_EVERY = float(os.environ.get("GRACE", "1")), 0.5
@@ -87,19 +88,32 @@ def error(child: subprocess.Popen[str]) -> str:
     return child.stderr.read()
 
 
+def until_said(child: subprocess.Popen[str], words: str) -> str:
+    assert child.stderr
+    said = ""
+    while words not in said:
+        line = child.stderr.readline()
+        assert line, said
+        said += line
+    return said
+
+
+def has_stopped(path: Path) -> bool:
+    """Whether the last heartbeat says so."""
+    said = read(open_store(str(path)), "n0", ("worker",))
+    assert said
+    return said.stopped
+
+
 def test_a_signal_ends_it_cleanly_and_its_last_word_is_in_the_store(tmp_path: Path) -> None:
     with service(tmp_path / "s") as child:
         assert [line(child), line(child)] == ["looked", "looked"]
         store = open_store(str(tmp_path / "s"))
         assert until(lambda: read(store, "n0", ("worker",)))
-        alive = read(store, "n0", ("worker",))
-        assert alive
-        assert not alive.stopped
+        assert not has_stopped(tmp_path / "s")
         child.send_signal(signal.SIGTERM)
         assert child.wait(60) == 0
-        said = read(store, "n0", ("worker",))
-        assert said
-        assert said.stopped
+        assert has_stopped(tmp_path / "s")
         assert "phase=stopped node=n0 exit_code=0" in error(child)
 
 
@@ -119,15 +133,17 @@ def test_an_operators_error_does_not_end_it(tmp_path: Path) -> None:
         assert error(child).count("error=away") == 1
 
 
-def test_a_task_that_does_not_end_is_abandoned_within_seconds(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_task_that_does_not_end_is_abandoned_within_seconds(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     with service(tmp_path / "s", "time.sleep(60)") as child:
         assert line(child) == "looked"
-        child.send_signal(signal.SIGTERM)
+        until_said(child, "phase=started")
+        child.send_signal(number)
         assert child.wait(60) == 0
         assert "phase=abandoned tasks=worker" in error(child)
-    said = read(open_store(str(tmp_path / "s")), "n0", ("worker",))
-    assert said
-    assert said.stopped, "an operator who stops it is told of no node that is dead"
+    assert has_stopped(tmp_path / "s"), "an operator who stops it is told of no node that is dead"
 
 
 def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
@@ -139,32 +155,28 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
         assert child.returncode == 128 + signal.SIGTERM
 
 
-def test_a_second_worker_of_one_id_stops_with_2_and_the_first_goes_on(tmp_path: Path) -> None:
-    create_store(str(tmp_path / "s"))
-    # this very process: it lives
-    write(open_store(str(tmp_path / "s")), heartbeat("n0", ("worker",)))
-    with service(tmp_path / "s") as child:
-        assert child.wait(60) == 1  # run() raised ConfigError: the command line makes 2 of it
-        assert "another live worker has this id" in error(child)
-    still = read(open_store(str(tmp_path / "s")), "n0", ("worker",))
-    assert still
-    assert still.pid == os.getpid()
-
-
-def test_systemd_hears_of_start_progress_and_stop(tmp_path: Path) -> None:
+@contextmanager
+def notified(
+    tmp_path: Path, look: str = "pass"
+) -> Iterator[tuple[subprocess.Popen[str], Callable[[], bytes]]]:
+    """A service, and what it tells systemd next."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as s:
         s.bind(str(tmp_path / "notify"))
         s.settimeout(60)
-        with service(
-            tmp_path / "s", NOTIFY_SOCKET=str(tmp_path / "notify"), WATCHDOG_USEC="400000"
-        ) as child:
-            assert s.recv(999).startswith(b"READY=1\n")
-            while not (said := s.recv(999)).startswith(b"WATCHDOG=1\nSTATUS=worker "):
-                assert said.startswith(b"WATCHDOG=1\nSTATUS=opening the store")
-            child.send_signal(signal.SIGTERM)
-            while not (told := s.recv(999)).startswith(b"STOPPING=1"):
-                assert told.startswith(b"WATCHDOG=1")
-            assert child.wait(60) == 0
+        told = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "400000"}
+        with service(tmp_path / "s", look, **told) as child:
+            yield child, lambda: s.recv(999)
+
+
+def test_systemd_hears_of_start_progress_and_stop(tmp_path: Path) -> None:
+    with notified(tmp_path) as (child, next_said):
+        assert next_said().startswith(b"READY=1\n")
+        while not (said := next_said()).startswith(b"WATCHDOG=1\nSTATUS=worker "):
+            assert said.startswith(b"WATCHDOG=1\nSTATUS=opening the store")
+        child.send_signal(signal.SIGTERM)
+        while not (said := next_said()).startswith(b"STOPPING=1"):
+            assert said.startswith(b"WATCHDOG=1")
+        assert child.wait(60) == 0
 
 
 def test_a_task_that_hangs_ends_the_process_with_the_stacks_of_its_threads_and_1(
@@ -185,58 +197,12 @@ def test_systemd_hears_of_life_while_it_waits_for_another_machines_heart(tmp_pat
         open_store(str(tmp_path / "s")),
         replace(heartbeat("n0", ("worker",)), machine="another", period=1.0),
     )
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as s:
-        s.bind(str(tmp_path / "notify"))
-        s.settimeout(60)
-        with service(
-            tmp_path / "s", NOTIFY_SOCKET=str(tmp_path / "notify"), WATCHDOG_USEC="400000"
-        ) as child:
-            said: list[bytes] = []
-            while not said or b"STATUS=worker" not in said[-1]:
-                said.append(s.recv(999))
-            assert said[0] == b"READY=1\nSTATUS=opening the store"
-            assert len(said) > 5
-            child.send_signal(signal.SIGTERM)
-            assert child.wait(60) == 0
-
-
-def until_said(child: subprocess.Popen[str], words: str) -> str:
-    assert child.stderr
-    said = ""
-    while words not in said:
-        line = child.stderr.readline()
-        assert line, said
-        said += line
-    return said
-
-
-def test_sighup_ends_it_so_that_the_next_start_reads_the_configuration_as_it_is_now(
-    tmp_path: Path,
-) -> None:
-    more = tmp_path / "more"
-    more.write_text("")
-    with service(tmp_path / "s", "pass", str(more)) as child:
-        until_said(child, "phase=started")
-        more.write_text("limits: {threads: 7}\n")
-        child.send_signal(signal.SIGHUP)
-        said = until_said(child, "phase=stopped node=n0 exit_code=0")
-        assert "phase=reloading" in said
-        assert child.wait(60) == 0
-        told = read(open_store(str(tmp_path / "s")), "n0", ("worker",))
-        assert told
-        assert told.stopped
-
-
-def test_a_configuration_that_is_no_good_is_said_and_changes_nothing(tmp_path: Path) -> None:
-    more = tmp_path / "more"
-    more.write_text("")
-    with service(tmp_path / "s", "pass", str(more)) as child:
-        until_said(child, "phase=started")
-        more.write_text("limits: {threads: none}\n")
-        child.send_signal(signal.SIGHUP)
-        said = until_said(child, "phase=not-reloaded")
-        assert "limits.threads" in said
-        assert "phase=stopped" not in said
+    with notified(tmp_path) as (child, next_said):
+        said: list[bytes] = []
+        while not said or b"STATUS=worker" not in said[-1]:
+            said.append(next_said())
+        assert said[0] == b"READY=1\nSTATUS=opening the store"
+        assert len(said) > 5
         child.send_signal(signal.SIGTERM)
         assert child.wait(60) == 0
 
@@ -251,7 +217,9 @@ def test_a_reload_with_what_it_could_not_begin_with_is_said_and_changes_nothing(
         (tmp_path / "s" / "out").mkdir()
         more.write_text(f"store: {{url: {tmp_path}/s}}\nworker: {{runs: [{tmp_path}/s/out]}}\n")
         child.send_signal(signal.SIGHUP)
-        assert "inside the store" in until_said(child, "phase=not-reloaded")
+        said = until_said(child, "phase=not-reloaded")
+        assert "inside the store" in said
+        assert "phase=stopped" not in said
         child.send_signal(signal.SIGTERM)
         assert child.wait(60) == 0
 
@@ -279,15 +247,6 @@ def test_a_store_that_does_not_answer_keeps_nobody_from_stopping(tmp_path: Path)
         assert "phase=abandoned tasks=store" in error(child)
 
 
-def test_a_task_that_hangs_does_not_hang_a_reload(tmp_path: Path) -> None:
-    with service(tmp_path / "s", "time.sleep(60)") as child:
-        assert line(child) == "looked"
-        until_said(child, "phase=started")
-        child.send_signal(signal.SIGHUP)
-        until_said(child, "phase=abandoned tasks=worker")
-        assert child.wait(60) == 0
-
-
 def test_looking_begins_before_the_store_is_there_and_sending_when_it_is(tmp_path: Path) -> None:
     with service(tmp_path / "s", ROLES="head") as child:  # no worker, which would make the store
         assert "phase=waiting" in until_said(child, "not a store")
@@ -306,22 +265,6 @@ def role(name: str, *outcomes: Outcome | StoreError) -> Task:
         return outcome
 
     return Task(name, 1, work, print)
-
-
-def test_queue_and_errors_of_all_roles_are_those_of_their_last_runs() -> None:
-    queued = Outcome(queue=("run/checkpoint-1",), errors=("run: torn",), oldest=5.0)
-    worker = role("worker", queued, StoreError("away"))
-    head = role("head", Outcome(queue=("run/checkpoint-1", "run/checkpoint-2")))
-    scan = role("scan", Outcome(notes=("spool full",), watch={"/a": "polling"}))
-    roles = Roles([scan], [worker])
-    roles.periodic.append(head)
-    for task in (*roles.all, worker):
-        task()
-    found = roles.outcome()
-    assert found.queue == ("run/checkpoint-1", "run/checkpoint-2")
-    assert found.errors == ("worker: away", "run: torn")
-    assert (found.notes, found.watch, found.oldest) == (("spool full",), {"/a": "polling"}, 5.0)
-    assert roles.status() == "worker waits; head waits; 2 to upload; 2 errors"
 
 
 @pytest.fixture
@@ -362,9 +305,9 @@ def test_what_never_finishes_is_not_waited_for_for_ever_and_an_upload_under_way_
         task()
     queue.is_running = True
     assert not gone.is_due(roles)
-    monkeypatch.setattr(roles_module, "FINISHES_WITHIN", -1.0)
+    monkeypatch.setattr(module, "FINISHES_WITHIN", -1.0)
     assert gone.is_due(roles)
-    monkeypatch.setattr(roles_module, "FINISHES_WITHIN", 0.2)
+    monkeypatch.setattr(module, "FINISHES_WITHIN", 0.2)
     time.sleep(0.3)
     assert not gone.is_due(roles), "it is being sent"
     plan.outcome = Outcome(queue=("run/checkpoint-1",), errors=("run/checkpoint-1: away",))

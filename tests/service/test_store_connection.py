@@ -24,11 +24,9 @@ from ckptsync.service.store_connection import (
     remembers,
 )
 from ckptsync.service.worker import WorkerRole
-from ckptsync.status.heartbeat import Heartbeat
-from ckptsync.status.nodes import read_nodes
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store, read_all
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.stores.opening import create_store, is_store, open_store
+from ckptsync.stores.opening import create_store, is_store
 from ckptsync.stores.posix.store import PosixStore
 from tests.support.seaweedfs import weed
 from tests.support.store_contract import StoreContract
@@ -39,14 +37,9 @@ DATA = Path(ckptsync.__file__).parent / "demo_data" / "fsdp2"
 
 def config(home: Path, roles: str = "worker", store: str = "store") -> Config:
     (home / "out/_ckptsync").mkdir(parents=True, exist_ok=True)
-    return read(
-        "node: n0\n"
-        f"roles: [{roles}]\n"
-        f"worker: {{runs: [{home}/out]}}\n"
-        f"store: {{url: {home}/{store}}}",
-        "c",
-        {},
-    )
+    runs = f"worker: {{runs: [{home}/out]}}\n"
+    text = f"node: n0\nroles: [{roles}]\n{runs}store: {{url: {home}/{store}}}"
+    return read(text, "c", {})
 
 
 def test_a_worker_makes_its_first_store_and_no_other_role_does(tmp_path: Path) -> None:
@@ -76,37 +69,13 @@ def test_a_store_that_was_served_is_not_made_again_where_its_directory_is_empty(
     assert is_store(str(tmp_path / "store"))
 
 
-def test_a_worker_makes_no_directory_above_a_store_but_waits_and_names_runs_that_match_nothing(
-    tmp_path: Path,
-) -> None:
-    worker = {"runs": [f"{tmp_path}/none/*", f"{tmp_path}/out"]}
-    given: dict[str, object] = {
-        "node": "n",
-        "roles": ["worker"],
-        "store": {"url": f"{tmp_path}/mount/store"},
-        "worker": worker,
-    }
-    (tmp_path / "out").mkdir()
-    with running(tmp_path / "etc", {"worker": given}) as (child,):
-        until(lambda: "phase=waiting" in child.log.read_text(), 20)
-        said = [line for line in child.log.read_text().splitlines() if "phase=no-match" in line]
-        assert [json.loads(line)["detail"] for line in said] == [
-            f"worker.runs: no directory {tmp_path}/none/* exists yet"
-        ]
-        assert json.loads(said[0])["level"] == "warning"
-        assert not (tmp_path / "mount").exists()
-        (tmp_path / "mount").mkdir()
-        until(lambda: "phase=started" in child.log.read_text(), 20)
-        told = f"worker.runs: no directory {tmp_path}/none/* exists yet"
-        store = open_store(str(tmp_path / "mount/store"))
-        assert until(
-            lambda: any(
-                told in f.content.notes
-                for f in read_nodes(store).hearts
-                if isinstance(f.content, Heartbeat)
-            ),
-            60,
-        )
+def test_a_worker_makes_no_directory_above_a_store(tmp_path: Path) -> None:
+    with pytest.raises(Absent, match="mount"):
+        open_configured(config(tmp_path, store="mount/store"))
+    assert not (tmp_path / "mount").exists()
+    (tmp_path / "mount").mkdir()
+    open_configured(config(tmp_path, store="mount/store"))
+    assert is_store(str(tmp_path / "mount/store"))
 
 
 def test_another_store_is_another_matter(tmp_path: Path) -> None:
@@ -143,11 +112,8 @@ def test_a_service_whose_store_cannot_be_reached_waits_for_it_and_can_be_stopped
     pytest.importorskip("botocore")
     # where nobody listens
     options = {"endpoint_url": "http://127.0.0.1:9", "key": "k", "secret": "hunter2"}
-    given: dict[str, object] = {
-        "node": "n",
-        "roles": ["head"],
-        "store": {"url": "s3://bucket/x", "options": options},
-    }
+    given: dict[str, object] = {"node": "n", "roles": ["head"]}
+    given["store"] = {"url": "s3://bucket/x", "options": options}
     with running(tmp_path / "etc", {"head": given}) as (head,):
         until(lambda: "phase=waiting" in head.log.read_text(), 30)
         assert head.process.poll() is None
@@ -166,15 +132,9 @@ def test_a_start_is_refused_for_good_only_where_the_store_never_let_this_machine
 
     def start(**more: object) -> None:
         told = {"url": url, "options": {**weed().options(secret="another"), **more}}
-        open_configured(
-            read(
-                json.dumps(
-                    {"roles": [role], "worker": {"runs": [str(tmp_path / "out")]}, "store": told}
-                ),
-                "c",
-                {},
-            )
-        )
+        runs = {"runs": [str(tmp_path / "out")]}
+        text = json.dumps({"roles": [role], "worker": runs, "store": told})
+        open_configured(read(text, "c", {}))
 
     with pytest.raises(ConfigError, match="SignatureDoesNotMatch"):
         start()
@@ -202,7 +162,9 @@ def test_what_may_come_is_no_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyP
         check(one)
 
 
-def test_what_can_never_be_a_store_is_refused(tmp_path: Path) -> None:
+def test_what_can_never_be_a_store_and_directories_of_which_none_may_be_used_are_refused(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "file").write_text("")
     for one in (
         configured(tmp_path / "file"),
@@ -211,9 +173,6 @@ def test_what_can_never_be_a_store_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(CkptsyncError):
             check(one)
-
-
-def test_output_directories_of_which_none_may_be_used_are_refused(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     with pytest.raises(CkptsyncError, match="inside the store"):
         check(configured(tmp_path, str(tmp_path / "out")))

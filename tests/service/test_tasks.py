@@ -67,17 +67,9 @@ def test_anything_else_is_fatal_and_has_its_traceback() -> None:
 
 def test_of_an_outcome_only_changes_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    waits, fails, sent = (
-        Line("a", "phase=waiting"),
-        Line("b", "phase=failed", is_error=True),
-        Line("a", "phase=sent"),
-    )
-    task = Task(
-        "worker",
-        1,
-        scripted(Outcome((waits, fails)), Outcome((waits, fails)), Outcome((sent,))),
-        print,
-    )
+    waits, sent = Line("a", "phase=waiting"), Line("a", "phase=sent")
+    both = Outcome((waits, Line("b", "phase=failed", is_error=True)))
+    task = Task("worker", 1, scripted(both, both, Outcome((sent,))), print)
     for _ in range(3):
         task()
     logged = [(r.levelname, r.getMessage()) for r in caplog.records]
@@ -112,21 +104,12 @@ def test_a_task_runs_at_once_and_again_and_a_slow_one_never_twice_nor_delays_oth
         release.wait(60)
         at_once[0] -= 1
 
-    with loop(
-        Task("slow", 0.05, slow, print),
-        Task("quick", 0.2, lambda: runs.append(time.monotonic()), print),
-    ):
+    quick = Task("quick", 0.2, lambda: runs.append(time.monotonic()), print)
+    with loop(Task("slow", 0.05, slow, print), quick):
         assert until(lambda: len(runs) >= 4)
         release.set()
     assert runs[3] - runs[0] > 0.5, "a period lies between"
     assert most[0] == 1
-
-
-def test_long_work_rests_as_long_again() -> None:
-    task = Task("a", 0.3, lambda: time.sleep(0.2), print)
-    task.due = NEVER
-    task()
-    assert task.due >= task.began + 0.4
 
 
 def test_a_hint_hastens_a_task_and_one_that_comes_while_it_runs_makes_it_run_once_more() -> None:
@@ -151,7 +134,7 @@ def test_a_hint_hastens_a_task_and_one_that_comes_while_it_runs_makes_it_run_onc
         assert not until(lambda: len(runs) > 3, 2 * DEBOUNCE)
 
 
-def test_of_several_times_the_first_counts_and_the_loop_is_woken() -> None:
+def test_of_several_times_the_first_counts_and_long_work_rests_as_long_again() -> None:
     woken: list[int] = []
     task = Task("a", 1, lambda: None, print)
     task.due, task.wake = NEVER, lambda: woken.append(1)
@@ -159,6 +142,10 @@ def test_of_several_times_the_first_counts_and_the_loop_is_woken() -> None:
         task.at(seconds)
     assert 99 < task.due - time.monotonic() <= 100
     assert len(woken) == 3
+    task = Task("a", 0.3, lambda: time.sleep(0.2), print)
+    task.due = NEVER
+    task()
+    assert task.due >= task.began + 0.4
 
 
 def read_zeros() -> None:
@@ -178,10 +165,8 @@ def test_a_task_that_rests_ends_reads_computes_or_gives_signs_does_not_hang_a_si
             work.pop()()
             done.release()
 
-    busy, silent = (
-        Task("upload-queue-1", 1, body, print),
-        Task("upload-queue-2", 1, threading.Event().wait, print),  # type: ignore[arg-type]
-    )
+    busy = Task("upload-queue-1", 1, body, print)
+    silent = Task("upload-queue-2", 1, threading.Event().wait, print)  # type: ignore[arg-type]
     rests = Task("scan", 1, lambda: None, print)
     watchdog = Watchdog(HUNG, lambda: now[0])
     for task in (busy, silent):

@@ -1,7 +1,10 @@
+"""Hints of changes below directories: by events, by polling, and by a quick check each second."""
+
 from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,23 +12,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from watchdog.observers.polling import PollingObserverVFS
 
 from ckptsync.mounts import chosen, is_blind
 from ckptsync.service import watch as module
-from ckptsync.service.watch import Watch, watch
+from ckptsync.service.watch import MOST, Watch, directories_to_check, directory_states
+from tests.support.waiting import until
 
 ROOT = Path(__file__).parent.parent
-MOUNTS = r"""22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
-30 22 0:40 / /mnt/nfs rw,relatime - nfs4 server:/export rw,vers=4.2
-31 22 0:41 / /mnt/with\040space rw - fuse.gcsfuse bucket rw
-32 30 0:42 / /mnt/nfs/local rw master:2 propagate_from:1 - xfs /dev/vdb rw
-33 22 0:43 / /over rw - nfs server:/a rw
-34 33 0:44 / /over rw - tmpfs tmpfs rw
-broken line
-"""
 
 
 class Ear:
@@ -64,7 +61,7 @@ def watching(ear: Ear) -> Iterator[Callable[[Path], Watch]]:
     made: list[Watch] = []
 
     def start(path: Path) -> Watch:
-        made.append(watch([str(path)], ear, poll_s=1))
+        made.append(Watch([str(path)], ear, poll_s=1))
         return made[-1]
 
     yield start
@@ -73,39 +70,15 @@ def watching(ear: Ear) -> Iterator[Callable[[Path], Watch]]:
 
 
 @pytest.mark.parametrize(
-    ("path", "fstype"),
+    ("kinds", "expected"),
     [
-        ("/", "ext4"),
-        ("/home/me", "ext4"),
-        ("/mnt/nfs", "nfs4"),
-        ("/mnt/nfs/a/b", "nfs4"),
-        ("/mnt/nfsother", "ext4"),
-        ("/mnt/nfs/local/run", "xfs"),
-        ("/mnt/with space/x", "fuse.gcsfuse"),
-        ("/over/x", "tmpfs"),
+        ("nfs nfs4 cifs smb3 9p fuse.sshfs fuse lustre", True),
+        ("ext4 xfs btrfs zfs tmpfs overlay fusectl f2fs", False),
     ],
 )
-def test_a_path_is_on_the_innermost_and_latest_mount(path: str, fstype: str) -> None:
-    assert chosen(MOUNTS.splitlines(), path).kind == fstype
-
-
-def test_where_nothing_is_known_of_mounts_events_are_believed() -> None:
-    assert chosen([], "/a").kind == ""
-    assert not is_blind("")
-
-
-@pytest.mark.parametrize(
-    "fstype", ["nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "fuse", "lustre"]
-)
-def test_inotify_is_blind_where_other_machines_write(fstype: str) -> None:
-    assert is_blind(fstype)
-
-
-@pytest.mark.parametrize(
-    "fstype", ["ext4", "xfs", "btrfs", "zfs", "tmpfs", "overlay", "fusectl", "f2fs"]
-)
-def test_inotify_sees_what_only_this_machine_writes(fstype: str) -> None:
-    assert not is_blind(fstype)
+def test_inotify_is_blind_where_other_machines_write(kinds: str, *, expected: bool) -> None:
+    assert {is_blind(kind) for kind in kinds.split()} == {expected}
+    assert not is_blind(chosen([], "/a").kind), "where nothing is known, events are believed"
 
 
 def test_new_files_renames_and_finished_writes_at_any_depth_hint(
@@ -116,22 +89,17 @@ def test_new_files_renames_and_finished_writes_at_any_depth_hint(
     ear.settle()
     assert ear.hears(lambda: (tmp_path / "checkpoint-1/.tmpabcdef").write_bytes(b"x"))
     ear.settle()
-    assert ear.hears(
-        lambda: (tmp_path / "checkpoint-1/.tmpabcdef").rename(
-            tmp_path / "checkpoint-1/model.safetensors"
-        )
-    )
+    model = tmp_path / "checkpoint-1/model.safetensors"
+    assert ear.hears(lambda: (tmp_path / "checkpoint-1/.tmpabcdef").rename(model))
     ear.settle()
-    assert ear.hears(
-        lambda: (tmp_path / "checkpoint-1/model.safetensors").write_bytes(b"overwritten in place")
-    )
+    assert ear.hears(lambda: model.write_bytes(b"overwritten in place"))
 
 
 def test_a_hint_says_below_which_of_the_paths(tmp_path: Path, ear: Ear) -> None:
     paths = [tmp_path / name for name in "ab"]
     for path in paths:
         path.mkdir()
-    found = watch([str(path) for path in paths], ear)
+    found = Watch([str(path) for path in paths], ear)
     for path in paths:
         assert ear.hears((path / "checkpoint-1").mkdir)
         ear.settle()
@@ -157,14 +125,14 @@ def test_a_long_write_does_not_hint_at_every_piece(
     tmp_path: Path, ear: Ear, watching: Callable[[Path], Watch]
 ) -> None:
     watching(tmp_path)
-    with (tmp_path / "big").open("wb", buffering=0) as file:
-        ear.settle()
-        before = ear.count
-        for _ in range(50):
-            file.write(b"x" * 1000)
-        ear.settle()
-        assert ear.count == before
-    assert ear.hears(lambda: None) or ear.count > before
+    file = (tmp_path / "big").open("wb", buffering=0)
+    ear.settle()
+    before = ear.count
+    for _ in range(50):
+        file.write(b"x" * 1000)
+    ear.settle()
+    assert ear.count == before
+    assert ear.hears(file.close)
 
 
 def test_a_path_that_comes_later_is_watched_from_the_next_refresh(
@@ -244,7 +212,7 @@ def test_a_hint_that_raises_does_not_end_the_hints(tmp_path: Path) -> None:
         calls.append(1)
         raise ValueError("a bug in the caller")
 
-    found = watch([str(tmp_path)], raises)
+    found = Watch([str(tmp_path)], raises)
     for n in range(3):
         before = len(calls)
         (tmp_path / f"{n}").write_bytes(b"x")
@@ -276,73 +244,54 @@ def test_a_path_that_cannot_be_looked_at_is_not_watched_and_raises_nothing(
     assert found.modes()[str(tmp_path / "circle")] in ("none", "waiting")
 
 
-def inside(program: str, limit: str) -> str:
-    """What a program prints where inotify has a limit, in a namespace of its own: nobody else's
-    limit changes.
-    """
-    alone = [
-        "unshare",
-        "--user",
-        "--map-root-user",
-        "sh",
-        "-e",
-        "-c",
-        f'echo {limit}; exec "$0" -c "$1"',
-    ]
-    done = subprocess.run(
-        [*alone, sys.executable, program],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-        timeout=60,
-    )
-    if "unshare" in done.stderr or "/proc/sys/user" in done.stderr:
-        pytest.skip(done.stderr)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+LIMITED = """
+import threading
+from pathlib import Path
+from ckptsync.service.watch import Watch
+out = Path({out!r}); out.mkdir(); heard = threading.Event()
+found = Watch([str(out)], lambda _: heard.set(), poll_s=1)
+print(found.modes()[str(out)], len(found.notes()))
+for n in range(20): (out / f'checkpoint-{{n}}').mkdir()
+for n in range(1200):
+    found.refresh()
+    if found.modes()[str(out)] != 'events': break
+    threading.Event().wait(0.05)
+print(found.modes()[str(out)], any('inotify limit' in note for note in found.notes()))
+heard.clear(); (out / 'checkpoint-19' / 'a').touch(); print(heard.wait(60)); found.close()
+"""
 
 
 def test_a_limit_that_is_reached_under_way_turns_events_into_polling_and_is_told(
     tmp_path: Path,
 ) -> None:
-    program = (
-        "import sys, threading\n"
-        "from pathlib import Path\n"
-        "from ckptsync.service.watch import watch\n"
-        f"out = Path({str(tmp_path)!r}) / 'out'; out.mkdir(); heard = threading.Event()\n"
-        "found = watch([str(out)], lambda _: heard.set(), poll_s=1); "
-        "print(found.modes()[str(out)], len(found.notes()))\n"
-        "for n in range(20): (out / f'checkpoint-{n}').mkdir()\n"
-        "for n in range(1200):\n"
-        " found.refresh()\n"
-        " if found.modes()[str(out)] != 'events': break\n"
-        " threading.Event().wait(0.05)\n"
-        "print(found.modes()[str(out)], any('inotify limit' in note for note in "
-        "found.notes()))\n"
-        "heard.clear(); (out / 'checkpoint-19' / 'a').touch(); print(heard.wait(60)); "
-        "found.close()\n"
+    """In a namespace of its own: nobody else's limit changes."""
+    limit = 'echo 10 > /proc/sys/user/max_inotify_watches; exec "$0" -c "$1"'
+    alone = ["unshare", "--user", "--map-root-user", "sh", "-e", "-c", limit, sys.executable]
+    program = LIMITED.format(out=f"{tmp_path}/out")
+    done = subprocess.run(
+        [*alone, program], capture_output=True, text=True, check=False, cwd=ROOT, timeout=60
     )
-    assert (
-        inside(program, "10 > /proc/sys/user/max_inotify_watches")
-        == "events 0\npolling True\nTrue\n"
-    )
+    if "unshare" in done.stderr or "/proc/sys/user" in done.stderr:
+        pytest.skip(done.stderr)
+    assert (done.returncode, done.stdout) == (0, "events 0\npolling True\nTrue\n"), done.stderr
+
+
+LOSING = """
+import sys, threading
+from ckptsync.service.watch import Watch
+heard = threading.Event(); found = Watch([sys.argv[1]], lambda _: heard.set())
+print(*found.notes(), flush=True); sys.stdin.readline(); heard.wait(60)
+for n in range(1200):
+    if found.notes(): break
+    threading.Event().wait(0.05)
+print(*found.notes()); found.close()
+"""
 
 
 def test_events_that_the_kernel_dropped_are_a_hint_and_are_told(tmp_path: Path) -> None:
-    program = (
-        "import sys, threading\n"
-        "from ckptsync.service.watch import watch\n"
-        "heard = threading.Event(); found = watch([sys.argv[1]], lambda _: heard.set())\n"
-        "print(*found.notes(), flush=True); sys.stdin.readline(); heard.wait(60)\n"
-        "for n in range(1200):\n"
-        " if found.notes(): break\n"
-        " threading.Event().wait(0.05)\n"
-        "print(*found.notes()); found.close()\n"
-    )
     pipe = subprocess.PIPE
     with subprocess.Popen(
-        [sys.executable, "-c", program, tmp_path], stdin=pipe, stdout=pipe, text=True, cwd=ROOT
+        [sys.executable, "-c", LOSING, tmp_path], stdin=pipe, stdout=pipe, text=True, cwd=ROOT
     ) as child:
         assert child.stdin
         assert child.stdout
@@ -355,3 +304,156 @@ def test_events_that_the_kernel_dropped_are_a_hint_and_are_told(tmp_path: Path) 
         child.stdin.write("\n")
         child.stdin.flush()
         assert "file system events were lost " in child.stdout.readline()
+
+
+TASKS = 256  # systemd/ckptsync-worker@.service
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[str]:
+    made = []
+    for n in range(2 * MOST):
+        path = tmp_path / f"run-{n}"
+        path.mkdir()
+        os.utime(path, (1000 + n, 1000 + n))
+        made.append(str(path))
+    return made
+
+
+@pytest.fixture
+def heard() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def many(runs: list[str], heard: list[str]) -> Iterator[Watch]:
+    found = Watch(runs, heard.append)
+    yield found
+    found.close()
+
+
+def test_of_many_those_are_watched_that_changed_last(runs: list[str], many: Watch) -> None:
+    assert many.modes() == {
+        **dict.fromkeys(runs[:MOST], "scanned"),
+        **dict.fromkeys(runs[MOST:], "events"),
+    }
+    assert threading.active_count() < TASKS / 2, "the rest is for sending"
+
+
+def test_one_in_which_something_happens_is_watched_from_the_next_refresh(
+    runs: list[str], many: Watch, heard: list[str]
+) -> None:
+    (Path(runs[0]) / "checkpoint-1").mkdir()
+    many.refresh()
+    assert (many.modes()[runs[0]], many.modes()[runs[MOST]]) == ("events", "scanned")
+    (Path(runs[0]) / "checkpoint-1" / "model.safetensors").write_bytes(b"x")
+    assert until(lambda: runs[0] in heard)
+
+
+def test_without_threads_nothing_is_watched_nothing_raised_and_nothing_left(
+    tmp_path: Path, many: Watch, heard: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service may have so many tasks, and a user: Python says RuntimeError then, of each thread
+    that watchdog has for a directory.
+    """
+    before, path = threading.active_count(), tmp_path / "late"
+    path.mkdir()
+    for more in range(2):
+        with monkeypatch.context() as patch:
+            _allow(patch, before + more)
+            late = Watch([str(path)], heard.append)
+            assert late.modes() == {str(path): "none"}
+        assert until(lambda: threading.active_count() == before)
+        late.refresh()
+        assert late.modes() == {str(path): "events"}, "as soon as there are some again"
+        (path / f"checkpoint-{more}").mkdir()
+        assert until(lambda: str(path) in heard)
+        heard.clear()
+        late.close()
+
+
+def _allow(patch: pytest.MonkeyPatch, most: int) -> None:
+    real: Any = threading._start_new_thread  # type: ignore[attr-defined]
+
+    def start(*args: Any) -> int:
+        if threading.active_count() > most:  # the one that begins counts itself
+            raise RuntimeError("can't start new thread")
+        return int(real(*args))
+
+    patch.setattr(threading, "_start_new_thread", start)
+
+
+LIGHTNING = "lightning_logs"
+
+
+def lay(root: Path) -> None:
+    for n in range(8):
+        (root / f"checkpoint-{n}").mkdir(parents=True)
+    for folder in (
+        "checkpoints/checkpoint_0",
+        f"{LIGHTNING}/version_0/checkpoints/last.ckpt",
+        "run-0/checkpoint-5",
+        "_ckptsync/pins",
+    ):
+        (root / folder).mkdir(parents=True)
+    for path in root.iterdir():
+        if not path.name.startswith("checkpoint-"):
+            os.utime(path, ns=(0, 0))
+
+
+def made_again(root: Path) -> None:
+    root.rename(root.with_name("old"))
+    lay(root)
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "a checkpoint": lambda root: (root / "checkpoint-8").mkdir(),
+    "rotation": lambda root: shutil.rmtree(root / "checkpoint-0"),
+    "a file in the newest checkpoint": lambda root: (root / "checkpoint-7/state.json").touch(),
+    "a checkpoint of accelerate's": lambda root: (root / "checkpoints/checkpoint_1").mkdir(),
+    "a file of it": lambda root: (root / "checkpoints/checkpoint_0/model.safetensors").touch(),
+    "Lightning's": lambda root: (root / f"{LIGHTNING}/version_0/checkpoints/e.ckpt").touch(),
+    "a version of Lightning's": lambda root: (root / f"{LIGHTNING}/version_1").mkdir(),
+    "a checkpoint of a search": lambda root: (root / "run-0/checkpoint-6").mkdir(),
+    "the final model": lambda root: (root / "model.safetensors").touch(),
+    "a pin of the hook's": lambda root: (root / "_ckptsync/pins/checkpoint-7.0").mkdir(),
+    "the directory made again": made_again,
+    "the directory gone": shutil.rmtree,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_glance_sees(tmp_path: Path, change: str) -> None:
+    root = tmp_path / "out"
+    lay(root)
+    at = directories_to_check(root)
+    before = directory_states(at)
+    assert directory_states(at) == before
+    CHANGES[change](root)
+    assert directory_states(at) != before
+
+
+def test_looking_pinning_and_writing_on_is_nothing_new(tmp_path: Path) -> None:
+    lay(tmp_path)
+    (tmp_path / "checkpoint-7" / "model").write_bytes(b"a")
+    before = directory_states(directories_to_check(tmp_path))
+    os.link(tmp_path / "checkpoint-7" / "model", tmp_path / "_ckptsync" / "model")
+    with (tmp_path / "checkpoint-7" / "model").open("ab") as file:
+        file.write(b"b")
+    assert directory_states(directories_to_check(tmp_path)) == before
+
+
+def test_there_are_never_many_locations_to_glance_at(tmp_path: Path) -> None:
+    for n in range(5):
+        for m in range(5):
+            for k in range(5):
+                (tmp_path / f"run-{n}" / f"a-{m}" / f"b-{k}" / "c").mkdir(parents=True)
+    assert len(directories_to_check(tmp_path)) <= 64
+
+
+def test_what_is_not_there_is_no_error(tmp_path: Path) -> None:
+    assert directory_states([tmp_path / "none"]) == ((),)
+    assert directories_to_check(tmp_path / "none") == (
+        str(tmp_path / "none"),
+        str(tmp_path / "none" / "_ckptsync" / "pins"),
+    )

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -23,6 +24,7 @@ from ckptsync.config.loading import read
 from ckptsync.config.schema import Config
 from ckptsync.errors import ConfigError, StoreError, Transient
 from ckptsync.service import worker as module
+from ckptsync.service.log import Line
 from ckptsync.service.own_process import Locks
 from ckptsync.service.store_connection import ServiceStore
 from ckptsync.service.watch import Mode, directory_states
@@ -102,11 +104,12 @@ def write(checkpoint: Path, size: int = 2000) -> None:
     )
 
 
+AT_ONCE = "quiet: 0, unmarked: 0"
+
+
 @contextmanager
-def watching(
-    tmp_path: Path, more: str = "quiet: 0, unmarked: 0"
-) -> Iterator[tuple[WorkerRole, Watched]]:
-    config, store = configured(tmp_path, "worker: {{runs: ['{tmp}/out/*'], " + more + "}}\n")
+def watching(out: Path, more: str = AT_ONCE) -> Iterator[tuple[WorkerRole, Watched]]:
+    config, store = configured(out.parent, "worker: {{runs: ['{tmp}/out/*'], " + more + "}}\n")
     watched = Watched(store)
     found = WorkerRole(config, "n0", watched, print)  # type: ignore[arg-type]
     found.begin()
@@ -156,15 +159,14 @@ def asks(found: WorkerRole, store: Watched) -> int:
 
 
 def pins(run: Path) -> set[str]:
-    return {
-        path.name.partition(".")[0] for path in (run / "_ckptsync" / "pins").glob("checkpoint-*")
-    }
+    found = (run / "_ckptsync" / "pins").glob("checkpoint-*")
+    return {path.name.partition(".")[0] for path in found}
 
 
 def test_what_appears_while_the_store_does_not_answer_is_pinned_and_all_is_uploaded_later(
-    tmp_path: Path, out: Path
+    out: Path,
 ) -> None:
-    with watching(tmp_path) as (found, store):
+    with watching(out) as (found, store):
         write(out / "run" / "checkpoint-1")
         found.scanning()
         store.go_on.clear()
@@ -183,16 +185,16 @@ def test_what_appears_while_the_store_does_not_answer_is_pinned_and_all_is_uploa
     assert locations(store) == {"checkpoint-1", "checkpoint-2"}
 
 
-def test_a_plan_comes_at_once_for_what_is_finished(tmp_path: Path, out: Path) -> None:
-    with watching(tmp_path, "scan_every: 30s, quiet: 0, unmarked: 0") as (found, _):
+def test_a_plan_comes_at_once_for_what_is_finished_and_a_scan_when_a_save_will_be(
+    out: Path,
+) -> None:
+    with watching(out, f"scan_every: 30s, {AT_ONCE}") as (found, _):
         upload(found)
         write(out / "run" / "checkpoint-1")
         found.scanning()
         assert found.planning.due <= time.monotonic()
-
-
-def test_the_next_scan_comes_when_a_save_will_be_finished(tmp_path: Path, out: Path) -> None:
-    with watching(tmp_path, "scan_every: 30s, quiet: 2s, unmarked: 2s") as (found, _):
+    shutil.rmtree(out / "run")
+    with watching(out, "scan_every: 30s, quiet: 2s, unmarked: 2s") as (found, _):
         upload(found)
         assert found._watch
         found._watch.close()
@@ -206,10 +208,8 @@ def test_the_next_scan_comes_when_a_save_will_be_finished(tmp_path: Path, out: P
         assert 0 < one.due - time.monotonic() <= 2
 
 
-def test_a_plan_knows_what_came_and_what_was_finished_after_the_last_scan(
-    tmp_path: Path, out: Path
-) -> None:
-    with watching(tmp_path, "quiet: 0.5s, unmarked: 0.5s") as (found, store):
+def test_a_plan_knows_what_came_and_what_was_finished_after_the_last_scan(out: Path) -> None:
+    with watching(out, "quiet: 0.5s, unmarked: 0.5s") as (found, store):
         write(out / "run" / "checkpoint-1")
         found.scanning()
         write(out / "run" / "checkpoint-2")
@@ -222,9 +222,9 @@ def test_a_plan_knows_what_came_and_what_was_finished_after_the_last_scan(
 
 
 def test_a_save_that_grows_is_scanned_each_half_second_and_ever_more_seldom_while_nothing_moves(
-    tmp_path: Path, out: Path
+    out: Path,
 ) -> None:
-    with watching(tmp_path, "scan_every: 30s") as (found, _):
+    with watching(out, "scan_every: 30s") as (found, _):
         write(out / "run" / "checkpoint-1")
         found.scanning()
         [one] = found._directories.values()
@@ -241,10 +241,8 @@ def test_a_save_that_grows_is_scanned_each_half_second_and_ever_more_seldom_whil
             assert until(partial(lambda at, is_: rest(at) == is_, seconds, expected), 60)
 
 
-def test_a_worker_with_nothing_to_do_asks_the_store_nothing_until_anything_moves(
-    tmp_path: Path, out: Path
-) -> None:
-    with watching(tmp_path) as (found, store):
+def test_a_worker_with_nothing_to_do_asks_the_store_nothing_until_anything_moves(out: Path) -> None:
+    with watching(out) as (found, store):
         write(out / "run" / "checkpoint-1")
         for _ in range(3):
             found.scanning()
@@ -259,10 +257,8 @@ def test_a_worker_with_nothing_to_do_asks_the_store_nothing_until_anything_moves
     assert locations(store) == {"checkpoint-1", "checkpoint-2"}
 
 
-def test_an_idle_worker_gives_itself_no_hints_and_a_new_file_is_one(
-    tmp_path: Path, out: Path
-) -> None:
-    with watching(tmp_path) as (found, store):
+def test_an_idle_worker_gives_itself_no_hints_and_a_new_file_is_one(out: Path) -> None:
+    with watching(out) as (found, store):
         write(out / "run" / "checkpoint-1")
         scan_twice(found)
         upload(found)
@@ -278,11 +274,11 @@ def test_an_idle_worker_gives_itself_no_hints_and_a_new_file_is_one(
 
 
 def test_memory_is_released_when_all_is_uploaded_and_not_after_each_run(
-    tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+    out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     released: list[int] = []
     monkeypatch.setattr("ckptsync.service.worker.give_back_memory", lambda: released.append(1))
-    with watching(tmp_path) as (found, store):
+    with watching(out) as (found, store):
         write(out / "run" / "checkpoint-1")
         found.scanning()
         upload(found)
@@ -292,10 +288,8 @@ def test_memory_is_released_when_all_is_uploaded_and_not_after_each_run(
         assert released == [1]
 
 
-def test_what_only_pins_hold_is_counted_once_the_trainer_has_removed_it(
-    tmp_path: Path, out: Path
-) -> None:
-    with watching(tmp_path, "quiet: 50s, unmarked: 50s") as (found, _):
+def test_what_only_pins_hold_is_counted_once_the_trainer_has_removed_it(out: Path) -> None:
+    with watching(out, "quiet: 50s, unmarked: 50s") as (found, _):
         write(out / "run" / "checkpoint-1")
         scan_twice(found)
         assert found.held() == [(out / "run", 0)]
@@ -316,11 +310,11 @@ def test_what_only_pins_hold_is_counted_once_the_trainer_has_removed_it(
     ],
 )
 def test_costly_scans_come_seldom_while_nothing_is_on_its_way_and_as_ever_while_something_is(
-    tmp_path: Path, out: Path, cost: float, rest: int, *, is_idle: bool, is_watched: bool
+    out: Path, cost: float, rest: int, *, is_idle: bool, is_watched: bool
 ) -> None:
     for name in ("run", "other"):
         (out / name).mkdir()
-    with watching(tmp_path, "scan_every: 30s") as (found, _):
+    with watching(out, "scan_every: 30s") as (found, _):
         found.scanning()
         one, other = found._directories.values()
         assert found._watch
@@ -332,9 +326,9 @@ def test_costly_scans_come_seldom_while_nothing_is_on_its_way_and_as_ever_while_
 
 
 def test_a_store_that_is_away_is_asked_again_within_seconds_and_never_in_a_hot_loop(
-    tmp_path: Path, out: Path
+    out: Path,
 ) -> None:
-    with watching(tmp_path, "quiet: 0, unmarked: 0, scan_every: 30s") as (found, store):
+    with watching(out, "quiet: 0, unmarked: 0, scan_every: 30s") as (found, store):
         write(out / "run" / "checkpoint-1")
         store.is_away = True
         found.scanning()
@@ -357,9 +351,9 @@ def test_a_store_that_is_away_is_asked_again_within_seconds_and_never_in_a_hot_l
 
 
 def test_a_save_that_fails_in_its_queue_is_tried_again_soon_and_its_failure_is_one_line(
-    tmp_path: Path, out: Path
+    out: Path,
 ) -> None:
-    with watching(tmp_path, "quiet: 0, unmarked: 0, scan_every: 30s") as (found, store):
+    with watching(out, "quiet: 0, unmarked: 0, scan_every: 30s") as (found, store):
         write(out / "run" / "checkpoint-1")
         found.scanning()
         store.is_refusing = True
@@ -377,11 +371,11 @@ def test_a_save_that_fails_in_its_queue_is_tried_again_soon_and_its_failure_is_o
 
 
 def test_a_small_save_is_uploaded_while_a_large_one_of_another_directory_is_held_up(
-    tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+    out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queue, "SMALL_SAVE", 5000)
     with (
-        watching(tmp_path) as (found, store),
+        watching(out) as (found, store),
         loop(found.scanning, found.planning, *found.uploading),
     ):
         store.held = "full/checkpoint-1/weights.bin"
@@ -394,12 +388,12 @@ def test_a_small_save_is_uploaded_while_a_large_one_of_another_directory_is_held
 
 
 def test_an_upload_gives_way_to_a_scan_but_not_to_one_that_never_ends(
-    tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+    out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a scan of thousands of files takes many times as long, and rotation is quicker."""
     held: list[bool] = []
     monkeypatch.setattr(queue, "SCAN_FIRST", 60.0)
-    with watching(tmp_path) as (found, store):
+    with watching(out) as (found, store):
         really = Worker.scan
 
         def watched(worker: Worker, now: float) -> Scan:
@@ -424,8 +418,8 @@ def test_an_upload_gives_way_to_a_scan_but_not_to_one_that_never_ends(
         assert locations(store) == {"checkpoint-1", "checkpoint-2"}
 
 
-def test_a_training_that_begins_is_seen_without_any_event(tmp_path: Path, out: Path) -> None:
-    with watching(tmp_path) as (found, _):
+def test_a_training_that_begins_is_seen_without_any_event(out: Path) -> None:
+    with watching(out) as (found, _):
         found.scanning()
         assert found._watch
         found._watch.close()
@@ -435,9 +429,8 @@ def test_a_training_that_begins_is_seen_without_any_event(tmp_path: Path, out: P
 
 
 def test_before_the_store_is_there_what_appears_is_pinned(tmp_path: Path, out: Path) -> None:
-    config, store = configured(
-        tmp_path, "worker: {{runs: ['{tmp}/out/*'], quiet: 0, unmarked: 0}}\n"
-    )
+    runs = "worker: {{runs: ['{tmp}/out/*'], quiet: 0, unmarked: 0}}\n"
+    config, store = configured(tmp_path, runs)
     awaited = ServiceStore(store.url, lambda: False)
     found = WorkerRole(config, "n0", awaited, print)
     found.begin()
@@ -457,66 +450,46 @@ def test_before_the_store_is_there_what_appears_is_pinned(tmp_path: Path, out: P
 def test_what_the_configuration_says_of_a_worker_is_what_it_is_told(tmp_path: Path) -> None:
     text = (
         "worker: {{runs: ['{tmp}/out'], order: newest, superseded: drop, send: weights, exclude:"
-        " ['rng*'], include: ['*'], quiet: 1s, unmarked: 2s"
+        " ['rng*'], include: ['*'], quiet: 1s, unmarked: 2s, keep_pins: 3, spool_budget: 1GB,"
+        " spool_full: 'every:5', clean: verified, keep_local: 4}}\n"
     )
-    config, _ = configured(
-        tmp_path,
-        text
-        + ", keep_pins: 3, spool_budget: 1GB, spool_full: 'every:5', clean: verified, keep_local:"
-        " 4}}\n",
-    )
+    config, _ = configured(tmp_path, text)
     run = RunDir("out", tmp_path / "out")
-    assert worker_options(config, "n0", run) == WorkerOptions(
-        "n0",
-        run,
-        1,
-        2,
-        3,
-        4,
-        "newest",
-        "drop",
-        "weights",
-        ("*",),
-        ("rng*",),
-        10**9,
-        "every:5",
-        "verified",
-        4,
-    )
+    told: dict[str, Any] = {"order": "newest", "superseded": "drop", "send": "weights"}
+    told |= {"include": ("*",), "exclude": ("rng*",), "quiet": 1, "unmarked": 2, "keep_pins": 3}
+    told |= {"spool_budget": 10**9, "spool_full": "every:5", "clean": "verified", "keep_local": 4}
+    assert worker_options(config, "n0", run) == WorkerOptions("n0", run, **told)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes directories of other users")
 def test_what_other_users_put_in_the_way_ends_no_worker_and_is_a_problem_with_its_reason(
-    tmp_path: Path, out: Path
+    out: Path,
 ) -> None:
     (out / "theirs").mkdir()
     os.chown(out / "theirs", 65534, 65534)
-    with watching(tmp_path) as (found, store):
+    with watching(out) as (found, store):
         write(out / "run" / "checkpoint-1")
         (out / "linked").mkdir()
         (out / "linked" / "_ckptsync").mkdir()
         os.chown(out / "linked" / "_ckptsync", 65534, 65534)
         found.scanning()
         errors = found.scanning.outcome.errors
-        assert any(
-            "theirs: left out" in error and "it belongs to uid 65534" in error for error in errors
-        )
+        whose = "it belongs to uid 65534"
+        assert any("theirs: left out" in error and whose in error for error in errors)
         assert any("linked/_ckptsync: belongs to uid 65534" in error for error in errors)
         upload(found)
         assert locations(store) == {"checkpoint-1"}
 
 
-def test_another_workers_directory_is_refused_at_the_start_and_left_out_later(
-    tmp_path: Path, out: Path
-) -> None:
+def test_another_workers_directory_is_refused_at_the_start_and_left_out_later(out: Path) -> None:
     (out / "taken").mkdir()
     locks = Locks("n0")
     locks.hold(out / "taken" / "_ckptsync")
-    with pytest.raises(ConfigError, match="another worker of node n0"), watching(tmp_path):
+    with pytest.raises(ConfigError, match="another worker of node n0"), watching(out):
         pass
     locks.close()
     shutil.rmtree(out / "taken")
-    with watching(tmp_path) as (found, store):
+    with watching(out) as (found, store):
         write(out / "run" / "checkpoint-1")
         (out / "taken").mkdir()
         locks.hold(out / "taken" / "_ckptsync")
@@ -547,9 +520,9 @@ def test_a_directory_that_cannot_be_served_is_a_problem_and_one_in_the_store_is_
 
 
 def test_a_save_whose_output_directory_is_removed_while_it_is_uploaded_is_reported_all_the_same(
-    tmp_path: Path, out: Path
+    out: Path,
 ) -> None:
-    with watching(tmp_path) as (found, store):
+    with watching(out) as (found, store):
         write(out / "job/checkpoint-1")
         found.scanning()
         store.held = "job/checkpoint-1/weights.bin"
@@ -570,14 +543,13 @@ def test_a_save_whose_output_directory_is_removed_while_it_is_uploaded_is_report
         found._renew_at = 0.0
         found.scanning()
         (note,) = [note for note in found.scanning.outcome.notes if "lost" in note]
-        assert note.startswith(
-            "lost job/checkpoint-1: its files were removed before all of them were stored"
-        )
+        lost = "lost job/checkpoint-1: its files were removed before all of them were stored"
+        assert note.startswith(lost)
         assert found._removed == {}
 
 
-def test_after_a_scan_that_failed_a_plan_scans_again(tmp_path: Path, out: Path) -> None:
-    with watching(tmp_path) as (found, _):
+def test_after_a_scan_that_failed_a_plan_scans_again(out: Path) -> None:
+    with watching(out) as (found, _):
         write(out / "run" / "checkpoint-1")
         found.scanning()
         [one] = found._directories.values()
@@ -606,11 +578,11 @@ def scanned(found: WorkerRole) -> list[str]:
 
 
 def test_a_directory_is_scanned_first_then_where_something_moved_and_now_and_then(
-    tmp_path: Path, out: Path
+    out: Path,
 ) -> None:
     for n in range(3):
         (out / f"run-{n}").mkdir()
-    with watching(tmp_path, "scan_every: 30s") as (found, _):
+    with watching(out, "scan_every: 30s") as (found, _):
         assert scanned(found) == ["run-0", "run-1", "run-2"]
         assert found._watch
         found._watch.close()  # now, since the first scan watches again
@@ -631,13 +603,13 @@ def test_a_directory_is_scanned_first_then_where_something_moved_and_now_and_the
 
 
 def test_very_many_directories_that_are_still_are_checked_in_turn(
-    tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+    out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for n in range(10):
         (out / f"run-{n}").mkdir()
     # each has three folders: itself, its pins, and one more
     monkeypatch.setattr(module, "IN_TURN", 9)
-    with watching(tmp_path, "scan_every: 30s") as (found, _):
+    with watching(out, "scan_every: 30s") as (found, _):
         found.scanning()
         for one in found._directories.values():
             one.next_check = 0.0
@@ -646,56 +618,34 @@ def test_very_many_directories_that_are_still_are_checked_in_turn(
         assert all(2.0 < rest < 6.0 for rest in rests)
 
 
-def test_a_worker_tells_phases_and_nothing_that_counts_down() -> None:
-    waiting = [
-        UploadProgress("a", "checkpoint-1", 0, "waiting", f"finished if nothing changes for {s} s")
-        for s in (9, 8)
-    ]
-    texts = {
-        line.text for progress in waiting for line in worker_lines(WorkerResult("n0", (progress,)))
-    }
-    assert texts == {"phase=waiting run=a checkpoint=checkpoint-1"}
-    sent = UploadProgress(
-        "a", "checkpoint-1", 0, "sent", "sent", "checkpoint-1~ab", 7, 1000, ("odd name",)
-    )
-    [line] = worker_lines(WorkerResult("n0", (sent,)))
-    assert (
-        line.text
-        == "phase=sent run=a checkpoint=checkpoint-1 location=checkpoint-1~ab files=7 bytes=1000"
-        ' notes="odd name"'
-    )
-    assert not list(
-        worker_lines(
-            WorkerResult("n0", (UploadProgress("a", "checkpoint-1", 0, "stored", "stored"),))
-        )
-    )
+def lines(*progress: UploadProgress, **rest: Any) -> list[Line]:
+    return list(worker_lines(WorkerResult("n0", progress, **rest)))
 
 
-def test_what_was_missed_is_an_error_and_a_note_is_none() -> None:
-    missed = UploadProgress("a", "checkpoint-1", 0, "missed", "removed before it was whole")
-    lines = list(worker_lines(WorkerResult("n0", (missed,), notes=("the spool is full",))))
-    assert [line.is_error for line in lines] == [True, False]
-    assert (
-        lines[0].text
-        == 'phase=missed run=a checkpoint=checkpoint-1 detail="removed before it was whole"'
-    )
-    assert lines[1].text == 'phase=note detail="the spool is full"'
-
-
-def test_a_worker_tells_repairs_and_failures() -> None:
-    repairs = (
-        Repaired("a", "r1", "checkpoint-1/x"),
-        Repaired("a", "r1", "checkpoint-1/y", "these bytes are gone"),
-    )
-    failure = Failure("a", "checkpoint-1", "StoreError", "away", "look", 4)
-    lines = list(worker_lines(WorkerResult("n0", repairs=repairs, failures=(failure,))))
-    assert [line.text.split()[0] for line in lines] == [
-        "phase=repaired",
-        "phase=not-repaired",
-        "phase=failed",
-    ]
-    assert [line.is_error for line in lines] == [False, False, True]
-    assert len({line.key for line in lines}) == 3
+def test_a_worker_tells_phases_repairs_and_failures_and_nothing_that_counts_down() -> None:
+    one = ("a", "checkpoint-1", 0)
+    for left in (9, 8):
+        why = f"finished if nothing changes for {left} s"
+        [line] = lines(UploadProgress(*one, "waiting", why))
+        assert line.text == "phase=waiting run=a checkpoint=checkpoint-1"
+    done: Any = ("checkpoint-1~ab", 7, 1000, ("odd name",))
+    [line] = lines(UploadProgress(*one, "sent", "sent", *done))
+    text = "phase=sent run=a checkpoint=checkpoint-1 location=checkpoint-1~ab files=7 bytes=1000"
+    assert line.text == f'{text} notes="odd name"'
+    assert not lines(UploadProgress(*one, "stored", "stored"))
+    missed = UploadProgress(*one, "missed", "removed before it was whole")
+    first, second = lines(missed, notes=("the spool is full",))
+    text = 'phase=missed run=a checkpoint=checkpoint-1 detail="removed before it was whole"'
+    assert (first.text, first.is_error) == (text, True)
+    assert (second.text, second.is_error) == ('phase=note detail="the spool is full"', False)
+    repaired = Repaired("a", "r1", "checkpoint-1/x")
+    failed = Failure("a", "checkpoint-1", "StoreError", "away", "look", 4)
+    lost = Repaired("a", "r1", "checkpoint-1/y", "these bytes are gone")
+    found = lines(repairs=(repaired, lost), failures=(failed,))
+    phases = [line.text.split()[0].removeprefix("phase=") for line in found]
+    assert phases == ["repaired", "not-repaired", "failed"]
+    assert [line.is_error for line in found] == [False, False, True]
+    assert len({line.key for line in found}) == 3
 
 
 PROBE = """

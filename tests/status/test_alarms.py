@@ -31,10 +31,8 @@ def test_a_node_is_lost_after_ten_minutes_and_critical_with_work_in_its_queue() 
 
 def test_a_store_that_had_a_head_and_has_none_is_critical_one_that_never_had_is_not() -> None:
     assert "no-head store" not in raised(heart())
-    assert (
-        raised(heart(), heart("boss", ("head",), ago=HOUR))["no-head store"].todo
-        == "start ckptsync-head on boss"
-    )
+    alarm = raised(heart(), heart("boss", ("head",), ago=HOUR))["no-head store"]
+    assert alarm.todo == "start ckptsync-head on boss"
     assert "no-head store" in raised(heart(), heart("boss", ("head",), ago=HOUR, stopped=True))
     assert "no-head store" not in raised(heart("boss", ("head",), ago=HOUR), HEAD)
 
@@ -47,24 +45,21 @@ def test_a_disk_is_full_when_the_next_save_does_not_fit(free: int, is_full: bool
     assert [a.text for a in found.values()] == ([said] if is_full else [])
 
 
-def test_a_disk_without_a_save_is_full_below_two_percent() -> None:
-    assert not raised(heart(disk=(Disk("/out", 20, 1000, 0),)))
-    assert "disk-full n0:/out" in raised(heart(disk=(Disk("/out", 19, 1000, 0),)))
-
-
-def test_a_spool_warns_at_nine_tenths_of_its_budget_and_is_critical_beyond() -> None:
-    def spool(used: int, budget: int) -> list[str]:
-        return [
-            a.severity
-            for a in raised(heart(disk=(Disk("/out", 10**6, 10**6, used, budget),))).values()
-        ]
-
-    assert [spool(89, 100), spool(90, 100), spool(100, 100), spool(100, 0)] == [
-        [],
-        ["warning"],
-        ["critical"],
-        [],
-    ]
+@pytest.mark.parametrize(
+    ("disk", "alarms"),
+    [
+        (Disk("/out", 20, 1000, 0), []),  # without a save it is full below two per cent
+        (Disk("/out", 19, 1000, 0), ["disk-full critical"]),
+        (Disk("/out", 10**6, 10**6, 89, 100), []),
+        (Disk("/out", 10**6, 10**6, 90, 100), ["spool-full warning"]),
+        (Disk("/out", 10**6, 10**6, 100, 100), ["spool-full critical"]),
+        (Disk("/out", 10**6, 10**6, 100, 0), []),
+    ],
+)
+def test_a_disk_and_a_spool_have_a_limit(disk: Disk, alarms: list[str]) -> None:
+    found = raised(heart(disk=(disk,))).values()
+    assert [f"{a.code} {a.severity}" for a in found] == alarms
+    assert {a.subject for a in found} <= {"n0:/out"}
 
 
 def test_a_lost_node_that_has_what_a_save_lacks_is_critical_and_the_save_says_so() -> None:
@@ -80,10 +75,8 @@ def test_a_queue_waits_for_too_long_after_an_hour_and_says_the_nodes_error() -> 
     assert not raised(heart(queue=("run/checkpoint-1",), oldest=HOUR))
     found = raised(heart(queue=("run/checkpoint-1",), oldest=HOUR + 1, errors=("store: 503",)))
     alarm = found["waiting n0"]
-    assert (alarm.text, alarm.since) == (
-        "n0: 1 in the upload queue, the oldest for 1h; store: 503",
-        NOW - 5 - HOUR - 1,
-    )
+    assert alarm.text == "n0: 1 in the upload queue, the oldest for 1h; store: 503"
+    assert alarm.since == NOW - 5 - HOUR - 1
 
 
 def test_a_clock_that_is_off_is_said_in_both_directions() -> None:
@@ -107,34 +100,20 @@ def test_a_write_that_found_no_room_is_said_in_its_own_words(error: str, is_full
     assert not raised(heart(errors=(error,), stopped=True))
 
 
-HEAD = heart("boss", ("head", "verifier"), verifies=7 * DAY)
-
-
 def saves(*ago: float, **changes: Any) -> list[Summary]:
     return [location(f"run/checkpoint-{n}", ago=a, **changes) for n, a in enumerate(ago)]
 
 
-def test_damage_is_critical_and_says_what_was_found_and_since_when() -> None:
-    hurt = location(
-        word="DAMAGED",
-        evidence=("model: digest: differs",),
-        proof=Proven("r", "damaged", damage=("r",), damaged_at=NOW - 50),
-    )
-    alarm = raised(heart(), locations=[hurt])["damaged run/checkpoint-1"]
-    assert (alarm.severity, alarm.kind, alarm.since) == ("critical", "damage", NOW - 50)
-    assert "model: digest: differs" in alarm.text
-
-
-def test_damage_that_no_node_can_send_again_says_so() -> None:
+def test_damage_is_critical_says_what_was_found_and_whether_no_node_can_send_it_again() -> None:
     proof = Proven("r", "damaged", damage=("r",), damaged_at=NOW - 50)
     hurt = location(word="DAMAGED", evidence=("m: missing",), proof=proof, nodes=("n0", "n1"))
     lacks = {"r": ("m",)}
-    one = raised(heart(lacks=lacks), heart("n1"), locations=[hurt])["damaged run/checkpoint-1"]
-    both = raised(heart(lacks=lacks), heart("n1", lacks=lacks), locations=[hurt])[
-        "damaged run/checkpoint-1"
-    ]
-    assert one.text == "run/checkpoint-1: m: missing"
-    assert both.text == "run/checkpoint-1: m: missing; n0, n1 no longer have its bytes"
+    key, text = "damaged run/checkpoint-1", "run/checkpoint-1: m: missing"
+    alarm = raised(heart(lacks=lacks), heart("n1"), locations=[hurt])[key]
+    assert (alarm.severity, alarm.kind, alarm.since) == ("critical", "damage", NOW - 50)
+    assert alarm.text == text
+    both = raised(heart(lacks=lacks), heart("n1", lacks=lacks), locations=[hurt])[key]
+    assert both.text == f"{text}; n0, n1 no longer have its bytes"
 
 
 def test_what_cannot_be_read_is_said_of_records_and_of_hearts() -> None:
@@ -143,10 +122,8 @@ def test_what_cannot_be_read_is_said_of_records_and_of_hearts() -> None:
     assert record
     odd = NodeFile(Entry(".ckptsync/nodes/odd.json", 1, NOW), Corrupt("no heartbeat"))
     found = raised(odd, faults=(Fault(name, record, Corrupt("bad")),))
-    assert {(a.severity, a.subject) for a in found.values()} == {
-        ("critical", name),
-        ("warning", "odd"),
-    }
+    said = {(a.severity, a.subject) for a in found.values()}
+    assert said == {("critical", name), ("warning", "odd")}
 
 
 def test_an_ambiguous_location_is_said_for_a_week() -> None:
@@ -169,27 +146,24 @@ def test_a_run_is_stalled_when_three_times_the_usual_has_passed_and_history_afte
         assert found["stalled run"].since == NOW - last + HOUR
 
 
-def test_a_run_is_not_stalled_while_a_save_is_on_its_way_its_nodes_are_gone_or_it_has_ended() -> (
-    None
-):
+def test_a_run_is_not_stalled_while_a_save_is_sent_its_nodes_are_gone_or_it_has_ended() -> None:
     late = saves(7 * HOUR, 6 * HOUR, 5 * HOUR)
     assert "stalled run" in raised(heart(), locations=late)
-    assert "stalled run" not in raised(
-        heart(queue=("run/checkpoint-9",), oldest=1.0), locations=late
-    )
-    assert "stalled run" not in raised(heart(ago=HOUR), locations=late)
-    assert "stalled run" not in raised(heart("n9"), locations=late)
-    assert "stalled run" not in raised(heart(), fact(run="ended"), locations=late)
-    assert "stalled run" not in raised(
-        heart(), locations=[*late, location("run/final", ago=4 * HOUR)]
-    )
+    for known in (
+        [heart(queue=("run/checkpoint-9",), oldest=1.0)],
+        [heart(ago=HOUR)],
+        [heart("n9")],
+        [heart(), fact(run="ended")],
+    ):
+        assert "stalled run" not in raised(*known, locations=late)
+    ended = [*late, location("run/final", ago=4 * HOUR)]
+    assert "stalled run" not in raised(heart(), locations=ended)
 
 
 def test_without_a_hook_a_run_that_was_quiet_for_a_day_or_ten_times_the_usual_has_ended() -> None:
     def stalled(*known: NodeFile, ago: float, every: float) -> bool:
-        return "stalled run" in raised(
-            heart(), *known, locations=saves(ago + 2 * every, ago + every, ago)
-        )
+        locations = saves(ago + 2 * every, ago + every, ago)
+        return "stalled run" in raised(heart(), *known, locations=locations)
 
     assert stalled(ago=0.9 * DAY, every=HOUR)
     assert not stalled(ago=1.1 * DAY, every=HOUR)
@@ -210,25 +184,19 @@ def test_a_training_that_is_gone_without_having_ended_is_critical() -> None:
     assert raised(heart(), fact(run="runs"), locations=late)["stalled run"].severity == "warning"
 
 
-def test_a_store_warns_when_two_checkpoints_with_models_no_longer_fit_and_is_critical_at_one() -> (
-    None
-):
-    def store(free: int) -> list[str]:
-        return [
-            a.severity
-            for a in raised(locations=[location(model_size=500)], room=Room(free, 10_000)).values()
-        ]
-
-    assert [store(3000), store(2999), store(1499)] == [[], ["warning"], ["critical"]]
-    empty = [[a.severity for a in raised(room=Room(free, 1000)).values()] for free in (20, 19, 9)]
-    assert empty == [[], ["warning"], ["critical"]]
+def test_a_store_warns_when_two_checkpoints_with_models_do_not_fit_and_is_critical_at_one() -> None:
+    for locations, total, free in (
+        ([location(model_size=500)], 10_000, (3000, 2999, 1499)),
+        ([], 1000, (20, 19, 9)),
+    ):
+        found = [raised(locations=locations, room=Room(one, total)).values() for one in free]
+        assert [[a.severity for a in alarms] for alarms in found] == [[], ["warning"], ["critical"]]
 
 
 def test_a_save_arrives_for_too_long_after_an_hour_and_says_what_is_missing() -> None:
     def incomplete(ago: float) -> dict[str, Any]:
-        return raised(
-            heart(), locations=[location(word="INCOMPLETE", ago=ago, lost=("__3_0.distcp of n1",))]
-        )
+        save = location(word="INCOMPLETE", ago=ago, lost=("__3_0.distcp of n1",))
+        return raised(heart(), locations=[save])
 
     assert not incomplete(HOUR - 1)
     assert "__3_0.distcp of n1" in incomplete(HOUR + 1)["incomplete run/checkpoint-1"].text
@@ -240,32 +208,25 @@ def test_what_waits_for_a_head_that_lives_is_said_once_for_a_run() -> None:
         location("run/checkpoint-1", "COMPLETE", 3 * HOUR),
         location("run/checkpoint-2", "COMPLETE", 2 * HOUR),
     ]
-    found = raised(heart("boss", ("head",)), locations=locations)
-    assert list(found) == ["unconsolidated run"]
-    assert (
-        found["unconsolidated run"].text == "run/checkpoint-1: still unconsolidated 3h after it was"
-        " complete"
-    )
+    [alarm] = raised(heart("boss", ("head",)), locations=locations).values()
+    assert alarm.key == "unconsolidated run"
+    assert alarm.text == "run/checkpoint-1: still unconsolidated 3h after it was complete"
     assert not raised(heart(), locations=locations), "nobody has promised it"
     assert not raised(HEAD, locations=[location(word="COMPLETE", ago=0.9 * HOUR)])
 
 
 def test_what_waits_for_a_verifier_is_said_too_unless_it_was_proven_unmerged() -> None:
-    verifier = heart("boss", ("verifier",))
-    assert list(raised(verifier, locations=[location(word="CONSOLIDATED", ago=2 * HOUR)])) == [
-        "unverified run"
-    ]
-    assert not raised(
-        verifier, locations=[location(word="COMPLETE", ago=2 * HOUR, proof=Proven(holds=True))]
-    )
+    verifier, ago = heart("boss", ("verifier",)), 2 * HOUR
+    waits = location(word="CONSOLIDATED", ago=ago)
+    proven = location(word="COMPLETE", ago=ago, proof=Proven(holds=True))
+    assert list(raised(verifier, locations=[waits])) == ["unverified run"]
+    assert not raised(verifier, locations=[proven])
 
 
 def test_verification_behind_its_period_is_said_by_the_period_that_a_verifier_promises() -> None:
     old = location(ago=20 * DAY, proof=Proven("r", "ok", "digest", NOW - 8 * DAY, holds=True))
     assert not raised(HEAD, locations=[old])
     alarm = raised(heart("boss", ("verifier",), verifies=6 * DAY), locations=[old])["unread run"]
-    assert (alarm.since, alarm.text) == (
-        NOW - 2 * DAY,
-        "run: one checkpoint was last verified 8d ago; verify.period is 6d",
-    )
+    assert alarm.since == NOW - 2 * DAY
+    assert alarm.text == "run: one checkpoint was last verified 8d ago; verify.period is 6d"
     assert not raised(heart(), locations=[old])

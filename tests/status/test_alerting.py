@@ -9,18 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptsync.config.schema import KEYS
-from ckptsync.status.alarms import (
-    CODES,
-    HOLD,
-    KINDS,
-    MOST,
-    Alarm,
-    Memory,
-    Terms,
-    decide,
-    document,
-)
-from tests.support.status_examples import DAY, heart
+from ckptsync.status.alarms import CODES, HOLD, KINDS, MOST, Alarm, Memory, Terms, decide, document
 
 TERMS = Terms(KINDS, 3600.0)
 HURT = Alarm("damaged", "run/checkpoint-1", "critical", 5.0, "bytes differ", "repair it")
@@ -100,10 +89,8 @@ def test_a_message_is_plain_json_with_a_text_for_chats_that_stays_short() -> Non
     many = [replace(HURT, subject=f"run/checkpoint-{n}") for n in range(MOST + 5)]
     made = document(decide([*many, LATE], {}, TERMS, 7.0).messages, "/store", "boss", 7.0)
     assert json.loads(json.dumps(made)) == made
-    assert (
-        made["alarms"][0] | {"status": "raised", "first": 7.0, "kind": "damage"}
-        == made["alarms"][0]
-    )
+    first = made["alarms"][0]
+    assert (first["status"], first["first"], first["kind"]) == ("raised", 7.0, "damage")
     lines = made["text"].splitlines()
     assert lines[0] == "ckptsync: 26 raised (/store)"
     assert (len(lines), lines[-1]) == (MOST + 2, "and 6 more")
@@ -112,25 +99,17 @@ def test_a_message_is_plain_json_with_a_text_for_chats_that_stays_short() -> Non
 def test_an_alert_commands_no_terminal_forges_no_line_and_has_an_end() -> None:
     """Names and errors in a store come from anyone who may write to it."""
     evil = "a\x1b[2J\r\nCRITICAL \u202e\u200b\x9b"
-    alarms = [
-        Alarm("waiting", f"{n}{evil}", "warning", None, evil * 10_000, evil) for n in range(2)
-    ]
+    texts = (evil * 10_000, evil)
+    alarms = [Alarm("waiting", f"{n}{evil}", "warning", None, *texts) for n in range(2)]
     told = document(decide(alarms, {}, TERMS, 0.0).messages, "/store", "head", 0.0)
     lines = told["text"].split("\n")
     assert len(lines) == 3
     assert all(line.isprintable() for line in lines)
-    assert all(
-        value.isprintable()
-        for one in told["alarms"]
-        for value in one.values()
-        if isinstance(value, str)
-    )
+    values = [value for one in told["alarms"] for value in one.values()]
+    assert all(value.isprintable() for value in values if isinstance(value, str))
     assert "\\x1b[2J\\r\\nCRITICAL \\u202e" in lines[1]
     assert len(told["text"]) < 50_000
     assert len({one["key"] for one in told["alarms"]}) == 2
-
-
-HEAD = heart("boss", ("head", "verifier"), verifies=7 * DAY)
 
 
 def test_every_kind_has_a_code_and_the_configuration_knows_all_of_them() -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from ckptsync.errors import ConfigError, Corrupt, StoreError
+from ckptsync.errors import ConfigError, Corrupt
 from ckptsync.status import heartbeat
 from ckptsync.status.heartbeat import Facts, Heartbeat, Train, facts_name, write_facts
 from ckptsync.status.nodes import read_nodes
-from ckptsync.stores.contract import Entry, Store, read_all
+from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.posix.store import PosixStore
 
@@ -29,13 +29,11 @@ def never(_seconds: float) -> None:
 
 
 def test_a_heartbeat_reads_back_as_it_was_written(store: Store) -> None:
-    mine = heartbeat.beat(
-        store, replace(FIRST, queue=("run/checkpoint-4: sending",), errors=("é\n",))
-    )
+    work = replace(FIRST, queue=("run/checkpoint-4: sending",), errors=("é\n",))
+    mine = heartbeat.beat(store, work)
     assert heartbeat.read(store, "n0", ("worker",)) == mine
-    assert [(f.entry.name, f.content) for f in read_nodes(store).hearts] == [
-        (".ckptsync/nodes/n0.json", mine)
-    ]
+    [file] = read_nodes(store).hearts
+    assert (file.entry.name, file.content) == (".ckptsync/nodes/n0.json", mine)
     assert mine.beat == 1
 
 
@@ -43,9 +41,8 @@ def test_one_that_cannot_be_read_is_listed_as_its_error_and_overwritten(store: S
     store.write(".ckptsync/nodes/n0.json", [b"{broken"])
     [file] = read_nodes(store).hearts
     assert isinstance(file.content, Corrupt)
-    assert heartbeat.claim(store, FIRST, lambda _: True, never) == heartbeat.read(
-        store, "n0", ("worker",)
-    )
+    mine = heartbeat.claim(store, FIRST, lambda _: True, never)
+    assert mine == heartbeat.read(store, "n0", ("worker",))
 
 
 def test_a_second_worker_on_one_machine_is_refused_at_once(store: Store) -> None:
@@ -58,18 +55,19 @@ def test_a_worker_takes_over_from_one_that_died_or_said_farewell(store: Store) -
     mine = heartbeat.beat(store, FIRST)
     taken = heartbeat.claim(store, SECOND, lambda _: False, never)
     assert heartbeat.beat(store, taken).instance == SECOND.instance
-    heartbeat.write(store, mine)
-    heartbeat.farewell(store, mine)
+    heartbeat.write(store, replace(mine, stopped=True))
     taken = heartbeat.claim(store, SECOND, lambda _: True, never)
     assert heartbeat.beat(store, taken).beat == 2
 
 
 def test_another_machines_worker_is_alive_if_it_beats_while_we_wait(store: Store) -> None:
     mine = heartbeat.beat(store, FIRST)
+
+    def beats(_: float) -> None:
+        heartbeat.write(store, replace(mine, beat=2))
+
     with pytest.raises(ConfigError):
-        heartbeat.claim(
-            store, SECOND, lambda _: None, lambda _: heartbeat.write(store, replace(mine, beat=2))
-        )
+        heartbeat.claim(store, SECOND, lambda _: None, beats)
     waited: list[float] = []
     heartbeat.claim(store, SECOND, lambda _: None, waited.append)
     assert waited == [2.5 * FIRST.period]
@@ -81,7 +79,6 @@ def test_of_two_that_started_at_once_exactly_the_second_stops(store: Store) -> N
     heartbeat.beat(store, first)
     with pytest.raises(ConfigError):
         heartbeat.beat(store, second)
-    assert heartbeat.yields_to(SECOND, FIRST) is not heartbeat.yields_to(FIRST, SECOND)
 
 
 def test_heads_may_be_several_and_do_not_beat_under_a_workers_name(store: Store) -> None:
@@ -90,19 +87,6 @@ def test_heads_may_be_several_and_do_not_beat_under_a_workers_name(store: Store)
     heartbeat.beat(store, replace(head, instance="cc", started=3000.0))
     assert heartbeat.read(store, "n0", ("worker",)) is None
     assert heartbeat.read(store, "n0", ("head",)) is not None
-
-
-def test_the_stores_clock_is_told_by_a_heartbeat_of_this_machine() -> None:
-    hour_behind = (Entry("a", 1, 10_000.0), replace(FIRST, written=13_600.0))
-    other = (Entry("b", 1, 10_000.0), replace(FIRST, machine="elsewhere", written=99_999.0))
-    assert heartbeat.store_now([hour_behind, other], "boot", 13_605.0) == 10_005.0
-    assert heartbeat.store_now([other], "boot", 13_605.0) == 13_605.0
-    assert heartbeat.store_now([hour_behind], "", 1.0) == 1.0
-
-
-def test_a_farewell_that_the_store_cannot_hear_is_said_and_not_raised(tmp_path: Path) -> None:
-    (tmp_path / ".ckptsync").write_text("a file")
-    assert isinstance(heartbeat.farewell(PosixStore(str(tmp_path)), FIRST), StoreError)
 
 
 def test_a_heart_with_too_much_to_say_can_still_be_read(store: Store) -> None:
@@ -114,20 +98,9 @@ def test_a_heart_with_too_much_to_say_can_still_be_read(store: Store) -> None:
     assert seen.errors[:100] == errors[:100]
 
 
-FACTS = Facts(
-    "n0",
-    "host",
-    "boot",
-    "train",
-    "0022",
-    "0.1",
-    "3.11",
-    "6.1",
-    {"nofile": 1024},
-    {"/out": "ext4"},
-    (),
-    {"run": Train("hf", 4, 2, 1.5, {"torch": "2.13"})},
-)
+TRAINS = {"run": Train("hf", 4, 2, 1.5, {"torch": "2.13"})}
+WHO = ("n0", "host", "boot", "train", "0022", "0.1", "3.11", "6.1")
+FACTS = Facts(*WHO, {"nofile": 1024}, {"/out": "ext4"}, (), TRAINS)
 
 
 def test_facts_come_back_as_they_were_written_and_the_last_ones_stay() -> None:

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from ckptsync.catalogue.location_summary import Proven
+from ckptsync.status.alarms import Channel
 from ckptsync.status.heartbeat import Disk, RunningJob
-from ckptsync.status.http_server import Channel, Loop, Process
 from ckptsync.status.overview import Overview, Room
 from tests.support.status_examples import HOUR, NOW, heart, location, shown
 
@@ -17,6 +17,7 @@ parser = pytest.importorskip("prometheus_client.parser")
 metrics = pytest.importorskip("ckptsync.status.metrics")
 MOST: int = metrics.MOST
 ROOT = Path(__file__).parents[2]
+Process, Loop = metrics.Process, metrics.Loop
 WELL = Process(
     "n0",
     "1.0",
@@ -47,7 +48,7 @@ def seen() -> Overview:
     )
 
 
-def samples(process: Process = WELL, store: Overview | None = None) -> dict[str, Any]:
+def samples(process: Any = WELL, store: Overview | None = None) -> dict[str, Any]:
     """``name{label values}``, by the labels' names → value."""
     families = parser.text_string_to_metric_families(metrics.exposition(process, store).decode())
     return {
@@ -62,45 +63,37 @@ def test_a_process_tells_what_it_does() -> None:
     assert told["ckptsync_build_info['n0', 'worker+head', '1.0']"] == 1
     assert (told["ckptsync_healthy"], told["ckptsync_errors"]) == (1, 1)
     assert told["ckptsync_loop_busy_seconds['worker']"] == 2.5
-    assert (
-        told["ckptsync_loop_runs_total['worker']"],
-        told["ckptsync_loop_failures_total['worker']"],
-    ) == (7, 1)
+    loop = [told[f"ckptsync_loop_{name}_total['worker']"] for name in ("runs", "failures")]
+    assert loop == [7, 1]
     assert (told["ckptsync_queue_checkpoints"], told["ckptsync_queue_oldest_seconds"]) == (2, 90)
     assert told["ckptsync_sent_bytes_total"] == 10**12
-    assert [
-        told[f"ckptsync_{n}['/data/out']"]
-        for n in ("disk_free_bytes", "disk_size_bytes", "spool_bytes")
-    ] == [1, 2, 3]
+    disk = ("disk_free_bytes", "disk_size_bytes", "spool_bytes")
+    assert [told[f"ckptsync_{name}['/data/out']"] for name in disk] == [1, 2, 3]
     assert told["ckptsync_jobs['verify']"] == 2
     assert told["ckptsync_alerts_failed_total['webhook']"] == 2
     assert told["process_resident_memory_bytes"] > 1e6
 
 
 def test_a_head_tells_of_all_runs_and_nodes() -> None:
+    expected = {
+        "run_checkpoints['a', 'verified']": 2,
+        "run_checkpoints['a', 'damaged']": 1,
+        "run_checkpoints['a', 'incomplete']": 0,  # what is not there cannot be compared
+        "run_newest_step['a']": 3,
+        "run_verified_step['a']": 2,
+        "run_verified_timestamp_seconds['a']": NOW - 200,
+        "run_unverified_timestamp_seconds['a']": NOW - 100,
+        "run_interval_seconds['a']": 100,
+        "nodes['alive']": 1,
+        "nodes['silent']": 1,
+        "node_alive['gone']": 0,
+        "node_queue_checkpoints['gone']": 1,
+        "alarms['damaged', 'damage', 'critical']": 1,
+        "store_free_bytes": 10**6,
+        "overview_timestamp_seconds": NOW,
+    }
     told = samples(WELL, seen())
-    assert told["ckptsync_run_checkpoints['a', 'verified']"] == 2
-    assert told["ckptsync_run_checkpoints['a', 'damaged']"] == 1
-    assert told["ckptsync_run_checkpoints['a', 'incomplete']"] == 0, (
-        "a series that is not there cannot be compared"
-    )
-    assert (told["ckptsync_run_newest_step['a']"], told["ckptsync_run_verified_step['a']"]) == (
-        3,
-        2,
-    )
-    assert told["ckptsync_run_verified_timestamp_seconds['a']"] == NOW - 200
-    assert told["ckptsync_run_unverified_timestamp_seconds['a']"] == NOW - 100
-    assert told["ckptsync_run_interval_seconds['a']"] == 100
-    assert (told["ckptsync_nodes['alive']"], told["ckptsync_nodes['silent']"]) == (1, 1)
-    assert (
-        told["ckptsync_node_alive['gone']"],
-        told["ckptsync_node_queue_checkpoints['gone']"],
-    ) == (0, 1)
-    assert told["ckptsync_alarms['damaged', 'damage', 'critical']"] == 1
-    assert (told["ckptsync_store_free_bytes"], told["ckptsync_overview_timestamp_seconds"]) == (
-        10**6,
-        NOW,
-    )
+    assert {name: told[f"ckptsync_{name}"] for name in expected} == expected
 
 
 def test_ten_thousand_checkpoints_are_no_more_series_than_one() -> None:
@@ -110,9 +103,8 @@ def test_ten_thousand_checkpoints_are_no_more_series_than_one() -> None:
 
 
 def test_of_very_many_runs_the_newest_are_told() -> None:
-    told = samples(
-        WELL, shown(locations=[location(f"r{n}/checkpoint-1", ago=n) for n in range(MOST + 10)])
-    )
+    locations = [location(f"r{n}/checkpoint-1", ago=n) for n in range(MOST + 10)]
+    told = samples(WELL, shown(locations=locations))
     assert told["ckptsync_runs"] == MOST + 10
     assert len([k for k in told if k.startswith("ckptsync_run_newest_step")]) == MOST
     assert f"ckptsync_run_newest_step['r{MOST}']" not in told
@@ -131,34 +123,23 @@ def names(told: bytes) -> set[str]:
     return set(kinds)
 
 
-def test_names_are_as_prometheus_wants_them() -> None:
-    for name in names(metrics.exposition(WELL, seen())):
+def test_every_metric_is_written_down_and_no_other_by_a_name_as_prometheus_wants_it() -> None:
+    found = names(metrics.exposition(WELL, seen()))
+    text = (ROOT / "docs" / "monitoring.md").read_text("utf-8").partition("## Metrics\n")[2]
+    text = text.partition("\n## ")[0]
+    assert set(re.findall(r"^\| `(ckptsync_\w+)", text, re.MULTILINE)) == found
+    for name in found:
         assert re.fullmatch(r"ckptsync_[a-z_]+", name)
         assert not re.search(r"_(ms|millis|minutes|hours|kb|mb|percent)$", name)
 
 
-def test_every_metric_is_written_down_and_no_other() -> None:
-    text = (
-        (ROOT / "docs" / "monitoring.md")
-        .read_text("utf-8")
-        .partition("## Metrics\n")[2]
-        .partition("\n## ")[0]
-    )
-    assert set(re.findall(r"^\| `(ckptsync_\w+)", text, re.MULTILINE)) == names(
-        metrics.exposition(WELL, seen())
-    )
-
-
 def test_the_example_of_alert_rules_asks_for_metrics_and_labels_that_are_there() -> None:
-    families = list(
-        parser.text_string_to_metric_families(metrics.exposition(WELL, seen()).decode())
-    )
+    text = metrics.exposition(WELL, seen()).decode()
+    families = list(parser.text_string_to_metric_families(text))
     there = {s.name for f in families for s in f.samples}
     labels = {label for f in families for s in f.samples for label in s.labels}
-    groups = yaml.safe_load((ROOT / "configs" / "prometheus-alerts.yaml").read_text("utf-8"))[
-        "groups"
-    ]
-    rules = [rule for group in groups for rule in group["rules"]]
+    example = yaml.safe_load((ROOT / "configs" / "prometheus-alerts.yaml").read_text("utf-8"))
+    rules = [rule for group in example["groups"] for rule in group["rules"]]
     assert len(rules) >= 8
     for rule in rules:
         assert set(re.findall(r"\bckptsync_\w+", rule["expr"])) <= there, rule["alert"]

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from ckptsync.errors import Corrupt
-from ckptsync.service.heartbeat_writer import survey
 from ckptsync.service.own_process import heartbeat
+from ckptsync.service.own_status import survey
 from ckptsync.status.heartbeat import PERIOD, Heartbeat, beat, write, write_facts
 from ckptsync.status.nodes import NodeFile, NodeFiles, list_nodes, read_nodes
 from ckptsync.stores.contract import Entry
@@ -35,11 +35,8 @@ def test_hearts_and_facts_go_by_one_name_and_what_cannot_be_read_is_its_error() 
     write_facts(store, survey("n0", {}), ("worker",))
     store.write(".ckptsync/nodes/odd.json", [b"{"])
     found = read_nodes(store)
-    assert [(k.name, type(k.content)) for k in found.hearts] == [
-        ("n0", Heartbeat),
-        ("n0~head", Heartbeat),
-        ("odd", Corrupt),
-    ]
+    kinds = [("n0", Heartbeat), ("n0~head", Heartbeat), ("odd", Corrupt)]
+    assert [(k.name, type(k.content)) for k in found.hearts] == kinds
     assert list(found.facts) == ["n0"]
 
 
@@ -70,14 +67,19 @@ def test_a_node_that_goes_while_it_is_read_is_no_node() -> None:
     assert read_nodes(store).hearts == ()
 
 
-def test_the_stores_time_is_never_before_its_newest_heartbeat() -> None:
-    store = MemoryStore()
-    beat(store, heartbeat("n0", ("worker",)))
-    [known] = read_nodes(store).hearts
-    assert read_nodes(store).now("another machine", 0.5) == known.entry.mtime
-    assert (
-        read_nodes(store).now("another machine", known.entry.mtime + 60) == known.entry.mtime + 60
-    )
+def test_the_stores_time_is_told_by_this_machines_heartbeat_and_never_before_the_newest() -> None:
+    mine = Heartbeat("n0", "aa", "boot", 1, "100", 1000.0, ("worker",), "0", written=13_600.0)
+    other = replace(mine, machine="elsewhere", written=99_999.0)
+    hour_behind = NodeFile(Entry(".ckptsync/nodes/n0.json", 1, 10_000.0), mine)
+    elsewhere = NodeFile(Entry(".ckptsync/nodes/n1.json", 1, 10_000.0), other)
+    for known, machine, clock, expected in (
+        ((hour_behind, elsewhere), "boot", 13_605.0, 10_005.0),
+        ((elsewhere,), "boot", 13_605.0, 13_605.0),
+        ((hour_behind,), "", 10_001.0, 10_001.0),
+        ((hour_behind,), "", 0.5, 10_000.0),
+        ((), "boot", 0.5, 0.5),
+    ):
+        assert files(*known).now(machine, clock) == expected
 
 
 def test_a_callers_threads_read_what_its_own_would() -> None:
@@ -100,27 +102,16 @@ def test_a_node_is_silent_after_four_periods(ago: float, state: str) -> None:
     assert (node.state, node.age, node.beat) == (state, ago, NOW - ago)
 
 
-def test_a_node_that_said_so_has_stopped_however_long_ago() -> None:
-    [node] = list_nodes(files(heart(ago=10**6, stopped=True)), NOW)
-    assert node.state == "stopped"
-
-
-def test_a_heartbeat_that_cannot_be_read_is_named_by_its_file() -> None:
-    [node] = list_nodes(
-        files(NodeFile(Entry(".ckptsync/nodes/odd.json", 1, NOW), Corrupt("odd: not a heartbeat"))),
-        NOW,
-    )
+def test_a_node_that_said_so_has_stopped_and_one_that_cannot_be_read_is_named_by_its_file() -> None:
+    odd = NodeFile(Entry(".ckptsync/nodes/odd.json", 1, NOW), Corrupt("odd: not a heartbeat"))
+    stopped, node = list_nodes(files(heart(ago=10**6, stopped=True), odd), NOW)
+    assert stopped.state == "stopped"
     assert (node.name, node.state, node.errors) == ("odd", "unreadable", ("odd: not a heartbeat",))
 
 
 def test_facts_stand_beside_the_heartbeat_of_their_own_process() -> None:
-    worker, head = list_nodes(
-        files(heart(), fact(offset=-2.5, run="runs"), heart(roles=("head",))), NOW
-    )
-    assert (worker.name, worker.host, worker.clock_offset, worker.trains["run"].state) == (
-        "n0",
-        "n0.example",
-        -2.5,
-        "runs",
-    )
+    known = files(heart(), fact(offset=-2.5, run="runs"), heart(roles=("head",)))
+    worker, head = list_nodes(known, NOW)
+    assert (worker.name, worker.host, worker.clock_offset) == ("n0", "n0.example", -2.5)
+    assert worker.trains["run"].state == "runs"
     assert (head.name, head.node, head.clock_offset, head.trains) == ("n0~head", "n0", None, {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from itertools import pairwise
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,55 +15,32 @@ from ckptsync.status.overview import Room, document
 from ckptsync.status.run_status import describe_run, interval, list_runs
 from tests.support.status_examples import DAY, HOUR, NOW, fact, heart, location, raised, shown
 
+DAMAGE = Proven(damage=("r",), damaged_at=NOW - 9)
+GONE: dict[str, Any] = {"retired": "keep_last", "marked_at": NOW - 5, "begun": True}
 LOCATIONS = [
     location("a/checkpoint-1", model_size=5, kept="for the paper"),
-    location(
-        "a/checkpoint-2",
-        "DAMAGED",
-        evidence=("m: digest: differs",),
-        proof=Proven(damage=("r",), damaged_at=NOW - 9),
-    ),
-    location(
-        "b/checkpoint-1",
-        "RETIRED",
-        retired="keep_last",
-        model_size=24,
-        marked_at=NOW - 5,
-        begun=True,
-    ),
+    location("a/checkpoint-2", "DAMAGED", evidence=("m: digest: differs",), proof=DAMAGE),
+    location("b/checkpoint-1", "RETIRED", model_size=24, **GONE),
 ]
 
 
 def test_it_has_everything_and_is_plain_json() -> None:
-    busy = heart("boss", ("head",), jobs=(RunningJob("consolidate", "a/checkpoint-3", 5, 10, 2.0),))
-    disk = Disk("/out", 10**9, 10**10, 0)
-    made = document(
-        shown(
-            heart(disk=(disk,)), fact(a="runs"), busy, locations=LOCATIONS, room=Room(10**6, 10**7)
-        )
-    )
+    job = RunningJob("consolidate", "a/checkpoint-3", 5, 10, 2.0)
+    known = heart(disk=(Disk("/out", 10**9, 10**10, 0),)), heart("boss", ("head",), jobs=(job,))
+    seen = shown(*known, fact(a="runs"), locations=LOCATIONS, room=Room(10**6, 10**7))
+    made = document(seen)
     assert json.loads(json.dumps(made)) == json.loads(json.dumps(made, default=None))
     assert (made["format"], made["store"], made["at"]) == (1, "/store", NOW)
     assert made["checkpoints"] == {"VERIFIED": 1, "DAMAGED": 1, "RETIRED": 1}
-    assert (made["size"], made["model_size"], made["room"]) == (
-        3000,
-        29,
-        {"free": 10**6, "total": 10**7},
-    )
+    assert (made["size"], made["model_size"]) == (3000, 29)
+    assert made["room"] == {"free": 10**6, "total": 10**7}
     assert [n["name"] for n in made["nodes"]] == ["boss~head", "n0"]
-    assert made["nodes"][0]["jobs"] == (
-        {
-            "kind": "consolidate",
-            "subject": "a/checkpoint-3",
-            "done": 5,
-            "total": 10,
-            "seconds": 2.0,
-        },
-    )
+    told = {"kind": "consolidate", "subject": "a/checkpoint-3", "done": 5, "total": 10}
+    assert made["nodes"][0]["jobs"] == (told | {"seconds": 2.0},)
     assert [r["run"] for r in made["runs"]] == ["a", "b"]
-    assert [(a["kind"], a["code"], a["subject"]) for a in made["alarms"]] == [
-        ("damage", "damaged", "a/checkpoint-2")
-    ]
+    [alarm] = made["alarms"]
+    named = (alarm["kind"], alarm["code"], alarm["subject"])
+    assert named == ("damage", "damaged", "a/checkpoint-2")
 
 
 def test_repairs_and_what_is_retired_have_lists_of_their_own() -> None:
@@ -72,31 +50,12 @@ def test_repairs_and_what_is_retired_have_lists_of_their_own() -> None:
     ]
     made = document(shown(locations=[*LOCATIONS, *gone]))
     [repair] = made["repairs"]
-    assert (repair["location"], repair["findings"], repair["reported"], repair["changed"]) == (
-        "checkpoint-2",
-        ["m: digest: differs"],
-        NOW - 9,
-        None,
-    )
-    whole = {
-        "run": "b",
-        "location": "checkpoint-1",
-        "scope": "location",
-        "reason": "keep_last",
-        "since": NOW - 5,
-        "begun": True,
-        "size": 1024,
-    }
-    shards = {
-        "run": "c",
-        "location": "checkpoint-1",
-        "scope": "shards",
-        "reason": "old",
-        "since": None,
-        "begun": False,
-        "size": 1000,
-    }
-    assert made["retired"] == [whole, shards]
+    assert (repair["location"], repair["findings"]) == ("checkpoint-2", ["m: digest: differs"])
+    assert (repair["reported"], repair["changed"]) == (NOW - 9, None)
+    keys = ("run", "location", "scope", "reason", "since", "begun", "size")
+    whole = ("b", "checkpoint-1", "location", "keep_last", NOW - 5, True, 1024)
+    shards = ("c", "checkpoint-1", "shards", "old", None, False, 1000)
+    assert made["retired"] == [dict(zip(keys, one, strict=True)) for one in (whole, shards)]
     assert made["kept"] == [{"run": "a", "location": "checkpoint-1", "reason": "for the paper"}]
 
 
@@ -111,12 +70,9 @@ def test_a_store_in_which_all_is_well_has_no_alarm() -> None:
 
 
 def test_the_critical_ones_come_first_and_then_the_oldest() -> None:
-    nodes = [
-        heart("a", ago=700),
-        heart("b", ago=900, queue=("x/y",)),
-        heart("c", ago=800, queue=("x/y",)),
-    ]
-    assert [a.subject for a in shown(*nodes).alarms] == ["b", "c", "a"]
+    late, later = (heart(n, ago=ago, queue=("x/y",)) for n, ago in (("c", 800), ("b", 900)))
+    alarms = shown(heart("a", ago=700), later, late).alarms
+    assert [a.subject for a in alarms] == ["b", "c", "a"]
 
 
 def test_a_run_counts_its_locations_and_names_the_newest_and_the_newest_verified() -> None:
@@ -133,17 +89,12 @@ def test_a_run_counts_its_locations_and_names_the_newest_and_the_newest_verified
     assert found.newest
     assert found.verified
     assert found.unverified
-    assert (found.newest.location, found.verified.step, found.unverified.location) == (
-        "checkpoint-4",
-        2,
-        "checkpoint-3",
-    )
+    assert (found.newest.location, found.unverified.location) == ("checkpoint-4", "checkpoint-3")
+    assert found.verified.step == 2
     assert [(a.location, a.lost) for a in found.incomplete] == [("checkpoint-4", ("rank 3 of n1",))]
 
 
-def test_the_oldest_unverified_is_the_one_that_waits_longest_not_the_one_of_the_least_step() -> (
-    None
-):
+def test_the_oldest_unverified_is_the_one_that_waits_longest_not_that_of_the_least_step() -> None:
     waiting = [
         location("run/checkpoint-9", "COMPLETE", ago=900),
         location("run/checkpoint-1", "CONSOLIDATED", ago=100),
@@ -176,7 +127,7 @@ def test_one_long_pause_does_not_change_how_often_checkpoints_come() -> None:
 
 def test_runs_go_by_name_and_are_apart() -> None:
     found = list_runs(
-        [location("b/checkpoint-1"), location("a/checkpoint-1"), location("a/checkpoint-2")], ()
+        [location(f"{n}/checkpoint-1") for n in "ba"] + [location("a/checkpoint-2")], ()
     )
     assert [(r.run, r.checkpoints["VERIFIED"]) for r in found] == [("a", 2), ("b", 1)]
 
@@ -184,9 +135,8 @@ def test_runs_go_by_name_and_are_apart() -> None:
 def test_a_training_runs_if_any_node_says_so_and_has_ended_where_its_final_model_is() -> None:
     told = [heart(), fact(run="ended"), heart("n1"), fact("n1", run="runs")]
     [running] = shown(*told, locations=[location()]).runs
-    [gone] = shown(
-        told[0], fact(run="gone"), told[2], fact("n1", run="ended"), locations=[location()]
-    ).runs
+    facts = fact(run="gone"), fact("n1", run="ended")
+    [gone] = shown(told[0], told[2], *facts, locations=[location()]).runs
     [final] = shown(*told, locations=[location(ago=HOUR), location("run/final")]).runs
     [silent] = shown(heart(), locations=[location()]).runs
     assert [r.training for r in (running, gone, final, silent)] == ["runs", "gone", "ended", ""]

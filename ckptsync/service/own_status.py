@@ -1,4 +1,8 @@
-"""Write this process's heartbeat and its node's facts; check for a second worker of its name."""
+"""What this process does now, and its heartbeat, which tells that to the store.
+
+`Roles` has all tasks of the process.  `Heart` writes heartbeats and the node's facts, and finds a
+second worker of its name.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +16,17 @@ import shutil
 import socket
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ckptsync import __version__
 from ckptsync.errors import ConfigError, StoreError
 from ckptsync.mounts import mount_of
 from ckptsync.service.log import pairs, shown
 from ckptsync.service.own_process import Stopping
-from ckptsync.service.roles import Roles
+from ckptsync.service.tasks import HUNG, Outcome, Task, Watchdog
 from ckptsync.spool import markers
 from ckptsync.status import heartbeat
 from ckptsync.status.heartbeat import Disk, Facts, Heartbeat, Train
@@ -29,10 +34,63 @@ from ckptsync.stores.contract import Store
 from ckptsync.walk import SPOOL
 from ckptsync.worker.node_identity import Clock, umask
 
+if TYPE_CHECKING:
+    from ckptsync.service.head_and_verifier import HeadRoles
+    from ckptsync.service.worker import WorkerRole
+
 MOST = 1000  # entries of each list in a heartbeat
 RATE_OVER = 60.0  # seconds
 
 log = logging.getLogger(__name__)
+
+
+class Roles:
+    """Tasks, in the order of their beginning: ``local`` ones at once, the others with the store.
+
+    ``periodic`` ones are those that APScheduler repeats.
+    """
+
+    def __init__(self, local: Iterable[Task] = (), tasks: Iterable[Task] = ()) -> None:
+        self.local, self.tasks = list(local), list(tasks)
+        self.periodic: list[Task] = []
+        self.worker: WorkerRole | None = None
+        self.head: HeadRoles | None = None
+        self.verifies = 0.0
+        """Seconds between verifications, for heartbeats; 0: this process verifies nothing."""
+        self.spool_budget = 0
+        self.disks: tuple[Disk, ...] = ()
+        """Of the last heartbeat."""
+        self.watchdog = Watchdog(HUNG)
+        self.sent_bytes: Callable[[], int] = lambda: 0
+
+    @property
+    def all(self) -> tuple[Task, ...]:
+        """All tasks."""
+        return (*self.local, *self.tasks, *self.periodic)
+
+    def outcome(self) -> Outcome:
+        """Return what the last runs of all tasks have seen and done, as one."""
+        tasks = self.all
+        seen = [task.outcome for task in tasks]
+        return Outcome(
+            queue=tuple(dict.fromkeys(item for o in seen for item in o.queue)),
+            errors=tuple(dict.fromkeys(error for task in tasks for error in task.errors())),
+            notes=tuple(dict.fromkeys(note for o in seen for note in o.notes)),
+            oldest=min((o.oldest for o in seen if o.oldest is not None), default=None),
+            watch={path: mode for o in seen for path, mode in o.watch.items()},
+            lacks={record: names for o in seen for record, names in o.lacks.items()},
+        )
+
+    def status(self) -> str:
+        """Return the present state, on one line."""
+        states = [
+            f"{task.name} {'at work' if task.is_running else 'waits'}"
+            for task in (*self.tasks, *self.periodic)
+        ]
+        jobs = self.head.jobs.running() if self.head else ()
+        states += [f"{job.kind} {job.subject}" for job in jobs]
+        now = self.outcome()
+        return "; ".join([*states, f"{len(now.queue)} to upload", f"{len(now.errors)} errors"])
 
 
 class Heart:

@@ -1,8 +1,8 @@
-"""The HTTP server of a process, for ``/metrics`` and ``/healthz``, and what a process shows there.
+"""``metrics.listen``: what /metrics and /healthz say of this process, and the HTTP server for it.
 
-It is the standard library's, with limits for its clients.  A request has so many seconds, and
-bytes, for its head, however it spreads them, and an answer so many seconds to be taken; whoever is
-slower is cut off.  Of more connections than `MANY` the oldest one is cut off: open sockets keep
+The server is the standard library's, with limits for its clients.  A request has so many seconds,
+and bytes, for its head, however it spreads them, and an answer so many seconds to be taken; whoever
+is slower is cut off.  Of more connections than `MANY` the oldest one is cut off: open sockets keep
 nobody out, and nothing of the process waits for them.  A client that hangs up is no error.
 """
 
@@ -15,61 +15,87 @@ import socketserver
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from ckptsync import __version__
+from ckptsync.config.schema import Config
 from ckptsync.errors import ConfigError
-from ckptsync.status.heartbeat import Disk, RunningJob
+from ckptsync.service.own_status import Roles
 
 SLOW = 10.0  # seconds for the whole head of a request, and for the answer to be taken
 MANY = 16  # connections at once
 HEAD = 16 << 10  # bytes of a request's head
+CONTENT = "text/plain; version=0.0.4; charset=utf-8"
+AGAIN = 30.0  # seconds until a port that was taken is tried again
 
 
-@dataclass(frozen=True, slots=True)
-class Loop:
-    """A loop of a process: its ended and its failed runs, and how long it has been busy.
+class Metrics:
+    """Listens, or tries to.  ``roles``: all that this process does."""
 
-    ``busy`` is in seconds, 0 if the loop rests.
-    """
+    def __init__(self, config: Config, node: str, roles: Roles) -> None:
+        self._config, self._node, self._roles = config, node, roles
+        self._listener: PageListener | None = None
 
-    name: str
-    runs: int
-    failed: int
-    busy: float
+    def listen(self) -> None:
+        """Listen, if this does not yet; raises ConfigError while the port cannot be had.
 
+        It says what is missing where ckptsync was brought up to date without its dependencies.
+        """
+        if self._listener is None:
+            try:
+                from ckptsync.status.metrics import exposition  # noqa: F401, PLC0415
+            except ModuleNotFoundError as e:
+                why = f"metrics.listen: the package {e.name} is missing"
+                raise ConfigError(why, hint="install ckptsync again, with its dependencies") from e
+            pages = {"/metrics": self.metrics, "/healthz": self.health}
+            self._listener = PageListener(self._config.metrics.listen, pages)
 
-@dataclass(frozen=True, slots=True)
-class Channel:
-    """A channel of alerts: messages that were ``delivered``, tries that ``failed``."""
+    def close(self) -> None:
+        """Free the port."""
+        if self._listener:
+            self._listener.close()
+            self._listener = None
 
-    channel: str
-    delivered: int
-    failed: int
+    def metrics(self) -> Page:
+        """Return what Prometheus reads."""
+        from ckptsync.status.metrics import Loop, Process, exposition  # noqa: PLC0415
 
+        roles, now, head = self._roles, time.monotonic(), self._roles.head
+        outcome = roles.outcome()
+        process = Process(
+            node=self._node,
+            version=__version__,
+            roles=tuple(self._config.roles),
+            is_healthy=not self._hung(),
+            loops=[Loop(t.name, t.finished, t.failures, t.busy(now)) for t in roles.all],
+            queue=len(outcome.queue),
+            oldest=outcome.waited(now),
+            sent_bytes=roles.sent_bytes(),
+            errors=len(outcome.errors),
+            disks=roles.disks,
+            jobs=head.jobs.running() if head else (),
+            channels=[sender.channel for sender in head.monitor.senders] if head else (),
+        )
+        return Page(200, exposition(process, head.monitor.seen if head else None), CONTENT)
 
-@dataclass(frozen=True, slots=True)
-class Process:
-    """What a process knows of itself.
+    def health(self) -> Page:
+        """Return 503 where another start would help."""
+        now, hung = time.monotonic(), self._hung()
+        lines = [hung or "ok"]
+        for task in self._roles.all:
+            state = f"at work for {task.busy(now):.0f} s" if task.is_running else "idle"
+            lines.append(f"{task.name}: {state}")
+        return Page(503 if hung else 200, "\n".join([*lines, ""]).encode())
 
-    ``oldest``: seconds for which the first of the queue has waited; ``errors``: how many its last
-    ticks had.
-    """
-
-    node: str
-    version: str
-    roles: tuple[str, ...]
-    is_healthy: bool
-    loops: Sequence[Loop] = ()
-    queue: int = 0
-    oldest: float = 0.0
-    sent_bytes: int = 0
-    errors: int = 0
-    disks: Sequence[Disk] = ()
-    jobs: Sequence[RunningJob] = ()
-    channels: Sequence[Channel] = ()
+    def _hung(self) -> str:
+        """Return what hangs by the rule of the service's watchdog, or whether that does itself."""
+        watchdog = self._roles.watchdog
+        if still := watchdog.still():
+            return f"hangs: the watchdog has not run for {still:.0f} s"
+        return f"hangs: {', '.join(watchdog.found)}" if watchdog.found else ""
 
 
 @dataclass(frozen=True, slots=True)
