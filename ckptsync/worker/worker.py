@@ -68,6 +68,7 @@ DONE = ("stored", "elsewhere", "retired")
 DOUBTFUL = 10  # times `unmarked`
 NOTES = 10  # of saves that were missed; the log has them all
 OTHERS = "others are sent first"
+UNREAD = "the store's records cannot be read now"
 _Outcome = UploadProgress | Failure
 """What became of a save."""
 
@@ -224,8 +225,11 @@ class Worker:
         turns: list[Turn[Scanned]] = []
         for one in scanned:
             seen = one.seen
-            is_free = is_ready and one.key[:2] not in names
-            planned[one.key] = _attempt(one, partial(self._without_upload, is_free=is_free))
+            if one.key in in_hand:
+                planned[one.key] = None
+            else:
+                is_free = is_ready and one.key[:2] not in names
+                planned[one.key] = _attempt(one, partial(self._finish_or_wait, is_free=is_free))
             if planned[one.key] is None and is_ready:
                 written = max((s.mtime for s in seen.files.stats), default=0)
                 age = (one.first, seen.checkpoint_dir.step or 0, seen.k)
@@ -236,7 +240,8 @@ class Worker:
             planned[one.key] = _attempt(one, self._superseded)
         going = {one.key: one for one in scanned if planned[one.key] is None}
         self._outcomes = {
-            key: outcome or self._on_the_way(key, in_hand) for key, outcome in planned.items()
+            key: outcome or self._on_the_way(key, in_hand, OTHERS if is_ready else UNREAD)
+            for key, outcome in planned.items()
         }
         self._find_lost(scanned, in_hand, is_ready=is_ready)
         self._going |= going
@@ -257,24 +262,25 @@ class Worker:
         ]
         self.queues.post(self, due)
 
-    def _on_the_way(self, key: Key, in_hand: Collection[object]) -> _Outcome:
-        """Return what to report of a save that waits its turn, or is in hand: a failure stays."""
+    def _on_the_way(self, key: Key, in_hand: Collection[object], why: str) -> _Outcome:
+        """Return what to report of a save that waits, or is in hand: a failure stays."""
         before = self._outcomes.get(key)
         if isinstance(before, Failure):
             return before
         if key in in_hand:
             return UploadProgress(*key, "sending", "")
-        return UploadProgress(*key, "waiting", OTHERS)
+        return UploadProgress(*key, "waiting", why)
 
-    def _without_upload(self, one: Scanned, *, is_free: bool) -> UploadProgress | None:
+    def _finish_or_wait(self, one: Scanned, *, is_free: bool) -> UploadProgress | None:
         """Return why a save is not uploaded now; ``None`` if it is to be uploaded.
 
         A stored one is corrected where that is needed; the pin of a lost one is removed.  Not
-        ``is_free``: its name is in hand, or the records could not be read, so nothing is done.
+        ``is_free``: a save of its name is in hand, or the records could not be read, so nothing is
+        done.
         """
         seen, found = one.seen, self._view.why_done(one.seen)
         if not is_free:
-            return _done_progress(seen, found) if found else None
+            return _done_progress(seen, found) if found else _unless_finished(one)
         broken = self._view.known.broken_location(seen.checkpoint)
         if broken is not None:
             raise broken
@@ -292,7 +298,7 @@ class Worker:
             why = "deleted or abandoned by the trainer before the worker knew that it was complete"
             self._note(one, "missed", why)
             return _progress(one, "missed", why)
-        return None if one.verdict.finished else _progress(one, "waiting", one.verdict.reason)
+        return _unless_finished(one)
 
     def _correct_stored(self, one: Scanned, mine: Manifest) -> UploadProgress:
         """Return that a save is stored, after its location and its configuration were corrected."""
@@ -452,6 +458,11 @@ def _mark_stored(seen: LocalSave, done: UploadProgress) -> None:
     if seen.pin is not None and done.location and done.phase in ("sent", "stored", "elsewhere"):
         with contextlib.suppress(CkptsyncError):  # the next plan does it again
             mark_stored(seen.pin)
+
+
+def _unless_finished(one: Scanned) -> UploadProgress | None:
+    """Return what an unfinished save waits for; None for a finished one."""
+    return None if one.verdict.finished else _progress(one, "waiting", one.verdict.reason)
 
 
 def _progress(one: Scanned, phase: Phase, detail: str) -> UploadProgress:

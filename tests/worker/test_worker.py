@@ -21,7 +21,7 @@ from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store
 from ckptsync.worker import pinning
 from ckptsync.worker.options import Order, RunDir, Superseded, WorkerOptions
-from ckptsync.worker.queue import UploadQueues
+from ckptsync.worker.queue import UploadQueues, split_threads
 from ckptsync.worker.worker import Worker
 from tests.support.crashing_store import Crash, Dying
 from tests.support.hook_pins import commit
@@ -415,10 +415,11 @@ def test_without_the_store_it_still_pins_and_later_sends(tmp_path: Path) -> None
         "StoreError",
         "look at it",
     )
-    tick(w, 0.5)
+    assert "finished if nothing changes" in tick(w, 0.5).progress[0].detail
+    assert tick(w, 11.0).progress[0].detail == "the store's records cannot be read now"
     shutil.rmtree(source)
     store.is_away = False
-    settle(w, 1.0)
+    settle(w, 12.0)
     assert kept(store) == {"checkpoint-4": {"n0": ONE}}
 
 
@@ -529,6 +530,28 @@ def test_superseded_saves_are_given_up_where_the_operator_says_so_and_it_is_said
         "checkpoint-3.0",
     ]
     assert tick(w, 11.0).due is None
+
+
+def test_an_unfinished_save_supersedes_nothing_while_another_of_its_name_is_sent(
+    tmp_path: Path,
+) -> None:
+    w = ordered_worker(tmp_path, MemoryStore(), superseded="drop")
+    made = step(tmp_path, 1)
+    w.scan(0.0)
+    w.scan(10.0)
+    w.plan(10.0)
+    assert w.queues.take(split_threads(4)[0])
+    step(tmp_path, 2)
+    w.scan(20.0)
+    shutil.rmtree(made)
+    lay(tmp_path / "making", {"x": b"other weights"}, 100.0).rename(made)
+    w.scan(30.0)
+    w.plan(30.0)
+    found = {(p.checkpoint, p.k): (p.phase, p.detail) for p in w.result(30.0).progress}
+    assert found["checkpoint-1", 0] == ("sending", "")
+    assert found["checkpoint-2", 0] == ("waiting", "others are sent first")
+    phase, detail = found["checkpoint-1", 1]
+    assert (phase, "others" in detail) == ("waiting", False)
 
 
 def test_a_manifest_says_who_wrote_it_and_when_and_is_written_again_byte_for_byte(
