@@ -45,7 +45,7 @@ class Idle:
 
 
 @dataclass(frozen=True)
-class ListedCheckpoint:
+class IdleCost:
     """``hooked``, ``plain``: seconds from settling to the first byte, of each round, with a hook's
     word and without.
     """
@@ -72,12 +72,12 @@ def main() -> None:
     print("\n".join(table(found)))
 
 
-def found_of(told: dict[str, Any]) -> ListedCheckpoint:
+def found_of(told: dict[str, Any]) -> IdleCost:
     """From what was written of it."""
-    return ListedCheckpoint(**{**told, "idle": Idle(**told["idle"])})
+    return IdleCost(**{**told, "idle": Idle(**told["idle"])})
 
 
-def table(found: Iterable[ListedCheckpoint]) -> Iterator[str]:
+def table(found: Iterable[IdleCost]) -> Iterator[str]:
     """One row for each number of checkpoints."""
     yield (
         "| checkpoints | % of a core | MB | first byte, hook: median s | longest | no hook: median"
@@ -91,7 +91,7 @@ def table(found: Iterable[ListedCheckpoint]) -> Iterator[str]:
         )
 
 
-def measured(checkpoints: int, seconds: float, rounds: int, work: str) -> ListedCheckpoint:
+def measured(checkpoints: int, seconds: float, rounds: int, work: str) -> IdleCost:
     """One worker, over so many checkpoints."""
     with tempfile.TemporaryDirectory(dir=work) as folder, _worker(Path(folder)) as worker:
         out, store = Path(folder) / "out" / "run", Path(folder) / "store" / "run"
@@ -105,7 +105,7 @@ def measured(checkpoints: int, seconds: float, rounds: int, work: str) -> Listed
         idle = _idle(worker.pid, checkpoints, seconds)
         hooked = [_soon(out, store, 1000 + n, _hooked) for n in range(rounds)]
         plain = [_soon(out, store, 2000 + n, _plain) for n in range(rounds)]
-    return ListedCheckpoint(idle, hooked, plain)
+    return IdleCost(idle, hooked, plain)
 
 
 def _told(seconds: list[float]) -> str:

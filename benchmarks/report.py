@@ -16,7 +16,7 @@ from benchmarks.beside import table as table_beside
 from benchmarks.contest import COLD_ENOUGH, Contest
 from benchmarks.hook import Hooked
 from benchmarks.hook import table as table_hook
-from benchmarks.idle import ListedCheckpoint, found_of
+from benchmarks.idle import IdleCost, found_of
 from benchmarks.idle import table as table_idle
 from benchmarks.machine import described
 from benchmarks.measure import Run
@@ -152,7 +152,7 @@ def _memory(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"| {row['title']} | {' | '.join(cells)} |"
 
 
-def _idle(found: list[ListedCheckpoint]) -> Iterator[str]:
+def _idle(found: list[IdleCost]) -> Iterator[str]:
     yield "## A worker that has nothing to do"
     yield ""
     yield (

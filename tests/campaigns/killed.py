@@ -35,7 +35,7 @@ from ckptsync.head.schedule import VerifyPolicy
 from tests.campaigns.campaign import end_by_signal, flags, verdict, working
 from tests.campaigns.forking import Forker, kill, wait_for_ends
 from tests.campaigns.killed_judge import (
-    ListedCheckpoint,
+    Judgement,
     Segment,
     Written,
     by_mode,
@@ -131,7 +131,7 @@ class Campaign:
             for n in range(NODES)
         ]
 
-    def run(self) -> ListedCheckpoint:
+    def run(self) -> Judgement:
         """A line for each kill; in the end what was found."""
         for n in range(NODES):
             self._nodes.begin(n)
@@ -295,7 +295,7 @@ class Campaign:
             flush=True,
         )
 
-    def _judged(self) -> ListedCheckpoint:
+    def _judged(self) -> Judgement:
         # what a crash left has to lie for so long until somebody might take it
         time.sleep(DOUBTFUL + 15)
         made = consolidate_due(

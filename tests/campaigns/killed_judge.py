@@ -155,7 +155,7 @@ def files(part: Path) -> dict[str, Path]:
 
 
 @dataclass(slots=True)
-class ListedCheckpoint:
+class Judgement:
     """``words``: how many locations have which.
 
     ``wanted``: saves that had to be in the store, ``whole``: claimed locations that are what was
@@ -187,9 +187,9 @@ class ListedCheckpoint:
 
 def judged(
     store: Store, snapshots: Iterable[LocationState], saves: Sequence[Written]
-) -> ListedCheckpoint:
+) -> Judgement:
     """Every location compared, byte for byte."""
-    found = ListedCheckpoint(
+    found = Judgement(
         finished=sum(bool(w.finished) for w in saves), torn=sum(not w.finished for w in saves)
     )
     matched: set[tuple[str, int, str]] = set()
@@ -214,7 +214,7 @@ def _judge_location(
     store: Store,
     seen: LocationState,
     saves: Sequence[Written],
-    found: ListedCheckpoint,
+    found: Judgement,
     matched: set[tuple[str, int, str]],
 ) -> None:
     of_name = [w for w in saves if (w.run, w.checkpoint) == (seen.run, seen.checkpoint)]
