@@ -30,7 +30,8 @@ def source_files(store: Store, seen: LocationState, prefetch: int = PREFETCH) ->
 class CheckedFiles(FilesWrapper):
     """Files of which each block is digested when it is first read.
 
-    A block of which only a part was asked for costs a second read.
+    A block of which only a part was asked for costs a second read, which must give the same bytes.
+    Further parts of a checked block are not checked again.
 
     Whole files are not digested: block digests of 128 bits say the same of the blocks that were
     read.
@@ -72,6 +73,15 @@ class CheckedFiles(FilesWrapper):
                 piece = buffer[: min(_PIECE, end - at)]
                 super().read_into(entry.path, at, piece)
                 digester.update(piece)
+                low, high = max(at, start), min(at + len(piece), start + len(bytes_read))
+                if (
+                    low < high
+                    and piece[low - at : high - at] != bytes_read[low - start : high - start]
+                ):
+                    raise Corrupt(
+                        f"{entry.path}: two reads of bytes {low} to {high} gave different bytes",
+                        hint="check the store's disk and network, then try again",
+                    )
         if digester.hexdigest()[:BLOCK_HEX] != entry.blocks[block]:
             raise Corrupt(
                 f"{entry.path}: bytes {first} to {end} in the store are not those that its node"

@@ -70,6 +70,23 @@ def test_a_block_is_checked_once() -> None:
     assert counted.read == 3 * 10 + FOUND.block_size
 
 
+class WrongOnce(Counted):
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        is_first = not self.read
+        super().read_into(name, start, out)
+        if is_first:
+            out[0] ^= 1
+
+
+@pytest.mark.parametrize(("start", "size"), [(10, 10), (0, BLOCK), (BLOCK - 5, 10)])
+def test_bytes_that_only_the_first_read_got_wrong_are_not_merged(start: int, size: int) -> None:
+    store = MemoryStore()
+    store.write("run/x", [DATA])
+    checked = CheckedFiles(WrongOnce(store, {"x": ("run/x", len(DATA))}), {"x": ENTRY})
+    with pytest.raises(Corrupt):
+        read(checked, Extent("x", start, size))
+
+
 def test_what_no_manifest_names_is_not_there() -> None:
     assert set(files()[0].sizes()) == {"x"}
     with pytest.raises(Incomplete):
