@@ -2,8 +2,9 @@
 
 The server is the standard library's, with limits for its clients.  A request has so many seconds,
 and bytes, for its head, however it spreads them, and an answer so many seconds to be taken; whoever
-is slower is cut off.  Of more connections than `MANY` the oldest one is cut off: open sockets keep
-nobody out, and nothing of the process waits for them.  A client that hangs up is no error.
+is slower is cut off.  Of more such connections than `MANY` the oldest one is cut off, but none
+whose page is being made: open sockets keep nobody out.  At most `MANY` pages are made at once, and
+/healthz beside them.  A client that hangs up is no error.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ckptsync.errors import ConfigError
 from ckptsync.service.own_status import Roles
 
 SLOW = 10.0  # seconds for the whole head of a request, and for the answer to be taken
-MANY = 16  # connections at once
+MANY = 16  # connections at once that send a head or take an answer, and pages that are made
 HEAD = 16 << 10  # bytes of a request's head
 CONTENT = "text/plain; version=0.0.4; charset=utf-8"
 AGAIN = 30.0  # seconds until a port that was taken is tried again
@@ -127,7 +128,8 @@ class PageListener(ThreadingHTTPServer):
         self.pages = pages
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._lock = threading.Lock()
-        self._open: dict[socket.socket, None] = {}  # the oldest first
+        self._open: dict[socket.socket, None] = {}  # that may be cut off, the oldest first
+        self._making = 0
         try:
             super().__init__((host.strip("[]"), int(port)), _Request)
         except (OSError, OverflowError) as e:
@@ -150,6 +152,30 @@ class PageListener(ThreadingHTTPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer in a thread of its own; where there are too many, the oldest one ends."""
+        self._may_be_cut(request)
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # no more threads may be had
+            self.shutdown_request(request)
+
+    def page(self, path: str, request: socket.socket) -> Page:
+        """Return the page of a path; nobody cuts its connection off while it is made."""
+        make = self.pages.get(path)
+        if make is None:
+            return Page(404, f"there are {' and '.join(self.pages)}\n".encode())
+        with self._lock:
+            if self._making >= MANY and path != "/healthz":
+                return Page(503, b"too many pages are being made\n")
+            self._making += 1
+            self._open.pop(request, None)
+        try:
+            return make()
+        finally:
+            with self._lock:
+                self._making -= 1
+            self._may_be_cut(request)
+
+    def _may_be_cut(self, request: socket.socket) -> None:
         with self._lock:
             if len(self._open) >= MANY:
                 oldest = next(iter(self._open))
@@ -157,10 +183,6 @@ class PageListener(ThreadingHTTPServer):
                 with contextlib.suppress(OSError):  # its client was quicker
                     oldest.shutdown(socket.SHUT_RDWR)
             self._open[request] = None
-        try:
-            super().process_request(request, client_address)
-        except RuntimeError:  # no more threads may be had
-            self.shutdown_request(request)
 
     def shutdown_request(self, request: Any) -> None:
         """Close a connection."""
@@ -196,9 +218,7 @@ class _Request(BaseHTTPRequestHandler):
             super().handle()
 
     def do_GET(self) -> None:
-        make = self.server.pages.get(self.path.partition("?")[0])
-        known = " and ".join(self.server.pages)
-        page = make() if make else Page(404, f"there are {known}\n".encode())
+        page = self.server.page(self.path.partition("?")[0], self.connection)
         self.connection.settimeout(SLOW)
         self.send_response(page.status)
         self.send_header("Content-Type", page.content)

@@ -308,6 +308,30 @@ def test_an_answer_that_nobody_takes_is_given_up_in_time(monkeypatch: pytest.Mon
         assert taken < 32 << 20
 
 
+def test_pages_that_hang_are_few_and_are_not_cut_off_and_healthz_answers_beside_them() -> None:
+    began, go_on = threading.Semaphore(0), threading.Event()
+
+    def large() -> Page:
+        began.release()
+        assert go_on.wait(60)
+        return LARGE
+
+    with contextlib.ExitStack() as stack:
+        web = stack.enter_context(listening(large=large))
+        stack.callback(go_on.set)
+        head = b"GET /large HTTP/1.0\r\n\r\n"
+        waiting = []
+        for _ in range(MANY):
+            waiting.append(stack.enter_context(connected(web.port, head)))
+            assert began.acquire(timeout=60)
+        for _ in range(2 * MANY):
+            stack.enter_context(connected(web.port, b"G"))
+        assert got(web.port, "/large")[0] == 503
+        assert got(web.port, "/healthz") == (503, b"no\n")
+        go_on.set()
+        assert all(one.recv(12) == b"HTTP/1.0 200" for one in waiting)
+
+
 @pytest.mark.parametrize(
     "head",
     [b"", b"GET /large", b"GET /large HTTP/1.0\r\n\r\n", b"POST / HTTP/1.0\r\n\r\n", b"\n\n"],
