@@ -123,14 +123,7 @@ def plan_repair(
         model = f"{CONSOLIDATED}/{location}"
         if seen.model_record:
             bound = {f"{model}/{f.path}" for f in seen.model_record.files}
-            of_model = [f for f in damage if f.name in bound]
-            if any(f.kind in OF_BYTES for f in of_model):  # what else is wrong may come of that
-                parts += [_of_model(f, seen, broken) for f in of_model]
-            else:
-                words = "its bytes are those of its model record: built again, it would be the same"
-                parts += [
-                    Repair(f.name, "lost", words, _damage(f), _tensors(f, seen)) for f in of_model
-                ]
+            parts += [_of_model(f, seen, broken) for f in damage if f.name in bound]
         else:
             parts += [_of_model_record(f.name, _damage(f), seen) for f in damage if f.name == model]
     parts.sort(key=lambda p: (ORDER.index(p.how), p.name))

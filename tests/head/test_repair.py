@@ -8,18 +8,17 @@ import pytest
 
 from ckptsync.catalogue.uncached import StoreState, read_state
 from ckptsync.errors import Corrupt, Unsupported
-from ckptsync.head.consolidate import HeadOptions, consolidate_location
+from ckptsync.head.consolidate import HeadOptions
 from ckptsync.head.gc import RetentionRequest, apply_retention, read_manifests
 from ckptsync.head.removal import LEASE, keep, release, write_tombstone
 from ckptsync.head.repair import How, NodeState, RepairPlan, plan_repair, repair
 from ckptsync.head.retention_rules import Rules
 from ckptsync.records.io import Fault
 from ckptsync.records.location_status import LocationState, unanswered_findings
-from ckptsync.records.report import FindingKind, Level, Verdict, VerifyFinding
+from ckptsync.records.report import Level, Verdict, VerifyFinding
 from ckptsync.records.store_paths import RecordName
 from ckptsync.records.tombstone_keep_join import Scope, Stage
 from ckptsync.stores.memory import MemoryStore
-from tests.head.test_consolidate import BASE
 from tests.support.filled_stores import flip, put, report_on, two_nodes
 from tests.support.retention_stores import FIRST, fill
 
@@ -107,32 +106,6 @@ def test_names_that_no_record_binds_are_nobodys_to_repair() -> None:
         "",
     ):
         assert planned((name,), node1=NodeState(is_alive=True)) == []
-
-
-@pytest.mark.parametrize(
-    ("of_config", "of_weights", "how"),
-    [
-        (("digest",), (), "rebuild"),
-        (("digest", "parse"), (), "rebuild"),
-        (("model",), ("digest",), "rebuild"),
-        (("parse",), (), "lost"),
-        (("load",), ("load",), "lost"),
-        (("model",), (), "lost"),
-    ],
-)
-def test_a_model_is_built_again_only_where_its_bytes_differ(
-    of_config: tuple[FindingKind, ...], of_weights: tuple[FindingKind, ...], how: How
-) -> None:
-    store, model = MemoryStore(), "consolidated/checkpoint-4"
-    two_nodes(store)
-    consolidate_location(store, "run", "checkpoint-4", BASE)
-    found = [VerifyFinding(kind, f"{model}/config.json", "") for kind in of_config]
-    found += [VerifyFinding(kind, f"{model}/model.safetensors", "") for kind in of_weights]
-    put(store, report_on(location_state(store), 0, "damaged", found, "model"))
-    plan = plan_of(location_state(store), {})
-    assert [(part.name, part.how) for part in plan.parts] == [
-        (name, how) for name in dict.fromkeys(f.name for f in found)
-    ]
 
 
 def fault(kind: str, error: Exception) -> Fault:
