@@ -299,7 +299,8 @@ def _findings(seen: LocationState) -> tuple[VerifyFinding, ...]:
         return ()
     reported = unanswered_findings(seen)
     listed = (*check_sizes(expected_files(seen), seen.sizes), *check_records(seen))
-    return (*reported, *(one for one in listed if one.name not in _names(reported)))
+    names = _names(reported)
+    return (*reported, *(one for one in listed if one.name not in names))
 
 
 def _names(findings: Iterable[VerifyFinding]) -> set[str]:

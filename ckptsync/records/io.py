@@ -8,6 +8,7 @@ is a `Fault`, and the others are read all the same.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -143,7 +144,10 @@ def create_record(store: Store, record: Record) -> tuple[str, bytes]:
         # The name is of these bytes alone: so it lets a store go on with what a killed try left.
         store.create(name, [data], About(len(data), name))
     except Exists:
-        if read_all(store, name) != data:  # damaged: its name has the digest of these bytes
+        there = None
+        with contextlib.suppress(NotFound):  # deleted meanwhile
+            there = read_all(store, name)
+        if there != data:  # damaged: its name has the digest of these bytes
             store.write(name, [data])
     return name, data
 

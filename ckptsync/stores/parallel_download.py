@@ -151,6 +151,7 @@ class _Download:
                 is_last = not self._left
             if is_last:
                 draft.commit()
+                self._draft = None  # of many small files it would be most of their memory
         except (Corrupt, NotFound) as e:
             self.error = self.error or e
         finally:

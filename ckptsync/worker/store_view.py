@@ -266,9 +266,10 @@ class StoreView:
         """
         if seen.pin is not None and seen.pin.node not in ("", self.node):
             return Done("elsewhere", f"{seen.pin.node} uploads it")
+        # before the tombstones are asked: a refresh meanwhile may bring one and take the manifests
+        found = self.find_save(seen.files.stats, seen.checkpoint, self.selection)
         if self.is_given_up(seen, self.selection):
             return Done("retired", "retired in the store")
-        found = self.find_save(seen.files.stats, seen.checkpoint, self.selection)
         return None if found is None else self.done_by(found)
 
     def done_by(self, there: Manifest) -> Done:

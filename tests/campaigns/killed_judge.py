@@ -185,9 +185,7 @@ class Judgement:
         )
 
 
-def judged(
-    store: Store, snapshots: Iterable[LocationState], saves: Sequence[Written]
-) -> Judgement:
+def judged(store: Store, snapshots: Iterable[LocationState], saves: Sequence[Written]) -> Judgement:
     """Every location compared, byte for byte."""
     found = Judgement(
         finished=sum(bool(w.finished) for w in saves), torn=sum(not w.finished for w in saves)

@@ -97,7 +97,7 @@ class Draft:
         # another descriptor of the file, for writing past the page cache; opened when needed
         self._direct: int | None = None
         self._lock = threading.Lock()
-        self._is_named = self._is_over = False
+        self._is_named = self._is_over = self._is_download = False
         self._end = self._cached = 0
         self.left = self._same = 0
         self._buffer = bytearray()
@@ -113,7 +113,7 @@ class Draft:
         with self._errors.about(self.name):
             if self.left != size:
                 os.ftruncate(self._fd, size)
-        self.left, self._end = min(size, self.left), size
+        self.left, self._end, self._is_download = min(size, self.left), size, True
 
     def append(self, chunk: Chunk, pace: RateLimiter | None = None) -> None:
         """Append all of it, at a ``pace``; compare it instead where it was left here before."""
@@ -156,6 +156,8 @@ class Draft:
             if self.left > self._end:
                 os.ftruncate(self._fd, self._end)
             os.fsync(self._fd)
+            if self._is_download or self.left:
+                os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)  # others need the memory
             made = os.fstat(self._fd)
             # NFS tells with close that bytes are lost; the lock lasts until `end`
             closing, self._fd = self._fd, os.dup(self._fd)
