@@ -117,7 +117,7 @@ class Heart:
             return
         self._clock.notice(now)
         with contextlib.suppress(StoreError):  # the write that follows reports it
-            self._offset = self._clock.offset(now)
+            self._offset = self._clock.measure()
         runs = self._roles.worker.runs() if self._roles.worker else {}
         found = survey(self._mine.node, runs, self._offset)
         if found != self._facts:

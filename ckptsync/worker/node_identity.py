@@ -76,26 +76,28 @@ class Clock:
         if jumped(before, self._skew):
             self._measured = None
 
-    def offset(self, now: float) -> int:
-        """Return the offset, measured within the last hour; other threads wait while one measures.
+    def measure(self) -> int:
+        """Measure, unless the last measurement is less than an hour old; return the offset.
 
-        Raises StoreError.
+        The hour counts up to the last `notice`.  Other threads wait while one measures.  Raises
+        StoreError.
         """
-        now = max(now, self._now)  # a thread that waited for its turn knew the time before that
         with self._lock:
-            if not self._is_measured(now):
+            if not self._is_measured():
+                now = self._now
                 self.last, self._measured = measure_offset(self._store, clock_name(self._node)), now
             return self.last
 
-    def measure_in_time(self, now: float, *, is_idle: bool) -> None:
+    def measure_in_time(self, *, is_idle: bool) -> None:
         """Measure before a save needs it, but send nothing to a store that needs nothing."""
-        if not is_idle and not self._is_measured(now):
+        if not is_idle and not self._is_measured():
             # whoever needs it measures, and reports what is wrong
             with contextlib.suppress(CkptsyncError):
-                self.offset(now)
+                self.measure()
 
-    def _is_measured(self, now: float) -> bool:
-        return self._measured is not None and 0 <= now - self._measured < HOUR
+    def _is_measured(self) -> bool:
+        measured = self._measured
+        return measured is not None and self._now - measured < HOUR
 
 
 def skew() -> float:

@@ -151,7 +151,7 @@ class Worker:
             is_ready = True
         except CkptsyncError as e:
             self._failures.append(failure(run, "", e))
-        self._plan_uploads(scanned, now, is_ready=is_ready)
+        self._plan_uploads(scanned, is_ready=is_ready)
         self._forget(scanned)
         self._repairs.plan([one.seen for one in scanned] if is_ready else None)
         if is_ready:
@@ -161,7 +161,7 @@ class Worker:
             self._failures += stuck
         progress = [*self._progress(), *self._cleaned]
         self._clock.measure_in_time(
-            now, is_idle=bool(progress) and all(p.phase in DONE for p in progress)
+            is_idle=bool(progress) and all(p.phase in DONE for p in progress)
         )
 
     def result(self, now: float) -> WorkerResult:
@@ -214,7 +214,7 @@ class Worker:
 
     # What is decided in the plan's thread.
 
-    def _plan_uploads(self, scanned: Sequence[Scanned], now: float, *, is_ready: bool) -> None:
+    def _plan_uploads(self, scanned: Sequence[Scanned], *, is_ready: bool) -> None:
         """Decide of each save, and queue what is due.
 
         ``is_ready``: the store's records were read just before; else all have to wait.
@@ -255,7 +255,7 @@ class Worker:
                 one.key,
                 one.key[:2],
                 sum(stat.size for stat in one.seen.files.stats),
-                partial(self._carry_out, one, now, keys),
+                partial(self._carry_out, one, keys),
             )
             for one in first
             if one.key not in in_hand
@@ -345,9 +345,7 @@ class Worker:
 
     # What happens in a queue's thread.
 
-    def _carry_out(
-        self, one: Scanned, now: float, planned: Collection[Key], capacity: QueueCapacity
-    ) -> None:
+    def _carry_out(self, one: Scanned, planned: Collection[Key], capacity: QueueCapacity) -> None:
         """Upload a save, and report what became of it."""
         is_newest_first = self._options.order == "newest"
         if is_newest_first and any(
@@ -358,11 +356,11 @@ class Worker:
             self._news.append((one.key, waits))
             return
         self._news.append((one.key, _progress(one, "sending", "")))
-        outcome = _attempt(one, partial(self._upload, now=now, capacity=capacity))
+        outcome = _attempt(one, partial(self._upload, capacity=capacity))
         assert outcome is not None
         self._news.append((one.key, outcome))
 
-    def _upload(self, one: Scanned, now: float, capacity: QueueCapacity) -> UploadProgress:
+    def _upload(self, one: Scanned, capacity: QueueCapacity) -> UploadProgress:
         """Upload a save, unless it has changed since the plan.
 
         Raises Incomplete if it changes meanwhile.
@@ -380,7 +378,7 @@ class Worker:
             with contextlib.suppress(StoreError):  # a full disk: it is sent all the same
                 seen = write_save_notes(seen, noted)
         going, read = self._outgoing(seen)
-        self._clock.offset(now)  # the view has it
+        self._clock.measure()  # so that `view.offset()` is at most an hour old
         try:
             sent = send_save(going, noted, self._context(seen, capacity), read)
         except Changed:

@@ -35,11 +35,15 @@ class Counted(MemoryStore):
 def test_a_clock_is_compared_once_an_hour_before_anybody_waits_and_not_while_idle() -> None:
     store = Counted()
     clock = Clock(store, "n0")
-    clock.measure_in_time(0.0, is_idle=True)
+    clock.measure_in_time(is_idle=True)
     assert store.measured == 0
-    clock.measure_in_time(1.0, is_idle=False)
-    assert (clock.offset(2.0), clock.offset(3500.0), store.measured) == (clock.last, clock.last, 1)
-    clock.offset(3602.0)
+    clock.notice(1.0)
+    clock.measure_in_time(is_idle=False)
+    for now in (2.0, 3500.0):
+        clock.notice(now)
+        assert (clock.measure(), store.measured) == (clock.last, 1)
+    clock.notice(3602.0)
+    clock.measure()
     assert store.measured == 2
 
 
@@ -48,11 +52,11 @@ def test_a_clock_that_was_set_is_compared_anew(
 ) -> None:
     store = Counted()
     clock = Clock(store, "n0")
-    clock.offset(0.0)
+    clock.measure()
     really = time.time
     monkeypatch.setattr(time, "time", lambda: really() - 3600)
     clock.notice(10.0)
-    clock.offset(11.0)
+    clock.measure()
     assert store.measured == 2
 
 
@@ -68,8 +72,11 @@ def test_threads_that_ask_at_once_or_late_have_one_measurement() -> None:
     store = Counting()
     clock = Clock(store, "n0")
     clock.notice(5000.0)
+    clock.notice(10.0)  # of a thread that had to wait
     with ThreadPoolExecutor(4) as pool:
-        assert len(set(pool.map(clock.offset, (5000.0, 4000.0, 10.0, 0.0)))) == 1
+        assert len(set(pool.map(lambda _: clock.measure(), range(4)))) == 1
+    clock.notice(5010.0)
+    clock.measure()
     assert store.written == 1
 
 
