@@ -377,23 +377,23 @@ class Worker:
         if seen.pin is not None and noted != seen.pin.notes:
             with contextlib.suppress(StoreError):  # a full disk: it is sent all the same
                 seen = write_save_notes(seen, noted)
-        going, read = self._outgoing(seen)
+        outgoing, read = self._outgoing(seen)
         self._clock.measure()  # so that `view.offset()` is at most an hour old
         try:
-            sent = send_save(going, noted, self._context(seen, capacity), read)
+            sent = send_save(outgoing, noted, self._context(seen, capacity), read)
         except Changed:
             read.entries.clear()  # no time of a file may have changed with its bytes
             raise
         if sent.stored_before is None:
-            done = sent_progress(going, sent)
-            done = replace(done, notes=(*done.notes, *going.files.pin_notes))
+            done = sent_progress(outgoing, sent)
+            done = replace(done, notes=(*done.notes, *outgoing.files.pin_notes))
         else:
             self._view.remember(
                 seen.checkpoint,
                 {(f.path, f.size, f.mtime): f.digest for f in read.entries.values()},
             )
-            done = _done_progress(going, self._view.done_by(sent.stored_before))
-        _mark_stored(latest.seen, done)
+            done = _done_progress(outgoing, self._view.done_by(sent.stored_before))
+        _mark_stored(seen, done)
         return done
 
     def _outgoing(self, seen: LocalSave) -> tuple[LocalSave, ReadFiles]:
@@ -401,7 +401,6 @@ class Worker:
 
         Files that no try has read yet are put out of every writer's reach first.
         """
-        selection = self._view.selection
         manifests = self._view.known.manifests(seen.checkpoint)
 
         def beside(files: LocalFiles) -> Mapping[str, LocalFile]:
@@ -409,14 +408,16 @@ class Worker:
                 configs_to_send(files, seen.checkpoint_dir, self._options.node, manifests)
             )
 
-        going = outgoing_save(seen, selection, beside)
-        stats, read = self._read.get(seen.key, (None, ReadFiles()))
-        if stats != going.files.stats:
-            going = outgoing_save(harden_save(seen), selection, beside)
-        if stats != going.files.stats:
+        outgoing = outgoing_save(seen, self._view.selection, beside)
+        stats_read, read = self._read.get(seen.key, (None, ReadFiles()))
+        if outgoing.files.stats == stats_read:
+            return outgoing, read
+        # again, since hardening gives the files new inodes; an earlier try may have read these
+        outgoing = outgoing_save(harden_save(seen), self._view.selection, beside)
+        if outgoing.files.stats != stats_read:
             read = ReadFiles()
-            self._read[seen.key] = going.files.stats, read
-        return going, read
+            self._read[seen.key] = outgoing.files.stats, read
+        return outgoing, read
 
     def _context(self, seen: LocalSave, capacity: QueueCapacity) -> UploadContext:
         return UploadContext(
