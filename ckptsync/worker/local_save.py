@@ -317,8 +317,9 @@ def draft_manifest(
     """Return the manifest of a whole save, and notes on its layout.  Reads metadata only.
 
     Its location and its number are still open, and so are the digests of files that are not in
-    ``read``.  ``noted``: times and id of the save; ``gone``: manifests of it that this one
-    replaces.  Raises Incomplete if anything changed meanwhile, Corrupt where a file's name cannot
+    ``read``.  ``noted``: times and id of the save; ``gone``: the node's lost manifests of its name.
+    They are candidates: the draft supersedes all, and `upload.upload` leaves out those of other
+    saves.  Raises Incomplete if anything changed meanwhile, Corrupt where a file's name cannot
     be stored.
     """
     files = seen.files

@@ -180,7 +180,7 @@ def upload(
     """Store what ``planned`` names, then the manifest.
 
     Raises Incomplete if the source changed: nothing was committed then. ``planned.supersedes``:
-    manifests that are gone; those of the location where it comes to lie are replaced. ``read``:
+    see `draft_manifest`; of these, the manifest names those of its own location. ``read``:
     entries of the files that have been read, by path; what is read here is added.
     """
     _check_recordable(planned)
@@ -275,7 +275,7 @@ class _SaveUpload:
     """One upload on its way.
 
     ``files``: the files here.  ``read``: entries of those that have been read.  ``done``: what it
-    has stored, by name.  ``replaced``: other bytes lay under a name that no manifest bound.
+    has stored, by name.  ``overwrote_orphan``: other bytes lay under a name that no manifest bound.
     ``elsewhere``: manifests of stored files that may have the bytes of a file that this node no
     longer holds.
     """
@@ -288,7 +288,7 @@ class _SaveUpload:
         self.to = replace(to, passed=self.pool.passed)
         self.elsewhere: Sequence[Manifest] = ()
         self.done: dict[str, FileEntry] = {}
-        self.replaced = False
+        self.overwrote_orphan = False
 
     def compare(
         self, planned: Manifest, known: Sequence[save_groups.Known]
@@ -349,11 +349,12 @@ class _SaveUpload:
             return None, known
         check_unchanged(self.files)
         here = records_prefix(planned.run, planned.location)
-        # where other bytes lay, which no manifest binds, it was another save whose manifest is gone
-        gone = () if self.replaced else (n for n in planned.supersedes if n.startswith(here))
-        replaced = tuple(sorted({*gone, *list_left_behind(planned, save_groups.live(known))}))
+        # An orphan lay under a name: the lost manifest was another save's, so it is not superseded.
+        lost = () if self.overwrote_orphan else planned.supersedes
+        supersedes = {n for n in lost if n.startswith(here)}
+        supersedes.update(list_left_behind(planned, save_groups.live(known)))
         n = next_number((k.name for k in known), planned.location, "manifest", planned.node)
-        to.commit(replace(part_of(planned, files), n=n, supersedes=replaced))
+        to.commit(replace(part_of(planned, files), n=n, supersedes=tuple(sorted(supersedes))))
         # read again: of two nodes that claim one name, whoever commits last sees the other here
         self.resolve(planned.node, planned.location, to.known())
         sizes = [f.size for f in self.done.values()]
@@ -398,11 +399,13 @@ class _SaveUpload:
             file = self._record_digest(source)
             if e.is_same or (e.is_same is None and is_stored(store, name, file, self.to.passed)):
                 return True
-            return self._replace(planned, name, source)
+            return self._overwrite_orphan(planned, name, source)
         self.done[name] = self._record_digest(source)
         return True
 
-    def _replace(self, planned: Manifest, name: str, source: UploadSource | StoreSource) -> bool:
+    def _overwrite_orphan(
+        self, planned: Manifest, name: str, source: UploadSource | StoreSource
+    ) -> bool:
         """Write over an orphaned file, which no manifest binds while nobody else sends.
 
         Return whether that was so.
@@ -424,7 +427,7 @@ class _SaveUpload:
             self.to.store.write(name, Guarded(source, check), source.about)
         except _Taken:
             return False
-        self.replaced = True
+        self.overwrote_orphan = True
         self.done[name] = self._record_digest(source)
         return True
 
