@@ -11,7 +11,7 @@ from ckptsync.records.io import append_record
 from ckptsync.records.store_paths import checkpoint_of
 from ckptsync.records.tombstone_keep_join import Join, Keep, fate, kept
 from ckptsync.stores.contract import Store
-from ckptsync.worker.local_save import LocalFiles, Passed, nothing
+from ckptsync.worker.local_save import AfterChunk, LocalFiles, nothing
 from ckptsync.worker.store_view import RunRecords, StoreView
 from ckptsync.worker.upload import UploadContext, correct_location
 
@@ -28,7 +28,9 @@ class Joined:
     is_new: bool
 
 
-def join(store: Store, run: str, first: str, second: str, passed: Passed = nothing) -> Joined:
+def join(
+    store: Store, run: str, first: str, second: str, after_chunk: AfterChunk = nothing
+) -> Joined:
     """Record that two locations are one save, and copy the files of one beside those of the other.
 
     Called again it goes on where it was killed, and does nothing where all is done.  Raises
@@ -53,7 +55,7 @@ def join(store: Store, run: str, first: str, second: str, passed: Passed = nothi
         joined = [replace(k, joins=k.joins | {"this"}) if k.name in names else k for k in everyone]
         home = save_groups.better_location(its[0].manifest.node, its[0].manifest.location, joined)
         _write(store, home, its, known)
-    location, moved = _bring_together(store, run, checkpoint, names, passed)
+    location, moved = _bring_together(store, run, checkpoint, names, after_chunk)
     return Joined(location, moved, is_new)
 
 
@@ -132,13 +134,13 @@ def _write(store: Store, home: str, its: Sequence[save_groups.Known], known: Run
 
 
 def _bring_together(
-    store: Store, run: str, checkpoint: str, names: set[str], passed: Passed
+    store: Store, run: str, checkpoint: str, names: set[str], after_chunk: AfterChunk
 ) -> tuple[str, dict[str, str]]:
     """Move what lies elsewhere to the save's location, node by node.
 
     Return that location, and what was moved.
     """
-    to = UploadContext(StoreView(store, US, run), checkpoint, passed)
+    to = UploadContext(StoreView(store, US, run), checkpoint, after_chunk)
     moved: dict[str, str] = {}
     location = ""
     for node, at in sorted(

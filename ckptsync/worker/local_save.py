@@ -41,8 +41,14 @@ LATER = (
 )
 _DISK = "look at the disk that the trainer writes to"
 CHUNK = 4 << 20
-Passed = Callable[[int], None]
-"""Called with the bytes of each chunk; with a negative number where bytes have to be read again."""
+AfterChunk = Callable[[int], None]
+"""Called after each chunk with its bytes; with a negative number where bytes are read again.
+
+An upload calls four in a chain.  A source calls `FilePool.end_chunk`, which ends this file if
+another failed, and signs for the watchdog.  That calls `renew` of `announce_sending`, which renews
+the announcement.  That calls what the caller gave: a worker's `UploadQueues.give_way` waits for a
+scan, and `ckptsync push` counts bytes for its progress.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,7 +373,9 @@ def check_unchanged(files: LocalFiles) -> None:
         _same(held.stat, stat_open(fd, held.stat.path))
 
 
-def chunks(held: LocalFile, passed: Passed, clone: int | None = None) -> Iterator[memoryview]:
+def chunks(
+    held: LocalFile, after_chunk: AfterChunk, clone: int | None = None
+) -> Iterator[memoryview]:
     """Yield a file's bytes, a chunk at a time in one buffer that is used again.
 
     Raises Changed if it is not the file of the scan, Transient once the process is about to end.
@@ -392,7 +400,7 @@ def chunks(held: LocalFile, passed: Passed, clone: int | None = None) -> Iterato
             liveness.check_shutdown(path)
             left -= count
             yield buffer[:count]
-            passed(count)
+            after_chunk(count)
         _same(held.stat, stat_open(fd, path))
         # training wants the memory more than we do
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)

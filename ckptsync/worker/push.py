@@ -29,8 +29,8 @@ from ckptsync.stores.limits import Limits
 from ckptsync.walk import UnsafeSpool
 from ckptsync.worker.finished import Rule, judge
 from ckptsync.worker.local_save import (
+    AfterChunk,
     LocalSave,
-    Passed,
     ReadFiles,
     local_save,
     note_sending,
@@ -238,14 +238,14 @@ def push(
     offer: Offer,
     store: Store,
     node: str,
-    passed: Passed = nothing,
+    after_chunk: AfterChunk = nothing,
     *,
     threads: int = Limits().threads,
     selection: Selection = EVERYTHING,
 ) -> tuple[UploadProgress, ...]:
     """Send all of an offer; raise the first error after everything else was tried.
 
-    ``passed`` gets the bytes of each chunk that is read, each byte of a file once; a negative
+    ``after_chunk`` gets the bytes of each chunk that is read, each byte of a file once; a negative
     number where bytes have to be read again. Raises Incomplete (it is being written), Corrupt,
     StoreError.
     """
@@ -256,7 +256,7 @@ def push(
     results: list[UploadProgress] = []
     errors: list[CkptsyncError] = []
     for one in _saves(offer, node):
-        to = UploadContext(view, one.checkpoint, passed, threads, output_dir=offer.root)
+        to = UploadContext(view, one.checkpoint, after_chunk, threads, output_dir=offer.root)
         try:
             done = _push_save(one, observe(one, surroundings), offer.save, to)
             results.append(replace(done, notes=(*done.notes, *offer.notes)))

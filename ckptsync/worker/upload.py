@@ -29,10 +29,10 @@ from ckptsync.stores.contract import About, Store
 from ckptsync.stores.limits import Limits
 from ckptsync.worker.local_save import (
     AGAIN,
+    AfterChunk,
     LocalFile,
     LocalFiles,
     LocalSave,
-    Passed,
     ReadFiles,
     check_unchanged,
     draft_manifest,
@@ -66,15 +66,15 @@ _LEAST_ENTRY = 200  # bytes of a file in a manifest
 class UploadContext:
     """The checkpoint of a store that is uploaded to, and how.
 
-    ``passed`` gets the bytes of each chunk, from one thread at a time.  ``threads``: large files
-    that are sent at once; ``small``: files at once that cost a round trip rather than bandwidth, 0:
+    ``after_chunk`` is called from one thread at a time.  ``threads``: large files that are sent at
+    once; ``small``: files at once that cost a round trip rather than bandwidth, 0:
     as `small_at_once` says.  ``may_wait``: whether a worker tries again and again, and so may wait
     for proof.  ``output_dir``: whose spool keeps copies of the manifests.
     """
 
     view: StoreView
     checkpoint: str
-    passed: Passed = nothing
+    after_chunk: AfterChunk = nothing
     threads: int = Limits().threads
     small: int = 0
     may_wait: bool = False
@@ -230,12 +230,12 @@ def _check_recordable(planned: Manifest) -> None:
 
 @contextlib.contextmanager
 def announce_sending(
-    store: Store, node: str, run: str, checkpoint: str, passed: Passed
-) -> Iterator[Passed]:
+    store: Store, node: str, run: str, checkpoint: str, after_chunk: AfterChunk
+) -> Iterator[AfterChunk]:
     """Announce in the store that this node is sending a checkpoint, as long as this lasts.
 
     Every other node would call orphaned what this one has written and not yet named in a manifest.
-    Yields what replaces ``passed``: it announces again every minute.
+    Yields what replaces ``after_chunk``: it announces again every minute, and calls that.
     """
     name = sending_prefix(run, checkpoint) + node
     last = 0.0
@@ -245,14 +245,14 @@ def announce_sending(
         store.write(name, [content], About(len(content)))
         last = time.monotonic()
 
-    def pulse(count: int) -> None:
+    def renew(count: int) -> None:
         if time.monotonic() - last > ANNOUNCE_EVERY:
             write(b"sending\n")
-        passed(count)
+        after_chunk(count)
 
     write(b"sending\n")
     try:
-        yield pulse
+        yield renew
     finally:
         # other nodes wait in vain for a while, and that is all
         with contextlib.suppress(StoreError):
@@ -284,8 +284,8 @@ class _SaveUpload:
         self, files: LocalFiles, to: UploadContext, read: dict[str, FileEntry] | None = None
     ) -> None:
         self.files, self.read = files, {} if read is None else read
-        self.pool = FilePool(to.threads, to.passed)
-        self.to = replace(to, passed=self.pool.passed)
+        self.pool = FilePool(to.threads, to.after_chunk)
+        self.to = replace(to, after_chunk=self.pool.end_chunk)
         self.elsewhere: Sequence[Manifest] = ()
         self.done: dict[str, FileEntry] = {}
         self.overwrote_orphan = False
@@ -324,9 +324,13 @@ class _SaveUpload:
     def announce(self) -> Iterator[None]:
         """Announce this upload in the store, as long as it lasts."""
         to = self.to
-        with announce_sending(to.store, to.node, to.run, to.checkpoint, self.pool.hook) as passed:
-            self.pool.hook = passed
-            yield
+        before = self.pool.after_chunk
+        with announce_sending(to.store, to.node, to.run, to.checkpoint, before) as renew:
+            self.pool.after_chunk = renew
+            try:
+                yield
+            finally:
+                self.pool.after_chunk = before
 
     def send_and_commit(
         self, planned: Manifest, known: Sequence[save_groups.Known]
@@ -397,7 +401,9 @@ class _SaveUpload:
             store.create(name, source, source.about)
         except Exists as e:
             file = self._record_digest(source)
-            if e.is_same or (e.is_same is None and is_stored(store, name, file, self.to.passed)):
+            if e.is_same or (
+                e.is_same is None and is_stored(store, name, file, self.to.after_chunk)
+            ):
                 return True
             return self._overwrite_orphan(planned, name, source)
         self.done[name] = self._record_digest(source)
@@ -435,7 +441,7 @@ class _SaveUpload:
         """Store a file under the node's name; return its entry."""
         name = node_file_name(planned.run, planned.location, planned.node, file.path)
         if name not in self.done and not (
-            file.digest and is_stored(self.to.store, name, file, self.to.passed)
+            file.digest and is_stored(self.to.store, name, file, self.to.after_chunk)
         ):
             source = self._source(file)
             self.to.store.write(name, source, source.about)
@@ -451,12 +457,14 @@ class _SaveUpload:
         file = self.read.get(file.path, file)
         held = self.files.by_path.get(file.path)
         if held is not None and self._has(held, file):
-            return UploadSource(held, self.to.node, file, self.to.passed, len(self.files.by_path))
+            return UploadSource(
+                held, self.to.node, file, self.to.after_chunk, len(self.files.by_path)
+            )
         for name in dict.fromkeys(
             m.stored_name(f) for m in self.elsewhere for f in m.files if f.path == file.path
         ):
-            if is_stored(self.to.store, name, file, self.to.passed):
-                return StoreSource(self.to.store, name, file, self.to.node, self.to.passed)
+            if is_stored(self.to.store, name, file, self.to.after_chunk):
+                return StoreSource(self.to.store, name, file, self.to.node, self.to.after_chunk)
         raise Incomplete(
             f"{file.path}: neither this node nor the store has the file any more", hint=AGAIN
         )
@@ -469,7 +477,9 @@ class _SaveUpload:
         if not file.digest or held.stat.size != file.size or held.stat.mtime == file.mtime:
             return held.stat.size == file.size
         return (
-            UploadSource(held, self.to.node, passed=lambda _: self.to.passed(0)).digested().digest
+            UploadSource(held, self.to.node, after_chunk=lambda _: self.to.after_chunk(0))
+            .digested()
+            .digest
             == file.digest
         )
 
@@ -507,7 +517,8 @@ class _SaveUpload:
         def is_well(file: FileEntry) -> bool:
             name = manifest.stored_name(file)
             return name not in names or (
-                lying[name] == file.digest and bool(is_stored(store, name, file, self.to.passed))
+                lying[name] == file.digest
+                and bool(is_stored(store, name, file, self.to.after_chunk))
             )
 
         files = tuple(f if is_well(f) else self.put_beside(manifest, f) for f in manifest.files)

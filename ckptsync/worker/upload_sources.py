@@ -23,9 +23,9 @@ from ckptsync.stores.stream import read_ahead, verified
 from ckptsync.worker.local_save import (
     AGAIN,
     CHUNK,
+    AfterChunk,
     Changed,
     LocalFile,
-    Passed,
     chunks,
     nothing,
     unread,
@@ -46,13 +46,13 @@ class UploadSource:
         held: LocalFile,
         node: str,
         entry: FileEntry | None = None,
-        passed: Passed = nothing,
+        after_chunk: AfterChunk = nothing,
         files: int = 1,
     ) -> None:
         self.entry = entry or unread(held.stat)
         origin = _origin(node, held.stat.path, held.stat.size, held.stat.mtime)
         self.about = About(held.stat.size, origin, self._share)
-        self._held, self._passed, self._files = held, passed, files
+        self._held, self._after_chunk, self._files = held, after_chunk, files
         self._clone: int | None = None
         self._counted = self.entry.size if self.entry.digest else 0
 
@@ -110,7 +110,7 @@ class UploadSource:
 
     def _count(self, count: int) -> None:
         self._counted += count
-        self._passed(count)
+        self._after_chunk(count)
 
 
 class Guarded:
@@ -128,18 +128,23 @@ class StoreSource:
     """A file of the store, read to be written under another name, too."""
 
     def __init__(
-        self, store: Store, name: str, entry: FileEntry, node: str, passed: Passed = nothing
+        self,
+        store: Store,
+        name: str,
+        entry: FileEntry,
+        node: str,
+        after_chunk: AfterChunk = nothing,
     ) -> None:
         self.about = About(entry.size, _origin(node, entry.digest))
         self.entry = entry
-        self._store, self._name, self._passed = store, name, passed
+        self._store, self._name, self._after_chunk = store, name, after_chunk
 
     def __iter__(self) -> Iterator[memoryview]:
         for chunk in checked(
             read_ahead(self._store, self._name, self.entry.size, CHUNK, 0), self.entry, self._name
         ):
             yield chunk
-            self._passed(0)
+            self._after_chunk(0)
 
     def digested(self) -> FileEntry:
         """Return the entry, as `UploadSource` does."""
@@ -156,12 +161,14 @@ def checked(chunks: Iterable[memoryview], entry: FileEntry, name: str) -> Iterat
     )
 
 
-def is_stored(store: Store, name: str, entry: FileEntry, passed: Passed = nothing) -> bool | None:
+def is_stored(
+    store: Store, name: str, entry: FileEntry, after_chunk: AfterChunk = nothing
+) -> bool | None:
     """Return whether ``name`` holds the bytes of ``entry``; ``None`` if there is no such name.
 
-    Reads them; ``passed`` gets no bytes.
+    Reads them; ``after_chunk`` gets no bytes.
     """
-    return stream.is_stored(store, name, entry.size, entry.digest, lambda _: passed(0))
+    return stream.is_stored(store, name, entry.size, entry.digest, lambda _: after_chunk(0))
 
 
 def _origin(*parts: object) -> str:
@@ -172,25 +179,25 @@ def _origin(*parts: object) -> str:
 class FilePool:
     """Handles ``threads`` files of one save at once, until one fails.
 
-    Then the others end at their next chunk. ``hook`` is called by one thread at a time.  For one
-    caller, who calls `each` again and again.
+    Then the others end at their next chunk. ``after_chunk`` is called by one thread at a time.  For
+    one caller, who calls `each` again and again.
     """
 
-    def __init__(self, threads: int, passed: Passed = nothing) -> None:
+    def __init__(self, threads: int, after_chunk: AfterChunk = nothing) -> None:
         self.threads = threads
-        self.hook = passed
+        self.after_chunk = after_chunk
         self._lock = threading.Lock()
         self._error: BaseException | None = None
 
-    def passed(self, count: int) -> None:
-        """Call ``hook`` after the bytes of a chunk, within `each`.
+    def end_chunk(self, count: int) -> None:
+        """Sign for the watchdog, and call ``after_chunk``, within `each`.
 
         Raises StoreError once another file has failed.
         """
         with self._lock:
             self._check()
             liveness.sign()
-            self.hook(count)
+            self.after_chunk(count)
 
     def each(self, work: Callable[[T], R], items: Sequence[T], threads: int = 0) -> list[R]:
         """Return the results of ``work`` for each item, in their order; begin them in that order.

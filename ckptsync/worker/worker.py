@@ -423,7 +423,7 @@ class Worker:
         return UploadContext(
             self._view,
             seen.checkpoint,
-            passed=self.queues.give_way,
+            after_chunk=self.queues.give_way,
             threads=capacity.threads,
             small=capacity.small,
             may_wait=True,

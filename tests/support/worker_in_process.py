@@ -20,8 +20,8 @@ from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store, StoreWrapper,
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store
 from ckptsync.worker.local_save import (
+    AfterChunk,
     LocalSave,
-    Passed,
     ReadFiles,
     draft_manifest,
     note_sending,
@@ -156,7 +156,7 @@ def push_now(
     store: Store,
     node: str = "",
     run: str = "",
-    passed: Passed = nothing,
+    after_chunk: AfterChunk = nothing,
     *,
     threads: int = 4,
     selection: Selection = EVERYTHING,
@@ -166,7 +166,7 @@ def push_now(
     """Push a directory, as `ckptsync push` does."""
     offer = find_offer(directory, runs, name, store.url)
     offer = replace(offer, run=checked_run(run or offer.run))
-    return push(offer, store, node or node_id(), passed, threads=threads, selection=selection)
+    return push(offer, store, node or node_id(), after_chunk, threads=threads, selection=selection)
 
 
 def send_all(queues: UploadQueues) -> None:

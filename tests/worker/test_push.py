@@ -213,7 +213,7 @@ def test_what_changes_while_it_is_sent_is_never_committed(tmp_path: Path) -> Non
                 (source / "m" / "__0_0.distcp").write_bytes(b"SHARD 0")
 
         with pytest.raises(Incomplete):
-            push_now(source, store, "n0", passed=passed)
+            push_now(source, store, "n0", after_chunk=passed)
         assert manifests(store) == []
 
 

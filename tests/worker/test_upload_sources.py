@@ -63,7 +63,7 @@ def test_what_is_stored_is_told_by_its_bytes() -> None:
 
 def test_a_file_is_digested_by_the_pass_that_sends_it(tmp_path: Path) -> None:
     store, told = MemoryStore(), list[int]()
-    source = UploadSource(held(tmp_path, LARGE), "n0", passed=told.append)
+    source = UploadSource(held(tmp_path, LARGE), "n0", after_chunk=told.append)
     assert source.entry.digest == ""
     store.create("y", source, source.about)
     found = digest_stream([LARGE], len(LARGE))
@@ -75,7 +75,7 @@ def test_a_file_is_digested_by_the_pass_that_sends_it(tmp_path: Path) -> None:
 def test_bytes_that_are_read_again_are_told_once(tmp_path: Path) -> None:
     told: list[int] = []
     one = held(tmp_path, LARGE)
-    source = UploadSource(one, "n0", passed=told.append)
+    source = UploadSource(one, "n0", after_chunk=told.append)
     broken_off = iter(source)
     for _ in "ab":
         next(broken_off)
@@ -217,7 +217,7 @@ def test_the_first_error_is_raised_when_the_others_have_ended_at_their_next_chun
             raise Incomplete("the source changed")
         try:
             while True:
-                together.passed(1)
+                together.end_chunk(1)
         finally:
             ended.append(item)
 
@@ -252,7 +252,7 @@ def test_what_passes_is_told_by_one_thread_at_a_time() -> None:
 
     def work(_: int) -> None:
         for _ in range(50):
-            together.passed(1)
+            together.end_chunk(1)
 
     together.each(work, range(40))
     assert total == [2000]
@@ -265,7 +265,7 @@ def test_what_is_told_may_fail_and_that_is_an_error_of_its_own() -> None:
 
     together = FilePool(2, passed)
     with pytest.raises(StoreError, match="asked to stop"):
-        together.each(together.passed, [1, 2, 3])
+        together.each(together.end_chunk, [1, 2, 3])
 
 
 @pytest.mark.parametrize("kind", [Transient, StoreError])
@@ -282,7 +282,7 @@ def test_what_ends_since_another_failed_may_succeed_again_if_that_may(
         failed.wait(60)
         try:
             while True:
-                together.passed(1)
+                together.end_chunk(1)
         except StoreError as e:
             ended.append(e)
             raise
