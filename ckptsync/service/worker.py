@@ -118,7 +118,7 @@ class WorkerRole:
         self._unmatched: tuple[str, ...] = ()
         self._unsafe: tuple[str, ...] = ()
         self._notes: tuple[str, ...] = ()  # of removed directories
-        self._unsent: list[str] = []
+        self._plan_errors: list[str] = []
         self._lock = threading.Lock()
         self._plan_at = 0.0
         self._moved, self._outages, self._is_idle = 0.0, 0, False
@@ -293,7 +293,7 @@ class WorkerRole:
         # each scan reports notes
         results = [replace(worker.result(now), notes=()) for worker in workers]
         queue = tuple(item for result in results for item in result.queue)
-        errors = (*self._unsent, *(error for result in results for error in result.errors))
+        errors = (*self._plan_errors, *(error for result in results for error in result.errors))
         if is_due:
             self._is_idle = not (queue or errors or self._removed) and self._moved < now
             with self._lock:
@@ -310,7 +310,7 @@ class WorkerRole:
             give_back_memory()
         return Outcome(
             (
-                *_left_out(self._unsent),
+                *_left_out(self._plan_errors),
                 *(line for result in results for line in worker_lines(result)),
             ),
             queue,
@@ -323,7 +323,7 @@ class WorkerRole:
 
     def _plan(self, now: float) -> float:
         """Plan for every directory; returns the seconds of CPU that it took."""
-        began, self._unsent = time.thread_time(), []
+        began, self._plan_errors = time.thread_time(), []
         directories = self._directories
         workers = {run: one.worker for run, one in directories.items()}
         self._queues.retain({key for worker in workers.values() for key in worker.queue_keys})
@@ -337,7 +337,7 @@ class WorkerRole:
                     worker.scan(time.monotonic())
                 worker.plan(time.monotonic())
             except CkptsyncError as e:  # noqa: PERF203 - one directory's failure keeps no other back
-                self._unsent.append(str(e))
+                self._plan_errors.append(str(e))
         for run, worker in list(self._removed.items()):
             self._notes = tuple(dict.fromkeys((*self._notes, *worker.result(now).notes)))[-NOTES:]
             if worker.is_done or run.path.is_dir():

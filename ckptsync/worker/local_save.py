@@ -73,7 +73,7 @@ class LocalFile:
 class LocalFiles:
     """The files of a save; an implementation of `ckptsync.tensors.Files`.
 
-    ``by_path``: what is sent.  ``unsent`` is not, by choice, but layouts read it, too.
+    ``by_path``: what is sent.  ``withheld`` is not, by choice, but layouts read it, too.
     ``partial`` (unfinished) and ``others`` (links, special files) are the source's; ``gone`` if
     there is no source any more.
     """
@@ -84,7 +84,7 @@ class LocalFiles:
     partial: tuple[Stat, ...] = ()
     others: tuple[str, ...] = ()
     gone: bool = False
-    unsent: Mapping[str, LocalFile] = field(default_factory=dict)
+    withheld: Mapping[str, LocalFile] = field(default_factory=dict)
     _sizes: Mapping[str, int] = field(init=False, repr=False, compare=False)
     _stats: tuple[Stat, ...] = field(init=False, repr=False, compare=False)
 
@@ -93,7 +93,7 @@ class LocalFiles:
         object.__setattr__(
             self,
             "_sizes",
-            {path: h.stat.size for path, h in {**self.unsent, **self.by_path}.items()},
+            {path: h.stat.size for path, h in {**self.withheld, **self.by_path}.items()},
         )
         object.__setattr__(
             self, "_stats", tuple(self.by_path[path].stat for path in sorted(self.by_path))
@@ -107,7 +107,7 @@ class LocalFiles:
     @property
     def left_out(self) -> tuple[str, ...]:
         """Paths that are not sent: by choice, unfinished, or a link or a special file."""
-        return tuple(sorted({*self.unsent, *self.others, *(s.path for s in self.partial)}))
+        return tuple(sorted({*self.withheld, *self.others, *(s.path for s in self.partial)}))
 
     @property
     def unpinned(self) -> tuple[str, ...]:
@@ -128,8 +128,8 @@ class LocalFiles:
         return (f"{len(self.others)} links or special files are not sent: {self.others[0]}",)
 
     @property
-    def pin_notes(self) -> tuple[str, ...]:
-        """A note of files that have no pin: a worker pins what it sends, ``push`` does not."""
+    def unpinned_warning(self) -> tuple[str, ...]:
+        """A warning of files that have no pin: a worker pins what it sends, ``push`` does not."""
         count = 0 if self.gone else len(self.unpinned)
         return (f"{count} files are not pinned, rotation may delete them",) if count else ()
 
@@ -148,7 +148,7 @@ class LocalFiles:
         return replace(
             self,
             by_path=chosen,
-            unsent={path: h for path, h in self.by_path.items() if path not in paths},
+            withheld={path: h for path, h in self.by_path.items() if path not in paths},
         )
 
     def sizes(self) -> Mapping[str, int]:
@@ -157,7 +157,7 @@ class LocalFiles:
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
         """See `ckptsync.tensors.Files`; raises StoreError where the disk refuses."""
-        held = self.by_path.get(name) or self.unsent.get(name)
+        held = self.by_path.get(name) or self.withheld.get(name)
         if held is None:
             raise Incomplete(f"{name}: not in {self.name}")
         fd = held.open()

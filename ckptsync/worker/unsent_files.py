@@ -52,13 +52,13 @@ def part_of(whole: Manifest, files: Iterable[FileEntry]) -> Manifest:
     return replace(whole, files=named, ranks=ranks, started=min(times), ended=max(times))
 
 
-def list_unsent(planned: Manifest, there: Sequence[Manifest]) -> tuple[Unsent, ...]:
-    """Return the files that are still to be sent to ``planned.location``, small files first.
+def list_unsent(draft: Manifest, there: Sequence[Manifest]) -> tuple[Unsent, ...]:
+    """Return the files that are still to be sent to ``draft.location``, small files first.
 
     The small ones are metadata that says what the shards are. ``there``: the live manifests of that
     location.
     """
-    own = {(f.path, f.digest) for m in there if m.node == planned.node for f in m.files}
+    own = {(f.path, f.digest) for m in there if m.node == draft.node for f in m.files}
     plain: dict[str, str] = {}
     for m in sorted(there, key=lambda m: (m.node, m.n)):
         for f in m.files:
@@ -74,19 +74,19 @@ def list_unsent(planned: Manifest, there: Sequence[Manifest]) -> tuple[Unsent, .
             else "other"
         )
 
-    unsent = (Unsent(f, plain_name(f)) for f in planned.files if (f.path, f.digest) not in own)
+    unsent = (Unsent(f, plain_name(f)) for f in draft.files if (f.path, f.digest) not in own)
     return tuple(sorted(unsent, key=lambda u: (u.entry.size, u.entry.path)))
 
 
-def list_left_behind(planned: Manifest, known: Iterable[save_groups.Known]) -> tuple[str, ...]:
-    """Return manifests of its node in other locations that say nothing but what ``planned`` says.
+def list_left_behind(draft: Manifest, known: Iterable[save_groups.Known]) -> tuple[str, ...]:
+    """Return manifests of its node in other locations that say nothing but what ``draft`` says.
 
     They say a part of the same save, and were written before it was known to belong here.
     """
-    here = {(f.path, f.digest, f.mtime) for f in planned.files}
+    here = {(f.path, f.digest, f.mtime) for f in draft.files}
     locations: dict[str, list[save_groups.Known]] = {}
     for k in known:
-        if k.manifest.node == planned.node and k.manifest.location != planned.location:
+        if k.manifest.node == draft.node and k.manifest.location != draft.location:
             locations.setdefault(k.manifest.location, []).append(k)
     names: list[str] = []
     for its in locations.values():
@@ -131,22 +131,20 @@ def find_stored(
     )
 
 
-def without_copies(planned: Manifest, manifests: Iterable[Manifest]) -> Manifest:
-    """Return ``planned`` without the files of ranks that another node wrote (`_written`).
+def without_copies(draft: Manifest, manifests: Iterable[Manifest]) -> Manifest:
+    """Return ``draft`` without the files of ranks that another node wrote (`_written`).
 
     All of it where nothing would be left.
     """
     written = {
         key[0]
-        for key in _written(
-            [(f.path, f.size, f.mtime) for f in planned.files], planned.node, manifests
-        )
+        for key in _written([(f.path, f.size, f.mtime) for f in draft.files], draft.node, manifests)
     }
     if not written:
-        return planned
+        return draft
     return replace(
-        planned,
-        files=tuple(f for f in planned.files if f.path in written),
+        draft,
+        files=tuple(f for f in draft.files if f.path in written),
         ranks=file_names.ranks(written),
     )
 

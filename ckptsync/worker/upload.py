@@ -145,10 +145,10 @@ def send_save(seen: LocalSave, noted: PinNotes, to: UploadContext, read: ReadFil
     ``noted`` and ``read``: see `draft_manifest` and `upload`, and what they raise.
     """
     gone = to.view.known.lost_of(to.node, seen.checkpoint)
-    planned, notes = draft_manifest(
+    draft, notes = draft_manifest(
         seen, to.node, noted, read, clock_offset=to.view.offset(), gone=gone
     )
-    return replace(upload(planned, seen.files, to, read.entries), notes=notes)
+    return replace(upload(draft, seen.files, to, read.entries), notes=notes)
 
 
 def sent_progress(seen: LocalSave, sent: Sent) -> UploadProgress:
@@ -172,28 +172,28 @@ def sent_progress(seen: LocalSave, sent: Sent) -> UploadProgress:
 
 
 def upload(
-    planned: Manifest,
+    draft: Manifest,
     files: LocalFiles,
     to: UploadContext,
     read: dict[str, FileEntry] | None = None,
 ) -> Sent:
-    """Store what ``planned`` names, then the manifest.
+    """Store what ``draft`` names, then the manifest.
 
-    Raises Incomplete if the source changed: nothing was committed then. ``planned.supersedes``:
+    Raises Incomplete if the source changed: nothing was committed then. ``draft.supersedes``:
     see `draft_manifest`; of these, the manifest names those of its own location. ``read``:
     entries of the files that have been read, by path; what is read here is added.
     """
-    _check_recordable(planned)
+    _check_recordable(draft)
     sending = _SaveUpload(files, to, read)
     # Before the announcement: what is stored needs none, and two nodes that have announced
     # themselves would wait for each other.
     known: Sequence[save_groups.Known] = to.known()
-    planned, there = sending.compare(planned, known)
+    draft, there = sending.compare(draft, known)
     if there:
         return Sent(there.location, stored_before=there)
-    if to.must_wait(planned, known):
+    if to.must_wait(draft, known):
         raise Incomplete(
-            f"{planned.checkpoint}: ckptsync cannot prove yet that another node's part"
+            f"{draft.checkpoint}: ckptsync cannot prove yet that another node's part"
             " belongs to the same save",
             hint="it is tried again",
         )
@@ -201,31 +201,29 @@ def upload(
         # read again: whoever announced itself before this node has its manifest here, or is seen
         known = to.known()
         for _ in range(ROUNDS):
-            planned, there = sending.compare(planned, known)
+            draft, there = sending.compare(draft, known)
             if there:
                 return Sent(there.location, stored_before=there)
-            sent, known = sending.send_and_commit(planned, known)
+            sent, known = sending.send_and_commit(draft, known)
             if sent:
                 return sent
     raise Incomplete(
-        f"{planned.checkpoint}: other nodes kept moving the save to another location",
+        f"{draft.checkpoint}: other nodes kept moving the save to another location",
         hint="it is tried again",
     )
 
 
-def _check_recordable(planned: Manifest) -> None:
+def _check_recordable(draft: Manifest) -> None:
     """Raise Unsupported or StoreError for what a manifest cannot say, before a file is sent."""
-    for file in planned.files:
+    for file in draft.files:
         if not -(2**63) <= file.mtime < 2**63:
             raise Unsupported(
                 f"{file.path}: its time is after the year 2262",
                 hint="`touch` it: a trainer's clock was wrong",
             )
-    if len(planned.files) * _LEAST_ENTRY > io.LIMITS["manifest"]:
-        longest = tuple(
-            replace(f, digest="0" * 64, blocks=("0" * BLOCK_HEX,)) for f in planned.files
-        )
-        io.encode(replace(planned, files=longest))
+    if len(draft.files) * _LEAST_ENTRY > io.LIMITS["manifest"]:
+        longest = tuple(replace(f, digest="0" * 64, blocks=("0" * BLOCK_HEX,)) for f in draft.files)
+        io.encode(replace(draft, files=longest))
 
 
 @contextlib.contextmanager
@@ -291,9 +289,9 @@ class _SaveUpload:
         self.overwrote_orphan = False
 
     def compare(
-        self, planned: Manifest, known: Sequence[save_groups.Known]
+        self, draft: Manifest, known: Sequence[save_groups.Known]
     ) -> tuple[Manifest, Manifest | None]:
-        """Return the plan with digests, less what other nodes wrote, and a manifest with all of it.
+        """Return the draft with digests, less other nodes' files, and a manifest with all of it.
 
         A file is read here if some manifest of the checkpoint names it. A save with a hook's id is
         this node's part of that save: the node writes a manifest of its own, even where another
@@ -301,24 +299,24 @@ class _SaveUpload:
         with the same bytes may be copies (pulled, or brought from another node) and need no
         manifest.
         """
-        node, named = planned.node, {f.path for k in known for f in k.manifest.files}
-        unread_files = [f for f in planned.files if f.path in named and not f.digest]
+        node, named = draft.node, {f.path for k in known for f in k.manifest.files}
+        unread_files = [f for f in draft.files if f.path in named and not f.digest]
         self.pool.each(lambda file: self._record_digest(self._source(file)), unread_files)
-        planned, live = self.with_digests(planned), [k.manifest for k in save_groups.live(known)]
-        written = without_copies(planned, live)
+        draft, live = self.with_digests(draft), [k.manifest for k in save_groups.live(known)]
+        written = without_copies(draft, live)
         # where a hook said that they are two saves, the same bytes (random states, a part that did
         # not change) belong to both
-        same = [m for m in live if not (m.save and planned.save) or m.save == planned.save]
+        same = [m for m in live if not (m.save and draft.save) or m.save == draft.save]
         ours = [m for m in same if m.node == node]
-        is_recorded = not planned.save or any(m.save == planned.save for m in ours)
-        there = find_stored(planned.files, node, same if is_recorded else ours)
+        is_recorded = not draft.save or any(m.save == draft.save for m in ours)
+        there = find_stored(draft.files, node, same if is_recorded else ours)
         if there is None:  # the rest are copies of other nodes' files
             there = find_stored(written.files, node, ours)
         return written, there
 
-    def with_digests(self, planned: Manifest) -> Manifest:
-        """Return the plan with the digests that are known by now."""
-        return replace(planned, files=tuple(self.read.get(f.path, f) for f in planned.files))
+    def with_digests(self, draft: Manifest) -> Manifest:
+        """Return the draft with the digests that are known by now."""
+        return replace(draft, files=tuple(self.read.get(f.path, f) for f in draft.files))
 
     @contextlib.contextmanager
     def announce(self) -> Iterator[None]:
@@ -333,7 +331,7 @@ class _SaveUpload:
                 self.pool.after_chunk = before
 
     def send_and_commit(
-        self, planned: Manifest, known: Sequence[save_groups.Known]
+        self, draft: Manifest, known: Sequence[save_groups.Known]
     ) -> tuple[Sent | None, Sequence[save_groups.Known]]:
         """Send what ``known`` lacks, then write the manifest.
 
@@ -342,29 +340,29 @@ class _SaveUpload:
         then no manifest was written.
         """
         to = self.to
-        planned = replace(planned, location=save_groups.choose_location(planned, known))
-        unsent = list_unsent(planned, _counting(planned.location, known))
-        files = self.send(planned, unsent)
+        draft = replace(draft, location=save_groups.choose_location(draft, known))
+        unsent = list_unsent(draft, _counting(draft.location, known))
+        files = self.send(draft, unsent)
         # read again: files may have taken hours, and the manifest must fit what others say by now
-        planned, known = self.with_digests(planned), to.known()
-        after = list_unsent(planned, _counting(planned.location, known))
+        draft, known = self.with_digests(draft), to.known()
+        after = list_unsent(draft, _counting(draft.location, known))
         is_same = {u.entry.path for u in after} == {u.entry.path for u in unsent}
-        if not is_same or save_groups.choose_location(planned, known) != planned.location:
+        if not is_same or save_groups.choose_location(draft, known) != draft.location:
             return None, known
         check_unchanged(self.files)
-        here = records_prefix(planned.run, planned.location)
+        here = records_prefix(draft.run, draft.location)
         # An orphan lay under a name: the lost manifest was another save's, so it is not superseded.
-        lost = () if self.overwrote_orphan else planned.supersedes
+        lost = () if self.overwrote_orphan else draft.supersedes
         supersedes = {n for n in lost if n.startswith(here)}
-        supersedes.update(list_left_behind(planned, save_groups.live(known)))
-        n = next_number((k.name for k in known), planned.location, "manifest", planned.node)
-        to.commit(replace(part_of(planned, files), n=n, supersedes=tuple(sorted(supersedes))))
+        supersedes.update(list_left_behind(draft, save_groups.live(known)))
+        n = next_number((k.name for k in known), draft.location, "manifest", draft.node)
+        to.commit(replace(part_of(draft, files), n=n, supersedes=tuple(sorted(supersedes))))
         # read again: of two nodes that claim one name, whoever commits last sees the other here
-        self.resolve(planned.node, planned.location, to.known())
+        self.resolve(draft.node, draft.location, to.known())
         sizes = [f.size for f in self.done.values()]
-        return Sent(planned.location, len(sizes), sum(sizes)), known
+        return Sent(draft.location, len(sizes), sum(sizes)), known
 
-    def send(self, planned: Manifest, unsent: Sequence[Unsent]) -> tuple[FileEntry, ...]:
+    def send(self, draft: Manifest, unsent: Sequence[Unsent]) -> tuple[FileEntry, ...]:
         """Store what is not there yet, small files first.
 
         Return the entries, which say where the files lie.
@@ -372,29 +370,27 @@ class _SaveUpload:
         # nothing else needs the listing, and the first byte waits
         is_listed = any(u.plain == "same" for u in unsent)
         listed = (
-            {e.name: e.size for e in self.to.store.names(f"{planned.run}/{planned.location}/")}
+            {e.name: e.size for e in self.to.store.names(f"{draft.run}/{draft.location}/")}
             if is_listed
             else {}
         )
 
         def put(one: Unsent) -> FileEntry:
-            name = file_name(planned.run, planned.location, one.entry.path)
+            name = file_name(draft.run, draft.location, one.entry.path)
             has_plain_name = one.plain != "other" and (
                 name in self.done
                 or (one.plain == "same" and listed.get(name) == one.entry.size)
-                or self._put_plain(planned, one.entry, name)
+                or self._put_plain(draft, one.entry, name)
             )
             entry = self.read.get(one.entry.path, one.entry)
-            return (
-                replace(entry, stored_as="") if has_plain_name else self.put_beside(planned, entry)
-            )
+            return replace(entry, stored_as="") if has_plain_name else self.put_beside(draft, entry)
 
         small = [u for u in unsent if u.entry.size <= SMALL_FILE]
         large = [u for u in unsent if u.entry.size > SMALL_FILE]
         many = self.to.small or small_at_once(self.to.threads)
         return (*self.pool.each(put, small, many), *self.pool.each(put, large))
 
-    def _put_plain(self, planned: Manifest, file: FileEntry, name: str) -> bool:
+    def _put_plain(self, draft: Manifest, file: FileEntry, name: str) -> bool:
         """Store a file under its plain name; return whether the name has its bytes now."""
         source, store = self._source(file), self.to.store
         try:
@@ -405,12 +401,12 @@ class _SaveUpload:
                 e.is_same is None and is_stored(store, name, file, self.to.after_chunk)
             ):
                 return True
-            return self._overwrite_orphan(planned, name, source)
+            return self._overwrite_orphan(draft, name, source)
         self.done[name] = self._record_digest(source)
         return True
 
     def _overwrite_orphan(
-        self, planned: Manifest, name: str, source: UploadSource | StoreSource
+        self, draft: Manifest, name: str, source: UploadSource | StoreSource
     ) -> bool:
         """Write over an orphaned file, which no manifest binds while nobody else sends.
 
@@ -419,7 +415,7 @@ class _SaveUpload:
         file = source.entry
 
         def check() -> None:
-            here = _counting(planned.location, self.to.known())
+            here = _counting(draft.location, self.to.known())
             if any(
                 m.stored_name(f) == name and f.digest != file.digest for m in here for f in m.files
             ):
@@ -437,9 +433,9 @@ class _SaveUpload:
         self.done[name] = self._record_digest(source)
         return True
 
-    def put_beside(self, planned: Manifest, file: FileEntry) -> FileEntry:
+    def put_beside(self, draft: Manifest, file: FileEntry) -> FileEntry:
         """Store a file under the node's name; return its entry."""
-        name = node_file_name(planned.run, planned.location, planned.node, file.path)
+        name = node_file_name(draft.run, draft.location, draft.node, file.path)
         if name not in self.done and not (
             file.digest and is_stored(self.to.store, name, file, self.to.after_chunk)
         ):
@@ -565,14 +561,14 @@ def send_late(
     files = {f.path: f for m in mine for f in m.files} | {
         name: unread(held.stat) for name, held in found.items()
     }
-    planned = replace(
+    draft = replace(
         mine[-1],
         files=tuple(files[path] for path in sorted(files)),
         started=min(m.started for m in mine),
         ended=max(m.ended for m in mine),
         supersedes=(),
     )
-    sent = upload(planned, replace(seen.files, by_path={**seen.files.by_path, **found}), to)
+    sent = upload(draft, replace(seen.files, by_path={**seen.files.by_path, **found}), to)
     return () if sent.stored_before else tuple(sorted(found))
 
 

@@ -249,13 +249,13 @@ class Worker:
             # what could not even be tried has to wait for the next plan, too
             if one.verdict.finished:
                 self._scanner.mark_tried(one)
-        keys = {one.key for one in scanned}
+        keys_at_plan = {one.key for one in scanned}
         due = [
             UploadJob(
                 one.key,
                 one.key[:2],
                 sum(stat.size for stat in one.seen.files.stats),
-                partial(self._carry_out, one, keys),
+                partial(self._carry_out, one, keys_at_plan),
             )
             for one in first
             if one.key not in in_hand
@@ -345,11 +345,13 @@ class Worker:
 
     # What happens in a queue's thread.
 
-    def _carry_out(self, one: Scanned, planned: Collection[Key], capacity: QueueCapacity) -> None:
+    def _carry_out(
+        self, one: Scanned, keys_at_plan: Collection[Key], capacity: QueueCapacity
+    ) -> None:
         """Upload a save, and report what became of it."""
         is_newest_first = self._options.order == "newest"
         if is_newest_first and any(
-            w.verdict.finished and w.key not in planned for w in self._scanner.saves()
+            w.verdict.finished and w.key not in keys_at_plan for w in self._scanner.saves()
         ):
             # it has finished since the plan
             waits = _progress(one, "waiting", "a newer one goes first")
@@ -386,7 +388,7 @@ class Worker:
             raise
         if sent.stored_before is None:
             done = sent_progress(outgoing, sent)
-            done = replace(done, notes=(*done.notes, *outgoing.files.pin_notes))
+            done = replace(done, notes=(*done.notes, *outgoing.files.unpinned_warning))
         else:
             self._view.remember(
                 seen.checkpoint,
@@ -469,7 +471,7 @@ def _progress(one: Scanned, phase: Phase, detail: str) -> UploadProgress:
 
 
 def _done_progress(seen: LocalSave, found: Done) -> UploadProgress:
-    notes = (*seen.files.notes, *seen.files.pin_notes)
+    notes = (*seen.files.notes, *seen.files.unpinned_warning)
     location = found.manifest.location if found.manifest else ""
     return UploadProgress(*seen.key, found.phase, found.detail, location, notes=notes)
 

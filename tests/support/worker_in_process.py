@@ -84,7 +84,7 @@ def context(store: Store, node: str = "n0") -> UploadContext:
     return UploadContext(StoreView(store, node, "run"), "checkpoint-4")
 
 
-def planned(one: LocalSave, node: str = "n0") -> Manifest:
+def draft_of(one: LocalSave, node: str = "n0") -> Manifest:
     """The manifest of a save, still without a location."""
     return draft_manifest(one, node, note_sending(one, 0), ReadFiles(), clock_offset=0)[0]
 
@@ -92,7 +92,7 @@ def planned(one: LocalSave, node: str = "n0") -> Manifest:
 def store_save(one: LocalSave, store: Store, selection: Selection = EVERYTHING) -> Sent:
     """Upload one save."""
     going = outgoing_save(one, selection)
-    return upload(planned(going), going.files, context(store))
+    return upload(draft_of(going), going.files, context(store))
 
 
 def manifests(store: Store) -> list[Known]:

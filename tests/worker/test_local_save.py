@@ -33,7 +33,7 @@ from ckptsync.worker.store_view import StoreView
 from ckptsync.worker.upload import UploadContext, upload
 from ckptsync.worker.upload_sources import UploadSource
 from tests.support.vector import vector
-from tests.support.worker_in_process import planned
+from tests.support.worker_in_process import draft_of
 
 
 def held(path: Path) -> LocalFiles:
@@ -49,7 +49,7 @@ def drafted(path: Path, read: ReadFiles | None = None) -> tuple[Manifest, tuple[
 
 def sent(path: Path, hold: LocalFiles) -> Manifest:
     (checkpoint_dir,) = find_checkpoint_dirs(path)
-    return planned(LocalSave("run", checkpoint_dir, hold, None))
+    return draft_of(LocalSave("run", checkpoint_dir, hold, None))
 
 
 @pytest.fixture

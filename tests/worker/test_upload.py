@@ -44,6 +44,7 @@ from tests.support.worker_in_process import (
     TWO,
     Interrupted,
     context,
+    draft_of,
     in_a_bucket,
     in_memory,
     kept,
@@ -52,7 +53,6 @@ from tests.support.worker_in_process import (
     on_disk,
     push_now,
 )
-from tests.support.worker_in_process import planned as planned_of
 
 
 def on_the_way(
@@ -74,7 +74,7 @@ def test_of_manifests_that_are_gone_only_those_of_its_own_location_are_taken_bac
         f"run/.ckptsync/{location}/manifest-n0-0-0123456789abcdef.json"
         for location in ("checkpoint-4", "checkpoint-4~aaaaaaaa")
     ]
-    upload(replace(planned_of(seen), supersedes=tuple(gone)), held, to)
+    upload(replace(draft_of(seen), supersedes=tuple(gone)), held, to)
     assert [k.manifest.supersedes for k in manifests(store)] == [(gone[0],)]
 
 
@@ -83,8 +83,8 @@ def test_the_same_bytes_of_another_save_are_sent_to_its_own_location(tmp_path: P
     locations = []
     for n, save in enumerate(("a" * 16, "a" * 16, "b" * 16)):
         held, seen, to = on_the_way(tmp_path, store, 100.0 * n)
-        planned = replace(planned_of(seen), save=save)
-        locations.append((sent := upload(planned, held, to)).location)
+        draft = replace(draft_of(seen), save=save)
+        locations.append((sent := upload(draft, held, to)).location)
     assert locations == ["checkpoint-4", "checkpoint-4", "checkpoint-4~bbbbbbbb"]
     assert sent.files == len(ONE)
 
@@ -98,7 +98,7 @@ def taken(
     held = local_save("run", checkpoint_dir, list_checkpoint(checkpoint_dir)).files
     to = context(store, node)
     return lambda: upload(
-        replace(planned_of(LocalSave("run", checkpoint_dir, held, None), node), save=save), held, to
+        replace(draft_of(LocalSave("run", checkpoint_dir, held, None), node), save=save), held, to
     )
 
 
@@ -254,10 +254,10 @@ def test_more_files_than_a_manifest_can_name_are_refused_before_one_is_sent(
 ) -> None:
     store = MemoryStore()
     held, seen, to = on_the_way(tmp_path, store)
-    planned = planned_of(seen)
-    monkeypatch.setitem(io.LIMITS, "manifest", 100 * len(planned.files))
+    draft = draft_of(seen)
+    monkeypatch.setitem(io.LIMITS, "manifest", 100 * len(draft.files))
     with pytest.raises(Unsupported, match="its manifest would have"):
-        upload(planned, held, to)
+        upload(draft, held, to)
     assert list(store.names("")) == []
 
 
@@ -266,8 +266,8 @@ def test_a_file_of_a_time_that_no_record_can_say_is_refused_before_it_is_sent(
 ) -> None:
     store = MemoryStore()
     held, seen, to = on_the_way(tmp_path, store)
-    planned = planned_of(seen)
-    late = replace(planned, files=tuple(replace(f, mtime=2**63) for f in planned.files))
+    draft = draft_of(seen)
+    late = replace(draft, files=tuple(replace(f, mtime=2**63) for f in draft.files))
     with pytest.raises(Unsupported, match="its time is after the year 2262"):
         upload(late, held, to)
     assert list(store.names("")) == []
@@ -307,10 +307,10 @@ def test_a_save_that_lies_in_a_location_taken_before_it_moves_and_its_bytes_with
 ) -> None:
     store = MemoryStore()
     held, seen, to = on_the_way(tmp_path, store)
-    planned = planned_of(seen)
-    upload(planned, held, to)
+    draft = draft_of(seen)
+    upload(draft, held, to)
     early = replace(
-        planned, node="m", files=(), started=0, ended=1, location="checkpoint-4", ranks=(7,)
+        draft, node="m", files=(), started=0, ended=1, location="checkpoint-4", ranks=(7,)
     )
     store.write(record_name(early, encode(early)), [encode(early)])
 
