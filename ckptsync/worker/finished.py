@@ -77,14 +77,14 @@ class Judgement:
     left: float | None = 0.0
 
 
-def judge(seen: Observation, still: float, rule: Rule) -> Judgement:
+def judge(observed: Observation, still: float, rule: Rule) -> Judgement:
     """Return whether a checkpoint is finished, and why.
 
     ``still``: seconds for which nothing has changed.
     """
-    if refused := _refusal(seen) or _torn(seen, rule) or _possibly_torn(seen, rule):
+    if refused := _refusal(observed) or _torn(observed, rule) or _possibly_torn(observed, rule):
         return Judgement(finished=False, reason=refused, left=None)
-    wait, reason = _wait(seen, rule)
+    wait, reason = _wait(observed, rule)
     left = wait - still
     if left > 0:
         return Judgement(
@@ -95,7 +95,7 @@ def judge(seen: Observation, still: float, rule: Rule) -> Judgement:
     return Judgement(finished=True, reason=reason)
 
 
-def is_stable(seen: Observation, still: float, rule: Rule, verdict: Judgement) -> bool:
+def is_stable(observed: Observation, still: float, rule: Rule, verdict: Judgement) -> bool:
     """Return whether to keep these files as a save if rotation deletes them before `judge` says so.
 
     It is remembered beside the pin: it is all that counts once the trainer has removed the
@@ -105,82 +105,85 @@ def is_stable(seen: Observation, still: float, rule: Rule, verdict: Judgement) -
     if verdict.finished:
         return True
     if (
-        seen.gone
-        or _refusal(seen)
-        or _torn(seen, rule)
-        or _doubt(seen, rule)
-        or lacking_file(_names(seen))
+        observed.gone
+        or _refusal(observed)
+        or _torn(observed, rule)
+        or _doubt(observed, rule)
+        or lacking_file(_names(observed))
     ):
         return False
-    if _possibly_torn(seen, rule):
+    if _possibly_torn(observed, rule):
         return still >= rule.doubtful
-    if seen.emptied and not seen.fresh:
+    if observed.emptied and not observed.fresh:
         return False  # rotation may have taken files of it before it was seen first
-    return still >= AT_REST and (bool(last_file(seen)) or _accelerate_is_done(seen))
+    return still >= AT_REST and (bool(last_file(observed)) or _accelerate_is_done(observed))
 
 
-def is_lost(seen: Observation) -> bool:
+def is_lost(observed: Observation) -> bool:
     """Return whether a deleted checkpoint can never be known to be complete."""
     return (
-        seen.gone and seen.hook != "committed" and (not seen.stable or _awaits_trainer_state(seen))
+        observed.gone
+        and observed.hook != "committed"
+        and (not observed.stable or _awaits_trainer_state(observed))
     )
 
 
-def may_be_alone(seen: Observation, rule: Rule) -> bool:
+def may_be_alone(observed: Observation, rule: Rule) -> bool:
     """Return whether another checkpoint like it would tell that this one is whole."""
-    return bool(_possibly_torn(seen, rule))
+    return bool(_possibly_torn(observed, rule))
 
 
 # What no length of waiting makes good.
 
 
-def _refusal(seen: Observation) -> str:
-    if not seen.files:
+def _refusal(observed: Observation) -> str:
+    if not observed.files:
         return "holds no file yet"
-    if seen.writing:
-        return f"{seen.writing[0]} is open for writing"
-    if seen.hook == "committed":
+    if observed.writing:
+        return f"{observed.writing[0]} is open for writing"
+    if observed.hook == "committed":
         return ""  # it was like this when all who write it were done
-    if any(s.path.rpartition("/")[2] == SENTINEL for s in seen.partial):
+    if any(s.path.rpartition("/")[2] == SENTINEL for s in observed.partial):
         return f"the trainer says that it is not finished ({SENTINEL})"
     # other JSON may be anybody's
     torn = next(
-        (name for name in seen.unclosed if name == TRAINER_STATE or not name.endswith(".json")), ""
+        (name for name in observed.unclosed if name == TRAINER_STATE or not name.endswith(".json")),
+        "",
     )
     if torn:
         return f"{torn} does not end as its format does: torn, or still being written"
     return (
         ("the trainer deleted it before the worker knew that it was complete")
-        if is_lost(seen)
+        if is_lost(observed)
         else ""
     )
 
 
-def _torn(seen: Observation, rule: Rule) -> str:
+def _torn(observed: Observation, rule: Rule) -> str:
     """Return why these files look like a save that a crash interrupted; empty if they do not."""
-    if not rule.doubtful or seen.hook in ("committed", "marked"):
+    if not rule.doubtful or observed.hook in ("committed", "marked"):
         return ""
-    if seen.family == "trainer" and (torn := half_written(seen.files, seen.unclosed)):
+    if observed.family == "trainer" and (torn := half_written(observed.files, observed.unclosed)):
         return f"{torn} is only half written"
-    if _awaits_trainer_state(seen):
+    if _awaits_trainer_state(observed):
         return f"no {TRAINER_STATE}, which the trainer writes last"
-    if seen.hook == "killed" and (lacking := without_arguments(seen.files)):
+    if observed.hook == "killed" and (lacking := without_arguments(observed.files)):
         return lacking
-    if seen.fresh or seen.stable:
+    if observed.fresh or observed.stable:
         return ""
     return two_saves(
-        seen.files, seen.state.mtime if seen.state is not None else None, rule.unmarked
+        observed.files, observed.state.mtime if observed.state is not None else None, rule.unmarked
     )
 
 
-def _possibly_torn(seen: Observation, rule: Rule) -> str:
+def _possibly_torn(observed: Observation, rule: Rule) -> str:
     """Return why either a crash or a script may have left these files; empty if they are whole.
 
     A second checkpoint like it tells, or a user who knows the script.
     """
-    if not rule.doubtful or seen.alike or _has_its_end(seen):
+    if not rule.doubtful or observed.alike or _has_its_end(observed):
         return ""
-    lacking = possibly_lacking(seen.files, seen.family)
+    lacking = possibly_lacking(observed.files, observed.family)
     return (
         f"no {lacking}, which a trainer writes last, and no similar checkpoint to compare with:"
         f" {_HINT}"
@@ -189,51 +192,51 @@ def _possibly_torn(seen: Observation, rule: Rule) -> str:
     )
 
 
-def _awaits_trainer_state(seen: Observation) -> bool:
+def _awaits_trainer_state(observed: Observation) -> bool:
     return (
-        not _has_its_end(seen)
-        and _is_of_trainer(seen)
-        and awaits_trainer_state(seen.files, awaited=seen.awaited)
+        not _has_its_end(observed)
+        and _is_of_trainer(observed)
+        and awaits_trainer_state(observed.files, awaited=observed.awaited)
     )
 
 
-def _has_its_end(seen: Observation) -> bool:
+def _has_its_end(observed: Observation) -> bool:
     """Return whether the trainer's last file is here, or the hook has marked the save as done."""
     return (
-        seen.hook in ("committed", "marked")
-        or seen.state is not None
-        or any(f.path == V1 for f in seen.files)
+        observed.hook in ("committed", "marked")
+        or observed.state is not None
+        or any(f.path == V1 for f in observed.files)
     )
 
 
-def _is_of_trainer(seen: Observation) -> bool:
-    return seen.family == "trainer" and is_of_rank_0([f.path for f in seen.files])
+def _is_of_trainer(observed: Observation) -> bool:
+    return observed.family == "trainer" and is_of_rank_0([f.path for f in observed.files])
 
 
 # How long to wait, and why.
 
 
-def _wait(seen: Observation, rule: Rule) -> tuple[float, str]:
+def _wait(observed: Observation, rule: Rule) -> tuple[float, str]:
     """Return how many seconds without a change are enough, and the reason."""
-    if seen.hook == "committed":
+    if observed.hook == "committed":
         return 0.0, "every rank that writes here has finished, by its hook"
-    if seen.gone:
+    if observed.gone:
         return 0.0, "the trainer has removed it"
-    if seen.hook == "training":
+    if observed.hook == "training":
         return rule.doubtful, "the hook has not reported yet that this training finished the save"
-    if doubt := _doubt(seen, rule):
+    if doubt := _doubt(observed, rule):
         return rule.doubtful, doubt
-    if seen.hook in ("marked", "killed"):
+    if observed.hook in ("marked", "killed"):
         return (
             min(MARKED, rule.quiet),
             "every rank that writes here has finished, by its hook, or its process has ended",
         )
-    if seen.unclosed:  # somebody's own format under that name, or a crash
-        return rule.unmarked, f"{seen.unclosed[0]} is not complete JSON"
-    last, lacking = last_file(seen), lacking_file(_names(seen))
+    if observed.unclosed:  # somebody's own format under that name, or a crash
+        return rule.unmarked, f"{observed.unclosed[0]} is not complete JSON"
+    last, lacking = last_file(observed), lacking_file(_names(observed))
     if last and not lacking:
         return rule.quiet, last
-    if _is_of_trainer(seen) and seen.state is None:
+    if _is_of_trainer(observed) and observed.state is None:
         return rule.doubtful, f"no {TRAINER_STATE} yet"
     return (
         rule.unmarked,
@@ -241,84 +244,99 @@ def _wait(seen: Observation, rule: Rule) -> tuple[float, str]:
     )
 
 
-def _doubt(seen: Observation, rule: Rule) -> str:
+def _doubt(observed: Observation, rule: Rule) -> str:
     """Return what speaks against its being finished, though a crash may have left it so."""
-    state = seen.state
+    state = observed.state
     # a partial file that is older than the trainer's last file is of an earlier save, which was
     # killed
     ended = state.mtime if state is not None and state.step is not None else 0
-    unfinished = next((p.path for p in seen.partial if p.mtime >= ended), "")
+    unfinished = next((p.path for p in observed.partial if p.mtime >= ended), "")
     if unfinished:
         return f"{unfinished} is unfinished"
-    if not seen.fresh and (stale := stale_metadata(seen.files, rule.unmarked)):
+    if not observed.fresh and (stale := stale_metadata(observed.files, rule.unmarked)):
         return f"{stale} is older than its shards: written over?"
     if state is None:
         return ""
     if state.step is None:
         return f"{TRAINER_STATE} is not whole"
-    if seen.step is not None and state.step != seen.step:
+    if observed.step is not None and state.step != observed.step:
         return f"{TRAINER_STATE} says step {state.step}"
-    newest = max(seen.files, key=lambda f: f.mtime, default=None)
-    if newest is not None and not seen.fresh and newest.mtime - state.mtime > rule.unmarked * 1e9:
+    newest = max(observed.files, key=lambda f: f.mtime, default=None)
+    if (
+        newest is not None
+        and not observed.fresh
+        and newest.mtime - state.mtime > rule.unmarked * 1e9
+    ):
         # callbacks edit a checkpoint seconds after the trainer is done with it; a resumed run
         # begins to write over it much later
         return f"{newest.path} is much newer than {TRAINER_STATE}: written over?"
     return ""
 
 
-def _names(seen: Observation) -> list[str]:
+def _names(observed: Observation) -> list[str]:
     """Return the names of its files, but for random states of the save before."""
-    return [f.path for f in seen.files] if seen.fresh else current_names(seen.files)
+    return [f.path for f in observed.files] if observed.fresh else current_names(observed.files)
 
 
 # What each family of trainers writes last.
 
 
-def last_file(seen: Observation) -> str:
+def last_file(observed: Observation) -> str:
     """Return what says that the save is finished; empty if nothing does.
 
     Where rank 0 of the Trainer writes, only its last file tells: that training goes on proves
     nothing of a save that a crash cut short.
     """
-    if not seen.fresh and stale_metadata(seen.files):
+    if not observed.fresh and stale_metadata(observed.files):
         return ""
-    if not _is_of_trainer(seen):
-        if seen.later:
+    if not _is_of_trainer(observed):
+        if observed.later:
             return "a later checkpoint has been written"
-        if seen.other_part:
+        if observed.other_part:
             return "another node has stored its part of the same save"
-    last = _LAST.get(seen.family)
-    return last(seen) if last else ""
+    last = _LAST.get(observed.family)
+    return last(observed) if last else ""
 
 
-def _of_trainer(seen: Observation) -> str:
-    if _is_newest(V1, seen):
+def _of_trainer(observed: Observation) -> str:
+    if _is_newest(V1, observed):
         return f"{V1} is the newest of its files"
-    if seen.state is None or seen.state.step is None:
+    if observed.state is None or observed.state.step is None:
         return ""
-    if _is_newest(TRAINER_STATE, seen):
-        return f"{TRAINER_STATE} {'has appeared' if seen.fresh else 'is the newest of its files'}"
-    return "a later checkpoint has been written" if seen.later else ""
+    if _is_newest(TRAINER_STATE, observed):
+        return (
+            f"{TRAINER_STATE} {'has appeared' if observed.fresh else 'is the newest of its files'}"
+        )
+    return "a later checkpoint has been written" if observed.later else ""
 
 
-def _of_lightning(seen: Observation) -> str:
-    if len(seen.files) == 1 and seen.files[0].path.endswith(".ckpt"):
+def _of_lightning(observed: Observation) -> str:
+    if len(observed.files) == 1 and observed.files[0].path.endswith(".ckpt"):
         return "it is one file, and the trainer renames it when it is complete"
     return (
-        f"{_LIGHTNING_LAST} is the newest of its files" if _is_newest(_LIGHTNING_LAST, seen) else ""
+        f"{_LIGHTNING_LAST} is the newest of its files"
+        if _is_newest(_LIGHTNING_LAST, observed)
+        else ""
     )
 
 
-def _of_verl(seen: Observation) -> str:
+def _of_verl(observed: Observation) -> str:
     """verl's driver writes the step beside the checkpoints.
 
     Afterwards its SFT ranks leave the state of their data loaders.
     """
-    marker = seen.marker
-    if marker is None or marker.step is None or seen.step is None or marker.step < seen.step:
+    marker = observed.marker
+    if (
+        marker is None
+        or marker.step is None
+        or observed.step is None
+        or marker.step < observed.step
+    ):
         return ""
     written = (
-        f.mtime for f in seen.files if not (f.path.startswith("data_") and f.path.endswith(".pt"))
+        f.mtime
+        for f in observed.files
+        if not (f.path.startswith("data_") and f.path.endswith(".pt"))
     )
     return (
         f"the trainer says that step {marker.step} is written"
@@ -329,36 +347,38 @@ def _of_verl(seen: Observation) -> str:
 
 _LAST: Mapping[Family, Callable[[Observation], str]] = {
     "trainer": _of_trainer,  # trainer_state.json, or CHECKPOINT_COMPLETE
-    "dcp": lambda seen: (
-        ".metadata is newer than its shards" if any(is_metadata(f.path) for f in seen.files) else ""
+    "dcp": lambda observed: (
+        ".metadata is newer than its shards"
+        if any(is_metadata(f.path) for f in observed.files)
+        else ""
     ),
     "lightning": _of_lightning,  # the one file, or meta.pt
     "verl": _of_verl,  # latest_checkpointed_iteration.txt, beside the checkpoints
 }
 
 
-def _is_newest(name: str, seen: Observation) -> bool:
+def _is_newest(name: str, observed: Observation) -> bool:
     """Return whether a file of that name is no older than what its writer writes before it."""
-    at = next((f.mtime for f in seen.files if f.path == name), None)
+    at = next((f.mtime for f in observed.files if f.path == name), None)
     return at is not None and (
-        seen.fresh or all(f.mtime <= at for f in seen.files if not is_random_state(f.path))
+        observed.fresh or all(f.mtime <= at for f in observed.files if not is_random_state(f.path))
     )
 
 
-def _accelerate_is_done(seen: Observation) -> bool:
+def _accelerate_is_done(observed: Observation) -> bool:
     """Return whether each of accelerate's ranks has left its random state, the first rank's last.
 
     Only objects that a script has registered come after it, so this is no proof that the save is
     finished.
     """
-    first = next((f for f in seen.files if f.path == FIRST_OF_ACCELERATE), None)
+    first = next((f for f in observed.files if f.path == FIRST_OF_ACCELERATE), None)
     before = (
         f
-        for f in seen.files
+        for f in observed.files
         if rank_of(f.path) is None and not f.path.startswith("custom_checkpoint_")
     )
     return (
         first is not None
-        and are_all_ranks_done(_names(seen))
+        and are_all_ranks_done(_names(observed))
         and all(f.mtime <= first.mtime for f in before)
     )
