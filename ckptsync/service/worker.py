@@ -288,10 +288,10 @@ class WorkerRole:
         if not (is_due or self._has_results):
             return self.planning.outcome
         self._has_results = False
-        cost = self._plan(now) if is_due else 0.0
+        cost = self._plan() if is_due else 0.0
         workers = [one.worker for one in self._directories.values()]
         # each scan reports notes
-        results = [replace(worker.result(now), notes=()) for worker in workers]
+        results = [replace(worker.result(), notes=()) for worker in workers]
         queue = tuple(item for result in results for item in result.queue)
         errors = (*self._plan_errors, *(error for result in results for error in result.errors))
         if is_due:
@@ -321,7 +321,7 @@ class WorkerRole:
             lacks={record: names for result in results for record, names in result.lacks.items()},
         )
 
-    def _plan(self, now: float) -> float:
+    def _plan(self) -> float:
         """Plan for every directory; returns the seconds of CPU that it took."""
         began, self._plan_errors = time.thread_time(), []
         directories = self._directories
@@ -339,7 +339,7 @@ class WorkerRole:
             except CkptsyncError as e:  # noqa: PERF203 - one directory's failure keeps no other back
                 self._plan_errors.append(str(e))
         for run, worker in list(self._removed.items()):
-            self._notes = tuple(dict.fromkeys((*self._notes, *worker.result(now).notes)))[-NOTES:]
+            self._notes = tuple(dict.fromkeys((*self._notes, *worker.result().notes)))[-NOTES:]
             if worker.is_done or run.path.is_dir():
                 self._removed.pop(run, None)
         return time.thread_time() - began

@@ -185,12 +185,6 @@ class UploadQueues:
         with self._lock:
             self._waiting = {key: jobs for key, jobs in self._waiting.items() if key in keys}
 
-    @property
-    def is_drained(self) -> bool:
-        """Whether nothing waits."""
-        with self._lock:
-            return not any(self._waiting.values())
-
     def take(self, capacity: QueueCapacity) -> UploadJob | None:
         """Return the next job for a queue of this capacity, which is in hand from now on.
 

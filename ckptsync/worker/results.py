@@ -84,20 +84,17 @@ class Repaired:
 class WorkerResult:
     """All that one plan saw and did.
 
-    ``due``: seconds until the first save is finished if nothing changes (``None``: nobody knows).
     ``pending_since``: by ``run/checkpoint``, when what is still on its way was first seen, on the
-    caller's clock.  ``sent_bytes``: since the plan.  ``notes``: what an operator should see.
-    ``lacks``: by report the files it names that this node named or had, and whose bytes are not
-    here any more; and this node's damaged manifests of which it has no copy.
+    caller's clock.  ``notes``: what an operator should see.  ``lacks``: by report the files it
+    names that this node named or had, and whose bytes are not here any more; and this node's
+    damaged manifests of which it has no copy.
     """
 
     node: str
     progress: tuple[UploadProgress, ...] = ()
     repairs: tuple[Repaired, ...] = ()
     failures: tuple[Failure, ...] = ()
-    due: float | None = None
     pending_since: Mapping[str, float] = field(default_factory=dict)
-    sent_bytes: int = 0
     notes: tuple[str, ...] = ()
     lacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 

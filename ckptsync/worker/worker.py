@@ -164,7 +164,7 @@ class Worker:
             is_idle=bool(progress) and all(p.phase in DONE for p in progress)
         )
 
-    def result(self, now: float) -> WorkerResult:
+    def result(self) -> WorkerResult:
         """Return what became by now of all that the last plan saw."""
         progress = (*self._progress(), *self._cleaned)
         failed = [o for o in self._outcomes.values() if isinstance(o, Failure)]
@@ -180,9 +180,7 @@ class Worker:
             progress,
             tuple(repairs),
             (*self._failures, *unrepaired, *failed),
-            self._scanner.due(now),
             since,
-            sum(p.size for p in progress if p.phase == "sent"),
             self._notes,
             self._repairs.lacking(),
         )
@@ -319,7 +317,6 @@ class Worker:
         return _done_progress(seen, self._view.done_by(replace(mine, location=location)))
 
     def _superseded(self, one: Scanned) -> UploadProgress:
-        self._scanner.mark_tried(one)
         if one.seen.pin is not None and one.seen.files.gone:
             drop(one.seen.pin, self._scanner.lock)
         return _progress(one, "superseded", "a newer checkpoint replaced it before the upload")

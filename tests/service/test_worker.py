@@ -46,6 +46,7 @@ from ckptsync.worker.scanner import Scan
 from ckptsync.worker.worker import Worker
 from tests.service.test_tasks import loop
 from tests.support.waiting import until
+from tests.support.worker_in_process import is_drained
 
 pytestmark = pytest.mark.filterwarnings("ignore:Callback with id:RuntimeWarning")
 
@@ -126,7 +127,7 @@ def upload(found: WorkerRole) -> None:
     for _ in range(100):
         for lane in found.uploading:
             lane()
-        if found._queues.is_drained:
+        if is_drained(found._queues):
             break
     found._has_results = True
     found.planning()

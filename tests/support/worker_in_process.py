@@ -169,9 +169,15 @@ def push_now(
     return push(offer, store, node or node_id(), after_chunk, threads=threads, selection=selection)
 
 
+def is_drained(queues: UploadQueues) -> bool:
+    """Return whether nothing waits."""
+    with queues._lock:
+        return not any(queues._waiting.values())
+
+
 def send_all(queues: UploadQueues) -> None:
     """Send all that waits, one after the other."""
-    while not queues.is_drained:
+    while not is_drained(queues):
         for queue in queues.queues:
             queue.run_next()
 
@@ -181,7 +187,7 @@ def tick(worker: Worker, now: float) -> WorkerResult:
     worker.scan(now)
     worker.plan(now)
     send_all(worker.queues)
-    return worker.result(now)
+    return worker.result()
 
 
 def settle(w: Worker, start: float = 0.0) -> WorkerResult:

@@ -33,7 +33,7 @@ from ckptsync.worker.upload import small_at_once
 from ckptsync.worker.worker import Worker
 from tests.support import waiting
 from tests.support.crashing_store import Crash, Dying
-from tests.support.worker_in_process import kept, lay, tick
+from tests.support.worker_in_process import is_drained, kept, lay, tick
 
 SMALL = 5000
 until = partial(waiting.until, seconds=30)
@@ -130,11 +130,11 @@ class Serving:
             worker.scan(now)
             worker.plan(now)
 
-    def phases(self, now: float = 0.0) -> dict[str, str]:
+    def phases(self) -> dict[str, str]:
         return {
             f"{p.run}/{p.checkpoint}": p.phase
             for w in self.workers.values()
-            for p in w.result(now).progress
+            for p in w.result().progress
         }
 
     def _carry(self, one: UploadQueue, wake: threading.Semaphore) -> None:
@@ -212,16 +212,16 @@ def test_two_saves_of_one_name_are_never_in_two_hands(tmp_path: Path) -> None:
         step(tmp_path / "run", 1, TINY)
         serving.plan(1.0)
         serving.plan(2.0)
-        told = [p.phase for p in serving.workers["run"].result(2.0).progress]
+        told = [p.phase for p in serving.workers["run"].result().progress]
         assert told == ["sending", "waiting"]
         store.open.set()
         assert until(lambda: "sending" not in serving.phases().values())
         serving.plan(3.0)
         assert until(
-            lambda: serving.queues.is_drained and "sending" not in serving.phases().values()
+            lambda: is_drained(serving.queues) and "sending" not in serving.phases().values()
         )
         serving.plan(4.0)
-        assert [p.phase for p in serving.workers["run"].result(5.0).progress] == [
+        assert [p.phase for p in serving.workers["run"].result().progress] == [
             "stored",
             "stored",
         ]
@@ -261,15 +261,15 @@ def test_a_failure_is_told_until_the_next_try_has_ended(tmp_path: Path) -> None:
     with Serving(tmp_path, store, "run") as serving:
         serving.plan(0.0)
         assert until(lambda: serving.phases()["run/checkpoint-1"] == "failed")
-        (failed,) = serving.workers["run"].result(0.0).failures
+        (failed,) = serving.workers["run"].result().failures
         assert (failed.text, failed.may_pass) == ("away", True)
         store.is_away = False
         held = Held(serving.queues)
         serving.plan(1.0)
-        assert serving.workers["run"].result(1.0).failures == (failed,)
+        assert serving.workers["run"].result().failures == (failed,)
         held.let_go()
         assert until(lambda: serving.phases()["run/checkpoint-1"] == "sent")
-        assert serving.workers["run"].result(1.0).failures == ()
+        assert serving.workers["run"].result().failures == ()
 
 
 class Held:
@@ -313,7 +313,7 @@ def test_what_was_posted_before_is_withdrawn_and_what_is_in_hand_is_told() -> No
     wide = queue.split_threads(4)[0]
     assert queues.take(wide) is first
     assert queues.withdraw("a") == (first,)
-    assert queues.is_drained
+    assert is_drained(queues)
     queues.end(wide, first)
     assert (queues.withdraw("a"), queues.take(wide)) == ((), None)
 
@@ -463,7 +463,7 @@ def test_all_is_taken_once_each_run_in_its_order_and_no_name_by_two(
         queues.post(n, line)
     begun: list[UploadJob] = []
     hands: dict[QueueCapacity, UploadJob] = {}
-    while not queues.is_drained or hands:
+    while not is_drained(queues) or hands:
         share = dice.choice(split_threads(threads))
         if share in hands:
             queues.end(share, hands.pop(share))
