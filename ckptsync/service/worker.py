@@ -332,7 +332,9 @@ class WorkerRole:
                 if run not in self._removed:
                     remember(run.path / SPOOL, self._store.url)
                 one = directories.get(run)
-                # no other task scans what has gone; else it is still to come, or at work
+                # A save that came after the last scan need not wait for the next plan, and no other
+                # task scans a removed directory.  Without `scan_lock`, to which uploads give way:
+                # another directory's scan, which may never end, would hold up this plan.
                 if one is None or one.worker is not worker or one.is_outdated():
                     worker.scan(time.monotonic())
                 worker.plan(time.monotonic())
