@@ -276,7 +276,7 @@ def nothing(_: int) -> None:
     """Do nothing with the bytes of a chunk."""
 
 
-def note_sending(seen: LocalSave, at: int, save: str = "") -> PinNotes:
+def notes_at_sending(seen: LocalSave, at: int, save: str = "") -> PinNotes:
     """Return what to note beside a pin when sending begins, at ``at`` (ns).
 
     What was noted first stays. ``save``: the id of the save, where no commit has one.

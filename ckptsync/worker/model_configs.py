@@ -117,8 +117,8 @@ def configs_to_send(
     """Return the configuration and tokenizer files that may be sent with their checkpoint.
 
     Only rank 0's node knows which of them the checkpoint has itself. What this node has named with
-    other bytes under this checkpoint's name would make it another save: `upload.send_late` sends
-    that.
+    other bytes under this checkpoint's name would make it another save:
+    `upload.send_missing_config` sends that.
     """
     here = ranks(files.by_path)
     found = find_model_configs(files, checkpoint_dir) if not here or 0 in here else {}

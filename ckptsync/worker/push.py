@@ -33,7 +33,7 @@ from ckptsync.worker.local_save import (
     LocalSave,
     ReadFiles,
     local_save,
-    note_sending,
+    notes_at_sending,
     nothing,
 )
 from ckptsync.worker.model_configs import configs_to_send, outgoing_save
@@ -46,7 +46,7 @@ from ckptsync.worker.torn_saves import TRAINER_STATE
 from ckptsync.worker.upload import (
     UploadContext,
     correct_location,
-    send_late,
+    send_missing_config,
     send_save,
     sent_progress,
 )
@@ -294,7 +294,7 @@ def _push_save(
         lambda files: configs_to_send(files, seen.checkpoint_dir, to.node, manifests),
     )
     done = _send(going, observation.save or save, to)
-    if added := send_late(seen, done.location, to, to.known(), young=0.0):
+    if added := send_missing_config(seen, done.location, to, to.known(), young=0.0):
         done = replace(
             done,
             files=done.files + len(added),
@@ -311,7 +311,7 @@ def _push_save(
 def _send(seen: LocalSave, save: str, to: UploadContext) -> UploadProgress:
     """Send one save, and note in its pin what a worker would."""
     node, name = to.node, seen.checkpoint
-    noted = note_sending(seen, now := time.time_ns(), save)
+    noted = notes_at_sending(seen, now := time.time_ns(), save)
     noted = replace(noted, finished=noted.finished or now)
     ours = seen.pin if seen.pin is not None and seen.pin.node in ("", node) else None
     if ours is not None and not to.view.find_save(seen.files.stats, name, EVERYTHING):

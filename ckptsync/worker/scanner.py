@@ -127,7 +127,7 @@ class Scanner:
         self._saves: dict[Key, Scanned] = {}
         self._at = 0.0
         self._pulses: dict[tuple[Path, int], float] = {}
-        self._tried: dict[Key, float] = {}
+        self._planned: dict[Key, float] = {}
         # the directory's identity, and the checkpoints that the last scan saw in it
         self._names: tuple[tuple[int, int], frozenset[str]] | None = None
 
@@ -138,7 +138,9 @@ class Scanner:
             now = max(now, self._at)
             scanned, found = self._scan_run(now)
             self._saves, self._at = {one.key: one for one in scanned}, now
-            self._tried = {key: since for key, since in self._tried.items() if key in self._saves}
+            self._planned = {
+                key: since for key, since in self._planned.items() if key in self._saves
+            }
             pulses = {
                 (one.seen.pin.path, one.seen.pin.pulse)
                 for one in self._saves.values()
@@ -169,12 +171,12 @@ class Scanner:
         """Return one save as it was seen last; ``None`` if it is not here any more."""
         return self._saves.get(key)
 
-    def mark_tried(self, one: Scanned) -> None:
-        """Note that sending it was tried: it is due no more, unless it changes."""
-        self._tried[one.key] = one.since
+    def mark_planned(self, one: Scanned) -> None:
+        """Note that a plan has seen it finished: it is due no more, unless it changes."""
+        self._planned[one.key] = one.since
 
     def due(self, now: float) -> float | None:
-        """Return the seconds until a save can be sent that nobody has tried to send yet.
+        """Return the seconds until a save can be sent that no plan has seen finished yet.
 
         ``None``: none will be without a change.
         """
@@ -182,7 +184,7 @@ class Scanner:
         for one in self.saves():
             left = one.verdict.left
             if one.observation is None or (
-                one.verdict.finished and self._tried.get(one.key) == one.since
+                one.verdict.finished and self._planned.get(one.key) == one.since
             ):
                 continue
             if one.verdict.finished:

@@ -529,7 +529,7 @@ class _Taken(Incomplete):
 # What is corrected of a stored save.
 
 
-def send_late(
+def send_missing_config(
     seen: LocalSave,
     location: str,
     to: UploadContext,

@@ -29,7 +29,7 @@ from ckptsync.worker.local_save import (
     LocalFiles,
     LocalSave,
     ReadFiles,
-    note_sending,
+    notes_at_sending,
 )
 from ckptsync.worker.model_configs import configs_to_send, outgoing_save, unless_young
 from ckptsync.worker.node_identity import Clock
@@ -59,7 +59,7 @@ from ckptsync.worker.upload import (
     UploadContext,
     correct_location,
     list_doubtful_names,
-    send_late,
+    send_missing_config,
     send_save,
     sent_progress,
 )
@@ -246,7 +246,7 @@ class Worker:
         for one in scanned:
             # what could not even be tried has to wait for the next plan, too
             if one.verdict.finished:
-                self._scanner.mark_tried(one)
+                self._scanner.mark_planned(one)
         keys_at_plan = {one.key for one in scanned}
         due = [
             UploadJob(
@@ -312,7 +312,7 @@ class Worker:
             files = outgoing_save(seen, self._view.selection).files
             location = correct_location(node, location, files, to)
             self._corrected[one.key] = names
-        elif added := send_late(seen, location, to, known):
+        elif added := send_missing_config(seen, location, to, known):
             return _done_progress(seen, Done("sent", f"sent {', '.join(added)}", mine))
         return _done_progress(seen, self._view.done_by(replace(mine, location=location)))
 
@@ -370,7 +370,7 @@ class Worker:
         if not latest.verdict.finished:
             return _progress(one, "waiting", latest.verdict.reason)
         seen = latest.seen
-        noted = note_sending(
+        noted = notes_at_sending(
             seen, time.time_ns(), latest.observation.save if latest.observation else ""
         )
         if seen.pin is not None and noted != seen.pin.notes:
@@ -431,7 +431,10 @@ class Worker:
 
 
 def harden_save(seen: LocalSave) -> LocalSave:
-    """Return the same save, its pin out of every writer's reach if the file system can do that."""
+    """Return the same save, its pin out of every writer's reach if the file system can do that.
+
+    Raises Incomplete unless the pin still holds the files of the scan.
+    """
     if seen.pin is None:
         return seen
     harden(seen.pin)

@@ -24,7 +24,7 @@ from ckptsync.worker.local_save import (
     LocalSave,
     ReadFiles,
     draft_manifest,
-    note_sending,
+    notes_at_sending,
     nothing,
 )
 from ckptsync.worker.model_configs import outgoing_save
@@ -86,7 +86,7 @@ def context(store: Store, node: str = "n0") -> UploadContext:
 
 def draft_of(one: LocalSave, node: str = "n0") -> Manifest:
     """The manifest of a save, still without a location."""
-    return draft_manifest(one, node, note_sending(one, 0), ReadFiles(), clock_offset=0)[0]
+    return draft_manifest(one, node, notes_at_sending(one, 0), ReadFiles(), clock_offset=0)[0]
 
 
 def store_save(one: LocalSave, store: Store, selection: Selection = EVERYTHING) -> Sent:

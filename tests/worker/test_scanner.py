@@ -26,7 +26,7 @@ def scanner(out: Path, *, done: bool = False) -> Scanner:
     return Scanner(RunDir("run", out), Pinner("n0", lambda *_: False), Rule(), lambda _: done)
 
 
-def test_due_counts_down_from_look_to_look_and_stays_nothing_once_it_was_tried(
+def test_due_counts_down_from_look_to_look_and_stays_nothing_once_it_was_planned(
     tmp_path: Path,
 ) -> None:
     lay(tmp_path, ONE)
@@ -35,7 +35,7 @@ def test_due_counts_down_from_look_to_look_and_stays_nothing_once_it_was_tried(
     assert its.due(110.5) == 0.0
     (one,) = its.saves()
     assert (one.verdict.finished, one.first) == (True, 100.0)
-    its.mark_tried(one)
+    its.mark_planned(one)
     assert (its.due(111.0), its.scan(112.0).due) == (None, None)
     lay(tmp_path, {"y": b"more"}, 1.0)
     assert its.scan(113.0).due == 60.0  # newer than trainer_state.json
