@@ -241,7 +241,7 @@ class FileRepairs:
                 )
                 continue
             here = [s for s in seen if s.checkpoint == name[1]]
-            has = copies(here, self._view.read.get(name[1], {}))
+            has = copies(here, self._view.known_digests.get(name[1], {}))
             found = list_requests(
                 known.location(location), node, location, known.manifests(name[1]), has
             )

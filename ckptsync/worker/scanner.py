@@ -57,7 +57,7 @@ class Scanned:
 
     ``first``: when it was first seen; ``since``: since when nothing has changed. ``state``: the
     files' stats; if they differ, the save changed.  ``observation`` is ``None`` where its files
-    were not read: they change, or nothing is left to do for it.  ``read``: when they were read
+    were not read: they change, or nothing is left to do for it.  ``read_at``: when they were read
     last.
     """
 
@@ -67,7 +67,7 @@ class Scanned:
     state: tuple[Stat, ...]
     verdict: Judgement
     observation: Observation | None = None
-    read: float = 0.0
+    read_at: float = 0.0
 
     @property
     def key(self) -> Key:
@@ -254,14 +254,14 @@ class Scanner:
             return found
         fresh = self._is_fresh(seen, before, since, is_new=is_new)
         try:
-            observation, verdict, read = self._judge(
+            observation, verdict, read_at = self._judge(
                 seen, before if is_same else None, around, now - since, now, fresh=fresh
             )
         except Incomplete as e:  # it changes meanwhile
             return replace(found, verdict=replace(done, reason=str(e)))
         rests = is_stable(observation, now - since, self._rule, verdict)
         seen = _note_verdict(seen, verdict, wrong, is_stable=rests)
-        return replace(found, seen=seen, verdict=verdict, observation=observation, read=read)
+        return replace(found, seen=seen, verdict=verdict, observation=observation, read_at=read_at)
 
     def _judge(
         self,
@@ -288,13 +288,13 @@ class Scanner:
         if (
             same
             and same.observation
-            and (same.verdict.finished or now - same.read < SELDOM * still)
+            and (same.verdict.finished or now - same.read_at < SELDOM * still)
         ):
             observation, verdict = judge_now(
                 with_surroundings(same.observation, seen, around, other_part=other_part)
             )
             if same.verdict.finished or not verdict.finished:
-                return observation, verdict, same.read
+                return observation, verdict, same.read_at
         return (*judge_now(observe(seen, around, other_part=other_part, fresh=fresh)), now)
 
     def _is_fresh(

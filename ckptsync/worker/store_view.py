@@ -233,8 +233,8 @@ class StoreView:
 
     `refresh` does all I/O; every other method reads the cache.  Any thread may call any of them.
     ``offset``: this node's clock minus the store's, ns, as far as it was measured.  ``known``: the
-    records as they were read last.  ``read``: by checkpoint, digests of this node's files that were
-    read and need not be sent.
+    records as they were read last.  ``known_digests``: by checkpoint, digests of this node's files
+    that were read and need not be sent.
     """
 
     store: Store
@@ -243,7 +243,7 @@ class StoreView:
     selection: Selection = EVERYTHING
     offset: Callable[[], int] = lambda: 0
     known: RunRecords = field(default_factory=RunRecords)
-    read: dict[str, KnownDigests] = field(default_factory=dict)
+    known_digests: dict[str, KnownDigests] = field(default_factory=dict)
     _turns: Iterator[int] = field(default_factory=lambda: count(1))
     _latest: int = 0
 
@@ -255,9 +255,9 @@ class StoreView:
             self._latest, self.known = turn, found
         return found
 
-    def remember(self, checkpoint: str, read: KnownDigests) -> None:
+    def remember(self, checkpoint: str, digests: KnownDigests) -> None:
         """Keep digests, so that the same files are not read again."""
-        self.read[checkpoint] = {**self.read.get(checkpoint, {}), **read}
+        self.known_digests[checkpoint] = {**self.known_digests.get(checkpoint, {}), **digests}
 
     def why_done(self, seen: LocalSave) -> Done | None:
         """Return why nothing is left to do for a save, or ``None``.
@@ -288,11 +288,11 @@ class StoreView:
 
         Files that are not sent by choice do not count.
         """
-        manifests, read = self.known.live(checkpoint), self.read.get(checkpoint, {})
+        manifests, digests = self.known.live(checkpoint), self.known_digests.get(checkpoint, {})
         if selection.is_everything:
-            return find_holder(stats, self.node, manifests, read)
+            return find_holder(stats, self.node, manifests, digests)
         found = (
-            find_holder(_selected(stats, selection, m.demands), self.node, manifests, read)
+            find_holder(_selected(stats, selection, m.demands), self.node, manifests, digests)
             for m in manifests
         )
         return next((m for m in found if m is not None), None)

@@ -206,9 +206,9 @@ class Worker:
         for memory in (self._read, self._corrected):
             for key in [key for key in tuple(memory) if key not in here]:
                 memory.pop(key, None)
-        read = self._view.read
-        for name in set(read) - {name for _, name, _ in here}:
-            read.pop(name, None)
+        digests = self._view.known_digests
+        for name in set(digests) - {name for _, name, _ in here}:
+            digests.pop(name, None)
 
     # What is decided in the plan's thread.
 
