@@ -132,13 +132,13 @@ def _clean_checkpoints(  # noqa: PLR0917 - of one caller
     except ConfigError as e:
         wrong.append(failure(run.name, "", e))
     here = {
-        w.seen.checkpoint: w
-        for w in scanned
-        if w.seen.checkpoint_dir.only is None and not w.seen.files.gone
+        one.seen.checkpoint: one
+        for one in scanned
+        if one.seen.checkpoint_dir.only is None and not one.seen.files.gone
     }
-    paths = {_best(w.seen.files) for w in here.values()}
+    paths = {_best(one.seen.files) for one in here.values()}
     # a trial's, too, whose name is a longer one
-    best = [name for name, w in here.items() if w.seen.checkpoint_dir.path.name in paths]
+    best = [name for name, one in here.items() if one.seen.checkpoint_dir.path.name in paths]
     there: list[Local] = []
     for name, one in here.items():
         files = one.seen.files

@@ -123,7 +123,7 @@ def by_step(checkpoint: str) -> tuple[int, str]:
     return CheckpointDir(checkpoint, "trainer", Path()).step or 0, checkpoint
 
 
-# PinCopies of what no link can hold.
+# Copies of files that no link can hold.
 
 
 @dataclass(frozen=True, slots=True)

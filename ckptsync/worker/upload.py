@@ -302,7 +302,7 @@ class _SaveUpload:
         node, named = draft.node, {f.path for k in known for f in k.manifest.files}
         unread_files = [f for f in draft.files if f.path in named and not f.digest]
         self.pool.each(lambda file: self._record_digest(self._source(file)), unread_files)
-        draft, live = self.with_digests(draft), [k.manifest for k in save_groups.live(known)]
+        draft, live = self._with_digests(draft), [k.manifest for k in save_groups.live(known)]
         written = without_copies(draft, live)
         # where a hook said that they are two saves, the same bytes (random states, a part that did
         # not change) belong to both
@@ -314,7 +314,7 @@ class _SaveUpload:
             there = find_stored(written.files, node, ours)
         return written, there
 
-    def with_digests(self, draft: Manifest) -> Manifest:
+    def _with_digests(self, draft: Manifest) -> Manifest:
         """Return the draft with the digests that are known by now."""
         return replace(draft, files=tuple(self.read.get(f.path, f) for f in draft.files))
 
@@ -342,9 +342,9 @@ class _SaveUpload:
         to = self.to
         draft = replace(draft, location=save_groups.choose_location(draft, known))
         unsent = list_unsent(draft, _counting(draft.location, known))
-        files = self.send(draft, unsent)
+        files = self._send(draft, unsent)
         # read again: files may have taken hours, and the manifest must fit what others say by now
-        draft, known = self.with_digests(draft), to.known()
+        draft, known = self._with_digests(draft), to.known()
         after = list_unsent(draft, _counting(draft.location, known))
         is_same = {u.entry.path for u in after} == {u.entry.path for u in unsent}
         if not is_same or save_groups.choose_location(draft, known) != draft.location:
@@ -362,7 +362,7 @@ class _SaveUpload:
         sizes = [f.size for f in self.done.values()]
         return Sent(draft.location, len(sizes), sum(sizes)), known
 
-    def send(self, draft: Manifest, unsent: Sequence[Unsent]) -> tuple[FileEntry, ...]:
+    def _send(self, draft: Manifest, unsent: Sequence[Unsent]) -> tuple[FileEntry, ...]:
         """Store what is not there yet, small files first.
 
         Return the entries, which say where the files lie.
@@ -383,7 +383,9 @@ class _SaveUpload:
                 or self._put_plain(draft, one.entry, name)
             )
             entry = self.read.get(one.entry.path, one.entry)
-            return replace(entry, stored_as="") if has_plain_name else self.put_beside(draft, entry)
+            return (
+                replace(entry, stored_as="") if has_plain_name else self._put_beside(draft, entry)
+            )
 
         small = [u for u in unsent if u.entry.size <= SMALL_FILE]
         large = [u for u in unsent if u.entry.size > SMALL_FILE]
@@ -433,7 +435,7 @@ class _SaveUpload:
         self.done[name] = self._record_digest(source)
         return True
 
-    def put_beside(self, draft: Manifest, file: FileEntry) -> FileEntry:
+    def _put_beside(self, draft: Manifest, file: FileEntry) -> FileEntry:
         """Store a file under the node's name; return its entry."""
         name = node_file_name(draft.run, draft.location, draft.node, file.path)
         if name not in self.done and not (
@@ -487,7 +489,7 @@ class _SaveUpload:
         )
         self.elsewhere = [*_counting(location, known), *there]
         lies = {f.path: f for m in there if m.node == node for f in m.files}
-        lies |= {f.path: f for f in self.send(manifest, list_unsent(manifest, there))}
+        lies |= {f.path: f for f in self._send(manifest, list_unsent(manifest, there))}
         files = tuple(replace(f, stored_as=lies[f.path].stored_as) for f in manifest.files)
         self.to.commit(replace(manifest, files=files))
 
@@ -517,7 +519,7 @@ class _SaveUpload:
                 and bool(is_stored(store, name, file, self.to.after_chunk))
             )
 
-        files = tuple(f if is_well(f) else self.put_beside(manifest, f) for f in manifest.files)
+        files = tuple(f if is_well(f) else self._put_beside(manifest, f) for f in manifest.files)
         if files != manifest.files:
             self.to.commit(replace(manifest, files=files))
 

@@ -132,7 +132,9 @@ class Worker:
 
     def pinned_bytes(self) -> int:
         """Return the bytes of files that had no names but our pins' at the last scan."""
-        return held_bytes([w.seen.pin for w in self._scanner.saves() if w.seen.pin is not None])
+        return held_bytes(
+            [one.seen.pin for one in self._scanner.saves() if one.seen.pin is not None]
+        )
 
     def plan(self, now: float) -> None:
         """Queue what the last scan found finished, and remove what is not needed.
@@ -171,9 +173,9 @@ class Worker:
         repairs, unrepaired = self._repairs.result()
         waiting = {(p.run, p.checkpoint) for p in progress if p.phase in ON_THE_WAY}
         since = {
-            f"{w.seen.run}/{w.seen.checkpoint}": w.first
-            for w in reversed(self._planned)
-            if w.key[:2] in waiting
+            f"{one.seen.run}/{one.seen.checkpoint}": one.first
+            for one in reversed(self._planned)
+            if one.key[:2] in waiting
         }
         return WorkerResult(
             self._options.node,
@@ -348,7 +350,8 @@ class Worker:
         """Upload a save, and report what became of it."""
         is_newest_first = self._options.order == "newest"
         if is_newest_first and any(
-            w.verdict.finished and w.key not in keys_at_plan for w in self._scanner.saves()
+            other.verdict.finished and other.key not in keys_at_plan
+            for other in self._scanner.saves()
         ):
             # it has finished since the plan
             waits = _progress(one, "waiting", "a newer one goes first")
@@ -381,7 +384,8 @@ class Worker:
         try:
             sent = send_save(outgoing, noted, self._context(seen, capacity), read)
         except Changed:
-            read.entries.clear()  # no time of a file may have changed with its bytes
+            # the bytes may have changed and the times not: what was read is worth nothing
+            read.entries.clear()
             raise
         if sent.stored_before is None:
             done = sent_progress(outgoing, sent)
