@@ -188,9 +188,9 @@ def upload(
     # Before the announcement: what is stored needs none, and two nodes that have announced
     # themselves would wait for each other.
     known: Sequence[save_groups.Known] = to.known()
-    draft, there = sending.compare(draft, known)
-    if there:
-        return Sent(there.location, stored_before=there)
+    draft, recorded = _find_recorded(sending.digest_named(draft, known), known)
+    if recorded:
+        return Sent(recorded.location, stored_before=recorded)
     if to.must_wait(draft, known):
         raise Incomplete(
             f"{draft.checkpoint}: ckptsync cannot prove yet that another node's part"
@@ -201,9 +201,9 @@ def upload(
         # read again: whoever announced itself before this node has its manifest here, or is seen
         known = to.known()
         for _ in range(ROUNDS):
-            draft, there = sending.compare(draft, known)
-            if there:
-                return Sent(there.location, stored_before=there)
+            draft, recorded = _find_recorded(sending.digest_named(draft, known), known)
+            if recorded:
+                return Sent(recorded.location, stored_before=recorded)
             sent, known = sending.send_and_commit(draft, known)
             if sent:
                 return sent
@@ -269,6 +269,29 @@ def _own(node: str, location: str, known: Iterable[save_groups.Known]) -> list[s
     ]
 
 
+def _find_recorded(
+    draft: Manifest, known: Iterable[save_groups.Known]
+) -> tuple[Manifest, Manifest | None]:
+    """Return the draft less the files of other nodes, and a manifest that has all of it, if any.
+
+    A save with a hook's id is this node's part of that save: the node writes a manifest of its own,
+    even where another node has stored the same bytes.  Without an id, or once the node has that
+    manifest, files with the same bytes may be copies (pulled, or brought from another node) and
+    need no manifest.
+    """
+    live = [k.manifest for k in save_groups.live(known)]
+    written = without_copies(draft, live)
+    # where a hook said that they are two saves, the same bytes (random states, a part that did not
+    # change) belong to both
+    same = [m for m in live if not (m.save and draft.save) or m.save == draft.save]
+    ours = [m for m in same if m.node == draft.node]
+    has_own = not draft.save or any(m.save == draft.save for m in ours)
+    recorded = find_stored(draft.files, draft.node, same if has_own else ours)
+    if recorded is None:  # the rest are copies of other nodes' files
+        recorded = find_stored(written.files, draft.node, ours)
+    return written, recorded
+
+
 class _SaveUpload:
     """One upload on its way.
 
@@ -288,31 +311,12 @@ class _SaveUpload:
         self.done: dict[str, FileEntry] = {}
         self.overwrote_orphan = False
 
-    def compare(
-        self, draft: Manifest, known: Sequence[save_groups.Known]
-    ) -> tuple[Manifest, Manifest | None]:
-        """Return the draft with digests, less other nodes' files, and a manifest with all of it.
-
-        A file is read here if some manifest of the checkpoint names it. A save with a hook's id is
-        this node's part of that save: the node writes a manifest of its own, even where another
-        node has stored the same bytes.  Without an id, or once the node has that manifest, files
-        with the same bytes may be copies (pulled, or brought from another node) and need no
-        manifest.
-        """
-        node, named = draft.node, {f.path for k in known for f in k.manifest.files}
+    def digest_named(self, draft: Manifest, known: Sequence[save_groups.Known]) -> Manifest:
+        """Read the files that a manifest in ``known`` names; return the draft with digests."""
+        named = {f.path for k in known for f in k.manifest.files}
         unread_files = [f for f in draft.files if f.path in named and not f.digest]
         self.pool.each(lambda file: self._record_digest(self._source(file)), unread_files)
-        draft, live = self._with_digests(draft), [k.manifest for k in save_groups.live(known)]
-        written = without_copies(draft, live)
-        # where a hook said that they are two saves, the same bytes (random states, a part that did
-        # not change) belong to both
-        same = [m for m in live if not (m.save and draft.save) or m.save == draft.save]
-        ours = [m for m in same if m.node == node]
-        is_recorded = not draft.save or any(m.save == draft.save for m in ours)
-        there = find_stored(draft.files, node, same if is_recorded else ours)
-        if there is None:  # the rest are copies of other nodes' files
-            there = find_stored(written.files, node, ours)
-        return written, there
+        return self._with_digests(draft)
 
     def _with_digests(self, draft: Manifest) -> Manifest:
         """Return the draft with the digests that are known by now."""
