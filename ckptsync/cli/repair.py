@@ -249,8 +249,8 @@ class StoreRepairs:
                     self._verify(plan, "stat")
                     seen = self._seen(plan)
                 written += repair(self.store, left, seen, self.options)
-                if left.exit_code or not left.doable:
-                    return RepairOutcome(plan, tuple(written), None, left if tried else None)
+                if not left.doable:
+                    return RepairOutcome(plan, tuple(written))
                 self._verify(plan)
                 tried |= left.doable
                 left = self.plan(plan.run, plan.location)

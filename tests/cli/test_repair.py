@@ -22,7 +22,7 @@ from ckptsync.stores.opening import create_store, open_store
 from ckptsync.verify.verification import VerifyOptions, verify_location
 from ckptsync.verify.write_reports import write_report
 from tests.support.retention_stores import FIRST, fill
-from tests.support.small_store import SHARD, flip, make
+from tests.support.small_store import SHARD, flip, make, make_two
 
 MODEL = "fsdp2/consolidated/checkpoint-4/model.safetensors"
 
@@ -49,7 +49,7 @@ def damaged(store: Path, name: str) -> str:
     """One flipped bit that a verification has found; the report's name."""
     flip(store / name)
     opened = open_store(str(store))
-    seen = read_state(opened, "fsdp2").locations[0]
+    seen = read_state(opened, name.partition("/")[0]).locations[0]
     return write_report(opened, verify_location(opened, seen, VerifyOptions("digest")))
 
 
@@ -170,14 +170,36 @@ def test_a_file_that_lies_elsewhere_in_the_store_is_copied(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     opened = open_store(twice(tmp_path))
-    flip(tmp_path / "store/run/checkpoint-1/b.bin")
-    seen = read_state(opened, "run").of("run", "checkpoint-1")
-    assert seen is not None
-    write_report(opened, verify_location(opened, seen, VerifyOptions("digest")))
+    damaged(tmp_path / "store", "run/checkpoint-1/b.bin")
     assert main(["repair", str(tmp_path / "store")]) == 0
     assert "copied: checkpoint-1/b.bin: from run/checkpoint-2/b.bin" in capsys.readouterr().out
     assert (tmp_path / "store/run/checkpoint-1/b.bin").read_bytes() == b"b" * 100
     assert {s.status for s in read_state(opened).locations} == {"VERIFIED"}
+
+
+def test_a_model_is_made_again_after_a_shard_of_it_was_copied(tmp_path: Path) -> None:
+    store = make_two(tmp_path / "store")
+    names = (MODEL, f"fsdp2/{SHARD}")
+    before = [(store / name).read_bytes() for name in names]
+    flip(store / MODEL)
+    damaged(store, f"fsdp2/{SHARD}")
+    assert main(["repair", str(store)]) == 0
+    assert [(store / name).read_bytes() for name in names] == before
+    assert word(store) == "VERIFIED"
+
+
+@pytest.mark.parametrize("code", [3, 10])
+def test_what_was_copied_is_verified_and_not_copied_again_while_another_file_waits_or_is_lost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], code: int
+) -> None:
+    store = tmp_path / "store"
+    flip(Path(twice(tmp_path), "run/checkpoint-1/a.bin"))
+    report = damaged(store, "run/checkpoint-1/b.bin")
+    beat(store, "n0", {report: ("checkpoint-1/a.bin",)} if code == 10 else None)
+    assert main(["repair", str(store)]) == code
+    assert "copied: checkpoint-1/b.bin" in capsys.readouterr().out
+    assert main(["repair", str(store)]) == code
+    assert "checkpoint-1/b.bin" not in capsys.readouterr().out
 
 
 def test_waiting_ends_when_the_node_has_sent_it_and_it_is_verified(

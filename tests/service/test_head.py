@@ -1,7 +1,6 @@
 """The roles of the head: real child processes over a real store."""
 
 import math
-import shutil
 import time
 from functools import partial
 from pathlib import Path
@@ -11,15 +10,13 @@ from ckptsync.catalogue.cached import read_catalogue
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.config.loading import read
 from ckptsync.config.schema import Config
-from ckptsync.head.consolidate import HeadOptions, consolidate_location
 from ckptsync.service.head_and_verifier import Catalogues, HeadRoles, catalogue_lines, repeated
 from ckptsync.service.tasks import Task
 from ckptsync.stores.contract import Store
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store
-from ckptsync.verify.verification import VerifyOptions, verify_scheduled
 from tests.support.filled_stores import two_nodes
-from tests.support.small_store import make
+from tests.support.small_store import make_two
 from tests.support.waiting import until
 from tests.support.worker_in_process import push_now
 
@@ -93,7 +90,7 @@ def test_what_fails_is_told_with_its_hint_and_waits_and_holds_up_no_other(tmp_pa
 
 def test_what_the_rules_let_go_of_is_marked_by_a_child(tmp_path: Path) -> None:
     config, store = configured(tmp_path, "retention: {runs: {fsdp2: {keep_last: 1}}}\n")
-    make_two(tmp_path, store)
+    make_two(tmp_path)
     heads = HeadRoles(config, "head", store, fail)
     assert [role.name for role in works_of(heads)] == ["head", "verifier", "retention"]
     works_of(heads)[2]()
@@ -101,17 +98,6 @@ def test_what_the_rules_let_go_of_is_marked_by_a_child(tmp_path: Path) -> None:
     assert until(lambda: not heads.jobs.running(), PATIENCE)
     assert works_of(heads)[2].errors() == ()
     assert not list(tmp_path.glob("fsdp2/.ckptsync/checkpoint-5/tombstone-*"))
-
-
-def make_two(path: Path, store: Store) -> None:
-    """Two verified checkpoints of one run."""
-    make(path)
-    copied = path.with_name(f"{path.name}-later")
-    for node in ("node0", "node1"):
-        shutil.copytree(DATA / "fsdp2" / node / "checkpoint-4", copied / node / "checkpoint-5")
-        push_now(copied / node, store, node, "fsdp2")
-    consolidate_location(store, "fsdp2", "checkpoint-5", HeadOptions())
-    verify_scheduled(store, "fsdp2", "checkpoint-5", VerifyOptions("digest"))
 
 
 def test_what_one_task_has_read_another_need_not_read_again(tmp_path: Path) -> None:

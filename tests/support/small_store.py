@@ -1,12 +1,14 @@
 """A store that was really made: ``fsdp2`` is VERIFIED, of ``zero3`` one node's part has arrived."""
 
+import shutil
 import time
 from pathlib import Path
 
 import ckptsync
-from ckptsync.head.consolidate import HeadOptions
+from ckptsync.head.consolidate import HeadOptions, consolidate_location
 from ckptsync.head.schedule import VerifyPolicy
-from ckptsync.stores.opening import create_store
+from ckptsync.stores.opening import create_store, open_store
+from ckptsync.verify.verification import VerifyOptions, verify_scheduled
 from tests.support.head_in_process import consolidate_due, verify_next
 from tests.support.worker_in_process import push_now
 
@@ -21,6 +23,18 @@ def make(path: Path) -> Path:
         push_now(DATA / run / node, store, node, run)
     consolidate_due(store, HeadOptions(config_from={"*": str(DATA / "base")}))
     verify_next(store, VerifyPolicy(), time.time())
+    return path
+
+
+def make_two(path: Path) -> Path:
+    """Make it with a second checkpoint of ``fsdp2``, VERIFIED too, that has the same shards."""
+    store = open_store(str(make(path)))
+    copied = path.with_name(f"{path.name}-later")
+    for node in ("node0", "node1"):
+        shutil.copytree(DATA / "fsdp2" / node / "checkpoint-4", copied / node / "checkpoint-5")
+        push_now(copied / node, store, node, "fsdp2")
+    consolidate_location(store, "fsdp2", "checkpoint-5", HeadOptions())
+    verify_scheduled(store, "fsdp2", "checkpoint-5", VerifyOptions("digest"))
     return path
 
 
