@@ -93,10 +93,12 @@ class Child:
         return line
 
     def limit(self, which: int, most: int) -> None:
-        """Set one of its limits (`resource.RLIMIT_…`), which it cannot raise itself."""
+        """Set one of its limits (`resource.RLIMIT_…`) to ``most``, or to a lower hard limit."""
         # dead: its next answer says so; or no Linux
         with contextlib.suppress(ProcessLookupError, AttributeError):
-            resource.prlimit(self.pid, which, (most, resource.prlimit(self.pid, which)[1]))
+            hard = resource.prlimit(self.pid, which)[1]
+            soft = most if hard == resource.RLIM_INFINITY else min(most, hard)
+            resource.prlimit(self.pid, which, (soft, hard))
 
     def allow(self, memory: int, cpu: int) -> None:
         """Limit it to so many bytes of addresses, and seconds of CPU, beyond what it has used."""

@@ -101,8 +101,7 @@ def _result_of(job: Job, config: Config, answers: _Answers) -> JobEnd:
         return JobFailed("the service is stopping", passes=True)
     except Exception as e:
         log.critical("%s %s", job.kind, job.subject, exc_info=e)
-        hint = "this is a bug: the log has the traceback"
-        return JobFailed(f"{type(e).__name__}: {e}", hint, is_ours=True)
+        return jobs.bug(e)
 
 
 class _Answers:

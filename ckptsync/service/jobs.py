@@ -117,6 +117,12 @@ def failure(e: CkptsyncError) -> JobFailed:
     return JobFailed(str(e), e.hint, e.exit_code, passes=e.exit_code == 4)
 
 
+def bug(e: Exception) -> JobFailed:
+    """Return the end that any other error is: the caller logs it."""
+    hint = "this is a bug: the log has the traceback"
+    return JobFailed(f"{type(e).__name__}: {e}", hint, is_ours=True)
+
+
 def bounds(config: Config, job: Job) -> tuple[float, float]:
     """Return seconds that only a job exceeds that hangs or never ends: without progress, in all."""
     table = config.limits.bandwidth
@@ -243,6 +249,9 @@ class Jobs:
             end = child.run()
         except OSError as e:
             end = JobFailed(f"no process can be started: {e.strerror}", is_ours=True)
+        except Exception as e:  # else the job would count as running, and never be tried again
+            log.critical("%s %s", job.kind, job.subject, exc_info=e)
+            end = bug(e)
         with self._lock:
             del self._running[name]
             if self._is_ending:  # what was cut off is no failure
@@ -314,5 +323,9 @@ def _death(code: int | None) -> str:
     if code is None or code == -signal.SIGKILL:
         return "its process was killed: the system may have run out of memory"
     if code < 0:
-        return f"its process was killed by {signal.Signals(-code).name}"
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:  # most real-time signals have no name
+            name = f"signal {-code}"
+        return f"its process was killed by {name}"
     return f"its process ended with status {code}: the log says why"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from ckptsync.catalogue.child_job import Job
+from ckptsync.child import Child
 from ckptsync.config.loading import read
 from ckptsync.errors import Corrupt, Transient
 from ckptsync.service import jobs as module
@@ -90,6 +92,7 @@ def is_alive(pid: int) -> bool:
             "its process was killed: the system may have run out of memory",
         ),
         ("import os; os.kill(os.getpid(), 11)", "its process was killed by SIGSEGV"),
+        ("import os; os.kill(os.getpid(), 40)", "its process was killed by signal 40"),
         ("import sys; sys.exit(7)", "its process ended with status 7: the log says why"),
     ],
 )
@@ -97,6 +100,35 @@ def test_a_child_that_fails_crashes_or_answers_nonsense_is_a_failure_that_says_h
     script: str, error: str
 ) -> None:
     assert error_of(script) == error
+
+
+def test_a_hard_limit_of_this_process_is_no_error_and_holds_for_its_children_too() -> None:
+    script = (
+        "import resource; resource.setrlimit(resource.RLIMIT_DATA, (1 << 29, 1 << 29))\n"
+        f"print(flush=True); {HANGS}"
+    )
+    child = Child([sys.executable, "-c", script], os.environ)
+    try:
+        assert child.line(60) == b"\n"
+        child.limit(resource.RLIMIT_DATA, 1 << 30)
+        assert resource.prlimit(child.pid, resource.RLIMIT_DATA) == (1 << 29, 1 << 29)
+        child.limit(resource.RLIMIT_DATA, 1 << 28)
+        assert resource.prlimit(child.pid, resource.RLIMIT_DATA) == (1 << 28, 1 << 29)
+    finally:
+        child.end()
+
+
+def test_a_bug_in_listening_to_a_child_is_a_failure_and_the_next_job_begins(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with monkeypatch.context() as patch, running(SAYS_DONE) as (jobs, ended):
+        patch.setattr(module, "decode_message", {}.__getitem__)
+        jobs.begin("verify", [job("a")])
+        assert ended.wait(30)
+        [error] = jobs.errors("verify")
+        assert error.startswith("run/a: KeyError: ")
+        assert "verify run/a" in caplog.text
+        assert jobs.begin("verify", [job("a"), job("b")]) == ("run/b",)
 
 
 ALIVE = 'while True: print(\'{"type":"at"}\', flush=True)'
@@ -181,6 +213,7 @@ def test_what_a_job_found_is_an_error_until_it_runs_again() -> None:
 PARENT = """
 import time
 from ckptsync.catalogue.child_job import Job
+from ckptsync.child import Child
 from ckptsync.config.loading import read
 from ckptsync.service.jobs import Jobs
 config = read("roles: [head]\\nstore: {url: sftp://203.0.113.1/x}\\n", "c", {})
