@@ -14,7 +14,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from ckptsync.errors import CkptsyncError, Incomplete
+from ckptsync.errors import CkptsyncError, Incomplete, StoreError, Transient
 from ckptsync.records import save_groups
 from ckptsync.records.location_status import LocationRecords, proof
 from ckptsync.records.manifest import FileEntry
@@ -23,6 +23,7 @@ from ckptsync.records.tombstone_keep_join import fate
 from ckptsync.spool.folders import children
 from ckptsync.stores import liveness
 from ckptsync.stores.contract import About, Store
+from ckptsync.stores.oserrors import PASSING
 from ckptsync.walk import SPOOL, walk
 from ckptsync.worker.local_save import LocalFile, LocalFiles, LocalSave, kept_manifest
 from ckptsync.worker.model_configs import outgoing_save
@@ -115,9 +116,10 @@ def send_again(
 ) -> str:
     """Send a damaged file again; return the reason why this node could not, empty if it did.
 
-    Raises StoreError. ``added``: files of the hook that may be it, read when no save has it.
+    Raises StoreError, but not for a copy that this node's disk cannot read: that is a reason.
+    ``added``: files of the hook that may be it, read when no save has it.
     """
-    entry = request.entry
+    entry, reason = request.entry, "this node no longer has the file"
     if request.kind in OF_MEANING and is_stored(store, request.name, entry, _show_progress):
         return (
             "the store has exactly what this node uploaded: the file was damaged before the upload"
@@ -131,11 +133,20 @@ def send_again(
         try:
             for _ in source:
                 pass  # once for the digest alone: wrong bytes need not travel to be refused
-            store.write(request.name, source, source.about)
         except Incomplete:  # other bytes by now: the next candidate may have the right ones
             continue
+        except StoreError as e:  # of this node's disk: it may pass, or the next candidate is well
+            cause = e.__cause__
+            if isinstance(e, Transient) or (isinstance(cause, OSError) and cause.errno in PASSING):
+                raise
+            reason = f"no copy here can be read: {e}"
+            continue
+        try:
+            store.write(request.name, source, source.about)
+        except Incomplete:  # changed since
+            continue
         return ""
-    return "this node no longer has the file"
+    return reason
 
 
 def _show_progress(_: int) -> None:

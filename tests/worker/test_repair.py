@@ -4,9 +4,10 @@ names, or nothing.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.digest import digest
-from ckptsync.errors import Transient
+from ckptsync.errors import StoreError, Transient
 from ckptsync.head.consolidate import HeadOptions
 from ckptsync.records import io
 from ckptsync.records.location_status import LocationRecords
@@ -44,6 +45,7 @@ from tests.support.worker_in_process import (
     lay,
     manifests,
     put,
+    seen,
     settle,
     tick,
     verify,
@@ -126,6 +128,51 @@ def test_what_was_broken_before_it_was_sent_is_not_sent_again() -> None:
     assert "damaged before" in send_again(request, [], store, "n0")
     store.write("run/c-1/x", [b"b"])
     assert "no longer" in send_again(request, [], store, "n0")
+
+
+def unreadable(monkeypatch: pytest.MonkeyPatch, error: Exception, *roots: Path) -> None:
+    """Reading files below these directories fails."""
+    read = os.preadv
+
+    def preadv(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
+        if any(root in Path(f"/proc/self/fd/{fd}").readlink().parents for root in roots):
+            raise error
+        return read(fd, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+
+
+def test_a_copy_that_the_disk_cannot_read_is_passed_over_and_told_if_no_other_is_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outs = tmp_path / "pinned", tmp_path / "pulled"
+    for out in outs:
+        lay(out, {"x": b"a"})
+    holds = [seen(out).files for out in outs]
+    records = LocationRecords(reports={"r": report(0)})
+    (request,) = list_requests(records, "n0", "c-1", [manifest("n0", "a")])
+    store, error = MemoryStore(), OSError(errno.EIO, "Input/output error")
+    with monkeypatch.context() as patch:
+        unreadable(patch, error, *outs)
+        why = send_again(request, holds, store, "n0")
+        assert why.startswith("no copy here can be read: ")
+        assert why.endswith("/x: Input/output error")
+    unreadable(monkeypatch, error, outs[0])
+    assert send_again(request, holds, store, "n0") == ""
+    assert read_all(store, "run/c-1/x") == b"a"
+
+
+@pytest.mark.parametrize("error", [Transient("the process ends"), OSError(errno.ETIMEDOUT, "late")])
+def test_a_copy_is_not_called_unreadable_for_what_may_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    lay(tmp_path, {"x": b"a"})
+    records = LocationRecords(reports={"r": report(0)})
+    (request,) = list_requests(records, "n0", "c-1", [manifest("n0", "a")])
+    holds = [seen(tmp_path).files]
+    unreadable(monkeypatch, error, tmp_path)
+    with pytest.raises(StoreError, match=r"the process ends|late"):
+        send_again(request, holds, MemoryStore(), "n0")
 
 
 # Files are sent by the upload queues.
