@@ -193,9 +193,8 @@ def _verify(store: Store, job: Job, config: Config, progress: Progress) -> JobDo
     if verified is None:
         return JobDone()
     report, name = verified
-    is_damaged = report.verdict == "damaged"
-    errors = (f"{report.run}/{report.location}: damaged",) if is_damaged else ()
-    return JobDone(tuple(report_lines(report, name)), errors, changed=True)
+    # damage is no error of the job: the report tells it, until another answers it
+    return JobDone(tuple(report_lines(report, name)), changed=True)
 
 
 def _retain(store: Store, _job: Job, config: Config, progress: Progress) -> JobDone:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import ckptsync
 from ckptsync.catalogue.cached import read_catalogue
+from ckptsync.catalogue.child_job import Job
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.config.loading import read
 from ckptsync.config.schema import Config
@@ -15,8 +16,9 @@ from ckptsync.service.tasks import Task
 from ckptsync.stores.contract import Store
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store
+from ckptsync.verify.verification import VerifyOptions, verify_scheduled
 from tests.support.filled_stores import two_nodes
-from tests.support.small_store import make_two
+from tests.support.small_store import SHARD, flip, make, make_two
 from tests.support.waiting import until
 from tests.support.worker_in_process import push_now
 
@@ -98,6 +100,25 @@ def test_what_the_rules_let_go_of_is_marked_by_a_child(tmp_path: Path) -> None:
     assert until(lambda: not heads.jobs.running(), PATIENCE)
     assert works_of(heads)[2].errors() == ()
     assert not list(tmp_path.glob("fsdp2/.ckptsync/checkpoint-5/tombstone-*"))
+
+
+def test_damage_is_a_status_of_its_location_and_no_error_once_somebody_else_has_proven_its_repair(
+    tmp_path: Path,
+) -> None:
+    config, store = configured(make(tmp_path))
+    heads = HeadRoles(config, "head", store, fail)
+    [_, verifier] = works_of(heads)
+    whole = (tmp_path / "fsdp2" / SHARD).read_bytes()
+    flip(tmp_path / "fsdp2" / SHARD)
+    heads.jobs.begin("verify", [Job("verify", "fsdp2", "checkpoint-4", level="digest")])
+    assert until(lambda: not heads.jobs.running(), PATIENCE)
+    assert word(store) == ["DAMAGED", "INCOMPLETE"]
+    (tmp_path / "fsdp2" / SHARD).write_bytes(whole)
+    verify_scheduled(store, "fsdp2", "checkpoint-4", VerifyOptions("digest"))
+    assert word(store) == ["VERIFIED", "INCOMPLETE"]
+    verifier()
+    assert verifier.errors() == ()
+    assert until(lambda: not heads.jobs.running(), PATIENCE)
 
 
 def test_what_one_task_has_read_another_need_not_read_again(tmp_path: Path) -> None:
