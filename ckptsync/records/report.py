@@ -18,8 +18,8 @@ FindingKind = Literal["missing", "size", "digest", "parse", "load", "model", "no
 DAMAGE: frozenset[FindingKind] = frozenset({"missing", "size", "digest", "parse", "load", "model"})
 """The kinds of findings that are damage; the others are worth knowing."""
 OF_BYTES: frozenset[FindingKind] = frozenset({"missing", "size", "digest"})
-"""Damage that other bytes than the recorded ones make.  The recorded bytes themselves may have the
-other kinds: level digest has compared them before.
+"""Damage that other bytes than the recorded ones make; a file may have had the other kinds of
+damage before it was stored.
 """
 
 

@@ -18,6 +18,7 @@ from ckptsync.errors import CkptsyncError, Incomplete, StoreError, Transient
 from ckptsync.records import save_groups
 from ckptsync.records.location_status import LocationRecords, proof
 from ckptsync.records.manifest import FileEntry
+from ckptsync.records.report import DAMAGE, OF_BYTES
 from ckptsync.records.store_paths import checkpoint_of, records_prefix
 from ckptsync.records.tombstone_keep_join import fate
 from ckptsync.spool.folders import children
@@ -34,9 +35,6 @@ from ckptsync.worker.selection import EVERYTHING
 from ckptsync.worker.store_view import StoreView
 from ckptsync.worker.unsent_files import KnownDigests
 from ckptsync.worker.upload_sources import UploadSource, is_stored
-
-OF_BYTES = ("missing", "size", "digest")  # damage that other bytes than the named ones make
-OF_MEANING = ("parse", "load", "model")  # damage that the file may have had before it was sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +83,7 @@ def list_requests(
     for report in proof(records.reports, {k.name for k in here}, "").damage:
         for finding in records.reports[report].findings:
             at = mine.get(f"{run}/{finding.name}")
-            if at is not None and finding.kind in (*OF_BYTES, *OF_MEANING):
+            if at is not None and finding.kind in DAMAGE:
                 requested[at.name] = RepairRequest(
                     report, finding.name, at.name, at.entry, finding.kind
                 )
@@ -120,7 +118,7 @@ def send_again(
     ``added``: files of the hook that may be it, read when no save has it.
     """
     entry, reason = request.entry, "this node no longer has the file"
-    if request.kind in OF_MEANING and is_stored(store, request.name, entry, _show_progress):
+    if request.kind not in OF_BYTES and is_stored(store, request.name, entry, _show_progress):
         return (
             "the store has exactly what this node uploaded: the file was damaged before the upload"
         )
