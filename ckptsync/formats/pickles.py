@@ -721,7 +721,7 @@ def _as(value: Any, kind: type[Any]) -> Any:
 
 
 def _into(target: Any, kind: type[Any]) -> Any:
-    """Return what items go into: of an unknown class nobody asks for them."""
+    """Return the container to fill; a throwaway one for an unknown class."""
     return kind() if type(target) is Unknown else _as(target, kind)
 
 
@@ -805,7 +805,7 @@ class _Entries:
         return at
 
     def start(self, at: int, name: Any) -> int | None:
-        """Return where the class is mentioned whose object's attributes begin at ``at``."""
+        """Return the offset of the class reference of the object with attributes at ``at``."""
         for start in (at - 11, at - 8):
             begin = _BEGIN(self.machine.data, max(start, 0))
             if begin and begin.end() == at and self.recall(begin[1]) is name:

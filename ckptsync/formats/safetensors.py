@@ -51,7 +51,7 @@ def _contents(data: bytes, name: str, whole: int) -> tuple[tuple[Tensor, ...], M
     header = {key: bytes(value) for key, value in _HEADER.decode(data, f"{name}: header").items()}
     expected = sum(value.count(_OFFSETS) for value in header.values()) + ("data_offsets" in header)
     if data.count(_OFFSETS) != expected or data.count(b'"__metadata__"') > 1:
-        raise Corrupt(f"{name}: header: a name is given twice")  # of which msgspec takes the last
+        raise Corrupt(f"{name}: header: duplicate name")  # of which msgspec takes the last
     free = _FREE.decode(header.pop("__metadata__", b"null"), f"{name}: __metadata__") or {}
     rows = sorted(_row(name, key, entry) for key, entry in header.items())
     at = 0
@@ -98,14 +98,14 @@ def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object of JSON; raises ValueError where two names are one."""
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a name is given twice")
+        raise ValueError("duplicate name")
     return found
 
 
 def _row(name: str, key: str, entry: bytes) -> Row:
     found = _ROW.decode(entry, f"{name}: {key!r:.200}")
     if entry.count(b'"dtype"') > 1 or entry.count(b'"shape"') > 1 or entry.count(_OFFSETS) > 1:
-        raise Corrupt(f"{name}: {key!r:.200}: a name is given twice")
+        raise Corrupt(f"{name}: {key!r:.200}: duplicate name")
     if (found.dtype not in ITEMSIZE and found.dtype not in PACKED_BITS) or len(
         found.shape
     ) > MOST_AXES:

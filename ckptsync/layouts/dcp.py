@@ -90,7 +90,7 @@ def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
         raise Unsupported(
             f"{folder or '.'}: a distributed checkpoint without model tensors",
             hint=(
-                f"--source 'dcp:{folder or '.'}#SECTION' takes what is meant, of: {there:.500}"
+                f"choose a section ({there:.500}): --source 'dcp:{folder or '.'}#SECTION'"
                 if there
                 else ""
             ),
@@ -265,8 +265,8 @@ def _remark(
     if len(sections) > 1:
         names = ", ".join(brief(s) for s in sorted(sections) if s != TOP)
         remarks.append(
-            f"{names} and the names at the top are one model: --source 'dcp:{where}#' takes the top"
-            " alone"
+            f"{names} and the top-level tensors are merged as one model; for the top level only:"
+            f" --source 'dcp:{where}#'"
         )
     return "; ".join(remarks)
 

@@ -106,7 +106,7 @@ class StorageIndex(Stated):
     key: Key
 
     def take(self, items: list[Any]) -> None:
-        """Its number among the chunks says nothing more."""
+        """Set the key from name and offset; ignore the index."""
         if items[::2] == _OF_INDEX:
             _, fqn, _, _, _, offset = items
         else:
@@ -296,7 +296,8 @@ def read_metadata(files: Files, root: str, world: int | None = None) -> Metadata
         remark=(
             ""
             if world
-            else f"{len(names)} ranks wrote it, as their random states say, and nothing else does"
+            else f"world size {len(names)} is inferred from random-state files only; if you know"
+            f" that it is right: --source 'dcp:{root or '.'}#world={len(names)}'"
         ),
     )
 

@@ -307,7 +307,7 @@ def proven_shapes(
 
 
 def by_world(boxes: Mapping[str, Sequence[Part]]) -> ShapeProof:
-    """Return the proof that these are the boxes of all ranks: tensors end where they do."""
+    """Return the shapes that follow if all ranks' boxes are here: tensors end where boxes do."""
     ends = {
         name: [tuple(o + n for o, n in zip(p.offsets, p.sizes, strict=True)) for p in parts]
         for name, parts in boxes.items()

@@ -74,7 +74,7 @@ def _where(files: Files, root: str) -> Extent:
 
 
 def _load(files: Files, where: Extent) -> tuple[Any, torch_save.Container]:
-    """Read the pickle: what is odd, as scripts like it, and has its CRC32, is no damage."""
+    """Load the pickle; raise Unsupported, not Corrupt, if its CRC32 matches."""
     try:
         return torch_save.load(files, where, _ALLOWED)
     except Corrupt as e:
@@ -86,7 +86,9 @@ def _load(files: Files, where: Extent) -> tuple[Any, torch_save.Container]:
         if not archive.summed:
             raise
         raise Unsupported(
-            f"{where.file}: {e}", hint="it is as it was written, and not what this program reads"
+            f"{where.file}: {e}",
+            hint="the pickle is intact (its CRC32 matches), but ckptsync does not support its"
+            " content: save a plain state dict",
         ) from e
 
 

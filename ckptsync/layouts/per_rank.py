@@ -134,7 +134,9 @@ def _world_of_model(files: Files, root: str) -> int:
     there = of_stem(files.sizes(), model)
     if not there:
         raise Incomplete(
-            f"{root}: the model's own files are not here, which say how many ranks there are"
+            f"{root}: world size unknown: the model's own files ({model}_rank*.bin), which tell it,"
+            " are missing",
+            hint="give their directory too",
         )
     first, name = there[0]
     shares = {
@@ -197,7 +199,9 @@ def _check_agreement(loaded: Sequence[LoadedRank], key: str, shares: Sequence[Ra
         )
         if world != len(loaded) or (share.cut, share.group) != (first.cut, first.group) or is_alone:
             raise Corrupt(
-                f"{file.name}: {key} is cut otherwise than {loaded[0].name} says", hint=_MIXED
+                f"{file.name}: {key} is sharded differently than {loaded[0].name} and a world size"
+                f" of {len(loaded)} require",
+                hint=_MIXED,
             )
 
 

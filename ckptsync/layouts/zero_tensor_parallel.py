@@ -182,7 +182,10 @@ class JoinRules:
             raise Unsupported(f"{name}: {odd}, which cannot be joined yet", hint=_HINT)
         if self._kinds["tp_replicated_parameter_patterns"].find(name):
             if len(set(shapes)) != 1:
-                raise Corrupt(f"{name}: replicated, and of {len(set(shapes))} shapes")
+                raise Corrupt(
+                    f"{name}: the tensor-parallel ranks hold replicas of {len(set(shapes))}"
+                    " different shapes"
+                )
             zeros = (0,) * len(shapes[0])
             box = zeros, shapes[0]
             return shapes[0], [ShardBlock(rank, box, zeros, rank) for rank in range(len(shapes))]

@@ -97,7 +97,7 @@ def renamed(tensors: Iterable[Tensor], names: Mapping[str, str]) -> tuple[Tensor
     twice = sorted(t.name for t in tensors if counts[names[t.name]] > 1 and names[t.name] != t.name)
     if twice:
         raise Unsupported(
-            f"{twice[0]}: another tensor has the name that is left of it, {names[twice[0]]}",
+            f"{twice[0]}: would be renamed to {names[twice[0]]}, the name of another tensor",
             hint="the state that was saved holds one model twice: save only one of them",
         )
 

@@ -354,7 +354,10 @@ def test_boxes_of_all_ranks_are_put_together_and_replicas_read_once() -> None:
     assert [p.extent.file for p in told["b"].copies[0].parts] == ["__0_0.distcp"]
     plan(dcp.tensors(files, ""), MergeOptions())
     assert [t.remark for t in dcp.tensors(files, "")] == [
-        "2 ranks wrote it, as their random states say, and nothing else does",
+        (
+            "world size 2 is inferred from random-state files only; if you know that it is right:"
+            " --source 'dcp:.#world=2'"
+        ),
         "",
     ]
     assert not any(t.remark for t in dcp.tensors(files, "#world=2"))

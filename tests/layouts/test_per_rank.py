@@ -180,7 +180,7 @@ def test_a_name_that_tells_another_world_than_the_tensors_is_noticed() -> None:
             for rank in range(2)
         }
     )
-    with pytest.raises(Corrupt, match="is cut otherwise"):
+    with pytest.raises(Corrupt, match="is sharded differently"):
         read(files, "model")
 
 
@@ -356,7 +356,7 @@ def test_groups_that_are_not_made_of_all_ranks_are_corrupt(
 
     monkeypatch.setattr(DeviceMesh, "__getstate__", other)
     files.content["model_world_size_4_rank_0.pt"] = of_a_slice(0)
-    with pytest.raises(Corrupt, match=r"is cut otherwise|mesh and placements give"):
+    with pytest.raises(Corrupt, match=r"is sharded differently|mesh and placements give"):
         read(files, "model")
 
 

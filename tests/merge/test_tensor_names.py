@@ -102,7 +102,8 @@ def test_it_is_said_once_with_an_example_and_the_count() -> None:
 
 def test_two_tensors_that_would_get_one_name_are_refused() -> None:
     with pytest.raises(
-        Unsupported, match=r"^_orig_mod\.a: another tensor has the name that is left of it, a$"
+        Unsupported,
+        match=r"^_orig_mod\.a: would be renamed to a, the name of another tensor$",
     ):
         unwrapped(tensors("_orig_mod.a", "a"))
 
