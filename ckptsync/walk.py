@@ -218,14 +218,20 @@ def open_step(above: int, name: str, path: Path) -> int:
     Raises as `open_directory`.
     """
     if name == "..":
-        raise UnsafeSpool(path, "leads out of the spool", hint="remove the file that says so")
+        raise UnsafeSpool(
+            path,
+            "'..' is not allowed in a spool path",
+            hint=f"delete the file in {SPOOL} that contains this name, such as a marker",
+        )
     try:
         fd = os.open(name, _DIRECTORY, dir_fd=above)
     except OSError as e:
         if e.errno not in (errno.ENOTDIR, errno.ELOOP):
             raise
         raise UnsafeSpool(
-            path, "no directory, but a link or a file", hint=f"look who made it, and remove {path}"
+            path,
+            "expected a directory, found a symlink or a file",
+            hint=f"`ls -ld {path}` shows its owner; then remove it",
         ) from None
     return _examined(fd, path)
 

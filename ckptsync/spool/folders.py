@@ -365,7 +365,11 @@ def newest(path: Path) -> float:
 def remove_in(above: int, name: str) -> None:
     """Remove a file or directory in an open directory.  Raises FileNotFoundError if it is gone."""
     if name in (".", ".."):
-        raise UnsafeSpool(Path(name), "leads out of the spool", hint="remove the file that says so")
+        raise UnsafeSpool(
+            Path(name),
+            "'.' and '..' are not allowed in a spool path",
+            hint="delete the file in _ckptsync that contains this name, such as a marker",
+        )
     try:
         os.unlink(name, dir_fd=above)
     except IsADirectoryError:
