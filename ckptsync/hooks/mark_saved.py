@@ -168,7 +168,7 @@ def _marker(folder: Path, rank: Rank) -> Marker:
 
 
 def _next_about(name: str) -> str:
-    """Return what ranks that save into directories of this name exchange their words about.
+    """Return the rendezvous key for this process's next save into a directory of this name.
 
     Where not all of them do, or several in another order, files decide.
     """

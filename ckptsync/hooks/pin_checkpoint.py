@@ -133,7 +133,10 @@ def _copy_and_publish(
         for path in make_room(output_dir, fresh, size, log):
             discard(path)
         if pins.free_bytes(output_dir) < size:
-            log(f"{checkpoint}: not kept, the spool has no room for a copy of {size} bytes")
+            log(
+                f"{checkpoint}: not pinned: no room in the spool for a copy of {size} bytes;"
+                " rotation may delete it before it is uploaded"
+            )
             return
         _copy(copies, fresh)
         pins.publish(output_dir, checkpoint, fresh)

@@ -41,7 +41,7 @@ class CkptSyncRayCallback(*_BASES):  # type: ignore[misc,unused-ignore]  # Ray n
 
     ``store`` (or CKPTSYNC_STORE): a directory that every node sees, or a URL; each Trainer's hook
     starts an embedded worker that sends to it.  Leave it out where workers are installed.
-    ``doctor`` (or CKPTSYNC_DOCTOR): ``fail`` stops a run on nodes that do not fit together,
+    ``doctor`` (or CKPTSYNC_DOCTOR): ``fail`` stops a run on incompatible nodes,
     ``warn`` only logs that, ``off`` does not look.
     """
 
@@ -118,8 +118,10 @@ class CkptSyncRayCallback(*_BASES):  # type: ignore[misc,unused-ignore]  # Ray n
             if "error" in one:
                 _log.warning("ckptsync: a worker could not be examined: %s", one["error"])
         if failures and self._doctor == "fail":
-            hint = 'CkptSyncRayCallback(doctor="warn") trains all the same'
-            raise ConfigError(f"the nodes do not fit together: {'; '.join(failures)}", hint=hint)
+            hint = 'to train anyway: CkptSyncRayCallback(doctor="warn")'
+            raise ConfigError(
+                f"the nodes' environments are incompatible: {'; '.join(failures)}", hint=hint
+            )
         if failures:
             _log.error("ckptsync: %s", "; ".join(failures))
 

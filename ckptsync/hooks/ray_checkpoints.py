@@ -89,7 +89,7 @@ class Note:
         return json.dumps({"ckptsync": 1, **asdict(self)}, indent=1).encode() + b"\n"
 
 
-_NOTES = Decoder(Note, "a note of a checkpoint in a store", 64 * 1024)
+_NOTES = Decoder(Note, "a checkpoint reference that ckptsync wrote", 64 * 1024)
 
 
 def decode_note(data: bytes, name: str) -> Note:
@@ -97,7 +97,7 @@ def decode_note(data: bytes, name: str) -> Note:
     note = _NOTES.decode(data, name)
     names = (note.checkpoint, note.location)
     if not (note.store and note.run and all(map(_LOCATION.fullmatch, names))):
-        raise Corrupt(f"{name}: no note of a checkpoint in a store")
+        raise Corrupt(f"{name}: not a checkpoint reference that ckptsync wrote")
     return note
 
 
@@ -232,8 +232,8 @@ def _list(directory: Path) -> Listing:
     """
     if not directory.is_dir():
         hint = (
-            "with checkpoint_upload_mode=ASYNC it must stay until then:"
-            " delete_local_checkpoint_after_upload=True deletes it in time"
+            "with checkpoint_upload_mode=ASYNC, keep the directory until it is uploaded:"
+            " delete_local_checkpoint_after_upload=True lets Ray delete it afterwards"
         )
         raise Incomplete(f"{directory}: deleted before it was uploaded", hint=hint)
     listing = walk(directory)

@@ -78,7 +78,7 @@ def test_a_run_whose_worker_was_killed_in_a_report_goes_on_from_the_store(ended:
 
 def test_a_training_does_not_begin_on_nodes_that_do_not_fit(ended: Ended) -> None:
     assert not ended.told["fail"]["began"]
-    assert "the nodes do not fit together" in ended.told["fail"]["error"]
+    assert "the nodes' environments are incompatible" in ended.told["fail"]["error"]
     assert "nosuch0" in ended.told["fail"]["error"]
 
 

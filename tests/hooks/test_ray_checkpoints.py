@@ -446,5 +446,5 @@ def test_a_checkpoint_that_holds_its_files_has_none(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_note_is_refused(told: bytes) -> None:
-    with pytest.raises(Corrupt, match="note of a checkpoint"):
+    with pytest.raises(Corrupt, match="a checkpoint reference"):
         ray_checkpoints.decode_note(told, "ckptsync.json")
