@@ -128,7 +128,7 @@ class AgreedMerge:
 
 
 class NamedFiles(FilesWrapper):
-    """Those of other files that have one of these names."""
+    """A view of ``files`` restricted to ``names``."""
 
     def __init__(self, files: Files, names: Container[str]) -> None:
         super().__init__(files)

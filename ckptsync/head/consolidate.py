@@ -393,7 +393,7 @@ class ModelBuilder:
 
 
 def _lenders(seen: LocationState) -> set[str]:
-    """Return the locations that its model record says that files came from."""
+    """Return the locations from which the model's config files were copied."""
     config = seen.model_record.options.get("config", "") if seen.model_record else ""
     origins = {word.partition("=")[2] for word in config.split()}
     return origins - {FINAL, CONFIG_FROM}

@@ -64,7 +64,10 @@ _OPENERS = (
     "generation_config.json",
 )
 _LISTINGS = 3  # of files that somebody else keeps writing, until they are left to the next time
-_HINT = "give runs names that do not lie in each other; this location is left alone"
+_HINT = (
+    "rename a run: none may lie inside another's directory (as a/checkpoint-4 in a), or use a name"
+    " of the store; this location is left alone"
+)
 
 Result = Literal["marked", "marked again", "removed", "withdrawn", "waits", "gone"]
 
@@ -424,7 +427,7 @@ class Removal:
         return view.outcome("removed", reason, files, size)
 
     def _delete_tombstones(self, stones: Mapping[str, Tombstone]) -> None:
-        """Delete those of a removed location but for one that names all that they name."""
+        """Delete a removed location's tombstones that a broader tombstone covers."""
         marks = [t for t in stones.values() if t.stage == "marked" and t.scope == "location"]
         stays = max(marks, key=lambda t: (len(t.manifests), t.n), default=None)
         for name, stone in stones.items():

@@ -36,14 +36,14 @@ does not; do it after something else; nothing to do; nobody has it."""
 ORDER: tuple[How, ...] = ("lost", "away", "ask", "later", "copy", "rebuild", "delete", "ignore")
 _DELETED = {
     "keep": (
-        "it is damaged: deleted, after a new record that keeps the location (`ckptsync keep"
-        " --release` releases it)"
+        "it is damaged: ckptsync writes a new record that keeps the location (`ckptsync keep"
+        " --release` releases it), then deletes the damaged record"
     ),
     "tombstone": (
-        "it is damaged: deleted, after a record that keeps the location (`ckptsync keep --release`"
-        " releases it)"
+        "it is damaged: ckptsync writes a record that keeps the location (`ckptsync keep --release`"
+        " releases it), then deletes the damaged tombstone"
     ),
-    "join": "it is damaged: deleted; `ckptsync join` joins the locations again",
+    "join": "it is damaged: ckptsync deletes it; `ckptsync join` joins the locations again",
 }
 
 

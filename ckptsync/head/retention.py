@@ -158,7 +158,7 @@ def protection(seen: Summary, conflicts: Collection[str], unreadable: Collection
 def last_protection(
     seen: Summary, scope: Scope, others: Iterable[Summary], *, resumes: bool
 ) -> str:
-    """Return why what would be left forbids to remove a marked location; empty if it may.
+    """Return why the remaining checkpoints do not allow this removal; empty if they do.
 
     ``others``: locations of its run that are whole at this moment.  ``resumes``: a training can be
     resumed from it, and must be from another one then.  All that is marked counts as gone: so of
@@ -222,7 +222,7 @@ class _Run:
         if why := protection(seen, self._conflicts, self._evidence.unreadable):
             return why
         if seen.location in self._extra:
-            return "what its trainer left beside the checkpoints"
+            return "the run's final model, or the DeepSpeed tag that it was made from"
         if seen.location in self._newest:
             return "the newest that is verified"
         if seen.location in self._newest_resumable:
@@ -237,7 +237,7 @@ class _Run:
         return ""
 
     def rule_for(self, seen: Summary) -> str:
-        """Return the first rule that keeps it; the limits, where it is within all there are."""
+        """Return why a rule, or all limits together, keep the location; empty if they do not."""
         rules, limits = list(self._keeping(seen)), list(self._limits(seen))
         if why := next((why for keeps, why, _ in rules if keeps), ""):
             return why
@@ -274,7 +274,7 @@ class _Run:
                 yield better < best.count, why, against
 
     def _limits(self, seen: Summary) -> Iterator[tuple[bool, str, str]]:
-        """Yield of each limit: whether this one is within it, and in words that, and the other."""
+        """Yield, for each limit: is it within the limit, the reason to keep it, the one not to."""
         if age := self._rules.max_age:
             is_young = self._now - seen.ended < age
             yield is_young, f"younger than {show_duration(age)}", f"older than {show_duration(age)}"
