@@ -212,7 +212,7 @@ class Fault:
 
 
 def hidden_by(faults: Iterable[Fault]) -> Collection[tuple[str, str]]:
-    """Return run and location of those about which nothing can be said."""
+    """Return the (run, location) pairs that an unreadable record hides."""
     return {(f.run, f.location) for f in faults if not is_made_anew(f.record, f.error)}
 
 
@@ -384,8 +384,8 @@ def _check_manifest(manifest: Manifest) -> None:
         or not 0 <= (manifest.demands.world or 0) <= MOST_RANKS
     ):
         raise Corrupt(
-            f"{manifest.node}: ranks {manifest.ranks!r:.80} of {manifest.demands.world!r:.80}"
-            " cannot be"
+            f"{manifest.node}: ranks {manifest.ranks!r:.80} or world size"
+            f" {manifest.demands.world!r:.80} out of range"
         )
     if manifest.started > manifest.ended:
         raise Corrupt(
@@ -410,7 +410,9 @@ def check_files(files: Iterable[FileEntry | ModelFile]) -> None:
             raise Corrupt(f"{file.path}: named twice")
         paths.add(file.path)
         if file.size < 0 or not _DIGEST.fullmatch(file.digest):
-            raise Corrupt(f"{file.path}: {file.size} bytes of digest {file.digest!r:.80} cannot be")
+            raise Corrupt(
+                f"{file.path}: invalid size or digest: {file.size} bytes, {file.digest!r:.80}"
+            )
         if isinstance(file, FileEntry) and (
             file.block_size < 1 or len(file.blocks) != -(-file.size // file.block_size)
         ):

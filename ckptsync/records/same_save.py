@@ -141,7 +141,11 @@ def compare(a: Evidence, b: Evidence) -> Sameness:
     gap = max(a.start, b.start) - min(a.end, b.end)
     if gap <= SLACK:
         return Sameness("one", "written at one time")
-    return Sameness("unproven", f"{gap / 1e9:.1f} s lie between their files, and no save id tells")
+    return Sameness(
+        "unproven",
+        f"their files were written {gap / 1e9:.1f} s apart, and no save id from the hook"
+        " links them",
+    )
 
 
 def demands_differ(a: Demands, b: Demands) -> str:

@@ -422,7 +422,7 @@ def _apart(found: Sequence[Group]) -> Iterator[str]:
     ordered = sorted(found, key=lambda g: g.claim[1:])
     gap = max((_gap(ordered[:i], ordered[i]) for i in range(1, len(ordered))), default=0)
     if gap > NEAR_NS:
-        yield f"{gap / 1e9:.0f} s lie between their files, more than {NEAR_NS // 10**9}"
+        yield f"their files were written {gap / 1e9:.0f} s apart, more than {NEAR_NS // 10**9}"
 
 
 def _sibling(location: str, group: Group, why: tuple[str, ...]) -> tuple[Sibling, frozenset[str]]:
@@ -436,7 +436,7 @@ def _against(a: Group, b: Group) -> Iterator[str]:
         what = f"{first.manifest.node} and {second.manifest.node}"
         path = two_contents(first.files, second.files)
         if first.manifest.node == second.manifest.node:
-            yield f"both are of {first.manifest.node}, which has one part of a save"
+            yield f"{first.manifest.node} uploaded both, and a node has only one part of a save"
         elif path:
             yield f"{what} have two contents of {path}"
         elif bool(first.save) != bool(second.save):
@@ -453,12 +453,12 @@ def _incomplete(manifests: Sequence[Manifest]) -> Iterator[str]:
         yield (
             f"no part has files of rank {min(missing)}"
             if missing
-            else f"rank {max(ranks)} of {demands.world} cannot be"
+            else f"rank {max(ranks)} is out of range for world size {demands.world}"
         )
     for path, size in sorted({**demands.resume, **demands.model}.items()):
         if files.get(path) is None or size not in (None, files[path]):
             yield f"{path}: " + (
-                f"{files[path]} bytes, {size} demanded" if path in files else "no part has it"
+                f"{files[path]} bytes, {size} expected" if path in files else "no part has it"
             )
             return
 

@@ -124,7 +124,7 @@ def kept(keeps: Mapping[str, Keep]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """A person says that manifests which nothing proves to be of one save are.
+    """A user's declaration that these manifests belong to one save, though nothing proves it.
 
     ``manifests``: names of those that are parts of one save, in whatever locations of the
     checkpoint's name.

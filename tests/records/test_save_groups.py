@@ -168,7 +168,8 @@ def test_a_take_that_fits_two_saves_gets_a_location_of_its_own() -> None:
 def test_a_location_of_two_moments_is_in_doubt_and_says_how_far_apart_they_are() -> None:
     doubt = explain_conflict("checkpoint-5", known(of_rank(0, "a"), of_rank(1, "b", at=LATER)))
     assert (
-        doubt == "a and b may be two saves: 8000.0 s lie between their files, and no save id tells"
+        doubt == "a and b may be two saves: their files were written 8000.0 s apart, and no save id"
+        " from the hook links them"
     )
 
 
@@ -272,9 +273,9 @@ def test_two_parts_that_complete_each_other_within_minutes_are_one_save() -> Non
 @pytest.mark.parametrize(
     ("first", "second", "reason"),
     [
-        (part(0, "a"), part(1, "b", FIRST + NEAR_NS + S), "301 s lie between their files"),
+        (part(0, "a"), part(1, "b", FIRST + NEAR_NS + S), "their files were written 301 s apart"),
         (part(0, "a"), part(0, "b", SOON), "rank 0"),
-        (part(0, "a"), part(1, "a", SOON), "both are of a"),
+        (part(0, "a"), part(1, "a", SOON), "a uploaded both"),
         (part(0, "a", save="one"), part(1, "b", SOON, save="two"), "two save ids"),
         (part(0, "a", save="one"), part(1, "b", SOON), "only one of a and b has a save id"),
         (part(0, "a"), manifest("b", entry("x", at=SOON)), "no file of b says which rank wrote it"),
@@ -292,7 +293,7 @@ def test_two_parts_that_complete_each_other_within_minutes_are_one_save() -> Non
         (
             part(0, "a", demands=replace(WHOLE, model={"dcp/__1_0.distcp": 9})),
             part(1, "b", SOON),
-            "9 demanded",
+            "9 expected",
         ),
         (
             manifest("a", shard(0), entry("state", "one"), ranks=(0,)),

@@ -173,7 +173,7 @@ def test_locations_that_may_be_one_save_name_each_other_and_the_command_that_joi
     for location, other in ((first, second), (second, first)):
         [sibling] = seen[location]["siblings"]
         assert f"sft/{sibling['location']}" == other
-        assert "s lie between their files" in " ".join(sibling["against"])
+        assert "s apart, more than" in " ".join(sibling["against"])
         assert sibling["join"] == command
         assert seen[location]["newer"] is None
     for words in (("ls", world.store.url), ("status", world.store.url)):
