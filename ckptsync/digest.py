@@ -173,7 +173,7 @@ class Checker:
             expected and self._found.hexdigest().startswith(expected)
         ):
             raise Corrupt(
-                f"{self._name}: bytes {self._start} to {self._end} differ from their digest"
+                f"{self._name}: bytes {self._start} to {self._end} differ from their checksum"
             )
         self._begin()
 

@@ -65,12 +65,12 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add(
         "--baseline",
         metavar="FILE",
-        help="for a directory: compare with the digests that --record has written to FILE",
+        help="for a directory: compare with the checksums that --record has written to FILE",
     )
     add(
         "--record",
         metavar="FILE",
-        help="for a directory without damage: write the digests of all its files to a new file",
+        help="for a directory without damage: write the checksums of all its files to a new file",
     )
     add_bandwidth(command)
 

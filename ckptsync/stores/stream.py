@@ -115,7 +115,9 @@ def verified(
         found.update(chunk)
         yield chunk
     if found.hexdigest() != digest:
-        raise error or Corrupt(f"{name}: digest {found.hexdigest()[:16]}…, recorded {digest[:16]}…")
+        raise error or Corrupt(
+            f"{name}: checksum {found.hexdigest()[:16]}…, recorded {digest[:16]}…"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,7 +174,7 @@ def decode_baseline(data: bytes, name: str) -> tuple[ExpectedFile, ...]:
         raise Unsupported(why, hint="upgrade ckptsync on this machine")
     found = _DECODER.decode(data, name)
     if _digest([asdict(entry) for entry in found.files]) != found.digest:
-        why = f"{name}: its files do not match its digest"
+        why = f"{name}: its files do not match its checksum"
         raise Corrupt(why, hint="record it again, from files that are known to be good")
     files = [FileEntry(e.path, e.size, e.digest, e.block_size, e.blocks, 0) for e in found.files]
     try:

@@ -190,9 +190,11 @@ def load_model(
         detail = f"{answer['odd']} of {run} values that the model computes are not finite"
         findings.append(VerifyFinding("nonfinite", title, detail))
     if not (answer["faults"] or answer["notes"]):
-        why = "nothing came out" if forward else "it is too large"
-        how = "run on a few tokens" if run else f"not run: {why}"
-        detail = f"its class takes all of its {answer['tensors']} tensors; {how}, with {loader}"
+        why = "a forward pass returned no values" if forward else "not run: it is too large"
+        how = "run on a few tokens" if run else why
+        detail = (
+            f"transformers accepts all of its {answer['tensors']} tensors; {how}, with {loader}"
+        )
         findings.append(VerifyFinding("note", title, detail))
     return findings, reading
 

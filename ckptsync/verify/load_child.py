@@ -217,7 +217,9 @@ def load_inert(torch: Any, file: Any) -> Any:
             if not names:
                 raise
             if len(known) > _MOST_NAMES or not names - known.keys():
-                raise Refused(f"it holds more than data: {min(names)}") from e
+                raise Refused(
+                    f"its pickle needs {min(names)}, which is not data (no damage)"
+                ) from e
         known |= {name: _make_class(name, torch) for name in names}
 
 
@@ -239,7 +241,7 @@ def _make_class(name: str, torch: Any) -> type[Any]:
         return type("Inert", (Inert,), {})
 
     def dispatch(*_: Any) -> Any:
-        raise Refused("a distributed tensor that is used while it is loaded")
+        raise Refused("its pickle runs an operation on a DTensor while it is loaded (no damage)")
 
     def setstate(self: Any, state: Any) -> None:
         self.inner = [state]

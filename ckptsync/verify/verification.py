@@ -409,5 +409,5 @@ def _find_lacking(files: TrackedFiles, *, must_be_known: bool) -> Iterator[Verif
         if path not in sizes:
             yield VerifyFinding("missing", path, "the checkpoint's own metadata demands it")
         elif size is not None and sizes[path] != size:
-            detail = f"{sizes[path]} bytes, {size} demanded by the checkpoint's own metadata"
+            detail = f"{sizes[path]} bytes, {size} expected by the checkpoint's own metadata"
             yield VerifyFinding("size", path, detail)

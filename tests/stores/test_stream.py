@@ -271,7 +271,7 @@ def test_a_copy_has_the_bytes_of_its_digest_each_time_it_is_read(size: int) -> N
 def test_other_bytes_than_those_of_the_digest_are_never_stored() -> None:
     store = MemoryStore()
     store.write("a", [b"other"])
-    with pytest.raises(Corrupt, match=r"a: digest [0-9a-f]{16}…, recorded"):
+    with pytest.raises(Corrupt, match=r"a: checksum [0-9a-f]{16}…, recorded"):
         store.write("b", StoredCopy(store, "a", 5, digest(b"right")))
     with pytest.raises(Transient, match="say this"):
         store.write("b", verified([b"other"], "a", digest(b"right"), Transient("say this")))

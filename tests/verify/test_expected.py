@@ -103,7 +103,7 @@ def test_what_is_none_is_corrupt(data: bytes) -> None:
 def test_a_digest_that_was_changed_is_seen() -> None:
     told = json.loads(encode_baseline(FILES))
     told["files"][0]["size"] += 1
-    with pytest.raises(Corrupt, match="do not match its digest"):
+    with pytest.raises(Corrupt, match="do not match its checksum"):
         decode_baseline(json.dumps(told).encode(), "base")
 
 
