@@ -151,7 +151,7 @@ def _diagnose(args: argparse.Namespace, wait: float, fresh: float) -> Diagnosis:
         kind, subject, why = "configuration", args.config, "the service does not start"
         if isinstance(e, StoreError):
             kind, subject = "no-answer", ""
-            why = "every program that opens it waits for ever: trainers and the worker, too"
+            why = "every program that opens it blocks forever: trainers and the worker, too"
         found = refusal(e, kind, subject, why).on(args.node or node_id())
         return Diagnosis("", (), (found,))
     if is_compared:

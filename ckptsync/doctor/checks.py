@@ -397,10 +397,10 @@ _FAILING = {
     "ray": "Ray refuses a node of another version",
 }
 _WARNING = {
-    "llamafactory": "its arguments, and who starts whom, change between versions",
+    "llamafactory": "versions differ in their arguments, and in how they launch the training",
     "accelerate": _FILES,
     "peft": _FILES,
-    "safetensors": "files get other modes: 0600 from 0.8 on",
+    "safetensors": "0.8 and later create files with mode 0600, which other users cannot read",
 }
 # what else must be the same, its value, and why
 _BUILDS: tuple[tuple[str, Callable[[NodeFacts], str], str], ...] = (
@@ -411,7 +411,7 @@ _BUILDS: tuple[tuple[str, Callable[[NodeFacts], str], str], ...] = (
     (
         "python",
         lambda node: ".".join(node.python.split(".")[:2]),
-        "another minor version does not read what ranks, or Ray, pickle",
+        "minor versions may not read each other's pickles, which ranks and Ray exchange",
     ),
 )
 

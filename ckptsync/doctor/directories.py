@@ -242,7 +242,10 @@ def _check_pins(path: Path, newest: ListedCheckpoint | None) -> Iterator[Finding
 def _pin_refused(path: Path, e: OSError, *, is_linked: bool) -> Finding:
     if is_linked and e.errno == errno.EXDEV:
         what = f"{SPOOL} is another file system, or another mount of it"
-        hint = f"remove the mount or link {path / SPOOL}; in a unit, put ReadWritePaths= above both"
+        hint = (
+            f"remove the mount or link {path / SPOOL}; in a unit, set ReadWritePaths= to a"
+            " directory that contains both the checkpoints and the spool"
+        )
         return fail("links-cross", path, what, why=_PINS, hint=hint, code=STORAGE)
     if is_linked and e.errno in _NO_LINKS:
         what = f"hard links are refused: {reason(e)}"

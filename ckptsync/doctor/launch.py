@@ -284,7 +284,7 @@ def compare_network(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
             continue
         level, why = warn, "nodes may hang, or one slows the others down"
         if name in _MUST_EQUAL:
-            level, why = fail, "two ends that talk in different ways hang"
+            level, why = fail, "NCCL hangs if nodes use different values"
         value, hint = _variable(name, "not set"), f"export the same {name} on all nodes"
         yield from find_difference(level, "network-differs", name, nodes, value, why=why, hint=hint)
 

@@ -48,7 +48,7 @@ _EVER = 40 * 365 * DAY
 _LONGEST_URL = 64 * 1024  # bytes
 _NOTHING = "no checkpoint is uploaded"
 _MOUNT = "mount the file system, or correct the path"
-_CACHE = "let no cache answer between this node and the store"
+_CACHE = "bypass the proxy or cache between this node and the store"
 
 
 @dataclass(frozen=True, slots=True)
