@@ -306,7 +306,7 @@ def _slice(store: Sliced, prefix: str, after: str, ends: Collection[str]) -> lis
 
 
 def join_slices(parts: Iterable[Sequence[Entry]]) -> list[Entry]:
-    """Return each name once: where a cut is gone, two slices have what lies behind it."""
+    """Join the listings of slices, and drop duplicates: where a cut is gone, two slices overlap."""
     return list({entry.name: entry for part in parts for entry in part}.values())
 
 

@@ -50,7 +50,7 @@ def signs_of(owner: str) -> int:
 
 @contextmanager
 def of(owner: str) -> Iterator[None]:
-    """Count the signs that are given within for ``owner``, too."""
+    """Attribute progress signs in this block to ``owner``, too."""
     before = _owner.set(owner)
     try:
         yield

@@ -117,7 +117,7 @@ def _over(directory: Remote, access: Access) -> tuple[Store, str]:
 
 
 def _size(store: Store, name: str) -> int | None:
-    """Return None where it is not there, or nobody who asks so may see it.
+    """Return the size; None if it is absent, or access is denied.
 
     Whoever may read a checkpoint may not be allowed to look around it.
     """

@@ -25,14 +25,17 @@ HINTS = {
         " system"
     ),
     errno.EIO: "the disk or its controller fails: see the kernel's log (dmesg)",
-    errno.ESTALE: "the file server forgot this file or directory; trying again finds it by name",
+    errno.ESTALE: (
+        "stale NFS handle: the server no longer knows this file or directory; trying again opens it"
+        " by name"
+    ),
     errno.ENOTDIR: (
         "a file or a link stands where a directory should be; links are not followed in a store"
     ),
     errno.ELOOP: "links are not followed in a store",
     errno.EMFILE: "raise the limit of open files (LimitNOFILE)",
     errno.ENFILE: "this machine has too many files open (fs.file-max)",
-    errno.ENOLCK: "the file server gives no locks at this moment",
+    errno.ENOLCK: "file locks are unavailable at this moment: check the file server (NFS: lockd)",
     errno.ETIMEDOUT: _SERVER,
     errno.ENOTCONN: _SERVER,
 }

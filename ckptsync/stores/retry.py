@@ -124,7 +124,7 @@ class Persistence:
         with self._lock:
             since, self._since = self._since, None
         if since is not None:
-            log.warning("works again after %.1f s", self._clock() - since)
+            log.warning("the store works again after %.1f s", self._clock() - since)
 
 
 def _sleep(seconds: float) -> None:

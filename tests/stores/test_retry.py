@@ -176,7 +176,7 @@ def test_a_failure_and_its_recovery_are_one_line_each_however_many_tries_and_thr
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
     first, last = (record.message for record in caplog.records)
     assert first == "busy 0: trying again for up to 120 s"
-    assert last.startswith("works again after ")
+    assert last.startswith("the store works again after ")
 
 
 def test_an_outage_that_outlasts_patience_many_times_and_its_end_are_one_line_each(
@@ -191,9 +191,9 @@ def test_an_outage_that_outlasts_patience_many_times_and_its_end_are_one_line_ea
     for failures in (0, 0, 2, 0):
         persistence.call(busy(failures))
     assert [record.message.partition(" after")[0] for record in caplog.records[1:]] == [
-        "works again",
+        "the store works again",
         "busy 0: trying again for up to 10 s",
-        "works again",
+        "the store works again",
     ]
     assert float(caplog.records[1].message.split()[-2]) >= 30
 

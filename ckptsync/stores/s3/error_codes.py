@@ -45,8 +45,8 @@ _TRANSIENT = frozenset(
     }
 )
 _ELSEWHERE = (
-    "credentials are sent to no other host: set endpoint_url, or client_kwargs: region_name, to"
-    " where the bucket is"
+    "a redirect is not followed, since credentials are sent to no other host: set endpoint_url, or"
+    " client_kwargs: region_name, to where the bucket is"
 )
 _NO_TLS = (
     *("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL"),
@@ -74,7 +74,7 @@ class NoSuchRange(StoreError):
 
 
 class Denied(StoreError):
-    """These credentials may not."""
+    """Permission denied to these credentials."""
 
 
 class Unable(StoreError):

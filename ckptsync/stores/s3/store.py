@@ -272,7 +272,7 @@ class _RangeRead:
         raise Transient(f"{url}: {self._done} of {size} bytes came{why}")
 
     def close(self) -> None:
-        """Leave the rest."""
+        """Close the response; what was not read is dropped."""
         if self._body is not None:
             self._body.close()
             self._body = None

@@ -125,7 +125,8 @@ class Sessions:
             user = self.address.user or "this user"
             raise self._no_sftp(
                 e,
-                f"does something that {user} logs in with print text? Look also for a ForceCommand",
+                f"does a start-up file of {user}'s login shell print text (see ~/.bashrc), or"
+                " does sshd set a ForceCommand?",
             ) from e
 
     def _put_back(self, session: Session) -> None:
