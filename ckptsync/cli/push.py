@@ -176,7 +176,7 @@ def _show(
         if one["left_out"]:
             say(f"  left out: {_listed(one['left_out'])}")
     if left_out:
-        say(f"left out, in no checkpoint: {_listed(left_out)}")
+        say(f"not uploaded, not part of a checkpoint: {_listed(left_out)}")
         say("  to upload a whole directory: name it, and with --as NAME give it another name")
     if args.dry_run:
         say("nothing was uploaded; files that the store has already would not be uploaded again")

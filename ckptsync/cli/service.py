@@ -340,5 +340,5 @@ def _installed(args: argparse.Namespace) -> tuple[Path, str, list[Path], list[st
     workers = {path.parent.name.removesuffix(".d") for path in drop_ins if path.is_file()}
     workers |= {path.name for path in SYSTEM.glob("*.wants/ckptsync-worker@?*.service")}
     if others := [] if args.head else sorted(workers - {f"{unit}.service"}):
-        return SYSTEM, unit, [drop_in], [f"{template}: {others[0]} is made from it, too"]
+        return SYSTEM, unit, [drop_in], [f"{template}: {others[0]} still uses it"]
     return SYSTEM, unit, [drop_in, template], []

@@ -88,7 +88,7 @@ def why_retired(store: Store, run: str, location: str) -> str:
     For a file that vanished during a download.
     """
     seen = read_location(store, run, location).of(run, location)
-    return seen.conditions.retired if seen else "no manifest of it counts any more"
+    return seen.conditions.retired if seen else "all its manifests were replaced or deleted"
 
 
 def split_url(url: str, access: Access) -> tuple[Store, str]:

@@ -186,7 +186,7 @@ def test_what_is_left_out_is_listed(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["push", *words]) == 0
     said = capsys.readouterr().out
     assert "left out: link, rng_state_0.pth" in said
-    assert "left out, in no checkpoint: runs/, train.log" in said
+    assert "not uploaded, not part of a checkpoint: runs/, train.log" in said
 
 
 def test_a_store_inside_a_checkpoint_is_refused_before_it_is_made(tmp_path: Path) -> None:

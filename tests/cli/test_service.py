@@ -211,7 +211,7 @@ def test_the_template_stays_for_another_user_s_worker(
     install(config, "--as", ME)
     another("somebody")
     assert uninstall("--as", ME) == 0
-    assert "ckptsync-worker@somebody.service is made from it, too" in capsys.readouterr().out
+    assert "ckptsync-worker@somebody.service still uses it" in capsys.readouterr().out
     left = [
         "ckptsync-worker@.service",
         "ckptsync-worker@somebody.service.d",

@@ -88,7 +88,7 @@ def test_the_reason_of_a_deletion_can_be_read() -> None:
         ),
     )
     assert why_retired(store, RUN, LOCATION) == "keep_last 3"
-    assert why_retired(MemoryStore(), RUN, LOCATION) == "no manifest of it counts any more"
+    assert why_retired(MemoryStore(), RUN, LOCATION) == "all its manifests were replaced or deleted"
 
 
 def test_a_url_is_split_into_its_store_and_the_run(tmp_path: Path) -> None:
