@@ -8,10 +8,10 @@ CkptsyncError           1  read the message
 │   ├── NotFound        4  (permanent: never retried)
 │   └── Exists          4  (permanent: somebody else wrote that name first)
 ├── Unsupported         5  a layout, or a version, that this program does not know
-└── Corrupt            10  call someone: bytes are not what they should be
+└── Corrupt            10  stop, and investigate: bytes are not what they should be
 
-Text: lower case, the thing first, then what was wanted and what was got; ``hint`` says what to do
-next.
+Text: lower case, the thing first, then what was expected and what was found; ``hint`` says what
+to do next.
 """
 
 from __future__ import annotations

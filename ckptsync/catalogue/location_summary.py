@@ -164,10 +164,10 @@ class Summary:
 
     @property
     def age_order(self) -> tuple[float, int, str]:
-        """Return by what the newer of two is the greater.
+        """Return a sort key, which is greater for the newer of two.
 
-        When files were written counts.  Steps do not tell: a training that was restarted counts
-        them from 0 again.
+        The time when files were written counts first.  Steps do not tell: a training that was
+        restarted counts them from 0 again.
         """
         return self.ended, self.step or 0, self.location
 

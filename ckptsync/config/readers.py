@@ -266,7 +266,7 @@ def by_run(value: object) -> dict[str, dict[str, Any]]:
 
 
 def webhook(value: object) -> str:
-    """Read an http or https URL, or nothing.  No problem repeats it: keys are among its parts."""
+    """Read an http or https URL, or nothing.  Error messages never quote it: it may hold keys."""
     if not isinstance(value, str) or (value and not value.startswith(("http://", "https://"))):
         raise ValueError("not a URL that begins with https:// or http://")
     return value

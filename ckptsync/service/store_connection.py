@@ -65,7 +65,7 @@ def open_configured(config: Config) -> Store:
 
 
 def check(config: Config) -> None:
-    """Raise ConfigError or Unsupported for what no service could begin with.  No store is asked."""
+    """Validate the configuration without store I/O.  Raises ConfigError or Unsupported."""
     url = config.store.url
     location, options = located(url), options_for(url, config.store.options)
     if not isinstance(location, Path) or location.is_dir():
