@@ -9,7 +9,7 @@ a baseline if there is one.  Reports on a location are written to its store, so 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
@@ -17,8 +17,13 @@ from dataclasses import dataclass, field, replace
 from ckptsync.catalogue.uncached import StoreState, not_found, read_location, read_state
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.layouts import registry
-from ckptsync.records.io import Fault
-from ckptsync.records.location_status import LocationState, unanswered_findings
+from ckptsync.records.io import Fault, read_records
+from ckptsync.records.location_status import (
+    LocationState,
+    group_records,
+    record_names,
+    unanswered_findings,
+)
 from ckptsync.records.model_record import ModelTensor
 from ckptsync.records.report import LEVELS, Level, Reading, Report, VerifyFinding
 from ckptsync.records.store_paths import CONSOLIDATED, checkpoint_of, consolidated_prefix
@@ -143,7 +148,8 @@ def verify(where: InStore | PlainDirectory, options: VerifyOptions) -> Iterator[
             # A sample knows nothing of the files that it left out: findings about them stay.
             findings = (*report.findings, *unanswered_findings(seen))
             news = replace(report, findings=worst_first(findings))
-        is_new = seen is not None and is_judged and is_news(news, seen, found.mtimes)
+        reports = seen.records.reports if seen else _read_reports(where.store, found, *one)
+        is_new = is_judged and is_news(news, reports, found.mtimes)
         yield Verified(report, news if is_new else None)
     for error in newer.values():
         if error is not None:
@@ -158,7 +164,7 @@ def verify_scheduled(
 ) -> tuple[Report, str] | None:
     """Verify a location as it is now, and write the report last; return it and its record's name.
 
-    Nothing is written of a location that is gone, changed meanwhile, or has no readable manifest.
+    Nothing is written of a location that is gone, or changed meanwhile.
     Raises StoreError, and Unsupported for records of a newer program; then nothing is written.
     """
     found = read_location(store, run, location)
@@ -175,17 +181,32 @@ def _verify_readable(
     location: str,
     options: VerifyOptions,
 ) -> tuple[Report, bool]:
-    """Return a report, and whether the location could be judged: else it must not be written."""
+    """Return a report, and whether the location could be judged: else it must not be written.
+
+    Damaged manifests are reported also where no other can be read: what was read of them before is
+    kept by others, and a report has them read again.
+    """
     seen, faults = found.of(run, location), found.faults_of(run, location)
     unread = Report(run, checkpoint_of(location), location, 0, "stat", "damaged", (), "", 0, ())
     unread = replace(unread, when=options.now)
-    if seen is None:  # without a readable manifest a report has nothing to speak of
-        return replace(unread, findings=tuple(fault.finding for fault in faults)), False
+    if seen is None:
+        is_damaged = any(f.record.kind == "manifest" and f.finding.kind == "digest" for f in faults)
+        return replace(unread, findings=tuple(fault.finding for fault in faults)), is_damaged
     try:
         return verify_location(store, seen, options, faults), True
     except Incomplete as e:  # it is being deleted, or moves
         note = (VerifyFinding("note", location, str(e)),)
         return replace(unread, level=options.level, verdict="incomplete", findings=note), False
+
+
+def _read_reports(store: Store, found: StoreState, run: str, location: str) -> Mapping[str, Report]:
+    """Return the reports about a location without a readable manifest, by name."""
+    names = (
+        name
+        for name in record_names(found.mtimes).values()
+        if (name.run, name.location, name.kind) == (run, location, "report")
+    )
+    return group_records(read_records(store, names)[0]).reports
 
 
 def verify_location(

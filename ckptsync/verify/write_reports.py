@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import get_args
 
 from ckptsync.records.io import LIMITS, append_record
-from ckptsync.records.location_status import DIGEST, LocationState
+from ckptsync.records.location_status import DIGEST, proof
 from ckptsync.records.report import DAMAGE, LEVELS, FindingKind, Report, Verdict, VerifyFinding
 from ckptsync.stores.contract import Store
 
@@ -70,16 +70,16 @@ def _length(finding: VerifyFinding) -> int:
     return 200 + len(finding.name) + len(finding.detail) + 50 * len(finding.ranges) + names
 
 
-def is_news(report: Report, seen: LocationState, mtimes: Mapping[str, float]) -> bool:
+def is_news(report: Report, reports: Mapping[str, Report], mtimes: Mapping[str, float]) -> bool:
     """Return whether a report changes what the store says of a location.
 
-    ``seen`` is the location as it was verified; ``mtimes`` has the times of its files and records.
+    ``reports``: those that are there, by name; ``mtimes`` has the times of its files and records.
 
     Damage is news unless the newest unanswered report names the same damage and no damaged file was
     written since; if one was, a node uploaded it again and must learn that it is still damaged.
     Anything else is news if it answers damage, or is the first proof at its level.
     """
-    reports, unanswered = seen.records.reports, seen.conditions.proof.damage
+    unanswered = proof(reports, set(), "").damage
     if report.verdict == "damaged":
         if not unanswered:
             return True
@@ -88,7 +88,7 @@ def is_news(report: Report, seen: LocationState, mtimes: Mapping[str, float]) ->
             return True
         since = mtimes.get(unanswered[-1], 0.0)
         files = (f.name for f in report.findings if f.kind in DAMAGE)
-        return any(mtimes.get(f"{seen.run}/{name}", 0.0) > since for name in files)
+        return any(mtimes.get(f"{report.run}/{name}", 0.0) > since for name in files)
     level = LEVELS.index(report.level)
     if any(LEVELS.index(reports[name].level) <= level for name in unanswered):
         return True

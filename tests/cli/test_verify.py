@@ -1,6 +1,7 @@
 """``ckptsync verify`` as a transcript."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -119,6 +120,25 @@ def test_every_damage_that_a_verification_finds_is_seen_by_the_others(
     assert main(["status", str(store), "--check"]) in (1, 10)
     if harm != "record":
         assert listed(capsys, store)["fsdp2"].startswith("DAMAGED ")
+
+
+def test_a_flipped_bit_of_the_only_manifest_is_recorded_once_and_once_more_if_it_was_written_since(
+    store: Path,
+) -> None:
+    (manifest,) = (store / "zero3" / ".ckptsync" / "checkpoint-4").glob("manifest-*")
+    data, told, counts = manifest.read_bytes(), manifest.stat(), []
+    for _ in range(2):
+        flip(manifest)
+        for _ in range(2):
+            assert main(["verify", str(store / "zero3")]) == 10
+            counts.append(len(list(manifest.parent.glob("report-*"))))
+        manifest.write_bytes(data)
+    assert counts == [1, 1, 2, 2]
+    assert main(["verify", str(store / "zero3")]) == 0
+    flip(manifest)
+    os.utime(manifest, ns=(told.st_atime_ns, told.st_mtime_ns))  # as a disk would do it
+    assert main(["verify", str(store / "zero3")]) == 10
+    assert len(list(manifest.parent.glob("report-*"))) == 4
 
 
 def test_a_consolidated_checkpoint_that_is_verified_by_hand_is_verified(

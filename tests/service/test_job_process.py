@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,23 +13,27 @@ from typing import NoReturn
 
 import pytest
 
-from ckptsync.catalogue.cached import Cache
+from ckptsync.catalogue.cached import Cache, read_catalogue
 from ckptsync.catalogue.child_job import Job
 from ckptsync.config.loading import read
 from ckptsync.config.schema import Config
 from ckptsync.errors import StoreError
 from ckptsync.head.gc import RetentionRequest, apply_retention
 from ckptsync.head.retention_rules import Rules
+from ckptsync.head.schedule import VerifyPolicy, verify_jobs_in_store
 from ckptsync.service import job_process
 from ckptsync.service.job_process import Ended, run_job, share
 from ckptsync.service.jobs import JobBrief, JobDone, JobFailed, decode_message, encode
 from ckptsync.service.log import fields
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import create_store
+from ckptsync.worker.options import RunDir, WorkerOptions
+from ckptsync.worker.worker import Worker
 from tests.service.test_head import arrive, word
 from tests.service.test_jobs import catches_sigterm
 from tests.support.retention_stores import FIRST, fill
-from tests.support.small_store import flip, make
+from tests.support.small_store import DATA, flip, make
+from tests.support.worker_in_process import settle, tick
 
 COMMAND = [sys.executable, "-m", "ckptsync.service.job_process"]
 
@@ -203,3 +208,42 @@ def test_retention_that_has_taken_its_time_leaves_the_rest_to_the_next(
         assert found.changed
         assert len(found.lines) == 1
     assert not retain(tmp_path).changed
+
+
+def test_a_bit_of_the_only_manifest_that_flips_on_disk_is_reported_and_written_again(
+    tmp_path: Path,
+) -> None:
+    out, config = tmp_path / "out", configured(tmp_path / "store")
+    for node in ("node0", "node1"):
+        shutil.copytree(DATA / "fsdp2" / node, out, dirs_exist_ok=True)
+    store, cache = create_store(str(tmp_path / "store")), Cache()
+    worker = Worker(WorkerOptions("node0", RunDir("fsdp2", out)), store)
+    settle(worker)
+    verify = Job("verify", "fsdp2", "checkpoint-4")
+    for job in (Job("consolidate", "fsdp2", "checkpoint-4"), verify):
+        assert run_job(job, config, lambda *_: None).changed
+    tick(worker, 1000.0)
+    assert [s.status for s in read_catalogue(store, cache).summaries] == ["VERIFIED"]
+
+    (manifest,) = (tmp_path / "store/fsdp2/.ckptsync/checkpoint-4").glob("manifest-*")
+    data, told = manifest.read_bytes(), manifest.stat()
+    flip(manifest)
+    os.utime(manifest, ns=(told.st_atime_ns, told.st_mtime_ns))  # as a disk would do it
+    done = run_job(verify, config, lambda *_: None)
+    assert done.changed
+    assert done.errors == ("fsdp2/checkpoint-4: damaged",)
+    assert any(manifest.name in line.text for line in done.lines)
+    found = read_catalogue(store, cache)
+    assert (found.summaries, [f.name for f in found.faults]) == (
+        (),
+        [str(manifest.relative_to(tmp_path / "store"))],
+    )
+    assert verify_jobs_in_store(store, found, VerifyPolicy(), 0.0) == (), "once is enough"
+
+    tick(worker, 1001.0)
+    assert manifest.read_bytes() == data
+    found = read_catalogue(store, cache)
+    assert [s.status for s in found.summaries] == ["DAMAGED"]
+    (job,) = verify_jobs_in_store(store, found, VerifyPolicy(), 0.0)
+    assert run_job(job, config, lambda *_: None).errors == ()
+    assert [s.status for s in read_catalogue(store, cache).summaries] == ["VERIFIED"]
