@@ -61,6 +61,8 @@ class Reading:
 class Report:
     """Numbered: highest seen plus one; on a tie the worse one counts.
 
+    A report without damage has its number from before its reading, a damaged one from after it.
+
     ``level``: the highest that was reached for all of it.  ``read`` counts the bytes that were
     really read, ``readings`` says what each level looked at, also beyond ``level``.  ``when`` is
     seconds since the epoch on the head's clock, for people only.

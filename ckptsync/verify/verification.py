@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from ckptsync.catalogue.uncached import StoreState, not_found, read_location, read_state
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.layouts import registry
-from ckptsync.records.io import Fault, read_records
+from ckptsync.records.io import Fault, next_number, read_records
 from ckptsync.records.location_status import (
     LocationState,
     group_records,
@@ -215,7 +215,7 @@ def verify_location(
     options: VerifyOptions,
     faults: Sequence[Fault] = (),
 ) -> Report:
-    """Return an unnumbered report of what ``seen`` says is there.
+    """Return a report of what ``seen`` says is there, numbered after those that it knows.
 
     ``faults`` are its records that cannot be read.  Nothing is called missing or short before this
     machine must see what others wrote (`Store.late`).  Raises StoreError where the store does not
@@ -259,12 +259,13 @@ def verify_location(
     findings = worst_first(found)
     is_whole = not conditions.conflict and (conditions.model.holds or bool(conditions.retired))
     judged = verdict(findings, is_incomplete=not is_whole)
+    reports = (*seen.records.reports, *(fault.name for fault in faults))
     reached = reached_level(options.level, findings)
     return Report(
         seen.run,
         seen.checkpoint,
         name,
-        0,
+        next_number(reports, name, "report"),
         "stat" if options.sample and judged != "damaged" else reached,
         judged,
         tuple(k.name for k in seen.manifests),

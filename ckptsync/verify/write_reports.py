@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import get_args
 
-from ckptsync.records.io import LIMITS, append_record
+from ckptsync.records.io import LIMITS, append_record, create_record
 from ckptsync.records.location_status import DIGEST, proof
 from ckptsync.records.report import DAMAGE, LEVELS, FindingKind, Report, Verdict, VerifyFinding
 from ckptsync.stores.contract import Store
@@ -50,8 +50,15 @@ def exit_code(reports: Iterable[Report]) -> int:
 
 
 def write_report(store: Store, report: Report) -> str:
-    """Number a report (highest seen plus one) and write it; return its name.  Raises StoreError."""
-    return append_record(store, fit(report))
+    """Write a report; return its name.  Raises StoreError.
+
+    A damaged one gets the next number.  Any other keeps its own, from before it read: it does not
+    answer damage that was reported since.
+    """
+    fitting = fit(report)
+    if report.verdict == "damaged":
+        return append_record(store, fitting)
+    return create_record(store, fitting)[0]
 
 
 def fit(report: Report) -> Report:

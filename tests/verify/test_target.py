@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from ckptsync.digest import digest
 from ckptsync.errors import ConfigError, StoreError, Unsupported
 from ckptsync.head.schedule import VerifyPolicy
 from ckptsync.records.io import encode
-from ckptsync.records.report import Report
+from ckptsync.records.report import Report, VerifyFinding
 from ckptsync.records.store_paths import file_name
 from ckptsync.safe_names import STORE_FILE
 from ckptsync.stores.contract import read_all
@@ -231,6 +232,30 @@ def test_a_store_that_does_not_answer_is_an_error_and_no_report() -> None:
         verify_next(store, DAILY, 1e6)
     store.fails = False
     assert reports(store) == []
+
+
+@pytest.mark.parametrize("is_scheduled", [True, False])
+def test_damage_that_another_finds_while_a_verification_reads_is_not_answered_by_it(
+    *, is_scheduled: bool
+) -> None:
+    store = whole_store()
+
+    def harm(_: int) -> None:
+        if location(store).status != "DAMAGED":
+            wrong = VerifyFinding("digest", f"{LOCATION}/model.safetensors", "")
+            write_report(store, replace(verified(store), verdict="damaged", findings=(wrong,)))
+
+    for options in (VerifyOptions("digest", 1.0, progress=harm), VerifyOptions("digest", 2.0)):
+        if is_scheduled:
+            found = verify_scheduled(store, RUN, LOCATION, options)
+            assert found is not None
+            assert found[0].verdict == "ok"
+        else:
+            (one,) = verify(InStore(store), options)
+            assert one.news is not None
+            assert one.news.verdict == "ok"
+            write_report(store, one.news)
+        assert location(store).status == ("DAMAGED" if options.now == 1.0 else "VERIFIED")
 
 
 def test_a_scheduled_verification_always_reports_unless_its_location_is_gone() -> None:
