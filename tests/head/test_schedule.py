@@ -14,6 +14,7 @@ from ckptsync.head.consolidate import HeadOptions, consolidate_location
 from ckptsync.head.schedule import head_jobs, todo_for
 from ckptsync.records.location_status import Condition, LocationState
 from ckptsync.records.report import FindingKind, VerifyFinding
+from ckptsync.records.tombstone_keep_join import Tombstone
 from ckptsync.stores.memory import MemoryStore
 from tests.head.test_consolidate import BASE, MODEL, look
 from tests.support.filled_stores import DEMO, put, report_on, send, two_nodes
@@ -107,6 +108,24 @@ def test_what_a_location_is_decides_what_is_done_about_its_model() -> None:
         conditions = replace(made.conditions, **change)
         assert todo(replace(made, conditions=conditions)) == of_made
         assert todo(replace(new, conditions=conditions)) == of_new
+
+
+def test_a_model_record_that_is_lost_after_its_shards_were_deleted_is_not_merged_again() -> None:
+    store = MemoryStore()
+    two_nodes(store)
+    consolidate_location(store, "run", "checkpoint-4", BASE)
+    seen = look(store)
+    named = tuple(known.name for known in seen.manifests)
+    put(
+        store,
+        Tombstone("run", "checkpoint-4", "checkpoint-4", 0, named, "old", "shards", "done"),
+    )
+    for name in seen.named_files("shards"):
+        store.delete(name)
+    store.delete(seen.model_record_name)
+    assert look(store).status == "COMPLETE", "its model is expected, and nothing else"
+    assert due(store) == []
+    assert consolidate_location(store, "run", "checkpoint-4", BASE) == ()
 
 
 @pytest.mark.parametrize(
