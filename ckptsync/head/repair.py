@@ -152,7 +152,9 @@ def repair(
             done.append(part.name)
         elif part.how == "copy" and seen is not None:
             copies = (at for where in seen.files.values() for at in where)
-            entry = next(at.entry for at in copies if at.name == name)
+            entry = next((at.entry for at in copies if at.name == name), None)
+            if entry is None:  # it has moved since it was planned
+                continue
             error = Corrupt(
                 f"{part.source}: does not match the checksum of {part.name} either",
                 hint="verify that checkpoint, too",

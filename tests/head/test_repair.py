@@ -11,7 +11,7 @@ from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.head.consolidate import HeadOptions
 from ckptsync.head.gc import RetentionRequest, apply_retention, read_manifests
 from ckptsync.head.removal import LEASE, keep, release, write_tombstone
-from ckptsync.head.repair import How, NodeState, RepairPlan, plan_repair, repair
+from ckptsync.head.repair import How, NodeState, Repair, RepairPlan, plan_repair, repair
 from ckptsync.head.retention_rules import Rules
 from ckptsync.records.io import Fault
 from ckptsync.records.location_status import LocationState, unanswered_findings
@@ -96,6 +96,16 @@ def test_what_a_later_report_no_longer_finds_is_over() -> None:
     assert {f.name for f in unanswered_findings(less)} == {SHARD, RNG}, (
         "who reads less answers less"
     )
+
+
+def test_what_is_to_be_copied_and_has_moved_since_is_left_alone() -> None:
+    store = MemoryStore()
+    two_nodes(store)
+    before = location_state(store)
+    moved = Repair("checkpoint-4/moved", "copy", "", source=f"run/{SHARD}")
+    plan = RepairPlan("run", "checkpoint-4", (moved,))
+    assert repair(store, plan, before, BASE) == ()
+    assert location_state(store) == before
 
 
 def test_names_that_no_record_binds_are_nobodys_to_repair() -> None:
