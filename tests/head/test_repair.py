@@ -19,6 +19,7 @@ from ckptsync.records.report import Level, Verdict, VerifyFinding
 from ckptsync.records.store_paths import RecordName
 from ckptsync.records.tombstone_keep_join import Scope, Stage
 from ckptsync.stores.memory import MemoryStore
+from tests.head.test_consolidate import BASE
 from tests.support.filled_stores import flip, put, report_on, two_nodes
 from tests.support.retention_stores import FIRST, fill
 
