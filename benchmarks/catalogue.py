@@ -71,7 +71,7 @@ catalogue.
 """
 HEAD = """
 import sys, resource, pathlib
-from ckptsync.service import run, head_and_verifier
+from ckptsync.service import run, head_roles
 from ckptsync.catalogue.cached import Cache, read_catalogue
 from ckptsync.stores.opening import open_store
 cache, store = Cache(), open_store(sys.argv[1])

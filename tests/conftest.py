@@ -11,7 +11,7 @@ import pytest
 from hypothesis import settings
 
 from ckptsync.spool import folders
-from ckptsync.stores import liveness
+from ckptsync.stores import progress_signs
 from tests.support.exhaustive import ALL
 
 # An example that waits for a busy machine is no failure.
@@ -46,7 +46,7 @@ def _programs_do_not_inherit_ignored_signals() -> None:
 def _no_end_outlasts_its_test() -> Iterator[None]:
     """A process that was told to end reads nothing to its end; this one runs other tests."""
     yield
-    liveness.clear_shutdown()
+    progress_signs.clear_shutdown()
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,7 @@ import pytest
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.cli.main import main
 from ckptsync.digest import FileDigest, digest
-from ckptsync.doctor.exchange import publish
+from ckptsync.doctor.published_facts import publish
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete
 from ckptsync.layouts import registry
 from ckptsync.safe_names import STORE_FILE
@@ -30,7 +30,7 @@ from ckptsync.stores.checkpoint_files import DirectoryFiles
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import open_store
 from ckptsync.stores.posix.store import PosixStore
-from ckptsync.verify.expected import directory_file
+from ckptsync.verify.expected_files import directory_file
 from ckptsync.verify.level_load import LOAD_CHILD, LOAD_HINT, load_file
 from ckptsync.verify.loader_process import LoaderProcess
 from ckptsync.verify.verification import VerifyOptions, resolve_target, verify

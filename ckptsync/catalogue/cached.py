@@ -34,7 +34,7 @@ from ckptsync.catalogue.location_summary import (
 )
 from ckptsync.catalogue.uncached import read_checkpoint_records
 from ckptsync.digest import digest
-from ckptsync.python_gc import paused
+from ckptsync.gc_pause import paused
 from ckptsync.records.io import Fault, Record, hidden_by
 from ckptsync.records.location_status import (
     LocationState,

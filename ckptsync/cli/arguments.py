@@ -193,13 +193,13 @@ def access_of(args: argparse.Namespace) -> Access:
     is_set = any(name.startswith(_OF_STORES) for name in os.environ)
     if not config and bandwidth is None and not is_set:
         return Access()
-    from ckptsync.config import loading, readers
+    from ckptsync.config import loading, value_parsers
 
     options, limits = (
         (config.store.options, config.limits) if config else loading.from_environment()
     )
     if bandwidth is not None:
-        rate = option_value("--bandwidth", readers.bandwidth, bandwidth)
+        rate = option_value("--bandwidth", value_parsers.bandwidth, bandwidth)
         limits = replace(limits, bandwidth=rate)
     return Access(options, loading.limits_of(limits))
 

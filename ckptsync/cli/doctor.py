@@ -15,14 +15,14 @@ from ckptsync.cli.arguments import access_of, option_value, read_configuration
 from ckptsync.cli.service import variables
 from ckptsync.config import loading
 from ckptsync.config.output_dirs import existing_directories
-from ckptsync.config.readers import period
 from ckptsync.config.schema import Config
+from ckptsync.config.value_parsers import period
 from ckptsync.doctor import diagnosis, training_facts
 from ckptsync.doctor.diagnosis import Diagnosis, DoctorRequest
-from ckptsync.doctor.directories import check_answers
-from ckptsync.doctor.exchange import Arrived
+from ckptsync.doctor.directory_checks import check_answers
 from ckptsync.doctor.findings import exit_code, refusal
-from ckptsync.doctor.store_access import StoreTarget
+from ckptsync.doctor.published_facts import Arrived
+from ckptsync.doctor.store_checks import StoreTarget
 from ckptsync.errors import ConfigError, StoreError
 from ckptsync.head.retention_rules import Rules
 from ckptsync.stores.urls import located

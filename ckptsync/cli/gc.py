@@ -17,7 +17,7 @@ from ckptsync.cli.arguments import (
     named_store,
     option_value,
 )
-from ckptsync.config.readers import RULES, duration
+from ckptsync.config.value_parsers import RULES, duration
 from ckptsync.errors import ConfigError
 from ckptsync.head.gc import (
     PlannedRemoval,

@@ -20,7 +20,7 @@ from ckptsync.merge.inputs import check_one_save
 from ckptsync.merge.plan import MergeOptions
 from ckptsync.merge.prepare import prepare
 from ckptsync.quantities import show_size
-from ckptsync.stores import open_files
+from ckptsync.stores import file_sources
 from ckptsync.stores.checkpoint_files import FileTree, Overlay
 from ckptsync.stores.urls import located
 from ckptsync.tensors import Demands, Files, Tensor
@@ -40,12 +40,12 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Inspect the directories as one checkpoint, and print what was found."""
     access, locations = access_of(args), [located(target) for target in args.targets]
-    found = [open_files.tree(location, access) for location in locations]
+    found = [file_sources.tree(location, access) for location in locations]
     overlay = Overlay(found)
     if conflicts := overlay.conflicts():
         hint = "the directories hold different saves: name only those of one save"
         raise Corrupt(f"{conflicts[0]}: has another size in each directory", hint=hint)
-    result = inspect_checkpoint(open_files.near(overlay, locations), found)
+    result = inspect_checkpoint(file_sources.near(overlay, locations), found)
     if args.json:
         output.print_json({"targets": args.targets, **result})
     else:

@@ -19,7 +19,7 @@ from ckptsync.cli.arguments import EXIT_CODES, Parser, add_command
 from ckptsync.cli.output import print_error
 from ckptsync.errors import CkptsyncError, StoreError
 from ckptsync.quantities import clean
-from ckptsync.stores import liveness
+from ckptsync.stores import progress_signs
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141
@@ -168,13 +168,13 @@ def _terminated_like_interrupted() -> Iterator[None]:
 
     With either nothing is tried again.
     """
-    liveness.clear_shutdown()
+    progress_signs.clear_shutdown()
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def unwind(number: int, _frame: object) -> None:
-        liveness.announce_shutdown()
+        progress_signs.announce_shutdown()
         raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
     numbers = [signal.SIGTERM]

@@ -14,12 +14,12 @@ from ckptsync.cli import output
 from ckptsync.cli.arguments import access_of, add_bandwidth, add_dry_run, option_value
 from ckptsync.cli.output import say
 from ckptsync.errors import ConfigError
+from ckptsync.gc_pause import paused
 from ckptsync.merge.destination import EngineAt, check_free, merge
 from ckptsync.merge.engine import Merged
 from ckptsync.merge.inputs import MergeRequest, Prepared, open_sources, show_path
 from ckptsync.merge.plan import MergeOptions, MergeResources
-from ckptsync.merge.statistics import Statistics
-from ckptsync.python_gc import paused
+from ckptsync.merge.tensor_statistics import Statistics
 from ckptsync.quantities import parse_size, show_size
 from ckptsync.stores.opening import Access
 from ckptsync.stores.urls import Remote, located

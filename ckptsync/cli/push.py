@@ -23,11 +23,11 @@ from ckptsync.quantities import show_size
 from ckptsync.records.store_paths import checked_node
 from ckptsync.stores.opening import create_store
 from ckptsync.stores.urls import SCHEMES, Remote, located
+from ckptsync.worker.file_selection import Selection
 from ckptsync.worker.node_identity import node_id
 from ckptsync.worker.options import RunDir, checked_run
 from ckptsync.worker.push import find_offer, plan_push, push
 from ckptsync.worker.results import UploadProgress
-from ckptsync.worker.selection import Selection
 
 SHOWN = 12  # names of files that are left out
 PRESETS = ("all", "no-optimizer", "weights")

@@ -23,7 +23,7 @@ from ckptsync.records.report import LEVELS, Level, Report, VerifyFinding
 from ckptsync.spool.markers import boot
 from ckptsync.status.nodes import list_nodes, read_nodes
 from ckptsync.stores.contract import Store
-from ckptsync.verify.expected import check_records, check_sizes, expected_files
+from ckptsync.verify.expected_files import check_records, check_sizes, expected_files
 from ckptsync.verify.verification import InStore, VerifyOptions, verify
 from ckptsync.verify.write_reports import write_report
 

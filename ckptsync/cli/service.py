@@ -20,7 +20,7 @@ from pathlib import Path
 
 from ckptsync.cli import output, systemd_units
 from ckptsync.cli.arguments import add_command, add_dry_run, read_configuration
-from ckptsync.doctor.directories import user_name
+from ckptsync.doctor.directory_checks import user_name
 from ckptsync.errors import ConfigError
 from ckptsync.worker.node_identity import node_id
 

@@ -20,9 +20,9 @@ from ckptsync.cli.output import say
 from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, StoreError
 from ckptsync.quantities import show_size
 from ckptsync.records.report import Level, Report
-from ckptsync.stores import open_files
+from ckptsync.stores import file_sources
 from ckptsync.stores.opening import Access
-from ckptsync.verify.expected import LIMIT, ExpectedFile, decode_baseline, encode_baseline
+from ckptsync.verify.expected_files import LIMIT, ExpectedFile, decode_baseline, encode_baseline
 from ckptsync.verify.level_digest import Sample
 from ckptsync.verify.verification import (
     InStore,
@@ -191,7 +191,7 @@ def _baseline(path: Path) -> tuple[ExpectedFile, ...]:
 
 def _record(where: InStore | PlainDirectory, path: Path) -> None:
     assert isinstance(where, PlainDirectory)
-    data = encode_baseline(record_directory(open_files.tree(where.source, where.access)))
+    data = encode_baseline(record_directory(file_sources.tree(where.source, where.access)))
     try:
         with path.open("xb") as file:
             file.write(data)

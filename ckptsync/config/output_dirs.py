@@ -14,7 +14,7 @@ from glob import glob
 from pathlib import Path
 
 from ckptsync import checkpoint_dirs
-from ckptsync.config.readers import RunConfig, run_name
+from ckptsync.config.value_parsers import RunConfig, run_name
 from ckptsync.errors import CkptsyncError
 from ckptsync.walk import SPOOL, is_private_directory
 

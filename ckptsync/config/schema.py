@@ -12,8 +12,8 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
-from ckptsync.config import readers
-from ckptsync.config.readers import Role, RunConfig, one_of
+from ckptsync.config import value_parsers
+from ckptsync.config.value_parsers import Role, RunConfig, one_of
 from ckptsync.head.retention_rules import Best, Rules
 from ckptsync.merge.plan import DTYPES, DType
 from ckptsync.records.report import LEVELS, Level
@@ -51,10 +51,10 @@ def _key(
 class StoreConfig:
     """Where checkpoints are gathered."""
 
-    url: str = _key(readers.location, "", variable="CKPTSYNC_STORE")
+    url: str = _key(value_parsers.location, "", variable="CKPTSYNC_STORE")
     # of the store's client, as s3fs and fsspec call them; they may hold keys
     options: Mapping[str, object] = _key(
-        readers.storage_options, {}, variable="CKPTSYNC_STORAGE_OPTIONS", is_secret=True
+        value_parsers.storage_options, {}, variable="CKPTSYNC_STORAGE_OPTIONS", is_secret=True
     )
 
 
@@ -62,53 +62,57 @@ class StoreConfig:
 class LimitsConfig:
     """What transfers may take, all of a process together: see `ckptsync.stores.limits.Limits`."""
 
-    bandwidth: Schedule | None = _key(readers.bandwidth, "off")
-    threads: int = _key(readers.some, 4)
-    memory: int = _key(readers.size, "96MiB")
-    patience: float = _key(readers.duration, "2m")
-    stall: float = _key(readers.period, "60s")
+    bandwidth: Schedule | None = _key(value_parsers.bandwidth, "off")
+    threads: int = _key(value_parsers.some, 4)
+    memory: int = _key(value_parsers.size, "96MiB")
+    patience: float = _key(value_parsers.duration, "2m")
+    stall: float = _key(value_parsers.period, "60s")
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
     """When a checkpoint is finished, what to upload and in which order, what to keep."""
 
-    runs: tuple[RunConfig, ...] = _key(readers.runs, [], variable="")
-    quiet: float = _key(readers.duration, "10s")
+    runs: tuple[RunConfig, ...] = _key(value_parsers.runs, [], variable="")
+    quiet: float = _key(value_parsers.duration, "10s")
     # `quiet` of a checkpoint without a sign that it is finished
-    unmarked: float = _key(readers.duration, "60s")
-    scan_every: float = _key(readers.period, "30s")
-    keep_pins: int = _key(readers.count, 2)
+    unmarked: float = _key(value_parsers.duration, "60s")
+    scan_every: float = _key(value_parsers.period, "30s")
+    keep_pins: int = _key(value_parsers.count, 2)
     order: Literal["oldest", "newest"] = _key(one_of("oldest", "newest"), "oldest")
     # whether a save that a newer one overtook is uploaded
     superseded: Literal["keep", "drop"] = _key(one_of("keep", "drop"), "keep")
     send: Literal["all", "no-optimizer", "weights"] = _key(
         one_of("all", "no-optimizer", "weights"), "all"
     )
-    include: tuple[str, ...] = _key(readers.globs, [])  # of files in a checkpoint, after `send`
-    exclude: tuple[str, ...] = _key(readers.globs, [])
-    spool_budget: int = _key(readers.or_off(readers.size), "off")  # 0 where the free space decides
-    spool_full: str = _key(readers.spool_full, "oldest")  # or wait, or every:N
+    include: tuple[str, ...] = _key(
+        value_parsers.globs, []
+    )  # of files in a checkpoint, after `send`
+    exclude: tuple[str, ...] = _key(value_parsers.globs, [])
+    spool_budget: int = _key(
+        value_parsers.or_off(value_parsers.size), "off"
+    )  # 0 where the free space decides
+    spool_full: str = _key(value_parsers.spool_full, "oldest")  # or wait, or every:N
     clean: Literal["off", "verified"] = _key(one_of("off", "verified"), "off")
-    keep_local: int = _key(readers.some, 2)  # the newest checkpoints that cleaning leaves
+    keep_local: int = _key(value_parsers.some, 2)  # the newest checkpoints that cleaning leaves
 
 
 @dataclass(frozen=True, slots=True)
 class HeadConfig:
     """How often to look for work, and how models are made."""
 
-    every: float = _key(readers.period, "30s")
+    every: float = _key(value_parsers.period, "30s")
     dtype: DType = _key(one_of(*DTYPES), "auto")
-    max_shard_size: int = _key(readers.size, "5GB")
+    max_shard_size: int = _key(value_parsers.size, "5GB")
     # run (or *) → where config and tokenizer lie
-    config_from: Mapping[str, str] = _key(readers.directories, {}, variable="")
+    config_from: Mapping[str, str] = _key(value_parsers.directories, {}, variable="")
     # models get code out of checkpoints, too
-    allow_code: bool = _key(readers.yes_or_no, default=False)
-    jobs: int = _key(readers.some, 1)  # child processes at once
-    threads: int = _key(readers.some, 2)  # of one merge
+    allow_code: bool = _key(value_parsers.yes_or_no, default=False)
+    jobs: int = _key(value_parsers.some, 1)  # child processes at once
+    threads: int = _key(value_parsers.some, 2)  # of one merge
     engine: Literal["local", "ray"] = _key(one_of("local", "ray"), "local")
     # of silence, after which a node counts as lost
-    patience_node: float = _key(readers.period, "10m")
+    patience_node: float = _key(value_parsers.period, "10m")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,24 +120,24 @@ class VerifyConfig:
     """How stores are read again."""
 
     level: Level = _key(one_of(*LEVELS), "digest")
-    period: float = _key(readers.period, "7d")  # within which every byte is read again
-    tick: float = _key(readers.period, "1m")  # how often to look what is due
+    period: float = _key(value_parsers.period, "7d")  # within which every byte is read again
+    tick: float = _key(value_parsers.period, "1m")  # how often to look what is due
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionConfig(Rules):
     """What is kept of every run: the rules of `Rules`."""
 
-    keep_last: int = _key(readers.RULES["keep_last"], "off")
-    keep_every: int = _key(readers.RULES["keep_every"], "off")
-    keep_best: Best | None = _key(readers.RULES["keep_best"], "")
-    max_age: float = _key(readers.RULES["max_age"], "off")
-    max_size: int = _key(readers.RULES["max_size"], "off")
-    shards: int | None = _key(readers.RULES["shards"], "keep")
-    grace: float = _key(readers.duration, "1d")  # how long a tombstone stands before
+    keep_last: int = _key(value_parsers.RULES["keep_last"], "off")
+    keep_every: int = _key(value_parsers.RULES["keep_every"], "off")
+    keep_best: Best | None = _key(value_parsers.RULES["keep_best"], "")
+    max_age: float = _key(value_parsers.RULES["max_age"], "off")
+    max_size: int = _key(value_parsers.RULES["max_size"], "off")
+    shards: int | None = _key(value_parsers.RULES["shards"], "keep")
+    grace: float = _key(value_parsers.duration, "1d")  # how long a tombstone stands before
     # runs, or globs of their names → the rules that hold for them instead
     runs: Mapping[str, Mapping[str, int | float | Best | None]] = _key(
-        readers.by_run, {}, variable=""
+        value_parsers.by_run, {}, variable=""
     )
 
     def of(self, run: str) -> Rules:
@@ -148,17 +152,17 @@ class RetentionConfig(Rules):
 class AlertsConfig:
     """Whom to tell of which alarms, and after how many seconds again."""
 
-    webhook: str = _key(readers.webhook, "", is_secret=True)
-    command: tuple[str, ...] = _key(readers.command, [], is_secret=True)
-    on: tuple[str, ...] = _key(readers.alarms, list(KINDS))
-    repeat: float = _key(readers.period, "6h")
+    webhook: str = _key(value_parsers.webhook, "", is_secret=True)
+    command: tuple[str, ...] = _key(value_parsers.command, [], is_secret=True)
+    on: tuple[str, ...] = _key(value_parsers.alarms, list(KINDS))
+    repeat: float = _key(value_parsers.period, "6h")
 
 
 @dataclass(frozen=True, slots=True)
 class MetricsConfig:
     """Where Prometheus asks."""
 
-    listen: str = _key(readers.listen, "")  # host and port, or nothing
+    listen: str = _key(value_parsers.listen, "")  # host and port, or nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +182,8 @@ class Config:
     line holds a secret.
     """
 
-    node: str = _key(readers.node, "")
-    roles: tuple[Role, ...] = _key(readers.roles, ["worker"])
+    node: str = _key(value_parsers.node, "")
+    roles: tuple[Role, ...] = _key(value_parsers.roles, ["worker"])
     store: StoreConfig = field(default_factory=StoreConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     worker: WorkerConfig = field(default_factory=WorkerConfig)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
-from ckptsync.doctor import launch
+from ckptsync.doctor import launch_checks
 from ckptsync.doctor.facts import (
     NodeFacts,
     find_difference,
@@ -52,7 +52,7 @@ def compare(facts: Iterable[Mapping[str, Any]]) -> tuple[Finding, ...]:
         distinct.setdefault((node.name, node.boot), node)
     nodes = list(distinct.values())
     found = [finding for node in nodes for finding in _check(node, nodes)]
-    found += launch.compare_counts(nodes)  # also of one node: the others may be missing
+    found += launch_checks.compare_counts(nodes)  # also of one node: the others may be missing
     if len(nodes) > 1:
         found += [finding for check in BETWEEN_NODES for finding in check(nodes)]
     return in_order(found)
@@ -67,7 +67,7 @@ def check_node(facts: Mapping[str, Any]) -> tuple[Finding, ...]:
 def _check(node: NodeFacts, known: Sequence[NodeFacts]) -> Iterator[Finding]:
     for check in OF_ONE_NODE:
         yield from (finding.on(node.name) for finding in check(node))
-    yield from (finding.on(node.name) for finding in launch.check_launch(node, known))
+    yield from (finding.on(node.name) for finding in launch_checks.check_launch(node, known))
 
 
 def check_clock(node: NodeFacts) -> Iterator[Finding]:
@@ -272,7 +272,9 @@ def _processes(node: NodeFacts) -> int | None:
 
 
 def _reached_at(node: NodeFacts) -> str:
-    return ", ".join(address for address in node.addresses if not launch.is_loopback(address))
+    return ", ".join(
+        address for address in node.addresses if not launch_checks.is_loopback(address)
+    )
 
 
 # what two machines may not share, its value, why, and what to do
@@ -508,7 +510,7 @@ OF_ONE_NODE: tuple[Callable[[NodeFacts], Iterator[Finding]], ...] = (
     check_llamafactory_ray,
     check_final_model,
     check_relative_output,
-    launch.check_interfaces,
+    launch_checks.check_interfaces,
 )
 BETWEEN_NODES: tuple[Callable[[Sequence[NodeFacts]], Iterator[Finding]], ...] = (
     compare_versions,
@@ -520,8 +522,8 @@ BETWEEN_NODES: tuple[Callable[[Sequence[NodeFacts]], Iterator[Finding]], ...] = 
     compare_output_dirs,
     compare_disks,
     compare_models,
-    launch.compare_variables,
-    launch.compare_reachable,
-    launch.compare_network,
-    launch.compare_links,
+    launch_checks.compare_variables,
+    launch_checks.compare_reachable,
+    launch_checks.compare_network,
+    launch_checks.compare_links,
 )

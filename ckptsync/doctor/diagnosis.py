@@ -12,11 +12,11 @@ from typing import Any
 
 from ckptsync.config.output_dirs import output_directories
 from ckptsync.config.schema import Config
-from ckptsync.doctor import directories, exchange, probe, store_access, training_facts
+from ckptsync.doctor import directory_checks, probe, published_facts, store_checks, training_facts
 from ckptsync.doctor.checks import check_node, compare
-from ckptsync.doctor.directories import fixed_part, is_directory
+from ckptsync.doctor.directory_checks import fixed_part, is_directory
 from ckptsync.doctor.findings import STORAGE, Finding, fail, in_order, refusal, warn
-from ckptsync.doctor.store_access import StoreTarget
+from ckptsync.doctor.store_checks import StoreTarget
 from ckptsync.errors import CkptsyncError, ConfigError, StoreError
 from ckptsync.mounts import mount_of
 from ckptsync.quantities import show_duration
@@ -45,7 +45,7 @@ class DoctorRequest:
     compares: bool = False
     wait: float = 0.0
     nnodes: int = 0
-    fresh: float = exchange.FRESH_WITHIN
+    fresh: float = published_facts.FRESH_WITHIN
 
     def named_store(self) -> StoreTarget:
         """Return the store that is named.  Raises ConfigError."""
@@ -70,7 +70,9 @@ class Diagnosis:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-def examine(request: DoctorRequest, progress: Callable[[exchange.Arrived], object]) -> Diagnosis:
+def examine(
+    request: DoctorRequest, progress: Callable[[published_facts.Arrived], object]
+) -> Diagnosis:
     """Check this node.
 
     With ``publishes`` its facts are written to the store; with ``wait`` or ``compares`` it is
@@ -78,11 +80,11 @@ def examine(request: DoctorRequest, progress: Callable[[exchange.Arrived], objec
     """
     config, target = request.config, request.target
     found = list(check_runs(config)) if config and "worker" in config.roles else []
-    expected = directories.expected_size(request.model, request.training)
-    found += directories.check_output_dirs(request.output_dirs, expected)
-    checked = store_access.Checked(())
+    expected = directory_checks.expected_size(request.model, request.training)
+    found += directory_checks.check_output_dirs(request.output_dirs, expected)
+    checked = store_checks.Checked(())
     if target:
-        checked = store_access.check_store(
+        checked = store_checks.check_store(
             target, request.node, request.output_dirs, creates=request.publishes
         )
     facts, unknown = _facts(request, checked.clock)
@@ -153,17 +155,17 @@ def _publish(
     diagnosis: Diagnosis,
     store: Store,
     own: Mapping[str, Any],
-    progress: Callable[[exchange.Arrived], object],
+    progress: Callable[[published_facts.Arrived], object],
 ) -> Diagnosis:
     """Publish this node's facts, and compare them with the others' if requested."""
-    name, nodes = exchange.launch_name(request.node), diagnosis.nodes
+    name, nodes = published_facts.launch_name(request.node), diagnosis.nodes
     findings = diagnosis.findings
     try:
         if request.wait:
-            arrived = exchange.meet(store, own, request.nnodes, request.wait, progress)
+            arrived = published_facts.meet(store, own, request.nnodes, request.wait, progress)
             nodes, findings = names(arrived.nodes), _compare_launch(arrived, request.wait)
         else:
-            exchange.publish(store, own)
+            published_facts.publish(store, own)
     except CkptsyncError as e:
         why = "other nodes cannot be compared with this one"
         refused = refusal(e, "not-published", diagnosis.store, why).on(request.node)
@@ -174,9 +176,9 @@ def _publish(
     return replace(diagnosis, nodes=nodes, findings=findings, published=name)
 
 
-def _compare_launch(arrived: exchange.Arrived, wait: float) -> tuple[Finding, ...]:
+def _compare_launch(arrived: published_facts.Arrived, wait: float) -> tuple[Finding, ...]:
     """Return what is wrong with the nodes of a launch, the same on each of them."""
-    found = [*compare(arrived.nodes), *exchange.repeat_findings(arrived.nodes)]
+    found = [*compare(arrived.nodes), *published_facts.repeat_findings(arrived.nodes)]
     if arrived.is_complete:
         return in_order(found)
     here, lacking = names(arrived.nodes), arrived.expected - len(arrived.nodes)
@@ -201,14 +203,14 @@ def compare_published(request: DoctorRequest) -> Diagnosis:
     Raises ConfigError where there are none.
     """
     target = request.named_store()
-    store = store_access.open_unchecked(target)
+    store = store_checks.open_unchecked(target)
     if store is None:
         hint = "mount the file system, or correct the path"
         raise ConfigError(f"{target.url}: store not found", hint=hint)
     clock = 0.0
     # a user who may only read cannot ask what time it is there
     with contextlib.suppress(StoreError):
-        clock = store_access.measure_clock(store, request.node)
+        clock = store_checks.measure_clock(store, request.node)
     nodes, findings = _compare_all(request, store, clock)
     if not nodes:
         what = f"no node has published within {show_duration(request.fresh)}"
@@ -225,15 +227,17 @@ def _compare_all(
     ``clock``: seconds that this node's is ahead of the store's.
     """
     now = time.time() - clock
-    facts, odd = exchange.read_published(store, now, request.fresh)
+    facts, odd = published_facts.read_published(store, now, request.fresh)
     asked = [one for one in facts if not request.job or one.get("job") == request.job]
-    running = exchange.group_trainings(exchange.read_living(store, now, request.fresh))
-    groups = [*exchange.group_jobs(asked), *running.values()]
+    running = published_facts.group_trainings(
+        published_facts.read_living(store, now, request.fresh)
+    )
+    groups = [*published_facts.group_jobs(asked), *running.values()]
     found = [finding for group in groups for finding in compare(group)]
-    found += exchange.repeat_findings(asked)
+    found += published_facts.repeat_findings(asked)
     known = [one for group in groups for one in group]
     is_missed = any(finding.kind == "nodes-missing" for finding in found)
-    if not is_missed and len(known) == 1 and not exchange.is_alone(known[0]):
+    if not is_missed and len(known) == 1 and not published_facts.is_alone(known[0]):
         what = "no other node has published"
         why = (
             "differences are found between nodes; a node with another disk at the store's path"

@@ -19,7 +19,7 @@ from typing import Any
 from ckptsync import plain_json
 from ckptsync.config.yaml_lines import LIMIT, parse
 from ckptsync.doctor import probe
-from ckptsync.doctor.directories import user_name
+from ckptsync.doctor.directory_checks import user_name
 from ckptsync.errors import ConfigError, Corrupt
 from ckptsync.walk import is_private_directory
 

@@ -26,7 +26,7 @@ from itertools import chain, repeat
 from typing import Any, ClassVar
 
 from ckptsync.errors import Corrupt, Unsupported
-from ckptsync.python_gc import paused
+from ckptsync.gc_pause import paused
 
 MAX_BYTES = 256 << 20
 # Bytes that all values of one pickle may take, those that it drops included, so that work is

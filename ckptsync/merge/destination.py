@@ -38,7 +38,7 @@ from ckptsync.merge.plan import FORMAT, MergeResources
 from ckptsync.stores.checkpoint_files import MERGING as RECORD
 from ckptsync.stores.checkpoint_files import MERGING_LIMIT
 from ckptsync.stores.contract import About, Chunk, Rooted, Store, has_root, read_all
-from ckptsync.stores.open_files import PathOrUrl
+from ckptsync.stores.file_sources import PathOrUrl
 from ckptsync.stores.opening import Access
 from ckptsync.stores.posix.publish import sync_directory
 from ckptsync.stores.posix.store import PosixStore

@@ -30,7 +30,7 @@ from ckptsync.merge.container_crcs import CrcCheckedFiles
 from ckptsync.merge.copy_comparison import ComparedFiles
 from ckptsync.merge.plan import FilePlan, MergeResources, PlannedTensor
 from ckptsync.merge.prepare import MergeJob
-from ckptsync.merge.statistics import Statistics, has_statistics, remarks, statistics
+from ckptsync.merge.tensor_statistics import Statistics, has_statistics, remarks, statistics
 from ckptsync.merge.units import Share, Unit, gather
 from ckptsync.records.model_record import ModelFile, ModelTensor
 from ckptsync.stores.contract import Chunk

@@ -16,9 +16,9 @@ from ckptsync.merge.model_files import DAMAGED, parsed
 from ckptsync.merge.plan import MergeOptions
 from ckptsync.merge.prepare import MergeJob, prepare
 from ckptsync.merge.save_times import check_times, notes_on_times
-from ckptsync.stores import open_files
+from ckptsync.stores import file_sources
 from ckptsync.stores.checkpoint_files import FileTree, Overlay
-from ckptsync.stores.open_files import PathOrUrl
+from ckptsync.stores.file_sources import PathOrUrl
 from ckptsync.stores.opening import Access
 from ckptsync.stores.stream import stored_digest
 from ckptsync.stores.urls import Remote
@@ -62,20 +62,22 @@ def open_sources(request: MergeRequest, access: Access, *, use_times: bool = Tru
     Raises ConfigError, Incomplete, Unsupported, Corrupt or StoreError.
     """
     _check_paths(request)
-    trees = tuple(open_files.tree(source, access) for source in request.sources)
+    trees = tuple(file_sources.tree(source, access) for source in request.sources)
     overlay = Overlay(trees)
-    files = open_files.near(overlay, request.sources)
-    config_from = open_files.named(request.config_from, access) if request.config_from else None
+    files = file_sources.near(overlay, request.sources)
+    config_from = file_sources.named(request.config_from, access) if request.config_from else None
     config: list[tuple[str, Files]] = []
     if request.config_from and config_from:
         config.append((show_path(request.config_from), config_from))
     # the checkpoint around an inner directory of shards, and the run around it
     for source in request.sources:
-        path = open_files.real(source)
-        while _INNER.fullmatch(open_files.path(path).name) and (above := open_files.parent(path)):
+        path = file_sources.real(source)
+        while _INNER.fullmatch(file_sources.path(path).name) and (
+            above := file_sources.parent(path)
+        ):
             path = above
-            config.append((show_path(path), open_files.around(path, access, BESIDE_WEIGHTS)))
-    base = open_files.named(request.base, access) if request.base else None
+            config.append((show_path(path), file_sources.around(path, access, BESIDE_WEIGHTS)))
+    base = file_sources.named(request.base, access) if request.base else None
     job = prepare(files, request.options, [holder for _, holder in config], base, config_from)
     if request.base and base:
         config.append((show_path(request.base), base))
@@ -94,17 +96,17 @@ def open_sources(request: MergeRequest, access: Access, *, use_times: bool = Tru
 
 def _check_paths(request: MergeRequest) -> None:
     """Raise ConfigError if the destination lies in a source, or sources are of two steps."""
-    destination = open_files.real(request.destination)
+    destination = file_sources.real(request.destination)
     steps: dict[str, str] = {}
     for source in request.sources:
-        path = open_files.real(source)
-        if open_files.is_inside(destination, path):
+        path = file_sources.real(source)
+        if file_sources.is_inside(destination, path):
             raise ConfigError(
                 f"{show_path(request.destination)}: inside the checkpoint {show_path(source)}",
                 hint="ckptsync never writes to a trainer's directory: name one beside it",
             )
-        if match := _STEP.fullmatch(open_files.path(path).name):
-            steps.setdefault(match[1].lstrip("0"), str(open_files.path(path)))
+        if match := _STEP.fullmatch(file_sources.path(path).name):
+            steps.setdefault(match[1].lstrip("0"), str(file_sources.path(path)))
     if len(steps) > 1:  # checkpoint-400 beside checkpoint-500
         raise ConfigError(
             f"{' and '.join(list(steps.values())[:2])}: two steps of a training",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.formats import zstd_items
+from ckptsync.gc_pause import paused
 from ckptsync.layouts import registry
 from ckptsync.layouts.file_names import Within
 from ckptsync.layouts.registry import WeightsSource
@@ -19,7 +20,6 @@ from ckptsync.merge.adapter import Selected
 from ckptsync.merge.model_files import ADAPTER_CONFIG, CONFIG
 from ckptsync.merge.plan import FilePlan, MergeOptions, plan
 from ckptsync.plain_json import parse
-from ckptsync.python_gc import paused
 from ckptsync.tensors import Checksum, Extent, Files, Tensor, read_whole
 
 if TYPE_CHECKING:

@@ -37,11 +37,11 @@ from ckptsync.merge.engine import (
 from ckptsync.merge.inputs import Prepared
 from ckptsync.merge.plan import FilePlan, MergeResources
 from ckptsync.merge.prepare import MergeJob
-from ckptsync.stores import open_files
+from ckptsync.stores import file_sources
 from ckptsync.stores.checkpoint_files import Overlay
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store
+from ckptsync.stores.file_sources import PathOrUrl
 from ckptsync.stores.limits import Limits
-from ckptsync.stores.open_files import PathOrUrl
 from ckptsync.stores.opening import Access
 from ckptsync.stores.posix.store import PosixStore
 from ckptsync.stores.urls import Remote
@@ -287,7 +287,7 @@ def reach(prepared: Prepared, access: Access, target: PathOrUrl) -> Reach:
 
 def _open_files(sources: Sequence[PathOrUrl], access: Access, states: Sequence[str]) -> Files:
     """Raises ConfigError, or Incomplete where the sources are not what was planned from."""
-    found = [open_files.tree(source, access) for source in sources]
+    found = [file_sources.tree(source, access) for source in sources]
     for tree, state in zip(found, states, strict=True):
         if tree.state() != state:
             raise Incomplete(
@@ -297,7 +297,7 @@ def _open_files(sources: Sequence[PathOrUrl], access: Access, states: Sequence[s
                     " mounts, and that nothing writes there"
                 ),
             )
-    return open_files.near(Overlay(found), sources)
+    return file_sources.near(Overlay(found), sources)
 
 
 def _open_write(target: PathOrUrl, access: Access, known: Mapping[str, About]) -> Write:

@@ -27,7 +27,7 @@ from ckptsync.pull.download_plan import PullPlan
 from ckptsync.quantities import show_size
 from ckptsync.stores.contract import About, Store
 from ckptsync.stores.parallel_download import THREADS, StoredFile, download
-from ckptsync.stores.posix.part_file import is_unfinished
+from ckptsync.stores.posix.draft import is_unfinished
 from ckptsync.stores.posix.publish import sync_directory
 from ckptsync.stores.posix.store import PosixStore
 from ckptsync.stores.stream import is_stored

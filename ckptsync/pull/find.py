@@ -13,7 +13,7 @@ from ckptsync.pull.download_plan import PullPlan, plan_checkpoint, plan_model
 from ckptsync.records.location_status import Status
 from ckptsync.records.store_paths import CONSOLIDATED
 from ckptsync.safe_names import RECORDS
-from ckptsync.stores import open_files
+from ckptsync.stores import file_sources
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import Access, directory_of, is_store, open_store
 from ckptsync.stores.urls import Remote, located
@@ -98,9 +98,9 @@ def split_url(url: str, access: Access) -> tuple[Store, str]:
     """
     location = located(url)
     if isinstance(location, Remote):
-        above = open_files.store_above(location, access)
+        above = file_sources.store_above(location, access)
         if above is not None:
-            below = open_files.path(location).relative_to(open_files.path(above))
+            below = file_sources.path(location).relative_to(file_sources.path(above))
             store = open_store(above.url, access.options_of(above), access.limits)
             return store, _run_and_checkpoint(below.parts)
     else:

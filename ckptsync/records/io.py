@@ -35,7 +35,7 @@ from ckptsync.records.store_paths import (
 )
 from ckptsync.records.tombstone_keep_join import Join, Keep, Tombstone, in_force
 from ckptsync.safe_names import checked_path
-from ckptsync.stores import liveness
+from ckptsync.stores import progress_signs
 from ckptsync.stores.contract import About, Store, read_all
 from ckptsync.typed_json import SHORT_RECORD, Decoder, format_number
 
@@ -261,7 +261,7 @@ def read_records(
     names = list(names)
     if threads > 1 and len(names) > 1:
         with ThreadPoolExecutor(min(threads, len(names)), "ckptsync-record") as pool:
-            works = [liveness.carried(partial(read, name)) for name in names]
+            works = [progress_signs.carried(partial(read, name)) for name in names]
             found = list(pool.map(lambda work: work(), works))
     else:
         found = [read(name) for name in names]

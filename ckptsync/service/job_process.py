@@ -29,7 +29,7 @@ from ckptsync.service import jobs
 from ckptsync.service.jobs import JobDone, JobEnd, JobFailed, JobProgress, Message
 from ckptsync.service.log import Line, configure, pairs
 from ckptsync.service.tasks import progress_of_process
-from ckptsync.stores import liveness
+from ckptsync.stores import progress_signs
 from ckptsync.stores.opening import open_store
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def die_with(parent: int) -> None:
 
 
 def _on_term(_number: int, _frame: object) -> NoReturn:
-    liveness.announce_shutdown()
+    progress_signs.announce_shutdown()
     raise Ended
 
 

@@ -24,7 +24,7 @@ from typing import Any
 from ckptsync import __version__
 from ckptsync.config.schema import Config
 from ckptsync.errors import ConfigError
-from ckptsync.service.own_status import Roles
+from ckptsync.service.process_status import Roles
 
 SLOW = 10.0  # seconds for the whole head of a request, and for the answer to be taken
 MANY = 16  # connections at once that send a head or take an answer, and pages that are made

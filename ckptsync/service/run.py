@@ -18,15 +18,15 @@ from ckptsync.config.loading import shown_url
 from ckptsync.config.output_dirs import list_unmatched, output_directories
 from ckptsync.config.schema import Config
 from ckptsync.errors import CkptsyncError, Transient
-from ckptsync.service import own_process
+from ckptsync.service import process_control
 from ckptsync.service.log import configure, pairs
-from ckptsync.service.own_process import Notifier, Stopping, stopping
-from ckptsync.service.own_status import Heart, Roles
+from ckptsync.service.process_control import Notifier, Stopping, stopping
+from ckptsync.service.process_status import Heart, Roles
 from ckptsync.service.store_connection import Absent, ServiceStore, check, open_configured
 from ckptsync.service.tasks import HUNG, NEVER, Fatal, Task
 from ckptsync.spool.markers import began
 from ckptsync.status.heartbeat import claim
-from ckptsync.stores import liveness
+from ckptsync.stores import progress_signs
 from ckptsync.stores.contract import Store
 from ckptsync.worker.node_identity import jumped, node_id, skew
 
@@ -50,7 +50,7 @@ def roles_of(config: Config, node: str, store: Store, fatal: Fatal) -> Iterator[
         roles = Roles()
         roles.watchdog.limit = HUNG + config.limits.stall + config.limits.patience
         if "worker" in config.roles:
-            from ckptsync.service.worker import WorkerRole  # noqa: PLC0415
+            from ckptsync.service.worker_role import WorkerRole  # noqa: PLC0415
 
             roles.worker = worker = WorkerRole(config, node, store, fatal)
             stack.callback(worker.close)
@@ -59,7 +59,7 @@ def roles_of(config: Config, node: str, store: Store, fatal: Fatal) -> Iterator[
             roles.tasks += [worker.planning, *worker.uploading]
             roles.spool_budget = config.worker.spool_budget
         if {"head", "verifier"} & set(config.roles):
-            from ckptsync.service.head_and_verifier import HeadRoles  # noqa: PLC0415
+            from ckptsync.service.head_roles import HeadRoles  # noqa: PLC0415
 
             roles.head = head = HeadRoles(config, node, store, fatal)
             stack.callback(head.jobs.end)
@@ -179,8 +179,8 @@ class _Service:
         """Open the store, take the node's name, and begin all that needs the store."""
         try:
             store = open_configured(self._config)
-            own = own_process.heartbeat(self._node, self._config.roles)
-            mine = claim(store, own, own_process.is_running, self._pause)
+            own = process_control.heartbeat(self._node, self._config.roles)
+            mine = claim(store, own, process_control.is_running, self._pause)
         except (Absent, Transient) as e:
             status = f"waiting for the store: {e}"
             if status != self._status and not self._stop.is_stopping:
@@ -201,7 +201,7 @@ class _Service:
         roles = self._roles
         roles.local.append(Task("heartbeat", mine.period, heart.beat, self._fatal))
         if roles.periodic:
-            from ckptsync.service.head_and_verifier import repeated  # noqa: PLC0415
+            from ckptsync.service.head_roles import repeated  # noqa: PLC0415
 
             self._stack.enter_context(repeated(roles.periodic))
         self._status = ""
@@ -213,7 +213,7 @@ class _Service:
         while time.monotonic() < end:
             if self._stop.is_stopping:
                 raise Transient("the service is stopping")
-            liveness.sign()
+            progress_signs.sign()
             time.sleep(0.25)
 
     def _check(self) -> None:

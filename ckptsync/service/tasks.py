@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ckptsync.errors import CkptsyncError
 from ckptsync.service.log import Line, changed, pairs
-from ckptsync.stores import liveness
+from ckptsync.stores import progress_signs
 
 DEBOUNCE = 0.3  # seconds that a hint waits for others: a trainer writes many files at once
 HUNG = 600.0  # seconds beyond limits.stall: nothing that works is silent for so long
@@ -120,7 +120,7 @@ class Task:
             self.due = self.due if self.due > self.began else NEVER
         self.thread = threading.get_native_id()
         try:
-            with liveness.of(self.name):
+            with progress_signs.of(self.name):
                 self._run()
         finally:
             now = time.monotonic()
@@ -181,13 +181,13 @@ def progress_of(task: Task) -> Activity:
         cpu = (int(stat[11]) + int(stat[12])) / _TICKS
     except OSError:  # it has not begun, or this is no Linux
         cpu = 0.0
-    signs = liveness.signs_of(task.name)
+    signs = progress_signs.signs_of(task.name)
     return Activity(task.finished, signs, _moved(f"{thread}/io"), cpu)
 
 
 def progress_of_process() -> Activity:
     """Return the progress of all threads of this process together."""
-    return Activity(0, liveness.signs(), _moved("/proc/self/io"), time.process_time())
+    return Activity(0, progress_signs.signs(), _moved("/proc/self/io"), time.process_time())
 
 
 def _moved(path: str) -> int:

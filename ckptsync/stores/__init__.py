@@ -2,7 +2,7 @@
 
 ``contract``: what every store promises, what only some can do, and the base class of wrappers.
 ``urls``, ``opening``: from a URL to a store.  ``limits``: threads, memory, and one bandwidth for
-all transfers.  ``retry``: the one place that tries again.  ``liveness``: whether transfers
+all transfers.  ``retry``: the one place that tries again.  ``progress_signs``: whether transfers
 move, and whether the process ends.  ``clock``: the store's own.  ``oserrors``: the system's errors
 as ours.
 
@@ -10,5 +10,5 @@ as ours.
 files that are sent in parts.
 
 ``stream``, ``parallel_download``, ``prefetch``: reading, compared with digests, and ahead.
-``checkpoint_files``, ``open_files``: the files of a checkpoint, wherever it is.
+``checkpoint_files``, ``file_sources``: the files of a checkpoint, wherever it is.
 """

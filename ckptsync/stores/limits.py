@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ckptsync.errors import Transient
-from ckptsync.stores import liveness
+from ckptsync.stores import progress_signs
 from ckptsync.stores.contract import Chunk
 
 LEAST_PIECE = 256 << 10
@@ -24,7 +24,7 @@ MOST_PIECE = 1 << 20
 # s that a large request waits at least, if it has to wait: each time it wakes it may take a core
 # from a training
 GATHER = 0.05
-_LITTLE = liveness.LEAST  # bytes: a smaller request goes before larger ones
+_LITTLE = progress_signs.LEAST  # bytes: a smaller request goes before larger ones
 _BURST = 0.25  # s of the rate that may be saved up
 _CLOSE = 0.001  # of a byte: sums of floats are not exact
 _SHORTEST = 0.001  # s that a small request waits at least, if it has to wait
@@ -215,7 +215,7 @@ class TokenBucket:
                 end = min(end, max(self._small_end, self._reached) + 2 * count)
                 self._small_end = end
         while (wait := self._seconds_to(end)) > 0:
-            if liveness.is_shutting_down():
+            if progress_signs.is_shutting_down():
                 raise Transient(
                     "the process stopped while a transfer waited for bandwidth",
                     hint="start it again",
@@ -251,8 +251,8 @@ def _give_sign(count: int) -> None:
 
     A long wait gives signs too, so that a small bandwidth does not look like a thread that hangs.
     """
-    if count >= liveness.LEAST:
-        liveness.sign()
+    if count >= progress_signs.LEAST:
+        progress_signs.sign()
 
 
 def limit(chunks: Iterable[Chunk], limiter: RateLimiter) -> Iterator[memoryview]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from ckptsync.digest import Checker, Digests, digested_ranges
 from ckptsync.errors import CkptsyncError, Corrupt, NotFound
-from ckptsync.stores.posix.part_file import Draft
+from ckptsync.stores.posix.draft import Draft
 from ckptsync.stores.posix.store import PosixStore
 from ckptsync.stores.stream import Reads, chunk_room, stream
 from ckptsync.tensors import Extent

@@ -17,7 +17,7 @@ from itertools import chain
 from typing import Protocol
 
 from ckptsync.errors import Exists, StoreError
-from ckptsync.stores import liveness
+from ckptsync.stores import progress_signs
 from ckptsync.stores.contract import About, Chunk, check_size
 
 PART = 16 << 20
@@ -153,7 +153,7 @@ class UploadPool:
                     self._memory.give(part.data)
                     raise
                 size = part.start + len(part.data)
-                running.add(self._pool.submit(liveness.carried(put), part))
+                running.add(self._pool.submit(progress_signs.carried(put), part))
             while running:
                 running = _unfinished(running, None)
             upload.commit(size)

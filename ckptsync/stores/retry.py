@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from ckptsync.errors import ConfigError, Transient
 from ckptsync.quantities import backoff
-from ckptsync.stores import liveness
+from ckptsync.stores import progress_signs
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store, StoreWrapper
 
 T = TypeVar("T")
@@ -81,7 +81,7 @@ class Persistence:
                     is_waiting = True
                     self._log_failure(error)
                 self._sleep(wait)
-                if liveness.is_shutting_down():
+                if progress_signs.is_shutting_down():
                     raise _given_up(error, tries, self._clock() - first)
         finally:
             if is_waiting:
@@ -102,10 +102,10 @@ class Persistence:
 
     def _wait(self, error: Transient, tries: int, first: float) -> float:
         """Return the seconds until the next try; raise ``error`` where none is left."""
-        liveness.sign()
+        progress_signs.sign()
         spent = self._clock() - first
         left = self._patience - spent
-        if left <= 0 or error.after > left or liveness.is_shutting_down():
+        if left <= 0 or error.after > left or progress_signs.is_shutting_down():
             raise _given_up(error, tries, spent)
         return min(left, max(error.after, self._chance() * backoff(tries, FIRST, CAP)))
 
@@ -130,7 +130,7 @@ class Persistence:
 def _sleep(seconds: float) -> None:
     """Sleep, but not into the end of the process."""
     until = time.monotonic() + seconds
-    while not liveness.is_shutting_down() and (left := until - time.monotonic()) > 0:
+    while not progress_signs.is_shutting_down() and (left := until - time.monotonic()) > 0:
         time.sleep(min(left, 0.25))
 
 

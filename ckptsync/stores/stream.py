@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 from blake3 import blake3
 
 from ckptsync.errors import CkptsyncError, Corrupt, Exists, NotFound
-from ckptsync.stores import liveness
+from ckptsync.stores import progress_signs
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store
 from ckptsync.tensors import Extent
 
@@ -55,7 +55,7 @@ def read_ahead(
     if depth < 1 or count < 2:
         buffer = chunk_room(min(piece, size))
         for start in range(first, end, piece):
-            liveness.check_shutdown(name)
+            progress_signs.check_shutdown(name)
             out = buffer[: min(piece, end - start)]
             source.read_into(name, start, out)
             yield out
@@ -72,7 +72,7 @@ def read_ahead(
         for _, start in zip(range(depth + 1), starts, strict=False):
             begin(bytearray(piece), start)
         while running:
-            liveness.check_shutdown(name)
+            progress_signs.check_shutdown(name)
             future, out = running.popleft()
             future.result()
             yield out

@@ -39,8 +39,8 @@ from ckptsync.plain_json import parse
 from ckptsync.records.report import FindingKind, VerifyFinding
 from ckptsync.stores.stream import Reads, digest_of, read_ahead, stream
 from ckptsync.tensors import Extent, Files
-from ckptsync.verify.expected import ExpectedFile
-from ckptsync.verify.reading import CountedSource, TrackedFiles, local_root, pieces
+from ckptsync.verify.expected_files import ExpectedFile
+from ckptsync.verify.tracked_files import CountedSource, TrackedFiles, local_root, pieces
 
 FAR = 8  # requests at once
 LOCAL_THREADS = 4  # threads where files are in memory, or on a mounted server; more are no faster

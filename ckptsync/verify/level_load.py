@@ -23,11 +23,11 @@ from ckptsync.layouts.file_names import DCP_SHARD, SAFETENSORS, TORCH
 from ckptsync.records.report import Level, Reading, VerifyFinding
 from ckptsync.stores.stream import Reads
 from ckptsync.tensors import Extent
-from ckptsync.verify.expected import ExpectedFile
+from ckptsync.verify.expected_files import ExpectedFile
 from ckptsync.verify.level_digest import Item, find_archives
 from ckptsync.verify.level_parse import UNLOADED, UNMODELLED
 from ckptsync.verify.loader_process import Died, LoaderProcess
-from ckptsync.verify.reading import CountedSource, TrackedFiles, copy_to, local_root
+from ckptsync.verify.tracked_files import CountedSource, TrackedFiles, copy_to, local_root
 
 LOAD_CHILD = "ckptsync.verify.load_child"
 LOAD_HINT = "pip install 'ckptsync[load]'"

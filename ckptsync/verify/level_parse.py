@@ -14,7 +14,7 @@ from ckptsync.layouts.registry import WeightsSource
 from ckptsync.merge.plan import check_tiling
 from ckptsync.records.model_record import ModelTensor
 from ckptsync.records.report import LEVELS, Level, VerifyFinding
-from ckptsync.verify.reading import TrackedFiles
+from ckptsync.verify.tracked_files import TrackedFiles
 
 # How notes begin without which a level would be claimed that was not reached.
 UNPARSED, UNLOADED, UNMODELLED = "not parsed: ", "not loaded: ", "no model: "

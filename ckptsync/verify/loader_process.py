@@ -20,8 +20,8 @@ from typing import IO, Any
 from ckptsync.child import TO_DIE, Child
 from ckptsync.errors import CkptsyncError, Corrupt, Unsupported
 from ckptsync.plain_json import parse
-from ckptsync.verify.reading import ReadProgress, no_progress
 from ckptsync.verify.sandbox import MISSING
+from ckptsync.verify.tracked_files import ReadProgress, no_progress
 
 STARTING = 120.0  # seconds to import Python and torch; a request's own time counts from there
 _SLICE = 1.0  # seconds between two calls of `progress`

@@ -28,14 +28,14 @@ from ckptsync.records.model_record import ModelTensor
 from ckptsync.records.report import LEVELS, Level, Reading, Report, VerifyFinding
 from ckptsync.records.store_paths import CONSOLIDATED, checkpoint_of, consolidated_prefix
 from ckptsync.safe_names import RECORDS
-from ckptsync.stores import open_files
+from ckptsync.stores import file_sources
 from ckptsync.stores.checkpoint_files import FileTree, StoreFiles
 from ckptsync.stores.clock import wait_until_visible
 from ckptsync.stores.contract import Store
-from ckptsync.stores.open_files import PathOrUrl
+from ckptsync.stores.file_sources import PathOrUrl
 from ckptsync.stores.opening import Access, is_store, open_store
 from ckptsync.stores.urls import Remote, located
-from ckptsync.verify.expected import (
+from ckptsync.verify.expected_files import (
     ExpectedFile,
     check_records,
     check_sizes,
@@ -54,7 +54,7 @@ from ckptsync.verify.level_parse import (
     check_model,
     reached_level,
 )
-from ckptsync.verify.reading import CountedSource, ReadProgress, TrackedFiles, no_progress
+from ckptsync.verify.tracked_files import CountedSource, ReadProgress, TrackedFiles, no_progress
 from ckptsync.verify.write_reports import is_news, verdict, worst_first, write_report
 
 NO_DIGESTS = "nothing recorded the digests of these files, so damage to values would not be seen"
@@ -108,11 +108,11 @@ def resolve_target(url: str, access: Access | None = None) -> InStore | PlainDir
     """
     source, access = located(url), access or Access()
     if isinstance(source, Remote):
-        above = open_files.store_above(source, access)
+        above = file_sources.store_above(source, access)
         if above is None:
             return PlainDirectory(source, access)
         store = open_store(above.url, access.options_of(above), access.limits)
-        parts = open_files.path(source).relative_to(open_files.path(above)).parts
+        parts = file_sources.path(source).relative_to(file_sources.path(above)).parts
     else:
         root = next((root for root in (source, *source.parents) if is_store(str(root))), None)
         if root is None:
@@ -130,8 +130,8 @@ def verify(where: InStore | PlainDirectory, options: VerifyOptions) -> Iterator[
     with records that a newer program wrote.
     """
     if isinstance(where, PlainDirectory):
-        files = open_files.tree(where.source, where.access)
-        yield Verified(verify_directory(files, open_files.path(where.source).name, options))
+        files = file_sources.tree(where.source, where.access)
+        yield Verified(verify_directory(files, file_sources.path(where.source).name, options))
         return
     run, location = where.run, where.location
     found = read_location(where.store, run, location) if location else read_state(where.store, run)

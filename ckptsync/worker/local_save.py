@@ -29,7 +29,7 @@ from ckptsync.spool import folders
 from ckptsync.spool.folders import refusals
 from ckptsync.spool.markers import PinNotes
 from ckptsync.spool.pins import Pin
-from ckptsync.stores import liveness
+from ckptsync.stores import progress_signs
 from ckptsync.stores.stream import chunk_room
 from ckptsync.tensors import Demands
 from ckptsync.walk import SPOOL, Stat, open_file, open_in, opened_parent, stat_open
@@ -397,7 +397,7 @@ def chunks(
                 raise StoreError(f"{held.root}/{path}: {e.strerror}", hint=_DISK) from e
             if not count:
                 break
-            liveness.check_shutdown(path)
+            progress_signs.check_shutdown(path)
             left -= count
             yield buffer[:count]
             after_chunk(count)

@@ -26,8 +26,8 @@ from ckptsync.records import save_groups
 from ckptsync.spool.markers import begun
 from ckptsync.tensors import Demands, Extent, read, read_whole
 from ckptsync.walk import SPOOL, walk
+from ckptsync.worker.file_selection import Selection, select
 from ckptsync.worker.local_save import LocalFile, LocalFiles, LocalSave
-from ckptsync.worker.selection import Selection, select
 
 YOUNG = 2.0  # seconds: whoever writes a configuration or a tokenizer may still be at it
 _MOST = 64 << 20  # bytes of one file

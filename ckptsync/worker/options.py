@@ -14,7 +14,7 @@ from ckptsync.safe_names import checked_path
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.urls import path_of
 from ckptsync.walk import SPOOL
-from ckptsync.worker.selection import Preset, Selection
+from ckptsync.worker.file_selection import Preset, Selection
 
 Order = Literal["oldest", "newest"]
 Superseded = Literal["keep", "drop"]
@@ -38,8 +38,8 @@ class WorkerOptions:
     kept once they are VERIFIED in the store.  ``threads``: large files sent at once. ``order``:
     which of several finished saves goes first.  ``superseded``: whether one that a newer finished
     save has overtaken is still sent. ``send``, ``include``, ``exclude``: which files
-    (`worker.selection`).  ``spool_budget``: bytes that pins alone may hold, 0: as the disk allows;
-    ``spool_full``: what gives way then (`spool_room.SpoolRule`).  ``clean``: whether local
+    (`worker.file_selection`).  ``spool_budget``: bytes that pins alone may hold, 0: as the disk
+    allows; ``spool_full``: what gives way then (`spool_room.SpoolRule`).  ``clean``: whether local
     checkpoints that are VERIFIED in the store are removed, all but the newest ``keep_local``
     (`worker.cleanup`).
     """

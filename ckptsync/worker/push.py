@@ -27,6 +27,7 @@ from ckptsync.stores.clock import measure_offset
 from ckptsync.stores.contract import Store
 from ckptsync.stores.limits import Limits
 from ckptsync.walk import UnsafeSpool
+from ckptsync.worker.file_selection import EVERYTHING, Selection, is_of_states
 from ckptsync.worker.finished import Rule, judge
 from ckptsync.worker.local_save import (
     AfterChunk,
@@ -40,7 +41,6 @@ from ckptsync.worker.model_configs import configs_to_send, outgoing_save
 from ckptsync.worker.observation import Observation, Surroundings, find_surroundings, observe
 from ckptsync.worker.options import RunDir, local_root, refuse_overlap
 from ckptsync.worker.results import UploadProgress
-from ckptsync.worker.selection import EVERYTHING, Selection, is_of_states
 from ckptsync.worker.store_view import StoreView
 from ckptsync.worker.torn_saves import TRAINER_STATE
 from ckptsync.worker.upload import (

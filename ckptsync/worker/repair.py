@@ -22,16 +22,16 @@ from ckptsync.records.report import DAMAGE, OF_BYTES
 from ckptsync.records.store_paths import checkpoint_of, records_prefix
 from ckptsync.records.tombstone_keep_join import fate
 from ckptsync.spool.folders import children
-from ckptsync.stores import liveness
+from ckptsync.stores import progress_signs
 from ckptsync.stores.contract import About, Store
 from ckptsync.stores.oserrors import PASSING
 from ckptsync.walk import SPOOL, walk
+from ckptsync.worker.file_selection import EVERYTHING
 from ckptsync.worker.local_save import LocalFile, LocalFiles, LocalSave, kept_manifest
 from ckptsync.worker.model_configs import outgoing_save
 from ckptsync.worker.options import RunDir
 from ckptsync.worker.queue import Name, QueueCapacity, UploadJob, UploadQueues
 from ckptsync.worker.results import Failure, Repaired, failure
-from ckptsync.worker.selection import EVERYTHING
 from ckptsync.worker.store_view import StoreView
 from ckptsync.worker.unsent_files import KnownDigests
 from ckptsync.worker.upload_sources import UploadSource, is_stored
@@ -149,7 +149,7 @@ def send_again(
 
 def _show_progress(_: int) -> None:
     """Tell the watchdog that bytes were read."""
-    liveness.sign()
+    progress_signs.sign()
 
 
 def added_files(output_dir: Path) -> Iterator[LocalFile]:

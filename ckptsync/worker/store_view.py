@@ -34,9 +34,9 @@ from ckptsync.safe_names import RECORDS
 from ckptsync.stores.contract import Entry, Store
 from ckptsync.tensors import Demands
 from ckptsync.walk import Stat
+from ckptsync.worker.file_selection import EVERYTHING, Selection, select
 from ckptsync.worker.local_save import LocalSave
 from ckptsync.worker.results import Phase
-from ckptsync.worker.selection import EVERYTHING, Selection, select
 from ckptsync.worker.unsent_files import KnownDigests, find_holder, has_other_part, is_retired
 
 R = TypeVar("R", Manifest, ModelRecord, Report, Tombstone)

@@ -27,6 +27,7 @@ from ckptsync.records.store_paths import file_name, node_file_name, records_pref
 from ckptsync.spool.markers import PinNotes
 from ckptsync.stores.contract import About, Store
 from ckptsync.stores.limits import Limits
+from ckptsync.worker.file_selection import select
 from ckptsync.worker.local_save import (
     AGAIN,
     AfterChunk,
@@ -42,7 +43,6 @@ from ckptsync.worker.local_save import (
 )
 from ckptsync.worker.model_configs import YOUNG, find_model_configs, unless_young
 from ckptsync.worker.results import UploadProgress
-from ckptsync.worker.selection import select
 from ckptsync.worker.store_view import StoreView
 from ckptsync.worker.unsent_files import (
     Unsent,

@@ -17,7 +17,7 @@ from ckptsync.digest import Digester, block_size, digest
 from ckptsync.errors import StoreError, Transient
 from ckptsync.records.manifest import FileEntry
 from ckptsync.spool.folders import clone
-from ckptsync.stores import liveness, stream
+from ckptsync.stores import progress_signs, stream
 from ckptsync.stores.contract import About, Store
 from ckptsync.stores.stream import read_ahead, verified
 from ckptsync.worker.local_save import (
@@ -196,7 +196,7 @@ class FilePool:
         """
         with self._lock:
             self._check()
-            liveness.sign()
+            progress_signs.sign()
             self.after_chunk(count)
 
     def each(self, work: Callable[[T], R], items: Sequence[T], threads: int = 0) -> list[R]:
@@ -226,7 +226,7 @@ class FilePool:
                     raise
 
         with ThreadPoolExecutor(count, thread_name_prefix="ckptsync-file") as pool:
-            futures = [pool.submit(liveness.carried(run)) for _ in range(count)]
+            futures = [pool.submit(progress_signs.carried(run)) for _ in range(count)]
             try:
                 for future in futures:
                     future.result()

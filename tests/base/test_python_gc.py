@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import gc
 
-from ckptsync.python_gc import paused
+from ckptsync.gc_pause import paused
 
 
 def test_the_collector_is_off_within_and_on_again_behind() -> None:

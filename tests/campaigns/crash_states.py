@@ -27,7 +27,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckptsync.stores.posix.part_file import is_unfinished
+from ckptsync.stores.posix.draft import is_unfinished
 from tests.campaigns.campaign import arguments
 from tests.campaigns.crash_trace import Data, Mark, Names, Step, Sync, traced
 from tests.campaigns.crash_work import CONTENDED, WORKS, content

@@ -3,7 +3,7 @@
 import pytest
 
 from ckptsync.cli.main import parser
-from ckptsync.config.readers import RULES as KEYS
+from ckptsync.config.value_parsers import RULES as KEYS
 
 
 def parsed(line: str) -> dict[str, object]:

@@ -26,7 +26,7 @@ from ckptsync.errors import StoreError, Transient
 from ckptsync.head.consolidate import HeadOptions
 from ckptsync.head.schedule import VerifyPolicy
 from ckptsync.service.monitor import OverviewReader
-from ckptsync.service.own_process import heartbeat
+from ckptsync.service.process_control import heartbeat
 from ckptsync.status.alarms import CODES, Patience
 from ckptsync.status.heartbeat import Disk, RunningJob, beat, farewell
 from ckptsync.status.overview import Overview, Room

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from ckptsync.config.loading import from_environment, limits_of, load, options_for, read
-from ckptsync.config.readers import RunConfig
 from ckptsync.config.schema import Config
+from ckptsync.config.value_parsers import RunConfig
 from ckptsync.errors import ConfigError
 from ckptsync.stores.limits import Limits, TokenBucket, Unlimited
 

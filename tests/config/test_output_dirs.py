@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ckptsync.config.output_dirs import existing_directories, list_watched, output_directories
-from ckptsync.config.readers import RunConfig
+from ckptsync.config.value_parsers import RunConfig
 
 
 def test_a_glob_takes_in_directories_that_appear_later(tmp_path: Path) -> None:

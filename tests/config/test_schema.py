@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from ckptsync.config.readers import RunConfig
 from ckptsync.config.schema import KEYS, AlertsConfig, LimitsConfig, RetentionConfig, StoreConfig
+from ckptsync.config.value_parsers import RunConfig
 from ckptsync.head.retention_rules import Best, Rules
 from ckptsync.stores.limits import Schedule
 

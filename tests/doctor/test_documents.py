@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from ckptsync.doctor import probe
-from ckptsync.doctor.store_access import OPERATIONS
+from ckptsync.doctor.store_checks import OPERATIONS
 
 ROOT = Path(__file__).parents[2]
 LEVELS = {"fail", "warn", "level"}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ckptsync.doctor.store_access import Checked, StoreTarget, check_store
+from ckptsync.doctor.store_checks import Checked, StoreTarget, check_store
 from ckptsync.stores.limits import Limits
 from tests.support.s3_permissions import policy, without
 from tests.support.seaweedfs import weed

@@ -24,7 +24,7 @@ from ckptsync.hooks.embedded_worker import (
 )
 from ckptsync.hooks.trainer_saves import TrainerSaves
 from ckptsync.records.store_paths import checked_node
-from ckptsync.service.own_process import Locks
+from ckptsync.service.process_control import Locks
 from ckptsync.spool import markers
 from tests.hooks.training import Said, ranks, save
 from tests.support.stand_in_programs import ROOT, ran

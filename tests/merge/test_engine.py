@@ -20,7 +20,7 @@ from ckptsync.merge import units
 from ckptsync.merge.engine import Abandoned, Destination, write_model
 from ckptsync.merge.plan import DTYPES, DType, MergeOptions, MergeResources
 from ckptsync.merge.prepare import MergeJob, prepare
-from ckptsync.merge.statistics import Statistics
+from ckptsync.merge.tensor_statistics import Statistics
 from ckptsync.stores.contract import Chunk
 from tests.support.files_in_memory import Counting, MemoryFiles, safetensors_file, tree
 from tests.support.merge_in_memory import FILES, MODEL, Written, consolidate, run

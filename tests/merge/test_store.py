@@ -18,8 +18,8 @@ from ckptsync.merge.inputs import MergeRequest, open_sources
 from ckptsync.merge.plan import MergeOptions, MergeResources
 from ckptsync.stores.checkpoint_files import MERGING as RECORD
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, read_all
+from ckptsync.stores.file_sources import PathOrUrl
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.stores.open_files import PathOrUrl
 from ckptsync.stores.urls import Remote
 from tests.support.crashing_store import Crash, Dying
 from tests.support.files_in_memory import safetensors_file

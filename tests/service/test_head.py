@@ -11,7 +11,7 @@ from ckptsync.catalogue.child_job import Job
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.config.loading import read
 from ckptsync.config.schema import Config
-from ckptsync.service.head_and_verifier import Catalogues, HeadRoles, catalogue_lines, repeated
+from ckptsync.service.head_roles import Catalogues, HeadRoles, catalogue_lines, repeated
 from ckptsync.service.tasks import Task
 from ckptsync.stores.contract import Store
 from ckptsync.stores.memory import MemoryStore

@@ -18,7 +18,7 @@ from ckptsync.config.loading import read
 from ckptsync.errors import ConfigError
 from ckptsync.service import metrics_server as module
 from ckptsync.service.metrics_server import MANY, Metrics, Page, PageListener
-from ckptsync.service.own_status import Roles
+from ckptsync.service.process_status import Roles
 from ckptsync.service.tasks import HUNG, Outcome, Task, Watchdog
 from ckptsync.status.alarms import Channel
 from ckptsync.status.heartbeat import Disk, RunningJob

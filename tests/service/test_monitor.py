@@ -14,7 +14,7 @@ from ckptsync.errors import StoreError, Transient
 from ckptsync.service import monitor as module
 from ckptsync.service.alert_channels import Sender, Webhook, open_channels
 from ckptsync.service.monitor import Monitor, OverviewReader, patience, room
-from ckptsync.service.own_process import heartbeat
+from ckptsync.service.process_control import heartbeat
 from ckptsync.status.alarms import KINDS, Alarm, Patience, Terms
 from ckptsync.status.heartbeat import beat
 from ckptsync.status.overview import Overview

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ckptsync.errors import ConfigError, StoreError
-from ckptsync.service.own_process import Locks, Notifier, heartbeat, is_running, stopping
+from ckptsync.service.process_control import Locks, Notifier, heartbeat, is_running, stopping
 from ckptsync.spool.markers import began
 from ckptsync.walk import UnsafeSpool
 

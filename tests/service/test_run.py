@@ -15,8 +15,8 @@ import pytest
 
 from ckptsync.errors import StoreError
 from ckptsync.service import run as module
-from ckptsync.service.own_process import heartbeat
-from ckptsync.service.own_status import Roles
+from ckptsync.service.process_control import heartbeat
+from ckptsync.service.process_status import Roles
 from ckptsync.service.run import UntilGone
 from ckptsync.service.tasks import Outcome, Task
 from ckptsync.status.heartbeat import read, write
@@ -29,7 +29,7 @@ from pathlib import Path
 from ckptsync.config.loading import read
 from ckptsync.errors import StoreError
 from ckptsync.service import run as service
-from ckptsync.service.own_status import Roles
+from ckptsync.service.process_status import Roles
 from ckptsync.service.tasks import Task
 
 service.GRACE, service.CHECK_EVERY = float(os.environ.get("GRACE", "1")), 0.5

@@ -23,7 +23,7 @@ from ckptsync.service.store_connection import (
     remember,
     remembers,
 )
-from ckptsync.service.worker import WorkerRole
+from ckptsync.service.worker_role import WorkerRole
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store, read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store, is_store

@@ -24,7 +24,7 @@ from ckptsync.service.tasks import (
     progress_of,
     progress_of_process,
 )
-from ckptsync.stores import liveness
+from ckptsync.stores import progress_signs
 from tests.support.waiting import until
 
 
@@ -172,7 +172,7 @@ def test_a_task_that_rests_ends_reads_computes_or_gives_signs_does_not_hang_a_si
     for task in (busy, silent):
         task.start_if_due(time.monotonic())
     assert until(lambda: busy.thread and silent.thread)
-    for what in (read_zeros, liveness.sign, lambda: sum(range(20_000_000))):
+    for what in (read_zeros, progress_signs.sign, lambda: sum(range(20_000_000))):
         assert watchdog.check([busy, silent, rests]) == ()
         now[0] += 0.3 * HUNG
         work.append(what)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from ckptsync.errors import CkptsyncError, ConfigError, Incomplete, StoreError
-from ckptsync.service.own_process import Locks
+from ckptsync.service.process_control import Locks
 from ckptsync.spool import folders
 from ckptsync.spool.folders import children, refusals, remove, renamed, write_json
 from ckptsync.spool.pins import list_pins

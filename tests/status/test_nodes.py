@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from ckptsync.errors import Corrupt
-from ckptsync.service.own_process import heartbeat
-from ckptsync.service.own_status import survey
+from ckptsync.service.process_control import heartbeat
+from ckptsync.service.process_status import survey
 from ckptsync.status.heartbeat import PERIOD, Heartbeat, beat, write, write_facts
 from ckptsync.status.nodes import NodeFile, NodeFiles, list_nodes, read_nodes
 from ckptsync.stores.contract import Entry

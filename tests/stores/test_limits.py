@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptsync.errors import StoreError, Transient
-from ckptsync.stores import liveness
+from ckptsync.stores import progress_signs
 from ckptsync.stores.contract import About, Store, read_all
 from ckptsync.stores.limits import (
     DAYS,
@@ -38,9 +38,9 @@ from tests.support.store_contract import StoreContract
 
 @pytest.fixture(autouse=True)
 def life() -> Iterator[None]:
-    liveness.clear_shutdown()
+    progress_signs.clear_shutdown()
     yield
-    liveness.clear_shutdown()
+    progress_signs.clear_shutdown()
 
 
 class Clock:
@@ -232,7 +232,7 @@ class Ending(Shared):
 
     def sleep(self, seconds: float) -> None:
         super().sleep(seconds)
-        liveness.announce_shutdown()
+        progress_signs.announce_shutdown()
 
 
 def test_when_the_end_is_near_nobody_waits_any_longer() -> None:
@@ -249,12 +249,12 @@ def test_when_the_end_is_near_nobody_waits_any_longer() -> None:
 
 def test_who_waits_for_many_bytes_gives_signs_of_life_and_a_heartbeat_gives_none() -> None:
     clock = Clock()
-    paces, before = clock.paces("1000B/s"), liveness.signs()
-    paces.take(liveness.LEAST)
-    assert liveness.signs() - before >= clock.now
-    before = liveness.signs()
+    paces, before = clock.paces("1000B/s"), progress_signs.signs()
+    paces.take(progress_signs.LEAST)
+    assert progress_signs.signs() - before >= clock.now
+    before = progress_signs.signs()
     paces.take(1000)
-    assert liveness.signs() == before
+    assert progress_signs.signs() == before
 
 
 def test_bytes_in_both_directions_are_asked_for_in_small_pieces(tmp_path: Path) -> None:
@@ -402,34 +402,34 @@ def test_unless_told_otherwise_nothing_waits_and_memory_is_bounded() -> None:
     "pace", [Unlimited(), TokenBucket(parse_schedule("1GB/s")), TokenBucket(parse_schedule("off"))]
 )
 def test_a_transfer_gives_signs_and_a_heartbeat_none(pace: Unlimited | TokenBucket) -> None:
-    before = liveness.signs()
+    before = progress_signs.signs()
     pace.take(300)
-    assert liveness.signs() == before
+    assert progress_signs.signs() == before
     pace.take(256 << 10)
-    assert liveness.signs() == before + 1
+    assert progress_signs.signs() == before + 1
 
 
 def test_each_try_that_fails_is_a_sign_and_work_that_is_done_is_none() -> None:
-    failures, before = iter([Transient("busy"), Transient("busy")]), liveness.signs()
+    failures, before = iter([Transient("busy"), Transient("busy")]), progress_signs.signs()
 
     def busy() -> None:
         for failure in failures:
             raise failure
 
     Persistence(60, sleep=lambda _: None).call(busy)
-    assert liveness.signs() == before + 2
+    assert progress_signs.signs() == before + 2
 
 
 def test_a_sign_is_of_whoever_asked_for_the_work_whichever_thread_does_it() -> None:
-    before, all_ = liveness.signs_of("upload-queue-1"), liveness.signs()
+    before, all_ = progress_signs.signs_of("upload-queue-1"), progress_signs.signs()
     with ThreadPoolExecutor(1) as pool:
-        with liveness.of("upload-queue-1"):
-            pool.submit(liveness.carried(liveness.sign)).result()
-        pool.submit(liveness.carried(liveness.sign)).result()
-    liveness.sign()
+        with progress_signs.of("upload-queue-1"):
+            pool.submit(progress_signs.carried(progress_signs.sign)).result()
+        pool.submit(progress_signs.carried(progress_signs.sign)).result()
+    progress_signs.sign()
     assert (
-        liveness.signs_of("upload-queue-1") - before,
-        liveness.signs() - all_,
+        progress_signs.signs_of("upload-queue-1") - before,
+        progress_signs.signs() - all_,
     ) == (1, 3)
 
 
@@ -440,8 +440,8 @@ def test_when_the_end_is_near_nothing_is_tried_again() -> None:
         calls.append(1)
         raise Transient("busy")
 
-    liveness.announce_shutdown()
-    assert liveness.is_shutting_down()
+    progress_signs.announce_shutdown()
+    assert progress_signs.is_shutting_down()
     with pytest.raises(Transient):
         Persistence(3600).call(busy)
     assert len(calls) == 1
@@ -463,6 +463,6 @@ def test_a_thread_that_waits_for_the_next_try_is_woken_by_the_end() -> None:
     thread.start()
     assert failed.wait(60)
     assert not over.is_set()
-    liveness.announce_shutdown()
+    progress_signs.announce_shutdown()
     assert over.wait(60)
     thread.join(60)

@@ -18,7 +18,7 @@ import pytest
 from ckptsync.errors import Exists, NotFound, StoreError, Transient
 from ckptsync.stores.contract import read_all
 from ckptsync.stores.oserrors import HINTS, PASSING, StoreErrors
-from ckptsync.stores.posix.part_file import is_unfinished
+from ckptsync.stores.posix.draft import is_unfinished
 from ckptsync.stores.posix.store import PosixStore
 from tests.support import cloning_disk, small_disk
 from tests.support.store_contract import dies_after, names

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ckptsync.stores.contract import read_all
-from ckptsync.stores.posix.part_file import is_unfinished
+from ckptsync.stores.posix.draft import is_unfinished
 from ckptsync.stores.posix.store import PosixStore
 from tests.campaigns.trapping import can_trap
 from tests.support.exhaustive import ALL

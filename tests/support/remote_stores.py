@@ -14,9 +14,9 @@ from ckptsync.merge.engine import Merged
 from ckptsync.merge.inputs import MergeRequest, open_sources
 from ckptsync.merge.plan import MergeOptions, MergeResources
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store, StoreWrapper, read_all
+from ckptsync.stores.file_sources import PathOrUrl
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.stores.open_files import PathOrUrl
 from ckptsync.stores.opening import Access
 from ckptsync.stores.urls import Remote
 from tests.support.files_in_memory import contents

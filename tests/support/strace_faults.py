@@ -19,7 +19,7 @@ from typing import Any
 from ckptsync.errors import CkptsyncError
 from ckptsync.mounts import Mount
 from ckptsync.stores.contract import About, Store, read_all
-from ckptsync.stores.posix.part_file import part_of
+from ckptsync.stores.posix.draft import part_of
 from ckptsync.stores.posix.store import PosixStore
 
 NEW, OTHER = b"n" * 5000, b"o" * 3000

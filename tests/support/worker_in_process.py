@@ -19,6 +19,7 @@ from ckptsync.records.store_paths import parse_record_name
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store, StoreWrapper, read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store
+from ckptsync.worker.file_selection import EVERYTHING, Selection
 from ckptsync.worker.local_save import (
     AfterChunk,
     LocalSave,
@@ -35,7 +36,6 @@ from ckptsync.worker.push import find_offer, push
 from ckptsync.worker.queue import UploadQueues
 from ckptsync.worker.results import UploadProgress, WorkerResult
 from ckptsync.worker.scanner import list_and_pin_saves
-from ckptsync.worker.selection import EVERYTHING, Selection
 from ckptsync.worker.store_view import StoreView
 from ckptsync.worker.upload import Sent, UploadContext, upload
 from ckptsync.worker.worker import Worker

@@ -24,9 +24,9 @@ from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import bare
 from ckptsync.tensors import Extent
 from ckptsync.verify import level_digest
-from ckptsync.verify.expected import ExpectedFile
+from ckptsync.verify.expected_files import ExpectedFile
 from ckptsync.verify.level_digest import Sample, Stretch, choose_sample, find_damaged, split
-from ckptsync.verify.reading import CountedSource
+from ckptsync.verify.tracked_files import CountedSource
 from tests.support.files_in_memory import MemoryFiles
 
 SIZES = {"empty": 0, "one": 1, "small": 70_000, "large": (5 << 20) + 3}

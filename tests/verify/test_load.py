@@ -19,12 +19,12 @@ from ckptsync.records.report import VerifyFinding
 from ckptsync.stores.checkpoint_files import DirectoryFiles
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.tensors import Extent
-from ckptsync.verify.expected import ExpectedFile, directory_file
+from ckptsync.verify.expected_files import ExpectedFile, directory_file
 from ckptsync.verify.level_digest import check_crc32s, find_archives
 from ckptsync.verify.level_load import LOAD_CHILD, LOAD_HINT, load_file, load_files, open_file
 from ckptsync.verify.level_parse import UNLOADED
 from ckptsync.verify.loader_process import Died, LoaderProcess
-from ckptsync.verify.reading import CountedSource, TrackedFiles
+from ckptsync.verify.tracked_files import CountedSource, TrackedFiles
 from tests.support.files_in_memory import MemoryFiles, safetensors_file, torch_zip_file, tree
 from tests.support.vector import vector
 

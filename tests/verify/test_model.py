@@ -20,10 +20,10 @@ from ckptsync.errors import Unsupported
 from ckptsync.stores.checkpoint_files import DirectoryFiles
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.verify import level_load, model_child
-from ckptsync.verify.expected import ExpectedFile, directory_file
+from ckptsync.verify.expected_files import ExpectedFile, directory_file
 from ckptsync.verify.level_load import load_model, require
 from ckptsync.verify.level_parse import UNMODELLED, reached_level
-from ckptsync.verify.reading import CountedSource
+from ckptsync.verify.tracked_files import CountedSource
 from tests.support.files_in_memory import safetensors_file
 
 HERE = all(importlib.util.find_spec(name) for name in ("transformers", "accelerate", "torch"))

@@ -12,7 +12,7 @@ from ckptsync.records.store_paths import consolidated_prefix
 from ckptsync.stores.contract import read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.verify import level_parse
-from ckptsync.verify.reading import TrackedFiles
+from ckptsync.verify.tracked_files import TrackedFiles
 from tests.hostile import pickles
 from tests.support.files_in_memory import MemoryFiles, safetensors_file, tree
 from tests.support.vector import vector, vectors

@@ -16,9 +16,9 @@ from ckptsync.spool.markers import Begun, PinNotes, RankMark, begun_path, save_f
 from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store
+from ckptsync.worker.file_selection import EVERYTHING, Selection
 from ckptsync.worker.options import RunDir
 from ckptsync.worker.push import ASSUMED, find_offer, plan_push
-from ckptsync.worker.selection import EVERYTHING, Selection
 from tests.cli.test_push import FSDP
 from tests.support.crashing_store import Crash, Dying
 from tests.support.hook_pins import commit

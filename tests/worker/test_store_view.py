@@ -23,8 +23,8 @@ from ckptsync.safe_names import RECORDS
 from ckptsync.stores.contract import Entry
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.tensors import Demands
+from ckptsync.worker.file_selection import EVERYTHING, Selection
 from ckptsync.worker.options import RunDir, WorkerOptions
-from ckptsync.worker.selection import EVERYTHING, Selection
 from ckptsync.worker.store_view import RunRecords, StoreView, read_run
 from ckptsync.worker.worker import Worker
 from tests.support.worker_in_process import (

@@ -18,8 +18,8 @@ from ckptsync.records.tombstone_keep_join import Tombstone
 from ckptsync.stores.opening import create_store
 from ckptsync.tensors import Demands
 from ckptsync.walk import Stat
+from ckptsync.worker.file_selection import EVERYTHING, Preset, Selection, select
 from ckptsync.worker.options import RunDir, WorkerOptions
-from ckptsync.worker.selection import EVERYTHING, Preset, Selection, select
 from ckptsync.worker.unsent_files import (
     find_holder,
     find_stored,

@@ -17,9 +17,9 @@ import pytest
 from ckptsync.digest import MOST_OF_ALL, digest, digest_stream
 from ckptsync.errors import Incomplete, StoreError, Transient
 from ckptsync.records.manifest import FileEntry
-from ckptsync.stores import liveness
+from ckptsync.stores import progress_signs
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.stores.posix.part_file import BLOCK
+from ckptsync.stores.posix.draft import BLOCK
 from ckptsync.walk import walk
 from ckptsync.worker.local_save import CHUNK, Changed, LocalFile, unread
 from ckptsync.worker.upload_sources import (
@@ -169,10 +169,10 @@ def test_nothing_large_is_read_to_its_end_by_a_process_that_is_about_to_end(tmp_
         iter(StoreSource(store, "y", entry(LARGE), "n")),
     ):
         next(stream)
-        liveness.announce_shutdown()
+        progress_signs.announce_shutdown()
         with pytest.raises(Transient, match="about to end"):
             next(stream)
-        liveness.clear_shutdown()
+        progress_signs.clear_shutdown()
 
 
 def test_a_file_of_many_has_few_blocks(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """A store in a directory: a local disk, or NFS.
 
-Writing: a new file under a temporary name in the same directory (`posix.part_file`), its bytes,
+Writing: a new file under a temporary name in the same directory (`posix.draft`), its bytes,
 fsync, close, then one step that gives it its name (`posix.publish`: rename replaces, link refuses),
 then fsync of the directory; those above are durable before.  Killed anywhere, there is the old file
 or the new one, and at most a temporary one, which is never listed.  Recommended reading:
@@ -39,7 +39,7 @@ from ckptsync.stores.contract import (
 )
 from ckptsync.stores.limits import RateLimiter, Unlimited, limit
 from ckptsync.stores.oserrors import HINTS, StoreErrors
-from ckptsync.stores.posix.part_file import Draft, checked_name, clear, discard, is_unfinished
+from ckptsync.stores.posix.draft import Draft, checked_name, clear, discard, is_unfinished
 from ckptsync.stores.posix.publish import DurableDirectories, GiveName, claim, replace
 
 T = TypeVar("T")

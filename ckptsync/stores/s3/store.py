@@ -16,8 +16,8 @@ from ckptsync.stores.part_upload import MIB, MOST, PART, UploadPool, part_size
 from ckptsync.stores.retry import Persistence
 from ckptsync.stores.s3.client import BucketAccess
 from ckptsync.stores.s3.error_codes import Denied, NoSuchRange, not_s3
+from ckptsync.stores.s3.multipart_upload import KeyTarget, Unfinished, remove_stale, unfinished
 from ckptsync.stores.s3.requests import Answer, Bucket, seconds, size_of, text
-from ckptsync.stores.s3.upload import KeyTarget, Unfinished, remove_stale, unfinished
 from ckptsync.stores.urls import Remote
 from ckptsync.tensors import Extent
 

@@ -2,5 +2,5 @@
 
 ``connection``: URL, options, the ssh process, and why it ended.  ``protocol``: packets, requests
 and their answers.  ``server_files``: sessions, and the files and directories on the server.
-``part_file``: temporary files, resuming, publishing.  ``store``: the contract, and the names.
+``draft``: temporary files, resuming, publishing.  ``store``: the contract, and the names.
 """

@@ -15,9 +15,9 @@ from ckptsync.safe_open import Passed
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, checked_prefix, too_short
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.part_upload import PART, UploadPool
-from ckptsync.stores.posix.part_file import checked_name, is_unfinished
+from ckptsync.stores.posix.draft import checked_name, is_unfinished
 from ckptsync.stores.sftp.connection import parse_address
-from ckptsync.stores.sftp.part_file import SftpTarget, find_leftovers
+from ckptsync.stores.sftp.draft import SftpTarget, find_leftovers
 from ckptsync.stores.sftp.server_files import Listing, ServerFiles, Sessions
 from ckptsync.stores.urls import Remote
 

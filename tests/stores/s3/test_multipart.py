@@ -17,9 +17,15 @@ from ckptsync.errors import Exists, Incomplete, StoreError, Transient
 from ckptsync.stores.contract import About, read_all
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.part_upload import FilePart
+from ckptsync.stores.s3.multipart_upload import (
+    SentPart,
+    Unfinished,
+    is_same,
+    remove_stale,
+    unfinished,
+)
 from ckptsync.stores.s3.requests import base64_of, md5
 from ckptsync.stores.s3.store import S3Store
-from ckptsync.stores.s3.upload import SentPart, Unfinished, is_same, remove_stale, unfinished
 from ckptsync.stores.urls import Remote
 from tests.support.fault_proxy import HttpProxy
 from tests.support.network_faults import Answer, once

@@ -90,7 +90,7 @@ class Watch:
 
     Paths need not exist yet: the nearest directory above is watched until `refresh` finds them.  Of
     more than `MOST` paths those are watched that changed last; the caller scans the others
-    (`ckptsync.service.worker`), and finds them here with the next refresh.
+    (`ckptsync.service.worker_role`), and finds them here with the next refresh.
     """
 
     def __init__(self, paths: Iterable[str], hint: Hint, poll_s: int = POLL_S) -> None:

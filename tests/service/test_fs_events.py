@@ -18,8 +18,8 @@ import pytest
 from watchdog.observers.polling import PollingObserverVFS
 
 from ckptsync.mounts import chosen, is_blind
-from ckptsync.service import watch as module
-from ckptsync.service.watch import MOST, Watch, directories_to_check, directory_states
+from ckptsync.service import fs_events as module
+from ckptsync.service.fs_events import MOST, Watch, directories_to_check, directory_states
 from tests.support.waiting import until
 
 ROOT = Path(__file__).parent.parent
@@ -247,7 +247,7 @@ def test_a_path_that_cannot_be_looked_at_is_not_watched_and_raises_nothing(
 LIMITED = """
 import threading
 from pathlib import Path
-from ckptsync.service.watch import Watch
+from ckptsync.service.fs_events import Watch
 out = Path({out!r}); out.mkdir(); heard = threading.Event()
 found = Watch([str(out)], lambda _: heard.set(), poll_s=1)
 print(found.modes()[str(out)], len(found.notes()))
@@ -278,7 +278,7 @@ def test_a_limit_that_is_reached_under_way_turns_events_into_polling_and_is_told
 
 LOSING = """
 import sys, threading
-from ckptsync.service.watch import Watch
+from ckptsync.service.fs_events import Watch
 heard = threading.Event(); found = Watch([sys.argv[1]], lambda _: heard.set())
 print(*found.notes(), flush=True); sys.stdin.readline(); heard.wait(60)
 for n in range(1200):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ckptsync.doctor.checks import compare
-from ckptsync.doctor.exchange import (
+from ckptsync.doctor.published_facts import (
     FOLDER,
     Arrived,
     group_jobs,

@@ -26,11 +26,11 @@ from ckptsync.config.output_dirs import list_unmatched, list_watched, output_dir
 from ckptsync.config.schema import Config, WorkerConfig
 from ckptsync.errors import CkptsyncError, ConfigError, StoreError
 from ckptsync.quantities import backoff
+from ckptsync.service.fs_events import Watch, directories_to_check, directory_states
 from ckptsync.service.log import Line, pairs, shown
-from ckptsync.service.own_process import Locks
+from ckptsync.service.process_control import Locks
 from ckptsync.service.store_connection import remember
 from ckptsync.service.tasks import NEVER, Fatal, Outcome, Task
-from ckptsync.service.watch import Watch, directories_to_check, directory_states
 from ckptsync.stores.contract import Store
 from ckptsync.walk import SPOOL, UnsafeSpool
 from ckptsync.worker.options import RunDir, WorkerOptions

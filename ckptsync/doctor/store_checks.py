@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckptsync.config.loading import options_for
-from ckptsync.doctor import directories
-from ckptsync.doctor.directories import is_directory, newest_checkpoint, reason, size_of
+from ckptsync.doctor import directory_checks
+from ckptsync.doctor.directory_checks import is_directory, newest_checkpoint, reason, size_of
 from ckptsync.doctor.findings import STORAGE, Finding, fail, refusal, warn
 from ckptsync.errors import CkptsyncError, ConfigError, Exists, NotFound, StoreError, Transient
 from ckptsync.records.store_paths import clock_name
@@ -86,7 +86,7 @@ def check_store(
     """
     try:
         where = located(target.url)
-        if isinstance(where, Path) and (refused := list(directories.check_root(where))):
+        if isinstance(where, Path) and (refused := list(directory_checks.check_root(where))):
             return Checked(tuple(replace(finding, level="fail") for finding in refused))
         store = open_unchecked(target)
         if store is None and creates and not _served(target.url, output_dirs):
@@ -189,10 +189,10 @@ def _check_directory(
         what, why = f"{where}: no directory of a run can be made there", OPERATIONS["create"]
         hint = "let this user, or a group that it is in, write there"
         yield fail("store-create", url, what, why=why, hint=hint, code=STORAGE)
-    yield from directories.check_mount(where)
+    yield from directory_checks.check_mount(where)
     known = [newest_checkpoint(path) for path in output_dirs if is_directory(path)]
     newest = max(filter(None, known), key=size_of, default=None)
-    yield from directories.check_space(where, newest)
+    yield from directory_checks.check_space(where, newest)
     mask = int(umask() or "0", 8)
     if where.stat().st_mode & stat.S_ISGID and mask & 0o040:
         what, hint = f"umask {mask:04o}", "umask 0002 (UMask= of a unit)"

@@ -11,7 +11,7 @@ from ckptsync.digest import FileDigest, digest_stream
 from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.records.store_paths import file_name
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.verify.expected import (
+from ckptsync.verify.expected_files import (
     check_sizes,
     decode_baseline,
     directory_file,

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptsync.merge import statistics as module
-from ckptsync.merge.statistics import Statistics, remarks, statistics
+from ckptsync.merge import tensor_statistics as module
+from ckptsync.merge.tensor_statistics import Statistics, remarks, statistics
 
 TYPES = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "BF16": ml_dtypes.bfloat16}
 INTEGERS = {"I64": "<i8", "U8": "u1", "I16": "<i2", "U64": "<u8", "BOOL": "?"}

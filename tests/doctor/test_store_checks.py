@@ -16,8 +16,8 @@ import pytest
 
 from ckptsync.config.loading import read
 from ckptsync.doctor.diagnosis import check_runs
-from ckptsync.doctor.directories import check_output_dirs, expected_size
-from ckptsync.doctor.store_access import (
+from ckptsync.doctor.directory_checks import check_output_dirs, expected_size
+from ckptsync.doctor.store_checks import (
     Checked,
     StoreTarget,
     _check_operations,

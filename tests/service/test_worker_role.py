@@ -23,12 +23,12 @@ from ckptsync.catalogue.uncached import read_state
 from ckptsync.config.loading import read
 from ckptsync.config.schema import Config
 from ckptsync.errors import ConfigError, StoreError, Transient
-from ckptsync.service import worker as module
+from ckptsync.service import worker_role as module
+from ckptsync.service.fs_events import Mode, directory_states
 from ckptsync.service.log import Line
-from ckptsync.service.own_process import Locks
+from ckptsync.service.process_control import Locks
 from ckptsync.service.store_connection import ServiceStore
-from ckptsync.service.watch import Mode, directory_states
-from ckptsync.service.worker import (
+from ckptsync.service.worker_role import (
     LONGEST_REST,
     SHARE,
     UNFINISHED_EVERY,
@@ -278,7 +278,7 @@ def test_memory_is_released_when_all_is_uploaded_and_not_after_each_run(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     released: list[int] = []
-    monkeypatch.setattr("ckptsync.service.worker.give_back_memory", lambda: released.append(1))
+    monkeypatch.setattr("ckptsync.service.worker_role.give_back_memory", lambda: released.append(1))
     with watching(out) as (found, store):
         write(out / "run" / "checkpoint-1")
         found.scanning()
@@ -651,7 +651,7 @@ def test_a_worker_tells_phases_repairs_and_failures_and_nothing_that_counts_down
 
 PROBE = """
 import ctypes, sys
-from ckptsync.service.worker import give_back_memory as give_back
+from ckptsync.service.worker_role import give_back_memory as give_back
 
 def resident():
     return int(next(line for line in open("/proc/self/status") if \

@@ -19,8 +19,8 @@ import pytest
 from ckptsync.errors import Exists, Incomplete, StoreError, Transient
 from ckptsync.stores.contract import About, read_all
 from ckptsync.stores.oserrors import StoreErrors
-from ckptsync.stores.posix import part_file, publish
-from ckptsync.stores.posix.part_file import BLOCK, WORTH, Draft, is_unfinished, part_of
+from ckptsync.stores.posix import draft, publish
+from ckptsync.stores.posix.draft import BLOCK, WORTH, Draft, is_unfinished, part_of
 from ckptsync.stores.posix.publish import _MOST, DurableDirectories, replace
 from ckptsync.stores.posix.store import PosixStore
 from ckptsync.stores.stream import chunk_room
@@ -119,8 +119,8 @@ def test_a_draft_that_is_being_written_is_left_alone_until_it_has_its_name(at: i
     assert (other.part == writing.part, other.may_stay) == (False, False)
     writing.commit()
     assert later[0].part != writing.part
-    for draft in (other, *later):
-        draft.end(keep=False)
+    for one in (other, *later):
+        one.end(keep=False)
 
 
 def test_a_draft_that_has_its_name_is_never_written_to(at: int, tmp_path: Path) -> None:
@@ -482,12 +482,12 @@ def test_the_file_is_the_chunks(
     is_on_disk: Callable[[int], bool],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(part_file, "is_on_disk", is_on_disk)
+    monkeypatch.setattr(draft, "is_on_disk", is_on_disk)
     write_whole(at, [memory(size) for size in sizes])
 
 
 def test_what_was_written_is_let_go_of_and_stays(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(part_file, "LET_GO", 1000)
+    monkeypatch.setattr(draft, "LET_GO", 1000)
     write_whole(at, [askew(700) for _ in range(9)])
 
 
@@ -505,7 +505,7 @@ def test_short_writes_and_a_refusal_in_the_midst_lose_and_double_nothing(
         return real(fd, data[:most], start)
 
     monkeypatch.setattr(os, "pwrite", short)
-    monkeypatch.setattr(part_file, "is_on_disk", lambda _: True)
+    monkeypatch.setattr(draft, "is_on_disk", lambda _: True)
     write_whole(at, [aligned(WORTH), aligned(2 * WORTH), aligned(5)])
 
 
@@ -523,7 +523,7 @@ def test_large_chunks_go_past_the_cache_and_what_follows_them_through_it(
     except OSError:
         pytest.skip("no file system that writes past the cache here")
     monkeypatch.setattr(os, "pwrite", noted)
-    monkeypatch.setattr(part_file, "is_on_disk", lambda _: True)
+    monkeypatch.setattr(draft, "is_on_disk", lambda _: True)
     write_whole(at, [aligned(WORTH), aligned(WORTH + 5), aligned(WORTH)])
     assert calls == [(True, WORTH), (True, WORTH), (False, 5), (False, WORTH)]
 

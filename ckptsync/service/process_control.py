@@ -22,7 +22,7 @@ from ckptsync.errors import ConfigError, StoreError
 from ckptsync.spool import folders
 from ckptsync.spool.markers import began, boot
 from ckptsync.status.heartbeat import Heartbeat
-from ckptsync.stores import liveness
+from ckptsync.stores import progress_signs
 from ckptsync.walk import UnsafeSpool
 
 # seconds without a change after which an output directory that somebody was removing is served
@@ -67,7 +67,7 @@ class Stopping:
     def ask(self, code: int = 0) -> None:
         """Ask for a stop; the first code that is not 0 is the exit code."""
         self.is_stopping, self.code = True, self.code or code
-        liveness.announce_shutdown()
+        progress_signs.announce_shutdown()
         self.wake()
 
     def wake(self) -> None:
@@ -113,7 +113,7 @@ def stopping() -> Iterator[Stopping]:
     SIGHUP not where it is ignored, as under nohup.
     """
     stop = Stopping()
-    liveness.clear_shutdown()
+    progress_signs.clear_shutdown()
     numbers = [n for n in SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
     before = {number: signal.signal(number, stop.on_signal) for number in numbers}
     try:

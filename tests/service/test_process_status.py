@@ -13,8 +13,8 @@ import pytest
 
 from ckptsync.errors import StoreError
 from ckptsync.service.log import shown
-from ckptsync.service.own_process import Stopping, heartbeat
-from ckptsync.service.own_status import MOST, Heart, Rate, Roles, disks, survey
+from ckptsync.service.process_control import Stopping, heartbeat
+from ckptsync.service.process_status import MOST, Heart, Rate, Roles, disks, survey
 from ckptsync.service.store_connection import ServiceStore
 from ckptsync.service.tasks import Outcome, Task
 from ckptsync.spool import markers

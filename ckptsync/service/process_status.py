@@ -25,7 +25,7 @@ from ckptsync import __version__
 from ckptsync.errors import ConfigError, StoreError
 from ckptsync.mounts import mount_of
 from ckptsync.service.log import pairs, shown
-from ckptsync.service.own_process import Stopping
+from ckptsync.service.process_control import Stopping
 from ckptsync.service.tasks import HUNG, Outcome, Task, Watchdog
 from ckptsync.spool import markers
 from ckptsync.status import heartbeat
@@ -35,8 +35,8 @@ from ckptsync.walk import SPOOL
 from ckptsync.worker.node_identity import Clock, umask
 
 if TYPE_CHECKING:
-    from ckptsync.service.head_and_verifier import HeadRoles
-    from ckptsync.service.worker import WorkerRole
+    from ckptsync.service.head_roles import HeadRoles
+    from ckptsync.service.worker_role import WorkerRole
 
 MOST = 1000  # entries of each list in a heartbeat
 RATE_OVER = 60.0  # seconds

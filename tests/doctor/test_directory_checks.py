@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from ckptsync.doctor import directories
-from ckptsync.doctor.directories import check_output_dir, check_space
+from ckptsync.doctor import directory_checks
+from ckptsync.doctor.directory_checks import check_output_dir, check_space
 from tests.doctor.real import PROJECT, doctor, kinds, needs_namespaces, open_to_all
 
 HASTY = (
-    "import sys; from ckptsync.doctor import directories; directories.PATIENCE = 2.0; from"
-    " ckptsync.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    "import sys; from ckptsync.doctor import directory_checks; directory_checks.PATIENCE = 2.0;"
+    " from ckptsync.cli.main import main; sys.exit(main(sys.argv[1:]))"
 )
 # nobody ever reads what it is asked
 DEAD = "exec 9<>/dev/fuse; mount -i -t fuse -o fd=9,rootmode=40000,user_id=0,group_id=0 dead {path}"
@@ -70,7 +70,7 @@ def test_a_model_that_would_not_fit_twice_is_a_warning_as_long_as_nothing_was_sa
 
 ASK = """import sys
 from pathlib import Path
-from ckptsync.doctor.directories import check_output_dir
+from ckptsync.doctor.directory_checks import check_output_dir
 print(*[f.kind for f in check_output_dir(Path(sys.argv[1]))])"""
 
 
@@ -194,19 +194,19 @@ def test_how_nfs_is_mounted_is_looked_at(tmp_path: Path, monkeypatch: pytest.Mon
         ("hard,actimeo=600", ["late-names"]),
     ):
         table.write_text(f"40 22 0:40 / / rw - nfs4 head:/srv rw,{options}\n")
-        assert [f.kind for f in directories.check_mount(tmp_path)] == wanted
+        assert [f.kind for f in directory_checks.check_mount(tmp_path)] == wanted
         assert "no-events" in [f.kind for f in check_output_dir(tmp_path)]
 
 
 def test_what_stands_before_a_wildcard_is_fixed() -> None:
-    assert directories.fixed_part(Path("/data/*/out")) == Path("/data")
-    assert directories.fixed_part(Path("/data/out")) == Path("/data/out")
+    assert directory_checks.fixed_part(Path("/data/*/out")) == Path("/data")
+    assert directory_checks.fixed_part(Path("/data/out")) == Path("/data/out")
 
 
 def test_what_answers_is_not_silent_whether_it_is_there_or_not(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     there = (tmp_path, tmp_path / "none", tmp_path / "file/x", Path("/proc/self"))
-    directories.check_answers(*there)
+    directory_checks.check_answers(*there)
 
 
 @pytest.mark.parametrize(
@@ -219,14 +219,14 @@ def test_a_mount_point_of_fstab_without_a_mount_is_found(
     (tmp_path / "fstab").write_text(
         f"# ours\nhead:/srv {tmp_path}/with\\040blank nfs4 {options} 0 0\nUUID=1 none swap sw\n"
     )
-    monkeypatch.setattr(directories, "FSTAB", tmp_path / "fstab")
+    monkeypatch.setattr(directory_checks, "FSTAB", tmp_path / "fstab")
     (tmp_path / "with blank/out").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "with blank/out")
     for path in (tmp_path / "with blank/out", tmp_path / "link"):
-        assert [(f.level, f.kind) for f in directories.check_mount(path)] == [
+        assert [(f.level, f.kind) for f in directory_checks.check_mount(path)] == [
             (level, "not-mounted")
         ]
-    assert list(directories.check_mount(tmp_path / "elsewhere")) == []
+    assert list(directory_checks.check_mount(tmp_path / "elsewhere")) == []
 
 
 @needs_namespaces

@@ -14,7 +14,7 @@ from ckptsync.errors import Exists, StoreError, Transient
 from ckptsync.stores.contract import About
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.part_upload import PART, FilePart
-from ckptsync.stores.sftp.part_file import SftpTarget, find_leftovers, token
+from ckptsync.stores.sftp.draft import SftpTarget, find_leftovers, token
 from ckptsync.stores.sftp.server_files import ServerFiles
 from ckptsync.stores.sftp.store import SftpStore
 from tests.support.rate_limits import Counted
@@ -175,7 +175,7 @@ def test_what_is_recorded_to_be_durable_is_not_read_back(
     """Reading costs what sending does: a writer restarted sooner than it has read everything would
     never get on.
     """
-    monkeypatch.setattr("ckptsync.stores.sftp.part_file.RECORD_S", 0.0)
+    monkeypatch.setattr("ckptsync.stores.sftp.draft.RECORD_S", 0.0)
     content = random.Random(1).randbytes(5 * PART + 5)
     about, moved = About(len(content), "node:/a"), []
 
