@@ -213,7 +213,7 @@ def _of_shard(
     for name in at.nodes:
         node = nodes.get(name)
         if node and any(finding.name in node.lacks.get(record, ()) for record in records):
-            answers.append(("lost", f"{name} no longer has the file, or cannot read it"))
+            answers.append(("lost", f"{name} no longer has the file"))
         elif node and node.is_alive:
             answers.append(("ask", f"{name} has to upload it again"))
         else:

@@ -14,7 +14,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from ckptsync.errors import CkptsyncError, Incomplete, StoreError, Transient
+from ckptsync.errors import CkptsyncError, Incomplete, StoreError
 from ckptsync.records import save_groups
 from ckptsync.records.location_status import LocationRecords, proof
 from ckptsync.records.manifest import FileEntry
@@ -24,7 +24,6 @@ from ckptsync.records.tombstone_keep_join import fate
 from ckptsync.spool.folders import children
 from ckptsync.stores import progress_signs
 from ckptsync.stores.contract import About, Store
-from ckptsync.stores.oserrors import PASSING
 from ckptsync.walk import SPOOL, walk
 from ckptsync.worker.file_selection import EVERYTHING
 from ckptsync.worker.local_save import LocalFile, LocalFiles, LocalSave, kept_manifest
@@ -117,7 +116,7 @@ def send_again(
     Raises StoreError, but not for a copy that this node's disk cannot read: that is a reason.
     ``added``: files of the hook that may be it, read when no save has it.
     """
-    entry, reason = request.entry, "this node no longer has the file"
+    entry, unread = request.entry, None
     if request.kind not in OF_BYTES and is_stored(store, request.name, entry, _show_progress):
         return (
             "the store has exactly what this node uploaded: the file was damaged before the upload"
@@ -133,18 +132,17 @@ def send_again(
                 pass  # once for the digest alone: wrong bytes need not travel to be refused
         except Incomplete:  # other bytes by now: the next candidate may have the right ones
             continue
-        except StoreError as e:  # of this node's disk: it may pass, or the next candidate is well
-            cause = e.__cause__
-            if isinstance(e, Transient) or (isinstance(cause, OSError) and cause.errno in PASSING):
-                raise
-            reason = f"no copy here can be read: {e}"
+        except StoreError as e:  # of this node's disk: the next candidate may be well
+            unread = e
             continue
         try:
             store.write(request.name, source, source.about)
         except Incomplete:  # changed since
             continue
         return ""
-    return reason
+    if unread:  # it may pass
+        raise unread
+    return "this node no longer has the file"
 
 
 def _show_progress(_: int) -> None:

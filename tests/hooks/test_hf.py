@@ -419,7 +419,8 @@ def test_where_nothing_can_be_kept_nobody_says_that_it_is(tmp_path: Path) -> Non
     (tmp_path / "_ckptsync").write_text("a file where the spool would be")
     done = trained(tmp_path, "one = Trainer(str(out))", TRAIN)
     assert (
-        f"ckptsync: could not begin: UnsafeSpool: {tmp_path}/_ckptsync: no directory" in done.stderr
+        f"ckptsync: could not begin: UnsafeSpool: {tmp_path}/_ckptsync: expected a directory"
+        in done.stderr
     )
     assert ON not in done.stderr
 

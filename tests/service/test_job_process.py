@@ -231,7 +231,7 @@ def test_a_bit_of_the_only_manifest_that_flips_on_disk_is_reported_and_written_a
     os.utime(manifest, ns=(told.st_atime_ns, told.st_mtime_ns))  # as a disk would do it
     done = run_job(verify, config, lambda *_: None)
     assert done.changed
-    assert done.errors == ("fsdp2/checkpoint-4: damaged",)
+    assert done.errors == (), "damage is told by the report"
     assert any(manifest.name in line.text for line in done.lines)
     found = read_catalogue(store, cache)
     assert (found.summaries, [f.name for f in found.faults]) == (

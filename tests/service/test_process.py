@@ -86,7 +86,7 @@ def test_a_link_in_the_locks_location_is_not_followed(spool: Path) -> None:
 
 def test_a_spool_that_cannot_be_made_is_an_operators_error(tmp_path: Path) -> None:
     (tmp_path / "_ckptsync").write_text("")
-    with pytest.raises(UnsafeSpool, match="_ckptsync: no directory"):
+    with pytest.raises(UnsafeSpool, match="_ckptsync: expected a directory"):
         Locks("n0").hold(tmp_path / "_ckptsync")
     with pytest.raises(StoreError, match="gone"):
         Locks("n0").hold(tmp_path / "gone" / "_ckptsync")

@@ -194,8 +194,8 @@ def test_what_is_recorded_to_be_durable_is_not_read_back(
             store.create("run/a", until(end), about)
         moved.append(sum(pace.taken))
     assert moved[1] < PART + 6 * 65536
-    # less than the whole, of five: what was recorded may be a part or two behind
-    assert moved[2] < 4 * PART
+    # less than the whole, of five: what was recorded may be some parts behind
+    assert moved[2] < 4.5 * PART
     assert (tmp_path / "run/a").read_bytes() == content
     assert [p.name for p in (tmp_path / "run").iterdir()] == ["a"]
 
