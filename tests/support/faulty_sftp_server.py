@@ -14,7 +14,7 @@ unmakeable, answer=KIND=TYPE=HEX (requests of that kind are answered so), mutate
 answer, about, is not what it should be).
 """
 
-# ruff: noqa: PTH104, PTH112, PTH116, PTH118, PTH115, PTH119, PTH123, PTH208  paths are bytes here
+# ruff: noqa: PTH104, PTH108, PTH112, PTH116, PTH118, PTH115, PTH119, PTH123, PTH208  paths are bytes here
 
 from __future__ import annotations
 
@@ -175,9 +175,14 @@ def entries(body: bytes) -> tuple[int, bytes]:
 def renamed(body: bytes) -> tuple[int, bytes]:
     old, rest = take(body)
     new, _ = take(rest)
-    if "replaces" not in FAULTS and os.path.lexists(new):
+    if "replaces" in FAULTS:
+        os.rename(old, new)
+        return status(0)
+    try:
+        os.link(old, new, follow_symlinks=False)  # as OpenSSH does it: of two clients one gets it
+    except FileExistsError:
         return status(4)
-    os.rename(old, new)
+    os.unlink(old)
     return status(0)
 
 
