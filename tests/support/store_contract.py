@@ -16,8 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ckptsync.errors import Corrupt, Exists, NotFound
-from ckptsync.stores.contract import Chunk, Store, read_all
+from ckptsync.errors import Corrupt, Exists, Incomplete, NotFound
+from ckptsync.stores.contract import About, Chunk, Store, read_all
 from ckptsync.stores.stream import read_ahead
 from tests.support.crashing_store import Crash, Dying
 
@@ -211,6 +211,24 @@ class StoreContract:
         with pytest.raises(RuntimeError, match="the source is gone"):
             store.write("a", dies_after(b"new"))
         assert read_all(store, "a") == b"old"
+
+    def test_more_or_fewer_bytes_than_were_said_leave_nothing(self, store: Store) -> None:
+        for put, name in [(store.write, "run/w"), (store.create, "run/c")]:
+            for size in (3, 5):
+                with pytest.raises(Incomplete, match=f"expected {size}"):
+                    put(name, [b"12", b"34"], About(size))
+        assert names(store) == []
+
+    def test_what_has_an_origin_is_whole_after_a_write_that_died(
+        self, store: Store, again: Store
+    ) -> None:
+        content = [bytes([n]) * (1 << 20) for n in range(10)]
+        about = About(10 << 20, "node0 a 1")
+        with pytest.raises(RuntimeError, match="the source is gone"):
+            store.write("a", dies_after(*content[:7]), about)
+        again.write("a", content, about)
+        assert read_all(store, "a") == b"".join(content)
+        assert names(store) == ["a"]
 
     def test_nothing_shows_until_the_last_chunk(self, store: Store, again: Store) -> None:
         def watched() -> Iterator[bytes]:
