@@ -57,12 +57,12 @@ def todo_for(seen: Summary) -> Todo | None:
 
     It is made, repaired, or gets configuration that has come since, if any has.  Damage to shards
     holds nothing up: bytes that are read are checked, and those that are not read do not matter.
-    Without shards nothing is merged: a model record that is lost then is lost.
+    Where retention has deleted the shards, nothing is merged unless somebody brings them back.
     """
     if seen.status in LEFT_ALONE:
         return None
     if not seen.model_record:
-        return "merge" if seen.model and not seen.done else None
+        return "merge" if seen.model and (seen.size or not seen.done) else None
     return "repair" if seen.suspects else "configure"
 
 

@@ -15,6 +15,7 @@ from ckptsync.head.schedule import head_jobs, todo_for
 from ckptsync.records.location_status import Condition, LocationState
 from ckptsync.records.report import FindingKind, VerifyFinding
 from ckptsync.records.tombstone_keep_join import Tombstone
+from ckptsync.stores.contract import read_all
 from ckptsync.stores.memory import MemoryStore
 from tests.head.test_consolidate import BASE, MODEL, look
 from tests.support.filled_stores import DEMO, put, report_on, send, two_nodes
@@ -120,12 +121,16 @@ def test_a_model_record_that_is_lost_after_its_shards_were_deleted_is_not_merged
         store,
         Tombstone("run", "checkpoint-4", "checkpoint-4", 0, named, "old", "shards", "done"),
     )
-    for name in seen.named_files("shards"):
+    shards = {name: read_all(store, name) for name in seen.named_files("shards")}
+    for name in shards:
         store.delete(name)
     store.delete(seen.model_record_name)
     assert look(store).status == "COMPLETE", "its model is expected, and nothing else"
     assert due(store) == []
     assert consolidate_location(store, "run", "checkpoint-4", BASE) == ()
+    for name, content in shards.items():
+        store.write(name, [content])
+    assert len(due(store)) == 1, "somebody has brought them back"
 
 
 @pytest.mark.parametrize(
