@@ -25,7 +25,7 @@ from ckptsync.errors import Corrupt, Incomplete, Unsupported, name_in_errors
 from ckptsync.formats import torch_save
 from ckptsync.formats.dtypes import ITEMSIZE
 from ckptsync.formats.pickles import brief
-from ckptsync.formats.torch_pickle import StoredTensor
+from ckptsync.formats.torch_pickle import StoredTensor, Wrapped, plain_tensor
 from ckptsync.layouts.file_names import MOST_RANKS, inside
 from ckptsync.layouts.sharded_tensors import (
     ALLOWED,
@@ -33,10 +33,10 @@ from ckptsync.layouts.sharded_tensors import (
     SHARDED_TENSOR,
     Meshes,
     RankShards,
-    Wrapped,
     dtensor_share,
     sharded_share,
 )
+from ckptsync.layouts.state_dict import entries, is_extra_state, without_extra_states
 from ckptsync.tensors import Copy, Extent, Files, Part, Shape, Tensor
 
 _NAME = re.compile(
@@ -124,7 +124,7 @@ def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
             raise Corrupt(f"{other.name}: {odd[0]} is not in every rank's file", hint=_MIXED)
     found = tuple(_joined(files, loaded, key) for key in loaded[0].tensors)
     _check_not_cut(found, loaded[0])
-    return tuple(_tied(found, loaded))
+    return without_extra_states(tuple(_tied(found, loaded)), loaded[0].extra)
 
 
 def _world_of_model(files: Files, root: str) -> int:
@@ -292,11 +292,15 @@ Held = RankShards | StoredTensor
 
 @dataclass(frozen=True, slots=True)
 class LoadedRank:
-    """What one rank's file holds: of sharded tensors its share, plain ones as they are."""
+    """What one rank's file holds: of sharded tensors its share, plain ones as they are.
+
+    ``extra``: the names of modules' extra states.
+    """
 
     name: str
     container: torch_save.Container
     tensors: dict[str, Held]
+    extra: tuple[str, ...]
 
 
 def load(files: Files, name: str, rank: int) -> LoadedRank:
@@ -315,32 +319,31 @@ def load(files: Files, name: str, rank: int) -> LoadedRank:
     with name_in_errors(name):
         value, container = torch_save.load(files, Extent(name, 0, files.sizes()[name]), ALLOWED)
         tensors = dict(_read_tensors(value))
+        extra = tuple(filter(is_extra_state, value))
     strangers = {held.rank for held in tensors.values() if isinstance(held, RankShards)} - {rank}
     if strangers:
         raise Corrupt(
             f"{name}: rank {min(strangers)} wrote it",
             hint="files were renamed, or come from different saves",
         )
-    return LoadedRank(name, container, tensors)
+    return LoadedRank(name, container, tensors, extra)
 
 
 def _read_tensors(value: Any) -> Iterator[tuple[str, Held]]:
     if not isinstance(value, dict):
         raise Corrupt(f"a {type(value).__name__}, a state dict expected")
+    nested = [key for key, held in value.items() if isinstance(held, dict)]
+    if any(not is_extra_state(key) for key in nested):
+        raise Unsupported(
+            f"{brief(nested[0])} is a dictionary, a tensor expected",
+            hint="only flat state dicts are read",
+        )
     meshes: Meshes = {}
-    for key, held in value.items():
-        if isinstance(held, dict):
-            raise Unsupported(
-                f"{brief(key)} is a dictionary, a tensor expected",
-                hint="only flat state dicts are read",
-            )
-        if isinstance(held, (StoredTensor, Wrapped)):
-            if not isinstance(key, str):
-                raise Corrupt(f"a tensor named {brief(key)}, a text expected")
-            yield key, _read_tensor(key, held, meshes)
+    for key, held in entries(value):
+        yield key, _read_tensor(key, held, meshes)
 
 
-def _read_tensor(key: str, value: StoredTensor | Wrapped, meshes: Meshes) -> Held:
+def _read_tensor(key: str, value: Any, meshes: Meshes) -> Held:
     if key.rpartition(".")[2] == "_flat_param":
         raise Unsupported(
             "FSDP's LOCAL_STATE_DICT: flattened parameters, whose names and shapes are not in the"
@@ -350,11 +353,12 @@ def _read_tensor(key: str, value: StoredTensor | Wrapped, meshes: Meshes) -> Hel
                 " same model, wrapped the same way"
             ),
         )
-    if isinstance(value, StoredTensor):
-        return value
     with name_in_errors(key):
-        if value.kind in DTENSORS:
+        if isinstance(value, Wrapped) and value.kind in DTENSORS:
             return dtensor_share(value, meshes)
-        if value.kind == SHARDED_TENSOR:
+        if isinstance(value, Wrapped) and value.kind == SHARDED_TENSOR:
             return sharded_share(value)
-    raise Unsupported(f"{key}: a {value.kind}, DTensor and ShardedTensor are known")
+        tensor = plain_tensor(value)
+    if tensor is None:
+        raise Corrupt(f"{key}: no tensor")
+    return tensor

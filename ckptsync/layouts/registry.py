@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
 from ckptsync.layouts.file_names import Within, holds_weights, join, ranks
+from ckptsync.layouts.state_dict import without_extra_states
 from ckptsync.plain_json import parse
 from ckptsync.tensors import Demands, Extent, Files, Tensor, expect, read, read_whole
 
@@ -310,12 +311,12 @@ def tensors(
     if source.layout == "dcp_safetensors":
         from ckptsync.layouts import dcp_safetensors
 
-        return dcp_safetensors.tensors(files, source.root, outside)
+        return without_extra_states(dcp_safetensors.tensors(files, source.root, outside))
     module = layout(source.layout)
     expect(files, _heads_and_tails(files, source))
     if not LAYOUTS[source.layout].checks_itself:
         require(files, module.demands(files, source.root))
-    return module.tensors(files, source.root)
+    return without_extra_states(module.tensors(files, source.root))
 
 
 def _heads_and_tails(files: Files, source: WeightsSource) -> Iterator[Extent]:
