@@ -138,7 +138,7 @@ class RefusedTensor:
         raise AssertionError(f"{self.name} makes a tensor after all")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Wrapped:
     """A tensor of a wrapper class ``kind``: its global dtype and shape, and its state."""
 
@@ -178,7 +178,7 @@ _PLAIN = frozenset(
 # only wrap a plain one.
 _LIBRARIES = re.compile(
     r"(torchao|bitsandbytes|transformer_engine|optimum|quanto|hqq|compressed_tensors|fbgemm_gpu"
-    r"|modelopt|torch\.(ao|masked|nested|sparse|_subclasses))(\..*)?",
+    r"|modelopt|torch\.(_dynamo|ao|masked|nested|sparse|_subclasses))(\..*)?",
     re.DOTALL,
 )
 # Wrappers of torchao 0.5 to 0.18 around a weight that is trained in a plain dtype and quantised as
@@ -205,7 +205,10 @@ def is_of_library(name: Name) -> bool:
 def _of_class(kind: Name) -> Unsupported:
     """Return the error for a tensor of a class that may change what its elements mean."""
     library = kind.module.partition(".")[0]
-    return Unsupported(f"a {kind}, whose values only {library} can read", hint=_HINT)
+    return Unsupported(
+        f"a {kind}, whose values only {library} can read",
+        hint="save plain, dense tensors" if library == "torch" else _HINT,
+    )
 
 
 def _rebuild_v2(_: Name, args: tuple[Any, ...]) -> StoredTensor:
@@ -420,6 +423,9 @@ ALLOWED: Mapping[Name, Build] = Names(
                 # a module's extra state may be a stream of bytes, which protocol 2 writes as text
                 "_io": ("BytesIO",),
                 "_codecs": ("encode",),
+                # nested tensors have one among their arguments
+                "builtins": ("set",),
+                "__builtin__": ("set",),
             }
         ),
     }

@@ -91,7 +91,7 @@ def test_a_file_under_another_ranks_name_is_told_by_what_it_says() -> None:
     [
         ({"a._flat_param": torch.ones(3)}, Unsupported, "LOCAL_STATE_DICT"),
         ({"model": {"w": torch.ones(3)}}, Unsupported, "is a dictionary"),
-        ({3: torch.ones(3)}, Corrupt, "a text expected"),
+        ({3: torch.ones(3)}, Unsupported, "keys that are no names"),
         ([torch.ones(3)], Corrupt, "a state dict expected"),
         ({"p": Path("x")}, Unsupported, "pathlib"),
     ],
