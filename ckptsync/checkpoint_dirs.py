@@ -31,7 +31,10 @@ _STATES = re.compile(
     r"(bf16_|fp16_)?(zero_pp_rank_[0-9]+_|expp_rank_[0-9]+_|(layer_[0-9]+_)?expert_[0-9]+_)?mp_rank_[0-9]+_(model|optim)_states\.pt"
     r"|layer_[0-9]+(-model_[0-9]+)?-model_states\.pt"
 )
-_DCP = re.compile(r"\.metadata|__[0-9]+_[0-9]+\.distcp|.+\.safetensors(\.index\.json)?")
+_DCP = re.compile(
+    r"\.metadata|__[0-9]+_[0-9]+\.distcp|.+\.safetensors(\.index\.json)?"
+    r"|metadata\.pkl|(model|optimizer)_[0-9]+\.pt"  # torch_checkpointing's
+)
 # of its PPO trainer; of its SFT trainer, which has no directory for its one model
 _VERL = re.compile(
     r"actor|critic|model|optimizer|extra|dist_ckpt|huggingface|data(_[0-9]+)?\.pt"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
-from ckptsync.layouts.file_names import Within, holds_weights, join, ranks
+from ckptsync.layouts.file_names import PICKLED_METADATA, Within, holds_weights, join, ranks
 from ckptsync.layouts.state_dict import without_extra_states
 from ckptsync.plain_json import parse
 from ckptsync.tensors import Demands, Extent, Files, Tensor, expect, read, read_whole
@@ -81,7 +81,7 @@ LAYOUTS: dict[str, LayoutRow] = {
         naming="_model_states.pt",
     ),
     "per_rank": LayoutRow(
-        re.compile(r".*_rank_?[0-9]+\.(bin|pt)"),
+        re.compile(r".*_rank_?[0-9]+\.(bin|pt)|metadata\.pkl"),
         configuration="huggingface",  # verl's
     ),
     "lightning": LayoutRow(re.compile(r".+\.ckpt")),
@@ -400,6 +400,8 @@ def closed(name: str, files: Files) -> bool:
                 and read(files, Extent(name, 0, 2)) != b"PK"
                 and not torch_save.is_legacy(files, where)
             )
+        if name.rpartition("/")[2] == PICKLED_METADATA:
+            return size > 0 and read(files, Extent(name, size - 1, 1)) == b"."  # a pickle's STOP
         if name.endswith(".json"):
             parse(read_whole(files, name), name)
     except Corrupt:
