@@ -50,10 +50,15 @@ _LIKE_PARAMETER = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ExpectedModel:
-    """What else is known of a model: the base model's ``shapes``, a ``config.json``."""
+    """What else is known of a model: the base model's ``shapes``, a ``config.json``.
+
+    ``packed``: element types of matrices of the base that may hold quantised weights. Such a shape
+    is that of shards of the same type only.
+    """
 
     shapes: Mapping[str, Shape] = field(default_factory=dict)
     config: bytes | None = None
+    packed: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +129,7 @@ def _read_shards(
                     hint="they belong to different saves",
                 )
             boxes.setdefault(name, []).append(part)
-    proofs = find_proofs(files, root, boxes.keys(), outside)
+    proofs = find_proofs(files, root, dtypes, outside)
     here = file_names.ranks(shards)
     if world is not None:
         _check_world(world, here, len(shards), count)
@@ -255,13 +260,19 @@ def _offsets(value: list[Any]) -> Shape:
 
 
 def find_proofs(
-    files: Files, root: str, names: Collection[str], model: ExpectedModel
+    files: Files, root: str, dtypes: Mapping[str, str], model: ExpectedModel
 ) -> tuple[ShapeProof, ...]:
-    """Return all proofs that there are, the strongest first. ``names``: the tensors in question."""
+    """Return all proofs that there are, the strongest first, for the tensors of ``dtypes``."""
+    names = dtypes.keys()
     by_config, config = _by_config(files, root, names, model)
     found = [*_by_optimizers(files)]
     # a base model that has none of the tensors is another model, or names them otherwise
-    if base := {name: model.shapes[name] for name in names if name in model.shapes}:
+    base = {
+        name: model.shapes[name]
+        for name, dtype in dtypes.items()
+        if name in model.shapes and model.packed.get(name, dtype) == dtype
+    }
+    if base:
         found.append(ShapeProof("the base model", base, "most"))
     found += by_config
     if config_shapes.ties(config):  # optimizers know the output layer and the embedding as one

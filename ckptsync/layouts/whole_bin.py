@@ -20,7 +20,7 @@ from ckptsync.formats import torch_save
 from ckptsync.formats.pickles import brief
 from ckptsync.formats.torch_pickle import ANY_TENSOR, StoredTensor
 from ckptsync.layouts.file_names import home, inside, join
-from ckptsync.layouts.state_dict import named_tensors, without_extra_states
+from ckptsync.layouts.state_dict import is_extra_state, named_tensors, without_extra_states
 from ckptsync.layouts.whole_safetensors import model_files, model_tensors
 from ckptsync.tensors import Copy, Extent, Files, Tensor
 
@@ -79,7 +79,9 @@ def _state(value: Any) -> Mapping[Any, Any]:
             f"a {type(value).__name__}, a state dict expected", hint="save model.state_dict()"
         )
     nested = {
-        key: held for key, held in value.items() if isinstance(held, dict) and _has_tensors(held)
+        key: held
+        for key, held in value.items()
+        if isinstance(held, dict) and not is_extra_state(key) and _has_tensors(held)
     }
     if not nested:
         return value

@@ -57,9 +57,13 @@ class BaseModel:
         self.tensors: Model = {t.name: t for t in tensors}
 
     def shapes(self) -> Mapping[str, Shape]:
-        """Return the shapes of its tensors, but for packed matrices."""
+        """Return the shapes of its tensors."""
+        return {name: tensor.shape for name, tensor in self.tensors.items()}
+
+    def packed(self) -> Mapping[str, str]:
+        """Return the element types of matrices that may hold quantised weights."""
         found = self.tensors.values()
-        return {t.name: t.shape for t in found if len(t.shape) < 2 or not _is_packed(t)}
+        return {t.name: t.dtype for t in found if len(t.shape) > 1 and _is_packed(t)}
 
     def under_names_of(self, names: Collection[str]) -> Model:
         """Return its tensors under the names that another model has for them.

@@ -203,7 +203,9 @@ def _expected_model(directories: Sequence[Files], base: BaseModel | None) -> Exp
 
     directory = next((directory for directory in directories if CONFIG in directory.sizes()), None)
     config = read_whole(directory, CONFIG, MAX_BESIDE) if directory else None
-    return ExpectedModel(base.shapes() if base else {}, config)
+    if base is None:
+        return ExpectedModel(config=config)
+    return ExpectedModel(base.shapes(), config, base.packed())
 
 
 def _prepare_model(
