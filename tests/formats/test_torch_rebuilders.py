@@ -27,6 +27,7 @@ from tests.support.files_in_memory import (
 from tests.support.files_in_memory import torch_pickle as pickled
 from tests.support.gather_tensors import assembled
 from tests.support.torch_bytes import raw, saved
+from tests.support.vector import Bits
 
 # one rank's, Lightning's and a whole model's file: each has a state dict at its top
 FILES = {
@@ -39,7 +40,7 @@ FILES = {
 LEGACY = {"_use_new_zipfile_serialization": False}
 
 
-def read_model(value: Any, layout: str = "bin", **options: Any) -> dict[str, tuple[Any, ...]]:
+def read_model(value: Any, layout: str = "bin", **options: Any) -> Bits:
     files = MemoryFiles({FILES[layout]: saved(value, **options)})
     return assembled(files, tensors(files, choose(files, None)))
 
@@ -143,11 +144,13 @@ class _Wrapper(torch.Tensor):
         self._data = inner
         self.config = sys.modules[type(self).__module__].Config(3)
 
-    def __repr__(self) -> str:
+    def __repr__(self, **_: Any) -> str:
         return "a wrapper"
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]  # torch does not show that it is one
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if func is torch.ops.aten.detach.default:
             return args[0]
         raise NotImplementedError(func)

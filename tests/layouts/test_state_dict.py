@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from safetensors.torch import save as save_safetensors
+from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
 from ckptsync.layouts import registry
 from ckptsync.layouts.state_dict import is_extra_state
@@ -28,8 +28,11 @@ STATES: dict[str, Any] = {
     "double": torch.ones(2, dtype=torch.complex128),
 }
 ZERO: dict[str, Any] = {
-    **{"dp_world_size": 1, "mp_world_size": 1, "ds_config": {}, "param_shapes": None},
-    **{"buffer_names": [], "shared_params": {}, "frozen_param_shapes": None},
+    **dict.fromkeys(("dp_world_size", "mp_world_size"), 1),
+    **dict.fromkeys(("param_shapes", "frozen_param_shapes")),
+    "ds_config": {},
+    "shared_params": {},
+    "buffer_names": [],
 }
 
 
@@ -67,7 +70,7 @@ def test_an_extra_state_of_any_kind_is_left_out_with_a_remark(kind: str, layout:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["empty", "pickled bytes", "stream", "none"])
 def test_a_distributed_checkpoint_leaves_them_out_too(kind: str, tmp_path: Path) -> None:
-    dcp.save({"w": W, NAMES[1]: STATES[kind]}, checkpoint_id=tmp_path, no_dist=True)
+    save_distributed({"w": W, NAMES[1]: STATES[kind]}, checkpoint_id=tmp_path, no_dist=True)
     names, remark = found(contents(tmp_path))
     assert names == ["w"]
     assert "attention._extra_state' left out" in remark
