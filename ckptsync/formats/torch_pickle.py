@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from math import prod
 from typing import Any, NoReturn
 
@@ -39,7 +40,7 @@ from ckptsync.tensors import Shape
 # letters of a storage's name, which is a number: each mention of it is compared with others
 _LONGEST_KEY = 100
 _MOST_ELEMENTS = 1 << 60
-_MOST_ATTRIBUTES = 100  # of one tensor: those of a thousand may be one dictionary
+_MOST_ATTRIBUTES = 50  # of one tensor: those of a thousand may be one dictionary
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,10 +246,10 @@ def _check_bits(metadata: Sequence[Any]) -> None:
     for bits in metadata:
         if bits is not None and (type(bits) is not dict or len(bits) > _MOST_ATTRIBUTES):
             raise Corrupt("pickle: a tensor whose metadata is no small dictionary")
-        odd = sorted(brief(key) for key, value in (bits or {}).items() if value is not False)
-        if odd:
+        odd = next((key for key, value in (bits or {}).items() if value is not False), None)
+        if odd is not None:
             raise Unsupported(
-                f"a tensor with torch's {odd[0]} bit: its values are not those that are stored",
+                f"a tensor with torch's {brief(odd)} bit: its values are not those that are stored",
                 hint="save tensor.resolve_conj().resolve_neg()",
             )
 
@@ -259,20 +260,18 @@ def _rebuild_parameter(_: Name, args: tuple[Any, ...]) -> Any:
     if not isinstance(data, ANY_TENSOR) or len(state) > 1:
         raise Corrupt("pickle: a parameter without a tensor")
     # bitsandbytes' parameters are pickled as torch's, and have what they need as attributes
-    for value in _attributes(state[0] if state else None).values():
+    for value in chain.from_iterable(of.values() for of in _attributes(*state)):
         if isinstance(value, PickledObject) and is_of_library(value.name):
             raise _of_class(value.name)
     return data
 
 
-def _attributes(state: Any) -> dict[Any, Any]:
+def _attributes(state: Any = None) -> list[dict[Any, Any]]:
     """Return a tensor's attributes: a dictionary or None, or a pair of those, with its slots."""
     parts = state if type(state) is tuple and len(state) == 2 else (state,)
-    if any(len(part or ()) > _MOST_ATTRIBUTES for part in parts if type(part) is dict):
+    found = [part for part in parts if type(part) is dict]
+    if any(len(part) > _MOST_ATTRIBUTES for part in found):
         raise Corrupt("pickle: a tensor of too many attributes")
-    found: dict[Any, Any] = {}
-    for part in parts:
-        found |= part if type(part) is dict else {}
     return found
 
 
@@ -304,7 +303,7 @@ def _unwrapped(kind: Any, args: Any, state: Any) -> Any:
     size = args[2]
     dtype, shape = dtype_of(args[1]), shape_of(tuple(size) if type(size) is list else size)
     if kind.name in _WRAPPERS and kind.module.startswith("torchao."):
-        inner = _attributes(state).get(_WRAPPERS[kind.name])
+        inner = next((of.get(_WRAPPERS[kind.name]) for of in _attributes(state)), None)
         if isinstance(inner, StoredTensor) and (inner.dtype, inner.shape) == (dtype, shape):
             return inner
     return Wrapped(kind, dtype, shape, state)

@@ -86,7 +86,8 @@ def test_values_that_are_not_those_stored_are_refused_by_the_bit(
 ) -> None:
     tensor = VIEWS[view]()
     e = refusal({"a": torch.ones(2), "w": tensor}, layout, **container)
-    assert f"w: a tensor with torch's {'conj' if tensor.is_conj() else 'neg'!r} bit" in str(e)
+    bits_of = {"conj": tensor.is_conj(), "neg": tensor.is_neg()}
+    assert any(f"w: a tensor with torch's {bit!r} bit" in str(e) for bit in bits_of if bits_of[bit])
     assert "resolve_conj" in e.hint
     clean = {"w": tensor.resolve_conj().resolve_neg()}
     assert {k: v[2] for k, v in read_model(clean, layout).items()} == bits(clean)
@@ -144,7 +145,7 @@ class _Wrapper(torch.Tensor):
         self._data = inner
         self.config = sys.modules[type(self).__module__].Config(3)
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self) -> str:  # type: ignore[override]
         return "a wrapper"
 
     @classmethod
