@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
 from math import prod
 from typing import Any, NoReturn
 
@@ -24,6 +23,7 @@ from ckptsync.formats.dtypes import (
     UNNAMED,
     UNNAMED_STORAGES,
     from_torch,
+    is_castable,
 )
 from ckptsync.formats.pickles import (
     Build,
@@ -175,6 +175,7 @@ _PLAIN = frozenset(
         *(Name("torch.nn.parameter", kind) for kind in ("Parameter", "Buffer")),
     }
 )
+_PLAIN_VALUES = frozenset({bool, int, float, str, type(None), tuple, list, dict})
 # Libraries whose classes may stand in any pickle: their tensors are refused by name, unless they
 # only wrap a plain one.
 _LIBRARIES = re.compile(
@@ -260,9 +261,19 @@ def _rebuild_parameter(_: Name, args: tuple[Any, ...]) -> Any:
     if not isinstance(data, ANY_TENSOR) or len(state) > 1:
         raise Corrupt("pickle: a parameter without a tensor")
     # bitsandbytes' parameters are pickled as torch's, and have what they need as attributes
-    for value in chain.from_iterable(of.values() for of in _attributes(*state)):
-        if isinstance(value, PickledObject) and is_of_library(value.name):
-            raise _of_class(value.name)
+    is_float = isinstance(data, StoredTensor) and is_castable(data.dtype)
+    for of in _attributes(*state):
+        for key, value in (
+            of.items() if not _PLAIN_VALUES.issuperset(map(type, of.values())) else ()
+        ):
+            if isinstance(value, Unknown) and is_of_library(value.name):
+                raise _of_class(value.name)
+            if isinstance(value, StoredTensor) and not is_float:
+                raise Unsupported(
+                    f"a parameter that is no float and has a tensor as its {brief(key)}: it is"
+                    " quantised",
+                    hint=_HINT,
+                )
     return data
 
 

@@ -132,6 +132,21 @@ def test_an_attribute_of_a_class_that_no_checkpoint_has_is_refused() -> None:
     assert read_model({"w": weight}, "lightning")  # there scripts name what they like
 
 
+def test_parameters_of_bitsandbytes_are_known_by_their_attributes(wrapper: Any) -> None:
+    wrapper("bitsandbytes.functional", "Params4bit")
+    state = sys.modules["bitsandbytes.functional"].Config(4)
+    packed = torch.nn.Parameter(torch.ones(8, 1, dtype=torch.uint8), requires_grad=False)
+    with_attributes(packed, quant_state=state)
+    assert "bitsandbytes.functional.Config" in str(refusal({"w": packed}))
+    scaled = torch.nn.Parameter(torch.ones(8, dtype=torch.int8), requires_grad=False)
+    with_attributes(scaled, SCB=torch.ones(1))
+    assert "w: a parameter that is no float and has a tensor as its 'SCB'" in str(
+        refusal({"w": scaled})
+    )
+    plain = with_attributes(torch.nn.Parameter(torch.ones(8)), main_grad=torch.ones(8))
+    assert read_model({"w": plain}).keys() == {"w"}
+
+
 class _Wrapper(torch.Tensor):
     """As torchao's: an outer tensor without storage, and an inner one."""
 
