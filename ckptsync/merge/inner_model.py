@@ -34,6 +34,8 @@ _INNERMOST = frozenset(
     layoutlmv3 vit deit beit swin wav2vec2 hubert wavlm
     """.split()  # noqa: SIM905
 )
+# names of a text model in models of several, which stand before or behind the names above
+_OF_SEVERAL = frozenset("language_model text_model vision_model thinker talker".split())  # noqa: SIM905
 _CLASSIFIERS = (
     *("score.weight", "classifier.weight", "classifier.dense.weight"),
     *("classifier.out_proj.weight", "qa_outputs.weight"),
@@ -72,6 +74,11 @@ def split_source(source: str | None) -> tuple[str | None, str | None]:
     return source, None
 
 
+def is_value_head(names: Collection[str]) -> bool:
+    """Return whether these are the names of TRL's value head alone."""
+    return bool(names) and all(map(_VALUE_HEAD.fullmatch, names))
+
+
 def inner_model(
     tensors: Sequence[Tensor],
     path: str | None,
@@ -84,14 +91,7 @@ def inner_model(
     ``base``: names of the base model.  Raises Unsupported where several models could be meant, and
     for names that transformers would not load into the class that ``config`` names.
     """
-    names = [t.name for t in tensors]
-    if path is None:
-        root = _find(names, base, config or {}, adapter_config)
-    else:
-        root = "" if path == TOP else path
-        if root and not any(name.startswith(f"{root}.") for name in names):
-            there = ", ".join(sorted({name.partition(".")[0] for name in names})[:8])
-            raise Unsupported(f"@module={path}: no tensor's name begins so", hint=f"some: {there}")
+    root = find_path([t.name for t in tensors], path, base, config, adapter_config)
     inside: dict[str, str] = {}
     heads: dict[str, str] = {}
     outside: list[str] = []
@@ -111,6 +111,23 @@ def inner_model(
     if outside:
         notes.append(_left_out(outside, root))
     return InnerModel(_under(tensors, inside), _under(tensors, heads), tuple(notes))
+
+
+def find_path(
+    names: Sequence[str],
+    path: str | None,
+    base: Collection[str] = (),
+    config: Mapping[str, Any] | None = None,
+    adapter_config: Mapping[str, Any] | None = None,
+) -> str:
+    """Return what stands before the model's own names: ``path``, if it is given, or as found."""
+    if path is None:
+        return _find(names, base, config or {}, adapter_config)
+    root = "" if path == TOP else path
+    if root and not any(name.startswith(f"{root}.") for name in names):
+        there = ", ".join(sorted({name.partition(".")[0] for name in names})[:8])
+        raise Unsupported(f"@module={path}: no tensor's name begins so", hint=f"some: {there}")
+    return root
 
 
 def _under(tensors: Sequence[Tensor], names: Mapping[str, str]) -> tuple[Tensor, ...]:
@@ -149,31 +166,46 @@ def _find(
     adapter_config: Mapping[str, Any] | None,
 ) -> str:
     """Return the path of the model, empty if it is the whole; raises Unsupported."""
-    known = config_shapes.shapes(config).keys() if config else ()
+    known = _implied(config)
     roots = adapter.roots(names) or _of_trl(names)
     names = own = [name for name in names if not _VALUE_HEAD.fullmatch(name)]
     if not roots:
         own = names if adapter_config is None else [adapter.adapted(name) for name in names]
         roots = _by_names(own, base) or _by_names(own, known)
-    if not roots and known and not base:
-        inner = {name.partition(".")[2] for name in known if name.startswith("model.")}
-        roots = _by_names(own, inner)
-    if not roots and not base:
-        roots = _by_head(names, config, adapter_config)
+        roots = roots or _by_head(own, config, adapter_config)
     if len(roots) > 1:
         raise Unsupported(
             f"{len(roots)} models in one module: at {', '.join(sorted(roots))}",
             hint=f"--source SOURCE@module={min(roots)}, or another of them",
         )
     if not roots and known and not base and names:
-        classes = config["architectures"][0]
         raise Unsupported(
-            f"{names[0]}: {classes}, which config.json names, has no such tensor, nor have the"
-            f" other {len(names) - 1} names anything in common with it",
+            f"{names[0]}: {config['architectures'][0]}, which config.json names, has no such"
+            f" tensor, nor any other of these {len(names)}",
             hint="--source SOURCE@module=PATH says where in the training's module the model is;"
             f" @module={TOP} writes all names as they are",
         )
+    if not roots and adapter_config is not None and (odd := _in_doubt(names)):
+        raise Unsupported(
+            f"{odd}: nothing says where in the training's module the model of this adapter begins,"
+            " so peft may not load its name",
+            hint="give the model that was trained with --base, or --source SOURCE@module=PATH;"
+            f" @module={TOP} writes all names as they are",
+        )
     return next(iter(roots), "")
+
+
+def _in_doubt(names: Iterable[str]) -> str:
+    """Return an adapter's name that begins as no model of transformers does, but for a few."""
+    for name in names:
+        first, second, *_ = [*name.split(".", 2), ""]
+        if (
+            second in _INNERMOST - _OF_SEVERAL
+            and first not in _OF_SEVERAL
+            and adapter.adapted(name) != name
+        ):
+            return name
+    return ""
 
 
 def _of_trl(names: Sequence[str]) -> set[str]:
@@ -183,12 +215,28 @@ def _of_trl(names: Sequence[str]) -> set[str]:
     return {path for path in paths if any(name.startswith(f"{path}.") for name in names)}
 
 
+def _implied(config: Mapping[str, Any]) -> Collection[str]:
+    """Return the names that a configuration implies; of a class without a head, of one with it."""
+    classes = config.get("architectures")
+    if not isinstance(classes, list) or not classes or not isinstance(classes[0], str):
+        return ()
+    with_head = classes[0].removesuffix("Model") + "ForCausalLM"
+    shapes = config_shapes.shapes
+    return (shapes(config) or shapes({**config, "architectures": [with_head]})).keys()
+
+
 def _by_names(names: Sequence[str], known: Collection[str]) -> set[str]:
     """Return the paths behind which the most of the known names are found.
 
     None if no name is known; the whole if few are.
     """
-    known = set(known)
+    inner = {
+        rest for name in known for head, _, rest in [name.partition(".")] if head in _INNERMOST
+    }
+    return _behind(names, set(known)) or _behind(names, inner)
+
+
+def _behind(names: Sequence[str], known: set[str]) -> set[str]:
     least = min(len(known), len(names)) / 2
     if known and sum(name in known for name in names) >= max(1, least):
         return {""}
@@ -238,13 +286,10 @@ def _by_head(
         return set()
     classes = config.get("architectures")
     kind = classes[0] if isinstance(classes, list) and classes else None
-    kind = kind or (adapter_config or {}).get("task_type")
+    if kind is None and adapter_config is not None:
+        kind = adapter_config.get("task_type") or "CAUSAL_LM"
     ends = next((v for k, v in _HEADS_OF.items() if isinstance(kind, str) and kind.endswith(k)), ())
-    if not ends:
-        return set()
-    counts = Counter(
-        path for name in names for path, rest in _splits(adapter.adapted(name)) if rest in ends
-    )
+    counts = Counter(path for name in names for path, rest in _splits(name) if rest in ends)
     inside = {path: sum(name.startswith(f"{path}.") for name in names) for path in counts if path}
     # what is small is not the model, but a part of one whose own output layer is tied
     return {""} if "" in counts else {p for p, n in inside.items() if 4 * n >= len(names)}

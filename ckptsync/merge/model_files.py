@@ -21,7 +21,7 @@ from ckptsync.tensors import Tensor
 
 CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
 _TORCH = {ours: torchs for torchs, ours in FROM_TORCH.items()}
-VALUE_HEAD, OLD_VALUE_HEAD = "value_head.safetensors", "value_head.bin"  # LLaMA-Factory's names
+VALUE_HEAD = "value_head.safetensors"  # of TRL's models, as LLaMA-Factory names it
 DAMAGED = "copy it again, or remove it and give another directory with --config-from"
 
 
@@ -163,7 +163,7 @@ def index_name(plans: Sequence[FilePlan]) -> str:
 
     The files that it lists are named ``model-00001-of-00002.safetensors`` and so on.
     """
-    stem, numbers, _ = plans[0].name.rpartition("-of-")
+    stem, numbers, _ = plans[0].name.rpartition("-of-") if plans else ("", "", "")
     return f"{stem.rpartition('-')[0]}.safetensors.index.json" if numbers else ""
 
 

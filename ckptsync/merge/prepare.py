@@ -117,15 +117,19 @@ def prepare(
     model_config = _read_config(directories, CONFIG)
     known = _read_base(base) if base else None
 
+    base_names = known.tensors if known else {}
+    where = (path, base_names, model_config, adapter_config)
+
     def select(tensors: Sequence[Tensor]) -> tuple[Selected, InnerModel]:
-        names = known.tensors if known else {}
-        clean, renamed = tensor_names.unwrapped(tensors, names)
-        inner = inner_model.inner_model(clean, path, names, model_config, adapter_config)
+        clean, renamed = tensor_names.unwrapped(tensors, base_names)
+        inner = inner_model.inner_model(clean, *where)
         inner = replace(inner, notes=(*renamed, *inner.notes))
         return adapter.select(inner.tensors, part, adapter_config), inner
 
     is_told = source.layout == "dcp_safetensors"  # its shards do not name their tensors' shapes
     expected = _expected_model(directories[1:], known) if is_told else None
+    if expected:
+        expected = replace(expected, path=lambda names: inner_model.find_path(names, *where))
     stored = registry.tensors(files, source, expected)
     selected, inner = select(stored)
     notes = [*dict.fromkeys(t.remark for t in stored if t.remark), *inner.notes]
@@ -201,11 +205,20 @@ def _check_copies(
 
 
 def _read_value_head(files: Files, source: WeightsSource) -> tuple[tuple[Tensor, ...], str]:
-    """Return the value head in a file of its own beside the weights, and the file's name."""
+    """Return the value head in a file of its own beside the weights, and the file's name.
+
+    LLaMA-Factory writes ``value_head.safetensors``, or of old ``value_head.bin``; TRL wrote
+    ``pytorch_model.bin`` beside an adapter.
+    """
+    names = [model_files.VALUE_HEAD, "value_head.bin"]
+    names += ["pytorch_model.bin"] if source.layout == "peft" else []
     for root in dict.fromkeys((source.root, source.root.rpartition("/")[0])):
-        for name in (join(root, model_files.VALUE_HEAD), join(root, model_files.OLD_VALUE_HEAD)):
-            if name in files.sizes():
-                return registry.file_tensors(files, name), name
+        for name in (join(root, name) for name in names):
+            if name not in files.sizes():
+                continue
+            tensors = registry.file_tensors(files, name)
+            if inner_model.is_value_head([t.name for t in tensors]):
+                return tensors, name
     return (), ""
 
 
