@@ -271,8 +271,8 @@ def _outermost(path: str, known: Iterable[str]) -> str:
     ``model.lm_head.weight``.
     """
     above, _, last = path.rpartition(".")
-    is_named = any(name.startswith(f"{last}.") for name in known)
-    return above if last in _INNERMOST and not is_named else path
+    has_head = any(name.partition(".")[0] in _INNERMOST for name in known)
+    return above if last in _INNERMOST and not has_head else path
 
 
 def _by_head(
