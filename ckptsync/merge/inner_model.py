@@ -23,6 +23,7 @@ from ckptsync.tensors import Tensor
 TOP = "."  # how `--source SOURCE@module=.` spells the training's module itself
 _PARTS = re.compile(r"(.*?)@module=([^@]+)(.*)", re.DOTALL)
 _VALUE_HEAD = re.compile(r"((?:.+\.)?)(v_head\.summary\..+)", re.DOTALL)  # TRL's `ValueHead`
+_NOT_TEXT = re.compile(r"vis(ion|ual)|image|audio|speech|video")
 _TRL = "pretrained_model"  # of TRL's `PreTrainedModelWrapper`
 _DEEPEST = 8  # components of a path that is searched for
 # Names of the inner model in classes with a head (`base_model_prefix`, transformers 5.24): what
@@ -38,8 +39,10 @@ _INNERMOST = frozenset(
 _OF_SEVERAL = frozenset("language_model text_model vision_model thinker talker".split())  # noqa: SIM905
 _CLASSIFIERS = (
     *("score.weight", "classifier.weight", "classifier.dense.weight"),
-    *("classifier.out_proj.weight", "qa_outputs.weight"),
+    *("classifier.out_proj.weight", "classification_head.out_proj.weight"),
+    *("qa_outputs.weight", "logits_proj.weight"),
 )
+_ALL_HEADS = (*HEADS, *_CLASSIFIERS)
 _HEADS_OF = {
     "ForCausalLM": HEADS,
     "LMHeadModel": HEADS,
@@ -54,11 +57,21 @@ _HEADS_OF = {
 }
 """The heads of a class, by how its name ends, or of peft's ``task_type``."""
 
+IN_DOUBT = (
+    "nothing says where in the LightningModule the model begins, so all names are written as they"
+    " are: if from_pretrained does not find them, give the model that was trained with --base, or"
+    " --source SOURCE@module=PATH"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class InnerModel:
-    """The model's tensors under its own names, TRL's value head, and notes on the rest."""
+    """The model's tensors under its own names, TRL's value head, and notes on the rest.
 
+    ``path``: what stood before the names; None if nothing says where they begin.
+    """
+
+    path: str | None
     tensors: tuple[Tensor, ...]
     value_head: tuple[Tensor, ...]
     notes: tuple[str, ...]
@@ -91,7 +104,8 @@ def inner_model(
     ``base``: names of the base model.  Raises Unsupported where several models could be meant, and
     for names that transformers would not load into the class that ``config`` names.
     """
-    root = find_path([t.name for t in tensors], path, base, config, adapter_config)
+    found = find_path([t.name for t in tensors], path, base, config, adapter_config)
+    root = found or ""
     inside: dict[str, str] = {}
     heads: dict[str, str] = {}
     outside: list[str] = []
@@ -110,7 +124,7 @@ def inner_model(
         notes.append(f"{root} taken out of {len(inside)} names, such as {stored}: now {name}")
     if outside:
         notes.append(_left_out(outside, root))
-    return InnerModel(_under(tensors, inside), _under(tensors, heads), tuple(notes))
+    return InnerModel(found, _under(tensors, inside), _under(tensors, heads), tuple(notes))
 
 
 def find_path(
@@ -119,8 +133,11 @@ def find_path(
     base: Collection[str] = (),
     config: Mapping[str, Any] | None = None,
     adapter_config: Mapping[str, Any] | None = None,
-) -> str:
-    """Return what stands before the model's own names: ``path``, if it is given, or as found."""
+) -> str | None:
+    """Return what stands before the model's own names: ``path``, if it is given, or as found.
+
+    None if nothing says where they begin: then they are the model's own.
+    """
     if path is None:
         return _find(names, base, config or {}, adapter_config)
     root = "" if path == TOP else path
@@ -164,7 +181,7 @@ def _find(
     base: Collection[str],
     config: Mapping[str, Any],
     adapter_config: Mapping[str, Any] | None,
-) -> str:
+) -> str | None:
     """Return the path of the model, empty if it is the whole; raises Unsupported."""
     known = _implied(config)
     roots = adapter.roots(names) or _of_trl(names)
@@ -192,7 +209,7 @@ def _find(
             hint="give the model that was trained with --base, or --source SOURCE@module=PATH;"
             f" @module={TOP} writes all names as they are",
         )
-    return next(iter(roots), "")
+    return next(iter(roots), None)
 
 
 def _in_doubt(names: Iterable[str]) -> str:
@@ -246,7 +263,7 @@ def _behind(names: Sequence[str], known: set[str]) -> set[str]:
         return {""} if counts[""] else set()
     found = {path for path, count in counts.items() if count == most}
     found = {path for path in found if not any(_is_inside(path, other) for other in found)}
-    return {_outermost(path, known) for path in found}
+    return {_outermost(path, set(names), known) for path in found}
 
 
 def _is_inside(path: str, other: str) -> bool:
@@ -264,15 +281,21 @@ def _splits(name: str) -> Iterator[tuple[str, str]]:
         yield name[:at], name[at + 1 :]
 
 
-def _outermost(path: str, known: Iterable[str]) -> str:
+def _outermost(path: str, names: Collection[str], known: Collection[str]) -> str:
     """Return the path of the class with a head, where the known names are of the class inside it.
 
     GPT-2's files have ``wte.weight``, a training has ``model.transformer.wte.weight`` and
     ``model.lm_head.weight``.
     """
     above, _, last = path.rpartition(".")
-    has_head = any(name.partition(".")[0] in _INNERMOST for name in known)
-    return above if last in _INNERMOST and not has_head else path
+    is_model = last != "model" or any(n.startswith(("layers.", "decoder.")) for n in known)
+    if last not in _INNERMOST or not is_model or any(head in known for head in _ALL_HEADS):
+        return path
+    heads = [f"{above}.{head}" for head in _ALL_HEADS] if above else _ALL_HEADS
+    is_beside = any(head in names for head in heads)
+    # with a name that only a class of transformers has inside of it, any other may be its head
+    is_class = not above and last != "model" and not all(n.startswith(f"{path}.") for n in names)
+    return above if is_beside or is_class else path
 
 
 def _by_head(
@@ -280,16 +303,25 @@ def _by_head(
 ) -> set[str]:
     """Return the paths that stand before the output layer of the class that is configured.
 
-    A class of several models (text and images) may have one further inside: none is returned.
+    A class of several models (text and images) may have one further inside, which is not meant.
     """
-    if any(isinstance(value, dict) and "model_type" in value for value in config.values()):
-        return set()
+    is_of_several = any(isinstance(v, dict) and "model_type" in v for v in config.values())
     classes = config.get("architectures")
     kind = classes[0] if isinstance(classes, list) and classes else None
     if kind is None and adapter_config is not None:
         kind = adapter_config.get("task_type") or "CAUSAL_LM"
     ends = next((v for k, v in _HEADS_OF.items() if isinstance(kind, str) and kind.endswith(k)), ())
+    ends = tuple(end for end in ends if end != "output_projection.weight")  # FSMT's decoder's
     counts = Counter(path for name in names for path, rest in _splits(name) if rest in ends)
+    if is_of_several:
+        counts = Counter({p: n for p, n in counts.items() if _is_of_several(p, names)})
     inside = {path: sum(name.startswith(f"{path}.") for name in names) for path in counts if path}
     # what is small is not the model, but a part of one whose own output layer is tied
     return {""} if "" in counts else {p for p, n in inside.items() if 4 * n >= len(names)}
+
+
+def _is_of_several(path: str, names: Iterable[str]) -> bool:
+    """Return whether all that is not text is behind the path, and there is some."""
+    others = [name for name in names if _NOT_TEXT.search(name)]
+    is_part = path.rpartition(".")[2] in _OF_SEVERAL
+    return bool(others) and not is_part and all(name.startswith(f"{path}.") for name in others)

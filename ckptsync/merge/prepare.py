@@ -129,10 +129,12 @@ def prepare(
     is_told = source.layout == "dcp_safetensors"  # its shards do not name their tensors' shapes
     expected = _expected_model(directories[1:], known) if is_told else None
     if expected:
-        expected = replace(expected, path=lambda names: inner_model.find_path(names, *where))
+        expected = replace(expected, path=lambda names: inner_model.find_path(names, *where) or "")
     stored = registry.tensors(files, source, expected)
     selected, inner = select(stored)
     notes = [*dict.fromkeys(t.remark for t in stored if t.remark), *inner.notes]
+    if inner.path is None and source.layout == "lightning" and model_config:
+        notes.append(inner_model.IN_DOUBT)
     notes += _check_copies(files, source, (*selected.tensors, *inner.value_head), select)
     notes += selected.notes
     if selected.adapter is None and source.layout != "peft":

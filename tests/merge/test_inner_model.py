@@ -13,7 +13,7 @@ from safetensors.torch import load, save
 
 from ckptsync.errors import Unsupported
 from ckptsync.layouts import config_shapes
-from ckptsync.merge.inner_model import InnerModel, inner_model, split_source
+from ckptsync.merge.inner_model import IN_DOUBT, InnerModel, inner_model, split_source
 from ckptsync.merge.plan import MergeOptions
 from ckptsync.merge.prepare import prepare
 from ckptsync.tensors import Copy, Tensor
@@ -129,6 +129,19 @@ def test_a_model_of_several_with_a_head_inside_keeps_its_names() -> None:
     own = ["language_model.lm_head.weight", "language_model.model.norm.weight", "vision.weight"]
     config = {"architectures": ["LlavaForConditionalGeneration"], "text_config": {"model_type": ""}}
     assert names(inner_model(tensors(own), None, (), config)) == own
+    new = ["model.language_model.norm.weight", "model.visual.weight", "lm_head.weight"]
+    for path in ("policy", "model"):
+        assert names(inner_model(tensors(under(path, new)), None, (), config)) == new
+
+
+def test_a_model_with_its_head_inside_is_found_where_its_base_is() -> None:
+    own = [
+        "shared.weight",
+        "encoder.block.0.layer.0.SelfAttention.q.weight",
+        "lm_head.weight",
+    ]  # T5
+    for path in ("model", "net.model", "transformer"):
+        assert names(inner_model(tensors(under(path, own)), None, own)) == own
 
 
 def test_a_policy_with_a_head_is_preferred_to_a_value_model_of_the_same_kind() -> None:
@@ -278,6 +291,18 @@ def test_a_peft_model_in_a_lightning_module_is_written_as_peft_saves_it() -> Non
     assert any("left out: classifier" in note for note in merged.notes)
     options = MergeOptions(source="lightning:last.ckpt@module=classifier")
     assert prepare(files, options).source == "lightning:last.ckpt@module=classifier"
+
+
+def test_a_lightning_module_of_which_nothing_says_where_the_model_begins_is_in_doubt() -> None:
+    state = {"state_dict": {"net.embeddings.weight": torch.ones(2)}}
+    files = {"last.ckpt": saved(state), "config.json": b'{"architectures": ["BertModel"]}'}
+    assert IN_DOUBT in prepare(MemoryFiles(files), MergeOptions()).notes
+    options = MergeOptions(source="@module=net")
+    job = prepare(MemoryFiles(files), options)
+    assert ([t.name for t in job.plans[0].tensors], IN_DOUBT in job.notes) == (
+        ["embeddings.weight"],
+        False,
+    )
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
