@@ -366,3 +366,9 @@ def test_a_value_head_in_the_models_own_file_gets_a_file_of_its_own() -> None:
     written, _ = run(MemoryFiles({"model.safetensors": save(values(SHAPES) | head())}))
     same(written["model.safetensors"], values(SHAPES))
     same(written["value_head.safetensors"], head())
+
+
+def test_a_value_head_alone_is_no_model() -> None:
+    files = MemoryFiles({"pytorch_model.bin": saved(head())})
+    with pytest.raises(Unsupported, match="only a value head, without its model"):
+        prepare(files, MergeOptions())
