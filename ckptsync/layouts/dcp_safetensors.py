@@ -18,7 +18,7 @@ of the shards proves nothing of them.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Literal
@@ -54,11 +54,14 @@ class ExpectedModel:
 
     ``packed``: element types of matrices of the base that may hold quantised weights. Such a shape
     is that of shards of the same type only.
+
+    ``path``: returns where in the names of the shards the model's own names begin.
     """
 
     shapes: Mapping[str, Shape] = field(default_factory=dict)
     config: bytes | None = None
     packed: Mapping[str, str] = field(default_factory=dict)
+    path: Callable[[Sequence[str]], str] = lambda _: ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,13 +267,16 @@ def find_proofs(
 ) -> tuple[ShapeProof, ...]:
     """Return all proofs that there are, the strongest first, for the tensors of ``dtypes``."""
     names = dtypes.keys()
-    by_config, config = _by_config(files, root, names, model)
+    path = model.path(tuple(names))
+    prefix = f"{path}." if path else ""
+    by_config, config = _by_config(files, root, names, model, prefix)
     found = [*_by_optimizers(files)]
+    known = {prefix + name: shape for name, shape in model.shapes.items()}
     # a base model that has none of the tensors is another model, or names them otherwise
     base = {
-        name: model.shapes[name]
+        name: known[name]
         for name, dtype in dtypes.items()
-        if name in model.shapes and model.packed.get(name, dtype) == dtype
+        if name in known and model.packed.get(name.removeprefix(prefix), dtype) == dtype
     }
     if base:
         found.append(ShapeProof("the base model", base, "most"))
@@ -278,7 +284,7 @@ def find_proofs(
     if config_shapes.ties(config):  # optimizers know the output layer and the embedding as one
         embedding = next(
             (
-                {config_shapes.HEAD: shape}
+                {prefix + config_shapes.HEAD: shape}
                 for proof in found
                 for name, shape in proof.shapes.items()
                 if name.endswith("embed_tokens.weight") and name in names
@@ -388,7 +394,7 @@ def _parameter(tensor: ChunkedTensor) -> str:
 
 
 def _by_config(
-    files: Files, root: str, names: Collection[str], model: ExpectedModel
+    files: Files, root: str, names: Collection[str], model: ExpectedModel, prefix: str
 ) -> tuple[list[ShapeProof], Mapping[str, object]]:
     """Return the proof of a configuration, if it implies all tensors, and the configuration."""
     places = (join(root, _CONFIG), join(root.rpartition("/")[0], _CONFIG), _CONFIG)
@@ -397,8 +403,8 @@ def _by_config(
     if data is None:
         return [], {}
     config = config_shapes.parsed(here or _CONFIG, data)
-    known = config_shapes.shapes(config)
+    known = {prefix + name: shape for name, shape in config_shapes.shapes(config).items()}
     if not known or not known.keys() >= set(names):
         return [], config
-    needed = known.keys() - ({config_shapes.HEAD} if config_shapes.ties(config) else set())
+    needed = known.keys() - ({prefix + config_shapes.HEAD} if config_shapes.ties(config) else set())
     return [ShapeProof(here or _CONFIG, known, "all", needed, (), (here,) if here else ())], config
