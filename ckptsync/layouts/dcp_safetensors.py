@@ -386,7 +386,7 @@ def _by_config(
     if data is None:
         return [], {}
     config = config_shapes.parsed(here or _CONFIG, data)
-    known = config_shapes.shapes(config)
+    known = config_shapes.shapes(config, names)
     if not known or not known.keys() >= set(names):
         return [], config
     needed = known.keys() - ({config_shapes.HEAD} if config_shapes.ties(config) else set())

@@ -15,7 +15,7 @@ from ckptsync.gc_pause import paused
 from ckptsync.layouts import registry
 from ckptsync.layouts.file_names import Within
 from ckptsync.layouts.registry import WeightsSource
-from ckptsync.merge import adapter, copy_comparison, model_files, tensor_names
+from ckptsync.merge import adapter, completeness, copy_comparison, model_files, tensor_names
 from ckptsync.merge.adapter import Selected
 from ckptsync.merge.model_files import ADAPTER_CONFIG, CONFIG
 from ckptsync.merge.plan import FilePlan, MergeOptions, plan
@@ -151,6 +151,22 @@ def prepare(
     )
 
 
+def check_complete(files: Files) -> tuple[str, ...]:
+    """Return doubts whether the preferred weights are a whole model or adapter.
+
+    Raises Incomplete where they are not; and what `registry.tensors` and `adapter.select` raise.
+    Reads no tensor bytes.
+    """
+    source = registry.choose(files, None)
+    directories = [files, *registry.around(files, source)]
+    config = _read_config(directories, ADAPTER_CONFIG)
+    tensors, _ = tensor_names.unwrapped(registry.tensors(zstd_items.unpacked(files), source))
+    selected = adapter.select(tensors, "", config)
+    if selected.adapter is not None or source.layout == "peft":
+        return completeness.check_adapter(selected.tensors, config)
+    return completeness.check_model(selected.tensors, _read_config(directories, CONFIG))
+
+
 def prepare_beside(
     files: Files,
     options: MergeOptions,
@@ -225,6 +241,7 @@ def _prepare_model(
             f"{packed[0]}: quantized weights cannot be cast to {options.dtype}",
             hint="use --dtype auto or --dtype keep to copy them unchanged",
         )
+    doubts = completeness.check_model(stored, config)
     tensors, notes = tensor_names.without_tied(
         stored, files, options, config, base.tensors if base else None
     )
@@ -239,7 +256,12 @@ def _prepare_model(
         notes = (*notes, *base.compare(tensors, tied))
         tensors = base.with_dtypes(tensors) if options.dtype == "auto" else tensors
     plans = plan(tensors, options)
-    notes = (*notes, *model_files.notes_on_model(tensors, config, options.dtype), *beside.notes)
+    notes = (
+        *doubts,
+        *notes,
+        *model_files.notes_on_model(tensors, config, options.dtype),
+        *beside.notes,
+    )
     return _with_dtype(
         replace(beside, plans=plans, notes=notes),
         (t.dtype for p in plans for t in p.tensors),
@@ -255,7 +277,8 @@ def _prepare_adapter(
         [directory for name, directory in beside.beside if name == ADAPTER_CONFIG], ADAPTER_CONFIG
     )
     adapter.check(selected, config or {})
-    notes = base.compare_adapter(selected.tensors) if base else ()
+    notes = completeness.check_adapter(selected.tensors, config)
+    notes += base.compare_adapter(selected.tensors) if base else ()
     if config is None:
         notes = (*notes, model_files.NO_ADAPTER_CONFIG)
     plans = plan(selected.tensors, replace(options, max_shard_size=1 << 62), adapter.STEM)
