@@ -355,6 +355,17 @@ def tensors(
     return module.tensors(files, source.root)
 
 
+def file_tensors(files: Files, name: str) -> tuple[Tensor, ...]:
+    """Return the tensors of one file of whole tensors, in safetensors or of ``torch.save``."""
+    if name.endswith(".safetensors"):
+        from ckptsync.formats import safetensors
+
+        return safetensors.tensors(files, name)
+    from ckptsync.layouts import whole_bin
+
+    return whole_bin.file_tensors(files, name)
+
+
 def _heads_and_tails(files: Files, source: WeightsSource) -> Iterator[Extent]:
     """Yield the ranges of a source's containers that describe their content.
 

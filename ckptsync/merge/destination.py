@@ -213,8 +213,8 @@ class _StoreDestination(Destination):
         self._store, self._prepared, self._lock = store, prepared, threading.Lock()
         plans = prepared.job.plans
         self._outputs = {*(p.name for p in plans), *(name for name, _ in prepared.job.beside)}
-        if len(plans) > 1:
-            self._outputs.add(index_name(plans))
+        if index := index_name(plans):
+            self._outputs.add(index)
         self._abouts = abouts(prepared)
         self._record = self._begin(_Record(FORMAT, fingerprint(prepared)))
         self._there: Mapping[str, int] = {entry.name: entry.size for entry in store.names("")}

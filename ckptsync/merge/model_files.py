@@ -21,6 +21,7 @@ from ckptsync.tensors import Tensor
 
 CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
 _TORCH = {ours: torchs for torchs, ours in FROM_TORCH.items()}
+VALUE_HEAD = "value_head.safetensors"  # of TRL's models, as LLaMA-Factory names it
 DAMAGED = "copy it again, or remove it and give another directory with --config-from"
 
 
@@ -158,16 +159,17 @@ def with_dtype(config: bytes, dtype: str | None) -> bytes:
 
 
 def index_name(plans: Sequence[FilePlan]) -> str:
-    """Return the index's name, such as ``model.safetensors.index.json``.
+    """Return the index's name, such as ``model.safetensors.index.json``; empty if there is none.
 
     The files that it lists are named ``model-00001-of-00002.safetensors`` and so on.
     """
-    stem = plans[0].name.removesuffix(".safetensors").rpartition("-of-")[0].rpartition("-")[0]
-    return f"{stem}.safetensors.index.json"
+    stem, numbers, _ = plans[0].name.rpartition("-of-") if plans else ("", "", "")
+    return f"{stem.rpartition('-')[0]}.safetensors.index.json" if numbers else ""
 
 
 def index(plans: Sequence[FilePlan]) -> bytes:
     """Return ``model.safetensors.index.json`` as transformers writes it."""
+    plans = [plan for plan in plans if plan.name != VALUE_HEAD]
     weight_map = {tensor.name: plan.name for plan in plans for tensor in plan.tensors}
     total = {
         "total_parameters": sum(prod(t.shape) for p in plans for t in p.tensors),

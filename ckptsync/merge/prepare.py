@@ -13,10 +13,19 @@ from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.formats import zstd_items
 from ckptsync.gc_pause import paused
 from ckptsync.layouts import registry
-from ckptsync.layouts.file_names import Within
+from ckptsync.layouts.file_names import Within, join
 from ckptsync.layouts.registry import WeightsSource
-from ckptsync.merge import adapter, completeness, copy_comparison, model_files, tensor_names
+from ckptsync.merge import (
+    adapter,
+    completeness,
+    copy_comparison,
+    inner_model,
+    model_files,
+    other_states,
+    tensor_names,
+)
 from ckptsync.merge.adapter import Selected
+from ckptsync.merge.inner_model import InnerModel
 from ckptsync.merge.model_files import ADAPTER_CONFIG, CONFIG
 from ckptsync.merge.plan import FilePlan, MergeOptions, plan
 from ckptsync.plain_json import parse
@@ -28,7 +37,7 @@ if TYPE_CHECKING:
 
 MAX_BESIDE = 256 << 20
 MAX_CONFIG = 16 << 20
-_Select = Callable[[Sequence[Tensor]], tuple[Selected, tuple[str, ...]]]
+_Select = Callable[[Sequence[Tensor]], tuple[Selected, InnerModel]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,23 +116,35 @@ def prepare(
     code is taken, also without ``options.allow_code``.
     """
     files = zstd_items.unpacked(files)
-    name, part = adapter.split_source(options.source)
+    name, path = inner_model.split_source(options.source)
+    name, part = adapter.split_source(name)
     source = registry.choose(files, name)
     directories = [files, *registry.around(files, source), *config]
     adapter_config = _read_config(directories, ADAPTER_CONFIG)
     directories += [base] if base else []
+    model_config = _read_config(directories, CONFIG)
     known = _read_base(base) if base else None
 
-    def select(tensors: Sequence[Tensor]) -> tuple[Selected, tuple[str, ...]]:
-        clean, renamed = tensor_names.unwrapped(tensors, known.tensors if known else ())
-        return adapter.select(clean, part, adapter_config), renamed
+    base_names = known.tensors if known else {}
+    where = (path, base_names, model_config, adapter_config)
+
+    def select(tensors: Sequence[Tensor]) -> tuple[Selected, InnerModel]:
+        own, left = other_states.without_states(tensors)
+        clean, renamed = tensor_names.unwrapped(own, base_names)
+        inner = inner_model.inner_model(clean, *where)
+        inner = replace(inner, notes=(*left, *renamed, *inner.notes))
+        return adapter.select(inner.tensors, part, adapter_config), inner
 
     is_told = source.layout == "dcp_safetensors"  # its shards do not name their tensors' shapes
     expected = _expected_model(directories[1:], known) if is_told else None
+    if expected:
+        expected = replace(expected, path=lambda names: inner_model.find_path(names, *where) or "")
     stored = registry.tensors(files, source, expected)
-    selected, renamed = select(stored)
-    notes = [*dict.fromkeys(t.remark for t in stored if t.remark), *renamed]
-    notes += _check_copies(files, source, selected, select)
+    selected, inner = select(stored)
+    notes = [*dict.fromkeys(t.remark for t in stored if t.remark), *inner.notes]
+    if inner.path is None and source.layout == "lightning" and model_config:
+        notes.append(inner_model.IN_DOUBT)
+    notes += _check_copies(files, source, (*selected.tensors, *inner.value_head), select)
     notes += selected.notes
     if selected.adapter is None and source.layout != "peft":
         job = _prepare_model(
@@ -145,10 +166,14 @@ def prepare(
             f"{source}: a model without tensors",
             hint="check that this is the checkpoint's directory and that the model was saved",
         )
+    head, note = inner.value_head, ""
+    if not head:
+        head, note = _read_value_head(files, source)
+    job = _with_value_head(job, head, note, options)
     _check_bounds(files, job.plans)
-    return replace(
-        job, source=f"{source}@{part}" if part else str(source), notes=(*notes, *job.notes)
-    )
+    notes += other_states.notes_on_files(files, source, job.reads)
+    parts = filter(None, (path and f"module={path}", part))
+    return replace(job, source="@".join((str(source), *parts)), notes=(*notes, *job.notes))
 
 
 def check_complete(files: Files) -> tuple[str, ...]:
@@ -157,14 +182,17 @@ def check_complete(files: Files) -> tuple[str, ...]:
     Raises Incomplete where they are not; and what `registry.tensors` and `adapter.select` raise.
     Reads no tensor bytes.
     """
+    files = zstd_items.unpacked(files)
     source = registry.choose(files, None)
     directories = [files, *registry.around(files, source)]
-    config = _read_config(directories, ADAPTER_CONFIG)
-    tensors, _ = tensor_names.unwrapped(registry.tensors(zstd_items.unpacked(files), source))
-    selected = adapter.select(tensors, "", config)
+    config, model_config = (_read_config(directories, name) for name in (ADAPTER_CONFIG, CONFIG))
+    own, _ = other_states.without_states(registry.tensors(files, source))
+    clean, _ = tensor_names.unwrapped(own)
+    inner = inner_model.inner_model(clean, "", {}, model_config, config)
+    selected = adapter.select(inner.tensors, "", config)
     if selected.adapter is not None or source.layout == "peft":
         return completeness.check_adapter(selected.tensors, config)
-    return completeness.check_model(selected.tensors, _read_config(directories, CONFIG))
+    return completeness.check_model(selected.tensors, model_config)
 
 
 def prepare_beside(
@@ -184,20 +212,20 @@ def prepare_beside(
 
 
 def _check_copies(
-    files: Files, source: WeightsSource, selected: Selected, select: _Select
+    files: Files, source: WeightsSource, tensors: Iterable[Tensor], select: _Select
 ) -> Iterator[str]:
     """Raise Corrupt where two copies of a tensor differ, in this source or another of its save.
 
     Yields notes on sources that were not compared.
     """
-    found = {tensor.name: tensor for tensor in selected.tensors}
+    found = {tensor.name: tensor for tensor in tensors}
     for other in registry.beside(files, source):
         try:
-            its, _ = select(registry.tensors(files, other))
+            its, inner = select(registry.tensors(files, other))
         except (Corrupt, Incomplete, Unsupported) as e:
             yield f"not compared with {other}, which cannot be merged: {e}"
             continue
-        for tensor in its.tensors:
+        for tensor in (*its.tensors, *inner.value_head):
             mine = found.get(tensor.name)
             if mine and (mine.shape, mine.dtype) == (tensor.shape, tensor.dtype):
                 unlike = mine.unlike or tensor.unlike
@@ -205,6 +233,37 @@ def _check_copies(
                     mine, copies=(*mine.copies, *tensor.copies), unlike=unlike
                 )
     copy_comparison.check(files, found.values())
+
+
+def _read_value_head(files: Files, source: WeightsSource) -> tuple[tuple[Tensor, ...], str]:
+    """Return the value head in a file of its own beside the weights, and the file's name.
+
+    LLaMA-Factory writes ``value_head.safetensors``, or of old ``value_head.bin``; TRL wrote
+    ``pytorch_model.bin`` beside an adapter.
+    """
+    names = [model_files.VALUE_HEAD, "value_head.bin"]
+    names += ["pytorch_model.bin"] if source.layout == "peft" else []
+    for root in dict.fromkeys((source.root, source.root.rpartition("/")[0])):
+        for name in (join(root, name) for name in names):
+            if name not in files.sizes():
+                continue
+            tensors = registry.file_tensors(files, name)
+            if inner_model.is_value_head([t.name for t in tensors]):
+                return tensors, name
+    return (), ""
+
+
+def _with_value_head(
+    job: MergeJob, tensors: Sequence[Tensor], origin: str, options: MergeOptions
+) -> MergeJob:
+    """Return the job with a file of the value head, if there is one; ``origin``: a file's name."""
+    if not tensors:
+        return job
+    name = model_files.VALUE_HEAD
+    plans = plan(tensors, replace(options, max_shard_size=1 << 62), name.partition(".")[0])
+    taken = f"from {origin}" if origin else "from the same shards"
+    note = f"{name}: the value head ({', '.join(t.name for t in tensors)}), {taken}"
+    return replace(job, plans=(*job.plans, *plans), notes=(note, *job.notes))
 
 
 def _read_base(files: Files) -> BaseModel:
