@@ -403,7 +403,8 @@ def _by_config(
     if data is None:
         return [], {}
     config = config_shapes.parsed(here or _CONFIG, data)
-    known = {prefix + name: shape for name, shape in config_shapes.shapes(config).items()}
+    shapes = config_shapes.shapes(config, names)
+    known = {prefix + name: shape for name, shape in shapes.items()}
     if not known or not known.keys() >= set(names):
         return [], config
     needed = known.keys() - ({prefix + config_shapes.HEAD} if config_shapes.ties(config) else set())

@@ -15,7 +15,15 @@ from ckptsync.gc_pause import paused
 from ckptsync.layouts import registry
 from ckptsync.layouts.file_names import Within, join
 from ckptsync.layouts.registry import WeightsSource
-from ckptsync.merge import adapter, copy_comparison, inner_model, model_files, tensor_names
+from ckptsync.merge import (
+    adapter,
+    completeness,
+    copy_comparison,
+    inner_model,
+    model_files,
+    other_states,
+    tensor_names,
+)
 from ckptsync.merge.adapter import Selected
 from ckptsync.merge.inner_model import InnerModel
 from ckptsync.merge.model_files import ADAPTER_CONFIG, CONFIG
@@ -121,9 +129,10 @@ def prepare(
     where = (path, base_names, model_config, adapter_config)
 
     def select(tensors: Sequence[Tensor]) -> tuple[Selected, InnerModel]:
-        clean, renamed = tensor_names.unwrapped(tensors, base_names)
+        own, left = other_states.without_states(tensors)
+        clean, renamed = tensor_names.unwrapped(own, base_names)
         inner = inner_model.inner_model(clean, *where)
-        inner = replace(inner, notes=(*renamed, *inner.notes))
+        inner = replace(inner, notes=(*left, *renamed, *inner.notes))
         return adapter.select(inner.tensors, part, adapter_config), inner
 
     is_told = source.layout == "dcp_safetensors"  # its shards do not name their tensors' shapes
@@ -168,8 +177,28 @@ def prepare(
         head, note = _read_value_head(files, source)
     job = _with_value_head(job, head, note, options)
     _check_bounds(files, job.plans)
+    notes += other_states.notes_on_files(files, source, job.reads)
     parts = filter(None, (path and f"module={path}", part))
     return replace(job, source="@".join((str(source), *parts)), notes=(*notes, *job.notes))
+
+
+def check_complete(files: Files) -> tuple[str, ...]:
+    """Return doubts whether the preferred weights are a whole model or adapter.
+
+    Raises Incomplete where they are not; and what `registry.tensors` and `adapter.select` raise.
+    Reads no tensor bytes.
+    """
+    files = zstd_items.unpacked(files)
+    source = registry.choose(files, None)
+    directories = [files, *registry.around(files, source)]
+    config, model_config = (_read_config(directories, name) for name in (ADAPTER_CONFIG, CONFIG))
+    own, _ = other_states.without_states(registry.tensors(files, source))
+    clean, _ = tensor_names.unwrapped(own)
+    inner = inner_model.inner_model(clean, "", {}, model_config, config)
+    selected = adapter.select(inner.tensors, "", config)
+    if selected.adapter is not None or source.layout == "peft":
+        return completeness.check_adapter(selected.tensors, config)
+    return completeness.check_model(selected.tensors, model_config)
 
 
 def prepare_beside(
@@ -279,6 +308,7 @@ def _prepare_model(
             f"{packed[0]}: quantized weights cannot be cast to {options.dtype}",
             hint="use --dtype auto or --dtype keep to copy them unchanged",
         )
+    doubts = completeness.check_model(stored, config)
     tensors, notes = tensor_names.without_tied(
         stored, files, options, config, base.tensors if base else None
     )
@@ -293,7 +323,12 @@ def _prepare_model(
         notes = (*notes, *base.compare(tensors, tied))
         tensors = base.with_dtypes(tensors) if options.dtype == "auto" else tensors
     plans = plan(tensors, options)
-    notes = (*notes, *model_files.notes_on_model(tensors, config, options.dtype), *beside.notes)
+    notes = (
+        *doubts,
+        *notes,
+        *model_files.notes_on_model(tensors, config, options.dtype),
+        *beside.notes,
+    )
     return _with_dtype(
         replace(beside, plans=plans, notes=notes),
         (t.dtype for p in plans for t in p.tensors),
@@ -309,7 +344,8 @@ def _prepare_adapter(
         [directory for name, directory in beside.beside if name == ADAPTER_CONFIG], ADAPTER_CONFIG
     )
     adapter.check(selected, config or {})
-    notes = base.compare_adapter(selected.tensors) if base else ()
+    notes = completeness.check_adapter(selected.tensors, config)
+    notes += base.compare_adapter(selected.tensors) if base else ()
     if config is None:
         notes = (*notes, model_files.NO_ADAPTER_CONFIG)
     plans = plan(selected.tensors, replace(options, max_shard_size=1 << 62), adapter.STEM)
