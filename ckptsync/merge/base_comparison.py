@@ -241,13 +241,16 @@ def _resized(differ: Iterable[str], own: Model, there: Model) -> list[str]:
 def _target(name: str) -> str:
     """Return ``x.q_proj`` of ``base_model.model.x.q_proj.lora_A.weight``.
 
-    Of a module saved whole its tensor's own name.
+    Of a module saved whole its tensor's own name; empty of what is no module's (prompts, vectors
+    that all modules share).
     """
+    if not name.startswith(PREFIX):
+        return ""
     parts = name.removeprefix(PREFIX).split(".")
     for at, part in enumerate(parts):
         if part.startswith(_ADAPTED):
             return ".".join(p for p in parts[:at] if p != "base_layer")
-    return "" if parts[0].startswith("prompt_") else _own_name(name)
+    return _own_name(name)
 
 
 def _own_name(name: str) -> str:

@@ -116,6 +116,8 @@ def prepare(
 
     def select(tensors: Sequence[Tensor]) -> tuple[Selected, tuple[str, ...]]:
         clean, renamed = tensor_names.unwrapped(tensors, known.tensors if known else ())
+        if source.layout == "peft" and tensors is stored and not part:
+            return Selected(clean, ""), renamed  # the names that peft itself has saved
         return adapter.select(clean, part, adapter_config), renamed
 
     is_told = source.layout == "dcp_safetensors"  # its shards do not name their tensors' shapes
