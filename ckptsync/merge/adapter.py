@@ -20,6 +20,7 @@ from ckptsync.tensors import Tensor
 
 STEM = "adapter_model"
 PREFIX = "base_model.model."
+EACH = "*"  # an adapter's name in a source, for all of them
 _PARTS = re.compile(r"(.*)@(base|adapter|adapter=.+)", re.DOTALL)
 
 # Tuners whose parameters are all saved, under peft's general rule: the adapter's name is the last
@@ -64,6 +65,17 @@ _ENDS = frozenset(
 )
 _PROMPTS = ("prompt_encoder.", "prompt_embeddings", "prefix_task_")
 _SAVE = "save it with save_pretrained from the training, and merge that"
+
+
+class SeveralAdapters(Unsupported):
+    """A state dict has adapters of these ``names``, and none was chosen."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__(
+            f"{len(names)} adapters in one checkpoint: {', '.join(names)}",
+            hint=f"--source SOURCE@adapter={names[0]}, or another of them",
+        )
+        self.names = tuple(names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,10 +213,7 @@ def _adapter(
         there = ", ".join(names) or "only one, without a name"
         raise Unsupported(f"@adapter={choice}: no adapter of that name", hint=f"there are: {there}")
     if len(names) > 1 and not choice:
-        raise Unsupported(
-            f"{len(names)} adapters in one checkpoint: {', '.join(names)}",
-            hint=f"--source SOURCE@adapter={names[0]}, or another of them",
-        )
+        raise SeveralAdapters(names)
     name = choice or (names[0] if names else "")
     chosen = {n: i.saved for n, i in items.items() if i.adapter in (name, "")}
     _check_untrained(chosen.values(), config)

@@ -20,6 +20,7 @@ from ckptsync.plain_json import parse
 from ckptsync.tensors import Tensor
 
 CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
+VERL_LORA = "lora_train_meta.json"
 _TORCH = {ours: torchs for torchs, ours in FROM_TORCH.items()}
 DAMAGED = "copy it again, or remove it and give another directory with --config-from"
 
@@ -155,6 +156,31 @@ def with_dtype(config: bytes, dtype: str | None) -> bytes:
     if dtype is None or all(content[key] == dtype for key in keys):
         return config
     return (json.dumps(content | dict.fromkeys(keys, dtype), indent=2) + "\n").encode()
+
+
+def lora_config(known: Mapping[str, Any], names: Iterable[str]) -> bytes:
+    """Return ``adapter_config.json`` for LoRA tensors of these names; empty without rank and alpha.
+
+    ``known``: `VERL_LORA`. Modules are named as verl's own merger does, by their last part.
+    """
+    rank, alpha = known.get("r"), known.get("lora_alpha")
+    if type(rank) is not int or type(alpha) not in (int, float):
+        return b""
+    modules = {name.partition(".lora_")[0].rpartition(".")[2] for name in names if ".lora_" in name}
+    config = {
+        "peft_type": "LORA",
+        "task_type": known.get("task_type"),
+        "r": rank,
+        "lora_alpha": alpha,
+        "target_modules": sorted(modules),
+        "inference_mode": True,
+    }
+    return (json.dumps(config, indent=2) + "\n").encode()
+
+
+def has_index(plans: Sequence[FilePlan]) -> bool:
+    """Return whether these files are parts of one model; adapters lie in directories."""
+    return len(plans) > 1 and not any("/" in plan.name for plan in plans)
 
 
 def index_name(plans: Sequence[FilePlan]) -> str:

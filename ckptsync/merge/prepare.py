@@ -5,6 +5,7 @@ Pure but for small reads.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -13,14 +14,14 @@ from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.formats import zstd_items
 from ckptsync.gc_pause import paused
 from ckptsync.layouts import registry
-from ckptsync.layouts.file_names import Within
+from ckptsync.layouts.file_names import HOMES, Within, join
 from ckptsync.layouts.registry import WeightsSource
 from ckptsync.merge import adapter, copy_comparison, model_files, tensor_names
-from ckptsync.merge.adapter import Selected
+from ckptsync.merge.adapter import EACH, Selected, SeveralAdapters
 from ckptsync.merge.model_files import ADAPTER_CONFIG, CONFIG
 from ckptsync.merge.plan import FilePlan, MergeOptions, plan
 from ckptsync.plain_json import parse
-from ckptsync.tensors import Checksum, Extent, Files, Tensor, read_whole
+from ckptsync.tensors import Checksum, Extent, Files, MemoryFiles, Tensor, read_whole
 
 if TYPE_CHECKING:
     from ckptsync.layouts.dcp_safetensors import ExpectedModel
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 MAX_BESIDE = 256 << 20
 MAX_CONFIG = 16 << 20
+_EVERY_ADAPTER = f"peft:{EACH}"
 _Select = Callable[[Sequence[Tensor]], tuple[Selected, tuple[str, ...]]]
 
 
@@ -69,7 +71,9 @@ class MergeJob:
     @property
     def is_adapter(self) -> bool:
         """Whether a PEFT adapter is written, not a model."""
-        return any(plan.name == f"{adapter.STEM}.safetensors" for plan in self.plans)
+        return any(
+            plan.name.rpartition("/")[2] == f"{adapter.STEM}.safetensors" for plan in self.plans
+        )
 
     @property
     def checksums(self) -> frozenset[Checksum]:
@@ -99,17 +103,85 @@ def prepare(
     config: Sequence[Files] = (),
     base: Files | None = None,
     code_from: Files | None = None,
+    *,
+    every: bool = False,
 ) -> MergeJob:
     """Plan a merge and check that it can be done.  Raises Incomplete, Unsupported or Corrupt.
 
     ``config``: further directories for configuration and tokenizer, the first that has a file wins;
     ``base``: the model to compare with.  ``code_from``: the one of these directories from which
-    code is taken, also without ``options.allow_code``.
+    code is taken, also without ``options.allow_code``.  ``every``: where ``options.source`` names
+    none of several adapters, plan all, each in the directory of its name.
     """
     files = zstd_items.unpacked(files)
     name, part = adapter.split_source(options.source)
+
+    def plan_one(source: WeightsSource, part: str) -> MergeJob:
+        return _prepare_one(
+            files, source, part, options, config=config, base=base, code_from=code_from
+        )
+
+    if name == _EVERY_ADAPTER or (every and name is None and not part):
+        of_files = registry.adapters(files)
+        if len(of_files) > 1 or name == _EVERY_ADAPTER:
+            below = {("" if s.root in HOMES else s.root.rpartition("/")[2]): s for s in of_files}
+            return _joined(_EVERY_ADAPTER, {n: plan_one(s, part) for n, s in below.items()})
     source = registry.choose(files, name)
-    directories = [files, *registry.around(files, source), *config]
+    each = f"adapter={EACH}"
+    try:
+        job = plan_one(source, "" if part == each else part)
+    except SeveralAdapters as e:
+        if part != each and not every:
+            raise
+        jobs = {("" if n == "default" else n): plan_one(source, f"adapter={n}") for n in e.names}
+        return _joined(f"{source}@{each}", jobs)
+    others = [s for s in registry.adapters(files) if s != source and source.layout == "peft"]
+    left_out = [
+        f"left out: the adapter {other}; --source {shlex.quote(str(other))} writes it"
+        for other in others
+    ]
+    return replace(job, notes=(*job.notes, *left_out))
+
+
+def _joined(source: str, jobs: Mapping[str, MergeJob]) -> MergeJob:
+    """Return one job for several adapters, in directories of their names as peft saves them."""
+    if not jobs:
+        raise Unsupported(f"source {source!r}: no PEFT adapter has files of its own here")
+    contents: dict[str, bytes] = {}
+    for below, job in jobs.items():
+        for name, _ in job.beside:
+            if name == ADAPTER_CONFIG:
+                contents[join(below, name)] = job.content(name)
+    first, own = next(iter(jobs.values())), MemoryFiles(contents)
+    shared = [(name, holder) for name, holder in first.beside if name != ADAPTER_CONFIG]
+    return replace(
+        first,
+        source=source,
+        plans=tuple(
+            replace(plan, name=join(below, plan.name))
+            for below, job in jobs.items()
+            for plan in job.plans
+        ),
+        beside=(*shared, *((name, own) for name in contents)),
+        notes=tuple(dict.fromkeys(note for job in jobs.values() for note in job.notes)),
+        contents={**first.contents, **contents},
+        left_out=tuple(sorted({name for job in jobs.values() for name in job.left_out})),
+    )
+
+
+def _prepare_one(
+    files: Files,
+    source: WeightsSource,
+    part: str,
+    options: MergeOptions,
+    *,
+    config: Sequence[Files],
+    base: Files | None,
+    code_from: Files | None,
+) -> MergeJob:
+    """Return the job for one set of weights, or for the half of it that ``part`` names."""
+    own = [Within(files, source.root)] if source.layout == "peft" and source.root else []
+    directories = [*own, files, *registry.around(files, source), *config]
     adapter_config = _read_config(directories, ADAPTER_CONFIG)
     directories += [base] if base else []
     known = _read_base(base) if base else None
@@ -124,6 +196,11 @@ def prepare(
     expected = _expected_model(directories[1:], known) if is_told else None
     stored = registry.tensors(files, source, expected)
     selected, renamed = select(stored)
+    if selected.adapter and join(selected.adapter, ADAPTER_CONFIG) in files.sizes():
+        # peft saves an adapter that is not called default in a directory of its name
+        directories.insert(0, Within(files, selected.adapter))
+        adapter_config = _read_config(directories, ADAPTER_CONFIG)
+        selected, renamed = select(stored)
     notes = [*dict.fromkeys(t.remark for t in stored if t.remark), *renamed]
     notes += _check_copies(files, source, selected, select)
     notes += selected.notes
@@ -136,11 +213,9 @@ def prepare(
             _beside(directories, options, code_from, is_adapter=False),
         )
     else:
-        if f"{selected.adapter}/{ADAPTER_CONFIG}" in files.sizes():
-            # peft saves an adapter that is not called default in a directory of its name
-            directories.insert(0, Within(files, str(selected.adapter)))
+        beside = _beside(directories, options, code_from, is_adapter=True)
         job = _prepare_adapter(
-            selected, options, known, _beside(directories, options, code_from, is_adapter=True)
+            selected, options, known, _with_verl_config(beside, directories, selected)
         )
     if not job.plans:
         raise Unsupported(
@@ -246,6 +321,28 @@ def _prepare_model(
         replace(beside, plans=plans, notes=notes),
         (t.dtype for p in plans for t in p.tensors),
         options,
+    )
+
+
+def _with_verl_config(
+    beside: MergeJob, directories: Iterable[Files], selected: Selected
+) -> MergeJob:
+    """Return the job with a configuration made of verl's rank and alpha, where there is no other.
+
+    verl's SFT trainer writes both to a file, and no ``adapter_config.json``.
+    """
+    if ADAPTER_CONFIG in dict(beside.beside):
+        return beside
+    known = _read_config(directories, model_files.VERL_LORA)
+    data = model_files.lora_config(known or {}, [t.name for t in selected.tensors])
+    if not data:
+        return beside
+    note = f"{ADAPTER_CONFIG} is made of {model_files.VERL_LORA} and the names of the tensors"
+    return replace(
+        beside,
+        beside=(*beside.beside, (ADAPTER_CONFIG, MemoryFiles({ADAPTER_CONFIG: data}))),
+        contents={**beside.contents, ADAPTER_CONFIG: data},
+        notes=(*beside.notes, note),
     )
 
 
