@@ -41,13 +41,17 @@ def read(files: Files) -> BaseModel:
 
     Raises Unsupported, Incomplete or Corrupt.
     """
-    source = registry.choose(files, None)
+    try:
+        source = registry.choose(files, None)
+        tensors = registry.tensors(files, source)
+    except (Corrupt, Incomplete, Unsupported) as e:
+        raise type(e)(f"--base: {e}", hint=e.hint) from e
     if source.layout == "peft":
         raise Unsupported(
             "--base: an adapter, a model is expected",
             hint="give the model that the adapter was trained on",
         )
-    return BaseModel(registry.tensors(files, source))
+    return BaseModel(tensors)
 
 
 class BaseModel:

@@ -239,9 +239,16 @@ def notes_on_code(left_out: Sequence[str]) -> tuple[str, ...]:
 
 
 def notes_on_model(
-    tensors: Sequence[Tensor], config: Mapping[str, Any] | None, option: DType
+    tensors: Sequence[Tensor],
+    config: Mapping[str, Any] | None,
+    option: DType,
+    *,
+    has_base: bool = False,
 ) -> Iterator[str]:
-    """Yield notes on a model as it is going to be written, beside this configuration."""
+    """Yield notes on a model as it is going to be written, beside this configuration.
+
+    ``has_base``: a base model was given.
+    """
     if config is None:
         yield NO_CONFIG
     known = config or {}
@@ -262,10 +269,10 @@ def notes_on_model(
         and len(found) == 1
         and 0 < PRECISION.get(FROM_TORCH.get(dtype, ""), 0) < PRECISION[min(found)]
     ):
+        by_base = "" if has_base else ", --base DIR casts each to the base model's dtype"
         yield (
             f"config.json says {dtype}, but all weights are stored as {min(found)}, and ckptsync"
-            " keeps that; --dtype casts all of them, --base DIR casts each to the base model's"
-            " dtype"
+            f" keeps that; --dtype casts all of them{by_base}"
         )
     if known.get("quantization_config") and all(
         is_castable(t.dtype) for t in tensors if len(t.shape) > 1

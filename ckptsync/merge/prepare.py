@@ -5,12 +5,13 @@ Pure but for small reads.
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ckptsync.errors import Corrupt, Incomplete, Unsupported
+from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
 from ckptsync.formats import zstd_items
 from ckptsync.gc_pause import paused
 from ckptsync.layouts import registry
@@ -135,12 +136,30 @@ def prepare(
             raise
         jobs = {("" if n == "default" else n): plan_one(source, f"adapter={n}") for n in e.names}
         return _joined(f"{source}@{each}", jobs)
+    except (Corrupt, Incomplete) as e:
+        shards = _sound_shards(files, plan_one) if name is None and source.is_whole else None
+        if shards is None:
+            raise
+        hint = f"the shards beside it can be merged: --source {shlex.quote(str(shards))}"
+        raise type(e)(str(e), hint=f"{hint}; or {e.hint}" if e.hint else hint) from e
     others = [s for s in registry.adapters(files) if s != source and source.layout == "peft"]
     left_out = [
         f"left out: the adapter {other}; --source {shlex.quote(str(other))} writes it"
         for other in others
     ]
     return replace(job, notes=(*job.notes, *left_out))
+
+
+def _sound_shards(
+    files: Files, plan_one: Callable[[WeightsSource, str], MergeJob]
+) -> WeightsSource | None:
+    """Return the first sharded source that can be merged."""
+    for source in registry.sources(files):
+        if not source.is_whole:
+            with contextlib.suppress(CkptsyncError):
+                plan_one(source, "")
+                return source
+    return None
 
 
 def _joined(source: str, jobs: Mapping[str, MergeJob]) -> MergeJob:
@@ -316,7 +335,8 @@ def _prepare_model(
         notes = (*notes, *base.compare(tensors, tied))
         tensors = base.with_dtypes(tensors) if options.dtype == "auto" else tensors
     plans = plan(tensors, options)
-    notes = (*notes, *model_files.notes_on_model(tensors, config, options.dtype), *beside.notes)
+    of_model = model_files.notes_on_model(tensors, config, options.dtype, has_base=base is not None)
+    notes = (*notes, *of_model, *beside.notes)
     return _with_dtype(
         replace(beside, plans=plans, notes=notes),
         (t.dtype for p in plans for t in p.tensors),
