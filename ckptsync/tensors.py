@@ -97,11 +97,13 @@ class Demands:
 
     ``model``: what consolidation needs; empty means that nothing here says what a whole model is.
     ``resume``: what else a resumed training needs.  ``world``: how many ranks wrote, where known.
+    ``remarks``: why the tensors here are no whole model, where ``model`` is empty; else doubts.
     """
 
     model: dict[str, Count | None] = field(default_factory=dict)
     resume: dict[str, Count | None] = field(default_factory=dict)
     world: Count | None = None
+    remarks: tuple[str, ...] = ()
 
 
 class Files(Protocol):

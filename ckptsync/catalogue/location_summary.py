@@ -114,7 +114,8 @@ class Summary:
 
     ``uploading``: the nodes that are sending files of it now, where it is UPLOADING.  ``demanded``:
     bytes of the files that its model needs, 0 where their sizes are not all known, and ``present``
-    those of them that are in the store; both only while it is not complete.
+    those of them that are in the store; both only while it is not complete.  ``doubts``: why its
+    model lacks tensors, or may lack some, though no file is known to be missing.
     """
 
     run: str
@@ -161,6 +162,7 @@ class Summary:
     uploading: tuple[str, ...] = ()
     demanded: int = 0
     present: int = 0
+    doubts: tuple[str, ...] = ()
 
     @property
     def age_order(self) -> tuple[float, int, str]:
@@ -288,6 +290,7 @@ def summarize(seen: LocationState, mtimes: Mapping[str, float]) -> Summary:
         suspects=tuple(sorted(suspects)),
         demanded=demanded,
         present=present,
+        doubts=() if conditions.shards else cut(seen.demands.remarks),
     )
 
 
@@ -452,6 +455,8 @@ def explain_missing(summaries: Sequence[Summary]) -> tuple[Summary, ...]:
 
 
 def _explain(seen: Summary, run: Sequence[Summary]) -> Summary:
+    if seen.doubts and seen.doubts == seen.evidence:
+        return seen  # no node lacks a file
     unsent = [gap for gap in seen.gaps if not gap.node]
     vanished = [gap for gap in seen.gaps if gap.node]
     owners = _owners({gap.rank for gap in unsent if gap.rank >= 0}, seen, run)

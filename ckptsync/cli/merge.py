@@ -64,7 +64,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         metavar="S",
         help="which weights to merge, where a checkpoint holds several (`ckptsync inspect` lists"
         " them); S@base is the model under a PEFT adapter in the same shards, S@adapter=NAME one"
-        " adapter of several",
+        " adapter of several, S@module=PATH the model at that path of the training's module",
     )
     add(
         "--config-from",

@@ -322,7 +322,8 @@ class ModelBuilder:
         if is_adapter:
             job = plan_merge(files, options, origins)
         else:
-            sources, dtypes = [o.files for o in origins], [t.dtype for t in record.tensors]
+            sources = [o.files for o in origins]
+            dtypes = [t.dtype for t in record.tensors if t.file != model_files.VALUE_HEAD]
             job = prepare_beside(files, options, sources, dtypes, code_from(origins))
         job = replace(job, beside=tuple(b for b in job.beside if b[0] not in bound))
         if not job.beside:

@@ -18,7 +18,7 @@ of the shards proves nothing of them.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Literal
@@ -54,10 +54,14 @@ _LIKE_PARAMETER = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ExpectedModel:
-    """What else is known of a model: the base model's ``shapes``, a ``config.json``."""
+    """What else is known of a model: the base model's ``shapes``, a ``config.json``.
+
+    ``path``: returns where in the names of the shards the model's own names begin.
+    """
 
     shapes: Mapping[str, Shape] = field(default_factory=dict)
     config: bytes | None = None
+    path: Callable[[Sequence[str]], str] = lambda _: ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,16 +266,19 @@ def find_proofs(
     files: Files, root: str, names: Collection[str], model: ExpectedModel
 ) -> tuple[ShapeProof, ...]:
     """Return all proofs that there are, the strongest first. ``names``: the tensors in question."""
-    by_config, config = _by_config(files, root, names, model)
+    path = model.path(tuple(names))
+    prefix = f"{path}." if path else ""
+    by_config, config = _by_config(files, root, names, model, prefix)
     found = [*_by_optimizers(files)]
+    known = {prefix + name: shape for name, shape in model.shapes.items()}
     # a base model that has none of the tensors is another model, or names them otherwise
-    if base := {name: model.shapes[name] for name in names if name in model.shapes}:
+    if base := {name: known[name] for name in names if name in known}:
         found.append(ShapeProof("the base model", base, "most"))
     found += by_config
     if config_shapes.ties(config):  # optimizers know the output layer and the embedding as one
         embedding = next(
             (
-                {config_shapes.HEAD: shape}
+                {prefix + config_shapes.HEAD: shape}
                 for proof in found
                 for name, shape in proof.shapes.items()
                 if name.endswith("embed_tokens.weight") and name in names
@@ -381,7 +388,7 @@ def _parameter(tensor: ChunkedTensor) -> str:
 
 
 def _by_config(
-    files: Files, root: str, names: Collection[str], model: ExpectedModel
+    files: Files, root: str, names: Collection[str], model: ExpectedModel, prefix: str
 ) -> tuple[list[ShapeProof], Mapping[str, object]]:
     """Return the proof of a configuration, if it implies all tensors, and the configuration."""
     places = (join(root, _CONFIG), join(root.rpartition("/")[0], _CONFIG), _CONFIG)
@@ -390,8 +397,9 @@ def _by_config(
     if data is None:
         return [], {}
     config = config_shapes.parsed(here or _CONFIG, data)
-    known = config_shapes.shapes(config)
+    shapes = config_shapes.shapes(config, names)
+    known = {prefix + name: shape for name, shape in shapes.items()}
     if not known or not known.keys() >= set(names):
         return [], config
-    needed = known.keys() - ({config_shapes.HEAD} if config_shapes.ties(config) else set())
+    needed = known.keys() - ({prefix + config_shapes.HEAD} if config_shapes.ties(config) else set())
     return [ShapeProof(here or _CONFIG, known, "all", needed, (), (here,) if here else ())], config

@@ -192,18 +192,20 @@ def sources(files: Files) -> tuple[WeightsSource, ...]:
 
 
 def _preferred_tag(files: Files, found: Sequence[WeightsSource]) -> str | None:
-    """Return which of DeepSpeed's tags the checkpoint's ``latest`` names, or the only one."""
+    """Return which of DeepSpeed's tags the checkpoint's ``latest`` names, or the only one.
+
+    None where the tags are of several checkpoints, each in a directory of its own.
+    """
     tags = tuple(s.root for s in found if s.layout == "zero")
     if len(tags) == 1:
         return tags[0]
-    for root in tags:
-        home, _, tag = root.rpartition("/")
-        pointer = join(home, "latest")
-        if pointer in files.sizes():
-            latest = read_whole(files, pointer, 4096).decode("utf-8", "replace").strip()
-            if latest == tag:
-                return root
-    return None
+    homes = {root.rpartition("/")[0] for root in tags}
+    home = "" if "" in homes else min(homes, default="")
+    pointer = join(home, "latest")
+    if (len(homes) > 1 and home) or pointer not in files.sizes():
+        return None
+    root = join(home, read_whole(files, pointer, 4096).decode("utf-8", "replace").strip())
+    return root if root in tags else None
 
 
 def choose(files: Files, name: str | None) -> WeightsSource:
@@ -252,6 +254,11 @@ def _section(found: Sequence[WeightsSource], name: str) -> list[WeightsSource]:
 def no_weights(files: Files) -> CkptsyncError:
     """Return the error for files of no layout: Incomplete if a trainer wrote them."""
     names = files.sizes()
+    if inner := _inner_checkpoints(names):
+        return Unsupported(
+            f"no checkpoint, but {len(inner)} in directories of it: {', '.join(inner)}",
+            hint="give the directory of one of them",
+        )
     if _TRAINED & names.keys() or any(map(_RNG.fullmatch, names)):
         return Incomplete(
             f"no weights among the {len(names)} files of this checkpoint",
@@ -263,6 +270,21 @@ def no_weights(files: Files) -> CkptsyncError:
     return Unsupported(
         f"no known checkpoint among these {len(names)} files",
         hint=f"known layouts: {', '.join([*LAYOUTS][:-1])}; point at the checkpoint's directory",
+    )
+
+
+def _inner_checkpoints(names: Iterable[str]) -> list[str]:
+    """Return the directories that are checkpoints themselves."""
+    inner: dict[str, list[str]] = {}
+    for name in names:
+        folder, _, rest = name.partition("/")
+        inner.setdefault(folder, []).append(rest)
+    return sorted(
+        folder
+        for folder, own in inner.items()
+        if holds_weights(folder)
+        and any(own)
+        and any(holds_weights(source.root) for source in _roots([*filter(None, own)]))
     )
 
 
@@ -283,6 +305,19 @@ def _rivals(files: Files, found: Sequence[WeightsSource]) -> list[WeightsSource]
         for s in found
         if not s.is_whole and not (s.layout == "zero" and tag is not None and s.root != tag)
     ]
+
+
+def deepspeed_tags(files: Files, source: WeightsSource) -> tuple[str, tuple[str, ...]]:
+    """Return the tag of DeepSpeed in a source's checkpoint, and its other tags, as roots.
+
+    The tag is the source itself, or the one that ``latest`` names; empty if there is none.
+    """
+    home = source.root if source.is_whole else source.root.rpartition("/")[0]
+    tags = [
+        s for s in _roots(files.sizes()) if s.layout == "zero" and s.root.rpartition("/")[0] == home
+    ]
+    tag = source.root if source in tags else _preferred_tag(files, tags) or ""
+    return tag, tuple(s.root for s in tags if s.root != tag)
 
 
 def beside(files: Files, source: WeightsSource) -> tuple[WeightsSource, ...]:
@@ -330,6 +365,17 @@ def tensors(
     if not LAYOUTS[source.layout].checks_itself:
         require(files, module.demands(files, source.root))
     return module.tensors(files, source.root)
+
+
+def file_tensors(files: Files, name: str) -> tuple[Tensor, ...]:
+    """Return the tensors of one file of whole tensors, in safetensors or of ``torch.save``."""
+    if name.endswith(".safetensors"):
+        from ckptsync.formats import safetensors
+
+        return safetensors.tensors(files, name)
+    from ckptsync.layouts import whole_bin
+
+    return whole_bin.file_tensors(files, name)
 
 
 def _heads_and_tails(files: Files, source: WeightsSource) -> Iterator[Extent]:

@@ -40,6 +40,7 @@ from ckptsync.layouts.zero_files import (
     refuse_offloaded,
     section,
     shapes_by_name,
+    trained_dtype,
     trained_shapes,
     universal_roots,
     why_unlike,
@@ -225,12 +226,49 @@ class MpRank:
 
 
 def own_tensors(file: StateFile) -> Held:
-    """Return the tensors of a model file's ``module``."""
-    return {
-        name: (file, value)
-        for name, value in file.get("module", dict).items()
-        if isinstance(value, StoredTensor)
-    }
+    """Return the tensors of a model file's ``module``, under the names of the parameters.
+
+    A module that overrides ``state_dict`` (TRL's value head model) has other names in ``module``.
+    """
+    module = file.get("module", dict)
+    own = {name: value for name, value in module.items() if isinstance(value, StoredTensor)}
+    frozen = shapes_by_name(file.get("frozen_param_shapes", dict), file.name)
+    shapes = {**trained_shapes(file), **frozen}
+    named = {*shapes, *buffer_names(file), *file.get("shared_params", dict)}
+    shapes_or_none = {name: shapes.get(name) for name in named if isinstance(name, str)}
+    names = _parameter_names({n: t for n, t in own.items() if isinstance(n, str)}, shapes_or_none)
+    return {names.get(name, name): (file, value) for name, value in own.items()}
+
+
+def _parameter_names(
+    own: Mapping[str, StoredTensor], named: Mapping[str, Shape | None]
+) -> dict[str, str]:
+    """Return the names of parameters for those of ``own`` that begin otherwise, all alike."""
+    other, lacking = own.keys() - named.keys(), named.keys() - own.keys()
+    if not other or not lacking:  # as in most saves
+        return {}
+    found: dict[tuple[str, str], dict[str, str]] = {}
+    ends: dict[str, list[str]] = {}
+    for name in lacking:
+        for end in _ends(name):
+            ends.setdefault(end, []).append(name)
+    for name in other:
+        # the longest common end, which only one may have
+        end = next((end for end in _ends(name) if end in ends), "")
+        (parameter, *more) = ends.get(end, [""])
+        shape = named.get(parameter)
+        if not more and (not own[name].numel or shape in (None, own[name].shape)) and end:
+            begins = name.removesuffix(end), parameter.removesuffix(end)
+            found.setdefault(begins, {})[name] = parameter
+    names = max(found.values(), key=len, default={})
+    return names if len(set(names.values())) == len(names) else {}
+
+
+def _ends(name: str) -> Iterator[str]:
+    """Yield a name, and what is left of it without its first components."""
+    while name:
+        yield name
+        name = name.partition(".")[2]
 
 
 def _rank_tensors(rank: MpRank) -> tuple[Tensor, ...]:
@@ -291,7 +329,9 @@ def _trained(
         master = masters.get(name) or Copy(
             "F32", (prod(shape),), (), rank.absent or rank.first.name
         )
-        yield Tensor(name, own.dtype if own else master.dtype, shape, (master, *stored))
+        yield Tensor(
+            name, own.dtype if own else trained_dtype(rank.first), shape, (master, *stored)
+        )
 
 
 def _frozen(rank: MpRank) -> Iterator[Tensor]:

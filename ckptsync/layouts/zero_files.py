@@ -150,6 +150,13 @@ def is_bf16(file: StateFile) -> bool:
     return (section(config, "bf16") or section(config, "bfloat16")).get("enabled") is True
 
 
+def trained_dtype(model: StateFile) -> str:
+    """Return what the model trains in, by DeepSpeed's configuration."""
+    if is_bf16(model):
+        return "BF16"
+    return "F16" if section(configuration(model), "fp16").get("enabled") is True else "F32"
+
+
 def optimizer_state(file: StateFile) -> dict[str, Any]:
     """Return the ZeRO optimizer's own state dict."""
     state = file.content.get("optimizer_state_dict")

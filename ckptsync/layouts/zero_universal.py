@@ -27,8 +27,8 @@ from ckptsync.layouts.zero_files import (
     check_agreement,
     configuration,
     expert_counts,
-    is_bf16,
     section,
+    trained_dtype,
     trained_shapes,
     universal_roots,
 )
@@ -110,7 +110,7 @@ def _joined(zero: ZeroFiles, models: Sequence[StateFile]) -> tuple[Tensor, ...]:
     """Return the tensors of all ranks and stages: only the masters are whole."""
     if _are_mixed_up(models[0]):
         raise Unsupported(f"{zero.root or '.'}: {_MIXED_UP}", hint=_MERGE_SOURCE)
-    dtype = _own_dtype(models[0])
+    dtype = trained_dtype(models[0])
     tied = {k: v for model in models for k, v in model.get("shared_params", dict).items()}
     found: dict[str, Tensor] = {}
     for name in (name for model in models for name in trained_shapes(model)):
@@ -144,13 +144,6 @@ def _buffers(root: str, models: Sequence[StateFile], known: set[str]) -> list[Te
         )
     names = [name for name in ranks[0].own if name not in known]
     return [equal_buffer([rank.own_tensor(name) for rank in ranks]) for name in names]
-
-
-def _own_dtype(model: StateFile) -> str:
-    """Return what the model trains in, by DeepSpeed's configuration."""
-    if is_bf16(model):
-        return "BF16"
-    return "F16" if section(configuration(model), "fp16").get("enabled") is True else "F32"
 
 
 def _master(zero: ZeroFiles, name: str, shape: Shape | None) -> Copy:

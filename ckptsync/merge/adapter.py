@@ -59,6 +59,7 @@ _UNTRAINED = {
 }
 _RECOMPUTED = ("save_projection", "save_precomputed_indices")  # False: peft does not save it
 _EMBEDDINGS = frozenset({"embed_tokens", "lm_head"})  # peft's EMBEDDING_LAYER_NAMES
+_BASE, _ENCODER = "base_model", "prompt_encoder"  # what a PeftModel has at its top
 _SAVED, _TOKENS, _ORIGINAL = "modules_to_save", "token_adapter", "original_module"
 _ENDS = frozenset(
     "weight bias X Xd Xu zeros S_low U_low V_low module_logits vector_a vector_b".split()  # noqa: SIM905
@@ -148,6 +149,36 @@ def check(selected: Selected, config: Mapping[str, Any]) -> None:
             )
 
 
+def roots(names: Iterable[str]) -> set[str]:
+    """Return where in a training's module PEFT models begin, such as ``policy`` or ``""``."""
+    found: set[str] = set()
+    for name in names:
+        if _BASE not in name and _ENCODER not in name:  # most names, and there may be a million
+            continue
+        parts = name.split(".")
+        at = next((n for n, part in enumerate(parts) if part in (_BASE, _ENCODER)), len(parts))
+        is_encoder = parts[at : at + 1] == [_ENCODER] and parts[at + 2 :] == ["embedding", "weight"]
+        if is_encoder or any(map(_is_adapters, parts[at:])):
+            found.add(".".join(parts[:at]))
+    return found
+
+
+def adapted(name: str) -> str:
+    """Return the name of the weight that an adapter's tensor adapts, as the base model has it.
+
+    Of any other tensor the name that the base model has for it.
+    """
+    parts = name.split(".")
+    at = next((n for n, part in enumerate(parts) if n and _is_adapters(part)), None)
+    if at is not None:
+        parts = [*parts[:at], *(parts[at + 2 :] if parts[at] == _SAVED else ["weight"])]
+    return ".".join(part for part in parts if part not in ("base_layer", _ORIGINAL))
+
+
+def _is_adapters(part: str) -> bool:
+    return part == _SAVED or part.startswith((*_KNOWN, *_OTHERS))
+
+
 def _items(names: Sequence[str], *, is_expected: bool) -> dict[str, _Item]:
     """Return name → adapter tensor; empty if this is no state dict of a PEFT model.
 
@@ -228,6 +259,11 @@ def _adapter(
     has_base = any(name or layer not in (*EMBEDDINGS, *HEADS) for layer in layers)
     with_it = [n for n in others if not has_base or _is_saved_with(n, config)]
     chosen |= {n: n if n.startswith("base_model.") else PREFIX + n for n in with_it}
+    if odd := next((n for n, saved in chosen.items() if f".{_BASE}." in saved), None):
+        raise Unsupported(
+            f"{odd}: a PEFT model inside of another, whose names peft would not load",
+            hint=f"--source SOURCE@module={odd[: odd.rindex(f'.{_BASE}.')]} writes the inner one",
+        )
     kept = _renamed(tensors, chosen)
     notes = []
     if name:

@@ -13,10 +13,10 @@ from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.formats.dtypes import is_castable
 from ckptsync.layouts import registry
 from ckptsync.merge.adapter import PREFIX, TUNERS
+from ckptsync.merge.completeness import listed
 from ckptsync.merge.tensor_names import HEADS
 from ckptsync.tensors import Files, Shape, Tensor
 
-FIRST = 3  # names that a message lists
 MOST_HEADS = 8  # first components that are tried as the part one model is of the other
 # Buffers that older versions of transformers stored, and newer ones compute.
 _COMPUTED = re.compile(
@@ -204,12 +204,6 @@ class BaseModel:
             count = f"{len(heads)} of {len(tensors)} tensors"
             return (f"{count} are not in the base model: {listed(heads)}",)
         return ()
-
-
-def listed(names: Sequence[str]) -> str:
-    """Return the first few names, and how many more there are."""
-    more = f" and {len(names) - FIRST} more" if len(names) > FIRST else ""
-    return ", ".join(names[:FIRST]) + more
 
 
 def _parts(name: str) -> tuple[str, ...]:

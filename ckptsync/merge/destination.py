@@ -33,7 +33,7 @@ from ckptsync.merge.engine import (
     write_model,
 )
 from ckptsync.merge.inputs import MergeRequest, Prepared, check_unchanged
-from ckptsync.merge.model_files import has_index, index_name
+from ckptsync.merge.model_files import index_name
 from ckptsync.merge.plan import FORMAT, MergeResources
 from ckptsync.stores.checkpoint_files import MERGING as RECORD
 from ckptsync.stores.checkpoint_files import MERGING_LIMIT
@@ -213,8 +213,8 @@ class _StoreDestination(Destination):
         self._store, self._prepared, self._lock = store, prepared, threading.Lock()
         plans = prepared.job.plans
         self._outputs = {*(p.name for p in plans), *(name for name, _ in prepared.job.beside)}
-        if has_index(plans):
-            self._outputs.add(index_name(plans))
+        if index := index_name(plans):
+            self._outputs.add(index)
         self._abouts = abouts(prepared)
         self._record = self._begin(_Record(FORMAT, fingerprint(prepared)))
         self._there: Mapping[str, int] = {entry.name: entry.size for entry in store.names("")}

@@ -136,8 +136,8 @@ def write_model(
     weights = [made[plan.name] for plan in job.plans]
     written = [ModelFile(p.name, p.size, w.digest) for p, w in zip(job.plans, weights, strict=True)]
     small = [(name, job.content(name)) for name, _ in job.beside]
-    if model_files.has_index(job.plans):
-        small.append((model_files.index_name(job.plans), model_files.index(job.plans)))
+    if index := model_files.index_name(job.plans):
+        small.append((index, model_files.index(job.plans)))
     for name, data in small:
         destination.write(name, [data[at : at + _PIECE] for at in range(0, len(data), _PIECE)])
         written.append(ModelFile(name, len(data), digest(data)))

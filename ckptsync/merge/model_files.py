@@ -22,6 +22,7 @@ from ckptsync.tensors import Tensor
 CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
 VERL_LORA = "lora_train_meta.json"
 _TORCH = {ours: torchs for torchs, ours in FROM_TORCH.items()}
+VALUE_HEAD = "value_head.safetensors"  # of TRL's models, as LLaMA-Factory names it
 DAMAGED = "copy it again, or remove it and give another directory with --config-from"
 
 
@@ -178,22 +179,19 @@ def lora_config(known: Mapping[str, Any], names: Iterable[str]) -> bytes:
     return (json.dumps(config, indent=2) + "\n").encode()
 
 
-def has_index(plans: Sequence[FilePlan]) -> bool:
-    """Return whether these files are parts of one model; adapters lie in directories."""
-    return len(plans) > 1 and not any("/" in plan.name for plan in plans)
-
-
 def index_name(plans: Sequence[FilePlan]) -> str:
-    """Return the index's name, such as ``model.safetensors.index.json``.
+    """Return the index's name, such as ``model.safetensors.index.json``; empty if there is none.
 
     The files that it lists are named ``model-00001-of-00002.safetensors`` and so on.
     """
-    stem = plans[0].name.removesuffix(".safetensors").rpartition("-of-")[0].rpartition("-")[0]
-    return f"{stem}.safetensors.index.json"
+    first = plans[0].name.rpartition("/")[2] if plans else ""
+    stem, numbers, _ = first.rpartition("-of-")
+    return f"{stem.rpartition('-')[0]}.safetensors.index.json" if numbers else ""
 
 
 def index(plans: Sequence[FilePlan]) -> bytes:
     """Return ``model.safetensors.index.json`` as transformers writes it."""
+    plans = [plan for plan in plans if plan.name != VALUE_HEAD]
     weight_map = {tensor.name: plan.name for plan in plans for tensor in plan.tensors}
     total = {
         "total_parameters": sum(prod(t.shape) for p in plans for t in p.tensors),

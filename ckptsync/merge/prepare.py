@@ -17,8 +17,17 @@ from ckptsync.gc_pause import paused
 from ckptsync.layouts import registry
 from ckptsync.layouts.file_names import HOMES, Within, join
 from ckptsync.layouts.registry import WeightsSource
-from ckptsync.merge import adapter, copy_comparison, model_files, tensor_names
+from ckptsync.merge import (
+    adapter,
+    completeness,
+    copy_comparison,
+    inner_model,
+    model_files,
+    other_states,
+    tensor_names,
+)
 from ckptsync.merge.adapter import EACH, Selected, SeveralAdapters
+from ckptsync.merge.inner_model import InnerModel
 from ckptsync.merge.model_files import ADAPTER_CONFIG, CONFIG
 from ckptsync.merge.plan import FilePlan, MergeOptions, plan
 from ckptsync.plain_json import parse
@@ -31,7 +40,7 @@ if TYPE_CHECKING:
 MAX_BESIDE = 256 << 20
 MAX_CONFIG = 16 << 20
 _EVERY_ADAPTER = f"peft:{EACH}"
-_Select = Callable[[Sequence[Tensor]], tuple[Selected, tuple[str, ...]]]
+_Select = Callable[[Sequence[Tensor]], tuple[Selected, InnerModel]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +124,12 @@ def prepare(
     none of several adapters, plan all, each in the directory of its name.
     """
     files = zstd_items.unpacked(files)
-    name, part = adapter.split_source(options.source)
+    name, path = inner_model.split_source(options.source)
+    name, part = adapter.split_source(name)
 
     def plan_one(source: WeightsSource, part: str) -> MergeJob:
         return _prepare_one(
-            files, source, part, options, config=config, base=base, code_from=code_from
+            files, source, (path, part), options, config=config, base=base, code_from=code_from
         )
 
     if name == _EVERY_ADAPTER or (every and name is None and not part):
@@ -135,7 +145,7 @@ def prepare(
         if part != each and not every:
             raise
         jobs = {("" if n == "default" else n): plan_one(source, f"adapter={n}") for n in e.names}
-        return _joined(f"{source}@{each}", jobs)
+        return _joined(_source_name(source, path, each), jobs)
     except (Corrupt, Incomplete) as e:
         shards = _sound_shards(files, plan_one) if name is None and source.is_whole else None
         if shards is None:
@@ -191,37 +201,52 @@ def _joined(source: str, jobs: Mapping[str, MergeJob]) -> MergeJob:
 def _prepare_one(
     files: Files,
     source: WeightsSource,
-    part: str,
+    parts: tuple[str | None, str],
     options: MergeOptions,
     *,
     config: Sequence[Files],
     base: Files | None,
     code_from: Files | None,
 ) -> MergeJob:
-    """Return the job for one set of weights, or for the half of it that ``part`` names."""
-    own = [Within(files, source.root)] if source.layout == "peft" and source.root else []
-    directories = [*own, files, *registry.around(files, source), *config]
+    """Return the job for one set of weights, or for what ``parts`` name of it.
+
+    They are the module that the model lies in, and the adapter or its base model.
+    """
+    path, part = parts
+    directories = [*_directories(files, source), *config]
     adapter_config = _read_config(directories, ADAPTER_CONFIG)
     directories += [base] if base else []
+    model_config = _read_config(directories, CONFIG)
     known = _read_base(base) if base else None
 
-    def select(tensors: Sequence[Tensor]) -> tuple[Selected, tuple[str, ...]]:
-        clean, renamed = tensor_names.unwrapped(tensors, known.tensors if known else ())
+    base_names = known.tensors if known else {}
+    where = (path, base_names, model_config, adapter_config)
+
+    def select(tensors: Sequence[Tensor]) -> tuple[Selected, InnerModel]:
+        own, left = other_states.without_states(tensors)
+        clean, renamed = tensor_names.unwrapped(own, base_names)
+        inner = inner_model.inner_model(clean, *where)
+        inner = replace(inner, notes=(*left, *renamed, *inner.notes))
         if source.layout == "peft" and tensors is stored and not part:
-            return Selected(clean, ""), renamed  # the names that peft itself has saved
-        return adapter.select(clean, part, adapter_config), renamed
+            # the names that peft itself has saved
+            return Selected(inner.tensors, ""), inner
+        return adapter.select(inner.tensors, part, adapter_config), inner
 
     is_told = source.layout == "dcp_safetensors"  # its shards do not name their tensors' shapes
     expected = _expected_model(directories[1:], known) if is_told else None
+    if expected:
+        expected = replace(expected, path=lambda names: inner_model.find_path(names, *where) or "")
     stored = registry.tensors(files, source, expected)
-    selected, renamed = select(stored)
+    selected, inner = select(stored)
     if selected.adapter and join(selected.adapter, ADAPTER_CONFIG) in files.sizes():
         # peft saves an adapter that is not called default in a directory of its name
         directories.insert(0, Within(files, selected.adapter))
         adapter_config = _read_config(directories, ADAPTER_CONFIG)
-        selected, renamed = select(stored)
-    notes = [*dict.fromkeys(t.remark for t in stored if t.remark), *renamed]
-    notes += _check_copies(files, source, selected, select)
+        selected, inner = select(stored)
+    notes = [*dict.fromkeys(t.remark for t in stored if t.remark), *inner.notes]
+    if inner.path is None and source.layout == "lightning" and model_config:
+        notes.append(inner_model.IN_DOUBT)
+    notes += _check_copies(files, source, (*selected.tensors, *inner.value_head), select)
     notes += selected.notes
     if selected.adapter is None and source.layout != "peft":
         job = _prepare_model(
@@ -241,10 +266,49 @@ def _prepare_one(
             f"{source}: a model without tensors",
             hint="check that this is the checkpoint's directory and that the model was saved",
         )
+    head, note = inner.value_head, ""
+    if not head:
+        head, note = _read_value_head(files, source)
+    job = _with_value_head(job, head, note, options)
     _check_bounds(files, job.plans)
-    return replace(
-        job, source=f"{source}@{part}" if part else str(source), notes=(*notes, *job.notes)
-    )
+    notes += other_states.notes_on_files(files, source, job.reads)
+    return replace(job, source=_source_name(source, *parts), notes=(*notes, *job.notes))
+
+
+def _source_name(source: WeightsSource, path: str | None, part: str) -> str:
+    """Return what ``--source`` takes for a part of a source."""
+    return "@".join((str(source), *filter(None, (path and f"module={path}", part))))
+
+
+def _directories(files: Files, source: WeightsSource) -> list[Files]:
+    """Return where a checkpoint has configuration; an adapter's own lies beside it."""
+    own = [Within(files, source.root)] if source.layout == "peft" and source.root else []
+    return [*own, files, *registry.around(files, source)]
+
+
+def check_complete(files: Files) -> tuple[str, ...]:
+    """Return doubts whether the preferred weights are a whole model or adapter.
+
+    Raises Incomplete where they are not; and what `registry.tensors` and `adapter.select` raise.
+    Reads no tensor bytes.
+    """
+    files = zstd_items.unpacked(files)
+    sources = registry.adapters(files) or (registry.choose(files, None),)
+    return tuple(doubt for source in sources for doubt in _check_source(files, source))
+
+
+def _check_source(files: Files, source: WeightsSource) -> tuple[str, ...]:
+    directories = _directories(files, source)
+    config, model_config = (_read_config(directories, name) for name in (ADAPTER_CONFIG, CONFIG))
+    own, _ = other_states.without_states(registry.tensors(files, source))
+    clean, _ = tensor_names.unwrapped(own)
+    inner = inner_model.inner_model(clean, "", {}, model_config, config)
+    if source.layout == "peft":
+        return completeness.check_adapter(inner.tensors, config)
+    selected = adapter.select(inner.tensors, "", config)
+    if selected.adapter is not None:
+        return completeness.check_adapter(selected.tensors, config)
+    return completeness.check_model(selected.tensors, model_config)
 
 
 def prepare_beside(
@@ -264,20 +328,20 @@ def prepare_beside(
 
 
 def _check_copies(
-    files: Files, source: WeightsSource, selected: Selected, select: _Select
+    files: Files, source: WeightsSource, tensors: Iterable[Tensor], select: _Select
 ) -> Iterator[str]:
     """Raise Corrupt where two copies of a tensor differ, in this source or another of its save.
 
     Yields notes on sources that were not compared.
     """
-    found = {tensor.name: tensor for tensor in selected.tensors}
+    found = {tensor.name: tensor for tensor in tensors}
     for other in registry.beside(files, source):
         try:
-            its, _ = select(registry.tensors(files, other))
+            its, inner = select(registry.tensors(files, other))
         except (Corrupt, Incomplete, Unsupported) as e:
             yield f"not compared with {other}, which cannot be merged: {e}"
             continue
-        for tensor in its.tensors:
+        for tensor in (*its.tensors, *inner.value_head):
             mine = found.get(tensor.name)
             if mine and (mine.shape, mine.dtype) == (tensor.shape, tensor.dtype):
                 unlike = mine.unlike or tensor.unlike
@@ -285,6 +349,37 @@ def _check_copies(
                     mine, copies=(*mine.copies, *tensor.copies), unlike=unlike
                 )
     copy_comparison.check(files, found.values())
+
+
+def _read_value_head(files: Files, source: WeightsSource) -> tuple[tuple[Tensor, ...], str]:
+    """Return the value head in a file of its own beside the weights, and the file's name.
+
+    LLaMA-Factory writes ``value_head.safetensors``, or of old ``value_head.bin``; TRL wrote
+    ``pytorch_model.bin`` beside an adapter.
+    """
+    names = [model_files.VALUE_HEAD, "value_head.bin"]
+    names += ["pytorch_model.bin"] if source.layout == "peft" else []
+    for root in dict.fromkeys((source.root, source.root.rpartition("/")[0])):
+        for name in (join(root, name) for name in names):
+            if name not in files.sizes():
+                continue
+            tensors = registry.file_tensors(files, name)
+            if inner_model.is_value_head([t.name for t in tensors]):
+                return tensors, name
+    return (), ""
+
+
+def _with_value_head(
+    job: MergeJob, tensors: Sequence[Tensor], origin: str, options: MergeOptions
+) -> MergeJob:
+    """Return the job with a file of the value head, if there is one; ``origin``: a file's name."""
+    if not tensors:
+        return job
+    name = model_files.VALUE_HEAD
+    plans = plan(tensors, replace(options, max_shard_size=1 << 62), name.partition(".")[0])
+    taken = f"from {origin}" if origin else "from the same shards"
+    note = f"{name}: the value head ({', '.join(t.name for t in tensors)}), {taken}"
+    return replace(job, plans=(*job.plans, *plans), notes=(note, *job.notes))
 
 
 def _read_base(files: Files) -> BaseModel:
@@ -321,6 +416,7 @@ def _prepare_model(
             f"{packed[0]}: quantized weights cannot be cast to {options.dtype}",
             hint="use --dtype auto or --dtype keep to copy them unchanged",
         )
+    doubts = completeness.check_model(stored, config)
     tensors, notes = tensor_names.without_tied(
         stored, files, options, config, base.tensors if base else None
     )
@@ -336,7 +432,7 @@ def _prepare_model(
         tensors = base.with_dtypes(tensors) if options.dtype == "auto" else tensors
     plans = plan(tensors, options)
     of_model = model_files.notes_on_model(tensors, config, options.dtype, has_base=base is not None)
-    notes = (*notes, *of_model, *beside.notes)
+    notes = (*doubts, *notes, *of_model, *beside.notes)
     return _with_dtype(
         replace(beside, plans=plans, notes=notes),
         (t.dtype for p in plans for t in p.tensors),
@@ -374,7 +470,8 @@ def _prepare_adapter(
         [directory for name, directory in beside.beside if name == ADAPTER_CONFIG], ADAPTER_CONFIG
     )
     adapter.check(selected, config or {})
-    notes = base.compare_adapter(selected.tensors) if base else ()
+    notes = completeness.check_adapter(selected.tensors, config)
+    notes += base.compare_adapter(selected.tensors) if base else ()
     if config is None:
         notes = (*notes, model_files.NO_ADAPTER_CONFIG)
     plans = plan(selected.tensors, replace(options, max_shard_size=1 << 62), adapter.STEM)

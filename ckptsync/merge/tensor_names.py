@@ -111,25 +111,13 @@ def renamed(tensors: Iterable[Tensor], names: Mapping[str, str]) -> tuple[Tensor
 def clean_names(found: Sequence[str], known: Collection[str] = ()) -> dict[str, str]:
     """Return name as stored → name without wrappers.
 
-    ``module`` is taken away where every name begins with it and the base model's names do not; any
-    other first component where all of the base model's names are found behind it: a training module
-    that keeps the model in an attribute (Lightning's ``model.``).
+    ``module`` is taken away where every name begins with it and the base model's names do not.
     """
-
-    def inner(names: Mapping[str, str]) -> dict[str, str]:
-        return {stored: name.partition(".")[2] for stored, name in names.items()}
-
     names = {name: _without_wrappers(name) for name in found}
     is_own = any(name.startswith(f"{OUTERMOST}.") for name in known)
     while names and not is_own and all(name.startswith(f"{OUTERMOST}.") for name in names.values()):
-        names = inner(names)
-    deeper, known = names, set(known)
-    while known and not known <= set(deeper.values()):
-        heads = {name.partition(".")[0] for name in deeper.values()}
-        if len(heads) != 1 or not all("." in name for name in deeper.values()):
-            return names
-        deeper = inner(deeper)
-    return deeper
+        names = {stored: name.partition(".")[2] for stored, name in names.items()}
+    return names
 
 
 def _without_wrappers(name: str) -> str:

@@ -296,7 +296,7 @@ def describe_location(
         lacking = (
             _missing(demands.model, files, sizes, beside)
             if demands.model
-            else [_UNKNOWN.format("a whole model is")]
+            else [*demands.remarks] or [_UNKNOWN.format("a whole model is")]
         )
         model = Condition(not lacking, tuple(lacking))
         lacking = [*lacking, *_missing(demands.resume, files, sizes, beside)]

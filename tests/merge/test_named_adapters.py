@@ -17,10 +17,12 @@ from tests.support.files_in_memory import MemoryFiles, safetensors_file
 from tests.support.merge_in_memory import Written, consolidate
 
 LORA = "base_model.model.m.q_proj.lora_A.weight"
+BOX: Mapping[Shape, tuple[Shape, bytes]] = {(0, 0): ((2, 1), b"AABB1234")}
+OTHER = LORA.replace("lora_A", "lora_B")
 
 
 def adapter(value: int, **config: object) -> dict[str, bytes]:
-    tensors = {LORA: ("U8", (2, 1), bytes([value, value]))}
+    tensors = {name: ("U8", (2, 1), bytes([value, value])) for name in (LORA, OTHER)}
     return {
         "adapter_model.safetensors": safetensors_file(tensors),
         "adapter_config.json": json.dumps({"peft_type": "LORA", "r": 2, **config}).encode(),
@@ -71,9 +73,12 @@ def test_a_store_has_every_adapter_and_the_command_asks() -> None:
 
 
 def test_the_adapters_of_one_state_dict_can_all_be_written() -> None:
-    box: Mapping[Shape, tuple[Shape, bytes]] = {(0, 0): ((2, 1), b"AABB1234")}
-    names = [LORA.replace("weight", f"{name}.weight") for name in ("default", "policy")]
-    shards = checkpoint("", dict.fromkeys(names, ((2, 1), box)))
+    names = [
+        one.replace("weight", f"{name}.weight")
+        for one in (LORA, OTHER)
+        for name in ("default", "policy")
+    ]
+    shards = checkpoint("", dict.fromkeys(names, ((2, 1), BOX)))
     files = MemoryFiles({**shards, **below("policy", adapter(0, lora_alpha=7))})
     del files.content["policy/adapter_model.safetensors"]
     with pytest.raises(SeveralAdapters, match="default, policy"):
@@ -94,7 +99,7 @@ def test_the_adapters_of_one_state_dict_can_all_be_written() -> None:
 def test_the_rank_and_alpha_that_verl_notes_become_a_configuration() -> None:
     files = MemoryFiles(
         {
-            **checkpoint("", {LORA: ((2, 1), {(0, 0): ((2, 1), b"AABB1234")})}),
+            **checkpoint("", dict.fromkeys((LORA, OTHER), ((2, 1), BOX))),
             "lora_train_meta.json": b'{"r": 2, "lora_alpha": 4, "task_type": "CAUSAL_LM"}',
         }
     )

@@ -74,24 +74,6 @@ def test_module_stays_where_the_base_model_has_a_part_of_that_name() -> None:
     assert names("module.a", known=("a",)) == ["a"]
 
 
-def test_an_attribute_that_holds_the_model_is_taken_away_where_the_base_proves_it() -> None:
-    known = ("model.w", "lm_head.weight")
-    assert names("model.model.w", "model.lm_head.weight", known=known) == list(known)
-    assert names("a.b.model.w", "a.b.lm_head.weight", "a.b.extra", known=known) == [*known, "extra"]
-    for stored in (
-        ("model.model.w", "model.lm_head.bias"),
-        ("model.model.w", "model.lm_head.weight", "other.x"),
-        ("model.w", "lm_head.weight"),
-    ):
-        assert names(*stored, known=known) == list(stored)
-    assert names("model.model.w", "model.lm_head.weight") == [
-        "model.model.w",
-        "model.lm_head.weight",
-    ]
-    assert names("w.w", "w.w.w", known=("w.w",)) == ["w.w", "w.w.w"]
-    assert names("a.w", "w.x", known=("w",)) == ["a.w", "w.x"]
-
-
 def test_it_is_said_once_with_an_example_and_the_count() -> None:
     _, notes = unwrapped(tensors("module._orig_mod.a", "module.b"))
     assert notes == (
