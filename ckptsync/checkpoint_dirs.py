@@ -68,6 +68,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 WEIGHTS = re.compile(
     r"((adapter_)?model(-[0-9]{5}-of-[0-9]{5})?\.safetensors)|((pytorch|adapter)_model(-[0-9]{5}-of-[0-9]{5})?\.bin)"
 )
+_ADAPTER = re.compile(r"adapter_model\.(safetensors|bin)")
 # A model's own files, and what a trainer says of it when it is done.  Logs lie there, too: they
 # grow while nothing else does.
 # In transformers' tokenizers vocabularies end in .spm (Marian, Speech2Text), .codes (PhoBERT),
@@ -205,7 +206,7 @@ def uncovered(directory: Path, found: Collection[CheckpointDir]) -> tuple[str, .
     def below(folder: Path, prefix: str) -> Iterator[str]:
         for entry in sorted(_entries(folder), key=attrgetter("name")):
             path, is_folder = folder / entry.name, entry.is_dir(follow_symlinks=False)
-            if entry.name in _NO_CHECKPOINT or path in (whole if is_folder else single):
+            if entry.name in _NO_CHECKPOINT or path in whole or path in single:
                 continue
             if is_folder and any(path in each.parents for each in (*whole, *single)):
                 yield from below(path, f"{prefix}{entry.name}/")
@@ -297,11 +298,31 @@ def _final(output_dir: Path, entries: Collection[os.DirEntry[str]]) -> Checkpoin
     """
     if any(pattern.fullmatch(output_dir.name) for pattern, _, _ in _NUMBERED):
         return None
-    weights = (e for e in entries if e.name.endswith((".safetensors", ".bin")))
-    if not any(WEIGHTS.fullmatch(e.name) and e.is_file(follow_symlinks=False) for e in weights):
-        return None
-    names = sorted(e.name for e in entries if OF_MODEL.fullmatch(e.name))
-    return CheckpointDir(FINAL, "final", output_dir, tuple(names))
+    names = final_names(output_dir, entries)
+    return CheckpointDir(FINAL, "final", output_dir, names) if names else None
+
+
+def final_names(output_dir: Path, entries: Collection[os.DirEntry[str]]) -> tuple[str, ...]:
+    """Return the names of a final model's files and directories; empty without its weights.
+
+    peft saves adapters that are not called ``default`` in directories of their names.
+    """
+    files = [
+        e for e in entries if OF_MODEL.fullmatch(e.name) and not e.is_dir(follow_symlinks=False)
+    ]
+    adapters = [
+        e.name
+        for e in entries
+        if _is_own_folder(e)
+        and not (e.name in _RESERVED or _SEARCHED.fullmatch(e.name) or is_named_like_one(e.name))
+        and _holds(output_dir / e.name, _ADAPTER)
+    ]
+    weights = (e for e in files if e.name.endswith((".safetensors", ".bin")))
+    if not adapters and not any(
+        WEIGHTS.fullmatch(e.name) and e.is_file(follow_symlinks=False) for e in weights
+    ):
+        return ()
+    return tuple(sorted([*(e.name for e in files), *adapters]))
 
 
 def _holds(path: Path, pattern: re.Pattern[str]) -> bool:

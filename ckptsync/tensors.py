@@ -155,6 +155,21 @@ class FilesWrapper:
         expect(self._files, extents)
 
 
+class MemoryFiles:
+    """Files in memory: what was read once and checked is what is written."""
+
+    def __init__(self, files: Mapping[str, bytes]) -> None:
+        self._files = dict(files)
+
+    def sizes(self) -> Mapping[str, int]:
+        """See `Files`."""
+        return {name: len(data) for name, data in self._files.items()}
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        """See `Files`."""
+        out[:] = self._files[name][start : start + out.nbytes]
+
+
 def read(files: Files, extent: Extent) -> bytes:
     """The bytes of one extent, for small things: headers, pickles, indexes."""
     out = bytearray(extent.size)

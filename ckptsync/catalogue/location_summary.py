@@ -10,7 +10,7 @@ from heapq import merge
 
 from ckptsync.checkpoint_dirs import family_of
 from ckptsync.digest import digest
-from ckptsync.layouts.file_names import rank
+from ckptsync.layouts.file_names import join, rank
 from ckptsync.records.io import Fault
 from ckptsync.records.location_status import (
     LocationState,
@@ -435,10 +435,10 @@ def _proven(seen: LocationState, mtimes: Mapping[str, float], complained: Iterab
 def _lacks_to_open(model_record: ModelRecord) -> tuple[str, ...]:
     """Return what a model lacks to be opened: configuration, tokenizer (or other processor)."""
     names = {f.path for f in model_record.files}
-    is_adapter = any(name.startswith("adapter_model") for name in names)
-    config = "adapter_config.json" if is_adapter else "config.json"
+    config = "adapter_config.json" if model_record.adapters else "config.json"
+    has_config = all(join(folder, config) in names for folder in model_record.adapters or ("",))
     has_tokenizer = any(name.startswith(_TOKENIZERS) for name in names)
-    lacking = ((config, config in names), (TOKENIZER, has_tokenizer))
+    lacking = ((config, has_config), (TOKENIZER, has_tokenizer))
     return tuple(name for name, is_there in lacking if not is_there)
 
 

@@ -37,7 +37,7 @@ from ckptsync.records.model_record import ModelFile
 from ckptsync.records.store_paths import NUMBER, consolidated_prefix, records_prefix
 from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.stream import create_same
-from ckptsync.tensors import Files, FilesWrapper
+from ckptsync.tensors import Files, FilesWrapper, MemoryFiles
 from ckptsync.typed_json import Count, Decoder, FormatNumber
 
 CONFIG_FROM = "config_from"
@@ -62,8 +62,12 @@ def code_from(origins: Sequence[Origin]) -> Files | None:
 
 
 def plan_merge(files: Files, options: MergeOptions, origins: Sequence[Origin]) -> MergeJob:
-    """Plan a merge with what these origins have, the first of them first; see `prepare`."""
-    return prepare(files, options, [o.files for o in origins], code_from=code_from(origins))
+    """Plan a merge with what these origins have, the first of them first; see `prepare`.
+
+    Of several adapters every one is in the model of a store.
+    """
+    config = [o.files for o in origins]
+    return prepare(files, options, config, code_from=code_from(origins), every=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,19 +140,6 @@ class NamedFiles(FilesWrapper):
 
     def sizes(self) -> Mapping[str, int]:
         return {name: size for name, size in super().sizes().items() if name in self._names}
-
-
-class MemoryFiles:
-    """Files in memory: what was read once and checked is what is written."""
-
-    def __init__(self, files: Mapping[str, bytes]) -> None:
-        self.files = dict(files)
-
-    def sizes(self) -> Mapping[str, int]:
-        return {name: len(data) for name, data in self.files.items()}
-
-    def read_into(self, name: str, start: int, out: memoryview) -> None:
-        out[:] = self.files[name][start : start + out.nbytes]
 
 
 def agree(

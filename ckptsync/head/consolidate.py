@@ -274,7 +274,7 @@ class ModelBuilder:
             # The model was merged without a configuration, which has come since: plan its
             # weights without it again, else tied tensors would be left out now.
             plain = NamedFiles(files, files.sizes().keys() - _CONFIGURATIONS)
-            job = replace(job, plans=prepare(plain, options).plans)
+            job = replace(job, plans=prepare(plain, options, every=True).plans)
         done: set[str] = set()
 
         def write(name: str, chunks: Iterable[Chunk]) -> None:
@@ -313,7 +313,7 @@ class ModelBuilder:
         """
         store, record, origins = self._store, _model_record(seen), self._origins(seen)
         bound = {f.path for f in record.files}
-        is_adapter = any(f.path.startswith("adapter_model") for f in record.files)
+        is_adapter = bool(record.adapters)
         there = [seen.present(), *(o.files.sizes() for o in origins)]
         beside = {n for sizes in there for n in model_files.beside(sizes, adapter=is_adapter)}
         if not beside - bound:

@@ -148,7 +148,9 @@ def _norms(*names: str, bias: str = "") -> str:
 
 def _experts(size: str, fused: bool = False, module: str = "mlp") -> str:  # noqa: FBT001, FBT002
     if fused:
-        return f"={module}.experts.gate_up_proj E,2*{size},H\n={module}.experts.down_proj E,H,{size}\n"
+        return (
+            f"={module}.experts.gate_up_proj E,2*{size},H\n={module}.experts.down_proj E,H,{size}\n"
+        )
     return _gated(size, module=f"{module}.experts.#")
 
 
@@ -227,7 +229,7 @@ def _mixture(
     has_experts: Callable[[Config, int], bool | None],
     size: str = "M",
     more: str = "",
-    dense: str = _gated(),  # noqa: B008 - a text
+    dense: str = _gated(),
 ) -> _Decoder:
     """Return a class whose layers have experts, or some of its layers."""
     sparse, fused = _experts(size) + _GATE + more, _experts(size, fused=True) + _GATE + more
@@ -313,8 +315,7 @@ _CLASSES: Mapping[str, _Decoder] = {
     ),
     "BloomForCausalLM": _Decoder(
         _BLOOM + _TWO_WITH_BIAS,
-        "word_embeddings V,H"
-        + _norms("word_embeddings_layernorm", "ln_f", bias=_ALWAYS),
+        "word_embeddings V,H" + _norms("word_embeddings_layernorm", "ln_f", bias=_ALWAYS),
         prefix="transformer.",
         layers="h",
     ),
@@ -352,12 +353,8 @@ _CLASSES: Mapping[str, _Decoder] = {
     "DeepseekV2ForCausalLM": _mixture(
         _LATENT + _TWO, _of_later_layers, more=_SHARED, dense=_gated(bias="mlp_bias")
     ),
-    "DeepseekV3ForCausalLM": _mixture(
-        _LATENT + _TWO, _of_later_layers, more=_CORRECTION + _SHARED
-    ),
-    "GptOssForCausalLM": _Decoder(
-        _attention(_BIAS, _BIAS) + _GPT_OSS + _TWO, shares_hidden=False
-    ),
+    "DeepseekV3ForCausalLM": _mixture(_LATENT + _TWO, _of_later_layers, more=_CORRECTION + _SHARED),
+    "GptOssForCausalLM": _Decoder(_attention(_BIAS, _BIAS) + _GPT_OSS + _TWO, shares_hidden=False),
 }
 # The classes whose text model, in ``text_config``, is that of another.
 _TEXT_OF: Mapping[str, str] = {

@@ -39,6 +39,10 @@ _HINT = (
     "give the model it was trained from with --base, the optimizer's DCP directory beside it, "
     "or, if you know how many ranks wrote it, --source 'dcp_safetensors:.#world=N'"
 )
+_OTHER_BASE = (
+    "check that --base is the model it was trained from, or give the optimizer's DCP directory"
+    " beside it, or, if you know how many ranks wrote it, --source 'dcp_safetensors:.#world=N'"
+)
 # State of torch's own optimizers that is made as ``zeros_like(parameter)`` (torch/optim, 2.13).
 _LIKE_PARAMETER = frozenset(
     {
@@ -137,7 +141,7 @@ def _read_shards(
     if world is not None:
         _check_world(world, here, len(shards), count)
         proofs = (*proofs, by_world(boxes))
-    shapes = proven_shapes(boxes, proofs)
+    shapes = proven_shapes(boxes, proofs, _OTHER_BASE if outside.shapes else _HINT)
     wrote = {*range(here[-1]), *file_names.ranks(files.sizes())}
     ranks = sorted(wrote.union(*(proof.ranks for proof in proofs)).difference(here))
     lacking = find_missing(boxes, shapes, proofs)
@@ -297,11 +301,11 @@ def find_proofs(
 
 
 def proven_shapes(
-    boxes: Mapping[str, Sequence[Part]], found: Sequence[ShapeProof]
+    boxes: Mapping[str, Sequence[Part]], found: Sequence[ShapeProof], hint: str = _HINT
 ) -> dict[str, Shape]:
     """Return the shape of every tensor.
 
-    Raises Incomplete where nothing proves one, Corrupt where boxes are outside of it.
+    Raises Incomplete where nothing proves one (with ``hint``), Corrupt where boxes are outside.
     """
     proven: dict[str, Shape] = {}
     unproven = []
@@ -316,10 +320,10 @@ def proven_shapes(
     if unproven:
         raise Incomplete(
             f"{min(unproven)}{_more(unproven)}: boxes are here, but nothing says what shape it has",
-            hint=_HINT,
+            hint=hint,
         )
     if not found:
-        raise Incomplete("nothing names the tensors that there should be", hint=_HINT)
+        raise Incomplete("nothing names the tensors that there should be", hint=hint)
     return proven
 
 

@@ -9,12 +9,20 @@ files there should be.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
-from ckptsync.layouts.file_names import PICKLED_METADATA, Within, holds_weights, join, ranks
+from ckptsync.layouts.file_names import (
+    HOMES,
+    PICKLED_METADATA,
+    Within,
+    holds_weights,
+    join,
+    ranks,
+)
 from ckptsync.layouts.state_dict import without_extra_states
 from ckptsync.plain_json import parse
 from ckptsync.tensors import Demands, Extent, Files, Tensor, expect, read, read_whole
@@ -64,7 +72,7 @@ class LayoutRow:
     checks_itself: bool = False
     has_sections: bool = False  # a root may end in ``#section``
     naming: str = ""  # how files end that alone say which tensor is where
-    configuration: str = ""  # a directory beside a root, with the model's configuration
+    configuration: tuple[str, ...] = ()  # directories beside a root, with a configuration
 
 
 # By the layouts' names, preferred first.
@@ -82,7 +90,7 @@ LAYOUTS: dict[str, LayoutRow] = {
     ),
     "per_rank": LayoutRow(
         re.compile(r".*_rank_?[0-9]+\.(bin|pt)|metadata\.pkl"),
-        configuration="huggingface",  # verl's
+        configuration=("huggingface", "lora_adapter"),  # verl's: the model's, the adapter's
     ),
     "lightning": LayoutRow(re.compile(r".+\.ckpt")),
     "refused": LayoutRow(
@@ -223,11 +231,22 @@ def choose(files: Files, name: str | None) -> WeightsSource:
         raise no_weights(files)
     rivals = _rivals(files, found)
     if len(rivals) > 1:
+        names = [shlex.quote(str(source)) for source in rivals]
+        each = "; --source 'peft:*' writes every one" if rivals[0].layout == "peft" else ""
         raise Unsupported(
             f"{len(rivals)} sets of weights in this checkpoint: choose one",
-            hint=f"--source {' or '.join(map(str, rivals))}",
+            hint=f"--source {' or '.join(names)}{each}",
         )
-    return found[0]
+    return rivals[0]
+
+
+def adapters(files: Files) -> tuple[WeightsSource, ...]:
+    """Return every PEFT adapter that has files of its own, where no other weights are preferred."""
+    return _adapters(sources(files))
+
+
+def _adapters(found: Sequence[WeightsSource]) -> tuple[WeightsSource, ...]:
+    return tuple(s for s in found if s.layout == found[0].layout == "peft")
 
 
 def _section(found: Sequence[WeightsSource], name: str) -> list[WeightsSource]:
@@ -280,7 +299,9 @@ def _inner_checkpoints(names: Iterable[str]) -> list[str]:
 def _rivals(files: Files, found: Sequence[WeightsSource]) -> list[WeightsSource]:
     """Return the sets of weights of which none is preferred: by wholeness, by ``latest``."""
     if found[0].is_whole:
-        return [s for s in found if s.layout == found[0].layout]
+        its = [s for s in found if s.layout == found[0].layout]
+        # an adapter called default goes before those in directories of their names
+        return [s for s in its if s.root in HOMES] or its
     # a DCP beside weights in safetensors is the optimizer's
     optimizers = [WeightsSource("dcp", s.root) for s in found if s.layout == "dcp_safetensors"]
     found = [s for s in found if s not in optimizers]
@@ -301,9 +322,7 @@ def deepspeed_tags(files: Files, source: WeightsSource) -> tuple[str, tuple[str,
     """
     home = source.root if source.is_whole else source.root.rpartition("/")[0]
     tags = [
-        s
-        for s in _roots(files.sizes())
-        if s.layout == "zero" and s.root.rpartition("/")[0] == home
+        s for s in _roots(files.sizes()) if s.layout == "zero" and s.root.rpartition("/")[0] == home
     ]
     tag = source.root if source in tags else _preferred_tag(files, tags) or ""
     return tag, tuple(s.root for s in tags if s.root != tag)
@@ -384,7 +403,7 @@ def _heads_and_tails(files: Files, source: WeightsSource) -> Iterator[Extent]:
 def around(files: Files, source: WeightsSource) -> tuple[Files, ...]:
     """Return the directories that may hold configuration and tokenizer, the nearest first."""
     parts, beside = source.root.split("/"), LAYOUTS[source.layout].configuration
-    own = ["/".join([*parts[:-1], beside])] if beside else []
+    own = ["/".join([*parts[:-1], name]) for name in beside]
     above = ["/".join(parts[:n]) for n in range(len(parts), 0, -1)]
     return tuple(Within(files, home) for home in (*own, *above) if home)
 
@@ -417,7 +436,8 @@ def demands(files: Files) -> Demands:
     """
     found = sources(files)
     needed = {source: _demands(files, source) for source in _roots(files.sizes())}
-    model = needed[found[0]] if found else {}
+    every = _adapters(found) or found[:1]
+    model = {k: v for source in every for k, v in needed[source].items()}
     resume = {k: v for each in needed.values() for k, v in each.items() if k not in model}
     world = _world(files, needed, model)
     # the random states that every rank writes, if any rank here wrote one

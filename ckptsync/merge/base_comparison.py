@@ -41,13 +41,17 @@ def read(files: Files) -> BaseModel:
 
     Raises Unsupported, Incomplete or Corrupt.
     """
-    source = registry.choose(files, None)
+    try:
+        source = registry.choose(files, None)
+        tensors = registry.tensors(files, source)
+    except (Corrupt, Incomplete, Unsupported) as e:
+        raise type(e)(f"--base: {e}", hint=e.hint) from e
     if source.layout == "peft":
         raise Unsupported(
             "--base: an adapter, a model is expected",
             hint="give the model that the adapter was trained on",
         )
-    return BaseModel(registry.tensors(files, source))
+    return BaseModel(tensors)
 
 
 class BaseModel:
@@ -239,13 +243,16 @@ def _resized(differ: Iterable[str], own: Model, there: Model) -> list[str]:
 def _target(name: str) -> str:
     """Return ``x.q_proj`` of ``base_model.model.x.q_proj.lora_A.weight``.
 
-    Of a module saved whole its tensor's own name.
+    Of a module saved whole its tensor's own name; empty of what is no module's (prompts, vectors
+    that all modules share).
     """
+    if not name.startswith(PREFIX):
+        return ""
     parts = name.removeprefix(PREFIX).split(".")
     for at, part in enumerate(parts):
         if part.startswith(_ADAPTED):
             return ".".join(p for p in parts[:at] if p != "base_layer")
-    return "" if parts[0].startswith("prompt_") else _own_name(name)
+    return _own_name(name)
 
 
 def _own_name(name: str) -> str:

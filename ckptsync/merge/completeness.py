@@ -307,9 +307,7 @@ def _compare_targets(names: Collection[str], config: Mapping[str, Any]) -> Itera
         return
     if isinstance(targets, list):
         absent = sorted(
-            str(t)
-            for t in targets
-            if not any(m == str(t) or m.endswith(f".{t}") for m in modules)
+            str(t) for t in targets if not any(m == str(t) or m.endswith(f".{t}") for m in modules)
         )
         if absent:
             yield f"no tensors of the target modules {listed(absent)}"

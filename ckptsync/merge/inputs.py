@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ckptsync.errors import ConfigError, Corrupt, Incomplete
+from ckptsync.errors import ConfigError, Corrupt, Incomplete, Unsupported
+from ckptsync.layouts import registry
 from ckptsync.layouts.file_names import BESIDE_WEIGHTS, metadata_files
 from ckptsync.layouts.registry import WeightsSource, deepspeed_tags
 from ckptsync.merge.model_files import DAMAGED, parsed
@@ -79,6 +80,11 @@ def open_sources(request: MergeRequest, access: Access, *, use_times: bool = Tru
             path = above
             config.append((show_path(path), file_sources.around(path, access, BESIDE_WEIGHTS)))
     base = file_sources.named(request.base, access) if request.base else None
+    if request.base and base and not registry.sources(base):
+        raise Unsupported(
+            f"--base {show_path(request.base)}: no weights among its {len(base.sizes())} files",
+            hint="give the directory of the model that was trained, with its model*.safetensors",
+        )
     job = prepare(files, request.options, [holder for _, holder in config], base, config_from)
     if request.base and base:
         config.append((show_path(request.base), base))

@@ -38,7 +38,9 @@ _TRAINERS = re.compile(
 
 def without_states(tensors: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], tuple[str, ...]]:
     """Return the tensors that are the model's own, and notes on others among them."""
-    if not any(t.name.endswith(_CERTAIN) or _AVERAGE.match(t.name.partition(".")[0]) for t in tensors):
+    if not any(
+        t.name.endswith(_CERTAIN) or _AVERAGE.match(t.name.partition(".")[0]) for t in tensors
+    ):
         return tuple(tensors), ()  # most models: one look at each name
     shapes = {t.name: t.shape for t in tensors}
     states = set(_optimizer_states(shapes))
@@ -98,9 +100,7 @@ def _averages(shapes: dict[str, Shape]) -> Iterator[str]:
             yield from (f"{first}.{rest}" for rest in names)
 
 
-def notes_on_files(
-    files: Files, source: WeightsSource, taken: Iterable[str]
-) -> Iterator[str]:
+def notes_on_files(files: Files, source: WeightsSource, taken: Iterable[str]) -> Iterator[str]:
     """Yield a note on tensor files beside a source of which nothing is ``taken``.
 
     Files whose names say that they are an optimizer's or the trainer's are not named, nor are
