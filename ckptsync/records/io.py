@@ -28,8 +28,11 @@ from ckptsync.records.store_paths import (
     RecordKind,
     RecordName,
     checked_node,
+    checked_own,
     checkpoint_of,
+    has_records,
     node_file_name,
+    own_prefixes,
     parse_record_name,
     records_prefix,
 )
@@ -119,7 +122,7 @@ def decode(name: str, data: bytes) -> Record:
     try:
         _check(record)
     except Corrupt as e:
-        raise Corrupt(f"{name}: {e}") from e
+        raise Corrupt(f"{name}: {e}", hint=e.hint) from e
     return record
 
 
@@ -137,9 +140,12 @@ def is_made_anew(name: RecordName | None, error: CkptsyncError) -> bool:
 
 
 def create_record(store: Store, record: Record) -> tuple[str, bytes]:
-    """Write a record, which may be there already; return its name and bytes.  Raises StoreError."""
+    """Write a record, which may be there already; return its name and bytes.
+
+    Raises StoreError, and Corrupt for a run or location that no reader would take.
+    """
     data = encode(record)
-    name = record_name(record, data)
+    name = checked_own(record_name(record, data), own_prefixes(record.run, record.location))
     try:
         # The name is of these bytes alone: so it lets a store go on with what a killed try left.
         store.create(name, [data], About(len(data), name))
@@ -342,6 +348,7 @@ def _check(record: Record) -> None:
 
     Everything that others join to a path, or index by, is checked here, once.
     """
+    own_prefixes(record.run, record.location)
     if record.location != record.checkpoint and not record.location.startswith(
         f"{record.checkpoint}~"
     ):
@@ -408,6 +415,8 @@ def check_files(files: Iterable[FileEntry | ModelFile]) -> None:
     for file in files:
         if checked_path(file.path) in paths:
             raise Corrupt(f"{file.path}: named twice")
+        if has_records(file.path):
+            raise Corrupt(f"{file.path}: would lie among a run's records")
         paths.add(file.path)
         if file.size < 0 or not _DIGEST.fullmatch(file.digest):
             raise Corrupt(

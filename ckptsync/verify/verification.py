@@ -26,8 +26,8 @@ from ckptsync.records.location_status import (
 )
 from ckptsync.records.model_record import ModelTensor
 from ckptsync.records.report import LEVELS, Level, Reading, Report, VerifyFinding
-from ckptsync.records.store_paths import CONSOLIDATED, checkpoint_of, consolidated_prefix
-from ckptsync.safe_names import RECORDS
+from ckptsync.records.store_paths import checkpoint_of, consolidated_prefix
+from ckptsync.safe_names import CONSOLIDATED, RECORDS
 from ckptsync.stores import file_sources
 from ckptsync.stores.checkpoint_files import FileTree, StoreFiles
 from ckptsync.stores.clock import wait_until_visible
