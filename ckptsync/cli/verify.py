@@ -17,7 +17,7 @@ from typing import Any
 from ckptsync.cli import output
 from ckptsync.cli.arguments import access_of, add_bandwidth
 from ckptsync.cli.output import say
-from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, StoreError
+from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, StoreError, without_frames
 from ckptsync.quantities import show_size
 from ckptsync.records.report import Level, Report
 from ckptsync.stores import file_sources
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
                     try:
                         write_report(store, one.news)
                     except StoreError as e:
-                        unwritten[store.url] = e
+                        unwritten[store.url] = without_frames(e)
                 for line in () if args.json else report_lines(one.report):
                     say(line)
                 if store and one.report.verdict == "damaged" and not args.json:
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
                     more = "a worker that still has the files uploads them again"
                     say(f"  hint: `{command}` says what can be done; {more}")
         except CkptsyncError as e:  # noqa: PERF203 - reported below, once the others are verified
-            stopped.append((url, e))
+            stopped.append((url, without_frames(e)))
     code = exit_code(reports)
     # damage outweighs an error, and an error a missing file
     if stopped and code != Corrupt.exit_code:
@@ -140,7 +140,7 @@ def _targets(args: argparse.Namespace, access: Access, stopped: Stopped) -> list
         try:
             found.append((url, resolve_target(url, access)))
         except StoreError as e:  # noqa: PERF203 - of this target; a URL that cannot be one is a ConfigError
-            stopped.append((url, e))
+            stopped.append((url, without_frames(e)))
     has_directory = any(isinstance(where, PlainDirectory) for _, where in found)
     has_store = any(isinstance(where, InStore) for _, where in found)
     if (args.baseline or args.record) and (has_store or len(args.targets) > 1):

@@ -16,7 +16,7 @@ from functools import partial
 
 from ckptsync.catalogue.uncached import StoreState, read_checkpoints, read_state
 from ckptsync.digest import digest
-from ckptsync.errors import CkptsyncError, Corrupt, Incomplete
+from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, without_frames
 from ckptsync.head.agreement import (
     AGAIN,
     CONFIG_FROM,
@@ -173,7 +173,7 @@ def consolidate_location(
             if todo in ("repair", "configure"):
                 done = done or builder.add_late_configuration(seen)
         except CkptsyncError as e:
-            errors.append(e)
+            errors.append(without_frames(e))
         if done:
             made.append(done)
     if errors:

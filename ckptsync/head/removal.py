@@ -24,7 +24,7 @@ from typing import Literal
 from ckptsync.catalogue.cached import Cache, read_catalogue
 from ckptsync.catalogue.location_summary import Summary
 from ckptsync.catalogue.uncached import not_found, read_location
-from ckptsync.errors import ConfigError, Incomplete
+from ckptsync.errors import ConfigError, Incomplete, without_frames
 from ckptsync.head.retention import (
     RetentionDecision,
     is_resumable,
@@ -499,7 +499,7 @@ def _read_location(store: Store, run: str, location: str) -> LocationState:
     found = read_location(store, run, location)
     for fault in found.faults:
         if fault.record.kind != "keep" and not is_made_anew(fault.record, fault.error):
-            raise fault.error
+            raise without_frames(fault.error)
     seen = found.of(run, location)
     if seen is None:
         raise not_found(store, run, location)

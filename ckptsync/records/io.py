@@ -18,7 +18,7 @@ from functools import partial
 from types import MappingProxyType
 
 from ckptsync.digest import digest
-from ckptsync.errors import CkptsyncError, Corrupt, Exists, NotFound, Unsupported
+from ckptsync.errors import CkptsyncError, Corrupt, Exists, NotFound, Unsupported, without_frames
 from ckptsync.layouts.file_names import MOST_RANKS
 from ckptsync.records.manifest import FileEntry, Manifest
 from ckptsync.records.model_record import ModelFile, ModelRecord
@@ -193,6 +193,10 @@ class Fault:
     name: str
     record: RecordName
     error: CkptsyncError
+
+    def __post_init__(self) -> None:
+        """Keep the error, and not what it was read of."""
+        object.__setattr__(self, "error", without_frames(self.error))
 
     @property
     def run(self) -> str:

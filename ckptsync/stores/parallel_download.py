@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 from ckptsync.digest import Checker, Digests, digested_ranges
-from ckptsync.errors import CkptsyncError, Corrupt, NotFound
+from ckptsync.errors import CkptsyncError, Corrupt, NotFound, without_frames
 from ckptsync.stores.posix.draft import Draft
 from ckptsync.stores.posix.store import PosixStore
 from ckptsync.stores.stream import Reads, chunk_room, stream
@@ -153,7 +153,7 @@ class _Download:
                 draft.commit()
                 self._draft = None  # of many small files it would be most of their memory
         except (Corrupt, NotFound) as e:
-            self.error = self.error or e
+            self.error = self.error or without_frames(e)
         finally:
             with self._lock:
                 self._threads -= 1

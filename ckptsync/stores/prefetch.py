@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from operator import itemgetter
 
+from ckptsync.errors import CkptsyncError, without_frames
 from ckptsync.stores.checkpoint_files import DirectoryFiles
 from ckptsync.stores.contract import unwrapped
 from ckptsync.stores.posix.store import PosixStore
@@ -233,7 +234,7 @@ class PrefetchedFiles:
             with self._lock:
                 if not piece.is_dropped:
                     self._drop((name, piece.start))
-            piece.data.set_exception(e)
+            piece.data.set_exception(without_frames(e) if isinstance(e, CkptsyncError) else e)
         else:
             piece.data.set_result(data)
         self._done_with(name, piece)

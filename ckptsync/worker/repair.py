@@ -14,7 +14,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from ckptsync.errors import CkptsyncError, Incomplete, StoreError
+from ckptsync.errors import CkptsyncError, Incomplete, StoreError, without_frames
 from ckptsync.records import save_groups
 from ckptsync.records.location_status import LocationRecords, proof
 from ckptsync.records.manifest import FileEntry
@@ -137,7 +137,7 @@ def send_again(
         except Incomplete:  # other bytes by now: the next candidate may have the right ones
             continue
         except StoreError as e:  # of this node's disk: the next candidate may be well
-            unread = e
+            unread = without_frames(e)
             continue
         try:
             store.write(request.name, source, source.about)
