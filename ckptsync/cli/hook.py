@@ -10,14 +10,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import secrets
 import shutil
 import subprocess
 import sys
 from importlib import resources
 from pathlib import Path
 
+from ckptsync import safe_open
 from ckptsync.cli import output
 from ckptsync.cli.arguments import add_command
+from ckptsync.doctor.training_facts import check_is_ours
 from ckptsync.errors import CkptsyncError, ConfigError, StoreError
 
 NAME = "ckptsync-autoload.pth"
@@ -67,6 +70,8 @@ def run(args: argparse.Namespace) -> int:
         hint = "give the path of the Python that trains: /opt/train/bin/python"
         raise ConfigError(f"{args.python}: no such program", hint=hint)
     python = os.path.abspath(found)  # noqa: PTH100 - its links stay: they name an environment
+    if args.python:  # the one that runs this is trusted already
+        check_is_ours(Path(python))
     folder, _, why = _probe(python)
     path = Path(folder) / NAME
     state = _install(python, path, why) if args.action == "install" else _remove(path)
@@ -86,20 +91,36 @@ def _install(python: str, path: Path, why: str) -> str:
             f"{python}: has no ckptsync: {why}", hint=f"{python} -m pip install ckptsync"
         )
     line = resources.files("ckptsync").joinpath("hooks/autoload.pth").read_bytes()
-    before = path.read_bytes() if path.is_file() else None
+    try:
+        fd = safe_open.open_file(str(path.parent), path.name)
+        with os.fdopen(fd, "rb") as file:
+            before = file.read(len(line) + 1)
+    except OSError:
+        before = None
+    is_there = os.path.lexists(path)
     if before != line:
-        new = path.with_name(f".{path.name}.{os.getpid()}")
         try:
-            new.write_bytes(line)
-            new.chmod(0o644)
-            new.replace(path)
+            _replace(path, line)
         except OSError as e:
-            new.unlink(missing_ok=True)
             raise _refusal(path, e) from e
     if not _probe(python, CKPTSYNC_AUTOLOAD="1")[1]:
         hint = "check that it is not started with -S or without its site packages"
         raise CkptsyncError(f"{path}: exists, but {python} does not load it", hint=hint)
-    return "unchanged" if before == line else "installed" if before is None else "replaced"
+    return "unchanged" if before == line else "replaced" if is_there else "installed"
+
+
+def _replace(path: Path, line: bytes) -> None:
+    """Write the file whole, through no link that somebody put in its directory.  Raises OSError."""
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(line)
+            os.fchmod(fd, 0o644)
+        draft.replace(path)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
 
 
 def _remove(path: Path) -> str:
