@@ -8,9 +8,9 @@ hook; without it, it does nothing.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
-import secrets
 import shutil
 import subprocess
 import sys
@@ -91,36 +91,19 @@ def _install(python: str, path: Path, why: str) -> str:
             f"{python}: has no ckptsync: {why}", hint=f"{python} -m pip install ckptsync"
         )
     line = resources.files("ckptsync").joinpath("hooks/autoload.pth").read_bytes()
-    try:
-        fd = safe_open.open_file(str(path.parent), path.name)
-        with os.fdopen(fd, "rb") as file:
-            before = file.read(len(line) + 1)
-    except OSError:
-        before = None
+    before = None
+    with contextlib.suppress(OSError):  # absent, or no file
+        before = safe_open.read_named(path, len(line))
     is_there = os.path.lexists(path)
-    if before != line:
+    if before != line or path.is_symlink():
         try:
-            _replace(path, line)
+            safe_open.replace_named(path, line)
         except OSError as e:
             raise _refusal(path, e) from e
     if not _probe(python, CKPTSYNC_AUTOLOAD="1")[1]:
         hint = "check that it is not started with -S or without its site packages"
         raise CkptsyncError(f"{path}: exists, but {python} does not load it", hint=hint)
     return "unchanged" if before == line else "replaced" if is_there else "installed"
-
-
-def _replace(path: Path, line: bytes) -> None:
-    """Write the file whole, through no link that somebody put in its directory.  Raises OSError."""
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(line)
-            os.fchmod(fd, 0o644)
-        draft.replace(path)
-    except OSError:
-        draft.unlink(missing_ok=True)
-        raise
 
 
 def _remove(path: Path) -> str:

@@ -20,6 +20,7 @@ from ckptsync.cli.output import say
 from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, StoreError, without_frames
 from ckptsync.quantities import show_size
 from ckptsync.records.report import Level, Report
+from ckptsync.safe_open import read_named
 from ckptsync.stores import file_sources
 from ckptsync.stores.opening import Access
 from ckptsync.verify.expected_files import LIMIT, ExpectedFile, decode_baseline, encode_baseline
@@ -181,8 +182,7 @@ def _sample(text: str | None) -> Sample | None:
 
 def _baseline(path: Path) -> tuple[ExpectedFile, ...]:
     try:
-        with path.open("rb") as file:
-            data = file.read(LIMIT + 1)
+        data = read_named(path, LIMIT)
     except OSError as e:
         why = f"{path}: {(e.strerror or str(e)).lower()}"
         raise ConfigError(why, hint="--record FILE writes a baseline") from e

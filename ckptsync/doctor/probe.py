@@ -396,7 +396,8 @@ def _nccl_files(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _text(path: str) -> str:
     with contextlib.suppress(OSError):  # the system does not say
-        return Path(path).read_text("utf-8", "replace")
+        if Path(path).is_file():
+            return Path(path).read_text("utf-8", "replace")
     return ""
 
 

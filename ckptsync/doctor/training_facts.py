@@ -21,6 +21,7 @@ from ckptsync.config.yaml_lines import LIMIT, parse
 from ckptsync.doctor import probe
 from ckptsync.doctor.directory_checks import user_name
 from ckptsync.errors import ConfigError, Corrupt
+from ckptsync.safe_open import read_named
 from ckptsync.walk import is_private_directory
 
 KEYS = (
@@ -177,8 +178,7 @@ def _zero(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _mapping(path: Path) -> dict[str, Any]:
     try:
-        with path.open("rb") as file:
-            text = file.read(LIMIT + 1).decode("utf-8")
+        text = read_named(path, LIMIT).decode("utf-8")
     except (OSError, UnicodeDecodeError) as e:
         why = e.strerror if isinstance(e, OSError) else "not UTF-8"
         raise ConfigError(f"{path}: cannot be read: {why}", hint=_TRAINING) from e
