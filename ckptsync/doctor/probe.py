@@ -309,7 +309,10 @@ def _addresses(host: str) -> list[str]:
             found.extend(sorted({str(answer[4][0]) for answer in answers}))
 
     asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
+    try:
+        asking.start()
+    except RuntimeError:  # the system gives no more: it stays unknown
+        return []
     asking.join(_LOOKUP)
     return list(found)
 

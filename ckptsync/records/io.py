@@ -12,7 +12,6 @@ import contextlib
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from types import MappingProxyType
@@ -40,6 +39,7 @@ from ckptsync.records.tombstone_keep_join import Join, Keep, Tombstone, in_force
 from ckptsync.safe_names import checked_path
 from ckptsync.stores import progress_signs
 from ckptsync.stores.contract import About, Store, read_all
+from ckptsync.threads import ThreadPool
 from ckptsync.typed_json import SHORT_RECORD, Decoder, format_number
 
 _MISSING_HINT = (
@@ -270,7 +270,7 @@ def read_records(
 
     names = list(names)
     if threads > 1 and len(names) > 1:
-        with ThreadPoolExecutor(min(threads, len(names)), "ckptsync-record") as pool:
+        with ThreadPool(min(threads, len(names)), "ckptsync-record") as pool:
             works = [progress_signs.carried(partial(read, name)) for name in names]
             found = list(pool.map(lambda work: work(), works))
     else:
