@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from ckptsync.errors import ConfigError, StoreError
-from ckptsync.safe_names import RECORDS
+from ckptsync.safe_names import RECORDS, is_ours
 from ckptsync.walk import SPOOL, Stat, walk
 
 Family = Literal["trainer", "accelerate", "deepspeed", "dcp", "verl", "lightning", "final"]
@@ -60,7 +60,6 @@ _NUMBERED: tuple[tuple[re.Pattern[str], Family, re.Pattern[str] | None], ...] = 
 _LIGHTNING = ".ckpt"  # a file, or the directory of a sharded one
 _VERSION = re.compile(r"version_[0-9]{1,9}")
 _SEARCHED = re.compile(r"run-[A-Za-z0-9_-]{1,60}")  # a trial of Trainer.hyperparameter_search
-_RESERVED = ("consolidated", *NESTED)
 # a spool, and the records of a store that somebody copied by hand
 _NO_CHECKPOINT = (SPOOL, RECORDS)
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
@@ -184,7 +183,7 @@ def checkpoint_dir_at(directory: Path) -> CheckpointDir | None:
 
 def is_plain(name: str) -> bool:
     """Return whether a store can keep a checkpoint under this very name."""
-    return _PLAIN.fullmatch(name) is not None and name not in _RESERVED
+    return bool(_PLAIN.fullmatch(name)) and name not in NESTED and not is_ours(name)
 
 
 def is_named_like_one(name: str) -> bool:

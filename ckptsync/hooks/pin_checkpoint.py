@@ -116,7 +116,10 @@ def _link_added(added: Path, there: Collection[str], fresh: Path) -> None:
 def _in_thread(work: Callable[[], object], name: str) -> None:
     """Run ``work`` in a thread that the interpreter's end waits for; at that end, at once."""
     if threading.main_thread().is_alive():
-        threading.Thread(target=work, name=name).start()
+        try:
+            threading.Thread(target=work, name=name).start()
+        except RuntimeError:  # the system gives no more
+            work()
     else:
         work()
 
