@@ -23,6 +23,7 @@ from ckptsync.errors import CkptsyncError, ConfigError, Incomplete
 from ckptsync.plain_json import parse
 from ckptsync.records import save_groups
 from ckptsync.records.manifest import Manifest
+from ckptsync.records.save_order import SaveDates, oldest_first
 from ckptsync.spool.folders import names_in, refusals, remove_in
 from ckptsync.spool.pins import clean_abandoned, drop, list_pins
 from ckptsync.tensors import read_whole
@@ -40,6 +41,7 @@ from ckptsync.worker.observation import has_lease
 from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.results import Failure, UploadProgress, failure
 from ckptsync.worker.scanner import Scanned, Scanner
+from ckptsync.worker.spool_room import local_dates, pins_by_age
 from ckptsync.worker.store_view import StoreView
 from ckptsync.worker.torn_saves import TRAINER_STATE
 from ckptsync.worker.unsent_files import find_holder
@@ -68,7 +70,9 @@ def clean_up(
             for one in scanned
             if one.seen.pin and one.seen.pin.node == options.node
         ]
-        proven = [pin for seen, pin in ours if view.is_proven(seen.checkpoint, seen.files.stats)]
+        proven = pins_by_age(
+            pin for seen, pin in ours if view.is_proven(seen.checkpoint, seen.files.stats)
+        )
         for pin in proven[: max(0, len(proven) - options.keep_pins)]:
             drop(pin, scanner.lock)
         if options.clean == "verified":
@@ -84,29 +88,34 @@ class Local:
 
     ``is_verified``: a report has proven in the store every file of it, as it is now. ``age``: its
     step, and the mtime of its last file (ns).  ``is_busy``: something of it is still on its way.
+    ``finished``: when a worker saw it finished (ns), 0 if none has.
     """
 
     name: str
     age: tuple[int, int]
     is_verified: bool
     is_busy: bool
+    finished: int = 0
+
+    @property
+    def dates(self) -> SaveDates:
+        """Return what tells when it was written."""
+        return local_dates(self.name, self.age[1], self.finished)
 
 
 def choose_cleanable(there: Iterable[Local], best: Collection[str], keep: int) -> tuple[str, ...]:
     """Return the names of the local checkpoints that may be removed, oldest first.  Pure.
 
-    Not the newest ``keep`` (at least one) by step or by time, and none younger than a busy one.
+    Not the newest ``keep`` (at least one), also not by step alone or by time alone, and none
+    younger than a busy one.
     """
-    every = list(there)
-    newest = {
-        local.name
-        for at in (0, 1)
-        for local in sorted(every, key=lambda one: one.age[at])[-max(1, keep) :]
-    }
+    every = oldest_first(there, lambda one: one.dates)
+    orders = (every, *(sorted(every, key=lambda one: one.age[at]) for at in (0, 1)))
+    newest = {local.name for order in orders for local in order[-max(1, keep) :]}
     busy = [local.age for local in every if local.is_busy]
     return tuple(
         local.name
-        for local in sorted(every, key=lambda one: one.age)
+        for local in every
         if local.is_verified
         and not local.is_busy
         and local.name not in newest
@@ -145,7 +154,8 @@ def _clean_checkpoints(  # noqa: PLR0917 - of one caller
         age = (one.seen.checkpoint_dir.step or 0, max((s.mtime for s in files.stats), default=0))
         is_busy = one.observation is not None or bool(files.partial)
         is_verified = not files.others and _holder(name, files.stats, view) is not None
-        there.append(Local(name, age, is_verified, is_busy))
+        finished = one.seen.pin.notes.finished if one.seen.pin else 0
+        there.append(Local(name, age, is_verified, is_busy, finished))
     for name in choose_cleanable(there, best, keep):
         try:
             size = _remove_checkpoint(run, here[name].seen.checkpoint_dir, view, scanner)
