@@ -230,6 +230,7 @@ class WorkerRole:
                 if self._watch
                 else {}
             ),
+            blocked=result.blocked,
         )
 
     def _renew(self) -> None:
@@ -319,6 +320,7 @@ class WorkerRole:
                 (at for result in results for at in result.pending_since.values()), default=None
             ),
             lacks={record: names for result in results for record, names in result.lacks.items()},
+            blocked={name: why for result in results for name, why in result.blocked.items()},
         )
 
     def _plan(self) -> float:

@@ -19,6 +19,7 @@ from ckptsync.status.run_status import RunStatus, count_statuses, list_runs
 
 FORMAT = 1
 BEHIND = 1.25  # times the period
+SEE_LOG = "see the node's log: `journalctl -u 'ckptsync-worker@*'`"
 FULL = ("no space left", "disk is full", "quota exceeded", "storagefull", "insufficient storage")
 """What systems and servers say of a full disk, in lower case."""
 
@@ -223,12 +224,15 @@ def _disk(disk: Disk, where: str, save: int) -> Iterator[Alarm]:
 
 
 def _node(node: Node, patience: Patience) -> Iterator[Alarm]:
-    """Yield the alarms of a live node: a full store, a long upload queue, a wrong clock."""
+    """Yield alarms of a live node: no space, what cannot be sent, a long queue, a wrong clock."""
     full = [error for error in node.errors if any(words in error.lower() for words in FULL)]
     if full:
         text = f"{node.name}: {_first(full)}"
         todo = "free space on the disk or store that the error names"
         yield Alarm("no-space", node.name, "critical", None, text, todo)
+    for name, (why, todo) in node.blocked.items():
+        text = f"{name} on {node.name}: {why}"
+        yield Alarm("blocked", f"{name} on {node.name}", "critical", None, text, todo or SEE_LOG)
     if node.queue and node.oldest > patience.slow:
         error = f"; {_first(node.errors)}" if node.errors else ""
         oldest = show_duration(node.oldest)

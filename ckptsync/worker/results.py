@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ckptsync.errors import CkptsyncError, Transient
+from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, Transient, Unsupported
 
 Phase = Literal[
     "waiting",
@@ -112,6 +112,13 @@ class WorkerResult:
             f"{f.run}/{f.checkpoint}: {f.text}" if f.checkpoint else f"{f.run}: {f.text}"
             for f in self.failures
         )
+
+    @property
+    def blocked(self) -> dict[str, tuple[str, str]]:
+        """Return by ``run/checkpoint`` what no later try mends, and what to do about it."""
+        codes = {error.exit_code for error in (ConfigError, Corrupt, Unsupported)}
+        lasting = (f for f in self.failures if f.checkpoint and f.exit_code in codes)
+        return {f"{f.run}/{f.checkpoint}": (f.text, f.hint) for f in lasting}
 
 
 def failure(run: str, checkpoint: str, error: CkptsyncError) -> Failure:
