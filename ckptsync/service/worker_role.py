@@ -379,7 +379,7 @@ def worker_lines(result: WorkerResult) -> Iterator[Line]:
         if p.phase == "sent":
             what |= {"files": p.files, "bytes": p.size}
         # waiting counts seconds; a failure has its own line
-        elif p.phase not in ("waiting", "failed"):
+        elif p.phase not in ("waiting", "failed", "not-final"):
             what["detail"] = p.detail
         text = pairs(phase=p.phase, **what, notes="; ".join(p.notes))
         is_lost = p.phase in ("missed", "lost")

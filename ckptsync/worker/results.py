@@ -10,6 +10,7 @@ from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, Transient, Unsu
 
 Phase = Literal[
     "waiting",
+    "not-final",
     "sending",
     "sent",
     "stored",
@@ -28,7 +29,8 @@ ON_THE_WAY: tuple[Phase, ...] = ("waiting", "sending", "failed")
 class UploadProgress:
     """One save of a checkpoint on this node.
 
-    ``waiting``: not finished, or not all could be sent yet; ``sending``: on its way; ``sent``:
+    ``waiting``: not finished, or not all could be sent yet; ``not-final``: where the final model
+    will lie, while the training goes on; ``sending``: on its way; ``sent``:
     since the last plan; ``stored``: before it; ``elsewhere``: another node sends it, or has;
     ``retired``: given up in the store; ``failed``: see the failure; ``missed``: removed by the
     trainer before it was known whole; ``lost``: removed by somebody before it was sent, or while it

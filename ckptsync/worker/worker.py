@@ -471,7 +471,10 @@ def _mark_stored(seen: LocalSave, done: UploadProgress) -> None:
 
 def _unless_finished(one: Scanned) -> UploadProgress | None:
     """Return what an unfinished save waits for; None for a finished one."""
-    return None if one.verdict.finished else _progress(one, "waiting", one.verdict.reason)
+    if one.verdict.finished:
+        return None
+    is_unended = one.observation is not None and one.observation.unended is not None
+    return _progress(one, "not-final" if is_unended else "waiting", one.verdict.reason)
 
 
 def _progress(one: Scanned, phase: Phase, detail: str) -> UploadProgress:
