@@ -41,24 +41,24 @@ _VERL = re.compile(
     r"|(model|optim|extra_state)_world_size_[0-9]+_rank_[0-9]+\.pt|.+\.safetensors"
 )
 _ANYTHING = re.compile(r".*", re.DOTALL)
+# Ray Train's names are dates
+_RAY = re.compile(
+    r"checkpoint_[0-9]{4}-[0-9][0-9]-[0-9][0-9]_[0-9][0-9]-[0-9][0-9]-[0-9][0-9]\.[0-9]{6}",
+    re.ASCII,
+)
 # by its name, and by a name of something in it where a directory of that name may be anything
 _NUMBERED: tuple[tuple[re.Pattern[str], Family, re.Pattern[str] | None], ...] = (
     (re.compile(r"checkpoint-[0-9]{1,18}"), "trainer", None),
     (re.compile(r"checkpoint_[0-9]{1,18}"), "accelerate", None),
-    (
-        re.compile(
-            r"checkpoint_[0-9]{4}-[0-9][0-9]-[0-9][0-9]_[0-9][0-9]-[0-9][0-9]-[0-9][0-9]\.[0-9]{6}",
-            re.ASCII,
-        ),
-        "accelerate",
-        None,
-    ),  # Ray Train, whatever is in it
+    (_RAY, "accelerate", None),  # whatever is in it
     (re.compile(r"step-[0-9]{1,18}"), "dcp", _DCP),
     (re.compile(r"iter_[0-9]{7,18}"), "dcp", _DCP),  # Megatron-Core
     (re.compile(r"global_step_[0-9]{1,18}"), "verl", _VERL),
 )
 _LIGHTNING = ".ckpt"  # a file, or the directory of a sharded one
 _VERSION = re.compile(r"version_[0-9]{1,9}")
+_STEP = re.compile(r"(?<![0-9])([0-9]{1,18})\Z")
+_STEP_OF_LIGHTNING = re.compile(r"step-([0-9]{1,18})")
 _SEARCHED = re.compile(r"run-[A-Za-z0-9_-]{1,60}")  # a trial of Trainer.hyperparameter_search
 # a spool, and the records of a store that somebody copied by hand
 _NO_CHECKPOINT = (SPOOL, RECORDS)
@@ -92,16 +92,10 @@ class CheckpointDir:
 
     @property
     def step(self) -> int | None:
-        """The number at the end of the name.
-
-        Of Lightning's the one that says that it is a step, of Ray's all of the date.
-        """
-        if self.name.startswith("checkpoint_") and "-" in self.name:
+        """The step in the name; of Ray's all of the date."""
+        if _RAY.fullmatch(self.name):
             return int(re.sub(r"\D", "", self.name))
-        found = re.search(
-            r"step-([0-9]{1,18})" if self.family == "lightning" else r"([0-9]{1,18})$", self.name
-        )
-        return int(found[1]) if found else None
+        return series_and_step(self.name)[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +262,23 @@ def family_of(name: str) -> Family:
     )
 
 
+def series_and_step(name: str) -> tuple[str, int | None]:
+    """Return what names of one series of saves have in common, and the step in a name.
+
+    The step is the number at its end; of Lightning's the one that says that it is a step.  None if
+    there is none: a date, as in Ray's names, is what a clock said, and no step.
+    """
+    if name.endswith(_LIGHTNING):
+        version, found = _VERSION.match(name), _STEP_OF_LIGHTNING.search(name)
+        return version[0] if version else "", _number(found)
+    found = None if _RAY.fullmatch(name) else _STEP.search(name)
+    return name[: found.start()] if found else name, _number(found)
+
+
+def _number(found: re.Match[str] | None) -> int | None:
+    return int(found[1]) if found else None
+
+
 def _checkpoint_of(folder: Path, entry: os.DirEntry[str], above: str) -> CheckpointDir | None:
     """Return the checkpoint that an entry of a folder is, if it is one."""
     name = entry.name
@@ -313,7 +324,12 @@ def final_names(output_dir: Path, entries: Collection[os.DirEntry[str]]) -> tupl
         e.name
         for e in entries
         if _is_own_folder(e)
-        and not (e.name in _RESERVED or _SEARCHED.fullmatch(e.name) or is_named_like_one(e.name))
+        and not (
+            e.name in NESTED
+            or is_ours(e.name)
+            or _SEARCHED.fullmatch(e.name)
+            or is_named_like_one(e.name)
+        )
         and _holds(output_dir / e.name, _ADAPTER)
     ]
     weights = (e for e in files if e.name.endswith((".safetensors", ".bin")))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterable
 
 from ckptsync.errors import Corrupt
 
@@ -40,6 +41,30 @@ def checked_run_name(name: str) -> str:
         why = f"begins with neither '.' nor '_', and is not {CONSOLIDATED}"
         raise Corrupt(f"{name!r}: not a run's name: one directory's name that {why}")
     return name
+
+
+def find_alike(paths: Iterable[str]) -> list[tuple[str, str]]:
+    """Return pairs of paths that some file systems take for one, or for a file and a directory.
+
+    They differ only in case, or in the spelling of accents.
+    """
+    folded: dict[str, str] = {}
+    pairs: list[tuple[str, str]] = []
+    for path in paths:
+        key = path.lower() if path.isascii() else _folded(path)
+        if key in folded:
+            pairs.append((folded[key], path))
+        folded.setdefault(key, path)
+    for key, path in folded.items():
+        parts = key.split("/")
+        above = ("/".join(parts[:n]) for n in range(1, len(parts)))
+        pairs += [(folded[one], path) for one in above if one in folded]
+    return pairs
+
+
+def _folded(path: str) -> str:
+    composed = unicodedata.normalize("NFC", path)
+    return unicodedata.normalize("NFC", composed.casefold())
 
 
 def checked_path(path: str) -> str:

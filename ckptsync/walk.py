@@ -95,7 +95,8 @@ class Stat:
 class Listing:
     """What lies below a root.
 
-    ``partial``: files that a writer has not finished.  ``others``: links, sockets and the like.
+    ``partial``: files that a writer has not finished.  ``others``: links, sockets and the like, and
+    what has a name of ours.
     """
 
     files: tuple[Stat, ...] = ()
@@ -119,10 +120,11 @@ def walk(root: Path, only: Collection[str] | None = None) -> Listing:
         return Listing()
     try:
         for path, info in _below(fd, "", root, only):
-            if not stat.S_ISREG(info.st_mode):
+            name = path.rpartition("/")[2]
+            if not stat.S_ISREG(info.st_mode) or name in _NO_CONTENT:
                 others.append(path)
                 continue
-            is_partial = _PARTIAL.fullmatch(path.rpartition("/")[2])
+            is_partial = _PARTIAL.fullmatch(name)
             (partial if is_partial else files).append(_stat(path, info))
     finally:
         os.close(fd)
@@ -139,19 +141,15 @@ def _below(
     if depth > DEEPEST:
         raise Corrupt(f"{root}/{prefix}: {depth} directories deep, at most {DEEPEST} expected")
     try:
-        names = (
-            sorted(name for name in os.listdir(fd) if name not in _NO_CONTENT)
-            if only is None
-            else sorted(only)
-        )
+        names = sorted(os.listdir(fd) if only is None else only)
     except OSError as e:
         _vanished_or_raise(e, f"{root}/{prefix}")
         return
     for name in names:
         try:
             info = os.stat(name, dir_fd=fd, follow_symlinks=False)
-            is_folder = stat.S_ISDIR(info.st_mode)
-            below = _open_below(fd, name, root) if is_folder else -1
+            is_folder = stat.S_ISDIR(info.st_mode) and name not in _NO_CONTENT
+            below = _open_below(fd, name, root) if is_folder and only is None else -1
         except OSError as e:
             _vanished_or_raise(e, f"{root}/{prefix}{name}")
             continue

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import merge
+from itertools import accumulate
 
-from ckptsync.checkpoint_dirs import family_of
+from ckptsync.checkpoint_dirs import family_of, series_and_step
 from ckptsync.digest import digest
 from ckptsync.layouts.file_names import join, rank
 from ckptsync.records.io import Fault
@@ -21,14 +21,16 @@ from ckptsync.records.location_status import (
 from ckptsync.records.model_record import ModelRecord
 from ckptsync.records.report import DAMAGE, LEVELS, Level, Verdict
 from ckptsync.records.save_groups import Sibling
+from ckptsync.records.save_order import SaveDates, oldest_first
 from ckptsync.records.store_paths import consolidated_prefix, file_name
 from ckptsync.records.tombstone_keep_join import fate, kept
 from ckptsync.stores.contract import Entry
 
 TOKENIZER = "tokenizer"
+SKEW = 10.0
+"""Seconds by which two clocks may differ, and nobody need hear of it."""
 LINES = 8
 """Lines of evidence and the like that are held; one more counts the others."""
-_STEP = re.compile(r"(?<![0-9])([0-9]{1,18})\Z")
 _TOKENIZERS = (
     TOKENIZER,
     "vocab.",
@@ -88,7 +90,7 @@ class Summary:
 
     Times: seconds on the store's clock.
 
-    ``step``: the number that its checkpoint's name ends in.  ``evidence``: why it has no better
+    ``step``: that in its checkpoint's name.  ``evidence``: why it has no better
     ``status``; ``lacks``: what resuming a training needs and is not there.  ``nodes``,
     ``manifests``: of the manifests that count. ``model_record``: the name of the one that counts.
     ``model_records``, ``reports``, ``tombstones``: counts of records.
@@ -96,8 +98,10 @@ class Summary:
     ``files`` and ``size`` (bytes): the checkpoint's own files, each once; of an incomplete
     location, those that are there.  ``model_files``, ``model_size``: the consolidated model's.
     ``suspects``: files of the model that are missing, or that an unanswered report calls damaged.
-    ``ended``: the newest file's mtime, corrected by the measured offset of its node's clock;
-    ``arrived``: the mtime of the newest manifest that counts, ``first`` of the oldest.
+    ``ended``: the newest file's mtime, corrected by the measured offset of its node's clock, and
+    never later than its manifest arrived; ``ahead``: the seconds by which it was.  ``arrived``: the
+    mtime of the newest manifest that counts.  ``first``: when the first part arrived, as the oldest
+    record shows that names it.
 
     ``retired``: a tombstone's reason, else empty; ``shards_retired``: the same where only the
     trainer's own files go. ``marked_at``: the mtime of the newest tombstone in force,
@@ -163,15 +167,12 @@ class Summary:
     demanded: int = 0
     present: int = 0
     doubts: tuple[str, ...] = ()
+    ahead: float = 0.0
 
     @property
-    def age_order(self) -> tuple[float, int, str]:
-        """Return a sort key, which is greater for the newer of two.
-
-        The time when files were written counts first.  Steps do not tell: a training that was
-        restarted counts them from 0 again.
-        """
-        return self.ended, self.step or 0, self.location
+    def dates(self) -> SaveDates:
+        """Return what tells when it was written."""
+        return SaveDates(self.checkpoint, self.ended, self.first, self.ahead > SKEW)
 
     @property
     def percent(self) -> int | None:
@@ -228,7 +229,12 @@ def summarize(seen: LocationState, mtimes: Mapping[str, float]) -> Summary:
     """
     conditions, records, model = seen.conditions, seen.records, seen.model_record
     names = {k.name for k in seen.manifests}
-    times = [mtimes.get(name, 0.0) for name in names]
+    arrivals = _arrivals(seen, mtimes)
+    written = [(k.manifest.ended - k.manifest.clock_offset) / 1e9 for k in seen.manifests]
+    ahead = [
+        at - arrivals[k.name] if arrivals[k.name] else 0.0
+        for k, at in zip(seen.manifests, written, strict=True)
+    ]
     end = fate(records.tombstones, names)
     withdrawn = [name for name, stone in records.tombstones.items() if stone.stage == "withdrawn"]
     ranks: dict[str, set[int]] = {}
@@ -252,7 +258,7 @@ def summarize(seen: LocationState, mtimes: Mapping[str, float]) -> Summary:
         run=seen.run,
         checkpoint=seen.checkpoint,
         location=seen.location,
-        step=step(seen.checkpoint),
+        step=series_and_step(seen.checkpoint)[1],
         status=seen.status,
         evidence=cut(_damage(seen, mtimes) if seen.status == "DAMAGED" else seen.evidence),
         lacks=cut(conditions.resume.evidence),
@@ -266,9 +272,10 @@ def summarize(seen: LocationState, mtimes: Mapping[str, float]) -> Summary:
         size=sum(size for _, size in seen.present().values()),
         model_files=len(bound),
         model_size=sum(f.size for f in bound.values()),
-        ended=max(k.manifest.ended - k.manifest.clock_offset for k in seen.manifests) / 1e9,
-        first=min(times),
-        arrived=max(times),
+        ended=max(at - max(0.0, much) for at, much in zip(written, ahead, strict=True)),
+        ahead=max(0.0, *ahead),
+        first=min(arrivals.values()),
+        arrived=max(mtimes.get(name, 0.0) for name in names),
         model=conditions.model.holds,
         resume=conditions.resume.holds,
         consolidated=conditions.consolidated.holds,
@@ -308,7 +315,7 @@ def summarize_begun(
         run=run,
         checkpoint=checkpoint,
         location=checkpoint,
-        step=step(checkpoint),
+        step=series_and_step(checkpoint)[1],
         status="UPLOADING",
         evidence=("no node has stored its part yet",),
         files=len(files),
@@ -369,10 +376,18 @@ def last_models(summaries: Iterable[Summary]) -> frozenset[str]:
     return frozenset(location for location, family in families.items() if family in last)
 
 
-def step(checkpoint: str) -> int | None:
-    """Return the number that a checkpoint's name ends in; None if in none, as ``final``."""
-    found = _STEP.search(checkpoint)
-    return int(found[1]) if found else None
+def by_age(locations: Iterable[Summary]) -> tuple[Summary, ...]:
+    """Return the locations of a run, the oldest first."""
+    return oldest_first(locations, lambda s: s.dates)
+
+
+def times_written(ordered: Sequence[Summary]) -> dict[str, float]:
+    """Return by location when each was written; a date before that of an older one is too early.
+
+    ``ordered``: locations of a run, the oldest first.
+    """
+    times = accumulate((s.ended for s in ordered), max)
+    return dict(zip((s.location for s in ordered), times, strict=True))
 
 
 def cut(lines: Sequence[str]) -> tuple[str, ...]:
@@ -406,6 +421,21 @@ def _damage(seen: LocationState, mtimes: Mapping[str, float]) -> tuple[str, ...]
     old = [f"{f.name}: {f.kind}: {f.detail}" for f in wrong if f.name not in again]
     new = [f"{f.name}: uploaded again, not yet verified" for f in wrong if f.name in again]
     return tuple(dict.fromkeys((*old, *new)))
+
+
+def _arrivals(seen: LocationState, mtimes: Mapping[str, float]) -> dict[str, float]:
+    """Return when each manifest that counts was in the store.
+
+    One that was written again, to repair it, was there when the oldest record came that names it.
+    """
+    found = {k.name: mtimes.get(k.name, 0.0) for k in seen.manifests}
+    records: list[tuple[str, Sequence[str]]] = []
+    records += [(name, record.manifests) for name, record in seen.records.model_records.items()]
+    records += [(name, report.manifests) for name, report in seen.records.reports.items()]
+    for by, manifests in records:
+        for name in found.keys() & set(manifests):
+            found[name] = min(found[name], mtimes.get(by) or found[name])
+    return found
 
 
 def _proven(seen: LocationState, mtimes: Mapping[str, float], complained: Iterable[str]) -> Proven:

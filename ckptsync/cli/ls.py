@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ckptsync.catalogue.cached import Cache, read_catalogue
-from ckptsync.catalogue.location_summary import TOKENIZER, Catalogue, Summary
+from ckptsync.catalogue.location_summary import TOKENIZER, Catalogue, Summary, by_age
 from ckptsync.cli import output
 from ckptsync.cli.arguments import add_store, named_store
 from ckptsync.quantities import show_size
@@ -131,14 +131,17 @@ def _newer_saves(summaries: Iterable[Summary]) -> Mapping[tuple[str, str], str]:
     A training that was resumed writes ``final`` once more.  A location that may be another part of
     a save is not a newer one.
     """
-    there = sorted((s for s in summaries if not s.retired), key=lambda s: (s.ended, s.location))
-    newest = {(s.run, s.checkpoint): s for s in there}
+    runs: dict[str, list[Summary]] = {}
+    for seen in summaries:
+        if not seen.retired:
+            runs.setdefault(seen.run, []).append(seen)
     older = {}
-    for seen in there:
-        last = newest[seen.run, seen.checkpoint]
-        own = {seen.location, *(other.location for other in seen.siblings)}
-        if last.ended > seen.ended and last.location not in own:
-            older[seen.run, seen.location] = last.location
+    for run, its in runs.items():
+        newest = {s.checkpoint: s for s in by_age(its)}
+        for seen in its:
+            last = newest[seen.checkpoint].location
+            if last not in (seen.location, *(other.location for other in seen.siblings)):
+                older[run, seen.location] = last
     return older
 
 

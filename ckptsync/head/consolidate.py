@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from ckptsync.catalogue.location_summary import by_age
 from ckptsync.catalogue.uncached import StoreState, read_checkpoints, read_state
 from ckptsync.digest import digest
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, without_frames
@@ -375,7 +376,8 @@ class ModelBuilder:
         there = [
             s for s in self._found.readable if s.run == seen.run and s.status not in LEFT_ALONE
         ]
-        there.sort(key=lambda s: (max(k.manifest.ended for k in s.manifests), s.location))
+        age = {s.location: at for at, s in enumerate(by_age(map(self._found.summary_of, there)))}
+        there.sort(key=lambda s: age[s.location])
         origins = [
             Origin(FINAL, source_files(self._store, s))
             for s in [s for s in there if s.checkpoint == FINAL][-1:]

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ckptsync.catalogue.cached import Cache, read_catalogue
-from ckptsync.catalogue.location_summary import Summary
+from ckptsync.catalogue.location_summary import Summary, by_age
 from ckptsync.catalogue.uncached import not_found, read_location
 from ckptsync.errors import ConfigError, Incomplete, without_frames
 from ckptsync.head.retention import (
@@ -386,7 +386,7 @@ class Removal:
 
         Files may be gone since the catalogue saw them.
         """
-        for other in sorted(others, key=lambda s: s.ended, reverse=True):
+        for other in reversed(by_age(others)):
             if other.retired or not is_verified(other):
                 continue
             found = read_location(self._store, other.run, other.location)

@@ -3,15 +3,15 @@
 Pure: a dry run shows what is done.
 
 Protections come first, and no rule outvotes them: what a person keeps, a conflict, what cannot be
-judged, the newest checkpoint that is VERIFIED, and the newest of those that a training can be
-resumed from.  Then the rules: what `keep_last`, `keep_every` or `keep_best` names stays.  What none
-of them names stays only if no such rule is given, or while it is within every limit (`max_age`,
-`max_size`) that is given.
+judged, the newest checkpoint that is VERIFIED, the newest of those that a training can be resumed
+from, and what arrived in the store last.  Then the rules: what `keep_last`, `keep_every` or
+`keep_best` names stays.  What none of them names stays only if no such rule is given, or while it
+is within every limit (`max_age`, `max_size`) that is given.
 
-The newest is what was written last, on the store's clock: a run that was started again writes small
-step numbers.  A checkpoint that was never VERIFIED is deleted only once a later one is VERIFIED, no
-rule would keep it if it were, and no part of it has arrived for `PATIENCE`: before that it may
-still be on its way, or be repaired.
+What is newer is decided by `location_summary.by_age`: a run that was started again writes small
+step numbers, and a node's clock can be wrong.  A checkpoint that was never VERIFIED is deleted only
+once a later one is VERIFIED, no rule would keep it if it were, and no part of it has arrived for
+`PATIENCE`: before that it may still be on its way, or be repaired.
 
 What no rule keeps is marked first, by a tombstone, and removed after a grace period:
 
@@ -29,7 +29,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from ckptsync.catalogue.location_summary import Summary, last_models
+from ckptsync.catalogue.location_summary import Summary, by_age, last_models, times_written
 from ckptsync.head.retention_rules import Best, Rules
 from ckptsync.quantities import show_duration, show_size
 from ckptsync.records.io import Fault, is_made_anew
@@ -87,7 +87,7 @@ def decide(
     ``now`` and ``grace`` in seconds, on the store's clock.  A location whose removal has begun
     counts for no rule.
     """
-    ordered = sorted(locations, key=lambda s: s.age_order, reverse=True)
+    ordered = by_age(locations)[::-1]
     run = _Run([s for s in ordered if not is_going(s)], rules, evidence, now)
     found = []
     for seen in ordered:
@@ -205,6 +205,9 @@ class _Run:
         verified = [s for s in there if is_verified(s) and s.location not in self._extra]
         resumable = [s for s in verified if s.resume]
         self._newest, self._newest_resumable = _newest(verified), _newest(resumable)
+        saves = [s for s in there if s.location not in self._extra]
+        self._last = _newest(sorted(saves, key=lambda s: -s.first))
+        self._written = times_written(there[::-1])
         self._conflicts = {s.checkpoint for s in there if s.status == "CONFLICT"}
         self._newer: dict[str, int] = {}  # how many that are verified are newer
         self._sums: dict[str, int] = {}  # bytes of it and of all that is newer
@@ -227,6 +230,8 @@ class _Run:
             return "the newest that is verified"
         if seen.location in self._newest_resumable:
             return "the newest that can be resumed from"
+        if seen.location in self._last:
+            return "the last that arrived in the store"
         if is_verified(seen):
             return ""
         status = seen.status.lower()
@@ -276,7 +281,7 @@ class _Run:
     def _limits(self, seen: Summary) -> Iterator[tuple[bool, str, str]]:
         """Yield, for each limit: is it within the limit, the reason to keep it, the one not to."""
         if age := self._rules.max_age:
-            is_young = self._now - seen.ended < age
+            is_young = self._now - self._written[seen.location] < age
             yield is_young, f"younger than {show_duration(age)}", f"older than {show_duration(age)}"
         if size := self._rules.max_size:
             against = f"newer checkpoints already take {show_size(size)}"

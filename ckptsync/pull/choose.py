@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ckptsync.catalogue.location_summary import Summary, last_models
+from ckptsync.catalogue.location_summary import Summary, by_age, last_models
 from ckptsync.errors import ConfigError, Corrupt, Incomplete
 
 LATEST = "latest"
@@ -50,14 +50,14 @@ def choose(
 
     Raises ConfigError if there is no such checkpoint, Incomplete or Corrupt if it may not be given.
     """
-    in_run = [s for s in summaries if s.run == run]
+    in_run = by_age(s for s in summaries if s.run == run)
     if name == LATEST:
         return _choose_latest(run, in_run, trust, part)
     named = [s for s in in_run if name in (s.location, s.checkpoint)]
     if not named:
         names = ", ".join(dict.fromkeys(s.checkpoint for s in in_run[-8:]))
         raise ConfigError(f"{run}/{name}: no such checkpoint", hint=f"the run has {names}")
-    found = max(named, key=lambda s: s.age_order)
+    found = named[-1]
     _check_may_be_given(found, trust, part)
     others = [s for s in named if s.checkpoint == name and found.location not in (s.location, name)]
     return Choice(
@@ -67,6 +67,7 @@ def choose(
 
 
 def _choose_latest(run: str, in_run: Sequence[Summary], trust: Trust, part: PulledPart) -> Choice:
+    """Return the newest of a run's locations, which come oldest first, that may be given."""
     extra = last_models(in_run)
     saves = [s for s in in_run if s.location not in extra] or in_run
     usable = [
@@ -83,13 +84,12 @@ def _choose_latest(run: str, in_run: Sequence[Summary], trust: Trust, part: Pull
         )
         if trust == "any":
             status, hint = "complete", "wait until it is complete"
-        newest = sorted(saves, key=lambda s: -s.ended)[:3]
-        last = "; ".join(f"{s.location} is {_status(s)}" for s in newest)
+        last = "; ".join(f"{s.location} is {_status(s)}" for s in saves[:-4:-1])
         raise Incomplete(
             f"{run}: none of its {len(saves)} checkpoints is {status}: {last}", hint=hint
         )
-    found = max(usable, key=lambda s: s.age_order)
-    newer = sorted((s for s in saves if s.ended > found.ended), key=lambda s: s.ended)
+    found = usable[-1]
+    newer = saves[saves.index(found) + 1 :]
     return Choice(
         found,
         tuple(f"{run}/{s.location} is newer, and was not chosen: {_status(s)}" for s in newer),

@@ -95,6 +95,8 @@ class Download:
             return self._result(self.plan.files, {}, self._finish())
         with self._opened() as target:
             self._check_room()
+            if self.plan.alike:
+                self._check_alike()
             left = self._left()
             wrong = _find_wrong(target, left, count)
             for file in wrong:
@@ -187,6 +189,24 @@ class Download:
                 f"{self._parent}: {show_size(needed)} are needed, {show_size(free)} are free",
                 hint="make room, or name another directory",
             )
+
+    def _check_alike(self) -> None:
+        """Raise ConfigError where the destination cannot hold two files whose names are alike."""
+        pair = ("", "")
+        with (
+            _translated(self._parent),
+            tempfile.TemporaryDirectory(prefix=".ckptsync-", dir=self._parent) as made,
+        ):
+            try:
+                for number, pair in enumerate(self.plan.alike):
+                    for path in (Path(made, str(number), name) for name in pair):
+                        path.parent.mkdir(parents=True, exist_ok=True)
+                        path.touch(exist_ok=False)
+            except (FileExistsError, NotADirectoryError, IsADirectoryError):
+                raise ConfigError(
+                    f"{self._parent}: its file system takes {pair[0]} and {pair[1]} for one file",
+                    hint="pull to a file system that tells them apart, such as ext4 or XFS",
+                ) from None
 
     def _publish(self) -> None:
         """Publish the downloaded files: rename the hidden directory to the final one.

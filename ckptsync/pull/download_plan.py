@@ -6,8 +6,7 @@ Pure.
 from __future__ import annotations
 
 import re
-import unicodedata
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ckptsync.checkpoint_dirs import family_of
@@ -20,7 +19,7 @@ from ckptsync.records.location_status import LocationState
 from ckptsync.records.model_record import ModelFile, ModelTensor
 from ckptsync.records.save_groups import Located
 from ckptsync.records.store_paths import consolidated_prefix
-from ckptsync.safe_names import checked_path
+from ckptsync.safe_names import checked_path, find_alike
 from ckptsync.stores.parallel_download import StoredFile
 
 _CHECKPOINT_NAME = re.compile(r"[A-Za-z0-9][^/]*")
@@ -50,6 +49,11 @@ class PullPlan:
     def size(self) -> int:
         """Bytes of all files."""
         return sum(f.size for f in self.files)
+
+    @property
+    def alike(self) -> list[tuple[str, str]]:
+        """Return pairs of files that some file systems take for one."""
+        return find_alike(f.under for f in self.files)
 
     @property
     def key(self) -> str:
@@ -135,7 +139,7 @@ def plan_model(seen: LocationState) -> PullPlan:
     for tensor in record.tensors:
         tensors.setdefault(tensor.file, []).append(tensor)
     there = [f for f in record.files if seen.sizes.get(prefix + f.path) == f.size]
-    _check_names(seen.checkpoint, [f.path for f in there])
+    _check_names(seen.checkpoint, {f.path for f in there})
     files = []
     for f in there:
         recorded = model_digests(f, tensors.get(f.path, ()))
@@ -186,25 +190,12 @@ def _is_of_one_rank(path: str) -> bool:
     return file_names.rank(path) is not None and not (kind and kind.is_for_any_rank)
 
 
-def _check_names(checkpoint: str, paths: Iterable[str]) -> None:
-    """Raise Corrupt for names that lead elsewhere, or that are one file on some file systems.
-
-    Those differ only in case, or in the spelling of accents.
-    """
+def _check_names(checkpoint: str, paths: Collection[str]) -> None:
+    """Raise Corrupt for names that lead elsewhere, or that are a file and a directory."""
     if not _CHECKPOINT_NAME.fullmatch(checked_path(checkpoint)):
         raise Corrupt(f"{checkpoint!r}: not a checkpoint's name")
-    folded: dict[str, str] = {}
     for path in paths:
-        composed = unicodedata.normalize("NFC", checked_path(path))
-        key = unicodedata.normalize("NFC", composed.casefold())
-        if key in folded:
-            raise Corrupt(
-                f"{path}: on some file systems the same file as {folded[key]}",
-                hint="no trainer writes such names",
-            )
-        folded[key] = path
-    for key, path in folded.items():
-        parts = key.split("/")
-        for above in ("/".join(parts[:n]) for n in range(1, len(parts))):
-            if above in folded:
-                raise Corrupt(f"{path}: lies in {folded[above]}, which is a file")
+        parts = checked_path(path).split("/")
+        above = ("/".join(parts[:n]) for n in range(1, len(parts)))
+        if file := next((name for name in above if name in paths), ""):
+            raise Corrupt(f"{path}: lies in {file}, which is a file")

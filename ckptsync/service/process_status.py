@@ -79,6 +79,7 @@ class Roles:
             oldest=min((o.oldest for o in seen if o.oldest is not None), default=None),
             watch={path: mode for o in seen for path, mode in o.watch.items()},
             lacks={record: names for o in seen for record, names in o.lacks.items()},
+            blocked={name: why for o in seen for name, why in o.blocked.items()},
         )
 
     def status(self) -> str:
@@ -146,6 +147,10 @@ class Heart:
             disk=roles.disks,
             watch=outcome.watch,
             lacks=dict(list(outcome.lacks.items())[:MOST]),
+            blocked={
+                shown(name): (shown(why), shown(todo))
+                for name, (why, todo) in list(outcome.blocked.items())[:MOST]
+            },
             jobs=roles.head.jobs.running() if roles.head else (),
             verifies=roles.verifies,
             notes=tuple(map(shown, outcome.notes[:MOST])),

@@ -39,7 +39,7 @@ class Outcome:
 
     ``lines``: to log where they are new; the rest is for `ckptsync status`.  ``oldest``: since when
     the first of the ``queue`` waits, on the monotonic clock.  ``watch``: how each output directory
-    is watched.  ``lacks``: see `WorkerResult`.
+    is watched.  ``lacks``, ``blocked``: see `WorkerResult`.
     """
 
     lines: tuple[Line, ...] = ()
@@ -49,6 +49,7 @@ class Outcome:
     oldest: float | None = None
     watch: Mapping[str, str] = field(default_factory=dict)
     lacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    blocked: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def waited(self, now: float) -> float:
         """Return for how many seconds the first of the queue has waited; 0 without a queue."""

@@ -230,6 +230,7 @@ class WorkerRole:
                 if self._watch
                 else {}
             ),
+            blocked=result.blocked,
         )
 
     def _renew(self) -> None:
@@ -319,6 +320,7 @@ class WorkerRole:
                 (at for result in results for at in result.pending_since.values()), default=None
             ),
             lacks={record: names for result in results for record, names in result.lacks.items()},
+            blocked={name: why for result in results for name, why in result.blocked.items()},
         )
 
     def _plan(self) -> float:
@@ -377,7 +379,7 @@ def worker_lines(result: WorkerResult) -> Iterator[Line]:
         if p.phase == "sent":
             what |= {"files": p.files, "bytes": p.size}
         # waiting counts seconds; a failure has its own line
-        elif p.phase not in ("waiting", "failed"):
+        elif p.phase not in ("waiting", "failed", "not-final"):
             what["detail"] = p.detail
         text = pairs(phase=p.phase, **what, notes="; ".join(p.notes))
         is_lost = p.phase in ("missed", "lost")

@@ -44,6 +44,7 @@ CODES: dict[str, AlarmKind] = {
     "unread": "late",
     "no-config": "late",
     "doubtful": "late",
+    "blocked": "late",
     "clock": "clock",
 }
 """Every code, and which kind it is of: `alerts.on` names kinds."""

@@ -68,8 +68,9 @@ class CurrentWork:
     over the last minute. ``jobs`` of its child processes; ``verifies``: seconds within which it
     reads every byte of the store again, 0 if it does not. ``watch``: output directory → events,
     polling, waiting or none. ``errors``: what the last ticks failed with; ``notes``: what is no
-    error. ``lacks``: name of a report (or of its own damaged manifest) → findings whose bytes this
-    node no longer has.
+    error. ``blocked``: by ``run/checkpoint`` what no later try mends, such as a file's name that
+    cannot be stored, and what to do. ``lacks``: name of a report (or of its own damaged manifest) →
+    findings whose bytes this node no longer has.
     """
 
     queue: tuple[str, ...] = ()
@@ -83,6 +84,7 @@ class CurrentWork:
     errors: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     lacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    blocked: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +198,7 @@ def write(store: Store, heart: Heartbeat) -> None:
             jobs=heart.jobs[:most],
             watch=dict(list(heart.watch.items())[:most]),
             lacks={record: names[:most] for record, names in lacks},
+            blocked=dict(list(heart.blocked.items())[:most]),
         )
     store.write(heartbeat_name(heart.node, heart.roles), [data])
 

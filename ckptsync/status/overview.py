@@ -9,16 +9,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ckptsync.catalogue.location_summary import Catalogue, Summary
+from ckptsync.catalogue.location_summary import SKEW, Catalogue, Summary
 from ckptsync.quantities import show_duration, show_size
+from ckptsync.records.save_order import contradictions
 from ckptsync.status.alarms import SEVERITIES, Alarm, Patience, Severity
 from ckptsync.status.heartbeat import Disk
 from ckptsync.status.nodes import Node, NodeFiles, list_nodes
 from ckptsync.status.run_status import RunStatus, count_statuses, list_runs
 
 FORMAT = 1
-SKEW = 10.0  # seconds
 BEHIND = 1.25  # times the period
+SEE_LOG = "see the node's log: `journalctl -u 'ckptsync-worker@*'`"
 FULL = ("no space left", "disk is full", "quota exceeded", "storagefull", "insufficient storage")
 """What systems and servers say of a full disk, in lower case."""
 
@@ -147,6 +148,7 @@ def _find_alarms(seen: Overview, patience: Patience) -> Iterator[Alarm]:
     yield from _behind(seen, patience)
     yield from _unopenable(seen, patience)
     yield from _doubtful(seen, patience)
+    yield from _dates(seen, patience)
     yield from _lost(seen, patience)
     yield from _headless(seen, patience)
     for node in seen.nodes:
@@ -223,12 +225,15 @@ def _disk(disk: Disk, where: str, save: int) -> Iterator[Alarm]:
 
 
 def _node(node: Node, patience: Patience) -> Iterator[Alarm]:
-    """Yield the alarms of a live node: a full store, a long upload queue, a wrong clock."""
+    """Yield alarms of a live node: no space, what cannot be sent, a long queue, a wrong clock."""
     full = [error for error in node.errors if any(words in error.lower() for words in FULL)]
     if full:
         text = f"{node.name}: {_first(full)}"
         todo = "free space on the disk or store that the error names"
         yield Alarm("no-space", node.name, "critical", None, text, todo)
+    for name, (why, todo) in node.blocked.items():
+        text = f"{name} on {node.name}: {why}"
+        yield Alarm("blocked", f"{name} on {node.name}", "critical", None, text, todo or SEE_LOG)
     if node.queue and node.oldest > patience.slow:
         error = f"; {_first(node.errors)}" if node.errors else ""
         oldest = show_duration(node.oldest)
@@ -421,6 +426,31 @@ def _doubtful(seen: Overview, patience: Patience) -> Iterator[Alarm]:
             "load its model once; if it lacks tensors, save again from the training, with all ranks"
         )
         yield Alarm("doubtful", run, "warning", found[-1].arrived, text, todo)
+
+
+def _dates(seen: Overview, patience: Patience) -> Iterator[Alarm]:
+    """Yield saves of which the files' times cannot be right."""
+    runs: dict[str, list[Summary]] = {}
+    for s in seen.catalogue.summaries:
+        if not s.retired and seen.at - s.first < patience.over:
+            runs.setdefault(s.run, []).append(s)
+    for its in runs.values():
+        wrong = [
+            (s, f"its files are dated {show_duration(s.ahead)} after their arrival in the store")
+            for s in its
+            if s.ahead > SKEW
+        ]
+        for s, other, apart in contradictions(its, lambda s: s.dates, SKEW):
+            side, step = ("after", "greater") if apart > 0 else ("before", "smaller")
+            text = f"its files are dated {show_duration(abs(apart))} {side} those of"
+            wrong.append((s, f"{text} {other.location}, which has the {step} step"))
+        for s, text in wrong:
+            todo = (
+                f"set the clock of {_those(s.nodes)}, or of its file server, by NTP; until then"
+                " steps, and not times, say which checkpoint is newer"
+            )
+            where = f"{s.run}/{s.location}"
+            yield Alarm("clock", where, "warning", s.first, f"{where}: {text}", todo)
 
 
 def _first(lines: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ckptsync.catalogue.location_summary import Summary
+from ckptsync.catalogue.location_summary import Summary, by_age, times_written
 from ckptsync.records.location_status import STATUSES, Status
 from ckptsync.records.save_groups import Sibling
 from ckptsync.status.nodes import Node
@@ -23,7 +23,10 @@ SAME = 600.0  # seconds within which the nodes of one training begin
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A location; when its newest file was written (``ended``), its newest manifest ``arrived``."""
+    """A location; when its newest file was written (``ended``), its newest manifest ``arrived``.
+
+    Where the date is too early, ``ended`` is that of the checkpoint before it.
+    """
 
     checkpoint: str
     location: str
@@ -103,8 +106,8 @@ def list_runs(summaries: Iterable[Summary], nodes: Iterable[Node]) -> tuple[RunS
 def describe_run(name: str, found: Sequence[Summary], training: str = "") -> RunStatus:
     """Return one run, of its locations."""
     stored = [s for s in found if s.manifests]
-    live = [s for s in stored if s.status not in ("RETIRED", "CONFLICT")]
-    live.sort(key=lambda s: (s.ended, s.location))
+    live = [s for s in by_age(stored) if s.status not in ("RETIRED", "CONFLICT")]
+    written = times_written(live)
     verified = [s for s in live if s.status == "VERIFIED"]
     whole = [s for s in live if s.status in ("COMPLETE", "CONSOLIDATED", "DAMAGED")]
     waiting = sorted((s for s in whole if not s.proof.holds), key=lambda s: (s.arrived, s.location))
@@ -113,9 +116,9 @@ def describe_run(name: str, found: Sequence[Summary], training: str = "") -> Run
         checkpoints=count_statuses(found),
         size=sum(s.size for s in found),
         model_size=sum(s.model_size for s in found),
-        newest=_point(live[-1:]),
-        verified=_point(verified[-1:]),
-        unverified=_point(waiting[:1]),
+        newest=_point(live[-1:], written),
+        verified=_point(verified[-1:], written),
+        unverified=_point(waiting[:1], written),
         every=interval([s.ended for s in stored]),
         proven=min((s.proof.when for s in verified), default=None),
         incomplete=tuple(
@@ -147,9 +150,10 @@ def count_statuses(summaries: Iterable[Summary]) -> dict[str, int]:
     return {status: counts[status] for status in STATUSES if counts[status]}
 
 
-def _point(found: Sequence[Summary]) -> Point | None:
-    points = (Point(s.checkpoint, s.location, s.step, s.status, s.ended, s.arrived) for s in found)
-    return next(points, None)
+def _point(found: Sequence[Summary], written: Mapping[str, float]) -> Point | None:
+    for s in found:
+        return Point(s.checkpoint, s.location, s.step, s.status, written[s.location], s.arrived)
+    return None
 
 
 def _trainings(nodes: Iterable[Node]) -> dict[str, str]:

@@ -2,8 +2,9 @@
 
 Local checkpoints are removed for nodes on which nobody rotates.  Never the newest, never what the
 trainer calls its best, never what a process has open, and nothing of which the store lacks a byte
-that lies here.  A checkpoint goes by one rename, so that no trainer sees half of one; if it changed
-in that moment, it comes back by another.
+that lies here: sizes and times can be kept while bytes change, so a file is read again unless its
+inode and ctime are those that were uploaded.  A checkpoint goes by one rename, so that no trainer
+sees half of one; if it changed in that moment, it comes back by another.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckptsync.checkpoint_dirs import CheckpointDir
-from ckptsync.errors import CkptsyncError, ConfigError, Incomplete
+from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, Incomplete
 from ckptsync.plain_json import parse
 from ckptsync.records import save_groups
 from ckptsync.records.manifest import Manifest
+from ckptsync.records.save_order import SaveDates, oldest_first
 from ckptsync.spool.folders import names_in, refusals, remove_in
 from ckptsync.spool.pins import clean_abandoned, drop, list_pins
+from ckptsync.stores import progress_signs
 from ckptsync.tensors import read_whole
 from ckptsync.walk import (
     SPOOL,
@@ -35,20 +38,87 @@ from ckptsync.walk import (
     opened_parent,
     walk,
 )
-from ckptsync.worker.local_save import LocalFile, LocalFiles, each_open, forget_manifests
+from ckptsync.worker.local_save import (
+    AfterChunk,
+    LocalFile,
+    LocalFiles,
+    each_open,
+    forget_manifests,
+    nothing,
+)
 from ckptsync.worker.observation import has_lease
 from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.results import Failure, UploadProgress, failure
 from ckptsync.worker.scanner import Scanned, Scanner
+from ckptsync.worker.spool_room import local_dates, pins_by_age
 from ckptsync.worker.store_view import StoreView
 from ckptsync.worker.torn_saves import TRAINER_STATE
 from ckptsync.worker.unsent_files import find_holder
+from ckptsync.worker.upload_sources import UploadSource
 
 _GONE = ".gone-cleaned-"
 
 
+class UploadedFiles:
+    """The files of this node that this process has uploaded, or compared with the store's digests.
+
+    It knows them by all that `stat` says; after a restart it knows none.  ``after_chunk``: called
+    with the bytes of each chunk that is read to compare.
+    """
+
+    def __init__(self, after_chunk: AfterChunk = nothing) -> None:
+        self._after_chunk = after_chunk
+        self._same: dict[str, set[_Identity]] = {}
+        self._changed: dict[str, set[_Identity]] = {}
+
+    def note(self, checkpoint: str, files: Iterable[Stat]) -> None:
+        """Note that these files are as the store has them."""
+        self._same[checkpoint] = {_identity(f) for f in files}
+
+    def forget(self, here: Collection[str]) -> None:
+        """Forget checkpoints that are not in ``here``."""
+        for its in (self._same, self._changed):
+            for checkpoint in its.keys() - set(here):
+                its.pop(checkpoint, None)
+
+    def find_changed(
+        self, checkpoint: str, root: Path, files: Iterable[tuple[Stat, str]]
+    ) -> str | None:
+        """Return the path of a file that has not the digest beside it; None if all have.
+
+        Raises Incomplete if one changes meanwhile.
+        """
+        same, changed = self._same.get(checkpoint, set()), self._changed.get(checkpoint, set())
+        for file, digest in sorted(files, key=lambda one: _identity(one[0]) not in changed):
+            if _identity(file) in same:
+                continue
+            if _identity(file) in changed:
+                return file.path
+            held = LocalFile(file, root, is_pinned=False)
+            if UploadSource(held, "", after_chunk=self._sign).digested().digest != digest:
+                self._changed.setdefault(checkpoint, set()).add(_identity(file))
+                return file.path
+            self._same.setdefault(checkpoint, set()).add(_identity(file))
+        return None
+
+    def _sign(self, count: int) -> None:
+        progress_signs.sign()
+        self._after_chunk(count)
+
+
+_Identity = tuple[str, int, int, int, int, int]
+
+
+def _identity(file: Stat) -> _Identity:
+    return file.path, file.size, file.mtime, file.inode, file.device, file.ctime
+
+
 def clean_up(
-    here: Collection[str], options: WorkerOptions, view: StoreView, scanner: Scanner
+    here: Collection[str],
+    options: WorkerOptions,
+    view: StoreView,
+    scanner: Scanner,
+    uploaded: UploadedFiles,
 ) -> tuple[list[UploadProgress], list[Failure]]:
     """Remove the pins, and with ``clean`` the local checkpoints, that are not needed any more.
 
@@ -63,16 +133,20 @@ def clean_up(
         clean_abandoned(run.path, time.time())
         if "" not in here:
             forget_manifests(run.path, {*here, *(one.seen.checkpoint for one in scanned)})
+            uploaded.forget({*here, *(one.seen.checkpoint for one in scanned)})
+        if options.clean == "verified":  # before the pins go, since that changes files' ctimes
+            to = _CleanUp(run, view, scanner, uploaded, wrong)
+            gone.extend(_clean_checkpoints(to, scanned, options.keep_local))
         ours = [
             (one.seen, one.seen.pin)
             for one in scanned
             if one.seen.pin and one.seen.pin.node == options.node
         ]
-        proven = [pin for seen, pin in ours if view.is_proven(seen.checkpoint, seen.files.stats)]
+        proven = pins_by_age(
+            pin for seen, pin in ours if view.is_proven(seen.checkpoint, seen.files.stats)
+        )
         for pin in proven[: max(0, len(proven) - options.keep_pins)]:
             drop(pin, scanner.lock)
-        if options.clean == "verified":
-            gone.extend(_clean_checkpoints(run, scanned, view, scanner, options.keep_local, wrong))
     except CkptsyncError as e:
         wrong.append(failure(run.name, "", e))
     return gone, wrong
@@ -84,29 +158,34 @@ class Local:
 
     ``is_verified``: a report has proven in the store every file of it, as it is now. ``age``: its
     step, and the mtime of its last file (ns).  ``is_busy``: something of it is still on its way.
+    ``finished``: when a worker saw it finished (ns), 0 if none has.
     """
 
     name: str
     age: tuple[int, int]
     is_verified: bool
     is_busy: bool
+    finished: int = 0
+
+    @property
+    def dates(self) -> SaveDates:
+        """Return what tells when it was written."""
+        return local_dates(self.name, self.age[1], self.finished)
 
 
 def choose_cleanable(there: Iterable[Local], best: Collection[str], keep: int) -> tuple[str, ...]:
     """Return the names of the local checkpoints that may be removed, oldest first.  Pure.
 
-    Not the newest ``keep`` (at least one) by step or by time, and none younger than a busy one.
+    Not the newest ``keep`` (at least one), also not by step alone or by time alone, and none
+    younger than a busy one.
     """
-    every = list(there)
-    newest = {
-        local.name
-        for at in (0, 1)
-        for local in sorted(every, key=lambda one: one.age[at])[-max(1, keep) :]
-    }
+    every = oldest_first(there, lambda one: one.dates)
+    orders = (every, *(sorted(every, key=lambda one: one.age[at]) for at in (0, 1)))
+    newest = {local.name for order in orders for local in order[-max(1, keep) :]}
     busy = [local.age for local in every if local.is_busy]
     return tuple(
         local.name
-        for local in sorted(every, key=lambda one: one.age)
+        for local in every
         if local.is_verified
         and not local.is_busy
         and local.name not in newest
@@ -115,22 +194,26 @@ def choose_cleanable(there: Iterable[Local], best: Collection[str], keep: int) -
     )
 
 
-def _clean_checkpoints(  # noqa: PLR0917 - of one caller
-    run: RunDir,
-    scanned: Sequence[Scanned],
-    view: StoreView,
-    scanner: Scanner,
-    keep: int,
-    wrong: list[Failure],
-) -> Iterator[UploadProgress]:
-    """Remove local checkpoints; yield what is gone.
+@dataclass(frozen=True, slots=True)
+class _CleanUp:
+    """What the removal of checkpoints needs; ``wrong`` gets what could not go."""
 
-    ``wrong``: gets what could not go.  Raises StoreError.
-    """
+    run: RunDir
+    view: StoreView
+    scanner: Scanner
+    uploaded: UploadedFiles
+    wrong: list[Failure]
+
+
+def _clean_checkpoints(
+    to: _CleanUp, scanned: Sequence[Scanned], keep: int
+) -> Iterator[UploadProgress]:
+    """Remove local checkpoints; yield what is gone.  Raises StoreError."""
+    run = to.run
     try:
         remove_leftovers(run.path)
     except ConfigError as e:
-        wrong.append(failure(run.name, "", e))
+        to.wrong.append(failure(run.name, "", e))
     here = {
         one.seen.checkpoint: one
         for one in scanned
@@ -144,14 +227,15 @@ def _clean_checkpoints(  # noqa: PLR0917 - of one caller
         files = one.seen.files
         age = (one.seen.checkpoint_dir.step or 0, max((s.mtime for s in files.stats), default=0))
         is_busy = one.observation is not None or bool(files.partial)
-        is_verified = not files.others and _holder(name, files.stats, view) is not None
-        there.append(Local(name, age, is_verified, is_busy))
+        is_verified = not files.others and _holder(name, files.stats, to.view) is not None
+        finished = one.seen.pin.notes.finished if one.seen.pin else 0
+        there.append(Local(name, age, is_verified, is_busy, finished))
     for name in choose_cleanable(there, best, keep):
         try:
-            size = _remove_checkpoint(run, here[name].seen.checkpoint_dir, view, scanner)
-        except (ConfigError, Incomplete) as e:
-            # somebody else's directory, or one that the trainer has just removed
-            wrong.append(failure(run.name, name, e))
+            size = _remove_checkpoint(to, here[name].seen.checkpoint_dir)
+        except (ConfigError, Incomplete, Corrupt) as e:
+            # somebody else's directory, one that the trainer has just removed, or changed bytes
+            to.wrong.append(failure(run.name, name, e))
             continue
         if size is not None:
             yield UploadProgress(
@@ -159,25 +243,29 @@ def _clean_checkpoints(  # noqa: PLR0917 - of one caller
             )
 
 
-def _remove_checkpoint(
-    run: RunDir, checkpoint_dir: CheckpointDir, view: StoreView, scanner: Scanner
-) -> int | None:
-    """Remove a checkpoint with its pins; return its bytes, ``None`` if it stays."""
-    there = walk(checkpoint_dir.path)
-    is_whole = not (there.partial or there.others)
-    if (
-        not is_whole
-        or not _is_listed(checkpoint_dir.name, there.files, view)
-        or is_open(checkpoint_dir.path, there.files)
-    ):
+def _remove_checkpoint(to: _CleanUp, checkpoint_dir: CheckpointDir) -> int | None:
+    """Remove a checkpoint with its pins; return its bytes, ``None`` if it stays.
+
+    Raises Corrupt where a file has not the bytes that the store has.
+    """
+    name, root, view = checkpoint_dir.name, checkpoint_dir.path, to.view
+    there = walk(root)
+    if there.partial or there.others:
         return None
-    if not remove_by_rename(run.path, checkpoint_dir, there):
+    digests = _listed_digests(name, there.files, view)
+    if digests is None or is_open(root, there.files):
         return None
-    for pin in list_pins(run.path):
-        if (pin.checkpoint, pin.node) == (checkpoint_dir.name, view.node) and view.is_proven(
-            checkpoint_dir.name, pin.files
-        ):
-            drop(pin, scanner.lock)
+    if path := to.uploaded.find_changed(name, root, zip(there.files, digests, strict=True)):
+        raise Corrupt(
+            f"{root}/{path}: its bytes are not those in the store, although its size and time are:"
+            " the checkpoint is not removed",
+            hint="`touch` the file, and the worker uploads the checkpoint as another save",
+        )
+    if not remove_by_rename(to.run.path, checkpoint_dir, there):
+        return None
+    for pin in list_pins(to.run.path):
+        if (pin.checkpoint, pin.node) == (name, view.node) and view.is_proven(name, pin.files):
+            drop(pin, to.scanner.lock)
     return sum(f.size for f in there.files)
 
 
@@ -218,12 +306,15 @@ def _holder(checkpoint: str, files: Sequence[Stat], view: StoreView) -> Manifest
     return mine if known.is_safe(mine.location, retired_too=False) else None
 
 
-def _is_listed(checkpoint: str, files: Sequence[Stat], view: StoreView) -> bool:
-    """Return whether the store lists each of them now, by name and size.  Raises StoreError."""
+def _listed_digests(checkpoint: str, files: Sequence[Stat], view: StoreView) -> list[str] | None:
+    """Return the digest of each file if the store lists all of them now, by name and size.
+
+    Raises StoreError.
+    """
     known = view.refresh()
     mine = _holder(checkpoint, files, view)
     if mine is None:
-        return False
+        return None
     here = (k.manifest for k in known.counting(mine.location))
     located = {
         path: at
@@ -234,7 +325,9 @@ def _is_listed(checkpoint: str, files: Sequence[Stat], view: StoreView) -> bool:
     sizes = dict(known.sizes) | {
         e.name: e.size for e in view.store.names(f"{view.run}/{mine.location}/")
     }
-    return all(f.path in located and sizes.get(located[f.path].name) == f.size for f in files)
+    if not all(f.path in located and sizes.get(located[f.path].name) == f.size for f in files):
+        return None
+    return [located[f.path].entry.digest for f in files]
 
 
 def remove_by_rename(output_dir: Path, checkpoint_dir: CheckpointDir, there: Listing) -> bool:
@@ -261,7 +354,8 @@ def remove_by_rename(output_dir: Path, checkpoint_dir: CheckpointDir, there: Lis
                     if e.errno != errno.EXDEV or folder == output_dir:
                         raise
                     continue  # the spool is another file system
-                if walk(folder / aside) != there:
+                now = walk(folder / aside)
+                if now != there or any(map(Stat.was_touched, there.files, now.files)):
                     os.rename(aside, name, src_dir_fd=fd, dst_dir_fd=source)
                     return False
                 remove_in(fd, aside)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ckptsync.checkpoint_dirs import Family
-from ckptsync.worker.observation import Observation
+from ckptsync.worker.observation import Observation, UnendedTraining
 from ckptsync.worker.torn_saves import (
     FIRST_OF_ACCELERATE,
     TRAINER_STATE,
@@ -44,6 +44,8 @@ SENTINEL = (  # Hugging Face's Trainer, as long as it saves just in time
 V1 = "CHECKPOINT_COMPLETE"  # LLaMA-Factory v1, on the node of rank 0
 _LIGHTNING_LAST = "meta.pt"
 MARKED = 1.0  # seconds without a change, where every rank here has marked the save
+SAVES = 3  # times the Trainer's usual, without another checkpoint, after which training has ended
+DAY = 86400.0  # the same in seconds where nobody knows what is usual
 AT_REST = (
     0.4  # seconds without a change, after which rotation may take a save that has its last file
 )
@@ -82,7 +84,12 @@ def judge(observed: Observation, still: float, rule: Rule) -> Judgement:
 
     ``still``: seconds for which nothing has changed.
     """
-    if refused := _refusal(observed) or _torn(observed, rule) or _possibly_torn(observed, rule):
+    if refused := (
+        _refusal(observed)
+        or _torn(observed, rule)
+        or _possibly_torn(observed, rule)
+        or _replaced(observed, rule)
+    ):
         return Judgement(finished=False, reason=refused, left=None)
     wait, reason = _wait(observed, rule)
     left = wait - still
@@ -192,6 +199,24 @@ def _possibly_torn(observed: Observation, rule: Rule) -> str:
     )
 
 
+def _replaced(observed: Observation, rule: Rule) -> str:
+    """Return why this is no final model: its training went on after it was written."""
+    training = _unended(observed, rule)
+    if training is None or not training.is_followed:
+        return ""
+    return f"not the final model: {_said(training)}, and the training went on"
+
+
+def _unended(observed: Observation, rule: Rule) -> UnendedTraining | None:
+    """Return the training that may go on after this model was written; None if it has ended."""
+    is_known = not rule.doubtful or observed.hook not in ("", "training")
+    return None if is_known else observed.unended
+
+
+def _said(training: UnendedTraining) -> str:
+    return f"{training.checkpoint} before it is of step {training.step} of {training.last}"
+
+
 def _awaits_trainer_state(observed: Observation) -> bool:
     return (
         not _has_its_end(observed)
@@ -222,6 +247,10 @@ def _wait(observed: Observation, rule: Rule) -> tuple[float, str]:
         return 0.0, "every rank that writes here has finished, by its hook"
     if observed.gone:
         return 0.0, "the trainer has removed it"
+    if training := _unended(observed, rule):
+        # with `push_to_hub` the Trainer copies each save to where the final model will lie
+        usual = max(rule.doubtful, SAVES * training.every) if training.every else DAY
+        return usual, f"perhaps not the final model: {_said(training)}"
     if observed.hook == "training":
         return rule.doubtful, "the hook has not reported yet that this training finished the save"
     if doubt := _doubt(observed, rule):

@@ -25,7 +25,7 @@ from ckptsync.layouts import file_names, registry
 from ckptsync.merge.prepare import check_complete
 from ckptsync.records.manifest import FileEntry, Manifest
 from ckptsync.records.store_paths import RecordName, checkpoint_of
-from ckptsync.safe_names import checked_path
+from ckptsync.safe_names import checked_path, find_alike
 from ckptsync.spool import folders
 from ckptsync.spool.folders import refusals
 from ckptsync.spool.markers import PinNotes
@@ -39,6 +39,10 @@ AGAIN = "push it again when the trainer has finished; a worker service does so a
 LATER = (
     "the trainer may have deleted it: push a later checkpoint, or run a worker, which pins"
     " checkpoints before rotation deletes them"
+)
+RENAME = (
+    "rename or remove the file; or leave it out by worker.exclude (? stands for one character), and"
+    " reload the worker"
 )
 _DISK = "look at the disk that the trainer writes to"
 CHUNK = 4 << 20
@@ -124,9 +128,16 @@ class LocalFiles:
     @property
     def notes(self) -> tuple[str, ...]:
         """What an operator should know of the files."""
-        if not self.others:
-            return ()
-        return (f"{len(self.others)} links or special files are not sent: {self.others[0]}",)
+        notes = []
+        if self.others:
+            what = "links, special files or names of ckptsync's own"
+            notes.append(f"{len(self.others)} {what} are not sent: {self.others[0]}")
+        if alike := find_alike(self.by_path):
+            first, second = alike[0]
+            more = f" (and {len(alike) - 1} more)" if len(alike) > 1 else ""
+            what = "can be pulled only to file systems that tell them apart"
+            notes.append(f"{first} and {second}{more}: names that {what}")
+        return tuple(notes)
 
     @property
     def unpinned_warning(self) -> tuple[str, ...]:
@@ -302,8 +313,11 @@ class ReadFiles:
 
 
 def _read_layout(files: LocalFiles) -> tuple[Demands, tuple[str, ...], tuple[str, ...]]:
-    for path in files.by_path:
-        checked_path(path)
+    try:
+        for path in files.by_path:
+            checked_path(path)
+    except Corrupt as e:
+        raise Corrupt(f"not uploaded, since a name cannot be stored: {e}", hint=RENAME) from e
     try:
         demands = _judge_model(files, registry.demands(files))
         return demands, tuple(str(s) for s in registry.sources(files)), demands.remarks

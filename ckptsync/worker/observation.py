@@ -17,6 +17,7 @@ import re
 import signal
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Literal
 
@@ -54,11 +55,30 @@ Span = tuple[str, int, int]
 class TrainerState:
     """``trainer_state.json``, or what verl writes instead.
 
-    ``step`` is ``None`` if it cannot be parsed.
+    ``step`` is ``None`` if it cannot be parsed; ``last`` the step at which the training ends, 0 if
+    it does not say.
     """
 
     step: int | None
     mtime: int
+    last: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class UnendedTraining:
+    """What shows that the model in a run's root may be a copy of a save in the middle of training.
+
+    ``checkpoint``: the Trainer's newest that is no newer, at ``step`` of ``last``, of a time
+    (``mtime``, ns); ``every``: seconds between it and the one before, 0 if there is none;
+    ``is_followed``: another checkpoint was begun after the model was written.
+    """
+
+    checkpoint: str
+    step: int
+    last: int
+    mtime: int
+    every: float = 0.0
+    is_followed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +102,8 @@ class Observation:
     ``fresh``: all of it appeared between two scans, so that nothing in it is of an older save.
     Then the presence of the trainer's last file tells, whatever a clock that was set meanwhile made
     of the files' times.
+
+    ``unended``: of a final model, that its training may go on.
     """
 
     family: Family
@@ -102,6 +124,7 @@ class Observation:
     alike: bool = False
     save: str = ""
     emptied: bool = False
+    unended: UnendedTraining | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +217,44 @@ def with_surroundings(
         hook=hook,
         save=max(marks, key=lambda m: m.at).save if marks else "",
         stable=was_at_rest(seen),
+        unended=_unended_training(seen, around, before.unended),
     )
+
+
+def _unended_training(
+    seen: LocalSave, around: Surroundings, before: UnendedTraining | None
+) -> UnendedTraining | None:
+    """Return that the Trainer's newest checkpoint, older than a final model, is not its last.
+
+    None for other saves, and where the training has ended by its hook, or has left its state beside
+    the model since, as scripts do at the end.  ``before``: what the last scan found.
+    """
+    held = seen.files.by_path
+    if seen.files.family != FINAL or not held:
+        return None
+    end = max(h.stat.mtime for h in held.values())
+    writers = [b for b in around.begun if b.at <= end / 1e9]
+    if writers and all(b.ended for b in writers if b.train == writers[-1].train):
+        return None
+    found = [
+        (held_state.stat.mtime, one)
+        for one in around.saves
+        if one.files.family == "trainer" and (held_state := one.files.by_path.get(TRAINER_STATE))
+    ]
+    *earlier, (mtime, last) = sorted(
+        ((0, seen), *(one for one in found if one[0] <= end)), key=itemgetter(0)
+    )
+    if not mtime or (TRAINER_STATE in held and held[TRAINER_STATE].stat.mtime >= mtime):
+        return None
+    if before is None or (before.checkpoint, before.mtime) != (last.checkpoint, mtime):
+        state = trainer_state(last.files)
+        if state is None or state.step is None or state.step >= state.last:
+            return None
+        steps = (earlier[-1][1].checkpoint_dir.step or 0, last.checkpoint_dir.step or 0)
+        every = (mtime - earlier[-1][0]) / 1e9 if 0 < steps[0] < steps[1] else 0.0
+        before = UnendedTraining(last.checkpoint, state.step, state.last, mtime, every)
+    is_followed = any(family == "trainer" and start > end for family, _, start in around.spans)
+    return replace(before, is_followed=is_followed)
 
 
 def is_later(seen: LocalSave, spans: Iterable[Span]) -> bool:
@@ -318,8 +378,14 @@ def trainer_state(files: LocalFiles) -> TrainerState | None:
         state = parse(read_whole(files, TRAINER_STATE), TRAINER_STATE)
     except Corrupt:  # being written, or torn: the observation is that it cannot be parsed
         state = None
-    step = state.get("global_step") if isinstance(state, dict) else None
-    return TrainerState(step if type(step) is int else None, held.stat.mtime)
+    step, last = (
+        (state.get("global_step"), state.get("max_steps"))
+        if isinstance(state, dict)
+        else (None, None)
+    )
+    return TrainerState(
+        step if type(step) is int else None, held.stat.mtime, last if type(last) is int else 0
+    )
 
 
 def _verl_marker(checkpoint_dir: CheckpointDir) -> TrainerState | None:

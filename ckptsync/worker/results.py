@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ckptsync.errors import CkptsyncError, Transient
+from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, Transient, Unsupported
 
 Phase = Literal[
     "waiting",
+    "not-final",
     "sending",
     "sent",
     "stored",
@@ -28,7 +29,8 @@ ON_THE_WAY: tuple[Phase, ...] = ("waiting", "sending", "failed")
 class UploadProgress:
     """One save of a checkpoint on this node.
 
-    ``waiting``: not finished, or not all could be sent yet; ``sending``: on its way; ``sent``:
+    ``waiting``: not finished, or not all could be sent yet; ``not-final``: where the final model
+    will lie, while the training goes on; ``sending``: on its way; ``sent``:
     since the last plan; ``stored``: before it; ``elsewhere``: another node sends it, or has;
     ``retired``: given up in the store; ``failed``: see the failure; ``missed``: removed by the
     trainer before it was known whole; ``lost``: removed by somebody before it was sent, or while it
@@ -112,6 +114,13 @@ class WorkerResult:
             f"{f.run}/{f.checkpoint}: {f.text}" if f.checkpoint else f"{f.run}: {f.text}"
             for f in self.failures
         )
+
+    @property
+    def blocked(self) -> dict[str, tuple[str, str]]:
+        """Return by ``run/checkpoint`` what no later try mends, and what to do about it."""
+        codes = {error.exit_code for error in (ConfigError, Corrupt, Unsupported)}
+        lasting = (f for f in self.failures if f.checkpoint and f.exit_code in codes)
+        return {f"{f.run}/{f.checkpoint}": (f.text, f.hint) for f in lasting}
 
 
 def failure(run: str, checkpoint: str, error: CkptsyncError) -> Failure:

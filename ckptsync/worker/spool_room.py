@@ -11,7 +11,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from ckptsync.records.save_order import SaveDates, oldest_first
 from ckptsync.spool.pins import Pin
+from ckptsync.walk import SAME_MOMENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,27 @@ def held_bytes(pins: Iterable[Pin]) -> int:
     )
 
 
+def pins_by_age(pins: Iterable[Pin]) -> tuple[Pin, ...]:
+    """Return pins of an output directory, the oldest first."""
+
+    def dates(pin: Pin) -> SaveDates:
+        newest = max((f.mtime for f in pin.files), default=0)
+        return local_dates(pin.checkpoint, newest, pin.notes.finished, pin.k)
+
+    return oldest_first(pins, dates)
+
+
+def local_dates(checkpoint: str, newest: int, finished: int, k: int = 0) -> SaveDates:
+    """Return what tells when a save on this node was written.
+
+    ``newest``: the mtime of its newest file; ``finished``: when a worker saw it finished, which
+    counts as its arrival, 0 if none has (ns).
+    """
+    written, arrived = newest / 1e9, finished / 1e9 if finished else math.inf
+    is_ahead = written > arrived + SAME_MOMENT
+    return SaveDates(checkpoint, min(written, arrived), arrived, is_ahead, k)
+
+
 def choose_to_give_up(pins: Sequence[PinCost], room: SpoolRoom, rule: SpoolRule) -> Relief:
     """Return which pins to drop so that ``room`` is enough; as few as possible.  Pure.
 
@@ -90,15 +113,20 @@ def choose_to_give_up(pins: Sequence[PinCost], room: SpoolRoom, rule: SpoolRule)
     """
     lacking = room.lacking(rule)
     able = [p for p in pins if p.is_gone and p.alone]
-    stored = sorted((p for p in able if p.pin.stored), key=lambda p: (not p.is_verified, *_age(p)))
+    age = {(p.checkpoint, p.k): at for at, p in enumerate(pins_by_age(c.pin for c in pins))}
+
+    def age_of(cost: PinCost) -> int:
+        return age[cost.pin.checkpoint, cost.pin.k]
+
+    stored = sorted((p for p in able if p.pin.stored), key=lambda p: (not p.is_verified, age_of(p)))
     drop = _enough(stored, lacking)
     lacking -= sum(p.alone for p in drop)
-    newest = max(pins, key=_age, default=None)
+    newest = max(pins, key=age_of, default=None)
     sending = min(
-        (p for p in pins if p.pin.notes.sending and not p.pin.stored), key=_age, default=None
+        (p for p in pins if p.pin.notes.sending and not p.pin.stored), key=age_of, default=None
     )
     unsent = sorted(
-        (p for p in able if not p.pin.stored and p is not newest and p is not sending), key=_age
+        (p for p in able if not p.pin.stored and p is not newest and p is not sending), key=age_of
     )
     if rule.full == "wait" or lacking <= 0:
         unsent = []
@@ -139,10 +167,6 @@ def _enough(pins: Iterable[PinCost], lacking: int) -> list[PinCost]:
         chosen.append(pin)
         lacking -= pin.alone
     return chosen
-
-
-def _age(cost: PinCost) -> tuple[int, str, int]:
-    return (cost.step, cost.pin.checkpoint, cost.pin.k)
 
 
 def _size(count: int) -> str:

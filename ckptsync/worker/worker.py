@@ -19,7 +19,7 @@ from ckptsync.records.manifest import Manifest
 from ckptsync.spool.pins import clean_own, drop, harden, mark_stored
 from ckptsync.stores.contract import Store
 from ckptsync.walk import Stat, walk
-from ckptsync.worker.cleanup import clean_up
+from ckptsync.worker.cleanup import UploadedFiles, clean_up
 from ckptsync.worker.finished import Rule
 from ckptsync.worker.local_save import (
     AGAIN,
@@ -99,6 +99,7 @@ class Worker:
             options.run, pinner, rule, self._view.is_done, self._view.has_other_part
         )
         self._repairs = FileRepairs(options.run, self._view, self.queues)
+        self._uploaded = UploadedFiles(self.queues.give_way)
         self._found: Scan | None = None
         self._planned: Sequence[Scanned] = ()
         self._cleaned: list[UploadProgress] = []
@@ -159,7 +160,9 @@ class Worker:
         if is_ready:
             # a scan during the refresh may have failed
             here = {f.checkpoint for f in unseen} | {one.seen.checkpoint for one in scanned}
-            self._cleaned, stuck = clean_up(here, self._options, self._view, self._scanner)
+            self._cleaned, stuck = clean_up(
+                here, self._options, self._view, self._scanner, self._uploaded
+            )
             self._failures += stuck
         progress = [*self._progress(), *self._cleaned]
         self._clock.measure_in_time(
@@ -388,6 +391,7 @@ class Worker:
             read.entries.clear()
             raise
         if sent.stored_before is None:
+            self._uploaded.note(seen.checkpoint, outgoing.files.stats)
             done = sent_progress(outgoing, sent)
             done = replace(done, notes=(*done.notes, *outgoing.files.unpinned_warning))
         else:
@@ -467,7 +471,10 @@ def _mark_stored(seen: LocalSave, done: UploadProgress) -> None:
 
 def _unless_finished(one: Scanned) -> UploadProgress | None:
     """Return what an unfinished save waits for; None for a finished one."""
-    return None if one.verdict.finished else _progress(one, "waiting", one.verdict.reason)
+    if one.verdict.finished:
+        return None
+    is_unended = one.observation is not None and one.observation.unended is not None
+    return _progress(one, "not-final" if is_unended else "waiting", one.verdict.reason)
 
 
 def _progress(one: Scanned, phase: Phase, detail: str) -> UploadProgress:

@@ -13,10 +13,10 @@ from ckptsync.catalogue.location_summary import (
     explain_missing,
     read_ranks,
     show_ranks,
-    step,
     summarize,
 )
 from ckptsync.catalogue.uncached import read_state
+from ckptsync.checkpoint_dirs import series_and_step
 from ckptsync.errors import CkptsyncError, Corrupt, Unsupported
 from ckptsync.head.consolidate import HeadOptions
 from ckptsync.records.io import Fault
@@ -50,7 +50,8 @@ def test_a_whole_location_in_short() -> None:
     own = list(store.names("run/checkpoint-4/"))
     assert (found.files, found.size) == (len(own), sum(e.size for e in own))
     assert (found.model, found.resume, found.consolidated, found.lacks) == (True, True, False, ())
-    assert found.ended == FIRST / SECOND
+    assert found.ended == found.arrived, "no file is newer than its arrival"
+    assert found.ahead == pytest.approx(FIRST / SECOND, abs=100)
 
 
 def test_times_are_the_stores() -> None:
@@ -113,10 +114,18 @@ def test_every_record_changes_the_state() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "number"), [("checkpoint-500", 500), ("final", None), ("epoch_1_step_20", 20)]
+    ("name", "number"),
+    [
+        ("checkpoint-500", 500),
+        ("final", None),
+        ("epoch_1_step_20", 20),
+        ("epoch-1-step-20-v1.ckpt", 20),
+        ("last.ckpt", None),
+        ("checkpoint_2026-01-02_03-04-05.000006", None),
+    ],
 )
-def test_a_step_is_the_number_at_the_end(name: str, number: int | None) -> None:
-    assert step(name) == number
+def test_a_step_is_the_number_in_a_name_that_counts_steps(name: str, number: int | None) -> None:
+    assert series_and_step(name)[1] == number
 
 
 def test_of_many_lines_the_others_are_counted() -> None:

@@ -403,3 +403,20 @@ def test_another_users_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="belongs to another user"):
         pull(store_of_two(), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [hidden(tmp_path).name]
+
+
+def test_names_that_the_destination_takes_for_one_file_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = tuple(StoredFile(name, name, 0, None) for name in ("notes", "Notes"))
+    found = Download(tmp_path, PullPlan("checkpoint-4", files))
+    found._check_alike()
+    assert list(tmp_path.iterdir()) == []
+    touch = Path.touch
+
+    def touch_folded(path: Path, *, exist_ok: bool) -> None:
+        touch(path.with_name(path.name.lower()), exist_ok=exist_ok)
+
+    monkeypatch.setattr(Path, "touch", touch_folded)
+    with pytest.raises(ConfigError, match="takes notes and Notes for one file"):
+        found.run(MemoryStore())

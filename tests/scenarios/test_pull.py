@@ -129,3 +129,20 @@ def test_a_checkpoint_that_is_not_whole_is_not_given_unasked(world: World, tmp_p
     assert "__2_0.distcp" in done.out + done.err
     assert not (tmp_path / "back/checkpoint-4").exists()
     world.run("pull", "nobody", tmp_path / "back", "--store", world.store.url, code=2)
+
+
+@pytest.mark.stores("path")
+def test_names_that_only_some_file_systems_tell_apart_come_back(
+    world: World, tmp_path: Path
+) -> None:
+    path = world.save("sft")
+    for name in ("Notes.txt", "notes.txt", "caf\u00e9", "cafe\u0301", "A/x", "a/X"):
+        (path / name).parent.mkdir(exist_ok=True)
+        (path / name).write_text(name, encoding="utf-8")
+    sent = files_below(path)
+    told = world.push(path).out
+    assert "A/x and a/X (and 2 more): names that can be pulled only to file systems" in told
+    world.head()
+    world.wait("sft/checkpoint-4", "VERIFIED")
+    world.run("pull", "sft", tmp_path / "back", "--store", world.store.url)
+    assert files_below(tmp_path / "back/checkpoint-4") == sent

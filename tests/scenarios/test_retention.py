@@ -10,7 +10,7 @@ import time
 import pytest
 
 from tests.scenarios.conftest import Prepared
-from tests.scenarios.world import World
+from tests.scenarios.world import World, dated
 
 
 def locations(world: World) -> dict[str, str]:
@@ -108,3 +108,26 @@ def test_shards_go_and_the_model_stays(world: World, prepared: Prepared) -> None
     assert not [name for name in names if name.startswith("sft/checkpoint-1/")]
     assert "sft/consolidated/checkpoint-1/model.safetensors" in names
     assert locations(world) == {"1": "VERIFIED", "2": "VERIFIED"}
+
+
+@pytest.mark.stores("path")
+@pytest.mark.parametrize(("wrong", "days"), [(2, 30), (4, -30)])
+def test_a_save_with_a_wrong_clock_is_no_newer_and_no_older_than_its_step(
+    world: World, wrong: int, days: float
+) -> None:
+    world.head()
+    for step in (1, 2, 3, 4):
+        path = world.save("sft", step=step, seed=step)
+        if step == wrong:
+            dated(path, time.time() + days * 86400)
+        world.push(path)
+        world.wait(f"sft/checkpoint-{step}", "VERIFIED")
+    alarms = world.run("status", world.store.url, "--json").json["alarms"]
+    assert [(a["code"], a["subject"]) for a in alarms] == [("clock", f"sft/checkpoint-{wrong}")]
+    assert "30d" in alarms[0]["text"]
+    assert world.run("status", world.store.url, "--json").json["runs"][0]["newest"]["step"] == 4
+    world.run("pull", "sft", world.home / "got", "--store", world.store.url)
+    assert [p.name for p in (world.home / "got").iterdir()] == ["checkpoint-4"]
+    for _ in range(2):
+        world.run("gc", world.store.url, "--keep-last", "1", "--grace", "0s")
+    assert locations(world) == {"4": "VERIFIED"}

@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -147,3 +147,35 @@ def test_a_host_that_nobody_knows_is_refused(world: World, tmp_path: Path) -> No
     environment = {"CKPTSYNC_STORAGE_OPTIONS": json.dumps(options)}
     done = world.run("ls", world.store.url, "--json", code=2, environment=environment)
     assert "key" in done.error["error"] + done.error["hint"]
+
+
+@pytest.mark.stores("path")
+@pytest.mark.parametrize(
+    ("name", "shown"), [(b"a\nb", r"'a\nb'"), (b"a\\b", r"'a\\b'"), (b"a\xff", r"'a\udcff'")]
+)
+def test_a_name_that_no_store_can_keep_is_an_alarm_that_says_what_to_do(
+    world: World, name: bytes, shown: str
+) -> None:
+    path = world.save("sft", 4)
+    file = path / os.fsdecode(name)
+    file.write_bytes(b"mine")
+    world.save("sft", 8, seed=1)
+    world.worker()
+    world.wait("sft/checkpoint-8", "COMPLETE")
+
+    def alarms() -> list[Mapping[str, str]]:
+        return [
+            a
+            for a in world.run("status", world.store.url, "--json").json["alarms"]
+            if a["code"] == "blocked"
+        ]
+
+    world.until(lambda: bool(alarms()), "an alarm")
+    [alarm] = alarms()
+    assert "sft/checkpoint-4 on node0" in alarm["subject"]
+    assert shown in alarm["text"]
+    assert "rename" in alarm["todo"]
+    assert "sft/checkpoint-4" not in world.statuses()
+    file.rename(path / "notes.txt")
+    world.wait("sft/checkpoint-4", "COMPLETE")
+    world.until(lambda: not alarms(), "the end of the alarm")

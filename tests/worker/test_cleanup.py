@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from ckptsync.errors import CkptsyncError, Corrupt, StoreError, Unsupported
 from ckptsync.records.io import encode, record_name
 from ckptsync.records.report import Report
 from ckptsync.records.tombstone_keep_join import Tombstone
+from ckptsync.stores.contract import read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.walk import walk
 from ckptsync.worker import scanner
@@ -144,6 +146,47 @@ def test_what_the_store_lacks_in_any_way_stays(tmp_path: Path, happens: object) 
     happens(store, tmp_path)  # type: ignore[operator]
     assert tick(w, 1000.0).failures == ()
     assert "checkpoint-1" in there(tmp_path)
+
+
+def overwrite(file: Path) -> None:
+    with file.open("r+b") as opened:
+        opened.write(b"WEIGHTS")
+
+
+def replace_file(file: Path) -> None:
+    other = file.with_name("other")
+    other.write_bytes(b"WEIGHTS")
+    other.replace(file)
+
+
+@pytest.mark.parametrize("change", [overwrite, replace_file])
+@pytest.mark.parametrize("is_restarted", [False, True])
+@pytest.mark.parametrize("is_pinned", [False, True])
+def test_bytes_that_changed_while_size_and_time_stayed_are_in_no_store(
+    tmp_path: Path, change: Callable[[Path], None], *, is_restarted: bool, is_pinned: bool
+) -> None:
+    store = MemoryStore()
+    w = run(tmp_path, store, 4)
+    file = tmp_path / "checkpoint-1/w"
+    times = file.stat()
+    change(file)
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    if not is_pinned:
+        shutil.rmtree(tmp_path / "_ckptsync/pins")
+    if is_restarted:
+        w = run(tmp_path, store, 0)
+    for n in (1, 2):
+        verify(store, f"checkpoint-{n}")
+    for now in (1000.0, 1001.0):
+        [failure] = tick(w, now).failures
+        assert "checkpoint-1/w: its bytes are not those in the store" in failure.text
+        assert "touch" in failure.hint
+    assert there(tmp_path) == ["checkpoint-1", "checkpoint-3", "checkpoint-4"]
+    os.utime(file)
+    settle(w, 2000.0)
+    stored = [read_all(store, e.name) for e in store.names("run/") if e.name.endswith("/w")]
+    assert b"WEIGHTS" in stored
+    assert tick(w, 3000.0).failures == ()
 
 
 @pytest.mark.parametrize("kind", [Unsupported, Corrupt])
