@@ -449,6 +449,12 @@ def dtype_of(name: Any) -> str:
     return from_torch(name.name)
 
 
+def any_dtype_of(name: Any) -> str:
+    """Return the same, or torch's own name of a type that safetensors cannot hold."""
+    is_unnamed = isinstance(name, Name) and name.module == "torch" and name.name in UNNAMED
+    return name.name if is_unnamed else dtype_of(name)
+
+
 class Storages:
     """The storages that one pickle names: each has one type and size, however often named."""
 
