@@ -433,9 +433,10 @@ ALLOWED: Mapping[Name, Build] = Names(
                 # a module's extra state may be a stream of bytes, which protocol 2 writes as text
                 "_io": ("BytesIO",),
                 "_codecs": ("encode",),
-                # nested tensors have one among their arguments
-                "builtins": ("set",),
-                "__builtin__": ("set",),
+                # what torch.load takes, too, with weights_only: attributes may be such
+                "builtins": ("set", "bytearray", "complex"),
+                "__builtin__": ("set", "bytearray", "complex"),
+                "collections": ("Counter",),
             }
         ),
     }
