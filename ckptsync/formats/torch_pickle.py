@@ -136,7 +136,7 @@ class RefusedTensor:
             _REBUILDERS[self.name](self.name, self.args)
         except Unsupported as e:
             return Unsupported(str(e), hint=e.hint)
-        raise AssertionError(f"{self.name} makes a tensor after all")
+        raise Corrupt("pickle: the arguments of a tensor change after it is made")
 
 
 @dataclass(frozen=True, slots=True)
