@@ -638,8 +638,8 @@ class _Machine:
                 f"pickle: uses {_word(name.module)}.{_word(name.name)}, which this format does"
                 " not allow",
                 hint=(
-                    "nothing in it was run; if you trust the file and know its format, report the"
-                    " name"
+                    "nothing in it was run; save plain tensors, numbers and text alone, or report"
+                    " the name if a framework writes such files"
                 ),
             )
         known = self.names.setdefault(name, name)

@@ -70,7 +70,7 @@ def _contents(data: bytes, name: str, whole: int) -> tuple[tuple[Tensor, ...], M
     if packed:
         raise Unsupported(
             f"{name}: {packed[2]} is {packed[3]}, whose elements share bytes",
-            hint="keep the model as it is",
+            hint="use the model as it is, or save it dequantised",
         )
     return tuple(_tensor(name, base, row) for row in rows), free
 

@@ -136,7 +136,7 @@ class RefusedTensor:
             _REBUILDERS[self.name](self.name, self.args)
         except Unsupported as e:
             return Unsupported(str(e), hint=e.hint)
-        raise AssertionError(f"{self.name} makes a tensor after all")
+        raise Corrupt("pickle: the arguments of a tensor change after it is made")
 
 
 @dataclass(frozen=True, slots=True)
@@ -433,9 +433,10 @@ ALLOWED: Mapping[Name, Build] = Names(
                 # a module's extra state may be a stream of bytes, which protocol 2 writes as text
                 "_io": ("BytesIO",),
                 "_codecs": ("encode",),
-                # nested tensors have one among their arguments
-                "builtins": ("set",),
-                "__builtin__": ("set",),
+                # what torch.load takes, too, with weights_only: attributes may be such
+                "builtins": ("set", "bytearray", "complex"),
+                "__builtin__": ("set", "bytearray", "complex"),
+                "collections": ("Counter",),
             }
         ),
     }
@@ -447,6 +448,12 @@ def dtype_of(name: Any) -> str:
     if not isinstance(name, Name) or name.module != "torch":
         raise Corrupt("pickle: something else where an element type is due")
     return from_torch(name.name)
+
+
+def any_dtype_of(name: Any) -> str:
+    """Return the same, or torch's own name of a type that safetensors cannot hold."""
+    is_unnamed = isinstance(name, Name) and name.module == "torch" and name.name in UNNAMED
+    return name.name if is_unnamed else dtype_of(name)
 
 
 class Storages:

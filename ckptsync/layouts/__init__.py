@@ -7,6 +7,7 @@ In reading order:
 
 - `registry`: the Protocol of a layout, their table, and what can be known of any checkpoint.
 - `file_names`: what names of files say: their kind and use, their rank, their directory.
+- `state_dict`: which entries of a module's state dict are weights.
 - `whole_safetensors`, `whole_bin`, `peft`, `lightning`: models that are not sharded.
 - `dcp`: torch's distributed checkpoints; `dcp_metadata` is what they say of themselves.
 - `dcp_safetensors`: the same in safetensors; `config_shapes` (shapes that a ``config.json``

@@ -31,8 +31,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ckptsync.errors import Corrupt, Unsupported
+from ckptsync.errors import Corrupt, Unsupported, name_in_errors
 from ckptsync.formats import torch_save, torch_zip, zstd_items
+from ckptsync.formats.dtypes import ITEMSIZE, from_torch
 from ckptsync.formats.pickles import brief
 from ckptsync.formats.torch_pickle import StoredTensor
 from ckptsync.layouts.dcp_metadata import (
@@ -139,6 +140,10 @@ def _refuse_safetensors(files: Files, needed: Mapping[str, int | None]) -> None:
 
 
 def _tensors(files: Files, named: Sequence[tuple[str, ChunkedTensor]]) -> Iterator[Tensor]:
+    for name, tensor in named:
+        if tensor.dtype not in ITEMSIZE:
+            with name_in_errors(name):
+                from_torch(tensor.dtype)
     items = [
         chunk.item
         for _, tensor in named

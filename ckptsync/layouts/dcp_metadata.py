@@ -187,10 +187,13 @@ class TensorMetadata(Stated):
 
     @property
     def dtype(self) -> str:
-        """Return the dtype: the first of the properties that ``TensorProperties`` pickles."""
+        """Return the dtype: the first of the properties that ``TensorProperties`` pickles.
+
+        It is torch's name where safetensors has none: an optimizer's hinders nobody.
+        """
         if type(self.properties.state) is not tuple or not self.properties.state:
             raise Corrupt(f"{METADATA}: a tensor without properties")
-        return torch_pickle.dtype_of(self.properties.state[0])
+        return torch_pickle.any_dtype_of(self.properties.state[0])
 
 
 def _attributes(items: list[Any], names: tuple[str, ...]) -> tuple[Any, ...]:

@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any
 
-from ckptsync.errors import Corrupt, Incomplete, Unsupported
+from ckptsync.errors import Corrupt, Incomplete, Unsupported, name_in_errors
 from ckptsync.formats import torch_pickle, torch_save
 from ckptsync.formats.pickles import Build, Name, brief, made
-from ckptsync.formats.torch_pickle import StoredTensor
+from ckptsync.formats.torch_pickle import plain_tensor
 from ckptsync.layouts.file_names import join
 from ckptsync.layouts.zero import MpRank, own_tensors, tensors_of
 from ckptsync.layouts.zero_files import (
@@ -159,8 +158,9 @@ def _master(zero: ZeroFiles, name: str, shape: Shape | None) -> Copy:
     extent = Extent(path, 0, zero.sizes[path])
     value, archive = torch_save.load(zero.files, extent, _ALLOWED)
     is_cut = isinstance(value, dict) and value.get("vocab_tensor") is True
-    held: Any = value.get("param") if isinstance(value, dict) else value
-    if not isinstance(held, StoredTensor):
+    with name_in_errors(path):
+        held = plain_tensor(value.get("param") if isinstance(value, dict) else value)
+    if held is None:
         raise Corrupt(f"{path}: no tensor in it")
     if shape is not None and (held.shape not in (shape, (prod(shape),)) or is_cut):
         raise Corrupt(f"{path}: a tensor of shape {held.shape}, {shape} expected")

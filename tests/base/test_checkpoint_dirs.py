@@ -64,8 +64,8 @@ def test_every_family_is_found_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_a_step_directory_is_a_checkpoint_only_with_something_of_one_in_it(tmp_path: Path) -> None:
-    lay(tmp_path, "step-1/log.txt", "step-2/__0_0.distcp")
-    assert list(names(tmp_path)) == ["step-2"]
+    lay(tmp_path, "step-1/log.txt", "step-2/__0_0.distcp", "step-3/model_1.pt", "step-4/model.pt")
+    assert list(names(tmp_path)) == ["step-2", "step-3"]
 
 
 def test_two_of_one_name_get_two_names(tmp_path: Path) -> None:

@@ -7,20 +7,24 @@ import sys
 import types
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
 from ckptsync.errors import Corrupt, Unsupported
-from ckptsync.formats import torch_pickle
+from ckptsync.formats import torch_pickle, torch_save
 from ckptsync.formats.pickles import Name
 from ckptsync.layouts.registry import WeightsSource, choose, tensors
+from ckptsync.tensors import Extent
 from tests.support.files_in_memory import (
     Call,
     Global,
     MemoryFiles,
     StorageId,
+    contents,
     tensor_call,
     torch_zip_file,
 )
@@ -345,3 +349,41 @@ def test_a_tensor_of_another_device_is_the_cpus_copy_unless_it_is_cast() -> None
 def test_arguments_that_torch_does_not_write_are_corrupt(function: str, args: Any) -> None:
     with pytest.raises(Corrupt):
         tensors(_called(function, *args), BIN)
+
+
+def test_arguments_that_change_after_the_tensor_was_made_are_corrupt() -> None:
+    bits = {"conj": True}
+    tensor = Call(Global("torch._utils", "_rebuild_tensor_v2"), *DATA.args, bits)
+    value, _ = torch_pickle.parsed(pickled([tensor, bits]))
+    refused, own = value  # a pickle could do to the dictionary what is done here
+    assert isinstance(refused, torch_pickle.RefusedTensor)
+    own["conj"] = False
+    with pytest.raises(Corrupt, match="change"):
+        refused.error()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_items_of_a_distributed_checkpoint_are_refused_with_their_tensors_name(
+    tmp_path: Path, wrapper: Any
+) -> None:
+    weight = torch.randn(4, 6)
+    kind = wrapper("torchao.prototype.moe_training.tensor", "ScaledGroupedMMTensor")
+    odd: dict[str, torch.Tensor] = {
+        "conj": BASE.clone().conj(),
+        "c128": torch.ones(3, dtype=torch.complex128),
+        "f4": torch.ones(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2),
+    }
+    for name, tensor in odd.items():
+        save_distributed({"w": weight, name: tensor}, checkpoint_id=tmp_path / name, no_dist=True)
+        files = MemoryFiles(contents(tmp_path / name))
+        with pytest.raises(Unsupported, match=f"{name}: |conj"):
+            tensors(files, choose(files, None))
+    optimizer = {"state": {"w": {"exp_avg": odd["c128"]}}, "param_groups": [{"lr": 1.0}]}
+    value = {"model": {"w": weight}, "optimizer": optimizer}
+    save_distributed(value, checkpoint_id=tmp_path / "all", no_dist=True)
+    files = MemoryFiles(contents(tmp_path / "all"))
+    found = tensors(files, choose(files, None))
+    assert assembled(files, found) == {"w": ("F32", (4, 6), raw(weight))}
+    assert torch_save.load_tensor(
+        MemoryFiles({"m": (item := saved(kind(weight)))}), Extent("m", 0, len(item))
+    )[0].shape == (4, 6)
