@@ -64,7 +64,15 @@ _SAVED, _TOKENS, _ORIGINAL = "modules_to_save", "token_adapter", "original_modul
 _ENDS = frozenset(
     "weight bias X Xd Xu zeros S_low U_low V_low module_logits vector_a vector_b".split()  # noqa: SIM905
 )
-_PROMPTS = ("prompt_encoder.", "prompt_embeddings", "prefix_task_")
+# What an encoder has behind the adapter's name: a model's part may be called so, too (SAM's).
+_ENCODED = frozenset(
+    """
+    embedding trainable_embedding frozen_embedding delta_embedding mlp_head lstm_head transform
+    prefix_task_cols prefix_task_rows
+    """.split()  # noqa: SIM905
+)
+_SAVED_PROMPTS = ("prompt_embeddings", "prefix_task_")
+_PROMPTS = ("prompt_encoder.", *_SAVED_PROMPTS)
 _SAVE = "save it with save_pretrained from the training, and merge that"
 
 
@@ -157,7 +165,9 @@ def roots(names: Iterable[str]) -> set[str]:
             continue
         parts = name.split(".")
         at = next((n for n, part in enumerate(parts) if part in (_BASE, _ENCODER)), len(parts))
-        is_encoder = parts[at : at + 1] == [_ENCODER] and parts[at + 2 :] == ["embedding", "weight"]
+        is_encoder = parts[at : at + 1] == [_ENCODER] and not _ENCODED.isdisjoint(
+            parts[at + 2 : at + 3]
+        )
         if is_encoder or any(map(_is_adapters, parts[at:])):
             found.add(".".join(parts[:at]))
     return found
@@ -186,7 +196,8 @@ def _items(names: Sequence[str], *, is_expected: bool) -> dict[str, _Item]:
     but not the prefix that peft saves it with.  Some models have such parts of their own
     (Phi-4-multimodal), so an adapter must be expected.
     """
-    is_whole = any(n.startswith(("base_model.", *_PROMPTS)) for n in names)
+    starts = ("base_model.", *_SAVED_PROMPTS)
+    is_whole = any(n.startswith(starts) for n in names) or "" in roots(names)
     if not is_whole:
         # one pass over a model that has no adapter, be its tensors a million
         text = "\n".join(names)

@@ -288,7 +288,7 @@ def _is_causal(config: Mapping[str, Any]) -> bool:
 
 def _other_half(name: str) -> str:
     """Return the name of the other of LoRA's two factors; empty if it is none."""
-    parts = name.split(".")
+    parts = name.split(".") if not name.endswith(".bias") else []  # only one has a bias
     for at in range(len(parts) - 1, max(-1, len(parts) - 4), -1):
         if parts[at] in _FACTORS:
             return ".".join((*parts[:at], _FACTORS[parts[at]], *parts[at + 1 :]))
