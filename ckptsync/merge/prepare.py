@@ -294,7 +294,14 @@ def check_complete(files: Files) -> tuple[str, ...]:
     """
     files = zstd_items.unpacked(files)
     sources = registry.adapters(files) or (registry.choose(files, None),)
-    return tuple(doubt for source in sources for doubt in _check_source(files, source))
+    doubts: list[str] = []
+    for source in sources:
+        name = f"{source}: " if len(sources) > 1 else ""
+        try:
+            doubts += [f"{name}{doubt}" for doubt in _check_source(files, source)]
+        except Incomplete as e:
+            raise Incomplete(f"{name}{e}", hint=e.hint) from e
+    return tuple(doubts)
 
 
 def _check_source(files: Files, source: WeightsSource) -> tuple[str, ...]:
@@ -469,8 +476,8 @@ def _prepare_adapter(
     config = _read_config(
         [directory for name, directory in beside.beside if name == ADAPTER_CONFIG], ADAPTER_CONFIG
     )
-    adapter.check(selected, config or {})
     notes = completeness.check_adapter(selected.tensors, config)
+    adapter.check(selected, config or {})
     notes += base.compare_adapter(selected.tensors) if base else ()
     if config is None:
         notes = (*notes, model_files.NO_ADAPTER_CONFIG)

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from ckptsync.errors import Unsupported
+from ckptsync.errors import Incomplete, Unsupported
 from ckptsync.merge.adapter import SeveralAdapters
 from ckptsync.merge.plan import MergeOptions
-from ckptsync.merge.prepare import prepare
+from ckptsync.merge.prepare import check_complete, prepare
 from ckptsync.tensors import Shape
 from tests.support.dcp_writer import checkpoint
 from tests.support.files_in_memory import MemoryFiles, safetensors_file
@@ -114,3 +114,14 @@ def test_the_rank_and_alpha_that_verl_notes_become_a_configuration() -> None:
     }
     files.content["lora_train_meta.json"] = b'{"r": "2"}'
     assert "adapter_config.json" not in dict(prepare(files, MergeOptions()).beside)
+
+
+def test_an_adapter_without_values_is_incomplete_and_named() -> None:
+    files = MemoryFiles(NAMED)
+    hollow = dict.fromkeys((LORA, OTHER), ("F32", (0,), b""))
+    files.content["policy/adapter_model.safetensors"] = safetensors_file(hollow)
+    with pytest.raises(Incomplete, match="2 of 2 tensors are empty"):
+        prepare(files, MergeOptions(source="policy"))
+    with pytest.raises(Incomplete, match="peft:policy: 2 of 2 tensors are empty"):
+        check_complete(files)
+    assert check_complete(MemoryFiles(NAMED)) == ()
