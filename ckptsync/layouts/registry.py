@@ -300,9 +300,7 @@ def deepspeed_tags(files: Files, source: WeightsSource) -> tuple[str, tuple[str,
     """
     home = source.root if source.is_whole else source.root.rpartition("/")[0]
     tags = [
-        s
-        for s in _roots(files.sizes())
-        if s.layout == "zero" and s.root.rpartition("/")[0] == home
+        s for s in _roots(files.sizes()) if s.layout == "zero" and s.root.rpartition("/")[0] == home
     ]
     tag = source.root if source in tags else _preferred_tag(files, tags) or ""
     return tag, tuple(s.root for s in tags if s.root != tag)

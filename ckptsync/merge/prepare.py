@@ -129,7 +129,7 @@ def prepare(
     where = (path, base_names, model_config, adapter_config)
 
     def select(tensors: Sequence[Tensor]) -> tuple[Selected, InnerModel]:
-        own, left = other_states.without_states(tensors)
+        own, left = (tensors, ()) if path else other_states.without_states(tensors)
         clean, renamed = tensor_names.unwrapped(own, base_names)
         inner = inner_model.inner_model(clean, *where)
         inner = replace(inner, notes=(*left, *renamed, *inner.notes))
@@ -188,7 +188,7 @@ def check_complete(files: Files) -> tuple[str, ...]:
     config, model_config = (_read_config(directories, name) for name in (ADAPTER_CONFIG, CONFIG))
     own, _ = other_states.without_states(registry.tensors(files, source))
     clean, _ = tensor_names.unwrapped(own)
-    inner = inner_model.inner_model(clean, "", {}, model_config, config)
+    inner = inner_model.inner_model(clean, None, (), model_config, config)
     selected = adapter.select(inner.tensors, "", config)
     if selected.adapter is not None or source.layout == "peft":
         return completeness.check_adapter(selected.tensors, config)
