@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from ckptsync.errors import Incomplete
+from ckptsync.errors import Corrupt, Incomplete
+from ckptsync.merge import adapter as adapter_module
+from ckptsync.merge.adapter import Selected
 from ckptsync.merge.completeness import check_adapter, check_model
 from ckptsync.tensors import Shape, Tensor
 from tests.support.vector import ROOT
@@ -187,6 +189,15 @@ def test_an_adapter_lacks_a_target_or_a_layer() -> None:
     assert doubts(gap, target_modules=r".*layers\.[013]\..*_proj") == ""
     assert doubts([*gap, "base_model.model.lm_head.weight"]) == ""
     assert "modules_to_save" in doubts(gap, target_modules="x", modules_to_save=["score"])
+
+
+@pytest.mark.parametrize(("half", "shape"), [("A", (4, 6)), ("B", (6, 4))])
+def test_a_factor_of_another_rank_is_another_adapters(half: str, shape: Shape) -> None:
+    config = {"peft_type": "LORA", "r": 8}
+    selected = Selected((Tensor(f"m.lora_{half}.weight", "F32", shape, ()),), "")
+    with pytest.raises(Corrupt, match="rank 8"):
+        adapter_module.check(selected, config)
+    adapter_module.check(selected, {**config, "r": 4})
 
 
 def test_half_an_adapter_and_an_empty_one_are_incomplete() -> None:
