@@ -73,6 +73,8 @@ _ENCODED = frozenset(
 )
 _SAVED_PROMPTS = ("prompt_embeddings", "prefix_task_")
 _PROMPTS = ("prompt_encoder.", *_SAVED_PROMPTS)
+_RANK_AXES = {".lora_A.weight": 0, ".lora_embedding_A": 0}
+_RANK_AXES |= {".lora_B.weight": 1, ".lora_embedding_B": 1}
 _SAVE = "save it with save_pretrained from the training, and merge that"
 
 
@@ -148,9 +150,8 @@ def check(selected: Selected, config: Mapping[str, Any]) -> None:
     if config.get("peft_type") != "LORA" or varies or type(rank) is not int:
         return
     for tensor in selected.tensors:
-        if tensor.name.endswith((".lora_A.weight", ".lora_embedding_A")) and tensor.shape[:1] != (
-            rank,
-        ):
+        axis = next((axis for end, axis in _RANK_AXES.items() if tensor.name.endswith(end)), None)
+        if axis is not None and tensor.shape[axis : axis + 1] != (rank,):
             raise Corrupt(
                 f"{ADAPTER_CONFIG}: rank {rank}, and {tensor.name} has {tensor.shape}",
                 hint="it is another adapter's: give this one's directory",

@@ -223,7 +223,7 @@ def _prepare_one(
     where = (path, base_names, model_config, adapter_config)
 
     def select(tensors: Sequence[Tensor]) -> tuple[Selected, InnerModel]:
-        own, left = other_states.without_states(tensors)
+        own, left = (tensors, ()) if path else other_states.without_states(tensors)
         clean, renamed = tensor_names.unwrapped(own, base_names)
         inner = inner_model.inner_model(clean, *where)
         inner = replace(inner, notes=(*left, *renamed, *inner.notes))
@@ -309,7 +309,7 @@ def _check_source(files: Files, source: WeightsSource) -> tuple[str, ...]:
     config, model_config = (_read_config(directories, name) for name in (ADAPTER_CONFIG, CONFIG))
     own, _ = other_states.without_states(registry.tensors(files, source))
     clean, _ = tensor_names.unwrapped(own)
-    inner = inner_model.inner_model(clean, "", {}, model_config, config)
+    inner = inner_model.inner_model(clean, None, (), model_config, config)
     if source.layout == "peft":
         return completeness.check_adapter(inner.tensors, config)
     selected = adapter.select(inner.tensors, "", config)

@@ -329,7 +329,7 @@ def test_a_source_may_name_one_half(wanted: str | None, found: tuple[str | None,
 
 
 def test_a_configuration_of_another_rank_is_another_adapters() -> None:
-    found = select(tensors(*LORA, shape=(4, 6)), "", None)
+    found = select(tensors(*LORA, shape=(4, 4)), "", None)
     check(found, {"peft_type": "LORA", "r": 4})
     for config in (
         {"r": 8},
