@@ -16,6 +16,7 @@ from ckptsync.cli.output import say
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.layouts import file_names, registry
 from ckptsync.layouts.registry import WeightsSource
+from ckptsync.merge.completeness import DOUBT
 from ckptsync.merge.inputs import check_one_save
 from ckptsync.merge.plan import MergeOptions
 from ckptsync.merge.prepare import prepare
@@ -110,6 +111,7 @@ def _source(files: Files, source: WeightsSource, locations: Sequence[FileTree]) 
         job = prepare(files, MergeOptions("keep", source=str(source)))
         check_one_save(locations, job)
         writes = "adapter" if job.is_adapter else "model"
+        detail = "; ".join(note for note in job.notes if note.startswith(DOUBT))
     except (Incomplete, Corrupt, Unsupported) as e:
         state, detail, code = type(e).__name__.lower(), str(e), e.exit_code
     return {

@@ -26,7 +26,7 @@ HEAD = "lm_head.weight"
 MOST_LAYERS = 10_000
 _MOST = 1 << 40
 _ALWAYS = "+"
-_FUSED = re.compile(r"\.experts\.(gate_up_proj|down_proj)$")
+_IS_FUSED = re.compile(r"\.experts\.(gate_up_proj|down_proj)$")
 
 Sizes = tuple[int | None, ...]
 """A shape, with None where nothing says the size of an axis."""
@@ -146,12 +146,8 @@ def _norms(*names: str, bias: str = "") -> str:
     return "".join(f"\n{name} H {bias}" for name in names)
 
 
-def _experts(size: str, fused: bool = False, module: str = "mlp") -> str:  # noqa: FBT001, FBT002
-    if fused:
-        return (
-            f"={module}.experts.gate_up_proj E,2*{size},H\n={module}.experts.down_proj E,H,{size}\n"
-        )
-    return _gated(size, module=f"{module}.experts.#")
+def _fused(size: str) -> str:
+    return f"=mlp.experts.gate_up_proj E,2*{size},H\n=mlp.experts.down_proj E,H,{size}\n"
 
 
 _TWO = _norms("input_layernorm", "post_attention_layernorm")
@@ -232,7 +228,9 @@ def _mixture(
     dense: str = _gated(),
 ) -> _Decoder:
     """Return a class whose layers have experts, or some of its layers."""
-    sparse, fused = _experts(size) + _GATE + more, _experts(size, fused=True) + _GATE + more
+    more = _GATE + more
+    sparse = _gated(size, module="mlp.experts.#") + more
+    fused = _fused(size) + more
     return _Decoder(layer, dense=dense, sparse=sparse, fused=fused, has_experts=has_experts)
 
 
@@ -331,7 +329,7 @@ _CLASSES: Mapping[str, _Decoder] = {
     "MixtralForCausalLM": _Decoder(
         _attention() + _TWO,
         sparse=_MIXTRAL,
-        fused=_experts("I", fused=True) + _GATE,
+        fused=_fused("I") + _GATE,
         has_experts=_of_every_layer,
     ),
     "Qwen2MoeForCausalLM": _mixture(
@@ -399,7 +397,7 @@ def expected(config: Config, names: Collection[str] = ()) -> Expected:
         nested, config = True, {**config, **text} if isinstance(text, dict) else config
     if known is None or config.get("quantization_config"):
         return Expected()
-    model = _Reader(config, known, any(map(_FUSED.search, names)))
+    model = _Reader(config, known, any(map(_IS_FUSED.search, names)))
     found = model.expected(names)
     return Expected(found.sizes, found.head, found.embedding, found.is_exact and not nested)
 

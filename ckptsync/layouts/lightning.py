@@ -12,6 +12,7 @@ pickle is, and nothing of them is needed.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported, name_in_errors
@@ -57,7 +58,17 @@ def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
     value, container = _load(files, _where(files, root))
     state = _state(value, root)
     with name_in_errors(root):
-        return state_tensors(files, container, state)
+        found = state_tensors(files, container, state)
+    others = [
+        str(key)
+        for key, held in value.items()
+        if isinstance(held, dict) and held is not state and held.keys() & state.keys()
+        if _holds_tensors(held)
+    ]
+    if not others or not found:
+        return found
+    remark = f"{', '.join(map(brief, others))}: other values of the weights, which are left out"
+    return (replace(found[0], remark=remark), *found[1:])
 
 
 def _where(files: Files, root: str) -> Extent:

@@ -155,6 +155,7 @@ def _roots(names: Collection[str]) -> list[WeightsSource]:
 _LOOK = 128 << 10  # bytes at the beginning and the end of a file that mostly tell what is in it
 _TRAINER_STATE = "trainer_state.json"
 _TRAINED = frozenset({_TRAINER_STATE, "adapter_config.json", "model.safetensors.index.json"})
+_CONFIG_HINT = "copy the adapter's configuration there: it has its scale, and no other file does"
 _TORCH_SAVED = re.compile(
     r".*\.(pt|pth|bin|ckpt)|(.*/)?(random_states|custom_checkpoint)_[0-9]+\.pkl", re.DOTALL
 )
@@ -220,7 +221,7 @@ def choose(files: Files, name: str | None) -> WeightsSource:
     """Return the source of that name, or the preferred one; raises Unsupported if not clear."""
     found = sources(files)
     if name is not None:
-        chosen = [s for s in found if s.is_called(name)] or _section(found, name)
+        chosen = _default([s for s in found if s.is_called(name)]) or _section(found, name)
         if len(chosen) != 1:
             raise Unsupported(
                 f"source {name!r}: {len(chosen)} of that name",
@@ -296,12 +297,15 @@ def _inner_checkpoints(names: Iterable[str]) -> list[str]:
     )
 
 
+def _default(its: Sequence[WeightsSource]) -> list[WeightsSource]:
+    """Return the adapter called default, where it is one of these, else all of them."""
+    return [s for s in its if s.layout == "peft" and s.root in HOMES] or [*its]
+
+
 def _rivals(files: Files, found: Sequence[WeightsSource]) -> list[WeightsSource]:
     """Return the sets of weights of which none is preferred: by wholeness, by ``latest``."""
     if found[0].is_whole:
-        its = [s for s in found if s.layout == found[0].layout]
-        # an adapter called default goes before those in directories of their names
-        return [s for s in its if s.root in HOMES] or its
+        return _default([s for s in found if s.layout == found[0].layout])
     # a DCP beside weights in safetensors is the optimizer's
     optimizers = [WeightsSource("dcp", s.root) for s in found if s.layout == "dcp_safetensors"]
     found = [s for s in found if s not in optimizers]
@@ -419,7 +423,9 @@ def require(files: Files, needed: Mapping[str, int | None]) -> None:
         more = f" and {len(missing) - 1} more" if missing[1:] else ""
         raise Incomplete(
             f"{missing[0]}{more}: not found, of {len(needed)} files that the checkpoint needs",
-            hint="give the other nodes' directories too",
+            hint=_CONFIG_HINT
+            if missing[0].endswith("adapter_config.json")
+            else "give the other nodes' directories too",
         )
     for name, size in needed.items():
         if size not in (None, sizes[name]):

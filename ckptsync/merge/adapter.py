@@ -64,7 +64,17 @@ _SAVED, _TOKENS, _ORIGINAL = "modules_to_save", "token_adapter", "original_modul
 _ENDS = frozenset(
     "weight bias X Xd Xu zeros S_low U_low V_low module_logits vector_a vector_b".split()  # noqa: SIM905
 )
-_PROMPTS = ("prompt_encoder.", "prompt_embeddings", "prefix_task_")
+# What an encoder has behind the adapter's name: a model's part may be called so, too (SAM's).
+_ENCODED = frozenset(
+    """
+    embedding trainable_embedding frozen_embedding delta_embedding mlp_head lstm_head transform
+    prefix_task_cols prefix_task_rows
+    """.split()  # noqa: SIM905
+)
+_SAVED_PROMPTS = ("prompt_embeddings", "prefix_task_")
+_PROMPTS = ("prompt_encoder.", *_SAVED_PROMPTS)
+_RANK_AXES = {".lora_A.weight": 0, ".lora_embedding_A": 0}
+_RANK_AXES |= {".lora_B.weight": 1, ".lora_embedding_B": 1}
 _SAVE = "save it with save_pretrained from the training, and merge that"
 
 
@@ -140,9 +150,8 @@ def check(selected: Selected, config: Mapping[str, Any]) -> None:
     if config.get("peft_type") != "LORA" or varies or type(rank) is not int:
         return
     for tensor in selected.tensors:
-        if tensor.name.endswith((".lora_A.weight", ".lora_embedding_A")) and tensor.shape[:1] != (
-            rank,
-        ):
+        axis = next((axis for end, axis in _RANK_AXES.items() if tensor.name.endswith(end)), None)
+        if axis is not None and tensor.shape[axis : axis + 1] != (rank,):
             raise Corrupt(
                 f"{ADAPTER_CONFIG}: rank {rank}, and {tensor.name} has {tensor.shape}",
                 hint="it is another adapter's: give this one's directory",
@@ -157,7 +166,9 @@ def roots(names: Iterable[str]) -> set[str]:
             continue
         parts = name.split(".")
         at = next((n for n, part in enumerate(parts) if part in (_BASE, _ENCODER)), len(parts))
-        is_encoder = parts[at : at + 1] == [_ENCODER] and parts[at + 2 :] == ["embedding", "weight"]
+        is_encoder = parts[at : at + 1] == [_ENCODER] and not _ENCODED.isdisjoint(
+            parts[at + 2 : at + 3]
+        )
         if is_encoder or any(map(_is_adapters, parts[at:])):
             found.add(".".join(parts[:at]))
     return found
@@ -186,7 +197,8 @@ def _items(names: Sequence[str], *, is_expected: bool) -> dict[str, _Item]:
     but not the prefix that peft saves it with.  Some models have such parts of their own
     (Phi-4-multimodal), so an adapter must be expected.
     """
-    is_whole = any(n.startswith(("base_model.", *_PROMPTS)) for n in names)
+    starts = ("base_model.", *_SAVED_PROMPTS)
+    is_whole = any(n.startswith(starts) for n in names) or "" in roots(names)
     if not is_whole:
         # one pass over a model that has no adapter, be its tensors a million
         text = "\n".join(names)

@@ -86,7 +86,7 @@ def _check_empty(tensors: Sequence[Tensor]) -> None:
     # others may rightly be empty: observers of torch's quantisation begin as such
     if empty := [t.name for t in tensors if t.shape == (0,) and t.name.endswith(_WEIGHTS)]:
         raise Incomplete(
-            f"{len(empty)} of {len(tensors)} tensors are empty, and hold no values: {listed(empty)}",
+            f"{len(empty)} of {len(tensors)} tensors are empty, without values: {listed(empty)}",
             hint=_EMPTY,
         )
 
@@ -183,15 +183,23 @@ def _shown(sizes: Sequence[int | None]) -> str:
 def _compare_layers(found: Mapping[str, Shape], config: Mapping[str, Any]) -> Iterator[str]:
     """Yield doubts: layers that are missing, or have less than the others."""
     stacks: defaultdict[str, defaultdict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
-    experts: defaultdict[str, dict[str, set[int]]] = defaultdict(dict)
+    of_experts: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
+    names: list[str] = []  # one for all experts of a layer: there may be 100,000
     for name in found:
+        stack, mark, rest = name.partition("experts.")
+        number, _, inner = rest.partition(".")
+        if mark and number.isdecimal():
+            of_experts[f"{stack}experts", inner].add(int(number))
+        else:
+            names.append(name)
+    names += (f"{stack}.#.{inner}" for stack, inner in of_experts)
+    experts: defaultdict[str, dict[str, set[int]]] = defaultdict(dict)
+    for (stack, inner), numbers in of_experts.items():
+        experts[f"{_NUMBER.sub('.#', stack)}.{inner}"][stack] = numbers
+    for name in names:
         for match in _NUMBER.finditer(name):
-            stack, number, rest = name[: match.start()], int(match[1]), name[match.end() :]
-            if stack.endswith("experts"):
-                kind = _NUMBER.sub(".#", stack) + rest
-                experts[kind].setdefault(stack, set()).add(number)
-            elif not _is_in_expert(stack):
-                stacks[stack][number].add(_NUMBER.sub(".#", rest))
+            rest = _NUMBER.sub(".#", name[match.end() :])
+            stacks[name[: match.start()]][int(match[1])].add(rest)
     layers = {
         stack: members
         for stack, members in stacks.items()
@@ -210,10 +218,6 @@ def _compare_layers(found: Mapping[str, Shape], config: Mapping[str, Any]) -> It
     hollow = [name for name, shape in found.items() if 0 in shape and name.endswith(".weight")]
     if hollow:
         yield f"{len(hollow)} weights have no elements: {listed(hollow)}"
-
-
-def _is_in_expert(stack: str) -> bool:
-    return ".experts." in stack
 
 
 def _layers(numbers: Sequence[int]) -> str:
@@ -288,7 +292,7 @@ def _is_causal(config: Mapping[str, Any]) -> bool:
 
 def _other_half(name: str) -> str:
     """Return the name of the other of LoRA's two factors; empty if it is none."""
-    parts = name.split(".")
+    parts = name.split(".") if not name.endswith(".bias") else []  # only one has a bias
     for at in range(len(parts) - 1, max(-1, len(parts) - 4), -1):
         if parts[at] in _FACTORS:
             return ".".join((*parts[:at], _FACTORS[parts[at]], *parts[at + 1 :]))

@@ -28,6 +28,7 @@ _CERTAIN = (".exp_avg", ".exp_avg_sq", ".momentum_buffer", ".square_avg", ".exp_
 _OPTIMIZER = re.compile(r"(.+_)?optim(izer)?s?(_states?)?(_[0-9]+)?|state|param_groups")
 _AVERAGE = re.compile(r"(.+_)?ema(_.+)?|(.+_)?swa(_.+)?")
 _MODELS = ("model", "module")
+MOST_FILES = 20  # that a note names
 _MOST_OUTER = 4  # components before a weight's name: ``state.optimizer.0.state``
 # What trainers keep of themselves: not weights, whatever is in it.
 _TRAINERS = re.compile(
@@ -38,18 +39,25 @@ _TRAINERS = re.compile(
 
 def without_states(tensors: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], tuple[str, ...]]:
     """Return the tensors that are the model's own, and notes on others among them."""
-    if not any(
-        t.name.endswith(_CERTAIN) or _AVERAGE.match(t.name.partition(".")[0]) for t in tensors
+    names = [t.name for t in tensors]
+    firsts = {name.partition(".")[0].lower() for name in names}
+    if not any(name.endswith(_CERTAIN) for name in names) and not any(
+        map(_AVERAGE.fullmatch, firsts)
     ):
-        return tuple(tensors), ()  # most models: one look at each name
+        return tuple(tensors), ()  # most models
     shapes = {t.name: t.shape for t in tensors}
     states = set(_optimizer_states(shapes))
     averages = set(_averages({n: s for n, s in shapes.items() if n not in states}))
+    own = ", ".join(sorted({name.partition(".")[0] for name in averages}))
+    kinds = (
+        ("an optimizer", states, ""),
+        ("an average of the weights", averages, f" (SOURCE@module={own} writes it)"),
+    )
     notes = tuple(
-        f"{len(names)} tensors of {what} are in the same files, and are left out:"
-        f" {listed(sorted(names))}"
-        for what, names in (("an optimizer", states), ("an average of the weights", averages))
-        if names
+        f"{len(left)} tensors of {what} are in the same files, and are left out{how}:"
+        f" {listed(sorted(left))}"
+        for what, left, how in kinds
+        if left
     )
     return tuple(t for t in tensors if t.name not in states and t.name not in averages), notes
 
@@ -119,7 +127,9 @@ def notes_on_files(files: Files, source: WeightsSource, taken: Iterable[str]) ->
         if not is_states and not (shards and shards.fullmatch(base)) and not _is_zero(base):
             left.append(name)
     if left:
-        yield f"left out, since the merge takes {source}: {listed(sorted(left))}"
+        more = f" and {len(left) - MOST_FILES} more" if len(left) > MOST_FILES else ""
+        names = ", ".join(sorted(left)[:MOST_FILES])
+        yield f"left out, since nothing says that they are of {source}: {names}{more}"
 
 
 def _is_zero(base: str) -> bool:

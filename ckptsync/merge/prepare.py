@@ -223,7 +223,7 @@ def _prepare_one(
     where = (path, base_names, model_config, adapter_config)
 
     def select(tensors: Sequence[Tensor]) -> tuple[Selected, InnerModel]:
-        own, left = other_states.without_states(tensors)
+        own, left = (tensors, ()) if path else other_states.without_states(tensors)
         clean, renamed = tensor_names.unwrapped(own, base_names)
         inner = inner_model.inner_model(clean, *where)
         inner = replace(inner, notes=(*left, *renamed, *inner.notes))
@@ -301,7 +301,14 @@ def check_complete(files: Files) -> tuple[str, ...]:
     """
     files = zstd_items.unpacked(files)
     sources = registry.adapters(files) or (registry.choose(files, None),)
-    return tuple(doubt for source in sources for doubt in _check_source(files, source))
+    doubts: list[str] = []
+    for source in sources:
+        name = f"{source}: " if len(sources) > 1 else ""
+        try:
+            doubts += [f"{name}{doubt}" for doubt in _check_source(files, source)]
+        except Incomplete as e:
+            raise Incomplete(f"{name}{e}", hint=e.hint) from e
+    return tuple(doubts)
 
 
 def _check_source(files: Files, source: WeightsSource) -> tuple[str, ...]:
@@ -309,7 +316,7 @@ def _check_source(files: Files, source: WeightsSource) -> tuple[str, ...]:
     config, model_config = (_read_config(directories, name) for name in (ADAPTER_CONFIG, CONFIG))
     own, _ = other_states.without_states(registry.tensors(files, source))
     clean, _ = tensor_names.unwrapped(own)
-    inner = inner_model.inner_model(clean, "", {}, model_config, config)
+    inner = inner_model.inner_model(clean, None, (), model_config, config)
     if source.layout == "peft":
         return completeness.check_adapter(inner.tensors, config)
     selected = adapter.select(inner.tensors, "", config)
@@ -478,8 +485,8 @@ def _prepare_adapter(
     config = _read_config(
         [directory for name, directory in beside.beside if name == ADAPTER_CONFIG], ADAPTER_CONFIG
     )
-    adapter.check(selected, config or {})
     notes = completeness.check_adapter(selected.tensors, config)
+    adapter.check(selected, config or {})
     notes += base.compare_adapter(selected.tensors) if base else ()
     if config is None:
         notes = (*notes, model_files.NO_ADAPTER_CONFIG)

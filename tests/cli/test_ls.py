@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from ckptsync.head.consolidate import HeadOptions, consolidate_location
 from ckptsync.stores.posix.store import PosixStore
 from tests.support.filled_stores import DEMO, send
 from tests.support.small_store import make
+from tests.support.vector import vector
 
 
 @pytest.fixture
@@ -135,3 +137,40 @@ def test_of_two_saves_of_one_name_the_older_says_which_is_newer(
     lines = {line.split()[1]: line for line in capsys.readouterr().out.splitlines()}
     assert lines["final"].endswith(f"; {newer} is newer")
     assert "is newer" not in lines[newer]
+
+
+def test_a_model_that_lacks_tensors_is_incomplete_and_a_doubtful_one_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (source,) = vector("hf-ddp").sources
+    checkpoint = Path(shutil.copytree(source, tmp_path / "run" / "checkpoint-4"))
+    store, config = str(tmp_path / "store"), json.loads((checkpoint / "config.json").read_text())
+
+    def push(**changes: object) -> dict[str, Any]:
+        (checkpoint / "config.json").write_text(json.dumps(config | changes))
+        assert main(["push", str(checkpoint), store]) == 0
+        capsys.readouterr()
+        assert main(["ls", store, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)["locations"]
+        row: dict[str, Any] = found[-1]
+        return row
+
+    layers = config["num_hidden_layers"]
+    lacking = push(num_hidden_layers=layers + 1)
+    assert lacking["status"] == "INCOMPLETE"
+    assert "tensors that config.json implies are missing" in lacking["evidence"][0]
+    assert main(["ls", store]) == 0
+    assert capsys.readouterr().out.count("config.json implies") == 1
+
+    store = str(tmp_path / "another")
+    doubtful = push(num_hidden_layers=layers + 1, architectures=["OfMyOwn"])
+    assert doubtful["status"] == "COMPLETE"
+    assert doubtful["doubts"] == [
+        f"may be incomplete: {layers} layers, config.json says num_hidden_layers {layers + 1}"
+    ]
+    assert main(["ls", store]) == 0
+    assert "may be incomplete" in capsys.readouterr().out
+    assert main(["status", store, "--json"]) == 0
+    assert [a["code"] for a in json.loads(capsys.readouterr().out)["alarms"]] == ["doubtful"]
+    last = push()
+    assert (last["status"], last["doubts"]) == ("COMPLETE", [])

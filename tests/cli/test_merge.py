@@ -11,6 +11,7 @@ from safetensors import safe_open
 
 import ckptsync
 from ckptsync.cli.main import main
+from tests.support.vector import vector
 
 DATA = Path(ckptsync.__file__).parent / "demo_data"
 FSDP = [str(DATA / "fsdp2" / node / "checkpoint-4") for node in ("node0", "node1")]
@@ -198,3 +199,16 @@ def test_an_empty_base_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[st
     (base / "model.safetensors").write_bytes(b"x")
     assert main(["merge", *FSDP, str(tmp_path / "out"), "--base", str(base)]) == 10
     assert "error: --base: model.safetensors: " in capsys.readouterr().err
+
+
+def test_a_tag_of_another_step_and_a_second_tag_are_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (source,) = vector("hf-zero2").sources
+    checkpoint = Path(shutil.copytree(source, tmp_path / "checkpoint-10"))
+    words = ["merge", str(checkpoint), "--source", "zero:global_step4"]
+    assert main([*words, str(tmp_path / "one")]) == 0
+    assert "`latest` in checkpoint-10 names global_step4, which" in capsys.readouterr().out
+    shutil.copytree(checkpoint / "global_step4", checkpoint / "global_step2")
+    assert main([*words, str(tmp_path / "two")]) == 0
+    assert "DeepSpeed's global_step2 is there, too, and is left out" in capsys.readouterr().out

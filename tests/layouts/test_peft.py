@@ -65,11 +65,13 @@ def test_the_adapter_called_default_is_chosen_and_of_named_ones_none_is() -> Non
         assert registry.choose(files, name) == WeightsSource("peft", "policy")
     assert registry.demands(files).model == {n: len(data) for n, data in named.items()}
     files.content |= FILES
-    assert registry.choose(files, None) == WeightsSource("peft", "")
+    for top in (None, "peft", "peft:."):
+        assert registry.choose(files, top) == WeightsSource("peft", "")
     assert registry.demands(files).model.keys() == files.content.keys()
 
 
 def test_an_adapter_without_its_configuration_is_named() -> None:
     files = MemoryFiles({"policy/adapter_model.safetensors": WEIGHTS})
-    with pytest.raises(Incomplete, match=r"policy/adapter_config\.json"):
+    with pytest.raises(Incomplete, match=r"policy/adapter_config\.json") as error:
         registry.tensors(files, registry.choose(files, None))
+    assert error.value.hint.startswith("copy the adapter's configuration there")

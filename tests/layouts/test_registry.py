@@ -299,3 +299,28 @@ def test_of_two_sharded_layouts_neither_is_taken_unasked() -> None:
         registry.choose(MemoryFiles(content), None)
     assert "dcp:pytorch_model_fsdp_0" in e.value.hint
     assert str(registry.choose(MemoryFiles(content), "dcp")) == "dcp:pytorch_model_fsdp_0"
+
+
+def test_several_checkpoints_in_one_directory_are_never_guessed_between() -> None:
+    content = {
+        f"checkpoint-{n}/{name}": data
+        for n in (500, 1000)
+        for name, data in {f"global_step{n}/{TAG}": b"", "latest": b"global_step%d" % n}.items()
+    }
+    with pytest.raises(Unsupported, match="2 sets of weights") as e:
+        registry.choose(MemoryFiles(content), None)
+    first, other = "zero:checkpoint-1000/global_step1000", "zero:checkpoint-500/global_step500"
+    assert e.value.hint == f"--source {first} or {other}"
+    one = {name: data for name, data in content.items() if "-500/" in name}
+    assert str(registry.choose(MemoryFiles(one), None)) == other
+    own = {**one, f"global_step8/{TAG}": b"", "latest": b"global_step8"}
+    assert registry.deepspeed_tags(MemoryFiles(own), WeightsSource("whole", "")) == (
+        "global_step8",
+        (),
+    )
+
+
+def test_a_directory_of_whole_checkpoints_names_them() -> None:
+    files = {f"checkpoint-{n}/model.safetensors": MODEL for n in (4, 8)}
+    with pytest.raises(Unsupported, match="2 in directories of it: checkpoint-4, checkpoint-8"):
+        registry.choose(MemoryFiles({**files, "optimizer_0/.metadata": b""}), None)

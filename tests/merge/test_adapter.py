@@ -283,8 +283,12 @@ def test_prompt_embeddings_are_saved_as_they_are_and_an_encoder_is_refused() -> 
     assert names(tensors(*of_tasks, prefix="")) == ["prompt_embeddings", "prefix_task_rows"]
     with pytest.raises(Unsupported, match="has to run this prompt encoder"):
         select(tensors("prompt_encoder.default.mlp_head.0.weight", prefix=""), "", None)
+    with pytest.raises(Unsupported, match="has to run this prompt encoder"):
+        select(tensors("prompt_encoder.p.trainable_embedding", prefix=""), "", None)
     with pytest.raises(Unsupported, match="prompt-tuned"):
         select(given, "base", None)
+    of_sam = ("prompt_encoder.no_mask_embed.weight", "mask_decoder.x.weight")
+    assert names(tensors(*of_sam, prefix="")) == list(of_sam)
 
 
 def test_a_model_may_have_such_parts_of_its_own_where_nothing_speaks_of_an_adapter() -> None:
@@ -325,7 +329,7 @@ def test_a_source_may_name_one_half(wanted: str | None, found: tuple[str | None,
 
 
 def test_a_configuration_of_another_rank_is_another_adapters() -> None:
-    found = select(tensors(*LORA, shape=(4, 6)), "", None)
+    found = select(tensors(*LORA, shape=(4, 4)), "", None)
     check(found, {"peft_type": "LORA", "r": 4})
     for config in (
         {"r": 8},

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
-from ckptsync.merge.base_comparison import BaseModel, listed, read
+from ckptsync.merge.base_comparison import BaseModel, read
+from ckptsync.merge.completeness import listed
 from ckptsync.tensors import Shape, Tensor
 from tests.support.files_in_memory import MemoryFiles, safetensors_file
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from ckptsync.errors import Incomplete
+from ckptsync.errors import Corrupt, Incomplete
+from ckptsync.merge import adapter as adapter_module
+from ckptsync.merge.adapter import Selected
 from ckptsync.merge.completeness import check_adapter, check_model
 from ckptsync.tensors import Shape, Tensor
 from tests.support.vector import ROOT
@@ -73,14 +75,14 @@ def test_what_a_known_class_lacks_is_incomplete(kind: str, part: str) -> None:
 
 def test_biases_that_a_flag_demands_must_be_there() -> None:
     config, found = model("LlamaForCausalLM")
-    with pytest.raises(Incomplete, match=r"8 of the 29 tensors .* model.layers.0.self_attn.q_proj.b"):
+    with pytest.raises(Incomplete, match=r"8 of the 29 tensors .* model.layers.0.self_attn.q_p"):
         check(found, {**config, "attention_bias": True})
 
 
 def test_half_a_vocabulary_is_incomplete_and_a_larger_one_is_said() -> None:
     config, found = model("LlamaForCausalLM")
     rows, width = found["lm_head.weight"]
-    with pytest.raises(Incomplete, match="lm_head.weight: 35 x 20 is a part of 71 x 20"):
+    with pytest.raises(Incomplete, match=r"lm_head.weight: 35 x 20 is a part of 71 x 20"):
         check({**found, "lm_head.weight": (rows // 2, width)}, config)
     padded = {n: (128, width) if s == (rows, width) else s for n, s in found.items()}
     assert "128 rows, config.json implies 71" in check(padded, config)
@@ -117,7 +119,7 @@ SOUND: dict[str, Change] = {
     ),
     "a buffer of old": lambda c, f: (c, f | {"model.layers.0.rotary_emb.inv_freq": (3,)}),
     "in an attribute": lambda c, f: (c, {f"language_model.{n}": s for n, s in f.items()}),
-    "quantised": lambda c, f: ({**c, "quantization_config": {"bits": 4}}, without(f, "q_proj.weight")),
+    "quantised": lambda c, f: ({**c, "quantization_config": {"bits": 4}}, without(f, "q_proj.w")),
     "of an unknown name": lambda c, f: (c, {f"policy.{n}": s for n, s in f.items()}),
 }
 
@@ -158,9 +160,9 @@ def test_what_an_unknown_class_seems_to_lack_is_a_doubt(
 
 
 def test_layers_of_several_kinds_are_no_doubt() -> None:
-    of = {n: ("norm.weight", "out.weight", "q.weight" if n % 4 == 3 else "mamba.a") for n in range(8)}
+    of = {n: ("norm.w", "out.w", "q.w" if n % 4 == 3 else "mamba.a") for n in range(8)}
     found: Shapes = {f"layers.{n}.{part}": (7,) for n, parts in of.items() for part in parts}
-    found |= {"mlp.0.weight": (3, 3), "mlp.0.bias": (3,), "mlp.2.weight": (3, 3), "mlp.2.bias": (3,)}
+    found |= {f"mlp.{n}.{part}": (3,) for n in (0, 2) for part in ("weight", "bias")}
     assert check(found, {"num_hidden_layers": 8, "hidden_size": 7}) == ""
 
 
@@ -187,6 +189,15 @@ def test_an_adapter_lacks_a_target_or_a_layer() -> None:
     assert doubts(gap, target_modules=r".*layers\.[013]\..*_proj") == ""
     assert doubts([*gap, "base_model.model.lm_head.weight"]) == ""
     assert "modules_to_save" in doubts(gap, target_modules="x", modules_to_save=["score"])
+
+
+@pytest.mark.parametrize(("half", "shape"), [("A", (4, 6)), ("B", (6, 4))])
+def test_a_factor_of_another_rank_is_another_adapters(half: str, shape: Shape) -> None:
+    config = {"peft_type": "LORA", "r": 8}
+    selected = Selected((Tensor(f"m.lora_{half}.weight", "F32", shape, ()),), "")
+    with pytest.raises(Corrupt, match="rank 8"):
+        adapter_module.check(selected, config)
+    adapter_module.check(selected, {**config, "r": 4})
 
 
 def test_half_an_adapter_and_an_empty_one_are_incomplete() -> None:

@@ -7,25 +7,25 @@ from collections.abc import Mapping
 
 import pytest
 
-from ckptsync.errors import Unsupported
+from ckptsync.errors import Incomplete, Unsupported
 from ckptsync.merge.adapter import SeveralAdapters
 from ckptsync.merge.plan import MergeOptions
-from ckptsync.merge.prepare import prepare
+from ckptsync.merge.prepare import check_complete, prepare
 from ckptsync.tensors import Shape
 from tests.support.dcp_writer import checkpoint
 from tests.support.files_in_memory import MemoryFiles, safetensors_file
 from tests.support.merge_in_memory import Written, consolidate
 
 LORA = "base_model.model.m.q_proj.lora_A.weight"
-BOX: Mapping[Shape, tuple[Shape, bytes]] = {(0, 0): ((2, 1), b"AABB1234")}
+BOX: Mapping[Shape, tuple[Shape, bytes]] = {(0, 0): ((1, 1), b"AABB")}
 OTHER = LORA.replace("lora_A", "lora_B")
 
 
 def adapter(value: int, **config: object) -> dict[str, bytes]:
-    tensors = {name: ("U8", (2, 1), bytes([value, value])) for name in (LORA, OTHER)}
+    tensors = {name: ("U8", (1, 1), bytes([value])) for name in (LORA, OTHER)}
     return {
         "adapter_model.safetensors": safetensors_file(tensors),
-        "adapter_config.json": json.dumps({"peft_type": "LORA", "r": 2, **config}).encode(),
+        "adapter_config.json": json.dumps({"peft_type": "LORA", "r": 1, **config}).encode(),
     }
 
 
@@ -78,7 +78,7 @@ def test_the_adapters_of_one_state_dict_can_all_be_written() -> None:
         for one in (LORA, OTHER)
         for name in ("default", "policy")
     ]
-    shards = checkpoint("", dict.fromkeys(names, ((2, 1), BOX)))
+    shards = checkpoint("", dict.fromkeys(names, ((1, 1), BOX)))
     files = MemoryFiles({**shards, **below("policy", adapter(0, lora_alpha=7))})
     del files.content["policy/adapter_model.safetensors"]
     with pytest.raises(SeveralAdapters, match="default, policy"):
@@ -99,18 +99,29 @@ def test_the_adapters_of_one_state_dict_can_all_be_written() -> None:
 def test_the_rank_and_alpha_that_verl_notes_become_a_configuration() -> None:
     files = MemoryFiles(
         {
-            **checkpoint("", dict.fromkeys((LORA, OTHER), ((2, 1), BOX))),
-            "lora_train_meta.json": b'{"r": 2, "lora_alpha": 4, "task_type": "CAUSAL_LM"}',
+            **checkpoint("", dict.fromkeys((LORA, OTHER), ((1, 1), BOX))),
+            "lora_train_meta.json": b'{"r": 1, "lora_alpha": 4, "task_type": "CAUSAL_LM"}',
         }
     )
     job = prepare(files, MergeOptions())
     assert json.loads(job.content("adapter_config.json")) == {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "r": 2,
+        "r": 1,
         "lora_alpha": 4,
         "target_modules": ["q_proj"],
         "inference_mode": True,
     }
     files.content["lora_train_meta.json"] = b'{"r": "2"}'
     assert "adapter_config.json" not in dict(prepare(files, MergeOptions()).beside)
+
+
+def test_an_adapter_without_values_is_incomplete_and_named() -> None:
+    files = MemoryFiles(NAMED)
+    hollow = dict.fromkeys((LORA, OTHER), ("F32", (0,), b""))
+    files.content["policy/adapter_model.safetensors"] = safetensors_file(hollow)
+    with pytest.raises(Incomplete, match="2 of 2 tensors are empty"):
+        prepare(files, MergeOptions(source="policy"))
+    with pytest.raises(Incomplete, match="peft:policy: 2 of 2 tensors are empty"):
+        check_complete(files)
+    assert check_complete(MemoryFiles(NAMED)) == ()
