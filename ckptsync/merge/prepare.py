@@ -335,8 +335,8 @@ def _prepare_adapter(
     config = _read_config(
         [directory for name, directory in beside.beside if name == ADAPTER_CONFIG], ADAPTER_CONFIG
     )
-    adapter.check(selected, config or {})
     notes = completeness.check_adapter(selected.tensors, config)
+    adapter.check(selected, config or {})
     notes += base.compare_adapter(selected.tensors) if base else ()
     if config is None:
         notes = (*notes, model_files.NO_ADAPTER_CONFIG)
