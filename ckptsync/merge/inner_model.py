@@ -261,8 +261,10 @@ def _by_names(names: Sequence[str], known: Collection[str]) -> set[str]:
 
 
 def _behind(names: Sequence[str], known: set[str]) -> set[str]:
+    if not known:
+        return set()
     least = min(len(known), len(names)) / 2
-    if known and sum(name in known for name in names) >= max(1, least):
+    if sum(name in known for name in names) >= max(1, least):
         return {""}
     counts = Counter(path for name in names for path, rest in _splits(name) if rest in known)
     most = max(counts.values(), default=0)
