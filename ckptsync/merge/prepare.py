@@ -141,6 +141,12 @@ def prepare(
         expected = replace(expected, path=lambda names: inner_model.find_path(names, *where) or "")
     stored = registry.tensors(files, source, expected)
     selected, inner = select(stored)
+    if inner.value_head and not selected.tensors:
+        raise Unsupported(
+            f"{source}: only a value head, without its model",
+            hint="TRL's value head model saves no more in its state dict with an adapter: merge"
+            " what save_pretrained wrote",
+        )
     notes = [*dict.fromkeys(t.remark for t in stored if t.remark), *inner.notes]
     if inner.path is None and source.layout == "lightning" and model_config:
         notes.append(inner_model.IN_DOUBT)
