@@ -18,6 +18,7 @@ Sources: ``deepspeed/utils/zero_to_fp32.py``, which this follows, and where that
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -248,24 +249,27 @@ def _parameter_names(
     own: Mapping[str, StoredTensor], named: Mapping[str, Shape | None]
 ) -> dict[str, str]:
     """Return the names of parameters for those of ``own`` that begin otherwise, all alike."""
-    other, lacking = own.keys() - named.keys(), named.keys() - own.keys()
+    other, lacking = sorted(own.keys() - named.keys()), named.keys() - own.keys()
     if not other or not lacking:  # as in most saves
         return {}
-    found: dict[tuple[str, str], dict[str, str]] = {}
     ends: dict[str, list[str]] = {}
     for name in lacking:
         for end in _ends(name):
             ends.setdefault(end, []).append(name)
+    common = Counter[tuple[str, str]]()  # beginnings: own and the parameter's → what follows alike
     for name in other:
         # the longest common end, which only one may have
         end = next((end for end in _ends(name) if end in ends), "")
-        (parameter, *more) = ends.get(end, [""])
+        parameter, *more = ends.get(end, [""])
         shape = named.get(parameter)
-        if not more and (not own[name].numel or shape in (None, own[name].shape)) and end:
-            begins = name.removesuffix(end), parameter.removesuffix(end)
-            found.setdefault(begins, {})[name] = parameter
-    names = max(found.values(), key=len, default={})
-    return names if len(set(names.values())) == len(names) else {}
+        if end and not more and (not own[name].numel or shape in (None, own[name].shape)):
+            common[name.removesuffix(end), parameter.removesuffix(end)] += len(end)
+    if not common:
+        return {}
+    ((before, after), _) = common.most_common(1)[0]
+    # frozen ones too, which stage 1 does not name
+    names = {n: after + n.removeprefix(before) for n in other if n.startswith(before)}
+    return {} if own.keys() & set(names.values()) else names
 
 
 def _ends(name: str) -> Iterator[str]:

@@ -161,8 +161,9 @@ def check(selected: Selected, config: Mapping[str, Any]) -> None:
 def roots(names: Iterable[str]) -> set[str]:
     """Return where in a training's module PEFT models begin, such as ``policy`` or ``""``."""
     found: set[str] = set()
-    for name in names:
-        if _BASE not in name and _ENCODER not in name:  # most names, and there may be a million
+    inside: tuple[str, ...] = ()  # what names begin with whose root was found
+    for name in names:  # there may be a million
+        if (_BASE not in name and _ENCODER not in name) or name.startswith(inside):
             continue
         parts = name.split(".")
         at = next((n for n, part in enumerate(parts) if part in (_BASE, _ENCODER)), len(parts))
@@ -171,6 +172,7 @@ def roots(names: Iterable[str]) -> set[str]:
         )
         if is_encoder or any(map(_is_adapters, parts[at:])):
             found.add(".".join(parts[:at]))
+            inside = tuple(f"{root}.{_BASE}." if root else f"{_BASE}." for root in found)
     return found
 
 

@@ -55,6 +55,10 @@ def check_model(tensors: Sequence[Tensor], config: Mapping[str, Any] | None) -> 
     if any(t.dtype in _PACKED and len(t.shape) > 1 for t in tensors):
         known = config_shapes.Expected()  # quantised: shapes and names of their own
     if known.sizes and (doubts := _compare(found, known, config)) is not None:
+        if isinstance(config.get("vision_config"), dict):
+            text = {_inner(name) for name in known.sizes}
+            vision = {name: shape for name, shape in found.items() if _inner(name) not in text}
+            doubts += _compare_layers(vision, {})
         return _doubts(doubts)
     return _doubts(_compare_layers(found, config))
 

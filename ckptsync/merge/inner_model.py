@@ -22,7 +22,8 @@ from ckptsync.tensors import Tensor
 
 TOP = "."  # how `--source SOURCE@module=.` spells the training's module itself
 _PARTS = re.compile(r"(.*?)@module=([^@]+)(.*)", re.DOTALL)
-_VALUE_HEAD = re.compile(r"((?:.+\.)?)(v_head\.summary\..+)", re.DOTALL)  # TRL's `ValueHead`
+_HEAD = "v_head.summary."  # of TRL's `ValueHead`
+_VALUE_HEAD = re.compile(rf"((?:.+\.)?)({re.escape(_HEAD)}.+)", re.DOTALL)
 _NOT_TEXT = re.compile(r"vis(ion|ual)|image|audio|speech|video")
 _TRL = "pretrained_model"  # of TRL's `PreTrainedModelWrapper`
 _DEEPEST = 8  # components of a path that is searched for
@@ -89,7 +90,13 @@ def split_source(source: str | None) -> tuple[str | None, str | None]:
 
 def is_value_head(names: Collection[str]) -> bool:
     """Return whether these are the names of TRL's value head alone."""
-    return bool(names) and all(map(_VALUE_HEAD.fullmatch, names))
+    return bool(names) and all(map(_value_head, names))
+
+
+def _value_head(name: str) -> re.Match[str] | None:
+    """Split a name of TRL's value head into its wrapper's path, with a dot, and the rest."""
+    # there may be a million names, and of these two are a value head's
+    return _VALUE_HEAD.fullmatch(name) if _HEAD in name else None
 
 
 def inner_model(
@@ -111,7 +118,7 @@ def inner_model(
     outside: list[str] = []
     prefix = f"{root}." if root else ""
     for tensor in tensors:
-        match = _VALUE_HEAD.fullmatch(tensor.name)
+        match = _value_head(tensor.name)
         if match and prefix.startswith(match[1]):
             heads[tensor.name] = match[2]
         elif tensor.name.startswith(prefix):
@@ -185,7 +192,7 @@ def _find(
     """Return the path of the model, empty if it is the whole; raises Unsupported."""
     known = _implied(config)
     roots = adapter.roots(names) or _of_trl(names)
-    names = own = [name for name in names if not _VALUE_HEAD.fullmatch(name)]
+    names = own = [name for name in names if not _value_head(name)]
     if not roots:
         own = names if adapter_config is None else [adapter.adapted(name) for name in names]
         roots = _by_names(own, base) or _by_names(own, known)
@@ -227,7 +234,7 @@ def _in_doubt(names: Iterable[str]) -> str:
 
 def _of_trl(names: Sequence[str]) -> set[str]:
     """Return the paths of models in TRL's wrappers: ``x.pretrained_model`` beside ``x.v_head``."""
-    wrappers = {match[1] for match in map(_VALUE_HEAD.fullmatch, names) if match}
+    wrappers = {match[1] for match in map(_value_head, names) if match}
     paths = {f"{wrapper}{_TRL}" for wrapper in wrappers}
     return {path for path in paths if any(name.startswith(f"{path}.") for name in names)}
 
@@ -247,15 +254,17 @@ def _by_names(names: Sequence[str], known: Collection[str]) -> set[str]:
 
     None if no name is known; the whole if few are.
     """
-    inner = {
-        rest for name in known for head, _, rest in [name.partition(".")] if head in _INNERMOST
-    }
-    return _behind(names, set(known)) or _behind(names, inner)
+    if found := _behind(names, set(known)):
+        return found
+    split = (name.partition(".") for name in known)
+    return _behind(names, {rest for head, _, rest in split if head in _INNERMOST})
 
 
 def _behind(names: Sequence[str], known: set[str]) -> set[str]:
+    if not known:
+        return set()
     least = min(len(known), len(names)) / 2
-    if known and sum(name in known for name in names) >= max(1, least):
+    if sum(name in known for name in names) >= max(1, least):
         return {""}
     counts = Counter(path for name in names for path, rest in _splits(name) if rest in known)
     most = max(counts.values(), default=0)
@@ -312,7 +321,8 @@ def _by_head(
         kind = adapter_config.get("task_type") or "CAUSAL_LM"
     ends = next((v for k, v in _HEADS_OF.items() if isinstance(kind, str) and kind.endswith(k)), ())
     ends = tuple(end for end in ends if end != "output_projection.weight")  # FSMT's decoder's
-    counts = Counter(path for name in names for path, rest in _splits(name) if rest in ends)
+    last = [name for name in names if name.endswith(ends)]
+    counts = Counter(path for name in last for path, rest in _splits(name) if rest in ends)
     if is_of_several:
         counts = Counter({p: n for p, n in counts.items() if _is_of_several(p, names)})
     inside = {path: sum(name.startswith(f"{path}.") for name in names) for path in counts if path}

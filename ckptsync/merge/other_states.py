@@ -11,6 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
+from ckptsync.layouts import registry
 from ckptsync.layouts.file_names import SAFETENSORS, TORCH, file_kind
 from ckptsync.layouts.registry import LAYOUTS, WeightsSource
 from ckptsync.merge.completeness import listed
@@ -115,6 +116,9 @@ def notes_on_files(files: Files, source: WeightsSource, taken: Iterable[str]) ->
     shards of the same save.
     """
     own = set(taken)
+    for other in registry.beside(files, source):
+        if other == registry.sources(files)[0]:  # compared with this one; else it is hollow
+            own |= registry.layout(other.layout).demands(files, other.root).keys()
     shards = None if source.is_whole else LAYOUTS[source.layout].files
     folders = {"", source.root.rpartition("/")[0]} | ({source.root} if source.is_whole else set())
     left = []

@@ -306,22 +306,35 @@ def test_a_lightning_module_of_which_nothing_says_where_the_model_begins_is_in_d
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_a_value_head_model_under_deepspeed_is_written_once_with_its_head(stage: int) -> None:
-    of = Zero(stage, 2, [{f"pretrained_model.{n}": t for n, t in values(SHAPES).items()} | head()])
+@pytest.mark.parametrize("before", ["", "encoder."])
+@pytest.mark.parametrize("frozen", ["", "model.layers.0.", "model.layers.1."])
+def test_a_value_head_model_under_deepspeed_is_written_once_with_its_head(
+    stage: int, before: str, frozen: str
+) -> None:
+    model = values(config_shapes.shapes({**LLAMA, "num_hidden_layers": 2}))
+    inner = {f"pretrained_model.{n}": t for n, t in model.items()}
+    fixed = f"pretrained_model.{frozen or 'none'}"
+    of = Zero(
+        stage,
+        2,
+        [{n: t for n, t in inner.items() if not n.startswith(fixed)} | head()],
+        {n: t for n, t in inner.items() if n.startswith(fixed)},
+    )
     files = zero_files(of)
     # TRL's model overrides `state_dict`: the module has other names than the parameters
     for name in [n for n in files.content if n.endswith("model_states.pt")]:
         content = torch.load(io.BytesIO(files.content[name]), weights_only=False)
         content["module"] = {
-            n.removeprefix("pretrained_model."): t for n, t in content["module"].items()
+            n.replace("pretrained_model.", before): t for n, t in content["module"].items()
         }
         files.content[name] = saved(content)
     written, _ = run(files, MergeOptions("keep"))
     assert list(written) == ["model.safetensors", "value_head.safetensors"]
-    same(written["model.safetensors"], values(SHAPES))
+    same(written["model.safetensors"], model)
     same(written["value_head.safetensors"], head())
     plans = prepare(files, MergeOptions()).plans
-    assert {t.dtype for plan in plans for t in plan.tensors} == {"BF16"}
+    dtypes = {t.dtype for plan in plans for t in plan.tensors if frozen not in t.name or not frozen}
+    assert dtypes == {"BF16"}
 
 
 def test_a_parameter_that_the_module_does_not_have_gets_the_dtype_of_the_training() -> None:
