@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from ckptsync.errors import ConfigError, StoreError
-from ckptsync.safe_names import RECORDS
+from ckptsync.safe_names import RECORDS, is_ours
 from ckptsync.walk import SPOOL, Stat, walk
 
 Family = Literal["trainer", "accelerate", "deepspeed", "dcp", "verl", "lightning", "final"]
@@ -31,7 +31,10 @@ _STATES = re.compile(
     r"(bf16_|fp16_)?(zero_pp_rank_[0-9]+_|expp_rank_[0-9]+_|(layer_[0-9]+_)?expert_[0-9]+_)?mp_rank_[0-9]+_(model|optim)_states\.pt"
     r"|layer_[0-9]+(-model_[0-9]+)?-model_states\.pt"
 )
-_DCP = re.compile(r"\.metadata|__[0-9]+_[0-9]+\.distcp|.+\.safetensors(\.index\.json)?")
+_DCP = re.compile(
+    r"\.metadata|__[0-9]+_[0-9]+\.distcp|.+\.safetensors(\.index\.json)?"
+    r"|metadata\.pkl|(model|optimizer)_[0-9]+\.pt"  # torch_checkpointing's
+)
 # of its PPO trainer; of its SFT trainer, which has no directory for its one model
 _VERL = re.compile(
     r"actor|critic|model|optimizer|extra|dist_ckpt|huggingface|data(_[0-9]+)?\.pt"
@@ -57,7 +60,6 @@ _NUMBERED: tuple[tuple[re.Pattern[str], Family, re.Pattern[str] | None], ...] = 
 _LIGHTNING = ".ckpt"  # a file, or the directory of a sharded one
 _VERSION = re.compile(r"version_[0-9]{1,9}")
 _SEARCHED = re.compile(r"run-[A-Za-z0-9_-]{1,60}")  # a trial of Trainer.hyperparameter_search
-_RESERVED = ("consolidated", *NESTED)
 # a spool, and the records of a store that somebody copied by hand
 _NO_CHECKPOINT = (SPOOL, RECORDS)
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
@@ -65,6 +67,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 WEIGHTS = re.compile(
     r"((adapter_)?model(-[0-9]{5}-of-[0-9]{5})?\.safetensors)|((pytorch|adapter)_model(-[0-9]{5}-of-[0-9]{5})?\.bin)"
 )
+_ADAPTER = re.compile(r"adapter_model\.(safetensors|bin)")
 # A model's own files, and what a trainer says of it when it is done.  Logs lie there, too: they
 # grow while nothing else does.
 # In transformers' tokenizers vocabularies end in .spm (Marian, Speech2Text), .codes (PhoBERT),
@@ -180,7 +183,7 @@ def checkpoint_dir_at(directory: Path) -> CheckpointDir | None:
 
 def is_plain(name: str) -> bool:
     """Return whether a store can keep a checkpoint under this very name."""
-    return _PLAIN.fullmatch(name) is not None and name not in _RESERVED
+    return bool(_PLAIN.fullmatch(name)) and name not in NESTED and not is_ours(name)
 
 
 def is_named_like_one(name: str) -> bool:
@@ -202,7 +205,7 @@ def uncovered(directory: Path, found: Collection[CheckpointDir]) -> tuple[str, .
     def below(folder: Path, prefix: str) -> Iterator[str]:
         for entry in sorted(_entries(folder), key=attrgetter("name")):
             path, is_folder = folder / entry.name, entry.is_dir(follow_symlinks=False)
-            if entry.name in _NO_CHECKPOINT or path in (whole if is_folder else single):
+            if entry.name in _NO_CHECKPOINT or path in whole or path in single:
                 continue
             if is_folder and any(path in each.parents for each in (*whole, *single)):
                 yield from below(path, f"{prefix}{entry.name}/")
@@ -294,11 +297,31 @@ def _final(output_dir: Path, entries: Collection[os.DirEntry[str]]) -> Checkpoin
     """
     if any(pattern.fullmatch(output_dir.name) for pattern, _, _ in _NUMBERED):
         return None
-    weights = (e for e in entries if e.name.endswith((".safetensors", ".bin")))
-    if not any(WEIGHTS.fullmatch(e.name) and e.is_file(follow_symlinks=False) for e in weights):
-        return None
-    names = sorted(e.name for e in entries if OF_MODEL.fullmatch(e.name))
-    return CheckpointDir(FINAL, "final", output_dir, tuple(names))
+    names = final_names(output_dir, entries)
+    return CheckpointDir(FINAL, "final", output_dir, names) if names else None
+
+
+def final_names(output_dir: Path, entries: Collection[os.DirEntry[str]]) -> tuple[str, ...]:
+    """Return the names of a final model's files and directories; empty without its weights.
+
+    peft saves adapters that are not called ``default`` in directories of their names.
+    """
+    files = [
+        e for e in entries if OF_MODEL.fullmatch(e.name) and not e.is_dir(follow_symlinks=False)
+    ]
+    adapters = [
+        e.name
+        for e in entries
+        if _is_own_folder(e)
+        and not (e.name in _RESERVED or _SEARCHED.fullmatch(e.name) or is_named_like_one(e.name))
+        and _holds(output_dir / e.name, _ADAPTER)
+    ]
+    weights = (e for e in files if e.name.endswith((".safetensors", ".bin")))
+    if not adapters and not any(
+        WEIGHTS.fullmatch(e.name) and e.is_file(follow_symlinks=False) for e in weights
+    ):
+        return ()
+    return tuple(sorted([*(e.name for e in files), *adapters]))
 
 
 def _holds(path: Path, pattern: re.Pattern[str]) -> bool:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 
 class CkptsyncError(Exception):
@@ -28,6 +29,9 @@ class CkptsyncError(Exception):
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
         self.hint = hint
+
+
+E = TypeVar("E", bound=CkptsyncError)
 
 
 class ConfigError(CkptsyncError):
@@ -82,6 +86,17 @@ class Corrupt(CkptsyncError):
     """Bytes are not what their metadata, their digest or their format says."""
 
     exit_code = 10
+
+
+def without_frames(e: E) -> E:
+    """Return a copy of an error, to keep or to raise again.
+
+    The error itself holds the frames that it passed, and so all that they had read, as long as
+    somebody keeps it, and more of them each time that it is raised.
+    """
+    copy: E = type(e).__new__(type(e), *e.args)
+    copy.__dict__.update(e.__dict__)
+    return copy
 
 
 def not_parsed(e: BaseException, name: str, what: str, hint: str = "") -> Corrupt:

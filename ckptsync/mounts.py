@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 TABLE = "/proc/self/mountinfo"
+FSTAB = Path("/etc/fstab")
+UNITS = tuple(map(Path, ("/etc/systemd/system", "/run/systemd/system", "/run/systemd/generator")))
+_WHERE = re.compile(r"^\s*Where\s*=\s*(/.*?)\s*$", re.MULTILINE)
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 _UNKNOWN = 60.0  # what a program behind FUSE keeps, and for how long, is its own business
 _LATE = {
@@ -74,6 +77,49 @@ def is_mounted(point: str) -> bool:
     """
     points = {point for point, *_ in _entries(read_table())}
     return os.path.realpath(point) in points if points else os.path.ismount(point)
+
+
+@dataclass(frozen=True, slots=True)
+class Unmounted:
+    """A directory on which ``source`` (fstab(5), or a unit) mounts something, and nothing is."""
+
+    point: Path
+    source: Path
+    options: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """Return what an error says."""
+        return f"{self.point} is in {self.source}, and nothing is mounted there"
+
+
+def unmounted_on_way(path: Path) -> list[Unmounted]:
+    """Return the mount points on the way to a path, and the path itself, that are not mounted."""
+    real = Path(os.path.realpath(path))
+    way = {path, *path.parents, real, *real.parents}
+    found = {one.point: one for one in (*_units(), *_fstab()) if one.point in way}
+    return [one for point, one in sorted(found.items()) if not is_mounted(str(point))]
+
+
+def _fstab() -> Iterator[Unmounted]:
+    """Yield the mount points of fstab(5) below the root."""
+    for parts in (line.split() for line in _lines(FSTAB) if not line.lstrip().startswith("#")):
+        if len(parts) > 2 and parts[1].startswith("/") and parts[1] != "/":
+            point = _ESCAPED.sub(lambda m: chr(int(m[1], 8)), parts[1])
+            yield Unmounted(Path(point), FSTAB, tuple("".join(parts[3:4]).split(",")))
+
+
+def _units() -> Iterator[Unmounted]:
+    """Yield the mount points of mount units: systemd.mount(5)."""
+    for unit in (unit for directory in UNITS for unit in directory.glob("*.mount")):
+        for where in _WHERE.findall("\n".join(_lines(unit))):
+            yield Unmounted(Path(where), unit)
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text("utf-8", "replace").splitlines() if file.is_file() else []
+    except OSError:
+        return []
 
 
 def chosen(lines: Iterable[str], path: str) -> Mount:

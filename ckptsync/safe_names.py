@@ -11,8 +11,35 @@ RECORDS = ".ckptsync"
 """The directory of records and other files of ckptsync, in a store and in each of its runs."""
 STORE_FILE = f"{RECORDS}/store.json"
 """The file that makes a directory or a bucket a store."""
+CONSOLIDATED = "consolidated"
+"""The directory of consolidated models, in each of a store's runs."""
+# Windows's servers give a long name a short one, too
+_SHORT = re.compile(r"(ckptsy|consol)~[0-9]+")
 # what nearly all of them are
 _PLAIN = re.compile(r"\.?[A-Za-z0-9_-][A-Za-z0-9_.~-]*(?:/\.?[A-Za-z0-9_-][A-Za-z0-9_.~-]*)*")
+
+
+def is_ours(part: str) -> bool:
+    """Return whether a directory's name is one of ours on any file system.
+
+    Some fold case, drop characters that are not seen, or dots and spaces at the end.
+    """
+    seen = "".join(
+        c for c in unicodedata.normalize("NFKC", part) if unicodedata.category(c) != "Cf"
+    )
+    name = seen.casefold().rstrip(". ")
+    return name in (RECORDS, CONSOLIDATED) or _SHORT.fullmatch(name) is not None
+
+
+def checked_run_name(name: str) -> str:
+    """Return ``name`` if a store can keep a run under it; raise Corrupt if not.
+
+    A run lies at the top of a store, and nowhere below.
+    """
+    if "/" in checked_path(name) or name.startswith((".", "_")) or name == CONSOLIDATED:
+        why = f"begins with neither '.' nor '_', and is not {CONSOLIDATED}"
+        raise Corrupt(f"{name!r}: not a run's name: one directory's name that {why}")
+    return name
 
 
 def checked_path(path: str) -> str:

@@ -14,12 +14,14 @@ import contextlib
 import errno
 import os
 import re
+import secrets
 import stat
 import threading
 import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Literal
 
 from ckptsync.errors import Corrupt
@@ -31,6 +33,7 @@ PASS = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY
 # a pipe under a checkpoint's name must not hang the reader
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 _ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO})
+_OPENED = re.compile(r"/dev/stdin|/dev/fd/[0-9]+|/proc/self/fd/[0-9]+")
 # a deleted file that some NFS client still has open
 NFS_REMAINS = re.compile(r"\.nfs[0-9a-f]{8,}")
 
@@ -47,6 +50,40 @@ def close_quietly(at: int) -> None:
     """
     with contextlib.suppress(OSError):
         os.close(at)
+
+
+def read_named(path: str | os.PathLike[str], limit: int) -> bytes:
+    """Return at most ``limit + 1`` bytes of a regular file that the user names, through links.
+
+    A pipe could be waited for without end, and a device has none; what the user's own shell has
+    opened (``/dev/stdin``, ``/dev/fd/63``) is read as it is.
+    """
+    is_opened = _OPENED.fullmatch(os.fspath(path)) is not None
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (0 if is_opened else os.O_NONBLOCK))
+    with os.fdopen(fd, "rb") as file:
+        mode = os.fstat(fd).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+        if not is_opened and not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
+        return file.read(limit + 1)
+
+
+def replace_named(path: Path, data: bytes) -> None:
+    """Write a file that everybody may read, whole, in place of what has its name.
+
+    Through no link that somebody put there, whatever its draft is called.
+    """
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+            os.fchmod(fd, 0o644)
+        draft.replace(path)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
 
 
 def open_directory(root: str, way: Sequence[str], flags: int = PASS) -> int:

@@ -97,11 +97,13 @@ class Demands:
 
     ``model``: what consolidation needs; empty means that nothing here says what a whole model is.
     ``resume``: what else a resumed training needs.  ``world``: how many ranks wrote, where known.
+    ``remarks``: why the tensors here are no whole model, where ``model`` is empty; else doubts.
     """
 
     model: dict[str, Count | None] = field(default_factory=dict)
     resume: dict[str, Count | None] = field(default_factory=dict)
     world: Count | None = None
+    remarks: tuple[str, ...] = ()
 
 
 class Files(Protocol):
@@ -151,6 +153,21 @@ class FilesWrapper:
     def expect(self, extents: Iterable[Extent]) -> None:
         """See `Expecting`."""
         expect(self._files, extents)
+
+
+class MemoryFiles:
+    """Files in memory: what was read once and checked is what is written."""
+
+    def __init__(self, files: Mapping[str, bytes]) -> None:
+        self._files = dict(files)
+
+    def sizes(self) -> Mapping[str, int]:
+        """See `Files`."""
+        return {name: len(data) for name, data in self._files.items()}
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        """See `Files`."""
+        out[:] = self._files[name][start : start + out.nbytes]
 
 
 def read(files: Files, extent: Extent) -> bytes:

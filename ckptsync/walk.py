@@ -106,8 +106,8 @@ class Listing:
 def walk(root: Path, only: Collection[str] | None = None) -> Listing:
     """Return everything below ``root`` in order of names; nothing if it is gone or a link.
 
-    ``only``: of what lies directly in it just these names, where the rest is not of the same
-    checkpoint.  Raises ConfigError (may not be read).
+    ``only``: of what lies directly in it just these files and directories, where the rest is not of
+    the same checkpoint.  Raises ConfigError (may not be read).
     """
     files: list[Stat] = []
     partial: list[Stat] = []
@@ -135,7 +135,7 @@ def walk(root: Path, only: Collection[str] | None = None) -> Listing:
 def _below(
     fd: int, prefix: str, root: Path, only: Collection[str] | None = None, depth: int = 0
 ) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield what is in an open directory and below; with ``only``, the files of these names."""
+    """Yield what is in an open directory and below; with ``only``, what has these names."""
     if depth > DEEPEST:
         raise Corrupt(f"{root}/{prefix}: {depth} directories deep, at most {DEEPEST} expected")
     try:
@@ -151,7 +151,7 @@ def _below(
         try:
             info = os.stat(name, dir_fd=fd, follow_symlinks=False)
             is_folder = stat.S_ISDIR(info.st_mode)
-            below = _open_below(fd, name, root) if is_folder and only is None else -1
+            below = _open_below(fd, name, root) if is_folder else -1
         except OSError as e:
             _vanished_or_raise(e, f"{root}/{prefix}{name}")
             continue

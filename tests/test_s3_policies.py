@@ -12,16 +12,31 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import copytree
+from typing import get_args
 
 import pytest
 
 import ckptsync
-from ckptsync.errors import NotFound, StoreError
+from ckptsync.errors import Corrupt, NotFound, StoreError
+from ckptsync.head.agreement import Agreement
 from ckptsync.head.consolidate import HeadOptions
 from ckptsync.head.gc import RetentionRequest, apply_retention
 from ckptsync.head.removal import keep
 from ckptsync.head.retention_rules import Rules
 from ckptsync.head.schedule import VerifyPolicy
+from ckptsync.records.store_paths import (
+    RecordKind,
+    RecordName,
+    checkpoint_of,
+    clock_name,
+    consolidated_prefix,
+    file_name,
+    node_facts_name,
+    node_file_name,
+    own_prefixes,
+    sending_prefix,
+)
+from ckptsync.safe_names import STORE_FILE
 from ckptsync.status import heartbeat
 from ckptsync.status.heartbeat import Heartbeat
 from ckptsync.stores.contract import About, Store
@@ -235,9 +250,8 @@ def test_the_bucket_lets_everything_through_over_tls_and_nothing_without(story: 
 
 def test_the_bucket_refuses_to_write_a_record_twice() -> None:
     rules = [EVERYTHING, *policy("bucket-policy")]
-    kinds = ("manifest-n0-0", "model-0", "report-1", "tombstone-0", "keep-0")
     for name in (
-        *(f"{RECORDS}/{kind}-{DIGEST}.json" for kind in kinds),
+        *(name for kind in get_args(RecordKind) for name in names_of(kind)),
         f"{RECORDS}/agreement-0.json",
         ".ckptsync/store.json",
     ):
@@ -254,6 +268,110 @@ def test_the_bucket_refuses_to_write_a_record_twice() -> None:
         )
 
 
+WRITERS = {
+    "manifest": "worker",
+    "model": "head",
+    "report": "head",
+    "tombstone": "gc",
+    "keep": "gc",
+    "join": "repair",
+    "agreement": "head",
+    "file": "worker",
+    "node's file": "worker",
+    "sending": "worker",
+    "consolidated": "head",
+    "clock": "worker head",
+    "node": "worker head",
+    "store": "worker head",
+}
+"""What of a store which policy lets be written; `repair` may write everything."""
+PLACES = [
+    (run, location)
+    for run in ("a", "team", "team-ab", "llama.1", "consolidated-2", "x~y")
+    for location in ("checkpoint-5", "checkpoint-5~0a1b2c3d", "final", "tag-_.0123abcd", "s-1.ckpt")
+]
+
+
+def names_of(kind: str) -> list[str]:
+    """Names of that kind in a store, built by the code that writes them."""
+    build: dict[str, Callable[[str, str], str]] = {
+        "agreement": lambda run, at: Agreement(run, at, 3, (), "auto", 1, "").name,
+        "file": lambda run, at: file_name(run, at, "sub/model-0.json"),
+        "node's file": lambda run, at: node_file_name(run, at, "n0", "x/agreement-0.bin"),
+        "sending": lambda run, at: sending_prefix(run, checkpoint_of(at)) + "n0",
+        "consolidated": lambda run, at: consolidated_prefix(run, at) + "model.safetensors",
+        "clock": lambda *_: clock_name("n0"),
+        "node": lambda *_: node_facts_name("n0"),
+        "store": lambda *_: STORE_FILE,
+    }
+    for record in get_args(RecordKind):
+        node = "n0" if record == "manifest" else ""
+        build[record] = lambda run, at, r=record, n=node: str(  # type: ignore[misc]
+            RecordName(run, at, r, n, 7, DIGEST)
+        )
+    assert build.keys() == WRITERS.keys(), "a new kind of record needs a policy"
+    return [build[kind](run, location) for run, location in PLACES]
+
+
+def policies() -> dict[str, list[Statement]]:
+    named = {p.stem.removeprefix("s3-policy-") for p in CONFIGS.glob("s3-policy-*.json")}
+    return {name: policy(f"policy-{name}") for name in sorted(named - {"kms"})}
+
+
+def put_of(name: str, prefix: str = "PREFIX/") -> Asked:
+    return Asked("s3:PutObject", f"arn:aws:s3:::BUCKET/{prefix}{name}")
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_only_its_writers_may_write_a_record(kind: str) -> None:
+    for name in names_of(kind):
+        may = {who for who, rules in policies().items() if is_allowed(put_of(name), rules)}
+        assert may == {*WRITERS[kind].split(), "repair"}, name
+        for outside in ("PREFIX2/", "PREFIX", "other/PREFIX/", ""):
+            for rules in policies().values():
+                assert not is_allowed(put_of(name, outside), rules)
+        for who, rules in policies().items():
+            deletes = Asked("s3:DeleteObject", put_of(name).resource)
+            is_way = who == "gc" or (who == "head" and kind == "consolidated")
+            assert is_allowed(deletes, rules) == is_way, (who, name)
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_a_key_of_one_node_of_one_run_writes_what_is_theirs(kind: str) -> None:
+    """By the list of resources in docs/s3.md."""
+    told = (CONFIGS.parent / "docs" / "s3.md").read_text()
+    [listed] = re.findall(r"```json\n(\[.*?\])\n```", told, re.DOTALL)
+    own = json.loads(listed.replace("RUN", "team").replace("NODE", "n0"))
+    rules = [
+        {**s, "Resource": own} if s["Sid"] == "SendFilesAndReadThemBack" else s
+        for s in policy("policy-worker")
+    ]
+    is_any = kind in ("clock", "node")
+    for name, (run, location) in zip(names_of(kind), PLACES, strict=True):
+        is_own = run == "team" and WRITERS[kind] == "worker"
+        if kind == "file":
+            is_own = is_own and location.startswith(("checkpoint-", "final"))
+        assert is_allowed(put_of(name), rules) == (is_own or is_any), name
+        other = put_of(name.replace("n0", "m1"))
+        assert other == put_of(name) or not is_allowed(other, rules)
+
+
+def test_names_that_no_key_is_kept_from_are_no_records() -> None:
+    """What ``*`` matches in a policy, slashes too, leads to no other run."""
+    rules = policy("policy-worker")
+    for run, location in (
+        ("team/consolidated", "checkpoint-4"),
+        ("team", ".ckptsync"),
+        ("team", "consolidated"),
+        (".ckptsync", "nodes"),
+        ("team/checkpoint-4", "x-1"),
+    ):
+        name = str(RecordName(run, location, "manifest", "n0", 7, DIGEST))
+        if is_allowed(put_of(name), rules):
+            with pytest.raises(Corrupt):
+                own_prefixes(run, location)
+
+
 HEADS_OWN = (
     MODEL,
     "fsdp2/consolidated/checkpoint-4/modeling_evil.py",
@@ -265,6 +383,7 @@ HEADS_OWN = (
     f"{RECORDS}/report-9-{DIGEST}.json",
     f"{RECORDS}/tombstone-9-{DIGEST}.json",
     f"{RECORDS}/keep-9-{DIGEST}.json",
+    f"{RECORDS}/join-9-{DIGEST}.json",
 )
 
 

@@ -16,7 +16,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
@@ -47,6 +47,7 @@ from ckptsync.records.save_groups import Sibling
 from ckptsync.records.store_paths import checkpoint_of, consolidated_prefix, senders
 from ckptsync.safe_names import RECORDS
 from ckptsync.stores.contract import Entry, Store, cuts_of, join_slices, slices
+from ckptsync.threads import ThreadPool
 
 AT_ONCE = 8  # requests: a distant server is waited for
 Name = tuple[str, str]
@@ -210,7 +211,7 @@ def read_catalogue(
     changed: dict[Name, list[Entry]] = {}
     faults: list[Fault] = []
     clock = 0.0
-    pool = ThreadPoolExecutor(AT_ONCE, "catalogue")
+    pool = ThreadPool(AT_ONCE, "catalogue")
 
     def usable(name: Name) -> Checkpoint | None:
         # files of an upload come without a record

@@ -10,7 +10,7 @@ from heapq import merge
 
 from ckptsync.checkpoint_dirs import family_of
 from ckptsync.digest import digest
-from ckptsync.layouts.file_names import rank
+from ckptsync.layouts.file_names import join, rank
 from ckptsync.records.io import Fault
 from ckptsync.records.location_status import (
     LocationState,
@@ -114,7 +114,8 @@ class Summary:
 
     ``uploading``: the nodes that are sending files of it now, where it is UPLOADING.  ``demanded``:
     bytes of the files that its model needs, 0 where their sizes are not all known, and ``present``
-    those of them that are in the store; both only while it is not complete.
+    those of them that are in the store; both only while it is not complete.  ``doubts``: why its
+    model lacks tensors, or may lack some, though no file is known to be missing.
     """
 
     run: str
@@ -161,6 +162,7 @@ class Summary:
     uploading: tuple[str, ...] = ()
     demanded: int = 0
     present: int = 0
+    doubts: tuple[str, ...] = ()
 
     @property
     def age_order(self) -> tuple[float, int, str]:
@@ -288,6 +290,7 @@ def summarize(seen: LocationState, mtimes: Mapping[str, float]) -> Summary:
         suspects=tuple(sorted(suspects)),
         demanded=demanded,
         present=present,
+        doubts=() if conditions.shards else cut(seen.demands.remarks),
     )
 
 
@@ -432,10 +435,10 @@ def _proven(seen: LocationState, mtimes: Mapping[str, float], complained: Iterab
 def _lacks_to_open(model_record: ModelRecord) -> tuple[str, ...]:
     """Return what a model lacks to be opened: configuration, tokenizer (or other processor)."""
     names = {f.path for f in model_record.files}
-    is_adapter = any(name.startswith("adapter_model") for name in names)
-    config = "adapter_config.json" if is_adapter else "config.json"
+    config = "adapter_config.json" if model_record.adapters else "config.json"
+    has_config = all(join(folder, config) in names for folder in model_record.adapters or ("",))
     has_tokenizer = any(name.startswith(_TOKENIZERS) for name in names)
-    lacking = ((config, config in names), (TOKENIZER, has_tokenizer))
+    lacking = ((config, has_config), (TOKENIZER, has_tokenizer))
     return tuple(name for name, is_there in lacking if not is_there)
 
 
@@ -452,6 +455,8 @@ def explain_missing(summaries: Sequence[Summary]) -> tuple[Summary, ...]:
 
 
 def _explain(seen: Summary, run: Sequence[Summary]) -> Summary:
+    if seen.doubts and seen.doubts == seen.evidence:
+        return seen  # no node lacks a file
     unsent = [gap for gap in seen.gaps if not gap.node]
     vanished = [gap for gap in seen.gaps if gap.node]
     owners = _owners({gap.rank for gap in unsent if gap.rank >= 0}, seen, run)

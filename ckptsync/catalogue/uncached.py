@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
 from ckptsync.catalogue.location_summary import Summary, summarize
-from ckptsync.errors import ConfigError, Unsupported
+from ckptsync.errors import ConfigError, Unsupported, without_frames
 from ckptsync.records.io import Fault, Record, find_missing_manifests, hidden_by, read_records
 from ckptsync.records.location_status import LocationState, list_locations, record_names
 from ckptsync.records.store_paths import checkpoint_of, consolidated_prefix, records_prefix
@@ -49,7 +49,7 @@ class StoreState:
 
         Nothing can be said about such a location here.
         """
-        errors = (fault.error for fault in self.faults_of(run, location))
+        errors = (without_frames(fault.error) for fault in self.faults_of(run, location))
         return next((error for error in errors if isinstance(error, Unsupported)), None)
 
 

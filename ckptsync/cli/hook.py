@@ -8,6 +8,7 @@ hook; without it, it does nothing.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -16,8 +17,10 @@ import sys
 from importlib import resources
 from pathlib import Path
 
+from ckptsync import safe_open
 from ckptsync.cli import output
 from ckptsync.cli.arguments import add_command
+from ckptsync.doctor.training_facts import check_is_ours
 from ckptsync.errors import CkptsyncError, ConfigError, StoreError
 
 NAME = "ckptsync-autoload.pth"
@@ -67,6 +70,8 @@ def run(args: argparse.Namespace) -> int:
         hint = "give the path of the Python that trains: /opt/train/bin/python"
         raise ConfigError(f"{args.python}: no such program", hint=hint)
     python = os.path.abspath(found)  # noqa: PTH100 - its links stay: they name an environment
+    if args.python:  # the one that runs this is trusted already
+        check_is_ours(Path(python))
     folder, _, why = _probe(python)
     path = Path(folder) / NAME
     state = _install(python, path, why) if args.action == "install" else _remove(path)
@@ -86,20 +91,19 @@ def _install(python: str, path: Path, why: str) -> str:
             f"{python}: has no ckptsync: {why}", hint=f"{python} -m pip install ckptsync"
         )
     line = resources.files("ckptsync").joinpath("hooks/autoload.pth").read_bytes()
-    before = path.read_bytes() if path.is_file() else None
-    if before != line:
-        new = path.with_name(f".{path.name}.{os.getpid()}")
+    before = None
+    with contextlib.suppress(OSError):  # absent, or no file
+        before = safe_open.read_named(path, len(line))
+    is_there = os.path.lexists(path)
+    if before != line or path.is_symlink():
         try:
-            new.write_bytes(line)
-            new.chmod(0o644)
-            new.replace(path)
+            safe_open.replace_named(path, line)
         except OSError as e:
-            new.unlink(missing_ok=True)
             raise _refusal(path, e) from e
     if not _probe(python, CKPTSYNC_AUTOLOAD="1")[1]:
         hint = "check that it is not started with -S or without its site packages"
         raise CkptsyncError(f"{path}: exists, but {python} does not load it", hint=hint)
-    return "unchanged" if before == line else "installed" if before is None else "replaced"
+    return "unchanged" if before == line else "replaced" if is_there else "installed"
 
 
 def _remove(path: Path) -> str:

@@ -62,6 +62,7 @@ def describe_checkpoints(store: Store, summaries: Sequence[Summary]) -> list[dic
             "newer": newer.get((seen.run, seen.location)),
             "evidence": list(seen.evidence),
             "lost": list(seen.lost),
+            "doubts": list(seen.doubts),
             "siblings": [
                 {
                     "location": other.location,
@@ -100,7 +101,7 @@ def list_rows(store: Store, summaries: Sequence[Summary]) -> list[list[str]]:
     newer, found = _newer_saves(summaries), []
     for seen in summaries:
         run, location = seen.run, seen.location
-        details = [_detail(store, seen)]
+        details = [_detail(store, seen), *(d for d in seen.doubts if d not in seen.evidence)]
         if later := newer.get((run, location)):
             details.append(f"{later} is newer")
         details += [sibling_line(store.url, run, location, other) for other in seen.siblings]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import gc
 import logging
 import os
@@ -20,6 +21,7 @@ from ckptsync.cli.output import print_error
 from ckptsync.errors import CkptsyncError, StoreError
 from ckptsync.quantities import clean
 from ckptsync.stores import progress_signs
+from ckptsync.threads import HINT, SCARCE, refusal
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141
@@ -65,13 +67,23 @@ class Command(Protocol):
         ...
 
 
+_OUT_OF_MEMORY = CkptsyncError("there is not enough memory", hint=HINT)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code.
 
     What is no `CkptsyncError` escapes with its traceback (exit code 1).
     """
     words = sys.argv[1:] if argv is None else argv
-    args = parser(next((word for word in words if not word.startswith("-")), "")).parse_args(words)
+    try:
+        of_command = parser(next((word for word in words if not word.startswith("-")), ""))
+    except (MemoryError, ImportError) as e:  # a library's, where there is no room to load it
+        if isinstance(e, ImportError) and "failed to map" not in str(e):
+            raise
+        print_error(_OUT_OF_MEMORY)
+        return _OUT_OF_MEMORY.exit_code
+    args = of_command.parse_args(words)
     handler = logging.StreamHandler()  # a service chooses its format later
     handler.setFormatter(_Clean("ckptsync: %(message)s"))
     logging.basicConfig(handlers=[handler])
@@ -151,6 +163,12 @@ def bounded(command: Callable[[], int], *, as_json: bool = False) -> int:
         # exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
+    except MemoryError:
+        error = _OUT_OF_MEMORY
+    except RuntimeError as e:
+        if SCARCE not in str(e):
+            raise
+        error = refusal("ckptsync")
     except OSError as e:
         if e.errno is None:
             raise
@@ -158,6 +176,8 @@ def bounded(command: Callable[[], int], *, as_json: bool = False) -> int:
         error = StoreError(
             f"{where}{e.strerror or e}", hint="check that disk or path, then try again"
         )
+        if e.errno in (errno.EAGAIN, errno.ENOMEM):
+            error = CkptsyncError(f"{where}{e.strerror}", hint=HINT)
     print_error(error, as_json=as_json)
     return error.exit_code
 

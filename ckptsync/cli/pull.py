@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from ckptsync.cli.arguments import (
 )
 from ckptsync.cli.output import say
 from ckptsync.errors import ConfigError, Corrupt
+from ckptsync.plain_json import parse
 from ckptsync.pull.download import Download, Result
 from ckptsync.pull.download_plan import PullPlan
 from ckptsync.pull.find import (
@@ -101,6 +103,8 @@ def run(args: argparse.Namespace) -> int:
         f"{other}: left by another pull, and not needed by this one"
         for other in download.leftovers()
     ]
+    if not (args.dry_run or args.consolidated or done.failed):
+        notes += _best_note(done.directory)
     codes = {e.exit_code for e in done.failed.values()}
     result = {
         "run": found.run,
@@ -130,6 +134,22 @@ def _download(directory: Path, plan: PullPlan, *, is_model: bool) -> Download:
         why = f"{directory}: cannot become a model's directory"
         raise ConfigError(why, hint="name a new directory")
     return Download(directory.parent, replace(plan, name=directory.name))
+
+
+def _best_note(directory: Path) -> list[str]:
+    """Return a note if the best checkpoint, which a trainer loads at the end, is not here."""
+    name = "trainer_state.json"
+    # a trainer says more of a state that is damaged
+    with contextlib.suppress(OSError, ValueError, Corrupt):
+        state = parse((directory / name).read_bytes(), name)
+        best = state.get("best_model_checkpoint") if isinstance(state, dict) else None
+        if isinstance(best, str) and best and not Path(best).exists():
+            note = (
+                f"{name} names {best} as the best checkpoint, and it does not exist here: pull it"
+                " to that place, too, or load_best_model_at_end loads nothing"
+            )
+            return [note]
+    return []
 
 
 def _failure_notes(store: Store, found: FoundCheckpoint, done: Result) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,11 @@ from ckptsync.cli.output import Progress, say
 from ckptsync.errors import ConfigError, Corrupt
 from ckptsync.quantities import show_size
 from ckptsync.records.store_paths import checked_node
-from ckptsync.stores.opening import create_store
+from ckptsync.stores.contract import Store
+from ckptsync.stores.limits import Limits
+from ckptsync.stores.opening import create_store, is_store
 from ckptsync.stores.urls import SCHEMES, Remote, located
+from ckptsync.walk import SPOOL
 from ckptsync.worker.file_selection import Selection
 from ckptsync.worker.node_identity import node_id
 from ckptsync.worker.options import RunDir, checked_run
@@ -106,12 +109,29 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         found = [{**_described(one), "run": name, "phase": "would be sent"} for one in plan]
         return _show(args, url, found, left_out)
-    store = named_store(args, create_store)
+    store = _store(args, offer.root)
     offer = replace(offer, run=name)
     with output.progress(args, f"uploading {name}") as progress:
         passed, threads = counted(progress, sum(one.size for one in plan)), access.limits.threads
         sent = push(offer, store, node, passed, threads=threads, selection=selection)
     return _show(args, url, [_described(one) for one in sent], left_out)
+
+
+def _store(args: argparse.Namespace, output_dir: Path) -> Store:
+    """Open the store, or make it where none was before.  Raises ConfigError."""
+    from ckptsync.service.store_connection import Absent, check_not_gone, remembers
+
+    def opened(url: str, options: Mapping[str, object], limits: Limits) -> Store:
+        served = [str(output_dir)] if remembers(output_dir / SPOOL, url) else []
+        is_local = not isinstance(located(url), Remote)
+        if (served or is_local) and not is_store(url, options, limits):
+            try:
+                check_not_gone(url, served)
+            except Absent as e:
+                raise ConfigError(str(e), hint=e.hint) from e
+        return create_store(url, options, limits)
+
+    return named_store(args, opened)
 
 
 def _checked_node(node: str | None) -> str:

@@ -13,7 +13,7 @@ from ckptsync.catalogue.uncached import StoreState, not_found, read_state
 from ckptsync.cli import output
 from ckptsync.cli.arguments import add_config, configuration, named_store
 from ckptsync.cli.output import say
-from ckptsync.errors import CkptsyncError, ConfigError
+from ckptsync.errors import CkptsyncError, ConfigError, without_frames
 from ckptsync.head.consolidate import HeadOptions
 from ckptsync.head.repair import NodeState, RepairPlan, plan_repair, repair
 from ckptsync.merge.plan import MergeOptions
@@ -257,7 +257,7 @@ class StoreRepairs:
                 if not left.doable - tried:
                     return RepairOutcome(plan, tuple(written), None, left)
         except CkptsyncError as e:
-            return RepairOutcome(plan, tuple(written), e)
+            return RepairOutcome(plan, tuple(written), without_frames(e))
 
     def _seen(self, plan: RepairPlan) -> LocationState | None:
         return _readable(read_state(self.store, plan.run), plan.run, plan.location)
@@ -269,7 +269,7 @@ class StoreRepairs:
             try:
                 self._verify(plan)
             except CkptsyncError as e:
-                return RepairOutcome(plan, before.written, e)
+                return RepairOutcome(plan, before.written, without_frames(e))
             plan = self.plan(plan.run, plan.location)
         done = self.repair(plan) if plan.doable else RepairOutcome(plan)
         return replace(done, written=(*before.written, *done.written))

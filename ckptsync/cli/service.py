@@ -20,8 +20,10 @@ from pathlib import Path
 
 from ckptsync.cli import output, systemd_units
 from ckptsync.cli.arguments import add_command, add_dry_run, read_configuration
+from ckptsync.config.yaml_lines import LIMIT
 from ckptsync.doctor.directory_checks import user_name
 from ckptsync.errors import ConfigError
+from ckptsync.safe_open import read_named, replace_named
 from ckptsync.worker.node_identity import node_id
 
 SYSTEM = Path("/etc/systemd/system")
@@ -203,7 +205,8 @@ def variables(source: Path) -> Mapping[str, str]:
     The service has these, and not this shell's.
     """
     try:
-        lines = Path(f"{str(source).removesuffix('.yaml')}.env").read_text("utf-8").splitlines()
+        content = read_named(f"{str(source).removesuffix('.yaml')}.env", LIMIT)
+        lines = content.decode().splitlines()
     except (OSError, UnicodeDecodeError):
         return {}  # the unit allows that it is absent; systemd says so if it cannot be read
     set_lines = (line for line in lines if "=" in line and not line.startswith(("#", ";")))
@@ -244,7 +247,7 @@ def _read(path: Path) -> str | None:
     """Return the text of a unit; ``None`` if there is none, "" for a directory."""
     try:
         with _hint_of_rights(path):
-            return path.read_text("utf-8", "replace")
+            return read_named(path, LIMIT).decode("utf-8", "replace")
     except FileNotFoundError:
         return None
     except IsADirectoryError:
@@ -252,12 +255,9 @@ def _read(path: Path) -> str | None:
 
 
 def _write(file: UnitFile) -> None:
-    new = file.path.with_name(f".{file.path.name}.new")
     with _hint_of_rights(file.path):
         file.path.parent.mkdir(parents=True, exist_ok=True)
-        new.write_text(file.text, "utf-8")
-        new.chmod(0o644)
-        new.replace(file.path)
+        replace_named(file.path, file.text.encode())
 
 
 @contextlib.contextmanager

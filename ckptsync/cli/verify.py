@@ -17,9 +17,10 @@ from typing import Any
 from ckptsync.cli import output
 from ckptsync.cli.arguments import access_of, add_bandwidth
 from ckptsync.cli.output import say
-from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, StoreError
+from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, StoreError, without_frames
 from ckptsync.quantities import show_size
 from ckptsync.records.report import Level, Report
+from ckptsync.safe_open import read_named
 from ckptsync.stores import file_sources
 from ckptsync.stores.opening import Access
 from ckptsync.verify.expected_files import LIMIT, ExpectedFile, decode_baseline, encode_baseline
@@ -91,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
                     try:
                         write_report(store, one.news)
                     except StoreError as e:
-                        unwritten[store.url] = e
+                        unwritten[store.url] = without_frames(e)
                 for line in () if args.json else report_lines(one.report):
                     say(line)
                 if store and one.report.verdict == "damaged" and not args.json:
@@ -100,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
                     more = "a worker that still has the files uploads them again"
                     say(f"  hint: `{command}` says what can be done; {more}")
         except CkptsyncError as e:  # noqa: PERF203 - reported below, once the others are verified
-            stopped.append((url, e))
+            stopped.append((url, without_frames(e)))
     code = exit_code(reports)
     # damage outweighs an error, and an error a missing file
     if stopped and code != Corrupt.exit_code:
@@ -140,7 +141,7 @@ def _targets(args: argparse.Namespace, access: Access, stopped: Stopped) -> list
         try:
             found.append((url, resolve_target(url, access)))
         except StoreError as e:  # noqa: PERF203 - of this target; a URL that cannot be one is a ConfigError
-            stopped.append((url, e))
+            stopped.append((url, without_frames(e)))
     has_directory = any(isinstance(where, PlainDirectory) for _, where in found)
     has_store = any(isinstance(where, InStore) for _, where in found)
     if (args.baseline or args.record) and (has_store or len(args.targets) > 1):
@@ -181,8 +182,7 @@ def _sample(text: str | None) -> Sample | None:
 
 def _baseline(path: Path) -> tuple[ExpectedFile, ...]:
     try:
-        with path.open("rb") as file:
-            data = file.read(LIMIT + 1)
+        data = read_named(path, LIMIT)
     except OSError as e:
         why = f"{path}: {(e.strerror or str(e)).lower()}"
         raise ConfigError(why, hint="--record FILE writes a baseline") from e

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import errno
 import os
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 from ckptsync.config.schema import KEYS, SECTIONS, Config, LimitsConfig
 from ckptsync.config.yaml_lines import LIMIT, Document, parse
 from ckptsync.errors import ConfigError
+from ckptsync.safe_open import read_named
 from ckptsync.spool import folders
 from ckptsync.stores.limits import Limits, RateLimiter, TokenBucket, Unlimited
 from ckptsync.stores.opening import Access
@@ -23,6 +25,7 @@ from ckptsync.stores.urls import Remote, located
 from ckptsync.walk import UnsafeSpool, split
 
 _HIDDEN = "***"
+_MOST = 50  # problems that are shown
 _VARIABLES = {key.variable: name for name, key in KEYS.items() if key.variable}
 _Given = dict[str, tuple[str, object]]
 """By key: where it is given (file and line, or variable), and its value as written."""
@@ -40,8 +43,7 @@ def load(path: Path, environment: Mapping[str, str] = os.environ) -> Config:
             if content is None:
                 raise FileNotFoundError(errno.ENOENT, "no file of this user's", str(path))
         else:
-            with path.open("rb") as file:
-                content = file.read(LIMIT + 1)
+            content = read_named(path, LIMIT)
         text = content.decode()
     except UnsafeSpool:
         raise
@@ -145,7 +147,8 @@ def _known(document: Document, name: str, problems: list[str]) -> _Given:
             if key in KEYS:
                 found[key] = where, item
             else:
-                meant = _suggestion(key, [*KEYS, *SECTIONS])
+                # a comparison with every key takes a while: nobody reads thousands
+                meant = _suggestion(key, [*KEYS, *SECTIONS]) if len(problems) < _MOST else ""
                 problems.append(f"{where}: unknown key{meant}")
     return found
 
@@ -181,7 +184,7 @@ def _conflicts(values: Mapping[str, Any], name: str, given: Collection[str]) -> 
     if "worker" in values["roles"] and not values["worker.runs"]:
         yield f"{name}: worker.runs: missing: the worker role needs at least one output directory"
     names = [run.name for run in values["worker.runs"] if run.name]
-    for run in sorted({run for run in names if names.count(run) > 1}):
+    for run in sorted(run for run, count in Counter(names).items() if count > 1):
         yield f"{name}: worker.runs: two runs are named {run!r}"
 
 
@@ -212,4 +215,6 @@ def _suggestion(key: str, among: Collection[str]) -> str:
 def _all(name: str, problems: list[str]) -> str:
     if len(problems) == 1:
         return problems[0]
-    return f"{name}: {len(problems)} problems\n" + "\n".join(f"  {problem}" for problem in problems)
+    shown = [f"  {problem}" for problem in problems[:_MOST]]
+    more = [f"  and {len(problems) - _MOST} more"] if len(problems) > _MOST else []
+    return "\n".join([f"{name}: {len(problems)} problems", *shown, *more])

@@ -15,8 +15,8 @@ from ckptsync import plain_json
 from ckptsync.errors import Corrupt
 from ckptsync.head.retention_rules import Best
 from ckptsync.quantities import LARGEST, parse_duration, parse_size
-from ckptsync.records.store_paths import CONSOLIDATED, checked_node
-from ckptsync.safe_names import checked_path
+from ckptsync.records.store_paths import checked_node
+from ckptsync.safe_names import checked_run_name
 from ckptsync.status.alarms import KINDS
 from ckptsync.stores.limits import Schedule, parse_schedule
 
@@ -209,13 +209,9 @@ def directories(value: object) -> dict[str, str]:
 def run_name(name: str) -> str:
     """Return ``name`` if it may be a directory of the store; raise ValueError."""
     try:
-        checked_path(name)
+        return checked_run_name(name)
     except Corrupt as e:
         raise ValueError(str(e)) from e
-    if "/" in name or name.startswith((".", "_")) or name == CONSOLIDATED:
-        why = "expected one directory's name that starts with neither '.' nor '_'"
-        raise ValueError(f"{name!r} is not a run's name: {why}, and is not {CONSOLIDATED}")
-    return name
 
 
 def best(value: object) -> Best | None:

@@ -10,7 +10,6 @@ import contextlib
 import errno
 import os
 import pwd
-import re
 import secrets
 import subprocess
 import sys
@@ -21,12 +20,11 @@ from pathlib import Path
 from ckptsync.checkpoint_dirs import ListedCheckpoint, find_checkpoint_dirs, list_checkpoint
 from ckptsync.doctor.findings import STORAGE, Finding, fail, warn
 from ckptsync.errors import CkptsyncError, StoreError
-from ckptsync.mounts import is_blind, is_mounted, mount_of
+from ckptsync.mounts import is_blind, mount_of, unmounted_on_way
 from ckptsync.quantities import show_duration, show_size
 from ckptsync.spool.folders import link
 from ckptsync.walk import SPOOL, UnsafeSpool, open_spool, opened_parent
 
-FSTAB = Path("/etc/fstab")
 PATIENCE = 20.0  # seconds: a healthy file server answers within one
 _LATEST = 60.0  # seconds for which NFS may hide new files by its own defaults
 _LEAST, _NOTHING = 256 << 20, 1 << 20  # bytes: less than any checkpoint takes; as good as none
@@ -322,27 +320,12 @@ def check_mount(path: Path) -> Iterator[Finding]:
 
 
 def _check_mounted(path: Path) -> Iterator[Finding]:
-    """Check that every mount point of fstab(5) on the way to a path is mounted."""
-    real = Path(os.path.realpath(path))
-    way = {path, *path.parents, real, *real.parents}
-    for point, options in sorted(_fstab()):
-        if point in way and not is_mounted(str(point)):
-            what = f"{point} is in {FSTAB}, and nothing is mounted there"
-            why = "files go to this machine's own disk, and the mount will hide them"
-            level = warn if "noauto" in options else fail
-            yield level("not-mounted", path, what, why=why, hint=f"mount {point}", code=STORAGE)
-
-
-def _fstab() -> Iterator[tuple[Path, tuple[str, ...]]]:
-    """Yield mount points below the root, and their options."""
-    try:
-        lines = FSTAB.read_text("utf-8", "replace").splitlines()
-    except OSError:
-        return
-    for field in (line.split() for line in lines if not line.lstrip().startswith("#")):
-        if len(field) > 2 and field[1].startswith("/") and field[1] != "/":
-            point = re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), field[1])
-            yield Path(point), tuple("".join(field[3:4]).split(","))
+    """Check that every mount point of fstab(5) or a unit on the way to a path is mounted."""
+    for one in unmounted_on_way(path):
+        why = "files go to this machine's own disk, and the mount will hide them"
+        level = warn if "noauto" in one.options else fail
+        hint = f"mount {one.point}"
+        yield level("not-mounted", path, str(one), why=why, hint=hint, code=STORAGE)
 
 
 def check_space(

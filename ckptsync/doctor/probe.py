@@ -309,7 +309,10 @@ def _addresses(host: str) -> list[str]:
             found.extend(sorted({str(answer[4][0]) for answer in answers}))
 
     asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
+    try:
+        asking.start()
+    except RuntimeError:  # the system gives no more: it stays unknown
+        return []
     asking.join(_LOOKUP)
     return list(found)
 
@@ -396,7 +399,8 @@ def _nccl_files(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _text(path: str) -> str:
     with contextlib.suppress(OSError):  # the system does not say
-        return Path(path).read_text("utf-8", "replace")
+        if Path(path).is_file():
+            return Path(path).read_text("utf-8", "replace")
     return ""
 
 

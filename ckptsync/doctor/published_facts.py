@@ -18,7 +18,7 @@ from typing import Any
 from ckptsync.doctor.facts import read_number
 from ckptsync.doctor.findings import Finding, read_finding
 from ckptsync.doctor.probe import LIBRARIES, NCCL
-from ckptsync.errors import ConfigError, Corrupt, NotFound, Transient
+from ckptsync.errors import ConfigError, Corrupt, NotFound, Transient, without_frames
 from ckptsync.records.store_paths import checked_node
 from ckptsync.safe_names import RECORDS
 from ckptsync.status.heartbeat import LIMIT, Facts, Heartbeat, Train
@@ -95,7 +95,7 @@ def read_published(
         except NotFound:  # gone since it was listed
             continue
         except Corrupt as e:
-            odd.append(e)
+            odd.append(without_frames(e))
     return found, odd
 
 

@@ -21,6 +21,7 @@ from ckptsync.config.yaml_lines import LIMIT, parse
 from ckptsync.doctor import probe
 from ckptsync.doctor.directory_checks import user_name
 from ckptsync.errors import ConfigError, Corrupt
+from ckptsync.safe_open import read_named
 from ckptsync.walk import is_private_directory
 
 KEYS = (
@@ -33,7 +34,7 @@ KEYS = (
 )
 _PATIENCE = 120.0  # seconds: a driver that wakes its GPUs takes some
 _NAMED = "--python names the Python that trains, 3.8 or newer"
-_AS_TRAINER = "run it as the user who trains: sudo -u USER ckptsync doctor …"
+_AS_TRAINER = "run this as the user who trains: sudo -u USER ckptsync …"
 _TRAINING = "--training names the training's own YAML or JSON"
 
 
@@ -72,8 +73,7 @@ def ask_python(python: str, environment: Mapping[str, str], **wanted: Any) -> di
     """
     found = shutil.which(python, path=environment.get("PATH")) or python
     named = os.path.abspath(found)  # noqa: PTH100 - links stay: they name an environment
-    if os.geteuid() == 0:
-        _check_is_roots(Path(named))
+    check_is_ours(Path(named))
     try:
         done = subprocess.run(  # noqa: S603 - the operator names it
             [named, "-", json.dumps(wanted)],
@@ -105,15 +105,20 @@ def ask_python(python: str, environment: Mapping[str, str], **wanted: Any) -> di
     return dict(facts)
 
 
-def _check_is_roots(python: Path) -> None:
+def check_is_ours(python: Path) -> None:
     """Raise ConfigError where another user decides what a Python does that root would run.
 
-    The program counts, the links and directories that lead to it, and where it imports from.
+    The program counts, the links and directories that lead to it, and where it imports from, with
+    what it runs at its start.  Other users may run what they like.
     """
+    if os.geteuid():
+        return
     ways = {python, Path(os.path.realpath(python))}
     if python.is_symlink():
         ways.add(python.parent / python.readlink())
-    patterns = ("pyvenv.cfg", "lib*", "lib*/python3*", "lib*/python3*/site-packages")
+    packages = "lib*/python3*/*-packages"
+    started = (f"{packages}/*.pth", f"{packages}/*customize.py", "lib*/python3*/*customize.py")
+    patterns = ("pyvenv.cfg", "lib*", "lib*/python3*", packages, *started)
     inside = {
         found for way in ways for pattern in patterns for found in way.parent.parent.glob(pattern)
     }
@@ -125,7 +130,9 @@ def _check_is_roots(python: Path) -> None:
         why, hint = "", _AS_TRAINER
         if info.st_uid:
             why = f"{path} is {user_name(info.st_uid)}'s"
-        elif stat.S_ISDIR(info.st_mode) and not is_private_directory(info):
+        elif (stat.S_ISDIR(info.st_mode) and not is_private_directory(info)) or (
+            stat.S_ISREG(info.st_mode) and info.st_mode & stat.S_IWOTH
+        ):
             why, hint = f"others may write to {path}", f"chmod o-w {path}, or {_AS_TRAINER}"
         if why:
             raise ConfigError(f"{python}: root does not run it: {why}", hint=hint)
@@ -171,8 +178,7 @@ def _zero(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _mapping(path: Path) -> dict[str, Any]:
     try:
-        with path.open("rb") as file:
-            text = file.read(LIMIT + 1).decode("utf-8")
+        text = read_named(path, LIMIT).decode("utf-8")
     except (OSError, UnicodeDecodeError) as e:
         why = e.strerror if isinstance(e, OSError) else "not UTF-8"
         raise ConfigError(f"{path}: cannot be read: {why}", hint=_TRAINING) from e

@@ -29,9 +29,25 @@ _TYPES = (
     ("I64", 8, "int64", "LongStorage"),
     ("U64", 8, "uint64", ""),
 )
+# What safetensors has no name for: bytes, torch's name, torch's name of a storage where it has one.
+_UNNAMED = (
+    (4, "complex32", "ComplexHalfStorage"),
+    (16, "complex128", "ComplexDoubleStorage"),
+    (1, "quint8", "QUInt8Storage"),
+    (1, "qint8", "QInt8Storage"),
+    (4, "qint32", "QInt32Storage"),
+    (1, "quint4x2", "QUInt4x2Storage"),
+    (1, "quint2x4", "QUInt2x4Storage"),
+    (1, "float4_e2m1fn_x2", ""),
+    *((1, name, "") for name in ("bits1x8", "bits2x4", "bits4x2", "bits8")),
+    (2, "bits16", ""),
+    *((1, f"{sign}int{bits}", "") for sign in ("u", "") for bits in range(1, 8)),
+)
 ITEMSIZE = {name: size for name, size, _, _ in _TYPES}
 FROM_TORCH = {torch: name for name, _, torch, _ in _TYPES}
 STORAGES = {storage: name for name, _, _, storage in _TYPES if storage}
+UNNAMED = {torch: size for size, torch, _ in _UNNAMED}
+UNNAMED_STORAGES = {storage: torch for _, torch, storage in _UNNAMED if storage}
 
 PRECISION = {"BF16": 1, "F16": 2, "F32": 3, "F64": 4}
 """Which of two copies is the more precise; of what is cast at all."""
@@ -43,7 +59,14 @@ PACKED_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
 def from_torch(name: str) -> str:
     """Return ``BF16`` for ``bfloat16``; raises Unsupported for what safetensors cannot hold."""
     if name not in FROM_TORCH:
-        raise Unsupported(f"torch.{name}: an element type that safetensors cannot hold")
+        raise Unsupported(
+            f"torch.{name}: an element type that safetensors cannot hold",
+            hint=(
+                "save it as complex64: tensor.to(torch.complex64)"
+                if name.startswith("complex")
+                else "save its bytes, tensor.view(torch.uint8), or the model dequantised"
+            ),
+        )
     return FROM_TORCH[name]
 
 

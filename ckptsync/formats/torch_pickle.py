@@ -1,36 +1,68 @@
 """Read tensors in pickles of ``torch.save`` as `StoredTensor`, everything else as plain values.
 
 Names observed in files of torch 2.13 and read in ``torch/_utils.py``, ``torch/storage.py`` and
-``torch/_tensor.py``. Quantised tensors are refused by name, because their storages mean nothing
-without the kernels that wrote them; their names are as torch, bitsandbytes 0.4x and torchao 0.x
-pickle them.
+``torch/_tensor.py``, 2.4 to 2.14. A tensor that is no plain view of a storage becomes a
+`RefusedTensor`: what is quantised means nothing without the kernels that wrote it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from typing import Any, NoReturn
 
 from ckptsync.errors import Corrupt, Unsupported
-from ckptsync.formats.dtypes import FROM_TORCH, ITEMSIZE, MOST_AXES, STORAGES, from_torch
-from ckptsync.formats.pickles import Build, Name, all_made, loads, ordered
+from ckptsync.formats.dtypes import (
+    FROM_TORCH,
+    ITEMSIZE,
+    MOST_AXES,
+    STORAGES,
+    UNNAMED,
+    UNNAMED_STORAGES,
+    from_torch,
+    is_castable,
+)
+from ckptsync.formats.pickles import (
+    Build,
+    Name,
+    PickledObject,
+    Unknown,
+    all_made,
+    brief,
+    loads,
+    ordered,
+)
 from ckptsync.tensors import Shape
 
 # letters of a storage's name, which is a number: each mention of it is compared with others
 _LONGEST_KEY = 100
 _MOST_ELEMENTS = 1 << 60
+_MOST_ATTRIBUTES = 50  # of one tensor: those of a thousand may be one dictionary
 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """A run of elements that tensors are views of: record ``data/<key>``, ``numel`` elements."""
+    """A run of elements that tensors are views of: record ``data/<key>``, ``numel`` elements.
+
+    ``dtype`` is torch's name of it where safetensors has none.
+    """
 
     dtype: str
     key: str
     numel: int
+
+    @property
+    def item(self) -> int:
+        """Return the bytes of an element."""
+        return ITEMSIZE.get(self.dtype) or UNNAMED[self.dtype]
+
+    @property
+    def size(self) -> int:
+        """Return the bytes of all elements."""
+        return self.numel * self.item
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +107,12 @@ def _stored(dtype: str, storage: Any, offset: Any, shape: Any, strides: Any) -> 
     shape_of((offset,)), shape_of(shape), shape_of(strides)
     if type(storage) is not Storage or len(shape) != len(strides):
         raise Corrupt("pickle: a tensor without a storage, or with strides of another rank")
+    if dtype not in ITEMSIZE:
+        from_torch(dtype)
     reach = span(shape, strides)
     if not reach:
         offset = 0  # an empty view may lie behind the end of its storage
-    numel = (
-        storage.numel
-        if dtype == storage.dtype
-        else storage.numel * ITEMSIZE[storage.dtype] // ITEMSIZE[dtype]
-    )
+    numel = storage.numel if dtype == storage.dtype else storage.size // ITEMSIZE[dtype]
     if offset + reach > numel:
         raise Corrupt(
             f"pickle: a tensor of shape {shape} reaches behind its storage of {numel} elements"
@@ -90,31 +120,236 @@ def _stored(dtype: str, storage: Any, offset: Any, shape: Any, strides: Any) -> 
     return StoredTensor(dtype, storage, offset, shape, strides)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class RefusedTensor:
+    """A call that makes a tensor of which nothing here can read the values.
+
+    It is an error where it is a weight, and nothing where nobody needs its values.
+    """
+
+    name: Name
+    args: tuple[Any, ...]
+
+    def error(self) -> Unsupported:
+        """Return why it is refused, and what to do."""
+        try:
+            _REBUILDERS[self.name](self.name, self.args)
+        except Unsupported as e:
+            return Unsupported(str(e), hint=e.hint)
+        raise AssertionError(f"{self.name} makes a tensor after all")
+
+
+@dataclass(frozen=True, slots=True)
+class Wrapped:
+    """A tensor of a wrapper class ``kind``: its global dtype and shape, and its state."""
+
+    kind: Name
+    dtype: str
+    shape: Shape
+    state: Any
+
+    def error(self) -> Unsupported:
+        """Return why it is refused where its class is not known."""
+        return _of_class(self.kind)
+
+
+def plain_tensor(value: Any) -> StoredTensor | None:
+    """Return a plain tensor; None for what is no tensor.
+
+    Raises Unsupported for a tensor of any other kind.
+    """
+    if isinstance(value, (RefusedTensor, Wrapped)):
+        raise value.error()
+    return value if isinstance(value, StoredTensor) else None
+
+
+ANY_TENSOR = (StoredTensor, RefusedTensor, Wrapped)  # what a pickle's tensors become
+_HINT = (
+    "save the model dequantised, or with save_pretrained in safetensors; an adapter on top of it"
+    " can be merged alone"
+)
+# classes of torch itself whose objects are the tensors that they are made of
+_PLAIN = frozenset(
+    {
+        Name("torch", "Tensor"),
+        *(Name("torch.nn.parameter", kind) for kind in ("Parameter", "Buffer")),
+    }
+)
+_PLAIN_VALUES = frozenset({bool, int, float, str, type(None), tuple, list, dict})
+# Libraries whose classes may stand in any pickle: their tensors are refused by name, unless they
+# only wrap a plain one.
+_LIBRARIES = re.compile(
+    r"(torchao|bitsandbytes|transformer_engine|optimum|quanto|hqq|compressed_tensors|fbgemm_gpu"
+    r"|modelopt|torch\.(_dynamo|ao|masked|nested|sparse|_subclasses))(\..*)?",
+    re.DOTALL,
+)
+# Wrappers of torchao 0.5 to 0.18 around a weight that is trained in a plain dtype and quantised as
+# it is used, and the attribute that holds it: ``torchao/float8/fsdp_utils.py``,
+# ``torchao/prototype/{quantized_training,moe_training}``.
+_WRAPPERS = {
+    "WeightWithDynamicFloat8CastTensor": "_tensor",
+    "WeightWithDelayedFloat8CastTensor": "_tensor",
+    "WeightWithStaticFloat8CastTensor": "_tensor",
+    "Int8MixedPrecisionTrainingLinearWeight": "_data",
+    "BitNetTrainingLinearWeight": "_data",
+    "ScaledGroupedMMTensor": "_data",
+    "TrainingWeightWrapperBaseTensor": "_data",
+    "Float8TrainingWeightWrapperTensor": "_data",
+    "MXFP8TrainingWeightWrapperTensor": "_data",
+}
+
+
+def is_of_library(name: Name) -> bool:
+    """Return whether a name is of a library whose tensors are refused by name."""
+    return _LIBRARIES.fullmatch(name.module) is not None
+
+
+def _of_class(kind: Name) -> Unsupported:
+    """Return the error for a tensor of a class that may change what its elements mean."""
+    library = kind.module.partition(".")[0]
+    return Unsupported(
+        f"a {kind}, whose values only {library} can read",
+        hint="save plain, dense tensors" if library == "torch" else _HINT,
+    )
+
+
 def _rebuild_v2(_: Name, args: tuple[Any, ...]) -> StoredTensor:
-    """Rebuild a tensor; ignore ``requires_grad``, hooks and metadata."""
+    """Rebuild a tensor; ``requires_grad`` and hooks say nothing about its values."""
     storage, offset, shape, strides, *more = args
     if not 2 <= len(more) <= 3 or type(more[0]) is not bool:
         raise Corrupt("pickle: a tensor that torch does not rebuild")
+    _check_bits(more[2:])
     return _stored(
         storage.dtype if isinstance(storage, Storage) else "", storage, offset, shape, strides
     )
 
 
+def _rebuild_v1(_: Name, args: tuple[Any, ...]) -> StoredTensor:
+    storage, offset, shape, strides = args
+    dtype = storage.dtype if isinstance(storage, Storage) else ""
+    return _stored(dtype, storage, offset, shape, strides)
+
+
 def _rebuild_v3(_: Name, args: tuple[Any, ...]) -> StoredTensor:
-    storage, offset, shape, strides = args[:4]
-    return _stored(dtype_of(args[6]), storage, offset, shape, strides)
+    storage, offset, shape, strides, _grad, _hooks, dtype, *metadata = args
+    if len(metadata) > 1:
+        raise Corrupt("pickle: a tensor that torch does not rebuild")
+    _check_bits(metadata)
+    return _stored(dtype_of(dtype), storage, offset, shape, strides)
+
+
+def _check_bits(metadata: Sequence[Any]) -> None:
+    """Raise Unsupported if the values are not those in the storage.
+
+    The ``metadata`` of `torch._utils.get_tensor_metadata` has the conjugate and the negative bit,
+    and whatever the library of a device adds.
+    """
+    for bits in metadata:
+        if bits is not None and (type(bits) is not dict or len(bits) > _MOST_ATTRIBUTES):
+            raise Corrupt("pickle: a tensor whose metadata is no small dictionary")
+        odd = next((key for key, value in (bits or {}).items() if value is not False), None)
+        if odd is not None:
+            raise Unsupported(
+                f"a tensor with torch's {brief(odd)} bit: its values are not those that are stored",
+                hint="save tensor.resolve_conj().resolve_neg()",
+            )
+
+
+def _rebuild_parameter(_: Name, args: tuple[Any, ...]) -> Any:
+    """Return the parameter's data; its attributes say nothing about the values of a plain one."""
+    data, _grad, _hooks, *state = args
+    if not isinstance(data, ANY_TENSOR) or len(state) > 1:
+        raise Corrupt("pickle: a parameter without a tensor")
+    # bitsandbytes' parameters are pickled as torch's, and have what they need as attributes
+    is_float = isinstance(data, StoredTensor) and is_castable(data.dtype)
+    for of in _attributes(*state):
+        for key, value in (
+            of.items() if not _PLAIN_VALUES.issuperset(map(type, of.values())) else ()
+        ):
+            if isinstance(value, Unknown) and is_of_library(value.name):
+                raise _of_class(value.name)
+            if isinstance(value, StoredTensor) and not is_float:
+                raise Unsupported(
+                    f"a parameter that is no float and has a tensor as its {brief(key)}: it is"
+                    " quantised",
+                    hint=_HINT,
+                )
+    return data
+
+
+def _attributes(state: Any = None) -> list[dict[Any, Any]]:
+    """Return a tensor's attributes: a dictionary or None, or a pair of those, with its slots."""
+    parts = state if type(state) is tuple and len(state) == 2 else (state,)
+    found = [part for part in parts if type(part) is dict]
+    if any(len(part) > _MOST_ATTRIBUTES for part in found):
+        raise Corrupt("pickle: a tensor of too many attributes")
+    return found
 
 
 def _rebuild_from_type(_: Name, args: tuple[Any, ...]) -> Any:
     """Return a tensor of a subclass: ``_rebuild_from_type_v2(func, type, args, state)``."""
-    func, _kind, inner, _state = args
+    func, kind, inner, state = args
+    if func == _WRAPPER:
+        return _unwrapped(kind, inner, state)
     if not isinstance(func, Name) or func not in TENSORS:
         raise Corrupt("pickle: a tensor that is rebuilt by something else")
+    if not isinstance(kind, Name):
+        raise Corrupt("pickle: a tensor of something that is no class")
+    if kind not in _PLAIN:
+        raise _of_class(kind)
     return TENSORS[func](func, inner)
 
 
-def _first(_: Name, args: tuple[Any, ...]) -> Any:
-    return args[0]
+def _unwrapped(kind: Any, args: Any, state: Any) -> Any:
+    """Return the plain tensor that a wrapper holds, else a `Wrapped`.
+
+    ``args`` are those of ``_rebuild_wrapper_subclass``: class, dtype, shape, strides, offset,
+    layout, device and ``requires_grad``.
+    """
+    if not isinstance(kind, Name) or not isinstance(args, tuple) or len(args) < 6:
+        raise Corrupt("pickle: a wrapped tensor without class, dtype and shape")
+    layout = args[5]
+    if not isinstance(layout, PickledObject) or layout.args != ("torch.strided",):
+        raise Unsupported(f"a {kind} that is not strided", hint="only dense tensors are read")
+    size = args[2]
+    dtype, shape = dtype_of(args[1]), shape_of(tuple(size) if type(size) is list else size)
+    if kind.name in _WRAPPERS and kind.module.startswith("torchao."):
+        inner = next((of.get(_WRAPPERS[kind.name]) for of in _attributes(state)), None)
+        if isinstance(inner, StoredTensor) and (inner.dtype, inner.shape) == (dtype, shape):
+            return inner
+    return Wrapped(kind, dtype, shape, state)
+
+
+def _rebuild_on_device(_: Name, args: tuple[Any, ...]) -> Any:
+    """Return the CPU's copy of a tensor of another device, which torch casts to ``dtype``."""
+    data, dtype, _device, _grad = args
+    if not isinstance(data, StoredTensor):
+        raise Corrupt("pickle: a tensor of another device without a plain copy")
+    if dtype_of(dtype) != data.dtype:
+        raise Unsupported(f"a tensor of {data.dtype} that torch casts to {dtype} as it loads it")
+    return data
+
+
+Rebuild = Callable[[Name, tuple[Any, ...]], Any]
+
+
+def _refusal(what: str, hint: str = _HINT) -> Rebuild:
+    def refuse(name: Name, _: tuple[Any, ...]) -> NoReturn:
+        raise Unsupported(f"{what} ({name.name})", hint=hint)
+
+    return refuse
+
+
+def _deferred(build: Rebuild) -> Rebuild:
+    """Return the constructor, which returns a `RefusedTensor` where it raised Unsupported."""
+
+    def built(name: Name, args: tuple[Any, ...]) -> Any:
+        try:
+            return build(name, args)
+        except Unsupported:
+            return RefusedTensor(name, args)
+
+    return built
 
 
 def _size(_: Name, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -128,42 +363,41 @@ def _uncalled(name: Name, _: tuple[Any, ...]) -> Any:
     raise Corrupt(f"pickle: torch.{name.name} is called, which is no function")
 
 
-TENSORS: Mapping[Name, Callable[[Name, tuple[Any, ...]], Any]] = {
-    Name("torch._utils", "_rebuild_tensor_v2"): _rebuild_v2,
-    Name("torch._utils", "_rebuild_tensor_v3"): _rebuild_v3,
-    Name("torch._utils", "_rebuild_parameter"): _first,
+_UTILS = "torch._utils"
+_WRAPPER = Name(_UTILS, "_rebuild_wrapper_subclass")
+_DENSE = "save the tensor dense: tensor.to_dense()"
+_NUMPY = _refusal(
+    "a tensor whose elements are a numpy array", "move the model to the CPU, and save"
+)
+_REBUILDERS: Mapping[Name, Rebuild] = {
+    Name(_UTILS, "_rebuild_tensor"): _rebuild_v1,
+    Name(_UTILS, "_rebuild_tensor_v2"): _rebuild_v2,
+    Name(_UTILS, "_rebuild_tensor_v3"): _rebuild_v3,
+    Name(_UTILS, "_rebuild_parameter"): _rebuild_parameter,
+    Name(_UTILS, "_rebuild_parameter_with_state"): _rebuild_parameter,
+    Name("torch._tensor", "_rebuild_from_type"): _rebuild_from_type,
     Name("torch._tensor", "_rebuild_from_type_v2"): _rebuild_from_type,
+    _WRAPPER: _refusal("a wrapper class's tensor without its values"),
+    Name(_UTILS, "_rebuild_device_tensor_from_cpu_tensor"): _rebuild_on_device,
+    Name(_UTILS, "_rebuild_device_tensor_from_numpy"): _NUMPY,
+    Name(_UTILS, "_rebuild_xla_tensor"): _NUMPY,
+    Name(_UTILS, "_rebuild_qtensor"): _refusal("one of torch's quantized tensors"),
+    Name(_UTILS, "_rebuild_sparse_tensor"): _refusal("a sparse tensor", _DENSE),
+    Name(_UTILS, "_rebuild_sparse_csr_tensor"): _refusal("a sparse tensor", _DENSE),
+    Name(_UTILS, "_rebuild_nested_tensor"): _refusal("a nested tensor", "save its components"),
+    Name("torch.nested._internal.nested_tensor", "_rebuild_njt"): _refusal(
+        "a nested tensor", "save its components"
+    ),
+    Name(_UTILS, "_rebuild_meta_tensor_no_storage"): _refusal(
+        "a tensor on the meta device, which has no values",
+        "save the model after its weights are on a real device",
+    ),
 }
+TENSORS: Mapping[Name, Rebuild] = {name: _deferred(build) for name, build in _REBUILDERS.items()}
+"""Every function of torch that a pickle calls to make a tensor, since 1.0."""
 
-_REFUSED: Mapping[str, tuple[Name, ...]] = {
-    "torch's quantized tensors": (Name("torch._utils", "_rebuild_qtensor"),),
-    "bitsandbytes": (
-        Name("bitsandbytes.nn.modules", "Params4bit"),
-        Name("bitsandbytes.nn.modules", "Int8Params"),
-        Name("bitsandbytes.functional", "QuantState"),
-    ),
-    "torchao": (
-        Name("torchao.dtypes.affine_quantized_tensor", "AffineQuantizedTensor"),
-        Name(
-            "torchao.quantization.linear_activation_quantized_tensor",
-            "LinearActivationQuantizedTensor",
-        ),
-        Name("torchao.dtypes.nf4tensor", "NF4Tensor"),
-        Name("torchao.float8.float8_tensor", "Float8Tensor"),
-        Name("torchao.float8.fsdp_utils", "WeightWithDynamicFloat8CastTensor"),
-        Name("torchao.quantization.quantize_.workflows.float8.float8_tensor", "Float8Tensor"),
-        Name("torchao.quantization.quantize_.workflows.int4.int4_tensor", "Int4Tensor"),
-    ),
-    "sparse tensors": (
-        Name("torch._utils", "_rebuild_sparse_tensor"),
-        Name("torch._utils", "_rebuild_sparse_csr_tensor"),
-    ),
-    "nested tensors": (Name("torch._utils", "_rebuild_nested_tensor"),),
-    "tensors on the meta device": (Name("torch._utils", "_rebuild_meta_tensor_no_storage"),),
-}
 # Arguments of refused tensors: a pickle names them before it names the tensor.
 _OF_REFUSED = (
-    *(f"Q{kind}Storage" for kind in ("Int8", "UInt8", "Int32", "UInt4x2", "UInt2x4")),
     *(
         f"per_{what}_affine{params}"
         for what in ("tensor", "channel")
@@ -173,37 +407,39 @@ _OF_REFUSED = (
 )
 
 
-def _refusal(kind: str) -> Build:
-    def refuse(name: Name, args: tuple[Any, ...]) -> NoReturn:
-        raise Unsupported(
-            f"{kind} cannot be read ({name.name}, {len(args)} arguments)",
-            hint=(
-                "save the model dequantised, or with save_pretrained in safetensors; an adapter on"
-                " top of it can be merged alone"
-            ),
-        )
+class Names(dict[Name, Build]):
+    """Known names with their constructors, and `Unknown` for classes of the known libraries."""
 
-    return refuse
+    def get(self, name: Name, _: object = None) -> Build | None:  # type: ignore[override]
+        """Return the constructor, None for a name that is not allowed."""
+        return super().get(name) or (Unknown if is_of_library(name) else None)
 
 
-REFUSED: Mapping[Name, Build] = {
-    name: _refusal(kind) for kind, names in _REFUSED.items() for name in names
-}
-ALLOWED: Mapping[Name, Build] = {
-    **TENSORS,
-    Name("collections", "OrderedDict"): ordered,
-    Name("torch", "Size"): _size,
-    **{Name("torch", name): _uncalled for name in (*FROM_TORCH, *STORAGES)},
-    **all_made(
-        {
-            "torch": ("Tensor", "device", *_OF_REFUSED),
-            "torch.nn.parameter": ("Parameter",),
-            "torch.storage": ("UntypedStorage",),
-            "torch.serialization": ("_get_layout",),
-        }
-    ),
-    **REFUSED,
-}
+ALLOWED: Mapping[Name, Build] = Names(
+    {
+        **TENSORS,
+        Name("collections", "OrderedDict"): ordered,
+        Name("torch", "Size"): _size,
+        **{
+            Name("torch", name): _uncalled
+            for name in (*FROM_TORCH, *STORAGES, *UNNAMED, *UNNAMED_STORAGES)
+        },
+        **all_made(
+            {
+                "torch": ("Tensor", "device", *_OF_REFUSED),
+                "torch.nn.parameter": ("Parameter", "Buffer"),
+                "torch.storage": ("UntypedStorage",),
+                "torch.serialization": ("_get_layout",),
+                # a module's extra state may be a stream of bytes, which protocol 2 writes as text
+                "_io": ("BytesIO",),
+                "_codecs": ("encode",),
+                # nested tensors have one among their arguments
+                "builtins": ("set",),
+                "__builtin__": ("set",),
+            }
+        ),
+    }
+)
 
 
 def dtype_of(name: Any) -> str:
@@ -236,7 +472,8 @@ class Storages:
             or not 0 <= numel < _MOST_ELEMENTS
         ):
             raise Corrupt("pickle: a storage without key and size")
-        storage = Storage(STORAGES.get(kind.name, "U8"), key, numel)
+        dtype = STORAGES.get(kind.name) or UNNAMED_STORAGES.get(kind.name, "U8")
+        storage = Storage(dtype, key, numel)
         if self.found.setdefault(key, storage) != storage:
             raise Corrupt(f"pickle: storage {key} has two types or sizes")
         return storage

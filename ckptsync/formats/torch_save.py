@@ -25,6 +25,7 @@ from ckptsync.formats.torch_pickle import (
     StoredTensor,
     is_contiguous,
     parsed,
+    plain_tensor,
     span,
 )
 from ckptsync.tensors import Checksum, Extent, Files, Part, read
@@ -84,8 +85,8 @@ def load_tensor(files: Files, where: Extent) -> tuple[StoredTensor, torch_zip.Ar
 
 @lru_cache(maxsize=256)  # chunks of one shape have one pickle
 def _tensor(data: bytes) -> StoredTensor:
-    value, _ = parsed(data)
-    if not isinstance(value, StoredTensor):
+    value = plain_tensor(parsed(data)[0])
+    if value is None:
         raise Corrupt("no tensor in it")
     return value
 
@@ -98,10 +99,7 @@ def part(files: Files, container: Container, tensor: StoredTensor) -> Part:
     """
     item = ITEMSIZE[tensor.dtype]
     record, checksum = _record(files, container, tensor.storage.key)
-    size, expected = (
-        span(tensor.shape, tensor.strides) * item,
-        tensor.storage.numel * ITEMSIZE[tensor.storage.dtype],
-    )
+    size, expected = span(tensor.shape, tensor.strides) * item, tensor.storage.size
     if record.size != expected or tensor.offset * item + size > record.size:
         raise Corrupt(
             f"{record.file}: storage {tensor.storage.key} has {record.size} bytes, {expected}"
@@ -156,7 +154,7 @@ def _load_legacy(
     storages, at = {}, found.end
     for key in found.keys:
         numel = found.storages[key].numel
-        size = numel * ITEMSIZE[found.storages[key].dtype]
+        size = found.storages[key].size
         if at + 8 + size > where.size:
             raise Corrupt(
                 f"{where.file}: {where.size} bytes, storage {key} ends at byte {at + 8 + size}",
@@ -174,7 +172,7 @@ def _load_legacy(
             f"{where.file}: {where.size} bytes, its storages end at byte {at}", hint=_DAMAGED
         )
     for view, (root, offset) in found.views.items():
-        item, whole = ITEMSIZE[view.dtype], storages[root]
+        item, whole = view.item, storages[root]
         if (offset + view.numel) * item > whole.size:
             raise Corrupt(
                 f"{where.file}: a view of {view.numel} elements reaches out of storage {root}"

@@ -23,11 +23,11 @@ from threading import Lock
 from typing import Any
 
 from ckptsync.digest import crc32
-from ckptsync.errors import Corrupt, Unsupported
+from ckptsync.errors import Corrupt, Unsupported, name_in_errors
 from ckptsync.formats import torch_pickle
 from ckptsync.formats.dtypes import ITEMSIZE
 from ckptsync.formats.pickles import brief
-from ckptsync.formats.torch_pickle import StoredTensor
+from ckptsync.formats.torch_pickle import StoredTensor, plain_tensor
 from ckptsync.tensors import Extent, Files, FilesWrapper, Part, expect, read
 
 ZSTD = "stream.zstd/1"
@@ -281,9 +281,10 @@ def load_tensor(files: Unpacked, item: Extent) -> tuple[StoredTensor, Part]:
                 raise Corrupt(f"{where}: the packed item does not begin with data.pkl")
             prefix = name.removesuffix("data.pkl")
             value, size = torch_pickle.parsed(head[start:])
-            if not isinstance(value, StoredTensor):
+            with name_in_errors(where):
+                stored = plain_tensor(value)
+            if stored is None:
                 raise Corrupt(f"{where}: no tensor in the packed item")
-            stored = value
         elif kind == f"data/{stored.storage.key}":
             return stored, _part(item, stored, start, where, has_crc=has_crc)
         else:

@@ -34,10 +34,16 @@ from ckptsync.merge.prepare import MAX_BESIDE, MergeJob, prepare
 from ckptsync.records.io import next_number, read_records
 from ckptsync.records.location_status import LocationState, describe_location, record_names
 from ckptsync.records.model_record import ModelFile
-from ckptsync.records.store_paths import NUMBER, consolidated_prefix, records_prefix
+from ckptsync.records.store_paths import (
+    NUMBER,
+    checked_own,
+    consolidated_prefix,
+    own_prefixes,
+    records_prefix,
+)
 from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.stream import create_same
-from ckptsync.tensors import Files, FilesWrapper
+from ckptsync.tensors import Files, FilesWrapper, MemoryFiles
 from ckptsync.typed_json import Count, Decoder, FormatNumber
 
 CONFIG_FROM = "config_from"
@@ -62,8 +68,12 @@ def code_from(origins: Sequence[Origin]) -> Files | None:
 
 
 def plan_merge(files: Files, options: MergeOptions, origins: Sequence[Origin]) -> MergeJob:
-    """Plan a merge with what these origins have, the first of them first; see `prepare`."""
-    return prepare(files, options, [o.files for o in origins], code_from=code_from(origins))
+    """Plan a merge with what these origins have, the first of them first; see `prepare`.
+
+    Of several adapters every one is in the model of a store.
+    """
+    config = [o.files for o in origins]
+    return prepare(files, options, config, code_from=code_from(origins), every=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,19 +148,6 @@ class NamedFiles(FilesWrapper):
         return {name: size for name, size in super().sizes().items() if name in self._names}
 
 
-class MemoryFiles:
-    """Files in memory: what was read once and checked is what is written."""
-
-    def __init__(self, files: Mapping[str, bytes]) -> None:
-        self.files = dict(files)
-
-    def sizes(self) -> Mapping[str, int]:
-        return {name: len(data) for name, data in self.files.items()}
-
-    def read_into(self, name: str, start: int, out: memoryview) -> None:
-        out[:] = self.files[name][start : start + out.nbytes]
-
-
 def agree(
     store: Store, seen: LocationState, options: MergeOptions, origins: Sequence[Origin]
 ) -> AgreedMerge:
@@ -184,14 +181,15 @@ def agree(
         config=" ".join(f"{name}={origin.name}" for name, origin in from_elsewhere),
     )
     prefix = consolidated_prefix(own.run, own.location)
-    in_the_way = [name for name in given if not create_same(store, prefix + name, [given[name]])]
+    names = {name: checked_own(prefix + name, [prefix]) for name in given}
+    in_the_way = [n for n in given if not create_same(store, names[n], [given[n]])]
     with contextlib.suppress(Exists):  # another head's, or this one's own of a moment ago
         store.create(own.name, [own.encoded()])
     _, latest = _latest(store, seen)
     if latest == own:
         for name in in_the_way:
-            delete_unbound(store, seen, own, prefix + name)
-            if not create_same(store, prefix + name, [given[name]]):
+            delete_unbound(store, seen, own, names[name])
+            if not create_same(store, names[name], [given[name]]):
                 raise Incomplete(
                     f"{name}: another head has stored a different file under this name", hint=AGAIN
                 )
@@ -255,7 +253,7 @@ def delete_unbound(store: Store, seen: LocationState, agreed: Agreement, name: s
     if new.keys() - {fault.name for fault in faults if isinstance(fault.error, Corrupt)}:
         where = f"{seen.run}/{seen.location}"
         raise Incomplete(f"{where}: consolidated by another head meanwhile", hint=AGAIN)
-    store.delete(name)
+    store.delete(checked_own(name, own_prefixes(seen.run, seen.location)))
 
 
 def _follow(

@@ -16,7 +16,7 @@ from functools import partial
 
 from ckptsync.catalogue.uncached import StoreState, read_checkpoints, read_state
 from ckptsync.digest import digest
-from ckptsync.errors import CkptsyncError, Corrupt, Incomplete
+from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, without_frames
 from ckptsync.head.agreement import (
     AGAIN,
     CONFIG_FROM,
@@ -41,7 +41,7 @@ from ckptsync.records.io import create_record, next_number
 from ckptsync.records.location_status import LocationState
 from ckptsync.records.manifest import FileEntry
 from ckptsync.records.model_record import ModelFile, ModelRecord, is_same_model
-from ckptsync.records.store_paths import checkpoint_of, consolidated_prefix
+from ckptsync.records.store_paths import checked_own, checkpoint_of, consolidated_prefix
 from ckptsync.stores.checkpoint_files import StoreFiles, TopFiles
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store
 from ckptsync.stores.limits import Limits
@@ -128,8 +128,9 @@ def create_file(
     store: Store, prefix: str, abouts: Mapping[str, About], name: str, chunks: Iterable[Chunk]
 ) -> None:
     """Create a file of the model, unless it has these bytes already.  Raises InTheWay."""
-    if not create_same(store, prefix + name, chunks, abouts.get(name, UNKNOWN)):
-        raise InTheWay(prefix + name)
+    full = checked_own(prefix + name, [prefix])
+    if not create_same(store, full, chunks, abouts.get(name, UNKNOWN)):
+        raise InTheWay(full)
 
 
 def consolidate_location(
@@ -172,7 +173,7 @@ def consolidate_location(
             if todo in ("repair", "configure"):
                 done = done or builder.add_late_configuration(seen)
         except CkptsyncError as e:
-            errors.append(e)
+            errors.append(without_frames(e))
         if done:
             made.append(done)
     if errors:
@@ -274,7 +275,7 @@ class ModelBuilder:
             # The model was merged without a configuration, which has come since: plan its
             # weights without it again, else tied tensors would be left out now.
             plain = NamedFiles(files, files.sizes().keys() - _CONFIGURATIONS)
-            job = replace(job, plans=prepare(plain, options).plans)
+            job = replace(job, plans=prepare(plain, options, every=True).plans)
         done: set[str] = set()
 
         def write(name: str, chunks: Iterable[Chunk]) -> None:
@@ -284,7 +285,8 @@ class ModelBuilder:
                     hint="the configuration or the version of ckptsync has changed since the first"
                     " merge",
                 )
-                store.write(prefix + name, verified(chunks, name, bad[name].digest, changed))
+                full = checked_own(prefix + name, [prefix])
+                store.write(full, verified(chunks, name, bad[name].digest, changed))
                 done.add(name)
 
         for name in sorted(bad):
@@ -313,7 +315,7 @@ class ModelBuilder:
         """
         store, record, origins = self._store, _model_record(seen), self._origins(seen)
         bound = {f.path for f in record.files}
-        is_adapter = any(f.path.startswith("adapter_model") for f in record.files)
+        is_adapter = bool(record.adapters)
         there = [seen.present(), *(o.files.sizes() for o in origins)]
         beside = {n for sizes in there for n in model_files.beside(sizes, adapter=is_adapter)}
         if not beside - bound:
@@ -332,7 +334,8 @@ class ModelBuilder:
         added: list[ModelFile] = []
         for name, _ in job.beside:
             data = job.content(name)
-            if not create_same(store, prefix + name, [data]):  # other bytes may be anyone's
+            full = checked_own(prefix + name, [prefix])
+            if not create_same(store, full, [data]):  # other bytes may be anyone's
                 raise Incomplete(
                     f"{prefix}{name}: exists with different content, and no model record names it",
                     hint=(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ckptsync.catalogue.cached import Cache, read_catalogue
 from ckptsync.catalogue.location_summary import Summary
 from ckptsync.digest import digest
-from ckptsync.errors import CkptsyncError, Corrupt, NotFound, Unsupported
+from ckptsync.errors import CkptsyncError, Corrupt, NotFound, Unsupported, without_frames
 from ckptsync.head.removal import Removal, RemovalOutcome, check_alone, store_now, write_tombstone
 from ckptsync.head.retention import RetentionDecision, RunEvidence, decide, unreadable_checkpoints
 from ckptsync.head.retention_rules import Rules
@@ -56,6 +56,10 @@ class FailedLocation:
     run: str
     location: str
     error: CkptsyncError
+
+    def __post_init__(self) -> None:
+        """Keep the error, and not what it was read of."""
+        object.__setattr__(self, "error", without_frames(self.error))
 
 
 @dataclass(frozen=True, slots=True)

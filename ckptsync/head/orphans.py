@@ -12,14 +12,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from ckptsync.catalogue.uncached import read_checkpoint_records
-from ckptsync.errors import ConfigError
+from ckptsync.errors import ConfigError, Corrupt
 from ckptsync.head.removal import check_alone
 from ckptsync.records.location_status import record_names
 from ckptsync.records.model_record import ModelRecord
 from ckptsync.records.save_groups import known_of, live
 from ckptsync.records.store_paths import (
+    checked_own,
     checkpoint_of,
-    consolidated_prefix,
+    own_prefixes,
     parse_record_name,
     records_prefix,
     senders,
@@ -35,7 +36,7 @@ IDLE = 24 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """``run``, ``checkpoint``: of the file, empty for a draft.
+    """``run``, ``checkpoint``, ``location``: of the file, empty for a draft.
 
     ``records``: names of all of the checkpoint's, when it was found.
     """
@@ -44,6 +45,7 @@ class Orphan:
     run: str = ""
     checkpoint: str = ""
     records: frozenset[str] = frozenset()
+    location: str = ""
 
 
 def find_orphans(store: Store, now: float, run: str = "") -> Iterator[Orphan]:
@@ -61,7 +63,7 @@ def find_orphans(store: Store, now: float, run: str = "") -> Iterator[Orphan]:
             continue
         try:
             check_alone(store, where, location)
-        except ConfigError:  # another run lies in it: whose a file is cannot be told
+        except (ConfigError, Corrupt):  # another run's files, or records, may lie there
             continue
         known = known_of({n: r for n, r in records.items() if (r.run, r.checkpoint) == name})
         here = [k.manifest for k in live(known) if k.manifest.location == location]
@@ -71,21 +73,17 @@ def find_orphans(store: Store, now: float, run: str = "") -> Iterator[Orphan]:
             for r in records.values()
             if isinstance(r, ModelRecord) and (r.run, r.location) == (where, location)
         ]
-        model_prefix = consolidated_prefix(where, location)
+        own, of_records, model_prefix = own_prefixes(where, location)
         named |= {model_prefix + file.path for model in models for file in model.files}
-        prefixes: tuple[str, ...] = (
-            f"{where}/{location}/",
-            f"{records_prefix(where, location)}files/",
-        )
-        if models:  # before, a consolidated model is on its way, whichever head began it
-            prefixes = (*prefixes, model_prefix)
+        # without a record, a consolidated model is on its way, whichever head began it
+        prefixes = (own, f"{of_records}files/", *([model_prefix] if models else []))
         of_checkpoint = frozenset(
             n for n, p in listed.items() if (p.run, checkpoint_of(p.location)) == name
         )
         for e in entries:
             is_ours = e.name.startswith(prefixes) and e.name not in named
             if is_ours and now - e.mtime > IDLE:
-                yield Orphan(e, *name, of_checkpoint)
+                yield Orphan(e, *name, of_checkpoint, location)
     if not run:
         yield from (Orphan(entry) for entry in contract.given_up(store, now))
 
@@ -118,7 +116,7 @@ def delete_orphans(
             for entry in store.names(records_prefix(one.run, location))
         )
         if record_names(listed).keys() == one.records:
-            store.delete(one.entry.name)
+            store.delete(checked_own(one.entry.name, own_prefixes(one.run, one.location)))
             yield one
 
 

@@ -24,7 +24,7 @@ from typing import Literal
 from ckptsync.catalogue.cached import Cache, read_catalogue
 from ckptsync.catalogue.location_summary import Summary
 from ckptsync.catalogue.uncached import not_found, read_location
-from ckptsync.errors import ConfigError, Incomplete
+from ckptsync.errors import ConfigError, Incomplete, without_frames
 from ckptsync.head.retention import (
     RetentionDecision,
     is_resumable,
@@ -37,16 +37,16 @@ from ckptsync.records.io import append_record, is_made_anew, read_records
 from ckptsync.records.location_status import LocationState, record_names
 from ckptsync.records.manifest import Manifest
 from ckptsync.records.store_paths import (
-    CONSOLIDATED,
+    checked_own,
     checkpoint_of,
-    consolidated_prefix,
+    own_prefixes,
     parse_record_name,
     records_prefix,
     senders,
     sending_prefix,
 )
 from ckptsync.records.tombstone_keep_join import Keep, Scope, Stage, Tombstone, fate, kept
-from ckptsync.safe_names import RECORDS, checked_path
+from ckptsync.safe_names import RECORDS
 from ckptsync.stores.clock import store_time, wait_until_visible
 from ckptsync.stores.contract import Entry, Store
 
@@ -134,15 +134,11 @@ def write_tombstone(
 def check_alone(store: Store, run: str, location: str) -> None:
     """Raise ConfigError where files of a location may be another run's.
 
-    Names come from whoever can write to the store.
+    Names come from whoever can write to the store.  Raises Corrupt for those of no location.
     """
-    parts = checked_path(run).split("/")
-    if location in (CONSOLIDATED, RECORDS) or {CONSOLIDATED, RECORDS} & set(parts):
-        raise ConfigError(f"{run}/{location}: has a name that the store itself uses", hint=_HINT)
-    own = (f"{run}/{location}/", consolidated_prefix(run, location))
-    inside = [f"{run}/{CONSOLIDATED}/{RECORDS}/", *(f"{prefix}{RECORDS}/" for prefix in own)]
-    around = [records_prefix("/".join(parts[:i]), parts[i]) for i in range(1, len(parts))]
-    for prefix in (*inside, *around):
+    own, _, model = own_prefixes(run, location)
+    above = model.removesuffix(f"{location}/")
+    for prefix in (f"{above}{RECORDS}/", f"{own}{RECORDS}/", f"{model}{RECORDS}/"):
         if other := next(iter(store.names(prefix)), None):
             raise ConfigError(
                 f"{run}/{location}: {other.name} is of another run, whose files would be deleted"
@@ -157,9 +153,8 @@ def files_to_delete(store: Store, run: str, location: str, scope: Scope) -> list
     That is whatever lies under these names, with the copies beside them.  Raises ConfigError if a
     run lies among them.
     """
-    prefixes = [f"{run}/{location}/", f"{records_prefix(run, location)}files/"]
-    if scope == "location":
-        prefixes.append(consolidated_prefix(run, location))
+    own, records, model = own_prefixes(run, location)
+    prefixes = [own, f"{records}files/", *([model] if scope == "location" else [])]
     found: list[tuple[bool, Entry]] = []
     for prefix in prefixes:
         for entry in store.names(prefix):
@@ -189,6 +184,7 @@ def delete_records(store: Store, run: str, location: str) -> bool:
     )
     manifests = {name: r for name, r in records.items() if isinstance(r, Manifest)}
     replaced: dict[str, None] = {}
+    prefixes = own_prefixes(run, location)
     to_do = [name for name, m in manifests.items() if m.location == location]
     while to_do:
         m = manifests[to_do.pop()]
@@ -197,8 +193,8 @@ def delete_records(store: Store, run: str, location: str) -> bool:
                 replaced[n] = None
                 to_do.append(n)
     for name in reversed(replaced):  # the earliest first
-        if manifests[name].location != location:
-            store.delete(name)
+        if (other := manifests[name].location) != location:
+            store.delete(checked_own(name, own_prefixes(run, other)))
     prefix = records_prefix(run, location)
     last: list[str] = []
     for entry in [*store.names(prefix)]:
@@ -208,9 +204,9 @@ def delete_records(store: Store, run: str, location: str) -> bool:
         if parsed is not None and parsed.kind == "manifest":
             last.append(entry.name)
         elif parsed is None or parsed.kind != "tombstone":
-            store.delete(entry.name)
+            store.delete(checked_own(entry.name, prefixes))
     for name in last:
-        store.delete(name)
+        store.delete(checked_own(name, prefixes))
     return True
 
 
@@ -304,7 +300,8 @@ class Removal:
         if view.summary.begun and not view.is_whole:
             gone = view.seen.named_files(scope).keys() - view.seen.sizes.keys()
             for name in {name.rpartition("/")[0]: name for name in gone}.values():
-                self._store.delete(name)  # and with it a directory that a dead head left empty
+                # and with it a directory that a dead head left empty
+                self._store.delete(checked_own(name, own_prefixes(run, location)))
             return self._delete(view, None)
         if stopped := self._before_begun(view, decision, now):
             return stopped
@@ -406,6 +403,7 @@ class Removal:
         """
         run, location, scope = view.summary.run, view.summary.location, view.scope
         check_alone(self._store, run, location)
+        prefixes = own_prefixes(run, location)
         files = size = 0
         for i in range(_LISTINGS):
             left = files_to_delete(self._store, run, location, scope)
@@ -414,7 +412,7 @@ class Removal:
             if not left:
                 break
             for entry in left:
-                self._store.delete(entry.name)
+                self._store.delete(checked_own(entry.name, prefixes))
                 self._progress(entry.size)
             files, size = files + len(left), size + sum(e.size for e in left)
         if scope == "shards":
@@ -432,7 +430,7 @@ class Removal:
         stays = max(marks, key=lambda t: (len(t.manifests), t.n), default=None)
         for name, stone in stones.items():
             if stays and stone is not stays and set(stone.manifests).issubset(stays.manifests):
-                self._store.delete(name)
+                self._store.delete(checked_own(name, own_prefixes(stone.run, stone.location)))
 
     def _write_tombstone(self, view: _View, stage: Stage) -> str:
         """Write one with the reason and the metrics of those before."""
@@ -501,7 +499,7 @@ def _read_location(store: Store, run: str, location: str) -> LocationState:
     found = read_location(store, run, location)
     for fault in found.faults:
         if fault.record.kind != "keep" and not is_made_anew(fault.record, fault.error):
-            raise fault.error
+            raise without_frames(fault.error)
     seen = found.of(run, location)
     if seen is None:
         raise not_found(store, run, location)

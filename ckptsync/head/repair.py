@@ -21,12 +21,14 @@ from ckptsync.records.location_status import LocationState
 from ckptsync.records.report import DAMAGE, OF_BYTES, VerifyFinding
 from ckptsync.records.save_groups import Located
 from ckptsync.records.store_paths import (
-    CONSOLIDATED,
+    checked_own,
     checkpoint_of,
     consolidated_prefix,
+    own_prefixes,
     parse_record_name,
 )
 from ckptsync.records.tombstone_keep_join import Keep
+from ckptsync.safe_names import CONSOLIDATED
 from ckptsync.stores.contract import About, Store
 from ckptsync.stores.stream import StoredCopy
 
@@ -140,6 +142,8 @@ def repair(
     done: list[str] = []
     for part in plan.parts:
         name = f"{plan.run}/{part.name}"
+        if part.how in ("delete", "copy"):
+            checked_own(name, own_prefixes(plan.run, plan.location))
         if part.how == "delete":
             record = parse_record_name(name)
             # it may have protected the location
@@ -275,6 +279,10 @@ def _of_record(fault: Fault, seen: LocationState | None, nodes: Mapping[str, Nod
     damage = str(fault.error).removeprefix(f"{fault.name}: ")
     if isinstance(fault.error, Unsupported):
         return Repair(name, "later", "written by a newer ckptsync: upgrade this one", damage)
+    try:
+        own_prefixes(fault.run, fault.location)
+    except Corrupt as e:  # nobody ever writes it right
+        return Repair(name, "later", f"{e.hint}, and delete it", damage)
     if kind == "model":
         return _of_model_record(name, damage, seen)
     if kind == "report":

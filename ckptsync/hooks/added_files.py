@@ -160,11 +160,20 @@ def _save_config(model: Any, folder: Path) -> None:
 
 
 def _save_adapter(model: Any, folder: Path) -> None:
+    """Write the configuration of each adapter where peft saves that adapter.
+
+    FSDP saves the active adapter alone, without its name: where none is called default, the active
+    one's configuration lies at the top, too.
+    """
+    active = getattr(model, "active_adapter", None)
     for name, config in model.peft_config.items():
         ours = copy.deepcopy(config)
         ours.inference_mode = True
         ours.base_model_name_or_path = ours.base_model_name_or_path or _base(model)
-        ours.save_pretrained(folder if name == "default" else folder / name)
+        if name != "default":
+            ours.save_pretrained(folder / name)
+        if name == "default" or (name == active and "default" not in model.peft_config):
+            ours.save_pretrained(folder)
 
 
 def _base(model: Any) -> str:

@@ -30,6 +30,7 @@ from ckptsync.walk import SPOOL, Listing, Stat, open_file, stat_open, walk
 SENTINEL = (  # the Trainer's just-in-time save removes it when it is done
     "checkpoint-is-incomplete.txt"
 )
+_ADAPTER_CONFIG = "adapter_config.json"
 COPY_THREAD = "ckptsync-copy"
 # saves that must fit on the disk after each pin: the trainer writes the next one before it deletes
 # one
@@ -98,9 +99,16 @@ def _require_same(before: Listing, now: Listing, checkpoint: str) -> None:
 
 
 def _link_added(added: Path, there: Collection[str], fresh: Path) -> None:
-    for file in walk(added).files:
-        if file.path not in there and "/" not in file.path:
-            folders.make_in(fresh / "added")
+    """Link the files that the checkpoint lacks; adapters with files of their own lack nothing."""
+    has_adapter = any(path.rpartition("/")[2] == _ADAPTER_CONFIG for path in there)
+    files = [f for f in walk(added).files if f.path not in there]
+    if has_adapter:
+        files = [f for f in files if f.path.rpartition("/")[2] != _ADAPTER_CONFIG]
+    if not files:
+        return
+    with Tree(fresh / "added") as tree:
+        for file in files:
+            tree.place(file.path)  # makes its directory
             with contextlib.suppress(FileNotFoundError):  # somebody deleted it
                 folders.link_or_copy(added / file.path, fresh / "added" / file.path)
 
@@ -108,7 +116,10 @@ def _link_added(added: Path, there: Collection[str], fresh: Path) -> None:
 def _in_thread(work: Callable[[], object], name: str) -> None:
     """Run ``work`` in a thread that the interpreter's end waits for; at that end, at once."""
     if threading.main_thread().is_alive():
-        threading.Thread(target=work, name=name).start()
+        try:
+            threading.Thread(target=work, name=name).start()
+        except RuntimeError:  # the system gives no more
+            work()
     else:
         work()
 

@@ -183,7 +183,10 @@ def probe_node(within: float = _ANSWER_WITHIN) -> dict[str, Any]:
             answers.append({"error": f"{socket.gethostname()}: {type(e).__name__}: {e}"})
 
     probing = threading.Thread(target=probe, name="ckptsync-doctor", daemon=True)
-    probing.start()
+    try:
+        probing.start()
+    except RuntimeError as e:
+        return {"error": f"{socket.gethostname()}: {e}"}
     probing.join(within)
     late = {"error": f"{socket.gethostname()}: no answer within {within:g} s"}
     return answers[0] if answers else late

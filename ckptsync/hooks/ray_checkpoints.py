@@ -40,7 +40,8 @@ from ckptsync.pull.download import Download
 from ckptsync.pull.download_plan import PullPlan, plan_checkpoint
 from ckptsync.records.io import hidden_by
 from ckptsync.records.report import DAMAGE, Level, Report
-from ckptsync.records.store_paths import CONSOLIDATED, checked_node
+from ckptsync.records.store_paths import checked_node
+from ckptsync.safe_names import is_ours
 from ckptsync.spool.markers import save_id
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import Access, create_store, open_store
@@ -180,8 +181,8 @@ def send(directory: Path, url: str, part: RankPart) -> Note | None:
     together.  Raises ConfigError, Incomplete, StoreError.
     """
     run = checked_run(part.run)
-    reserved = (checkpoint_dirs.FINAL, *checkpoint_dirs.NESTED, CONSOLIDATED)
-    if not _NAME.fullmatch(part.name) or part.name in reserved:
+    is_taken = part.name in (checkpoint_dirs.FINAL, *checkpoint_dirs.NESTED) or is_ours(part.name)
+    if is_taken or not _NAME.fullmatch(part.name):
         hint = "give checkpoint_dir_name= a name of letters, digits, '.', '_' and '-'"
         raise ConfigError(f"{part.name!r}: not a valid checkpoint name", hint=hint)
     access, location = _access(), located(url)

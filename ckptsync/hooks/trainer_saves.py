@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ckptsync.checkpoint_dirs import FINAL, OF_MODEL, WEIGHTS
+from ckptsync.checkpoint_dirs import FINAL, WEIGHTS, final_names
 from ckptsync.errors import Incomplete
 from ckptsync.hooks import process_group
 from ckptsync.hooks.pin_checkpoint import Log
@@ -145,18 +145,17 @@ class TrainerSaves(RankSaves):
 
 
 def weights(output_dir: Path) -> frozenset[tuple[str, int, int]]:
-    """Return name, inode and mtime of each weights file of a final model."""
-    found = set()
-    with contextlib.suppress(FileNotFoundError), os.scandir(output_dir) as entries:
-        for entry in entries:
-            if WEIGHTS.fullmatch(entry.name):
-                info = entry.stat(follow_symlinks=False)
-                found.add((entry.name, info.st_ino, info.st_mtime_ns))
-    return frozenset(found)
+    """Return path, inode and mtime of each weights file of a final model."""
+    with contextlib.suppress(FileNotFoundError):
+        return frozenset(
+            (f.path, f.inode, f.mtime)
+            for f in final_model(output_dir).files
+            if WEIGHTS.fullmatch(f.path.rpartition("/")[2])
+        )
+    return frozenset()
 
 
 def final_model(output_dir: Path) -> Listing:
     """Return the files in an output directory that belong to its final model."""
     with os.scandir(output_dir) as entries:
-        names = [e.name for e in entries if OF_MODEL.fullmatch(e.name)]
-    return walk(output_dir, names)
+        return walk(output_dir, final_names(output_dir, list(entries)))

@@ -1,76 +1,372 @@
 """Names and shapes of all tensors that a ``config.json`` implies.
 
-Only for the plain decoders whose shapes follow from a few numbers.
+A table (`_CLASSES`) of decoders whose tensors follow from a few numbers and flags. `expected` gives
+what is certain, with ``None`` where a number is left to a default; `shapes` gives all or nothing,
+for a proof that rests on it. Another class implies nothing, nor does a quantised model, whose
+matrices have names of their own.
 
-Source: ``transformers/models/<model_type>/modeling_<model_type>.py``, 5.23; the tests hold shapes
-that transformers itself made. Whatever it does not say exactly implies nothing: another class, a
-quantised model, a number that is left to a default.
+Source: ``transformers/models/<model_type>/modeling_<model_type>.py`` and ``conversion_mapping.py``,
+5.24; the tests hold what transformers itself made of configurations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import prod
 from typing import Any
 
 from ckptsync.errors import Corrupt
 from ckptsync.plain_json import parse
 from ckptsync.tensors import Shape
 
-HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
 MOST_LAYERS = 10_000
-ALWAYS = "always"
+_MOST = 1 << 40
+_ALWAYS = "+"
+_FUSED = re.compile(r"\.experts\.(gate_up_proj|down_proj)$")
+
+Sizes = tuple[int | None, ...]
+"""A shape, with None where nothing says the size of an axis."""
+Config = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class _DecoderKind:
-    """What tells one class from another.
+class Expected:
+    """The tensors that a configuration implies, by name.
 
-    A bias is there `ALWAYS`, where the configuration's flag of that name says so, or never.
+    ``head``, ``embedding``: two of them, which may be one tensor under either name where the
+    configuration ties them.  ``is_exact``: nothing was left to a default: there are no others.
     """
 
-    norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
-    head_norms: tuple[str, ...] = ()
-    qkv_bias: str = ""
-    out_bias: str = ""
-    mlp_bias: str = ""
+    sizes: Mapping[str, Sizes] = field(default_factory=dict)
+    head: str = ""
+    embedding: str = ""
+    is_exact: bool = False
 
 
-_SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-)
-_WITHOUT_HEAD_DIM = ("llama", "mistral", "qwen2", "granite", "smollm3")
-_FLAG = "attention_bias"
-_FOUR = (
-    "input_layernorm",
-    "post_attention_layernorm",
-    "pre_feedforward_layernorm",
-    "post_feedforward_layernorm",
-)
-_HEADS = ("q_norm", "k_norm")
-_LLAMA = _DecoderKind(qkv_bias=_FLAG, out_bias=_FLAG, mlp_bias="mlp_bias")
-_CLASSES: Mapping[str, _DecoderKind] = {
+def _of_no_layer(config: Config, n: int) -> bool | None:
+    del config, n
+    return False
+
+
+def _of_every_layer(config: Config, n: int) -> bool | None:
+    del config, n
+    return True
+
+
+def _of_every_nth_layer(config: Config, n: int) -> bool | None:
+    """Qwen's: every ``decoder_sparse_step``th layer, but for ``mlp_only_layers``."""
+    step, dense = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or []
+    if type(step) is not int or step < 1 or not isinstance(dense, list):
+        return None
+    return n not in dense and (n + 1) % step == 0
+
+
+def _of_later_layers(config: Config, n: int) -> bool | None:
+    """DeepSeek's: all after the first ``first_k_dense_replace``."""
+    first, step = config.get("first_k_dense_replace"), config.get("moe_layer_freq", 1)
+    return n >= first if type(first) is int and step == 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Decoder:
+    """The tensors of a class, in rows: a module, the sizes of its weight, its bias, a condition.
+
+    A size is a sum of products of the letters of `_NUMBERS`.  A bias is there always (``+``), or
+    where the configuration's flag of that name says so; the condition is ``?flag`` or ``!flag``.
+    A name after ``=`` is a parameter itself, without ``.weight``; ``#`` stands for each expert.
+
+    ``dense``, ``sparse``: of layers without and with experts, as ``has_experts`` tells; ``fused``:
+    instead of ``sparse`` where the experts of a layer are one tensor, as transformers 5 has them in
+    memory.
+    """
+
+    layer: str
+    top: str = "embed_tokens V,H\nnorm H"
+    dense: str = ""
+    sparse: str = ""
+    fused: str = ""
+    has_experts: Callable[[Config, int], bool | None] = _of_no_layer
+    prefix: str = "model."
+    layers: str = "layers"
+    head: str = f"{HEAD.removesuffix('.weight')} V,H"
+    stored_head: str = ""  # its name in files, where that is another
+    shares_hidden: bool = True  # head_dim is, by default, the hidden size by the number of heads
+    is_transposed: bool = False  # weights are stored the other way round: GPT-2's
+
+
+_NUMBERS: Mapping[str, tuple[str, ...]] = {
+    "V": ("vocab_size",),
+    "H": ("hidden_size", "n_embd"),
+    "I": ("n_inner", "ffn_dim", "intermediate_size"),
+    "L": ("num_hidden_layers", "n_layer"),
+    "A": ("num_attention_heads", "n_head"),
+    "G": ("num_key_value_heads",),
+    "D": ("head_dim",),
+    "E": ("num_local_experts", "num_experts", "n_routed_experts"),
+    "M": ("moe_intermediate_size",),
+    "S": ("n_shared_experts",),
+    "T": ("shared_expert_intermediate_size",),
+    "P": ("max_position_embeddings", "n_positions"),
+    "Q": ("q_lora_rank",),
+    "K": ("kv_lora_rank",),
+    "N": ("qk_nope_head_dim",),
+    "R": ("qk_rope_head_dim",),
+    "W": ("v_head_dim",),
+}
+_SIZES_OR_NONE = ("q_lora_rank", "n_shared_experts")  # None: the model does without
+_BIAS = "attention_bias"
+
+
+def _attention(qkv: str = "", out: str = "", name: str = "o_proj") -> str:
+    return f"""
+        self_attn.q_proj A*D,H {qkv}
+        self_attn.k_proj G*D,H {qkv}
+        self_attn.v_proj G*D,H {qkv}
+        self_attn.{name} H,A*D {out}
+    """
+
+
+def _gated(size: str = "I", bias: str = "", module: str = "mlp") -> str:
+    return f"""
+        {module}.gate_proj {size},H {bias}
+        {module}.up_proj {size},H {bias}
+        {module}.down_proj H,{size} {bias}
+    """
+
+
+def _linear(up: str, down: str, bias: str = "") -> str:
+    return f"mlp.{up} I,H {bias}\nmlp.{down} H,I {bias}\n"
+
+
+def _norms(*names: str, bias: str = "") -> str:
+    return "".join(f"\n{name} H {bias}" for name in names)
+
+
+def _experts(size: str, fused: bool = False, module: str = "mlp") -> str:  # noqa: FBT001, FBT002
+    if fused:
+        return (
+            f"={module}.experts.gate_up_proj E,2*{size},H\n={module}.experts.down_proj E,H,{size}\n"
+        )
+    return _gated(size, module=f"{module}.experts.#")
+
+
+_TWO = _norms("input_layernorm", "post_attention_layernorm")
+_TWO_WITH_BIAS = _norms("input_layernorm", "post_attention_layernorm", bias=_ALWAYS)
+_AFTER = _norms("post_attention_layernorm", "post_feedforward_layernorm")
+_FOUR = _TWO + _norms("pre_feedforward_layernorm", "post_feedforward_layernorm")
+_HEAD_NORMS = "\nself_attn.q_norm D\nself_attn.k_norm D\n"
+_WIDE_NORMS = "\nself_attn.q_norm A*D\nself_attn.k_norm G*D\n"
+_WITH_BIAS = f"embed_tokens V,H\nnorm H {_ALWAYS}"
+_LLAMA = _Decoder(_attention(_BIAS, _BIAS) + _gated(bias="mlp_bias") + _TWO)
+_PLAIN = _Decoder(_attention() + _gated() + _TWO)
+_GEMMA = _attention(_BIAS, _BIAS) + _gated()
+_OLMO = _Decoder(_attention(_BIAS, _BIAS) + _gated() + _WIDE_NORMS + _AFTER)
+_COHERE = _attention(_BIAS, _BIAS) + _gated() + _norms("input_layernorm")
+_GLM = _attention(_BIAS) + "mlp.gate_up_proj 2*I,H\nmlp.down_proj H,I" + _TWO
+_BLOOM = f"""
+    self_attention.query_key_value 3*H,H {_ALWAYS}
+    self_attention.dense H,H {_ALWAYS}
+    mlp.dense_h_to_4h 4*H,H {_ALWAYS}
+    mlp.dense_4h_to_h H,4*H {_ALWAYS}
+"""
+_NEOX = f"""
+    attention.query_key_value 3*H,H {_BIAS}
+    attention.dense H,H {_BIAS}
+    mlp.dense_h_to_4h I,H {_ALWAYS}
+    mlp.dense_4h_to_h H,I {_ALWAYS}
+"""
+_GPT2 = f"""
+    ln_1 H {_ALWAYS}
+    ln_2 H {_ALWAYS}
+    attn.c_attn H,3*H {_ALWAYS}
+    attn.c_proj H,H {_ALWAYS}
+    mlp.c_fc H,I {_ALWAYS}
+    mlp.c_proj I,H {_ALWAYS}
+"""
+_OPT = f"""
+    {_attention("enable_bias", "enable_bias", "out_proj").replace("G", "A")}
+    fc1 I,H enable_bias
+    fc2 H,I enable_bias
+    self_attn_layer_norm H {_ALWAYS} ?layer_norm_elementwise_affine
+    final_layer_norm H {_ALWAYS} ?layer_norm_elementwise_affine
+"""
+_LATENT = f"""
+    self_attn.q_proj A*N+A*R,H "" !q_lora_rank
+    self_attn.q_a_proj Q,H {_BIAS} ?q_lora_rank
+    self_attn.q_a_layernorm Q "" ?q_lora_rank
+    self_attn.q_b_proj A*N+A*R,Q "" ?q_lora_rank
+    self_attn.kv_a_proj_with_mqa K+R,H {_BIAS}
+    self_attn.kv_a_layernorm K
+    self_attn.kv_b_proj A*N+A*W,K
+    self_attn.o_proj H,A*W {_BIAS}
+"""
+_SHARED = _gated("S*M", "?n_shared_experts", "mlp.shared_experts")
+_SHARED_BY_GATE = _gated("T", module="mlp.shared_expert") + "mlp.shared_expert_gate 1,H"
+_GATE = "mlp.gate E,H\n"
+_GPT_OSS = f"""
+    =self_attn.sinks A
+    mlp.router E,H {_ALWAYS}
+    =mlp.experts.gate_up_proj E,H,2*I
+    =mlp.experts.gate_up_proj_bias E,2*I
+    =mlp.experts.down_proj E,I,H
+    =mlp.experts.down_proj_bias E,H
+"""
+_MIXTRAL = """
+    block_sparse_moe.gate E,H
+    block_sparse_moe.experts.#.w1 I,H
+    block_sparse_moe.experts.#.w2 H,I
+    block_sparse_moe.experts.#.w3 I,H
+"""
+_CORRECTION = "=mlp.gate.e_score_correction_bias E\n"
+
+
+def _mixture(
+    layer: str,
+    has_experts: Callable[[Config, int], bool | None],
+    size: str = "M",
+    more: str = "",
+    dense: str = _gated(),
+) -> _Decoder:
+    """Return a class whose layers have experts, or some of its layers."""
+    sparse, fused = _experts(size) + _GATE + more, _experts(size, fused=True) + _GATE + more
+    return _Decoder(layer, dense=dense, sparse=sparse, fused=fused, has_experts=has_experts)
+
+
+_CLASSES: Mapping[str, _Decoder] = {
     "LlamaForCausalLM": _LLAMA,
-    "MistralForCausalLM": _DecoderKind(),
-    "Qwen2ForCausalLM": _DecoderKind(qkv_bias=ALWAYS),
-    "Qwen3ForCausalLM": _DecoderKind(head_norms=_HEADS, qkv_bias=_FLAG, out_bias=_FLAG),
-    "GemmaForCausalLM": _DecoderKind(qkv_bias=_FLAG, out_bias=_FLAG),
-    "Gemma2ForCausalLM": _DecoderKind(norms=_FOUR, qkv_bias=_FLAG, out_bias=_FLAG),
-    "Gemma3ForCausalLM": _DecoderKind(
-        norms=_FOUR, head_norms=_HEADS, qkv_bias=_FLAG, out_bias=_FLAG
+    "MistralForCausalLM": _PLAIN,
+    "MinistralForCausalLM": _PLAIN,
+    "Ministral3ForCausalLM": _PLAIN,
+    "Qwen2ForCausalLM": _Decoder(_attention(_ALWAYS) + _gated() + _TWO),
+    "Qwen3ForCausalLM": _Decoder(
+        _attention(_BIAS, _BIAS) + _gated() + _HEAD_NORMS + _TWO, shares_hidden=False
     ),
+    "GemmaForCausalLM": _Decoder(_GEMMA + _TWO, shares_hidden=False),
+    "Gemma2ForCausalLM": _Decoder(_GEMMA + _FOUR, shares_hidden=False),
+    "Gemma3ForCausalLM": _Decoder(_GEMMA + _FOUR + _HEAD_NORMS, shares_hidden=False),
     "GraniteForCausalLM": _LLAMA,
     "SmolLM3ForCausalLM": _LLAMA,
+    "SeedOssForCausalLM": _Decoder(
+        _attention(_BIAS, "attention_out_bias") + _gated(bias="mlp_bias") + _TWO,
+        shares_hidden=False,
+    ),
+    "Ernie4_5ForCausalLM": _Decoder(
+        _attention("use_bias", "use_bias") + _gated(bias="use_bias") + _TWO, shares_hidden=False
+    ),
+    "HunYuanDenseV1ForCausalLM": _Decoder(
+        _attention(_BIAS, _BIAS)
+        + _gated()
+        + "self_attn.query_layernorm D\nself_attn.key_layernorm D\n"
+        + _TWO,
+    ),
+    "Exaone4ForCausalLM": _Decoder(_attention() + _gated() + _HEAD_NORMS + _AFTER),
+    "OlmoForCausalLM": _Decoder(_attention(_BIAS, _BIAS) + _gated(), top="embed_tokens V,H"),
+    "Olmo2ForCausalLM": _OLMO,
+    "Olmo3ForCausalLM": _OLMO,
+    "CohereForCausalLM": _Decoder(
+        _COHERE + "\n=self_attn.q_norm.weight A,D '' ?use_qk_norm"
+        "\n=self_attn.k_norm.weight G,D '' ?use_qk_norm"
+    ),
+    "Cohere2ForCausalLM": _Decoder(_COHERE, shares_hidden=False),
+    "GlmForCausalLM": _Decoder(_GLM, shares_hidden=False),
+    "Glm4ForCausalLM": _Decoder(
+        _GLM + _norms("post_self_attn_layernorm", "post_mlp_layernorm"), shares_hidden=False
+    ),
+    "PhiForCausalLM": _Decoder(
+        _attention(_ALWAYS, _ALWAYS, "dense")
+        + _linear("fc1", "fc2", _ALWAYS)
+        + _norms("input_layernorm", bias=_ALWAYS)
+        + f"\nself_attn.q_layernorm D {_ALWAYS} ?qk_layernorm"
+        + f"\nself_attn.k_layernorm D {_ALWAYS} ?qk_layernorm",
+        top=f"embed_tokens V,H\nfinal_layernorm H {_ALWAYS}",
+        head=f"lm_head V,H {_ALWAYS}",
+    ),
+    "Phi3ForCausalLM": _Decoder(
+        "self_attn.qkv_proj A*D+2*G*D,H\nself_attn.o_proj H,A*D"
+        "\nmlp.gate_up_proj 2*I,H\nmlp.down_proj H,I" + _TWO
+    ),
+    "Starcoder2ForCausalLM": _Decoder(
+        _attention("use_bias", "use_bias") + _linear("c_fc", "c_proj", "use_bias") + _TWO_WITH_BIAS,
+        top=_WITH_BIAS,
+    ),
+    "StableLmForCausalLM": _Decoder(
+        _attention("use_qkv_bias")
+        + _gated()
+        + _norms("input_layernorm", bias=_ALWAYS)
+        + f"\npost_attention_layernorm H {_ALWAYS} !use_parallel_residual",
+        top=_WITH_BIAS,
+    ),
+    "GPT2LMHeadModel": _Decoder(
+        _GPT2,
+        f"wte V,H\nwpe P,H\nln_f H {_ALWAYS}",
+        prefix="transformer.",
+        layers="h",
+        is_transposed=True,
+    ),
+    "GPTNeoXForCausalLM": _Decoder(
+        _NEOX + _TWO_WITH_BIAS,
+        f"embed_in V,H\nfinal_layer_norm H {_ALWAYS}",
+        prefix="gpt_neox.",
+        stored_head="embed_out.weight",
+    ),
+    "BloomForCausalLM": _Decoder(
+        _BLOOM + _TWO_WITH_BIAS,
+        "word_embeddings V,H" + _norms("word_embeddings_layernorm", "ln_f", bias=_ALWAYS),
+        prefix="transformer.",
+        layers="h",
+    ),
+    "OPTForCausalLM": _Decoder(
+        _OPT,
+        f"""
+        embed_tokens V,H
+        embed_positions P+2,H
+        final_layer_norm H {_ALWAYS} ?do_layer_norm_before
+        """,
+        prefix="model.decoder.",
+    ),
+    "MixtralForCausalLM": _Decoder(
+        _attention() + _TWO,
+        sparse=_MIXTRAL,
+        fused=_experts("I", fused=True) + _GATE,
+        has_experts=_of_every_layer,
+    ),
+    "Qwen2MoeForCausalLM": _mixture(
+        _attention("qkv_bias") + _TWO, _of_every_nth_layer, more=_SHARED_BY_GATE
+    ),
+    "Qwen3MoeForCausalLM": _mixture(
+        _attention(_BIAS, _BIAS) + _HEAD_NORMS + _TWO, _of_every_nth_layer
+    ),
+    "OlmoeForCausalLM": _mixture(
+        _attention(_BIAS, _BIAS) + _WIDE_NORMS + _TWO, _of_every_layer, "I"
+    ),
+    "Glm4MoeForCausalLM": _mixture(
+        _attention(_BIAS)
+        + _TWO
+        + "\nself_attn.q_norm D '' ?use_qk_norm\nself_attn.k_norm D '' ?use_qk_norm",
+        _of_later_layers,
+        more=_CORRECTION + _SHARED,
+    ),
+    "DeepseekV2ForCausalLM": _mixture(
+        _LATENT + _TWO, _of_later_layers, more=_SHARED, dense=_gated(bias="mlp_bias")
+    ),
+    "DeepseekV3ForCausalLM": _mixture(_LATENT + _TWO, _of_later_layers, more=_CORRECTION + _SHARED),
+    "GptOssForCausalLM": _Decoder(_attention(_BIAS, _BIAS) + _GPT_OSS + _TWO, shares_hidden=False),
+}
+# The classes whose text model, in ``text_config``, is that of another.
+_TEXT_OF: Mapping[str, str] = {
+    "Qwen2VLForConditionalGeneration": "Qwen2ForCausalLM",
+    "Qwen2_5_VLForConditionalGeneration": "Qwen2ForCausalLM",
+    "Qwen3VLForConditionalGeneration": "Qwen3ForCausalLM",
+    "Qwen3VLMoeForConditionalGeneration": "Qwen3MoeForCausalLM",
+    "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
 }
 
 
-def parsed(name: str, data: bytes) -> Mapping[str, Any]:
+def parsed(name: str, data: bytes) -> Config:
     """Return a configuration; raises Corrupt if it is none."""
     config = parse(data, name, "a configuration")
     if not isinstance(config, dict):
@@ -78,78 +374,137 @@ def parsed(name: str, data: bytes) -> Mapping[str, Any]:
     return config
 
 
-def ties(config: Mapping[str, Any]) -> bool:
+def ties(config: Config) -> bool:
     """Return whether the output layer is the embedding, stored under either name or both."""
     return config.get("tie_word_embeddings") is True
 
 
-def shapes(config: Mapping[str, Any]) -> dict[str, Shape]:
-    """Return every tensor of the model, `HEAD` too where tied; empty if it is not implied."""
-    kind, sizes = _kind(config), _sizes(config)
-    if kind is None or sizes is None or config.get("quantization_config"):
-        return {}
-    hidden, vocabulary = sizes["hidden_size"], sizes["vocab_size"]
-    found: dict[str, Shape] = {
-        EMBEDDING: (vocabulary, hidden),
-        "model.norm.weight": (hidden,),
-        HEAD: (vocabulary, hidden),
-    }
-    biases = {flag for flag in _flags(kind) if flag == ALWAYS or config[flag]}
-    layer = dict(_layer(kind, sizes, biases))
-    return found | {
-        f"model.layers.{n}.{name}": shape
-        for n in range(sizes["num_hidden_layers"])
-        for name, shape in layer.items()
-    }
+def shapes(config: Config, names: Collection[str] = ()) -> dict[str, Shape]:
+    """Return every tensor of the model, its head too where tied; empty if it is not implied.
+
+    ``names``: what the checkpoint has, which says how it keeps experts.
+    """
+    found = expected(config, names)
+    return {name: tuple(n or 0 for n in its) for name, its in found.sizes.items() if found.is_exact}
 
 
-def _kind(config: Mapping[str, Any]) -> _DecoderKind | None:
-    """Return the class, if it is known and all of its flags are given."""
+def expected(config: Config, names: Collection[str] = ()) -> Expected:
+    """Return what a configuration implies for certain; nothing of a class that is not known."""
     classes = config.get("architectures")
     if not isinstance(classes, list) or len(classes) != 1 or not isinstance(classes[0], str):
-        return None
-    kind = _CLASSES.get(classes[0])
-    flags = _flags(kind) - {ALWAYS} if kind else ()
-    return kind if all(isinstance(config.get(flag), bool) for flag in flags) else None
+        return Expected()
+    known, nested = _CLASSES.get(classes[0]), False
+    if known is None and (known := _CLASSES.get(_TEXT_OF.get(classes[0], ""))):
+        text = config.get("text_config")
+        nested, config = True, {**config, **text} if isinstance(text, dict) else config
+    if known is None or config.get("quantization_config"):
+        return Expected()
+    model = _Reader(config, known, any(map(_FUSED.search, names)))
+    found = model.expected(names)
+    return Expected(found.sizes, found.head, found.embedding, found.is_exact and not nested)
 
 
-def _flags(kind: _DecoderKind) -> set[str]:
-    return {kind.qkv_bias, kind.out_bias, kind.mlp_bias} - {""}
+class _Reader:
+    """Reads the rows of a class with the numbers of one configuration."""
+
+    def __init__(self, config: Config, known: _Decoder, is_fused: bool) -> None:  # noqa: FBT001
+        self._config, self._known, self._is_fused = config, known, is_fused
+        self._is_exact = True
+        self._numbers = {letter: self._number(keys) for letter, keys in _NUMBERS.items()}
+        hidden, heads = self._numbers["H"], self._numbers["A"]
+        if self._numbers["D"] is None and known.shares_hidden and hidden and heads:
+            self._numbers["D"] = hidden // heads if hidden % heads == 0 else None
+        if known.is_transposed and "n_inner" in config and config["n_inner"] is None:
+            self._numbers["I"] = hidden and 4 * hidden
+
+    def expected(self, names: Collection[str]) -> Expected:
+        """Return what there must be; nothing without a number of layers."""
+        known, count = self._known, self._numbers["L"]
+        if count is None or count > MOST_LAYERS:
+            return Expected()
+        if known.has_experts is not _of_no_layer and self._numbers["E"] is None:
+            return Expected()
+        found = dict(self._rows(known.top, known.prefix))
+        embedding = next(iter(found))
+        layers = [dict(self._rows(known.layer + "\n" + known.dense, ""))]
+        if known.has_experts is not _of_no_layer:
+            rows = known.fused if self._is_fused else known.sparse
+            layers.append(dict(self._rows(f"{known.layer}\n{rows}", "")))
+        for n in range(count):
+            has_experts = known.has_experts(self._config, n)
+            if has_experts is None:
+                return Expected()
+            place = f"{known.prefix}{known.layers}.{n}."
+            found.update({place + name: sizes for name, sizes in layers[has_experts].items()})
+        own = dict(self._rows(known.head, ""))
+        head = next(iter(own))
+        if known.stored_head in names:
+            own = {known.stored_head: own[head]}
+            head = known.stored_head
+        found |= own
+        is_exact = self._is_exact and not any(None in sizes for sizes in found.values())
+        return Expected(found, head, embedding, is_exact)
+
+    def _number(self, keys: tuple[str, ...]) -> int | None:
+        value = next((self._config[key] for key in keys if key in self._config), None)
+        return value if type(value) is int and 0 < value < _MOST else None
+
+    def _flag(self, name: str) -> bool:
+        """Return whether a flag is set; one that is left out is not, and is a default."""
+        value = self._config.get(name)
+        if name in _SIZES_OR_NONE:
+            return value is not None
+        if not isinstance(value, bool):
+            self._is_exact = False
+        return value is True
+
+    def _rows(self, text: str, prefix: str) -> Iterator[tuple[str, Sizes]]:
+        for name, axes, bias, condition in _parse(text):
+            if condition and not self._holds(condition):
+                continue
+            sizes = tuple(map(self._size, axes))
+            count = self._numbers["E"] if "#" in name else 1
+            if count is None or count > MOST_LAYERS:
+                self._is_exact = False
+                continue
+            has_bias = bias == _ALWAYS or (bool(bias) and self._flag(bias))
+            for n in range(count):
+                own = prefix + name.replace("#", str(n))
+                if name.startswith("="):
+                    yield own.replace("=", "", 1), sizes
+                    continue
+                yield f"{own}.weight", sizes
+                if has_bias:
+                    yield f"{own}.bias", sizes[-1:] if self._known.is_transposed else sizes[:1]
+
+    def _holds(self, condition: str) -> bool:
+        """Return whether a row is there for certain."""
+        name = condition[1:]
+        is_set = self._flag(name)
+        is_told = name in self._config and (
+            name in _SIZES_OR_NONE or isinstance(self._config[name], bool)
+        )
+        self._is_exact &= is_told
+        return is_told and is_set == condition.startswith("?")
+
+    def _size(self, axis: str) -> int | None:
+        total = 0
+        for term in axis.split("+"):
+            factors = [int(f) if f.isdigit() else self._numbers[f] for f in term.split("*")]
+            known = [f for f in factors if f is not None]
+            if len(known) < len(factors):
+                return None
+            total += prod(known)
+        return total
 
 
-def _sizes(config: Mapping[str, Any]) -> dict[str, int] | None:
-    """Return the numbers that decide everything, if all are given, or head_dim follows."""
-    sizes = {name: config.get(name) for name in _SIZES}
-    hidden, heads = sizes["hidden_size"], sizes["num_attention_heads"]
-    if (
-        sizes["head_dim"] is None
-        and config.get("model_type") in _WITHOUT_HEAD_DIM
-        and type(hidden) is type(heads) is int
-        and heads
-    ):
-        sizes["head_dim"] = hidden // heads if hidden % heads == 0 else None
-    found = {name: n for name, n in sizes.items() if type(n) is int and 0 < n < 1 << 40}
-    is_known = len(found) == len(_SIZES) and found["num_hidden_layers"] <= MOST_LAYERS
-    return found if is_known else None
-
-
-def _layer(
-    kind: _DecoderKind, sizes: Mapping[str, int], biases: Collection[str]
-) -> Iterator[tuple[str, Shape]]:
-    hidden, inner, head = sizes["hidden_size"], sizes["intermediate_size"], sizes["head_dim"]
-    query, key = sizes["num_attention_heads"] * head, sizes["num_key_value_heads"] * head
-    linears = {
-        "self_attn.q_proj": ((query, hidden), kind.qkv_bias),
-        "self_attn.k_proj": ((key, hidden), kind.qkv_bias),
-        "self_attn.v_proj": ((key, hidden), kind.qkv_bias),
-        "self_attn.o_proj": ((hidden, query), kind.out_bias),
-        "mlp.gate_proj": ((inner, hidden), kind.mlp_bias),
-        "mlp.up_proj": ((inner, hidden), kind.mlp_bias),
-        "mlp.down_proj": ((hidden, inner), kind.mlp_bias),
-    }
-    for name, (shape, bias) in linears.items():
-        yield f"{name}.weight", shape
-        if bias in biases:
-            yield f"{name}.bias", shape[:1]
-    yield from ((f"{name}.weight", (hidden,)) for name in kind.norms)
-    yield from ((f"self_attn.{name}.weight", (head,)) for name in kind.head_norms)
+@lru_cache(maxsize=256)
+def _parse(text: str) -> tuple[tuple[str, tuple[str, ...], str, str], ...]:
+    """Return the rows of a text: a name, sizes, a bias and a condition."""
+    rows = []
+    for line in filter(None, map(str.strip, text.splitlines())):
+        name, axes, *rest = line.split()
+        bias = next((w for w in rest if w[0] not in "?!\"'"), "")
+        condition = next((w for w in rest if w[0] in "?!"), "")
+        rows.append((name, tuple(axes.split(",")), bias, condition))
+    return tuple(rows)

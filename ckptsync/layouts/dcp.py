@@ -42,6 +42,7 @@ from ckptsync.layouts.dcp_metadata import (
     read_metadata,
 )
 from ckptsync.layouts.file_names import METADATA, is_of_one_rank, metadata_files
+from ckptsync.layouts.state_dict import without_extra_states
 from ckptsync.tensors import Checksum, Copy, Extent, Files, Part, Shape, Tensor, expect, read
 
 
@@ -97,11 +98,9 @@ def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
         )
     found = tuple(_tensors(files, named))
     remarks = (metadata.remark, _remark(everything, named, folder or "."))
-    return (
-        (replace(found[0], remark="; ".join(filter(None, remarks))), *found[1:])
-        if any(remarks)
-        else found
-    )
+    if any(remarks):
+        found = (replace(found[0], remark="; ".join(filter(None, remarks))), *found[1:])
+    return without_extra_states(found, metadata.fields["state_dict_metadata"])
 
 
 def split_root(files: Files, root: str) -> tuple[str, str | None, int | None]:

@@ -39,6 +39,10 @@ _HINT = (
     "give the model it was trained from with --base, the optimizer's DCP directory beside it, "
     "or, if you know how many ranks wrote it, --source 'dcp_safetensors:.#world=N'"
 )
+_OTHER_BASE = (
+    "check that --base is the model it was trained from, or give the optimizer's DCP directory"
+    " beside it, or, if you know how many ranks wrote it, --source 'dcp_safetensors:.#world=N'"
+)
 # State of torch's own optimizers that is made as ``zeros_like(parameter)`` (torch/optim, 2.13).
 _LIKE_PARAMETER = frozenset(
     {
@@ -52,11 +56,15 @@ _LIKE_PARAMETER = frozenset(
 class ExpectedModel:
     """What else is known of a model: the base model's ``shapes``, a ``config.json``.
 
+    ``packed``: element types of matrices of the base that may hold quantised weights. Such a shape
+    is that of shards of the same type only.
+
     ``path``: returns where in the names of the shards the model's own names begin.
     """
 
     shapes: Mapping[str, Shape] = field(default_factory=dict)
     config: bytes | None = None
+    packed: Mapping[str, str] = field(default_factory=dict)
     path: Callable[[Sequence[str]], str] = lambda _: ""
 
 
@@ -128,12 +136,12 @@ def _read_shards(
                     hint="they belong to different saves",
                 )
             boxes.setdefault(name, []).append(part)
-    proofs = find_proofs(files, root, boxes.keys(), outside)
+    proofs = find_proofs(files, root, dtypes, outside)
     here = file_names.ranks(shards)
     if world is not None:
         _check_world(world, here, len(shards), count)
         proofs = (*proofs, by_world(boxes))
-    shapes = proven_shapes(boxes, proofs)
+    shapes = proven_shapes(boxes, proofs, _OTHER_BASE if outside.shapes else _HINT)
     wrote = {*range(here[-1]), *file_names.ranks(files.sizes())}
     ranks = sorted(wrote.union(*(proof.ranks for proof in proofs)).difference(here))
     lacking = find_missing(boxes, shapes, proofs)
@@ -259,16 +267,22 @@ def _offsets(value: list[Any]) -> Shape:
 
 
 def find_proofs(
-    files: Files, root: str, names: Collection[str], model: ExpectedModel
+    files: Files, root: str, dtypes: Mapping[str, str], model: ExpectedModel
 ) -> tuple[ShapeProof, ...]:
-    """Return all proofs that there are, the strongest first. ``names``: the tensors in question."""
+    """Return all proofs that there are, the strongest first, for the tensors of ``dtypes``."""
+    names = dtypes.keys()
     path = model.path(tuple(names))
     prefix = f"{path}." if path else ""
     by_config, config = _by_config(files, root, names, model, prefix)
     found = [*_by_optimizers(files)]
     known = {prefix + name: shape for name, shape in model.shapes.items()}
     # a base model that has none of the tensors is another model, or names them otherwise
-    if base := {name: known[name] for name in names if name in known}:
+    base = {
+        name: known[name]
+        for name, dtype in dtypes.items()
+        if name in known and model.packed.get(name.removeprefix(prefix), dtype) == dtype
+    }
+    if base:
         found.append(ShapeProof("the base model", base, "most"))
     found += by_config
     if config_shapes.ties(config):  # optimizers know the output layer and the embedding as one
@@ -287,11 +301,11 @@ def find_proofs(
 
 
 def proven_shapes(
-    boxes: Mapping[str, Sequence[Part]], found: Sequence[ShapeProof]
+    boxes: Mapping[str, Sequence[Part]], found: Sequence[ShapeProof], hint: str = _HINT
 ) -> dict[str, Shape]:
     """Return the shape of every tensor.
 
-    Raises Incomplete where nothing proves one, Corrupt where boxes are outside of it.
+    Raises Incomplete where nothing proves one (with ``hint``), Corrupt where boxes are outside.
     """
     proven: dict[str, Shape] = {}
     unproven = []
@@ -306,10 +320,10 @@ def proven_shapes(
     if unproven:
         raise Incomplete(
             f"{min(unproven)}{_more(unproven)}: boxes are here, but nothing says what shape it has",
-            hint=_HINT,
+            hint=hint,
         )
     if not found:
-        raise Incomplete("nothing names the tensors that there should be", hint=_HINT)
+        raise Incomplete("nothing names the tensors that there should be", hint=hint)
     return proven
 
 
@@ -393,7 +407,8 @@ def _by_config(
     if data is None:
         return [], {}
     config = config_shapes.parsed(here or _CONFIG, data)
-    known = {prefix + name: shape for name, shape in config_shapes.shapes(config).items()}
+    shapes = config_shapes.shapes(config, names)
+    known = {prefix + name: shape for name, shape in shapes.items()}
     if not known or not known.keys() >= set(names):
         return [], config
     needed = known.keys() - ({prefix + config_shapes.HEAD} if config_shapes.ties(config) else set())

@@ -37,6 +37,7 @@ _CODE = re.compile(
     r"(configuration|modeling|tokenization|processing|image_processing)_\w+\.py", re.ASCII
 )
 METADATA = ".metadata"  # of torch's distributed checkpoints
+PICKLED_METADATA = "metadata.pkl"  # torch_checkpointing's
 SAFETENSORS, DCP_SHARD = ".safetensors", ".distcp"
 TORCH = (".pt", ".pth", ".bin", ".ckpt", ".pkl")  # what torch.save writes, or pickle
 _OPTIMIZER_FOLDER = re.compile(r"(?:.*/)?optimizer(_[0-9]+)?/.*", re.DOTALL)
@@ -78,6 +79,11 @@ KINDS = (
     FileKind(r".*zero_pp_rank_([0-9]+)_mp_rank_.*", is_shard=True),
     FileKind(r".*_optim_states\.pt", "optimizer", is_shard=True),  # of experts
     FileKind(r"latest", "describing"),
+    # torch_checkpointing
+    FileKind(r"metadata\.pkl", "describing"),
+    FileKind(r"model_([0-9]+)\.pt"),
+    FileKind(r"optimizer_([0-9]+)\.pt", "optimizer"),
+    FileKind(r"(?:train_state|dataloader|lr_scheduler)_([0-9]+)\.pt", "resuming"),
     # verl, and accelerate without DCP
     FileKind(r"optim_world_size_[0-9]+_rank_([0-9]+)\.pt", "optimizer"),
     FileKind(r"extra_state_world_size_[0-9]+_rank_([0-9]+)\.pt", "resuming"),

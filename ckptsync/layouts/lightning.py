@@ -16,8 +16,8 @@ from typing import Any
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported, name_in_errors
 from ckptsync.formats import torch_save, torch_zip
-from ckptsync.formats.pickles import AnyClass, PickledObject, brief
-from ckptsync.formats.torch_pickle import ALLOWED, StoredTensor
+from ckptsync.formats.pickles import AnyClass
+from ckptsync.formats.torch_pickle import ALLOWED, ANY_TENSOR
 from ckptsync.layouts.file_names import inside
 from ckptsync.layouts.whole_bin import state_tensors
 from ckptsync.tensors import Extent, Files, Tensor
@@ -25,7 +25,6 @@ from ckptsync.tensors import Extent, Files, Tensor
 _END = ".ckpt"
 _STATE = "state_dict"
 _OF_FABRIC = ("model", "module", "model_state_dict")
-_EXTRA = "_extra_state"  # what a module keeps beside its tensors, in a form of its own
 _ALLOWED = AnyClass(ALLOWED)
 
 
@@ -57,12 +56,6 @@ def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
     """Return the model's tensors, under the names that the LightningModule gives them."""
     value, container = _load(files, _where(files, root))
     state = _state(value, root)
-    for key, held in state.items():
-        if isinstance(held, PickledObject) and not str(key).endswith(_EXTRA):
-            raise Unsupported(
-                f"{root}: {brief(key)} is a {held.name}, a tensor expected",
-                hint="save whole, plain tensors",
-            )
     with name_in_errors(root):
         return state_tensors(files, container, state)
 
@@ -112,4 +105,4 @@ def _state(value: Any, root: str) -> Mapping[Any, Any]:
 
 
 def _holds_tensors(value: Mapping[Any, Any]) -> bool:
-    return any(isinstance(held, StoredTensor) for held in value.values())
+    return any(isinstance(held, ANY_TENSOR) for held in value.values())

@@ -1,6 +1,7 @@
 """PEFT adapters: ``adapter_model.safetensors`` (or ``.bin``) and ``adapter_config.json``.
 
-Older versions of PEFT write ``adapter_model.bin``.
+Older versions of PEFT write ``adapter_model.bin``.  ``save_pretrained`` puts the adapter called
+``default`` in the directory itself, and each other in a directory of its name.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Collection
 
 from ckptsync.formats import safetensors
 from ckptsync.layouts import whole_bin
-from ckptsync.layouts.file_names import home, inside, join
+from ckptsync.layouts.file_names import HOMES, inside, join
 from ckptsync.tensors import Files, Tensor
 
 WEIGHTS = "adapter_model.safetensors"
@@ -18,8 +19,20 @@ CONFIG = "adapter_config.json"
 
 
 def roots(names: Collection[str]) -> tuple[str, ...]:
-    """Return the checkpoint's own directory if it holds an adapter, else one in it that does."""
-    return home(names, {WEIGHTS, OLD_WEIGHTS}.intersection)
+    """Return the directories of the adapters in the first of `HOMES` that has any.
+
+    The home itself comes first.
+    """
+    folders = {
+        name.rpartition("/")[0]
+        for name in names
+        if name.rpartition("/")[2] in (WEIGHTS, OLD_WEIGHTS)
+    }
+    for home in HOMES:
+        below = sorted(f for f in folders.difference(HOMES) if f.rpartition("/")[0] == home)
+        if found := (*folders.intersection((home,)), *below):
+            return found
+    return ()
 
 
 def demands(files: Files, root: str) -> dict[str, int | None]:

@@ -1,7 +1,8 @@
-"""Checkpoints with one file a rank, of accelerate and verl.
+"""Checkpoints with one file a rank, of accelerate, verl and torchtitan.
 
 accelerate writes ``pytorch_model_fsdp_0_rank3.bin`` with ``use_dcp=False``, verl
-``model_world_size_8_rank_3.pt``.
+``model_world_size_8_rank_3.pt``. ``torch_checkpointing``, torchtitan's second checkpointer, writes
+``model_3.pt``, and ``metadata.pkl`` beside it, which says how many ranks there are.
 
 A root is what the names of all ranks' files begin with: ``pytorch_model_fsdp_0``, ``actor/model``.
 Placements say what is cut and how; a plain tensor is replicated, and rank 0's is taken. A tensor
@@ -9,7 +10,8 @@ may lie on some axes of the mesh only (FSDP within tensor parallelism that leave
 group of ranks then has all of it, which nothing but equal bytes can prove.
 
 Sources: accelerate 1.15 (``save_fsdp_model``, ``use_dcp=False``; LOCAL_STATE_DICT of every version
-has the same names), verl (``FSDPCheckpointManager.save_checkpoint``).
+has the same names), verl (``FSDPCheckpointManager.save_checkpoint``),
+torch_checkpointing 0.1.1 (``checkpoint_layout.py``, ``distributed_metadata.py``).
 """
 
 from __future__ import annotations
@@ -24,24 +26,28 @@ from typing import Any
 from ckptsync.errors import Corrupt, Incomplete, Unsupported, name_in_errors
 from ckptsync.formats import torch_save
 from ckptsync.formats.dtypes import ITEMSIZE
-from ckptsync.formats.pickles import brief
-from ckptsync.formats.torch_pickle import StoredTensor
-from ckptsync.layouts.file_names import MOST_RANKS, inside
+from ckptsync.formats.pickles import MAX_BYTES, brief, loads
+from ckptsync.formats.torch_pickle import StoredTensor, Wrapped, plain_tensor
+from ckptsync.layouts.file_names import MOST_RANKS, PICKLED_METADATA, inside, join
 from ckptsync.layouts.sharded_tensors import (
     ALLOWED,
     DTENSORS,
     SHARDED_TENSOR,
     Meshes,
     RankShards,
-    Wrapped,
     dtensor_share,
     sharded_share,
 )
-from ckptsync.tensors import Copy, Extent, Files, Part, Shape, Tensor
+from ckptsync.layouts.state_dict import entries, is_extra_state, without_extra_states
+from ckptsync.tensors import Copy, Extent, Files, Part, Shape, Tensor, read_whole
 
+# what all ranks' names begin with, what follows it, the rank and the end
 _NAME = re.compile(
-    r"((?:pytorch_model_fsdp|optimizer)(?:_[0-9]+)?)_rank([0-9]+)\.bin|(model|optim|extra_state)_world_size_([0-9]+)_rank_([0-9]+)\.pt"
+    r"((?:pytorch_model_fsdp|optimizer)(?:_[0-9]+)?)(_rank)([0-9]+)(\.bin)"
+    r"|(model|optim|extra_state)(_world_size_[0-9]+_rank_)([0-9]+)(\.pt)"
+    r"|(model|optimizer)(_)([0-9]+)(\.pt)"
 )
+_WORLD = re.compile(r"_world_size_([0-9]+)_rank_")
 _MIXED = "files of different saves are mixed: give only those of one"
 
 
@@ -50,19 +56,23 @@ class RankFile:
     """The parts of a file's name.
 
     ``stem`` is what all ranks' names begin with. ``world`` is None where the name does not say it.
+    ``before`` and ``end`` stand before and behind the rank.
     """
 
     stem: str
     rank: int
     world: int | None
+    before: str
+    end: str
 
     def of(self, rank: int) -> str:
         """Return the name of the same file of another rank."""
-        return (
-            f"{self.stem}_rank{rank}.bin"
-            if self.world is None
-            else f"{self.stem}_world_size_{self.world}_rank_{rank}.pt"
-        )
+        return f"{self.stem}{self.before}{rank}{self.end}"
+
+    @property
+    def metadata(self) -> str:
+        """Return the file that tells the number of ranks, where torch_checkpointing wrote it."""
+        return join(self.stem.rpartition("/")[0], PICKLED_METADATA) if self.before == "_" else ""
 
 
 def rank_file(name: str) -> RankFile | None:
@@ -71,29 +81,43 @@ def rank_file(name: str) -> RankFile | None:
     found = _NAME.fullmatch(base)
     if found is None:
         return None
-    stem = f"{folder}{slash}{found[1] or found[3]}"
-    return RankFile(stem, int(found[2] or found[5]), int(found[4]) if found[4] else None)
+    stem, before, rank, end = filter(None, found.groups())
+    world = _WORLD.fullmatch(before)
+    return RankFile(
+        f"{folder}{slash}{stem}", int(rank), int(world[1]) if world else None, before, end
+    )
 
 
 def of_stem(names: Collection[str], stem: str) -> list[tuple[RankFile, str]]:
     """Return the files of all ranks that are here, in the order of the ranks."""
-    there = ((rank_file(name), name) for name in inside(names, stem.rpartition("/")[0]).values())
+    own = _claimed(inside(names, stem.rpartition("/")[0]).values())
     return sorted(
-        ((found, name) for found, name in there if found and found.stem == stem),
+        ((found, name) for found, name in own if found.stem == stem),
         key=lambda f: (f[0].rank, f[1]),
     )
 
 
+def _claimed(names: Collection[str]) -> Iterator[tuple[RankFile, str]]:
+    """Yield the files of one rank each; a ``model_0.pt`` without its metadata is anybody's."""
+    for name in names:
+        found = rank_file(name)
+        if found and (not found.metadata or found.metadata in names):
+            yield found, name
+
+
 def roots(names: Collection[str]) -> tuple[str, ...]:
     """Return what the names of each set of ranks' files begin with, whatever states they hold."""
-    return tuple(sorted({found.stem for found in map(rank_file, names) if found}))
+    return tuple(sorted({found.stem for found, _ in _claimed(names)}))
 
 
 def demands(files: Files, root: str) -> dict[str, int | None]:
     """Return every rank's file, as verl's names or the model's sharded tensors count them."""
     there = of_stem(files.sizes(), root)
     if not there:
-        raise Incomplete(f"{root}: no file of any rank found")
+        raise Incomplete(
+            f"{root}: no file of any rank found, or not the {PICKLED_METADATA} beside",
+            hint="rank 0 of torch_checkpointing writes that: add the directory of its node",
+        )
     worlds = {found.world for found, _ in there}
     if len(worlds) > 1:
         raise Corrupt(
@@ -102,7 +126,11 @@ def demands(files: Files, root: str) -> dict[str, int | None]:
             hint=_MIXED,
         )
     first = there[0][0]
-    world = first.world if first.world is not None else _world_of_model(files, root)
+    world = (
+        _world_of_metadata(files, first.metadata)
+        if first.metadata
+        else first.world or _world_of_model(files, root)
+    )
     if world > MOST_RANKS:
         raise Corrupt(f"{root}: files of {world} ranks: no training has so many ranks", hint=_MIXED)
     beyond = [name for found, name in there if found.rank >= world]
@@ -111,12 +139,13 @@ def demands(files: Files, root: str) -> dict[str, int | None]:
             f"{beyond[0] if beyond else root}: its rank does not fit a world size of {world}",
             hint=_MIXED,
         )
-    return dict.fromkeys(map(first.of, range(world)))
+    needed = dict.fromkeys(map(first.of, range(world)))
+    return needed | ({first.metadata: None} if first.metadata else {})
 
 
 def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
     """Return every tensor, put together from all ranks' files."""
-    names = [*demands(files, root)]
+    names = [name for name in demands(files, root) if rank_file(name)]
     loaded = [load(files, name, rank) for rank, name in enumerate(names)]
     for other in loaded[1:]:
         if other.tensors.keys() != loaded[0].tensors.keys():
@@ -124,7 +153,17 @@ def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
             raise Corrupt(f"{other.name}: {odd[0]} is not in every rank's file", hint=_MIXED)
     found = tuple(_joined(files, loaded, key) for key in loaded[0].tensors)
     _check_not_cut(found, loaded[0])
-    return tuple(_tied(found, loaded))
+    return without_extra_states(tuple(_tied(found, loaded)), loaded[0].extra)
+
+
+def _world_of_metadata(files: Files, name: str) -> int:
+    """Return the number of ranks that torch_checkpointing's metadata tells: plain values."""
+    with name_in_errors(name):
+        value, _ = loads(read_whole(files, name, MAX_BYTES), {})
+    world = value.get("world_size") if isinstance(value, dict) else None
+    if type(world) is not int or not 0 < world < MOST_RANKS:
+        raise Corrupt(f"{name}: world_size is {brief(world)}", hint="it is damaged: fetch it again")
+    return world
 
 
 def _world_of_model(files: Files, root: str) -> int:
@@ -292,11 +331,15 @@ Held = RankShards | StoredTensor
 
 @dataclass(frozen=True, slots=True)
 class LoadedRank:
-    """What one rank's file holds: of sharded tensors its share, plain ones as they are."""
+    """What one rank's file holds: of sharded tensors its share, plain ones as they are.
+
+    ``extra``: the names of modules' extra states.
+    """
 
     name: str
     container: torch_save.Container
     tensors: dict[str, Held]
+    extra: tuple[str, ...]
 
 
 def load(files: Files, name: str, rank: int) -> LoadedRank:
@@ -315,32 +358,31 @@ def load(files: Files, name: str, rank: int) -> LoadedRank:
     with name_in_errors(name):
         value, container = torch_save.load(files, Extent(name, 0, files.sizes()[name]), ALLOWED)
         tensors = dict(_read_tensors(value))
+        extra = tuple(filter(is_extra_state, value))
     strangers = {held.rank for held in tensors.values() if isinstance(held, RankShards)} - {rank}
     if strangers:
         raise Corrupt(
             f"{name}: rank {min(strangers)} wrote it",
             hint="files were renamed, or come from different saves",
         )
-    return LoadedRank(name, container, tensors)
+    return LoadedRank(name, container, tensors, extra)
 
 
 def _read_tensors(value: Any) -> Iterator[tuple[str, Held]]:
     if not isinstance(value, dict):
         raise Corrupt(f"a {type(value).__name__}, a state dict expected")
+    nested = [key for key, held in value.items() if isinstance(held, dict)]
+    if any(not is_extra_state(key) for key in nested):
+        raise Unsupported(
+            f"{brief(nested[0])} is a dictionary, a tensor expected",
+            hint="only flat state dicts are read",
+        )
     meshes: Meshes = {}
-    for key, held in value.items():
-        if isinstance(held, dict):
-            raise Unsupported(
-                f"{brief(key)} is a dictionary, a tensor expected",
-                hint="only flat state dicts are read",
-            )
-        if isinstance(held, (StoredTensor, Wrapped)):
-            if not isinstance(key, str):
-                raise Corrupt(f"a tensor named {brief(key)}, a text expected")
-            yield key, _read_tensor(key, held, meshes)
+    for key, held in entries(value):
+        yield key, _read_tensor(key, held, meshes)
 
 
-def _read_tensor(key: str, value: StoredTensor | Wrapped, meshes: Meshes) -> Held:
+def _read_tensor(key: str, value: Any, meshes: Meshes) -> Held:
     if key.rpartition(".")[2] == "_flat_param":
         raise Unsupported(
             "FSDP's LOCAL_STATE_DICT: flattened parameters, whose names and shapes are not in the"
@@ -350,11 +392,12 @@ def _read_tensor(key: str, value: StoredTensor | Wrapped, meshes: Meshes) -> Hel
                 " same model, wrapped the same way"
             ),
         )
-    if isinstance(value, StoredTensor):
-        return value
     with name_in_errors(key):
-        if value.kind in DTENSORS:
+        if isinstance(value, Wrapped) and value.kind in DTENSORS:
             return dtensor_share(value, meshes)
-        if value.kind == SHARDED_TENSOR:
+        if isinstance(value, Wrapped) and value.kind == SHARDED_TENSOR:
             return sharded_share(value)
-    raise Unsupported(f"{key}: a {value.kind}, DTensor and ShardedTensor are known")
+        tensor = plain_tensor(value)
+    if tensor is None:
+        raise Corrupt(f"{key}: no tensor")
+    return tensor

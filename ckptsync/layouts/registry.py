@@ -9,12 +9,21 @@ files there should be.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
-from ckptsync.layouts.file_names import Within, holds_weights, join, ranks
+from ckptsync.layouts.file_names import (
+    HOMES,
+    PICKLED_METADATA,
+    Within,
+    holds_weights,
+    join,
+    ranks,
+)
+from ckptsync.layouts.state_dict import without_extra_states
 from ckptsync.plain_json import parse
 from ckptsync.tensors import Demands, Extent, Files, Tensor, expect, read, read_whole
 
@@ -63,7 +72,7 @@ class LayoutRow:
     checks_itself: bool = False
     has_sections: bool = False  # a root may end in ``#section``
     naming: str = ""  # how files end that alone say which tensor is where
-    configuration: str = ""  # a directory beside a root, with the model's configuration
+    configuration: tuple[str, ...] = ()  # directories beside a root, with a configuration
 
 
 # By the layouts' names, preferred first.
@@ -80,8 +89,8 @@ LAYOUTS: dict[str, LayoutRow] = {
         naming="_model_states.pt",
     ),
     "per_rank": LayoutRow(
-        re.compile(r".*_rank_?[0-9]+\.(bin|pt)"),
-        configuration="huggingface",  # verl's
+        re.compile(r".*_rank_?[0-9]+\.(bin|pt)|metadata\.pkl"),
+        configuration=("huggingface", "lora_adapter"),  # verl's: the model's, the adapter's
     ),
     "lightning": LayoutRow(re.compile(r".+\.ckpt")),
     "refused": LayoutRow(
@@ -191,18 +200,20 @@ def sources(files: Files) -> tuple[WeightsSource, ...]:
 
 
 def _preferred_tag(files: Files, found: Sequence[WeightsSource]) -> str | None:
-    """Return which of DeepSpeed's tags the checkpoint's ``latest`` names, or the only one."""
+    """Return which of DeepSpeed's tags the checkpoint's ``latest`` names, or the only one.
+
+    None where the tags are of several checkpoints, each in a directory of its own.
+    """
     tags = tuple(s.root for s in found if s.layout == "zero")
     if len(tags) == 1:
         return tags[0]
-    for root in tags:
-        home, _, tag = root.rpartition("/")
-        pointer = join(home, "latest")
-        if pointer in files.sizes():
-            latest = read_whole(files, pointer, 4096).decode("utf-8", "replace").strip()
-            if latest == tag:
-                return root
-    return None
+    homes = {root.rpartition("/")[0] for root in tags}
+    home = "" if "" in homes else min(homes, default="")
+    pointer = join(home, "latest")
+    if (len(homes) > 1 and home) or pointer not in files.sizes():
+        return None
+    root = join(home, read_whole(files, pointer, 4096).decode("utf-8", "replace").strip())
+    return root if root in tags else None
 
 
 def choose(files: Files, name: str | None) -> WeightsSource:
@@ -220,11 +231,22 @@ def choose(files: Files, name: str | None) -> WeightsSource:
         raise no_weights(files)
     rivals = _rivals(files, found)
     if len(rivals) > 1:
+        names = [shlex.quote(str(source)) for source in rivals]
+        each = "; --source 'peft:*' writes every one" if rivals[0].layout == "peft" else ""
         raise Unsupported(
             f"{len(rivals)} sets of weights in this checkpoint: choose one",
-            hint=f"--source {' or '.join(map(str, rivals))}",
+            hint=f"--source {' or '.join(names)}{each}",
         )
-    return found[0]
+    return rivals[0]
+
+
+def adapters(files: Files) -> tuple[WeightsSource, ...]:
+    """Return every PEFT adapter that has files of its own, where no other weights are preferred."""
+    return _adapters(sources(files))
+
+
+def _adapters(found: Sequence[WeightsSource]) -> tuple[WeightsSource, ...]:
+    return tuple(s for s in found if s.layout == found[0].layout == "peft")
 
 
 def _section(found: Sequence[WeightsSource], name: str) -> list[WeightsSource]:
@@ -240,6 +262,11 @@ def _section(found: Sequence[WeightsSource], name: str) -> list[WeightsSource]:
 def no_weights(files: Files) -> CkptsyncError:
     """Return the error for files of no layout: Incomplete if a trainer wrote them."""
     names = files.sizes()
+    if inner := _inner_checkpoints(names):
+        return Unsupported(
+            f"no checkpoint, but {len(inner)} in directories of it: {', '.join(inner)}",
+            hint="give the directory of one of them",
+        )
     if _TRAINED & names.keys() or any(map(_RNG.fullmatch, names)):
         return Incomplete(
             f"no weights among the {len(names)} files of this checkpoint",
@@ -254,10 +281,27 @@ def no_weights(files: Files) -> CkptsyncError:
     )
 
 
+def _inner_checkpoints(names: Iterable[str]) -> list[str]:
+    """Return the directories that are checkpoints themselves."""
+    inner: dict[str, list[str]] = {}
+    for name in names:
+        folder, _, rest = name.partition("/")
+        inner.setdefault(folder, []).append(rest)
+    return sorted(
+        folder
+        for folder, own in inner.items()
+        if holds_weights(folder)
+        and any(own)
+        and any(holds_weights(source.root) for source in _roots([*filter(None, own)]))
+    )
+
+
 def _rivals(files: Files, found: Sequence[WeightsSource]) -> list[WeightsSource]:
     """Return the sets of weights of which none is preferred: by wholeness, by ``latest``."""
     if found[0].is_whole:
-        return [s for s in found if s.layout == found[0].layout]
+        its = [s for s in found if s.layout == found[0].layout]
+        # an adapter called default goes before those in directories of their names
+        return [s for s in its if s.root in HOMES] or its
     # a DCP beside weights in safetensors is the optimizer's
     optimizers = [WeightsSource("dcp", s.root) for s in found if s.layout == "dcp_safetensors"]
     found = [s for s in found if s not in optimizers]
@@ -269,6 +313,19 @@ def _rivals(files: Files, found: Sequence[WeightsSource]) -> list[WeightsSource]
         for s in found
         if not s.is_whole and not (s.layout == "zero" and tag is not None and s.root != tag)
     ]
+
+
+def deepspeed_tags(files: Files, source: WeightsSource) -> tuple[str, tuple[str, ...]]:
+    """Return the tag of DeepSpeed in a source's checkpoint, and its other tags, as roots.
+
+    The tag is the source itself, or the one that ``latest`` names; empty if there is none.
+    """
+    home = source.root if source.is_whole else source.root.rpartition("/")[0]
+    tags = [
+        s for s in _roots(files.sizes()) if s.layout == "zero" and s.root.rpartition("/")[0] == home
+    ]
+    tag = source.root if source in tags else _preferred_tag(files, tags) or ""
+    return tag, tuple(s.root for s in tags if s.root != tag)
 
 
 def beside(files: Files, source: WeightsSource) -> tuple[WeightsSource, ...]:
@@ -310,12 +367,12 @@ def tensors(
     if source.layout == "dcp_safetensors":
         from ckptsync.layouts import dcp_safetensors
 
-        return dcp_safetensors.tensors(files, source.root, outside)
+        return without_extra_states(dcp_safetensors.tensors(files, source.root, outside))
     module = layout(source.layout)
     expect(files, _heads_and_tails(files, source))
     if not LAYOUTS[source.layout].checks_itself:
         require(files, module.demands(files, source.root))
-    return module.tensors(files, source.root)
+    return without_extra_states(module.tensors(files, source.root))
 
 
 def file_tensors(files: Files, name: str) -> tuple[Tensor, ...]:
@@ -346,7 +403,7 @@ def _heads_and_tails(files: Files, source: WeightsSource) -> Iterator[Extent]:
 def around(files: Files, source: WeightsSource) -> tuple[Files, ...]:
     """Return the directories that may hold configuration and tokenizer, the nearest first."""
     parts, beside = source.root.split("/"), LAYOUTS[source.layout].configuration
-    own = ["/".join([*parts[:-1], beside])] if beside else []
+    own = ["/".join([*parts[:-1], name]) for name in beside]
     above = ["/".join(parts[:n]) for n in range(len(parts), 0, -1)]
     return tuple(Within(files, home) for home in (*own, *above) if home)
 
@@ -379,7 +436,8 @@ def demands(files: Files) -> Demands:
     """
     found = sources(files)
     needed = {source: _demands(files, source) for source in _roots(files.sizes())}
-    model = needed[found[0]] if found else {}
+    every = _adapters(found) or found[:1]
+    model = {k: v for source in every for k, v in needed[source].items()}
     resume = {k: v for each in needed.values() for k, v in each.items() if k not in model}
     world = _world(files, needed, model)
     # the random states that every rank writes, if any rank here wrote one
@@ -410,6 +468,8 @@ def closed(name: str, files: Files) -> bool:
                 and read(files, Extent(name, 0, 2)) != b"PK"
                 and not torch_save.is_legacy(files, where)
             )
+        if name.rpartition("/")[2] == PICKLED_METADATA:
+            return size > 0 and read(files, Extent(name, size - 1, 1)) == b"."  # a pickle's STOP
         if name.endswith(".json"):
             parse(read_whole(files, name), name)
     except Corrupt:

@@ -1,14 +1,13 @@
 """Sharded tensors in pickles: what one rank has of a DTensor or of a ShardedTensor.
 
-``_rebuild_wrapper_subclass`` makes both (`Wrapped`). A ShardedTensor (FSDP1) holds a list of all
+torch's wrapper classes are both (`Wrapped`). A ShardedTensor (FSDP1) holds a list of all
 shards of the tensor and those of the rank. A DTensor (FSDP2, verl, FSDP1 on a mesh) has the global
 shape; where a rank's local tensor belongs follows from its place in the mesh and from the
 placements, never from values.
 
-In reading order: what a pickle holds (`Wrapped`, `RankShards`), ShardedTensors (`sharded_share`),
+In reading order: what a rank has (`RankShards`), ShardedTensors (`sharded_share`),
 what a rank holds by arithmetic alone (`held`, `boxes`), the mesh (`read_mesh`), DTensors
-(`dtensor_share`). Sources, torch 2.2 to 2.13: ``torch/_utils.py`` (``_rebuild_wrapper_subclass``),
-``torch/_tensor.py`` (``_rebuild_from_type_v2``); ``torch/distributed/_shard/sharded_tensor/api.py``
+(`dtensor_share`). Sources, torch 2.2 to 2.13: ``torch/distributed/_shard/sharded_tensor/api.py``
 (``__getstate__``), ``metadata.py``, ``shard.py``, ``torch/distributed/_shard/metadata.py``;
 ``torch/distributed/tensor/{_api,_dtensor_spec,placement_types}.py`` (before 2.5 in
 ``torch/distributed/_tensor``), ``torch/distributed/{device_mesh,_mesh_layout}.py``.
@@ -26,12 +25,10 @@ from typing import Any
 from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.formats import torch_pickle
 from ckptsync.formats.pickles import Build, Name, PickledObject, all_made, brief, made
-from ckptsync.formats.torch_pickle import StoredTensor
+from ckptsync.formats.torch_pickle import StoredTensor, Wrapped, plain_tensor
 from ckptsync.layouts.file_names import MOST_RANKS
 from ckptsync.tensors import Shape
 
-SUBCLASS = Name("torch._utils", "_rebuild_wrapper_subclass")
-FROM_TYPE = Name("torch._tensor", "_rebuild_from_type_v2")
 _SHARDED = "torch.distributed._shard"
 SHARDED_TENSOR = Name(f"{_SHARDED}.sharded_tensor.api", "ShardedTensor")
 _OLD = "torch.distributed._tensor"  # until 2.4
@@ -45,16 +42,6 @@ _SPEC = ("mesh", "placements", "tensor_meta")
 _KNOWN = frozenset({*_SPEC, "_hash", "shard_order", "use_strided_shard_as_shard_order"})
 _MOST_MESH_AXES = 8
 _MOST_RUNS = 1 << 16  # of one tensor on one rank: real ones have a handful
-
-
-@dataclass(frozen=True, slots=True)
-class Wrapped:
-    """A tensor of a wrapper class ``kind``: its global dtype and shape, and its state."""
-
-    kind: Name
-    dtype: str
-    shape: Shape
-    state: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,21 +61,6 @@ class RankShards:
     rank: int
     group: int
     peers: tuple[int, ...] = ()
-
-
-def rebuilt(name: Name, args: tuple[Any, ...]) -> Any:
-    """Return a `Wrapped`, or a plain tensor: ``_rebuild_from_type_v2(func, type, args, state)``."""
-    func, kind, inner, state = args
-    if func != SUBCLASS:
-        return torch_pickle.TENSORS[FROM_TYPE](name, args)
-    if not isinstance(kind, Name) or not isinstance(inner, tuple) or len(inner) < 6:
-        raise Corrupt("pickle: a wrapped tensor without class, dtype and shape")
-    layout = inner[5]
-    if not isinstance(layout, PickledObject) or layout.args != ("torch.strided",):
-        raise Unsupported(
-            f"pickle: a {kind} that is not strided", hint="only dense tensors are read"
-        )
-    return Wrapped(kind, torch_pickle.dtype_of(inner[1]), shape_of(inner[2]), state)
 
 
 def shape_of(value: Any) -> Shape:
@@ -153,7 +125,8 @@ def _box(shard: Any) -> tuple[Shape, Shape]:
 def _piece(shard: Any, dtype: str) -> tuple[Shape, StoredTensor]:
     fields = attributes(shard, "Shard", ("tensor", "metadata"))
     (offsets, sizes), stored = _box(fields["metadata"]), fields["tensor"]
-    if not isinstance(stored, StoredTensor) or (stored.shape, stored.dtype) != (sizes, dtype):
+    stored = plain_tensor(stored)
+    if stored is None or (stored.shape, stored.dtype) != (sizes, dtype):
         raise Corrupt(
             f"a ShardedTensor of {dtype} whose shard at {offsets} is not a tensor of {sizes}"
         )
@@ -481,12 +454,8 @@ def _inside(tensor: Wrapped) -> tuple[dict[str, Any], StoredTensor]:
         else tensor.state
     )
     local = state.get("_local_tensor") if isinstance(state, dict) else None
-    if isinstance(local, Wrapped):
-        raise Unsupported(
-            f"a DTensor whose local tensor is a {local.kind}",
-            hint="only plain local tensors are read",
-        )
-    if not isinstance(local, StoredTensor) or not isinstance(state, dict):
+    local = plain_tensor(local)
+    if local is None or not isinstance(state, dict):
         raise Corrupt("a DTensor without its local tensor")
     spec = attributes(state.get("_spec"), "DTensorSpec", _SPEC)
     refuse_strangers(spec, _KNOWN, "DTensorSpec")
@@ -555,29 +524,30 @@ def _check_order(
         )
 
 
-ALLOWED: Mapping[Name, Build] = {
-    **torch_pickle.ALLOWED,
-    **all_made(
-        {
-            f"{_SHARDED}.sharded_tensor.shard": ("Shard",),
-            f"{_SHARDED}.sharded_tensor.metadata": (
-                *("ShardedTensorMetadata", "TensorProperties", "MEM_FORMAT_ENCODING"),
-            ),
-            f"{_SHARDED}.metadata": ("ShardMetadata",),
-            f"{_SHARDED}.sharding_spec.chunk_sharding_spec": ("ChunkShardingSpec",),
-            f"{_SHARDED}.sharding_spec.api": ("EnumerableShardingSpec",),
-            "torch.distributed.remote_device": ("_remote_device",),
-            f"{_NEW}._dtensor_spec": ("DTensorSpec", "TensorMeta", "ShardOrderEntry"),
-            f"{_NEW}.placement_types": _PLACEMENTS,
-            f"{_OLD}.placement_types": ("DTensorSpec", "TensorMeta", *_PLACEMENTS),
-            "torch.distributed.device_mesh": ("DeviceMesh",),
-            "torch.distributed._tensor.device_mesh": ("DeviceMesh",),
-            "torch.distributed._mesh_layout": ("_MeshLayout", "_FlatLayout"),
-        }
-    ),
-    **dict.fromkeys((SUBCLASS, SHARDED_TENSOR, *DTENSORS), made),
-    FROM_TYPE: rebuilt,
-    Name("__builtin__", "getattr"): _getattr,
-    Name("builtins", "getattr"): _getattr,
-}
+ALLOWED: Mapping[Name, Build] = torch_pickle.Names(
+    {
+        **torch_pickle.ALLOWED,
+        **all_made(
+            {
+                f"{_SHARDED}.sharded_tensor.shard": ("Shard",),
+                f"{_SHARDED}.sharded_tensor.metadata": (
+                    *("ShardedTensorMetadata", "TensorProperties", "MEM_FORMAT_ENCODING"),
+                ),
+                f"{_SHARDED}.metadata": ("ShardMetadata",),
+                f"{_SHARDED}.sharding_spec.chunk_sharding_spec": ("ChunkShardingSpec",),
+                f"{_SHARDED}.sharding_spec.api": ("EnumerableShardingSpec",),
+                "torch.distributed.remote_device": ("_remote_device",),
+                f"{_NEW}._dtensor_spec": ("DTensorSpec", "TensorMeta", "ShardOrderEntry"),
+                f"{_NEW}.placement_types": _PLACEMENTS,
+                f"{_OLD}.placement_types": ("DTensorSpec", "TensorMeta", *_PLACEMENTS),
+                "torch.distributed.device_mesh": ("DeviceMesh",),
+                "torch.distributed._tensor.device_mesh": ("DeviceMesh",),
+                "torch.distributed._mesh_layout": ("_MeshLayout", "_FlatLayout"),
+            }
+        ),
+        **dict.fromkeys((SHARDED_TENSOR, *DTENSORS), made),
+        Name("__builtin__", "getattr"): _getattr,
+        Name("builtins", "getattr"): _getattr,
+    }
+)
 """What a rank's file may name: tensors, sharded or not."""

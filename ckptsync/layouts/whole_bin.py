@@ -18,8 +18,9 @@ from typing import Any
 from ckptsync.errors import Unsupported, name_in_errors
 from ckptsync.formats import torch_save
 from ckptsync.formats.pickles import brief
-from ckptsync.formats.torch_pickle import StoredTensor
+from ckptsync.formats.torch_pickle import ANY_TENSOR, StoredTensor
 from ckptsync.layouts.file_names import home, inside, join
+from ckptsync.layouts.state_dict import is_extra_state, named_tensors, without_extra_states
 from ckptsync.layouts.whole_safetensors import model_files, model_tensors
 from ckptsync.tensors import Copy, Extent, Files, Tensor
 
@@ -63,19 +64,12 @@ def state_tensors(
 ) -> tuple[Tensor, ...]:
     """Return the tensors of a state dict that lies in ``container``."""
     found, owners = [], dict[StoredTensor, str]()
-    for key, stored in state.items():
-        if not isinstance(stored, StoredTensor):
-            continue
-        if type(key) is not str:
-            raise Unsupported(
-                "tensors under keys that are no names",
-                hint="a state dict is expected: an optimizer's has numbers",
-            )
+    for key, stored in named_tensors(state):
         copy = Copy(stored.dtype, stored.shape, (torch_save.part(files, container, stored),))
         tensor = Tensor(key, stored.dtype, stored.shape, (copy,))
         owner = owners.setdefault(stored, key) if stored.numel else key
         found.append(tensor if owner == key else replace(tensor, tied=owner))
-    return tuple(found)
+    return without_extra_states(tuple(found), state)
 
 
 def _state(value: Any) -> Mapping[Any, Any]:
@@ -85,11 +79,13 @@ def _state(value: Any) -> Mapping[Any, Any]:
             f"a {type(value).__name__}, a state dict expected", hint="save model.state_dict()"
         )
     nested = {
-        key: held for key, held in value.items() if isinstance(held, dict) and _has_tensors(held)
+        key: held
+        for key, held in value.items()
+        if isinstance(held, dict) and not is_extra_state(key) and _has_tensors(held)
     }
     if not nested:
         return value
-    loose = any(isinstance(held, StoredTensor) for held in value.values())
+    loose = any(isinstance(held, ANY_TENSOR) for held in value.values())
     if loose or len(nested) > 1 or not nested.keys() <= set(_WRAPPERS):
         raise Unsupported(
             f"tensors in several dictionaries ({brief(next(iter(nested)))} among them): nothing"
@@ -104,7 +100,7 @@ def _has_tensors(value: Mapping[Any, Any]) -> bool:
     seen: set[int] = set()
     while waiting:
         at = waiting.pop()
-        if isinstance(at, StoredTensor):
+        if isinstance(at, ANY_TENSOR):
             return True
         if isinstance(at, (dict, list, tuple)) and id(at) not in seen:
             seen.add(id(at))

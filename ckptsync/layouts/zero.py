@@ -23,10 +23,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from ckptsync.errors import Corrupt, Incomplete, Unsupported
+from ckptsync.errors import Corrupt, Incomplete, Unsupported, name_in_errors
 from ckptsync.formats.pickles import brief
-from ckptsync.formats.torch_pickle import StoredTensor
+from ckptsync.formats.torch_pickle import ANY_TENSOR, StoredTensor
 from ckptsync.layouts import zero_partitions
+from ckptsync.layouts.state_dict import is_extra_state, named_tensors, without_extra_states
 from ckptsync.layouts.zero_files import (
     MODEL_OF_RANK,
     OPTIM,
@@ -103,7 +104,8 @@ def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
     if reason:
         found = tuple(replace(tensor, unlike=reason) for tensor in found)
     remarks += [reason, *_remarks(zero, ranks)]
-    return (replace(found[0], remark="; ".join(filter(None, remarks))), *found[1:])
+    found = (replace(found[0], remark="; ".join(filter(None, remarks))), *found[1:])
+    return without_extra_states(found, (key for file in models for key in file.get("module", dict)))
 
 
 def world(files: Files, root: str) -> int:
@@ -230,14 +232,16 @@ def own_tensors(file: StateFile) -> Held:
     """Return the tensors of a model file's ``module``, under the names of the parameters.
 
     A module that overrides ``state_dict`` (TRL's value head model) has other names in ``module``.
+    Extra states of modules are left out.
     """
-    module = file.get("module", dict)
-    own = {name: value for name, value in module.items() if isinstance(value, StoredTensor)}
+    with name_in_errors(file.name):
+        named = list(named_tensors(file.get("module", dict)))
+    own = {name: value for name, value in named if not is_extra_state(name)}
     frozen = shapes_by_name(file.get("frozen_param_shapes", dict), file.name)
     shapes = {**trained_shapes(file), **frozen}
-    named = {*shapes, *buffer_names(file), *file.get("shared_params", dict)}
-    shapes_or_none = {name: shapes.get(name) for name in named if isinstance(name, str)}
-    names = _parameter_names({n: t for n, t in own.items() if isinstance(n, str)}, shapes_or_none)
+    parameters = {*shapes, *buffer_names(file), *file.get("shared_params", dict)}
+    shapes_or_none = {name: shapes.get(name) for name in parameters if isinstance(name, str)}
+    names = _parameter_names(own, shapes_or_none)
     return {names.get(name, name): (file, value) for name, value in own.items()}
 
 
@@ -423,13 +427,17 @@ def _layer_weights(files: ZeroFiles, models: Sequence[StateFile]) -> Held:
     for name, number in files.layer_files().items():
         file = files.load(name)
         for key, value in file.content.items():
-            if not isinstance(key, str) or not isinstance(value, StoredTensor):
+            if not isinstance(key, str) or not (
+                is_extra_state(key) or isinstance(value, ANY_TENSOR)
+            ):
                 raise Unsupported(
                     f"{file.name}: {brief(key)} is no tensor, expected in a layer's file"
                 )
-        is_named = any(f"{number}.{key}" in named for key in file.content)
-        prefix = f"{number}." if is_named else _tied_prefix(number, file.content, trained, named)
-        for key, value in file.content.items():
+        with name_in_errors(file.name):
+            held = dict(named_tensors(file.content))
+        is_named = any(f"{number}.{key}" in named for key in held)
+        prefix = f"{number}." if is_named else _tied_prefix(number, held, trained, named)
+        for key, value in held.items():
             _check_same(found.setdefault(prefix + key, (file, value)), (file, value))
     lost = sorted(named - found.keys())
     if lost:

@@ -16,7 +16,7 @@ from functools import cached_property
 from math import isclose
 from typing import Any, NamedTuple
 
-from ckptsync.errors import Corrupt, Incomplete, Unsupported
+from ckptsync.errors import Corrupt, Incomplete, Unsupported, name_in_errors
 from ckptsync.formats import torch_pickle, torch_save
 from ckptsync.formats.dtypes import MOST_AXES
 from ckptsync.formats.pickles import (
@@ -28,7 +28,7 @@ from ckptsync.formats.pickles import (
     brief,
     with_unknown,
 )
-from ckptsync.formats.torch_pickle import StoredTensor
+from ckptsync.formats.torch_pickle import StoredTensor, plain_tensor
 from ckptsync.layouts.file_names import MOST_RANKS, inside, join
 from ckptsync.tensors import Extent, Files, Part, Shape
 
@@ -51,19 +51,19 @@ _MOST_EXPERTS = 1 << 16  # of a layer
 Held = Mapping[str, tuple["StateFile", StoredTensor]]
 """Tensors of the model itself by name, each with the file that holds it."""
 
-_ALLOWED: Mapping[Name, Build] = {
-    **torch_pickle.ALLOWED,
-    **all_made(
-        {
-            "deepspeed.runtime.fp16.loss_scaler": ("LossScaler", "DynamicLossScaler"),
-            "deepspeed.runtime.zero.config": ("ZeroStageEnum",),
-            "deepspeed.utils.tensor_fragment": ("fragment_address",),
-        }
-    ),
-}
-_ANY_CLASS = AnyClass(
-    {name: build for name, build in _ALLOWED.items() if name not in torch_pickle.REFUSED}
+_ALLOWED: Mapping[Name, Build] = torch_pickle.Names(
+    {
+        **torch_pickle.ALLOWED,
+        **all_made(
+            {
+                "deepspeed.runtime.fp16.loss_scaler": ("LossScaler", "DynamicLossScaler"),
+                "deepspeed.runtime.zero.config": ("ZeroStageEnum",),
+                "deepspeed.utils.tensor_fragment": ("fragment_address",),
+            }
+        ),
+    }
 )
+_ANY_CLASS = AnyClass(_ALLOWED)
 # `_common_checkpoint_state` of ``deepspeed/runtime/engine.py``, and what its parallel kinds add
 _OF_DEEPSPEED = frozenset(
     [
@@ -88,9 +88,11 @@ class StateFile:
 
     def part(self, tensor: Any) -> Part:
         """Return where one of its tensors lies."""
-        if not isinstance(tensor, StoredTensor):
+        with name_in_errors(self.name):
+            stored = plain_tensor(tensor)
+        if stored is None:
             raise Corrupt(f"{self.name}: something else where a tensor is due")
-        return torch_save.part(self.files, self.archive, tensor)
+        return torch_save.part(self.files, self.archive, stored)
 
     def get(self, key: str, kind: type[Any]) -> Any:
         """Return an entry that must be a ``kind``; an empty one if it is absent or None."""

@@ -37,10 +37,12 @@ from ckptsync.tensors import Copy, Extent, Files, Shape, Tensor
 
 _MIXED_UP = "ds_to_universal mixes up the masters of a training with round_robin_gradients"
 _MERGE_SOURCE = "merge the checkpoint that it was made from"
-_ALLOWED: Mapping[Name, Build] = {
-    **torch_pickle.ALLOWED,
-    Name("deepspeed.checkpoint.universal_checkpoint", "SubparamShape"): made,
-}
+_ALLOWED: Mapping[Name, Build] = torch_pickle.Names(
+    {
+        **torch_pickle.ALLOWED,
+        Name("deepspeed.checkpoint.universal_checkpoint", "SubparamShape"): made,
+    }
+)
 
 roots = universal_roots
 

@@ -2,8 +2,9 @@
 
 1. Open what the user named, and check that it is one save: `inputs`, `save_times`.
 2. Plan: `prepare` reads the layout's tensors and decides names (`tensor_names`, `inner_model`,
-   `adapter`), compares copies (`copy_comparison`) and the base model (`base_comparison`), and
-   chooses what stands beside the weights (`model_files`).  `plan` cuts output files.
+   `adapter`), leaves out what is no weight (`other_states`), compares with the configuration
+   (`completeness`), copies (`copy_comparison`) and the base model (`base_comparison`), and chooses
+   what stands beside the weights (`model_files`).  `plan` cuts output files.
 3. Stream: `engine` makes and writes all files, by threads or by `ray_engine`: `units` gathers,
    `container_crcs` checks, `cast` casts, `tensor_statistics` counts.
 4. Publish: `destination` is a new directory or a store.

@@ -8,6 +8,7 @@ Follows ``get_peft_model_state_dict`` and the tuners' ``_get_adapter_state_dict`
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,25 +20,63 @@ from ckptsync.tensors import Tensor
 
 STEM = "adapter_model"
 PREFIX = "base_model.model."
+EACH = "*"  # an adapter's name in a source, for all of them
 _PARTS = re.compile(r"(.*)@(base|adapter|adapter=.+)", re.DOTALL)
 
-# Tuners whose parameters are all saved, under peft's general rule; of the others some are computed
-# when they are saved.
-TUNERS = tuple("lora_ ia3_ hada_ lokr_ oft_ boft_ c3a_ fourierft_ hra_ miss_ ln_tuning_".split())  # noqa: SIM905
-_KNOWN = (*TUNERS, "trainable_tokens_")
-_OTHERS = tuple(
+# Tuners whose parameters are all saved, under peft's general rule: the adapter's name is the last
+# part of a parameter's name, or the one before it.
+TUNERS = tuple(
     """
-    adamss_ adaption_prompt beft_ deft_ delora_ frod_ glora_ gralora_ hira_ internal_xlora lily_
-    lora_E osf_ peanut_ poly_ psoft_ pvera_ randlora_ ranknum road_ shadow_ shira_ supertuning_
-    tinylora_ unilora_ vblora_ vera_ waveft_
+    adaption_ beft_ boft_ c3a_ deft_ delora_ fourierft_ glora_ gralora_ hada_ hira_ hra_ ia3_
+    ln_tuning_ lokr_ lora_ miss_ oft_ osf_ peanut_ poly_ psoft_ randlora_ road_ shira_ supertuning_
+    waveft_
     """.split()  # noqa: SIM905
 )
+_KNOWN = (*TUNERS, "trainable_tokens_")
+# What the others save is computed, shared or named otherwise; by how their parameters' names begin.
+_OTHERS = {
+    "adamss_": "AdaMSS",
+    "frod_": "FRoD",
+    "internal_xlora": "X-LoRA",
+    "lily_": "Lily",
+    "lora_E": "AdaLoRA",
+    "peanut_decoders": "PEANuT with a depth",
+    "peanut_encoders": "PEANuT with a depth",
+    "pvera_": "PVeRA",
+    "ranknum": "AdaLoRA",
+    "shadow_": "Shadow",
+    "tinylora_": "TinyLoRA",
+    "unilora_": "UniLoRA",
+    "vblora_": "VB-LoRA",
+    "vera_": "VeRA",
+}
+# What peft saves with these although it is not trained, so that a state dict need not have it.
+_UNTRAINED = {
+    "delora_": ("DeLoRA", "delora_w_norm"),
+    "randlora_": ("RandLoRA", "randlora_A"),
+    "shira_": ("SHiRA", "shira_indices"),
+    "supertuning_": ("SuperTuning", "supertuning_indices"),
+}
+_RECOMPUTED = ("save_projection", "save_precomputed_indices")  # False: peft does not save it
 _EMBEDDINGS = frozenset({"embed_tokens", "lm_head"})  # peft's EMBEDDING_LAYER_NAMES
 _BASE, _ENCODER = "base_model", "prompt_encoder"  # what a PeftModel has at its top
 _SAVED, _TOKENS, _ORIGINAL = "modules_to_save", "token_adapter", "original_module"
-_ENDS = ("weight", "bias")
-_PROMPTS = ("prompt_encoder.", "prompt_embeddings")
+_ENDS = frozenset(
+    "weight bias X Xd Xu zeros S_low U_low V_low module_logits vector_a vector_b".split()  # noqa: SIM905
+)
+_PROMPTS = ("prompt_encoder.", "prompt_embeddings", "prefix_task_")
 _SAVE = "save it with save_pretrained from the training, and merge that"
+
+
+class SeveralAdapters(Unsupported):
+    """A state dict has adapters of these ``names``, and none was chosen."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__(
+            f"{len(names)} adapters in one checkpoint: {', '.join(names)}",
+            hint=f"--source SOURCE@adapter={names[0]}, or another of them",
+        )
+        self.names = tuple(names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,12 +205,14 @@ def _item(name: str, prefix: str) -> _Item | None:
     if name.startswith(_PROMPTS):
         # the embedding of the virtual tokens is saved as it is; what an encoder computes is not in
         # the shards
-        if parts == ["prompt_embeddings"]:
+        if len(parts) == 1:
             return _Item("", "", name)
+        if len(parts) == 3 and parts[2].startswith("prefix_task_"):  # multitask prompt tuning
+            return _Item("", parts[1], parts[2])
         if len(parts) != 4 or parts[2:] != ["embedding", "weight"]:
             raise Unsupported(
-                f"{name}: peft has to run this prompt encoder to save it, so ckptsync cannot"
-                " merge its shards",
+                f"{name}: peft has to run this prompt encoder (P-tuning, prefix tuning with a"
+                " projection, CPT, Cartridge) to save it, so ckptsync cannot merge its shards",
                 hint=_SAVE,
             )
         return _Item("", parts[1], "prompt_embeddings")
@@ -185,9 +226,10 @@ def _item(name: str, prefix: str) -> _Item | None:
             continue
         if not rest or (len(rest) == 1 and rest[0] in _ENDS):
             return _Item(module, "", prefix + name)
-        if own.startswith(_OTHERS) or len(rest) > 2 or (len(rest) == 2 and rest[1] not in _ENDS):
+        kind = next((_OTHERS[start] for start in _OTHERS if own.startswith(start)), "")
+        if kind or len(rest) > 2 or (len(rest) == 2 and rest[1] not in _ENDS):
             raise Unsupported(
-                f"{name}: ckptsync cannot merge sharded adapters of this kind",
+                f"{name}: ckptsync cannot merge sharded adapters of the kind {kind or own}",
                 hint=_SAVE,
             )
         # DoRA: peft saves it without ".weight"
@@ -204,12 +246,10 @@ def _adapter(
         there = ", ".join(names) or "only one, without a name"
         raise Unsupported(f"@adapter={choice}: no adapter of that name", hint=f"there are: {there}")
     if len(names) > 1 and not choice:
-        raise Unsupported(
-            f"{len(names)} adapters in one checkpoint: {', '.join(names)}",
-            hint=f"--source SOURCE@adapter={names[0]}, or another of them",
-        )
+        raise SeveralAdapters(names)
     name = choice or (names[0] if names else "")
     chosen = {n: i.saved for n, i in items.items() if i.adapter in (name, "")}
+    _check_untrained(chosen.values(), config)
     others = [t.name for t in tensors if t.name not in items]
     # of embeddings peft saves the base layer too: it proves nothing where the adapter's name was
     # taken out
@@ -244,7 +284,7 @@ def _adapter(
 def _base(tensors: Sequence[Tensor], items: Mapping[str, _Item]) -> Selected:
     """Return the base model under its own names; of an embedding whose tokens are adapted once."""
     others = [t.name for t in tensors if t.name not in items]
-    if any(item.saved == "prompt_embeddings" for item in items.values()):
+    if _leaves_base(items):
         raise Unsupported(
             "@base: a prompt-tuned model's own names cannot be told from the adapter's",
             hint="prompt tuning does not change the base model: use the original",
@@ -275,11 +315,35 @@ def _renamed(tensors: Sequence[Tensor], names: Mapping[str, str]) -> tuple[Tenso
     return renamed([t if t.tied in names else replace(t, tied=None) for t in kept], names)
 
 
+def _leaves_base(items: Mapping[str, _Item]) -> bool:
+    """Return whether this adapter of prompts has nothing of the base model trained or renamed."""
+    return any(
+        item.saved.startswith(_PROMPTS) or ".adaption_" in item.saved for item in items.values()
+    )
+
+
+def _check_untrained(names: Iterable[str], config: Mapping[str, Any]) -> None:
+    """Raise Unsupported where a module lacks what peft saves with it although it is not trained."""
+    if any(config.get(key) is False for key in _RECOMPUTED):
+        return
+    modules: defaultdict[str, set[str]] = defaultdict(set)
+    for name in names:
+        module, _, own = name.rpartition(".")
+        modules[module].add(own)
+    for module, its in modules.items():
+        for start, (kind, needed) in _UNTRAINED.items():
+            if needed not in its and any(own.startswith(start) for own in its):
+                raise Unsupported(
+                    f"{module}: {kind} without its {needed}, which peft saves with it and this"
+                    " state dict has not",
+                    hint=_SAVE,
+                )
+
+
 def _is_base(name: str, items: Mapping[str, _Item]) -> bool:
     """Return whether a name can only be the base model's, and not be trained beside the adapter."""
-    is_prompt = any(item.saved == "prompt_embeddings" for item in items.values())
     return (
-        is_prompt
+        _leaves_base(items)
         or (".base_layer." in name and not name.endswith(".bias"))
         or f".{_ORIGINAL}." in name
     )
@@ -295,9 +359,14 @@ def _is_saved_with(name: str, config: Mapping[str, Any]) -> bool:
         return True
     if isinstance(bias, str) and bias.endswith("_only") and name.endswith(".base_layer.bias"):
         return True
-    is_adapted = isinstance(targets, list) and _EMBEDDINGS & {
-        t for t in targets if isinstance(t, str)
-    }
+    # a string is a pattern that the module's name has matched, since there is an adapter of it
+    is_adapted = isinstance(targets, str) or (
+        isinstance(targets, list) and _EMBEDDINGS & {t for t in targets if isinstance(t, str)}
+    )
     module = name.partition(".base_layer.")[0]
     is_meant = module != name and module.rpartition(".")[2] in _EMBEDDINGS
-    return bool(is_adapted and is_meant and config.get("trainable_token_indices") is None)
+    has_tokens = (
+        config.get("peft_type") == "TRAINABLE_TOKENS"
+        or config.get("trainable_token_indices") is not None
+    )
+    return bool(is_adapted and is_meant and not has_tokens)

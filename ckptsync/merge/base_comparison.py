@@ -13,10 +13,10 @@ from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.formats.dtypes import is_castable
 from ckptsync.layouts import registry
 from ckptsync.merge.adapter import PREFIX, TUNERS
+from ckptsync.merge.completeness import listed
 from ckptsync.merge.tensor_names import HEADS
 from ckptsync.tensors import Files, Shape, Tensor
 
-FIRST = 3  # names that a message lists
 MOST_HEADS = 8  # first components that are tried as the part one model is of the other
 # Buffers that older versions of transformers stored, and newer ones compute.
 _COMPUTED = re.compile(
@@ -41,13 +41,17 @@ def read(files: Files) -> BaseModel:
 
     Raises Unsupported, Incomplete or Corrupt.
     """
-    source = registry.choose(files, None)
+    try:
+        source = registry.choose(files, None)
+        tensors = registry.tensors(files, source)
+    except (Corrupt, Incomplete, Unsupported) as e:
+        raise type(e)(f"--base: {e}", hint=e.hint) from e
     if source.layout == "peft":
         raise Unsupported(
             "--base: an adapter, a model is expected",
             hint="give the model that the adapter was trained on",
         )
-    return BaseModel(registry.tensors(files, source))
+    return BaseModel(tensors)
 
 
 class BaseModel:
@@ -57,9 +61,13 @@ class BaseModel:
         self.tensors: Model = {t.name: t for t in tensors}
 
     def shapes(self) -> Mapping[str, Shape]:
-        """Return the shapes of its tensors, but for packed matrices."""
+        """Return the shapes of its tensors."""
+        return {name: tensor.shape for name, tensor in self.tensors.items()}
+
+    def packed(self) -> Mapping[str, str]:
+        """Return the element types of matrices that may hold quantised weights."""
         found = self.tensors.values()
-        return {t.name: t.shape for t in found if len(t.shape) < 2 or not _is_packed(t)}
+        return {t.name: t.dtype for t in found if len(t.shape) > 1 and _is_packed(t)}
 
     def under_names_of(self, names: Collection[str]) -> Model:
         """Return its tensors under the names that another model has for them.
@@ -202,12 +210,6 @@ class BaseModel:
         return ()
 
 
-def listed(names: Sequence[str]) -> str:
-    """Return the first few names, and how many more there are."""
-    more = f" and {len(names) - FIRST} more" if len(names) > FIRST else ""
-    return ", ".join(names[:FIRST]) + more
-
-
 def _parts(name: str) -> tuple[str, ...]:
     """Return the components of a name that both ways of naming have."""
     return tuple(_ALIKE.get(part, part) for part in name.split(".") if part not in _MOVED)
@@ -241,13 +243,16 @@ def _resized(differ: Iterable[str], own: Model, there: Model) -> list[str]:
 def _target(name: str) -> str:
     """Return ``x.q_proj`` of ``base_model.model.x.q_proj.lora_A.weight``.
 
-    Of a module saved whole its tensor's own name.
+    Of a module saved whole its tensor's own name; empty of what is no module's (prompts, vectors
+    that all modules share).
     """
+    if not name.startswith(PREFIX):
+        return ""
     parts = name.removeprefix(PREFIX).split(".")
     for at, part in enumerate(parts):
         if part.startswith(_ADAPTED):
             return ".".join(p for p in parts[:at] if p != "base_layer")
-    return "" if parts[0].startswith("prompt_") else _own_name(name)
+    return _own_name(name)
 
 
 def _own_name(name: str) -> str:

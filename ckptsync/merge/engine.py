@@ -15,7 +15,7 @@ import contextlib
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, as_completed
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -36,6 +36,7 @@ from ckptsync.records.model_record import ModelFile, ModelTensor
 from ckptsync.stores.contract import Chunk
 from ckptsync.stores.prefetch import PrefetchedFiles, foreseen
 from ckptsync.tensors import Extent, Files
+from ckptsync.threads import ThreadPool
 
 Write = Callable[[str, Iterable[Chunk]], None]
 Progress = Callable[[int, int], None]
@@ -203,7 +204,7 @@ def write_weights(
 
     if at_once == 1:
         return {plan.name: write_one(plan) for plan in job.plans}
-    pool = ThreadPoolExecutor(at_once, "ckptsync-file")
+    pool = ThreadPool(at_once, "ckptsync-file")
     try:
         tasks = {plan.name: pool.submit(write_one, plan) for plan in job.plans}
         for task in as_completed(tasks.values()):
@@ -313,10 +314,10 @@ class WeightsFile:
                 yield unit
                 self._buffers.append(unit.buffer)
             return
-        makers = ThreadPoolExecutor(work.jobs, "ckptsync-merge")
+        makers = ThreadPool(work.jobs, "ckptsync-merge")
         consumers = (
-            ThreadPoolExecutor(1, "ckptsync-digest"),
-            ThreadPoolExecutor(1, "ckptsync-count"),
+            ThreadPool(1, "ckptsync-digest"),
+            ThreadPool(1, "ckptsync-count"),
         )
         queue: deque[tuple[_OutputUnit, list[Future[_OutputUnit]]]] = deque()
         held = 0

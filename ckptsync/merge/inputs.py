@@ -7,11 +7,13 @@ them have, and times are compared: one model is never made of two saves.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ckptsync.errors import ConfigError, Corrupt, Incomplete
+from ckptsync.errors import ConfigError, Corrupt, Incomplete, Unsupported
+from ckptsync.layouts import registry
 from ckptsync.layouts.file_names import BESIDE_WEIGHTS, metadata_files
+from ckptsync.layouts.registry import WeightsSource, deepspeed_tags
 from ckptsync.merge.model_files import DAMAGED, parsed
 from ckptsync.merge.plan import MergeOptions
 from ckptsync.merge.prepare import MergeJob, prepare
@@ -78,6 +80,11 @@ def open_sources(request: MergeRequest, access: Access, *, use_times: bool = Tru
             path = above
             config.append((show_path(path), file_sources.around(path, access, BESIDE_WEIGHTS)))
     base = file_sources.named(request.base, access) if request.base else None
+    if request.base and base and not registry.sources(base):
+        raise Unsupported(
+            f"--base {show_path(request.base)}: no weights among its {len(base.sizes())} files",
+            hint="give the directory of the model that was trained, with its model*.safetensors",
+        )
     job = prepare(files, request.options, [holder for _, holder in config], base, config_from)
     if request.base and base:
         config.append((show_path(request.base), base))
@@ -85,6 +92,7 @@ def open_sources(request: MergeRequest, access: Access, *, use_times: bool = Tru
     for shown, holder in config:
         if names := [name for name, found_in in job.beside if found_in is holder]:
             notes.append(f"from {shown}: {', '.join(names)}")
+    notes += _notes_on_tags(request.sources, files, job.source)
     notes += notes_on_times({tree.root: tree.written() for tree in trees}, job.reads)
     for name in sorted(job.reads):
         _check_same(overlay.duplicates(name), name)
@@ -112,6 +120,23 @@ def _check_paths(request: MergeRequest) -> None:
             f"{' and '.join(list(steps.values())[:2])}: two steps of a training",
             hint="give the directories of one step, one a node",
         )
+
+
+def _notes_on_tags(sources: Sequence[PathOrUrl], files: Files, chosen: str) -> Iterator[str]:
+    """Yield notes where DeepSpeed's tag is of another step than its directory, or not the only one.
+
+    ``chosen``: the source that is read.
+    """
+    source = WeightsSource.named(chosen.partition("@")[0])
+    root, others = deepspeed_tags(files, source)
+    home, _, tag = root.rpartition("/")
+    step = _STEP.fullmatch(tag)
+    for name in {home or file_sources.path(file_sources.real(source)).name for source in sources}:
+        own = _STEP.fullmatch(name.rpartition("/")[2])
+        if step and own and int(step[1]) != int(own[1]):
+            yield f"`latest` in {name} names {tag}, which is of another step"
+    if others:
+        yield f"DeepSpeed's {', '.join(others)} is there, too, and is left out"
 
 
 def show_path(path: PathOrUrl) -> str:

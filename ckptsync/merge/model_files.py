@@ -20,6 +20,7 @@ from ckptsync.plain_json import parse
 from ckptsync.tensors import Tensor
 
 CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
+VERL_LORA = "lora_train_meta.json"
 _TORCH = {ours: torchs for torchs, ours in FROM_TORCH.items()}
 VALUE_HEAD = "value_head.safetensors"  # of TRL's models, as LLaMA-Factory names it
 DAMAGED = "copy it again, or remove it and give another directory with --config-from"
@@ -158,12 +159,33 @@ def with_dtype(config: bytes, dtype: str | None) -> bytes:
     return (json.dumps(content | dict.fromkeys(keys, dtype), indent=2) + "\n").encode()
 
 
+def lora_config(known: Mapping[str, Any], names: Iterable[str]) -> bytes:
+    """Return ``adapter_config.json`` for LoRA tensors of these names; empty without rank and alpha.
+
+    ``known``: `VERL_LORA`. Modules are named as verl's own merger does, by their last part.
+    """
+    rank, alpha = known.get("r"), known.get("lora_alpha")
+    if type(rank) is not int or type(alpha) not in (int, float):
+        return b""
+    modules = {name.partition(".lora_")[0].rpartition(".")[2] for name in names if ".lora_" in name}
+    config = {
+        "peft_type": "LORA",
+        "task_type": known.get("task_type"),
+        "r": rank,
+        "lora_alpha": alpha,
+        "target_modules": sorted(modules),
+        "inference_mode": True,
+    }
+    return (json.dumps(config, indent=2) + "\n").encode()
+
+
 def index_name(plans: Sequence[FilePlan]) -> str:
     """Return the index's name, such as ``model.safetensors.index.json``; empty if there is none.
 
     The files that it lists are named ``model-00001-of-00002.safetensors`` and so on.
     """
-    stem, numbers, _ = plans[0].name.rpartition("-of-") if plans else ("", "", "")
+    first = plans[0].name.rpartition("/")[2] if plans else ""
+    stem, numbers, _ = first.rpartition("-of-")
     return f"{stem.rpartition('-')[0]}.safetensors.index.json" if numbers else ""
 
 
@@ -215,9 +237,16 @@ def notes_on_code(left_out: Sequence[str]) -> tuple[str, ...]:
 
 
 def notes_on_model(
-    tensors: Sequence[Tensor], config: Mapping[str, Any] | None, option: DType
+    tensors: Sequence[Tensor],
+    config: Mapping[str, Any] | None,
+    option: DType,
+    *,
+    has_base: bool = False,
 ) -> Iterator[str]:
-    """Yield notes on a model as it is going to be written, beside this configuration."""
+    """Yield notes on a model as it is going to be written, beside this configuration.
+
+    ``has_base``: a base model was given.
+    """
     if config is None:
         yield NO_CONFIG
     known = config or {}
@@ -238,10 +267,10 @@ def notes_on_model(
         and len(found) == 1
         and 0 < PRECISION.get(FROM_TORCH.get(dtype, ""), 0) < PRECISION[min(found)]
     ):
+        by_base = "" if has_base else ", --base DIR casts each to the base model's dtype"
         yield (
             f"config.json says {dtype}, but all weights are stored as {min(found)}, and ckptsync"
-            " keeps that; --dtype casts all of them, --base DIR casts each to the base model's"
-            " dtype"
+            f" keeps that; --dtype casts all of them{by_base}"
         )
     if known.get("quantization_config") and all(
         is_castable(t.dtype) for t in tensors if len(t.shape) > 1

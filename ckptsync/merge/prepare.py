@@ -5,23 +5,33 @@ Pure but for small reads.
 
 from __future__ import annotations
 
+import contextlib
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ckptsync.errors import Corrupt, Incomplete, Unsupported
+from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
 from ckptsync.formats import zstd_items
 from ckptsync.gc_pause import paused
 from ckptsync.layouts import registry
-from ckptsync.layouts.file_names import Within, join
+from ckptsync.layouts.file_names import HOMES, Within, join
 from ckptsync.layouts.registry import WeightsSource
-from ckptsync.merge import adapter, copy_comparison, inner_model, model_files, tensor_names
-from ckptsync.merge.adapter import Selected
+from ckptsync.merge import (
+    adapter,
+    completeness,
+    copy_comparison,
+    inner_model,
+    model_files,
+    other_states,
+    tensor_names,
+)
+from ckptsync.merge.adapter import EACH, Selected, SeveralAdapters
 from ckptsync.merge.inner_model import InnerModel
 from ckptsync.merge.model_files import ADAPTER_CONFIG, CONFIG
 from ckptsync.merge.plan import FilePlan, MergeOptions, plan
 from ckptsync.plain_json import parse
-from ckptsync.tensors import Checksum, Extent, Files, Tensor, read_whole
+from ckptsync.tensors import Checksum, Extent, Files, MemoryFiles, Tensor, read_whole
 
 if TYPE_CHECKING:
     from ckptsync.layouts.dcp_safetensors import ExpectedModel
@@ -29,6 +39,7 @@ if TYPE_CHECKING:
 
 MAX_BESIDE = 256 << 20
 MAX_CONFIG = 16 << 20
+_EVERY_ADAPTER = f"peft:{EACH}"
 _Select = Callable[[Sequence[Tensor]], tuple[Selected, InnerModel]]
 
 
@@ -70,7 +81,9 @@ class MergeJob:
     @property
     def is_adapter(self) -> bool:
         """Whether a PEFT adapter is written, not a model."""
-        return any(plan.name == f"{adapter.STEM}.safetensors" for plan in self.plans)
+        return any(
+            plan.name.rpartition("/")[2] == f"{adapter.STEM}.safetensors" for plan in self.plans
+        )
 
     @property
     def checksums(self) -> frozenset[Checksum]:
@@ -100,18 +113,107 @@ def prepare(
     config: Sequence[Files] = (),
     base: Files | None = None,
     code_from: Files | None = None,
+    *,
+    every: bool = False,
 ) -> MergeJob:
     """Plan a merge and check that it can be done.  Raises Incomplete, Unsupported or Corrupt.
 
     ``config``: further directories for configuration and tokenizer, the first that has a file wins;
     ``base``: the model to compare with.  ``code_from``: the one of these directories from which
-    code is taken, also without ``options.allow_code``.
+    code is taken, also without ``options.allow_code``.  ``every``: where ``options.source`` names
+    none of several adapters, plan all, each in the directory of its name.
     """
     files = zstd_items.unpacked(files)
     name, path = inner_model.split_source(options.source)
     name, part = adapter.split_source(name)
+
+    def plan_one(source: WeightsSource, part: str) -> MergeJob:
+        return _prepare_one(
+            files, source, (path, part), options, config=config, base=base, code_from=code_from
+        )
+
+    if name == _EVERY_ADAPTER or (every and name is None and not part):
+        of_files = registry.adapters(files)
+        if len(of_files) > 1 or name == _EVERY_ADAPTER:
+            below = {("" if s.root in HOMES else s.root.rpartition("/")[2]): s for s in of_files}
+            return _joined(_EVERY_ADAPTER, {n: plan_one(s, part) for n, s in below.items()})
     source = registry.choose(files, name)
-    directories = [files, *registry.around(files, source), *config]
+    each = f"adapter={EACH}"
+    try:
+        job = plan_one(source, "" if part == each else part)
+    except SeveralAdapters as e:
+        if part != each and not every:
+            raise
+        jobs = {("" if n == "default" else n): plan_one(source, f"adapter={n}") for n in e.names}
+        return _joined(_source_name(source, path, each), jobs)
+    except (Corrupt, Incomplete) as e:
+        shards = _sound_shards(files, plan_one) if name is None and source.is_whole else None
+        if shards is None:
+            raise
+        hint = f"the shards beside it can be merged: --source {shlex.quote(str(shards))}"
+        raise type(e)(str(e), hint=f"{hint}; or {e.hint}" if e.hint else hint) from e
+    others = [s for s in registry.adapters(files) if s != source and source.layout == "peft"]
+    left_out = [
+        f"left out: the adapter {other}; --source {shlex.quote(str(other))} writes it"
+        for other in others
+    ]
+    return replace(job, notes=(*job.notes, *left_out))
+
+
+def _sound_shards(
+    files: Files, plan_one: Callable[[WeightsSource, str], MergeJob]
+) -> WeightsSource | None:
+    """Return the first sharded source that can be merged."""
+    for source in registry.sources(files):
+        if not source.is_whole:
+            with contextlib.suppress(CkptsyncError):
+                plan_one(source, "")
+                return source
+    return None
+
+
+def _joined(source: str, jobs: Mapping[str, MergeJob]) -> MergeJob:
+    """Return one job for several adapters, in directories of their names as peft saves them."""
+    if not jobs:
+        raise Unsupported(f"source {source!r}: no PEFT adapter has files of its own here")
+    contents: dict[str, bytes] = {}
+    for below, job in jobs.items():
+        for name, _ in job.beside:
+            if name == ADAPTER_CONFIG:
+                contents[join(below, name)] = job.content(name)
+    first, own = next(iter(jobs.values())), MemoryFiles(contents)
+    shared = [(name, holder) for name, holder in first.beside if name != ADAPTER_CONFIG]
+    return replace(
+        first,
+        source=source,
+        plans=tuple(
+            replace(plan, name=join(below, plan.name))
+            for below, job in jobs.items()
+            for plan in job.plans
+        ),
+        beside=(*shared, *((name, own) for name in contents)),
+        notes=tuple(dict.fromkeys(note for job in jobs.values() for note in job.notes)),
+        contents={**first.contents, **contents},
+        left_out=tuple(sorted({name for job in jobs.values() for name in job.left_out})),
+    )
+
+
+def _prepare_one(
+    files: Files,
+    source: WeightsSource,
+    parts: tuple[str | None, str],
+    options: MergeOptions,
+    *,
+    config: Sequence[Files],
+    base: Files | None,
+    code_from: Files | None,
+) -> MergeJob:
+    """Return the job for one set of weights, or for what ``parts`` name of it.
+
+    They are the module that the model lies in, and the adapter or its base model.
+    """
+    path, part = parts
+    directories = [*_directories(files, source), *config]
     adapter_config = _read_config(directories, ADAPTER_CONFIG)
     directories += [base] if base else []
     model_config = _read_config(directories, CONFIG)
@@ -121,9 +223,13 @@ def prepare(
     where = (path, base_names, model_config, adapter_config)
 
     def select(tensors: Sequence[Tensor]) -> tuple[Selected, InnerModel]:
-        clean, renamed = tensor_names.unwrapped(tensors, base_names)
+        own, left = other_states.without_states(tensors)
+        clean, renamed = tensor_names.unwrapped(own, base_names)
         inner = inner_model.inner_model(clean, *where)
-        inner = replace(inner, notes=(*renamed, *inner.notes))
+        inner = replace(inner, notes=(*left, *renamed, *inner.notes))
+        if source.layout == "peft" and tensors is stored and not part:
+            # the names that peft itself has saved
+            return Selected(inner.tensors, ""), inner
         return adapter.select(inner.tensors, part, adapter_config), inner
 
     is_told = source.layout == "dcp_safetensors"  # its shards do not name their tensors' shapes
@@ -132,6 +238,12 @@ def prepare(
         expected = replace(expected, path=lambda names: inner_model.find_path(names, *where) or "")
     stored = registry.tensors(files, source, expected)
     selected, inner = select(stored)
+    if selected.adapter and join(selected.adapter, ADAPTER_CONFIG) in files.sizes():
+        # peft saves an adapter that is not called default in a directory of its name
+        directories.insert(0, Within(files, selected.adapter))
+        adapter_config = _read_config(directories, ADAPTER_CONFIG)
+        where = (*where[:-1], adapter_config)
+        selected, inner = select(stored)
     if inner.value_head and not selected.tensors:
         raise Unsupported(
             f"{source}: only a value head, without its model",
@@ -152,11 +264,9 @@ def prepare(
             _beside(directories, options, code_from, is_adapter=False),
         )
     else:
-        if f"{selected.adapter}/{ADAPTER_CONFIG}" in files.sizes():
-            # peft saves an adapter that is not called default in a directory of its name
-            directories.insert(0, Within(files, str(selected.adapter)))
+        beside = _beside(directories, options, code_from, is_adapter=True)
         job = _prepare_adapter(
-            selected, options, known, _beside(directories, options, code_from, is_adapter=True)
+            selected, options, known, _with_verl_config(beside, directories, selected)
         )
     if not job.plans:
         raise Unsupported(
@@ -168,8 +278,44 @@ def prepare(
         head, note = _read_value_head(files, source)
     job = _with_value_head(job, head, note, options)
     _check_bounds(files, job.plans)
-    parts = filter(None, (path and f"module={path}", part))
-    return replace(job, source="@".join((str(source), *parts)), notes=(*notes, *job.notes))
+    notes += other_states.notes_on_files(files, source, job.reads)
+    return replace(job, source=_source_name(source, *parts), notes=(*notes, *job.notes))
+
+
+def _source_name(source: WeightsSource, path: str | None, part: str) -> str:
+    """Return what ``--source`` takes for a part of a source."""
+    return "@".join((str(source), *filter(None, (path and f"module={path}", part))))
+
+
+def _directories(files: Files, source: WeightsSource) -> list[Files]:
+    """Return where a checkpoint has configuration; an adapter's own lies beside it."""
+    own = [Within(files, source.root)] if source.layout == "peft" and source.root else []
+    return [*own, files, *registry.around(files, source)]
+
+
+def check_complete(files: Files) -> tuple[str, ...]:
+    """Return doubts whether the preferred weights are a whole model or adapter.
+
+    Raises Incomplete where they are not; and what `registry.tensors` and `adapter.select` raise.
+    Reads no tensor bytes.
+    """
+    files = zstd_items.unpacked(files)
+    sources = registry.adapters(files) or (registry.choose(files, None),)
+    return tuple(doubt for source in sources for doubt in _check_source(files, source))
+
+
+def _check_source(files: Files, source: WeightsSource) -> tuple[str, ...]:
+    directories = _directories(files, source)
+    config, model_config = (_read_config(directories, name) for name in (ADAPTER_CONFIG, CONFIG))
+    own, _ = other_states.without_states(registry.tensors(files, source))
+    clean, _ = tensor_names.unwrapped(own)
+    inner = inner_model.inner_model(clean, "", {}, model_config, config)
+    if source.layout == "peft":
+        return completeness.check_adapter(inner.tensors, config)
+    selected = adapter.select(inner.tensors, "", config)
+    if selected.adapter is not None:
+        return completeness.check_adapter(selected.tensors, config)
+    return completeness.check_model(selected.tensors, model_config)
 
 
 def prepare_beside(
@@ -255,7 +401,9 @@ def _expected_model(directories: Sequence[Files], base: BaseModel | None) -> Exp
 
     directory = next((directory for directory in directories if CONFIG in directory.sizes()), None)
     config = read_whole(directory, CONFIG, MAX_BESIDE) if directory else None
-    return ExpectedModel(base.shapes() if base else {}, config)
+    if base is None:
+        return ExpectedModel(config=config)
+    return ExpectedModel(base.shapes(), config, base.packed())
 
 
 def _prepare_model(
@@ -277,6 +425,7 @@ def _prepare_model(
             f"{packed[0]}: quantized weights cannot be cast to {options.dtype}",
             hint="use --dtype auto or --dtype keep to copy them unchanged",
         )
+    doubts = completeness.check_model(stored, config)
     tensors, notes = tensor_names.without_tied(
         stored, files, options, config, base.tensors if base else None
     )
@@ -291,11 +440,34 @@ def _prepare_model(
         notes = (*notes, *base.compare(tensors, tied))
         tensors = base.with_dtypes(tensors) if options.dtype == "auto" else tensors
     plans = plan(tensors, options)
-    notes = (*notes, *model_files.notes_on_model(tensors, config, options.dtype), *beside.notes)
+    of_model = model_files.notes_on_model(tensors, config, options.dtype, has_base=base is not None)
+    notes = (*doubts, *notes, *of_model, *beside.notes)
     return _with_dtype(
         replace(beside, plans=plans, notes=notes),
         (t.dtype for p in plans for t in p.tensors),
         options,
+    )
+
+
+def _with_verl_config(
+    beside: MergeJob, directories: Iterable[Files], selected: Selected
+) -> MergeJob:
+    """Return the job with a configuration made of verl's rank and alpha, where there is no other.
+
+    verl's SFT trainer writes both to a file, and no ``adapter_config.json``.
+    """
+    if ADAPTER_CONFIG in dict(beside.beside):
+        return beside
+    known = _read_config(directories, model_files.VERL_LORA)
+    data = model_files.lora_config(known or {}, [t.name for t in selected.tensors])
+    if not data:
+        return beside
+    note = f"{ADAPTER_CONFIG} is made of {model_files.VERL_LORA} and the names of the tensors"
+    return replace(
+        beside,
+        beside=(*beside.beside, (ADAPTER_CONFIG, MemoryFiles({ADAPTER_CONFIG: data}))),
+        contents={**beside.contents, ADAPTER_CONFIG: data},
+        notes=(*beside.notes, note),
     )
 
 
@@ -307,7 +479,8 @@ def _prepare_adapter(
         [directory for name, directory in beside.beside if name == ADAPTER_CONFIG], ADAPTER_CONFIG
     )
     adapter.check(selected, config or {})
-    notes = base.compare_adapter(selected.tensors) if base else ()
+    notes = completeness.check_adapter(selected.tensors, config)
+    notes += base.compare_adapter(selected.tensors) if base else ()
     if config is None:
         notes = (*notes, model_files.NO_ADAPTER_CONFIG)
     plans = plan(selected.tensors, replace(options, max_shard_size=1 << 62), adapter.STEM)

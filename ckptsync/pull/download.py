@@ -17,7 +17,6 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +30,7 @@ from ckptsync.stores.posix.draft import is_unfinished
 from ckptsync.stores.posix.publish import sync_directory
 from ckptsync.stores.posix.store import PosixStore
 from ckptsync.stores.stream import is_stored
+from ckptsync.threads import ThreadPool
 
 Progress = Callable[[int, int], None]
 _OTHER_FILES = (
@@ -267,7 +267,7 @@ def _find_wrong(
         count(file.size)
         return True
 
-    with ThreadPoolExecutor(THREADS) as pool:
+    with ThreadPool(THREADS) as pool:
         found = zip(files, pool.map(is_good, files), strict=True)
         return [file for file, good in found if not good]
 

@@ -11,8 +11,7 @@ from ckptsync.errors import ConfigError, Corrupt, Incomplete
 from ckptsync.pull.choose import PulledPart, Trust, choose, split
 from ckptsync.pull.download_plan import PullPlan, plan_checkpoint, plan_model
 from ckptsync.records.location_status import Status
-from ckptsync.records.store_paths import CONSOLIDATED
-from ckptsync.safe_names import RECORDS
+from ckptsync.safe_names import CONSOLIDATED, RECORDS
 from ckptsync.stores import file_sources
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import Access, directory_of, is_store, open_store

@@ -12,13 +12,12 @@ import contextlib
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from types import MappingProxyType
 
 from ckptsync.digest import digest
-from ckptsync.errors import CkptsyncError, Corrupt, Exists, NotFound, Unsupported
+from ckptsync.errors import CkptsyncError, Corrupt, Exists, NotFound, Unsupported, without_frames
 from ckptsync.layouts.file_names import MOST_RANKS
 from ckptsync.records.manifest import FileEntry, Manifest
 from ckptsync.records.model_record import ModelFile, ModelRecord
@@ -28,8 +27,11 @@ from ckptsync.records.store_paths import (
     RecordKind,
     RecordName,
     checked_node,
+    checked_own,
     checkpoint_of,
+    has_records,
     node_file_name,
+    own_prefixes,
     parse_record_name,
     records_prefix,
 )
@@ -37,6 +39,7 @@ from ckptsync.records.tombstone_keep_join import Join, Keep, Tombstone, in_force
 from ckptsync.safe_names import checked_path
 from ckptsync.stores import progress_signs
 from ckptsync.stores.contract import About, Store, read_all
+from ckptsync.threads import ThreadPool
 from ckptsync.typed_json import SHORT_RECORD, Decoder, format_number
 
 _MISSING_HINT = (
@@ -119,7 +122,7 @@ def decode(name: str, data: bytes) -> Record:
     try:
         _check(record)
     except Corrupt as e:
-        raise Corrupt(f"{name}: {e}") from e
+        raise Corrupt(f"{name}: {e}", hint=e.hint) from e
     return record
 
 
@@ -137,9 +140,12 @@ def is_made_anew(name: RecordName | None, error: CkptsyncError) -> bool:
 
 
 def create_record(store: Store, record: Record) -> tuple[str, bytes]:
-    """Write a record, which may be there already; return its name and bytes.  Raises StoreError."""
+    """Write a record, which may be there already; return its name and bytes.
+
+    Raises StoreError, and Corrupt for a run or location that no reader would take.
+    """
     data = encode(record)
-    name = record_name(record, data)
+    name = checked_own(record_name(record, data), own_prefixes(record.run, record.location))
     try:
         # The name is of these bytes alone: so it lets a store go on with what a killed try left.
         store.create(name, [data], About(len(data), name))
@@ -187,6 +193,10 @@ class Fault:
     name: str
     record: RecordName
     error: CkptsyncError
+
+    def __post_init__(self) -> None:
+        """Keep the error, and not what it was read of."""
+        object.__setattr__(self, "error", without_frames(self.error))
 
     @property
     def run(self) -> str:
@@ -260,7 +270,7 @@ def read_records(
 
     names = list(names)
     if threads > 1 and len(names) > 1:
-        with ThreadPoolExecutor(min(threads, len(names)), "ckptsync-record") as pool:
+        with ThreadPool(min(threads, len(names)), "ckptsync-record") as pool:
             works = [progress_signs.carried(partial(read, name)) for name in names]
             found = list(pool.map(lambda work: work(), works))
     else:
@@ -342,6 +352,7 @@ def _check(record: Record) -> None:
 
     Everything that others join to a path, or index by, is checked here, once.
     """
+    own_prefixes(record.run, record.location)
     if record.location != record.checkpoint and not record.location.startswith(
         f"{record.checkpoint}~"
     ):
@@ -408,6 +419,8 @@ def check_files(files: Iterable[FileEntry | ModelFile]) -> None:
     for file in files:
         if checked_path(file.path) in paths:
             raise Corrupt(f"{file.path}: named twice")
+        if has_records(file.path):
+            raise Corrupt(f"{file.path}: would lie among a run's records")
         paths.add(file.path)
         if file.size < 0 or not _DIGEST.fullmatch(file.digest):
             raise Corrupt(

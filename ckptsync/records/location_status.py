@@ -31,8 +31,8 @@ from ckptsync.records.save_groups import (
 from ckptsync.records.store_paths import (
     RecordName,
     consolidated_prefix,
+    own_prefixes,
     parse_record_name,
-    records_prefix,
 )
 from ckptsync.records.tombstone_keep_join import Keep, Scope, Tombstone, fate
 from ckptsync.tensors import Demands
@@ -213,11 +213,8 @@ def list_locations(
         checkpoint = next((m.checkpoint for m in its.values() if isinstance(m, Manifest)), None)
         if checkpoint is None or (run, location) in hidden:
             continue
-        prefixes = (
-            f"{run}/{location}/",
-            f"{records_prefix(run, location)}files/",
-            consolidated_prefix(run, location),
-        )
+        own, of_records, model = own_prefixes(run, location)
+        prefixes = (own, f"{of_records}files/", model)
         listed = {}
         for prefix in prefixes:
             for i in range(bisect_left(names, prefix), len(names)):
@@ -296,7 +293,7 @@ def describe_location(
         lacking = (
             _missing(demands.model, files, sizes, beside)
             if demands.model
-            else [_UNKNOWN.format("a whole model is")]
+            else [*demands.remarks] or [_UNKNOWN.format("a whole model is")]
         )
         model = Condition(not lacking, tuple(lacking))
         lacking = [*lacking, *_missing(demands.resume, files, sizes, beside)]

@@ -59,6 +59,14 @@ class ModelRecord:
     left_out: tuple[str, ...] = ()
     format: FormatNumber = FORMAT
 
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Return the directories in it that hold a PEFT adapter, `""` for itself."""
+        paths = (f.path.rpartition("/") for f in self.files)
+        return tuple(
+            sorted({above for above, _, name in paths if name.startswith("adapter_model")})
+        )
+
 
 def is_same_model(one: ModelRecord, other: ModelRecord) -> bool:
     """Whether ``one`` has the tensors of ``other``, by name and shape.

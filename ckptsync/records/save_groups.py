@@ -319,11 +319,14 @@ def demanded(manifests: Iterable[Manifest]) -> Demands:
     model: dict[str, int | None] = {}
     resume: dict[str, int | None] = {}
     world = None
-    for m in manifests:
+    remarks: dict[str, tuple[str, ...]] = {}
+    for m in sorted(manifests, key=lambda m: (m.node, m.n)):
+        remarks[m.node] = m.demands.remarks  # a node's last manifest is of all of its files
         for whole, part in ((model, m.demands.model), (resume, m.demands.resume)):
             whole.update({path: size for path, size in part.items() if whole.get(path) is None})
         world = m.demands.world if world is None else world
-    return Demands(model, resume, world)
+    lines = tuple(dict.fromkeys(line for its in remarks.values() for line in its))
+    return Demands(model, resume, world, lines)
 
 
 def locate(manifests: Iterable[Manifest]) -> Mapping[str, tuple[Located, ...]]:

@@ -18,13 +18,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from ckptsync.errors import Corrupt
-from ckptsync.safe_names import RECORDS
+from ckptsync.safe_names import CONSOLIDATED, RECORDS, checked_path, checked_run_name, is_ours
 from ckptsync.stores.contract import Entry
 
-CONSOLIDATED = "consolidated"
 FORMAT = 1
 """The newest format of records that this program knows."""
 RecordKind = Literal["manifest", "model", "report", "tombstone", "keep", "join"]
@@ -37,6 +37,7 @@ would count twice.
 _RECORD = re.compile(
     rf"(manifest)-([A-Za-z0-9_.-]+)-({NUMBER})-([0-9a-f]{{16}})\.json|({'|'.join(_SINGLE)})-({NUMBER})-([0-9a-f]{{16}})\.json"
 )
+_NOT_OURS = "no ckptsync writes that: find out who can write to the store"
 _NODE = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 
 
@@ -65,6 +66,41 @@ class RecordName:
         node = f"{self.node}-" if self.kind == "manifest" else ""
         prefix = records_prefix(self.run, self.location)
         return f"{prefix}{self.kind}-{node}{self.n}-{self.digest}.json"
+
+
+@lru_cache(1024)
+def own_prefixes(run: str, location: str) -> tuple[str, str, str]:
+    """Return where the files of a location lie: its own, its records, its consolidated model.
+
+    Each ends in a slash.  Raises Corrupt for names of runs and locations that a store itself uses,
+    or that lead elsewhere: so nothing of one location lies in another, or among the records.
+    """
+    try:
+        checked_run_name(run)
+        checked_path(location)
+    except Corrupt as e:
+        raise Corrupt(str(e), hint=_NOT_OURS) from e
+    if "/" in location or is_ours(location):
+        raise Corrupt(f"{run}/{location}: has a name that the store itself uses", hint=_NOT_OURS)
+    return f"{run}/{location}/", records_prefix(run, location), consolidated_prefix(run, location)
+
+
+def checked_own(name: str, prefixes: Iterable[str]) -> str:
+    """Return ``name`` if it lies below one of `own_prefixes`; raise Corrupt if not.
+
+    Whoever writes or deletes a file of a location, or a record about it, asks here first: names
+    come from records, and so from whoever can write to the store.
+    """
+    prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), "")
+    path = name[len(prefix) :]
+    if not prefix or has_records(checked_path(path)):
+        raise Corrupt(f"{name}: lies outside of its location", hint=_NOT_OURS)
+    return name
+
+
+def has_records(path: str) -> bool:
+    """Return whether files at a path would lie among the records of a run."""
+    return RECORDS in path.casefold() and RECORDS in path.casefold().split("/")
 
 
 def records_prefix(run: str, location: str) -> str:

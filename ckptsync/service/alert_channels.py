@@ -22,6 +22,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ from ckptsync.status.alarms import (
     decide,
     document,
 )
+from ckptsync.threads import start_thread
 from ckptsync.typed_json import Decoder
 
 FIRST, LONGEST = 30.0, 600.0  # seconds until a failed delivery is tried again, see `backoff`
@@ -105,8 +107,11 @@ class Sender:
                 self._memory = decision.if_not_sent
                 return
             self._is_out = True
-        name = f"alert-{self._receiver.name}"
-        threading.Thread(target=self._deliver, args=(decision, now), name=name, daemon=True).start()
+        try:
+            start_thread(partial(self._deliver, decision, now), f"alert-{self._receiver.name}")
+        except CkptsyncError as e:  # the next overview offers it again
+            with self._lock:
+                self._is_out, self.error = False, str(e)
 
     def _deliver(self, decision: Decision, now: float) -> None:
         error = ""

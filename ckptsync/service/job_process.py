@@ -31,6 +31,7 @@ from ckptsync.service.log import Line, configure, pairs
 from ckptsync.service.tasks import progress_of_process
 from ckptsync.stores import progress_signs
 from ckptsync.stores.opening import open_store
+from ckptsync.threads import start_thread
 
 if TYPE_CHECKING:
     from ckptsync.head.consolidate import WrittenModel
@@ -132,7 +133,7 @@ class _Answers:
                     self.send(at)
                     before, sent = now, at
 
-        threading.Thread(target=beat, daemon=True).start()
+        start_thread(beat, "beat")
         try:
             yield
         finally:

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
@@ -29,6 +30,7 @@ from ckptsync.errors import CkptsyncError, Corrupt
 from ckptsync.quantities import backoff
 from ckptsync.service.log import Line, pairs
 from ckptsync.status.heartbeat import RunningJob
+from ckptsync.threads import start_thread
 from ckptsync.typed_json import Decoder
 
 COMMAND = (sys.executable, "-m", "ckptsync.service.job_process")
@@ -198,7 +200,16 @@ class Jobs:
                 child = _Running(JobBrief(job, self._config, os.getpid()), self._command)
                 self._running[kind, job.subject] = child
                 title = f"{kind} {job.subject}"
-                threading.Thread(target=self._run, args=(child,), name=title, daemon=True).start()
+                try:
+                    start_thread(partial(self._run, child), title)
+                except (
+                    CkptsyncError
+                ) as e:  # else it would count as running, and never be tried again
+                    del self._running[kind, job.subject]
+                    before = self._waits.get((kind, job.subject))
+                    end = msgspec.structs.replace(failure(e), is_ours=True)
+                    if wait := wait_after(before, job, end, now):
+                        self._waits[kind, job.subject] = wait
         return tuple(dict.fromkeys((*running, *(job.subject for job in due))))
 
     def errors(self, kind: JobKind) -> tuple[str, ...]:

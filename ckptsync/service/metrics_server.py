@@ -18,13 +18,15 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from ckptsync import __version__
 from ckptsync.config.schema import Config
-from ckptsync.errors import ConfigError
+from ckptsync.errors import CkptsyncError, ConfigError
 from ckptsync.service.process_status import Roles
+from ckptsync.threads import start_thread
 
 SLOW = 10.0  # seconds for the whole head of a request, and for the answer to be taken
 MANY = 16  # connections at once that send a head or take an answer, and pages that are made
@@ -139,7 +141,11 @@ class PageListener(ThreadingHTTPServer):
                 hint="give each service of this machine a port of its own: see metrics.listen",
             ) from e
         self.port: int = self.server_address[1]
-        threading.Thread(target=self.serve_forever, args=(0.1,), name="web", daemon=True).start()
+        try:
+            start_thread(partial(self.serve_forever, 0.1), "web")
+        except CkptsyncError:
+            self.server_close()
+            raise
 
     def close(self) -> None:
         """Free the port; who is being answered is not waited for."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from ckptsync.catalogue.location_summary import Catalogue
@@ -19,6 +18,7 @@ from ckptsync.status.nodes import NodeFiles, read_nodes
 from ckptsync.status.overview import Overview, Room, overview
 from ckptsync.stores.contract import Store
 from ckptsync.stores.urls import Remote, located
+from ckptsync.threads import ThreadPool
 
 if TYPE_CHECKING:  # `ckptsync status` does without them
     from ckptsync.config.schema import Config
@@ -48,7 +48,7 @@ class OverviewReader:
     def read(self) -> Overview:
         """Return the present overview; raises StoreError."""
         found = self._catalogue()
-        with ThreadPoolExecutor(AT_ONCE, "nodes") as pool:
+        with ThreadPool(AT_ONCE, "nodes") as pool:
             self._files = read_nodes(self._store, self._files, pool.map)
         now = max(time.time(), found.clock)
         if self._files.hearts:

@@ -17,6 +17,7 @@ from ckptsync.config.loading import limits_of, options_for
 from ckptsync.config.output_dirs import output_directories
 from ckptsync.config.schema import Config
 from ckptsync.errors import ConfigError, StoreError, Transient
+from ckptsync.mounts import is_mounted
 from ckptsync.spool import folders
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store, StoreWrapper
 from ckptsync.stores.opening import NoParent, bare, create_store, is_store
@@ -41,15 +42,10 @@ def open_configured(config: Config) -> Store:
     options, limits = options_for(url, config.store.options), limits_of(config.limits)
     try:
         if not is_store(url, options, replace(limits, patience=0.0)):
-            is_remote = isinstance(located(url), Remote)
-            where = "is the URL right?" if is_remote else "is the file system mounted?"
             if "worker" not in config.roles:
-                hint = f"{where}  The first worker or `ckptsync push` creates the store"
+                hint = f"{_question(url)}  The first worker or `ckptsync push` creates the store"
                 raise Absent(f"{url}: not a store", hint=hint)
-            if served := next(_served_before(config), ""):
-                why = f"no store found, although the worker of {served} uploaded to it before"
-                hint = f"{where}  If that store was given up, delete {served}/{SPOOL}/{MARK}"
-                raise Absent(f"{url}: {why}", hint=hint)
+            check_not_gone(url, _served_before(config))
         return create_store(url, options, limits)
     except NoParent as e:
         raise Absent(str(e), hint=e.hint) from e
@@ -62,6 +58,43 @@ def open_configured(config: Config) -> Store:
     except OSError as e:
         hint = "is the file system mounted, and may this user read it?"
         raise StoreError(f"{url}: {e.strerror}", hint=hint) from e
+
+
+def check_not_gone(url: str, served: Iterable[str]) -> None:
+    """Raise Absent where a store was before: none is made in its place.
+
+    ``served``: the output directories that were served to it.  What this user has read of it is
+    remembered in a cache, which counts where an older directory is empty, as a mount point is.
+    """
+    from ckptsync.catalogue.cached import cache_path  # noqa: PLC0415 - a worker alone does without
+
+    why = remains = ""
+    if directory := next(iter(served), ""):
+        why = f"the worker of {directory} uploaded to it before"
+        remains = f"{directory}/{SPOOL}/{MARK}"
+    elif point := _empty_directory(url):
+        with contextlib.suppress(OSError, RuntimeError):
+            cache = cache_path(url)
+            if point.stat().st_mtime < cache.stat().st_mtime:
+                why, remains = "this user has read it before", str(cache)
+    if why:
+        hint = f"{_question(url)}  If that store was given up, delete {remains}"
+        raise Absent(f"{url}: no store found, although {why}", hint=hint)
+
+
+def _empty_directory(url: str) -> Path | None:
+    """Return the empty directory without a mount that a path is, or lies directly below."""
+    location = located(url)
+    if isinstance(location, Remote):
+        return None
+    nearest = location if location.is_dir() else location.parent
+    is_one = nearest.is_dir() and not is_mounted(str(nearest)) and not any(nearest.iterdir())
+    return nearest if is_one else None
+
+
+def _question(url: str) -> str:
+    is_remote = isinstance(located(url), Remote)
+    return "is the URL right?" if is_remote else "is the file system mounted?"
 
 
 def check(config: Config) -> None:

@@ -17,8 +17,10 @@ from pathlib import Path
 from ckptsync.errors import CkptsyncError
 from ckptsync.service.log import Line, changed, pairs
 from ckptsync.stores import progress_signs
+from ckptsync.threads import start_thread
 
 DEBOUNCE = 0.3  # seconds that a hint waits for others: a trainer writes many files at once
+RETRY = 10.0  # seconds until a task is begun again that got no thread
 HUNG = 600.0  # seconds beyond limits.stall: nothing that works is silent for so long
 LEAST_BYTES, LEAST_CPU = 64 << 10, 0.1  # that count as progress: a thread that only polls uses less
 UNCHECKED = 60.0  # seconds after which the loop that checks is called hung itself
@@ -101,8 +103,14 @@ class Task:
                 return
             self.is_running, self.began = True, now
         if not self._has_thread:
+            try:
+                start_thread(self._serve, self.name)
+            except CkptsyncError as e:
+                self._failed(e)
+                with self._lock:
+                    self.is_running, self.due = False, now + RETRY
+                return
             self._has_thread = True
-            threading.Thread(target=self._serve, name=self.name, daemon=True).start()
         self._go.release()
 
     def busy(self, now: float) -> float:
@@ -143,11 +151,7 @@ class Task:
             for line in lines:
                 line.write(self._log)
         except CkptsyncError as e:
-            self.failures += 1
-            if str(e) != self.error:
-                what = {"exit_code": e.exit_code, "error": e, "hint": e.hint}
-                log.error("%s", pairs(task=self.name, failures=self.failures, **what))  # noqa: TRY400 - the operator's error needs no traceback
-            self.error = str(e)
+            self._failed(e)
         except BaseException as e:  # noqa: BLE001 - whatever it is, the process ends by it
             self.error = f"{type(e).__name__}: {e}"
             self._fatal(e)
@@ -155,6 +159,14 @@ class Task:
             if self.error:
                 log.info("%s", pairs(task=self.name, phase="recovered", failures=self.failures))
             self.error = ""
+
+    def _failed(self, e: CkptsyncError) -> None:
+        """Count an operator's error, and log one that is new."""
+        self.failures += 1
+        if str(e) != self.error:
+            what = {"exit_code": e.exit_code, "error": e, "hint": e.hint}
+            log.error("%s", pairs(task=self.name, failures=self.failures, **what))
+        self.error = str(e)
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,7 @@ CODES: dict[str, AlarmKind] = {
     "unverified": "late",
     "unread": "late",
     "no-config": "late",
+    "doubtful": "late",
     "clock": "clock",
 }
 """Every code, and which kind it is of: `alerts.on` names kinds."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Literal, get_args
 
-from ckptsync.errors import Corrupt, NotFound
+from ckptsync.errors import Corrupt, NotFound, without_frames
 from ckptsync.safe_names import RECORDS
 from ckptsync.status.heartbeat import (
     FACTS,
@@ -86,7 +86,7 @@ def read_nodes(store: Store, before: NodeFiles | None = None, each: Each = map) 
         try:
             return NodeFile(entry, decode(entry.name, read_all(store, entry.name, LIMIT)))
         except Corrupt as e:
-            return NodeFile(entry, e)
+            return NodeFile(entry, without_frames(e))
         except NotFound:
             return None  # deleted since it was listed
 

@@ -146,6 +146,7 @@ def _find_alarms(seen: Overview, patience: Patience) -> Iterator[Alarm]:
     yield from _incomplete(seen, patience)
     yield from _behind(seen, patience)
     yield from _unopenable(seen, patience)
+    yield from _doubtful(seen, patience)
     yield from _lost(seen, patience)
     yield from _headless(seen, patience)
     for node in seen.nodes:
@@ -405,6 +406,21 @@ def _unopenable(seen: Overview, patience: Patience) -> Iterator[Alarm]:
         more = f" (and {len(found) - 1} more models of this run)" if len(found) > 1 else ""
         text = f"{run}/{found[0].location}{more}: {found[0].unopenable}"
         yield Alarm("no-config", run, "warning", found[-1].arrived, text, found[0].to_give)
+
+
+def _doubtful(seen: Overview, patience: Patience) -> Iterator[Alarm]:
+    """Yield models that may lack tensors: one alarm for a run, of its newest location."""
+    by_run: dict[str, list[Summary]] = {}
+    for s in sorted(seen.catalogue.summaries, key=lambda s: (-s.arrived, s.location)):
+        if s.model and s.doubts and not s.retired and seen.at - s.arrived < patience.over:
+            by_run.setdefault(s.run, []).append(s)
+    for run, found in by_run.items():
+        more = f" (and {len(found) - 1} more of this run)" if len(found) > 1 else ""
+        text = f"{run}/{found[0].location}{more}: {_first(found[0].doubts)}"
+        todo = (
+            "load its model once; if it lacks tensors, save again from the training, with all ranks"
+        )
+        yield Alarm("doubtful", run, "warning", found[-1].arrived, text, todo)
 
 
 def _first(lines: Sequence[str]) -> str:

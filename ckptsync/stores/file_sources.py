@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePath, PurePosixPath
 
 from ckptsync.errors import ConfigError, NotFound, StoreError, Transient
@@ -25,6 +24,7 @@ from ckptsync.stores.opening import Access, bare
 from ckptsync.stores.prefetch import PrefetchedFiles
 from ckptsync.stores.urls import Remote
 from ckptsync.tensors import Files
+from ckptsync.threads import ThreadPool
 
 PathOrUrl = Path | Remote
 _AT_ONCE = 8
@@ -72,7 +72,7 @@ def around(directory: PathOrUrl, access: Access, names: Collection[str]) -> File
     if isinstance(directory, Path):
         return TopFiles(str(directory), follows_links=False)
     store, prefix = _over(directory, access)
-    with ThreadPoolExecutor(
+    with ThreadPool(
         _AT_ONCE if prefix else 1
     ) as pool:  # as many threads as there shall be connections
         sizes = dict(
@@ -92,7 +92,7 @@ def store_above(directory: Remote, access: Access) -> Remote | None:
 
     above = [directory, *parents(directory)]
     _over(directory, access)  # what all of them share is opened once, and not by each thread
-    with ThreadPoolExecutor(_AT_ONCE // 2) as pool:
+    with ThreadPool(_AT_ONCE // 2) as pool:
         return next(
             (
                 found

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ckptsync.errors import ConfigError, Corrupt, Exists, NotFound, StoreError, Unsupported
+from ckptsync.mounts import Unmounted, unmounted_on_way
 from ckptsync.safe_names import STORE_FILE
 from ckptsync.stores.contract import Rooted, Store, has_root, read_all, unwrapped
 from ckptsync.stores.limits import Limits
@@ -39,6 +40,17 @@ class NoParent(ConfigError):
             hint=(
                 f"check the path, and mount the file system; if both are right, make {parent} first"
             ),
+        )
+
+
+class NotMounted(NoParent):
+    """Raised if a new store would lie where a file system should be mounted, and none is."""
+
+    def __init__(self, url: str, mount: Unmounted) -> None:
+        ConfigError.__init__(
+            self,
+            f"{url}: no store is made here: {mount}",
+            hint=f"mount {mount.point}; if it is not used any more, take it out of {mount.source}",
         )
 
 
@@ -84,11 +96,14 @@ def create_store(
 ) -> Store:
     """Open a store to write; make it, with a line in the log, if it is not there yet.
 
-    Several may do this at once. Raises NoParent if the directory above it is not there; else as
-    `open_store` does.
+    Several may do this at once. Raises NoParent if the directory above it is not there, NotMounted
+    if a file system is not mounted; else as `open_store` does.
     """
     target = located(url)
     if isinstance(target, Path):
+        if not os.path.lexists(target / STORE_FILE):
+            for mount in unmounted_on_way(target):
+                raise NotMounted(url, mount)
         _make_directory(url, target)
     store = bare(url, storage_options, limits)
     if isinstance(store, Rooted) and not store.has_root():

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from dataclasses import dataclass
 
 from ckptsync.digest import Checker, Digests, digested_ranges
-from ckptsync.errors import CkptsyncError, Corrupt, NotFound
+from ckptsync.errors import CkptsyncError, Corrupt, NotFound, without_frames
 from ckptsync.stores.posix.draft import Draft
 from ckptsync.stores.posix.store import PosixStore
 from ckptsync.stores.stream import Reads, chunk_room, stream
 from ckptsync.tensors import Extent
+from ckptsync.threads import ThreadPool
 
 RANGE = 32 << 20  # bytes of a request: many small ones cost a server more
 BUFFER = 1 << 20  # bytes of memory a thread
@@ -101,7 +102,7 @@ def download(
         except BaseException as e:  # noqa: BLE001 - `download` raises it
             stopped.append(e)
 
-    with ThreadPoolExecutor(threads, thread_name_prefix="ckptsync-download") as pool:
+    with ThreadPool(threads, thread_name_prefix="ckptsync-download") as pool:
         try:
             wait([pool.submit(work) for _ in range(threads)])
         except BaseException as e:
@@ -153,7 +154,7 @@ class _Download:
                 draft.commit()
                 self._draft = None  # of many small files it would be most of their memory
         except (Corrupt, NotFound) as e:
-            self.error = self.error or e
+            self.error = self.error or without_frames(e)
         finally:
             with self._lock:
                 self._threads -= 1

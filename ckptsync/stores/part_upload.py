@@ -11,7 +11,7 @@ import contextlib
 import mmap
 import threading
 from collections.abc import Generator, Iterable
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from itertools import chain
 from typing import Protocol
@@ -19,6 +19,7 @@ from typing import Protocol
 from ckptsync.errors import Exists, StoreError
 from ckptsync.stores import progress_signs
 from ckptsync.stores.contract import About, Chunk, check_size
+from ckptsync.threads import ThreadPool
 
 PART = 16 << 20
 MIB = 1 << 20
@@ -99,7 +100,7 @@ class UploadPool:
     """
 
     def __init__(self, threads: int, budget: int) -> None:
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="ckptsync-part")
+        self._pool = ThreadPool(threads, thread_name_prefix="ckptsync-part")
         self._memory = _Memory(budget)
 
     def send(

@@ -11,14 +11,16 @@ import threading
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from operator import itemgetter
 
+from ckptsync.errors import CkptsyncError, without_frames
 from ckptsync.stores.checkpoint_files import DirectoryFiles
 from ckptsync.stores.contract import unwrapped
 from ckptsync.stores.posix.store import PosixStore
 from ckptsync.tensors import Extent, Files
+from ckptsync.threads import ThreadPool
 
 MEMORY = 40 << 20  # bytes that are kept
 LARGE = 3 << 20  # of a read that is a request of its own, into the reader's memory
@@ -60,7 +62,7 @@ class PrefetchedFiles:
     def __init__(self, files: Files, memory: int = MEMORY, threads: int = THREADS) -> None:
         self._files, self._sizes = files, files.sizes()
         self._memory, self._threads = memory, threads
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool: ThreadPool | None = None
         self._lock = threading.Lock()
         self._held: OrderedDict[tuple[str, int], _Piece] = OrderedDict()  # used last at the end
         self._starts: dict[str, list[int]] = {}
@@ -207,7 +209,7 @@ class PrefetchedFiles:
             if is_new:
                 self._unread[extent.file, piece.start] = piece.end - piece.start
                 piece.users += 1
-                self._pool = self._pool or ThreadPoolExecutor(
+                self._pool = self._pool or ThreadPool(
                     self._threads, thread_name_prefix="ckptsync-piece"
                 )
                 self._pool.submit(self._fetch, extent.file, piece)
@@ -233,7 +235,7 @@ class PrefetchedFiles:
             with self._lock:
                 if not piece.is_dropped:
                     self._drop((name, piece.start))
-            piece.data.set_exception(e)
+            piece.data.set_exception(without_frames(e) if isinstance(e, CkptsyncError) else e)
         else:
             piece.data.set_result(data)
         self._done_with(name, piece)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
-from ckptsync.errors import ConfigError, Transient
+from ckptsync.errors import ConfigError, Transient, without_frames
 from ckptsync.quantities import backoff
 from ckptsync.stores import progress_signs
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store, StoreWrapper
@@ -70,7 +70,7 @@ class Persistence:
                 except Transient as e:
                     if not may_repeat():
                         raise
-                    error = e
+                    error = without_frames(e)
                 else:
                     break
                 if not tries:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -20,6 +20,7 @@ from ckptsync.errors import CkptsyncError, Corrupt, Exists, NotFound
 from ckptsync.stores import progress_signs
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store
 from ckptsync.tensors import Extent
+from ckptsync.threads import ThreadPool
 
 C = TypeVar("C", bound=Chunk)
 PIECE = 8 << 20
@@ -62,7 +63,7 @@ def read_ahead(
         return
     starts = iter(range(first, end, piece))
     running: deque[tuple[Future[None], memoryview]] = deque()
-    pool = ThreadPoolExecutor(min(depth, count), thread_name_prefix="ckptsync-ahead")
+    pool = ThreadPool(min(depth, count), thread_name_prefix="ckptsync-ahead")
 
     def begin(buffer: bytearray, start: int) -> None:
         out = memoryview(buffer)[: min(piece, end - start)]

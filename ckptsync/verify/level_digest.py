@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -39,6 +38,7 @@ from ckptsync.plain_json import parse
 from ckptsync.records.report import FindingKind, VerifyFinding
 from ckptsync.stores.stream import Reads, digest_of, read_ahead, stream
 from ckptsync.tensors import Extent, Files
+from ckptsync.threads import ThreadPool
 from ckptsync.verify.expected_files import ExpectedFile
 from ckptsync.verify.tracked_files import CountedSource, TrackedFiles, local_root, pieces
 
@@ -166,7 +166,7 @@ def find_damaged(source: CountedSource, stretches: Sequence[Stretch]) -> frozens
     if workers < 2:
         is_well = [_matches(source, stretch, threads) for stretch in others]
     else:
-        with ThreadPoolExecutor(workers, thread_name_prefix="ckptsync-verify") as pool:
+        with ThreadPool(workers, thread_name_prefix="ckptsync-verify") as pool:
             is_well = list(pool.map(partial(_matches, source), others))
     is_well += [_matches(source, stretch, ahead=ahead) for stretch in ordered]
     pairs = zip([*others, *ordered], is_well, strict=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -12,6 +13,7 @@ from ckptsync.formats import safetensors
 from ckptsync.layouts import registry
 from ckptsync.layouts.registry import WeightsSource
 from ckptsync.merge.plan import check_tiling
+from ckptsync.merge.prepare import check_complete
 from ckptsync.records.model_record import ModelTensor
 from ckptsync.records.report import LEVELS, Level, VerifyFinding
 from ckptsync.verify.tracked_files import TrackedFiles
@@ -40,10 +42,12 @@ def check_checkpoint(files: TrackedFiles) -> Iterator[VerifyFinding]:
     if not found:
         detail = f"{UNPARSED}no layout that this program knows"
         yield VerifyFinding("note", files.show(""), detail)
-    for source in found:
-        yield from _guard(files, partial(_check_tensors, files, source))
+    wrong = [f for s in found for f in _guard(files, partial(_check_tensors, files, s))]
+    yield from wrong
     if found:
         yield from _guard(files, partial(_check_demands, files))
+    if found and not wrong:
+        yield from _check_complete(files)
 
 
 def check_model(files: TrackedFiles, tensors: Iterable[ModelTensor]) -> Iterator[VerifyFinding]:
@@ -56,8 +60,10 @@ def check_model(files: TrackedFiles, tensors: Iterable[ModelTensor]) -> Iterator
         yield from _guard(files, partial(_check_recorded, files, file, recorded[file]))
     found: list[WeightsSource] = []
     yield from _guard(files, lambda: found.extend(registry.sources(files)))
-    for source in found:
-        yield from _guard(files, partial(_check_tensors, files, source))
+    wrong = [f for s in found for f in _guard(files, partial(_check_tensors, files, s))]
+    yield from wrong
+    if found and not wrong:
+        yield from _check_complete(files)
 
 
 def _guard(files: TrackedFiles, check: Callable[[], None]) -> Iterator[VerifyFinding]:
@@ -99,6 +105,17 @@ def _check_demands(files: TrackedFiles) -> None:
         if path in sizes and size is not None and sizes[path] != size:
             why = f"{sizes[path]} bytes, expected {size} by the checkpoint's own metadata"
             raise Corrupt(f"{path}: {why}")
+
+
+def _check_complete(files: TrackedFiles) -> Iterator[VerifyFinding]:
+    """Yield what the preferred model lacks, or may lack; other errors are found elsewhere."""
+    doubts: list[str] = []
+    with contextlib.suppress(Corrupt, Unsupported):
+        try:
+            doubts = [*check_complete(files)]
+        except Incomplete as e:
+            doubts = [f"{INCOMPLETE}{e}"]
+    yield from (VerifyFinding("note", files.show(""), doubt) for doubt in doubts)
 
 
 def _check_recorded(files: TrackedFiles, file: str, tensors: Iterable[ModelTensor]) -> None:

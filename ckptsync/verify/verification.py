@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 
@@ -26,8 +25,8 @@ from ckptsync.records.location_status import (
 )
 from ckptsync.records.model_record import ModelTensor
 from ckptsync.records.report import LEVELS, Level, Reading, Report, VerifyFinding
-from ckptsync.records.store_paths import CONSOLIDATED, checkpoint_of, consolidated_prefix
-from ckptsync.safe_names import RECORDS
+from ckptsync.records.store_paths import checkpoint_of, consolidated_prefix
+from ckptsync.safe_names import CONSOLIDATED, RECORDS
 from ckptsync.stores import file_sources
 from ckptsync.stores.checkpoint_files import FileTree, StoreFiles
 from ckptsync.stores.clock import wait_until_visible
@@ -35,6 +34,7 @@ from ckptsync.stores.contract import Store
 from ckptsync.stores.file_sources import PathOrUrl
 from ckptsync.stores.opening import Access, is_store, open_store
 from ckptsync.stores.urls import Remote, located
+from ckptsync.threads import ThreadPool
 from ckptsync.verify.expected_files import (
     ExpectedFile,
     check_records,
@@ -387,7 +387,7 @@ def record_directory(
     def record(item: tuple[str, int]) -> ExpectedFile:
         return directory_file(item[0], digest_file(source, *item))
 
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="ckptsync-record") as pool:
+    with ThreadPool(_THREADS, thread_name_prefix="ckptsync-record") as pool:
         made = tuple(pool.map(record, files.sizes().items()))
     if changed := files.changed():
         hint = "record again when nothing writes to it"

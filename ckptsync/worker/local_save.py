@@ -22,6 +22,7 @@ from ckptsync.checkpoint_dirs import CheckpointDir, Family, ListedCheckpoint
 from ckptsync.digest import digest
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, StoreError, Unsupported
 from ckptsync.layouts import file_names, registry
+from ckptsync.merge.prepare import check_complete
 from ckptsync.records.manifest import FileEntry, Manifest
 from ckptsync.records.store_paths import RecordName, checkpoint_of
 from ckptsync.safe_names import checked_path
@@ -304,11 +305,23 @@ def _read_layout(files: LocalFiles) -> tuple[Demands, tuple[str, ...], tuple[str
     for path in files.by_path:
         checked_path(path)
     try:
-        found = registry.demands(files), tuple(str(s) for s in registry.sources(files)), ()
+        demands = _judge_model(files, registry.demands(files))
+        return demands, tuple(str(s) for s in registry.sources(files)), demands.remarks
     except (Corrupt, Unsupported) as e:
         # an unknown or broken layout is stored as it is: a note here, the head says it again
         return Demands(), (), (str(e),)
-    return found
+
+
+def _judge_model(files: LocalFiles, demands: Demands) -> Demands:
+    """Return the demands with remarks on what the model lacks, if all of its files are here."""
+    if not demands.model or not demands.model.keys() <= files.sizes().keys():
+        return demands
+    try:
+        return replace(demands, remarks=check_complete(files))
+    except Incomplete as e:
+        return replace(demands, model={}, remarks=(str(e),))
+    except (Corrupt, Unsupported):
+        return demands  # the head says it
 
 
 def draft_manifest(

@@ -97,7 +97,8 @@ def outgoing_save(
     files = seen.files
     if seen.pin is not None and seen.pin.is_committed:
         files = files.with_added(
-            seen.pin.beside, (s for s in seen.pin.added if is_beside_weights(s.path))
+            seen.pin.beside,
+            (s for s in seen.pin.added if is_beside_weights(s.path.rpartition("/")[2])),
         )
     found = beside(files) if beside else find_model_configs(files, seen.checkpoint_dir)
     files = replace(files, by_path={**found, **files.by_path})

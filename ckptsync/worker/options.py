@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +10,8 @@ from typing import Literal
 
 from ckptsync.checkpoint_dirs import checkpoint_dir_at
 from ckptsync.errors import ConfigError, Corrupt, Unsupported
-from ckptsync.records.store_paths import CONSOLIDATED, checked_node
-from ckptsync.safe_names import checked_path
+from ckptsync.records.store_paths import checked_node
+from ckptsync.safe_names import checked_run_name
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.urls import path_of
 from ckptsync.walk import SPOOL
@@ -77,25 +78,12 @@ def checked_options(options: WorkerOptions, store_url: str) -> WorkerOptions:
 
 
 def checked_run(name: str) -> str:
-    """Return ``name`` if a store can keep a run under it; raises ConfigError.
-
-    A run lies at the top of a store, and nowhere below.
-    """
+    """Return ``name`` if a store can keep a run under it; raises ConfigError."""
     try:
-        checked_path(name)
+        return checked_run_name(name)
     except Corrupt as e:
-        raise ConfigError(
-            f"run {e}", hint="a run's name is one directory's, such as llama-sft"
-        ) from e
-    if "/" in name or name.startswith((".", "_")) or name == CONSOLIDATED:
-        hint = (
-            f"give it another, such as {name.strip('./_').replace('/', '-')}" if "/" in name else ""
-        )
-        raise ConfigError(
-            f"run {name!r}: not one directory's name that begins with neither '.' nor '_'",
-            hint=hint,
-        )
-    return name
+        plain = re.sub(r"[^A-Za-z0-9.-]+", "-", name).strip("./_-")[:50] or "llama-sft"
+        raise ConfigError(f"run {e}", hint=f"give it another, such as {plain}") from e
 
 
 def local_root(store_url: str) -> Path | None:

@@ -36,6 +36,7 @@ from ckptsync.spool.pins import (
     pulse,
     trim,
 )
+from ckptsync.threads import start_thread
 from ckptsync.walk import Stat, open_file, stat_open
 from ckptsync.worker.local_save import LocalSave, local_save
 from ckptsync.worker.options import RunDir
@@ -194,8 +195,7 @@ class PinCopies:
                 key=lambda key: (not self._kept[key].lost, self._kept[key].file.size),
             )
             if self._ready and self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="copies", daemon=True)
-                self._thread.start()
+                self._thread = start_thread(self._run, "copies")
 
     def close_dropped(self) -> None:
         """Close the files of pins that are not there any more."""

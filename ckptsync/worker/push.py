@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ckptsync import checkpoint_dirs
 from ckptsync.checkpoint_dirs import FINAL, CheckpointDir, Family
-from ckptsync.errors import CkptsyncError, ConfigError, Incomplete
+from ckptsync.errors import CkptsyncError, ConfigError, Incomplete, without_frames
 from ckptsync.layouts import registry
 from ckptsync.records.store_paths import clock_name
 from ckptsync.spool.markers import read_pin_notes
@@ -261,7 +261,7 @@ def push(
             done = _push_save(one, observe(one, surroundings), offer.save, to)
             results.append(replace(done, notes=(*done.notes, *offer.notes)))
         except CkptsyncError as e:
-            errors.append(e)
+            errors.append(without_frames(e))
     if errors:
         raise errors[0]
     return tuple(results)

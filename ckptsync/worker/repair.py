@@ -14,12 +14,17 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from ckptsync.errors import CkptsyncError, Incomplete, StoreError
+from ckptsync.errors import CkptsyncError, Incomplete, StoreError, without_frames
 from ckptsync.records import save_groups
 from ckptsync.records.location_status import LocationRecords, proof
 from ckptsync.records.manifest import FileEntry
 from ckptsync.records.report import DAMAGE, OF_BYTES
-from ckptsync.records.store_paths import checkpoint_of, records_prefix
+from ckptsync.records.store_paths import (
+    checked_own,
+    checkpoint_of,
+    own_prefixes,
+    records_prefix,
+)
 from ckptsync.records.tombstone_keep_join import fate
 from ckptsync.spool.folders import children
 from ckptsync.stores import progress_signs
@@ -83,9 +88,8 @@ def list_requests(
         for finding in records.reports[report].findings:
             at = mine.get(f"{run}/{finding.name}")
             if at is not None and finding.kind in DAMAGE:
-                requested[at.name] = RepairRequest(
-                    report, finding.name, at.name, at.entry, finding.kind
-                )
+                name = checked_own(at.name, own_prefixes(run, location))
+                requested[name] = RepairRequest(report, finding.name, name, at.entry, finding.kind)
     return tuple(requested[name] for name in sorted(requested))
 
 
@@ -133,7 +137,7 @@ def send_again(
         except Incomplete:  # other bytes by now: the next candidate may have the right ones
             continue
         except StoreError as e:  # of this node's disk: the next candidate may be well
-            unread = e
+            unread = without_frames(e)
             continue
         try:
             store.write(request.name, source, source.about)
@@ -194,7 +198,8 @@ class FileRepairs:
                 without_copy.append(str(name))
                 continue
             try:
-                view.store.write(str(name), [data], About(len(data)))
+                full = checked_own(str(name), own_prefixes(name.run, name.location))
+                view.store.write(full, [data], About(len(data)))
                 written = True
             except CkptsyncError as e:
                 failures.append(failure(run.name, checkpoint_of(name.location), e))

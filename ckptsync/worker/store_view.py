@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import TypeVar
 
-from ckptsync.errors import CkptsyncError, Corrupt
+from ckptsync.errors import CkptsyncError, Corrupt, without_frames
 from ckptsync.records import save_groups
 from ckptsync.records.io import AT_ONCE, Record, find_missing_manifests, is_made_anew, read_records
 from ckptsync.records.location_status import (
@@ -146,15 +146,12 @@ class RunRecords:
 
         Not of model records and reports, which are made anew.
         """
-        return next(
-            (
-                self.broken[name]
-                for name, p in record_names(self.broken).items()
-                if checkpoint_of(p.location) == checkpoint
-                and not is_made_anew(p, self.broken[name])
-            ),
-            None,
+        its = (
+            self.broken[name]
+            for name, p in record_names(self.broken).items()
+            if checkpoint_of(p.location) == checkpoint and not is_made_anew(p, self.broken[name])
         )
+        return next(map(without_frames, its), None)
 
     def is_safe(self, location: str, *, retired_too: bool = True) -> bool:
         """Return whether a report proves a location's manifests and model, or they are given up.

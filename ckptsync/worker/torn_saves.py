@@ -34,14 +34,15 @@ _PART = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})\.(safetensors|bin)")
 _STATES = re.compile(
     r"optimizer\.(pt|bin)|scheduler\.pt|scaler\.pt|training_args\.bin|(.+/)?\.metadata"
 )
-_WEIGHTS = re.compile(r"(model|pytorch_model|adapter_model)([.-].*)?\.(safetensors|bin)")
+# an adapter with a name of its own lies in a directory of that name
+_WEIGHTS = re.compile(r"(model|pytorch_model|([^/]+/)?adapter_model)([.-].*)?\.(safetensors|bin)")
 _OF_FIRST = re.compile(
     r"training_args\.bin|rng_state(_0)?\.pth|pytorch_model_fsdp(_[0-9]+)?(/\.metadata|\.bin)"
 )
 _TEXT = re.compile(
-    r"(config|generation_config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|adapter_config|(pre)?processor_config|.+\.index)\.json"
+    r"(config|generation_config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|([^/]+/)?adapter_config|(pre)?processor_config|.+\.index)\.json"
 )
-_CONFIGS = ("config.json", "adapter_config.json")
+_CONFIGS = re.compile(r"config\.json|([^/]+/)?adapter_config\.json")
 _OF_A_RANK = re.compile(
     r"__[0-9]+_[0-9]+\.distcp|(bf16_|fp16_)?zero_pp_rank_[0-9]+_.*|rng_state_[0-9]+\.pth|random_states_[0-9]+\.pkl|mp_rank_[0-9]+_.*|rank_[0-9]+\.pt"
 )
@@ -224,7 +225,7 @@ def possibly_lacking(files: Sequence[Stat], family: Family) -> str:
 
 def _is_of_first(name: str) -> bool:
     """Return whether a node without rank 0 hardly has this file."""
-    return name in _CONFIGS or bool(_WEIGHTS.fullmatch(name) or _OF_V1.fullmatch(name))
+    return any(p.fullmatch(name) for p in (_CONFIGS, _WEIGHTS, _OF_V1))
 
 
 def without_arguments(files: Iterable[Stat]) -> str:
@@ -317,7 +318,7 @@ def _written_over(files: Sequence[Stat], ended: int, apart: float) -> str:
     over = next(filter(None, surely), "")
     for newer in _written_after(files, ended, apart) if not over else ():
         # anybody may write weights, but hardly with their configuration
-        is_configured = any(f.path in _CONFIGS for f in newer)
+        is_configured = any(_CONFIGS.fullmatch(f.path) for f in newer)
         random = (f.path for f in newer if is_random_state(f.path))
         over = next(random, "") or next(
             (f.path for f in newer if is_configured and _WEIGHTS.fullmatch(f.path)), ""

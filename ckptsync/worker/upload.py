@@ -23,7 +23,14 @@ from ckptsync.errors import Exists, Incomplete, StoreError, Unsupported
 from ckptsync.records import io, save_groups
 from ckptsync.records.io import next_number
 from ckptsync.records.manifest import FileEntry, Manifest
-from ckptsync.records.store_paths import file_name, node_file_name, records_prefix, sending_prefix
+from ckptsync.records.store_paths import (
+    checked_own,
+    file_name,
+    node_file_name,
+    own_prefixes,
+    records_prefix,
+    sending_prefix,
+)
 from ckptsync.spool.markers import PinNotes
 from ckptsync.stores.contract import About, Store
 from ckptsync.stores.limits import Limits
@@ -380,7 +387,8 @@ class _SaveUpload:
         )
 
         def put(one: Unsent) -> FileEntry:
-            name = file_name(draft.run, draft.location, one.entry.path)
+            plain = file_name(draft.run, draft.location, one.entry.path)
+            name = checked_own(plain, own_prefixes(draft.run, draft.location))
             has_plain_name = one.plain != "other" and (
                 name in self.done
                 or (one.plain == "same" and listed.get(name) == one.entry.size)
@@ -441,7 +449,8 @@ class _SaveUpload:
 
     def _put_beside(self, draft: Manifest, file: FileEntry) -> FileEntry:
         """Store a file under the node's name; return its entry."""
-        name = node_file_name(draft.run, draft.location, draft.node, file.path)
+        beside = node_file_name(draft.run, draft.location, draft.node, file.path)
+        name = checked_own(beside, own_prefixes(draft.run, draft.location))
         if name not in self.done and not (
             file.digest and is_stored(self.to.store, name, file, self.to.after_chunk)
         ):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from ckptsync.digest import Digester, block_size, digest
@@ -20,6 +19,7 @@ from ckptsync.spool.folders import clone
 from ckptsync.stores import progress_signs, stream
 from ckptsync.stores.contract import About, Store
 from ckptsync.stores.stream import read_ahead, verified
+from ckptsync.threads import ThreadPool
 from ckptsync.worker.local_save import (
     AGAIN,
     CHUNK,
@@ -225,7 +225,7 @@ class FilePool:
                         self._error = self._error or e
                     raise
 
-        with ThreadPoolExecutor(count, thread_name_prefix="ckptsync-file") as pool:
+        with ThreadPool(count, thread_name_prefix="ckptsync-file") as pool:
             futures = [pool.submit(progress_signs.carried(run)) for _ in range(count)]
             try:
                 for future in futures:

@@ -15,6 +15,7 @@ from ckptsync.checkpoint_dirs import (
     find_checkpoint_dirs,
     list_checkpoint,
     output_dirs_of,
+    uncovered,
 )
 from ckptsync.safe_names import checked_path
 
@@ -254,6 +255,27 @@ def test_every_kind_of_vocabulary_belongs_to_the_model_in_the_root(
 ) -> None:
     lay(tmp_path, "model.safetensors", vocabulary)
     assert names(tmp_path)["final"] == ("final", sorted(["model.safetensors", vocabulary]))
+
+
+def test_adapters_in_directories_of_their_names_are_a_final_model(tmp_path: Path) -> None:
+    lay(tmp_path, "policy/adapter_model.safetensors", "policy/adapter_config.json", "README.md")
+    lay(tmp_path, "a b/adapter_model.bin", "checkpoint-4/adapter_model.safetensors")
+    lay(
+        tmp_path, "run-1/adapter_model.bin", "runs/events.json", "x.json/y", "checkpoint-4 (copy)/x"
+    )
+    lay(tmp_path, "checkpoint-4 (copy)/adapter_model.bin")
+    found = names(tmp_path)
+    assert list(found) == ["checkpoint-4", "final"]
+    assert found["final"] == (
+        "final",
+        [
+            "README.md",
+            "a b/adapter_model.bin",
+            "policy/adapter_config.json",
+            "policy/adapter_model.safetensors",
+        ],
+    )
+    assert "policy/" not in uncovered(tmp_path, find_checkpoint_dirs(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -75,14 +75,14 @@ def test_a_time_that_was_set_back_is_a_touch_and_a_name_more_or_less_is_none() -
     assert before == replace(before, ctime=101, links=1)
 
 
-def test_only_the_names_that_are_asked_for_are_seen_and_nothing_below(tmp_path: Path) -> None:
-    for name in ("a", "b", ".tmpabcdef", "d/a"):
+def test_only_the_names_that_are_asked_for_are_seen_with_what_is_below(tmp_path: Path) -> None:
+    for name in ("a", "b", ".tmpabcdef", "d/a", "e/a"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"x")
     (tmp_path / "link").symlink_to("a")
     below = walk(tmp_path, ("a", "gone", "d", "link", ".tmpabcdef"))
     assert ([s.path for s in below.files], [s.path for s in below.partial], below.others) == (
-        ["a"],
+        ["a", "d/a"],
         [".tmpabcdef"],
         ("link",),
     )

@@ -5,6 +5,8 @@ said of it.
 from __future__ import annotations
 
 import json
+import os
+import secrets
 from pathlib import Path
 
 import pytest
@@ -97,3 +99,34 @@ def test_a_python_without_ckptsync_and_what_is_no_python_are_refused(
     for python in ("/bin/true", "/no/such/python", str(tmp_path)):
         assert main(["hook", "install", "--python", python]) == 2
         assert python in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has other users' files")
+@pytest.mark.parametrize("action", ["install", "remove"])
+def test_root_runs_no_python_that_another_user_may_change(action: str, tmp_path: Path) -> None:
+    python = tmp_path / "venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    python.chmod(0o755)
+    os.chown(python, 65534, 65534)
+    said = refused("hook", action, "--python", python, code=2, names=["root does not run it"])
+    assert "sudo -u USER" in said
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_draft_goes_through_no_link(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Whoever may write beside the packages can guess names, and put links there."""
+    (tmp_path / "theirs").write_text("as it was")
+    for guess in (os.getpid(), "guessed"):
+        (environment.site / f".ckptsync-autoload.pth.{guess}").symlink_to(tmp_path / "theirs")
+    monkeypatch.setattr(secrets, "token_hex", lambda _: "guessed")
+    assert main(["hook", "install", "--python", environment.python]) != 0
+    assert (tmp_path / "theirs").read_text() == "as it was"
+    assert not line(environment).exists()
+    monkeypatch.undo()
+    line(environment).symlink_to(tmp_path / "theirs")
+    assert main(["hook", "install", "--python", environment.python]) == 0
+    assert (tmp_path / "theirs").read_text() == "as it was"
+    assert not line(environment).is_symlink()

@@ -174,7 +174,7 @@ VECTORS = Path(__file__).parent.parent / "vectors"
         ("acc-fsdp2-bf16-tied base", 0, "compared with the base model's 21 tensors"),
         ("raw-ds-zero2-odd base", 3, "tensors are missing"),
         ("hf-fsdp2-lora hf-ddp/out/checkpoint-4", 0, "no adapter_config.json was found"),
-        ("hf-fsdp2-lora dcp-fp8", 5, "no known checkpoint among these"),
+        ("hf-fsdp2-lora dcp-fp8", 5, "vectors/dcp-fp8: no weights among its 1 files"),
         ("hf-fsdp1 peft-adapter/out", 5, "an adapter, a model is expected"),
     ],
 )
@@ -188,3 +188,13 @@ def test_a_merge_is_compared_with_the_base_model_that_is_named(
     captured = capsys.readouterr()
     assert said in captured.out + captured.err
     assert (tmp_path / "out").exists() is (code == 0)
+
+
+def test_an_empty_base_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = tmp_path / "base"
+    base.mkdir()
+    assert main(["merge", *FSDP, str(tmp_path / "out"), "--base", str(base)]) == 5
+    assert f"--base {base}: no weights among its 0 files" in capsys.readouterr().err
+    (base / "model.safetensors").write_bytes(b"x")
+    assert main(["merge", *FSDP, str(tmp_path / "out"), "--base", str(base)]) == 10
+    assert "error: --base: model.safetensors: " in capsys.readouterr().err

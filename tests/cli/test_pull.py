@@ -25,6 +25,7 @@ from ckptsync.stores.opening import create_store, open_store
 from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.push import find_offer, push
 from ckptsync.worker.worker import Worker
+from tests.support.files_in_memory import safetensors_file, write_files
 from tests.support.head_in_process import consolidate_due, verify_next
 from tests.support.seaweedfs import weed
 from tests.support.small_store import DATA, SHARD, flip, make
@@ -128,6 +129,26 @@ def test_unverified_gives_the_files_of_an_incomplete_checkpoint_that_are_there(
     assert code == 0
     assert below(tmp_path / "checkpoint-4").items() <= trained("zero3").items()
     assert any("rng_state_1.pth: no node has uploaded it" in note for note in said["notes"])
+
+
+def test_a_best_checkpoint_that_is_not_here_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint, best = tmp_path / "run" / "checkpoint-2", tmp_path / "run" / "checkpoint-1"
+    write_files(
+        checkpoint,
+        {
+            "model.safetensors": safetensors_file({"w": ("U8", (1,), b"x")}),
+            "trainer_state.json": json.dumps({"best_model_checkpoint": str(best)}).encode(),
+        },
+    )
+    url, where = str(tmp_path / "store"), str(tmp_path / "out")
+    assert main(["push", str(checkpoint), url]) == 0
+    capsys.readouterr()
+    words = ("run/checkpoint-2", where, "--store", url, "--unverified")
+    assert any(f"names {best} as the best" in note for note in told(capsys, *words)[1]["notes"])
+    best.mkdir()
+    assert told(capsys, *words)[1]["notes"] == []
 
 
 @pytest.mark.parametrize("kind", ["s3", "sftp"])

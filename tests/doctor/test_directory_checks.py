@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from ckptsync import mounts
 from ckptsync.doctor import directory_checks
 from ckptsync.doctor.directory_checks import check_output_dir, check_space
 from tests.doctor.real import PROJECT, doctor, kinds, needs_namespaces, open_to_all
@@ -219,7 +220,7 @@ def test_a_mount_point_of_fstab_without_a_mount_is_found(
     (tmp_path / "fstab").write_text(
         f"# ours\nhead:/srv {tmp_path}/with\\040blank nfs4 {options} 0 0\nUUID=1 none swap sw\n"
     )
-    monkeypatch.setattr(directory_checks, "FSTAB", tmp_path / "fstab")
+    monkeypatch.setattr(mounts, "FSTAB", tmp_path / "fstab")
     (tmp_path / "with blank/out").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "with blank/out")
     for path in (tmp_path / "with blank/out", tmp_path / "link"):

@@ -89,6 +89,12 @@ def test_root_runs_no_python_that_another_user_may_change(theirs: str, tmp_path:
     with pytest.raises(ConfigError, match="others may write to /"):
         ask_python(str(python), os.environ)
     (tmp_path / "venv").chmod(0o755)
+    for own in ("bin/python", "lib/python3.99/site-packages/x.pth"):
+        (tmp_path / "venv" / own).touch()
+        (tmp_path / "venv" / own).chmod(0o777)
+        with pytest.raises(ConfigError, match=f"others may write to /.*{own}"):
+            ask_python(str(python), os.environ)
+        (tmp_path / "venv" / own).chmod(0o755)
     os.chown(tmp_path / "venv" / theirs, 65534, 65534)
     with pytest.raises(ConfigError, match="root does not run it") as caught:
         ask_python(str(python), os.environ)

@@ -9,6 +9,7 @@ from shutil import copytree
 
 import pytest
 
+from ckptsync.catalogue.location_summary import summarize
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.errors import Corrupt, Incomplete
 from ckptsync.head.consolidate import HeadOptions
@@ -149,6 +150,26 @@ def test_a_format_without_any_check_of_its_own_is_checked_all_the_same(tmp_path:
     assert [type(f.error) for f in consolidate_due(store, BASE).failed] == [Corrupt]
     flip(store, "run/checkpoint-4/model.safetensors", -1)
     assert made(consolidate_due(store, BASE)) == ["checkpoint-4"]
+
+
+def test_the_model_of_named_adapters_has_each_in_the_directory_of_its_name(tmp_path: Path) -> None:
+    store = MemoryStore()
+    for name in ("policy", "reference"):
+        copytree(VECTORS / "peft-adapter" / "out", tmp_path / name)
+    send(store, tmp_path, "node0")
+    assert made(consolidate_due(store, BASE)) == ["checkpoint-4"]
+    whole = contents(store)
+    for name in ("policy", "reference"):
+        prefix, own = f"run/consolidated/checkpoint-4/{name}", tmp_path / name
+        config, weights = f"{prefix}/adapter_config.json", f"{prefix}/adapter_model.safetensors"
+        assert read(store, config) == (own / "adapter_config.json").read_bytes()
+        assert body(read(store, weights)) == body((own / "adapter_model.safetensors").read_bytes())
+        for file in (config, weights):
+            store.delete(file)
+            (model,) = consolidate_due(store, BASE).made
+            assert model.files == (file.removeprefix("run/consolidated/checkpoint-4/"),)
+    assert contents(store) == whole
+    assert summarize(look(store), {}).to_open == ()
 
 
 # One model is made, repaired and completed; nothing that a model record names ever changes.

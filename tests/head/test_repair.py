@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -16,12 +17,13 @@ from ckptsync.head.retention_rules import Rules
 from ckptsync.records.io import Fault
 from ckptsync.records.location_status import LocationState, unanswered_findings
 from ckptsync.records.report import Level, Verdict, VerifyFinding
-from ckptsync.records.store_paths import RecordName
+from ckptsync.records.store_paths import RecordName, node_file_name
 from ckptsync.records.tombstone_keep_join import Scope, Stage
 from ckptsync.stores.memory import MemoryStore
 from tests.head.test_consolidate import BASE
 from tests.support.filled_stores import flip, put, report_on, two_nodes
 from tests.support.retention_stores import FIRST, fill
+from tests.support.verified_stores import entry, manifest
 
 SHARD = "checkpoint-4/pytorch_model_fsdp_0/__1_0.distcp"
 RNG = "checkpoint-4/rng_state_1.pth"
@@ -229,3 +231,39 @@ def test_a_damaged_report_goes_when_a_later_one_says_what_is() -> None:
     assert names(store, "report") == [good]
     flip(store, good)
     assert repaired(store) == (), "the next verification says what is"
+
+
+@pytest.mark.parametrize(
+    ("run", "location", "path"),
+    [
+        ("run", ".ckptsync", "checkpoint-4/tombstone-0-0123456789abcdef.json"),
+        ("run", "consolidated", "checkpoint-4/model.safetensors"),
+        ("run/consolidated", "checkpoint-4", "model.safetensors"),
+        (".ckptsync", "nodes", "n0.json"),
+    ],
+)
+def test_a_manifest_of_a_location_that_is_none_has_nothing_written(
+    run: str, location: str, path: str
+) -> None:
+    """Its files would be a run's records, models, or heartbeats."""
+    store = MemoryStore()
+    beside = node_file_name(run, location, "evil", "bytes")
+    files = (entry(path, b"evil"), replace(entry("bytes", b"evil"), stored_as=beside))
+    store.write(beside, [b"evil"])
+    hostile = replace(manifest({}, "evil"), run=run, checkpoint=location, location=location)
+    name = put(store, replace(hostile, files=files))
+    before = [e.name for e in store.names("")]
+    found = read_state(store)
+    assert [f.name for f in found.faults] == [name]
+    assert found.locations == ()
+    findings = [VerifyFinding("missing", f"{location}/{path}", "")]
+    plan = plan_repair(found, run, location, findings, {})
+    assert [(p.how, "delete it" in p.words) for p in plan.parts] == [("later", True)]
+    repair(store, plan, None, HeadOptions())
+    part = Repair(f"{location}/{path}", "delete", "")
+    with pytest.raises(Corrupt, match=r"the store itself|not a run's name"):
+        repair(store, replace(plan, parts=(part,)), None, HeadOptions())
+    outside = Repair("checkpoint-5/x", "delete", "")
+    with pytest.raises(Corrupt, match="outside"):
+        repair(store, RepairPlan("run", "checkpoint-4", (outside,)), None, HeadOptions())
+    assert [e.name for e in store.names("")] == before

@@ -81,6 +81,20 @@ def test_of_an_adapter_its_own_configuration_with_its_base_is_written(spool: Pat
     assert found["adapter_config.json"]["base_model_name_or_path"] == "base/model"
 
 
+def test_adapters_have_their_configurations_where_peft_saves_them(spool: Path) -> None:
+    model: Any = FSDPLlama()
+    kept = Kept("adapter_config.json", base_model_name_or_path=None)
+    model.peft_config, model.active_adapter = {"policy": kept, "ref": kept}, "policy"
+    assert added_files.write_added(model, None, spool / "added") == []
+    found = {p.relative_to(spool / "added").as_posix() for p in (spool / "added").rglob("*.json")}
+    # FSDP saves the active one without its name
+    assert found == {
+        "adapter_config.json",
+        "policy/adapter_config.json",
+        "ref/adapter_config.json",
+    }
+
+
 def test_what_cannot_be_written_is_said_and_the_rest_is_written(spool: Path) -> None:
     model = FSDPLlama()
     model.generation_config = SimpleNamespace(save_pretrained=lambda folder: 1 / 0)

@@ -73,6 +73,22 @@ def test_a_pin_has_the_added_files_that_the_checkpoint_lacks(tmp_path: Path) -> 
     assert [p.name for p in (pin / "added").iterdir()] == ["tokenizer.json"]
 
 
+@pytest.mark.parametrize("has_own", [True, False])
+def test_a_pin_has_the_configuration_of_adapters_that_have_no_files_of_their_own(
+    tmp_path: Path, *, has_own: bool
+) -> None:
+    it = source(tmp_path, a="1")
+    added = tmp_path / "_ckptsync" / "added" / "t"
+    for folder in (added, added / "policy", *([it / "policy"] if has_own else [])):
+        folder.mkdir(parents=True)
+        (folder / "adapter_config.json").write_text("{}")
+    pin_checkpoint(it, tmp_path, COMMIT, Said(), added=added)
+    pinned = tmp_path / "_ckptsync" / "pins" / "checkpoint-1.0" / "added"
+    found = {p.relative_to(pinned).as_posix() for p in pinned.rglob("*.json")}
+    own = {"adapter_config.json", "policy/adapter_config.json"}
+    assert found == (set() if has_own else own)
+
+
 def test_what_the_sentinel_calls_incomplete_is_not_pinned(tmp_path: Path) -> None:
     it = source(tmp_path, **{"a": "1", pinning.SENTINEL: ""})
     with pytest.raises(Incomplete, match="still being written"):

@@ -10,19 +10,31 @@ from typing import Any
 import pytest
 
 from ckptsync.errors import Corrupt
-from ckptsync.layouts.config_shapes import HEAD, MOST_LAYERS, parsed, shapes, ties
+from ckptsync.layouts.config_shapes import HEAD, MOST_LAYERS, expected, parsed, shapes, ties
 from tests.support.vector import ROOT
 
 MODELS: list[dict[str, Any]] = json.loads((ROOT / "architectures.json").read_text())
 LLAMA: dict[str, Any] = MODELS[0]["config"]
 
 
+@pytest.mark.parametrize("form", ["shapes", "stored"])
 @pytest.mark.parametrize(
     "of", MODELS, ids=lambda m: f"{m['config']['model_type']}-{m['config'].get('head_dim')}"
 )
-def test_every_name_and_shape_is_what_transformers_makes(of: dict[str, Any]) -> None:
-    found = shapes(of["config"])
-    assert found == {name: tuple(shape) for name, shape in of["shapes"].items()}
+def test_every_name_and_shape_is_what_transformers_makes(of: dict[str, Any], form: str) -> None:
+    told = {name: tuple(shape) for name, shape in of.get(form, of["shapes"]).items()}
+    assert shapes(of["config"], told) == told
+
+
+def test_thirty_architectures_are_known() -> None:
+    assert len({of["config"]["architectures"][0] for of in MODELS}) >= 30
+
+
+def test_what_is_left_to_a_default_is_not_demanded_but_the_rest_is() -> None:
+    old = {k: v for k, v in LLAMA.items() if k not in ("attention_bias", "num_key_value_heads")}
+    found = expected(old).sizes
+    assert found["model.layers.1.self_attn.k_proj.weight"] == (None, 20)
+    assert found.keys() == shapes(LLAMA).keys()
 
 
 UNSAID = {

@@ -96,8 +96,12 @@ def test_without_a_proof_from_elsewhere_nothing_is_read_out_of_the_shards() -> N
         files.content |= {
             f"{shape}_{rank}.{'pth' if shape == 'rng_state' else 'pkl'}": b"" for rank in range(3)
         }
-    with pytest.raises(Incomplete, match=r"b and 3 more: .* nothing says what shape it has"):
+    with pytest.raises(Incomplete, match=r"b and 3 more: .* nothing says what shape it has") as e:
         checked(files, ExpectedModel())
+    assert e.value.hint.startswith("give the model it was trained from with --base")
+    with pytest.raises(Incomplete) as e:
+        checked(files, ExpectedModel({"another": (1,)}))
+    assert e.value.hint.startswith("check that --base is the model")
     with pytest.raises(Incomplete, match="nothing names the tensors"):
         checked(saved({"n": ("I64", (), ())}), ExpectedModel())
     assert registry.demands(files).model == {}

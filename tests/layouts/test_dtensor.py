@@ -17,11 +17,11 @@ from torch.distributed.tensor import placement_types as torchs
 
 from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.formats.pickles import Name
+from ckptsync.formats.torch_pickle import Wrapped
 from ckptsync.layouts.sharded_tensors import (
     Placement,
     RankShards,
     Shard,
-    Wrapped,
     boxes,
     dtensor_share,
     held,

@@ -29,7 +29,9 @@ def box(*sizes: int, at: Shape | None = None) -> Part:
 def found(
     files: MemoryFiles, *names: str, outside: ExpectedModel | None = None, root: str = ""
 ) -> tuple[ShapeProof, ...]:
-    return dcp_safetensors.find_proofs(files, root, names, outside or ExpectedModel())
+    return dcp_safetensors.find_proofs(
+        files, root, dict.fromkeys(names, "F32"), outside or ExpectedModel()
+    )
 
 
 def config(**changes: Any) -> bytes:
@@ -171,3 +173,12 @@ def test_missing_tensors_and_missing_elements_are_named() -> None:
         == "w: 4 of 5 elements are in the shards that are here"
     )
     assert dcp_safetensors.find_missing(boxes, {"w": (4,)}, []) == ""
+
+
+def test_a_packed_matrix_of_the_base_proves_shards_of_its_element_type_alone() -> None:
+    base = ExpectedModel({"w": (2, 3), "v": (4,)}, packed={"w": "U8"})
+    files = MemoryFiles({})
+    (proof,) = dcp_safetensors.find_proofs(files, "", {"w": "U8", "v": "F32"}, base)
+    assert proof.shapes == base.shapes
+    (proof,) = dcp_safetensors.find_proofs(files, "", {"w": "BF16", "v": "F32"}, base)
+    assert proof.shapes == {"v": (4,)}

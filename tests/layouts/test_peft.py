@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ckptsync.errors import Incomplete
+from ckptsync.errors import Incomplete, Unsupported
 from ckptsync.layouts import peft, registry
 from ckptsync.layouts.registry import WeightsSource
 from tests.support.files_in_memory import MemoryFiles, safetensors_file, tree
@@ -38,6 +38,38 @@ def test_both_files_are_demanded_with_the_sizes_they_have() -> None:
     assert peft.demands(MemoryFiles({}), "") == dict.fromkeys(FILES)
 
 
-def test_an_adapter_is_claimed_at_the_top_only() -> None:
-    assert peft.roots(["adapter_model.safetensors"]) == ("",)
-    assert peft.roots(["ref/adapter_model.safetensors", "adapter_config.json"]) == ()
+@pytest.mark.parametrize(
+    ("names", "roots"),
+    [
+        (["adapter_model.safetensors"], ("",)),
+        (["ref/adapter_model.safetensors", "adapter_model.bin"], ("", "ref")),
+        (["b c/adapter_model.bin", "a/adapter_model.safetensors"], ("a", "b c")),
+        (["checkpoint/adapter_model.safetensors"], ("checkpoint",)),
+        (["checkpoint/p/adapter_model.safetensors"], ("checkpoint/p",)),
+        (["actor/lora_adapter/adapter_model.safetensors", "a/adapter_config.json"], ()),
+    ],
+)
+def test_adapters_lie_in_the_checkpoint_and_in_directories_of_their_names(
+    names: list[str], roots: tuple[str, ...]
+) -> None:
+    assert peft.roots(names) == roots
+
+
+def test_the_adapter_called_default_is_chosen_and_of_named_ones_none_is() -> None:
+    named = {f"{above}/{n}": data for above in ("policy", "ref") for n, data in FILES.items()}
+    files = MemoryFiles(named)
+    with pytest.raises(Unsupported, match="2 sets of weights") as refused:
+        registry.choose(files, None)
+    assert refused.value.hint.startswith("--source peft:policy or peft:ref;")
+    for name in ("policy", "peft:policy"):
+        assert registry.choose(files, name) == WeightsSource("peft", "policy")
+    assert registry.demands(files).model == {n: len(data) for n, data in named.items()}
+    files.content |= FILES
+    assert registry.choose(files, None) == WeightsSource("peft", "")
+    assert registry.demands(files).model.keys() == files.content.keys()
+
+
+def test_an_adapter_without_its_configuration_is_named() -> None:
+    files = MemoryFiles({"policy/adapter_model.safetensors": WEIGHTS})
+    with pytest.raises(Incomplete, match=r"policy/adapter_config\.json"):
+        registry.tensors(files, registry.choose(files, None))

@@ -5,6 +5,7 @@ Real ones, and everything that can be missing, mixed or renamed.
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,12 +29,18 @@ from tests.support.torch_bytes import saved
 from tests.support.vector import vector
 
 NAMES = {
-    "pytorch_model_fsdp_0_rank12.bin": RankFile("pytorch_model_fsdp_0", 12, None),
-    "pytorch_model_fsdp_rank1.bin": RankFile("pytorch_model_fsdp", 1, None),
-    "c/optimizer_0_rank0.bin": RankFile("c/optimizer_0", 0, None),
-    "actor/model_world_size_8_rank_3.pt": RankFile("actor/model", 3, 8),
-    "optim_world_size_8_rank_3.pt": RankFile("optim", 3, 8),
-    "a/extra_state_world_size_2_rank_0.pt": RankFile("a/extra_state", 0, 2),
+    "pytorch_model_fsdp_0_rank12.bin": RankFile("pytorch_model_fsdp_0", 12, None, "_rank", ".bin"),
+    "pytorch_model_fsdp_rank1.bin": RankFile("pytorch_model_fsdp", 1, None, "_rank", ".bin"),
+    "c/optimizer_0_rank0.bin": RankFile("c/optimizer_0", 0, None, "_rank", ".bin"),
+    "actor/model_world_size_8_rank_3.pt": RankFile(
+        "actor/model", 3, 8, "_world_size_8_rank_", ".pt"
+    ),
+    "optim_world_size_8_rank_3.pt": RankFile("optim", 3, 8, "_world_size_8_rank_", ".pt"),
+    "a/extra_state_world_size_2_rank_0.pt": RankFile(
+        "a/extra_state", 0, 2, "_world_size_2_rank_", ".pt"
+    ),
+    "step-2/model_12.pt": RankFile("step-2/model", 12, None, "_", ".pt"),
+    "optimizer_0.pt": RankFile("optimizer", 0, None, "_", ".pt"),
 }
 
 
@@ -91,7 +98,7 @@ def test_a_file_under_another_ranks_name_is_told_by_what_it_says() -> None:
     [
         ({"a._flat_param": torch.ones(3)}, Unsupported, "LOCAL_STATE_DICT"),
         ({"model": {"w": torch.ones(3)}}, Unsupported, "is a dictionary"),
-        ({3: torch.ones(3)}, Corrupt, "a text expected"),
+        ({3: torch.ones(3)}, Unsupported, "keys that are no names"),
         ([torch.ones(3)], Corrupt, "a state dict expected"),
         ({"p": Path("x")}, Unsupported, "pathlib"),
     ],
@@ -381,3 +388,42 @@ def test_replicas_are_compared_in_full_while_they_are_read() -> None:
         found.read_into("a", extents[0].start, memoryview(bytearray(4 * 5000)))
         with pytest.raises(Corrupt, match="b: values of w differ from those in a"):
             found.read_into("a", extents[0].start + 4 * 5000, memoryview(bytearray(4)))
+
+
+def test_a_rank_file_without_its_metadata_is_anybodys() -> None:
+    names = ["model_0.pt", "b/model_0.pt", "b/metadata.pkl", "model_world_size_1_rank_0.pt"]
+    assert per_rank.roots(names) == ("b/model", "model")
+    assert [name for _, name in of_stem(names, "model")] == ["model_world_size_1_rank_0.pt"]
+
+
+def checkpointing(metadata: object) -> MemoryFiles:
+    files = tree(*vector("torch-checkpointing").sources)
+    files.content["metadata.pkl"] = pickle.dumps(metadata, 4)
+    return files
+
+
+def test_torch_checkpointings_metadata_says_how_many_ranks_there_are() -> None:
+    files = tree(*vector("torch-checkpointing").sources)
+    assert registry.choose(files, None) == WeightsSource("per_rank", "model")
+    demands = registry.demands(files)
+    assert demands.model.keys() == {"model_0.pt", "model_1.pt", "metadata.pkl"}
+    assert demands.resume.keys() == {"optimizer_0.pt", "optimizer_1.pt"}
+    assert demands.world == 2
+    del files.content["model_1.pt"]
+    with pytest.raises(Incomplete, match=r"model_1\.pt"):
+        registry.tensors(files, WeightsSource("per_rank", "model"))
+
+
+@pytest.mark.parametrize("world", [None, 0, -1, True, "2", 1 << 30])
+def test_a_number_of_ranks_that_there_cannot_be_is_corrupt(world: object) -> None:
+    with pytest.raises(Corrupt, match="world_size"):
+        per_rank.demands(checkpointing({"world_size": world}), "model")
+    with pytest.raises(Corrupt, match="world_size"):
+        per_rank.demands(checkpointing([world]), "model")
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_metadata_of_another_number_of_ranks_is_refused(world: int) -> None:
+    files = checkpointing({"world_size": world})
+    with pytest.raises((Corrupt, Incomplete)):
+        registry.tensors(files, WeightsSource("per_rank", "model"))

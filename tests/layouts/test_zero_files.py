@@ -216,7 +216,7 @@ def test_what_a_script_keeps_in_its_client_state_hinders_nothing() -> None:
         "path": Path("/"),
     }
     files, name = with_client_state(odd)
-    assert load(files, name).content.keys() & odd.keys() == {"epoch"}
+    assert load(files, name).content.keys() & odd.keys() == {"epoch", "sparse"}
     plain = tree(*vector("raw-ds-zero2-odd").sources)
     assert named(files) == named(plain)
 

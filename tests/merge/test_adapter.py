@@ -49,6 +49,21 @@ def names(
         ("m.q.ia3_l.default", "m.q.ia3_l"),
         ("m.q.hada_w1_a.default", "m.q.hada_w1_a"),
         ("m.norm.ln_tuning_layers.default.weight", "m.norm.ln_tuning_layers.weight"),
+        ("m.q.beft_bias.default", "m.q.beft_bias"),
+        ("m.q.deft_P.default", "m.q.deft_P"),
+        ("m.q.glora_A.default.Xd", "m.q.glora_A.Xd"),
+        ("m.q.glora_C.zeros", "m.q.glora_C.zeros"),
+        ("m.q.gralora_A.default", "m.q.gralora_A"),
+        ("m.q.gralora_A_general.default.weight", "m.q.gralora_A_general.weight"),
+        ("m.q.hira_embedding_A.default", "m.q.hira_embedding_A"),
+        ("m.q.osf_svd_params.default.S_low", "m.q.osf_svd_params.S_low"),
+        ("m.q.osf_svd_params.U_low", "m.q.osf_svd_params.U_low"),
+        ("m.q.peanut_A.default.weight", "m.q.peanut_A.weight"),
+        ("m.q.poly_router.default.module_logits", "m.q.poly_router.module_logits"),
+        ("m.q.psoft_R.default.vector_a", "m.q.psoft_R.vector_a"),
+        ("m.q.road_theta.default", "m.q.road_theta"),
+        ("m.q.waveft_spectrum.default", "m.q.waveft_spectrum"),
+        ("m.self_attn.adaption_gate", "m.self_attn.adaption_gate"),
     ],
 )
 def test_the_adapters_name_is_taken_out_as_peft_does(stored: str, saved: str) -> None:
@@ -151,7 +166,9 @@ def test_an_embedding_that_is_adapted_is_saved_with_its_base_as_peft_does() -> N
         )
         == 1
     )
-    assert len(names(given, config={"target_modules": ".*embed_tokens"})) == 1
+    assert len(names(given, config={"target_modules": ".*embed_tokens"})) == 2
+    of_tokens: dict[str, object] = {"target_modules": ["embed_tokens"]}
+    assert len(names(given, config=of_tokens | {"peft_type": "TRAINABLE_TOKENS"})) == 1
 
 
 def test_what_was_trained_beside_an_adapter_stays_with_it_where_no_base_is_there() -> None:
@@ -197,17 +214,57 @@ def test_of_several_adapters_one_must_be_chosen() -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("name", "kind"),
     [
-        "m.q.vera_lambda_b.default",
-        "m.q.lora_E.default",
-        "m.q.lora_A.default.0.weight",
-        "m.q.ia3_l.a.b",
+        ("m.q.adamss_A.default.0", "AdaMSS"),
+        ("m.q.frod_lambda_l.default", "FRoD"),
+        ("m.q.ia3_l.a.b", "ia3_l"),
+        ("m.q.lily_B.default.weight", "Lily"),
+        ("m.q.lora_A.default.0.weight", "lora_A"),
+        ("m.q.lora_E.default", "AdaLoRA"),
+        ("m.q.peanut_encoders.default.0.weight", "PEANuT with a depth"),
+        ("m.q.pvera_lambda_b.default", "PVeRA"),
+        ("m.q.tinylora_v.default.0", "TinyLoRA"),
+        ("m.q.unilora_theta_d.default", "UniLoRA"),
+        ("m.q.vblora_logits_A.default", "VB-LoRA"),
+        ("m.q.vera_lambda_b.default", "VeRA"),
+        ("m.shadow_down.default.weight", "Shadow"),
+        ("m.internal_xlora_classifier.layers.0.weight", "X-LoRA"),
     ],
 )
-def test_what_peft_computes_when_it_saves_or_nests_otherwise_is_refused(name: str) -> None:
-    with pytest.raises(Unsupported, match="cannot merge sharded adapters"):
+def test_what_peft_computes_when_it_saves_or_nests_otherwise_is_refused(
+    name: str, kind: str
+) -> None:
+    with pytest.raises(Unsupported, match=f"cannot merge sharded adapters of the kind {kind}$"):
         select(tensors(name), "", None)
+
+
+@pytest.mark.parametrize(
+    ("trained", "untrained", "config"),
+    [
+        ("delora_A", "delora_w_norm", {}),
+        ("randlora_lambda", "randlora_A", {"save_projection": False}),
+        ("shira_weight", "shira_indices", {}),
+        ("supertuning_values", "supertuning_indices", {"save_precomputed_indices": False}),
+    ],
+)
+def test_an_adapter_without_what_peft_saves_untrained_is_refused(
+    trained: str, untrained: str, config: dict[str, object]
+) -> None:
+    given = tensors(f"m.q.{trained}.default", f"m.q.{untrained}.default")
+    assert names(given) == [f"{P}m.q.{trained}", f"{P}m.q.{untrained}"]
+    with pytest.raises(Unsupported, match=f"without its {untrained}"):
+        select(given[:1], "", None)
+    if config:
+        assert names(given[:1], config=config) == [f"{P}m.q.{trained}"]
+
+
+def test_an_adaption_prompt_is_saved_without_the_model_around_it() -> None:
+    own = ("layers.0.self_attn.adaption_prompt", "layers.0.self_attn.adaption_gate")
+    given = tensors(*own, "layers.0.self_attn.model.q_proj.weight", "layers.0.mlp.weight")
+    assert names(given) == [P + name for name in own]
+    with pytest.raises(Unsupported, match="prompt-tuned"):
+        select(given, "base", None)
 
 
 def test_prompt_embeddings_are_saved_as_they_are_and_an_encoder_is_refused() -> None:
@@ -220,7 +277,10 @@ def test_prompt_embeddings_are_saved_as_they_are_and_an_encoder_is_refused() -> 
         )
     ]
     assert names(given) == ["prompt_embeddings"]
-    assert names(tensors("prompt_embeddings", prefix="")) == ["prompt_embeddings"]
+    for saved in ("prompt_embeddings", "prefix_task_cols"):
+        assert names(tensors(saved, prefix="")) == [saved]
+    of_tasks = ("prompt_encoder.p.embedding.weight", "prompt_encoder.p.prefix_task_rows")
+    assert names(tensors(*of_tasks, prefix="")) == ["prompt_embeddings", "prefix_task_rows"]
     with pytest.raises(Unsupported, match="has to run this prompt encoder"):
         select(tensors("prompt_encoder.default.mlp_head.0.weight", prefix=""), "", None)
     with pytest.raises(Unsupported, match="prompt-tuned"):

@@ -45,7 +45,7 @@ def test_an_adapter_is_no_base_and_nothing_is_none() -> None:
                 }
             )
         )
-    with pytest.raises(Unsupported, match="no known checkpoint"):
+    with pytest.raises(Unsupported, match=r"^--base: no known checkpoint"):
         read(MemoryFiles({"config.json": b"{}"}))
 
 

@@ -210,6 +210,12 @@ def notes(
     )
 
 
+def test_a_base_that_was_given_is_not_asked_for() -> None:
+    weights, config = [Tensor("w", "F32", (2, 2), ())], {"dtype": "bfloat16"}
+    (note,) = notes_on_model(weights, config, "auto", has_base=True)
+    assert note.endswith("--dtype casts all of them")
+
+
 def test_without_a_configuration_it_is_said_how_to_give_one() -> None:
     assert notes(None, "F32") == [NO_CONFIG]
     assert notes({}, "F32") == []

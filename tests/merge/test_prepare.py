@@ -263,3 +263,17 @@ def test_shards_in_safetensors_take_their_shapes_from_the_base_model_or_a_config
     for given in ({"config": [told]}, {"base": tree(ROOT / "base")}):
         with pytest.raises(Incomplete, match="in the shards that are here"):
             prepare(files, MergeOptions("keep"), **given)
+
+
+def test_a_broken_whole_model_says_that_the_shards_beside_it_can_be_merged() -> None:
+    files = tree(*vector("hf-zero1").sources)
+    files.content["model.safetensors"] = files.content["model.safetensors"][:-4]
+    with pytest.raises(Corrupt, match=r"model\.safetensors") as broken:
+        run(files)
+    assert "can be merged: --source zero:global_step4" in broken.value.hint
+    assert run(files, MergeOptions(source="zero:global_step4"))[0]
+    shard = next(name for name in files.content if name.startswith("global_step4/"))
+    del files.content[shard]
+    with pytest.raises(Corrupt, match=r"model\.safetensors") as broken:
+        run(files)
+    assert "--source" not in broken.value.hint

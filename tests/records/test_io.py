@@ -17,16 +17,19 @@ from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.records.io import (
     LIMITS,
     Record,
+    create_record,
     decode,
     encode,
     is_made_anew,
+    kind_of,
     record_name,
 )
 from ckptsync.records.manifest import FileEntry, Manifest
 from ckptsync.records.model_record import ModelFile, ModelRecord, ModelTensor
 from ckptsync.records.report import Report, VerifyFinding
 from ckptsync.records.store_paths import RecordKind, RecordName, parse_record_name
-from ckptsync.records.tombstone_keep_join import Keep, Tombstone
+from ckptsync.records.tombstone_keep_join import Join, Keep, Tombstone
+from ckptsync.stores.memory import MemoryStore
 from ckptsync.tensors import Demands
 
 KINDS: tuple[RecordKind, ...] = ("manifest", "model", "report", "tombstone", "keep")
@@ -65,6 +68,19 @@ TENSOR = ModelTensor("w", "F32", (1,), "m", 4, 4, FOUND.digest)
 TOMBSTONE = Tombstone("run", "checkpoint-5", "checkpoint-5", 0, (OTHER,), "old")
 SHARDS = replace(TOMBSTONE, scope="shards", stage="begun", ended={"a": 3})
 KEEP = Keep("run", "checkpoint-5", "checkpoint-5", 0, keeps=True, reason="for the paper")
+JOIN = Join("run", "checkpoint-5", "checkpoint-5", 0, (OTHER,))
+OURS = (
+    ".ckptsync",
+    "consolidated",
+    "Consolidated",
+    ".CKPTSYNC",
+    "con\u200csolidated",
+    "con\u017folidated",
+    "consolidated.",
+    "CONSOL~1",
+    "ckptsy~1",
+)
+NO_RUNS = (".ckptsync", "run/consolidated", "a/b", "run/checkpoint-5", "consolidated", "_x", ".x")
 
 
 TIMED = replace(
@@ -288,3 +304,34 @@ def test_a_node_that_is_no_name_is_corrupt(node: str) -> None:
     record = replace(MANIFEST, node=node)
     with pytest.raises(Corrupt, match="not a node id"):
         decode(record_name(record, encode(record)), encode(record))
+
+
+@pytest.mark.parametrize("record", [MANIFEST, SEAL, REPORT, TOMBSTONE, KEEP, JOIN], ids=kind_of)
+@pytest.mark.parametrize(
+    "names",
+    [
+        *({"checkpoint": name, "location": name} for name in OURS),
+        *({"run": name} for name in NO_RUNS),
+    ],
+    ids=lambda names: "-".join(names.values()).encode("ascii", "replace").decode(),
+)
+def test_no_record_speaks_of_what_is_a_stores_own(record: Record, names: dict[str, str]) -> None:
+    hostile = replace(record, **names)  # type: ignore[arg-type]
+    data = encode(hostile)
+    with pytest.raises(Corrupt, match=r"the store itself uses|not a run's name|plain relative"):
+        decode(record_name(hostile, data), data)
+    store = MemoryStore()
+    with pytest.raises(Corrupt):
+        create_record(store, hostile)
+    assert [*store.names("")] == []
+
+
+def test_no_file_lies_among_records() -> None:
+    path = ".ckptsync/checkpoint-4/tombstone-0-0123456789abcdef.json"
+    for hostile in (
+        replace(MANIFEST, files=(replace(FILE, path=path),)),
+        replace(SEAL, files=(replace(SEALED[0], path=f"a/{path}"),)),
+    ):
+        data = encode(hostile)
+        with pytest.raises(Corrupt, match="records"):
+            decode(record_name(hostile, data), data)

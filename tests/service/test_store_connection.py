@@ -6,12 +6,15 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 
 import ckptsync
+from ckptsync import mounts
 from ckptsync.catalogue.cached import cache_path
 from ckptsync.cli.demo import running
+from ckptsync.cli.main import main
 from ckptsync.config.loading import read
 from ckptsync.config.schema import Config
 from ckptsync.errors import CkptsyncError, ConfigError, StoreError, Transient
@@ -76,6 +79,74 @@ def test_a_worker_makes_no_directory_above_a_store(tmp_path: Path) -> None:
     (tmp_path / "mount").mkdir()
     open_configured(config(tmp_path, store="mount/store"))
     assert is_store(str(tmp_path / "mount/store"))
+
+
+@pytest.mark.parametrize("kind", ["fstab", "unit"])
+@pytest.mark.parametrize("below", ["", "/store"])
+def test_no_store_is_made_where_a_file_system_should_be_mounted(
+    kind: str,
+    below: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Nothing is left of it but its empty mount point."""
+    point, table = tmp_path / "mnt", tmp_path / "etc/mnt.mount"
+    point.mkdir()
+    table.parent.mkdir()
+    if kind == "fstab":
+        table.write_text(f"head:/srv {point} nfs4 noauto 0 0\n")
+        monkeypatch.setattr(mounts, "FSTAB", table)
+    else:
+        table.write_text(f"[Mount]\nWhat=head:/srv\nWhere={point}\n")
+        monkeypatch.setattr(mounts, "UNITS", (table.parent,))
+    with pytest.raises(Absent, match=f"{point} is in {table}, and nothing is mounted there"):
+        open_configured(config(tmp_path, store=f"mnt{below}"))
+    checkpoint = DATA / "node0/checkpoint-4"
+    assert main(["push", str(checkpoint), f"{point}{below}", "--run", "r"]) == 2
+    assert f"mount {point}" in capsys.readouterr().err
+    assert list(point.iterdir()) == []
+    monkeypatch.undo()
+    assert main(["push", str(checkpoint), f"{point}{below}", "--run", "r"]) == 0
+    monkeypatch.setattr(mounts, "FSTAB", table)  # what is a store stays one
+    assert main(["push", str(checkpoint), f"{point}{below}", "--run", "r"]) == 0
+
+
+@pytest.mark.parametrize("below", ["", "/store"])
+def test_a_store_that_was_read_is_not_made_again_in_an_older_empty_directory(
+    below: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As it is where a file system was mounted by hand, and is not any more."""
+    point, disk, url = tmp_path / "mnt", tmp_path / "disk", f"{tmp_path}/mnt{below}"
+    point.mkdir()
+    old = point.stat().st_mtime
+    push = ["push", str(DATA / "node0/checkpoint-4"), url, "--run", "r"]
+    assert main(push) == 0
+    assert main(["ls", url]) == 0
+    point.rename(disk)
+    point.mkdir()
+    os.utime(point, (old, old))
+    capsys.readouterr()
+    assert main(push) == 2
+    said = capsys.readouterr().err
+    assert "no store found, although this user has read it before" in said
+    assert str(cache_path(url)) in said
+    with pytest.raises(Absent, match="has read it before"):
+        open_configured(config(tmp_path, store=f"mnt{below}"))
+    assert list(point.iterdir()) == []
+    os.utime(point)  # somebody emptied it since
+    assert main(push) == 0
+
+
+def test_push_makes_no_store_where_a_worker_uploaded_to_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copytree(DATA / "node0/checkpoint-4", tmp_path / "out/checkpoint-4")
+    (tmp_path / "out/_ckptsync").mkdir(mode=0o700)
+    remember(tmp_path / "out/_ckptsync", f"{tmp_path}/store")
+    assert main(["push", str(tmp_path / "out"), f"{tmp_path}/store"]) == 2
+    assert "out/_ckptsync/store" in capsys.readouterr().err
+    assert not (tmp_path / "store").exists()
 
 
 def test_another_store_is_another_matter(tmp_path: Path) -> None:

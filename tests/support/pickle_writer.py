@@ -6,8 +6,7 @@ from math import prod
 from typing import Any
 
 from ckptsync.formats.pickles import Name, PickledObject
-from ckptsync.formats.torch_pickle import Storage, StoredTensor, row_major
-from ckptsync.layouts.sharded_tensors import Wrapped
+from ckptsync.formats.torch_pickle import Storage, StoredTensor, Wrapped, row_major
 from ckptsync.tensors import Shape
 
 NEW, OLD = "torch.distributed.tensor", "torch.distributed._tensor"

@@ -580,3 +580,12 @@ def test_what_real_trainers_write_lacks_nothing_on_any_node(name: str) -> None:
             lacking_file(p.relative_to(source).as_posix() for p in source.rglob("*") if p.is_file())
             == ""
         )
+
+
+def test_adapters_in_directories_of_their_names_await_the_trainers_last_file() -> None:
+    own = {"policy/adapter_config.json": 100.0, "policy/adapter_model.safetensors": 100.1}
+    ranks = {"rng_state_0.pth": 100.2, "rng_state_1.pth": 100.2}
+    second = {"rng_state_1.pth": 100.2, **own}
+    assert awaits_trainer_state(of(second), awaited=True)
+    torn = of(dict.fromkeys(own, 700.0) | ranks)
+    assert two_saves(torn, int(100.3 * S), 60.0).startswith("policy/adapter_model.safetensors")
