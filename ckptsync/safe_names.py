@@ -39,7 +39,7 @@ def checked_run_name(name: str) -> str:
     """
     if "/" in checked_path(name) or name.startswith((".", "_")) or name == CONSOLIDATED:
         why = f"begins with neither '.' nor '_', and is not {CONSOLIDATED}"
-        raise Corrupt(f"{name!r}: not a run's name: one directory's name that {why}")
+        raise Corrupt(f"{name!r}: not one directory's name that {why}")
     return name
 
 

@@ -33,6 +33,7 @@ from ckptsync.catalogue.location_summary import (
     summarize_begun,
 )
 from ckptsync.catalogue.uncached import read_checkpoint_records
+from ckptsync.catalogue.unnamed_files import with_unnamed
 from ckptsync.digest import digest
 from ckptsync.gc_pause import paused
 from ckptsync.records.io import Fault, Record, hidden_by
@@ -263,7 +264,8 @@ def read_catalogue(
         for name in sorted(sending.keys() - described)
     ]
     faults.sort(key=lambda fault: fault.name)
-    return Catalogue(tuple(uploading), tuple(faults), clock, tuple(begun))
+    shown = tuple(with_unnamed(store, uploading, sending))
+    return Catalogue(shown, tuple(faults), clock, tuple(begun))
 
 
 def _listed(

@@ -71,6 +71,22 @@ class Proven:
 
 
 @dataclass(frozen=True, slots=True)
+class UnnamedFile:
+    """``name``: below the run; ``size``: None of a link.
+
+    ``runs``: it is code, a pickle, or a configuration that names code.
+    """
+
+    name: str
+    size: int | None
+    runs: bool
+
+    def __str__(self) -> str:
+        """Return what people are shown."""
+        return f"{self.name} (may run code when somebody opens it)" if self.runs else self.name
+
+
+@dataclass(frozen=True, slots=True)
 class Gap:
     """Files that an incomplete location lacks: how many, and the first (empty if none is known).
 
@@ -115,6 +131,10 @@ class Summary:
     name; ``to_open``: what the consolidated model lacks to be opened, ``config.json`` (or
     ``adapter_config.json``) and ``tokenizer``; ``left_out``: code that the model does not have.
     ``siblings``: other locations with parts of this save, or of what may be this save.
+
+    ``unnamed``: files beside its own that no record names (where that is looked for), as people are
+    shown the first; ``unnamed_files``: how many there are; ``unnamed_runs``: whether one may run.
+    ``named``: `names_key` of all that records name.
 
     ``uploading``: the nodes that are sending files of it now, where it is UPLOADING.  ``demanded``:
     bytes of the files that its model needs, 0 where their sizes are not all known, and ``present``
@@ -168,6 +188,20 @@ class Summary:
     present: int = 0
     doubts: tuple[str, ...] = ()
     ahead: float = 0.0
+    unnamed: tuple[str, ...] = ()
+    unnamed_files: int = 0
+    unnamed_runs: bool = False
+    named: str = ""
+
+    @property
+    def unnamed_line(self) -> str:
+        """Return how many files no record names, and the first; empty if there are none."""
+        if not self.unnamed:
+            return ""
+        more = ", …" if self.unnamed_files > len(self.unnamed) else ""
+        noun = "file" if self.unnamed_files == 1 else "files"
+        names = ", ".join(self.unnamed)
+        return f"{self.unnamed_files} {noun} that no record names: {names}{more}"
 
     @property
     def dates(self) -> SaveDates:
@@ -298,7 +332,13 @@ def summarize(seen: LocationState, mtimes: Mapping[str, float]) -> Summary:
         demanded=demanded,
         present=present,
         doubts=() if conditions.shards else cut(seen.demands.remarks),
+        named=names_key(seen.named_files()),
     )
+
+
+def names_key(names: Iterable[str]) -> str:
+    """Return a digest of names in any order."""
+    return digest("\n".join(sorted(names)).encode())[:16]
 
 
 def summarize_begun(

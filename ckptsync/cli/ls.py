@@ -83,6 +83,7 @@ def describe_checkpoints(store: Store, summaries: Sequence[Summary]) -> list[dic
             "missing_for_resume": list(seen.lacks),
             "model": _model_url(store, seen),
             "left_out": list(seen.left_out),
+            "unnamed": {"files": seen.unnamed_files, "first": list(seen.unnamed)},
             "missing_to_open": list(seen.to_open),
             "hint": seen.to_give or None,
             "proof": {
@@ -105,6 +106,7 @@ def list_rows(store: Store, summaries: Sequence[Summary]) -> list[list[str]]:
         if later := newer.get((run, location)):
             details.append(f"{later} is newer")
         details += [sibling_line(store.url, run, location, other) for other in seen.siblings]
+        details.append(seen.unnamed_line)
         size, nodes = show_size(seen.size), str(len(seen.nodes))
         line = "; ".join(filter(None, details))
         found.append([run, location, seen.status, size, nodes, line])

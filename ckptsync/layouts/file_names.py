@@ -40,9 +40,19 @@ METADATA = ".metadata"  # of torch's distributed checkpoints
 PICKLED_METADATA = "metadata.pkl"  # torch_checkpointing's
 SAFETENSORS, DCP_SHARD = ".safetensors", ".distcp"
 TORCH = (".pt", ".pth", ".bin", ".ckpt", ".pkl")  # what torch.save writes, or pickle
+_CODE_SUFFIXES = (".py", ".pyc", ".pyd", ".so", ".pickle", ".dill", ".joblib")
 _OPTIMIZER_FOLDER = re.compile(r"(?:.*/)?optimizer(_[0-9]+)?/.*", re.DOTALL)
 
 MOST_RANKS = 1 << 20  # no training has so many ranks: a higher number in a name is something else
+
+
+def may_run(name: str, *, pickles: bool = True) -> bool:
+    """Return whether others run what a file says when they open it: code, and pickles.
+
+    ``pickles``: those of torch count, which a checkpoint has, and a model of safetensors has not.
+    """
+    suffixes = (*_CODE_SUFFIXES, *(TORCH if pickles else ()))
+    return name.lower().endswith(suffixes) or (pickles and name.endswith(METADATA))
 
 
 @dataclass(frozen=True, slots=True)

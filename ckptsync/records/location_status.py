@@ -163,6 +163,17 @@ class LocationState:
             if self.sizes.get(at.name) == at.entry.size
         }
 
+    @property
+    def unnamed(self) -> tuple[str, ...]:
+        """Return the store names of files in its directories that no record names.
+
+        None where nothing says which files are its own: in conflict, or once it is given up.
+        """
+        if self.conditions.conflict or self.conditions.retired:
+            return ()
+        named = self.named_files().keys() | self.named_files("shards").keys()
+        return tuple(sorted(self.sizes.keys() - named))
+
     def named_files(self, scope: Scope = "location") -> dict[str, int]:
         """Return store name → bytes of every file that its records name.
 

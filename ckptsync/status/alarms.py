@@ -29,6 +29,7 @@ CODES: dict[str, AlarmKind] = {
     "damaged": "damage",
     "unreadable": "damage",
     "conflict": "damage",
+    "unnamed": "damage",
     "stalled": "stall",
     "node-lost": "lost-node",
     "no-head": "lost-node",

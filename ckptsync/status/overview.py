@@ -284,6 +284,7 @@ def _damage(seen: Overview, patience: Patience) -> Iterator[Alarm]:
             )
             text = f"{where}: {_first(s.evidence)}"
             yield Alarm("conflict", where, "warning", s.arrived, text, todo)
+    yield from _unnamed(seen)
     for fault in seen.catalogue.faults:
         todo = (
             "`ckptsync verify` shows what the record described; if a newer ckptsync wrote it,"
@@ -291,6 +292,22 @@ def _damage(seen: Overview, patience: Patience) -> Iterator[Alarm]:
         )
         text = f"{fault.name}: {fault.error}"
         yield Alarm("unreadable", fault.name, "critical", None, text, todo)
+
+
+def _unnamed(seen: Overview) -> Iterator[Alarm]:
+    """Yield an alarm for each run with files that may run, beside VERIFIED ones."""
+    runs: dict[str, list[Summary]] = {}
+    for s in seen.catalogue.summaries:
+        if s.status in ("VERIFIED", "CONSOLIDATED") and s.unnamed_runs:
+            runs.setdefault(s.run, []).append(s)
+    for run, its in runs.items():
+        more = f"; {len(its) - 1} more of its checkpoints have some" if len(its) > 1 else ""
+        text = f"{run}/{its[-1].location}: {its[-1].unnamed_line}{more}"
+        todo = (
+            "look at them, and delete what nobody put there on purpose: a report vouches for the"
+            " files that records name, and for no others"
+        )
+        yield Alarm("unnamed", run, "warning", None, text, todo)
 
 
 def _stalls(seen: Overview, patience: Patience) -> Iterator[Alarm]:

@@ -8,9 +8,10 @@ BLAKE3 of the files' canonical JSON.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
+from ckptsync.catalogue.location_summary import UnnamedFile
 from ckptsync.digest import FileDigest, digest
 from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.records.io import check_files
@@ -127,11 +128,15 @@ def note_gaps(seen: LocationState) -> Iterator[VerifyFinding]:
         )
 
 
-def note_unnamed(seen: LocationState, files: Iterable[ExpectedFile]) -> Iterator[VerifyFinding]:
+def note_unnamed(seen: LocationState, found: Sequence[UnnamedFile]) -> Iterator[VerifyFinding]:
     """Yield notes: files beside a location's that no record names.  They may be on their way."""
-    for name in sorted(seen.sizes.keys() - {file.name for file in files}):
-        detail = f"{seen.sizes[name]} bytes that no record names"
-        yield VerifyFinding("note", name.removeprefix(f"{seen.run}/"), detail)
+    for file in found[:_SHOWN]:
+        what = "a link" if file.size is None else f"{file.size} bytes"
+        runs = ": it may run code when somebody opens it" if file.runs else ""
+        yield VerifyFinding("note", file.name, f"{what} that no record names{runs}")
+    if len(found) > _SHOWN:
+        detail = f"{len(found) - _SHOWN} more files that no record names"
+        yield VerifyFinding("note", seen.location, detail)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +155,7 @@ class _Baseline:
     files: tuple[_BaselineEntry, ...]
 
 
+_SHOWN = 8  # files that no record names
 _DECODER = Decoder(_Baseline, "a baseline", LIMIT)
 
 

@@ -14,6 +14,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 
 from ckptsync.catalogue.uncached import StoreState, not_found, read_location, read_state
+from ckptsync.catalogue.unnamed_files import find_unnamed
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.layouts import registry
 from ckptsync.records.io import Fault, next_number, read_records
@@ -240,7 +241,11 @@ def verify_location(
         found, readings, read = _check_levels(
             options, source, files, there, trees, tensors=tensors, has_shards=has_shards
         )
-    found += [*check_sizes(files, seen.sizes), *check_records(seen), *note_unnamed(seen, files)]
+    found += [
+        *check_sizes(files, seen.sizes),
+        *check_records(seen),
+        *note_unnamed(seen, find_unnamed(store, seen)),
+    ]
     gone = {f.name for f in found if f.kind in ("missing", "size")}
     found += [fault.finding for fault in faults]
     if conditions.conflict:

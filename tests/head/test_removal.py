@@ -332,7 +332,9 @@ def test_runs_that_lie_in_each_other_are_left_alone(
     fill(store, location, run=run)
     fill(store, another[1], run=another[0])
     before = [*store.names("")]
-    with pytest.raises(CkptsyncError, match=r"another run|the store itself|not a run's name"):
+    with pytest.raises(
+        CkptsyncError, match=r"another run|the store itself|not one directory's name"
+    ):
         Removal(store).remove(replace(DROP, run=run, location=location))
     assert [*store.names("")] == before
 

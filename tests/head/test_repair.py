@@ -261,7 +261,7 @@ def test_a_manifest_of_a_location_that_is_none_has_nothing_written(
     assert [(p.how, "delete it" in p.words) for p in plan.parts] == [("later", True)]
     repair(store, plan, None, HeadOptions())
     part = Repair(f"{location}/{path}", "delete", "")
-    with pytest.raises(Corrupt, match=r"the store itself|not a run's name"):
+    with pytest.raises(Corrupt, match=r"the store itself|not one directory's name"):
         repair(store, replace(plan, parts=(part,)), None, HeadOptions())
     outside = Repair("checkpoint-5/x", "delete", "")
     with pytest.raises(Corrupt, match="outside"):

@@ -318,7 +318,9 @@ def test_a_node_that_is_no_name_is_corrupt(node: str) -> None:
 def test_no_record_speaks_of_what_is_a_stores_own(record: Record, names: dict[str, str]) -> None:
     hostile = replace(record, **names)  # type: ignore[arg-type]
     data = encode(hostile)
-    with pytest.raises(Corrupt, match=r"the store itself uses|not a run's name|plain relative"):
+    with pytest.raises(
+        Corrupt, match=r"the store itself uses|not one directory's name|plain relative"
+    ):
         decode(record_name(hostile, data), data)
     store = MemoryStore()
     with pytest.raises(Corrupt):
