@@ -118,9 +118,7 @@ def test_the_last_that_arrived_stays_where_no_name_tells_its_step() -> None:
     assert places == ["second", "first", "third"]
     assert reason(named, Rules(keep_last=1), "third") == "the last that arrived in the store"
     assert reason(named, Rules(keep_last=1), "first") == "not one of the newest 1"
-    copied = [
-        replace(seen(n, at=n), first=DAY + at / 100) for at, n in enumerate((5, 3, 4, 1, 2))
-    ]
+    copied = [replace(seen(n, at=n), first=DAY + at / 100) for at, n in enumerate((5, 3, 4, 1, 2))]
     assert kept(copied, Rules(keep_last=1)) == [5], "a copied store tells no arrivals"
 
 
