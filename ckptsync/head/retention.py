@@ -40,6 +40,8 @@ RetentionVerdict = Literal["keep", "drop-shards", "drop"]
 Action = Literal["nothing", "mark", "wait", "withdraw", "remove"]
 PATIENCE = 6 * 3600.0
 """Seconds after its last manifest in which a checkpoint that is not VERIFIED is never deleted."""
+MOMENT = 0.5
+"""Seconds within which arrivals tell no order: somebody has copied the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +208,8 @@ class _Run:
         resumable = [s for s in verified if s.resume]
         self._newest, self._newest_resumable = _newest(verified), _newest(resumable)
         saves = [s for s in there if s.location not in self._extra]
-        self._last = _newest(sorted(saves, key=lambda s: -s.first))
+        later = [s for s in saves if s.first > saves[0].first + MOMENT]
+        self._last = _newest(sorted(later, key=lambda s: -s.first))
         self._written = times_written(there[::-1])
         self._conflicts = {s.checkpoint for s in there if s.status == "CONFLICT"}
         self._newer: dict[str, int] = {}  # how many that are verified are newer

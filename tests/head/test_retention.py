@@ -99,6 +99,29 @@ def test_newest_is_what_was_written_last_and_not_the_largest_step() -> None:
     ] == ["checkpoint-500~again"]
 
 
+def test_a_wrong_clock_makes_no_save_the_newest_nor_the_oldest() -> None:
+    ahead = replace(seen(2), ended=2 * DAY, ahead=30 * DAY)
+    past = replace(seen(5), ended=-30 * DAY)
+    for locations in ([seen(1), ahead, seen(3), seen(4), seen(5)], [*FIVE[:4], past]):
+        assert kept(locations, Rules(keep_last=1)) == [5]
+        assert kept(locations, Rules(keep_last=2)) == [4, 5]
+        assert kept(locations, Rules(max_age=998 * DAY)) == [3, 4, 5]
+
+
+def test_the_last_that_arrived_stays_where_no_name_tells_its_step() -> None:
+    named = [
+        replace(seen(n), checkpoint=name, location=name, step=None)
+        for n, name in enumerate(("first", "second", "third"), 1)
+    ]
+    named[2] = replace(named[2], ended=-30 * DAY)
+    places = [d.location for d in decide(named, Rules(keep_last=1), RunEvidence(), NOW)]
+    assert places == ["second", "first", "third"]
+    assert reason(named, Rules(keep_last=1), "third") == "the last that arrived in the store"
+    assert reason(named, Rules(keep_last=1), "first") == "not one of the newest 1"
+    copied = [replace(seen(n, at=n), first=DAY + at / 100) for at, n in enumerate((5, 3, 4, 1, 2))]
+    assert kept(copied, Rules(keep_last=1)) == [5], "a copied store tells no arrivals"
+
+
 def test_what_a_person_keeps_what_is_in_doubt_and_the_end_of_training_stay() -> None:
     locations = [
         *FIVE,
