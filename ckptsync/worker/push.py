@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -110,11 +111,11 @@ def find_offer(
         )
     )
     is_watched = configured is not None and configured.path == here and bool(found_dirs)
-    one = None if is_watched and not name else _as_one(here, given.name, found_dirs, name)
+    one = None if is_watched and not name else _as_one(here, given.name, found_dirs, name, url)
     if one:  # no worker knows it under this name, so that no pin and no mark is of it
         offer = Offer((configured or _run_of(here if own else given)).name, here, (one,))
     elif not found_dirs:
-        raise _nothing_in(directory)
+        raise _nothing_in(directory, url)
     else:
         offer = Offer(
             run.name, run.path, found_dirs, left_out=checkpoint_dirs.uncovered(here, found_dirs)
@@ -135,28 +136,29 @@ def find_offer(
 
 
 def _as_one(
-    here: Path, given: str, found_dirs: Sequence[CheckpointDir], name: str
+    here: Path, given: str, found_dirs: Sequence[CheckpointDir], name: str, url: str
 ) -> CheckpointDir | None:
-    """Return all of a directory as one checkpoint, if the user names it so or its files show it."""
+    """Return all of a directory as one checkpoint, if the user names it so or its files show it.
+
+    What the user names is one, whatever its layout; but not a directory of checkpoints.
+    """
     below = [s for s in found_dirs if s.family != FINAL and (s.path != here or s.only is not None)]
-    if any(s.family != "deepspeed" for s in below) or (name and len(below) > 1):
-        if name:
-            raise ConfigError(
-                f"{here}: --as names one checkpoint, but this directory contains {below[0].name}",
-                hint="name its directory",
-            )
-        return None
     known = next((s for s in found_dirs if s.path == here and s.only is None), None)
-    if not name and known:
-        return None
     entries = checkpoint_dirs.uncovered(here, ())
-    has_states = any(is_of_states(e) or e == ".metadata" or e.endswith(".distcp") for e in entries)
-    if not (name or not found_dirs or has_states or checkpoint_dirs.is_named_like_one(given)):
-        return None  # an output directory with a final model, or with DeepSpeed's tags
+    if name:
+        _refuse_several(here, name, [s for s in below if s.path != here], url)
+    elif known or any(s.family != "deepspeed" for s in below):
+        return None
+    else:
+        has_states = any(
+            is_of_states(e) or e == ".metadata" or e.endswith(".distcp") for e in entries
+        )
+        if not (not found_dirs or has_states or checkpoint_dirs.is_named_like_one(given)):
+            return None  # an output directory with a final model, or with DeepSpeed's tags
     one = CheckpointDir(
         name or given, known.family if known else _family(name or given, entries), here
     )
-    if not known:
+    if not name:
         files = local_save("", one, checkpoint_dirs.list_checkpoint(one)).files
         if not registry.sources(files):
             return None
@@ -171,6 +173,32 @@ def _as_one(
     return one
 
 
+def _refuse_several(here: Path, name: str, inside: Sequence[CheckpointDir], url: str) -> None:
+    """Raise ConfigError where a directory holds checkpoints of which each has a name of its own.
+
+    One of DeepSpeed's tags and what lies beside it are one.
+    """
+    if len(inside) > 1 or any(s.family != "deepspeed" for s in inside):
+        each, one = push_command(here, url), push_command(inside[0].path, url)
+        raise ConfigError(
+            f"{here}: --as names one checkpoint, but this directory contains {inside[0].name}",
+            hint=f"name its directory ({one} --as {name}), or upload each under its own name:"
+            f" {each}",
+        )
+
+
+def push_command(directory: Path, *store: str, whole: bool = False) -> str:
+    """Return the command that uploads a directory; ``whole``: all of it as one checkpoint.
+
+    ``store``: the words that name the store.
+    """
+    words = ["ckptsync", "push", str(directory), *filter(None, store)]
+    name = os.path.basename(os.path.abspath(directory))  # noqa: PTH100, PTH119 - no link is followed
+    if whole:
+        words += ["--as", name if checkpoint_dirs.is_plain(name) else "NAME"]
+    return shlex.join(words)
+
+
 def _family(name: str, entries: Sequence[str]) -> Family:
     """Return whose checkpoint it is, by its name, and else by what lies at its top."""
     found = checkpoint_dirs.family_of(name)
@@ -182,22 +210,21 @@ def _family(name: str, entries: Sequence[str]) -> Family:
     return found
 
 
-def _nothing_in(directory: Path) -> ConfigError:
-    links = [
-        directory / name
-        for name in checkpoint_dirs.uncovered(directory, ())
-        if (directory / name).is_symlink()
-    ]
+def _nothing_in(directory: Path, url: str) -> ConfigError:
+    entries = checkpoint_dirs.uncovered(directory, ())
+    links = [directory / name for name in entries if (directory / name).is_symlink()]
     folder = next((link for link in links if link.is_dir()), None)
     if folder:
-        hint = f"name the link to follow it: ckptsync push {folder}"
+        hint = f"name the link to follow it: {push_command(folder, url)}"
         return ConfigError(
             f"{directory}: contains no checkpoint, only a link to one: {folder.name}", hint=hint
         )
     hint = (
-        "checkpoints are directories that `ckptsync inspect` can read, such as checkpoint-N; name"
-        " one, or the directory that holds them"
+        "name a directory that `ckptsync inspect` can read, such as checkpoint-N, or the directory"
+        " that holds them"
     )
+    if entries:
+        hint += f"; to upload all of it as it is: {push_command(directory, url, whole=True)}"
     return ConfigError(f"{directory}: no checkpoint in it", hint=hint)
 
 
