@@ -26,8 +26,8 @@ from ckptsync.stores.opening import create_store
 from ckptsync.stores.urls import SCHEMES, Remote, located
 from ckptsync.worker.file_selection import Selection
 from ckptsync.worker.node_identity import node_id
-from ckptsync.worker.options import RunDir, checked_run
-from ckptsync.worker.push import find_offer, plan_push, push, push_command
+from ckptsync.worker.options import RunDir, checked_run, push_command
+from ckptsync.worker.push import find_offer, plan_push, push
 from ckptsync.worker.results import UploadProgress
 
 SHOWN = 12  # names of files that are left out

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -40,7 +39,7 @@ from ckptsync.worker.local_save import (
 )
 from ckptsync.worker.model_configs import configs_to_send, outgoing_save
 from ckptsync.worker.observation import Observation, Surroundings, find_surroundings, observe
-from ckptsync.worker.options import RunDir, local_root, refuse_overlap
+from ckptsync.worker.options import RunDir, local_root, push_command, refuse_overlap
 from ckptsync.worker.results import UploadProgress
 from ckptsync.worker.store_view import StoreView
 from ckptsync.worker.torn_saves import TRAINER_STATE
@@ -185,18 +184,6 @@ def _refuse_several(here: Path, name: str, inside: Sequence[CheckpointDir], url:
             hint=f"name its directory ({one} --as {name}), or upload each under its own name:"
             f" {each}",
         )
-
-
-def push_command(directory: Path, *store: str, whole: bool = False) -> str:
-    """Return the command that uploads a directory; ``whole``: all of it as one checkpoint.
-
-    ``store``: the words that name the store.
-    """
-    words = ["ckptsync", "push", str(directory), *filter(None, store)]
-    name = os.path.basename(os.path.abspath(directory))  # noqa: PTH100, PTH119 - no link is followed
-    if whole:
-        words += ["--as", name if checkpoint_dirs.is_plain(name) else "NAME"]
-    return shlex.join(words)
 
 
 def _family(name: str, entries: Sequence[str]) -> Family:
