@@ -404,7 +404,8 @@ def _store(seen: Overview) -> Iterator[Alarm]:
             f" to {show_size(largest)}"
         )
         is_urgent = room.free < max(largest, room.total // 100)
-        todo = "free space, or set retention rules: `ckptsync gc --dry-run` shows what they delete"
+        gc = shlex.join(["ckptsync", "gc", seen.store, "--keep-last", "3", "--dry-run"])
+        todo = f"free space, or set retention rules: `{gc}` shows what this one deletes"
         yield Alarm("store-full", "store", "critical" if is_urgent else "warning", None, text, todo)
 
 
