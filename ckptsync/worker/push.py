@@ -91,9 +91,12 @@ def find_offer(
     these checkpoints, or they in it.
     """
     if not directory.is_dir():
+        hint = "give a checkpoint's directory, or the one that holds checkpoints"
+        if directory.is_file():
+            command = push_command(directory.parent, url, whole=True)
+            hint += f"; the one that holds this file: {command}"
         raise ConfigError(
-            f"{directory}: {'not a' if directory.exists() else 'no such'} directory",
-            hint="give a checkpoint's directory, or the one that holds checkpoints",
+            f"{directory}: {'not a' if directory.exists() else 'no such'} directory", hint=hint
         )
     here, given = directory.resolve(), Path(os.path.abspath(directory))  # noqa: PTH100  # no link is resolved
     around_here = [r for r in runs if r.path in (here, *here.parents, *given.parents)]
