@@ -78,6 +78,19 @@ OF_MODEL = re.compile(
 )
 
 
+# formats of which no trainer that is known here writes a final model
+_FOREIGN = re.compile(
+    r".+\.(npz|gguf|ggml|nemo|msgpack|h5|hdf5|keras|pdparams|onnx|mlmodel)", re.IGNORECASE
+)
+# a file that shows that a directory holds weights; the last are Orbax's and TensorFlow's
+_SHOWS_WEIGHTS = re.compile(
+    rf"{_FOREIGN.pattern}|.+\.(safetensors|bin|pt|pth|ckpt|distcp)|manifest\.ocdbt"
+    r"|_CHECKPOINT_METADATA|.+\.data-[0-9]{5}-of-[0-9]{5}",
+    re.IGNORECASE,
+)
+_MOST_STRAYS = 200  # directories that are looked into
+
+
 @dataclass(frozen=True, slots=True)
 class CheckpointDir:
     """Where a checkpoint lies. ``name`` is its location in a store: one plain path component.
@@ -207,6 +220,41 @@ def uncovered(directory: Path, found: Collection[CheckpointDir]) -> tuple[str, .
                 yield f"{prefix}{entry.name}{'/' if is_folder else ''}"
 
     return () if directory in whole else tuple(below(directory, ""))
+
+
+def find_strays(output_dir: Path) -> dict[str, str]:
+    """Return directories and files with weights that are in no checkpoint of an output directory.
+
+    By path below the output directory, each with a file that shows it: in a directory, or one level
+    below.  Other output directories are left out where a worker or a hook has made a spool.
+    """
+    strays: dict[str, str] = {}
+    folders = []
+    for name in uncovered(output_dir, find_checkpoint_dirs(output_dir)):
+        base = name.rstrip("/").rpartition("/")[2]
+        if not name.endswith("/") and _FOREIGN.fullmatch(base):
+            strays[name] = base
+        elif name.rstrip("/") in NESTED:
+            inside = _entries(output_dir / base)
+            strays |= {f"{name}{e.name}": e.name for e in inside if _FOREIGN.fullmatch(e.name)}
+            folders += [f"{name}{entry.name}" for entry in inside if _is_own_folder(entry)]
+        elif name.endswith("/") and not base.startswith(("_", ".")):
+            folders.append(name.rstrip("/"))
+    for name in folders[:_MOST_STRAYS]:
+        if shown := _shown_weights(output_dir / name):
+            strays[name] = shown
+    return strays
+
+
+def _shown_weights(folder: Path) -> str:
+    """Return a file of weights in a directory or one level below; empty if there is none."""
+    entries = _entries(folder)
+    inner = [entry for entry in entries if _is_own_folder(entry)][:_MOST_STRAYS]
+    if any(entry.name == SPOOL for entry in entries):
+        return ""
+    below = (f"{e.name}/{one.name}" for e in inner for one in _entries(folder / e.name))
+    names = (*(entry.name for entry in entries), *below)
+    return next((n for n in names if _SHOWS_WEIGHTS.fullmatch(n.rpartition("/")[2])), "")
 
 
 def output_dirs_of(path: Path) -> Iterator[tuple[Path, CheckpointDir]]:

@@ -305,7 +305,12 @@ def is_private_directory(info: os.stat_result, fd: int | None = None) -> bool:
     is_ours = info.st_uid == 0 or (
         _is_ours(fd, info) if fd is not None else info.st_uid == os.geteuid()
     )
-    return is_ours and (not info.st_mode & stat.S_IWOTH or bool(info.st_mode & stat.S_ISVTX))
+    return is_ours and not is_open_to_all(info)
+
+
+def is_open_to_all(info: os.stat_result) -> bool:
+    """Return whether every user can remove or replace names in a directory."""
+    return bool(info.st_mode & stat.S_IWOTH) and not info.st_mode & stat.S_ISVTX
 
 
 def _is_ours(fd: int, info: os.stat_result) -> bool:

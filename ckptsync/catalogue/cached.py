@@ -25,6 +25,7 @@ import msgspec
 from ckptsync import __version__
 from ckptsync.catalogue.location_summary import (
     Catalogue,
+    DamagedFile,
     Gap,
     Proven,
     Summary,
@@ -157,7 +158,7 @@ class Cache:
 _SHAPE = repr(
     [
         (kind.__name__, f.name, str(f.type))
-        for kind in (Checkpoint, Summary, Proven, Gap, Sibling)
+        for kind in (Checkpoint, Summary, Proven, DamagedFile, Gap, Sibling)
         for f in fields(kind)
     ]
 )

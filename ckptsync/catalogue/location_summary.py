@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import merge
 from itertools import accumulate
+from typing import Literal
 
 from ckptsync.checkpoint_dirs import family_of, series_and_step
 from ckptsync.digest import digest
@@ -22,8 +23,9 @@ from ckptsync.records.model_record import ModelRecord
 from ckptsync.records.report import DAMAGE, LEVELS, Level, Verdict
 from ckptsync.records.save_groups import Sibling
 from ckptsync.records.save_order import SaveDates, oldest_first
-from ckptsync.records.store_paths import consolidated_prefix, file_name
+from ckptsync.records.store_paths import consolidated_prefix, file_name, parse_record_name
 from ckptsync.records.tombstone_keep_join import fate, kept
+from ckptsync.safe_names import CONSOLIDATED
 from ckptsync.stores.contract import Entry
 
 TOKENIZER = "tokenizer"
@@ -31,6 +33,7 @@ SKEW = 10.0
 """Seconds by which two clocks may differ, and nobody need hear of it."""
 LINES = 8
 """Lines of evidence and the like that are held; one more counts the others."""
+MOST_DAMAGED = 100
 _TOKENIZERS = (
     TOKENIZER,
     "vocab.",
@@ -101,6 +104,21 @@ class Gap:
 
 
 @dataclass(frozen=True, slots=True)
+class DamagedFile:
+    """A file or record that an unanswered report calls damaged.
+
+    ``name``: as reports have it. ``of``: the consolidated ``model``, whose record counts as its
+    file; a ``record``; or a ``file`` of the trainer's. ``nodes``: those whose it is.
+    ``is_rewritten``: it was written again since.
+    """
+
+    name: str
+    of: Literal["model", "record", "file"]
+    nodes: tuple[str, ...] = ()
+    is_rewritten: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Summary:
     """One location, as `records.location_status.LocationState` has it, in short.
 
@@ -113,7 +131,9 @@ class Summary:
 
     ``files`` and ``size`` (bytes): the checkpoint's own files, each once; of an incomplete
     location, those that are there.  ``model_files``, ``model_size``: the consolidated model's.
-    ``suspects``: files of the model that are missing, or that an unanswered report calls damaged.
+    ``suspects``: files of the model that are missing, or that an unanswered report calls damaged;
+    ``damaged``: all that those reports do, where it is DAMAGED (at most `MOST_DAMAGED`).
+    ``unknown``: no file is of a layout that is merged, so that nothing is awaited.
     ``ended``: the newest file's mtime, corrected by the measured offset of its node's clock, and
     never later than its manifest arrived; ``ahead``: the seconds by which it was.  ``arrived``: the
     mtime of the newest manifest that counts.  ``first``: when the first part arrived, as the oldest
@@ -183,6 +203,8 @@ class Summary:
     left_out: tuple[str, ...] = ()
     siblings: tuple[Sibling, ...] = ()
     suspects: tuple[str, ...] = ()
+    damaged: tuple[DamagedFile, ...] = ()
+    unknown: bool = False
     uploading: tuple[str, ...] = ()
     demanded: int = 0
     present: int = 0
@@ -284,6 +306,7 @@ def summarize(seen: LocationState, mtimes: Mapping[str, float]) -> Summary:
     }
     prefix = consolidated_prefix(seen.run, seen.location)
     bound = {prefix + f.path: f for f in model.files} if model else {}
+    hurt = _list_damage(seen, mtimes) if seen.status == "DAMAGED" else {}
     demanded, present = _progress(seen) if seen.status == "INCOMPLETE" else (0, 0)
     suspects = [
         f.path for name, f in bound.items() if seen.sizes.get(name) != f.size or name in complained
@@ -294,7 +317,7 @@ def summarize(seen: LocationState, mtimes: Mapping[str, float]) -> Summary:
         location=seen.location,
         step=series_and_step(seen.checkpoint)[1],
         status=seen.status,
-        evidence=cut(_damage(seen, mtimes) if seen.status == "DAMAGED" else seen.evidence),
+        evidence=cut(tuple(hurt) if seen.status == "DAMAGED" else seen.evidence),
         lacks=cut(conditions.resume.evidence),
         nodes=tuple(sorted(ranks)),
         manifests=tuple(k.name for k in seen.manifests),
@@ -329,6 +352,8 @@ def summarize(seen: LocationState, mtimes: Mapping[str, float]) -> Summary:
         left_out=cut(model.left_out) if model else (),
         siblings=tuple(replace(s, against=cut(s.against)) for s in seen.siblings),
         suspects=tuple(sorted(suspects)),
+        damaged=tuple(dict.fromkeys(hurt.values()))[:MOST_DAMAGED],
+        unknown=seen.status == "INCOMPLETE" and seen.is_unknown,
         demanded=demanded,
         present=present,
         doubts=() if conditions.shards else cut(seen.demands.remarks),
@@ -453,14 +478,49 @@ def read_ranks(text: str) -> set[int]:
     return {number for pair in pairs for number in range(pair[0], pair[-1] + 1)}
 
 
-def _damage(seen: LocationState, mtimes: Mapping[str, float]) -> tuple[str, ...]:
-    """Return what unanswered reports found; of a rewritten file, that it is not verified yet."""
+_AGAIN = {"model": "made again", "record": "written again", "file": "uploaded again"}
+
+
+def _list_damage(seen: LocationState, mtimes: Mapping[str, float]) -> dict[str, DamagedFile]:
+    """Return a line for each finding of unanswered reports, and its file.
+
+    Files that were written again since, and are not verified yet, come last.
+    """
     reported = max((mtimes.get(name, 0.0) for name in seen.conditions.proof.damage), default=0.0)
-    wrong = [f for f in unanswered_findings(seen) if f.kind in DAMAGE]
-    again = {f.name for f in wrong if mtimes.get(f"{seen.run}/{f.name}", 0.0) > reported}
-    old = [f"{f.name}: {f.kind}: {f.detail}" for f in wrong if f.name not in again]
-    new = [f"{f.name}: uploaded again, not yet verified" for f in wrong if f.name in again]
-    return tuple(dict.fromkeys((*old, *new)))
+    owners = {at.name: at.nodes for where in seen.files.values() for at in where}
+    old, new = {}, {}
+    for finding in (f for f in unanswered_findings(seen) if f.kind in DAMAGE):
+        name = f"{seen.run}/{finding.name}"
+        of, nodes = damaged_part(finding.name), owners.get(name, ())
+        if of == "record" and (record := parse_record_name(name)):
+            nodes = (record.node,)
+        file = DamagedFile(finding.name, of, nodes, mtimes.get(name, 0.0) > reported)
+        if file.is_rewritten:
+            new[f"{finding.name}: {_AGAIN[of]}, not yet verified"] = file
+        else:
+            old[f"{finding.name}: {finding.kind}: {finding.detail}"] = file
+    return old | new
+
+
+def damaged_part(name: str) -> Literal["model", "record", "file"]:
+    """Return what a damaged file is a part of, by its name, which is relative to the run."""
+    record = parse_record_name(f"run/{name}")
+    if name.startswith(f"{CONSOLIDATED}/") or (record is not None and record.kind == "model"):
+        return "model"
+    return "record" if record is not None else "file"
+
+
+_REPAIRED_BY = {
+    "file": "a worker that still has the files uploads them again",
+    "record": "the worker that wrote a manifest writes it again",
+    "model": "a head makes consolidated files again from the shards",
+}
+
+
+def who_repairs(names: Iterable[str]) -> str:
+    """Say who repairs damaged files unasked, by their names, which are relative to the run."""
+    parts = {damaged_part(name) for name in names}
+    return "; ".join(does for of, does in _REPAIRED_BY.items() if of in parts)
 
 
 def _arrivals(seen: LocationState, mtimes: Mapping[str, float]) -> dict[str, float]:
@@ -527,6 +587,8 @@ def explain_missing(summaries: Sequence[Summary]) -> tuple[Summary, ...]:
 def _explain(seen: Summary, run: Sequence[Summary]) -> Summary:
     if seen.doubts and seen.doubts == seen.evidence:
         return seen  # no node lacks a file
+    if seen.unknown:
+        return seen
     unsent = [gap for gap in seen.gaps if not gap.node]
     vanished = [gap for gap in seen.gaps if gap.node]
     owners = _owners({gap.rank for gap in unsent if gap.rank >= 0}, seen, run)
@@ -544,7 +606,7 @@ def _explain(seen: Summary, run: Sequence[Summary]) -> Summary:
         if near := next(_nearest(seen, run), None):
             absent = [node for node, _ in near.ranks if node not in there]
             awaited.update(absent)
-            told = f"has uploaded nothing yet; it uploaded a part of {near.location}"
+            told = f"has uploaded no part of it yet, as it did of {near.location}"
             lines += [f"{node}: {told}" for node in absent]
     return replace(seen, lost=cut(lines), awaited=tuple(sorted(awaited)))
 

@@ -54,7 +54,7 @@ def with_unnamed(
     newest: dict[tuple[str, str], Summary] = {}
     if directory_of(store) is not None:
         left = MOST
-        for s in sorted(summaries, key=lambda s: s.age_order, reverse=True):
+        for s in sorted(summaries, key=lambda s: s.arrived, reverse=True):
             if s.status in ("CONFLICT", "RETIRED") or (s.run, s.checkpoint) in busy:
                 continue
             names, odd = _walked(store, *own_prefixes(s.run, s.location))

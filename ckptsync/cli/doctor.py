@@ -92,7 +92,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "--training",
         metavar="FILE",
         help="the training's own YAML or JSON (LLaMA-Factory, TrainingArguments, DeepSpeed,"
-        " accelerate)",
+        " accelerate), or the shell script that launches it",
     )
     add(
         "--model",
@@ -143,8 +143,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _diagnose(args: argparse.Namespace, wait: float, fresh: float) -> Diagnosis:
     is_compared = (args.nodes or args.url is not None) and not args.publish
+    if args.config and args.url:
+        why = f"{args.url}: a store and a configuration are given"
+        raise ConfigError(why, hint="give one of them")
+    given = training_facts.read_training(Path(args.training)) if args.training else {}
     try:
-        request = _request(args, wait, fresh)
+        request = _request(args, given, wait, fresh)
     except (ConfigError, StoreError) as e:
         if is_compared or (isinstance(e, ConfigError) and not args.config):
             raise
@@ -170,16 +174,14 @@ def _diagnose(args: argparse.Namespace, wait: float, fresh: float) -> Diagnosis:
     return diagnosis.examine(request, show_waiting)
 
 
-def _request(args: argparse.Namespace, wait: float, fresh: float) -> DoctorRequest:
-    """Read the configuration and the training's file.
+def _request(
+    args: argparse.Namespace, given: Mapping[str, str], wait: float, fresh: float
+) -> DoctorRequest:
+    """Read the configuration; ``given``: what the training's file says.
 
     Raises ConfigError; StoreError where the file system of a path that is named does not answer.
     """
-    if args.config and args.url:
-        why = f"{args.url}: a store and a configuration are given"
-        raise ConfigError(why, hint="give one of them")
-    given = training_facts.read_training(Path(args.training)) if args.training else {}
-    output_dirs = [*args.output_dir, *([given["output_dir"]] if given.get("output_dir") else [])]
+    output_dirs = [*args.output_dir, *filter(None, [training_facts.output_dir_of(given)])]
     model = args.model or given.get("model_name_or_path", "")
     check_answers(*output_dirs, *([model] if model.startswith("/") else []))
     config, target, environment = None, None, dict(os.environ)
@@ -254,6 +256,8 @@ def _document(found: Diagnosis, code: int) -> dict[str, Any]:
         "published": found.published or None,
         "python": found.facts.get("prefix") or None,
         "versions": found.facts.get("versions", {}),
+        "checked": list(found.checked),
+        "not_checked": list(found.unchecked),
         "exit_code": code,
     }
 
@@ -274,5 +278,10 @@ def _lines(found: Diagnosis) -> Iterator[str]:
     for level, what in (("fail", "failure"), ("warn", "warning")):
         count = sum(finding.level == level for finding in found.findings)
         counts.append(f"{count} {what}{'' if count == 1 else 's'}")
-    result = ", ".join(counts) if found.findings else "nothing found"
+    if found.checked:
+        yield f"checked: {'; '.join(found.checked)}"
+    if found.unchecked:
+        yield f"not checked: {'; '.join(found.unchecked)}"
+    nothing = "nothing found in what was checked" if found.unchecked else "nothing found"
+    result = ", ".join(counts) if found.findings else nothing
     yield f"{result}: {', '.join(found.nodes) or 'no node'}"

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ckptsync.catalogue.location_summary import who_repairs
 from ckptsync.cli import output
 from ckptsync.cli.arguments import (
     access_of,
@@ -162,7 +163,10 @@ def _failure_notes(store: Store, found: FoundCheckpoint, done: Result) -> list[s
         return [f"retention is deleting {name}: {reason}", kept]
     command = shlex.join(["ckptsync", "verify", f"{store.url.rstrip('/')}/{name}"])
     first = "" if found.status == "DAMAGED" else f"`{command}` records the damage; then "
-    again = "a node that still has the bytes uploads them again; `ckptsync repair` says which"
+    failed = (file.name for file in found.plan.files if file.under in done.failed)
+    names = [one.removeprefix(f"{found.run}/") for one in failed]
+    repair = shlex.join(["ckptsync", "repair", store.url, name])
+    again = f"{who_repairs(names)}; `{repair}` shows who can"
     return [f"{first}{again}", kept]
 
 

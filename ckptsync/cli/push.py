@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -28,7 +29,7 @@ from ckptsync.stores.urls import SCHEMES, Remote, located
 from ckptsync.walk import SPOOL
 from ckptsync.worker.file_selection import Selection
 from ckptsync.worker.node_identity import node_id
-from ckptsync.worker.options import RunDir, checked_run
+from ckptsync.worker.options import RunDir, checked_run, push_command
 from ckptsync.worker.push import find_offer, plan_push, push
 from ckptsync.worker.results import UploadProgress
 
@@ -197,10 +198,21 @@ def _show(
             say(f"  left out: {_listed(one['left_out'])}")
     if left_out:
         say(f"not uploaded, not part of a checkpoint: {_listed(left_out)}")
-        say("  to upload a whole directory: name it, and with --as NAME give it another name")
+        say(f"  {_how_to_upload(args, left_out)}")
     if args.dry_run:
         say("nothing was uploaded; files that the store has already would not be uploaded again")
     return 0
+
+
+def _how_to_upload(args: argparse.Namespace, left_out: Sequence[str]) -> str:
+    """Say how to upload what lies beside checkpoints: directories, each as one checkpoint."""
+    folder = next((name for name in left_out if name.endswith("/")), None)
+    if folder is None:
+        return "to upload such files, move them into a directory, and push it with --as NAME"
+    store = ["-c", args.config] if args.config else [args.url or ""]
+    command = push_command(Path(args.directory, folder), *store, whole=True)
+    run = f" --run {shlex.quote(args.run)}" if args.run else ""
+    return f"to upload a directory of these as it is: {command}{run}"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -14,12 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ckptsync.catalogue.location_summary import who_repairs
 from ckptsync.cli import output
 from ckptsync.cli.arguments import access_of, add_bandwidth
 from ckptsync.cli.output import say
 from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, StoreError, without_frames
 from ckptsync.quantities import show_size
-from ckptsync.records.report import Level, Report
+from ckptsync.records.report import DAMAGE, Level, Report
 from ckptsync.safe_open import read_named
 from ckptsync.stores import file_sources
 from ckptsync.stores.opening import Access
@@ -98,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
                 if store and one.report.verdict == "damaged" and not args.json:
                     location = f"{one.report.run}/{one.report.location}"
                     command = shlex.join(["ckptsync", "repair", store.url, location])
-                    more = "a worker that still has the files uploads them again"
+                    more = who_repairs(f.name for f in one.report.findings if f.kind in DAMAGE)
                     say(f"  hint: `{command}` says what can be done; {more}")
         except CkptsyncError as e:  # noqa: PERF203 - reported below, once the others are verified
             stopped.append((url, without_frames(e)))

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from functools import cache
 from glob import glob
 from pathlib import Path
@@ -16,7 +18,7 @@ from pathlib import Path
 from ckptsync import checkpoint_dirs
 from ckptsync.config.value_parsers import RunConfig, run_name
 from ckptsync.errors import CkptsyncError
-from ckptsync.walk import SPOOL, is_private_directory
+from ckptsync.walk import SPOOL, is_open_to_all, is_private_directory
 
 _MAGIC = frozenset("*?[")
 _ESCAPED = re.compile(r"\[[*?[]\]")
@@ -26,31 +28,70 @@ _ESCAPED = re.compile(r"\[[*?[]\]")
 class OutputDirectories:
     """``runs``: each has a name of its own, ordered by path.
 
-    ``problems``: why others are left out; ``unsafe``: those where other users decide what lies
-    there.
+    ``problems``: why others are left out; ``unsafe``: the same of those where other users decide
+    what lies there, each with what to do.
     """
 
     runs: tuple[RunConfig, ...]
     problems: tuple[str, ...]
-    unsafe: tuple[str, ...] = ()
+    unsafe: Mapping[str, str] = field(default_factory=dict)
 
 
-def output_directories(runs: Iterable[RunConfig], store_url: str) -> OutputDirectories:
+def output_directories(
+    runs: Iterable[RunConfig],
+    store_url: str,
+    coming: Iterable[Path] = (),
+    *,
+    as_owner: bool = False,
+) -> OutputDirectories:
     """Return the directories that exist and that this user may serve.
 
-    An absent one is no problem: its job has not started.
+    An absent one is no problem: its job has not started.  ``coming``: directories that count as if
+    they existed.  ``as_owner``: each is judged for the user whose it is, and not for this one.
     """
-    found = _matches(runs)
+    found = _matches(runs, coming)
     outer, _ = _outer_and_inner(found)
     given = {match.run.path for match in found if not match.way}
-    unsafe: dict[str, str] = {}
+    unsafe: dict[str, tuple[str, str]] = {}
     for match in (match for match in outer if match.run.path not in given):
-        for part in match.way:
-            if why := _why_not_ours(part):
-                unsafe[match.run.path] = f"{match.run.path}: left out: {part}: {why}"
+        there = [part for part in match.way if _is_directory(part)]
+        uid = there[-1].stat().st_uid if as_owner and there else os.geteuid()
+        for part in there:
+            if refused := _why_not_ours(part, uid):
+                why, cure = refused
+                named = f"name {match.run.path} itself in worker.runs"
+                problem = f"{match.run.path}: left out: {part}: {why}"
+                unsafe[match.run.path] = problem, f"{cure}, or {named}"
                 break
     names = _named((one.run for one in outer if one.run.path not in unsafe), store_url)
-    return replace(names, unsafe=tuple(sorted(unsafe.values())))
+    return replace(names, unsafe=dict(sorted(unsafe.values())))
+
+
+def is_matched(runs: Iterable[RunConfig], directory: Path) -> bool:
+    """Return whether a path or glob matches a directory, which need not exist.
+
+    A wildcard matches no link.  The folder of an output directory in which some trainers keep their
+    checkpoints belongs to it.
+    """
+    real = Path(os.path.realpath(directory))
+    names = [real, *([real.parent] if real.name in checkpoint_dirs.NESTED else [])]
+    return any(_fits(run, name.parts) for run in runs for name in names)
+
+
+def _fits(run: RunConfig, own: Sequence[str]) -> bool:
+    parts = Path(run.path).parts
+    first = next(iter(_wildcards(parts)), len(parts))
+    fixed = Path(os.path.realpath(Path(*parts[:first]))).parts  # a given path may be a link
+    rest = own[len(fixed) :]
+    return (
+        tuple(own[: len(fixed)]) == fixed
+        and len(rest) == len(parts) - first
+        and SPOOL not in rest
+        and all(
+            fnmatchcase(name, pattern) and (pattern.startswith(".") or not name.startswith("."))
+            for name, pattern in zip(rest, parts[first:], strict=True)
+        )
+    )
 
 
 def existing_directories(runs: Iterable[RunConfig], store_url: str) -> OutputDirectories:
@@ -127,7 +168,7 @@ class _Match:
     ends_wild: bool
 
 
-def _matches(runs: Iterable[RunConfig]) -> list[_Match]:
+def _matches(runs: Iterable[RunConfig], coming: Iterable[Path] = ()) -> list[_Match]:
     """Return the directories that paths or globs match, with their runs' names.
 
     A given path may be a link; what a wildcard matches may not: whoever can write there would
@@ -136,15 +177,17 @@ def _matches(runs: Iterable[RunConfig]) -> list[_Match]:
     matched (many jobs have an ``out``).
     """
     found = []
+    absent = {Path(os.path.realpath(path)) for path in coming if not _is_directory(path)}
     for run in runs:
         wild = _wildcards(Path(run.path).parts)
-        for path in map(Path, _glob(Path(run.path).parts)):
+        to_come = [path for path in absent if _fits(run, path.parts)]
+        for path in (*map(Path, _glob(Path(run.path).parts)), *sorted(to_come)):
             own = path.parts
             below = len(own) - wild[0] if wild else 0
             names = own[-below:] if below else ()
             if SPOOL in names or any(p.is_symlink() for p in [path, *path.parents][:below]):
                 continue
-            if not path.is_dir():
+            if not path.is_dir() and path not in to_come:
                 continue
             real = path.resolve()
             is_last = below < 2
@@ -181,20 +224,34 @@ def _outer_and_inner(found: Sequence[_Match]) -> tuple[list[_Match], list[_Match
     return outer, inner
 
 
-def _why_not_ours(directory: Path) -> str:
+def _why_not_ours(directory: Path, uid: int) -> tuple[str, str] | None:
+    """Return why other users decide what lies in a directory of a user's, and what to do."""
     try:
         fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as e:  # it has gone, or may not be reached
-        return (e.strerror or str(e)).lower()
+        return (e.strerror or str(e)).lower(), "check the directories above it"
     try:
         info = os.fstat(fd)
-        if is_private_directory(info, fd):
-            return ""
-        if info.st_uid in (os.geteuid(), 0):
-            return "others may write there (chmod o-w)"
-        return f"it belongs to uid {info.st_uid}, and this is uid {os.geteuid()}"
+        is_private = (
+            is_private_directory(info, fd)
+            if uid == os.geteuid()
+            else info.st_uid in (uid, 0) and not is_open_to_all(info)
+        )
+        if is_private:
+            return None
+        if info.st_uid in (uid, 0):
+            return "others may write there (chmod o-w)", f"chmod o-w {shlex.quote(str(directory))}"
+        why = f"it belongs to uid {info.st_uid}, and this is uid {uid}"
+        return why, f"run the worker as uid {info.st_uid}"
     finally:
         os.close(fd)
+
+
+def _is_directory(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # this user cannot reach it
+        return False
 
 
 def _wildcards(parts: Sequence[str]) -> list[int]:

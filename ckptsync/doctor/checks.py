@@ -491,7 +491,7 @@ def check_relative_output(node: NodeFacts) -> Iterator[Finding]:
     """Check that a training under Ray writes to an absolute path."""
     output = node.training.get("output_dir", "")
     uses_ray = node.is_on("USE_RAY") or any(key.startswith("ray_") for key in node.training)
-    if output and not output.startswith("/") and uses_ray:
+    if output and not output.startswith(("/", "~", "$", "`")) and uses_ray:
         why = "it is relative to where Ray starts the worker, often a directory that Ray removes"
         what, hint = f"{output}, relative, with Ray", "give an absolute path"
         yield warn("output-relative", "output_dir", what, why=why, hint=hint)

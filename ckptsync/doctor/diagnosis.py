@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ckptsync.config.output_dirs import output_directories
+from ckptsync.config.output_dirs import is_matched, output_directories
 from ckptsync.config.schema import Config
 from ckptsync.doctor import directory_checks, probe, published_facts, store_checks, training_facts
 from ckptsync.doctor.checks import check_node, compare
@@ -21,6 +21,8 @@ from ckptsync.errors import CkptsyncError, ConfigError, StoreError
 from ckptsync.mounts import mount_of
 from ckptsync.quantities import show_duration
 from ckptsync.stores.contract import Store
+
+_SHOWN = 5  # output directories that are named as checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,11 @@ class DoctorRequest:
     nnodes: int = 0
     fresh: float = published_facts.FRESH_WITHIN
 
+    @property
+    def has_worker(self) -> bool:
+        """Whether the configuration's service serves output directories."""
+        return self.config is not None and "worker" in self.config.roles
+
     def named_store(self) -> StoreTarget:
         """Return the store that is named.  Raises ConfigError."""
         if self.target is None:
@@ -60,7 +67,8 @@ class Diagnosis:
     """What was found, on which nodes.
 
     ``published``: the name of this node's facts in the store.  ``facts``: those of the Python that
-    trains.
+    trains.  ``checked``: what was looked at on this node; ``unchecked``: what was not, and how it
+    is.
     """
 
     store: str
@@ -68,6 +76,8 @@ class Diagnosis:
     findings: tuple[Finding, ...]
     published: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
+    checked: tuple[str, ...] = ()
+    unchecked: tuple[str, ...] = ()
 
 
 def examine(
@@ -79,7 +89,7 @@ def examine(
     compared with the others then.
     """
     config, target = request.config, request.target
-    found = list(check_runs(config)) if config and "worker" in config.roles else []
+    found = list(check_runs(config, request.output_dirs)) if config and request.has_worker else []
     expected = directory_checks.expected_size(request.model, request.training)
     found += directory_checks.check_output_dirs(request.output_dirs, expected)
     checked = store_checks.Checked(())
@@ -91,20 +101,34 @@ def examine(
     own = [finding.on(request.node) for finding in (*found, *checked.findings, *unknown)]
     findings = in_order([*own, *check_node(facts)])
     url = target.url if target else ""
-    diagnosis = Diagnosis(url, (request.node,), findings, facts=facts)
+    skipped = {finding.subject for finding in found if finding.kind == "asked-as-root"}
+    checked_here, unchecked = _coverage(request, facts, skipped)
+    diagnosis = Diagnosis(
+        url, (request.node,), findings, facts=facts, checked=checked_here, unchecked=unchecked
+    )
     if request.publishes and checked.store:
         told = {**facts, "findings": [asdict(finding) for finding in in_order(own)]}
         return _publish(request, diagnosis, checked.store, told, progress)
     return diagnosis
 
 
-def check_runs(config: Config) -> Iterator[Finding]:
-    """Check that the worker can serve what its configuration names."""
-    found = output_directories(config.worker.runs, config.store.url)
-    # root may be told that of each directory
-    for problem in (*found.problems, *(found.unsafe if os.geteuid() else ())):
-        why, hint = "its checkpoints are not uploaded", "change worker.runs"
+def check_runs(config: Config, output_dirs: Sequence[Path] = ()) -> Iterator[Finding]:
+    """Check that the worker can serve what its configuration names, and where trainings will write.
+
+    ``output_dirs``: those that exist or will.  Root asks for the users whose they are.
+    """
+    runs, why = config.worker.runs, "its checkpoints are not uploaded"
+    is_root = os.geteuid() == 0
+    found = output_directories(runs, config.store.url, output_dirs, as_owner=is_root)
+    hints = dict.fromkeys(found.problems, "change worker.runs") | dict(found.unsafe)
+    for problem, hint in hints.items():
         yield fail("run-left-out", "worker.runs", problem, why=why, hint=hint)
+    for path in (path for path in output_dirs if not is_matched(runs, path)):
+        what = f"nothing in worker.runs matches it: {', '.join(run.path for run in runs)}"
+        if (real := os.path.realpath(path)) != str(path):
+            what += f" (a wildcard matches no link, and this leads to {real})"
+        hint = f'add "path: {path}" to worker.runs and reload the service, or train where it looks'
+        yield fail("run-left-out", path, what, why=why, hint=hint)
     for run in config.worker.runs:
         above = fixed_part(Path(run.path))
         above = above.parent if above == Path(run.path) else above
@@ -112,6 +136,48 @@ def check_runs(config: Config) -> Iterator[Finding]:
             what = f"{above} not found, or this user cannot reach it"
             why, hint = "no checkpoint is uploaded", "mount the file system, or correct the path"
             yield warn("output-absent", run.path, what, why=why, hint=hint, code=STORAGE)
+
+
+def _coverage(
+    request: DoctorRequest, facts: Mapping[str, Any], skipped: Collection[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return what was checked on this node, and what was not, each with how it is.
+
+    ``skipped``: output directories in which root tried nothing.
+    """
+    how, training = "--output-dir DIR, or --training FILE", request.training
+    if skipped:
+        how = "sudo -u USER ckptsync doctor …"
+    elif request.has_worker:
+        how = f"worker.runs matches none yet; {how}"
+    of_training, written = "--training FILE, or --output-dir DIR", training.get("output_dir")
+    is_known = bool(training_facts.output_dir_of(training)) or not written
+    if not is_known:
+        of_training = f"only a shell knows {written}; --output-dir DIR"
+    outputs = [str(path) for path in request.output_dirs if str(path) not in skipped]
+    listed = ", ".join(outputs[:_SHOWN]) + (" …" if len(outputs) > _SHOWN else "")
+    parts = [
+        (True, "limits, interfaces and launch variables of this node", ""),
+        (request.config is not None, "the service's configuration", "-c CONFIG"),
+        (request.target is not None, "the store", "-c CONFIG, or CKPTSYNC_STORE"),
+    ]
+    if request.config is None or request.has_worker:
+        parts += [
+            (bool(facts.get("prefix")), "the Python that trains", "--python PATH"),
+            (bool(outputs), f"output directories {listed}".rstrip(), how),
+            (
+                bool(training) and is_known,
+                "the training's settings and where it writes",
+                of_training,
+            ),
+            (
+                request.publishes or request.compares,
+                "other nodes",
+                "--publish --wait 2m on each node",
+            ),
+        ]
+    checked = tuple(what for is_done, what, _ in parts if is_done)
+    return checked, tuple(f"{what} ({how})" for is_done, what, how in parts if not is_done)
 
 
 def _facts(request: DoctorRequest, clock: float | None) -> tuple[dict[str, Any], list[Finding]]:

@@ -6,6 +6,7 @@ a script.  Of the training's file only the keys in `KEYS` are read, and no URLs.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -20,6 +21,7 @@ from ckptsync import plain_json
 from ckptsync.config.yaml_lines import LIMIT, parse
 from ckptsync.doctor import probe
 from ckptsync.doctor.directory_checks import user_name
+from ckptsync.doctor.launch_scripts import is_script, read_script
 from ckptsync.errors import ConfigError, Corrupt
 from ckptsync.safe_open import read_named
 from ckptsync.walk import is_private_directory
@@ -34,8 +36,8 @@ KEYS = (
 )
 _PATIENCE = 120.0  # seconds: a driver that wakes its GPUs takes some
 _NAMED = "--python names the Python that trains, 3.8 or newer"
-_AS_TRAINER = "run this as the user who trains: sudo -u USER ckptsync …"
-_TRAINING = "--training names the training's own YAML or JSON"
+_AS_TRAINER = "run it as the user who trains: sudo -u USER ckptsync doctor …"
+_TRAINING = "--training names the training's own YAML or JSON, or its launch script (*.sh)"
 
 
 def find_pythons(environment: Mapping[str, str]) -> tuple[str, ...]:
@@ -138,24 +140,52 @@ def check_is_ours(python: Path) -> None:
             raise ConfigError(f"{python}: root does not run it: {why}", hint=hint)
 
 
-def read_training(path: Path) -> dict[str, str]:
+def read_training(path: Path, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return texts by key, with ``zero_stage`` and ``gather_16bit``.
 
     Raises ConfigError where the file cannot be read.
 
     The file may be LLaMA-Factory's YAML, TrainingArguments as JSON, a DeepSpeed or accelerate
-    configuration.  A DeepSpeed configuration that it names is read too.
+    configuration, or the script that launches the training.  Configurations that it names are read
+    too.
     """
-    given = _mapping(path)
+    text = _read(path)
+    if not is_script(path.name, text):
+        return _texts(_mapping(path, text), path)
+    script, texts = read_script(text, environment), dict[str, str]()
+    for name in script.files:
+        if there := _find(name, path):
+            with contextlib.suppress(ConfigError):  # data, or the training says what is wrong
+                texts |= _texts(_mapping(there, _read(there)), there)
+    texts |= _texts(script.options, path)
+    if not texts:
+        why = f"{path}: this script names no output_dir and no configuration of a training"
+        raise ConfigError(why, hint=f"{_TRAINING}, or a script with such options")
+    return texts
+
+
+def output_dir_of(given: Mapping[str, str]) -> str:
+    """Return the output directory that a training's file names; empty where a shell decides."""
+    path = given.get("output_dir", "")
+    return "" if {"$", "`"} & {*path} else os.path.expanduser(path)  # noqa: PTH111 - as trainers do
+
+
+def _texts(given: Mapping[str, Any], path: Path) -> dict[str, str]:
     texts = {key: text for key in KEYS if key in given and "://" not in (text := _text(given[key]))}
     inner = given.get("deepspeed")
     if isinstance(inner, str) and inner:
-        there = next((p for p in (Path(inner), path.parent / inner) if p.is_file()), None)
-        inner = _mapping(there) if there else {}  # the training says that it is not there
+        there = _find(inner, path)
+        # the training says that it is not there
+        inner = _mapping(there, _read(there)) if there else {}
     for config in (given, inner, given.get("deepspeed_config")):
         if isinstance(config, Mapping):
             texts |= dict(_zero(config))
     return texts
+
+
+def _find(name: str, beside: Path) -> Path | None:
+    """Return the file of that name, as the training or the file that names it finds it."""
+    return next((p for p in (Path(name), beside.parent / name) if p.is_file()), None)
 
 
 def _zero(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -176,12 +206,15 @@ def _zero(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "gather_16bit", _text(config.get("zero3_save_16bit_model", False))
 
 
-def _mapping(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> str:
     try:
-        text = read_named(path, LIMIT).decode("utf-8")
+        return read_named(path, LIMIT).decode("utf-8")
     except (OSError, UnicodeDecodeError) as e:
         why = e.strerror if isinstance(e, OSError) else "not UTF-8"
         raise ConfigError(f"{path}: cannot be read: {why}", hint=_TRAINING) from e
+
+
+def _mapping(path: Path, text: str) -> dict[str, Any]:
     try:
         values = plain_json.parse(text, os.fspath(path))
     except Corrupt:

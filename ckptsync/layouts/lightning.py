@@ -17,7 +17,7 @@ from typing import Any
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported, name_in_errors
 from ckptsync.formats import torch_save, torch_zip
-from ckptsync.formats.pickles import AnyClass
+from ckptsync.formats.pickles import AnyClass, brief
 from ckptsync.formats.torch_pickle import ALLOWED, ANY_TENSOR
 from ckptsync.layouts.file_names import inside
 from ckptsync.layouts.whole_bin import state_tensors

@@ -200,6 +200,18 @@ def sources(files: Files) -> tuple[WeightsSource, ...]:
     )
 
 
+def is_known(names: Collection[str]) -> bool:
+    """Return whether names show a layout that is merged, or that a trainer wrote these files.
+
+    Of the rest no file can say what is missing.
+    """
+    if _TRAINED & set(names) or any(map(_RNG.fullmatch, names)):
+        return True
+    bases = {name.rpartition("/")[2] for name in names}
+    merged = (row.files for name, row in LAYOUTS.items() if name != "refused")
+    return any(files.fullmatch(base) for files in merged for base in bases)
+
+
 def _preferred_tag(files: Files, found: Sequence[WeightsSource]) -> str | None:
     """Return which of DeepSpeed's tags the checkpoint's ``latest`` names, or the only one.
 

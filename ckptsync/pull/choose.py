@@ -83,7 +83,10 @@ def _choose_latest(run: str, in_run: Sequence[Summary], trust: Trust, part: Pull
             "name a checkpoint, or give --unverified for the newest complete one",
         )
         if trust == "any":
-            status, hint = "complete", "wait until it is complete"
+            status = "complete"
+        if trust == "any" or not any(s.status in _COMPLETE for s in saves):
+            one = f"{run}/{saves[-1].location}"
+            hint = f"wait until one is complete, or name one, such as {one}, to get what is there"
         last = "; ".join(f"{s.location} is {_status(s)}" for s in saves[:-4:-1])
         raise Incomplete(
             f"{run}: none of its {len(saves)} checkpoints is {status}: {last}", hint=hint
@@ -107,7 +110,7 @@ def _check_may_be_given(found: Summary, trust: Trust, part: PulledPart) -> None:
         if not found.model_record:
             raise Incomplete(
                 f"{name}: it has not been consolidated",
-                hint="wait for a head, or run `ckptsync merge`",
+                hint=f"wait for a head, or run `ckptsync merge STORE_URL/{name} DST`",
             )
         return
     if found.shards_retired and trust != "any":

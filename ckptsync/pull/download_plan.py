@@ -130,9 +130,10 @@ def plan_model(seen: LocationState) -> PullPlan:
     """
     record = seen.model_record
     if record is None:
+        name = f"{seen.run}/{seen.location}"
         raise Incomplete(
-            f"{seen.run}/{seen.location}: it has not been consolidated",
-            hint="wait for a head, or run `ckptsync merge`",
+            f"{name}: it has not been consolidated",
+            hint=f"wait for a head, or run `ckptsync merge STORE_URL/{name} DST`",
         )
     prefix = consolidated_prefix(record.run, record.location)
     tensors: dict[str, list[ModelTensor]] = {}

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar, get_args
 
+from ckptsync.layouts.registry import is_known
 from ckptsync.records.io import Record
 from ckptsync.records.manifest import Manifest
 from ckptsync.records.model_record import ModelRecord
@@ -134,6 +135,11 @@ class LocationState:
     model_record_name: str = ""
     model_record: ModelRecord | None = None
     siblings: Mapping[Sibling, frozenset[str]] = field(default_factory=dict)
+
+    @property
+    def is_unknown(self) -> bool:
+        """Return whether no file is of a layout that is merged: nothing can be awaited."""
+        return not self.demands.model and self.conditions.model.evidence == (_NO_LAYOUT,)
 
     @property
     def status(self) -> Status:
@@ -297,6 +303,7 @@ def describe_location(
     names = {k.name for k in here}
     end = fate(records.tombstones, names)
     beside = {} if conflict or end.retired else siblings(location, counting)
+    unknown = _UNKNOWN if demands.model or conflict or is_known(files) else _NO_LAYOUT
     if end.shards:  # what is left is proven by its model record alone
         model = Condition(holds=True)
         resume = Condition(holds=False, evidence=(f"its shards were deleted: {end.shards}",))
@@ -304,12 +311,12 @@ def describe_location(
         lacking = (
             _missing(demands.model, files, sizes, beside)
             if demands.model
-            else [*demands.remarks] or [_UNKNOWN.format("a whole model is")]
+            else [*demands.remarks] or [unknown.format("a whole model is")]
         )
         model = Condition(not lacking, tuple(lacking))
         lacking = [*lacking, *_missing(demands.resume, files, sizes, beside)]
         if not demands.resume:
-            lacking = [_UNKNOWN.format("a resumed training needs")]
+            lacking = [unknown.format("a resumed training needs")]
         resume = Condition(not lacking, tuple(lacking))
     conditions = Conditions(
         model=model,
@@ -337,6 +344,7 @@ def describe_location(
 
 
 _UNKNOWN = "no file here says what {}"
+_NO_LAYOUT = "of no layout that ckptsync merges (`ckptsync help formats`): stored as it is"
 
 
 def newest_model_record(

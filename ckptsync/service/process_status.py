@@ -129,7 +129,8 @@ class Heart:
         """Write that this process has stopped, unless the name is another's."""
         if self._stop.code == ConfigError.exit_code:
             return
-        failed = heartbeat.farewell(self._store, self._mine)
+        last = replace(self._mine, lacks=_lacks(self._roles.outcome()))  # found since the last beat
+        failed = heartbeat.farewell(self._store, last)
         if failed:
             log.warning("%s", pairs(phase="stopped", error=failed))
 
@@ -146,15 +147,19 @@ class Heart:
             rate=self._rate.read(now, sent),
             disk=roles.disks,
             watch=outcome.watch,
-            lacks=dict(list(outcome.lacks.items())[:MOST]),
             blocked={
                 shown(name): (shown(why), shown(todo))
                 for name, (why, todo) in list(outcome.blocked.items())[:MOST]
             },
+            lacks=_lacks(outcome),
             jobs=roles.head.jobs.running() if roles.head else (),
             verifies=roles.verifies,
             notes=tuple(map(shown, outcome.notes[:MOST])),
         )
+
+
+def _lacks(outcome: Outcome) -> dict[str, tuple[str, ...]]:
+    return dict(list(outcome.lacks.items())[:MOST])
 
 
 class Rate:

@@ -17,7 +17,7 @@ import random
 import re
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -116,7 +116,7 @@ class WorkerRole:
         self._renew_at = 0.0
         self._problems: tuple[str, ...] = ()
         self._unmatched: tuple[str, ...] = ()
-        self._unsafe: tuple[str, ...] = ()
+        self._unsafe: Collection[str] = ()
         self._notes: tuple[str, ...] = ()  # of removed directories
         self._plan_errors: list[str] = []
         self._lock = threading.Lock()

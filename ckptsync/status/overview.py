@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ckptsync.catalogue.location_summary import SKEW, Catalogue, Summary
+from ckptsync.catalogue.location_summary import SKEW, Catalogue, DamagedFile, Summary
+from ckptsync.errors import Unsupported
 from ckptsync.quantities import show_duration, show_size
+from ckptsync.records.io import Fault
 from ckptsync.records.save_order import contradictions
 from ckptsync.status.alarms import SEVERITIES, Alarm, Patience, Severity
 from ckptsync.status.heartbeat import Disk
@@ -266,17 +269,7 @@ def _damage(seen: Overview, patience: Patience) -> Iterator[Alarm]:
     for s in seen.catalogue.summaries:
         where = f"{s.run}/{s.location}"
         if s.status == "DAMAGED":
-            lacking = _list_lacking(s, seen.nodes)
-            text = f"{where}: {_first(s.evidence)}"
-            todo = (
-                f"start the service on {_those(s.nodes)} if it is stopped: it uploads the file"
-                " again; `ckptsync repair` shows the details"
-            )
-            if set(s.nodes) <= set(lacking):
-                verb = "has" if len(lacking) == 1 else "have"
-                text += f"; {_those(lacking)} no longer {verb} its bytes"
-                todo = "`ckptsync repair` shows what is lost; use an earlier checkpoint"
-            yield Alarm("damaged", where, "critical", s.proof.damaged_at, text, todo)
+            yield _damaged(s, seen)
         elif s.status == "CONFLICT" and seen.at - s.arrived < patience.over:
             todo = (
                 "ckptsync does not merge it: give each job its own output directory, or use the"
@@ -286,12 +279,98 @@ def _damage(seen: Overview, patience: Patience) -> Iterator[Alarm]:
             yield Alarm("conflict", where, "warning", s.arrived, text, todo)
     yield from _unnamed(seen)
     for fault in seen.catalogue.faults:
-        todo = (
-            "`ckptsync verify` shows what the record described; if a newer ckptsync wrote it,"
-            " upgrade this one"
-        )
         text = f"{fault.name}: {fault.error}"
-        yield Alarm("unreadable", fault.name, "critical", None, text, todo)
+        yield Alarm("unreadable", fault.name, "critical", None, text, _to_read(fault, seen))
+
+
+def _damaged(s: Summary, seen: Overview) -> Alarm:
+    """Return the alarm of a damaged location: who repairs what was not written again yet."""
+    where, nodes = f"{s.run}/{s.location}", seen.nodes
+    text, since = f"{where}: {_first(s.evidence)}", s.proof.damaged_at
+    files = s.damaged or (DamagedFile("", "file", s.nodes),)
+    waiting = [file for file in files if not file.is_rewritten]
+    if not waiting:
+        has_verifier = any("verifier" in node.roles for node in seen.alive)
+        command = shlex.join(["ckptsync", "verify", f"{seen.store.rstrip('/')}/{where}"])
+        todo = f"`{command}` reads it again{', and so does the verifier' if has_verifier else ''}"
+        return Alarm("damaged", where, "warning", since, text, todo)
+    if lost := [file for file in waiting if _is_lost(file, s, nodes)]:
+        owners = sorted({node for file in lost for node in file.nodes})
+        verb = "has" if len(owners) == 1 else "have"
+        text += f"; {_those(owners)} no longer {verb} its bytes" if owners else ""
+        todo = (
+            f"{_repair_command(seen, where)} copies what other checkpoints of the run hold, and"
+            " shows what is lost; else use an earlier checkpoint"
+        )
+        return Alarm("damaged", where, "critical", since, text, todo)
+    repair = _repair_command(seen, where)
+    steps = [
+        _ask(owners, does, seen)
+        for of, does in _NODE_DOES.items()
+        if (owners := sorted({n for f in waiting if f.of == of for n in _owners(f, s, nodes)}))
+    ]
+    if any(file.of == "model" for file in waiting):
+        steps.append(_make_again(seen, repair))
+    todo = "; ".join(steps)
+    todo += "" if repair in todo else f"; {repair} shows the details"
+    return Alarm("damaged", where, "critical", since, text, todo)
+
+
+_NODE_DOES = {"file": "uploads again what it still has", "record": "writes its record again"}
+
+
+def _is_lost(file: DamagedFile, s: Summary, nodes: Sequence[Node]) -> bool:
+    """Return whether nobody has the bytes of a damaged file, or what it is made from."""
+    if file.of == "model":
+        return bool(s.shards_retired)
+    return bool(file.nodes) and not _owners(file, s, nodes)
+
+
+def _owners(file: DamagedFile, s: Summary, nodes: Sequence[Node]) -> list[str]:
+    """Return the nodes of a damaged file that have not said that they lack its bytes."""
+    lacking = {
+        node.node
+        for node in nodes
+        if f"{s.run}/{file.name}" in node.lacks
+        or any(file.name in node.lacks.get(report, ()) for report in s.proof.damage)
+    }
+    return [name for name in file.nodes if name not in lacking]
+
+
+def _ask(owners: Sequence[str], does: str, seen: Overview) -> str:
+    """Say which of some nodes repair their part, and which have to be started for that."""
+    alive = {node.node for node in seen.alive if "worker" in node.roles}
+    stopped = [name for name in owners if name not in alive]
+    start = f"start the service on {_those(stopped)}: it" if stopped else _those(owners)
+    return f"{start} {does}"
+
+
+def _make_again(seen: Overview, repair: str) -> str:
+    makes = "makes the consolidated model again from the shards"
+    if any("head" in node.roles for node in seen.alive):
+        return f"a head {makes}"
+    return f"{repair}, or a head that you start, {makes}"
+
+
+def _repair_command(seen: Overview, where: str) -> str:
+    return f"`{shlex.join(['ckptsync', 'repair', seen.store, where])}`"
+
+
+def _to_read(fault: Fault, seen: Overview) -> str:
+    """Say what to do about a record that cannot be read."""
+    kind, node = fault.record.kind, fault.record.node
+    if isinstance(fault.error, Unsupported):
+        return "a newer ckptsync wrote it: upgrade this one"
+    if kind == "report":
+        return "the next verification of that checkpoint replaces it"
+    repair = _repair_command(seen, f"{fault.run}/{fault.location}")
+    if kind == "manifest":
+        if any(fault.name in known.lacks for known in seen.nodes if known.node == node):
+            return f"{node} cannot write it again: {repair} shows what is lost"
+        return f"{_ask([node], _NODE_DOES['record'], seen)}; {repair} shows the details"
+    if kind == "model":
+        return _make_again(seen, repair)
+    return f"{repair} keeps the checkpoint, and deletes this record"
 
 
 def _unnamed(seen: Overview) -> Iterator[Alarm]:
@@ -348,29 +427,56 @@ def _store(seen: Overview) -> Iterator[Alarm]:
             f" to {show_size(largest)}"
         )
         is_urgent = room.free < max(largest, room.total // 100)
-        todo = "free space, or set retention rules: `ckptsync gc --dry-run` shows what they delete"
+        gc = shlex.join(["ckptsync", "gc", seen.store, "--keep-last", "3", "--dry-run"])
+        todo = f"free space, or set retention rules: `{gc}` shows what this one deletes"
         yield Alarm("store-full", "store", "critical" if is_urgent else "warning", None, text, todo)
 
 
 def _incomplete(seen: Overview, patience: Patience) -> Iterator[Alarm]:
-    alive = {n.node for n in seen.alive}
+    summaries = {(s.run, s.location): s for s in seen.catalogue.summaries}
     for run in seen.runs:
         for save in run.incomplete:
             waited = seen.at - save.since
             if not patience.slow < waited < patience.over:
                 continue
+            s = summaries[run.run, save.location]
             where = f"{run.run}/{save.location}"
-            dead = [n for n in save.awaited if n not in alive]
-            text = (
-                f"{where}: still incomplete {show_duration(waited)} after its last part arrived:"
-                f" {_first(save.lost)}"
-            )
-            text += f"; not running: {_those(dead)}" if dead else ""
-            todo = (
-                "the node uploads the rest when its service runs; if that node is lost, use an"
-                " earlier checkpoint"
-            )
+            late = f"still incomplete {show_duration(waited)} after its last part arrived: "
+            text = f"{where}: {'' if s.unknown else late}{_first(save.lost)}"
+            todo = _to_complete(s, seen)
+            alive = {n.node for n in seen.alive}
+            if dead := [n for n in save.awaited if n not in alive]:
+                text += f"; not running: {_those(dead)}"
             yield Alarm("incomplete", where, "warning", save.since, text, todo)
+
+
+def _to_complete(s: Summary, seen: Overview) -> str:
+    """Say who gives what an incomplete location lacks."""
+    where = f"{s.run}/{s.location}"
+    if s.unknown:
+        pull = shlex.join(["ckptsync", "pull", where, "DIR", "--store", seen.store])
+        return f"nothing is missing that ckptsync knows of: `{pull}` gives it back as it is"
+    if s.siblings:
+        joins = "; ".join(other.command(seen.store, s.run, s.location) for other in s.siblings)
+        return f"if they are one save: {joins}"
+    if any(gap.node for gap in s.gaps):
+        return f"{_repair_command(seen, where)} has it uploaded again, and shows what is lost"
+    if s.awaited:
+        alive = {n.node for n in seen.alive}
+        stopped = [name for name in s.awaited if name not in alive]
+        if not stopped:
+            return (
+                f"see the errors and notes of {_those(s.awaited)} in `ckptsync status`: the"
+                " service uploads the rest there, if the node still has it"
+            )
+        return (
+            f"start the service on {_those(stopped)}: it uploads the rest; if that node is lost,"
+            " use an earlier checkpoint"
+        )
+    return (
+        "`ckptsync push` it from the node that has the rest; if no node has it, use an earlier"
+        " checkpoint"
+    )
 
 
 def _behind(seen: Overview, patience: Patience) -> Iterator[Alarm]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ckptsync.checkpoint_dirs import checkpoint_dir_at
+from ckptsync.checkpoint_dirs import checkpoint_dir_at, is_plain
 from ckptsync.errors import ConfigError, Corrupt, Unsupported
 from ckptsync.records.store_paths import checked_node
 from ckptsync.safe_names import checked_run_name
@@ -112,3 +114,15 @@ def refuse_overlap(directory: Path, root: Path, checkpoints: Collection[Path] = 
             f"{root}: the store lies inside a checkpoint of {directory}",
             hint="keep checkpoints and the store apart",
         )
+
+
+def push_command(directory: Path, *store: str, whole: bool = False) -> str:
+    """Return the command that uploads a directory; ``whole``: all of it as one checkpoint.
+
+    ``store``: the words that name the store.
+    """
+    words = ["ckptsync", "push", str(directory), *filter(None, store)]
+    name = os.path.basename(os.path.abspath(directory))  # noqa: PTH100, PTH119 - no link is followed
+    if whole:
+        words += ["--as", name if is_plain(name) else "NAME"]
+    return shlex.join(words)

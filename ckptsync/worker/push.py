@@ -39,7 +39,7 @@ from ckptsync.worker.local_save import (
 )
 from ckptsync.worker.model_configs import configs_to_send, outgoing_save
 from ckptsync.worker.observation import Observation, Surroundings, find_surroundings, observe
-from ckptsync.worker.options import RunDir, local_root, refuse_overlap
+from ckptsync.worker.options import RunDir, local_root, push_command, refuse_overlap
 from ckptsync.worker.results import UploadProgress
 from ckptsync.worker.store_view import StoreView
 from ckptsync.worker.torn_saves import TRAINER_STATE
@@ -91,9 +91,12 @@ def find_offer(
     these checkpoints, or they in it.
     """
     if not directory.is_dir():
+        hint = "give a checkpoint's directory, or the one that holds checkpoints"
+        if directory.is_file():
+            command = push_command(directory.parent, url, whole=True)
+            hint += f"; the one that holds this file: {command}"
         raise ConfigError(
-            f"{directory}: {'not a' if directory.exists() else 'no such'} directory",
-            hint="give a checkpoint's directory, or the one that holds checkpoints",
+            f"{directory}: {'not a' if directory.exists() else 'no such'} directory", hint=hint
         )
     here, given = directory.resolve(), Path(os.path.abspath(directory))  # noqa: PTH100  # no link is resolved
     around_here = [r for r in runs if r.path in (here, *here.parents, *given.parents)]
@@ -110,11 +113,11 @@ def find_offer(
         )
     )
     is_watched = configured is not None and configured.path == here and bool(found_dirs)
-    one = None if is_watched and not name else _as_one(here, given.name, found_dirs, name)
+    one = None if is_watched and not name else _as_one(here, given.name, found_dirs, name, url)
     if one:  # no worker knows it under this name, so that no pin and no mark is of it
         offer = Offer((configured or _run_of(here if own else given)).name, here, (one,))
     elif not found_dirs:
-        raise _nothing_in(directory)
+        raise _nothing_in(directory, url)
     else:
         offer = Offer(
             run.name, run.path, found_dirs, left_out=checkpoint_dirs.uncovered(here, found_dirs)
@@ -135,28 +138,29 @@ def find_offer(
 
 
 def _as_one(
-    here: Path, given: str, found_dirs: Sequence[CheckpointDir], name: str
+    here: Path, given: str, found_dirs: Sequence[CheckpointDir], name: str, url: str
 ) -> CheckpointDir | None:
-    """Return all of a directory as one checkpoint, if the user names it so or its files show it."""
+    """Return all of a directory as one checkpoint, if the user names it so or its files show it.
+
+    What the user names is one, whatever its layout; but not a directory of checkpoints.
+    """
     below = [s for s in found_dirs if s.family != FINAL and (s.path != here or s.only is not None)]
-    if any(s.family != "deepspeed" for s in below) or (name and len(below) > 1):
-        if name:
-            raise ConfigError(
-                f"{here}: --as names one checkpoint, but this directory contains {below[0].name}",
-                hint="name its directory",
-            )
-        return None
     known = next((s for s in found_dirs if s.path == here and s.only is None), None)
-    if not name and known:
-        return None
     entries = checkpoint_dirs.uncovered(here, ())
-    has_states = any(is_of_states(e) or e == ".metadata" or e.endswith(".distcp") for e in entries)
-    if not (name or not found_dirs or has_states or checkpoint_dirs.is_named_like_one(given)):
-        return None  # an output directory with a final model, or with DeepSpeed's tags
+    if name:
+        _refuse_several(here, name, [s for s in below if s.path != here], url)
+    elif known or any(s.family != "deepspeed" for s in below):
+        return None
+    else:
+        has_states = any(
+            is_of_states(e) or e == ".metadata" or e.endswith(".distcp") for e in entries
+        )
+        if not (not found_dirs or has_states or checkpoint_dirs.is_named_like_one(given)):
+            return None  # an output directory with a final model, or with DeepSpeed's tags
     one = CheckpointDir(
         name or given, known.family if known else _family(name or given, entries), here
     )
-    if not known:
+    if not name:
         files = local_save("", one, checkpoint_dirs.list_checkpoint(one)).files
         if not registry.sources(files):
             return None
@@ -171,6 +175,20 @@ def _as_one(
     return one
 
 
+def _refuse_several(here: Path, name: str, inside: Sequence[CheckpointDir], url: str) -> None:
+    """Raise ConfigError where a directory holds checkpoints of which each has a name of its own.
+
+    One of DeepSpeed's tags and what lies beside it are one.
+    """
+    if len(inside) > 1 or any(s.family != "deepspeed" for s in inside):
+        each, one = push_command(here, url), push_command(inside[0].path, url)
+        raise ConfigError(
+            f"{here}: --as names one checkpoint, but this directory contains {inside[0].name}",
+            hint=f"name its directory ({one} --as {name}), or upload each under its own name:"
+            f" {each}",
+        )
+
+
 def _family(name: str, entries: Sequence[str]) -> Family:
     """Return whose checkpoint it is, by its name, and else by what lies at its top."""
     found = checkpoint_dirs.family_of(name)
@@ -182,22 +200,21 @@ def _family(name: str, entries: Sequence[str]) -> Family:
     return found
 
 
-def _nothing_in(directory: Path) -> ConfigError:
-    links = [
-        directory / name
-        for name in checkpoint_dirs.uncovered(directory, ())
-        if (directory / name).is_symlink()
-    ]
+def _nothing_in(directory: Path, url: str) -> ConfigError:
+    entries = checkpoint_dirs.uncovered(directory, ())
+    links = [directory / name for name in entries if (directory / name).is_symlink()]
     folder = next((link for link in links if link.is_dir()), None)
     if folder:
-        hint = f"name the link to follow it: ckptsync push {folder}"
+        hint = f"name the link to follow it: {push_command(folder, url)}"
         return ConfigError(
             f"{directory}: contains no checkpoint, only a link to one: {folder.name}", hint=hint
         )
     hint = (
-        "checkpoints are directories that `ckptsync inspect` can read, such as checkpoint-N; name"
-        " one, or the directory that holds them"
+        "name a directory that `ckptsync inspect` can read, such as checkpoint-N, or the directory"
+        " that holds them"
     )
+    if entries:
+        hint += f"; to upload all of it as it is: {push_command(directory, url, whole=True)}"
     return ConfigError(f"{directory}: no checkpoint in it", hint=hint)
 
 

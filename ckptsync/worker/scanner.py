@@ -9,9 +9,10 @@ is pinned and judged all the same.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -40,7 +41,7 @@ from ckptsync.worker.observation import (
     observe,
     with_surroundings,
 )
-from ckptsync.worker.options import RunDir
+from ckptsync.worker.options import RunDir, push_command
 from ckptsync.worker.pinning import Pinner, by_step
 from ckptsync.worker.results import Failure, failure
 
@@ -109,8 +110,8 @@ class Scanner:
 
     Any thread may call `scan`, one at a time scans; the rest may be called meanwhile. ``is_done``:
     whether the store has a save, or another node sends it; ``has_other_part``: whether another node
-    has stored its part of it. ``lock`` is held while pins change, and never while the bytes of a
-    checkpoint, or the store, are waited for.
+    has stored its part of it. ``store``: its URL, for advice. ``lock`` is held while pins change,
+    and never while the bytes of a checkpoint, or the store, are waited for.
     """
 
     def __init__(
@@ -120,14 +121,20 @@ class Scanner:
         rule: Rule,
         is_done: Callable[[LocalSave], bool] = lambda _: False,
         has_other_part: Callable[[LocalSave], bool] = lambda _: False,
+        *,
+        store: str = "",
     ) -> None:
         self.lock = threading.Lock()
+        self._store = store
         self._run, self._pinner, self._rule = run, pinner, rule
         self._is_done, self._has_other_part = is_done, has_other_part
         self._saves: dict[Key, Scanned] = {}
         self._at = 0.0
         self._pulses: dict[tuple[Path, int], float] = {}
         self._planned: dict[Key, float] = {}
+        # weights that no worker knows: since when they have been like this, and why
+        self._strays: dict[str, tuple[float, object, str]] = {}
+        self._strays_at = float("-inf")
         # the directory's identity, and the checkpoints that the last scan saw in it
         self._names: tuple[tuple[int, int], frozenset[str]] | None = None
 
@@ -161,7 +168,41 @@ class Scanner:
                 notes.append(
                     f"{one.seen.run}/{one.seen.checkpoint}: not uploaded: {one.verdict.reason}"
                 )
+        notes += self._stray_notes(now)
         return Scan(tuple(one.seen for one in scanned), found.failures, self.due(now), tuple(notes))
+
+    def _stray_notes(self, now: float) -> Iterator[str]:
+        """Yield a note of all weights that no worker takes for a checkpoint.
+
+        What is being written may become one, so it is named once it has not changed for a while.
+        """
+        rest = self._rule.unmarked
+        if now - self._strays_at >= rest:
+            self._strays_at = now
+            try:
+                strays = checkpoint_dirs.find_strays(self._run.path)
+            except CkptsyncError:  # the scan says what cannot be read
+                strays = {}
+            before, self._strays = self._strays, {}
+            for name, shown in strays.items():
+                path = self._run.path / name
+                state = _identity(path), _changed(path), _changed(path / shown)
+                since, last, why = before.get(name, (now, None, ""))
+                if state != last:
+                    since, why = now, _why_stray(path, shown)
+                self._strays[name] = since, state, why
+        by_reason: dict[str, list[str]] = {}
+        for name, (since, _, why) in self._strays.items():
+            if self._strays_at - since >= rest:
+                by_reason.setdefault(why, []).append(name)
+        for why, names in by_reason.items():
+            first = self._run.path / names[0]
+            todo = ""
+            if why == _UNKNOWN:
+                todo = f"; to upload one as it is: {push_command(first, self._store, whole=True)}"
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            listed = ", ".join(names[:3]) + more
+            yield f"{self._run.name}: not uploaded: {listed} in {self._run.path}: {why}{todo}"
 
     def saves(self) -> tuple[Scanned, ...]:
         """Return the saves, oldest first."""
@@ -346,6 +387,27 @@ def list_and_pin_saves(run: RunDir, pinner: Pinner) -> Scan:
         *read_log(run.path / SPOOL)[-_HOOK_LINES:],
     )
     return Scan(tuple(seen), tuple(failures), notes=notes)
+
+
+_UNKNOWN = "weights, in no checkpoint that a worker knows"
+
+
+def _why_stray(path: Path, shown: str) -> str:
+    """Return why weights are not uploaded; ``shown``: a file of weights in a directory."""
+    if path.name == shown and not path.is_dir():
+        return "a format that a worker does not know; `ckptsync push --as` uploads a directory"
+    with contextlib.suppress(CkptsyncError):  # a push says what cannot be read
+        if checkpoint_dirs.find_checkpoint_dirs(path):
+            return "an output directory in this one: name it in worker.runs"
+    return _UNKNOWN
+
+
+def _changed(path: Path) -> tuple[int, int]:
+    try:
+        info = path.stat()
+    except OSError:  # a directory whose file is not shown by itself, or it has gone
+        return 0, 0
+    return info.st_size, info.st_mtime_ns
 
 
 def _note_verdict(

@@ -96,7 +96,12 @@ class Worker:
         )
         rule = Rule(options.quiet, options.unmarked, DOUBTFUL * options.unmarked)
         self._scanner = Scanner(
-            options.run, pinner, rule, self._view.is_done, self._view.has_other_part
+            options.run,
+            pinner,
+            rule,
+            self._view.is_done,
+            self._view.has_other_part,
+            store=store.url,
         )
         self._repairs = FileRepairs(options.run, self._view, self.queues)
         self._uploaded = UploadedFiles(self.queues.give_way)

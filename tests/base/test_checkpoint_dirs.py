@@ -13,6 +13,7 @@ from ckptsync.checkpoint_dirs import (
     checkpoint_name,
     family_of,
     find_checkpoint_dirs,
+    find_strays,
     list_checkpoint,
     output_dirs_of,
     uncovered,
@@ -384,3 +385,21 @@ def test_a_name_is_known_before_there_is_anything_of_the_checkpoint(tmp_path: Pa
     found = [(s.path / "".join(s.only or ()), s.name) for s in find_checkpoint_dirs(tmp_path)]
     assert len(found) == 7
     assert [(path, checkpoint_name(tmp_path, path)) for path, _ in found] == found
+
+
+def test_weights_that_are_in_no_checkpoint_are_found_and_nothing_else(tmp_path: Path) -> None:
+    lay(tmp_path, "checkpoint-4/model.safetensors", "model.safetensors", "config.json")
+    lay(tmp_path, "runs/host/events.out", "logs/train.log", "eval/results.json", "_tmp/x.bin")
+    lay(tmp_path, "served/_ckptsync/store", "served/checkpoint-1/model.safetensors")
+    assert find_strays(tmp_path) == {}
+    lay(tmp_path, "step-2/weights.npz", "orbax/100/default/d/a", "orbax/100/_CHECKPOINT_METADATA")
+    lay(tmp_path, "checkpoints/iter_0000100/mp_rank_00/model_optim_rng.pt", "m.gguf")
+    lay(tmp_path, "checkpoints/step=1.nemo", "best/model.safetensors")
+    assert find_strays(tmp_path) == {
+        "best": "model.safetensors",
+        "checkpoints/iter_0000100": "mp_rank_00/model_optim_rng.pt",
+        "checkpoints/step=1.nemo": "step=1.nemo",
+        "m.gguf": "m.gguf",
+        "orbax": "100/_CHECKPOINT_METADATA",
+        "step-2": "weights.npz",
+    }

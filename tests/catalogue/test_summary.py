@@ -7,6 +7,7 @@ import pytest
 
 from ckptsync.catalogue.cached import read_catalogue
 from ckptsync.catalogue.location_summary import (
+    DamagedFile,
     Proven,
     Summary,
     cut,
@@ -23,6 +24,7 @@ from ckptsync.records.io import Fault
 from ckptsync.records.manifest import Manifest
 from ckptsync.records.report import VerifyFinding
 from ckptsync.records.store_paths import parse_record_name
+from ckptsync.stores.contract import read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.tensors import Demands
 from tests.support.filled_stores import DEMO, FIRST, SECOND, entry, put, report_on, send, two_nodes
@@ -89,8 +91,43 @@ def test_damage_is_told_as_it_was_found_and_whether_the_file_came_again() -> Non
         "parse",
     )
     assert said.proof.rewritten_at < said.proof.damaged_at
+    assert said.damaged == (DamagedFile(SHARD, "file", ("node1",)),)
     store.write(f"run/{SHARD}", [b"again"])
     assert short(store).proof.rewritten_at > short(store).proof.damaged_at
+    assert short(store).evidence == (f"{SHARD}: uploaded again, not yet verified",)
+    assert short(store).damaged == (DamagedFile(SHARD, "file", ("node1",), is_rewritten=True),)
+
+
+def test_a_model_is_made_again_and_a_manifest_written_again_by_its_own_node() -> None:
+    store = MemoryStore()
+    two_nodes(store)
+    found = read_state(store).locations[0]
+    record = next(k.name for k in found.manifests if k.manifest.node == "node1")
+    names = ("consolidated/checkpoint-4/model.safetensors", record.removeprefix("run/"))
+    damage = [VerifyFinding("digest", name, "differs") for name in names]
+    put(store, report_on(found, 1, "damaged", damage))
+    assert short(store).damaged == (
+        DamagedFile(names[0], "model"),
+        DamagedFile(names[1], "record", ("node1",)),
+    )
+    for name in names:
+        before = [read_all(store, f"run/{name}")] if name == names[1] else [b"model"]
+        store.write(f"run/{name}", before)
+    assert short(store).evidence == (
+        f"{names[0]}: made again, not yet verified",
+        f"{names[1]}: written again, not yet verified",
+    )
+
+
+def test_of_an_unknown_layout_nothing_is_awaited_of_anybody() -> None:
+    store = MemoryStore()
+    incomplete(store, "a", [0], "checkpoint-1", 2)
+    files = (entry("weights.npz", b"x", FIRST),)
+    store.write("run/mine/weights.npz", [b"x"])
+    put(store, Manifest("run", "mine", "mine", "b", 0, files, (), FIRST, FIRST, Demands({}, {})))
+    found = seen(store, "mine")
+    assert (found.status, found.unknown, found.lost, found.awaited) == ("INCOMPLETE", True, (), ())
+    assert "of no layout that ckptsync merges" in found.evidence[0]
 
 
 def test_what_was_proven_when() -> None:
@@ -272,7 +309,7 @@ def test_where_no_metadata_came_those_who_took_part_before_are_awaited() -> None
     incomplete(store, "b", [1], "checkpoint-2", whole=False)
     found = seen(store, "checkpoint-2")
     assert (found.lost, found.awaited) == (
-        ("a: has uploaded nothing yet; it uploaded a part of checkpoint-1",),
+        ("a: has uploaded no part of it yet, as it did of checkpoint-1",),
         ("a",),
     )
 

@@ -312,3 +312,20 @@ def test_what_a_resumed_training_writes_over_a_pulled_checkpoint_is_another_save
         for path in (tmp_path / out / "checkpoint-4").rglob(f"__{rank}_0.distcp"):
             (at,) = again.files[str(path.relative_to(tmp_path / out / "checkpoint-4"))]
             assert read_all(store, at.name) == path.read_bytes()
+
+
+def test_hints_for_a_run_without_a_whole_checkpoint_can_be_followed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run/npz").mkdir(parents=True)
+    (tmp_path / "run/npz/weights.npz").write_bytes(b"x")
+    store = str(tmp_path / "store")
+    assert main(["push", str(tmp_path / "run/npz"), store, "--as", "mine"]) == 0
+    words = ["pull", "run", str(tmp_path / "back"), "--store", store]
+    for more in ([], ["--unverified"]):
+        assert main([*words, *more]) == 3
+        said = capsys.readouterr().err
+        assert "of no layout that ckptsync merges" in said
+        assert "name one, such as run/mine" in said
+    assert main(["pull", "run/mine", *words[2:]]) == 0
+    assert (tmp_path / "back/mine/weights.npz").read_bytes() == b"x"

@@ -1,6 +1,8 @@
 """``ckptsync push`` as a transcript."""
 
 import json
+import re
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -187,6 +189,27 @@ def test_what_is_left_out_is_listed(tmp_path: Path, capsys: pytest.CaptureFixtur
     said = capsys.readouterr().out
     assert "left out: link, rng_state_0.pth" in said
     assert "not uploaded, not part of a checkpoint: runs/, train.log" in said
+
+
+def advised(text: str) -> list[str]:
+    """The arguments of the first command that a message tells to run."""
+    [command, *_] = re.findall(r"ckptsync (push [^:;\n]*?)(?=\)|;|\n|$)", text)
+    return shlex.split(command)
+
+
+@pytest.mark.parametrize("words", [["{out}"], ["{out}/my runs"], ["{out}", "--as", "all"]])
+def test_advice_can_be_followed_to_the_letter(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(FSDP / "node0", tmp_path / "out")
+    (tmp_path / "out" / "my runs").mkdir()
+    (tmp_path / "out" / "my runs" / "events").write_text("x")
+    given = [word.format(out=tmp_path / "out") for word in words]
+    main(["push", *given, str(tmp_path / "s")])
+    said = capsys.readouterr()
+    follow = advised(said.out + said.err)
+    assert main(follow) == 0, follow
+    assert ("all" if "all" in words else "NAME") in capsys.readouterr().out
 
 
 def test_a_store_inside_a_checkpoint_is_refused_before_it_is_made(tmp_path: Path) -> None:

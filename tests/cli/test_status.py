@@ -332,7 +332,7 @@ def test_what_is_wrong_comes_first_with_what_to_do_and_the_rest_stands_below() -
     )
     assert said[2] == "10 TB of 100 TB free"
     assert said[4] == "CRITICAL damaged for 1m: new/checkpoint-2: model: digest: differs"
-    assert said[5].startswith("  -> start the service on n0 if it is stopped")
+    assert said[5].startswith("  -> n0 uploads again what it still has; ")
     headings = [n for n, line in enumerate(said) if line.startswith(("NODE", "RUN"))]
     assert [said[n].split()[0] for n in headings] == ["NODE", "RUN"]
 

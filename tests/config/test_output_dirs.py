@@ -6,7 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from ckptsync.config.output_dirs import existing_directories, list_watched, output_directories
+from ckptsync.config.output_dirs import (
+    existing_directories,
+    is_matched,
+    list_watched,
+    output_directories,
+)
 from ckptsync.config.value_parsers import RunConfig
 
 
@@ -191,3 +196,54 @@ def test_the_name_of_a_run_is_not_taken_by_another_users_directory(tmp_path: Pat
     found = output_directories([RunConfig(f"{tmp_path}/?/out", "one")], "/store")
     assert [r.path for r in found.runs] == [f"{tmp_path}/b/out"]
     assert found.problems == ()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "directory", "is_named"),
+    [
+        ("jobs/*", "jobs/new", True),
+        ("jobs/*", "jobs/new/checkpoints", True),
+        ("jobs/*", "jobs/new/deeper", False),
+        ("jobs/*", "jobs/.hidden", False),
+        ("jobs/*", "jobs/_ckptsync", False),
+        ("jobs/*", "saves/new", False),
+        ("jobs/*/out", "jobs/a/out", True),
+        ("jobs/sft", "jobs/sft", True),
+        ("jobs/sft", "jobs/sft/x", False),
+        ("jobs/sft", "jobs", False),
+        ("link/*", "jobs/new", True),
+        ("link/*", "link/new", True),
+        ("jobs/*", "jobs/link", False),
+        ("jobs/*", "jobs/../saves", False),
+    ],
+)
+def test_a_directory_is_matched_before_it_exists(
+    pattern: str,
+    directory: str,
+    is_named: bool,  # noqa: FBT001
+    tmp_path: Path,
+) -> None:
+    for name in ("jobs", "saves"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "link").symlink_to("jobs")
+    (tmp_path / "jobs/link").symlink_to("../saves")
+    runs = [RunConfig(f"{tmp_path}/{pattern}")]
+    assert is_matched(runs, tmp_path / directory) == is_named
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes directories of other users")
+def test_root_asks_for_the_users_whose_directories_they_are(tmp_path: Path) -> None:
+    for name in ("private", "everybodys", "team"):
+        (tmp_path / name).mkdir()
+        os.chown(tmp_path / name, 12345, 12345)
+    (tmp_path / "everybodys").chmod(0o777)
+    (tmp_path / "team").chmod(0o777)
+    (tmp_path / "team/theirs").mkdir()
+    runs = [RunConfig(f"{tmp_path}/*"), RunConfig(f"{tmp_path}/*/out")]
+    found = output_directories(runs, "/store", [tmp_path / "team/out"], as_owner=True)
+    assert [r.name for r in found.runs] == ["private"]
+    assert {hint.partition(",")[0] for hint in found.unsafe.values()} == {
+        f"chmod o-w {tmp_path}/everybodys",
+        f"chmod o-w {tmp_path}/team",
+    }
+    assert any(problem.startswith(f"{tmp_path}/team/out: left out") for problem in found.unsafe)

@@ -340,6 +340,74 @@ def test_settings_that_are_known_to_go_wrong_are_found(
     assert store.is_dir()
 
 
+@pytest.mark.parametrize("given", ["--output-dir", "yaml", "script"])
+def test_an_output_directory_that_no_worker_looks_at_is_found(
+    given: str,
+    store: Path,
+    tmp_path: Path,
+    *,
+    python: str,
+    ask: Ask,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    training = tmp_path / ("launch.sh" if given == "script" else "x.yaml")
+    for name, is_seen in (("out/new", True), ("saves/new", False)):
+        training.write_text(
+            f"torchrun t.py --output_dir {name}" if given == "script" else f"output_dir: {name}"
+        )
+        words = ["--output-dir", name] if given == "--output-dir" else ["--training", training]
+        told = ask("-c", config(tmp_path), "--python", python, *words)
+        assert [f["subject"] for f in told["findings"] if f["kind"] == "run-left-out"] == (
+            [] if is_seen else [str(tmp_path / name)]
+        )
+        assert told["exit_code"] == (0 if is_seen else 2)
+    assert "worker.runs" in told["findings"][0]["hint"]
+    assert store.is_dir()
+
+
+def test_a_directory_that_others_may_write_to_is_found_by_root_too(
+    store: Path, tmp_path: Path, python: str, ask: Ask
+) -> None:
+    file = config(tmp_path)
+    (tmp_path / "out/run").chmod(0o777)
+    (found,) = ask("-c", file, "--python", python)["findings"]
+    assert (found["kind"], found["hint"].split(",")[0]) == (
+        "run-left-out",
+        f"chmod o-w {tmp_path}/out/run",
+    )
+    assert store.is_dir()
+
+
+def test_what_was_not_checked_is_said_and_how_it_is(
+    store: Path,
+    tmp_path: Path,
+    python: str,
+    *,
+    ask: Ask,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.delenv("CKPTSYNC_STORE", raising=False)
+    little = ask("--python", python)["not_checked"]
+    assert "the store (-c CONFIG, or CKPTSYNC_STORE)" in little
+    assert "output directories (--output-dir DIR, or --training FILE)" in little
+    assert main(["doctor", "--python", python]) == 0
+    assert "\nnothing found in what was checked: " in capsys.readouterr().out
+    (tmp_path / "l.sh").write_text("torchrun t.py --output_dir $1\n")
+    told = ask("-c", config(tmp_path), "--python", python, "--training", tmp_path / "l.sh")
+    assert any("only a shell knows $1" in what for what in told["not_checked"])
+    assert not any("configuration" in what for what in told["not_checked"])
+    assert store.is_dir()
+
+
+def test_a_training_file_that_cannot_be_read_is_not_the_services_fault(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", "-c", str(config(tmp_path)), "--training", "/gone.yaml"]) == 2
+    assert capsys.readouterr().err.startswith("ckptsync: error: /gone.yaml: cannot be read")
+
+
 def test_a_python_that_cannot_be_asked_or_has_no_torch_is_a_finding(
     store: Path, tmp_path: Path, ask: Ask
 ) -> None:

@@ -101,6 +101,10 @@ def test_all_that_metadata_demands_is_complete() -> None:
         ((A0,), "dcp/__1_0.distcp: no node has uploaded it"),
         ((B1,), "no file here says what a whole model is"),
         (
+            (manifest("a", entry("weights.npz", "x", LATER)),),
+            "of no layout that ckptsync merges (`ckptsync help formats`): stored as it is",
+        ),
+        (
             (replace(A0, demands=Demands({"dcp/__0_0.distcp": 6})),),
             "dcp/__0_0.distcp: 5 bytes, expected 6",
         ),

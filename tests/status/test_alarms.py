@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from ckptsync.catalogue.location_summary import Proven, Summary
-from ckptsync.errors import Corrupt
+from ckptsync.catalogue.location_summary import DamagedFile, Gap, Proven, Summary
+from ckptsync.errors import CkptsyncError, Corrupt, Unsupported
 from ckptsync.records.io import Fault
+from ckptsync.records.save_groups import Sibling
 from ckptsync.records.store_paths import parse_record_name
 from ckptsync.status.heartbeat import Disk
 from ckptsync.status.nodes import NodeFile
@@ -106,7 +108,10 @@ def saves(*ago: float, **changes: Any) -> list[Summary]:
 
 def test_damage_is_critical_says_what_was_found_and_whether_no_node_can_send_it_again() -> None:
     proof = Proven("r", "damaged", damage=("r",), damaged_at=NOW - 50)
-    hurt = location(word="DAMAGED", evidence=("m: missing",), proof=proof, nodes=("n0", "n1"))
+    files = (DamagedFile("m", "file", ("n0", "n1")),)
+    hurt = location(
+        word="DAMAGED", evidence=("m: missing",), proof=proof, nodes=("n0", "n1"), damaged=files
+    )
     lacks = {"r": ("m",)}
     key, text = "damaged run/checkpoint-1", "run/checkpoint-1: m: missing"
     alarm = raised(heart(lacks=lacks), heart("n1"), locations=[hurt])[key]
@@ -114,6 +119,62 @@ def test_damage_is_critical_says_what_was_found_and_whether_no_node_can_send_it_
     assert alarm.text == text
     both = raised(heart(lacks=lacks), heart("n1", lacks=lacks), locations=[hurt])[key]
     assert both.text == f"{text}; n0, n1 no longer have its bytes"
+    assert both.todo.startswith("`ckptsync repair /store run/checkpoint-1` copies what other")
+
+
+SHARD = DamagedFile("checkpoint-1/a", "file", ("n0",))
+MODEL = DamagedFile("consolidated/checkpoint-1/m", "model")
+RECORD = DamagedFile(".ckptsync/checkpoint-1/manifest-n1-0-0.json", "record", ("n1",))
+HEAD_MAKES = "a head makes the consolidated model again from the shards"
+
+
+@pytest.mark.parametrize(
+    ("files", "nodes", "todo"),
+    [
+        ([SHARD], [heart(), heart("n1")], "n0 uploads again what it still has"),
+        ([SHARD], [heart(ago=HOUR), heart("n1")], "start the service on n0: it uploads again"),
+        ([SHARD], [heart("n1")], "start the service on n0: it uploads again"),
+        ([RECORD], [heart(), heart("n1")], "n1 writes its record again"),
+        ([MODEL], [heart(), HEAD], HEAD_MAKES),
+        ([MODEL], [heart()], "`ckptsync repair /store run/checkpoint-1`, or a head that you start"),
+        ([SHARD, MODEL], [heart(), HEAD], f"n0 uploads again what it still has; {HEAD_MAKES}"),
+    ],
+)
+def test_damage_is_the_heads_or_the_nodes_whose_files_they_are(
+    files: list[DamagedFile], nodes: list[NodeFile], todo: str
+) -> None:
+    hurt = location(word="DAMAGED", nodes=("n0", "n1"), damaged=tuple(files))
+    alarm = raised(*nodes, locations=[hurt])["damaged run/checkpoint-1"]
+    assert (alarm.severity, alarm.todo[: len(todo)]) == ("critical", todo)
+    assert alarm.todo.count("`ckptsync repair /store run/checkpoint-1`") == 1
+    if SHARD not in files and RECORD not in files:
+        assert "n0" not in alarm.todo
+
+
+def test_a_node_that_lacks_its_own_shard_is_not_covered_by_another_node() -> None:
+    proof = Proven("r", "damaged", damage=("r",), damaged_at=NOW - 50)
+    hurt = location(word="DAMAGED", proof=proof, nodes=("n0", "n1"), damaged=(SHARD,))
+    nodes = [heart(lacks={"r": (SHARD.name,)}), heart("n1")]
+    alarm = raised(*nodes, locations=[hurt])["damaged run/checkpoint-1"]
+    assert "n0 no longer has its bytes" in alarm.text
+    assert "use an earlier checkpoint" in alarm.todo
+
+
+def test_a_model_whose_shards_were_deleted_is_made_by_nobody() -> None:
+    hurt = location(word="DAMAGED", damaged=(MODEL,), shards_retired="keep-last")
+    alarm = raised(heart(), HEAD, locations=[hurt])["damaged run/checkpoint-1"]
+    assert "use an earlier checkpoint" in alarm.todo
+
+
+def test_damage_that_was_repaired_waits_for_the_verifier_and_is_critical_no_longer() -> None:
+    done = tuple(replace(file, is_rewritten=True) for file in (SHARD, MODEL))
+    hurt = location(word="DAMAGED", damaged=done)
+    for known, verifier in ((HEAD, ", and so does the verifier"), (heart(), "")):
+        alarm = raised(known, locations=[hurt])["damaged run/checkpoint-1"]
+        read = f"`ckptsync verify /store/run/checkpoint-1` reads it again{verifier}"
+        assert (alarm.severity, alarm.todo) == ("warning", read)
+    half = location(word="DAMAGED", damaged=(done[0], MODEL))
+    assert raised(HEAD, locations=[half])["damaged run/checkpoint-1"].severity == "critical"
 
 
 def test_what_cannot_be_read_is_said_of_records_and_of_hearts() -> None:
@@ -124,6 +185,40 @@ def test_what_cannot_be_read_is_said_of_records_and_of_hearts() -> None:
     found = raised(odd, faults=(Fault(name, record, Corrupt("bad")),))
     said = {(a.severity, a.subject) for a in found.values()}
     assert said == {("critical", name), ("warning", "odd")}
+
+
+@pytest.mark.parametrize(
+    ("record", "error", "todo"),
+    [
+        ("manifest-n0-1", Corrupt("bad"), "n0 writes its record again"),
+        ("manifest-n9-1", Corrupt("bad"), "start the service on n9: it writes its record again"),
+        ("model-1", Corrupt("bad"), "`ckptsync repair /store run/checkpoint-1`, or a head"),
+        ("report-1", Corrupt("bad"), "the next verification of that checkpoint replaces it"),
+        ("keep-1", Corrupt("bad"), "`ckptsync repair /store run/checkpoint-1` keeps the checkp"),
+        ("manifest-n0-1", Unsupported("format 9"), "a newer ckptsync wrote it: upgrade this one"),
+    ],
+)
+def test_what_to_do_about_a_record_depends_on_its_kind(
+    record: str, error: CkptsyncError, todo: str
+) -> None:
+    name = f"run/.ckptsync/checkpoint-1/{record}-{'0' * 16}.json"
+    parsed = parse_record_name(name)
+    assert parsed
+    alarm = raised(heart(), faults=(Fault(name, parsed, error),))[f"unreadable {name}"]
+    assert alarm.todo.startswith(todo)
+
+
+def test_what_an_incomplete_save_needs_depends_on_what_is_missing() -> None:
+    def todo(**changes: Any) -> str:
+        save = location(word="INCOMPLETE", ago=2 * HOUR, **changes)
+        return raised(heart(), locations=[save])["incomplete run/checkpoint-1"].todo
+
+    assert todo(awaited=("n0",)).startswith("see the errors and notes of n0")
+    assert todo(awaited=("n9",)).startswith("start the service on n9: it uploads the rest")
+    assert todo().startswith("`ckptsync push` it from the node")
+    assert "repair /store run/checkpoint-1" in todo(gaps=(Gap(1, "a", -1, "n0"),))
+    assert todo(siblings=(Sibling("checkpoint-1~a", ("n1",), ()),)).startswith("if they are one")
+    assert "ckptsync pull run/checkpoint-1" in todo(unknown=True)
 
 
 def test_an_ambiguous_location_is_said_for_a_week() -> None:

@@ -492,6 +492,29 @@ def test_every_layout_is_sent_whole_whatever_its_directory_is_called(
         }, "what DeepSpeed writes beside its tags, and pull makes"
 
 
+UNKNOWN = {
+    "one file": ["weights.npz"],
+    "orbax": ["_METADATA", "default/manifest.ocdbt", "default/d/0a1b"],
+    "megatron": ["latest_checkpointed_iteration.txt", "iter_0000100/mp_rank_00/model_optim_rng.pt"],
+    "nested": ["a/b/c/weights", "x.nemo", ".hidden"],
+    "checkpoints of one file": ["one.ckpt", "two.ckpt", "config.yaml"],
+}
+
+
+@pytest.mark.parametrize("layout", UNKNOWN)
+def test_what_no_layout_reads_is_sent_whole_under_a_name_that_the_user_gives(
+    layout: str, tmp_path: Path
+) -> None:
+    directory, store = tmp_path / "run" / "some-save", MemoryStore()
+    for name in UNKNOWN[layout]:
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_bytes(name.encode())
+    (directory / "empty").mkdir()
+    (sent,) = push_now(directory, store, "n0", name="mine")
+    assert (sent.run, sent.location, sent.left_out) == ("run", "mine", ())
+    assert kept(store) == {"mine": {"n0": {name: name.encode() for name in UNKNOWN[layout]}}}
+
+
 def test_a_copy_of_a_checkpoint_is_one_and_wants_a_name_that_a_store_can_keep(
     tmp_path: Path,
 ) -> None:

@@ -73,6 +73,29 @@ def test_what_is_refused_and_does_not_change_is_said_and_what_is_on_its_way_is_n
     assert its.scan(1e6 + 2000).notes == ()  # that is missed, which is said elsewhere
 
 
+def test_weights_that_no_worker_knows_are_said_once_they_do_not_change(tmp_path: Path) -> None:
+    lay(tmp_path, ONE)
+    for name in ("step-2", "step-4"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "weights.npz").write_bytes(b"x")
+    (tmp_path / "deep/checkpoint-4").mkdir(parents=True)
+    (tmp_path / "deep/checkpoint-4/model.safetensors").write_bytes(b"x")
+    its = scanner(tmp_path, done=True)
+    assert [its.scan(now).notes for now in (0.0, 59.0)] == [(), ()]
+    nested, unknown = its.scan(61.0).notes
+    assert nested == (
+        f"run: not uploaded: deep in {tmp_path}: an output directory in this one: name it in"
+        " worker.runs"
+    )
+    assert unknown.startswith(f"run: not uploaded: step-2, step-4 in {tmp_path}: weights, in no")
+    assert unknown.endswith(f": ckptsync push {tmp_path}/step-2 --as step-2")
+    (tmp_path / "step-2/weights.npz").write_bytes(b"more")
+    assert "step-2" not in "".join(its.scan(122.0).notes)
+    assert "step-2" in "".join(its.scan(183.0).notes)
+    (tmp_path / "step-2").rename(tmp_path / "_gone")
+    assert "step-2" not in "".join(its.scan(244.0).notes)
+
+
 def test_what_is_known_to_be_done_is_not_judged_and_never_due(tmp_path: Path) -> None:
     lay(tmp_path, ONE)
     its = scanner(tmp_path, done=True)
