@@ -34,6 +34,9 @@ DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sun
 DAY = 24 * 60  # minutes
 _SLOT = re.compile(r"(?:([A-Za-z]+)-)?([0-9]{1,2}):([0-9]{2}),(\S+)")
 _RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)([KMGT]i?)?(B)?(/s)?", re.IGNORECASE)
+_SPACED = re.compile(
+    r"(?<=[0-9])\s+(?=(?:[KMGT]i?B?|B)(?:/s)?(?:\s|$))", re.IGNORECASE
+)  # before a unit, as in 5 MB/s
 _POWERS = {"K": 1, "M": 2, "G": 3, "T": 4}
 
 
@@ -109,7 +112,7 @@ class Schedule:
 
 def parse_schedule(text: str) -> Schedule:
     """Return the schedule that a text means; raise ValueError."""
-    words = text.split()
+    words = _SPACED.sub("", text).split()
     if not words:
         raise ValueError(
             "an empty bandwidth: expected a rate such as 50MB/s, a timetable such as '08:00,50M"

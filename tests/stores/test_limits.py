@@ -319,6 +319,8 @@ MIB = 1 << 20
         ("1.5G", 1.5 * (1 << 30)),
         ("100B", 100),
         ("1Mi", MIB),
+        ("1 MiB/s", MIB),
+        (" 100  B ", 100),
         ("off", None),
         ("OFF", None),
     ],
@@ -330,7 +332,7 @@ def test_a_single_rate_holds_always(text: str, rate: float | None) -> None:
 
 
 def test_a_time_of_day_is_one_of_every_day_and_holds_until_the_next() -> None:
-    table = parse_schedule("08:00,50M 19:00,off 12:30,1M")
+    table = parse_schedule("08:00,50 M 19:00,off 12:30,1M")
     for day in range(7):
         assert table.rate(day, 7, 59) is None, "what the evening before said"
         assert table.rate(day, 8, 0) == table.rate(day, 12, 29) == 50 * MIB
