@@ -30,6 +30,7 @@ from ckptsync.service.tasks import HUNG, Outcome, Task, Watchdog
 from ckptsync.spool import markers
 from ckptsync.status import heartbeat
 from ckptsync.status.heartbeat import Disk, Facts, Heartbeat, Train
+from ckptsync.stores import progress_signs
 from ckptsync.stores.contract import Store
 from ckptsync.walk import SPOOL
 from ckptsync.worker.node_identity import Clock, umask
@@ -61,7 +62,7 @@ class Roles:
         self.disks: tuple[Disk, ...] = ()
         """Of the last heartbeat."""
         self.watchdog = Watchdog(HUNG)
-        self.sent_bytes: Callable[[], int] = lambda: 0
+        self.sent_bytes: Callable[[], int] = progress_signs.sent_bytes
 
     @property
     def all(self) -> tuple[Task, ...]:

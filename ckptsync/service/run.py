@@ -148,7 +148,6 @@ class _Service:
         begun = begin(self._config, self._node, self._store, self._fatal)
         with begun as roles, ExitStack() as stack:
             self._roles, self._stack = roles, stack
-            roles.sent_bytes = lambda: self._store.sent_bytes
             self._adopt([self._opening, *roles.local])
             self._notifier.send("READY=1", f"STATUS={self._status}")
             period = min(CHECK_EVERY, (self._notifier.watchdog or NEVER) / 2)

@@ -117,7 +117,7 @@ def test_a_beat_tells_how_long_it_waits_how_fast_it_is_and_how_full_the_disks_ar
     store: ServiceStore, stop: Stopping, tmp_path: Path
 ) -> None:
     roles = busy(*QUEUED)
-    roles.worker, roles.sent_bytes = Serving(out=tmp_path), lambda: store.sent_bytes  # type: ignore[assignment]
+    roles.worker = Serving(out=tmp_path)  # type: ignore[assignment]
     heart = Heart(store, MINE, roles, stop)
     heart.beat()
     store.write("a/checkpoint-1/model", [bytes(1000)])
