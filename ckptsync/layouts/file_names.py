@@ -39,7 +39,7 @@ _CODE = re.compile(
 METADATA = ".metadata"  # of torch's distributed checkpoints
 SAFETENSORS, DCP_SHARD = ".safetensors", ".distcp"
 TORCH = (".pt", ".pth", ".bin", ".ckpt", ".pkl")  # what torch.save writes, or pickle
-_OPTIMIZER_FOLDER = re.compile(r"(?:.*/)?optimizer(_[0-9]+)?/.*", re.DOTALL)
+_OPTIMIZER_FOLDER = re.compile(r"(?:.*/)?(?:optimizer(_[0-9]+)?|optim)/.*", re.DOTALL)
 
 MOST_RANKS = 1 << 20  # no training has so many ranks: a higher number in a name is something else
 
@@ -48,10 +48,11 @@ MOST_RANKS = 1 << 20  # no training has so many ranks: a higher number in a name
 class FileKind:
     """What is known of files by their names: a row of `KINDS`.
 
-    ``pattern`` is of the last component; its group is the number of the rank whose own file it is,
-    where the first rank has the number ``first``. ``use``: what a file is good for besides the
-    model, as ``ckptsync push --send`` asks; ``describing`` files say what others are, and are
-    always stored. ``is_for_any_rank``: another rank may read it, too, when a training resumes.
+    ``pattern`` is of the last component, or with a slash of the last two; its group is the number
+    of the rank whose own file it is, where the first rank has the number ``first``. ``use``: what a
+    file is good for besides the model, as ``ckptsync push --send`` asks; ``describing`` files say
+    what others are, and are always stored. ``is_for_any_rank``: another rank may read it, too, when
+    a training resumes.
     ``is_shard``: ranks write such files side by side, and each before its random state.
     """
 
@@ -90,6 +91,8 @@ KINDS = (
     FileKind(r"scheduler(?:_[0-9]+)?\.(?:pt|bin)", "resuming"),
     FileKind(r"scaler\.pt|rng_state\.pth|training_args\.bin", "resuming"),
     FileKind(r"custom_checkpoint_[0-9]+\.pkl", "resuming"),
+    # LLaMA-Factory v1
+    FileKind(r"(?:rng_state|dataloader)/rank_([0-9]+)\.pt", "resuming"),
     FileKind(r".*\.index\.json|trainer_state\.json", "describing"),
 )
 
@@ -121,7 +124,7 @@ def home(names: Iterable[str], holds: Callable[[Collection[str]], object]) -> tu
 
 def file_kind(name: str) -> FileKind | None:
     """Return what `KINDS` says of a file."""
-    return _kind_and_rank(name.rpartition("/")[2])[0]
+    return _kind_and_rank(_end(name))[0]
 
 
 def use_of(name: str) -> str:
@@ -137,13 +140,19 @@ def is_of_optimizer(path: str) -> bool:
 
 def rank(name: str) -> int | None:
     """Return the rank whose own file this is; None where the name does not say."""
-    return _kind_and_rank(name.rpartition("/")[2])[1]
+    return _kind_and_rank(_end(name))[1]
+
+
+def _end(name: str) -> str:
+    """Return the last two components of a name."""
+    return "/".join(name.rsplit("/", 2)[-2:])
 
 
 @lru_cache(maxsize=1 << 14)  # the files of all checkpoints of a run have the same names
-def _kind_and_rank(base: str) -> tuple[FileKind | None, int | None]:
+def _kind_and_rank(end: str) -> tuple[FileKind | None, int | None]:
+    base = end.rpartition("/")[2]
     for kind in KINDS:
-        if found := re.fullmatch(kind.pattern, base):
+        if found := re.fullmatch(kind.pattern, end if "/" in kind.pattern else base):
             number = next((max(0, int(n) - kind.first) for n in found.groups() if n), MOST_RANKS)
             return kind, number if number < MOST_RANKS else None
     return None, None

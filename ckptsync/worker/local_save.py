@@ -304,7 +304,11 @@ def _read_layout(files: LocalFiles) -> tuple[Demands, tuple[str, ...], tuple[str
     for path in files.by_path:
         checked_path(path)
     try:
-        found = registry.demands(files), tuple(str(s) for s in registry.sources(files)), ()
+        found = (
+            registry.demands(files, files.by_path),
+            tuple(str(s) for s in registry.sources(files)),
+            (),
+        )
     except (Corrupt, Unsupported) as e:
         # an unknown or broken layout is stored as it is: a note here, the head says it again
         return Demands(), (), (str(e),)
