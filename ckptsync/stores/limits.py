@@ -12,6 +12,8 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -38,6 +40,22 @@ _SPACED = re.compile(
     r"(?<=[0-9])\s+(?=(?:[KMGT]i?B?|B)(?:/s)?(?:\s|$))", re.IGNORECASE
 )  # before a unit, as in 5 MB/s
 _POWERS = {"K": 1, "M": 2, "G": 3, "T": 4}
+
+
+_is_urgent: ContextVar[bool] = ContextVar("urgent", default=False)
+
+
+@contextmanager
+def urgent() -> Iterator[None]:
+    """Let small requests of this block go at once: a heartbeat, late by a queue, tells old things.
+
+    Their bytes count, so that others wait longer.
+    """
+    before = _is_urgent.set(True)
+    try:
+        yield
+    finally:
+        _is_urgent.reset(before)
 
 
 class RateLimiter(Protocol):
@@ -214,7 +232,9 @@ class TokenBucket:
             self._move()
             self._end += count
             end = self._end
-            if is_small:
+            if is_small and _is_urgent.get():
+                end = self._reached
+            elif is_small:
                 end = min(end, max(self._small_end, self._reached) + 2 * count)
                 self._small_end = end
         while (wait := self._seconds_to(end)) > 0:

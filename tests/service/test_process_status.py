@@ -275,3 +275,25 @@ def test_a_disk_is_told_with_what_only_pins_hold_there_and_one_that_is_gone_is_l
     [disk] = disks([(tmp_path, 50_000), (tmp_path / "gone", 1)], 10**9)
     assert (disk.path, disk.spool, disk.budget) == (str(tmp_path), 50_000, 10**9)
     assert 0 < disk.free < disk.total
+
+
+def test_a_queue_that_changed_is_told_at_once_and_one_that_moves_fast_is_not(
+    store: ServiceStore, stop: Stopping, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    roles = busy()
+    heart = Heart(store, MINE, roles, stop)
+    heart.beat()
+    assert not heart.is_outdated()
+    roles.tasks[0].outcome = Outcome(queue=QUEUED)
+    assert not heart.is_outdated()
+    now[0] += 1.0
+    assert heart.is_outdated()
+    heart.beat()
+    assert seen(store).queue == QUEUED
+    roles.tasks[0].outcome = Outcome()
+    now[0] += 1.0
+    assert not heart.is_outdated()
+    now[0] += 4.0
+    assert heart.is_outdated()

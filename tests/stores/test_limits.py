@@ -29,6 +29,7 @@ from ckptsync.stores.limits import (
     TokenBucket,
     Unlimited,
     parse_schedule,
+    urgent,
 )
 from ckptsync.stores.posix.store import PosixStore
 from ckptsync.stores.retry import Persistence
@@ -88,6 +89,18 @@ def test_bytes_take_as_long_as_the_rate_says(rate: int, ask: int) -> None:
     assert exact * (1 - 1e-6) <= clock.now <= exact * (1 + 1e-6) + GATHER, (
         "what was waited too long is saved up"
     )
+
+
+def test_a_heartbeat_goes_at_once_though_much_waits_and_its_bytes_count() -> None:
+    clock = Clock()
+    paces = clock.paces("15KB/s")
+    paces.take(LEAST_PIECE)
+    before = clock.now
+    with urgent():
+        paces.take(1000)
+    assert clock.now == before
+    paces.take(LEAST_PIECE)
+    assert clock.now - before == pytest.approx((LEAST_PIECE + 1000) / 15000, abs=GATHER)
 
 
 def test_who_sends_much_is_woken_twenty_times_a_second_and_not_for_each_piece() -> None:
