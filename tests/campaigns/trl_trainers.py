@@ -52,8 +52,9 @@ SCRIPT = Path(__file__).with_name("trl_training.py")
 MODES = ("sft", "dpo", "grpo", "named", "best", "hub")
 HOOKS = ("hook", "none")
 PAUSE = 2.5  # seconds before each step without the hook
+COPIED = 6.0  # the same of copies for the Hub: longer than the worker takes a model for final
 PATIENCE = 120.0  # seconds for the store to have everything, once the training has ended
-WORKER = {"quiet": "2s", "unmarked": "10s", "scan_every": "1s"}
+WORKER = {"quiet": "2s", "scan_every": "1s"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -92,7 +93,7 @@ def _judged(home: Path, mode: str, hook: str, args: argparse.Namespace) -> list[
     url, begun = str(home / "store"), time.monotonic()
     with contextlib.ExitStack() as stack:
         if hook == "none":
-            stack.enter_context(_worker(home, url))
+            stack.enter_context(_worker(home, url, "2s" if mode == "hub" else "10s"))
         code = _trained(home, mode, hook, url, args)
         took, begun = time.monotonic() - begun, time.monotonic()
         wanted = {*(f"checkpoint-{step}" for step in range(1, args.steps + 1)), "final"}
@@ -111,12 +112,12 @@ def _judged(home: Path, mode: str, hook: str, args: argparse.Namespace) -> list[
 
 
 @contextlib.contextmanager
-def _worker(home: Path, url: str) -> Iterator[None]:
+def _worker(home: Path, url: str, unmarked: str) -> Iterator[None]:
     """Run a worker beside the training."""
     config = {
         "roles": ["worker"],
         "store": {"url": url},
-        "worker": {"runs": [str(home / "out")], **WORKER},
+        "worker": {"runs": [str(home / "out")], "unmarked": unmarked, **WORKER},
     }
     (home / "worker.yaml").write_text(json.dumps(config))  # JSON is YAML
     (home / "out").mkdir()
@@ -135,7 +136,7 @@ def _trained(home: Path, mode: str, hook: str, url: str, args: argparse.Namespac
         base=ROOT / "base",
         steps=args.steps,
         limit=1 if hook == "hook" else args.steps,
-        pause=0.0 if hook == "hook" else PAUSE,
+        pause=0.0 if hook == "hook" else COPIED if mode == "hub" else PAUSE,
         store=url if hook == "hook" else False,
     )
     told = {**CLEAN, **QUIET, "HF_HOME": str(home / "cache"), "CKPTSYNC_NODE": "node0"}
@@ -206,7 +207,8 @@ def _said(home: Path, url: str, hook: str, steps: int) -> Iterator[str]:
     logs = (home / "worker.log", home / "out" / "_ckptsync" / "embedded.log")
     for log in (log for log in logs if log.exists()):
         for line in log.read_text("utf-8", "replace").splitlines():
-            if "phase=missed" in line or "phase=lost" in line:
+            is_lost = "phase=missed" in line or "phase=lost" in line
+            if is_lost and "checkpoint=checkpoint-" in line:  # a copy for the Hub may be
                 yield f"{log.name}: {line[:200]}"
 
 
