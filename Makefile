@@ -32,6 +32,9 @@
 # make campaign-llamafactory  LLaMA-Factory in one process, under torchrun, on two nodes and under Ray,
 #                             with each way to install the hook (30 minutes, installs 2 GB)
 #                             LLAMAFACTORY="--ways torchrun --hooks autoload"
+# make campaign-trl           TRL's SFT, DPO, GRPO, adapters with names, the best model at the end, copies
+#                             for the Hub, with the hook and with a worker alone (5 minutes, installs 2 GB)
+#                             TRL="--modes named hub --hooks none"
 # make campaign-ray           merge over S3 on two Ray nodes, one of them killed (installs Ray)
 # make campaign-doctor        plant about 80 faults: `ckptsync doctor` must find each, and raise no alarm
 #                             for 30 sound pairs of nodes (as root) DOCTOR="--only torch clock-5s"
@@ -82,7 +85,9 @@ PLAN_COUNTS ?= 10000 100000
 BENCH_VENV ?= .venv-bench
 TRANSFER_VENV ?= .venv-transfer
 LLAMAFACTORY_VENV ?= .venv-llamafactory
+TRL_VENV ?= .venv-trl
 LLAMAFACTORY ?=
+TRL ?=
 ONE ?= 4
 MANY ?= 64
 SMALL ?= 2000
@@ -117,7 +122,7 @@ BIN := $(VENV)/bin
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test scenarios exhaustive lint format flips guides models bench bench-verify bench-transfer bench-beside bench-catalogue bench-head bench-idle bench-hook campaign campaign-trainers campaign-resume campaign-killed campaign-titan campaign-ray campaign-ray-train campaign-llamafactory campaign-hostile campaign-doctor damage fuzz crash-states kill-stores kill-heads kill-gc kill-pull nspawn clean
+.PHONY: demo test scenarios exhaustive lint format flips guides models bench bench-verify bench-transfer bench-beside bench-catalogue bench-head bench-idle bench-hook campaign campaign-trainers campaign-resume campaign-killed campaign-titan campaign-ray campaign-ray-train campaign-llamafactory campaign-trl campaign-hostile campaign-doctor damage fuzz crash-states kill-stores kill-heads kill-gc kill-pull nspawn clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -171,6 +176,9 @@ campaign-titan: $(VENV)/.installed-test $(BENCH_VENV)/.installed
 
 campaign-llamafactory: $(LLAMAFACTORY_VENV)/.installed
 	$(LLAMAFACTORY_VENV)/bin/python -m tests.campaigns.llamafactory $(LLAMAFACTORY)
+
+campaign-trl: $(VENV)/.installed-test $(TRL_VENV)/.installed
+	$(BIN)/python -m tests.campaigns.trl_trainers --python $(TRL_VENV)/bin/python $(TRL)
 
 campaign-ray: $(VENV)/.installed-ray
 	$(BIN)/python -m tests.campaigns.ray_nodes $(RAY)
@@ -239,7 +247,7 @@ nspawn: $(VENV)/.installed-test
 	CKPTSYNC_TEST_NSPAWN=1 $(BIN)/python -m pytest -rs tests/nspawn
 
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) $(TRANSFER_VENV) $(LLAMAFACTORY_VENV) build/bench
+	rm -rf $(VENV) $(BENCH_VENV) $(TRANSFER_VENV) $(LLAMAFACTORY_VENV) $(TRL_VENV) build/bench
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and f"{sys.executable} is Python {sys.version.split()[0]}, 3.10 or newer is needed: PYTHON=python3.12 make ...")'
@@ -282,6 +290,11 @@ $(LLAMAFACTORY_VENV)/.installed: pyproject.toml tests/campaigns/llamafactory.txt
 	$(LLAMAFACTORY_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps llamafactory==0.9.5
 	$(LLAMAFACTORY_VENV)/bin/python -c 'import torchaudio' 2> /dev/null || touch "$$($(LLAMAFACTORY_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torchaudio.py"
 	$(LLAMAFACTORY_VENV)/bin/ckptsync hook install
+	@touch $@
+
+$(TRL_VENV)/.installed: pyproject.toml tests/campaigns/trl.txt
+	$(PYTHON) -m venv $(TRL_VENV)
+	$(TRL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --requirement tests/campaigns/trl.txt --editable .
 	@touch $@
 
 # rclone, sftp and rsync are the system's: the report names those that are missing.

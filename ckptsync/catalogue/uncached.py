@@ -10,7 +10,9 @@ from ckptsync.catalogue.location_summary import Summary, summarize
 from ckptsync.errors import ConfigError, Unsupported, without_frames
 from ckptsync.records.io import Fault, Record, find_missing_manifests, hidden_by, read_records
 from ckptsync.records.location_status import LocationState, list_locations, record_names
+from ckptsync.records.manifest import Manifest
 from ckptsync.records.store_paths import checkpoint_of, consolidated_prefix, records_prefix
+from ckptsync.records.tombstone_keep_join import Tombstone, in_force
 from ckptsync.safe_names import RECORDS
 from ckptsync.stores.contract import Entry, Store
 
@@ -87,16 +89,43 @@ def read_location(store: Store, run: str, location: str) -> StoreState:
 
 
 def not_found(store: Store, run: str, location: str = "") -> ConfigError:
-    """Return the error for a missing run, or checkpoint of one, with a name that is like it."""
-    checkpoints = store.dirs(f"{run}/{RECORDS}/") if location else []
-    if checkpoints:
+    """Return the error for a missing run, or checkpoint of one, with a name that is like it.
+
+    What was deleted has left records: then the error says so, and no such name is proposed.
+    """
+    checkpoints = [*store.dirs(f"{run}/{RECORDS}/")]
+    if location and checkpoints:
         what = f"checkpoint {location!r} not found in run {run!r} of {store.url}"
-        close = get_close_matches(location, checkpoints, 1)
+        if location in checkpoints:
+            what = f"checkpoint {location!r} of run {run!r} {_why_gone(store, run, location)}"
+        near = get_close_matches(location, checkpoints, 8)
+        close = [name for name in near if _is_there(store, run, name)]
     else:
         what = f"run {run!r} not found in {store.url}"
-        close = get_close_matches(run, [name for name in store.dirs("") if name != RECORDS], 1)
+        if checkpoints:
+            what = f"run {run!r} has no checkpoint in {store.url} any more"
+        near = get_close_matches(run, [name for name in store.dirs("") if name != RECORDS], 8)
+        close = [name for name in near if name != run]
     hint = f"did you mean {close[0]!r}?" if close else "`ckptsync ls` shows the runs"
     return ConfigError(what, hint=hint)
+
+
+def _is_there(store: Store, run: str, location: str) -> bool:
+    parsed = record_names(e.name for e in store.names(records_prefix(run, location)))
+    return any(name.kind == "manifest" for name in parsed.values())
+
+
+def _why_gone(store: Store, run: str, location: str) -> str:
+    """Return why a location that has records has no manifest that counts."""
+    parsed = record_names(e.name for e in store.names(records_prefix(run, location)))
+    records, _ = read_records(store, parsed.values())
+    stones = {name: r for name, r in records.items() if isinstance(r, Tombstone)}
+    reasons = [stone.reason for stone in in_force(stones).values() if stone.scope == "location"]
+    if any(isinstance(record, Manifest) for record in records.values()):
+        return f"was moved to another location in {store.url}"
+    if reasons:
+        return f"was deleted from {store.url}{f': {reasons[0]}' if reasons[0] else ''}"
+    return f"is not in {store.url}: no upload of it has ended, or its manifests were deleted"
 
 
 def _read(store: Store, listed: Iterable[Entry]) -> StoreState:

@@ -33,6 +33,7 @@ exit codes:
   10   corrupt: a checksum or a format does not match
   130  interrupted (143: terminated)
 """
+_PATHS = ("/", "./", "../", "~/")  # how a path begins that can be no run's name
 _STORE_HELP = "the store (default: the store of -c, or $CKPTSYNC_STORE)"
 # variables that say how stores are opened
 _OF_STORES = ("CKPTSYNC_LIMITS_", "CKPTSYNC_STORAGE_OPTIONS")
@@ -163,6 +164,43 @@ def store_url(args: argparse.Namespace) -> str:
             "no store is named", hint="give its URL, a configuration with -c, or set CKPTSYNC_STORE"
         )
     return url
+
+
+def store_and_name(
+    args: argparse.Namespace, what: str, *, may_be_store: bool = False
+) -> tuple[Store, str]:
+    """Return the store of a command, and the ``RUN[/CHECKPOINT]`` in it that ``what`` names.
+
+    ``what`` is such a name, or a URL or path of it in a store; a path that has none of the marks of
+    one (``/``, ``./``, ``../``) only where no other store is named.  ``may_be_store``: it may also
+    be the store itself, and the name is empty then.  Raises ConfigError, StoreError.
+    """
+    is_marked = "://" in what or what in (".", "..") or what.startswith(_PATHS)
+    is_named = bool(args.url or getattr(args, "config", None))
+    if is_marked and is_named:
+        why = f"{what}: names a store, and another store is given"
+        raise ConfigError(why, hint="give one of them")
+    if not what or (not is_marked and (is_named or "CKPTSYNC_STORE" in os.environ)):
+        return named_store(args), what
+    from ckptsync.records.store_paths import CONSOLIDATED
+    from ckptsync.safe_names import RECORDS
+    from ckptsync.stores.file_sources import enclosing_store
+    from ckptsync.stores.urls import located
+
+    found = enclosing_store(located(what), access_of(args))
+    if found is None:
+        where = "not inside a store" if is_marked else "no store is named, and this lies in none"
+        hint = (
+            "name a run, and its store with --store, -c or CKPTSYNC_STORE; or give the URL of a run"
+            " in a store"
+        )
+        raise ConfigError(f"{what}: {where}", hint=hint)
+    store, parts = found
+    if not (parts or may_be_store):
+        why = f"{what}: names a store, but no run in it"
+        raise ConfigError(why, hint="`ckptsync ls` lists the runs")
+    # the directories of consolidated models and of records stand for their checkpoint
+    return store, "/".join(part for part in parts if part not in (CONSOLIDATED, RECORDS))
 
 
 def named_store(args: argparse.Namespace, opened: Callable[..., Store] | None = None) -> Store:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ckptsync.cli import output
-from ckptsync.cli.arguments import add_store_option, named_store, run_and_location
+from ckptsync.cli.arguments import add_store_option, run_and_location, store_and_name
 from ckptsync.errors import ConfigError
 from ckptsync.worker.join import join
 
@@ -19,20 +19,23 @@ DETAILS = (
 def add_arguments(command: argparse.ArgumentParser) -> None:
     for name in ("first", "second"):
         command.add_argument(
-            name, metavar="RUN/CHECKPOINT", help="a location, as `ckptsync ls` shows it"
+            name,
+            metavar="RUN/CHECKPOINT",
+            help="a location, as `ckptsync ls` shows it, or its URL",
         )
     add_store_option(command)
 
 
 def run(args: argparse.Namespace) -> int:
     """Join them, and say where the save lies now."""
-    (where, first), (other, second) = run_and_location(args.first), run_and_location(args.second)
+    (store, one), (_, two) = store_and_name(args, args.first), store_and_name(args, args.second)
+    (where, first), (other, second) = run_and_location(one), run_and_location(two)
     if where != other:
         raise ConfigError(
             f"{args.first} and {args.second} are of two runs",
             hint="`ckptsync ls` shows which locations can be joined",
         )
-    done = join(named_store(args), where, first, second)
+    done = join(store, where, first, second)
     if args.json:
         changed = done.is_new or bool(done.moved)
         output.print_json(

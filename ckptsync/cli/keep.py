@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 
 from ckptsync.cli import output
-from ckptsync.cli.arguments import add_store_option, named_store, run_and_location
+from ckptsync.cli.arguments import add_store_option, run_and_location, store_and_name
 from ckptsync.head.removal import keep, release
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "what", metavar="RUN/CHECKPOINT", help="the checkpoint, as `ckptsync ls` shows it"
+        "what",
+        metavar="RUN/CHECKPOINT",
+        help="the checkpoint, as `ckptsync ls` shows it, or its URL",
     )
     add_store_option(command)
     command.add_argument(
@@ -24,8 +26,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Keep or release the checkpoint, and say what has changed."""
-    where, location = run_and_location(args.what)
-    store = named_store(args)
+    store, what = store_and_name(args, args.what)
+    where, location = run_and_location(what)
     # bytes that are no text cannot be recorded
     reason = args.reason.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     if args.release:

@@ -73,13 +73,25 @@ def first_of(lines: Sequence[str]) -> str:
     return f"{lines[0]}{more}" if lines else ""
 
 
+def columns(text: str) -> int:
+    """Return how many columns of a terminal a text takes: a Chinese character takes two."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
 def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
     """Return rows as lines with aligned columns; the last column is not padded."""
     cleaned = [[clean(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*(row[:-1] for row in cleaned), strict=True)]
+    widths = [max(map(columns, col)) for col in zip(*(row[:-1] for row in cleaned), strict=True)]
     return [
         "  ".join(
-            [*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]
+            [
+                *(cell + " " * (n - columns(cell)) for cell, n in zip(row, widths, strict=False)),
+                row[-1],
+            ]
         ).rstrip()
         for row in cleaned
     ]

@@ -16,7 +16,7 @@ from ckptsync.cli.arguments import (
     add_bandwidth,
     add_dry_run,
     add_store_option,
-    named_store,
+    store_and_name,
 )
 from ckptsync.cli.output import say
 from ckptsync.errors import ConfigError, Corrupt
@@ -28,7 +28,6 @@ from ckptsync.pull.find import (
     PullRequest,
     check_outside,
     find,
-    split_url,
     why_retired,
 )
 from ckptsync.quantities import show_size
@@ -80,13 +79,7 @@ def run(args: argparse.Namespace) -> int:
 
     Return the exit code of the worst file that failed.
     """
-    if "://" in args.what or args.what.startswith(("/", "./", "../")):
-        if args.url or args.config:
-            why = f"{args.what}: names a store, and another store is given"
-            raise ConfigError(why, hint="give one of them")
-        store, what = split_url(args.what, access_of(args))
-    else:
-        store, what = named_store(args), args.what
+    store, what = store_and_name(args, args.what)
     destination = Path(args.destination).absolute()
     check_outside(store, destination)
     request = PullRequest(

@@ -11,7 +11,7 @@ from ckptsync.catalogue.cached import read_catalogue
 from ckptsync.catalogue.location_summary import Catalogue
 from ckptsync.catalogue.uncached import StoreState, not_found, read_state
 from ckptsync.cli import output
-from ckptsync.cli.arguments import add_config, configuration, named_store
+from ckptsync.cli.arguments import add_config, configuration, store_and_name
 from ckptsync.cli.output import say
 from ckptsync.errors import CkptsyncError, ConfigError, without_frames
 from ckptsync.head.consolidate import HeadOptions
@@ -124,18 +124,19 @@ def run(args: argparse.Namespace) -> int:
 def _target(args: argparse.Namespace) -> tuple[Store, str, str]:
     """Return the store, a run and a location, as far as they are named.  Raises ConfigError."""
     words = [*args.what]
-    is_url = bool(words) and ("://" in words[0] or words[0].startswith(("/", ".")))
-    args.url = words.pop(0) if (is_url or len(words) > 1) and not args.config else None
+    args.url = words.pop(0) if len(words) > 1 and not args.config else None
     if len(words) > 1:
         why = f"{' '.join(words)}: expected one RUN[/CHECKPOINT]"
         raise ConfigError(why, hint="`ckptsync ls` lists the checkpoints")
-    store = named_store(args)
-    what = words[0].strip("/") if words else ""
+    store, what = store_and_name(args, words[0] if words else "", may_be_store=True)
+    what = what.strip("/")
     found = read_catalogue(store) if what else Catalogue()
     runs = {one.run for one in found.summaries} | {fault.run for fault in found.faults}
     if not what or what in runs:
         return store, what, ""
     run_, _, location = what.rpartition("/")
+    if not run_:
+        raise not_found(store, what)
     return store, run_, location
 
 
@@ -231,6 +232,9 @@ class StoreRepairs:
             yield one.report, one.news
 
     def _verify(self, plan: RepairPlan, level: Level | None = None) -> None:
+        found = read_state(self.store, plan.run)
+        if not (found.of(plan.run, plan.location) or found.faults_of(plan.run, plan.location)):
+            return  # its damaged record was the last: no manifest of it is left
         for _, news in self.verify(plan.run, plan.location, level):
             if news:
                 write_report(self.store, news)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 EVERY = 2.0  # seconds between two pictures of --watch
 LATE = 6.0  # seconds after which the picture says that it is old
-NARROWEST = 80  # columns
+NARROWEST = 20  # columns: of what is narrower a name and its indent leave nothing
 WIDE = 10_000  # columns off a terminal: no line is broken there, so that a program can search it
 MOST = 20  # alarms, nodes and runs that are shown
 LEAST = 12  # columns of a name, however narrow the terminal is
@@ -42,6 +42,7 @@ LONGEST = 5000  # characters of one error: only the size of a heartbeat bounds i
 NODES = ("NODE", "ROLES", "STATE", "BEAT", "QUEUE", "OLDEST", "RATE")
 RUNS = ("RUN", "LOCATIONS", "SIZE", "NEWEST", "STATUS", "AGO", "LAST GOOD")
 DETAILS = "With --json everything is printed as one document (`ckptsync help monitoring`)."
+_FILLER = "\0"  # in no text that `clean` returns
 _LAST = 253402300799.0  # the last second of a calendar; a file's time may be any
 
 Row = tuple[Sequence[str], Sequence[str]]
@@ -149,16 +150,18 @@ class Screen(logging.Handler):
         from rich.text import Text
 
         size, age = shutil.get_terminal_size(), time.monotonic() - self._last
-        shown = [f"store {clean(self._url)}", "reading ..."]
+        width = max(NARROWEST, size.columns)
+        shown = [*_wrapped(f"store {self._url}", width), "reading ..."]
         if self.seen:
-            shown = overview_lines(self.seen, max(NARROWEST, size.columns))
+            shown = overview_lines(self.seen, width)
         if self.reason or age > LATE:
-            why = f": {clean(self.reason)}" if self.reason else ""
+            why = f": {self.reason}" if self.reason else ""
             late = f"WARNING the store has not answered for {show_duration(round(age))}{why}"
-            shown = [late, *shown]
+            shown = [*_wrapped(late, width), *shown]
         if (over := len(shown) - size.lines) > 0:
-            more = f"({over + 1} more lines: a taller terminal, or `ckptsync status | less`)"
-            shown = [*shown[: size.lines - 1], more]
+            text = f"({over + 1} more lines: a taller terminal, or `ckptsync status | less`)"
+            more = _wrapped(text, width)
+            shown = [*shown[: max(0, size.lines - len(more))], *more]
         lines = "\n".join(map(output.paint, shown))
         return Text.from_ansi(lines, no_wrap=True, overflow="ellipsis")
 
@@ -170,7 +173,7 @@ def alarm_lines(seen: Overview) -> list[str]:
 
 
 def overview_lines(seen: Overview, width: int = WIDE) -> list[str]:
-    """Return an overview as lines of at most ``width`` columns (80 or more), alarms first."""
+    """Return an overview as lines of at most ``width`` columns (20 or more), alarms first."""
     urgent = sorted(
         seen.nodes, key=lambda n: (n.state == "stopped", n.state == "alive", not n.errors, n.name)
     )
@@ -288,12 +291,15 @@ def _table(heading: Sequence[str], rows: Sequence[Row], width: int) -> Iterator[
     """Yield a table; names in the first column are cut where a row is too wide."""
     shown = [(name, *(_cut(cell, WIDEST) for cell in cells)) for (name, *cells), _ in rows[:MOST]]
     shown = [tuple(heading), *shown]
-    others = sum(max(map(len, column)) + 2 for column in list(zip(*shown, strict=True))[1:])
+    others = sum(
+        max(map(output.columns, column)) + 2 for column in list(zip(*shown, strict=True))[1:]
+    )
     room = max(LEAST, width - others)
     table = output.aligned([(_cut(name, room), *cells) for name, *cells in shown])
-    yield table[0]
+    # a row that is still too wide goes on in the next line
+    yield from _wrapped(table[0], width)
     for line, (_, below) in zip(table[1:], rows, strict=False):
-        yield line
+        yield from _wrapped(line, width)
         for text in below:
             yield from _wrapped(f"  {text}", width)
     yield from _more(rows, "more")
@@ -302,9 +308,17 @@ def _table(heading: Sequence[str], rows: Sequence[Row], width: int) -> Iterator[
 def _wrapped(text: str, width: int) -> list[str]:
     """Return a text as lines; long words are broken, so that a path is seen whole."""
     cleaned, indent = clean(text, LONGEST), "    "
-    return textwrap.wrap(
+    if output.columns(cleaned) <= width:
+        return [cleaned]
+    if not cleaned.isascii():
+        # `textwrap` counts characters: one that takes two columns is followed by a filler, which
+        # may be parted from it
+        cleaned = "".join(c + _FILLER * (output.columns(c) - 1) for c in cleaned)
+        width -= 1
+    lines = textwrap.wrap(
         cleaned, width, subsequent_indent=indent, replace_whitespace=False, tabsize=1
     )
+    return [line.replace(_FILLER, "") for line in lines]
 
 
 def _more(of: Sequence[object], what: str, most: int = MOST) -> list[str]:
@@ -312,7 +326,11 @@ def _more(of: Sequence[object], what: str, most: int = MOST) -> list[str]:
 
 
 def _cut(text: str, room: int) -> str:
-    return text if len(text) <= room else f"{text[: room - 1]}…"
+    if output.columns(text) <= room:
+        return text
+    while output.columns(text) >= room:
+        text = text[:-1] if len(text) <= room else text[:room]
+    return f"{text}…"
 
 
 def _step(point: Point | None) -> str:

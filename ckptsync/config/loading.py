@@ -62,15 +62,18 @@ def read(text: str, name: str, environment: Mapping[str, str]) -> Config:
     in_file = _known(document, name, problems)
     overrides = _overrides(environment, problems)
     given = in_file | overrides
-    values = {key: _value(key, given, problems) for key in KEYS}
-    problems += _conflicts(values, name, given)
+    refused: dict[str, str] = {}
+    values = {key: _value(key, given, refused) for key in KEYS}
+    problems += refused.values()
+    # of a value that could not be read nothing else is a problem
+    problems += [text for key, text in _conflicts(values, name, given) if key not in refused]
     if problems:
         hint = "`ckptsync config example worker` prints every key, also head and both"
         raise ConfigError(_all(name, problems), hint=hint)
     overridden = []
     for key in (key for key in in_file if key in overrides):
         (where, old), (variable, new) = in_file[key], overrides[key]
-        if _value(key, in_file, []) != values[key]:
+        if _value(key, in_file, {}) != values[key]:
             by = f"{variable}={_shown(key, new)}"
             overridden.append(f"{where}: {_shown(key, old)} is overridden by {by}")
     sections = {section: of(**_section(section, values)) for section, of in SECTIONS.items()}
@@ -89,8 +92,9 @@ def from_environment(
     ours = {name: value for name, value in environment.items() if name.startswith(prefixes)}
     given = _overrides(ours, problems)
     keys = ["store.options", *(key for key in KEYS if key.startswith("limits."))]
-    values = {key: _value(key, given, problems) for key in keys}
-    if problems:
+    refused: dict[str, str] = {}
+    values = {key: _value(key, given, refused) for key in keys}
+    if problems := [*problems, *refused.values()]:
         hint = "`ckptsync help cli` lists the variables and their values"
         raise ConfigError(_all("environment", problems), hint=hint)
     return values["store.options"], LimitsConfig(**_section("limits", values))
@@ -165,27 +169,32 @@ def _overrides(environment: Mapping[str, str], problems: list[str]) -> _Given:
     return given
 
 
-def _value(key: str, given: _Given, problems: list[str]) -> Any:
+def _value(key: str, given: _Given, refused: dict[str, str]) -> Any:
+    """Return a key's value; its default, and the problem in ``refused``, if it cannot be read."""
     where, value = given.get(key, ("", None))
     try:
         if value is not None:  # None: not given, or a key with nothing behind it
             return KEYS[key].read(value)
     except ValueError as e:
-        problems.append(f"{where}: {e}")
+        refused[key] = f"{where}: {e}"
     return KEYS[key].read(KEYS[key].default)
 
 
-def _conflicts(values: Mapping[str, Any], name: str, given: Collection[str]) -> Iterator[str]:
-    """Yield problems between keys."""
+def _conflicts(
+    values: Mapping[str, Any], name: str, given: Collection[str]
+) -> Iterator[tuple[str, str]]:
+    """Yield problems between keys, each with the key that it is of."""
     if not values["store.url"]:
         problem = "empty" if "store.url" in given else "missing"
         example = "such as /mnt/checkpoints or s3://bucket/prefix"
-        yield f"{name}: store.url: {problem}: a path or URL is expected, {example}"
+        text = f"{name}: store.url: {problem}: a path or URL is expected, {example}"
+        yield "store.url", text
     if "worker" in values["roles"] and not values["worker.runs"]:
-        yield f"{name}: worker.runs: missing: the worker role needs at least one output directory"
+        why = "missing: the worker role needs at least one output directory"
+        yield "worker.runs", f"{name}: worker.runs: {why}"
     names = [run.name for run in values["worker.runs"] if run.name]
     for run in sorted(run for run, count in Counter(names).items() if count > 1):
-        yield f"{name}: worker.runs: two runs are named {run!r}"
+        yield "worker.runs", f"{name}: worker.runs: two runs are named {run!r}"
 
 
 def _shown(key: str, value: object) -> str:
@@ -215,6 +224,5 @@ def _suggestion(key: str, among: Collection[str]) -> str:
 def _all(name: str, problems: list[str]) -> str:
     if len(problems) == 1:
         return problems[0]
-    shown = [f"  {problem}" for problem in problems[:_MOST]]
-    more = [f"  and {len(problems) - _MOST} more"] if len(problems) > _MOST else []
-    return "\n".join([f"{name}: {len(problems)} problems", *shown, *more])
+    more = [f"and {len(problems) - _MOST} more"] if len(problems) > _MOST else []
+    return f"{name}: {len(problems)} problems: {'; '.join([*problems[:_MOST], *more])}"

@@ -36,6 +36,10 @@ How = Literal["rebuild", "copy", "delete", "ask", "away", "later", "ignore", "lo
 """Make it again, copy it in the store or delete it, here and now; ask a node that runs, or one that
 does not; do it after something else; nothing to do; nobody has it."""
 ORDER: tuple[How, ...] = ("lost", "away", "ask", "later", "copy", "rebuild", "delete", "ignore")
+_WRONG_MEANING = (
+    "it was wrong before the upload, and no node can have better; correct it in the checkpoint's"
+    " directory and upload that under another run (`ckptsync push --run`), or use an earlier one"
+)
 _DELETED = {
     "keep": (
         "it is damaged: ckptsync writes a new record that keeps the location (`ckptsync keep"
@@ -173,6 +177,17 @@ def repair(
     return tuple(done)
 
 
+def _is_as_recorded(finding: VerifyFinding, seen: LocationState) -> bool:
+    """Return whether a report has compared all bytes and calls a file wrong only in its meaning."""
+    if finding.kind in OF_BYTES:
+        return False
+    for report in (seen.records.reports[name] for name in seen.conditions.proof.damage):
+        compared = {reading.level: reading.size for reading in report.readings}
+        if finding in report.findings and compared.get("digest", -1) == compared.get("stat"):
+            return True
+    return False
+
+
 def _damage(finding: VerifyFinding) -> str:
     return f"{finding.kind}: {finding.detail}"
 
@@ -204,6 +219,9 @@ def _of_shard(
 ) -> Repair:
     path, at = shard
     damage = _damage(finding)
+    if _is_as_recorded(finding, seen):
+        words = f"it has the bytes that {at.nodes[0]} uploaded: {_WRONG_MEANING}"
+        return Repair(finding.name, "lost", words, damage)
     source = stored.get(at.entry.digest, "")
     if source and finding.kind in OF_BYTES:
         return Repair(finding.name, "copy", f"from {source}", damage, source=source)
@@ -252,6 +270,9 @@ def _consequence(path: str, seen: LocationState) -> str:
 def _of_model(finding: VerifyFinding, seen: LocationState, shards: Iterable[Repair]) -> Repair:
     """Plan the repair of a consolidated file."""
     name, damage = finding.name, _damage(finding)
+    if _is_as_recorded(finding, seen):
+        words = f"a model made again has the same bytes: {_WRONG_MEANING}"
+        return Repair(name, "lost", words, damage)
     if seen.conditions.shards:
         words = f"its shards were deleted: {seen.conditions.shards}"
         return Repair(name, "lost", words, damage, _tensors(finding, seen))

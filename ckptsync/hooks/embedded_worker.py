@@ -194,6 +194,15 @@ def log_problem(spool: Path) -> str:
     return ""
 
 
+def who_uploads(output_dir: Path) -> str:
+    """Return which worker goes on with a directory's saves when this process has ended, or ""."""
+    if is_running(output_dir):
+        return "the embedded worker goes on with them after this process"
+    if is_served(output_dir / SPOOL):
+        return "this node's worker goes on with them"
+    return ""
+
+
 def push_command(output_dir: Path, store: str, run: str) -> str:
     """Return the command that uploads a directory and its spool; ``STORE`` if that is not known."""
     name = ("--run", run.replace("{dir}", output_dir.name)) if run else ()

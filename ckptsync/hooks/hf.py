@@ -13,13 +13,15 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
 
+from ckptsync.checkpoint_dirs import FINAL
 from ckptsync.errors import ConfigError
 from ckptsync.hooks import added_files, embedded_worker
 from ckptsync.hooks.rank_saves import HookLog, at_end, has_failed
@@ -27,8 +29,10 @@ from ckptsync.hooks.trainer_saves import TrainerSaves
 from ckptsync.spool import folders
 from ckptsync.walk import SPOOL
 
+MOST_NAMES = 20  # of saves in one line of the log
 _log = logging.getLogger("ckptsync.hook")
 _callbacks: list[CkptSyncCallback] = []  # those that a training of this process has begun with
+_trainings: dict[Path, list[TrainerSaves]] = {}  # of this process, by output directory
 _announced: set[int] = set()  # processes that have logged that the hook is on
 
 
@@ -121,6 +125,7 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
             log=self._log,
             only_model=bool(getattr(args, "save_only_model", False)),
         )
+        _trainings.setdefault(output_dir, []).append(self._saves)
         if self not in _callbacks:
             _callbacks.append(self)
             at_end(partial(finish, os.getpid()))
@@ -172,26 +177,36 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
         """
         if self._pid != os.getpid():
             return
-        for folder in self._folders:
+        for folder in sorted(self._folders):
             with self._logged("wait for the store"):
                 if self._wait > 0:
                     embedded_worker.wait(folder, since + self._wait, self._log)
-                self._sum_up(folder)
+                # once for all trainings of a directory
+                if trainings := _trainings.pop(folder, []):
+                    self._sum_up(folder, [name for saves in trainings for name in saves.saved])
         self._folders = set()
 
-    def _sum_up(self, folder: Path) -> None:
-        left, problem = embedded_worker.unstored(folder), embedded_worker.problem(folder)
-        if left and problem:
-            command = embedded_worker.push_command(folder, self._store, self._run)
-            names = ", ".join(name.rpartition(".")[0] for name in left)
-            self._log(
-                f"not uploaded: {names}: {problem}; to upload the rest: {command}", again=True
-            )
-        elif problem:
-            self._log(problem, again=True)
-        elif not left and self._wait > 0:
+    def _sum_up(self, folder: Path, saved: Sequence[str]) -> None:
+        """Log what the store has of a directory's saves, what it has not, and what to do then."""
+        problem = embedded_worker.problem(folder)
+        left = [name.rpartition(".")[0] for name in embedded_worker.unstored(folder)]
+        stored = list((Counter(saved) - Counter(left)).elements())
+        parts = []
+        if stored:
             where = f" to {self._store}" if self._store else ""
-            self._log(f"every kept checkpoint of {folder} is uploaded{where}", again=True)
+            parts.append(f"uploaded{where}: {count_saves(stored, folder)}")
+        if left:
+            worker = "" if problem else embedded_worker.who_uploads(folder)
+            why = worker or problem or f"no worker runs for {folder}"
+            more, rest = (" yet", "wait for") if worker else ("", "upload")
+            command = embedded_worker.push_command(folder, self._store, self._run)
+            names = ", ".join(left[:MOST_NAMES])
+            names += f" and {len(left) - MOST_NAMES} more" if left[MOST_NAMES:] else ""
+            parts.append(f"not uploaded{more}: {names}: {why}; to {rest} the rest: {command}")
+        elif problem:
+            parts.append(problem)
+        if parts:
+            self._log("; ".join(parts), again=True)
 
     # --- errors
 
@@ -202,6 +217,13 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
             yield
         except Exception as e:  # noqa: BLE001  # any error: a checkpoint is at stake, and not the training
             self._log(f"could not {what}: {type(e).__name__}: {e}")
+
+
+def count_saves(names: Sequence[str], folder: Path) -> str:
+    """Return how many saves of a directory these are, and whether the final model is among them."""
+    count = sum(name != FINAL for name in names)
+    final = "and the final model" if FINAL in names else "and no final model"
+    return f"{count} save{'' if count == 1 else 's'} of {folder} {final}"
 
 
 class DefaultCallback(CkptSyncCallback):

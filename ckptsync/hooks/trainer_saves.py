@@ -49,6 +49,7 @@ class TrainerSaves(RankSaves):
         self._weights = weights(output_dir)  # of another training
         super().__init__(output_dir, rank, world, trainer=trainer, facts=facts, log=log)
         self._only_model = only_model
+        self.saved: list[str] = []  # names of the saves that this rank has marked or pinned
         self._pending: list[tuple[int, int]] = []  # step, and the saves of it before this one
         self._writers: tuple[int, ...] = ()
         self._step = 0
@@ -95,6 +96,7 @@ class TrainerSaves(RankSaves):
             save = self.save_id(name, n)
             self.mark(name, save, of)
             del self._pending[0]  # a mark that could not be written is tried again
+            self.saved.append(name)
             if step not in (None, of):
                 self._log(f"{name}: could not be pinned in time; the worker judges its files")
             elif self.is_last(name, save, self._writers):
@@ -130,6 +132,8 @@ class TrainerSaves(RankSaves):
                     (self.begun.rank,),
                     list_files=final_model,
                 )
+            if is_new:
+                self.saved.append(FINAL)
         self.update(left=time.time())
 
     def _meet(self) -> bool:

@@ -41,7 +41,7 @@ PICKLED_METADATA = "metadata.pkl"  # torch_checkpointing's
 SAFETENSORS, DCP_SHARD = ".safetensors", ".distcp"
 TORCH = (".pt", ".pth", ".bin", ".ckpt", ".pkl")  # what torch.save writes, or pickle
 _CODE_SUFFIXES = (".py", ".pyc", ".pyd", ".so", ".pickle", ".dill", ".joblib")
-_OPTIMIZER_FOLDER = re.compile(r"(?:.*/)?optimizer(_[0-9]+)?/.*", re.DOTALL)
+_OPTIMIZER_FOLDER = re.compile(r"(?:.*/)?(?:optimizer(_[0-9]+)?|optim)/.*", re.DOTALL)
 
 MOST_RANKS = 1 << 20  # no training has so many ranks: a higher number in a name is something else
 
@@ -59,10 +59,11 @@ def may_run(name: str, *, pickles: bool = True) -> bool:
 class FileKind:
     """What is known of files by their names: a row of `KINDS`.
 
-    ``pattern`` is of the last component; its group is the number of the rank whose own file it is,
-    where the first rank has the number ``first``. ``use``: what a file is good for besides the
-    model, as ``ckptsync push --send`` asks; ``describing`` files say what others are, and are
-    always stored. ``is_for_any_rank``: another rank may read it, too, when a training resumes.
+    ``pattern`` is of the last component, or with a slash of the last two; its group is the number
+    of the rank whose own file it is, where the first rank has the number ``first``. ``use``: what a
+    file is good for besides the model, as ``ckptsync push --send`` asks; ``describing`` files say
+    what others are, and are always stored. ``is_for_any_rank``: another rank may read it, too, when
+    a training resumes.
     ``is_shard``: ranks write such files side by side, and each before its random state.
     """
 
@@ -106,6 +107,8 @@ KINDS = (
     FileKind(r"scheduler(?:_[0-9]+)?\.(?:pt|bin)", "resuming"),
     FileKind(r"scaler\.pt|rng_state\.pth|training_args\.bin", "resuming"),
     FileKind(r"custom_checkpoint_[0-9]+\.pkl", "resuming"),
+    # LLaMA-Factory v1
+    FileKind(r"(?:rng_state|dataloader)/rank_([0-9]+)\.pt", "resuming"),
     FileKind(r".*\.index\.json|trainer_state\.json", "describing"),
 )
 
@@ -137,7 +140,7 @@ def home(names: Iterable[str], holds: Callable[[Collection[str]], object]) -> tu
 
 def file_kind(name: str) -> FileKind | None:
     """Return what `KINDS` says of a file."""
-    return _kind_and_rank(name.rpartition("/")[2])[0]
+    return _kind_and_rank(_end(name))[0]
 
 
 def use_of(name: str) -> str:
@@ -153,13 +156,19 @@ def is_of_optimizer(path: str) -> bool:
 
 def rank(name: str) -> int | None:
     """Return the rank whose own file this is; None where the name does not say."""
-    return _kind_and_rank(name.rpartition("/")[2])[1]
+    return _kind_and_rank(_end(name))[1]
+
+
+def _end(name: str) -> str:
+    """Return the last two components of a name."""
+    return "/".join(name.rsplit("/", 2)[-2:])
 
 
 @lru_cache(maxsize=1 << 14)  # the files of all checkpoints of a run have the same names
-def _kind_and_rank(base: str) -> tuple[FileKind | None, int | None]:
+def _kind_and_rank(end: str) -> tuple[FileKind | None, int | None]:
+    base = end.rpartition("/")[2]
     for kind in KINDS:
-        if found := re.fullmatch(kind.pattern, base):
+        if found := re.fullmatch(kind.pattern, end if "/" in kind.pattern else base):
             number = next((max(0, int(n) - kind.first) for n in found.groups() if n), MOST_RANKS)
             return kind, number if number < MOST_RANKS else None
     return None, None

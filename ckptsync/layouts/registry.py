@@ -20,8 +20,10 @@ from ckptsync.layouts.file_names import (
     PICKLED_METADATA,
     Within,
     holds_weights,
+    is_of_optimizer,
     join,
     ranks,
+    use_of,
 )
 from ckptsync.layouts.state_dict import without_extra_states
 from ckptsync.plain_json import parse
@@ -159,7 +161,9 @@ _CONFIG_HINT = "copy the adapter's configuration there: it has its scale, and no
 _TORCH_SAVED = re.compile(
     r".*\.(pt|pth|bin|ckpt)|(.*/)?(random_states|custom_checkpoint)_[0-9]+\.pkl", re.DOTALL
 )
-_RNG = re.compile(r"((?:checkpoint/)?(?:rng_state_|random_states_))[0-9]+(\.pth|\.pkl)")
+_RNG = re.compile(
+    r"((?:checkpoint/)?(?:rng_state_|random_states_)|rng_state/rank_)([0-9]+)(\.pth|\.pkl|\.pt)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -447,9 +451,10 @@ def require(files: Files, needed: Mapping[str, int | None]) -> None:
             )
 
 
-def demands(files: Files) -> Demands:
+def demands(files: Files, sent: Collection[str] | None = None) -> Demands:
     """Return what the metadata here demands; nothing where this node's files have none.
 
+    ``sent``: the files that are stored, if not all are; what has no metadata demands no others.
     Raises Corrupt or Unsupported.
     """
     found = sources(files)
@@ -457,11 +462,36 @@ def demands(files: Files) -> Demands:
     every = _adapters(found) or found[:1]
     model = {k: v for source in every for k, v in needed[source].items()}
     resume = {k: v for each in needed.values() for k, v in each.items() if k not in model}
-    world = _world(files, needed, model)
+    world = writers = _world(files, needed, model)
+    own = [m for m in map(_RNG.fullmatch, files.sizes()) if m]
+    if (
+        not resume
+        and found
+        and found[0].is_whole
+        and (states := _states(files.sizes() if sent is None else sent))
+    ):
+        resume = dict.fromkeys(states)
+        writers = max((int(m[2]) + 1 for m in own), default=0) if world is None else world
     # the random states that every rank writes, if any rank here wrote one
-    kinds = {(m[1], m[2]) for m in map(_RNG.fullmatch, files.sizes()) if m}
-    states = [f"{stem}{rank}{end}" for stem, end in sorted(kinds) for rank in range(world or 0)]
-    return Demands(model, resume | {name: files.sizes().get(name) for name in states}, world)
+    kinds = {(m[1], m[3]) for m in own}
+    random = [f"{stem}{rank}{end}" for stem, end in sorted(kinds) for rank in range(writers or 0)]
+    return Demands(model, resume | {name: files.sizes().get(name) for name in random}, world)
+
+
+def _states(names: Collection[str]) -> list[str]:
+    """Return the files beside a whole model from which a training resumes; none if one is missing.
+
+    No metadata lists them.  The Trainer begins anew without a word where one of its optimizer's and
+    its scheduler's states is missing.
+    """
+    optimizer = [name for name in names if is_of_optimizer(name)]
+    states = [name for name in names if use_of(name) == "resuming"]
+    state = next((name for name in names if name.rpartition("/")[2] == _TRAINER_STATE), "")
+    scheduler = join(state.rpartition("/")[0], "scheduler.pt")
+    if not optimizer or (state and scheduler not in names):
+        return []
+    states = [name for name in states if not name.endswith("training_args.bin")]
+    return sorted({*optimizer, *states, *filter(None, [state])})
 
 
 def closed(name: str, files: Files) -> bool:

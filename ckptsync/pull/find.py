@@ -11,11 +11,8 @@ from ckptsync.errors import ConfigError, Corrupt, Incomplete
 from ckptsync.pull.choose import PulledPart, Trust, choose, split
 from ckptsync.pull.download_plan import PullPlan, plan_checkpoint, plan_model
 from ckptsync.records.location_status import Status
-from ckptsync.safe_names import CONSOLIDATED, RECORDS
-from ckptsync.stores import file_sources
 from ckptsync.stores.contract import Store
-from ckptsync.stores.opening import Access, directory_of, is_store, open_store
-from ckptsync.stores.urls import Remote, located
+from ckptsync.stores.opening import directory_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,32 +87,6 @@ def why_retired(store: Store, run: str, location: str) -> str:
     return seen.conditions.retired if seen else "all its manifests were replaced or deleted"
 
 
-def split_url(url: str, access: Access) -> tuple[Store, str]:
-    """Return the store that a URL or path lies in, and the run (and checkpoint) in it.
-
-    Raises ConfigError if it lies in no store.
-    """
-    location = located(url)
-    if isinstance(location, Remote):
-        above = file_sources.store_above(location, access)
-        if above is not None:
-            below = file_sources.path(location).relative_to(file_sources.path(above))
-            store = open_store(above.url, access.options_of(above), access.limits)
-            return store, _run_and_checkpoint(below.parts)
-    else:
-        for root in (location, *location.parents):
-            if is_store(str(root)):
-                store = open_store(str(root), limits=access.limits)
-                return store, _run_and_checkpoint(location.relative_to(root).parts)
-    raise ConfigError(
-        f"{url}: not inside a store",
-        hint=(
-            "name a run, and its store with --store, -c or CKPTSYNC_STORE; or give the URL of a run"
-            " in a store"
-        ),
-    )
-
-
 def check_outside(store: Store, destination: Path) -> None:
     """Raise ConfigError for a destination inside the store."""
     root = directory_of(store)
@@ -124,12 +95,3 @@ def check_outside(store: Store, destination: Path) -> None:
             f"{destination}: lies inside the store {root}",
             hint="name a directory outside of the store",
         )
-
-
-def _run_and_checkpoint(parts: tuple[str, ...]) -> str:
-    """Join a path below a store's root, without the folders of consolidated models and records."""
-    if not parts:
-        raise ConfigError(
-            "the URL names a store, but no run in it", hint="`ckptsync ls` lists the runs"
-        )
-    return "/".join(part for part in parts if part not in (CONSOLIDATED, RECORDS))

@@ -154,7 +154,7 @@ def catalogue_lines(found: Catalogue) -> Iterator[Line]:
         yield Line(f"location {seen.run}/{seen.location}", text)
     for fault in found.faults:
         text = pairs(phase="unreadable", record=fault.name, error=fault.error)
-        yield Line(f"fault {fault.name}", text, is_error=True)
+        yield Line(f"fault {fault.name}", text, level="error")
 
 
 def _faults(catalogue: Catalogue) -> Iterator[str]:

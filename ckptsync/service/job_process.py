@@ -240,10 +240,10 @@ def report_lines(report: Report, name: str) -> Iterator[Line]:
     where = {"run": report.run, "location": report.location}
     what = {"level": report.level, "verdict": report.verdict, "read": report.read}
     key = f"report {report.run}/{report.location} {name}"
-    yield Line(key, pairs(phase="proved", **where, **what), is_error=is_damaged)
+    yield Line(key, pairs(phase="proved", **where, **what), level="error" if is_damaged else "info")
     for f in report.findings if is_damaged else ():
         found = {"kind": f.kind, "file": f.name, "detail": f.detail, "tensors": ",".join(f.tensors)}
-        yield Line(f"{key} {f}", pairs(phase="found", run=report.run, **found), is_error=True)
+        yield Line(f"{key} {f}", pairs(phase="found", run=report.run, **found), level="error")
 
 
 def retention_line(outcome: RemovalOutcome) -> Line:

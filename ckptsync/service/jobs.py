@@ -225,7 +225,7 @@ class Jobs:
             Line(
                 f"failed {subject}",
                 pairs(phase="failed", subject=subject, error=end, hint=end.hint),
-                is_error=True,
+                level="error",
             )
             for subject, end in self._failed(kind)
         )

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from ckptsync.quantities import clean
 
@@ -33,11 +33,11 @@ class Line:
 
     key: str
     text: str
-    is_error: bool = False
+    level: Literal["info", "warning", "error"] = "info"
 
     def write(self, logger: logging.Logger) -> None:
         """Write this line to a log."""
-        logger.log(logging.ERROR if self.is_error else logging.INFO, "%s", self.text)
+        logger.log(getattr(logging, self.level.upper()), "%s", self.text)
 
 
 def changed(before: Mapping[str, str], now: Iterable[Line]) -> tuple[list[Line], dict[str, str]]:

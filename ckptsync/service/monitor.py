@@ -112,7 +112,7 @@ def _lines(before: Overview | None, now: Overview) -> Iterator[Line]:
     for a in now.alarms:
         what = {"code": a.code, "subject": a.subject, "severity": a.severity}
         text = pairs(phase="alarm", **what, todo=a.todo)
-        yield Line(f"alarm {a.key}", text, is_error=a.severity == "critical")
+        yield Line(f"alarm {a.key}", text, level="error" if a.severity == "critical" else "warning")
     active = {a.key for a in now.alarms}
     for a in before.alarms if before else ():
         if a.key not in active:

@@ -30,7 +30,9 @@ from ckptsync.service.tasks import HUNG, Outcome, Task, Watchdog
 from ckptsync.spool import markers
 from ckptsync.status import heartbeat
 from ckptsync.status.heartbeat import Disk, Facts, Heartbeat, Train
+from ckptsync.stores import progress_signs
 from ckptsync.stores.contract import Store
+from ckptsync.stores.limits import urgent
 from ckptsync.walk import SPOOL
 from ckptsync.worker.node_identity import Clock, umask
 
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from ckptsync.service.worker_role import WorkerRole
 
 MOST = 1000  # entries of each list in a heartbeat
+SOON, LATER = 1.0, 5.0  # seconds between two heartbeats, at least, because the queue has changed
 RATE_OVER = 60.0  # seconds
 
 log = logging.getLogger(__name__)
@@ -61,7 +64,7 @@ class Roles:
         self.disks: tuple[Disk, ...] = ()
         """Of the last heartbeat."""
         self.watchdog = Watchdog(HUNG)
-        self.sent_bytes: Callable[[], int] = lambda: 0
+        self.sent_bytes: Callable[[], int] = progress_signs.sent_bytes
 
     @property
     def all(self) -> tuple[Task, ...]:
@@ -100,6 +103,7 @@ class Heart:
     def __init__(self, store: Store, mine: Heartbeat, roles: Roles, stop: Stopping) -> None:
         self._store, self._mine, self._roles, self._stop = store, mine, roles, stop
         self._rate = Rate()
+        self._beaten = float("-inf")
         self._facts: Facts | None = None
         self._clock = Clock(store, mine.node)
         self._offset: int | None = None
@@ -109,7 +113,11 @@ class Heart:
 
         Asks for a stop with exit code 2 if another live worker of this name was there first.
         """
-        now = time.monotonic()
+        with urgent():
+            self._beat()
+
+    def _beat(self) -> None:
+        self._beaten = now = time.monotonic()
         try:
             self._mine = heartbeat.beat(self._store, self._current(now))
         except heartbeat.Rival as e:
@@ -124,6 +132,16 @@ class Heart:
         if found != self._facts:
             heartbeat.write_facts(self._store, replace(found, at=time.time()), self._mine.roles)
             self._facts = found
+
+    def is_outdated(self) -> bool:
+        """Return whether the upload queue is another than the last heartbeat says, for a while.
+
+        What was empty is so at once; else a queue that moves fast would beat without end.
+        """
+        since = time.monotonic() - self._beaten
+        if since < (SOON if not self._mine.queue else LATER):
+            return False
+        return self._roles.outcome().queue[:MOST] != self._mine.queue
 
     def farewell(self) -> None:
         """Write that this process has stopped, unless the name is another's."""

@@ -140,6 +140,7 @@ class _Service:
         self._opening = Task("store", CHECK_EVERY, self._open, self._fatal)
         self._tasks: tuple[Task, ...] = ()
         self._heart: Heart | None = None
+        self._beating: Task | None = None
         self._refusal: CkptsyncError | None = None
         self._status = "opening the store"
         self._clock = skew()
@@ -148,13 +149,14 @@ class _Service:
         begun = begin(self._config, self._node, self._store, self._fatal)
         with begun as roles, ExitStack() as stack:
             self._roles, self._stack = roles, stack
-            roles.sent_bytes = lambda: self._store.sent_bytes
             self._adopt([self._opening, *roles.local])
             self._notifier.send("READY=1", f"STATUS={self._status}")
             period = min(CHECK_EVERY, (self._notifier.watchdog or NEVER) / 2)
             next_check = 0.0
             while not self._stop.is_stopping:
                 now = time.monotonic()
+                if self._beating is not None and self._heart and self._heart.is_outdated():
+                    self._beating.at(0.0)
                 for task in self._tasks:
                     task.start_if_due(now)
                 if now >= next_check or self._stop.must_reload:
@@ -199,7 +201,8 @@ class _Service:
         what = {"node": mine.node, "roles": ",".join(mine.roles), "store": store.url}
         log.info("%s", pairs(phase="started", **what))
         roles = self._roles
-        roles.local.append(Task("heartbeat", mine.period, heart.beat, self._fatal))
+        self._beating = Task("heartbeat", mine.period, heart.beat, self._fatal)
+        roles.local.append(self._beating)
         if roles.periodic:
             from ckptsync.service.head_roles import repeated  # noqa: PLC0415
 

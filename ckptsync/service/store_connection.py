@@ -8,7 +8,6 @@ worked with it has a new key, which comes here a little later.  Whoever opens it
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -164,15 +163,12 @@ class ServiceStore(StoreWrapper):
 
     Once ``is_stopping`` writes raise Transient between two chunks: the next start continues what
     was written where the store can do that (`About.origin`), and elsewhere begins anew.
-    ``sent_bytes``: given to the store since the process began, tries that failed among them.
     """
 
     def __init__(self, url: str, is_stopping: Callable[[], bool]) -> None:  # no store to wrap yet
         self.url, self.late, self.is_exclusive = url, 0.0, False
-        self.sent_bytes = 0
         self._is_stopping = is_stopping
         self._store: Store | None = None
-        self._lock = threading.Lock()
 
     def came(self, store: Store) -> None:
         """Serve this store from now on."""
@@ -194,18 +190,16 @@ class ServiceStore(StoreWrapper):
         self.inner.create(name, self._until_stop(name, chunks), about)
 
     def _until_stop(self, name: str, chunks: Iterable[Chunk]) -> Iterable[Chunk]:
-        """Return the chunks until a stop, counted; they can be read again if ``chunks`` can."""
+        """Return the chunks until a stop; they can be read again if ``chunks`` can."""
 
-        def counted() -> Iterator[Chunk]:
+        def guarded() -> Iterator[Chunk]:
             for chunk in chunks:
                 if self._is_stopping():
                     why = f"{name}: not written, the service is stopping"
                     raise Transient(why, hint="the next start continues the upload")
                 yield chunk
-                with self._lock:  # several files are written at once
-                    self.sent_bytes += memoryview(chunk).nbytes
 
-        return counted() if isinstance(chunks, Iterator) else _Repeated(counted)
+        return guarded() if isinstance(chunks, Iterator) else _Repeated(guarded)
 
 
 class _Repeated:

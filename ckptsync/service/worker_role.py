@@ -21,6 +21,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from ckptsync.config.output_dirs import list_unmatched, list_watched, output_directories
 from ckptsync.config.schema import Config, WorkerConfig
@@ -358,7 +359,7 @@ def worker_options(config: Config, node: str, run: RunDir) -> WorkerOptions:
 
 def _left_out(problems: tuple[str, ...] | list[str]) -> list[Line]:
     texts = {problem: pairs(phase="left-out", error=problem) for problem in problems}
-    return [Line(f"problem {key}", text, is_error=True) for key, text in texts.items()]
+    return [Line(f"problem {key}", text, level="error") for key, text in texts.items()]
 
 
 def give_back_memory() -> None:
@@ -383,16 +384,19 @@ def worker_lines(result: WorkerResult) -> Iterator[Line]:
             what["detail"] = p.detail
         text = pairs(phase=p.phase, **what, notes="; ".join(p.notes))
         is_lost = p.phase in ("missed", "lost")
-        yield Line(f"checkpoint {p.run}/{p.checkpoint} {p.k}", text, is_error=is_lost)
+        level: Literal["info", "warning", "error"] = "warning" if p.notes else "info"
+        level = "error" if is_lost else level
+        yield Line(f"checkpoint {p.run}/{p.checkpoint} {p.k}", text, level)
     for repair in result.repairs:
         phase = "not-repaired" if repair.reason else "repaired"
         where = {"run": repair.run, "file": repair.name, "report": repair.report}
         text = pairs(phase=phase, **where, reason=repair.reason)
-        yield Line(f"repair {repair.report} {repair.name}", text)
+        level = "warning" if repair.reason else "info"
+        yield Line(f"repair {repair.report} {repair.name}", text, level)
     for note in result.notes:
-        yield Line(f"note {note}", pairs(phase="note", detail=note))
+        yield Line(f"note {note}", pairs(phase="note", detail=note), level="warning")
     for f in result.failures:
         # differs each time, and is no news
         hint = re.sub(r"(; )?given up after [0-9]+ tries in [0-9]+ s$", "", f.hint)
         text = pairs(phase="failed", run=f.run, checkpoint=f.checkpoint, error=f.text, hint=hint)
-        yield Line(f"failure {f.run} {f.checkpoint}", text, is_error=True)
+        yield Line(f"failure {f.run} {f.checkpoint}", text, level="error")

@@ -20,7 +20,7 @@ from ckptsync.stores.checkpoint_files import (
     TopFiles,
 )
 from ckptsync.stores.contract import Store
-from ckptsync.stores.opening import Access, bare
+from ckptsync.stores.opening import Access, bare, is_store, open_store
 from ckptsync.stores.prefetch import PrefetchedFiles
 from ckptsync.stores.urls import Remote
 from ckptsync.tensors import Files
@@ -86,7 +86,7 @@ def around(directory: PathOrUrl, access: Access, names: Collection[str]) -> File
 def store_above(directory: Remote, access: Access) -> Remote | None:
     """Return the directory at or above this one that is a store of ours; raise Transient."""
 
-    def is_store(above: Remote) -> bool:
+    def has_store(above: Remote) -> bool:
         store, prefix = _over(above, access)
         return _size(store, prefix + STORE_FILE) is not None
 
@@ -96,11 +96,28 @@ def store_above(directory: Remote, access: Access) -> Remote | None:
         return next(
             (
                 found
-                for found, is_one in zip(above, pool.map(is_store, above), strict=True)
+                for found, is_one in zip(above, pool.map(has_store, above), strict=True)
                 if is_one
             ),
             None,
         )
+
+
+def enclosing_store(directory: PathOrUrl, access: Access) -> tuple[Store, tuple[str, ...]] | None:
+    """Return the store at or above a directory, opened, and the directory's path below its root.
+
+    None if there is none.  Raises ConfigError, StoreError.
+    """
+    if isinstance(directory, Remote):
+        above = store_above(directory, access)
+        if above is None:
+            return None
+        store = open_store(above.url, access.options_of(above), access.limits)
+        return store, path(directory).relative_to(path(above)).parts
+    for root in (directory, *directory.parents):
+        if is_store(str(root)):
+            return open_store(str(root), limits=access.limits), directory.relative_to(root).parts
+    return None
 
 
 def _over(directory: Remote, access: Access) -> tuple[Store, str]:

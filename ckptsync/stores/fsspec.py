@@ -37,6 +37,7 @@ from ckptsync.errors import (
     Transient,
 )
 from ckptsync.safe_names import RECORDS, checked_path
+from ckptsync.stores import progress_signs
 from ckptsync.stores.contract import (
     UNKNOWN,
     About,
@@ -294,6 +295,7 @@ class _Pieces:
             self.error = e
             raise
         self.size += len(piece)
+        progress_signs.count_sent(len(piece))
         return piece
 
     def read(self, _: int) -> bytes:

@@ -12,6 +12,8 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -34,7 +36,26 @@ DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sun
 DAY = 24 * 60  # minutes
 _SLOT = re.compile(r"(?:([A-Za-z]+)-)?([0-9]{1,2}):([0-9]{2}),(\S+)")
 _RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)([KMGT]i?)?(B)?(/s)?", re.IGNORECASE)
+_SPACED = re.compile(
+    r"(?<=[0-9])\s+(?=(?:[KMGT]i?B?|B)(?:/s)?(?:\s|$))", re.IGNORECASE
+)  # before a unit, as in 5 MB/s
 _POWERS = {"K": 1, "M": 2, "G": 3, "T": 4}
+
+
+_is_urgent: ContextVar[bool] = ContextVar("urgent", default=False)
+
+
+@contextmanager
+def urgent() -> Iterator[None]:
+    """Let small requests of this block go at once: a heartbeat, late by a queue, tells old things.
+
+    Their bytes count, so that others wait longer.
+    """
+    before = _is_urgent.set(True)
+    try:
+        yield
+    finally:
+        _is_urgent.reset(before)
 
 
 class RateLimiter(Protocol):
@@ -109,7 +130,7 @@ class Schedule:
 
 def parse_schedule(text: str) -> Schedule:
     """Return the schedule that a text means; raise ValueError."""
-    words = text.split()
+    words = _SPACED.sub("", text).split()
     if not words:
         raise ValueError(
             "an empty bandwidth: expected a rate such as 50MB/s, a timetable such as '08:00,50M"
@@ -211,7 +232,9 @@ class TokenBucket:
             self._move()
             self._end += count
             end = self._end
-            if is_small:
+            if is_small and _is_urgent.get():
+                end = self._reached
+            elif is_small:
                 end = min(end, max(self._small_end, self._reached) + 2 * count)
                 self._small_end = end
         while (wait := self._seconds_to(end)) > 0:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from ckptsync.errors import Exists, NotFound
 from ckptsync.safe_names import checked_path
+from ckptsync.stores import progress_signs
 from ckptsync.stores.contract import (
     UNKNOWN,
     About,
@@ -86,4 +87,6 @@ class MemoryStore:
 
 def _joined(name: str, chunks: Iterable[Chunk]) -> bytes:
     checked_path(name)
-    return b"".join(map(bytes, chunks))
+    content = b"".join(map(bytes, chunks))
+    progress_signs.count_sent(len(content))
+    return content

@@ -27,6 +27,7 @@ LEAST = (
 _lock = threading.Lock()
 _signs: dict[str, int] = {}
 _owner: ContextVar[str] = ContextVar("owner", default="")
+_sent = 0  # bytes
 _is_shutting_down = False  # a plain flag, since signal handlers may take no lock
 
 
@@ -46,6 +47,22 @@ def signs_of(owner: str) -> int:
     """Return how many signs there have been within `of`."""
     with _lock:
         return _signs.get(owner, 0)
+
+
+def count_sent(count: int) -> None:
+    """Count bytes of files as uploaded: each store does so where they leave for its disk or server.
+
+    A store that gathers them in parts first counts none that waits in a part.
+    """
+    global _sent  # noqa: PLW0603 - of the whole process
+    with _lock:
+        _sent += count
+
+
+def sent_bytes() -> int:
+    """Return how many bytes of files this process has uploaded, failed attempts included."""
+    with _lock:
+        return _sent
 
 
 @contextmanager

@@ -33,8 +33,8 @@ from ckptsync.stores.checkpoint_files import FileTree, StoreFiles
 from ckptsync.stores.clock import wait_until_visible
 from ckptsync.stores.contract import Store
 from ckptsync.stores.file_sources import PathOrUrl
-from ckptsync.stores.opening import Access, is_store, open_store
-from ckptsync.stores.urls import Remote, located
+from ckptsync.stores.opening import Access
+from ckptsync.stores.urls import located
 from ckptsync.threads import ThreadPool
 from ckptsync.verify.expected_files import (
     ExpectedFile,
@@ -108,17 +108,10 @@ def resolve_target(url: str, access: Access | None = None) -> InStore | PlainDir
     Inside a store, the files of a consolidated model, and the records, mean their location.
     """
     source, access = located(url), access or Access()
-    if isinstance(source, Remote):
-        above = file_sources.store_above(source, access)
-        if above is None:
-            return PlainDirectory(source, access)
-        store = open_store(above.url, access.options_of(above), access.limits)
-        parts = file_sources.path(source).relative_to(file_sources.path(above)).parts
-    else:
-        root = next((root for root in (source, *source.parents) if is_store(str(root))), None)
-        if root is None:
-            return PlainDirectory(source, access)
-        store, parts = open_store(str(root), limits=access.limits), source.relative_to(root).parts
+    found = file_sources.enclosing_store(source, access)
+    if found is None:
+        return PlainDirectory(source, access)
+    store, parts = found
     if len(parts) > 1 and parts[1] in (CONSOLIDATED, RECORDS):
         parts = (parts[0], *parts[2:])
     return InStore(store, *parts[:2])

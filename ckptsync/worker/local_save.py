@@ -319,7 +319,7 @@ def _read_layout(files: LocalFiles) -> tuple[Demands, tuple[str, ...], tuple[str
     except Corrupt as e:
         raise Corrupt(f"not uploaded, since a name cannot be stored: {e}", hint=RENAME) from e
     try:
-        demands = _judge_model(files, registry.demands(files))
+        demands = _judge_model(files, registry.demands(files, files.by_path))
         return demands, tuple(str(s) for s in registry.sources(files)), demands.remarks
     except (Corrupt, Unsupported) as e:
         # an unknown or broken layout is stored as it is: a note here, the head says it again

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -102,10 +103,15 @@ class WorkerResult:
 
     @property
     def queue(self) -> tuple[str, ...]:
-        """Return ``run/checkpoint`` of all that is still on its way."""
-        return tuple(
-            dict.fromkeys(f"{p.run}/{p.checkpoint}" for p in self.progress if p.phase in ON_THE_WAY)
+        """Return ``run/checkpoint`` of all that is on its way: what is sent, then the oldest."""
+        waiting = sorted(
+            (p for p in self.progress if p.phase in ON_THE_WAY),
+            key=lambda p: (
+                p.phase != "sending",
+                self.pending_since.get(f"{p.run}/{p.checkpoint}", math.inf),
+            ),
         )
+        return tuple(dict.fromkeys(f"{p.run}/{p.checkpoint}" for p in waiting))
 
     @property
     def errors(self) -> tuple[str, ...]:

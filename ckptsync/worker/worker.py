@@ -282,9 +282,9 @@ class Worker:
     def _finish_or_wait(self, one: Scanned, *, is_free: bool) -> UploadProgress | None:
         """Return why a save is not uploaded now; ``None`` if it is to be uploaded.
 
-        A stored one is corrected where that is needed; the pin of a lost one is removed.  Not
-        ``is_free``: a save of its name is in hand, or the records could not be read, so nothing is
-        done.
+        A stored one that must move within the store is queued like one to be uploaded; the pin of a
+        lost one is removed.  Not ``is_free``: a save of its name is in hand, or the records could
+        not be read, so nothing is done.
         """
         seen, found = one.seen, self._view.why_done(one.seen)
         if not is_free:
@@ -295,10 +295,11 @@ class Worker:
         if seen.pin is not None and not seen.pin.node:
             return _progress(one, "waiting", "no node owns its pin yet")
         if found is not None:
+            done = _done_progress(seen, found)
             if found.phase == "stored" and found.manifest is not None:
-                done = self._correct_stored(one, found.manifest)
-            else:
-                done = _done_progress(seen, found)
+                if self._must_correct(one, found.manifest):
+                    return None
+                done = self._complete_stored(one, found.manifest)
             _mark_stored(seen, done)
             return done
         if one.is_lost and seen.pin is not None:
@@ -308,22 +309,37 @@ class Worker:
             return _progress(one, "missed", why)
         return _unless_finished(one)
 
-    def _correct_stored(self, one: Scanned, mine: Manifest) -> UploadProgress:
-        """Return that a save is stored, after its location and its configuration were corrected."""
+    def _must_correct(self, one: Scanned, mine: Manifest) -> bool:
+        """Return whether a stored save has to move within the store, or some of its files have."""
         seen, node, location = one.seen, self._options.node, mine.location
         known = self._view.known.manifests(seen.checkpoint)
         to = self._context(seen, split_threads(self._options.threads)[-1])
-        is_elsewhere = save_groups.better_location(node, location, known) != location
-        if is_elsewhere and to.must_wait(mine, known):
-            return _done_progress(seen, self._view.done_by(mine))
-        names = frozenset(k.name for k in known)
-        is_new = self._corrected.get(one.key) != names
-        if is_elsewhere or (is_new and list_doubtful_names(node, location, known, to.store)):
-            files = outgoing_save(seen, self._view.selection).files
-            location = correct_location(node, location, files, to)
-            self._corrected[one.key] = names
-        elif added := send_missing_config(seen, location, to, known):
+        if save_groups.better_location(node, location, known) != location:
+            return not to.must_wait(mine, known)
+        is_new = self._corrected.get(one.key) != frozenset(k.name for k in known)
+        return is_new and bool(list_doubtful_names(node, location, known, to.store))
+
+    def _complete_stored(self, one: Scanned, mine: Manifest) -> UploadProgress:
+        """Return that a save is stored, after its configuration was sent if that is missing."""
+        seen = one.seen
+        known = self._view.known.manifests(seen.checkpoint)
+        to = self._context(seen, split_threads(self._options.threads)[-1])
+        is_elsewhere = (
+            save_groups.better_location(self._options.node, mine.location, known) != mine.location
+        )
+        if not is_elsewhere and (added := send_missing_config(seen, mine.location, to, known)):
             return _done_progress(seen, Done("sent", f"sent {', '.join(added)}", mine))
+        return _done_progress(seen, self._view.done_by(mine))
+
+    def _correct_stored(
+        self, seen: LocalSave, mine: Manifest, capacity: QueueCapacity
+    ) -> UploadProgress:
+        """Return that a save is stored, after it was moved to where it belongs in the store."""
+        names = frozenset(k.name for k in self._view.known.manifests(seen.checkpoint))
+        files = outgoing_save(seen, self._view.selection).files
+        to = self._context(seen, capacity)
+        location = correct_location(self._options.node, mine.location, files, to)
+        self._corrected[seen.key] = names
         return _done_progress(seen, self._view.done_by(replace(mine, location=location)))
 
     def _superseded(self, one: Scanned) -> UploadProgress:
@@ -371,10 +387,15 @@ class Worker:
         self._news.append((one.key, outcome))
 
     def _upload(self, one: Scanned, capacity: QueueCapacity) -> UploadProgress:
-        """Upload a save, unless it has changed since the plan.
+        """Upload a save, unless it has changed since the plan; move one that is stored.
 
         Raises Incomplete if it changes meanwhile.
         """
+        stored = self._view.why_done(one.seen)
+        if stored is not None and stored.phase == "stored" and stored.manifest is not None:
+            done = self._correct_stored(one.seen, stored.manifest, capacity)
+            _mark_stored(one.seen, done)
+            return done
         latest = self._scanner.latest(one.key)
         if latest is None or latest.since != one.since:
             return _progress(one, "waiting", "it changed while others were sent")

@@ -1,5 +1,6 @@
 """Which store a command line names, and with which options and limits it is opened."""
 
+import json
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,8 @@ from ckptsync.config.loading import limits_of
 from ckptsync.config.schema import LimitsConfig
 from ckptsync.errors import ConfigError
 from ckptsync.stores.limits import TokenBucket, Unlimited
+from ckptsync.stores.opening import create_store
+from tests.support.seaweedfs import weed
 from tests.support.small_store import flip, make
 
 
@@ -97,3 +100,70 @@ def test_a_store_that_a_url_names_has_the_limits_that_an_empty_configuration_has
     assert replace(plain, pace=configured.pace) == configured
     assert isinstance(plain.pace, Unlimited)
     assert isinstance(configured.pace, Unlimited)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["repair", "store", "--dry-run"],
+        ["repair", "store/fsdp2", "--dry-run"],
+        ["repair", "./store/fsdp2/checkpoint-4", "--dry-run"],
+        ["keep", "store/fsdp2/checkpoint-4"],
+        ["keep", "./store/fsdp2/consolidated/checkpoint-4"],
+        ["pull", "store/fsdp2/checkpoint-4", "out"],
+        ["pull", "store/fsdp2", "out"],
+    ],
+)
+def test_a_path_in_a_store_names_the_store_and_what_is_in_it(
+    words: list[str], store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CKPTSYNC_STORE", raising=False)
+    monkeypatch.chdir(store.parent)
+    assert main(words) == 0
+    monkeypatch.chdir("/")
+    assert main(words) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["pull", "store", "out"], "store: names a store, but no run in it"),
+        (["keep", "fsdp2/checkpoint-4"], "no store is named, and this lies in none"),
+        (["keep", "./store/fsdp2/checkpoint-4", "--store", "store"], "another store is given"),
+        (["pull", "./fsdp2", "out"], "./fsdp2: not inside a store"),
+        (["repair"], "no store is named"),
+    ],
+)
+def test_why_a_name_names_nothing_is_said(
+    words: list[str],
+    reason: str,
+    store: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.delenv("CKPTSYNC_STORE", raising=False)
+    monkeypatch.chdir(store.parent)
+    assert main(words) == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_a_run_of_the_named_store_wins_over_a_path_of_its_name(
+    store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CKPTSYNC_STORE", str(store))
+    monkeypatch.chdir(store.parent)
+    assert main(["repair", "fsdp2", "--dry-run"]) == 0
+    assert main(["repair", "store", "--dry-run"]) == 2
+    assert "run 'store' not found" in capsys.readouterr().err
+    assert main(["repair", "./store", "--dry-run"]) == 0
+
+
+def test_a_url_of_a_checkpoint_in_a_bucket_names_its_store(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"s3://{weed().bucket()}/deep"
+    create_store(url, weed().options())
+    monkeypatch.setenv("CKPTSYNC_STORAGE_OPTIONS", json.dumps(weed().options()))
+    assert main(["repair", f"{url}/a/b/checkpoint-4"]) == 2
+    assert "run 'a/b' not found in" in capsys.readouterr().err
+    assert main(["repair", url]) == 0

@@ -14,6 +14,7 @@ import pytest
 from ckptsync.cli.output import (
     COLOURS,
     aligned,
+    columns,
     first_of,
     paint,
     print_json,
@@ -34,6 +35,8 @@ class Point:
 def test_columns_line_up_and_the_last_is_not_padded() -> None:
     assert aligned([["a", "bb", "c"], ["aaa", "b", "cc"]]) == ["a    bb  c", "aaa  b   cc"]
     assert aligned([]) == []
+    chinese = aligned([["模型", "x", "y"], ["run", "x", "y"]])
+    assert [columns(line.partition("x")[0]) for line in chinese] == [6, 6]
 
 
 def test_the_first_of_many_lines_has_how_many_there_are() -> None:

@@ -13,6 +13,7 @@ import pytest
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.cli import repair
 from ckptsync.cli.main import main
+from ckptsync.head.consolidate import HeadOptions
 from ckptsync.head.gc import RetentionRequest, apply_retention
 from ckptsync.head.retention_rules import Rules
 from ckptsync.status import heartbeat
@@ -21,8 +22,10 @@ from ckptsync.stores.contract import read_all
 from ckptsync.stores.opening import create_store, open_store
 from ckptsync.verify.verification import VerifyOptions, verify_location
 from ckptsync.verify.write_reports import write_report
+from tests.support.head_in_process import consolidate_due
 from tests.support.retention_stores import FIRST, fill
 from tests.support.small_store import SHARD, flip, make, make_two
+from tests.support.worker_in_process import push_now
 
 MODEL = "fsdp2/consolidated/checkpoint-4/model.safetensors"
 
@@ -249,6 +252,38 @@ def test_a_damaged_tombstone_no_longer_hides_its_location(store: Path) -> None:
     assert not bad.exists()
     assert not kept.exists()
     assert word(store) == "VERIFIED"
+
+
+def test_a_damaged_keep_that_is_the_last_record_is_replaced(store: Path) -> None:
+    assert main(["keep", "fsdp2/checkpoint-4", "--store", str(store)]) == 0
+    records = store / "fsdp2/.ckptsync/checkpoint-4"
+    (kept,) = records.glob("keep-*")
+    flip(kept)
+    for record in (r for r in records.glob("*.json") if r != kept):
+        record.unlink()
+    assert main(["repair", str(store), "fsdp2"]) == 0
+    assert not kept.exists()
+    assert len([*records.glob("keep-*")]) == 1
+
+
+def test_a_file_that_was_wrong_before_its_upload_cannot_be_repaired(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out" / "checkpoint-4"
+    out.mkdir(parents=True)
+    (out / "tokenizer.json").write_text('{"a": ')
+    head = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    content = len(head).to_bytes(8, "little") + head + bytes(4)
+    (out / "model.safetensors").write_bytes(content)
+    url = str(tmp_path / "store")
+    push_now(out.parent, create_store(url), "node0", "run")
+    consolidate_due(open_store(url), HeadOptions())
+    assert main(["verify", url, "--level", "parse"]) == 10
+    for _ in range(2):
+        assert main(["repair", url]) == 10
+        said = capsys.readouterr().out
+        assert said.count("it was wrong before the upload") == 2
+    assert "LOST: consolidated/checkpoint-4/tokenizer.json: a model made again has the same" in said
 
 
 def test_a_location_that_is_not_there_is_refused(

@@ -21,6 +21,7 @@ import pytest
 from ckptsync.catalogue.cached import Cache, read_catalogue
 from ckptsync.catalogue.location_summary import Proven
 from ckptsync.cli.main import main
+from ckptsync.cli.output import columns
 from ckptsync.cli.status import MOST, Screen, alarm_lines, overview_lines
 from ckptsync.errors import StoreError, Transient
 from ckptsync.head.consolidate import HeadOptions
@@ -318,9 +319,36 @@ def busy() -> Overview:
     return shown(*told, locations=[hurt, late, good], room=Room(10**13, 10**14))
 
 
-@pytest.mark.parametrize("width", [80, 100, 200])
-def test_no_line_is_wider_than_the_terminal(width: int) -> None:
-    assert max(len(line) for line in overview_lines(busy(), width)) <= width
+@pytest.mark.parametrize("width", [20, 40, 79, 80, 100, 200])
+def test_no_line_is_wider_than_the_terminal_and_no_text_is_lost(width: int) -> None:
+    lines = overview_lines(busy(), width)
+    assert max(len(line) for line in lines) <= width
+    text = "".join("".join(lines).split())
+    for part in ("startitsservice", "n9hasit", "LASTGOOD", "RATE"):
+        assert part in text
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_names_in_chinese_are_as_wide_as_they_are_shown(width: int) -> None:
+    name = "大模型全参数微调" * 8
+    told = shown(
+        heart(errors=(f"存储 {'无法连接' * 40}",)),
+        locations=[location(f"{name}/checkpoint-4"), location("short/checkpoint-4")],
+    )
+    lines = overview_lines(told, width)
+    assert max(map(columns, lines)) <= width
+    assert "".join(lines).replace(" ", "").count("无法连接") == 40
+
+
+def test_a_narrow_screen_shows_whole_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LINES", "200")
+    monkeypatch.setenv("COLUMNS", "40")
+    watch = screen(Away())
+    watch.refresh()
+    watch.seen, watch.reason = busy(), f"503 of {'x' * 90} the end"
+    lines = watch.picture().plain.splitlines()
+    assert max(map(len, lines)) <= 40
+    assert "theend" in "".join("".join(lines).split())
 
 
 def test_what_is_wrong_comes_first_with_what_to_do_and_the_rest_stands_below() -> None:

@@ -43,7 +43,8 @@ def test_all_problems_are_told_at_once_each_with_its_line_and_path() -> None:
         "head:\n"
         "  dtype: int8\n"
     )
-    assert said.startswith("c.yaml: 5 problems\n")
+    assert said.startswith("c.yaml: 5 problems: ")
+    assert "\n" not in said  # an error stands on one line, wherever it is printed
     for part in (
         "c.yaml:4: worker.quite: unknown key (did you mean worker.quiet?)",
         "c.yaml:5: worker.scan_every: '30' is not a duration",
@@ -52,6 +53,14 @@ def test_all_problems_are_told_at_once_each_with_its_line_and_path() -> None:
         "c.yaml: store.url: missing",
     ):
         assert part in said
+
+
+def test_a_value_that_cannot_be_read_is_one_problem() -> None:
+    said = problems("store: {url: rel/store}\nworker: {runs: [/data]}\n")
+    assert said.startswith("c.yaml:1: store.url: 'rel/store' is relative")
+    said = problems("store: {url: rel/store}\nworker: {runs: out}\n")
+    assert said.startswith("c.yaml: 2 problems: ")
+    assert "missing" not in said
 
 
 def test_a_key_in_the_wrong_section_is_sent_to_the_right_one() -> None:

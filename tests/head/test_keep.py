@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ckptsync.catalogue.uncached import read_state
+from ckptsync.catalogue.uncached import not_found, read_state
 from ckptsync.errors import ConfigError, Incomplete
 from ckptsync.head.gc import RetentionRequest, apply_retention, read_manifests
 from ckptsync.head.removal import keep, release, write_tombstone
@@ -79,6 +79,20 @@ def test_a_model_whose_shards_have_gone_may_still_be_kept() -> None:
 def test_there_is_nothing_to_keep_where_nothing_is() -> None:
     with pytest.raises(ConfigError, match="checkpoint 'checkpoint-9' not found in run 'run'"):
         keep(filled(), "run", "checkpoint-9")
+
+
+def test_what_was_deleted_is_not_proposed_instead_of_itself() -> None:
+    store = filled()
+    for _ in range(2):
+        apply_retention(store, RetentionRequest(lambda _: Rules(keep_last=1), 0.0))
+    with pytest.raises(ConfigError, match="'checkpoint-1' of run 'run' was deleted from") as caught:
+        keep(store, "run", "checkpoint-1")
+    assert "'checkpoint-1'" not in caught.value.hint
+    with pytest.raises(ConfigError, match="not found in run 'run'") as caught:
+        keep(store, "run", "checkpoint-11")
+    assert "'checkpoint-1'" not in caught.value.hint
+    error = not_found(store, "run")
+    assert ("any more" in str(error), "'run'" in error.hint) == (True, False)
 
 
 @pytest.mark.parametrize("kind", ["report", "model"])

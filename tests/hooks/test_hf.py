@@ -42,6 +42,13 @@ def check_whole(output_dir: Path, name: str, commit: Commit) -> None:
         assert (path.stat().st_size, path.stat().st_mtime_ns) == commit.files[path.name]
 
 
+def unserved(out: Path, names: str) -> str:
+    """What the hook says at the end where no worker is at work."""
+    command = shlex.join(["ckptsync", "push", str(out), "STORE"])
+    why = f"no worker runs for {out}"
+    return f"ckptsync: not uploaded: {names}: {why}; to upload the rest: {command}\n"
+
+
 def runs(folder: Path, action: str) -> Iterator[tuple[int, Path]]:
     """What each of the trainings left, and its exit code."""
     every = 1 if ALL else 10  # calls
@@ -57,7 +64,8 @@ def test_every_step_and_the_final_model_are_pinned_though_rotation_leaves_one(
     tmp_path: Path,
 ) -> None:
     done = program("-m", "tests.hooks.trainer_events", "run", str(tmp_path / "out"))
-    assert (done.returncode, done.stderr) == (0, "")
+    left = unserved(tmp_path / "out", "checkpoint-1, checkpoint-2, final")
+    assert (done.returncode, done.stderr) == (0, left)
     found = commits(tmp_path / "out")
     assert set(found) == {*CHECKPOINTS, "final.0"}
     for name, commit in found.items():
@@ -71,7 +79,8 @@ def test_a_second_training_with_one_callback_ends_the_first_and_a_fork_says_noth
     tmp_path: Path,
 ) -> None:
     done = program("-m", "tests.hooks.trainer_events", "twice", str(tmp_path))
-    assert (done.returncode, done.stderr) == (0, "")
+    left = [unserved(tmp_path / name, "checkpoint-1, checkpoint-2, final") for name in "ab"]
+    assert (done.returncode, done.stderr) == (0, "".join(left))
     (first,), (second,) = (markers.begun(tmp_path / name / "_ckptsync") for name in ("a", "b"))
     assert 0 < first.left <= second.at < second.left
     for name in ("a", "b"):
@@ -85,7 +94,10 @@ def test_each_training_of_a_script_has_its_own_final_model_though_they_share_a_d
     script is over.
     """
     done = program("-m", "tests.hooks.trainer_events", "own", str(tmp_path))
-    assert (done.returncode, done.stderr) == (0, "")
+    left = unserved(
+        tmp_path, "checkpoint-1, checkpoint-1, checkpoint-2, checkpoint-2, final, final"
+    )
+    assert (done.returncode, done.stderr) == (0, left)
     assert done.stdout.splitlines() == ["", "final.0"]
     found = commits(tmp_path)
     assert found["final.0"].train != found["final.1"].train
@@ -329,7 +341,8 @@ def test_a_callback_of_the_scripts_own_wins(tmp_path: Path, passed: str) -> None
         "assert [c._saves is None for c in one.callbacks if hasattr(c, '_saves')].count(True) == 1",
     )
     assert set(commits(tmp_path)) == PINS
-    assert (begun(tmp_path), done.stderr) == (1, "")
+    left = unserved(tmp_path, "checkpoint-1, checkpoint-2, checkpoint-3, final")
+    assert (begun(tmp_path), done.stderr) == (1, left)
 
 
 @pytest.mark.parametrize("own", "ab")
@@ -385,8 +398,22 @@ def test_the_last_line_says_that_all_is_stored_where_somebody_waited_for_it(tmp_
     )
     assert (
         done.stderr.splitlines()[-1]
-        == f"ckptsync: every kept checkpoint of {out} is uploaded to {store}"
+        == f"ckptsync: uploaded to {store}: 3 saves of {out} and the final model"
     )
+    assert len(list((store / "out").glob("*/model.safetensors"))) == len(PINS)
+
+
+def test_without_a_wait_the_last_line_says_what_is_not_stored_yet_and_what_waits_for_it(
+    tmp_path: Path,
+) -> None:
+    out, store = tmp_path / "out", tmp_path / "store"
+    slow = {"CKPTSYNC_STORE": str(store), "CKPTSYNC_LIMITS_BANDWIDTH": "1KB/s"}
+    done = trained(out, "one = Trainer(str(out))", TRAIN, **slow)
+    last = done.stderr.splitlines()[-1]
+    assert re.match(r"ckptsync: .*not uploaded yet: .*final: the embedded worker goes on", last)
+    command = last.partition("to wait for the rest: ")[2]
+    assert command == f"ckptsync push {out} {store}"
+    assert ran("-m", *shlex.split(command), path=(ROOT,)).returncode == 0
     assert len(list((store / "out").glob("*/model.safetensors"))) == len(PINS)
 
 

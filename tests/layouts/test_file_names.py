@@ -64,6 +64,8 @@ NAMES = {
     "random_states_2.pkl": 2,
     "g/bf16_zero_pp_rank_11_mp_rank_00_optim_states.pt": 11,
     "x_rank_5.pt": 5,
+    "rng_state/rank_9.pt": 9,
+    "a/dataloader/rank_12.pt": 12,
     "pytorch_model_fsdp_0_rank4.bin": 4,
     "actor/model_world_size_8_rank_6.pt": 6,
     "shard-00001-model-00001-of-00001.safetensors": 0,
@@ -77,6 +79,8 @@ NOBODYS = (
     "model-00001-of-00002.safetensors",
     "rng_state_1.pth.tmp",
     "x_rank_20261121.pt",
+    "rank_0.pt",
+    "model/rank_0.pt",
 )
 
 
@@ -104,6 +108,7 @@ USES = {
         "rng_state_7.pth",
         "scheduler.pt",
         "sampler_1.bin",
+        "rng_state/rank_0.pt",
         "custom_checkpoint_0.pkl",
         "actor/extra_state_world_size_8_rank_6.pt",
     ],
@@ -118,10 +123,12 @@ def test_a_files_name_says_what_it_is_good_for(use: str) -> None:
     assert {is_of_optimizer(name) for name in USES[use]} == {use == "optimizer"}
     assert (use_of("model.safetensors"), use_of("optimizer_0/.metadata")) == ("", "describing")
     assert is_of_optimizer("optimizer_0/.metadata")
+    assert is_of_optimizer("optim/__0_0.distcp")  # NeMo Automodel's
+    assert not is_of_optimizer("model/optim.safetensors")
 
 
 def test_ranks_are_told_once_and_in_order() -> None:
-    assert ranks([*NAMES, *NAMES, *NOBODYS]) == (0, 2, 3, 4, 5, 6, 7, 11, 15, 123455)
+    assert ranks([*NAMES, *NAMES, *NOBODYS]) == (0, 2, 3, 4, 5, 6, 7, 9, 11, 12, 15, 123455)
 
 
 @pytest.mark.parametrize("root", ["optimizer_0", "a/optimizer", "optim", "a/extra_state"])

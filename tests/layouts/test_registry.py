@@ -186,6 +186,37 @@ def test_resuming_demands_every_ranks_optimizer_and_random_states(kind: str) -> 
     assert (found.model | found.resume).keys() <= files.sizes().keys()
 
 
+STATES = {
+    "optimizer.pt": b"o",
+    "scheduler.pt": b"s",
+    "rng_state_0.pth": b"",
+    "rng_state_1.pth": b"",
+}
+
+
+@pytest.mark.parametrize(
+    ("states", "demanded"),
+    [
+        ({**STATES, "trainer_state.json": b"{}"}, {*STATES, "trainer_state.json"}),
+        (
+            {"optimizer.bin": b"", "random_states_0.pkl": b""},
+            {"optimizer.bin", "random_states_0.pkl"},
+        ),
+        ({**STATES, "rng_state_3.pth": b""}, {*STATES, "rng_state_2.pth", "rng_state_3.pth"}),
+        ({"trainer_state.json": b"{}", "training_args.bin": b""}, set()),  # save_only_model
+        ({"trainer_state.json": b"{}", "optimizer.pt": b"", "rng_state.pth": b""}, set()),
+        ({"trainer_state.json": b"{}", "scheduler.pt": b"", "rng_state.pth": b""}, set()),
+    ],
+)
+def test_resuming_demands_the_states_beside_a_whole_model(
+    states: dict[str, bytes], demanded: set[str]
+) -> None:
+    for weights in ({"model.safetensors": MODEL}, ADAPTER):
+        found = registry.demands(MemoryFiles({**weights, **states}))
+        assert set(found.resume) == demanded
+        assert found.model.keys() == weights.keys()
+
+
 def test_the_optimizer_of_an_fsdp_checkpoint_is_demanded_for_resuming_only() -> None:
     found = registry.demands(tree(*vector("hf-fsdp2-2node").sources))
     assert any(name.startswith("optimizer_0/") for name in found.resume)

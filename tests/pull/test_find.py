@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, Incomplete
-from ckptsync.pull.find import PullRequest, check_outside, find, split_url, why_retired
+from ckptsync.pull.find import PullRequest, check_outside, find, why_retired
 from ckptsync.records.tombstone_keep_join import Tombstone
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.stores.opening import Access, create_store
+from ckptsync.stores.opening import create_store
 from ckptsync.tensors import Demands
-from tests.support.seaweedfs import weed
 from tests.support.verified_stores import (
     LOCATION,
     RUN,
@@ -89,27 +88,6 @@ def test_the_reason_of_a_deletion_can_be_read() -> None:
     )
     assert why_retired(store, RUN, LOCATION) == "keep_last 3"
     assert why_retired(MemoryStore(), RUN, LOCATION) == "all its manifests were replaced or deleted"
-
-
-def test_a_url_is_split_into_its_store_and_the_run(tmp_path: Path) -> None:
-    bucket = f"s3://{weed().bucket()}/deep"
-    for url, options in ((str(tmp_path), {}), (bucket, weed().options())):
-        create_store(url, options)
-        access = Access(options)
-        for below, what in (
-            ("run", "run"),
-            ("a/b/checkpoint-4", "a/b/checkpoint-4"),
-            ("run/consolidated/checkpoint-4", "run/checkpoint-4"),
-        ):
-            store, found = split_url(f"{url}/{below}", access)
-            assert (store.url.rstrip("/"), found) == (url, what)
-        with pytest.raises(ConfigError, match="no run in it"):
-            split_url(url, access)
-
-
-def test_a_path_outside_of_any_store_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="not inside a store"):
-        split_url(str(tmp_path / "run"), Access())
 
 
 @pytest.mark.parametrize("below", ["", "run", "x/y"])

@@ -85,7 +85,7 @@ def test_what_fails_is_told_with_its_hint_and_waits_and_holds_up_no_other(tmp_pa
     assert until(lambda: not heads.jobs.running(), PATIENCE)
     head()
     assert head.errors() == ("fsdp2/checkpoint-4: /nowhere: no such file or directory",)
-    assert any("hint=" in line.text for line in head.outcome.lines if line.is_error)
+    assert any("hint=" in line.text for line in head.outcome.lines if line.level == "error")
     head()
     assert heads.jobs.running() == (), "it is not tried again at once"
 
@@ -150,4 +150,4 @@ def test_each_location_is_told_and_what_cannot_be_read() -> None:
     name = next(e.name for e in store.names("run/.ckptsync/"))
     store.write(name, [b"x"])
     lines = catalogue_lines(read_catalogue(store))
-    assert any(line.is_error and name in line.text for line in lines)
+    assert any(line.level == "error" and name in line.text for line in lines)

@@ -87,9 +87,11 @@ def test_damage_is_an_answer_with_what_was_found(tmp_path: Path) -> None:
     assert isinstance(said[-1], JobDone)
     assert said[-1].errors == ()
     proved, *found = said[-1].lines
-    assert proved.is_error
+    assert proved.level == "error"
     assert " level=digest verdict=damaged read=" in proved.text
-    assert all(line.is_error and line.text.startswith("phase=found run=fsdp2") for line in found)
+    assert all(
+        line.level == "error" and line.text.startswith("phase=found run=fsdp2") for line in found
+    )
     told = [fields(line.text) or {} for line in found]
     assert told[0]["kind"] == "digest"
     assert told[0]["file"].endswith("/model.safetensors")

@@ -315,7 +315,7 @@ def test_a_brief_and_messages_are_what_they_were_after_the_journey() -> None:
     assert decode_brief(encode(brief)) == brief
     assert decode_brief(encode(brief)).config.retention.of("a") == config.retention.of("a")
     assert replace(config, node="x") != config
-    done = JobDone((Line("k", "t", is_error=True),), ("e",), changed=True)
+    done = JobDone((Line("k", "t", level="error"),), ("e",), changed=True)
     for message in (JobProgress(1, 2), done, JobFailed("text\n…", "hint", 4, passes=True)):
         assert encode(message).count(b"\n") == 1
         assert decode_message(encode(message)) == message

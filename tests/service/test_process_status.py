@@ -117,7 +117,7 @@ def test_a_beat_tells_how_long_it_waits_how_fast_it_is_and_how_full_the_disks_ar
     store: ServiceStore, stop: Stopping, tmp_path: Path
 ) -> None:
     roles = busy(*QUEUED)
-    roles.worker, roles.sent_bytes = Serving(out=tmp_path), lambda: store.sent_bytes  # type: ignore[assignment]
+    roles.worker = Serving(out=tmp_path)  # type: ignore[assignment]
     heart = Heart(store, MINE, roles, stop)
     heart.beat()
     store.write("a/checkpoint-1/model", [bytes(1000)])
@@ -275,3 +275,25 @@ def test_a_disk_is_told_with_what_only_pins_hold_there_and_one_that_is_gone_is_l
     [disk] = disks([(tmp_path, 50_000), (tmp_path / "gone", 1)], 10**9)
     assert (disk.path, disk.spool, disk.budget) == (str(tmp_path), 50_000, 10**9)
     assert 0 < disk.free < disk.total
+
+
+def test_a_queue_that_changed_is_told_at_once_and_one_that_moves_fast_is_not(
+    store: ServiceStore, stop: Stopping, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    roles = busy()
+    heart = Heart(store, MINE, roles, stop)
+    heart.beat()
+    assert not heart.is_outdated()
+    roles.tasks[0].outcome = Outcome(queue=QUEUED)
+    assert not heart.is_outdated()
+    now[0] += 1.0
+    assert heart.is_outdated()
+    heart.beat()
+    assert seen(store).queue == QUEUED
+    roles.tasks[0].outcome = Outcome()
+    now[0] += 1.0
+    assert not heart.is_outdated()
+    now[0] += 4.0
+    assert heart.is_outdated()

@@ -68,7 +68,7 @@ def test_anything_else_is_fatal_and_has_its_traceback() -> None:
 def test_of_an_outcome_only_changes_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     waits, sent = Line("a", "phase=waiting"), Line("a", "phase=sent")
-    both = Outcome((waits, Line("b", "phase=failed", is_error=True)))
+    both = Outcome((waits, Line("b", "phase=failed", level="error")))
     task = Task("worker", 1, scripted(both, both, Outcome((sent,))), print)
     for _ in range(3):
         task()

@@ -362,7 +362,9 @@ def test_a_save_that_fails_in_its_queue_is_tried_again_soon_and_its_failure_is_o
         for _ in range(3):
             upload(found)
             assert found._plan_at - time.monotonic() <= 15
-            failures += [line.text for line in found.planning.outcome.lines if line.is_error]
+            failures += [
+                line.text for line in found.planning.outcome.lines if line.level == "error"
+            ]
         assert len(failures) == 3
         assert len(set(failures)) == 1
         store.is_refusing = False
@@ -637,15 +639,15 @@ def test_a_worker_tells_phases_repairs_and_failures_and_nothing_that_counts_down
     missed = UploadProgress(*one, "missed", "removed before it was whole")
     first, second = lines(missed, notes=("the spool is full",))
     text = 'phase=missed run=a checkpoint=checkpoint-1 detail="removed before it was whole"'
-    assert (first.text, first.is_error) == (text, True)
-    assert (second.text, second.is_error) == ('phase=note detail="the spool is full"', False)
+    assert (first.text, first.level) == (text, "error")
+    assert (second.text, second.level) == ('phase=note detail="the spool is full"', "warning")
     repaired = Repaired("a", "r1", "checkpoint-1/x")
     failed = Failure("a", "checkpoint-1", "StoreError", "away", "look", 4)
     lost = Repaired("a", "r1", "checkpoint-1/y", "these bytes are gone")
     found = lines(repairs=(repaired, lost), failures=(failed,))
     phases = [line.text.split()[0].removeprefix("phase=") for line in found]
     assert phases == ["repaired", "not-repaired", "failed"]
-    assert [line.is_error for line in found] == [False, False, True]
+    assert [line.level for line in found] == ["info", "warning", "error"]
     assert len({line.key for line in found}) == 3
 
 

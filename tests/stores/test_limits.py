@@ -29,6 +29,7 @@ from ckptsync.stores.limits import (
     TokenBucket,
     Unlimited,
     parse_schedule,
+    urgent,
 )
 from ckptsync.stores.posix.store import PosixStore
 from ckptsync.stores.retry import Persistence
@@ -88,6 +89,18 @@ def test_bytes_take_as_long_as_the_rate_says(rate: int, ask: int) -> None:
     assert exact * (1 - 1e-6) <= clock.now <= exact * (1 + 1e-6) + GATHER, (
         "what was waited too long is saved up"
     )
+
+
+def test_a_heartbeat_goes_at_once_though_much_waits_and_its_bytes_count() -> None:
+    clock = Clock()
+    paces = clock.paces("15KB/s")
+    paces.take(LEAST_PIECE)
+    before = clock.now
+    with urgent():
+        paces.take(1000)
+    assert clock.now == before
+    paces.take(LEAST_PIECE)
+    assert clock.now - before == pytest.approx((LEAST_PIECE + 1000) / 15000, abs=GATHER)
 
 
 def test_who_sends_much_is_woken_twenty_times_a_second_and_not_for_each_piece() -> None:
@@ -319,6 +332,8 @@ MIB = 1 << 20
         ("1.5G", 1.5 * (1 << 30)),
         ("100B", 100),
         ("1Mi", MIB),
+        ("1 MiB/s", MIB),
+        (" 100  B ", 100),
         ("off", None),
         ("OFF", None),
     ],
@@ -330,7 +345,7 @@ def test_a_single_rate_holds_always(text: str, rate: float | None) -> None:
 
 
 def test_a_time_of_day_is_one_of_every_day_and_holds_until_the_next() -> None:
-    table = parse_schedule("08:00,50M 19:00,off 12:30,1M")
+    table = parse_schedule("08:00,50 M 19:00,off 12:30,1M")
     for day in range(7):
         assert table.rate(day, 7, 59) is None, "what the evening before said"
         assert table.rate(day, 8, 0) == table.rate(day, 12, 29) == 50 * MIB

@@ -10,6 +10,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -198,6 +199,26 @@ def test_a_second_save_under_the_name_goes_elsewhere_and_the_first_is_untouched(
     assert pinned(tmp_path) == (
         ["checkpoint-4.0", "checkpoint-4.1"] if is_removed else ["checkpoint-4.0"]
     )
+
+
+def test_a_stored_save_moves_in_a_queue_and_holds_up_no_plan(tmp_path: Path) -> None:
+    store = MemoryStore()
+    lay(tmp_path, ONE)
+    w = worker(tmp_path, store)
+    settle(w)
+    (mine,) = (k.manifest for k in manifests(store))
+    put(store, replace(mine, node="m", files=(), started=0, ended=1, ranks=(7,), save=""))
+
+    w.scan(700.0)
+    w.plan(700.0)
+    assert {k.manifest.location for k in manifests(store)} == {"checkpoint-4"}
+    assert progress(w.result())["checkpoint-4.0"].phase == "waiting"
+
+    send_all(w.queues)
+    moved = progress(w.result())["checkpoint-4.0"]
+    assert (moved.phase, moved.location.startswith("checkpoint-4~")) == ("stored", True)
+    assert kept(store)[moved.location] == {"n0": ONE}
+    assert progress(tick(w, 710.0))["checkpoint-4.0"].location == moved.location
 
 
 def test_killed_at_any_moment_and_begun_again_with_nothing_it_is_finished(tmp_path: Path) -> None:

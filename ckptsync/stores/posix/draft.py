@@ -21,6 +21,7 @@ from blake3 import blake3
 from ckptsync import safe_open
 from ckptsync.errors import CkptsyncError, Corrupt, Transient
 from ckptsync.safe_names import checked_path
+from ckptsync.stores import progress_signs
 from ckptsync.stores.contract import Chunk
 from ckptsync.stores.limits import RateLimiter, limit
 from ckptsync.stores.oserrors import StoreErrors
@@ -130,11 +131,13 @@ class Draft:
                     self._same = 0
                     break
                 self._end += len(piece)
+                progress_signs.count_sent(len(piece))
                 view = view[len(piece) :]
                 self._let_go(len(piece))
             for piece in [view] if pace is None else limit([view], pace):
                 self._write(self._end, piece)
                 self._end += len(piece)
+                progress_signs.count_sent(len(piece))
 
     def read_at(self, start: int, out: memoryview) -> None:
         """Read what an earlier writer has left there; holes are zeros."""

@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ckptsync.errors import CkptsyncError
+from ckptsync.stores import progress_signs
 from ckptsync.stores.limits import Limits
 
 STEP = 64 << 10
@@ -120,6 +121,7 @@ class _Sending:
             self._may = min(self._at + self._pace.piece, len(self._data))
             self._pace.take(self._may - self._at)
         start, self._at = self._at, min(self._at + STEP, self._may)
+        progress_signs.count_sent(self._at - start)
         return self._data[start : self._at]
 
     def tell(self) -> int:

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+from ckptsync.stores import progress_signs
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.sftp.connection import Address, Connection
 
@@ -418,6 +419,7 @@ class Session:
             buffers.append(head + request.fields)
             if request.data is not None:
                 self._pace.take(size)
+                progress_signs.count_sent(size)
                 buffers.append(request.data)
                 waiting += size
             if waiting >= PIECE:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from ckptsync.errors import Corrupt, StoreError
-from ckptsync.stores.contract import Store
+from ckptsync.stores.contract import About, Store
 from ckptsync.stores.limits import Limits
+from ckptsync.stores.progress_signs import sent_bytes
 from ckptsync.stores.s3.store import S3Store
 from ckptsync.stores.urls import Remote
 from tests.support.scripted_s3 import Say, scripted
@@ -91,3 +93,16 @@ def test_many_threads_share_a_store(store: Store, again: Store) -> None:
 def test_a_key_that_is_too_long_for_s3_is_refused_by_name(store: Store) -> None:
     with pytest.raises(StoreError, match="at most 1024"):
         store.write("/".join(["n" * 200] * 6), [b"x"])
+
+
+def test_bytes_that_wait_in_a_part_do_not_count_as_sent(store: Store) -> None:
+    before, counts = sent_bytes(), []
+
+    def chunks() -> Iterator[bytes]:
+        for _ in range(3):
+            yield bytes(1 << 20)
+            counts.append(sent_bytes() - before)
+
+    store.write("run/a", chunks(), About(3 << 20))
+    assert counts == [0, 0, 0]
+    assert sent_bytes() - before == 3 << 20
