@@ -182,8 +182,7 @@ def store_and_name(
         raise ConfigError(why, hint="give one of them")
     if not what or (not is_marked and (is_named or "CKPTSYNC_STORE" in os.environ)):
         return named_store(args), what
-    from ckptsync.safe_names import CONSOLIDATED
-    from ckptsync.safe_names import RECORDS
+    from ckptsync.safe_names import CONSOLIDATED, RECORDS
     from ckptsync.stores.file_sources import enclosing_store
     from ckptsync.stores.urls import located
 
