@@ -149,7 +149,7 @@ def _below(
         try:
             info = os.stat(name, dir_fd=fd, follow_symlinks=False)
             is_folder = stat.S_ISDIR(info.st_mode) and name not in _NO_CONTENT
-            below = _open_below(fd, name, root) if is_folder and only is None else -1
+            below = _open_below(fd, name, root) if is_folder else -1
         except OSError as e:
             _vanished_or_raise(e, f"{root}/{prefix}{name}")
             continue
