@@ -100,6 +100,8 @@ def test_a_lone_save_that_is_not_the_last_makes_no_final_model_for_a_day(tmp_pat
     save(tmp_path, 1, 100)
     watch(w, APART, 7200)
     assert stored(store) == ["checkpoint-1"]
+    why = "perhaps not the final model: checkpoint-1 before it is of step 1 of 100"
+    assert w.scan(APART + 7200.0).notes == (f"run/final: not uploaded: {why}",)
     watch(w, APART + 86400, 180)
     assert stored(store) == ["checkpoint-1", "final"]
 
