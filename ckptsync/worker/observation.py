@@ -34,6 +34,7 @@ from ckptsync.worker.local_save import LocalFiles, LocalSave, OpenLocalFile, eac
 from ckptsync.worker.torn_saves import TRAINER_STATE
 
 VERL_MARKER = "latest_checkpointed_iteration.txt"
+COPIED = 60.0  # seconds after a save within which the Trainer begins to copy it for the hub
 # Where a refused lease means that somebody writes.  NFS and FUSE refuse leases for reasons of their
 # own.
 _LEASE_FILE_SYSTEMS = frozenset(
@@ -226,8 +227,9 @@ def _unended_training(
 ) -> UnendedTraining | None:
     """Return that the Trainer's newest checkpoint, older than a final model, is not its last.
 
-    None for other saves, and where the training has ended by its hook, or has left its state beside
-    the model since, as scripts do at the end.  ``before``: what the last scan found.
+    None for other saves, for a model that was begun later than a copy of that checkpoint would be,
+    and where the training has ended by its hook, or has left its state beside the model since, as
+    scripts do at the end.  ``before``: what the last scan found.
     """
     held = seen.files.by_path
     if seen.files.family != FINAL or not held:
@@ -245,6 +247,9 @@ def _unended_training(
         ((0, seen), *(one for one in found if one[0] <= end)), key=itemgetter(0)
     )
     if not mtime or (TRAINER_STATE in held and held[TRAINER_STATE].stat.mtime >= mtime):
+        return None
+    began = min(at for h in held.values() if (at := h.stat.mtime) >= mtime)
+    if began - mtime > COPIED * 1e9:
         return None
     if before is None or (before.checkpoint, before.mtime) != (last.checkpoint, mtime):
         state = trainer_state(last.files)

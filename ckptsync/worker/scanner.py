@@ -156,18 +156,18 @@ class Scanner:
             self._pulses = {key: since for key, since in self._pulses.items() if key in pulses}
         notes = list(found.notes)
         for one in scanned:
-            # no waiting makes it good, and nobody writes to it: the trainer was killed, or a user
-            # has to decide
-            is_refused = (
+            # nobody writes to it, and no waiting makes it good, or only hours do: the trainer was
+            # killed, or a user has to decide
+            is_held = (
                 one.observation
                 and one.observation.files
-                and one.verdict.left is None
+                and (one.verdict.left is None or one.observation.unended)
+                and not one.verdict.finished
                 and not one.is_lost
             )
-            if is_refused and now - one.since >= self._rule.unmarked:
-                notes.append(
-                    f"{one.seen.run}/{one.seen.checkpoint}: not uploaded: {one.verdict.reason}"
-                )
+            if is_held and now - one.since >= self._rule.unmarked:
+                reason = one.verdict.reason.partition("; finished if")[0]
+                notes.append(f"{one.seen.run}/{one.seen.checkpoint}: not uploaded: {reason}")
         notes += self._stray_notes(now)
         return Scan(tuple(one.seen for one in scanned), found.failures, self.due(now), tuple(notes))
 

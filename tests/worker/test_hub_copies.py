@@ -100,8 +100,27 @@ def test_a_lone_save_that_is_not_the_last_makes_no_final_model_for_a_day(tmp_pat
     save(tmp_path, 1, 100)
     watch(w, APART, 7200)
     assert stored(store) == ["checkpoint-1"]
+    why = "perhaps not the final model: checkpoint-1 before it is of step 1 of 100"
+    assert w.scan(APART + 7200.0).notes == (f"run/final: not uploaded: {why}",)
     watch(w, APART + 86400, 180)
     assert stored(store) == ["checkpoint-1", "final"]
+
+
+@pytest.mark.parametrize("saves", [(500,), (500, 1000)])
+def test_a_model_saved_long_after_the_last_save_is_final_at_once(
+    tmp_path: Path, saves: tuple[int, ...]
+) -> None:
+    """transformers before 4.43 saves no checkpoint at the last step, here 1,200."""
+    store = MemoryStore()
+    w = worker(tmp_path, store)
+    for step in saves:
+        save(tmp_path, step, 1200, copied=False)
+    end = saves[-1] * APART + 61.0
+    watch(w, end - 60, 60)
+    write(tmp_path / "config.json", b"{}", end + 1)
+    write(tmp_path / "model.safetensors", weights(1200), end + 3)
+    watch(w, end + 4, 240)
+    assert "final" in stored(store)
 
 
 def test_what_a_person_or_the_hook_calls_final_is_final() -> None:
