@@ -116,6 +116,7 @@ _NUMBERS: Mapping[str, tuple[str, ...]] = {
     "N": ("qk_nope_head_dim",),
     "R": ("qk_rope_head_dim",),
     "W": ("v_head_dim",),
+    "Z": ("word_embed_proj_dim",),
 }
 _SIZES_OR_NONE = ("q_lora_rank", "n_shared_experts")  # None: the model does without
 _BIAS = "attention_bias"
@@ -320,11 +321,12 @@ _CLASSES: Mapping[str, _Decoder] = {
     "OPTForCausalLM": _Decoder(
         _OPT,
         f"""
-        embed_tokens V,H
+        embed_tokens V,Z
         embed_positions P+2,H
         final_layer_norm H {_ALWAYS} ?do_layer_norm_before
         """,
         prefix="model.decoder.",
+        head="lm_head V,Z",
     ),
     "MixtralForCausalLM": _Decoder(
         _attention() + _TWO,
@@ -412,6 +414,7 @@ class _Reader:
         hidden, heads = self._numbers["H"], self._numbers["A"]
         if self._numbers["D"] is None and known.shares_hidden and hidden and heads:
             self._numbers["D"] = hidden // heads if hidden % heads == 0 else None
+        self._is_exact &= self._numbers["Z"] in (None, hidden)  # else OPT projects in and out
         if known.is_transposed and "n_inner" in config and config["n_inner"] is None:
             self._numbers["I"] = hidden and 4 * hidden
 

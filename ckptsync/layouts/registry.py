@@ -198,6 +198,8 @@ class WeightsSource:
 def sources(files: Files) -> tuple[WeightsSource, ...]:
     """Return every set of weights, the preferred one first; none of an unknown checkpoint."""
     found = [source for source in _roots(files.sizes()) if holds_weights(source.root)]
+    if len(found) == 1:
+        return tuple(found)  # without a look at its tensors
     tag = _preferred_tag(files, found)
     return tuple(
         sorted(found, key=lambda s: (_is_hollow(files, s), s.layout == "zero" and s.root != tag))

@@ -19,12 +19,13 @@ from ckptsync.formats.pickles import PickledObject, brief
 from ckptsync.formats.torch_pickle import ANY_TENSOR, StoredTensor, plain_tensor
 from ckptsync.tensors import Tensor
 
-_EXTRA = re.compile(r"(.*\.)?_extra_state(/.*)?", re.DOTALL)
+_KEY = "_extra_state"
+_EXTRA = re.compile(rf"(.*\.)?{_KEY}(/.*)?", re.DOTALL)
 
 
 def is_extra_state(key: Any) -> bool:
     """Return whether an entry is a module's extra state."""
-    return type(key) is str and _EXTRA.fullmatch(key) is not None
+    return type(key) is str and _KEY in key and _EXTRA.fullmatch(key) is not None
 
 
 def named_tensors(state: Mapping[Any, Any]) -> Iterator[tuple[str, StoredTensor]]:
@@ -62,11 +63,11 @@ def without_extra_states(
     tensors: tuple[Tensor, ...], others: Iterable[Any] = ()
 ) -> tuple[Tensor, ...]:
     """Return the tensors without extra states; a remark names those, and those among ``others``."""
-    kept = [tensor for tensor in tensors if not is_extra_state(tensor.name)]
-    left = dict.fromkeys([t.name for t in tensors if is_extra_state(t.name)])
+    left = dict.fromkeys([t.name for t in tensors if _KEY in t.name and is_extra_state(t.name)])
     left |= dict.fromkeys(filter(is_extra_state, others))
     if not left:
         return tensors
+    kept = [tensor for tensor in tensors if tensor.name not in left]
     if not kept:
         return ()
     more = f" and {len(left) - 1} more" if len(left) > 1 else ""

@@ -51,6 +51,10 @@ from ckptsync.layouts.zero_tensor_parallel import join_ranks
 from ckptsync.tensors import Copy, Files, Shape, Tensor
 
 _TIED = "tied_modules."
+WITHOUT_FROZEN = (
+    "the save left out frozen parameters, if there were any; the merge cannot write them"
+)
+"""A remark on a save that says that it is not all of the model."""
 
 
 def roots(names: Collection[str]) -> tuple[str, ...]:
@@ -185,9 +189,7 @@ def _remarks(files: ZeroFiles, ranks: Sequence[MpRank]) -> list[str]:
     if setup.stage > 1 and first.content.get("frozen_param_shapes", {}) is None:
         # ``save_checkpoint(exclude_frozen_parameters=True)`` leaves None where stages 2 and 3 list
         # them (``engine.py``, 0.19.8)
-        found.append(
-            "the save left out frozen parameters, if there were any; the merge cannot write them"
-        )
+        found.append(WITHOUT_FROZEN)
     there = {**files.by_rank(OPTIM), **(files.by_rank(MODEL_OF_RANK) if setup.stage == 3 else {})}
     extra = sorted(name for (_, rank), name in there.items() if rank >= setup.world)
     if extra:

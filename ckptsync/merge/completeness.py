@@ -16,6 +16,7 @@ from typing import Any
 
 from ckptsync.errors import Incomplete
 from ckptsync.layouts import config_shapes
+from ckptsync.layouts.zero import WITHOUT_FROZEN
 from ckptsync.merge.tensor_names import EMBEDDINGS, HEADS, is_tied
 from ckptsync.tensors import Shape, Tensor
 
@@ -54,7 +55,8 @@ def check_model(tensors: Sequence[Tensor], config: Mapping[str, Any] | None) -> 
     known = config_shapes.expected(config, found)
     if any(t.dtype in _PACKED and len(t.shape) > 1 for t in tensors):
         known = config_shapes.Expected()  # quantised: shapes and names of their own
-    if known.sizes and (doubts := _compare(found, known, config)) is not None:
+    is_whole = not any(WITHOUT_FROZEN in t.remark for t in tensors)
+    if known.sizes and (doubts := _compare(found, known, config, is_whole)) is not None:
         if isinstance(config.get("vision_config"), dict):
             text = {_inner(name) for name in known.sizes}
             vision = {name: shape for name, shape in found.items() if _inner(name) not in text}
@@ -99,11 +101,15 @@ def _check_empty(tensors: Sequence[Tensor]) -> None:
 
 
 def _compare(
-    found: Mapping[str, Shape], known: config_shapes.Expected, config: Mapping[str, Any]
+    found: Mapping[str, Shape],
+    known: config_shapes.Expected,
+    config: Mapping[str, Any],
+    is_whole: bool,  # noqa: FBT001
 ) -> list[str] | None:
     """Return doubts, by what the configuration implies; None if these are not its tensors.
 
-    Raises Incomplete.
+    Raises Incomplete if a tensor is missing, unless the save says that it left some out
+    (``is_whole`` is false): then that is a doubt.
     """
     wanted, own = known.sizes, found
     head, embedding = known.head, known.embedding
@@ -128,11 +134,13 @@ def _compare(
     if absent:
         lost = set(absent)
         names = [name for name in known.sizes if name in lost or _inner(name) in lost]
-        raise Incomplete(
+        message = (
             f"{len(absent)} of the {len(wanted)} tensors that config.json implies are missing"
-            f" ({len(wanted) - len(absent)} are there): {listed(names)}",
-            hint=_ALL,
+            f" ({len(wanted) - len(absent)} are there): {listed(names)}"
         )
+        if is_whole:
+            raise Incomplete(message, hint=_ALL)
+        doubts.append(message)
     vocabulary = {head, embedding}
     unlike = []
     for name, sizes in wanted.items():

@@ -26,9 +26,10 @@ _STATES = frozenset(
     """.split()  # noqa: SIM905
 )
 _CERTAIN = (".exp_avg", ".exp_avg_sq", ".momentum_buffer", ".square_avg", ".exp_inf")
-_OPTIMIZER = re.compile(r"(.+_)?optim(izer)?s?(_states?)?(_[0-9]+)?|state|param_groups")
-_AVERAGE = re.compile(r"(.+_)?ema(_.+)?|(.+_)?swa(_.+)?")
-_MODELS = ("model", "module")
+_IS_CALLED_OPTIMIZER = re.compile(r"(.+_)?optim(izer)?s?(_states?)?(_[0-9]+)?")
+_OPTIMIZER = re.compile(rf"{_IS_CALLED_OPTIMIZER.pattern}|state|param_groups")
+_AVERAGE = re.compile(r"(.+_)?(ema|swa)(_.+)?|averaged(_.+)?|shadow(_.+)?")
+_MODELS = ("model", "module")  # torch's ``AveragedModel`` keeps its copy in ``module``
 MOST_FILES = 20  # that a note names
 _MOST_OUTER = 4  # components before a weight's name: ``state.optimizer.0.state``
 # What trainers keep of themselves: not weights, whatever is in it.
@@ -43,7 +44,7 @@ def without_states(tensors: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], tuple
     names = [t.name for t in tensors]
     firsts = {name.partition(".")[0].lower() for name in names}
     if not any(name.endswith(_CERTAIN) for name in names) and not any(
-        map(_AVERAGE.fullmatch, firsts)
+        _AVERAGE.fullmatch(first) or _OPTIMIZER.fullmatch(first) for first in firsts
     ):
         return tuple(tensors), ()  # most models
     shapes = {t.name: t.shape for t in tensors}
@@ -68,10 +69,11 @@ def _optimizer_states(shapes: dict[str, Shape]) -> Iterator[str]:
     outer = set[str]()
     for name in shapes:
         weight, _, kind = name.rpartition(".")
-        if kind not in _STATES:
+        is_called = _IS_CALLED_OPTIMIZER.fullmatch(name.partition(".")[0])
+        if kind not in _STATES and not is_called:
             continue
         before, found = _weight_of(weight, shapes)
-        if found:
+        if found and (kind in _STATES or before):
             yield name
         first = before.partition(".")[0] if found else name.partition(".")[0]
         if first and _OPTIMIZER.fullmatch(first) and f".{kind}" in _CERTAIN:
@@ -102,11 +104,16 @@ def _averages(shapes: dict[str, Shape]) -> Iterator[str]:
         copies = [
             rest
             for rest in names
-            for own in (rest, *(f"{model}.{rest}" for model in _MODELS))
-            if shapes.get(own) == shapes[f"{first}.{rest}"]
+            if shapes[f"{first}.{rest}"] in map(shapes.get, _counterparts(rest))
         ]
         if copies and 2 * len(copies) >= len(names):
             yield from (f"{first}.{rest}" for rest in names)
+
+
+def _counterparts(name: str) -> Iterator[str]:
+    """Yield the names that the model may have for what its average calls ``name``."""
+    for inner in dict.fromkeys((name, *(name.removeprefix(f"{model}.") for model in _MODELS))):
+        yield from (inner, *(f"{model}.{inner}" for model in _MODELS))
 
 
 def notes_on_files(files: Files, source: WeightsSource, taken: Iterable[str]) -> Iterator[str]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from ckptsync.errors import Corrupt, Incomplete
+from ckptsync.layouts import config_shapes
+from ckptsync.layouts.zero import WITHOUT_FROZEN
 from ckptsync.merge import adapter as adapter_module
 from ckptsync.merge.adapter import Selected
 from ckptsync.merge.completeness import check_adapter, check_model
@@ -44,6 +47,20 @@ def test_what_transformers_makes_is_whole(of: dict[str, Any], form: str) -> None
     assert check(told, nameless) == ""
 
 
+def test_an_embedding_of_opt_may_be_narrower_than_its_layers() -> None:
+    config, found = model("OPT")
+    narrow = {
+        n: (s[0], 10) if "embed_tokens" in n or "lm_head" in n else s for n, s in found.items()
+    }
+    sides = {
+        "model.decoder.project_in.weight": (20, 10),
+        "model.decoder.project_out.weight": (10, 20),
+    }
+    config["word_embed_proj_dim"] = 10
+    assert check(narrow | sides, config) == ""
+    assert config_shapes.shapes(config) == {}
+
+
 def test_a_tied_head_need_not_be_there_under_its_own_name_or_that_of_the_embedding() -> None:
     config, found = model("LlamaForCausalLM")
     config["tie_word_embeddings"] = True
@@ -71,6 +88,13 @@ def test_what_a_known_class_lacks_is_incomplete(kind: str, part: str) -> None:
     config, found = model(kind)
     with pytest.raises(Incomplete, match=r"that config\.json implies are missing"):
         check(without(found, part), config)
+
+
+def test_frozen_parameters_that_a_save_says_it_left_out_are_a_doubt() -> None:
+    config, found = model("LlamaForCausalLM")
+    first, *rest = [Tensor(n, "F32", s, ()) for n, s in without(found, "embed_tokens").items()]
+    (doubt,) = check_model([replace(first, remark=f"x; {WITHOUT_FROZEN}"), *rest], config)
+    assert "1 of the 21 tensors that config.json implies are missing" in doubt
 
 
 def test_biases_that_a_flag_demands_must_be_there() -> None:

@@ -23,6 +23,13 @@ FLAT: dict[str, list[str]] = {
     "behind the weight": [f"{w}.exp_avg" for w in WEIGHTS],
     "numbers": [f"optimizer.state.{n}.exp_avg" for n in range(2)],
     "without a wrapper": ["optimizer.state.layers.0.w.weight.exp_avg"],
+    "a kind that is not known": [f"optimizer_state.{w}.master" for w in WEIGHTS],
+    "momentum alone": [f"state.{w}.momentum" for w in WEIGHTS],
+    "torch's averaged model": [
+        *(f"ema_model.module.{w}" for w in WEIGHTS),
+        "ema_model.n_averaged",
+    ],
+    "an average called shadow": [f"shadow.{w}" for w in WEIGHTS],
     "an average": [f"ema.{w}" for w in WEIGHTS],
     "an average with a counter": [*(f"model_ema.{w}" for w in WEIGHTS), "model_ema.decay"],
 }
