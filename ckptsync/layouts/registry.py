@@ -161,6 +161,7 @@ _CONFIG_HINT = "copy the adapter's configuration there: it has its scale, and no
 _TORCH_SAVED = re.compile(
     r".*\.(pt|pth|bin|ckpt)|(.*/)?(random_states|custom_checkpoint)_[0-9]+\.pkl", re.DOTALL
 )
+_NUMBER = re.compile(r"[0-9]+")
 _RNG = re.compile(
     r"((?:checkpoint/)?(?:rng_state_|random_states_)|rng_state/rank_)([0-9]+)(\.pth|\.pkl|\.pt)"
 )
@@ -256,6 +257,11 @@ def choose(files: Files, name: str | None) -> WeightsSource:
             f"{len(rivals)} sets of weights in this checkpoint: choose one",
             hint=f"--source {' or '.join(names)}{each}",
         )
+    if others := _numbered_alike(files.sizes(), rivals[0]):
+        raise Unsupported(
+            f"{rivals[0]}: weights of other layouts are in {', '.join(others)}",
+            hint="give the directory of one checkpoint",
+        )
     return rivals[0]
 
 
@@ -313,6 +319,22 @@ def _inner_checkpoints(names: Iterable[str]) -> list[str]:
         and any(own)
         and any(holds_weights(source.root) for source in _roots([*filter(None, own)]))
     )
+
+
+def _numbered_alike(names: Collection[str], source: WeightsSource) -> list[str]:
+    """Return directories with weights of another layout that differ from the source's by a number.
+
+    ``checkpoint-2`` beside ``checkpoint-4``: an output directory, of which none is preferred.
+    """
+    own = source.root.partition("/")[0]
+    stem = _NUMBER.sub("", own)
+    alike = {
+        folder: [name.partition("/")[2] for name in names if name.startswith(f"{folder}/")]
+        for folder in {name.partition("/")[0] for name in names if "/" in name} - {own}
+        if stem != own and _NUMBER.sub("", folder) == stem and holds_weights(folder)
+    }
+    layouts = {folder: {s.layout for s in _roots(inner)} for folder, inner in alike.items()}
+    return sorted(folder for folder, its in layouts.items() if its and source.layout not in its)
 
 
 def _default(its: Sequence[WeightsSource]) -> list[WeightsSource]:

@@ -351,6 +351,17 @@ def test_several_checkpoints_in_one_directory_are_never_guessed_between() -> Non
     )
 
 
+@pytest.mark.parametrize("name", ["adapter_model.safetensors", "model.safetensors"])
+def test_checkpoints_of_different_layouts_in_one_directory_are_never_guessed_between(
+    name: str,
+) -> None:
+    content = {f"checkpoint-2/{name}": MODEL, f"checkpoint-4/global_step4/{TAG}": b""}
+    with pytest.raises(Unsupported, match="weights of other layouts are in checkpoint-"):
+        registry.choose(MemoryFiles(content), None)
+    named = {f"policy/{name}": MODEL, f"global_step4/{TAG}": b""}
+    assert registry.choose(MemoryFiles(named), None)
+
+
 def test_a_directory_of_whole_checkpoints_names_them() -> None:
     files = {f"checkpoint-{n}/model.safetensors": MODEL for n in (4, 8)}
     with pytest.raises(Unsupported, match="2 in directories of it: checkpoint-4, checkpoint-8"):
