@@ -346,5 +346,5 @@ def test_the_tokens_of_a_tied_head_are_saved_once() -> None:
     given = tensors(f"model.embed_tokens.{ends}.default", f"lm_head.{ends}.default")
     embedding, head = (f"{P}{name}.{ends}" for name in ("model.embed_tokens", "lm_head"))
     assert names(given, config={"trainable_token_indices": [1]}) == [embedding]
-    both = {"trainable_token_indices": {"embed_tokens": [1], "lm_head": [1]}}
+    both: dict[str, object] = {"trainable_token_indices": {"embed_tokens": [1], "lm_head": [1]}}
     assert names(given, config=both) == [embedding, head]
