@@ -251,7 +251,8 @@ def _prepare_one(
             " what save_pretrained wrote",
         )
     notes = [*dict.fromkeys(t.remark for t in stored if t.remark), *inner.notes]
-    is_odd = source.layout == "lightning" or inner_model.is_in_doubt([t.name for t in stored])
+    own = [t.name for t in selected.tensors]
+    is_odd = source.layout == "lightning" or inner_model.is_in_doubt(own)
     if inner.path is None and model_config and is_odd and selected.adapter is None:
         notes.append(inner_model.IN_DOUBT)
     notes += _check_copies(files, source, (*selected.tensors, *inner.value_head), select)
