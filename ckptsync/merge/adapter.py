@@ -260,7 +260,11 @@ def _adapter(
     if len(names) > 1 and not choice:
         raise SeveralAdapters(names)
     name = choice or (names[0] if names else "")
-    chosen = {n: i.saved for n, i in items.items() if i.adapter in (name, "")}
+    chosen = {
+        n: i.saved
+        for n, i in items.items()
+        if i.adapter in (name, "") and not _is_of_tied_head(i, config)
+    }
     _check_untrained(chosen.values(), config)
     others = [t.name for t in tensors if t.name not in items]
     # of embeddings peft saves the base layer too: it proves nothing where the adapter's name was
@@ -325,6 +329,17 @@ def _renamed(tensors: Sequence[Tensor], names: Mapping[str, str]) -> tuple[Tenso
     """Return those that ``names`` has, without ties to others."""
     kept = (t for t in tensors if t.name in names)
     return renamed([t if t.tied in names else replace(t, tied=None) for t in kept], names)
+
+
+def _is_of_tied_head(item: _Item, config: Mapping[str, Any]) -> bool:
+    """Return whether these are the tokens of a head that is tied to the embedding.
+
+    A list of tokens is the embedding's: then peft adapts a head only where it is tied to that, and
+    does not save the second name.
+    """
+    layer, _, own = item.module.rpartition(".")
+    has_list = isinstance(config.get("trainable_token_indices"), list)
+    return has_list and own == _TOKENS and f"{layer}.weight".endswith(HEADS)
 
 
 def _leaves_base(items: Mapping[str, _Item]) -> bool:

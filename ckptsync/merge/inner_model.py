@@ -38,6 +38,8 @@ _INNERMOST = frozenset(
 )
 # names of a text model in models of several, which stand before or behind the names above
 _OF_SEVERAL = frozenset("language_model text_model vision_model thinker talker".split())  # noqa: SIM905
+# parts that classes without a head have, and their embeddings in them
+_PARTS_OF = _INNERMOST - {"model"} | {"backbone"}
 _CLASSIFIERS = (
     *("score.weight", "classifier.weight", "classifier.dense.weight"),
     *("classifier.out_proj.weight", "classification_head.out_proj.weight"),
@@ -48,18 +50,29 @@ _HEADS_OF = {
     "ForCausalLM": HEADS,
     "LMHeadModel": HEADS,
     "ForConditionalGeneration": HEADS,
+    "ForMaskedLM": HEADS,
+    "ForPreTraining": HEADS,
+    "MTModel": HEADS,
     "CAUSAL_LM": HEADS,
     "SEQ_2_SEQ_LM": HEADS,
     "ForSequenceClassification": _CLASSIFIERS,
     "ForTokenClassification": _CLASSIFIERS,
     "ForQuestionAnswering": _CLASSIFIERS,
+    "ForImageClassification": _CLASSIFIERS,
+    "ForMultipleChoice": _CLASSIFIERS,
     "SEQ_CLS": _CLASSIFIERS,
     "TOKEN_CLS": _CLASSIFIERS,
 }
 """The heads of a class, by how its name ends, or of peft's ``task_type``."""
+# What a class without a head has at its top, where it has one of these.
+_TOPS = (
+    *("embeddings.word_embeddings.weight", "embeddings.position_embeddings"),
+    *("embeddings.position_embedding.weight", "embeddings.cls_token"),
+    *("embeddings.patch_embeddings.projection.weight", "shared.weight", "logit_scale"),
+)
 
 IN_DOUBT = (
-    "nothing says where in the LightningModule the model begins, so all names are written as they"
+    "nothing says where in the training's module the model begins, so all names are written as they"
     " are: if from_pretrained does not find them, give the model that was trained with --base, or"
     " --source SOURCE@module=PATH"
 )
@@ -196,7 +209,7 @@ def _find(
     if not roots:
         own = names if adapter_config is None else [adapter.adapted(name) for name in names]
         roots = _by_names(own, base) or _by_names(own, known)
-        roots = roots or _by_head(own, config, adapter_config)
+        roots = roots or _by_head(own, config, adapter_config) or _by_top(own, config)
     if len(roots) > 1:
         raise Unsupported(
             f"{len(roots)} models in one module: at {', '.join(sorted(roots))}",
@@ -322,12 +335,38 @@ def _by_head(
     ends = next((v for k, v in _HEADS_OF.items() if isinstance(kind, str) and kind.endswith(k)), ())
     ends = tuple(end for end in ends if end != "output_projection.weight")  # FSMT's decoder's
     last = [name for name in names if name.endswith(ends)]
-    counts = Counter(path for name in last for path, rest in _splits(name) if rest in ends)
+    # the first: ``cls.predictions.decoder.weight`` ends with the name of another class's head
+    first = (next((p for p, rest in _splits(name) if rest in ends), None) for name in last)
+    counts = Counter(path for path in first if path is not None)
     if is_of_several:
         counts = Counter({p: n for p, n in counts.items() if _is_of_several(p, names)})
     inside = {path: sum(name.startswith(f"{path}.") for name in names) for path in counts if path}
     # what is small is not the model, but a part of one whose own output layer is tied
     return {""} if "" in counts else {p for p, n in inside.items() if 4 * n >= len(names)}
+
+
+def _by_top(names: Sequence[str], config: Mapping[str, Any]) -> set[str]:
+    """Return the path before the embeddings of a class without a head, if nearly all is behind it.
+
+    A part that classes of transformers have themselves (``vision_model``) is none.
+    """
+    classes = config.get("architectures")
+    kind = classes[0] if isinstance(classes, list) and classes else None
+    if not isinstance(kind, str) or not kind.endswith("Model") or kind.endswith((*_HEADS_OF,)):
+        return set()
+    last = (name for name in names if name.endswith(_TOPS))
+    paths = {path for name in last for path, rest in _splits(name) if rest in _TOPS}
+    if "" in paths:
+        return {""}
+    paths = {path for path in paths if path.rpartition(".")[2] not in _PARTS_OF}
+    inside = {path: sum(name.startswith(f"{path}.") for name in names) for path in paths}
+    return {path for path, count in inside.items() if 10 * count >= 9 * len(names)}
+
+
+def is_in_doubt(names: Collection[str]) -> bool:
+    """Return whether all names begin with one word that no model of transformers begins with."""
+    firsts = {name.partition(".")[0] for name in names}
+    return len(firsts) == 1 and not firsts & (_INNERMOST | _OF_SEVERAL)
 
 
 def _is_of_several(path: str, names: Iterable[str]) -> bool:

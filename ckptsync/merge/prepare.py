@@ -250,7 +250,9 @@ def _prepare_one(
             " what save_pretrained wrote",
         )
     notes = [*dict.fromkeys(t.remark for t in stored if t.remark), *inner.notes]
-    if inner.path is None and source.layout == "lightning" and model_config:
+    own = [t.name for t in selected.tensors]
+    is_odd = source.layout == "lightning" or inner_model.is_in_doubt(own)
+    if inner.path is None and model_config and is_odd and selected.adapter is None:
         notes.append(inner_model.IN_DOUBT)
     notes += _check_copies(files, source, (*selected.tensors, *inner.value_head), select)
     notes += selected.notes

@@ -339,3 +339,12 @@ def test_a_configuration_of_another_rank_is_another_adapters() -> None:
         check(found, config)
     with pytest.raises(Corrupt, match="rank 8, and"):
         check(found, {"peft_type": "LORA", "r": 8})
+
+
+def test_the_tokens_of_a_tied_head_are_saved_once() -> None:
+    ends = "token_adapter.trainable_tokens_delta"
+    given = tensors(f"model.embed_tokens.{ends}.default", f"lm_head.{ends}.default")
+    embedding, head = (f"{P}{name}.{ends}" for name in ("model.embed_tokens", "lm_head"))
+    assert names(given, config={"trainable_token_indices": [1]}) == [embedding]
+    both: dict[str, object] = {"trainable_token_indices": {"embed_tokens": [1], "lm_head": [1]}}
+    assert names(given, config=both) == [embedding, head]

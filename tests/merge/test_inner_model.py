@@ -99,6 +99,9 @@ def test_a_class_without_its_head_begins_where_its_layers_do() -> None:
 GPT2 = ["transformer.wte.weight", "transformer.h.0.ln_1.weight", "lm_head.weight"]
 BERT = ["bert.embeddings.word_embeddings.weight", "classifier.weight", "classifier.bias"]
 
+MLM = ["bert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"]
+VIT = ["vit.embeddings.cls_token", "vit.layernorm.weight", "classifier.weight"]
+
 
 @pytest.mark.parametrize(
     ("own", "base", "architecture"),
@@ -108,6 +111,8 @@ BERT = ["bert.embeddings.word_embeddings.weight", "classifier.weight", "classifi
         (GPT2, [], "GPT2LMHeadModel"),
         (BERT, ["embeddings.word_embeddings.weight"], ""),
         (BERT, [], "BertForSequenceClassification"),
+        (MLM, [], "BertForMaskedLM"),
+        (VIT, [], "ViTForImageClassification"),
     ],
 )
 def test_a_head_beside_the_named_model_belongs_to_it(
@@ -117,6 +122,35 @@ def test_a_head_beside_the_named_model_belongs_to_it(
     assert names(inner_model(tensors(own), None, base, config)) == own
     wrapped = [*under("net.model", own), "loss.scale"]
     assert names(inner_model(tensors(wrapped), None, base, config)) == own
+
+
+@pytest.mark.parametrize(
+    ("first", "architecture"),
+    [
+        ("embeddings.word_embeddings.weight", "BertModel"),
+        ("embeddings.position_embedding.weight", "CLIPTextModel"),
+        ("shared.weight", "T5EncoderModel"),
+        ("logit_scale", "CLIPModel"),
+    ],
+)
+def test_a_class_without_a_head_begins_where_its_embeddings_do(
+    first: str, architecture: str
+) -> None:
+    config = {"architectures": [architecture]}
+    own = [first, *(f"encoder.layers.{n}.weight" for n in range(9))]
+    assert names(inner_model(tensors(own), None, (), config)) == own
+    given = [*under("encoder.net", own), "head.weight"]
+    assert names(inner_model(tensors(given), None, (), config)) == own
+
+
+def test_the_embeddings_of_a_part_are_not_where_the_model_begins() -> None:
+    position = "embeddings.position_embedding.weight"
+    layers = [f"layers.{n}.weight" for n in range(9)]
+    of_vision = under("vision_model", [position, *layers])
+    of_text = [*under("vision_tower", [position]), *under("language_model", layers)]
+    for own, architecture in ((of_vision, "SiglipVisionModel"), (of_text, "LlavaModel")):
+        config = {"architectures": [architecture]}
+        assert names(inner_model(tensors(own), None, (), config)) == own
 
 
 def test_a_small_head_further_inside_is_not_the_model() -> None:
@@ -293,10 +327,12 @@ def test_a_peft_model_in_a_lightning_module_is_written_as_peft_saves_it() -> Non
     assert prepare(files, options).source == "lightning:last.ckpt@module=classifier"
 
 
-def test_a_lightning_module_of_which_nothing_says_where_the_model_begins_is_in_doubt() -> None:
+def test_a_module_of_which_nothing_says_where_the_model_begins_is_in_doubt() -> None:
     state = {"state_dict": {"net.embeddings.weight": torch.ones(2)}}
     files = {"last.ckpt": saved(state), "config.json": b'{"architectures": ["BertModel"]}'}
     assert IN_DOUBT in prepare(MemoryFiles(files), MergeOptions()).notes
+    whole = {"pytorch_model.bin": saved(state["state_dict"]), "config.json": files["config.json"]}
+    assert IN_DOUBT in prepare(MemoryFiles(whole), MergeOptions()).notes
     options = MergeOptions(source="@module=net")
     job = prepare(MemoryFiles(files), options)
     assert ([t.name for t in job.plans[0].tensors], IN_DOUBT in job.notes) == (
