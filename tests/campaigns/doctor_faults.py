@@ -274,7 +274,8 @@ ONE_NODE = {
         "zero3-no-model", training={"deepspeed": {"zero_optimization": {"stage": 3}}}
     ),
     "output-relative": told(
-        "output-relative output-differs", training={"output_dir": "saves/x", "ray_run_name": "x"}
+        "output-relative output-differs run-left-out",
+        training={"output_dir": "saves/x", "ray_run_name": "x"},
     ),
     "gpus-too-few": variables("gpus-too-few", CUDA_VISIBLE_DEVICES="0"),
     "gpus-not-there": variables("gpus-not-there gpus-too-few", CUDA_VISIBLE_DEVICES="0,7"),
