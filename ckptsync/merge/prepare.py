@@ -20,7 +20,6 @@ from ckptsync.layouts.registry import WeightsSource
 from ckptsync.merge import (
     adapter,
     completeness,
-    copy_comparison,
     inner_model,
     model_files,
     other_states,
@@ -362,6 +361,8 @@ def _check_copies(
                 found[tensor.name] = replace(
                     mine, copies=(*mine.copies, *tensor.copies), unlike=unlike
                 )
+    from ckptsync.merge import copy_comparison  # noqa: PLC0415 - the worker loads no numpy
+
     copy_comparison.check(files, found.values())
 
 

@@ -21,7 +21,6 @@ from blake3 import blake3
 
 from ckptsync.errors import Unsupported
 from ckptsync.merge.plan import MergeOptions, choose
-from ckptsync.merge.units import stored_bytes
 from ckptsync.tensors import Files, Tensor
 
 WRAPPERS = frozenset(
@@ -178,6 +177,8 @@ def without_tied(
     def digest(tensor: Tensor) -> str:
         if tensor.name not in digests:
             digester = blake3()
+            from ckptsync.merge.units import stored_bytes  # noqa: PLC0415 - the worker loads no numpy
+
             for data in stored_bytes(files, choose(tensor, options.dtype)):
                 digester.update(data)
             digests[tensor.name] = digester.hexdigest()

@@ -264,7 +264,8 @@ def _is_all_there(seen: LocationState, save: Written) -> bool:
 
 def _is_excused(seen: LocationState, torn: Written, lacking: set[str]) -> bool:
     """Whether nothing was lacking when the last rank was killed, or random states alone: they are
-    not here, and this is nothing to resume from.
+    not here, and this is nothing to resume from, or it is a whole model: nothing says how many
+    ranks wrote that, and the Trainer goes on without a rank's random state.
     """
     if not lacking:
         return True
@@ -272,8 +273,13 @@ def _is_excused(seen: LocationState, torn: Written, lacking: set[str]) -> bool:
     return (
         all(map(is_random_state, lacking))
         and not here & lacking
-        and not seen.conditions.resume.holds
+        and (not seen.conditions.resume.holds or _is_whole(seen))
     )
+
+
+def _is_whole(seen: LocationState) -> bool:
+    sources = (source for known in seen.manifests for source in known.manifest.sources)
+    return any(registry.WeightsSource.named(source).is_whole for source in sources)
 
 
 def _is_final(seen: LocationState) -> bool:

@@ -24,7 +24,7 @@ def test_one_process_trains_with_the_hook_and_the_arguments_are_llamafactorys(
 ) -> None:
     done = train(tmp_path)
     assert (done.returncode, done.stdout) == (0, f"trained with rm {tmp_path}/out\n"), done.stderr
-    assert done.stderr.count("ckptsync: ") == done.stderr.count("ckptsync: hook active: ") == 1
+    assert done.stderr.count("ckptsync: hook active: ") == 1
     assert set(commits(tmp_path / "out")) == PINS
 
 
