@@ -263,10 +263,7 @@ def _implied(config: Mapping[str, Any]) -> Collection[str]:
 
 
 def _by_names(names: Sequence[str], known: Collection[str]) -> set[str]:
-    """Return the paths behind which the most of the known names are found.
-
-    None if no name is known; the whole if few are.
-    """
+    """Return the paths behind which the most of the known names are; the whole (empty) for few."""
     if found := _behind(names, set(known)):
         return found
     split = (name.partition(".") for name in known)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -375,11 +375,8 @@ def _to_read(fault: Fault, seen: Overview) -> str:
 
 def _unnamed(seen: Overview) -> Iterator[Alarm]:
     """Yield an alarm for each run with files that may run, beside VERIFIED ones."""
-    runs: dict[str, list[Summary]] = {}
-    for s in seen.catalogue.summaries:
-        if s.status in ("VERIFIED", "CONSOLIDATED") and s.unnamed_runs:
-            runs.setdefault(s.run, []).append(s)
-    for run, its in runs.items():
+    proven = (s for s in seen.catalogue.summaries if s.status in ("VERIFIED", "CONSOLIDATED"))
+    for run, its in _by_run(s for s in proven if s.unnamed_runs).items():
         more = f"; {len(its) - 1} more of its checkpoints have some" if len(its) > 1 else ""
         text = f"{run}/{its[-1].location}: {its[-1].unnamed_line}{more}"
         todo = (
@@ -525,12 +522,8 @@ def _undone(
 
 def _unopenable(seen: Overview, patience: Patience) -> Iterator[Alarm]:
     """Yield models that lack their configuration: one alarm for a run, of its newest location."""
-    by_run: dict[str, list[Summary]] = {}
-    for s in sorted(seen.catalogue.summaries, key=lambda s: (-s.arrived, s.location)):
-        is_recent = seen.at - s.arrived < patience.over
-        if s.unopenable and s.consolidated and not s.retired and is_recent:
-            by_run.setdefault(s.run, []).append(s)
-    for run, found in by_run.items():
+    recent = _recent(seen, patience)
+    for run, found in _by_run(s for s in recent if s.unopenable and s.consolidated).items():
         more = f" (and {len(found) - 1} more models of this run)" if len(found) > 1 else ""
         text = f"{run}/{found[0].location}{more}: {found[0].unopenable}"
         yield Alarm("no-config", run, "warning", found[-1].arrived, text, found[0].to_give)
@@ -538,11 +531,7 @@ def _unopenable(seen: Overview, patience: Patience) -> Iterator[Alarm]:
 
 def _doubtful(seen: Overview, patience: Patience) -> Iterator[Alarm]:
     """Yield models that may lack tensors: one alarm for a run, of its newest location."""
-    by_run: dict[str, list[Summary]] = {}
-    for s in sorted(seen.catalogue.summaries, key=lambda s: (-s.arrived, s.location)):
-        if s.model and s.doubts and not s.retired and seen.at - s.arrived < patience.over:
-            by_run.setdefault(s.run, []).append(s)
-    for run, found in by_run.items():
+    for run, found in _by_run(s for s in _recent(seen, patience) if s.model and s.doubts).items():
         more = f" (and {len(found) - 1} more of this run)" if len(found) > 1 else ""
         text = f"{run}/{found[0].location}{more}: {_first(found[0].doubts)}"
         todo = (
@@ -553,11 +542,9 @@ def _doubtful(seen: Overview, patience: Patience) -> Iterator[Alarm]:
 
 def _dates(seen: Overview, patience: Patience) -> Iterator[Alarm]:
     """Yield saves of which the files' times cannot be right."""
-    runs: dict[str, list[Summary]] = {}
-    for s in seen.catalogue.summaries:
-        if not s.retired and seen.at - s.first < patience.over:
-            runs.setdefault(s.run, []).append(s)
-    for its in runs.values():
+    summaries = seen.catalogue.summaries
+    recent = (s for s in summaries if not s.retired and seen.at - s.first < patience.over)
+    for its in _by_run(recent).values():
         wrong = [
             (s, f"its files are dated {show_duration(s.ahead)} after their arrival in the store")
             for s in its
@@ -574,6 +561,21 @@ def _dates(seen: Overview, patience: Patience) -> Iterator[Alarm]:
             )
             where = f"{s.run}/{s.location}"
             yield Alarm("clock", where, "warning", s.first, f"{where}: {text}", todo)
+
+
+def _recent(seen: Overview, patience: Patience) -> list[Summary]:
+    """Return the locations that alarms speak of, the newest first."""
+    its = (s for s in seen.catalogue.summaries if not s.retired)
+    recent = (s for s in its if seen.at - s.arrived < patience.over)
+    return sorted(recent, key=lambda s: (-s.arrived, s.location))
+
+
+def _by_run(summaries: Iterable[Summary]) -> dict[str, list[Summary]]:
+    """Return the locations of each run, in the same order."""
+    runs: dict[str, list[Summary]] = {}
+    for s in summaries:
+        runs.setdefault(s.run, []).append(s)
+    return runs
 
 
 def _first(lines: Sequence[str]) -> str:
