@@ -131,7 +131,9 @@ def notes_on_files(files: Files, source: WeightsSource, taken: Iterable[str]) ->
     left = []
     for name in files.sizes():
         folder, _, base = name.rpartition("/")
-        if folder not in folders or name in own or not base.endswith((SAFETENSORS, *TORCH)):
+        is_adapter = source.layout != "peft" and LAYOUTS["peft"].files.fullmatch(base)
+        is_beside = folder in folders or is_adapter  # adapters have directories of their names
+        if not is_beside or name in own or not base.endswith((SAFETENSORS, *TORCH)):
             continue
         kind = file_kind(base)
         is_states = bool(kind and (kind.use or kind.is_shard)) or _TRAINERS.fullmatch(base)

@@ -62,6 +62,7 @@ def test_tensor_files_beside_the_weights_are_named_but_for_the_trainers() -> Non
     trainers = ["optimizer.pt", "scheduler.pt", "rng_state_0.pth", "training_args.bin", "scaler.pt"]
     shards = ["global_step4/mp_rank_00_model_states.pt", "optimizer_0/__0_0.distcp", "common.pt"]
     others = ["consolidated.00.pth", "ema_model.safetensors", "mm_projector.bin"]
+    others.append("policy/adapter_model.safetensors")
     names = ["model.safetensors", "config.json", *trainers, *shards, *others]
     files = MemoryFiles(dict.fromkeys(names, b""))
     (note,) = notes_on_files(files, WeightsSource("whole", ""), ["model.safetensors"])
