@@ -127,9 +127,10 @@ def by_retention(filled: MemoryStore, _: Path) -> Callable[[], object]:
 def test_an_unreadable_record_that_is_read_again_and_again_takes_no_more_memory(
     by: Callable[[MemoryStore, Path], Callable[[], object]], tmp_path: Path
 ) -> None:
+    others = with_frames()  # what other tests of this process have kept
     work = by(store(), tmp_path / "out")
     assert kept(work) < SIZE
-    assert with_frames() == []
+    assert [e for e in with_frames() if not any(e is other for other in others)] == []
 
 
 def test_what_is_kept_and_raised_again_stays_as_it_is() -> None:

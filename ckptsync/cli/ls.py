@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     finally:
         # also what was read before an error: the next call continues there
         cache.save(store.url)
-    faults = [f"{fault.name}: {fault.error}" for fault in found.faults]
+    faults = [fault.text for fault in found.faults]
     if args.json:
         locations = describe_checkpoints(store, found.shown)
         output.print_json({"store": store.url, "locations": locations, "unreadable": faults})

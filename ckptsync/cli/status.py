@@ -180,7 +180,7 @@ def overview_lines(seen: Overview, width: int = WIDE) -> list[str]:
     nodes = [_node_row(node) for node in urgent]
     newest = sorted(seen.runs, key=lambda r: r.newest.ended if r.newest else 0.0, reverse=True)
     runs = [_run_row(one, seen.at, seen.store) for one in newest]
-    faults = [f"unreadable: {fault.name}: {fault.error}" for fault in seen.catalogue.faults]
+    faults = [f"unreadable: {fault.text}" for fault in seen.catalogue.faults]
     return [
         *_heading(seen, width),
         "",

@@ -199,6 +199,11 @@ class Fault:
         object.__setattr__(self, "error", without_frames(self.error))
 
     @property
+    def text(self) -> str:
+        """Return the record's name, once, and what is wrong with it."""
+        return f"{self.name}: {str(self.error).removeprefix(f'{self.name}: ')}"
+
+    @property
     def run(self) -> str:
         """Return the run of its location."""
         return self.record.run

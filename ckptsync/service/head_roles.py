@@ -158,4 +158,4 @@ def catalogue_lines(found: Catalogue) -> Iterator[Line]:
 
 
 def _faults(catalogue: Catalogue) -> Iterator[str]:
-    return (f"{fault.name}: {fault.error}" for fault in catalogue.faults)
+    return (fault.text for fault in catalogue.faults)

@@ -121,7 +121,7 @@ def document(seen: Overview) -> dict[str, Any]:
         "kept": [
             {"run": s.run, "location": s.location, "reason": s.kept} for s in summaries if s.kept
         ],
-        "unreadable": [f"{fault.name}: {fault.error}" for fault in seen.catalogue.faults],
+        "unreadable": [fault.text for fault in seen.catalogue.faults],
     }
 
 
@@ -279,7 +279,7 @@ def _damage(seen: Overview, patience: Patience) -> Iterator[Alarm]:
             yield Alarm("conflict", where, "warning", s.arrived, text, todo)
     yield from _unnamed(seen)
     for fault in seen.catalogue.faults:
-        text = f"{fault.name}: {fault.error}"
+        text = fault.text
         yield Alarm("unreadable", fault.name, "critical", None, text, _to_read(fault, seen))
 
 
