@@ -24,6 +24,7 @@ from ckptsync.tensors import Shape
 
 HEAD = "lm_head.weight"
 MOST_LAYERS = 10_000
+MOST_TENSORS = 1 << 18  # a model of more implies nothing: a few numbers must not take all memory
 _MOST = 1 << 40
 _ALWAYS = "+"
 _IS_FUSED = re.compile(r"\.experts\.(gate_up_proj|down_proj)$")
@@ -431,6 +432,8 @@ class _Reader:
         if known.has_experts is not _of_no_layer:
             rows = known.fused if self._is_fused else known.sparse
             layers.append(dict(self._rows(f"{known.layer}\n{rows}", "")))
+        if count * max(map(len, layers)) > MOST_TENSORS:
+            return Expected()
         for n in range(count):
             has_experts = known.has_experts(self._config, n)
             if has_experts is None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
 from ckptsync.layouts.file_names import (
     HOMES,
+    MOST_RANKS,
     PICKLED_METADATA,
     Within,
     holds_weights,
@@ -495,7 +496,8 @@ def demands(files: Files, sent: Collection[str] | None = None) -> Demands:
         and (states := _states(files.sizes() if sent is None else sent))
     ):
         resume = dict.fromkeys(states)
-        writers = max((int(m[2]) + 1 for m in own), default=0) if world is None else world
+        seen = [rank for rank in (int(m[2]) for m in own) if rank < MOST_RANKS]
+        writers = max(seen, default=-1) + 1 if world is None else world
     # the random states that every rank writes, if any rank here wrote one
     kinds = {(m[1], m[3]) for m in own}
     random = [f"{stem}{rank}{end}" for stem, end in sorted(kinds) for rank in range(writers or 0)]

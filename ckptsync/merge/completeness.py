@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from ckptsync.errors import Incomplete
@@ -25,7 +26,10 @@ DOUBT = "may be incomplete: "
 MOST_DOUBTS = 4
 _COMMON = 2  # tensors that all layers have, besides others: parts of nn.Sequential have fewer
 _OUTER = frozenset({"model", "language_model", "transformer", "gpt_neox"})
-_NUMBER = re.compile(r"\.([0-9]+)(?=\.)")
+# Names come from files, so all that is done with them is bounded.
+_NUMBER = re.compile(r"\.([0-9]{1,9})(?=\.)")
+_MOST_NUMBERS = 8  # in a name
+_MOST_KINDS = 16  # of layers in a stack that a layer is compared with
 _LAYERS = ("decoder_layers", "num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _WIDTHS = ("hidden_size", "n_embd", "d_model")  # of transformers; "num_layers" is also others'
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
@@ -200,7 +204,7 @@ def _compare_layers(found: Mapping[str, Shape], config: Mapping[str, Any]) -> It
     for name in found:
         stack, mark, rest = name.partition("experts.")
         number, _, inner = rest.partition(".")
-        if mark and number.isdecimal():
+        if mark and number.isdecimal() and len(number) < 10:
             of_experts[f"{stack}experts", inner].add(int(number))
         else:
             names.append(name)
@@ -209,7 +213,7 @@ def _compare_layers(found: Mapping[str, Shape], config: Mapping[str, Any]) -> It
     for (stack, inner), numbers in of_experts.items():
         experts[f"{_NUMBER.sub('.#', stack)}.{inner}"][stack] = numbers
     for name in names:
-        for match in _NUMBER.finditer(name):
+        for match in islice(_NUMBER.finditer(name), _MOST_NUMBERS):
             rest = _NUMBER.sub(".#", name[match.end() :])
             stacks[name[: match.start()]][int(match[1])].add(rest)
     layers = {
@@ -220,9 +224,7 @@ def _compare_layers(found: Mapping[str, Shape], config: Mapping[str, Any]) -> It
         and len(set.intersection(*members.values())) >= _COMMON
     }
     for stack, members in layers.items():
-        absent = sorted({*range(max(members))} - members.keys())
-        if absent:
-            yield f"{stack}: {_layers(absent)} missing, of {max(members) + 1}"
+        yield from _gaps(stack, members)
         yield from _thinner(stack, members, {0, max(members)} if not _is_causal(config) else ())
     yield from _uneven(experts)
     yield from _fewer_than_told(layers, experts, config)
@@ -232,10 +234,15 @@ def _compare_layers(found: Mapping[str, Shape], config: Mapping[str, Any]) -> It
         yield f"{len(hollow)} weights have no elements: {listed(hollow)}"
 
 
-def _layers(numbers: Sequence[int]) -> str:
-    shown = ", ".join(map(str, numbers[:FIRST]))
-    more = f" and {len(numbers) - FIRST} more" if len(numbers) > FIRST else ""
-    return f"layer {shown} is" if len(numbers) == 1 else f"layers {shown}{more} are"
+def _gaps(stack: str, layers: Collection[int]) -> Iterator[str]:
+    """Yield the numbers that are missing below the greatest of the layers."""
+    total = max(layers) + 1
+    absent = total - len(layers)
+    shown = ", ".join(map(str, islice((n for n in range(total) if n not in layers), FIRST)))
+    more = f" and {absent - FIRST} more" if absent > FIRST else ""
+    if absent:
+        which = f"layer {shown} is" if absent == 1 else f"layers {shown}{more} are"
+        yield f"{stack}: {which} missing, of {total}"
 
 
 def _thinner(
@@ -243,7 +250,7 @@ def _thinner(
 ) -> Iterator[str]:
     """Yield the one layer that lacks something that the others have; those ``apart`` may."""
     kinds = Counter(frozenset(own) for own in members.values())
-    usual = [kind for kind, count in kinds.most_common() if count > 1]
+    usual = [kind for kind, times in kinds.most_common(_MOST_KINDS) if times > 1]
     for number, own in sorted(members.items()):
         more = next((kind for kind in usual if own < kind), None)
         if more and kinds[frozenset(own)] == 1 and number not in apart:
@@ -338,6 +345,5 @@ def _compare_targets(names: Collection[str], config: Mapping[str, Any]) -> Itera
             own = stacks[module[: match.start()]][int(match[1])]
             own.add(_NUMBER.sub(".#", module[match.end() :]))
     for stack, layers in stacks.items():
-        if absent_layers := sorted({*range(max(layers))} - layers.keys()):
-            yield f"{stack}: {_layers(absent_layers)} missing, of {max(layers) + 1}"
+        yield from _gaps(stack, layers)
         yield from _thinner(stack, layers)

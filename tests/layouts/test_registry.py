@@ -192,6 +192,7 @@ STATES = {
     "rng_state_0.pth": b"",
     "rng_state_1.pth": b"",
 }
+MANY = {**STATES, "rng_state_4000000000.pth": b""}
 
 
 @pytest.mark.parametrize(
@@ -203,6 +204,8 @@ STATES = {
             {"optimizer.bin", "random_states_0.pkl"},
         ),
         ({**STATES, "rng_state_3.pth": b""}, {*STATES, "rng_state_2.pth", "rng_state_3.pth"}),
+        # no training has so many ranks
+        (MANY, {*MANY}),
         ({"trainer_state.json": b"{}", "training_args.bin": b""}, set()),  # save_only_model
         ({"trainer_state.json": b"{}", "optimizer.pt": b"", "rng_state.pth": b""}, set()),
         ({"trainer_state.json": b"{}", "scheduler.pt": b"", "rng_state.pth": b""}, set()),

@@ -203,6 +203,27 @@ def doubts(names: list[str], **config: object) -> str:
     return "; ".join(check_adapter([Tensor(name, "F32", (2, 2), ()) for name in names], config))
 
 
+@pytest.mark.parametrize("number", ["999999999", "9" * 5000])
+def test_a_number_in_a_name_takes_neither_time_nor_memory(number: str) -> None:
+    """What a file names is bounded: nobody counts to it."""
+    parts = ("a.weight", "b.weight", "c.weight")
+    names = [f"model.layers.{n}.{part}" for n in ("0", number) for part in parts]
+    experts = [f"model.layers.{n}.experts.{number}.w.weight" for n in ("0", number)]
+    said = check(dict.fromkeys([*names, *experts], (2, 2)), None)
+    assert ("layers 1, 2, 3 and 999999995 more are missing" in said) == (len(number) < 10)
+    factors = [
+        f"base_model.model.layers.{n}.q.lora_{ab}.weight" for n in ("0", number) for ab in "AB"
+    ]
+    check_adapter([Tensor(n, "F32", (2, 2), ()) for n in factors], {"target_modules": ["q"]})
+
+
+def test_a_configuration_of_more_experts_than_memory_implies_nothing() -> None:
+    config, found = model("Qwen3Moe")
+    assert config_shapes.expected(config, found).sizes
+    many = {**config, "num_hidden_layers": 10_000, "num_local_experts": 10_000}
+    assert config_shapes.expected(many, found).sizes == {}
+
+
 def test_an_adapter_lacks_a_target_or_a_layer() -> None:
     targets = ["q_proj", "v_proj"]
     assert doubts(adapter(), target_modules=targets) == ""
