@@ -1,7 +1,7 @@
 """Read tensors in pickles of ``torch.save`` as `StoredTensor`, everything else as plain values.
 
 Names observed in files of torch 2.13 and read in ``torch/_utils.py``, ``torch/storage.py`` and
-``torch/_tensor.py``, 2.4 to 2.14. A tensor that is no plain view of a storage becomes a
+``torch/_tensor.py``, 2.13 and 2.14. A tensor that is no plain view of a storage becomes a
 `RefusedTensor`: what is quantised means nothing without the kernels that wrote it.
 """
 
