@@ -32,7 +32,7 @@ def find_unnamed(store: Store, seen: LocationState) -> tuple[UnnamedFile, ...]:
     prefixes = own_prefixes(seen.run, seen.location)
     sizes: dict[str, int | None] = {name: seen.sizes[name] for name in seen.unnamed}
     sizes |= dict.fromkeys(_walked(store, *prefixes)[1])
-    found = [
+    unnamed = [
         UnnamedFile(
             name.removeprefix(f"{seen.run}/"),
             size,
@@ -40,7 +40,7 @@ def find_unnamed(store: Store, seen: LocationState) -> tuple[UnnamedFile, ...]:
         )
         for name, size in sizes.items()
     ]
-    return tuple(sorted(found, key=lambda f: (not f.runs, f.name)))
+    return tuple(sorted(unnamed, key=lambda f: (not f.runs, f.name)))
 
 
 def with_unnamed(
@@ -67,13 +67,13 @@ def with_unnamed(
 
 
 def _looked_at(store: Store, s: Summary) -> Summary:
-    seen = read_location(store, s.run, s.location).of(s.run, s.location)
-    found = find_unnamed(store, seen) if seen else ()
+    location = read_location(store, s.run, s.location).of(s.run, s.location)
+    unnamed = find_unnamed(store, location) if location else ()
     return replace(
         s,
-        unnamed=tuple(map(str, found[:LINES])),
-        unnamed_files=len(found),
-        unnamed_runs=any(file.runs for file in found),
+        unnamed=tuple(map(str, unnamed[:LINES])),
+        unnamed_files=len(unnamed),
+        unnamed_runs=any(file.runs for file in unnamed),
     )
 
 

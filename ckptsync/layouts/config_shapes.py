@@ -385,8 +385,8 @@ def shapes(config: Config, names: Collection[str] = ()) -> dict[str, Shape]:
 
     ``names``: what the checkpoint has, which says how it keeps experts.
     """
-    found = expected(config, names)
-    return {name: tuple(n or 0 for n in its) for name, its in found.sizes.items() if found.is_exact}
+    model = expected(config, names)
+    return {name: tuple(n or 0 for n in its) for name, its in model.sizes.items() if model.is_exact}
 
 
 def expected(config: Config, names: Collection[str] = ()) -> Expected:

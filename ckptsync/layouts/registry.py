@@ -496,8 +496,8 @@ def demands(files: Files, sent: Collection[str] | None = None) -> Demands:
         and (states := _states(files.sizes() if sent is None else sent))
     ):
         resume = dict.fromkeys(states)
-        seen = [rank for rank in (int(m[2]) for m in own) if rank < MOST_RANKS]
-        writers = max(seen, default=-1) + 1 if world is None else world
+        ranks_here = [rank for rank in (int(m[2]) for m in own) if rank < MOST_RANKS]
+        writers = max(ranks_here, default=-1) + 1 if world is None else world
     # the random states that every rank writes, if any rank here wrote one
     kinds = {(m[1], m[3]) for m in own}
     random = [f"{stem}{rank}{end}" for stem, end in sorted(kinds) for rank in range(writers or 0)]

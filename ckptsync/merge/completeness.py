@@ -55,18 +55,18 @@ def check_model(tensors: Sequence[Tensor], config: Mapping[str, Any] | None) -> 
     """Return doubts whether this is a whole model; raises Incomplete where it certainly is not."""
     _check_empty(tensors)
     config = config or {}
-    found = {t.name: t.shape for t in tensors}
-    known = config_shapes.expected(config, found)
+    shapes = {t.name: t.shape for t in tensors}
+    expected = config_shapes.expected(config, shapes)
     if any(t.dtype in _PACKED and len(t.shape) > 1 for t in tensors):
-        known = config_shapes.Expected()  # quantised: shapes and names of their own
+        expected = config_shapes.Expected()  # quantised: shapes and names of their own
     is_whole = not any(WITHOUT_FROZEN in t.remark for t in tensors)
-    if known.sizes and (doubts := _compare(found, known, config, is_whole)) is not None:
+    if expected.sizes and (doubts := _compare(shapes, expected, config, is_whole)) is not None:
         if isinstance(config.get("vision_config"), dict):
-            text = {_inner(name) for name in known.sizes}
-            vision = {name: shape for name, shape in found.items() if _inner(name) not in text}
+            text = {_inner(name) for name in expected.sizes}
+            vision = {name: shape for name, shape in shapes.items() if _inner(name) not in text}
             doubts += _compare_layers(vision, {})
         return _doubts(doubts)
-    return _doubts(_compare_layers(found, config))
+    return _doubts(_compare_layers(shapes, config))
 
 
 def check_adapter(tensors: Sequence[Tensor], config: Mapping[str, Any] | None) -> tuple[str, ...]:

@@ -124,8 +124,8 @@ def inner_model(
     ``base``: names of the base model.  Raises Unsupported where several models could be meant, and
     for names that transformers would not load into the class that ``config`` names.
     """
-    found = find_path([t.name for t in tensors], path, base, config, adapter_config)
-    root = found or ""
+    place = find_path([t.name for t in tensors], path, base, config, adapter_config)
+    root = place or ""
     inside: dict[str, str] = {}
     heads: dict[str, str] = {}
     outside: list[str] = []
@@ -144,7 +144,7 @@ def inner_model(
         notes.append(f"{root} taken out of {len(inside)} names, such as {stored}: now {name}")
     if outside:
         notes.append(_left_out(outside, root))
-    return InnerModel(found, _under(tensors, inside), _under(tensors, heads), tuple(notes))
+    return InnerModel(place, _under(tensors, inside), _under(tensors, heads), tuple(notes))
 
 
 def find_path(
@@ -162,8 +162,8 @@ def find_path(
         return _find(names, base, config or {}, adapter_config)
     root = "" if path == TOP else path
     if root and not any(name.startswith(f"{root}.") for name in names):
-        there = ", ".join(sorted({name.partition(".")[0] for name in names})[:8])
-        raise Unsupported(f"@module={path}: no tensor's name begins so", hint=f"some: {there}")
+        modules = ", ".join(sorted({name.partition(".")[0] for name in names})[:8])
+        raise Unsupported(f"@module={path}: no tensor's name begins so", hint=f"some: {modules}")
     return root
 
 
@@ -292,12 +292,12 @@ def _is_inside(path: str, other: str) -> bool:
 def _splits(name: str) -> Iterator[tuple[str, str]]:
     """Yield each path that a name may begin with, and what is left of the name."""
     yield "", name
-    at = -1
+    dot = -1
     for _ in range(_DEEPEST):
-        at = name.find(".", at + 1)
-        if at < 0:
+        dot = name.find(".", dot + 1)
+        if dot < 0:
             return
-        yield name[:at], name[at + 1 :]
+        yield name[:dot], name[dot + 1 :]
 
 
 def _outermost(path: str, names: Collection[str], known: Collection[str]) -> str:

@@ -97,11 +97,11 @@ def oldest_first(saves: Iterable[T], dates: Callable[[T], SaveDates]) -> tuple[T
     where steps show that a date is too early, by that of the save before it.
     """
     every = list(saves)
-    known = [dates(one) for one in every]
+    all_dates = [dates(one) for one in every]
     keys: dict[int, tuple[float, str, float]] = {
-        at: (its.written, its.checkpoint, its.arrived) for at, its in enumerate(known)
+        at: (its.written, its.checkpoint, its.arrived) for at, its in enumerate(all_dates)
     }
-    for name, trainings in _series(known):
+    for name, trainings in _series(all_dates):
         latest = -inf
         for at, save in enumerate(chain.from_iterable(trainings)):
             latest = max(latest, save.dates.written)
@@ -139,17 +139,17 @@ def _most_in_order(saves: Sequence[_Save]) -> set[int]:
     ends: list[float] = []  # from the end on: of sequences by length, the best first date, negated
     places: list[int] = []
     follows: dict[int, int] = {}
-    for at in reversed(range(len(saves))):
-        date = -saves[at].dates.written
+    for place in reversed(range(len(saves))):
+        date = -saves[place].dates.written
         length = bisect_right(ends, date)
         ends[length : length + 1] = [date]
-        places[length : length + 1] = [at]
-        follows[at] = places[length - 1] if length else -1
+        places[length : length + 1] = [place]
+        follows[place] = places[length - 1] if length else -1
     found: set[int] = set()
-    at = places[-1] if places else -1
-    while at >= 0:
-        found.add(at)
-        at = follows[at]
+    place = places[-1] if places else -1
+    while place >= 0:
+        found.add(place)
+        place = follows[place]
     return found
 
 
