@@ -122,7 +122,7 @@ def test_every_setting_that_is_unusual_gives_its_reason(unit: Path) -> None:
         "WatchdogSec",
         "ReadWritePaths",
         "RequiresMountsFor",
-        "PrivateNetwork",
+        "RestrictAddressFamilies",
         "KillMode",
         "ExecReload",
     ):
@@ -138,6 +138,27 @@ def test_systemd_understands_a_unit(unit: Path, tmp_path: Path) -> None:
     )
     done = analyze("verify", "--recursive-errors=no", str(copy))
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+@needs_systemd
+def test_systemd_understands_a_user_s_unit_and_a_drop_in(tmp_path: Path) -> None:
+    unit = tmp_path / "ckptsync-worker.service"
+    text = (ROOT / "systemd/user/ckptsync.service").read_text()
+    unit.write_text(text.replace("/opt/ckptsync/bin/ckptsync", "/bin/true"))
+    shutil.copy(ROOT / "systemd/ckptsync-worker@.service", tmp_path / "both@.service")
+    (tmp_path / "both@.service.d").mkdir()
+    shutil.copy(ROOT / "systemd/with-head.conf", tmp_path / "both@.service.d")
+    template = tmp_path / "both@.service"
+    template.write_text(template.read_text().replace("/opt/ckptsync/bin/ckptsync", "/bin/true"))
+    for path in (unit, template):
+        done = analyze("verify", "--recursive-errors=no", str(path))
+        assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def test_a_user_s_own_unit_asks_for_nothing_that_only_root_has() -> None:
+    told = settings(ROOT / "systemd/user/ckptsync.service")
+    of_root = ("User", "Protect", "Private", "Capability", "LoadCredential", "StateDirectory")
+    assert not [key for key in told if key.removeprefix("Service.").startswith(of_root)]
 
 
 @needs_systemd
@@ -157,5 +178,13 @@ def test_the_checks_see_a_bad_unit(tmp_path: Path) -> None:
 
 
 def test_the_units_travel_with_the_package() -> None:
-    assert {p.name for p in (ROOT / "ckptsync/systemd").iterdir()} == {u.name for u in UNITS}
-    assert '"systemd/*.service"' in (ROOT / "pyproject.toml").read_text()
+    packaged = {p.relative_to(ROOT / "systemd") for p in (ROOT / "systemd").rglob("*.*")}
+    assert packaged == {p.relative_to(ROOT / "ckptsync/systemd") for p in _matched()}
+
+
+def _matched() -> list[Path]:
+    """The files of ``systemd/`` that the patterns of the package's data name."""
+    lines = (ROOT / "pyproject.toml").read_text().splitlines()
+    data = next(line for line in lines if line.startswith('"ckptsync" = '))
+    patterns = re.findall(r'"(systemd/[^"]*)"', data)
+    return [path for pattern in patterns for path in (ROOT / "ckptsync").glob(pattern)]

@@ -2,6 +2,5 @@
 
 In reading order: `main` holds the table of commands, imports the one that is called, and turns its
 errors into exit codes; `arguments` has the parser, and opens the store that a command line names;
-`output` prints JSON, tables and progress.  `ls` makes the rows that `status` and `demo` show, too;
-`systemd_units` the text that `service` writes.
+`output` prints JSON, tables and progress.  `ls` makes the rows that `status` and `demo` show, too.
 """

@@ -1,4 +1,4 @@
-"""``ckptsync hook install`` and ``hook remove``: one line beside a Python's packages.
+"""``ckptsync hook install`` and ``hook uninstall``: one line beside a Python's packages.
 
 Python reads every ``.pth`` file beside its packages when it starts, and so does each process that
 torchrun or Ray starts.  With ``CKPTSYNC_AUTOLOAD=1`` the line gives each trainer of that Python the
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ckptsync import safe_open
 from ckptsync.cli import output
-from ckptsync.cli.arguments import add_command
+from ckptsync.cli.arguments import add_command, add_dry_run
 from ckptsync.doctor.training_facts import check_is_ours
 from ckptsync.errors import CkptsyncError, ConfigError, StoreError
 
@@ -45,19 +45,27 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         " Trainer the hook",
         "Without the variable the line does nothing. `ckptsync help hook` says what the hook does.",
     )
-    remove = add_command(
+    uninstall = add_command(
         actions,
-        "remove",
+        "uninstall",
         "remove that line",
         "Do this before you uninstall ckptsync from that Python.",
     )
-    for name, action in (("install", install), ("remove", remove)):
+    for name, action, does in (
+        ("install", install, "written"),
+        ("uninstall", uninstall, "removed"),
+    ):
         action.set_defaults(action=name)
         action.add_argument(
             "--python",
             metavar="PYTHON",
             help="the Python that trains (default: the one that runs this command)",
         )
+        add_dry_run(action, does)
+    old = actions.add_parser("remove")  # the name of before, which `run` refuses
+    old.set_defaults(action="remove")
+    old.add_argument("--python")
+    old.add_argument("--json", action="store_true", default=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -65,6 +73,8 @@ def run(args: argparse.Namespace) -> int:
 
     Raises ConfigError where that Python cannot be run, or may not be changed.
     """
+    if args.action == "remove":
+        raise ConfigError("hook remove: no such action", hint="ckptsync hook uninstall")
     found = shutil.which(args.python) if args.python else sys.executable
     if not found:
         hint = "give the path of the Python that trains: /opt/train/bin/python"
@@ -74,18 +84,22 @@ def run(args: argparse.Namespace) -> int:
         check_is_ours(Path(python))
     folder, _, why = _probe(python)
     path = Path(folder) / NAME
-    state = _install(python, path, why) if args.action == "install" else _remove(path)
+    if args.action == "uninstall":
+        return _uninstall(args, python, path)
+    state = _install(python, path, why, is_dry=args.dry_run)
     if args.json:
-        output.print_json({"python": python, "path": str(path), "state": state})
+        done = {"python": python, "path": str(path), "state": state}
+        output.print_json({"dry_run": args.dry_run, **done})
         return 0
-    output.say(f"{path}: {state}")
-    if args.action == "install":
-        effect = f"CKPTSYNC_AUTOLOAD=1 now gives each Hugging Face Trainer of {python} the hook"
-        output.say(f"{effect}; without it nothing changes")
+    would = "would be " if args.dry_run and state != "unchanged" else ""
+    output.say(f"{path}: {would}{state}")
+    now = "would give" if args.dry_run else "now gives"
+    effect = f"CKPTSYNC_AUTOLOAD=1 {now} each Hugging Face Trainer of {python} the hook"
+    output.say(f"{effect}; without it nothing changes")
     return 0
 
 
-def _install(python: str, path: Path, why: str) -> str:
+def _install(python: str, path: Path, why: str, *, is_dry: bool) -> str:
     if why:
         raise ConfigError(
             f"{python}: has no ckptsync: {why}", hint=f"{python} -m pip install ckptsync"
@@ -95,6 +109,9 @@ def _install(python: str, path: Path, why: str) -> str:
     with contextlib.suppress(OSError):  # absent, or no file
         before = safe_open.read_named(path, len(line))
     is_there = os.path.lexists(path)
+    state = "unchanged" if before == line else "replaced" if is_there else "installed"
+    if is_dry:
+        return state
     if before != line or path.is_symlink():
         try:
             safe_open.replace_named(path, line)
@@ -103,17 +120,19 @@ def _install(python: str, path: Path, why: str) -> str:
     if not _probe(python, CKPTSYNC_AUTOLOAD="1")[1]:
         hint = "check that it is not started with -S or without its site packages"
         raise CkptsyncError(f"{path}: exists, but {python} does not load it", hint=hint)
-    return "unchanged" if before == line else "replaced" if is_there else "installed"
+    return state
 
 
-def _remove(path: Path) -> str:
+def _uninstall(args: argparse.Namespace, python: str, path: Path) -> int:
+    removed = [path] if os.path.lexists(path) else []
     try:
-        path.unlink()
-    except FileNotFoundError:
-        return "not found"
+        for line in () if args.dry_run else removed:
+            line.unlink(missing_ok=True)
     except OSError as e:
         raise _refusal(path, e) from e
-    return "removed"
+    notes = [] if removed else [f"{path.parent}: holds no {NAME}"]
+    output.print_removal(args, removed, (), notes, python=python)
+    return 0
 
 
 def _refusal(path: Path, error: OSError) -> CkptsyncError:

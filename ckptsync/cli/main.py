@@ -43,8 +43,8 @@ COMMANDS: Mapping[str, str] = {
     "repair": "repair damaged checkpoints, or say why that is not possible",
     "config": "print an example of a configuration",
     "help": "print a page of the documents",
-    "hook": "let CKPTSYNC_AUTOLOAD=1 give each Hugging Face Trainer the hook: install, remove",
-    "service": "write or remove systemd units for this machine's configuration",
+    "hook": "let CKPTSYNC_AUTOLOAD=1 give each Hugging Face Trainer the hook: install, uninstall",
+    "service": "install or uninstall systemd's unit for this machine's configuration",
     "doctor": "find what would make a training hang or lose files, before it starts",
 }
 """Each command, and what it does.

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, is_dataclass
+from pathlib import Path
 from typing import Any
 
 from ckptsync.errors import CkptsyncError
@@ -65,6 +66,27 @@ def print_json(value: object) -> None:
         return sorted(value) if isinstance(value, (set, frozenset)) else str(value)
 
     print(json.dumps(value, ensure_ascii=True, default=plain), flush=True)
+
+
+def print_removal(
+    args: argparse.Namespace,
+    removed: Sequence[Path],
+    kept: Sequence[str],
+    notes: Sequence[str],
+    following: Sequence[str] = (),
+    **more: str,
+) -> None:
+    """Print what an ``uninstall`` removed, or would remove; ``following``: what to run then."""
+    if args.json:
+        paths = {"removed": list(map(str, removed)), "kept": list(kept), "notes": list(notes)}
+        print_json({"dry_run": args.dry_run, **more, **paths, "next": list(following)})
+        return
+    would = "would be " if args.dry_run else ""
+    lines = [f"{path}: {would}removed" for path in removed]
+    for line in (*lines, *(f"kept {line}" for line in kept), *(f"note: {note}" for note in notes)):
+        say(line)
+    if following:
+        print("then:", *following, sep="\n    ")
 
 
 def first_of(lines: Sequence[str]) -> str:

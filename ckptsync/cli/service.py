@@ -1,6 +1,8 @@
-"""``ckptsync service install`` and ``service uninstall``: write or remove systemd units.
+"""``ckptsync service install`` and ``service uninstall``: copy or remove systemd units.
 
-They start and stop nothing: they print the commands that do.
+The units lie in ``systemd/`` and are the same for everybody, but for the path of the program.  What
+a configuration needs beyond them is the operator's: `systemctl edit`.  Both commands start and stop
+nothing: they print the commands that do.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import contextlib
 import getpass
 import os
 import pwd
+import re
 import shlex
 import shutil
 import sys
@@ -18,8 +21,10 @@ from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
 
-from ckptsync.cli import output, systemd_units
+from ckptsync.cli import output
 from ckptsync.cli.arguments import add_command, add_dry_run, read_configuration
+from ckptsync.config.output_dirs import local_directory
+from ckptsync.config.schema import Config
 from ckptsync.config.yaml_lines import LIMIT
 from ckptsync.doctor.directory_checks import user_name
 from ckptsync.errors import ConfigError
@@ -27,7 +32,15 @@ from ckptsync.safe_open import read_named, replace_named
 from ckptsync.worker.node_identity import node_id
 
 SYSTEM = Path("/etc/systemd/system")
-_HEADS_USER = "ckptsync"
+CONFIGS = Path("/etc/ckptsync")
+HEAD, HEAD_USER = "ckptsync-head", "ckptsync"
+_PROGRAM = "/opt/ckptsync/bin/ckptsync"  # in the units, replaced by the program that runs this
+_MARK = "# Written by `ckptsync service install`: it will be replaced.  Changes: `systemctl edit`."
+_DROP_IN = "10-ckptsync.conf"
+_FIXED = re.compile(r"[^*?[]*(?=/)")  # of a pattern, what precedes the first part with a wildcard
+_HOMES = ("/", "/home", "/root")
+_UNIT_MEMORY = 256 << 20  # of limits.memory: what the unit's MemoryHigh leaves room for
+_UNIT_THREADS = 24  # of limits.threads, by TasksMax
 _OF_ONE_USER = "--as: a user's own systemd runs only that user's services"
 
 
@@ -36,25 +49,24 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     install = add_command(
         actions,
         "install",
-        "write systemd units for a configuration",
+        "copy the systemd unit of a configuration",
         "It starts nothing; it prints the commands that do.\n"
         "A configuration with the role worker gets ckptsync-worker@USER, another one"
-        " ckptsync-head.",
+        f" {HEAD}. What it needs beyond the unit is named: say that in `systemctl edit`.",
     )
     install.set_defaults(action="install")
     install.add_argument(
         "-c",
         "--config",
         metavar="CONFIG",
-        help="the service's configuration (default: /etc/ckptsync/USER.yaml; with --user,"
-        " ~/.config/ckptsync/worker.yaml)",
+        help=f"the service's configuration: {CONFIGS}/USER.yaml (default), or head.yaml beside it;"
+        " with --user, ~/.config/ckptsync/worker.yaml (default), or head.yaml beside it",
     )
     install.add_argument(
         "--as",
         metavar="USER",
         dest="train",
-        help="the user who trains (default: who called sudo), or who runs the head (default:"
-        " ckptsync)",
+        help="the user who trains (default: the name of CONFIG, or who called sudo)",
     )
     install.add_argument(
         "--user", action="store_true", help="for your own systemd (systemctl --user), without root"
@@ -74,9 +86,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         dest="train",
         help="remove the worker of this user (default: who called sudo)",
     )
-    uninstall.add_argument("--head", action="store_true", help="remove the head's units instead")
+    uninstall.add_argument("--head", action="store_true", help="remove the head's unit instead")
     uninstall.add_argument(
-        "--user", action="store_true", help="remove units of your own systemd (systemctl --user)"
+        "--user", action="store_true", help="remove a unit of your own systemd (systemctl --user)"
     )
     add_dry_run(uninstall, "removed")
 
@@ -88,7 +100,10 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class UnitFile:
-    """A file to write.  ``state``: what was, or would be, done: written, replaced, unchanged."""
+    """A file, and its ``state``: what was, or would be, done to it.
+
+    Written, replaced, unchanged, or removed.
+    """
 
     path: Path
     text: str
@@ -106,17 +121,19 @@ class InstallPlan:
 
 def _install(args: argparse.Namespace) -> int:
     plan = _user_plan(args) if args.user else _system_plan(args)
-    for file in plan.files:
-        if file.state != "unchanged" and not args.dry_run:
-            _write(file)
+    for file in () if args.dry_run else plan.files:
+        with _hint_of_rights(file.path):
+            if file.state == "removed":
+                file.path.unlink()
+            elif file.state != "unchanged":
+                file.path.parent.mkdir(parents=True, exist_ok=True)
+                replace_named(file.path, file.text.encode())
     if args.json:
         output.print_json({"dry_run": args.dry_run, **asdict(plan)})
         return 0
     for file in plan.files:
         would = "would be " if args.dry_run and file.state != "unchanged" else ""
         print(f"{file.path}: {would}{file.state}")
-        if args.dry_run and (args.user or file.path.suffix == ".conf"):
-            print("\n".join(f"    {line}" for line in file.text.splitlines()))
     for note in plan.notes:
         output.say(f"note: {note}")
     print("then:", *plan.next, sep="\n    ")
@@ -124,46 +141,48 @@ def _install(args: argparse.Namespace) -> int:
 
 
 def _system_plan(args: argparse.Namespace) -> InstallPlan:
-    """Plan the units of the machine's systemd.  Raises ConfigError."""
-    given = args.train or os.environ.get("SUDO_USER", "")
-    source = Path(args.config or f"/etc/ckptsync/{given or 'train'}.yaml").absolute()
+    """Plan the unit of the machine's systemd.  Raises ConfigError."""
+    default = args.train or os.environ.get("SUDO_USER") or "train"
+    source = Path(args.config or CONFIGS / f"{default}.yaml").absolute()
     config = read_configuration(source, variables(source))
     is_worker = "worker" in config.roles
-    name = given if is_worker else args.train or _HEADS_USER
-    if not name:
-        why = "the user who trains is not known: the worker runs as that user"
-        hint = "name that user with --as USER, or give --user for a service of your own"
+    if args.train and not is_worker:
+        why = f"--as: {source} has no worker, and a head runs as the user {HEAD_USER}"
+        hint = f"`systemctl edit {HEAD}` names another user: [Service], User=, Group="
         raise ConfigError(why, hint=hint)
+    user = (args.train or source.stem) if is_worker else HEAD_USER
+    _check_source(source, CONFIGS / f"{user if is_worker else 'head'}.yaml")
     try:
-        pwd.getpwnam(name)
+        pwd.getpwnam(user)
     except KeyError:
-        make = f"useradd --system --user-group {name}"
-        hint = "--as names the user who trains" if is_worker else make
-        raise ConfigError(f"{name}: there is no such user", hint=hint) from None
-    needed, notes = systemd_units.paths(config, [entry.pw_dir for entry in pwd.getpwall()])
+        make = f"useradd --system --user-group {user}"
+        hint = f"{source} is named after the user who trains" if is_worker else make
+        raise ConfigError(f"{user}: there is no such user", hint=hint) from None
+    needed = _needed(config)
     absent = [path for path in needed if not Path(path).is_dir()]
     if absent and not args.dry_run:
         raise ConfigError(
             f"{absent[0]}: does not exist, and a service cannot get access to an absent directory",
-            hint=f"mount it, or make it: install -d -o {name} {absent[0]}",
+            hint=f"mount it, or make it: install -d -o {user} {absent[0]}",
         )
-    unit = f"ckptsync-worker@{name}" if is_worker else "ckptsync-head"
-    template = "ckptsync-worker@.service" if is_worker else "ckptsync-head.service"
-    runner = "" if is_worker or name == _HEADS_USER else name
-    program = _program(source)
-    drop_in = systemd_units.drop_in(config, program, needed, runner)
-    files = (
-        _planned(SYSTEM / template, systemd_units.copied(_template(template))),
-        _planned(SYSTEM / f"{unit}.service.d" / "10-ckptsync.conf", drop_in),
-    )
-    notes += [f"{path}: does not exist yet" for path in absent]
-    others = {path.name for path in SYSTEM.glob("ckptsync-worker@*.service.d")}
-    if is_worker and not config.node and others - {f"{unit}.service.d"}:
-        remedy = f"node: {node_id()}-{name}"
+    unit = f"ckptsync-worker@{user}" if is_worker else HEAD
+    template = "ckptsync-worker@.service" if is_worker else f"{HEAD}.service"
+    text = _unit(template)
+    files = [_planned(SYSTEM / template, text)]
+    if is_worker:
+        has_head = len(config.roles) > 1
+        files += _drop_in_files(SYSTEM / f"{unit}.service.d" / _DROP_IN, is_needed=has_head)
+    edits = _edits(config, text, needed)
+    notes = [f"{path}: does not exist yet" for path in absent]
+    if edits:
+        notes.append(f"{source}: needs more than the unit allows: {'; '.join(edits)}")
+    if is_worker and not config.node and _workers() - {unit}:
+        remedy = f"node: {node_id()}-{user}"
         notes.append(f"{source}: several workers on one machine need a node name each: {remedy}")
-    doctor = shlex.join([*program.caller, "doctor", "-c", str(source)])
-    enable = ("systemctl daemon-reload", f"systemctl enable --now {unit}")
-    return InstallPlan(files, tuple(notes), (f"sudo -u {name} {doctor}", *enable))
+    edit = [f"systemctl edit {unit}"] if edits else []
+    doctor = f"sudo -u {user} {shlex.join([_program(), 'doctor', '-c', str(source)])}"
+    start = ("systemctl daemon-reload", f"systemctl enable --now {unit}")
+    return InstallPlan(tuple(files), tuple(notes), (doctor, *edit, *start))
 
 
 def _user_plan(args: argparse.Namespace) -> InstallPlan:
@@ -172,16 +191,15 @@ def _user_plan(args: argparse.Namespace) -> InstallPlan:
     if args.train:
         raise ConfigError(_OF_ONE_USER, hint="leave --as out, or leave out --user")
     source = Path(args.config or home / "ckptsync/worker.yaml").absolute()
-    is_worker = "worker" in read_configuration(source, variables(source)).roles
-    unit = "ckptsync-worker" if is_worker else "ckptsync-head"
-    template = _template("ckptsync-worker@.service" if is_worker else "ckptsync-head.service")
-    text = systemd_units.for_user(template, _program(source))
+    role = "worker" if "worker" in read_configuration(source, variables(source)).roles else "head"
+    _check_source(source, home / f"ckptsync/{role}.yaml")
+    unit = f"ckptsync-{role}"
+    file = _planned(home / f"systemd/user/{unit}.service", _unit("user/ckptsync.service"))
     note = (
         "a user's own systemd cannot sandbox the service; without lingering it ends with the last"
         " session"
     )
     enable = ("systemctl --user daemon-reload", f"systemctl --user enable --now {unit}")
-    file = _planned(home / f"systemd/user/{unit}.service", text)
     return InstallPlan((file,), (note,), (*enable, f"loginctl enable-linger {getpass.getuser()}"))
 
 
@@ -214,19 +232,70 @@ def variables(source: Path) -> Mapping[str, str]:
     return {key.strip(): value.strip().strip("'\"") for key, _, value in pairs}
 
 
-def _program(source: Path) -> systemd_units.Program:
-    """Return the program that runs now, as it was called."""
-    own = Path(sys.argv[0])
-    found = own if own.is_absolute() else Path(shutil.which(sys.argv[0]) or own)
-    is_script = found.name == "ckptsync" and os.access(found, os.X_OK)
-    caller = (str(found.absolute()),) if is_script else (sys.executable, "-m", "ckptsync")
-    resolved = [str(Path(path).resolve()) for path in (caller[0], sys.executable)]
-    seen = (*resolved, sys.prefix, sys.base_prefix)
-    return systemd_units.Program(caller, str(source), seen)
+def _check_source(source: Path, expected: Path) -> None:
+    """Raise ConfigError for a configuration that the unit does not read."""
+    if source.resolve() != expected.resolve():
+        raise ConfigError(
+            f"-c {source}: the unit reads {expected}",
+            hint=f"mv {shlex.join([str(source), str(expected)])}, or change ExecStart= and"
+            " EnvironmentFile= by `systemctl edit`",
+        )
 
 
-def _template(unit: str) -> str:
-    return resources.files("ckptsync").joinpath("systemd").joinpath(unit).read_text("utf-8")
+def _needed(config: Config) -> list[str]:
+    """Return the directories that a service must be able to write in.
+
+    They are the output directories' parents and the store's directory.  Raises ConfigError where
+    that would be all of a home, or of the system.
+    """
+    needed = set()
+    for run in config.worker.runs if "worker" in config.roles else ():
+        match = _FIXED.match(run.path)
+        above = (match[0] if match else "") or "/"
+        is_pattern = bool(re.search(r"[*?[]", run.path))
+        if is_pattern and above in _HOMES:
+            why = f"{run.path}: all of {above} would be writable for the service"
+            hint = "let the jobs write below a directory of their own, such as /data/out/*"
+            raise ConfigError(why, hint=hint)
+        is_broad = not is_pattern and str(Path(above).parent) in _HOMES
+        needed.add("/tmp" if above.startswith("/tmp/") else run.path if is_broad else above)  # noqa: S108
+    if local := local_directory(config.store.url):
+        needed.add(local.rstrip("/") or "/")
+    return sorted(needed)
+
+
+def _edits(config: Config, unit: str, needed: list[str]) -> list[str]:
+    """Return the settings that a configuration needs and its unit lacks."""
+    (listed,) = re.findall("^ReadWritePaths=(.*)", unit, re.MULTILINE)
+    roots = [Path(path.lstrip("-")) for path in listed.split()]
+    lacking = [path for path in needed if not any(Path(path).is_relative_to(r) for r in roots)]
+    edits = []
+    if lacking:
+        words = shlex.join(lacking)
+        edits.append(f"[Unit] RequiresMountsFor={words} [Service] ReadWritePaths={words}")
+    if config.limits.memory > _UNIT_MEMORY:
+        more = (config.limits.memory - _UNIT_MEMORY) >> 20
+        edits.append(f"[Service] MemoryHigh= and MemoryMax=: {more}M more than the unit has")
+    if config.limits.threads > _UNIT_THREADS:
+        edits.append(f"[Service] TasksMax={256 + 4 * config.limits.threads}")
+    return edits
+
+
+def _program() -> str:
+    """Return the path of the program that runs now.  Raises ConfigError if no unit can name it."""
+    own = Path(shutil.which(sys.argv[0]) or sys.argv[0])
+    beside = Path(sys.executable).with_name("ckptsync")
+    path = str((own if own.name == "ckptsync" else beside).absolute())
+    if not os.access(path, os.X_OK) or not re.fullmatch(r"[\w@+=:,./-]+", path):
+        hint = "install it elsewhere: python3 -m venv /opt/ckptsync"
+        raise ConfigError(f"{path}: no program that a unit can name", hint=hint)
+    return path
+
+
+def _unit(name: str) -> str:
+    """Return the text of a file of ``systemd/`` as it is installed here."""
+    text = resources.files("ckptsync").joinpath("systemd").joinpath(name).read_text("utf-8")
+    return f"{_MARK}\n{text.replace(_PROGRAM, _program())}"
 
 
 def _planned(path: Path, text: str) -> UnitFile:
@@ -234,13 +303,27 @@ def _planned(path: Path, text: str) -> UnitFile:
 
     Raises ConfigError for a file that this command did not write.
     """
-    there = _read(path)
-    if there is None:
+    old = _read(path)
+    if old is None:
         return UnitFile(path, text, "written")
-    if there != text and systemd_units.MARK not in there:
+    if old != text and _MARK not in old:
         hint = "move it away, then try again"
         raise ConfigError(f"{path}: exists, and was not written by this command", hint=hint)
-    return UnitFile(path, text, "unchanged" if there == text else "replaced")
+    return UnitFile(path, text, "unchanged" if old == text else "replaced")
+
+
+def _drop_in_files(path: Path, *, is_needed: bool) -> list[UnitFile]:
+    """Return the drop-in of a worker with a head; to be removed where there is no head any more."""
+    if is_needed:
+        return [_planned(path, _unit("with-head.conf"))]
+    return [UnitFile(path, "", "removed")] if _MARK in (_read(path) or "") else []
+
+
+def _workers() -> set[str]:
+    """Return the workers on this machine that are enabled, or have a drop-in."""
+    links = SYSTEM.glob("*.wants/ckptsync-worker@?*.service")
+    folders = SYSTEM.glob("ckptsync-worker@?*.service.d")
+    return {path.name.removesuffix(".d").removesuffix(".service") for path in (*links, *folders)}
 
 
 def _read(path: Path) -> str | None:
@@ -252,12 +335,6 @@ def _read(path: Path) -> str | None:
         return None
     except IsADirectoryError:
         return ""
-
-
-def _write(file: UnitFile) -> None:
-    with _hint_of_rights(file.path):
-        file.path.parent.mkdir(parents=True, exist_ok=True)
-        replace_named(file.path, file.text.encode())
 
 
 @contextlib.contextmanager
@@ -277,7 +354,7 @@ def _uninstall(args: argparse.Namespace) -> int:
     """
     folder, unit, files, kept = _installed(args)
     texts = {path: text for path in files if (text := _read(path)) is not None}
-    ours = [path for path, text in texts.items() if systemd_units.MARK in text]
+    ours = [path for path, text in texts.items() if _MARK in text]
     kept = [*(f"{p}: was not written by this command" for p in texts if p not in ours), *kept]
     own = sorted(path for path in (folder / f"{unit}.service.d").glob("*") if path not in files)
     kept += [f"{path}: your own" for path in own]
@@ -301,16 +378,7 @@ def _uninstall(args: argparse.Namespace) -> int:
     elif not enabled and not args.dry_run:
         notes.append(f"if {unit} is running, it keeps running until {systemctl} stop {unit}")
     notes.append("configurations, spools (_ckptsync) and the store were not changed")
-    following = f"{systemctl} daemon-reload"
-    if args.json:
-        removed = {"dry_run": args.dry_run, "removed": list(map(str, ours)), "unit": unit}
-        output.print_json({**removed, "kept": kept, "notes": notes, "next": [following]})
-        return 0
-    for path in ours:
-        print(f"{path}: {'would be ' if args.dry_run else ''}removed")
-    for line in [*(f"kept {line}" for line in kept), *(f"note: {note}" for note in notes)]:
-        output.say(line)
-    print("then:", following, sep="\n    ")
+    output.print_removal(args, ours, kept, notes, [f"{systemctl} daemon-reload"], unit=unit)
     return 0
 
 
@@ -323,7 +391,7 @@ def _installed(args: argparse.Namespace) -> tuple[Path, str, list[Path], list[st
         if args.train:
             raise ConfigError(_OF_ONE_USER, hint="leave --as out, or leave out --user")
         folder = _own_folder() / "systemd/user"
-        unit = "ckptsync-head" if args.head else "ckptsync-worker"
+        unit = HEAD if args.head else "ckptsync-worker"
         return folder, unit, [folder / f"{unit}.service"], []
     user = args.train or os.environ.get("SUDO_USER", "")
     if not (user or args.head):
@@ -332,13 +400,10 @@ def _installed(args: argparse.Namespace) -> tuple[Path, str, list[Path], list[st
     if args.train and args.head:
         hint = "leave --as out, or leave out --head"
         raise ConfigError("--as: a machine has one head", hint=hint)
-    unit = "ckptsync-head" if args.head else f"ckptsync-worker@{user}"
-    template = SYSTEM / ("ckptsync-head.service" if args.head else "ckptsync-worker@.service")
-    drop_in = SYSTEM / f"{unit}.service.d" / "10-ckptsync.conf"
+    unit = HEAD if args.head else f"ckptsync-worker@{user}"
+    template = SYSTEM / (f"{HEAD}.service" if args.head else "ckptsync-worker@.service")
+    drop_in = SYSTEM / f"{unit}.service.d" / _DROP_IN
     # other users' workers, which systemd makes from the same template
-    drop_ins = SYSTEM.glob("ckptsync-worker@?*.service.d/10-ckptsync.conf")
-    workers = {path.parent.name.removesuffix(".d") for path in drop_ins if path.is_file()}
-    workers |= {path.name for path in SYSTEM.glob("*.wants/ckptsync-worker@?*.service")}
-    if others := [] if args.head else sorted(workers - {f"{unit}.service"}):
+    if others := [] if args.head else sorted(_workers() - {unit}):
         return SYSTEM, unit, [drop_in], [f"{template}: {others[0]} still uses it"]
     return SYSTEM, unit, [drop_in, template], []

@@ -38,7 +38,7 @@ def texts() -> Iterator[tuple[str, str]]:
                 and id(node) not in docs
             ):
                 yield f"{path}:{node.lineno}", node.value
-    for path in [*(ROOT / "configs").iterdir(), *(ROOT / "systemd").iterdir()]:
+    for path in [*(ROOT / "configs").iterdir(), *(ROOT / "systemd").rglob("*.*")]:
         yield str(path), path.read_text()
 
 

@@ -1,4 +1,4 @@
-"""``ckptsync hook install`` and ``hook remove``: the line beside a Python's packages, and what is
+"""``ckptsync hook install`` and ``uninstall``: the line beside a Python's packages, and what is
 said of it.
 """
 
@@ -34,23 +34,32 @@ def test_it_is_installed_once_and_removed_once_and_each_time_what_was_done_is_sa
     environment: Environment, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert trainers(environment) == ["Flow"]
-    for word, state in (
-        ("remove", "not found"),
-        ("install", "installed"),
-        ("install", "unchanged"),
-        ("remove", "removed"),
-        ("remove", "not found"),
+    path, named = str(line(environment)), ("--python", environment.python, "--json")
+    removals: dict[str, object] = {"python": environment.python, "kept": [], "next": []}
+    for is_dry in (True, False):
+        words = [*named, "--dry-run"] if is_dry else named
+        for removed in ([], [path]):
+            if removed and is_dry:
+                assert main(["hook", "install", *named]) == 0
+                capsys.readouterr()
+            if is_dry or removed:
+                notes = [] if removed else [f"{environment.site}: holds no ckptsync-autoload.pth"]
+                assert main(["hook", "uninstall", *words]) == 0
+                expected = removals | {"dry_run": is_dry, "removed": removed, "notes": notes}
+                assert json.loads(capsys.readouterr().out) == expected
+    assert trainers(environment) == ["Flow"]
+    for words, state in (
+        (["--dry-run"], "installed"),
+        ([], "installed"),
+        ([], "unchanged"),
     ):
-        assert main(["hook", word, "--python", environment.python, "--json"]) == 0
+        assert main(["hook", "install", *named, *words]) == 0
         told = json.loads(capsys.readouterr().out)
-        assert told == {
-            "python": environment.python,
-            "path": str(line(environment)),
-            "state": state,
-        }
-        assert trainers(environment) == (
-            ["Flow", "DefaultCallback"] if word == "install" else ["Flow"]
-        )
+        is_dry = bool(words)
+        done = {"python": environment.python, "path": path, "state": state, "dry_run": is_dry}
+        assert told == done
+        assert trainers(environment) == (["Flow"] if is_dry else ["Flow", "DefaultCallback"])
+    line(environment).unlink()
     assert main(["hook", "install", "--python", environment.python]) == 0
     assert f"{line(environment)}: installed\n" in capsys.readouterr().out
 
@@ -71,14 +80,14 @@ def test_without_a_python_named_it_is_for_the_one_that_runs_the_command(
     done = environment.ran("-m", "ckptsync", "hook", "install")
     assert (done.returncode, done.stderr) == (0, "")
     assert trainers(environment) == ["Flow", "DefaultCallback"]
-    assert environment.ran("-m", "ckptsync", "hook", "remove").returncode == 0
+    assert environment.ran("-m", "ckptsync", "hook", "uninstall").returncode == 0
     assert not line(environment).exists()
 
 
-@pytest.mark.parametrize("action", ["install", "remove"])
+@pytest.mark.parametrize("action", ["install", "uninstall"])
 def test_a_python_that_one_may_not_change_is_refused(action: str, environment: Environment) -> None:
     site, words = environment.site, ("--python", environment.python)
-    if action == "remove":
+    if action == "uninstall":
         assert main(["hook", "install", *words]) == 0
     site.chmod(0o555)
     try:
@@ -86,7 +95,7 @@ def test_a_python_that_one_may_not_change_is_refused(action: str, environment: E
     finally:
         site.chmod(0o755)
     assert "--python" in said
-    assert line(environment).exists() == (action == "remove")
+    assert line(environment).exists() == (action == "uninstall")
 
 
 def test_a_python_without_ckptsync_and_what_is_no_python_are_refused(
@@ -102,7 +111,7 @@ def test_a_python_without_ckptsync_and_what_is_no_python_are_refused(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has other users' files")
-@pytest.mark.parametrize("action", ["install", "remove"])
+@pytest.mark.parametrize("action", ["install", "uninstall"])
 def test_root_runs_no_python_that_another_user_may_change(action: str, tmp_path: Path) -> None:
     python = tmp_path / "venv/bin/python"
     python.parent.mkdir(parents=True)
@@ -130,3 +139,8 @@ def test_a_draft_goes_through_no_link(
     assert main(["hook", "install", "--python", environment.python]) == 0
     assert (tmp_path / "theirs").read_text() == "as it was"
     assert not line(environment).is_symlink()
+
+
+def test_the_action_s_former_name_is_refused_with_the_new_one() -> None:
+    said = refused("hook", "remove", "--python", "/x", code=2, names=["hook remove"])
+    assert "ckptsync hook uninstall" in said

@@ -5,29 +5,39 @@ from __future__ import annotations
 import getpass
 import json
 import os
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ckptsync.cli import service, systemd_units
+from ckptsync.cli import service
 from ckptsync.cli.main import main
+from tests.support.stand_in_programs import ROOT
 
 ME = getpass.getuser()
+WORKER = "ckptsync-worker@.service"
 
 
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A configuration of runs that are there; systemd's folder is the test's own."""
     monkeypatch.setattr(service, "SYSTEM", tmp_path / "system")
-    monkeypatch.setattr(systemd_units, "_EMPTIED", ())  # pytest's own folder may lie in /tmp
+    monkeypatch.setattr(service, "CONFIGS", tmp_path / "home/ckptsync")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("SUDO_USER", raising=False)
     (tmp_path / "store").mkdir()
     (tmp_path / "out").mkdir()
-    found = tmp_path / "me.yaml"
-    found.write_text(f"store: {{url: {tmp_path}/store}}\nworker: {{runs: ['{tmp_path}/out/*']}}\n")
-    return found
+    return written(tmp_path, ME)
+
+
+def written(tmp_path: Path, name: str, roles: str = "[worker]", more: str = "") -> Path:
+    path = tmp_path / "home/ckptsync" / f"{name}.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    runs = f"worker: {{runs: ['{tmp_path}/out/*']}}\n" if "worker" in roles else ""
+    path.write_text(f"roles: {roles}\nstore: {{url: {tmp_path}/store}}\n{runs}{more}")
+    return path
 
 
 def install(config: Path, *words: str) -> int:
@@ -46,28 +56,89 @@ def files(folder: Path) -> list[str]:
     return sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*"))
 
 
-def test_unit_and_drop_in_are_written_and_the_next_step_is_said(
+def test_the_unit_is_copied_with_the_path_of_the_program_and_the_next_steps_are_said(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert install(config, "--as", ME, "--dry-run", "--json") == 0
+    assert install(config, "--dry-run", "--json") == 0
     assert not (tmp_path / "system").exists()
     planned = told(capsys)
-    assert "ReadWritePaths=" in planned["files"][1]["text"]
+    assert [file["state"] for file in planned["files"]] == ["written"]
     assert planned["next"][0].startswith(f"sudo -u {ME} ")
     assert planned["next"][0].endswith(f"doctor -c {config}")
 
     assert install(config, "--as", ME) == 0
-    dropped = (tmp_path / f"system/ckptsync-worker@{ME}.service.d/10-ckptsync.conf").read_text()
-    assert f"ReadWritePaths={tmp_path}/out {tmp_path}/store\n" in dropped
-    assert f"run -c {config}\n" in dropped
-    assert "User=%i" in (tmp_path / "system/ckptsync-worker@.service").read_text()
+    program = shutil.which("ckptsync", path=str(Path(sys.executable).parent))
+    template = (ROOT / "systemd" / WORKER).read_text()
+    lines = (tmp_path / "system" / WORKER).read_text().splitlines()
+    assert lines[1:] == template.replace("/opt/ckptsync/bin/ckptsync", str(program)).splitlines()
+    assert files(tmp_path / "system") == [WORKER]
     assert f"systemctl enable --now ckptsync-worker@{ME}" in capsys.readouterr().out
 
     install(config, "--as", ME, "--json")
-    assert [file["state"] for file in told(capsys)["files"]] == ["unchanged", "unchanged"]
-    config.write_text(f"store: {{url: s3://b}}\nworker: {{runs: ['{tmp_path}/out/*']}}\n")
+    assert [file["state"] for file in told(capsys)["files"]] == ["unchanged"]
+    (tmp_path / "system" / WORKER).write_text(f"{lines[0]}\nof an older version")
     install(config, "--as", ME, "--json")
-    assert [file["state"] for file in told(capsys)["files"]] == ["unchanged", "replaced"]
+    assert [file["state"] for file in told(capsys)["files"]] == ["replaced"]
+
+
+def test_what_a_configuration_needs_beyond_the_unit_is_named_for_systemctl_edit(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(tmp_path, ME, more="limits: {memory: 1GiB, threads: 64}\n")
+    install(config, "--json")
+    planned = told(capsys)
+    (note,) = planned["notes"]
+    paths = f"{tmp_path}/out {tmp_path}/store"
+    assert f"[Unit] RequiresMountsFor={paths} [Service] ReadWritePaths={paths}" in note
+    assert "MemoryMax=: 768M more than the unit has; [Service] TasksMax=512" in note
+    assert f"systemctl edit ckptsync-worker@{ME}" in planned["next"]
+
+
+@pytest.mark.parametrize(
+    ("run", "root"),
+    [
+        ("/data/out/*", ""),
+        ("/data/*/out", "/data"),
+        ("/scratch/jobs/job[0-9]/x/out", "/scratch/jobs"),
+        ("/data/special/out", "/data/special"),
+        ("/home/ann/runs/*", "/home/ann/runs"),
+        ("/home/ann/out", "/home/ann/out"),
+        ("/tmp/ray/session_*/artifacts/*", "/tmp"),
+        ("/tmp/ray/out", "/tmp"),
+    ],
+)
+def test_what_holds_an_output_directory_is_to_be_writable_so_that_it_may_come_and_go(
+    config: Path, run: str, root: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config.write_text(f"store: {{url: s3://bucket}}\nworker: {{runs: ['{run}']}}\n")
+    assert install(config, "--dry-run", "--json") == 0
+    notes = [note for note in told(capsys)["notes"] if "systemctl" not in note]
+    assert [note.rpartition("=")[2] for note in notes if "ReadWritePaths" in note] == (
+        [root] if root else []
+    )
+
+
+@pytest.mark.parametrize("run", ["/*/out", "/home/*/out"])
+def test_nobody_s_whole_home_and_no_whole_system_is_to_be_writable(
+    config: Path, run: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config.write_text(f"store: {{url: s3://bucket}}\nworker: {{runs: ['{run}']}}\n")
+    assert install(config) == 2
+    assert "would be writable" in capsys.readouterr().err
+
+
+def test_a_worker_with_a_head_has_a_drop_in_as_long_as_it_has_the_head(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drop_in = f"ckptsync-worker@{ME}.service.d/10-ckptsync.conf"
+    written(tmp_path, ME, "[worker, head]")
+    assert install(config) == 0
+    assert "MemoryMax=4G" in (tmp_path / "system" / drop_in).read_text()
+    written(tmp_path, ME)
+    capsys.readouterr()
+    assert install(config, "--json") == 0
+    assert [file["state"] for file in told(capsys)["files"]] == ["unchanged", "removed"]
+    assert drop_in not in files(tmp_path / "system")
 
 
 def test_a_unit_that_somebody_else_wrote_is_left_alone(
@@ -80,21 +151,35 @@ def test_a_unit_that_somebody_else_wrote_is_left_alone(
     assert [p.name for p in (tmp_path / "system").iterdir()] == ["ckptsync-worker@.service"]
 
 
-def test_the_user_who_trains_must_be_known_and_there(
-    config: Path, capsys: pytest.CaptureFixture[str]
+def test_the_user_who_trains_must_be_there(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert install(config) == 2
-    assert "--as USER" in capsys.readouterr().err
-    assert install(config, "--as", "nobody-of-that-name") == 2
+    assert install(written(tmp_path, "nobody-of-that-name")) == 2
     assert "there is no such user" in capsys.readouterr().err
 
 
+def test_a_configuration_that_no_unit_reads_is_refused_with_the_path_that_it_reads(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "me.yaml"
+    other.write_text(config.read_text())
+    for words in ((), ("--user",)):
+        assert install(other, "--as", ME, *words) == 2 or words
+    assert f"-c {other}: the unit reads {config}" in capsys.readouterr().err
+    assert install(other, "--user") == 2
+    assert f"the unit reads {config.with_name('worker.yaml')}" in capsys.readouterr().err
+    assert not (tmp_path / "system").exists()
+
+
 def test_who_called_sudo_is_the_user_who_trains(
-    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("SUDO_USER", ME)
-    assert install(config) == 0
-    assert (tmp_path / f"system/ckptsync-worker@{ME}.service.d").is_dir()
+    assert main(["service", "install"]) == 0
+    assert f"systemctl enable --now ckptsync-worker@{ME}" in capsys.readouterr().out
 
 
 def test_a_directory_that_is_not_there_is_refused_since_no_service_could_be_given_it(
@@ -121,9 +206,7 @@ def test_variables_of_the_file_beside_it_count_those_of_this_shell_do_not(
     monkeypatch.setenv("CKPTSYNC_STORE", "/of/this/shell")
     config.with_suffix(".env").write_text("# ours\nCKPTSYNC_STORE='s3://bucket'\n")
     install(config, "--as", ME, "--dry-run", "--json")
-    text = told(capsys)["files"][1]["text"]
-    assert "PrivateNetwork=no" in text
-    assert f"EnvironmentFile=-{config.with_suffix('.env')}\n" in text
+    assert "/of/this/shell" not in str(told(capsys))
 
 
 def test_a_second_worker_on_a_machine_is_told_to_take_a_name(
@@ -137,9 +220,9 @@ def test_a_second_worker_on_a_machine_is_told_to_take_a_name(
 def test_a_user_s_own_unit_is_written_where_that_user_s_systemd_looks(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert install(config, "--user") == 0
+    assert install(written(tmp_path, "worker"), "--user") == 0
     text = (tmp_path / "home/systemd/user/ckptsync-worker.service").read_text()
-    assert f"run -c {config}\n" in text
+    assert "run -c %E/ckptsync/%j.yaml\n" in text
     assert "loginctl enable-linger" in capsys.readouterr().out
 
 
@@ -147,32 +230,33 @@ def test_a_user_s_own_unit_is_written_where_that_user_s_systemd_looks(
 def test_root_writes_and_removes_nothing_in_another_users_home(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "home").mkdir(exist_ok=True)
     os.chown(tmp_path / "home", 65534, 65534)
     assert install(config, "--user") == 2
     assert "and this is root" in capsys.readouterr().err
     assert main(["service", "uninstall", "--user"]) == 2
-    assert not list((tmp_path / "home").iterdir())
+    assert files(tmp_path / "home") == ["ckptsync", f"ckptsync/{ME}.yaml"]
 
 
-def test_a_head_runs_as_a_user_of_its_own_or_as_one_that_is_named(
-    config: Path, tmp_path: Path
+def test_a_head_runs_as_a_user_of_its_own_and_another_one_is_said_in_an_edit(
+    config: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    config.write_text(f"roles: [head]\nstore: {{url: {tmp_path}/store}}\n")
-    assert install(config, "--as", ME) == 0
-    assert (
-        f"User={ME}\nGroup={ME}\n"
-        in (tmp_path / "system/ckptsync-head.service.d/10-ckptsync.conf").read_text()
-    )
+    head = written(tmp_path, "head", "[head]")
+    assert install(head, "--as", ME) == 2
+    assert "systemctl edit ckptsync-head" in capsys.readouterr().err
+    monkeypatch.setattr(service, "HEAD_USER", ME)
+    assert install(head) == 0
+    assert "User=ckptsync\n" in (tmp_path / "system/ckptsync-head.service").read_text()
 
 
 def another(user: str) -> Path:
-    """A second user's drop-in, as install writes it."""
-    mine = service.SYSTEM / f"ckptsync-worker@{ME}.service.d" / "10-ckptsync.conf"
-    path = service.SYSTEM / f"ckptsync-worker@{user}.service.d" / "10-ckptsync.conf"
-    path.parent.mkdir()
-    path.write_text(mine.read_text())
-    return path
+    """A second user's worker, which is enabled."""
+    link = service.SYSTEM / f"multi-user.target.wants/ckptsync-worker@{user}.service"
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(f"../{WORKER}")
+    return link
 
 
 def test_what_was_installed_is_removed_and_nothing_else(
@@ -209,32 +293,20 @@ def test_the_template_stays_for_another_user_s_worker(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     install(config, "--as", ME)
-    another("somebody")
+    link = another("somebody")
     assert uninstall("--as", ME) == 0
-    assert "ckptsync-worker@somebody.service still uses it" in capsys.readouterr().out
-    left = [
-        "ckptsync-worker@.service",
-        "ckptsync-worker@somebody.service.d",
-        "ckptsync-worker@somebody.service.d/10-ckptsync.conf",
-    ]
-    assert files(service.SYSTEM) == left
+    assert "ckptsync-worker@somebody still uses it" in capsys.readouterr().out
+    assert WORKER in files(service.SYSTEM)
+    link.unlink()
     uninstall("--as", "somebody")
-    assert files(service.SYSTEM) == []
-
-
-def test_the_template_stays_for_a_worker_that_is_enabled_without_a_drop_in(config: Path) -> None:
-    install(config, "--as", ME)
-    link = service.SYSTEM / "multi-user.target.wants" / "ckptsync-worker@somebody.service"
-    link.parent.mkdir()
-    link.symlink_to("../ckptsync-worker@.service")
-    assert uninstall("--as", ME) == 0
-    assert link.exists()
+    assert files(service.SYSTEM) == ["multi-user.target.wants"]
 
 
 def test_what_the_operator_wrote_stays_and_is_named(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     install(config, "--as", ME)
+    (service.SYSTEM / f"ckptsync-worker@{ME}.service.d").mkdir()
     (service.SYSTEM / f"ckptsync-worker@{ME}.service.d" / "override.conf").write_text("[Service]")
     (service.SYSTEM / "ckptsync-worker@.service").write_text("mine")
     capsys.readouterr()
@@ -251,36 +323,30 @@ def test_a_service_that_is_enabled_is_not_taken_from_under_systemd(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     install(config, "--as", ME)
-    link = service.SYSTEM / "multi-user.target.wants" / f"ckptsync-worker@{ME}.service"
-    link.parent.mkdir()
-    link.symlink_to("../ckptsync-worker@.service")
+    link = another(ME)
     assert uninstall("--as", ME) == 2
     assert f"systemctl disable --now ckptsync-worker@{ME}" in capsys.readouterr().err
     assert uninstall("--as", ME, "--dry-run") == 0
     assert "comes first" in capsys.readouterr().out
-    assert len(files(service.SYSTEM)) == 5
+    assert len(files(service.SYSTEM)) == 3
     link.unlink()
     assert uninstall("--as", ME) == 0
 
 
 def test_head_and_a_user_s_own_units_go_by_themselves(
-    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    head = tmp_path / "head.yaml"
-    head.write_text(f"roles: [head]\nstore: {{url: {tmp_path}/store}}\n")
-    for words in (("--as", ME), ("--user",)):
-        install(config, *words)
-        install(head, *words)
+    monkeypatch.setattr(service, "HEAD_USER", ME)
+    head, own = written(tmp_path, "head", "[head]"), written(tmp_path, "worker")
+    assert [install(config), install(head), install(own, "--user"), install(head, "--user")] == (
+        [0, 0, 0, 0]
+    )
     assert uninstall("--head") == 0
     assert uninstall("--user") == 0
     mine = tmp_path / "home" / "systemd" / "user"
-    assert (files(mine), "ckptsync-head.service" in files(service.SYSTEM)) == (
-        ["ckptsync-head.service"],
-        False,
-    )
+    assert (files(mine), files(service.SYSTEM)) == (["ckptsync-head.service"], [WORKER])
     assert uninstall("--user", "--head") == 0
-    assert (files(mine), files(service.SYSTEM)[0]) == ([], "ckptsync-worker@.service")
-    capsys.readouterr()
+    assert (files(mine), files(service.SYSTEM)) == ([], [WORKER])
 
 
 @pytest.mark.parametrize("words", [[], ["--user", "--as", "x"], ["--head", "--as", "x"]])

@@ -1,4 +1,4 @@
-"""The units as an operator installs them, under real systemd."""
+"""The units as an operator installs them, in one machine that really boots: worker and head."""
 
 from __future__ import annotations
 
@@ -10,49 +10,37 @@ import pytest
 
 from tests.nspawn.machine import ROOT, Machine
 
-WORKER = "ckptsync-worker@train"
+WORKER, HEAD = "ckptsync-worker@train", "ckptsync-head"
+STORE = "/mnt/checkpoints"
 CONFIG = """\
-node: a-{user}
-roles: [worker]
-store: {{url: {store}}}
-worker:
-  runs: [{runs}]
-  quiet: 200ms
-  scan_every: 1s
+node: {node}
+roles: [{roles}]
+store: {{url: /mnt/checkpoints}}
+worker: {{runs: [/data/out/*], quiet: 200ms, scan_every: 1s}}
+head: {{every: 1s}}
+verify: {{tick: 1s}}
 """
-QUICK = "[Service]\nRestartSec=100ms\n"
+SLOW = "limits: {bandwidth: 20KB/s, stall: 1s}\n"
 SAVED = ROOT / "tests/vectors/hf-ddp/out/checkpoint-4"
 
 
-def configure(
-    machine: Machine,
-    user: str = "train",
-    store: str = "/data/store",
-    runs: str = "/data/out/*",
-    more: str = "",
-) -> None:
-    machine.write(
-        f"/etc/ckptsync/{user}.yaml", CONFIG.format(user=user, store=store, runs=runs) + more
-    )
+def configure(machine: Machine, name: str = "train", more: str = "", roles: str = "") -> None:
+    roles = roles or ("head, verifier" if name == "head" else "worker")
+    machine.write(f"/etc/ckptsync/{name}.yaml", CONFIG.format(node=f"a-{name}", roles=roles) + more)
 
 
-def install(machine: Machine, user: str = "train", extra: str = QUICK) -> None:
-    """As the output of the command says."""
-    machine.run("ckptsync", "service", "install", "--as", user)
-    machine.write(f"/etc/systemd/system/ckptsync-worker@{user}.service.d/20-test.conf", extra)
+def start(machine: Machine, name: str = "train", more: str = "", extra: str = "") -> None:
+    """Configure, install as the output of the command says, and start."""
+    configure(machine, name, more)
+    machine.run("ckptsync", "service", "install", "-c", f"/etc/ckptsync/{name}.yaml")
+    unit = HEAD if name == "head" else f"ckptsync-worker@{name}"
+    edited = f"[Service]\nRestartSec=100ms\n{extra}"
+    machine.write(f"/etc/systemd/system/{unit}.service.d/override.conf", edited)
     machine.systemctl("daemon-reload")
+    machine.systemctl("start", unit)
 
 
-def start(machine: Machine, extra: str = QUICK, **how: str) -> None:
-    """Configure, install and start the worker."""
-    configure(machine, **how)
-    install(machine, extra=extra)
-    machine.systemctl("start", WORKER)
-
-
-def save(
-    machine: Machine, step: int, output: str = "/data/out/exp", user: str = "train", size: int = 0
-) -> None:
+def save(machine: Machine, step: int, output: str = "/data/out/exp", size: int = 0) -> None:
     """A checkpoint of a user's, readable for nobody else, as safetensors 0.8 writes it.
 
     ``size`` bytes more.
@@ -64,7 +52,7 @@ def save(
         f" {folder}/trainer_state.json"
     )
     machine.run_as(
-        user,
+        "train",
         "sh",
         "-ec",
         f"umask 077; mkdir -p {folder}; cp {SAVED}/*.* {folder}; rm {folder}/trainer_state.json;"
@@ -72,106 +60,130 @@ def save(
     )
 
 
-def is_stored(machine: Machine, step: int, run: str = "exp") -> bool:
+def has_manifest(machine: Machine, step: int, run: str = "exp") -> bool:
     manifests = f"{run}/.ckptsync/checkpoint-{step}*/manifest-*.json"
-    return any(machine.path("/data/store").glob(manifests))
+    return any(machine.path(STORE).glob(manifests))
 
 
 def wait_until_stored(machine: Machine, step: int, run: str = "exp") -> None:
     lacking = f"{run}/checkpoint-{step} is not in the store"
-    machine.wait_for(lacking, lambda: is_stored(machine, step, run))
+    machine.wait_for(lacking, lambda: has_manifest(machine, step, run))
 
 
-def verified(machine: Machine) -> int:
-    """How many locations are, as the head's own user sees it."""
-    ls = ("/opt/ckptsync/bin/ckptsync", "ls", "/data/store")
-    return machine.run_as("ckptsync", *ls, check=False).count("VERIFIED")
+def wait_until_verified(machine: Machine, count: int = 1) -> None:
+    """Until so many locations are, as the head's own user sees it."""
+    ls = ("env", f"CKPTSYNC_STORE={STORE}", "/opt/ckptsync/bin/ckptsync", "ls")
+    machine.wait_for(
+        "it is not verified",
+        lambda: machine.run_as("ckptsync", *ls, check=False).count("VERIFIED") == count,
+    )
 
 
 def pid_of(machine: Machine, unit: str = WORKER) -> str:
     return machine.property(unit, "MainPID")
 
 
-def clear(machine: Machine) -> None:
-    """Leave nothing of a test before, but an empty store and a location for a training's output."""
-    gone = "rm -rf /data/* /etc/ckptsync /etc/systemd/system/ckptsync-*; mkdir -p /etc/ckptsync"
-    machine.run("sh", "-ec", gone)
-    machine.run("install", "-d", "-o", "train", "-g", "train", "/data/out")
-    machine.run("install", "-d", "-m", "2775", "-g", "ckptsync", "-o", "train", "/data/store")
+def children(machine: Machine) -> list[str]:
+    """Processes of the head's that merge or verify."""
+    return machine.run("pgrep", "-P", pid_of(machine, HEAD), check=False).split()
+
+
+def wait_for_child(machine: Machine) -> str:
+    machine.wait_for("no child", lambda: bool(children(machine)))
+    return children(machine)[0]
+
+
+def says_who_it_is(machine: Machine, unit: str, uid: int) -> None:
+    """It has told systemd that it is up, runs as that user, and has no capability."""
+    assert machine.property(unit, "StatusText")
+    status = machine.path(f"/proc/{pid_of(machine, unit)}/status").read_text()
+    assert re.search(rf"^Uid:\t{uid}\t{uid}", status, re.MULTILINE)
+    assert re.search(r"^CapEff:\t0+$", status, re.MULTILINE)
+    told = machine.run("systemd-analyze", "security", "--no-pager", f"{unit}.service")
+    assert float(re.findall(r"exposure level .*: ([\d.]+)", told)[0]) <= 2.0
 
 
 @pytest.fixture
-def training(machine: Machine) -> Iterator[Machine]:
-    """A machine with a store and a location for a training's output."""
-    clear(machine)
+def node(machine: Machine) -> Iterator[Machine]:
+    """The machine with an empty store and a place for a training's output."""
+    machine.run(
+        "sh",
+        "-ec",
+        f"rm -rf /data/* {STORE} /etc/ckptsync /etc/systemd/system/ckptsync-*;"
+        " mkdir -p /etc/ckptsync",
+    )
+    machine.run("install", "-d", "-o", "train", "-g", "train", "/data/out")
+    machine.run("install", "-d", "-m", "2775", "-g", "ckptsync", "-o", "train", STORE)
     yield machine
-    machine.systemctl("disable", "--now", WORKER, check=False)
+    machine.systemctl("disable", WORKER, HEAD, check=False)
     machine.systemctl("stop", "ckptsync-*", check=False)
     machine.systemctl("reset-failed")
 
 
-def test_a_worker_starts_as_the_user_who_trains_says_so_and_sends(training: Machine) -> None:
-    start(training)
-    assert training.property(WORKER, "StatusText")
-    status = training.path(f"/proc/{pid_of(training)}/status").read_text()
-    assert re.search(r"^Uid:\t64201\t64201", status, re.MULTILINE)
-    assert re.search(r"^CapEff:\t0+$", status, re.MULTILINE)
-    save(training, 5)
-    wait_until_stored(training, 5)
-
-
-def test_what_only_its_owner_may_read_is_pinned_by_a_link_within_the_service_s_mounts(
-    training: Machine,
+def test_worker_and_head_take_a_checkpoint_from_a_training_to_verified_also_after_a_reboot(
+    node: Machine,
 ) -> None:
-    configure(training)
-    install(training)
-    save(training, 5)
-    training.systemctl("start", WORKER)
-    wait_until_stored(training, 5)
-    source = training.path("/data/out/exp/checkpoint-5/model.safetensors").stat()
-    pinned = next(
-        training.path("/data/out/exp/_ckptsync/pins").glob("checkpoint-5.*/files/model.safetensors")
-    ).stat()
+    start(node)
+    says_who_it_is(node, WORKER, 64201)
+    save(node, 1)
+    wait_until_stored(node, 1)
+    source = node.path("/data/out/exp/checkpoint-1/model.safetensors").stat()
+    pins = node.path("/data/out/exp/_ckptsync/pins").glob("checkpoint-1.*/files/model.safetensors")
     assert source.st_mode & 0o777 == 0o600
-    assert pinned.st_ino == source.st_ino
+    assert [pin.stat().st_ino for pin in pins] == [source.st_ino], "linked within the unit's mounts"
+    start(node, "head")
+    says_who_it_is(node, HEAD, 64203)
+    wait_until_verified(node)
+    node.systemctl("enable", WORKER, HEAD)
+    save(node, 2)
+    node.reboot()
+    assert node.property(WORKER, "ActiveState") in ("active", "activating")
+    wait_until_verified(node, 2)
 
 
-def test_a_file_that_is_still_written_is_noticed_from_within_the_service(training: Machine) -> None:
-    configure(training)
-    install(training)
-    save(training, 5)
+def test_one_service_has_all_roles_with_the_drop_in_that_install_adds(node: Machine) -> None:
+    configure(node, roles="worker, head, verifier")
+    node.run("ckptsync", "service", "install", "--as", "train")
+    node.systemctl("daemon-reload")
+    assert node.property(WORKER, "MemoryMax") == str(4 << 30)
+    node.systemctl("start", WORKER)
+    save(node, 1)
+    wait_until_verified(node)
+
+
+def test_a_file_that_is_still_written_is_noticed_from_within_the_service(node: Machine) -> None:
+    save(node, 5)
     writes = "exec 3>>/data/out/exp/checkpoint-5/model.safetensors; sleep 1000"
-    training.run("systemd-run", "--quiet", "--unit=trainer", "--uid=train", "sh", "-c", writes)
-    training.systemctl("start", WORKER)
-    save(training, 6)
-    wait_until_stored(training, 6)
-    assert not is_stored(training, 5)
-    training.systemctl("stop", "trainer")
-    wait_until_stored(training, 5)
+    node.run("systemd-run", "--quiet", "--unit=trainer", "--uid=train", "sh", "-c", writes)
+    start(node)
+    save(node, 6)
+    wait_until_stored(node, 6)
+    assert not has_manifest(node, 5)
+    node.systemctl("stop", "trainer")
+    wait_until_stored(node, 5)
 
 
-def test_an_output_directory_that_is_removed_and_made_again_is_seen(training: Machine) -> None:
-    training.run("install", "-d", "-o", "train", "/data/special")
-    start(training, runs="/data/special/out")
-    save(training, 1, output="/data/special/out")
-    wait_until_stored(training, 1, run="out")
-    training.run_as("train", "rm", "-r", "/data/special/out")
-    save(training, 2, output="/data/special/out")
-    wait_until_stored(training, 2, run="out")
+def test_an_output_directory_that_is_removed_and_made_again_is_seen(node: Machine) -> None:
+    start(node)
+    save(node, 1)
+    wait_until_stored(node, 1)
+    node.run_as("train", "rm", "-r", "/data/out/exp")
+    save(node, 2)
+    wait_until_stored(node, 2)
 
 
-def test_a_hung_worker_is_killed_leaves_its_stacks_and_starts_again(training: Machine) -> None:
-    start(training, f"{QUICK}WatchdogSec=2\n")
-    hung = pid_of(training)
-    training.run("kill", "-STOP", hung)
-    training.wait_for("it is not started again", lambda: pid_of(training) not in ("0", hung))
+def test_a_hung_worker_is_killed_leaves_its_stacks_and_starts_again(node: Machine) -> None:
+    start(node, extra="WatchdogSec=2\n")
+    hung = pid_of(node)
+    node.run("kill", "-STOP", hung)
+    node.wait_for("it is not started again", lambda: pid_of(node) not in ("0", hung))
     is_up = "ActiveState"
-    training.wait_for("it is not up again", lambda: training.property(WORKER, is_up) == "active")
-    said = training.journal("-u", WORKER)
+    node.wait_for("it is not up again", lambda: node.property(WORKER, is_up) == "active")
+    said = node.journal("-u", WORKER)
     assert "Watchdog timeout" in said
     assert "Fatal Python error: Aborted" in said
-    save(training, 6)
-    wait_until_stored(training, 6)
+    save(node, 6)
+    wait_until_stored(node, 6)
 
 
 def has_bytes(part: Path) -> bool:
@@ -183,170 +195,78 @@ def has_bytes(part: Path) -> bool:
 
 
 def test_a_stop_parks_what_is_being_sent_in_time_and_the_next_start_ends_it(
-    training: Machine,
+    node: Machine,
 ) -> None:
-    start(training, more="limits: {bandwidth: 2MB/s}\n")
-    save(training, 7, size=16 << 20)
-    training.wait_for(
+    start(node, more="limits: {bandwidth: 2MB/s}\n")
+    save(node, 7, size=16 << 20)
+    node.wait_for(
         "nothing is sent",
-        lambda: any(has_bytes(p) for p in training.path("/data/store").rglob("*.part")),
+        lambda: any(has_bytes(p) for p in node.path(STORE).rglob("*.part")),
     )
-    training.systemctl("stop", WORKER)
-    assert training.property(WORKER, "Result") == "success"
-    assert not is_stored(training, 7)
-    configure(training)
-    training.systemctl("start", WORKER)
-    wait_until_stored(training, 7)
+    node.systemctl("stop", WORKER)
+    assert node.property(WORKER, "Result") == "success"
+    assert not has_manifest(node, 7)
+    configure(node)
+    node.systemctl("start", WORKER)
+    wait_until_stored(node, 7)
 
 
-def test_a_worker_is_back_after_a_reboot_and_sends_what_was_written_without_it(
-    training: Machine,
+def test_a_reload_starts_the_service_again_with_the_new_configuration(node: Machine) -> None:
+    start(node)
+    before = pid_of(node)
+    configure(node, more="limits: {threads: 3}\n")
+    node.systemctl("reload", WORKER)
+    save(node, 9)
+    wait_until_stored(node, 9)
+    assert pid_of(node) != before
+
+
+@pytest.fixture
+def head(node: Machine) -> Machine:
+    """With a checkpoint in the store, as a worker of another user has sent it."""
+    save(node, 1)
+    push = "/opt/ckptsync/bin/ckptsync push /data/out/exp/checkpoint-1 --run exp"
+    node.run_as("train", "sh", "-c", f"umask 002; CKPTSYNC_STORE={STORE} {push}")
+    node.run_as("train", "rm", "-r", "/data/out/exp/checkpoint-1")
+    return node
+
+
+def test_a_hung_head_is_killed_with_its_children_leaves_its_stacks_and_starts_again(
+    head: Machine,
 ) -> None:
-    configure(training)
-    install(training)
-    training.systemctl("enable", WORKER)
-    save(training, 8)
-    training.reboot()
-    assert training.property(WORKER, "ActiveState") in ("active", "activating")
-    wait_until_stored(training, 8)
+    start(head, "head", SLOW, "WatchdogSec=3\n")
+    hung, child = pid_of(head, HEAD), wait_for_child(head)
+    configure(head, "head")
+    head.run("kill", "-STOP", hung)
+    head.wait_for("it is not started again", lambda: pid_of(head, HEAD) not in ("0", hung))
+    assert not head.path(f"/proc/{child}").exists()
+    told = head.journal("-u", HEAD)
+    assert "Watchdog timeout" in told
+    assert "Fatal Python error: Aborted" in told
+    wait_until_verified(head)
 
 
-def test_a_reload_starts_the_service_again_with_the_new_configuration(training: Machine) -> None:
-    start(training)
-    before = pid_of(training)
-    training.run("install", "-d", "-o", "train", "/data/out/elsewhere")
-    configure(training, runs="/data/out/elsewhere/*")
-    training.systemctl("reload", WORKER)
-    save(training, 9, output="/data/out/elsewhere/late")
-    wait_until_stored(training, 9, run="late")
-    assert pid_of(training) != before
+def test_a_stop_ends_children_in_time_and_the_next_start_ends_what_they_did(head: Machine) -> None:
+    start(head, "head", SLOW)
+    child = wait_for_child(head)
+    before = head.journal("-u", HEAD)
+    head.systemctl("stop", HEAD)
+    assert head.property(HEAD, "Result") == "success"
+    assert not head.path(f"/proc/{child}").exists()
+    assert "SIGKILL" not in head.journal("-u", HEAD).removeprefix(before)
+    start(head, "head")
+    wait_until_verified(head)
 
 
-def test_a_wrong_configuration_is_not_tried_again(training: Machine) -> None:
-    configure(training)
-    install(training)
-    training.write("/etc/ckptsync/train.yaml", "store: {urk: /data/store}\n")
-    training.systemctl("start", WORKER, check=False)
-    training.wait_for(
-        "it does not fail", lambda: training.property(WORKER, "ActiveState") == "failed"
-    )
-    assert training.property(WORKER, "ExecMainStatus") == "2"
-    assert training.property(WORKER, "NRestarts") == "0"
-    assert "did you mean store.url" in training.journal("-u", WORKER)
+def score(head: Machine, process: str) -> int:
+    return int(head.path(f"/proc/{process}/oom_score_adj").read_text())
 
 
-def test_shared_memory_of_a_training_survives_the_stop_of_the_worker(training: Machine) -> None:
-    configure(training)
-    install(training)
-    training.run_as("train", "touch", "/dev/shm/torch_1")
-    training.systemctl("start", WORKER)
-    training.systemctl("stop", WORKER)
-    assert training.path("/dev/shm/torch_1").exists()
-
-
-def test_ray_s_session_that_begins_after_the_worker_is_seen(training: Machine) -> None:
-    start(training, runs="/tmp/ray/session_*/artifacts/*")
-    save(training, 3, output="/tmp/ray/session_2026/artifacts/tune")
-    training.wait_for(
-        "it is not stored",
-        lambda: bool(list(training.path("/data/store").rglob("manifest-*.json"))),
-    )
-
-
-@pytest.mark.parametrize("store", ["/data/store", "sftp://head/checkpoints"])
-def test_a_worker_is_shut_in_well_and_has_a_network_only_where_its_store_wants_one(
-    training: Machine, store: str
-) -> None:
-    start(training, store=store)
-    own, all_s = (
-        training.path(f"/proc/{pid}/ns/net").readlink() for pid in (pid_of(training), "1")
-    )
-    assert (own == all_s) == ("://" in store)
-    said = training.run(
-        "systemd-analyze", "security", "--no-pager", "--threshold=20", f"{WORKER}.service"
-    )
-    assert float(re.findall(r"exposure level .*: ([\d.]+)", said)[0]) <= 2.0
-
-
-def test_a_key_for_root_alone_reaches_the_worker_and_one_that_is_absent_is_no_harm(
-    training: Machine,
-) -> None:
-    configure(training)
-    install(training)
-    training.write("/etc/credstore/ckptsync.train.aws", "[default]\n")
-    training.run("chmod", "0600", "/etc/credstore/ckptsync.train.aws")
-    training.systemctl("start", WORKER)
-    within = ("nsenter", "-t", pid_of(training), "-m", "runuser", "-u", "train", "--")
-    assert training.run(*within, "ls", f"/run/credentials/{WORKER}.service") == "aws\n"
-
-
-def test_a_training_of_root_s_as_in_many_containers_is_served_without_root_s_power(
-    training: Machine,
-) -> None:
-    training.run("chown", "root:root", "/data/store", "/data/out")
-    configure(training, "root")
-    install(training, "root")
-    save(training, 5, user="root")
-    training.systemctl("start", "ckptsync-worker@root")
-    wait_until_stored(training, 5)
-    status = training.path(f"/proc/{pid_of(training, 'ckptsync-worker@root')}/status").read_text()
-    assert "CapEff:\t0000000000000000" in status
-
-
-def test_two_users_and_a_head_of_a_third_share_one_store(training: Machine) -> None:
-    group = f"{QUICK}SupplementaryGroups=ckptsync\n"
-    training.run("install", "-d", "-o", "other", "/data/others")
-    for user, runs in (("train", "/data/out/*"), ("other", "/data/others/*")):
-        configure(training, user, runs=runs)
-        install(training, user, group)
-        training.systemctl("start", f"ckptsync-worker@{user}")
-    save(training, 1)
-    save(training, 2, "/data/others/exp2", "other")
-    training.write(
-        "/etc/ckptsync/head.yaml",
-        "roles: [head, verifier]\n"
-        "store: {url: /data/store}\n"
-        "head: {every: 1s}\n"
-        "verify: {tick: 1s}\n",
-    )
-    training.run("ckptsync", "service", "install", "-c", "/etc/ckptsync/head.yaml")
-    training.systemctl("daemon-reload")
-    training.systemctl("start", "ckptsync-head")
-    training.wait_for("not both are verified", lambda: verified(training) == 2)
-    assert training.path("/data/store/exp2").stat().st_uid == 64202
-
-
-def test_a_user_s_own_systemd_runs_the_worker_too(training: Machine) -> None:
-    text = CONFIG.format(user="train", store="/data/store", runs="/data/out/*")
-    training.write("/home/train/.config/ckptsync/worker.yaml", text)
-    training.run("chown", "-R", "train:train", "/home/train/.config")
-    training.run("loginctl", "enable-linger", "train")
-    own = ("env", "HOME=/home/train", "XDG_RUNTIME_DIR=/run/user/64201")
-    training.wait_for(
-        "no systemd of the user's",
-        lambda: training.path("/run/user/64201/systemd/private").exists(),
-    )
-    training.run_as("train", *own, "ckptsync", "service", "install", "--user")
-    training.run_as("train", *own, "systemctl", "--user", "daemon-reload")
-    training.run_as("train", *own, "systemctl", "--user", "enable", "--now", "ckptsync-worker")
-    save(training, 4)
-    wait_until_stored(training, 4)
-    training.run_as("train", *own, "systemctl", "--user", "disable", "--now", "ckptsync-worker")
-    training.run("loginctl", "disable-linger", "train")
-
-
-def test_a_worker_that_is_uninstalled_is_gone_and_asked_to_be_stopped_before(
-    training: Machine,
-) -> None:
-    configure(training)
-    install(training)
-    training.systemctl("enable", "--now", WORKER)
-    refused = training.run("sh", "-c", "ckptsync service uninstall --as train 2>&1", check=False)
-    assert f"systemctl disable --now {WORKER}" in refused
-    training.systemctl("disable", "--now", WORKER)
-    training.run("rm", f"/etc/systemd/system/{WORKER}.service.d/20-test.conf")
-    training.run("ckptsync", "service", "uninstall", "--as", "train")
-    training.systemctl("daemon-reload")
-    assert training.property(WORKER, "LoadState") == "not-found"
-    assert not list(training.path("/etc/systemd/system").glob("ckptsync-*"))
-    assert training.path("/etc/ckptsync/train.yaml").exists()
+def test_a_child_that_takes_all_memory_dies_alone(head: Machine) -> None:
+    start(head, "head", SLOW)
+    daemon, child = pid_of(head, HEAD), wait_for_child(head)
+    assert head.property(HEAD, "OOMPolicy") == "continue"
+    head.wait_for("it is not the first to go", lambda: score(head, child) > score(head, daemon))
+    head.run("kill", "-KILL", child)
+    head.wait_for("it is not said", lambda: "was killed" in head.journal("-u", HEAD))
+    assert (pid_of(head, HEAD), head.property(HEAD, "ActiveState")) == (daemon, "active")
