@@ -27,7 +27,8 @@ from ckptsync.config.output_dirs import list_unmatched, list_watched, output_dir
 from ckptsync.config.schema import Config, WorkerConfig
 from ckptsync.errors import CkptsyncError, ConfigError, StoreError
 from ckptsync.quantities import backoff
-from ckptsync.service.fs_events import Watch, directories_to_check, directory_states
+from ckptsync.service.directory_check import directories_to_check, directory_states
+from ckptsync.service.fs_events import Watch
 from ckptsync.service.log import Line, pairs, shown
 from ckptsync.service.process_control import Locks
 from ckptsync.service.store_connection import remember

@@ -24,7 +24,8 @@ from ckptsync.config.loading import read
 from ckptsync.config.schema import Config
 from ckptsync.errors import ConfigError, StoreError, Transient
 from ckptsync.service import worker_role as module
-from ckptsync.service.fs_events import Mode, directory_states
+from ckptsync.service.directory_check import directory_states
+from ckptsync.service.fs_events import Mode
 from ckptsync.service.log import Line
 from ckptsync.service.process_control import Locks
 from ckptsync.service.store_connection import ServiceStore
