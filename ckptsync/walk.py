@@ -104,17 +104,18 @@ class Listing:
     others: tuple[str, ...] = ()
 
 
-def walk(root: Path, only: Collection[str] | None = None) -> Listing:
+def walk(root: Path, only: Collection[str] | None = None, above: int | None = None) -> Listing:
     """Return everything below ``root`` in order of names; nothing if it is gone or a link.
 
     ``only``: of what lies directly in it just these files and directories, where the rest is not of
-    the same checkpoint.  Raises ConfigError (may not be read).
+    the same checkpoint.  ``above``: the open directory of a spool that ``root`` lies in, if it is.
+    Raises ConfigError (may not be read).
     """
     files: list[Stat] = []
     partial: list[Stat] = []
     others: list[str] = []
     try:
-        fd = open_directory(root)
+        fd = open_directory(root) if above is None else open_step(above, root.name, root)
     except OSError as e:
         _vanished_or_raise(e, root)
         return Listing()

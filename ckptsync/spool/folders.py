@@ -2,11 +2,14 @@
 
 `ckptsync.walk.open_directory` has examined the directories.
 
-A path here is relative to a spool (``<output_dir>/_ckptsync/…``) and is opened step by step for
-each call, so that nobody can change what it means in between, and everything may be deleted at any
-moment.  Directories are made with mode 0700, whatever the umask.  Files are made under names of
-chance, new and no links, and renamed to their own.  A file that is not a regular one of this user's
-is no file.
+A path here lies in a spool (``<output_dir>/_ckptsync/…``), and everything there may be deleted at
+any moment.  Who reads several things holds their directory open (`opened`, `opened_in`) and names
+what lies in it (``…_in``): the way there is examined once and leads to one place.  A single thing
+is reached by its path.  No descriptor outlives a listing, a pin or an upload, so a spool that was
+removed and made again is the new one at the next call.
+
+Directories are made with mode 0700, whatever the umask.  Files are made under names of chance, new
+and no links, and renamed to their own.  A file that is not a regular one of this user's is no file.
 
 Functions raise OSError unless they say otherwise; `ckptsync.walk.UnsafeSpool` is one.
 """
@@ -75,6 +78,16 @@ def opened(folder: Path) -> Iterator[int]:
         yield fd
 
 
+@contextlib.contextmanager
+def opened_in(above: int, path: Path) -> Iterator[int]:
+    """Open ``path``, a directory in an open one of a spool."""
+    fd = open_step(above, path.name, path)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
 def make(folder: Path) -> None:
     """Make a directory and its parents in the spool.
 
@@ -129,15 +142,23 @@ def status(path: Path) -> os.stat_result | None:
     """Return the status of what is there, without following a link; ``None`` if nothing is."""
     try:
         with opened(path.parent) as fd:
-            return os.stat(path.name, dir_fd=fd, follow_symlinks=False)
+            return status_in(fd, path.name)
+    except FileNotFoundError:
+        return None
+
+
+def status_in(folder: int, name: str) -> os.stat_result | None:
+    """Return the status of what an open directory has under a name, as `status` does."""
+    try:
+        return os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
         return None
 
 
 def is_folder(path: Path) -> bool:
     """Return whether a directory is there."""
-    found = status(path)
-    return found is not None and stat.S_ISDIR(found.st_mode)
+    info = status(path)
+    return info is not None and stat.S_ISDIR(info.st_mode)
 
 
 def read(path: Path, largest: int = LARGEST, last: int = 0) -> bytes | None:
@@ -146,10 +167,16 @@ def read(path: Path, largest: int = LARGEST, last: int = 0) -> bytes | None:
     ``None`` if there is none, or it is longer than ``largest``.
     """
     try:
-        with (
-            opened(path.parent) as fd,
-            os.fdopen(_regular(fd, path.name, os.O_RDONLY), "rb") as file,
-        ):
+        with opened(path.parent) as fd:
+            return read_in(fd, path.name, largest, last)
+    except FileNotFoundError:
+        return None
+
+
+def read_in(folder: int, name: str, largest: int = LARGEST, last: int = 0) -> bytes | None:
+    """Return the bytes of a file of an open directory, as `read` does."""
+    try:
+        with os.fdopen(_regular(folder, name, os.O_RDONLY), "rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size > largest and not last:
                 return None

@@ -20,6 +20,7 @@ clock, or ns where they are integers.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -40,6 +41,7 @@ _LARGE = 4 * 1024 * 1024  # of all else
 _DENSE = 16
 _LARGEST_NUMBER = 2**63 - 1  # what the store's records can hold
 _LONGEST_LOG = 64 * 1024
+COMMIT, NOTES = "commit.json", "notes.json"
 _RANK = re.compile(r"rank-[0-9]{1,9}\.json")
 
 
@@ -158,36 +160,35 @@ def begun(spool: Path) -> tuple[Begun, ...]:
 
     Also those that are gone.
     """
-    found = (
-        (path, read_marker(path, Begun))
-        for path in _children(spool / "trains")
-        if path.suffix == ".json"
+    processes = (
+        replace(mark, process=name.removesuffix(".json"))  # whatever the file says
+        for name, mark in _marks_in(spool / "trains", Begun)
+        if name.endswith(".json")
     )
-    # whatever the file says
-    named = (replace(begun, process=path.stem) for path, begun in found if begun is not None)
-    return tuple(sorted(named, key=lambda b: (b.at, b.rank)))
+    return tuple(sorted(processes, key=lambda b: (b.at, b.rank)))
 
 
 def marks(spool: Path, checkpoint: str) -> tuple[RankMark, ...]:
     """Return the ranks' markers of all saves of a checkpoint's name, in the order of writing."""
-    folders = [f for f in _children(spool / "saves") if f.name.rpartition("@")[0] == checkpoint]
-    found = (
-        read_marker(path, RankMark)
-        for folder in folders
-        for path in _children(folder)
-        if _RANK.fullmatch(path.name)
+    saves = folders.children(spool / "saves")
+    ranks = (
+        mark
+        for save in saves
+        if save.name.rpartition("@")[0] == checkpoint
+        for name, mark in _marks_in(save, RankMark)
+        if _RANK.fullmatch(name)
     )
-    return tuple(sorted((m for m in found if m is not None), key=lambda m: (m.at, m.save, m.rank)))
+    return tuple(sorted(ranks, key=lambda m: (m.at, m.save, m.rank)))
 
 
 def commit_of(pin_dir: Path) -> Commit | None:
     """Return the hook's commit of a pin; ``None`` for one that no hook made."""
-    return read_marker(pin_dir / "commit.json", Commit)
+    return read_marker(pin_dir / COMMIT, Commit)
 
 
 def read_pin_notes(pin_dir: Path) -> PinNotes:
     """Return what the worker noted of a pin."""
-    return read_marker(pin_dir / "notes.json", PinNotes) or PinNotes()
+    return read_marker(pin_dir / NOTES, PinNotes) or PinNotes()
 
 
 def is_running(b: Begun) -> bool | None:
@@ -266,34 +267,40 @@ def read_log(spool: Path) -> tuple[str, ...]:
     return tuple(lines[-10:])
 
 
-def _children(folder: Path) -> list[Path]:
-    try:
-        return [folder / name for name in folders.names(folder) if not name.startswith(".")]
-    except OSError:
-        return []  # what cannot be listed says nothing: the files themselves decide
-
-
 _Marker = TypeVar("_Marker")
+
+
+def _marks_in(folder: Path, kind: Callable[..., _Marker]) -> Iterator[tuple[str, _Marker]]:
+    """Yield the markers in a folder with their names; nothing if it cannot be listed."""
+    # the files themselves decide
+    with contextlib.suppress(OSError), folders.opened(folder) as fd:
+        for name in folders.names_in(fd):
+            if not name.startswith(".") and (mark := read_marker_in(fd, name, kind)) is not None:
+                yield name, mark
 
 
 def read_marker(path: Path, kind: Callable[..., _Marker]) -> _Marker | None:
     """Return what a marker says; ``None`` if it is not there, too large, or not a ``kind``."""
+    with contextlib.suppress(OSError), folders.opened(path.parent) as fd:
+        return read_marker_in(fd, path.name, kind)
+    return None
+
+
+def read_marker_in(folder: int, name: str, kind: Callable[..., _Marker]) -> _Marker | None:
+    """Return what a marker in an open directory says, as `read_marker` does."""
+    largest = _LARGEST.get(getattr(kind, "__name__", ""), _LARGE)
     try:
-        return kind(
-            **dict(
-                _known(load_json(path, _LARGEST.get(getattr(kind, "__name__", ""), _LARGE)), kind)
-            )
-        )
+        return kind(**dict(_known(load_json(folder, name, largest), kind)))
     except (OSError, ValueError, TypeError):
         return None  # gone, half deleted or not ours: no mark, as the docstring of the module says
 
 
-def load_json(path: Path, largest: int = _LARGE) -> object:
-    """Return the JSON in a small file of the spool, whatever it is.
+def load_json(folder: int, name: str, largest: int = _LARGE) -> object:
+    """Return the JSON in a small file of an open directory, whatever it is.
 
     ``None`` if it is not there, too large, too deep, or no JSON.  Raises OSError.
     """
-    data = folders.read(path, largest) or b"null"
+    data = folders.read_in(folder, name, largest) or b"null"
     if data.count(b"[") + data.count(b"{") > 1000 + len(data) // _DENSE:
         return None
     try:

@@ -27,6 +27,7 @@ import dataclasses
 import errno
 import os
 import re
+import stat
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -41,13 +42,22 @@ from ckptsync.spool.folders import (
     copy_of,
     link,
     opened,
+    opened_in,
     refusals,
     remove,
     renamed,
     unlink,
     write_json,
 )
-from ckptsync.spool.markers import Commit, PinNotes, commit_of, load_json, read_pin_notes
+from ckptsync.spool.markers import (
+    COMMIT,
+    NOTES,
+    Commit,
+    PinNotes,
+    load_json,
+    read_marker_in,
+    read_pin_notes,
+)
 from ckptsync.walk import SPOOL, Stat, open_file, opened_parent, stat_open, walk
 
 # seconds: no commit, and no copying for one, stands still for so long
@@ -131,10 +141,12 @@ def list_pins(output_dir: Path, wanted: Callable[[str], bool] = lambda _: True) 
 
     Only those whose checkpoint's name ``wanted`` accepts.
     """
-    found = (
-        _pin(path) for path in children(output_dir / SPOOL / "pins") if wanted(_numbered(path)[0])
-    )
-    return tuple(sorted((p for p in found if p is not None), key=lambda p: (p.checkpoint, p.k)))
+    folder, pins = output_dir / SPOOL / "pins", list[Pin]()
+    with contextlib.suppress(Incomplete), refusals(folder), opened(folder) as fd:
+        for path in (folder / name for name in folders.names_in(fd)):
+            if wanted(_numbered(path)[0]) and (pin := _pin(path, fd)) is not None:
+                pins.append(pin)
+    return tuple(sorted(pins, key=lambda p: (p.checkpoint, p.k)))
 
 
 def open_pin(output_dir: Path, checkpoint: str, k: int, node: str) -> Pin | None:
@@ -147,7 +159,7 @@ def open_pin(output_dir: Path, checkpoint: str, k: int, node: str) -> Pin | None
         folders.make_new(fresh)
         write_json(fresh, "owner.json", {"node": node})
         return (
-            _pin(folder / f"{checkpoint}.{k}")
+            _read_pin(folder / f"{checkpoint}.{k}")
             if renamed(fresh, folder / f"{checkpoint}.{k}")
             else None
         )
@@ -181,13 +193,12 @@ def adopt(pin: Pin, node: str) -> Pin | None:
     ``None`` if another was first, or it has gone.
     """
     mark = pin.path / f".owner-{node}"
-    with contextlib.suppress(Incomplete), refusals(pin.path):
+    with contextlib.suppress(Incomplete), refusals(pin.path), opened(pin.path) as fd:
         write_json(pin.path, mark.name, {"node": node})
         try:
-            with opened(pin.path) as fd:
-                folders.link(fd, mark.name, fd, "owner.json")
+            folders.link(fd, mark.name, fd, "owner.json")
         except OSError as e:
-            if isinstance(e, FileExistsError) and _owner(pin.path):
+            if isinstance(e, FileExistsError) and _owner(fd):
                 return None
             if e.errno not in (errno.EEXIST, errno.EPERM, *NO_LINKS):
                 raise
@@ -195,7 +206,7 @@ def adopt(pin: Pin, node: str) -> Pin | None:
             return claim(pin, node)
         finally:
             folders.unlink(mark)
-        return _pin(pin.path)
+        return _read_pin(pin.path)
     return None
 
 
@@ -212,7 +223,7 @@ def claim(pin: Pin, node: str) -> Pin | None:
             write_json(taken, "owner.json", {"node": node})
         finally:  # a full disk is no reason to keep it out of sight
             is_back = renamed(taken, pin.path)
-        return _pin(pin.path) if is_back else None
+        return _read_pin(pin.path) if is_back else None
 
 
 def write_pin_notes(pin: Pin, noted: PinNotes) -> None:
@@ -226,7 +237,7 @@ def write_pin_notes(pin: Pin, noted: PinNotes) -> None:
     }
     if merged != old:
         with refusals(pin.path):
-            write_json(pin.path, "notes.json", merged)
+            write_json(pin.path, NOTES, merged)
 
 
 def mark_stored(pin: Pin) -> None:
@@ -288,7 +299,7 @@ def trim(pin: Pin, names: Iterable[str]) -> None:
 
 def _forget(pin: Pin) -> None:
     """Remove what was noted of other files than the pin will hold."""
-    for name in ("stored", "notes.json"):
+    for name in ("stored", NOTES):
         unlink(pin.path / name)
 
 
@@ -408,32 +419,39 @@ def free_bytes(output_dir: Path) -> int:
         return disk.f_bavail * disk.f_frsize
 
 
-def _pin(path: Path) -> Pin | None:
+def _pin(path: Path, above: int) -> Pin | None:
+    """Return the pin at a path in the open directory of pins; ``None`` if there is none."""
     checkpoint, k = _numbered(path)
     if k < 0:
         return None
-    with contextlib.suppress(Incomplete), refusals(path):
-        node = _owner(path)
-        if not node and not folders.is_folder(path / "files"):
+    with contextlib.suppress(Incomplete), refusals(path), opened_in(above, path) as fd:
+        node = _owner(fd)
+        files = folders.status_in(fd, "files")
+        if not node and (files is None or not stat.S_ISDIR(files.st_mode)):
             return None  # dropped meanwhile, or not of our making
-        mark = folders.status(path / "owner.json" if node else path)
+        mark = folders.status_in(fd, "owner.json") if node else os.fstat(fd)
         if mark is None:
             return None
-        files, added = walk(path / "files").files, walk(path / "added").files
-        stored = folders.status(path / "stored") is not None
         return Pin(
             checkpoint,
             k,
             node,
             mark.st_mtime_ns,
             path,
-            files,
-            commit_of(path),
-            read_pin_notes(path),
-            added,
-            stored,
+            walk(path / "files", above=fd).files,
+            read_marker_in(fd, COMMIT, Commit),
+            read_marker_in(fd, NOTES, PinNotes) or _NOTHING,
+            walk(path / "added", above=fd).files,
+            folders.status_in(fd, "stored") is not None,
         )
     return None  # dropped meanwhile
+
+
+def _read_pin(path: Path) -> Pin | None:
+    """Return the pin at a path; ``None`` if there is none."""
+    with contextlib.suppress(Incomplete), refusals(path.parent), opened(path.parent) as fd:
+        return _pin(path, fd)
+    return None
 
 
 def _numbered(path: Path) -> tuple[str, int]:
@@ -442,8 +460,8 @@ def _numbered(path: Path) -> tuple[str, int]:
     return (named[1], int(named[2])) if named else (path.name, -1)
 
 
-def _owner(path: Path) -> str:
-    """Return the owner of a pin; "" if it has none, or a crash left the file torn."""
-    owner = load_json(path / "owner.json")
+def _owner(folder: int) -> str:
+    """Return the owner of an open pin; "" if it has none, or a crash left the file torn."""
+    owner = load_json(folder, "owner.json")
     node = owner.get("node") if isinstance(owner, dict) else None
     return node if isinstance(node, str) and _NODE.fullmatch(node) else ""

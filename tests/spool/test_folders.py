@@ -8,6 +8,7 @@ import contextlib
 import errno
 import os
 import re
+import shutil
 import stat
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import pytest
 
 from ckptsync.errors import CkptsyncError, ConfigError, Incomplete, StoreError
 from ckptsync.service.process_control import Locks
-from ckptsync.spool import folders
+from ckptsync.spool import folders, markers
 from ckptsync.spool.folders import children, refusals, remove, renamed, write_json
 from ckptsync.spool.pins import list_pins
 from ckptsync.stores.memory import MemoryStore
@@ -250,6 +251,73 @@ def test_a_link_that_is_removed_goes_alone(spool: Path, thesis: Path) -> None:
     remove(spool / "pins")
     assert whole(thesis) == before
     assert list(spool.iterdir()) == []
+
+
+def open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_a_spool_that_is_removed_and_made_again_is_the_new_one_to_a_worker_that_runs(
+    tmp_path: Path,
+) -> None:
+    lay(tmp_path, ONE)
+    store, spool = MemoryStore(), tmp_path / "_ckptsync"
+    w = worker(tmp_path, store)
+    settle(w)
+    before = open_descriptors()
+    for n in range(1, 4):
+        shutil.rmtree(spool)
+        folders.make(spool / "pins")  # another process is quicker, and makes it
+        assert settle(w, 1000.0 * n).errors == ()
+        assert [pin.checkpoint for pin in list_pins(tmp_path)] == ["checkpoint-4"]
+    assert open_descriptors() == before
+
+
+def test_spools_of_many_output_directories_hold_no_descriptors(tmp_path: Path) -> None:
+    before = open_descriptors()
+    workers = []
+    for n in range(1000):
+        out = tmp_path / f"out-{n}"
+        out.mkdir()
+        folders.make(out / "_ckptsync" / "pins")
+        workers.append(Worker(WorkerOptions("n0", RunDir(f"run-{n}", out)), MemoryStore()))
+        workers[-1].scan(0.0)
+    assert open_descriptors() == before
+
+
+REPLACED = ("pins/checkpoint-4.0/owner.json", "pins/checkpoint-4.0/notes.json", "hook.log")
+
+
+@pytest.mark.parametrize(
+    "pipe",
+    [
+        "trains",
+        "trains/p.json",
+        "saves",
+        "saves/checkpoint-4@s",
+        "saves/checkpoint-4@s/rank-0.json",
+        "pins",
+        "pins/checkpoint-4.0",
+        *(f"pins/checkpoint-4.0/{name}" for name in ("owner.json", "notes.json", "commit.json")),
+        *(f"pins/checkpoint-4.0/{name}" for name in ("files", "files/model.safetensors", "added")),
+        "manifests",
+        "store",
+        "hook.log",
+    ],
+)
+def test_a_pipe_in_the_spool_is_waited_for_by_nobody(
+    tmp_path: Path, spool: Path, pipe: str
+) -> None:
+    lay(tmp_path, ONE)
+    folders.make((spool / pipe).parent)
+    if pipe != "trains" and not pipe.startswith("trains/"):  # else no marks are read
+        begun = markers.Begun("t", 0, 1, 1, "h", 1, "", "", 1.0)
+        markers.write_mark(markers.begun_path(spool, "p"), begun)
+    os.mkfifo(spool / pipe)
+    with contextlib.suppress(CkptsyncError):
+        settle(worker(tmp_path, MemoryStore()))
+    markers.read_log(spool)
+    assert stat.S_ISFIFO((spool / pipe).lstat().st_mode) or pipe in REPLACED
 
 
 SWAP = """
