@@ -86,7 +86,7 @@ def replace_named(path: Path, data: bytes) -> None:
         raise
 
 
-def open_directory(root: str, way: Sequence[str], flags: int = PASS) -> int:
+def open_below(root: str, way: Sequence[str], flags: int = PASS) -> int:
     """Return a descriptor of the directory ``way`` below ``root``, for the caller to close."""
     at = os.open(root, flags)
     for part in way:
@@ -111,7 +111,7 @@ def path_of_open(at: int, path: str) -> str:
 def parent_of(root: str, name: str) -> Iterator[tuple[int, str]]:
     """Open the directory that ``name`` is in; give it, and the last part of ``name``."""
     *way, last = name.split("/")
-    at = open_directory(root, way)
+    at = open_below(root, way)
     try:
         yield at, last
     finally:
@@ -172,7 +172,7 @@ def refresh(root: str, name: str) -> None:
     """
     # it may be passed through without being read: then only time tells
     with contextlib.suppress(PermissionError):
-        close_quietly(open_directory(root, name.split("/")[:-1], os.O_RDONLY | os.O_DIRECTORY))
+        close_quietly(open_below(root, name.split("/")[:-1], os.O_RDONLY | os.O_DIRECTORY))
 
 
 def _regular(found: os.stat_result, name: str) -> os.stat_result:
@@ -206,7 +206,7 @@ def is_plain(name: str) -> bool:
     return True
 
 
-def walk(
+def files_below(
     root: str, prefix: str, skips: Callable[[str], bool], passed: Passed = lambda *_: None
 ) -> Iterator[tuple[str, os.stat_result]]:
     """Yield every regular file below ``prefix`` ("" or ending in "/"), sorted by whole name.
@@ -217,15 +217,15 @@ def walk(
     """
     for key, found in sorted(_listing(root, prefix, skips, passed)):
         if found is None:
-            yield from walk(root, prefix + key, skips, passed)
+            yield from files_below(root, prefix + key, skips, passed)
         else:
             yield prefix + key, found
 
 
-def directories(root: str, prefix: str, skips: Callable[[str], bool]) -> list[str]:
+def directories_below(root: str, prefix: str, skips: Callable[[str], bool]) -> list[str]:
     """Return the names of the directories directly below ``prefix``, in any order.
 
-    As `walk` for the rest.
+    As `files_below` for the rest.
     """
     return [
         key[:-1] for key, found in _listing(root, prefix, skips, lambda *_: None) if found is None
@@ -240,7 +240,7 @@ def _listing(
     The slash makes names sort as the whole paths do: ``a.b`` comes before ``a/b``.
     """
     try:
-        at = open_directory(root, prefix.split("/")[:-1], os.O_RDONLY | os.O_DIRECTORY)
+        at = open_below(root, prefix.split("/")[:-1], os.O_RDONLY | os.O_DIRECTORY)
     except OSError as e:
         if prefix and is_absence(e):
             return

@@ -14,7 +14,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
@@ -163,8 +163,8 @@ def _below(
                 os.close(below)
 
 
-def open_directory(path: Path) -> int:
-    """Return a descriptor of a directory that is no link.
+def open_directory(path: Path, way: Sequence[str] = ()) -> int:
+    """Return a descriptor of a directory that is no link, or of the one ``way`` below it.
 
     The caller trusts the path before its last part.  In a spool only the output directory is
     trusted: from ``_ckptsync`` on, each step is opened in the one before it and examined.  Raises
@@ -172,14 +172,14 @@ def open_directory(path: Path) -> int:
     """
     home, steps = split(path)
     if not steps:
-        return os.open(home, _DIRECTORY)
+        return safe_open.open_below(str(home), way, _DIRECTORY)
     above = os.open(home, safe_open.PASS)
     try:
         fd = open_spool(above, home)
     finally:
         os.close(above)
     at = home / SPOOL
-    for step in steps[1:]:
+    for step in (*steps[1:], *way):
         at /= step
         try:
             below = open_step(fd, step, at)
@@ -346,7 +346,7 @@ def stat_open(fd: int, path: str) -> Stat:
     return _stat(path, os.fstat(fd))
 
 
-def open_file(root: Path, path: str) -> int:
+def open_checkpoint_file(root: Path, path: str) -> int:
     """Return a descriptor of a regular file below ``root``, with no link followed.
 
     Raise Incomplete (gone) or ConfigError.
@@ -368,26 +368,18 @@ def open_in(parent: int, name: str, root: Path, path: str) -> int:
 def opened_parent(root: Path, path: str) -> Iterator[tuple[int, str]]:
     """Open the directory that holds ``path`` below ``root``, link-free.
 
-    Give it and the last component. Raises as `open_file`.
+    Give it and the last component. Raises as `open_checkpoint_file`.
     """
-    *folders, name = path.split("/")
-    fd = -1
+    *way, name = path.split("/")
     try:
-        try:
-            fd = open_directory(root)
-            for folder in folders:
-                above, fd = fd, -1
-                try:
-                    fd = _open_below(above, folder, root)
-                finally:
-                    os.close(above)
-        except OSError as e:
-            _vanished_or_raise(e, f"{root}/{path}")
-            raise Incomplete(f"{root}/{path}: gone") from e
+        fd = open_directory(root, way)
+    except OSError as e:
+        _vanished_or_raise(e, f"{root}/{path}")
+        raise Incomplete(f"{root}/{path}: gone") from e
+    try:
         yield fd, name
     finally:
-        if fd >= 0:
-            os.close(fd)
+        os.close(fd)
 
 
 def _stat(path: str, info: os.stat_result) -> Stat:

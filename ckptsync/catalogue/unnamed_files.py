@@ -84,7 +84,7 @@ def _walked(store: Store, own: str, records: str, model: str) -> tuple[list[str]
     # an error is for the store's own listing to say
     with contextlib.suppress(OSError):
         for prefix in (own, f"{records}files/", model) if root else ():
-            found = safe_open.walk(
+            found = safe_open.files_below(
                 str(root), prefix, is_unfinished, lambda name, _: odd.append(name)
             )
             names += [name for name, _ in found]

@@ -48,7 +48,7 @@ from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.opening import open_store
 from ckptsync.stores.prefetch import fetched
-from ckptsync.stores.stream import create_same, is_stored, verified
+from ckptsync.stores.stream import create_same, has_same_bytes, verified
 from ckptsync.tensors import Files
 
 _CONFIGURATIONS = frozenset({"config.json", "adapter_config.json"})
@@ -244,7 +244,7 @@ class ModelBuilder:
         )
         check_holds(store, agreed, source)
         for file in agreed.given:
-            if not is_stored(store, prefix + file.path, file.size, file.digest):
+            if not has_same_bytes(store, prefix + file.path, file.size, file.digest):
                 raise Incomplete(
                     f"{prefix}{file.path}: does not match the checksum in {agreed.name}", hint=AGAIN
                 )
@@ -260,7 +260,7 @@ class ModelBuilder:
         prefix = consolidated_prefix(seen.run, seen.location)
 
         def is_bad(file: ModelFile) -> bool:
-            return not is_stored(store, prefix + file.path, file.size, file.digest)
+            return not has_same_bytes(store, prefix + file.path, file.size, file.digest)
 
         bad = {f.path: f for f in record.files if f.path in suspects and is_bad(f)}
         if not bad:

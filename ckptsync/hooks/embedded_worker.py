@@ -145,7 +145,7 @@ def _absolute(store: str) -> str:
     return store if "://" in store else str(Path(store).absolute())
 
 
-def is_running(output_dir: Path) -> bool:
+def is_worker_running(output_dir: Path) -> bool:
     """Return whether the worker that this process started for it runs."""
     worker = _workers.get((os.getpid(), output_dir))
     return worker is not None and worker.is_running()
@@ -196,7 +196,7 @@ def log_problem(spool: Path) -> str:
 
 def who_uploads(output_dir: Path) -> str:
     """Return which worker goes on with a directory's saves when this process has ended, or ""."""
-    if is_running(output_dir):
+    if is_worker_running(output_dir):
         return "the embedded worker goes on with them after this process"
     if is_served(output_dir / SPOOL):
         return "this node's worker goes on with them"
@@ -253,7 +253,7 @@ def wait(output_dir: Path, until: float, log: Callable[[str], None]) -> None:
     served_at = time.monotonic()
     while left := unstored(output_dir):
         now = time.monotonic()
-        if is_running(output_dir) or is_served(output_dir / SPOOL):
+        if is_worker_running(output_dir) or is_served(output_dir / SPOOL):
             served_at = now
         if now - served_at >= RESTART:
             log(f"not waiting: no worker runs for {output_dir / SPOOL}")

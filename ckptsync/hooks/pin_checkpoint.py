@@ -25,7 +25,7 @@ from ckptsync.spool import folders, markers, pins
 from ckptsync.spool.folders import Tree
 from ckptsync.spool.markers import Commit
 from ckptsync.spool.pins import Pin
-from ckptsync.walk import SPOOL, Listing, Stat, open_file, stat_open, walk
+from ckptsync.walk import SPOOL, Listing, Stat, open_checkpoint_file, stat_open, walk
 
 SENTINEL = (  # the Trainer's just-in-time save removes it when it is done
     "checkpoint-is-incomplete.txt"
@@ -73,7 +73,7 @@ def pin_checkpoint(
         with Tree(fresh / "files") as tree:
             for file in listing.files:
                 if not pins.link_file(tree, path, file.path):
-                    copies.append((open_file(path, file.path), file))
+                    copies.append((open_checkpoint_file(path, file.path), file))
         _require_same(listing, list_files(path), commit.checkpoint)
         if added is not None:
             _link_added(added, whole.files, fresh)

@@ -164,7 +164,7 @@ def forget_ended(spool: Path) -> None:
     added = children(spool / "added")
     living = set()
     for begun in markers.begun(spool):
-        running = markers.is_running(begun)
+        running = markers.is_training(begun)
         if running is False or (running is None and time.time() - begun.at > _FORGET_AFTER):
             folders.unlink(markers.begun_path(spool, begun.process))
         else:

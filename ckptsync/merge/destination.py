@@ -42,7 +42,7 @@ from ckptsync.stores.file_sources import PathOrUrl
 from ckptsync.stores.opening import Access
 from ckptsync.stores.posix.publish import sync_directory
 from ckptsync.stores.posix.store import PosixStore
-from ckptsync.stores.stream import is_stored
+from ckptsync.stores.stream import has_same_bytes
 from ckptsync.stores.urls import Remote
 from ckptsync.typed_json import Decoder
 
@@ -266,7 +266,7 @@ class _StoreDestination(Destination):
             finished = self._record.files.get(plan.name)
             if finished is None or self._there.get(plan.name) != plan.size:
                 continue
-            if is_stored(self._store, plan.name, plan.size, finished.digest):
+            if has_same_bytes(self._store, plan.name, plan.size, finished.digest):
                 tensors = tuple(describe_tensor(plan, tensor) for tensor in plan.tensors)
                 found[plan.name] = WrittenFile(finished.digest, finished.notes, tensors)
             else:

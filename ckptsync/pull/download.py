@@ -29,7 +29,7 @@ from ckptsync.stores.parallel_download import THREADS, StoredFile, download
 from ckptsync.stores.posix.draft import is_unfinished
 from ckptsync.stores.posix.publish import sync_directory
 from ckptsync.stores.posix.store import PosixStore
-from ckptsync.stores.stream import is_stored
+from ckptsync.stores.stream import has_same_bytes
 from ckptsync.threads import ThreadPool
 
 Progress = Callable[[int, int], None]
@@ -180,7 +180,7 @@ class Download:
         with _translated(self._parent):
             held = sum(
                 found.st_blocks * 512
-                for _, found in safe_open.walk(self._open, "", lambda _: False)
+                for _, found in safe_open.files_below(self._open, "", lambda _: False)
             )
             disk = os.statvfs(self._open)
         needed, free = self.plan.size - held, disk.f_bavail * disk.f_frsize
@@ -217,7 +217,7 @@ class Download:
         """
         names = {f.under for f in self.plan.files}
         with _translated(self._final):
-            for name, _ in list(safe_open.walk(self._open, "", lambda _: False)):
+            for name, _ in list(safe_open.files_below(self._open, "", lambda _: False)):
                 if name in names:
                     continue
                 if not is_unfinished(name.rpartition("/")[2]):
@@ -282,7 +282,7 @@ def _find_wrong(
 
     def is_good(file: StoredFile) -> bool:
         assert file.digest
-        if not is_stored(directory, file.under, file.size, file.digest.digest):
+        if not has_same_bytes(directory, file.under, file.size, file.digest.digest):
             return False
         count(file.size)
         return True
@@ -295,7 +295,8 @@ def _find_wrong(
 def _sizes(directory: Path) -> Mapping[str, int]:
     with _translated(directory):
         return {
-            name: found.st_size for name, found in safe_open.walk(str(directory), "", is_unfinished)
+            name: found.st_size
+            for name, found in safe_open.files_below(str(directory), "", is_unfinished)
         }
 
 

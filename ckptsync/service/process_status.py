@@ -245,7 +245,7 @@ def _train(spool: Path) -> Train | None:
     if not newest:
         return None
     # processes of another container cannot be asked: those run until they say that they have ended
-    runs = any(markers.is_running(b) is not False for b in newest if not b.ended)
+    runs = any(markers.is_training(b) is not False for b in newest if not b.ended)
     state = "ended" if all(b.ended for b in newest) else "runs" if runs else "gone"
     first = min(newest, key=lambda b: b.rank)
     local_world = max(b.local_world for b in newest)

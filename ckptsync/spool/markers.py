@@ -51,8 +51,8 @@ class Begun:
 
     ``train`` is empty until the ranks have agreed on it, ``local_world`` (how many ranks write into
     this output directory) is 0 until then.  ``boot`` and ``began`` say which process it is
-    (`is_running`); ``process`` names its file.  ``ended``: when its training ended, the final model
-    may follow; ``left``: when the process had nothing more to write.  0: not yet.  ``marks``:
+    (`is_training`); ``process`` names its file.  ``ended``: when its training ended, the final
+    model may follow; ``left``: when the process had nothing more to write.  0: not yet.  ``marks``:
     whether it marks ``all`` of its saves, so that one without marks is not finished, or ``some``,
     as its script likes.
     """
@@ -191,7 +191,7 @@ def read_pin_notes(pin_dir: Path) -> PinNotes:
     return read_marker(pin_dir / NOTES, PinNotes) or PinNotes()
 
 
-def is_running(b: Begun) -> bool | None:
+def is_training(b: Begun) -> bool | None:
     """Return whether that process may still write.
 
     ``None`` if it is of another machine or container.

@@ -58,7 +58,7 @@ from ckptsync.spool.markers import (
     read_marker_in,
     read_pin_notes,
 )
-from ckptsync.walk import SPOOL, Stat, open_file, opened_parent, stat_open, walk
+from ckptsync.walk import SPOOL, Stat, open_checkpoint_file, opened_parent, stat_open, walk
 
 # seconds: no commit, and no copying for one, stands still for so long
 _ABANDONED_AFTER = 6 * 3600.0
@@ -343,7 +343,7 @@ def link_file(tree: Tree, source: Path, name: str) -> bool:
 def harden(pin: Pin) -> None:
     """Replace hard links by reflinks where possible: later writes cannot change the pin."""
     for file in pin.files:
-        fd = open_file(pin.root, file.path)
+        fd = open_checkpoint_file(pin.root, file.path)
         try:
             with (
                 refusals(pin.path),

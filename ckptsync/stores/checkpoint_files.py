@@ -159,7 +159,7 @@ class DirectoryFiles(FileTree):
 
     def _list_files(self) -> Mapping[str, tuple[int, float, int]]:
         try:
-            found = list(safe_open.walk(self.root, "", is_no_content, self._pass_over))
+            found = list(safe_open.files_below(self.root, "", is_no_content, self._pass_over))
         except OSError as e:
             if not safe_open.is_absence(e):
                 raise _refused(str(Path(self.root, str(e.filename or ""))), e) from e

@@ -1,8 +1,8 @@
 """Read stored files from front to back, and compare what comes with recorded BLAKE3 digests.
 
 Readers bound their memory by their buffers, and give views that are valid until the next one. None
-reads on when the process is about to end. `verified`, `is_stored`, `create_same` and `StoredCopy`
-are how every package compares bytes with a digest.
+reads on when the process is about to end. `verified`, `has_same_bytes`, `create_same` and
+`StoredCopy` are how every package compares bytes with a digest.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def stored_digest(source: Reads, name: str, size: int) -> str:
     return digest_of(read_ahead(source, name, size, _COMPARED))
 
 
-def is_stored(
+def has_same_bytes(
     store: Store,
     name: str,
     size: int,
@@ -194,7 +194,7 @@ def create_same(store: Store, name: str, chunks: Iterable[Chunk], about: About =
             return e.is_same
         for _ in digested:
             pass
-        return bool(is_stored(store, name, digested.size, digested.found.hexdigest()))
+        return bool(has_same_bytes(store, name, digested.size, digested.found.hexdigest()))
     return True
 
 

@@ -33,7 +33,7 @@ from ckptsync.spool.pins import Pin
 from ckptsync.stores import progress_signs
 from ckptsync.stores.stream import chunk_room
 from ckptsync.tensors import Demands
-from ckptsync.walk import SPOOL, Stat, open_file, open_in, opened_parent, stat_open
+from ckptsync.walk import SPOOL, Stat, open_checkpoint_file, open_in, opened_parent, stat_open
 
 AGAIN = "push it again when the trainer has finished; a worker service does so automatically"
 LATER = (
@@ -71,7 +71,7 @@ class LocalFile:
     def open(self) -> int:
         """Return a descriptor; raises Incomplete if it is gone."""
         with _hint_when_gone():
-            return open_file(self.root, self.stat.path)
+            return open_checkpoint_file(self.root, self.stat.path)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,9 +27,9 @@ from ckptsync.layouts import registry
 from ckptsync.mounts import device_kinds
 from ckptsync.plain_json import parse
 from ckptsync.spool import markers as spool_markers
-from ckptsync.spool.markers import Begun, RankMark, is_running
+from ckptsync.spool.markers import Begun, RankMark, is_training
 from ckptsync.tensors import read_whole
-from ckptsync.walk import SPOOL, Stat, open_file
+from ckptsync.walk import SPOOL, Stat, open_checkpoint_file
 from ckptsync.worker.local_save import LocalFiles, LocalSave, OpenLocalFile, each_open
 from ckptsync.worker.torn_saves import TRAINER_STATE
 
@@ -331,7 +331,7 @@ def hook_status(
     files: Sequence[Stat],
     *,
     is_committed: bool = False,
-    runs: Callable[[Begun], bool | None] = is_running,
+    runs: Callable[[Begun], bool | None] = is_training,
 ) -> HookStatus:
     """Return what the hook says of a checkpoint with these files.
 
@@ -399,7 +399,7 @@ def _verl_marker(checkpoint_dir: CheckpointDir) -> TrainerState | None:
     The file lies beside the checkpoints, and only on the driver's node.
     """
     try:
-        fd = open_file(checkpoint_dir.path.parent, VERL_MARKER)
+        fd = open_checkpoint_file(checkpoint_dir.path.parent, VERL_MARKER)
         try:
             text, mtime = os.read(fd, 64), os.fstat(fd).st_mtime_ns
         finally:

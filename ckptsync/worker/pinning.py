@@ -37,7 +37,7 @@ from ckptsync.spool.pins import (
     trim,
 )
 from ckptsync.threads import start_thread
-from ckptsync.walk import Stat, open_file, stat_open
+from ckptsync.walk import Stat, open_checkpoint_file, stat_open
 from ckptsync.worker.local_save import LocalSave, local_save
 from ckptsync.worker.options import RunDir
 from ckptsync.worker.results import Failure, failure
@@ -173,7 +173,7 @@ class PinCopies:
             for key in [(pin.path, name) for name in sorted(set(refused) & there.keys())]:
                 if key not in self._kept and len(self._kept) < _MOST:
                     with contextlib.suppress(Incomplete):  # rotation was quicker
-                        fd = open_file(source, key[1])
+                        fd = open_checkpoint_file(source, key[1])
                         self._kept[key] = HeldFile(fd, stat_open(fd, key[1]), self._clock())
 
     def pending(self, pin: Pin) -> tuple[Stat, ...]:

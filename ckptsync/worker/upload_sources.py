@@ -168,7 +168,7 @@ def is_stored(
 
     Reads them; ``after_chunk`` gets no bytes.
     """
-    return stream.is_stored(store, name, entry.size, entry.digest, lambda _: after_chunk(0))
+    return stream.has_same_bytes(store, name, entry.size, entry.digest, lambda _: after_chunk(0))
 
 
 def _origin(*parts: object) -> str:

@@ -15,7 +15,10 @@ from ckptsync.safe_open import OpenFile, OpenFiles
 
 def listed(root: Path, prefix: str = "") -> list[str]:
     return [
-        name for name, _ in safe_open.walk(str(root), prefix, lambda part: part.startswith("skip"))
+        name
+        for name, _ in safe_open.files_below(
+            str(root), prefix, lambda part: part.startswith("skip")
+        )
     ]
 
 
@@ -38,7 +41,7 @@ def test_what_vanishes_during_a_walk_was_never_there(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "x").write_bytes(b"x")
     found = []
-    for name, _ in safe_open.walk(str(tmp_path), "", lambda _: False):
+    for name, _ in safe_open.files_below(str(tmp_path), "", lambda _: False):
         found.append(name)
         if name == "a/x":
             (tmp_path / "b/x").unlink()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ckptsync.errors import Corrupt, Incomplete
-from ckptsync.walk import DEEPEST, Stat, open_file, stat_open, walk
+from ckptsync.walk import DEEPEST, Stat, open_checkpoint_file, stat_open, walk
 
 
 def test_a_walk_lists_regular_files_and_says_what_it_left_out(tmp_path: Path) -> None:
@@ -58,8 +58,8 @@ def test_no_component_of_a_name_is_opened_through_a_link(tmp_path: Path) -> None
     os.mkfifo(tmp_path / "pipe")
     for name in ("d/f", "f", "pipe", "nothing", "real"):
         with pytest.raises(Incomplete):
-            open_file(tmp_path, name)
-    fd = open_file(tmp_path, "real/f")
+            open_checkpoint_file(tmp_path, name)
+    fd = open_checkpoint_file(tmp_path, "real/f")
     (listed,) = walk(tmp_path / "real").files
     assert stat_open(fd, listed.path) == listed
     os.close(fd)

@@ -425,7 +425,7 @@ def test_the_last_line_says_what_to_install_and_the_push_that_sends_what_is_left
     out = tmp_path / "my out"
     ended = (
         "import time; from ckptsync.hooks import embedded_worker; until = time.monotonic() + 60\n"
-        "while embedded_worker.is_running(out) and time.monotonic() < until: time.sleep(0.1)"
+        "while embedded_worker.is_worker_running(out) and time.monotonic() < until: time.sleep(0.1)"
     )
     store = f"gs://bucket/{os.getpid()}"  # two workers of one store would have two node ids
     told = {"CKPTSYNC_STORE": store, "CKPTSYNC_WAIT": wait, "CKPTSYNC_RUN": "sft"}

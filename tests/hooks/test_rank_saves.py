@@ -15,7 +15,7 @@ def test_who_begins_says_so_in_the_spool(tmp_path: Path) -> None:
     mine = trains(tmp_path, 1, 4).begun
     assert markers.begun(tmp_path / "_ckptsync") == (mine,)
     assert (mine.rank, mine.world, mine.train, mine.trainer) == (1, 4, "", "transformers 5")
-    assert markers.is_running(mine)
+    assert markers.is_training(mine)
 
 
 def test_a_shared_directory_is_one_location_whatever_the_hosts(tmp_path: Path) -> None:

@@ -140,13 +140,13 @@ def test_a_process_tells_when_it_trains_has_ended_and_has_left(tmp_path: Path) -
     (saver,) = ranks(tmp_path)
     spool = tmp_path / "_ckptsync"
     saver.commit(0)
-    assert [(markers.is_running(b), b.local_world, b.train) for b in markers.begun(spool)] == [
+    assert [(markers.is_training(b), b.local_world, b.train) for b in markers.begun(spool)] == [
         (True, 1, saver.begun.process)
     ]
     saver.end(0)
-    assert [(markers.is_running(b), b.ended > 0) for b in markers.begun(spool)] == [(True, True)]
+    assert [(markers.is_training(b), b.ended > 0) for b in markers.begun(spool)] == [(True, True)]
     saver.leave()
-    assert [markers.is_running(b) for b in markers.begun(spool)] == [False]
+    assert [markers.is_training(b) for b in markers.begun(spool)] == [False]
 
 
 def test_a_spool_that_is_deleted_costs_no_later_save(tmp_path: Path) -> None:

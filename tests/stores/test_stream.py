@@ -15,7 +15,7 @@ from ckptsync.stores.opening import bare
 from ckptsync.stores.stream import (
     StoredCopy,
     create_same,
-    is_stored,
+    has_same_bytes,
     read_ahead,
     stored_digest,
     stream,
@@ -231,7 +231,7 @@ def test_what_the_store_compared_is_not_read_back(*, is_same: bool) -> None:
 
 def test_what_is_stored_is_known_by_its_size_and_digest() -> None:
     store, seen = MemoryStore(), list[int]()
-    assert is_stored(store, "x", 5, digest(b"model")) is None
+    assert has_same_bytes(store, "x", 5, digest(b"model")) is None
     for data, expected in (
         (b"model", True),
         (b"nodel", False),
@@ -239,7 +239,7 @@ def test_what_is_stored_is_known_by_its_size_and_digest() -> None:
         (b"models", False),
     ):
         store.write("x", [data])
-        assert is_stored(store, "x", 5, digest(b"model"), seen.append) is expected
+        assert has_same_bytes(store, "x", 5, digest(b"model"), seen.append) is expected
     assert seen == [5, 5], "a file of another size is not read"
     assert stored_digest(store, "x", 6) == digest(b"models")
 
@@ -253,9 +253,9 @@ def test_a_file_that_becomes_shorter_or_goes_is_not_stored() -> None:
 
     store = Shrinking()
     store.write("x", [b"one"])
-    assert is_stored(store, "x", 3, digest(b"one")) is None
+    assert has_same_bytes(store, "x", 3, digest(b"one")) is None
     store.error = Corrupt("x: ends at byte 1")
-    assert is_stored(store, "x", 3, digest(b"one")) is False
+    assert has_same_bytes(store, "x", 3, digest(b"one")) is False
 
 
 @pytest.mark.parametrize("size", [0, 1, 4 << 20, (4 << 20) + 1])

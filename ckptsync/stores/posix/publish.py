@@ -153,7 +153,7 @@ class DurableDirectories:
 
     def sync(self, way: Sequence[str]) -> None:
         """Make durable what was done to the names in a directory, whoever did it."""
-        at = safe_open.open_directory(self._root, way, _DIRECTORY)
+        at = safe_open.open_below(self._root, way, _DIRECTORY)
         try:
             sync_directory(at)
         finally:

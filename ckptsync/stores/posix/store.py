@@ -94,12 +94,14 @@ class PosixStore:
     def names(self, prefix: str) -> Iterator[Entry]:
         self._files.forget_older(TRUSTED_S)
         with self._listing():
-            for name, found in safe_open.walk(self._root, checked_prefix(prefix), is_unfinished):
+            for name, found in safe_open.files_below(
+                self._root, checked_prefix(prefix), is_unfinished
+            ):
                 yield Entry(name, found.st_size, found.st_mtime)
 
     def dirs(self, prefix: str, start: str = "") -> list[str]:
         with self._listing():
-            found = safe_open.directories(self._root, checked_prefix(prefix), is_unfinished)
+            found = safe_open.directories_below(self._root, checked_prefix(prefix), is_unfinished)
         return sorted(name for name in found if name.startswith(start))
 
     def size(self, name: str) -> int:
@@ -170,7 +172,7 @@ class PosixStore:
 
     def drafts(self) -> Iterator[Entry]:
         with self._errors.about(self.root):
-            for name, found in safe_open.walk(self._root, "", lambda _: False):
+            for name, found in safe_open.files_below(self._root, "", lambda _: False):
                 if is_unfinished(name.rpartition("/")[2]):
                     yield Entry(name, found.st_size, found.st_mtime)
 
