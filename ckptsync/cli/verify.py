@@ -16,11 +16,11 @@ from typing import Any
 
 from ckptsync.catalogue.location_summary import who_repairs
 from ckptsync.cli import output
-from ckptsync.cli.arguments import access_of, add_bandwidth
+from ckptsync.cli.arguments import access_of, add_bandwidth, option_value
 from ckptsync.cli.output import say
 from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, StoreError, without_frames
 from ckptsync.quantities import show_size
-from ckptsync.records.report import DAMAGE, Level, Report
+from ckptsync.records.report import DAMAGE, LEVELS, Report, checked_level
 from ckptsync.safe_open import read_named
 from ckptsync.stores import file_sources
 from ckptsync.stores.opening import Access
@@ -36,7 +36,6 @@ from ckptsync.verify.verification import (
 )
 from ckptsync.verify.write_reports import exit_code, write_report
 
-LEVELS = ("stat", "digest", "parse", "load", "model")
 Target = tuple[str, InStore | PlainDirectory, VerifyOptions]
 Stopped = list[tuple[str, CkptsyncError]]
 """Targets as the user named them, with why they were not verified to their end."""
@@ -52,11 +51,10 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )
     add(
         "--level",
-        choices=LEVELS,
+        metavar=f"{{{','.join(LEVELS)}}}",
         help="stat: names and sizes; digest: every byte; parse: every header, index and metadata;"
-        " load: every tensor, with torch, in a process with limits; model: the class of"
-        " transformers accepts exactly these weights, and a small model runs (default: digest"
-        " for a store, parse for a directory)",
+        " load: every tensor, with torch, in a process with limits (default: digest for a store,"
+        " parse for a directory)",
     )
     add(
         "--sample",
@@ -137,6 +135,7 @@ def _print_errors(
 
 def _targets(args: argparse.Namespace, access: Access, stopped: Stopped) -> list[Target]:
     """Return what to verify, and how.  Raises ConfigError where options do not go together."""
+    asked = option_value("--level", checked_level, args.level) if args.level else None
     found: list[tuple[str, InStore | PlainDirectory]] = []
     for url in args.targets:
         try:
@@ -150,7 +149,7 @@ def _targets(args: argparse.Namespace, access: Access, stopped: Stopped) -> list
         hint = "leave them out: a store has recorded the digests of its files"
         raise ConfigError(why, hint=hint)
     sample = _sample(args.sample)
-    if sample and args.level in ("stat", "load", "model"):
+    if sample and args.level in ("stat", "load"):
         why = f"a sample is compared at level digest, and --level is {args.level}"
         raise ConfigError(why, hint="leave --sample or --level out")
     if sample and has_directory and not args.baseline:
@@ -163,7 +162,7 @@ def _targets(args: argparse.Namespace, access: Access, stopped: Stopped) -> list
     now, targets = time.time(), []
     for url, where in found:
         # a store has recorded digests, a plain directory has only its own metadata
-        level: Level = args.level or ("digest" if isinstance(where, InStore) else "parse")
+        level = asked or ("digest" if isinstance(where, InStore) else "parse")
         targets.append((url, where, VerifyOptions(level, now, sample, known)))
     return targets
 

@@ -16,7 +16,7 @@ from ckptsync.config import value_parsers
 from ckptsync.config.value_parsers import Role, RunConfig, one_of
 from ckptsync.head.retention_rules import Best, Rules
 from ckptsync.merge.plan import DTYPES, DType
-from ckptsync.records.report import LEVELS, Level
+from ckptsync.records.report import Level, checked_level
 from ckptsync.status.alarms import KINDS
 from ckptsync.stores.limits import Schedule
 
@@ -119,7 +119,7 @@ class HeadConfig:
 class VerifyConfig:
     """How stores are read again."""
 
-    level: Level = _key(one_of(*LEVELS), "digest")
+    level: Level = _key(checked_level, "digest")
     period: float = _key(value_parsers.period, "7d")  # within which every byte is read again
     tick: float = _key(value_parsers.period, "1m")  # how often to look what is due
 

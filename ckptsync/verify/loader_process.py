@@ -1,4 +1,4 @@
-"""The child process of levels load and model, which may hang, blow up or die of what it reads.
+"""The child process of level load, which may hang, blow up or die of what it reads.
 
 It is limited from here and cannot raise its limits; its death over a file is an answer, too.  It
 sandboxes itself (`sandbox`) and gets no secrets: of this process's environment only what programs

@@ -47,7 +47,7 @@ from ckptsync.verify.expected_files import (
     note_unnamed,
 )
 from ckptsync.verify.level_digest import Sample, check_crc32s, check_digests, digest_file
-from ckptsync.verify.level_load import load_files, load_model, require
+from ckptsync.verify.level_load import load_files, require
 from ckptsync.verify.level_parse import (
     INCOMPLETE,
     UNPARSED,
@@ -325,12 +325,6 @@ def _check_levels(
         found, reading = load_files(source, [f for f in there if not f.is_copy], own)
         loaded = reading.size
         findings += [*found, *(check_crc32s(own, "load")[0] if has_digests else ())]
-        readings.append(reading)
-    if height >= LEVELS.index("model"):
-        is_made = tensors is not None
-        model = {f.path: f for f in there if (f.is_consolidated if is_made else f.is_own)}
-        found, reading = load_model(source, model, (last if is_made else own).title)
-        findings += found
         readings.append(reading)
     return findings, tuple(readings), source.read + sum(tree.read for tree in trees) + loaded
 

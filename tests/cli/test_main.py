@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 
 from ckptsync import __version__
-from ckptsync.cli import merge, verify
+from ckptsync.cli import merge
 from ckptsync.cli.main import COMMANDS, bounded, main
 from ckptsync.errors import ConfigError, Corrupt, Incomplete, NotFound, StoreError, Unsupported
 from ckptsync.merge import plan
-from ckptsync.records import report
 from ckptsync.stores.opening import create_store
 
 
@@ -159,7 +158,6 @@ def test_who_sends_or_watches_needs_no_arrays() -> None:
 
 def test_the_parser_and_the_rooms_below_know_the_same_words() -> None:
     assert merge.DTYPES == plan.DTYPES
-    assert verify.LEVELS == report.LEVELS
 
 
 def test_a_broken_configuration_is_told_by_the_module_as_a_program(tmp_path: object) -> None:
