@@ -179,7 +179,7 @@ class Config:
     """All of it.  ``node`` is empty where the id is to be computed.
 
     ``overridden``: a line for each key of the file that a variable overrides with another value; no
-    line holds a secret.
+    line holds a secret.  ``file``: the absolute path that it was read from.
     """
 
     node: str = _key(value_parsers.node, "")
@@ -194,6 +194,7 @@ class Config:
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     log: LogConfig = field(default_factory=LogConfig)
     overridden: tuple[str, ...] = field(default=(), compare=False)
+    file: str = field(default="", compare=False)
 
 
 SECTIONS: dict[str, Callable[..., Any]] = {

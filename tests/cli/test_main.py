@@ -118,7 +118,7 @@ def test_every_help_tells_the_exit_codes_and_what_the_command_does(
         assert "--json" in said
         assert COMMANDS[command][1:] in " ".join(said.split())
     else:
-        assert all(f"\n    {name} " in said for name in COMMANDS)
+        assert all(f"\n    {name}" in said for name in COMMANDS)
 
 
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -56,9 +56,7 @@ def pid(machine: Machine) -> str:
 
 def children(machine: Machine) -> list[str]:
     """Of the head's daemon that do an order of its."""
-    found = machine.run(
-        "pgrep", "-P", pid(machine), "-f", "ckptsync.service.job_process", check=False
-    )
+    found = machine.run("pgrep", "-P", pid(machine), "-f", "progress json", check=False)
     return found.split()
 
 
