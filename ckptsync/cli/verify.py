@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace, progress: Progress) -> int:
     reports: list[Report] = []
-    recorded: list[Report] = []
+    recorded: set[int] = set()  # places of reports that were written
     stopped: Stopped = []
     # by URL; a store that refuses a report is not tried again
     unwritten: dict[str, StoreError] = {}
@@ -110,7 +110,7 @@ def _run(args: argparse.Namespace, progress: Progress) -> int:
                 if store and one.news and store.url not in unwritten:
                     try:
                         write_report(store, one.news)
-                        recorded.append(one.report)
+                        recorded.add(len(reports) - 1)
                     except StoreError as e:
                         if args.always_report:
                             raise
@@ -135,8 +135,8 @@ def _run(args: argparse.Namespace, progress: Progress) -> int:
         output.print_json(
             {
                 "reports": [
-                    {**describe_report(report), "recorded": report in recorded}
-                    for report in reports
+                    {**describe_report(report), "recorded": place in recorded}
+                    for place, report in enumerate(reports)
                 ],
                 "errors": [{"target": url, **output.describe_error(e)} for url, e in stopped],
                 "not_recorded": {url: str(e) for url, e in unwritten.items()},

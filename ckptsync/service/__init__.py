@@ -3,8 +3,8 @@
 ``run``: the main loop, from a configuration to an exit code.  ``tasks``: work that is done again
 and again, and the watchdog.  ``worker_role`` scans and uploads, ``fs_events`` gives it hints;
 ``head_roles`` decides what is consolidated, verified and retained, and ``jobs`` runs the commands
-that do it in child processes.  ``process_control``: signals, locks, systemd.  ``store_connection``: a
-store that may be away.  For people: ``process_status`` (all tasks of the process, and its
+that do it in child processes.  ``process_control``: signals, locks, systemd.  ``store_connection``:
+a store that may be away.  For people: ``process_status`` (all tasks of the process, and its
 heartbeat), ``metrics_server`` (/metrics and /healthz), ``monitor`` (the overview of a store),
 ``alert_channels``, ``log``.
 """
