@@ -28,7 +28,6 @@ from ckptsync.config.schema import Config
 from ckptsync.errors import CkptsyncError, Corrupt
 from ckptsync.head.schedule import Job, JobKind
 from ckptsync.quantities import backoff
-from ckptsync.records.report import VerifyFinding
 from ckptsync.service.log import Line, pairs
 from ckptsync.status.heartbeat import RunningJob
 from ckptsync.threads import start_thread
@@ -62,40 +61,7 @@ class JobProgress(msgspec.Struct, frozen=True):
     total: int
 
 
-class _Error(msgspec.Struct, frozen=True):
-    error: str
-    hint: str = ""
-    exit_code: int = 1
-    run: str = ""
-    location: str = ""
-
-
-class ModelMade(msgspec.Struct, frozen=True):
-    run: str
-    location: str
-    files: tuple[str, ...]
-    bytes: int
-    notes: tuple[str, ...]
-
-
-class _Report(msgspec.Struct, frozen=True):
-    run: str
-    location: str
-    level: str
-    verdict: str
-    read: int
-    findings: tuple[VerifyFinding, ...]
-    recorded: bool
-
-
-class _Removal(msgspec.Struct, frozen=True):
-    run: str
-    location: str
-    outcome: str
-    scope: str
-    reason: str
-    files: int
-    size: int
+_Entry = dict[str, Any]
 
 
 class CommandResult(msgspec.Struct, frozen=True):
@@ -108,35 +74,43 @@ class CommandResult(msgspec.Struct, frozen=True):
     exit_code: int
     error: str = ""
     hint: str = ""
-    models: tuple[ModelMade, ...] = ()
-    reports: tuple[_Report, ...] = ()
-    errors: tuple[_Error, ...] = ()
-    done: tuple[_Removal, ...] = ()
-    failed: tuple[_Error, ...] = ()
+    models: tuple[_Entry, ...] = ()
+    reports: tuple[_Entry, ...] = ()
+    errors: tuple[_Entry, ...] = ()
+    done: tuple[_Entry, ...] = ()
+    failed: tuple[_Entry, ...] = ()
 
     @property
     def is_change(self) -> bool:
         """Whether the command wrote to the store."""
-        return bool(self.models or self.done or any(r.recorded for r in self.reports))
+        return bool(self.models or self.done or any(r.get("recorded") for r in self.reports))
 
     def lines(self) -> Iterator[Line]:
         """Yield what it did, for the log."""
+        where = ("run", "location")
         for m in self.models:
-            counts = {"files": len(m.files), "bytes": m.bytes, "notes": "; ".join(m.notes)}
-            yield Line("", pairs(phase="consolidated", run=m.run, location=m.location, **counts))
-        for r in self.reports if self.is_change else ():
-            level: Literal["error", "info"] = "error" if r.verdict == "damaged" else "info"
-            where = {"run": r.run, "location": r.location, "level": r.level}
-            yield Line("", pairs(phase="proved", **where, verdict=r.verdict, read=r.read), level)
-            for f in r.findings if level == "error" else ():
-                what = {"kind": f.kind, "file": f.name, "detail": f.detail}
-                tensors = ",".join(f.tensors)
-                yield Line("", pairs(phase="found", run=r.run, **what, tensors=tensors), level)
+            counts = {"files": len(m["files"]), "bytes": m["bytes"], "notes": "; ".join(m["notes"])}
+            yield Line("", pairs(phase="consolidated", **_some(m, *where), **counts))
+        for r in (r for r in self.reports if r["recorded"]):
+            level: Literal["error", "info"] = "error" if r["verdict"] == "damaged" else "info"
+            verdict = _some(r, *where, "level", "verdict", "read")
+            yield Line("", pairs(phase="proved", **verdict), level)
+            for f in r["findings"] if level == "error" else ():
+                what = {
+                    "run": r["run"],
+                    "kind": f["kind"],
+                    "file": f["name"],
+                    "detail": f["detail"],
+                }
+                yield Line("", pairs(phase="found", **what, tensors=",".join(f["tensors"])), level)
         for d in self.done:
-            where = {"run": d.run, "location": d.location, "scope": d.scope}
-            counts = {"files": d.files, "bytes": d.size}
-            phase = d.outcome.replace(" ", "-")
-            yield Line("", pairs(phase=phase, **where, **counts, reason=d.reason))
+            counts = {"files": d["files"], "bytes": d["size"], "reason": d["reason"]}
+            phase = d["outcome"].replace(" ", "-")
+            yield Line("", pairs(phase=phase, **_some(d, *where, "scope"), **counts))
+
+
+def _some(entry: _Entry, *keys: str) -> _Entry:
+    return {key: entry[key] for key in keys}
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +144,10 @@ def decode_line(line: bytes) -> JobProgress | CommandResult | None:
 
 def end_of(result: CommandResult) -> JobEnd:
     """Return how a job ended: damage is no error, its report tells it until another answers it."""
-    if error := next(iter(result.errors), result if result.error else None):
-        return JobFailed(error.error, error.hint, error.exit_code in PASSING)
+    if result.error:
+        return JobFailed(result.error, result.hint, result.exit_code in PASSING)
+    for first in result.errors[:1]:
+        return JobFailed(first["error"], first["hint"], first["exit_code"] in PASSING)
     return result
 
 
@@ -326,8 +302,9 @@ class Jobs:
                 return
             self._errors.pop(name, None)
             if isinstance(end, CommandResult) and end.failed:
-                shown = [(f"{f.run}/{f.location}".rstrip("/"), f.error) for f in end.failed]
-                self._errors[name] = tuple(f"{subject}: {error}" for subject, error in shown)
+                where = [f"{f['run']}/{f['location']}".rstrip("/") for f in end.failed]
+                errors = zip(where, end.failed, strict=True)
+                self._errors[name] = tuple(f"{at}: {f['error']}" for at, f in errors)
             self._wait(child, end)
         if isinstance(end, CommandResult):  # what failed is logged by `lines`, where it is new
             role = "verifier" if job.kind == "verify" else "head"

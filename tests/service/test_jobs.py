@@ -28,7 +28,6 @@ from ckptsync.service.jobs import (
     JobFailed,
     JobProgress,
     Jobs,
-    ModelMade,
     Wait,
     bounds,
     decode_line,
@@ -294,7 +293,7 @@ def test_bounds_leave_room_for_a_slow_network_and_a_small_bandwidth() -> None:
     assert (stall, longest_stall) == (120, 240)
 
 
-MODELS = (ModelMade("r", "c", ("m",), 1, ()),)
+MODELS = ({"run": "r", "location": "c"},)
 PASSES = JobFailed("away", passes=True)
 STAYS = JobFailed("odd")
 
