@@ -2,7 +2,8 @@
 
 `Child` starts it, exchanges lines with it, limits it, and ends it with all that it has started. The
 caller decides how long it may take, and what counts as progress. The head's jobs
-(`ckptsync.service.jobs`) and level `load` (`ckptsync.verify.loader_process`) use it.
+(`ckptsync.service.jobs`), which are commands, and level `load` (`ckptsync.verify.loader_process`)
+use it.
 """
 
 from __future__ import annotations
@@ -42,17 +43,14 @@ def die_with_parent() -> None:
         os._exit(1)
 
 
-def describe_death(code: int | None) -> str:
-    """Return how a process died, from its exit status."""
-    if code is None or code == -signal.SIGKILL:
-        return "its process was killed: the system may have run out of memory"
-    if code < 0:
-        try:
-            name = signal.Signals(-code).name
-        except ValueError:  # most real-time signals have no name
-            name = f"signal {-code}"
-        return f"its process was killed by {name}"
-    return f"its process ended with status {code}: the log says why"
+def describe_end(code: int | None) -> str:
+    """Return how a process ended, from its exit status: ``was killed by SIGSEGV``."""
+    if code is None or code >= 0:
+        return f"ended with status {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:  # most real-time signals have no name
+        return f"was killed by signal {-code}"
 
 
 class Child:

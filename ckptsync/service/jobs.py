@@ -13,6 +13,7 @@ import logging
 import os
 import resource
 import shlex
+import signal
 import sys
 import threading
 import time
@@ -23,7 +24,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from ckptsync.child import Child, describe_death
+from ckptsync.child import Child, describe_end
 from ckptsync.config.schema import Config
 from ckptsync.errors import CkptsyncError, Corrupt
 from ckptsync.head.schedule import Job, JobKind
@@ -351,7 +352,7 @@ class _Running:
             detail = "the child process cannot be killed: its file server does not answer"
             log.error("%s", pairs(phase="left", child=child.pid, detail=detail))
         if reason or end is None:
-            return JobFailed(reason or describe_death(code), passes=True)
+            return JobFailed(reason or _death(code), passes=True)
         return end
 
     def _reason_to_end(self, last: float) -> str:
@@ -364,3 +365,9 @@ class _Running:
         if now - last > self._stall:
             return f"killed: no progress for {self._stall:.0f} s"
         return ""
+
+
+def _death(code: int | None) -> str:
+    if code is None or code == -signal.SIGKILL:
+        return "its process was killed: the system may have run out of memory"
+    return f"its process {describe_end(code)}{': the log says why' if code >= 0 else ''}"

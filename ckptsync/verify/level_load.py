@@ -18,11 +18,9 @@ from ckptsync.tensors import Extent
 from ckptsync.verify.expected_files import ExpectedFile
 from ckptsync.verify.level_digest import Item, find_archives
 from ckptsync.verify.level_parse import UNLOADED
-from ckptsync.verify.loader_process import Died, LoaderProcess
+from ckptsync.verify.loader_process import LOAD_HINT, Died, LoaderProcess
 from ckptsync.verify.tracked_files import CountedSource, TrackedFiles, copy_to, local_root
 
-LOAD_CHILD = "ckptsync.verify.load_child"
-LOAD_HINT = "pip install 'ckptsync[load]'"
 Answer = Mapping[str, Any]
 """What `load_child` answers."""
 LIBRARIES = ("safetensors", "torch")
@@ -41,7 +39,7 @@ def load_files(
     has_items = any(file.name.endswith(DCP_SHARD) for file in loadable)
     archives = find_archives(checkpoint) if has_items else {}
     findings, answers = list[VerifyFinding](), list[Answer]()
-    with LoaderProcess(LOAD_CHILD, LOAD_HINT, source.progress) as child:
+    with LoaderProcess(source.progress) as child:
         for file in loadable:
             answer: Answer
             if not file.name.endswith(DCP_SHARD):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ckptsync.errors import CkptsyncError, Unsupported
-from ckptsync.verify import level_load, loader_process
+from ckptsync.verify import loader_process
 from ckptsync.verify.loader_process import Died, LoaderProcess
 
 REQUEST = {"wall": 20, "cpu": 20, "memory": 1 << 30}
@@ -28,9 +28,7 @@ def child(path: Path, program: str, told: list[int] | None = None) -> LoaderProc
     file = path / "python"
     file.write_text(f"#!/bin/sh\n{program}\n")
     file.chmod(file.stat().st_mode | stat.S_IXUSR)
-    return LoaderProcess(
-        "a.module", "install it", (lambda n: None) if told is None else told.append, str(file)
-    )
+    return LoaderProcess((lambda n: None) if told is None else told.append, str(file))
 
 
 def test_a_request_has_its_answer_and_the_child_stays(tmp_path: Path) -> None:
@@ -100,7 +98,7 @@ def test_without_its_libraries_it_is_unsupported_and_says_what_to_install(tmp_pa
         pytest.raises(Unsupported, match="nothing here") as raised,
     ):
         asked.ask(REQUEST)
-    assert raised.value.hint == "install it"
+    assert raised.value.hint == loader_process.LOAD_HINT
 
 
 def test_a_large_request_and_a_large_answer_pass(tmp_path: Path) -> None:
@@ -193,7 +191,6 @@ def test_a_child_is_shut_in_and_knows_no_secrets(
         "TZ",
         "TMPDIR",
         "PYTHONPATH",
-        "XDG_CACHE_HOME",
         *loader_process.QUIET,
     }
     (libraries / "attempts.py").write_text(ATTEMPTS.replace("KNOWN", repr(known)))
@@ -223,7 +220,7 @@ def test_a_child_is_shut_in_and_knows_no_secrets(
             "SECRET",
         ):
             monkeypatch.setenv(secret, "hunter2")
-        child = LoaderProcess(level_load.LOAD_CHILD, level_load.LOAD_HINT)
+        child = LoaderProcess()
         with (tmp_path / "f").open("rb") as file, child as asked:
             answer = asked.ask(REQUEST | {"kind": "safetensors", "items": []}, [file.fileno()])
             libraries_said = asked.loader
@@ -255,7 +252,7 @@ def test_what_could_not_be_had_is_said_with_what_was_found(
     with child(tmp_path, "printf 'ready x\\tnot sandboxed: why\\n' >&0; read -r line") as asked:
         asked.start()
     assert asked.loader == "x (not sandboxed: why)"
-    assert "a.module: not sandboxed: why" in caplog.text
+    assert f"{loader_process.LOAD_CHILD}: not sandboxed: why" in caplog.text
 
 
 def test_a_system_without_filters_is_said_to_have_none() -> None:
