@@ -59,6 +59,8 @@ def with_progress(
         error = e if isinstance(e, CkptsyncError) else out_of_memory
         print(json.dumps(describe_error(error)), flush=True)
         return error.exit_code
+    except OSError:  # `main` says what that is
+        raise
     except Exception:
         log.critical("%s", args.command.__module__, exc_info=True)
         return CkptsyncError.exit_code

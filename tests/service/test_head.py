@@ -1,13 +1,17 @@
 """The roles of the head: real child processes over a real store."""
 
 import math
+import shlex
 import time
 from functools import partial
 from pathlib import Path
 
+import pytest
+
 import ckptsync
 from ckptsync.catalogue.cached import read_catalogue
 from ckptsync.catalogue.uncached import read_state
+from ckptsync.cli.main import main
 from ckptsync.config.loading import load
 from ckptsync.config.schema import Config
 from ckptsync.head.schedule import Job
@@ -79,7 +83,9 @@ def test_what_is_complete_is_consolidated_and_proved_as_soon_as_children_end(
     assert [role.errors() for role in works_of(heads)] == [(), ()]
 
 
-def test_what_fails_is_told_with_its_hint_and_waits_and_holds_up_no_other(tmp_path: Path) -> None:
+def test_what_fails_is_told_with_its_hint_and_waits_and_holds_up_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config, store = configured(tmp_path, "head: {config_from: {fsdp2: /nowhere}}\n")
     arrive(store, "fsdp2", "zero3")
     heads = HeadRoles(config, "head", store, fail)
@@ -89,6 +95,8 @@ def test_what_fails_is_told_with_its_hint_and_waits_and_holds_up_no_other(tmp_pa
     head()
     [error] = head.errors()
     assert error.startswith("fsdp2/checkpoint-4: /nowhere: no such file or directory (`ckptsync ")
+    code = main(shlex.split(error.partition("`")[2].rstrip("`)"))[1:])
+    assert (code, "/nowhere: no such file" in capsys.readouterr().err) == (2, True), "as pasted"
     assert any("hint=" in line.text for line in head.outcome.lines if line.level == "error")
     head()
     assert heads.jobs.running() == (), "it is not tried again at once"
