@@ -82,10 +82,10 @@ def _run(args: argparse.Namespace, progress: Progress) -> int:
     if location and args.only_configuration:
         raise ConfigError("--only-configuration is for a whole run", hint=f"give {run_}")
     options, resources = _options(args)
-    if location or (run_ and args.only_configuration):
-        jobs = [Job("consolidate", run_, location)]  # whether it is due, its records say
-    else:
-        jobs = _due(args, store, run_, options)
+    jobs = [Job("consolidate", run_, location)]  # whether it is due, its records say
+    if args.dry_run or not (location or (run_ and args.only_configuration)):
+        due = _due(args, store, run_, options)
+        jobs = [job for job in due if location in ("", job.location)]
     models: list[WrittenModel] = []
     errors: list[tuple[str, CkptsyncError]] = []
     for job in () if args.dry_run else jobs:
@@ -101,7 +101,7 @@ def _run(args: argparse.Namespace, progress: Progress) -> int:
                 )
         except CkptsyncError as e:  # noqa: PERF203 - reported below, once the others are done
             errors.append((job.subject, without_frames(e)))
-    if location and not (models or errors):
+    if location and not (models or errors or (args.dry_run and jobs)):
         _check_has_model(store, run_, location)
     code = errors[0][1].exit_code if errors else 0
     if args.json:

@@ -38,6 +38,8 @@ def test_a_dry_run_lists_what_is_due_and_writes_nothing(
         0,
         ["", "due: fsdp2/checkpoint-4", "due: zero3/checkpoint-4"],
     )
+    words = ("zero3/checkpoint-4", "--store", store.url, "--dry-run")
+    assert said(capsys, *words) == (0, "due: zero3/checkpoint-4\n")
     assert word(store) == ["COMPLETE", "COMPLETE"]
 
 
