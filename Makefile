@@ -56,7 +56,6 @@
 # make fuzz                   hostile input to everything that reads, for a minute; findings are kept in
 #                             tests/fuzz_findings FUZZ="--seconds 600 --door records --seed 7"
 # make guides                 run docs/guides/ with the real trainers, Lightning and Ray
-# make models                 level `model` with real models of transformers (installs it)
 # make nspawn                 the services under real systemd in a container (root, systemd-nspawn)
 #
 # Benchmarks write the tables in docs/benchmarks*.md.
@@ -122,7 +121,7 @@ BIN := $(VENV)/bin
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test scenarios exhaustive lint format flips guides models bench bench-verify bench-transfer bench-beside bench-catalogue bench-head bench-idle bench-hook campaign campaign-trainers campaign-resume campaign-killed campaign-titan campaign-ray campaign-ray-train campaign-llamafactory campaign-trl campaign-hostile campaign-doctor damage fuzz crash-states kill-stores kill-heads kill-gc kill-pull nspawn clean
+.PHONY: demo test scenarios exhaustive lint format flips guides bench bench-verify bench-transfer bench-beside bench-catalogue bench-head bench-idle bench-hook campaign campaign-trainers campaign-resume campaign-killed campaign-titan campaign-ray campaign-ray-train campaign-llamafactory campaign-trl campaign-hostile campaign-doctor damage fuzz crash-states kill-stores kill-heads kill-gc kill-pull nspawn clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -220,10 +219,6 @@ flips: $(VENV)/.installed-test
 
 bench-verify: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks.verify $(VERIFY)
-
-models: $(VENV)/.installed-test
-	$(PIP) --editable '.[model]'
-	$(BIN)/python -m pytest tests/verify/test_model.py
 
 guides: $(VENV)/.installed-test $(BENCH_VENV)/.installed-lightning $(BENCH_VENV)/.installed-ray
 	CKPTSYNC_TEST_TRAINERS=$(abspath $(BENCH_VENV))/bin/python $(BIN)/python -m pytest -rs tests/test_guides.py

@@ -2,12 +2,14 @@
 
 `Child` starts it, exchanges lines with it, limits it, and ends it with all that it has started. The
 caller decides how long it may take, and what counts as progress. The head's jobs
-(`ckptsync.service.jobs`) and level `load` (`ckptsync.verify.loader_process`) use it.
+(`ckptsync.service.jobs`), which are commands, and level `load` (`ckptsync.verify.loader_process`)
+use it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import resource
 import select
@@ -19,18 +21,45 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+PARENT = "CKPTSYNC_PARENT"
+"""The variable that names the process which a child must not outlive."""
 PACKAGES = str(Path(__file__).parents[1])
 TO_END = 2.0  # seconds between SIGTERM and SIGKILL
 TO_DIE = 5.0  # seconds after SIGKILL; a process that hangs in a dead file server is left behind
 LONGEST = 64 << 20  # bytes of a line; what is longer comes in pieces
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the thread that started it ends, where it can.
+
+    Without `PARENT` nobody has asked for that.
+    """
+    if not (parent := os.environ.pop(PARENT, "")):
+        return
+    with contextlib.suppress(OSError, AttributeError):  # no Linux: children outlive a killed head
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if str(os.getppid()) != parent:
+        os._exit(1)
+
+
+def describe_end(code: int | None) -> str:
+    """Return how a process ended, from its exit status: ``was killed by SIGSEGV``."""
+    if code is None or code >= 0:
+        return f"ended with status {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:  # most real-time signals have no name
+        return f"was killed by signal {-code}"
 
 
 class Child:
     """A running ``command``, whose standard input and output are one socket.
 
     It runs in `/`, so that it can import nothing from the caller's directory, and in a session of
-    its own: a group to kill, and no Ctrl-C of ours. ``environment`` is all that it inherits, and
-    the path to ckptsync. Its standard error goes to ``log`` (ours if ``None``).
+    its own: a group to kill, and no Ctrl-C of ours. ``environment`` is all that it inherits, with
+    the path to ckptsync, and this process's number for `die_with_parent`. Its standard error goes
+    to ``log`` (ours if ``None``).
     """
 
     def __init__(
@@ -47,7 +76,7 @@ class Child:
                     stdout=theirs.fileno(),
                     stderr=log,
                     cwd="/",
-                    env={**environment, "PYTHONPATH": path},
+                    env={**environment, "PYTHONPATH": path, PARENT: str(os.getpid())},
                     start_new_session=True,
                 )
         except OSError:
@@ -99,6 +128,16 @@ class Child:
             hard = resource.prlimit(self.pid, which)[1]
             soft = most if hard == resource.RLIM_INFINITY else min(most, hard)
             resource.prlimit(self.pid, which, (soft, hard))
+
+    def go_behind(self, nicer: int, oom_first: int) -> None:
+        """Have it wait for this process, and die before it where memory runs out."""
+        with contextlib.suppress(OSError):  # dead
+            nice = os.getpriority(os.PRIO_PROCESS, 0) + nicer
+            os.setpriority(os.PRIO_PROCESS, self.pid, nice)
+        with contextlib.suppress(OSError, ValueError):  # no Linux, or nobody may raise it
+            score = Path(f"/proc/{self.pid}/oom_score_adj")
+            score.write_text(str(min(1000, int(score.read_text()) + oom_first)))
+        self.limit(resource.RLIMIT_CORE, 0)  # its memory holds the store's keys
 
     def allow(self, memory: int, cpu: int) -> None:
         """Limit it to so many bytes of addresses, and seconds of CPU, beyond what it has used."""

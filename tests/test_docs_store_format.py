@@ -8,7 +8,7 @@ import pytest
 
 from ckptsync.records.manifest import FileEntry, Manifest
 from ckptsync.records.model_record import ModelFile, ModelRecord, ModelTensor
-from ckptsync.records.report import FindingKind, Level, Report, VerifyFinding
+from ckptsync.records.report import LEVELS, FindingKind, Level, Report, VerifyFinding
 from ckptsync.records.store_paths import RecordKind
 from ckptsync.records.tombstone_keep_join import Join, Keep, Tombstone
 from tests.support.store_listing import DOCUMENT, document
@@ -44,4 +44,4 @@ def test_every_kind_of_record_and_finding_and_every_level_is_described() -> None
     kinds = {*get_args(RecordKind), *get_args(Level), *get_args(FindingKind)} - {"manifest"}
     assert {word for word in kinds if f"`{word}`" not in told} == set()
     told = Path(DOCUMENT).with_name("verify.md").read_text()
-    assert {level for level in get_args(Level) if f"| `{level}` |" not in told} == set()
+    assert {level for level in LEVELS if f"| `{level}` |" not in told} == set()

@@ -31,7 +31,7 @@ from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import open_store
 from ckptsync.stores.posix.store import PosixStore
 from ckptsync.verify.expected_files import directory_file
-from ckptsync.verify.level_load import LOAD_CHILD, LOAD_HINT, load_file
+from ckptsync.verify.level_load import load_file
 from ckptsync.verify.loader_process import LoaderProcess
 from ckptsync.verify.verification import VerifyOptions, resolve_target, verify
 from tests.hostile import headers, pickles, records, truncations, zips
@@ -177,7 +177,7 @@ def test_the_loading_child_survives_hostile_headers_and_says_why(tmp_path: Path)
     kinds = ["hole", "overlap", "behind-the-end", "negative", "offsets-of-2**64", "not-json"]
     attacks = [a for a in headers.attacks("") if a.name in kinds]
     assert len(attacks) == len(kinds)
-    with LoaderProcess(LOAD_CHILD, LOAD_HINT) as child:
+    with LoaderProcess() as child:
         for attack in attacks:
             (tmp_path / attack.name).mkdir()
             attack.build(tmp_path / attack.name)

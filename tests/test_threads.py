@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable
@@ -11,12 +10,12 @@ from pathlib import Path
 import pytest
 
 import ckptsync
-from ckptsync.catalogue.child_job import Job
 from ckptsync.cli.main import main
 from ckptsync.config.loading import read
 from ckptsync.errors import CkptsyncError
+from ckptsync.head.schedule import Job
 from ckptsync.hooks.pin_checkpoint import _in_thread
-from ckptsync.service.jobs import JobDone, Jobs, encode
+from ckptsync.service.jobs import Jobs
 from ckptsync.service.metrics_server import PageListener
 from ckptsync.service.tasks import Outcome, Task
 from ckptsync.threads import ThreadPool, start_thread
@@ -119,9 +118,8 @@ def test_a_job_that_gets_no_thread_is_tried_again(
     limited: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = read("roles: [head]\nstore: {url: /store}", "c", {})
-    done = encode(JobDone()).decode()
     ended: list[Job] = []
-    command = ("sh", "-c", f"read brief; echo {json.dumps(done.strip())!s}")
+    command = ("sh", "-c", "echo '{\"exit_code\": 0}'")
     jobs = Jobs(config, {"consolidate": 1}, ended.append, command)
     limited(0)
     assert jobs.begin("consolidate", [Job("consolidate", "r", "c")]) == ("r/c",)

@@ -45,6 +45,7 @@ from ckptsync.records.location_status import (
     reading_order,
     record_names,
 )
+from ckptsync.records.report import LEVELS
 from ckptsync.records.save_groups import Sibling
 from ckptsync.records.store_paths import checkpoint_of, consolidated_prefix, senders
 from ckptsync.safe_names import RECORDS
@@ -162,7 +163,7 @@ _SHAPE = repr(
         for f in fields(kind)
     ]
 )
-_HEAD = f"ckptsync catalogue {__version__} {digest(_SHAPE.encode())[:16]}\n".encode()
+_HEAD = f"ckptsync catalogue {__version__} {digest(f'{LEVELS} {_SHAPE}'.encode())[:16]}\n".encode()
 _UNDECODABLE = (ValueError, RecursionError, MemoryError)  # of another program of the same version
 
 

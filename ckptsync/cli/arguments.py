@@ -235,6 +235,8 @@ def access_of(args: argparse.Namespace) -> Access:
     options, limits = (
         (config.store.options, config.limits) if config else loading.from_environment()
     )
+    if config and getattr(args, "progress", None):
+        limits = loading.share(config)  # other children of a head have the rest
     if bandwidth is not None:
         rate = option_value("--bandwidth", value_parsers.bandwidth, bandwidth)
         limits = replace(limits, bandwidth=rate)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
+from ckptsync.catalogue.cached import Cache
 from ckptsync.catalogue.uncached import not_found
 from ckptsync.cli import output
 from ckptsync.cli.arguments import (
@@ -17,6 +18,8 @@ from ckptsync.cli.arguments import (
     named_store,
     option_value,
 )
+from ckptsync.cli.output import Progress
+from ckptsync.cli.progress import add_progress, with_progress
 from ckptsync.config.value_parsers import RULES, duration
 from ckptsync.errors import ConfigError
 from ckptsync.head.gc import (
@@ -81,10 +84,20 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         " writes of killed processes",
     )
     add("--dry-run", action="store_true", help="only say what would be kept or deleted, and why")
+    add(
+        "--stop-after",
+        metavar="TIME",
+        help="begin with no other checkpoint after this time; the next gc continues",
+    )
+    add_progress(command)
 
 
 def run(args: argparse.Namespace) -> int:
     """Decide, and unless it is a dry run do it."""
+    return with_progress(args, _run)
+
+
+def _run(args: argparse.Namespace, progress: Progress) -> int:
     request = build_request(args)
     store = named_store(args)
     if args.run and next(iter(store.names(f"{checked_name(args.run, 'run')}/")), None) is None:
@@ -92,22 +105,48 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         found = plan_retention(store, request, _clock(store))
     else:
-        found = apply_retention(store, request)
+        found = _applied(args, store, request, progress)
     orphans: list[Orphan] = []
     if args.orphans:
         now = _clock(store) if args.dry_run else store_now(store)
         orphans = list(find_orphans(store, now, args.run))
         orphans = orphans if args.dry_run else list(delete_orphans(store, orphans, now))
+    code = max((f.error.exit_code for f in found.failed), default=0)
     if args.json:
-        entries = [one.entry for one in orphans]
-        output.print_json({**_described(found, is_dry=args.dry_run), "orphans": entries})
+        result = _described(found, is_dry=args.dry_run)
+        if args.progress:  # what is kept may be very much
+            del result["locations"]
+        output.print_json({**result, "orphans": [one.entry for one in orphans], "exit_code": code})
     else:
         verb = "orphaned" if args.dry_run else "deleted orphaned file"
         for line in _lines(found, is_dry=args.dry_run):
             output.say(line)
         for one in orphans:
             output.say(f"{verb}: {one.entry.name}, {show_size(one.entry.size)}")
-    return max((f.error.exit_code for f in found.failed), default=0)
+    return code
+
+
+def _applied(
+    args: argparse.Namespace, store: Store, request: RetentionRequest, progress: Progress
+) -> RetentionResult:
+    """Do what is due, for as long as ``--stop-after`` says; report the bytes that are deleted."""
+    seconds = option_value("--stop-after", duration, args.stop_after) if args.stop_after else None
+    removed, began = 0, time.monotonic()
+    cache = Cache.load(store.url)
+
+    def count(size: int) -> None:
+        nonlocal removed
+        removed += size
+        progress(removed, 0)
+
+    def is_over() -> bool:
+        return seconds is not None and time.monotonic() - began > seconds
+
+    try:
+        return apply_retention(store, request, cache, count, is_over)
+    finally:
+        if not args.run:  # what was read of one run only would replace what is known of all
+            cache.save(store.url)  # also when it must end: the next one continues there
 
 
 def build_request(args: argparse.Namespace) -> RetentionRequest:

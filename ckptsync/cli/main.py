@@ -36,6 +36,7 @@ COMMANDS: Mapping[str, str] = {
     "ls": "list the runs and checkpoints of a store with their status",
     "status": "show what the nodes and heads of a store do, and what is wrong",
     "pull": "download a checkpoint, so that a training can resume from it",
+    "consolidate": "merge what is complete in a store and has no model yet, as a head does",
     "gc": "delete checkpoints that no retention rule keeps",
     "keep": "keep a checkpoint, whatever the retention rules say",
     "join": "declare that two locations of a checkpoint are one save, and bring their files"
@@ -75,6 +76,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     What is no `CkptsyncError` escapes with its traceback (exit code 1).
     """
+    if "CKPTSYNC_PARENT" in os.environ:  # a head has started it
+        from ckptsync.child import die_with_parent
+
+        die_with_parent()
     words = sys.argv[1:] if argv is None else argv
     try:
         of_command = parser(next((word for word in words if not word.startswith("-")), ""))

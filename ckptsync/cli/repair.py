@@ -12,7 +12,8 @@ from ckptsync.catalogue.location_summary import Catalogue
 from ckptsync.catalogue.uncached import StoreState, not_found, read_state
 from ckptsync.cli import output
 from ckptsync.cli.arguments import add_config, configuration, store_and_name
-from ckptsync.cli.output import say
+from ckptsync.cli.output import Progress, say
+from ckptsync.cli.progress import add_progress, count_read, with_progress
 from ckptsync.errors import CkptsyncError, ConfigError, without_frames
 from ckptsync.head.consolidate import HeadOptions
 from ckptsync.head.repair import NodeState, RepairPlan, plan_repair, repair
@@ -58,6 +59,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         action="store_true",
         help="wait until the nodes have uploaded the files again, and verify these",
     )
+    add_progress(command)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +88,17 @@ class RepairOutcome:
 
 def run(args: argparse.Namespace) -> int:
     """Plan, show and repair; with ``--wait`` until no node can do anything more."""
+    return with_progress(args, _run)
+
+
+def _run(args: argparse.Namespace, progress: Progress) -> int:
     store, run_, location = _target(args)
     options = HeadOptions()
     if config := configuration(args):
         head = config.head
         merge = MergeOptions(head.dtype, head.max_shard_size, allow_code=head.allow_code)
         options = HeadOptions(merge, head.config_from)
-    repairs = StoreRepairs(store, options)
+    repairs = StoreRepairs(store, options, progress)
     plans = repairs.plans(run_, location)
     if location and (not plans or (not args.dry_run and repairs.is_answered(plans[0]))):
         plans = _plans_by_reading(args, repairs, run_, location)
@@ -186,6 +192,7 @@ class StoreRepairs:
 
     store: Store
     options: HeadOptions
+    progress: Progress
 
     def plans(self, run_: str, location: str) -> list[RepairPlan]:
         """Return the plans of all damaged locations, or of the named ones.
@@ -227,7 +234,8 @@ class StoreRepairs:
         seen = read_state(self.store, run_).of(run_, location)
         if seen and level is None:
             levels += [seen.records.reports[name].level for name in seen.conditions.proof.damage]
-        options = VerifyOptions(max(levels, key=LEVELS.index), time.time())
+        read = count_read(self.progress)
+        options = VerifyOptions(max(levels, key=LEVELS.index), time.time(), progress=read)
         for one in verify(InStore(self.store, run_, location), options):
             yield one.report, one.news
 

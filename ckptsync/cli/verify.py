@@ -16,16 +16,24 @@ from typing import Any
 
 from ckptsync.catalogue.location_summary import who_repairs
 from ckptsync.cli import output
-from ckptsync.cli.arguments import access_of, add_bandwidth
-from ckptsync.cli.output import say
+from ckptsync.cli.arguments import (
+    access_of,
+    add_bandwidth,
+    add_store_option,
+    option_value,
+    store_and_name,
+)
+from ckptsync.cli.output import Progress, say
+from ckptsync.cli.progress import add_progress, count_read, with_progress
 from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, StoreError, without_frames
 from ckptsync.quantities import show_size
-from ckptsync.records.report import DAMAGE, Level, Report
+from ckptsync.records.report import DAMAGE, LEVELS, Report, checked_level
 from ckptsync.safe_open import read_named
 from ckptsync.stores import file_sources
 from ckptsync.stores.opening import Access
 from ckptsync.verify.expected_files import LIMIT, ExpectedFile, decode_baseline, encode_baseline
 from ckptsync.verify.level_digest import Sample
+from ckptsync.verify.tracked_files import ReadProgress
 from ckptsync.verify.verification import (
     InStore,
     PlainDirectory,
@@ -36,7 +44,6 @@ from ckptsync.verify.verification import (
 )
 from ckptsync.verify.write_reports import exit_code, write_report
 
-LEVELS = ("stat", "digest", "parse", "load", "model")
 Target = tuple[str, InStore | PlainDirectory, VerifyOptions]
 Stopped = list[tuple[str, CkptsyncError]]
 """Targets as the user named them, with why they were not verified to their end."""
@@ -52,11 +59,10 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )
     add(
         "--level",
-        choices=LEVELS,
+        metavar=f"{{{','.join(LEVELS)}}}",
         help="stat: names and sizes; digest: every byte; parse: every header, index and metadata;"
-        " load: every tensor, with torch, in a process with limits; model: the class of"
-        " transformers accepts exactly these weights, and a small model runs (default: digest"
-        " for a store, parse for a directory)",
+        " load: every tensor, with torch, in a process with limits (default: digest for a store,"
+        " parse for a directory)",
     )
     add(
         "--sample",
@@ -74,16 +80,28 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="for a directory without damage: write the checksums of all its files to a new file",
     )
+    add(
+        "--always-report",
+        action="store_true",
+        help="write a report to the store also where it has no news, as a head's schedule needs it",
+    )
+    add_store_option(command)
     add_bandwidth(command)
+    add_progress(command)
 
 
 def run(args: argparse.Namespace) -> int:
     """Verify each target, and print its verdict, its findings and what to do."""
+    return with_progress(args, _run)
+
+
+def _run(args: argparse.Namespace, progress: Progress) -> int:
     reports: list[Report] = []
+    recorded: set[int] = set()  # places of reports that were written
     stopped: Stopped = []
     # by URL; a store that refuses a report is not tried again
     unwritten: dict[str, StoreError] = {}
-    targets = _targets(args, access_of(args), stopped)
+    targets = _targets(args, access_of(args), stopped, count_read(progress))
     for url, where, how in targets:
         try:
             for one in verify(where, how):
@@ -92,7 +110,10 @@ def run(args: argparse.Namespace) -> int:
                 if store and one.news and store.url not in unwritten:
                     try:
                         write_report(store, one.news)
+                        recorded.add(len(reports) - 1)
                     except StoreError as e:
+                        if args.always_report:
+                            raise
                         unwritten[store.url] = without_frames(e)
                 for line in () if args.json else report_lines(one.report):
                     say(line)
@@ -113,7 +134,10 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         output.print_json(
             {
-                "reports": [describe_report(report) for report in reports],
+                "reports": [
+                    {**describe_report(report), "recorded": place in recorded}
+                    for place, report in enumerate(reports)
+                ],
                 "errors": [{"target": url, **output.describe_error(e)} for url, e in stopped],
                 "not_recorded": {url: str(e) for url, e in unwritten.items()},
                 "exit_code": code,
@@ -131,16 +155,24 @@ def _print_errors(
         say(f"ckptsync: warning: the findings were not recorded: {refused}", to_stderr=True)
         reason = "`ls`, `repair` and the workers act on recorded findings only"
         say(f"ckptsync: hint: verify {url} with a key that may write: {reason}", to_stderr=True)
-    for url, error in stopped:
+    for url, error in () if args.progress else stopped:
         output.print_error(error, as_json=args.json, about=url)
 
 
-def _targets(args: argparse.Namespace, access: Access, stopped: Stopped) -> list[Target]:
+def _targets(
+    args: argparse.Namespace, access: Access, stopped: Stopped, progress: ReadProgress
+) -> list[Target]:
     """Return what to verify, and how.  Raises ConfigError where options do not go together."""
+    asked = option_value("--level", checked_level, args.level) if args.level else None
     found: list[tuple[str, InStore | PlainDirectory]] = []
     for url in args.targets:
         try:
-            found.append((url, resolve_target(url, access)))
+            if args.config or args.url:
+                store, name = store_and_name(args, url)
+                run_, _, location = name.strip("/").partition("/")
+                found.append((url, InStore(store, run_, location)))
+            else:
+                found.append((url, resolve_target(url, access)))
         except StoreError as e:  # noqa: PERF203 - of this target; a URL that cannot be one is a ConfigError
             stopped.append((url, without_frames(e)))
     has_directory = any(isinstance(where, PlainDirectory) for _, where in found)
@@ -150,7 +182,7 @@ def _targets(args: argparse.Namespace, access: Access, stopped: Stopped) -> list
         hint = "leave them out: a store has recorded the digests of its files"
         raise ConfigError(why, hint=hint)
     sample = _sample(args.sample)
-    if sample and args.level in ("stat", "load", "model"):
+    if sample and args.level in ("stat", "load"):
         why = f"a sample is compared at level digest, and --level is {args.level}"
         raise ConfigError(why, hint="leave --sample or --level out")
     if sample and has_directory and not args.baseline:
@@ -163,8 +195,10 @@ def _targets(args: argparse.Namespace, access: Access, stopped: Stopped) -> list
     now, targets = time.time(), []
     for url, where in found:
         # a store has recorded digests, a plain directory has only its own metadata
-        level: Level = args.level or ("digest" if isinstance(where, InStore) else "parse")
-        targets.append((url, where, VerifyOptions(level, now, sample, known)))
+        level = asked or ("digest" if isinstance(where, InStore) else "parse")
+        always = args.always_report
+        how = VerifyOptions(level, now, sample, known, always_report=always, progress=progress)
+        targets.append((url, where, how))
     return targets
 
 

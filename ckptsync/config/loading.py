@@ -11,6 +11,7 @@ import errno
 import os
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from ckptsync.stores.urls import Remote, located
 from ckptsync.walk import UnsafeSpool, split
 
 _HIDDEN = "***"
+_LEAST_MEMORY = 16 << 20  # bytes: two parts of an upload
 _MOST = 50  # problems that are shown
 _VARIABLES = {key.variable: name for name, key in KEYS.items() if key.variable}
 _Given = dict[str, tuple[str, object]]
@@ -52,7 +54,7 @@ def load(path: Path, environment: Mapping[str, str] = os.environ) -> Config:
         example = "`ckptsync config example worker` prints one, also head and both"
         hint = f"give a configuration file with -c; {example}"
         raise ConfigError(f"{path}: cannot be read: {reason}", hint=hint) from e
-    return read(text, str(path), environment)
+    return replace(read(text, str(path), environment), file=os.path.abspath(path))  # noqa: PTH100 - links stay
 
 
 def read(text: str, name: str, environment: Mapping[str, str]) -> Config:
@@ -128,6 +130,15 @@ def limits_of(config: LimitsConfig) -> Limits:
     """
     pace: RateLimiter = TokenBucket(config.bandwidth) if config.bandwidth else Unlimited()
     return Limits(pace, config.threads, config.memory, config.patience, config.stall)
+
+
+def share(config: Config) -> LimitsConfig:
+    """Return the part of the limits that one child of a head has, which shares them with others."""
+    limits, count = config.limits, config.head.jobs
+    table = limits.bandwidth
+    rates = tuple(rate and rate / count for rate in table.rates) if table else ()
+    memory = max(min(limits.memory, _LEAST_MEMORY), limits.memory // (count + 4))
+    return replace(limits, bandwidth=replace(table, rates=rates) if table else None, memory=memory)
 
 
 def _known(document: Document, name: str, problems: list[str]) -> _Given:

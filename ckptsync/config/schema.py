@@ -16,7 +16,7 @@ from ckptsync.config import value_parsers
 from ckptsync.config.value_parsers import Role, RunConfig, one_of
 from ckptsync.head.retention_rules import Best, Rules
 from ckptsync.merge.plan import DTYPES, DType
-from ckptsync.records.report import LEVELS, Level
+from ckptsync.records.report import Level, checked_level
 from ckptsync.status.alarms import KINDS
 from ckptsync.stores.limits import Schedule
 
@@ -119,7 +119,7 @@ class HeadConfig:
 class VerifyConfig:
     """How stores are read again."""
 
-    level: Level = _key(one_of(*LEVELS), "digest")
+    level: Level = _key(checked_level, "digest")
     period: float = _key(value_parsers.period, "7d")  # within which every byte is read again
     tick: float = _key(value_parsers.period, "1m")  # how often to look what is due
 
@@ -179,7 +179,7 @@ class Config:
     """All of it.  ``node`` is empty where the id is to be computed.
 
     ``overridden``: a line for each key of the file that a variable overrides with another value; no
-    line holds a secret.
+    line holds a secret.  ``file``: the absolute path that it was read from.
     """
 
     node: str = _key(value_parsers.node, "")
@@ -194,6 +194,7 @@ class Config:
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     log: LogConfig = field(default_factory=LogConfig)
     overridden: tuple[str, ...] = field(default=(), compare=False)
+    file: str = field(default="", compare=False)
 
 
 SECTIONS: dict[str, Callable[..., Any]] = {

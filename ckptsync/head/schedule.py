@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ckptsync.catalogue.child_job import Job
 from ckptsync.catalogue.location_summary import Catalogue, Summary, summarize
 from ckptsync.catalogue.uncached import read_location
 from ckptsync.digest import digest
@@ -42,6 +41,42 @@ MERGED_WITHIN = 300.0
 SPARE = 0.1
 """Share of the period by which reading is planned earlier, for heads and stores that are away."""
 Todo = Literal["merge", "repair", "configure"]
+JobKind = Literal["consolidate", "verify", "retain"]
+STOP_AFTER = "10m"
+"""Time after which retention begins with no other location; 900 s is its deadline."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One piece of work on a run's ``location``, on a whole ``run``, or (both empty) on the store.
+
+    ``size``: bytes to read.  ``level``: of a verification.  ``key`` changes when a retry could end
+    differently: a job that failed waits as long as its key is the same.  ``once_per_key``: a job
+    that succeeded is not done again either until its key changes.
+    """
+
+    kind: JobKind
+    run: str = ""
+    location: str = ""
+    size: int = 0
+    level: Level | None = None
+    key: str = ""
+    once_per_key: bool = False
+
+    @property
+    def subject(self) -> str:
+        """Return what messages and heartbeats call the object of this job."""
+        return f"{self.run}/{self.location}" if self.location else self.run or "every run"
+
+    def command(self, config: str) -> tuple[str, ...]:
+        """Return the words of the command that does it, with a configuration file."""
+        if self.kind == "retain":
+            return ("ckptsync", "gc", "-c", config, "--stop-after", STOP_AFTER)
+        more: tuple[str, ...] = ("--level", self.level or "digest", "--always-report")
+        if self.kind == "consolidate":
+            more = () if self.location else ("--only-configuration",)
+        # a name may begin like an option
+        return ("ckptsync", self.kind, "-c", config, *more, "--", self.subject)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any
 
 from ckptsync import checkpoint_dirs
 from ckptsync.catalogue.uncached import read_location
@@ -39,7 +39,7 @@ from ckptsync.errors import ConfigError, Corrupt, Incomplete, StoreError
 from ckptsync.pull.download import Download
 from ckptsync.pull.download_plan import PullPlan, plan_checkpoint
 from ckptsync.records.io import hidden_by
-from ckptsync.records.report import DAMAGE, Level, Report
+from ckptsync.records.report import DAMAGE, Report, checked_level
 from ckptsync.records.store_paths import checked_node
 from ckptsync.safe_names import is_ours
 from ckptsync.spool.markers import save_id
@@ -272,18 +272,19 @@ def validate(checkpoint: Any, level: str | Mapping[str, str] | None = "") -> dic
 
     ``ckptsync_verdict`` (ok, incomplete, damaged), ``ckptsync_level`` that was reached,
     ``ckptsync_read`` (bytes) and ``ckptsync_findings`` (at most ten).  ``level`` is stat, digest,
-    parse, load or model (`ckptsync help verify`); default: digest in a store, parse where Ray's
+    parse or load (`ckptsync help verify`); default: digest in a store, parse where Ray's
     storage holds the files.  ``task_config``'s ``fn_kwargs`` can set it, or, up to Ray 2.53,
     ``validate_config={"level": …}`` of the report.  Damage is no exception: it is logged and in the
     metrics. Raises what a verification raises.
     """
     if not isinstance(level, str):
         level = (level or {}).get("level", "")
-    if level and level not in get_args(Level):
-        raise ConfigError(f"level {level!r}: not one of {', '.join(get_args(Level))}")
     note = read_note(checkpoint)
-    level = level or ("digest" if note is not None else "parse")
-    options = VerifyOptions(cast("Level", level), time.time())
+    try:
+        asked = checked_level(level or ("digest" if note is not None else "parse"))
+    except ValueError as e:
+        raise ConfigError(f"level: {e}") from e
+    options = VerifyOptions(asked, time.time())
     if note is None:
         with checkpoint.as_directory() as local:
             found = verify(resolve_target(local, _access()), options)

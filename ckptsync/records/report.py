@@ -12,7 +12,9 @@ from ckptsync.records.store_paths import FORMAT
 from ckptsync.typed_json import Count, FormatNumber, Seconds
 
 Level = Literal["stat", "digest", "parse", "load", "model"]
-LEVELS: tuple[Level, ...] = ("stat", "digest", "parse", "load", "model")
+"""``model`` is of reports that ckptsync no longer writes; a `Report` counts it as load."""
+LEVELS: tuple[Level, ...] = ("stat", "digest", "parse", "load")
+"""What can be asked for, each including those before it."""
 Verdict = Literal["ok", "damaged", "incomplete"]
 FindingKind = Literal["missing", "size", "digest", "parse", "load", "model", "nonfinite", "note"]
 DAMAGE: frozenset[FindingKind] = frozenset({"missing", "size", "digest", "parse", "load", "model"})
@@ -21,6 +23,19 @@ OF_BYTES: frozenset[FindingKind] = frozenset({"missing", "size", "digest"})
 """Damage that other bytes than the recorded ones make; a file may have had the other kinds of
 damage before it was stored.
 """
+
+
+def checked_level(value: object) -> Level:
+    """Return the level that somebody asks for.  Raises ValueError, with what to do instead."""
+    for level in LEVELS:
+        if value == level:
+            return level
+    if value == "model":
+        why = (
+            "level model is no more: load is the highest; to run the model's class, give a program"
+        )
+        raise ValueError(f"{why} of your own what `ckptsync pull --consolidated` downloads")
+    raise ValueError(f"{value!r} is not one of {', '.join(LEVELS)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,3 +96,8 @@ class Report:
     when: Seconds = 0.0
     readings: tuple[Reading, ...] = ()
     format: FormatNumber = FORMAT
+
+    def __post_init__(self) -> None:
+        """Count level model of an old report as the one below it."""
+        if self.level == "model":
+            object.__setattr__(self, "level", LEVELS[-1])

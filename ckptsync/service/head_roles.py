@@ -1,6 +1,6 @@
 """The roles head and verifier: each scan reads the catalogue and starts the jobs that are due.
 
-Jobs run in child processes.  Nothing that merges or verifies is imported here.
+A job is a command in a child process.  Nothing that merges or verifies is imported here.
 """
 
 from __future__ import annotations
@@ -16,11 +16,17 @@ from functools import partial
 from apscheduler.schedulers.background import BackgroundScheduler
 
 from ckptsync.catalogue.cached import Cache, read_catalogue
-from ckptsync.catalogue.child_job import Job, JobKind
 from ckptsync.catalogue.location_summary import Catalogue
 from ckptsync.config.schema import Config, RetentionConfig
 from ckptsync.head.retention_rules import Rules
-from ckptsync.head.schedule import ANY_RUN, VerifyPolicy, head_jobs, verify_jobs_in_store
+from ckptsync.head.schedule import (
+    ANY_RUN,
+    Job,
+    JobKind,
+    VerifyPolicy,
+    head_jobs,
+    verify_jobs_in_store,
+)
 from ckptsync.service.alert_channels import open_channels
 from ckptsync.service.jobs import Jobs
 from ckptsync.service.log import Line, pairs

@@ -1,10 +1,9 @@
-"""The long work of head and verifier, in child processes.
+"""The long work of head and verifier: commands in child processes.
 
-`Jobs` starts them, listens to them and ends them: when the service stops, when one makes no
-progress, when one takes too long.  It also decides when a job that failed is tried again.  A child
-(`ckptsync.service.job_process`) reads its `JobBrief` from its standard input, never from its
-command line or environment, which other users can see: it holds keys.  It answers with lines of
-JSON.  A child dies with this process, however this process dies.
+`Jobs` starts ``ckptsync … -c FILE --progress json``, listens to it and ends it: when the service
+stops, when it makes no progress, when it takes too long.  It also decides when a job that failed is
+tried again.  A person who types the command gets the same.  Keys are in the configuration file and
+in the environment, never on a command line.  A child dies with this process, however it dies.
 """
 
 from __future__ import annotations
@@ -13,116 +12,144 @@ import contextlib
 import logging
 import os
 import resource
+import shlex
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any, Literal
 
 import msgspec
 
-from ckptsync.catalogue.child_job import Job, JobKind
-from ckptsync.child import Child
+from ckptsync.child import Child, describe_end
 from ckptsync.config.schema import Config
 from ckptsync.errors import CkptsyncError, Corrupt
+from ckptsync.head.schedule import Job, JobKind
 from ckptsync.quantities import backoff
 from ckptsync.service.log import Line, pairs
 from ckptsync.status.heartbeat import RunningJob
 from ckptsync.threads import start_thread
 from ckptsync.typed_json import Decoder
 
-COMMAND = (sys.executable, "-m", "ckptsync.service.job_process")
+COMMAND = (sys.executable, "-m", "ckptsync")
 LISTEN = 0.25  # seconds between two checks whether a child must end
+TO_EXIT = 2.0  # seconds that a child has after its result: threads may still wait for a store
 MEMORY = 2 << 30  # bytes of a child's heap beside its transfers: ten times what any job needs
+NICER = 5  # than the head, which decides what is to be done
+OOM_FIRST = 200  # added to the OOM score: where memory runs out, a child goes before the head
 MORE_STALL = 60.0  # seconds beyond limits.stall: a wait before the next try is no hang
 BASE, FLOOR = 900.0, 1_000_000  # deadline: seconds without bytes; bytes a second that count as slow
 SOON, LATE = 60.0, 3600.0
 """Seconds until a failed job is tried again.  `SOON`, then doubled: what may pass by itself (a
 store, a network, a killed process).  `LATE`: bytes, layouts and options do not change themselves.
 """
+PASSING = frozenset({1, 2, 4})
+"""Exit codes of what may pass: no memory or threads, a configuration that is being edited or names
+a store that is away, a store."""
 _SYSTEMD = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID")
+_LIMIT = 64 << 20  # bytes of a line
 
 log = logging.getLogger(__name__)
 
 
-class JobBrief(msgspec.Struct, frozen=True):
-    """All that a child is given.  ``parent``: the process that it must not outlive."""
+class JobProgress(msgspec.Struct, frozen=True):
+    """How far a command is: ``done`` of ``total`` bytes; 0 if the total is unknown."""
 
-    job: Job
-    config: Config
-    parent: int
-
-
-class JobProgress(msgspec.Struct, frozen=True, tag="at"):
-    """Progress of a job: ``done`` of ``total`` bytes; 0 if the total is unknown."""
-
-    done: int = 0
-    total: int = 0
+    done: int
+    total: int
 
 
-class JobDone(msgspec.Struct, frozen=True, tag="done"):
-    """A job that succeeded.
+_Entry = dict[str, Any]
 
-    ``changed``: it wrote to the store; ``errors``: shown by `ckptsync status`.
+
+class CommandResult(msgspec.Struct, frozen=True):
+    """The last line of a command: what it prints with ``--json``, or its error.
+
+    ``models`` are of `consolidate`, ``reports`` and ``errors`` of `verify`, ``done`` and ``failed``
+    of `gc`.
     """
 
-    lines: tuple[Line, ...] = ()
-    errors: tuple[str, ...] = ()
-    changed: bool = False
+    exit_code: int
+    error: str = ""
+    hint: str = ""
+    models: tuple[_Entry, ...] = ()
+    reports: tuple[_Entry, ...] = ()
+    errors: tuple[_Entry, ...] = ()
+    done: tuple[_Entry, ...] = ()
+    failed: tuple[_Entry, ...] = ()
+
+    @property
+    def is_change(self) -> bool:
+        """Whether the command wrote to the store."""
+        return bool(self.models or self.done or any(r.get("recorded") for r in self.reports))
+
+    def lines(self) -> Iterator[Line]:
+        """Yield what it did, for the log."""
+        where = ("run", "location")
+        for m in self.models:
+            counts = {"files": len(m["files"]), "bytes": m["bytes"], "notes": "; ".join(m["notes"])}
+            yield Line("", pairs(phase="consolidated", **_some(m, *where), **counts))
+        for r in (r for r in self.reports if r["recorded"]):
+            level: Literal["error", "info"] = "error" if r["verdict"] == "damaged" else "info"
+            verdict = _some(r, *where, "level", "verdict", "read")
+            yield Line("", pairs(phase="proved", **verdict), level)
+            for f in r["findings"] if level == "error" else ():
+                what = {
+                    "run": r["run"],
+                    "kind": f["kind"],
+                    "file": f["name"],
+                    "detail": f["detail"],
+                }
+                yield Line("", pairs(phase="found", **what, tensors=",".join(f["tensors"])), level)
+        for d in self.done:
+            counts = {"files": d["files"], "bytes": d["size"], "reason": d["reason"]}
+            phase = d["outcome"].replace(" ", "-")
+            yield Line("", pairs(phase=phase, **_some(d, *where, "scope"), **counts))
 
 
-class JobFailed(msgspec.Struct, frozen=True, tag="failed"):
-    """A job that failed.
+def _some(entry: _Entry, *keys: str) -> _Entry:
+    return {key: entry[key] for key in keys}
 
-    ``passes``: a retry may succeed; ``is_ours``: a bug or a killed process.
-    """
+
+@dataclass(frozen=True, slots=True)
+class JobFailed:
+    """Why a job failed.  ``passes``: a retry may succeed; ``command`` repeats it."""
 
     text: str
     hint: str = ""
-    exit_code: int = 1
     passes: bool = False
-    is_ours: bool = False
+    command: str = ""
 
     def __str__(self) -> str:
         return self.text
 
 
-Message = JobProgress | JobDone | JobFailed
-JobEnd = JobDone | JobFailed
-
-_BRIEF = Decoder(JobBrief, "a brief")
-_MESSAGE: Decoder[Message] = Decoder(Message, "a message")  # type: ignore[arg-type]  # a union is no type to mypy
-
-
-def encode(message: JobBrief | Message) -> bytes:
-    """Return a message as one line."""
-    return msgspec.json.encode(message) + b"\n"
+JobEnd = CommandResult | JobFailed
+_LINES: tuple[Decoder[Any], ...] = (
+    Decoder(JobProgress, "progress"),
+    Decoder(CommandResult, "a result", _LIMIT),
+)
 
 
-def decode_brief(line: bytes) -> JobBrief:
-    """Return the brief of a line; raises Corrupt."""
-    return _BRIEF.decode(line, "standard input")
+def decode_line(line: bytes) -> JobProgress | CommandResult | None:
+    """Return what a line of a child says; ``None`` of any other: it must not harm its parent."""
+    for decoder in _LINES:
+        with contextlib.suppress(Corrupt):
+            message: JobProgress | CommandResult = decoder.decode(line, "a child")
+            return message
+    return None
 
 
-def decode_message(line: bytes) -> Message | None:
-    """Return the message of a line, or ``None``: a child must not be able to harm its parent."""
-    try:
-        return _MESSAGE.decode(line, "a child")
-    except Corrupt:
-        return None
-
-
-def failure(e: CkptsyncError) -> JobFailed:
-    """Return the end that an operator's error is; errors of a store or a network may pass."""
-    return JobFailed(str(e), e.hint, e.exit_code, passes=e.exit_code == 4)
-
-
-def bug(e: Exception) -> JobFailed:
-    """Return the end that any other error is: the caller logs it."""
-    hint = "this is a bug: the log has the traceback"
-    return JobFailed(f"{type(e).__name__}: {e}", hint, is_ours=True)
+def end_of(result: CommandResult) -> JobEnd:
+    """Return how a job ended: damage is no error, its report tells it until another answers it."""
+    if result.error:
+        return JobFailed(result.error, result.hint, result.exit_code in PASSING)
+    for first in result.errors[:1]:
+        return JobFailed(first["error"], first["hint"], first["exit_code"] in PASSING)
+    return result
 
 
 def bounds(config: Config, job: Job) -> tuple[float, float]:
@@ -147,13 +174,13 @@ class Wait:
 
 def wait_after(before: Wait | None, job: Job, end: JobEnd, now: float) -> Wait | None:
     """Return how long a job that has ended waits, unless its key changes.  Pure."""
-    if isinstance(end, JobDone):
+    if isinstance(end, CommandResult):
         if job.once_per_key:
             return Wait(job.key, float("inf"))
-        return None if end.changed else Wait(job.key, now + SOON)
+        return None if end.is_change else Wait(job.key, now + SOON)
     is_again = before is not None and before.failed is not None and before.key == job.key
     count = before.count + 1 if before and is_again else 1
-    seconds = backoff(count, SOON, LATE) if end.passes or end.is_ours else LATE
+    seconds = backoff(count, SOON, LATE) if end.passes else LATE
     return Wait(job.key, now + seconds, end, count)
 
 
@@ -178,7 +205,7 @@ class Jobs:
         self._is_ending = False
         self._running: dict[_Name, _Running] = {}
         self._waits: dict[_Name, Wait] = {}
-        self._found: dict[_Name, tuple[str, ...]] = {}
+        self._errors: dict[_Name, tuple[str, ...]] = {}
 
     def begin(self, kind: JobKind, jobs: Iterable[Job]) -> tuple[str, ...]:
         """Begin as many of these jobs as there is room for, in their order.
@@ -197,34 +224,40 @@ class Jobs:
             idle = [job for job in due if job.subject not in running]
             room = 0 if self._is_ending else max(0, self._most[kind] - len(running))
             for job in idle[:room]:
-                child = _Running(JobBrief(job, self._config, os.getpid()), self._command)
-                self._running[kind, job.subject] = child
-                title = f"{kind} {job.subject}"
+                name = (kind, job.subject)
+                self._running[name] = child = _Running(job, self._config, self._command)
                 try:
-                    start_thread(partial(self._run, child), title)
-                except (
-                    CkptsyncError
-                ) as e:  # else it would count as running, and never be tried again
-                    del self._running[kind, job.subject]
-                    before = self._waits.get((kind, job.subject))
-                    end = msgspec.structs.replace(failure(e), is_ours=True)
-                    if wait := wait_after(before, job, end, now):
-                        self._waits[kind, job.subject] = wait
+                    start_thread(partial(self._run, child), f"{kind} {job.subject}")
+                except CkptsyncError as e:
+                    # else it would count as running, and never be tried again
+                    del self._running[name]
+                    self._wait(child, JobFailed(str(e), e.hint, passes=True))
         return tuple(dict.fromkeys((*running, *(job.subject for job in due))))
+
+    def _wait(self, child: _Running, end: JobEnd) -> None:
+        """Take down how long a job waits that has ended; the caller holds the lock."""
+        name = (child.job.kind, child.job.subject)
+        if isinstance(end, JobFailed):
+            end = replace(end, command=shlex.join(child.words))
+        before = self._waits.pop(name, None)
+        if wait := wait_after(before, child.job, end, time.monotonic()):
+            self._waits[name] = wait
 
     def errors(self, kind: JobKind) -> tuple[str, ...]:
         """Return why jobs failed that are not well yet, and what those that ended well found."""
-        failed = [f"{subject}: {end}" for subject, end in self._failed(kind)]
+        failed = [f"{subject}: {end} (`{end.command}`)" for subject, end in self._failed(kind)]
         with self._lock:
-            found = [e for name, errors in self._found.items() if name[0] == kind for e in errors]
-        return (*failed, *found)
+            more = [e for name, errors in self._errors.items() if name[0] == kind for e in errors]
+        return (*failed, *more)
 
     def lines(self, kind: JobKind) -> tuple[Line, ...]:
-        """Return the present failures, for the log."""
+        """Return the present failures, for the log, each with the command that repeats it."""
         return tuple(
             Line(
                 f"failed {subject}",
-                pairs(phase="failed", subject=subject, error=end, hint=end.hint),
+                pairs(
+                    phase="failed", subject=subject, error=end, hint=end.hint, command=end.command
+                ),
                 level="error",
             )
             for subject, end in self._failed(kind)
@@ -241,7 +274,7 @@ class Jobs:
             children = list(self._running.items())
         now = time.monotonic()
         return tuple(
-            RunningJob(kind, subject, c.at.done, c.at.total or c.brief.job.size, now - c.began)
+            RunningJob(kind, subject, c.at.done, c.at.total or c.job.size, now - c.began)
             for (kind, subject), c in children
         )
 
@@ -254,27 +287,29 @@ class Jobs:
 
     def _run(self, child: _Running) -> None:
         """Run one child from its start to its end, in its own thread."""
-        job = child.brief.job
+        job = child.job
         name = (job.kind, job.subject)
         try:
             end = child.run()
         except OSError as e:
-            end = JobFailed(f"no process can be started: {e.strerror}", is_ours=True)
+            end = JobFailed(f"no process can be started: {e.strerror}", passes=True)
         except Exception as e:  # else the job would count as running, and never be tried again
             log.critical("%s %s", job.kind, job.subject, exc_info=e)
-            end = bug(e)
+            hint = "this is a bug: the log has the traceback"
+            end = JobFailed(f"{type(e).__name__}: {e}", hint, passes=True)
         with self._lock:
             del self._running[name]
             if self._is_ending:  # what was cut off is no failure
                 return
-            self._found.pop(name, None)
-            if isinstance(end, JobDone) and end.errors:
-                self._found[name] = end.errors
-            if wait := wait_after(self._waits.pop(name, None), job, end, time.monotonic()):
-                self._waits[name] = wait
-        if isinstance(end, JobDone):  # what failed is logged by `lines`, where it is new
+            self._errors.pop(name, None)
+            if isinstance(end, CommandResult) and end.failed:
+                where = [f"{f['run']}/{f['location']}".rstrip("/") for f in end.failed]
+                errors = zip(where, end.failed, strict=True)
+                self._errors[name] = tuple(f"{at}: {f['error']}" for at, f in errors)
+            self._wait(child, end)
+        if isinstance(end, CommandResult):  # what failed is logged by `lines`, where it is new
             role = "verifier" if job.kind == "verify" else "head"
-            for line in end.lines:
+            for line in end.lines():
                 line.write(logging.getLogger(f"ckptsync.{role}"))
         self._ended(job)
 
@@ -282,40 +317,42 @@ class Jobs:
 class _Running:
     """One child process."""
 
-    def __init__(self, brief: JobBrief, command: Sequence[str]) -> None:
-        self.brief, self.at, self.must_end = brief, JobProgress(), False
+    def __init__(self, job: Job, config: Config, command: Sequence[str]) -> None:
+        self.job, self.at, self.must_end = job, JobProgress(0, 0), False
+        self.words = job.command(config.file)
         self.began = time.monotonic()
-        self._command = command
-        self._stall, self._deadline = bounds(brief.config, brief.job)
+        self._command, self._memory = command, MEMORY + 2 * config.limits.memory
+        self._stall, self._deadline = bounds(config, job)
 
     def run(self) -> JobEnd:
-        """Give the child its brief and listen to it until it ends, or must end."""
-        child = Child(self._command, {k: v for k, v in os.environ.items() if k not in _SYSTEMD})
+        """Start the command and listen to it until it ends, or must end."""
+        environment = {k: v for k, v in os.environ.items() if k not in _SYSTEMD}
+        _, name, *rest = self.words
+        child = Child([*self._command, name, "--progress", "json", *rest], environment)
         end: JobEnd | None = None
         reason = "the head stopped listening to the child process"
         try:
-            if self.brief.job.kind != "verify":  # a loader of tensors has its own limit
-                child.limit(resource.RLIMIT_DATA, MEMORY + 2 * self.brief.config.limits.memory)
-            with contextlib.suppress(OSError):  # it is dead already: its status says how it died
-                child.send(encode(self.brief))
+            child.go_behind(NICER, OOM_FIRST)
+            if self.job.kind != "verify":  # a loader of tensors has its own limit
+                child.limit(resource.RLIMIT_DATA, self._memory)
             last = time.monotonic()
-            while not (reason := self._reason_to_end(last)):
+            while not (reason := self._reason_to_end(last)) and end is None:
                 line = child.line(LISTEN)
                 if line == b"":
                     break
                 if line:
-                    last, message = time.monotonic(), decode_message(line)
+                    last, message = time.monotonic(), decode_line(line)
                     if isinstance(message, JobProgress):
                         self.at = message
-                    else:
-                        end = message or end
+                    elif message is not None:
+                        end = end_of(message)
         finally:
-            code = child.end(0.0 if reason else LISTEN)
+            code = child.end(0.0 if reason else TO_EXIT)
         if code is None:
             detail = "the child process cannot be killed: its file server does not answer"
             log.error("%s", pairs(phase="left", child=child.pid, detail=detail))
         if reason or end is None:
-            return JobFailed(reason or _death(code), passes=True, is_ours=True)
+            return JobFailed(reason or _death(code), passes=True)
         return end
 
     def _reason_to_end(self, last: float) -> str:
@@ -333,10 +370,4 @@ class _Running:
 def _death(code: int | None) -> str:
     if code is None or code == -signal.SIGKILL:
         return "its process was killed: the system may have run out of memory"
-    if code < 0:
-        try:
-            name = signal.Signals(-code).name
-        except ValueError:  # most real-time signals have no name
-            name = f"signal {-code}"
-        return f"its process was killed by {name}"
-    return f"its process ended with status {code}: the log says why"
+    return f"its process {describe_end(code)}{': the log says why' if code >= 0 else ''}"

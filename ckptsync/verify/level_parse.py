@@ -19,9 +19,9 @@ from ckptsync.records.report import LEVELS, Level, VerifyFinding
 from ckptsync.verify.tracked_files import TrackedFiles
 
 # How notes begin without which a level would be claimed that was not reached.
-UNPARSED, UNLOADED, UNMODELLED = "not parsed: ", "not loaded: ", "no model: "
+UNPARSED, UNLOADED = "not parsed: ", "not loaded: "
 INCOMPLETE = "incomplete: "
-_BELOW: dict[str, Level] = {UNPARSED: "digest", UNLOADED: "parse", UNMODELLED: "load"}
+_BELOW: dict[str, Level] = {UNPARSED: "digest", UNLOADED: "parse"}
 
 
 def reached_level(level: Level, findings: Iterable[VerifyFinding]) -> Level:

@@ -9,8 +9,7 @@ torch's own files are loaded with ``weights_only=True`` and never otherwise: wha
 becomes an `Inert` object and is searched for tensors.  ``torch`` is an argument everywhere, so
 that this module can be imported without it.
 
-Imports nothing of ckptsync but `sandbox`: the interpreter with torch may have little
-else.
+Imports nothing of ckptsync but `sandbox` and `child`: what a hole in torch can reach is little.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ckptsync.child import die_with_parent
 from ckptsync.verify import sandbox
 
 MOST = 1000
@@ -95,6 +95,7 @@ _COMPRESSED = {  # layouts without a storage of their own, and the methods for w
 
 def main() -> int:
     """Answer requests until the socket ends."""
+    die_with_parent()
     os.dup2(2, 1)  # what libraries print is no answer
     lacks = sandbox.enter()
     try:

@@ -1,4 +1,4 @@
-"""The child process of levels load and model, which may hang, blow up or die of what it reads.
+"""The child process of level load, which may hang, blow up or die of what it reads.
 
 It is limited from here and cannot raise its limits; its death over a file is an answer, too.  It
 sandboxes itself (`sandbox`) and gets no secrets: of this process's environment only what programs
@@ -17,12 +17,14 @@ import time
 from collections.abc import Sequence
 from typing import IO, Any
 
-from ckptsync.child import TO_DIE, Child
+from ckptsync.child import TO_DIE, Child, describe_end
 from ckptsync.errors import CkptsyncError, Corrupt, Unsupported
 from ckptsync.plain_json import parse
 from ckptsync.verify.sandbox import MISSING
 from ckptsync.verify.tracked_files import ReadProgress, no_progress
 
+LOAD_CHILD = "ckptsync.verify.load_child"
+LOAD_HINT = "pip install 'ckptsync[load]'"
 STARTING = 120.0  # seconds to import Python and torch; a request's own time counts from there
 _SLICE = 1.0  # seconds between two calls of `progress`
 _GRACE = 5.0  # seconds beyond a request's time: the child's alarm comes first, and says more
@@ -30,16 +32,9 @@ _KEPT = frozenset(
     {
         *("PATH", "HOME", "PYTHONPATH", "PYTHONHOME", "PYTHONFAULTHANDLER", "LD_LIBRARY_PATH"),
         *("USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "TEMP", "TMP"),
-        *("XDG_CACHE_HOME", "HF_HOME"),
     }
 )
-QUIET = {  # nothing is asked of the network, nothing is written beside the libraries
-    "HF_HUB_OFFLINE": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-    "TRANSFORMERS_VERBOSITY": "error",
-    "TOKENIZERS_PARALLELISM": "false",
+QUIET = {  # one thread; nothing is written beside the libraries
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "PYTHONDONTWRITEBYTECODE": "1",
@@ -53,19 +48,13 @@ class Died(Exception):
 
 
 class LoaderProcess:
-    """``python -m module``, started by the first request; after a death, started again.
+    """`LOAD_CHILD`, started by the first request; after a death, started again.
 
     ``loader`` names its libraries, and what it could not sandbox itself against.
     """
 
-    def __init__(
-        self,
-        module: str,
-        hint: str,
-        progress: ReadProgress = no_progress,
-        python: str = sys.executable,
-    ) -> None:
-        self._module, self._hint, self._progress, self._python = module, hint, progress, python
+    def __init__(self, progress: ReadProgress = no_progress, python: str = sys.executable) -> None:
+        self._progress, self._python = progress, python
         self._child: Child | None = None
         self._errors: IO[bytes] | None = None
         self.loader = ""
@@ -85,21 +74,21 @@ class LoaderProcess:
             return self._child
         environment = {k: v for k, v in os.environ.items() if k in _KEPT or k.startswith("LC_")}
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
-        command = [self._python, "-m", self._module]
+        command = [self._python, "-m", LOAD_CHILD]
         self._child = child = Child(command, environment | QUIET, self._errors)
         line = self._line(child, STARTING)
         if line and line.startswith(b"ready "):
             text = line.decode("utf-8", "replace").removeprefix("ready ").strip()
             self.loader, _, lacks = text.partition("\t")
             if lacks:
-                log.warning("%s: %s", self._module, lacks)
+                log.warning("%s: %s", LOAD_CHILD, lacks)
                 self.loader += f" ({lacks})"
             return child
         code, last = self._bury(child, TO_DIE if line is not None else 0.0)
         if code == MISSING:
-            raise Unsupported(last, hint=self._hint)
+            raise Unsupported(last, hint=LOAD_HINT)
         how = f"was not ready in {STARTING:.0f} s" if line is None else f"ended with status {code}"
-        why = f"{self._module}: the child process {how}: {last}"
+        why = f"{LOAD_CHILD}: the child process {how}: {last}"
         raise CkptsyncError(why, hint="check the installation of torch")
 
     def ask(self, request: dict[str, Any], fds: Sequence[int] = ()) -> dict[str, Any]:
@@ -123,7 +112,7 @@ class LoaderProcess:
         if not line:
             raise self._death(child, request)
         try:
-            answer: dict[str, Any] = parse(line, self._module)
+            answer: dict[str, Any] = parse(line, LOAD_CHILD)
         except Corrupt:
             self.end()
             raise Died(f"its answer is not JSON: {line[:80]!r}") from None
@@ -155,13 +144,10 @@ class LoaderProcess:
         if code == -signal.SIGXCPU:
             return Died(f"not done in {request['cpu']} s of CPU time")
         if code == -signal.SIGKILL:
-            why = f"{self._module}: the child process was killed by SIGKILL: {last}"
+            why = f"{LOAD_CHILD}: the child process was killed by SIGKILL: {last}"
             hint = "give this machine, or the service's MemoryMax, more memory, and verify again"
             return CkptsyncError(why, hint=hint)
-        how = f"ended with status {code}"
-        if code is not None and code < 0:
-            how = f"was killed by {signal.Signals(-code).name}"
-        return Died(f"the child process {how}: {last}")
+        return Died(f"the child process {describe_end(code)}: {last}")
 
     def _bury(self, child: Child, patience: float) -> tuple[int | None, str]:
         """End the child; return its exit status and the last line of its standard error."""

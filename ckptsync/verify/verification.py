@@ -47,7 +47,7 @@ from ckptsync.verify.expected_files import (
     note_unnamed,
 )
 from ckptsync.verify.level_digest import Sample, check_crc32s, check_digests, digest_file
-from ckptsync.verify.level_load import load_files, load_model, require
+from ckptsync.verify.level_load import load_files, require
 from ckptsync.verify.level_parse import (
     INCOMPLETE,
     UNPARSED,
@@ -56,7 +56,7 @@ from ckptsync.verify.level_parse import (
     reached_level,
 )
 from ckptsync.verify.tracked_files import CountedSource, ReadProgress, TrackedFiles, no_progress
-from ckptsync.verify.write_reports import is_news, verdict, worst_first, write_report
+from ckptsync.verify.write_reports import is_news, verdict, worst_first
 
 NO_DIGESTS = "nothing recorded the digests of these files, so damage to values would not be seen"
 _THREADS = 4
@@ -67,6 +67,7 @@ class VerifyOptions:
     """How to verify.  ``now`` is the time that reports show; ``baseline`` is of a directory.
 
     With a ``sample`` no more is claimed than level stat, unless there is damage.
+    ``always_report``: a report is news also where the store says the same.
     """
 
     level: Level
@@ -74,6 +75,7 @@ class VerifyOptions:
     sample: Sample | None = None
     baseline: tuple[ExpectedFile, ...] | None = None
     progress: ReadProgress = no_progress
+    always_report: bool = False
     wait: Callable[[float], object] = time.sleep
 
 
@@ -143,29 +145,11 @@ def verify(where: InStore | PlainDirectory, options: VerifyOptions) -> Iterator[
             findings = (*report.findings, *unanswered_findings(seen))
             news = replace(report, findings=worst_first(findings))
         reports = seen.records.reports if seen else _read_reports(where.store, found, *one)
-        is_new = is_judged and is_news(news, reports, found.mtimes)
-        yield Verified(report, news if is_new else None)
+        is_new = options.always_report or is_news(news, reports, found.mtimes)
+        yield Verified(report, news if is_judged and is_new else None)
     for error in newer.values():
         if error is not None:
             raise error
-
-
-def verify_scheduled(
-    store: Store,
-    run: str,
-    location: str,
-    options: VerifyOptions,
-) -> tuple[Report, str] | None:
-    """Verify a location as it is now, and write the report last; return it and its record's name.
-
-    Nothing is written of a location that is gone, or changed meanwhile.
-    Raises StoreError, and Unsupported for records of a newer program; then nothing is written.
-    """
-    found = read_location(store, run, location)
-    if newer := found.newer(run, location):
-        raise newer
-    report, is_judged = _verify_readable(store, found, run, location, options)
-    return (report, write_report(store, report)) if is_judged else None
 
 
 def _verify_readable(
@@ -325,12 +309,6 @@ def _check_levels(
         found, reading = load_files(source, [f for f in there if not f.is_copy], own)
         loaded = reading.size
         findings += [*found, *(check_crc32s(own, "load")[0] if has_digests else ())]
-        readings.append(reading)
-    if height >= LEVELS.index("model"):
-        is_made = tensors is not None
-        model = {f.path: f for f in there if (f.is_consolidated if is_made else f.is_own)}
-        found, reading = load_model(source, model, (last if is_made else own).title)
-        findings += found
         readings.append(reading)
     return findings, tuple(readings), source.read + sum(tree.read for tree in trees) + loaded
 

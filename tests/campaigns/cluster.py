@@ -12,7 +12,6 @@ import shutil
 import signal
 import struct
 import subprocess
-import sys
 import time
 import zlib
 from collections import defaultdict
@@ -23,16 +22,14 @@ from pathlib import Path
 
 import yaml
 
-from ckptsync.catalogue.child_job import Job
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.cli.demo import play, script
-from ckptsync.config.loading import load
 from ckptsync.errors import NotFound
+from ckptsync.head.schedule import Job
 from ckptsync.layouts import registry
 from ckptsync.merge.plan import MergeOptions
 from ckptsync.records.location_status import LocationState
 from ckptsync.records.store_paths import consolidated_prefix
-from ckptsync.service.jobs import JobBrief, encode
 from ckptsync.stores.checkpoint_files import DirectoryFiles, Overlay
 from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.opening import create_store
@@ -244,19 +241,10 @@ def services(home: Path) -> dict[str, Service]:
     return {service.name: service for service in found}
 
 
-JOB = (sys.executable, "-m", "ckptsync.service.job_process")
-"""A head's child process."""
-
-
-def begin_job(
-    process: subprocess.Popen[bytes], job: Job, config: Path, before: Sequence[str]
-) -> None:
-    """Tell a head's child what to do; ``before``: strace's words before its command, if any."""
-    parent = process.pid if before else os.getpid()
-    assert process.stdin
-    with contextlib.suppress(BrokenPipeError):  # it is dead already
-        process.stdin.write(encode(JobBrief(job, load(config, {}), parent)))
-        process.stdin.flush()
+def head_command(job: Job, config: Path) -> list[str]:
+    """Return the command of a head's child."""
+    _, name, *rest = job.command(str(config))
+    return [*CKPTSYNC, name, "--progress", "json", *rest]
 
 
 def snapshots(home: Path) -> dict[tuple[str, str], LocationState]:

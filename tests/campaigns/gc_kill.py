@@ -27,8 +27,8 @@ from pathlib import Path
 
 import yaml
 
-from ckptsync.catalogue.child_job import Job
 from ckptsync.head.gc import apply_retention
+from ckptsync.head.schedule import Job
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import create_store
 from tests.campaigns.campaign import (
@@ -41,7 +41,7 @@ from tests.campaigns.campaign import (
     verdict,
     working,
 )
-from tests.campaigns.cluster import JOB, begin_job
+from tests.campaigns.cluster import head_command
 from tests.campaigns.gc_scenes import Scene, differences, finished, harm, scenes
 from tests.campaigns.trapping import Trap, can_trap, drawn, traced
 from tests.support.files_in_memory import write_files
@@ -174,7 +174,8 @@ class Campaign:
         self, before: Sequence[str] = (), said: Mapping[str, object] | None = None
     ) -> Iterator[subprocess.Popen[bytes]]:
         config = self._configured(self._scene.said if said is None else said)
-        command = JOB if self._who == "head" else (*CKPTSYNC, "gc", "-c", str(config))
+        by_hand = [*CKPTSYNC, "gc", "-c", str(config)]
+        command = head_command(Job("retain"), config) if self._who == "head" else by_hand
         words = [*before, *command, *(["--orphans"] if self._scene.strays else [])]
         with (
             (self._home / "log").open("ab") as log,
@@ -186,8 +187,6 @@ class Campaign:
                 env={**CLEAN, "XDG_CACHE_HOME": str(self._home / "cache")},
             ) as process,
         ):
-            if self._who == "head":
-                begin_job(process, Job("retain"), config, before)
             yield process
 
     def _configured(self, said: Mapping[str, object]) -> Path:

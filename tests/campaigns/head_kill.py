@@ -27,11 +27,11 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ckptsync.catalogue.child_job import Job
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.digest import digest
 from ckptsync.errors import NotFound
 from ckptsync.head.consolidate import HeadOptions, consolidate_location
+from ckptsync.head.schedule import Job
 from ckptsync.merge.plan import MergeOptions
 from ckptsync.records.io import decode
 from ckptsync.records.model_record import ModelRecord
@@ -40,7 +40,7 @@ from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store, open_store
 from tests.campaigns.campaign import CLEAN, arguments, new_store, started, verdict, working
-from tests.campaigns.cluster import JOB, NODES, RUNS, Service, begin_job
+from tests.campaigns.cluster import NODES, RUNS, Service, head_command
 from tests.campaigns.nodes import below, is_alive
 from tests.campaigns.trapping import can_trap, drawn, traced
 from tests.support.vector import ROOT, vector
@@ -210,10 +210,9 @@ def _copied(original: Path, to: Path) -> Store:
 
 def _ordered(heads: Heads, name: str, before: Sequence[str] = ()) -> int:
     """Let a head's child consolidate the location; its exit status."""
-    pipe, null = subprocess.PIPE, subprocess.DEVNULL
-    with started([*before, *JOB], stdin=pipe, stdout=null, stderr=null, env=CLEAN) as process:
-        job = Job("consolidate", "run", "checkpoint-4")
-        begin_job(process, job, heads.services[name].config, before)
+    null, job = subprocess.DEVNULL, Job("consolidate", "run", "checkpoint-4")
+    command = [*before, *head_command(job, heads.services[name].config)]
+    with started(command, stdin=null, stdout=null, stderr=null, env=CLEAN) as process:
         return process.wait(PATIENCE)
 
 

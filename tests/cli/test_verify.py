@@ -49,6 +49,17 @@ def test_verify_names_the_file_and_the_tensors_and_exits_10(
     assert main(["verify", str(store / "zero3"), "--level", "stat"]) == 0
 
 
+def test_a_level_that_there_is_not_is_refused_with_what_there_is(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for level, why in (
+        ("deep", "'deep' is not one of stat, digest, parse, load"),
+        ("model", "own"),
+    ):
+        assert main(["verify", str(store), "--level", level]) == 2
+        assert why in capsys.readouterr().err
+
+
 def records(store: Path) -> dict[str, bytes]:
     return {str(p.relative_to(store)): p.read_bytes() for p in store.rglob(".ckptsync/*/*.json")}
 

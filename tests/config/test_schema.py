@@ -42,7 +42,7 @@ WRONG: dict[str, list[object]] = {
     "head.dtype": ["float32"],
     "head.max_shard_size": [0, True],
     "head.config_from": [{"run": 3}],
-    "verify.level": ["deep"],
+    "verify.level": ["deep", "model"],
     "head.jobs": [0],
     "head.engine": ["spark"],
     "head.allow_code": ["yes", 1],

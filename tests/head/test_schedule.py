@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from ckptsync.catalogue.cached import read_catalogue
-from ckptsync.catalogue.child_job import Job
 from ckptsync.catalogue.location_summary import summarize
 from ckptsync.head.consolidate import HeadOptions, consolidate_location
-from ckptsync.head.schedule import head_jobs, todo_for
+from ckptsync.head.schedule import Job, head_jobs, todo_for
 from ckptsync.records.location_status import Condition, LocationState
 from ckptsync.records.report import FindingKind, VerifyFinding
 from ckptsync.records.tombstone_keep_join import Tombstone

@@ -11,13 +11,13 @@ from dataclasses import replace
 import pytest
 
 from ckptsync.catalogue.cached import read_catalogue
-from ckptsync.catalogue.child_job import Job
 from ckptsync.catalogue.location_summary import Proven, Summary, summarize
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.head.schedule import (
     MERGED_WITHIN,
     RETRY,
     SPARE,
+    Job,
     VerifyPolicy,
     verify_jobs,
     verify_jobs_in_store,

@@ -397,8 +397,12 @@ def test_a_checkpoint_that_ray_keeps_itself_is_looked_at_where_it_is() -> None:
 
 
 def test_a_level_that_there_is_not_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="level 'deep': not one of stat, digest"):
-        validate(Checkpoint(str(tmp_path)), level="deep")
+    for level, why in (
+        ("deep", "'deep' is not one of stat, digest"),
+        ("model", "load is the high"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            validate(Checkpoint(str(tmp_path)), level=level)
 
 
 def test_of_several_locations_the_worst_is_told() -> None:

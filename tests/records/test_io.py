@@ -128,6 +128,13 @@ def forged(record: Record, **changes: Any) -> tuple[str, bytes]:
     return str(replace(name, digest=digest(data)[:16])), data
 
 
+def test_a_report_of_level_model_which_nobody_writes_any_more_counts_as_load() -> None:
+    reading = {"level": "model", "files": 1, "size": 2, "of_files": 1, "of_size": 2}
+    report = decode(*forged(REPORT, level="model", readings=[reading]))
+    assert isinstance(report, Report)
+    assert (report.level, report.readings[0].size) == ("load", 2)
+
+
 def test_a_newer_format_is_refused_and_not_guessed_at() -> None:
     with pytest.raises(Unsupported, match="record format 3"):
         decode(*forged(TOMBSTONE, format=3, reason={"new": "shape"}))

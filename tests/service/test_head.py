@@ -1,23 +1,28 @@
 """The roles of the head: real child processes over a real store."""
 
 import math
+import shlex
 import time
 from functools import partial
 from pathlib import Path
 
+import pytest
+
 import ckptsync
 from ckptsync.catalogue.cached import read_catalogue
-from ckptsync.catalogue.child_job import Job
 from ckptsync.catalogue.uncached import read_state
-from ckptsync.config.loading import read
+from ckptsync.cli.main import main
+from ckptsync.config.loading import load
 from ckptsync.config.schema import Config
+from ckptsync.head.schedule import Job
 from ckptsync.service.head_roles import Catalogues, HeadRoles, catalogue_lines, repeated
 from ckptsync.service.tasks import Task
 from ckptsync.stores.contract import Store
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store
-from ckptsync.verify.verification import VerifyOptions, verify_scheduled
+from ckptsync.verify.verification import VerifyOptions
 from tests.support.filled_stores import two_nodes
+from tests.support.scheduled_verification import verify_scheduled
 from tests.support.small_store import SHARD, flip, make, make_two
 from tests.support.waiting import until
 from tests.support.worker_in_process import push_now
@@ -28,7 +33,9 @@ PATIENCE = 60
 
 def configured(path: Path, more: str = "") -> tuple[Config, Store]:
     store = create_store(str(path))
-    return read(f"roles: [head, verifier]\nstore: {{url: {path}}}\n{more}", "c", {}), store
+    file = path.with_name(f"{path.name}.yaml")
+    file.write_text(f"roles: [head, verifier]\nstore: {{url: {path}}}\n{more}")
+    return load(file, {}), store
 
 
 def fail(e: BaseException) -> None:
@@ -76,7 +83,9 @@ def test_what_is_complete_is_consolidated_and_proved_as_soon_as_children_end(
     assert [role.errors() for role in works_of(heads)] == [(), ()]
 
 
-def test_what_fails_is_told_with_its_hint_and_waits_and_holds_up_no_other(tmp_path: Path) -> None:
+def test_what_fails_is_told_with_its_hint_and_waits_and_holds_up_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config, store = configured(tmp_path, "head: {config_from: {fsdp2: /nowhere}}\n")
     arrive(store, "fsdp2", "zero3")
     heads = HeadRoles(config, "head", store, fail)
@@ -84,7 +93,10 @@ def test_what_fails_is_told_with_its_hint_and_waits_and_holds_up_no_other(tmp_pa
     [head, _] = works_of(heads)
     assert until(lambda: not heads.jobs.running(), PATIENCE)
     head()
-    assert head.errors() == ("fsdp2/checkpoint-4: /nowhere: no such file or directory",)
+    [error] = head.errors()
+    assert error.startswith("fsdp2/checkpoint-4: /nowhere: no such file or directory (`ckptsync ")
+    code = main(shlex.split(error.partition("`")[2].rstrip("`)"))[1:])
+    assert (code, "/nowhere: no such file" in capsys.readouterr().err) == (2, True), "as pasted"
     assert any("hint=" in line.text for line in head.outcome.lines if line.level == "error")
     head()
     assert heads.jobs.running() == (), "it is not tried again at once"

@@ -17,34 +17,34 @@ from pathlib import Path
 
 import pytest
 
-from ckptsync.catalogue.child_job import Job
 from ckptsync.child import Child
 from ckptsync.config.loading import read
-from ckptsync.errors import Corrupt, Transient
+from ckptsync.head.schedule import Job
 from ckptsync.service import jobs as module
 from ckptsync.service.jobs import (
     LATE,
     SOON,
-    JobBrief,
-    JobDone,
+    CommandResult,
     JobFailed,
     JobProgress,
     Jobs,
     Wait,
     bounds,
-    decode_brief,
-    decode_message,
-    encode,
-    failure,
+    decode_line,
+    end_of,
     wait_after,
 )
-from ckptsync.service.log import Line
 from tests.support.waiting import until
 
-CONFIG = read("roles: [head]\nstore: {url: /nowhere}\n", "c", {})
-SAYS_DONE = 'print(\'{"type":"done","changed":true}\', flush=True)'
-FAILS = 'print(\'{"type":"failed","text":"odd","hint":"look"}\')'
-FINDS = 'print(\'{"type":"done","errors":["a: damaged"],"changed":true}\')'
+CONFIG = replace(read("roles: [head]\nstore: {url: /nowhere}\n", "c", {}), file="/etc/c.yaml")
+COMMAND = "ckptsync verify -c /etc/c.yaml --level digest --always-report -- run/a"
+SAYS_DONE = "print('{\"exit_code\":0}', flush=True)"
+FAILS = 'print(\'{"error":"odd","hint":"look","exit_code":10}\')'
+FINDS = (
+    'print(\'{"exit_code":10,"failed":[{"run":"a","location":"","error":"damaged","hint":""}],'
+    '"done":[{"run":"a","location":"b","outcome":"marked","scope":"location","reason":"old",'
+    '"files":1,"size":2}]}\')'
+)
 HANGS = "import time; time.sleep(600)"
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
 
@@ -69,7 +69,7 @@ def error_of(script: str) -> str:
         jobs.begin("verify", [job("a")])
         assert ended.wait(60)
         [error] = jobs.errors("verify")
-        return error.removeprefix("run/a: ")
+        return error.removeprefix("run/a: ").removesuffix(f" (`{COMMAND}`)")
 
 
 def is_alive(pid: int) -> bool:
@@ -82,7 +82,7 @@ def is_alive(pid: int) -> bool:
 @pytest.mark.parametrize(
     ("script", "error"),
     [
-        (f"import sys; sys.stdin.readline(); print('{{}}'); {FAILS}", "odd"),
+        (f"print('{{}}'); {FAILS}", "odd"),
         (
             "print('[' * 100000); print('{}'); print('\\xff')",
             "its process ended with status 0: the log says why",
@@ -122,7 +122,7 @@ def test_a_bug_in_listening_to_a_child_is_a_failure_and_the_next_job_begins(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with monkeypatch.context() as patch, running(SAYS_DONE) as (jobs, ended):
-        patch.setattr(module, "decode_message", {}.__getitem__)
+        patch.setattr(module, "decode_line", {}.__getitem__)
         jobs.begin("verify", [job("a")])
         assert ended.wait(30)
         [error] = jobs.errors("verify")
@@ -131,7 +131,7 @@ def test_a_bug_in_listening_to_a_child_is_a_failure_and_the_next_job_begins(
         assert jobs.begin("verify", [job("a"), job("b")]) == ("run/b",)
 
 
-ALIVE = 'while True: print(\'{"type":"at"}\', flush=True)'
+ALIVE = 'while True: print(\'{"done":0,"total":0}\', flush=True)'
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_a_child_that_ignores_sigterm_dies_with_all_that_it_started(
 
 
 def test_most_of_them_run_at_once_the_others_wait_and_a_hung_one_holds_up_no_other_kind() -> None:
-    script = 'print(\'{"type":"at","done":30,"total":90}\', flush=True); ' + HANGS
+    script = 'print(\'{"done":30,"total":90}\', flush=True); ' + HANGS
     with running(script, most=2) as (jobs, _):
         for _ in "first", "again":
             assert set(jobs.begin("verify", map(job, "abc"))) == {"run/a", "run/b", "run/c"}
@@ -188,9 +188,10 @@ def test_a_failure_is_an_error_until_nobody_asks_for_that_job_and_lets_others_be
     with running(FAILS) as (jobs, ended):
         jobs.begin("verify", [job("a"), job("b")])
         assert ended.wait(60)
-        assert jobs.errors("verify") == ("run/a: odd",)
+        assert jobs.errors("verify") == (f"run/a: odd (`{COMMAND}`)",)
         [line] = jobs.lines("verify")
-        assert line.text == "phase=failed subject=run/a error=odd hint=look"
+        told = f'phase=failed subject=run/a error=odd hint=look command="{COMMAND}"'
+        assert line.text == told, "who pastes it sees the same failure"
         assert jobs.begin("verify", [job("a")]) == (), "it waits"
         ended.clear()
         assert jobs.begin("verify", [job("a"), job("b")]) == ("run/b",)
@@ -211,12 +212,12 @@ def test_what_a_job_found_is_an_error_until_it_runs_again() -> None:
 
 
 PARENT = """
-import time
-from ckptsync.catalogue.child_job import Job
-from ckptsync.child import Child
-from ckptsync.config.loading import read
+import sys, time
+from pathlib import Path
+from ckptsync.config.loading import load
+from ckptsync.head.schedule import Job
 from ckptsync.service.jobs import Jobs
-config = read("roles: [head]\\nstore: {url: sftp://203.0.113.1/x}\\n", "c", {})
+config = load(Path(sys.argv[1]), {})
 Jobs(config, {"consolidate": 1}).begin("consolidate", [Job("consolidate", "run", "p")])
 time.sleep(600)
 """
@@ -235,12 +236,15 @@ def catches_sigterm(pid: int) -> bool:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG")
-def test_a_child_does_not_outlive_its_parent_however_that_dies() -> None:
+def test_a_child_does_not_outlive_its_parent_however_that_dies(tmp_path: Path) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text("roles: [head]\nstore: {url: sftp://203.0.113.1/x}\n")
+
     def begun() -> bool:
         found = children_of(parent.pid)
-        return bool(found) and b"job_process" in Path(f"/proc/{found[0]}/cmdline").read_bytes()
+        return bool(found) and b"consolidate" in Path(f"/proc/{found[0]}/cmdline").read_bytes()
 
-    with subprocess.Popen([sys.executable, "-c", PARENT]) as parent:
+    with subprocess.Popen([sys.executable, "-c", PARENT, str(config)]) as parent:
         try:
             assert until(begun, 30)
             [child] = children_of(parent.pid)
@@ -252,16 +256,31 @@ def test_a_child_does_not_outlive_its_parent_however_that_dies() -> None:
 
 
 def test_no_secret_stands_on_a_command_line_or_in_what_a_child_inherits() -> None:
-    script = (
-        "import os, sys; assert 'hunter2' in sys.stdin.readline()\n"
-        f"assert 'hunter2' not in str(sys.argv) + str(os.environ); {FINDS}"
-    )
+    script = f"import os, sys; assert 'hunter2' not in str(sys.argv) + str(os.environ); {FINDS}"
     config = read("roles: [head]\nstore: {url: s3://b, options: {secret: hunter2}}\n", "c", {})
     ended = threading.Event()
     jobs = Jobs(config, {"verify": 1}, lambda _: ended.set(), [sys.executable, "-c", script])
     jobs.begin("verify", [job("a")])
     assert ended.wait(60)
     assert jobs.errors("verify") == ("a: damaged",)
+
+
+def test_a_child_waits_for_the_head_goes_before_it_and_leaves_no_core(tmp_path: Path) -> None:
+    script = (
+        "import os, pathlib, resource, time; time.sleep(0.5); told = [os.nice(0),"
+        " pathlib.Path('/proc/self/oom_score_adj').read_text().strip(),"
+        " resource.getrlimit(resource.RLIMIT_CORE)[0], resource.getrlimit(resource.RLIMIT_DATA)[0]]"
+        f"; pathlib.Path('{tmp_path}/told').write_text(repr(told)); {SAYS_DONE}"
+    )
+    ended = threading.Event()
+    command = [sys.executable, "-c", script]
+    jobs = Jobs(CONFIG, {"consolidate": 1}, lambda _: ended.set(), command)
+    jobs.begin("consolidate", [Job("consolidate", "run", "a")])
+    assert ended.wait(60)
+    score = int(Path("/proc/self/oom_score_adj").read_text()) + module.OOM_FIRST
+    memory = module.MEMORY + 2 * CONFIG.limits.memory
+    expected = [min(19, os.nice(0) + module.NICER), str(min(1000, score)), 0, memory]
+    assert (tmp_path / "told").read_text() == repr(expected)
 
 
 def test_bounds_leave_room_for_a_slow_network_and_a_small_bandwidth() -> None:
@@ -274,6 +293,7 @@ def test_bounds_leave_room_for_a_slow_network_and_a_small_bandwidth() -> None:
     assert (stall, longest_stall) == (120, 240)
 
 
+MODELS = ({"run": "r", "location": "c"},)
 PASSES = JobFailed("away", passes=True)
 STAYS = JobFailed("odd")
 
@@ -292,47 +312,40 @@ def test_what_passes_by_itself_is_tried_again_soon_and_then_less_often() -> None
 
 
 def test_what_was_well_is_done_again_only_where_that_may_find_something() -> None:
-    assert wait_after(None, job("a"), JobDone(changed=True), 0.0) is None
+    assert wait_after(None, job("a"), CommandResult(0, models=MODELS), 0.0) is None
     late = "another head may have done it, and is not visible yet"
-    assert wait_after(None, job("a"), JobDone(), 0.0) == Wait("k", SOON), late
+    assert wait_after(None, job("a"), CommandResult(0), 0.0) == Wait("k", SOON), late
     lasting = Job("consolidate", "run", "a", key="k", once_per_key=True)
-    assert wait_after(None, lasting, JobDone(changed=True), 0.0) == Wait("k", math.inf)
+    assert wait_after(None, lasting, CommandResult(0, models=MODELS), 0.0) == Wait("k", math.inf)
 
 
-FULL = """\
-roles: [head]
-store: {url: "s3://b/x", options: {s3: {key: x, deep: [1, 2.5, null]}}}
-limits: {bandwidth: "08:00,50M 19:00,off"}
-head: {config_from: {"*": /base}}
-retention: {keep_best: "eval_loss:2", runs: {a: {keep_best: "max:x:2", shards: "drop-after:3", \
-max_age: 3d}, b: {shards: keep}}}
-"""
-
-
-def test_a_brief_and_messages_are_what_they_were_after_the_journey() -> None:
-    config = read(FULL, "c", {})
-    brief = JobBrief(Job("verify", "run", "location", 5, "parse", "key"), config, 7)
-    assert decode_brief(encode(brief)) == brief
-    assert decode_brief(encode(brief)).config.retention.of("a") == config.retention.of("a")
-    assert replace(config, node="x") != config
-    done = JobDone((Line("k", "t", level="error"),), ("e",), changed=True)
-    for message in (JobProgress(1, 2), done, JobFailed("text\n…", "hint", 4, passes=True)):
-        assert encode(message).count(b"\n") == 1
-        assert decode_message(encode(message)) == message
-
-
-def test_what_is_no_message_is_none() -> None:
-    for line in (b"", b"{}", b"null", b'{"type":"at","done":"x"}', b"[" * 100_000, b"\xff"):
-        assert decode_message(line) is None, line[:40]
-    for line in (b'{"type":"order"}', b'{"type":"done","lines":[],"errors":["\xff"]}'):
-        assert decode_message(line) is None, line
+def test_what_is_no_line_of_a_command_is_none() -> None:
+    for line in (b"", b"{}", b"null", b'{"done":"x","total":1}', b"[" * 100_000, b"\xff"):
+        assert decode_line(line) is None, line[:40]
+    assert decode_line(b'{"exit_code":0,"reports":[{"run":"\xff"}]}') is None
+    assert decode_line(b'{"done":1,"total":2}\n') == JobProgress(1, 2)
+    assert decode_line(b'{"exit_code":0,"locations":[1],"orphans":[]}\n') == CommandResult(0)
 
 
 def test_errors_of_a_store_pass_by_themselves_and_others_do_not() -> None:
-    assert failure(Transient("away", hint="wait")) == JobFailed("away", "wait", 4, passes=True)
-    assert failure(Corrupt("bad")) == JobFailed("bad", "", 10)
+    assert end_of(CommandResult(4, "away", "wait")) == JobFailed("away", "wait", passes=True)
+    assert end_of(CommandResult(10, "bad")) == JobFailed("bad")
+    damage = CommandResult(10)
+    assert end_of(damage) is damage, "its report tells it"
+    stopped = decode_line(b'{"exit_code":10,"errors":[{"error":"full","exit_code":4,"hint":""}]}')
+    assert isinstance(stopped, CommandResult)
+    assert end_of(stopped) == JobFailed("full", passes=True), "its report is not written"
 
 
 def test_a_job_is_named_by_its_location_or_its_run() -> None:
     subjects = [j.subject for j in (job("p"), Job("consolidate", "run"), Job("retain"))]
     assert subjects == ["run/p", "run", "every run"]
+
+
+def test_a_name_that_begins_like_an_option_is_none() -> None:
+    words = Job("consolidate", "-c", "--all").command("/c.yaml")
+    assert words == ("ckptsync", "consolidate", "-c", "/c.yaml", "--", "-c/--all")
+    run = Job("consolidate", "run").command("/c.yaml")
+    assert run == ("ckptsync", "consolidate", "-c", "/c.yaml", "--only-configuration", "--", "run")
+    retain = Job("retain").command("/c.yaml")
+    assert retain == ("ckptsync", "gc", "-c", "/c.yaml", "--stop-after", "10m")

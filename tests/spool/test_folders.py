@@ -367,8 +367,6 @@ _REACHING = re.compile(
 _ELSEWHERE = {  # what lies in no spool
     "hooks/hf.py": r"output_dir\.mkdir\(",
     "hooks/ray_checkpoints.py": r"home|path\.mkdir\(",
-    "service/job_process.py": r"score\.",
-    "service/jobs.py": r"msgspec\.structs",
     "service/alert_channels.py": "path",  # what is kept in the cache
 }
 

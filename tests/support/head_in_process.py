@@ -13,7 +13,8 @@ from ckptsync.head.consolidate import HeadOptions, WrittenModel, consolidate_loc
 from ckptsync.head.schedule import VerifyPolicy, verify_jobs_in_store
 from ckptsync.records.report import Report
 from ckptsync.stores.contract import Store
-from ckptsync.verify.verification import VerifyOptions, verify_scheduled
+from ckptsync.verify.verification import VerifyOptions
+from tests.support.scheduled_verification import verify_scheduled
 
 BASE_OPTIONS = HeadOptions()
 

@@ -21,7 +21,7 @@ from ckptsync.stores.memory import MemoryStore
 from ckptsync.tensors import Extent
 from ckptsync.verify.expected_files import ExpectedFile, directory_file
 from ckptsync.verify.level_digest import check_crc32s, find_archives
-from ckptsync.verify.level_load import LOAD_CHILD, LOAD_HINT, load_file, load_files, open_file
+from ckptsync.verify.level_load import load_file, load_files, open_file
 from ckptsync.verify.level_parse import UNLOADED
 from ckptsync.verify.loader_process import Died, LoaderProcess
 from ckptsync.verify.tracked_files import CountedSource, TrackedFiles
@@ -106,7 +106,7 @@ GOOD = safetensors_file(
 
 @pytest.fixture(scope="module")
 def child() -> Iterator[LoaderProcess]:
-    with LoaderProcess(LOAD_CHILD, LOAD_HINT) as made:
+    with LoaderProcess() as made:
         yield made
 
 
@@ -121,7 +121,7 @@ def test_a_child_without_memory_is_a_fault(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_bytes(safetensors_file({"a": ("U8", (64 << 20,), bytes(64 << 20))}))
     request = {"kind": "safetensors", "items": (), "memory": -(140 << 20), "cpu": 20, "wall": 20}
-    with LoaderProcess(LOAD_CHILD, LOAD_HINT) as child, path.open("rb") as opened:
+    with LoaderProcess() as child, path.open("rb") as opened:
         try:
             answer = child.ask(request, [opened.fileno()])
         except Died as e:
@@ -142,7 +142,7 @@ def test_nothing_is_imported_from_where_the_caller_stands(
     for name in ("torch", "safetensors", "numpy", "json", "ckptsync"):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'canary')!r}, 'w')")
     monkeypatch.chdir(tmp_path)
-    with LoaderProcess(LOAD_CHILD, LOAD_HINT) as child:
+    with LoaderProcess() as child:
         assert loaded(child, tmp_path / "f")["tensors"] == 2
     assert not (tmp_path / "canary").exists()
 
@@ -172,7 +172,7 @@ def without(path: Path, *missing: str) -> LoaderProcess:
         'main; sys.exit(main())"\n'
     )
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return LoaderProcess("ckptsync.verify.load_child", LOAD_HINT, python=str(path))
+    return LoaderProcess(python=str(path))
 
 
 def test_without_its_libraries_nothing_is_loaded_silently(tmp_path: Path) -> None:

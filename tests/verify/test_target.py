@@ -25,11 +25,11 @@ from ckptsync.verify.verification import (
     VerifyOptions,
     resolve_target,
     verify,
-    verify_scheduled,
 )
 from ckptsync.verify.write_reports import write_report
 from tests.support.files_in_memory import MemoryFiles
 from tests.support.head_in_process import verify_next
+from tests.support.scheduled_verification import verify_scheduled
 from tests.support.verified_stores import (
     LOCATION,
     RUN,

@@ -1,0 +1,187 @@
+"""``ckptsync consolidate``: what a head does for a checkpoint, now and by hand.
+
+What is complete is merged into its model, a damaged model is made again, and configuration that
+came later is added.  A head runs this command for each job; both ask `head.schedule` what is due.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any
+
+from ckptsync.catalogue.cached import Cache, read_catalogue
+from ckptsync.catalogue.uncached import not_found, read_location
+from ckptsync.cli import output
+from ckptsync.cli.arguments import (
+    add_dry_run,
+    add_store_option,
+    checked_name,
+    configuration,
+    option_value,
+    store_and_name,
+    store_url,
+)
+from ckptsync.cli.merge import DTYPES
+from ckptsync.cli.output import Progress, say
+from ckptsync.cli.progress import add_progress, with_progress
+from ckptsync.config.loading import limits_of, options_for
+from ckptsync.config.schema import HeadConfig
+from ckptsync.errors import CkptsyncError, ConfigError, Incomplete, without_frames
+from ckptsync.head.consolidate import HeadOptions, RayCluster, WrittenModel, consolidate_location
+from ckptsync.head.schedule import ANY_RUN, Job, head_jobs
+from ckptsync.merge.plan import MergeOptions, MergeResources
+from ckptsync.quantities import parse_size, show_size
+from ckptsync.stores.contract import Store
+
+WINDOW = 6 << 20  # bytes that a merge has in flight for each thread: several work beside a head
+DETAILS = (
+    "Options that are not given are those of the configuration's head."
+    " A model that is there keeps the options that it was made with."
+)
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add(
+        "target",
+        metavar="RUN[/CHECKPOINT]",
+        nargs="?",
+        default="",
+        help="what to consolidate (default: all that is due)",
+    )
+    add_store_option(command)
+    add("--dtype", choices=DTYPES, help="as of `ckptsync merge`")
+    add("--max-shard-size", metavar="SIZE", help="the largest size of a file of weights")
+    add(
+        "--config-from",
+        metavar="DIR",
+        help="a directory with config and tokenizer files, where the run has none",
+    )
+    add("--allow-code", action="store_true", help="copy code that lies in checkpoints, too")
+    add(
+        "--only-configuration",
+        action="store_true",
+        help="only add configuration that has come later to models that are there",
+    )
+    add_dry_run(command, "made")
+    add_progress(command)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Consolidate what is due; print the models that were written, and why others were not."""
+    return with_progress(args, _run)
+
+
+def _run(args: argparse.Namespace, progress: Progress) -> int:
+    store, name = store_and_name(args, args.target)
+    run_, _, location = name.strip("/").partition("/")
+    for word, what in ((run_, "run"), (location, "checkpoint")):
+        if word:
+            checked_name(word, what)
+    if location and args.only_configuration:
+        raise ConfigError("--only-configuration is for a whole run", hint=f"give {run_}")
+    options, resources = _options(args)
+    jobs = [Job("consolidate", run_, location)]  # whether it is due, its records say
+    if args.dry_run or not (location or (run_ and args.only_configuration)):
+        due = _due(args, store, run_, options)
+        jobs = [job for job in due if location in ("", job.location)]
+    models: list[WrittenModel] = []
+    errors: list[tuple[str, CkptsyncError]] = []
+    for job in () if args.dry_run else jobs:
+        try:
+            with output.progress(args, f"consolidating {job.subject}") as shown:
+                models += consolidate_location(
+                    store,
+                    job.run,
+                    job.location,
+                    options,
+                    progress=progress if args.progress else shown,
+                    work=resources,
+                )
+        except CkptsyncError as e:  # noqa: PERF203 - reported below, once the others are done
+            errors.append((job.subject, without_frames(e)))
+    if location and not (models or errors or (args.dry_run and jobs)):
+        _check_has_model(store, run_, location)
+    code = errors[0][1].exit_code if errors else 0
+    if args.json:
+        output.print_json(_described(args, jobs, models, errors, code))
+        return code
+    for job in jobs if args.dry_run else ():
+        say(f"due: {job.subject}")
+    for model in models:
+        amount = f"{len(model.files)} files, {show_size(model.size)}"
+        say(f"consolidated: {model.run}/{model.location}: {amount}")
+        for note in model.notes:
+            say(f"  note: {note}")
+    for subject, error in errors:
+        output.print_error(error, about=subject)
+    if not (models or errors or (args.dry_run and jobs)):
+        say(f"nothing to do: {name or 'every complete checkpoint'} has its model")
+    return code
+
+
+def _options(args: argparse.Namespace) -> tuple[HeadOptions, MergeResources]:
+    """Return the options of the command line, else of the configuration.  Raises ConfigError."""
+    config = configuration(args)
+    head = config.head if config else HeadConfig()
+    size = head.max_shard_size
+    if args.max_shard_size:
+        size = option_value("--max-shard-size", parse_size, args.max_shard_size)
+        if size < 1:
+            raise ConfigError(f"--max-shard-size: {args.max_shard_size!r} is too small")
+    merge = MergeOptions(
+        args.dtype or head.dtype, size, allow_code=args.allow_code or head.allow_code
+    )
+    config_from = {ANY_RUN: args.config_from} if args.config_from else head.config_from
+    cluster = None
+    if config and head.engine == "ray":
+        # the cluster that Ray's own variable names, or that this machine is in
+        url, address = store_url(args), os.environ.get("RAY_ADDRESS", "auto")
+        access = options_for(url, config.store.options)
+        cluster = RayCluster(address, url, access, limits_of(config.limits))
+    resources = MergeResources(head.threads, window=WINDOW)
+    return HeadOptions(merge, config_from, cluster), resources
+
+
+def _due(args: argparse.Namespace, store: Store, run_: str, options: HeadOptions) -> list[Job]:
+    """Return what a head would do now, of all runs or of one.  Raises ConfigError, StoreError."""
+    catalogue = read_catalogue(store, Cache.load(store.url), run_)
+    locations = [seen for seen in catalogue.summaries if run_ in ("", seen.run)]
+    if run_ and not locations:
+        raise not_found(store, run_)
+    given = options.config_from
+    due = head_jobs(locations, lambda name: str(given.get(name) or given.get(ANY_RUN) or ""))
+    return [job for job in due if not (args.only_configuration and job.location)]
+
+
+def _check_has_model(store: Store, run_: str, location: str) -> None:
+    """Raise an error that says why a location has no model, unless it has one."""
+    state = read_location(store, run_, location)
+    if seen := state.of(run_, location):
+        if seen.model_record is None:
+            detail = "; ".join(state.summary_of(seen).evidence)
+            why = f"it is {seen.status}{detail and ': '}{detail}"
+            hint = "`ckptsync ls` says what is missing"
+            raise Incomplete(f"{run_}/{location}: not consolidated, {why}", hint=hint)
+        return
+    for fault in state.faults_of(run_, location):
+        raise fault.error
+    raise not_found(store, run_, location)
+
+
+def _described(
+    args: argparse.Namespace,
+    jobs: list[Job],
+    models: list[WrittenModel],
+    errors: list[tuple[str, CkptsyncError]],
+    code: int,
+) -> dict[str, Any]:
+    keys = ("run", "location", "model_record", "files", "notes")
+    return {
+        "dry_run": args.dry_run,
+        "due": [{"run": job.run, "location": job.location, "bytes": job.size} for job in jobs],
+        "models": [{**{key: getattr(m, key) for key in keys}, "bytes": m.size} for m in models],
+        "errors": [{"target": subject, **output.describe_error(e)} for subject, e in errors],
+        "exit_code": code,
+    }

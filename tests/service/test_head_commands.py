@@ -1,0 +1,323 @@
+"""The commands that a head runs, as the head runs them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from ckptsync.catalogue.cached import Cache, read_catalogue
+from ckptsync.child import PARENT
+from ckptsync.cli import gc
+from ckptsync.cli.main import main
+from ckptsync.config.loading import read, share
+from ckptsync.config.schema import Config
+from ckptsync.head.gc import RetentionRequest, RetentionResult, apply_retention
+from ckptsync.head.retention_rules import Rules
+from ckptsync.head.schedule import Job, VerifyPolicy, verify_jobs_in_store
+from ckptsync.service.jobs import CommandResult, JobFailed, JobProgress, decode_line, end_of
+from ckptsync.service.log import fields
+from ckptsync.stores.contract import Store
+from ckptsync.stores.opening import create_store
+from ckptsync.worker.options import RunDir, WorkerOptions
+from ckptsync.worker.worker import Worker
+from tests.service.test_head import arrive, fail, word
+from tests.service.test_jobs import catches_sigterm
+from tests.support.retention_stores import FIRST, fill
+from tests.support.small_store import DATA, flip, make
+from tests.support.worker_in_process import settle, tick
+
+CONSOLIDATE = Job("consolidate", "fsdp2", "checkpoint-4")
+VERIFY = Job("verify", "fsdp2", "checkpoint-4", level="digest")
+
+
+def configured(url: Path | str, more: str = "") -> Config:
+    return read(f"roles: [head]\nstore: {{url: {url}}}\n{more}", "c", {})
+
+
+def words(job: Job, url: Path | str, home: Path, more: str = "") -> list[str]:
+    """The command line of a job, of a configuration that is written for it."""
+    file = home / "head.yaml"
+    file.write_text(f"roles: [head]\nstore: {{url: {url}}}\n{more}")
+    _, name, *rest = job.command(str(file))
+    return [name, "--progress", "json", *rest]
+
+
+def started(job: Job, url: Path | str, home: Path, more: str = "") -> list[str]:
+    return [sys.executable, "-m", "ckptsync", *words(job, url, home, more)]
+
+
+def answered(
+    url: Path, job: Job, home: Path, parent: int = 0
+) -> tuple[int, list[JobProgress | CommandResult | None], str]:
+    """Exit status, what it said, what went to the log."""
+    done = subprocess.run(
+        started(job, url, home),
+        capture_output=True,
+        check=False,
+        timeout=120,
+        env={**os.environ, PARENT: str(parent or os.getpid())},
+    )
+    lines = [decode_line(line) for line in done.stdout.splitlines()]
+    return done.returncode, lines, done.stderr.decode()
+
+
+@pytest.fixture(autouse=True)
+def _own_log() -> Iterator[None]:
+    """A command that runs in this process sets up its log."""
+    handlers = [*logging.root.handlers]
+    yield
+    logging.root.handlers[:] = handlers
+    logging.captureWarnings(capture=False)
+
+
+class Run:
+    """Runs jobs in this process."""
+
+    def __init__(self, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self._home, self._capsys = home, capsys
+
+    def __call__(self, job: Job, url: Path, more: str = "") -> CommandResult:
+        self._capsys.readouterr()
+        main(words(job, url, self._home, more))
+        result = decode_line(self._capsys.readouterr().out.splitlines()[-1].encode())
+        assert isinstance(result, CommandResult)
+        return result
+
+
+@pytest.fixture
+def run(tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]) -> Run:
+    return Run(tmp_path_factory.mktemp("head"), capsys)
+
+
+@pytest.fixture
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("head")
+
+
+def test_a_job_is_done_and_answered(tmp_path: Path, home: Path) -> None:
+    store = create_store(str(tmp_path))
+    arrive(store, "fsdp2")
+    where = "run=fsdp2 location=checkpoint-4"
+    for job, text in (
+        (CONSOLIDATE, rf"phase=consolidated {where} files=[1-9]\d* bytes=[1-9]\d* notes=\".*\""),
+        (VERIFY, rf"phase=proved {where} level=digest verdict=ok read=[1-9]\d*"),
+    ):
+        code, said, _ = answered(tmp_path, job, home)
+        result = said[-1]
+        assert isinstance(result, CommandResult)
+        assert (code, result.exit_code, result.is_change) == (0, 0, True)
+        assert re.fullmatch(text, next(result.lines()).text)
+    assert word(store) == ["VERIFIED"]
+
+
+def test_an_operators_error_keeps_its_hint_and_one_of_a_store_that_has_gone_passes(
+    tmp_path: Path, home: Path
+) -> None:
+    _, [absent], _ = answered(tmp_path / "nothing", CONSOLIDATE, home)
+    assert isinstance(absent, CommandResult)
+    end = end_of(absent)
+    assert isinstance(end, JobFailed)
+    assert (bool(end.hint), end.passes) == (True, True)
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_a_configuration_that_is_being_edited_is_a_failure_that_says_where(
+    tmp_path: Path, home: Path
+) -> None:
+    store = create_store(str(tmp_path))
+    arrive(store, "fsdp2")
+    command = started(CONSOLIDATE, tmp_path, home)
+    (home / "head.yaml").write_text("roles: [head\n")
+    done = subprocess.run(command, capture_output=True, check=False)
+    assert done.returncode == 2
+    result = decode_line(done.stdout)
+    assert isinstance(result, CommandResult)
+    assert "head.yaml" in result.error
+
+
+def test_a_bug_is_logged_with_its_traceback_and_has_no_result(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    create_store(str(tmp_path))
+    monkeypatch.setattr(gc, "build_request", lambda _: fail(KeyError("bug")))
+    assert main(words(Job("retain"), tmp_path, home, "log: {format: json}\n")) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "KeyError: 'bug'" in json.loads(said.err)["traceback"]
+
+
+def test_damage_is_an_answer_with_what_was_found(tmp_path: Path, home: Path) -> None:
+    make(tmp_path)
+    model = next(tmp_path.glob("fsdp2/consolidated/*/model.safetensors"))
+    data = bytearray(model.read_bytes())
+    data[-1] ^= 1
+    model.chmod(0o600)
+    model.write_bytes(data)
+    code, said, _ = answered(tmp_path, VERIFY, home)
+    result = said[-1]
+    assert isinstance(result, CommandResult)
+    assert (code, end_of(result)) == (10, result)
+    proved, *findings = result.lines()
+    assert proved.level == "error"
+    assert " level=digest verdict=damaged read=" in proved.text
+    assert all(
+        line.level == "error" and line.text.startswith("phase=found run=fsdp2") for line in findings
+    )
+    told = [fields(line.text) or {} for line in findings]
+    assert told[0]["kind"] == "digest"
+    assert told[0]["file"].endswith("/model.safetensors")
+    assert told[0]["tensors"]
+
+
+def test_a_child_of_a_dead_parent_ends_before_it_begins(tmp_path: Path, home: Path) -> None:
+    assert answered(tmp_path, CONSOLIDATE, home, parent=1)[:2] == (1, [])
+
+
+def test_sigterm_ends_it_while_it_waits_for_a_store_that_does_not_answer(home: Path) -> None:
+    command = started(CONSOLIDATE, "sftp://203.0.113.1/x", home, "limits: {patience: 10m}\n")
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe) as child:
+        while not catches_sigterm(child.pid):
+            assert child.poll() is None
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(60) == 143
+        assert child.stdout
+        assert not any(isinstance(decode_line(line), CommandResult) for line in child.stdout)
+
+
+def test_a_location_is_consolidated_and_then_there_is_nothing_to_do(
+    tmp_path: Path, run: Run
+) -> None:
+    store = create_store(str(tmp_path))
+    arrive(store, "fsdp2")
+    assert run(CONSOLIDATE, tmp_path).is_change
+    assert not run(CONSOLIDATE, tmp_path).is_change
+    assert word(store) == ["CONSOLIDATED"]
+    assert run(VERIFY, tmp_path).is_change
+    assert run(VERIFY, tmp_path).is_change, "the schedule knows from reports alone"
+    assert word(store) == ["VERIFIED"]
+    assert not run(Job("consolidate", "fsdp2"), tmp_path).is_change
+
+
+def test_children_share_the_bandwidth_and_the_memory_of_transfers(tmp_path: Path) -> None:
+    text = 'limits: {bandwidth: "08:00,50M 19:00,off"}\nhead: {jobs: 5}\n'
+    told = share(configured(tmp_path, text))
+    assert told.bandwidth
+    assert told.bandwidth.rates == (10 * 2**20, None) * 7
+    assert share(configured(tmp_path)).bandwidth is None
+    assert share(configured(tmp_path)).memory >> 20 == 19
+    assert share(configured(tmp_path, "limits: {memory: 8MiB}\n")).memory >> 20 == 8
+
+
+@pytest.fixture
+def four(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """Of which two may go; what is read of it is kept in a file."""
+    monkeypatch.delenv("CACHE_DIRECTORY", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    store = create_store(str(tmp_path / "store"))
+    for n in range(1, 5):
+        fill(store, f"checkpoint-{n}", FIRST + n * 3600)
+    return store
+
+
+RULES = "retention: {keep_last: 2}\n"
+
+
+RETAIN = Job("retain")
+
+
+def remembered(store: Store) -> int:
+    found = Cache.load(store.url)
+    found.unpack()
+    return len(found.checkpoints)
+
+
+def test_retention_reads_what_an_earlier_one_has_read_from_its_file(
+    four: Store, tmp_path: Path, run: Run
+) -> None:
+    assert len(run(RETAIN, tmp_path / "store", RULES).done) == 2
+    assert remembered(four) == 4
+    (manifest,) = (tmp_path / "store/run/.ckptsync/checkpoint-4").glob("manifest-*")
+    told = manifest.stat()
+    flip(manifest)
+    os.utime(manifest, ns=(told.st_atime_ns, told.st_mtime_ns))  # as a disk would do it
+    assert not run(RETAIN, tmp_path / "store", RULES).is_change, (
+        "read again it would hide the newest, and another would be kept in its stead"
+    )
+
+
+def test_retention_keeps_what_it_has_read_when_it_is_ended(
+    four: Store, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended(*given: object) -> NoReturn:
+        apply_retention(*given)  # type: ignore[arg-type]
+        raise SystemExit(143)
+
+    apply_retention(four, RetentionRequest(lambda _: Rules(keep_last=2)))  # marks them
+    monkeypatch.setattr(gc, "apply_retention", ended)
+    rules = "retention: {keep_last: 2, grace: 1ms}\n"
+    with pytest.raises(SystemExit):
+        main(words(RETAIN, tmp_path / "store", home, rules))
+    assert remembered(four) == 4
+
+
+@pytest.mark.usefixtures("four")
+def test_retention_that_has_taken_its_time_leaves_the_rest_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
+) -> None:
+    def hurried(*given: object) -> RetentionResult:
+        return apply_retention(*given[:-1], lambda: True)  # type: ignore[arg-type, call-arg]
+
+    monkeypatch.setattr(gc, "apply_retention", hurried)
+    for _ in range(2):
+        assert len(run(RETAIN, tmp_path / "store", RULES).done) == 1
+    assert not run(RETAIN, tmp_path / "store", RULES).is_change
+
+
+def test_a_bit_of_the_only_manifest_that_flips_on_disk_is_reported_and_written_again(
+    tmp_path: Path, run: Run
+) -> None:
+    out, url = tmp_path / "out", tmp_path / "store"
+    for node in ("node0", "node1"):
+        shutil.copytree(DATA / "fsdp2" / node, out, dirs_exist_ok=True)
+    store, cache = create_store(str(tmp_path / "store")), Cache()
+    worker = Worker(WorkerOptions("node0", RunDir("fsdp2", out)), store)
+    settle(worker)
+    for job in (CONSOLIDATE, VERIFY):
+        assert run(job, url).is_change
+    tick(worker, 1000.0)
+    assert [s.status for s in read_catalogue(store, cache).summaries] == ["VERIFIED"]
+
+    (manifest,) = (tmp_path / "store/fsdp2/.ckptsync/checkpoint-4").glob("manifest-*")
+    data, told = manifest.read_bytes(), manifest.stat()
+    flip(manifest)
+    os.utime(manifest, ns=(told.st_atime_ns, told.st_mtime_ns))  # as a disk would do it
+    done = run(VERIFY, url)
+    assert done.is_change
+    assert end_of(done) is done, "damage is told by the report"
+    assert any(manifest.name in line.text for line in done.lines())
+    found = read_catalogue(store, cache)
+    assert (found.summaries, [f.name for f in found.faults]) == (
+        (),
+        [str(manifest.relative_to(tmp_path / "store"))],
+    )
+    assert verify_jobs_in_store(store, found, VerifyPolicy(), 0.0) == (), "once is enough"
+
+    tick(worker, 1001.0)
+    assert manifest.read_bytes() == data
+    found = read_catalogue(store, cache)
+    assert [s.status for s in found.summaries] == ["DAMAGED"]
+    (job,) = verify_jobs_in_store(store, found, VerifyPolicy(), 0.0)
+    assert run(job, url).errors == ()
+    assert [s.status for s in read_catalogue(store, cache).summaries] == ["VERIFIED"]

@@ -1,0 +1,23 @@
+"""Verify a location as a head does, in this process: a report is written also without news."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ckptsync.errors import ConfigError
+from ckptsync.records.report import Report
+from ckptsync.stores.contract import Store
+from ckptsync.verify.verification import InStore, VerifyOptions, verify
+from ckptsync.verify.write_reports import write_report
+
+
+def verify_scheduled(
+    store: Store, run: str, location: str, options: VerifyOptions
+) -> tuple[Report, str] | None:
+    """Return the report and its record's name, ``None`` where the location cannot be judged."""
+    always = replace(options, always_report=True)
+    try:
+        [one] = verify(InStore(store, run, location), always)
+    except ConfigError:  # it is gone
+        return None
+    return (one.report, write_report(store, one.news)) if one.news else None
