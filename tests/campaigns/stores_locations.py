@@ -163,7 +163,7 @@ class Host(Directory):
         known.write_text(
             server.known_hosts.read_text().replace(f":{server.port} ", f":{self.proxy.port} ")
         )
-        self.options = {**server.options, "known_hosts": str(known)}
+        self.options = server.options_with(known_hosts=known)
         self._user = server.user
         super().__init__(home / "root")
 
