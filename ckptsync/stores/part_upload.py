@@ -100,6 +100,7 @@ class UploadPool:
     """
 
     def __init__(self, threads: int, budget: int) -> None:
+        self._threads = threads
         self._pool = ThreadPool(threads, thread_name_prefix="ckptsync-part")
         self._memory = _Memory(budget)
 
@@ -149,7 +150,8 @@ class UploadPool:
         try:
             for part in parts:
                 try:
-                    running = _unfinished(running, 0)
+                    # one part that waits keeps a thread busy; more would only take memory
+                    running = _unfinished(running, 0 if len(running) <= self._threads else None)
                 except BaseException:
                     self._memory.give(part.data)
                     raise

@@ -13,8 +13,8 @@ import pytest
 from ckptsync.errors import Exists, StoreError, Transient
 from ckptsync.stores.contract import About
 from ckptsync.stores.limits import Limits
-from ckptsync.stores.part_upload import PART, FilePart
-from ckptsync.stores.sftp.draft import SftpTarget, SftpUpload, resumable_name
+from ckptsync.stores.part_upload import FilePart
+from ckptsync.stores.sftp.draft import PART, SftpTarget, SftpUpload, resumable_name
 from ckptsync.stores.sftp.server_files import ServerFiles
 from ckptsync.stores.sftp.store import SftpStore
 from tests.support.rate_limits import Counted

@@ -41,6 +41,7 @@ from ckptsync.stores.sftp.protocol import (
 from ckptsync.stores.sftp.server_files import ServerFiles
 
 T = TypeVar("T")
+PART = 8 << 20  # bytes of a file that are sent at once, over one of the connections
 # bytes, and in parts; an earlier program's files have this one, so it may grow and never shrink
 TAIL, _TAIL_PARTS = 128 << 20, 8
 _STEP = 1 << 20  # bytes that are read back and compared at once
@@ -98,7 +99,7 @@ class SftpTarget:
                 return seen.size if seen else 0, FSYNC in session.extensions
 
         size, is_synced = self.files.in_directory(self.directory, step, self.name)
-        tail = max(TAIL, _TAIL_PARTS * part_size(self.about.size))
+        tail = max(TAIL, _TAIL_PARTS * part_size(self.about.size, least=PART))
         if not is_synced or self.about.size is None:  # parts of a file of unknown size grow
             tail = sys.maxsize
         return SftpUpload(self, part, size, max(0, size - tail), tail)

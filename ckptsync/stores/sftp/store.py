@@ -14,10 +14,10 @@ from ckptsync.safe_names import checked_path
 from ckptsync.safe_open import Passed
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, checked_prefix, too_short
 from ckptsync.stores.limits import Limits
-from ckptsync.stores.part_upload import PART, UploadPool
+from ckptsync.stores.part_upload import UploadPool
 from ckptsync.stores.posix.draft import checked_name, is_unfinished
 from ckptsync.stores.sftp.connection import parse_address
-from ckptsync.stores.sftp.draft import SftpTarget, resumable_name
+from ckptsync.stores.sftp.draft import PART, SftpTarget, resumable_name
 from ckptsync.stores.sftp.server_files import ServerFiles, Sessions
 from ckptsync.stores.urls import Remote
 
@@ -98,15 +98,15 @@ class SftpStore:
             raise too_short(name, start + count, start, out.nbytes)
 
     def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
-        self._pool.send(
-            SftpTarget(self._files, checked_name(name), about, replaces=True), chunks, about
-        )
+        target = SftpTarget(self._files, checked_name(name), about, replaces=True)
+        self._pool.send(target, chunks, about, PART)
 
     def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
         if self._files.find(checked_name(name)):
             self._secure_name(name, about)
             raise Exists(f"{name}: already there")
-        self._pool.send(SftpTarget(self._files, name, about, replaces=False), chunks, about)
+        target = SftpTarget(self._files, name, about, replaces=False)
+        self._pool.send(target, chunks, about, PART)
 
     def delete(self, name: str) -> None:
         """Directories that this leaves empty go too: trainers take a directory for a checkpoint."""
