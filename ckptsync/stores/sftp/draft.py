@@ -31,6 +31,7 @@ from ckptsync.stores.part_upload import FilePart, part_size
 from ckptsync.stores.sftp.protocol import (
     FSYNC,
     RENAME_OVER,
+    Code,
     Flag,
     PacketType,
     Request,
@@ -118,14 +119,16 @@ class SftpTarget:
         was_tried, taken = False, Exists(f"{self.name}: already there")
         old, new = self.files.path(part), self.files.path(self.name)
 
-        def is_published(session: Session) -> bool:
+        def step(session: Session) -> None:
             nonlocal was_tried
             source, target = session.stat_paths([old, new])
             is_same = target is not None and target.is_file and target.size == size
             if was_tried and source is None and is_same:
-                return True  # only the answer was lost
+                return  # only the answer was lost
             if target is not None and not self.replaces:
                 raise taken
+            if source is None or source.size != size:
+                raise NotFound(f"{part}: published or removed by another writer")
             in_one_step = self.replaces and RENAME_OVER in session.extensions
             if target is not None and not in_one_step:
                 raise StoreError(
@@ -133,27 +136,23 @@ class SftpTarget:
                     f" {RENAME_OVER}",
                     hint="OpenSSH's sftp-server has it",
                 )
-            if source is None or source.size != size:
-                return False
             was_tried = True
             try:
                 session.rename(old, new, replaces=in_one_step)
             except StatusError as e:
-                source, target = session.stat_paths([old, new])
-                if source is None:
-                    return False
-                if target is not None:
+                is_missing = e.code == Code.NO_SUCH_FILE
+                if not (self.replaces or is_missing) and session.stat_paths([new]) != [None]:
                     raise taken from e
                 raise
-            return True
 
         try:
-            if not self.files.on(self.name, is_published):
-                raise _published_by_another(self.name)
+            self.files.on(self.name, step)
         except Exists:
             # the name that is said to be there survives a power cut
             self.files.sync_directory(self.directory)
             raise
+        except NotFound as e:
+            raise _published_by_another(self.name) from e
         finally:
             self.files.forget(self.name)
         self.files.sync_directory(self.directory)
