@@ -100,7 +100,6 @@ class UploadPool:
     """
 
     def __init__(self, threads: int, budget: int) -> None:
-        self._threads = threads
         self._pool = ThreadPool(threads, thread_name_prefix="ckptsync-part")
         self._memory = _Memory(budget)
 
@@ -150,8 +149,7 @@ class UploadPool:
         try:
             for part in parts:
                 try:
-                    # one part that waits keeps a thread busy; more would only take memory
-                    running = _unfinished(running, 0 if len(running) <= self._threads else None)
+                    running = _unfinished(running, 0)
                 except BaseException:
                     self._memory.give(part.data)
                     raise

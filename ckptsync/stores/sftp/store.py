@@ -51,7 +51,9 @@ class SftpStore:
         address = parse_address(remote, options, command)
         self.url = address.url
         self._files = ServerFiles(Sessions(address, limits))
-        self._pool = UploadPool(limits.threads, limits.memory)
+        # a part for each connection, and two that are being filled: more would only wait
+        memory = min(limits.memory, (limits.threads + 2) * PART)
+        self._pool = UploadPool(limits.threads, memory)
 
     def has_root(self) -> bool:
         """Return whether the directory is there."""
