@@ -86,8 +86,8 @@ def paramiko(at: dict[str, Any]) -> tuple[Move, Move]:
     import paramiko
 
     client = paramiko.SSHClient()
-    client.load_host_keys(at["options"]["known_hosts"])
-    client.connect("127.0.0.1", at["port"], key_filename=at["options"]["key_filename"])
+    client.load_host_keys(at["known_hosts"])
+    client.connect("127.0.0.1", at["port"], key_filename=at["key"])
     files = client.open_sftp()
     return lambda: files.put(at["file"], f"{at['there']}/file"), lambda: files.get(
         f"{at['there']}/file", at["back"]
@@ -101,13 +101,12 @@ def asyncssh(at: dict[str, Any]) -> tuple[Move, Move]:
     import asyncssh
 
     async def do(name: str, *paths: str) -> None:
-        options = at["options"]
         async with (
             asyncssh.connect(
                 "127.0.0.1",
                 at["port"],
-                known_hosts=options["known_hosts"],
-                client_keys=[options["key_filename"]],
+                known_hosts=at["known_hosts"],
+                client_keys=[at["key"]],
                 config=None,
             ) as connection,
             connection.start_sftp_client() as files,
@@ -211,6 +210,8 @@ def main() -> None:
             **{name: str(Path(folder, name)) for name in ("there", "file", "back")},
             "url": server.url(f"{folder}/there"),
             "options": dict(server.options),
+            "known_hosts": str(server.known_hosts),
+            "key": str(server.key),
             "port": server.port,
             "words": words,
             "host": f"{server.user}@127.0.0.1",

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ckptsync.stores.part_upload import PART
+from ckptsync.stores.sftp.draft import PART as SFTP_PART
 from tests.support.fault_proxy import HttpProxy, TcpProxy
 from tests.support.network_faults import UP
 from tests.support.waiting import until
@@ -151,7 +152,7 @@ class Bucket:
 class Host(Directory):
     """The same directory behind OpenSSH."""
 
-    kind, part, extra, orphaned = "sftp", PART, (0.05, 64 << 10), PART
+    kind, part, extra, orphaned = "sftp", SFTP_PART, (0.05, 64 << 10), SFTP_PART
 
     def __init__(self, home: Path) -> None:
         from tests.support.sshd import sshd
@@ -163,7 +164,7 @@ class Host(Directory):
         known.write_text(
             server.known_hosts.read_text().replace(f":{server.port} ", f":{self.proxy.port} ")
         )
-        self.options = {**server.options, "known_hosts": str(known)}
+        self.options = server.options_with(known_hosts=known)
         self._user = server.user
         super().__init__(home / "root")
 

@@ -217,7 +217,7 @@ class TwoNodes:
                     f"[127.0.0.1]:{server.port} ", f"[{host}]:{port} "
                 )
             )
-            self._reached_options = {**server.options, "known_hosts": str(known)}
+            self._reached_options = dict(server.options_with(known_hosts=known))
 
     def _proxied(self, network: Network, port: int) -> tuple[str, int]:
         """Where the nodes reach a port of this machine's loopback."""

@@ -186,7 +186,7 @@ def root(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("command", ["inspect", "push"])
 def test_a_host_whose_key_is_not_known(root: Path, tmp_path: Path, command: str) -> None:
     (tmp_path / "known").write_text("")
-    options = {**sshd().options, "known_hosts": str(tmp_path / "known")}
+    options = sshd().options_with(known_hosts=tmp_path / "known")
     assert "ssh-keyscan" in refused_at(sshd().url(root), command, tmp_path, options, 2, "key")
     assert (tmp_path / "known").read_text() == "", "learnt without being told"
 
@@ -202,12 +202,12 @@ def other_key(tmp_path: Path) -> Path:
 def test_a_host_whose_key_has_changed(root: Path, other_key: Path, tmp_path: Path) -> None:
     other = other_key.with_suffix(".pub").read_text().split()[:2]
     (tmp_path / "known").write_text(f"[127.0.0.1]:{sshd().port} {' '.join(other)}\n")
-    options = {**sshd().options, "known_hosts": str(tmp_path / "known")}
+    options = sshd().options_with(known_hosts=tmp_path / "known")
     assert HINT in refused_at(sshd().url(root), "ls", tmp_path, options, 2, "key")
 
 
 def test_a_user_whom_the_server_lets_not_in(root: Path, other_key: Path, tmp_path: Path) -> None:
-    options = {**sshd().options, "key_filename": str(other_key)}
+    options = sshd().options_with(key=other_key)
     assert HINT in refused_at(sshd().url(root), "push", tmp_path, options, 2)
 
 

@@ -206,8 +206,8 @@ def test_a_bandwidth_is_a_pace_and_off_is_none_however_yaml_reads_it(text: str, 
 
 
 def test_options_of_several_kinds_are_given_to_their_own() -> None:
-    several = {"s3": {"profile": "lab"}, "sftp": {"port": 2222}}
+    several = {"s3": {"profile": "lab"}, "sftp": {"config": "/etc/ssh/store"}}
     assert options_for("s3://bucket/x", several) == {"profile": "lab"}
-    assert options_for("sftp://host/x", several) == {"port": 2222}
+    assert options_for("sftp://host/x", several) == {"config": "/etc/ssh/store"}
     assert options_for("s3://bucket/x", {"profile": "lab"}) == {"profile": "lab"}
     assert options_for("/mnt/x", several) == several, "which says so: a path has no options"

@@ -16,7 +16,7 @@ import pytest
 
 from tests.scenarios.stores import Directory
 from tests.scenarios.world import World, files_below
-from tests.support.sshd import another_sshd
+from tests.support.sshd import another_sshd, sshd
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts a small file system")
 
@@ -77,11 +77,6 @@ def test_a_server_that_is_away_is_waited_for(world: World, tmp_path: Path) -> No
         assert worker.is_running()
 
 
-def options_of(world: World) -> dict[str, str]:
-    """The options by which a user reaches the store."""
-    return dict(json.loads(world.environment["CKPTSYNC_STORAGE_OPTIONS"]))
-
-
 @root_only
 @pytest.mark.stores("path")
 def test_a_full_store_is_said_and_gone_on_with(world: World, tmp_path: Path) -> None:
@@ -128,7 +123,7 @@ def test_wrong_keys_end_a_command_and_right_ones_go_on(world: World, tmp_path: P
         )
         wrong = {
             "CKPTSYNC_STORAGE_OPTIONS": json.dumps(
-                options_of(world) | {"key_filename": str(tmp_path / "stranger")}
+                dict(sshd().options_with(key=tmp_path / "stranger"))
             )
         }
     done = world.run(
@@ -143,8 +138,8 @@ def test_wrong_keys_end_a_command_and_right_ones_go_on(world: World, tmp_path: P
 @pytest.mark.stores("sftp")
 def test_a_host_that_nobody_knows_is_refused(world: World, tmp_path: Path) -> None:
     (tmp_path / "known_hosts").write_text("")
-    options = options_of(world) | {"known_hosts": str(tmp_path / "known_hosts")}
-    environment = {"CKPTSYNC_STORAGE_OPTIONS": json.dumps(options)}
+    options = sshd().options_with(known_hosts=tmp_path / "known_hosts")
+    environment = {"CKPTSYNC_STORAGE_OPTIONS": json.dumps(dict(options))}
     done = world.run("ls", world.store.url, "--json", code=2, environment=environment)
     assert "key" in done.error["error"] + done.error["hint"]
 

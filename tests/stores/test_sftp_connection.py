@@ -42,12 +42,12 @@ def test_a_url_says_host_user_port_and_an_absolute_path(
 
 
 def test_the_command_is_strict_whatever_else_is_configured(tmp_path: Path) -> None:
-    key, hosts, config = tmp_path / "my 100% key", tmp_path / "known hosts", tmp_path / "config"
-    for file in (key, hosts):
-        file.write_bytes(b"")
+    config = tmp_path / "my 100% config"
     config.write_text(
         "StrictHostKeyChecking no\n"
-        "UserKnownHostsFile /dev/null\n"
+        f'UserKnownHostsFile "{tmp_path}/known hosts"\n'
+        "User you\n"
+        "Port 7\n"
         "ForwardAgent yes\n"
         "ControlMaster auto\n"
         "ControlPath /tmp/x\n"
@@ -59,21 +59,14 @@ def test_the_command_is_strict_whatever_else_is_configured(tmp_path: Path) -> No
         "LocalCommand date\n"
         "LocalForward 1234 localhost:80\n"
     )
-    options = {
-        "key_filename": str(key),
-        "known_hosts": str(hosts),
-        "config": str(config),
-        "port": "2222",
-        "username": "me",
-    }
-    address = parse_address(remote("sftp://head/srv"), options)
+    address = parse_address(remote("sftp://me@head:2222/srv"), {"config": str(config)})
     wanted()
     told = subprocess.run(
         [address.command[0], "-G", *address.command[1:]], check=True, capture_output=True, text=True
     ).stdout
     said = dict(line.split(" ", 1) for line in told.splitlines() if " " in line)
     assert said["stricthostkeychecking"] in ("true", "yes")
-    assert said["batchmode"] == said["identitiesonly"] == said["clearallforwardings"] == "yes"
+    assert said["batchmode"] == said["clearallforwardings"] == "yes"
     assert (
         said["forwardagent"]
         == said["permitlocalcommand"]
@@ -81,8 +74,7 @@ def test_the_command_is_strict_whatever_else_is_configured(tmp_path: Path) -> No
         == "no"
     )
     assert said["verifyhostkeydns"] in ("false", "no")
-    assert said["userknownhostsfile"].replace("%%", "%").strip('"') == str(hosts)
-    assert said["globalknownhostsfile"] == "/dev/null"
+    assert said["userknownhostsfile"].strip('"') == f"{tmp_path}/known hosts"
     assert said["controlmaster"] in ("false", "no")
     assert (said["user"], said["port"], said["hostname"]) == ("me", "2222", "head")
     assert not {"controlpath", "remotecommand", "localforward"} & set(said)
@@ -144,7 +136,8 @@ def test_what_could_be_an_option_or_means_nothing_is_refused(url: str) -> None:
         ("sftp://head/srv", {"password": "sekrit"}),
         ("sftp://head/srv", {"passphrase": "sekrit"}),
         ("sftp://head/srv", {"token": "sekrit"}),
-        ("sftp://head/srv", {"port": "sekrit"}),
+        ("sftp://head/srv", {"username": "sekrit"}),
+        ("sftp://head/srv", {"config": "/sekrit"}),
     ],
 )
 def test_a_password_is_refused_and_not_repeated(url: str, options: dict[str, object]) -> None:
@@ -153,25 +146,37 @@ def test_a_password_is_refused_and_not_repeated(url: str, options: dict[str, obj
     assert "sekrit" not in f"{caught.value} {caught.value.hint}"
 
 
+@pytest.mark.parametrize("value", [None, False, b"x", 7, "/no/such/file", "a\nb", ""])
+def test_the_configuration_of_ssh_is_a_file_or_none(value: object) -> None:
+    with pytest.raises(ConfigError, match="config: the path of a file"):
+        parse_address(remote("sftp://head/srv"), {"config": value})
+    assert "none" in parse_address(remote("sftp://head/srv"), {"config": "none"}).command
+
+
 @pytest.mark.parametrize(
-    "value", [None, "", "none", "auto_add", "/dev/null", False, b"x", "/no/such/file", "a\nb"]
+    ("option", "value", "line"),
+    [
+        ("key_filename", "~/.ssh/id", "IdentityFile"),
+        ("known_hosts", "/etc/hosts", "UserKnownHostsFile"),
+        ("port", 22, "Port"),
+        ("username", "me", "User"),
+    ],
 )
-def test_host_keys_are_always_checked(value: object) -> None:
-    with pytest.raises(ConfigError, match="known_hosts"):
-        parse_address(remote("sftp://head/srv"), {"known_hosts": value})
+def test_an_option_of_earlier_versions_is_told_with_the_line_of_ssh_config(
+    option: str, value: object, line: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"sftp://head: .*{option} belongs into SSH's") as caught:
+        parse_address(remote("sftp://head/srv"), {option: value})
+    assert f"`{line} " in caught.value.hint
+    assert "`Host head`" in caught.value.hint
 
 
-def test_an_option_that_is_not_known_is_told_with_those_that_are() -> None:
-    with pytest.raises(ConfigError, match="keyfile") as caught:
-        parse_address(remote("sftp://head/srv"), {"keyfile": "/a"})
-    assert "key_filename" in caught.value.hint
-    with pytest.raises(ConfigError, match="host_key_policy") as caught:
-        parse_address(remote("sftp://head/srv"), {"host_key_policy": "auto_add"})
-    assert "host keys are always checked" in caught.value.hint
-    with pytest.raises(ConfigError, match="several users"):
-        parse_address(remote("sftp://me@head/srv"), {"username": "you"})
-    with pytest.raises(ConfigError, match="no such file"):
-        parse_address(remote("sftp://head/srv"), {"key_filename": "/no/such/key"})
+def test_an_option_that_is_not_known_is_told_with_the_one_that_is() -> None:
+    for option in ("keyfile", "host_key_policy"):
+        with pytest.raises(ConfigError, match=f"unknown storage_options: {option}") as caught:
+            parse_address(remote("sftp://head/srv"), {option: "auto_add"})
+        assert "known: config" in caught.value.hint
+        assert "host keys are always checked" in caught.value.hint
 
 
 def running(tmp_path: Path, script: str, stall: float = 10.0) -> Connection:
@@ -243,8 +248,8 @@ def test_an_unknown_host_key_fails_closed_and_says_how_to_learn_it(tmp_path: Pat
             " failed"
         ),
     ) as caught:
-        over_ssh(tmp_path, options={"known_hosts": str(hosts)}).size("a")
-    assert f"ssh-keyscan -p {sshd().port} 127.0.0.1 >> {hosts}" in caught.value.hint
+        over_ssh(tmp_path, options=sshd().options_with(known_hosts=hosts)).size("a")
+    assert f"ssh-keyscan -p {sshd().port} 127.0.0.1 >> ~/.ssh/known_hosts" in caught.value.hint
     assert caught.value.exit_code == 2
     assert hosts.read_bytes() == b""
 
@@ -255,7 +260,7 @@ def test_a_host_key_that_changed_fails_closed_and_is_not_learnt(tmp_path: Path) 
     line = f"[127.0.0.1]:{sshd().port} {other.with_suffix('.pub').read_text()}"
     hosts.write_text(line)
     with pytest.raises(ConfigError, match=r"Host key for .* has changed") as caught:
-        over_ssh(tmp_path, options={"known_hosts": str(hosts)}).size("a")
+        over_ssh(tmp_path, options=sshd().options_with(known_hosts=hosts)).size("a")
     assert f"ssh-keygen -R '[127.0.0.1]:{sshd().port}'" in caught.value.hint
     assert hosts.read_text() == line
 
@@ -266,7 +271,7 @@ def test_a_key_that_lets_nobody_in_is_a_configuration_error(tmp_path: Path) -> N
     with pytest.raises(
         ConfigError, match=r"no connection: .*Permission denied \(publickey\)"
     ) as caught:
-        over_ssh(tmp_path, options={"key_filename": str(other)}).size("a")
+        over_ssh(tmp_path, options=sshd().options_with(key=other)).size("a")
     assert "authorized_keys" in caught.value.hint
 
 
@@ -310,10 +315,12 @@ def test_without_ssh_the_package_is_named(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_server_that_is_set_up_otherwise_is_told_once(
     tmp_path: Path, more: str, error: type[Exception], text: str
 ) -> None:
-    config = tmp_path / "config"
-    config.write_text("Ciphers aes256-ctr\n")
-    with another_sshd(more) as server, pytest.raises(error, match=text) as caught:
-        bare(server.url(tmp_path), {**server.options, "config": str(config)}, AT_ONCE).size("a")
+    with another_sshd(more) as server:
+        config = tmp_path / "config"
+        lines = Path(str(server.options["config"])).read_text()
+        config.write_text(lines + "Ciphers aes256-ctr\n")
+        with pytest.raises(error, match=text) as caught:
+            bare(server.url(tmp_path), {"config": str(config)}, AT_ONCE).size("a")
     assert not isinstance(caught.value, Transient)
 
 

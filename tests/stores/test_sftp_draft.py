@@ -1,4 +1,4 @@
-"""Uploads: resuming, taking over, publishing, lost answers, and small files of several threads."""
+"""Uploads: resuming, the tail, publishing, lost answers, and small files of several threads."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import pytest
 from ckptsync.errors import Exists, StoreError, Transient
 from ckptsync.stores.contract import About
 from ckptsync.stores.limits import Limits
-from ckptsync.stores.part_upload import PART, FilePart
-from ckptsync.stores.sftp.draft import SftpTarget, find_leftovers, token
+from ckptsync.stores.part_upload import FilePart
+from ckptsync.stores.sftp.draft import PART, SftpTarget, SftpUpload, resumable_name
 from ckptsync.stores.sftp.server_files import ServerFiles
 from ckptsync.stores.sftp.store import SftpStore
 from tests.support.rate_limits import Counted
 from tests.support.sftp_stores import files_of, over_ssh, served
+from tests.support.waiting import until
 
 ABOUT = About(8, "node:/a:8:1")
 
@@ -39,9 +40,9 @@ def unfinished(path: Path) -> list[str]:
 
 def test_a_later_writer_goes_on_with_what_is_there_and_believes_none_of_it(tmp_path: Path) -> None:
     target(files_of(tmp_path)).begin().put(part(1, 0, b"good"))
-    (old,) = unfinished(tmp_path)
+    left = unfinished(tmp_path)
     later = target(files_of(tmp_path)).begin()
-    assert unfinished(tmp_path) != [old]
+    assert unfinished(tmp_path) == left == [Path(resumable_name("run/a", ABOUT)).name]
     assert later.is_there(part(1, 0, b"good"))
     assert not later.is_there(part(1, 0, b"bad!"))
     assert not later.is_there(part(2, 4, b"more"))
@@ -61,18 +62,53 @@ def test_a_hole_is_not_there_and_large_parts_are_compared_to_their_end(tmp_path:
     assert later.is_there(part(2, len(data), data[:-1] + b"\0"))
 
 
-def test_the_writer_whose_file_was_taken_over_gives_up_and_harms_nothing(tmp_path: Path) -> None:
-    first = target(files_of(tmp_path)).begin()
+def test_of_two_writers_of_one_origin_one_publishes_and_the_other_gives_up(tmp_path: Path) -> None:
+    first, second = target(files_of(tmp_path)).begin(), target(files_of(tmp_path)).begin()
     first.put(part(1, 0, b"good"))
-    second = target(files_of(tmp_path)).begin()
-    with pytest.raises(Transient, match="run/a: another writer of the same file has taken over"):
-        first.put(part(2, 4, b"more"))
-    first.abandon()
+    second.put(part(1, 0, b"good"))
     second.put(part(2, 4, b"more"))
     second.commit(8)
-    assert (tmp_path / "run/a").read_bytes() == b"goodmore"
+    with pytest.raises(Transient, match="run/a: another writer of the same file has published"):
+        first.put(part(2, 4, b"more"))
     with pytest.raises(Transient):
         first.commit(8)
+    first.abandon()
+    assert (tmp_path / "run/a").read_bytes() == b"goodmore"
+    assert unfinished(tmp_path) == []
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+def test_a_new_file_in_the_place_of_the_one_that_was_begun_is_seen(
+    tmp_path: Path, *, replaces: bool
+) -> None:
+    """Else it would be published with a hole where the first part was."""
+    first = target(files_of(tmp_path), replaces=replaces).begin()
+    first.put(part(1, 0, b"good"))
+    target(files_of(tmp_path)).begin().abandon()  # whose source failed
+    third = target(files_of(tmp_path), replaces=replaces).begin()
+    with pytest.raises(Transient, match="published or removed"):
+        first.put(part(2, 4, b"more"))
+    third.put(part(1, 0, b"good"))
+    third.put(part(2, 4, b"more"))
+    third.commit(8)
+    assert (tmp_path / "run/a").read_bytes() == b"goodmore"
+
+
+def test_many_writers_of_one_origin_publish_whole_files_alone(tmp_path: Path) -> None:
+    content = random.Random(3).randbytes(3 * PART + 5)
+    about = About(len(content), "node:/a")
+
+    def write(n: int) -> None:
+        store = over_ssh(tmp_path)
+        for _ in range(3):
+            with contextlib.suppress(Exists, Transient):
+                (store.create if n else store.write)("run/a", [content], about)
+            if (tmp_path / "run/a").exists():
+                assert (tmp_path / "run/a").read_bytes() == content
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(write, range(3)))
+    assert (tmp_path / "run/a").read_bytes() == content
 
 
 def test_another_origin_or_none_continues_nothing(tmp_path: Path) -> None:
@@ -80,9 +116,18 @@ def test_another_origin_or_none_continues_nothing(tmp_path: Path) -> None:
     for about in (About(8, "node:/a:8:2"), About(8)):
         assert not target(files_of(tmp_path), about).begin().is_there(part(1, 0, b"good"))
     assert len(unfinished(tmp_path)) == 3
-    assert token("a", About(8)) != token("a", About(8))
-    assert token("a", ABOUT) == token("a", ABOUT) != token("b", ABOUT)
-    assert find_leftovers(files_of(tmp_path), "run/a", About(8)) == []
+    assert resumable_name("a", About(8)) != resumable_name("a", About(8))
+    assert resumable_name("d/a", ABOUT) == resumable_name("d/a", ABOUT)
+    assert resumable_name("d/a", ABOUT) != resumable_name("d/b", ABOUT)
+
+
+def test_a_link_in_the_place_of_a_temporary_file_is_not_written_through(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "keys").write_bytes(b"mine")
+    (tmp_path / resumable_name("run/a", ABOUT)).symlink_to(tmp_path / "keys")
+    with pytest.raises(StoreError, match="not a file"):
+        target(files_of(tmp_path)).begin()
+    assert (tmp_path / "keys").read_bytes() == b"mine"
 
 
 def test_what_is_longer_than_the_content_is_cut_and_what_is_shorter_refused(tmp_path: Path) -> None:
@@ -94,21 +139,20 @@ def test_what_is_longer_than_the_content_is_cut_and_what_is_shorter_refused(tmp_
     assert (tmp_path / "run/a").read_bytes() == b"01234567"
 
 
-def test_further_leftovers_go_with_the_commit(tmp_path: Path) -> None:
+def test_files_of_an_earlier_program_are_orphans_and_continue_nothing(tmp_path: Path) -> None:
+    """It had a file for each writer, and empty files beside it that said how much was durable."""
     (tmp_path / "run").mkdir()
-    for n, data in enumerate([b"go", b"goodmo", b"g"]):
-        (tmp_path / f"run/.ckptsync-{token('run/a', ABOUT)}-{n}.part").write_bytes(data)
-    upload = target(files_of(tmp_path)).begin()
-    assert upload.left.size == 6
-    upload.put(part(1, 0, b"goodmore"))
-    upload.commit(8)
-    assert [p.name for p in (tmp_path / "run").iterdir()] == ["a"]
-
-
-def test_a_lost_answer_to_taking_over_loses_nothing(tmp_path: Path) -> None:
-    target(files_of(tmp_path)).begin().put(part(1, 0, b"good"))
-    upload = target(files_of(tmp_path, f"lose=18={tmp_path / 'marker'}")).begin()
-    assert upload.is_there(part(1, 0, b"good"))
+    word = resumable_name("run/a", ABOUT).rpartition("/")[2].removesuffix(".part")
+    old = [f"run/{word}-0123456789abcdef{end}" for end in (".part", ".4.part")]
+    for name in old:
+        (tmp_path / name).write_bytes(b"good" if name == old[0] else b"")
+    store = over_ssh(tmp_path)
+    assert not target(store._files).begin().is_there(part(1, 0, b"good"))
+    store._files.remove(resumable_name("run/a", ABOUT))
+    assert list(store.names("")) == []
+    assert sorted(entry.name for entry in store.drafts()) == sorted(old)
+    assert all(store.drop(name) for name in old)
+    assert list((tmp_path / "run").iterdir()) == []
 
 
 @pytest.mark.parametrize("kind", [3, 4, 6, 7, 14, 17, 18, 200])
@@ -169,56 +213,112 @@ def test_a_name_taken_meanwhile_is_told_and_nothing_left(tmp_path: Path) -> None
     assert (tmp_path / "run/a").read_bytes() == b"repaired"
 
 
-def test_what_is_recorded_to_be_durable_is_not_read_back(
+SHORT_TAIL = 2  # parts
+
+
+def created_until(path: Path, content: bytes, end: int, *faults: str) -> int:
+    """Create run/a, and be killed once all parts but the last of its first bytes are there.
+
+    Return how many bytes were sent and read back.
+    """
+    about, pace = About(len(content), "node:/a"), Counted()
+    limits = Limits(threads=1, pace=pace, patience=0, stall=30)
+    store = served(path, "limits=261120", *faults, limits=limits)
+    left = path / resumable_name("run/a", about)
+
+    def chunks() -> Iterator[bytes]:
+        yield content[:end]
+        if end < len(content):
+            assert until(lambda: left.exists() and left.stat().st_size >= end - PART, 60)
+            raise Transient("killed")
+
+    whole = contextlib.nullcontext() if end == len(content) else pytest.raises(Transient)
+    with whole:
+        store.create("run/a", chunks(), about)
+    return sum(pace.taken)
+
+
+def test_what_lies_before_the_tail_is_not_read_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Reading costs what sending does: a writer restarted sooner than it has read everything would
     never get on.
     """
-    monkeypatch.setattr("ckptsync.stores.sftp.draft.RECORD_S", 0.0)
-    content = random.Random(1).randbytes(5 * PART + 5)
-    about, moved = About(len(content), "node:/a"), []
-
-    def until(end: int) -> Iterator[bytes]:
-        yield content[:end]
-        if end < len(content):
-            raise Transient("killed")
-
-    # of each of the first two, what follows the last whole part is not sent
-    for end in (3 * PART, 4 * PART, len(content)):
-        pace = Counted()
-        store = served(
-            tmp_path, "limits=261120", limits=Limits(threads=1, pace=pace, patience=0, stall=30)
-        )
-        with contextlib.nullcontext() if end == len(content) else pytest.raises(Transient):
-            store.create("run/a", until(end), about)
-        moved.append(sum(pace.taken))
-    assert moved[1] < PART + 6 * 65536
-    # less than the whole, of five: what was recorded may be some parts behind
-    assert moved[2] < 4.5 * PART
+    monkeypatch.setattr("ckptsync.stores.sftp.draft.TAIL", 0)
+    monkeypatch.setattr("ckptsync.stores.sftp.draft._TAIL_PARTS", SHORT_TAIL)
+    content = random.Random(1).randbytes(8 * PART + 5)
+    assert created_until(tmp_path, content, 6 * PART) == 5 * PART
+    # a part that is new, the tail, and the beginnings of others
+    assert created_until(tmp_path, content, 7 * PART) <= (1 + SHORT_TAIL) * PART + 6 * 65536
+    assert created_until(tmp_path, content, len(content)) <= (2 + SHORT_TAIL) * PART + 7 * 65536
     assert (tmp_path / "run/a").read_bytes() == content
     assert [p.name for p in (tmp_path / "run").iterdir()] == ["a"]
 
 
-def test_a_writer_killed_while_it_takes_over_leaves_the_record_and_another_s_start_is_seen(
-    tmp_path: Path,
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_a_power_cut_left_of_the_tail_the_file_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    begins = f".ckptsync-{token('run/a', ABOUT)}-"
-    (tmp_path / "run").mkdir()
-    (tmp_path / f"run/{begins}0.part").write_bytes(b"goodmo")
-    # of the second the file is gone: its writer was killed before it had it
-    for record in ("0.4", "1.4"):
-        (tmp_path / f"run/{begins}{record}.part").touch()
-    upload = target(files_of(tmp_path)).begin()
-    assert upload.left.durable == 4
-    assert any(
-        name.endswith(".4.part") and upload.part[4:-5] in name for name in unfinished(tmp_path)
-    )
-    assert not upload.is_there(part(1, 0, b"gold"))
-    assert upload.is_there(part(1, 0, b"good"))
-    upload.put(part(2, 4, b"more"))
-    upload.commit(8)
-    assert [p.name for p in (tmp_path / "run").iterdir()] == ["a"]
+    """Zeros where blocks had not reached the disk, and a file that is shorter than it was."""
+    monkeypatch.setattr("ckptsync.stores.sftp.draft.TAIL", 0)
+    monkeypatch.setattr("ckptsync.stores.sftp.draft._TAIL_PARTS", SHORT_TAIL)
+    dice = random.Random(seed)
+    content = dice.randbytes(6 * PART + 5)
+    created_until(tmp_path, content, 5 * PART)
+    left = tmp_path / resumable_name("run/a", About(len(content), "node:/a"))
+    size = left.stat().st_size
+    durable = size - SHORT_TAIL * PART
+    assert durable > 0
+    with left.open("r+b") as file:
+        for _ in range(5):
+            at = dice.randrange(durable, size)
+            file.seek(at)
+            file.write(bytes(min(dice.choice([1, 4096, PART]), size - at)))
+        if dice.random() < 0.5:
+            file.truncate(dice.randrange(durable, size))
+    created_until(tmp_path, content, len(content))
+    assert (tmp_path / "run/a").read_bytes() == content
+
+
+def test_no_byte_is_written_far_beyond_what_is_on_the_disk(tmp_path: Path) -> None:
+    begun = target(files_of(tmp_path)).begin()
+    upload = SftpUpload(begun.target, begun.part, 0, 0, tail=8)
+    with ThreadPoolExecutor(1) as pool:
+        upload.put(part(1, 0, b"1111"))
+        upload.put(part(3, 8, b"3333"))
+        far = pool.submit(upload.put, part(4, 12, b"4444"))
+        with pytest.raises(TimeoutError):
+            far.result(0.2)
+        assert (tmp_path / begun.part).stat().st_size == 12
+        upload.put(part(2, 4, b"2222"))
+        far.result(30)
+    upload.commit(16)
+    assert (tmp_path / "run/a").read_bytes() == b"1111222233334444"
+
+
+def test_who_waits_for_the_disk_does_not_wait_for_a_part_that_failed(tmp_path: Path) -> None:
+    begun = target(files_of(tmp_path)).begin()
+    upload = SftpUpload(begun.target, begun.part, 0, 0, tail=8)
+    with ThreadPoolExecutor(1) as pool:
+        far = pool.submit(upload.put, part(4, 12, b"4444"))
+        (tmp_path / begun.part).unlink()
+        with pytest.raises(Transient):
+            upload.put(part(1, 0, b"1111"))
+        far.result(30)
+    assert not (tmp_path / begun.part).exists()
+
+
+def test_the_disk_is_waited_for_while_later_parts_are_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ckptsync.stores.sftp.draft.TAIL", 0)
+    monkeypatch.setattr("ckptsync.stores.sftp.draft._TAIL_PARTS", SHORT_TAIL)
+    root, log = tmp_path / "store", tmp_path / "log"
+    root.mkdir()
+    created_until(root, bytes(6 * PART), 6 * PART, f"log={log}")
+    steps = log.read_text().splitlines()
+    assert steps.count("fsync part") == 6 + 1
+    assert steps[-2:] == ["rename", "fsync run"]
 
 
 @pytest.mark.parametrize("replaces", [False, True])
@@ -259,10 +359,10 @@ def test_replacing_is_atomic_or_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("replaces", [False, True])
-def test_what_another_writer_has_taken_over_is_not_committed(
+def test_what_another_writer_has_published_is_not_committed(
     tmp_path: Path, *, replaces: bool
 ) -> None:
-    with pytest.raises(Transient, match="taken over"):
+    with pytest.raises(Transient, match="has published or removed"):
         target(files_of(tmp_path), name="a", replaces=replaces).publish("part", 3)
     (tmp_path / "a").write_bytes(b"xyz")
     with pytest.raises((Transient, Exists)):

@@ -67,6 +67,10 @@ def opened(session: Session, path: Path, flags: int = Flag.READ) -> bytes:
     return session.open(bytes(path), flags)
 
 
+def written(session: Session, handle: bytes, start: int, content: bytes) -> None:
+    session.do(*session.write_requests(handle, start, memoryview(content)))
+
+
 @pytest.mark.parametrize(
     "faults",
     [
@@ -84,7 +88,7 @@ def test_bytes_come_back_as_they_went_in_whatever_the_server_is_like(
 ) -> None:
     session = Session(address_of(tmp_path, *faults), SOON)
     content = CONTENT[: 200_000 if "short" in faults else None]
-    session.write(opened(session, tmp_path / "a", Flag.WRITE | Flag.CREATE), 7, memoryview(content))
+    written(session, opened(session, tmp_path / "a", Flag.WRITE | Flag.CREATE), 7, content)
     out = bytearray(len(content) + 100)
     assert (
         session.read_into(opened(session, tmp_path / "a"), 0, memoryview(out)) == len(content) + 7
@@ -126,7 +130,7 @@ def test_requests_are_as_large_as_the_server_says_within_reason(
 def test_every_piece_is_paced_and_small(tmp_path: Path) -> None:
     pace = Counted()
     session = Session(address_of(tmp_path, "limits=999999999"), Limits(pace=pace))
-    session.write(opened(session, tmp_path / "a", Flag.WRITE | Flag.CREATE), 0, memoryview(CONTENT))
+    written(session, opened(session, tmp_path / "a", Flag.WRITE | Flag.CREATE), 0, CONTENT)
     assert sum(pace.taken) == len(CONTENT)
     session.read_into(opened(session, tmp_path / "a"), 0, memoryview(bytearray(len(CONTENT))))
     assert sum(pace.taken) == 2 * len(CONTENT)
@@ -167,7 +171,7 @@ def test_after_a_refusal_the_session_goes_on(tmp_path: Path) -> None:
         opened(session, tmp_path / "not there")
     handle = opened(session, tmp_path / "a", Flag.WRITE | Flag.CREATE)
     with pytest.raises(StatusError, match="status 4"):
-        session.write(handle, 0, memoryview(CONTENT))
+        written(session, handle, 0, CONTENT)
     assert session.is_usable
     assert session.call(PacketType.LSTAT, b"/", PacketType.ATTRS).attributes().is_directory
     session.close()

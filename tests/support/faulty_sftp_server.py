@@ -3,8 +3,8 @@ tests/support/faulty_sftp_server.py FAULT…``.
 
 Honest, and different: plain (no extensions), reorder (what came last is answered first), short
 (READ brings 20,000 bytes at most), replaces (rename replaces), unsynced (no fsync of directories),
-limits=N (READ and WRITE may have so many bytes). In trouble: full (no WRITE succeeds, and statvfs
-says why), denied (no file is opened to be written), unreadable (no directory but the first is
+limits=N (READ and WRITE may have so many bytes). In trouble: full (no WRITE succeeds),
+denied (no file is opened to be written), unreadable (no directory but the first is
 listed), lose=KIND=MARKER (the first request of that kind is done, but not answered, and the
 connection ends; the file MARKER tells that it was). changes=FILE has what is replaced in packets: a
 list of [number of the packet, offset, bytes there, hexadecimal bytes instead, whether the packet's
@@ -33,7 +33,6 @@ VALUES = dict(f.split("=", 1) for f in sys.argv[1:] if "=" in f)
 OFFERED = (
     "posix-rename@openssh.com",
     "fsync@openssh.com",
-    "statvfs@openssh.com",
     "limits@openssh.com",
 )
 FILES: dict[bytes, int] = {}
@@ -198,10 +197,6 @@ def extended(body: bytes) -> tuple[int, bytes]:
             return status(4)
         os.fsync(fd)
         return status(0)
-    if name == b"statvfs@openssh.com":
-        return EXTENDED_REPLY, struct.pack(
-            ">11Q", 4096, 4096, 100, 0, 0 if "full" in FAULTS else 1 << 30, 100, 9, 9, 0, 0, 255
-        )
     if name == b"limits@openssh.com":
         size = int(VALUES.get("limits", 0))
         return EXTENDED_REPLY, struct.pack(">4Q", 0, size, size, 0)

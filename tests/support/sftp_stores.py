@@ -51,7 +51,7 @@ def through(port: int, home: Path, limits: Limits) -> Store:
     root.mkdir(exist_ok=True)
     known.write_text(server.known_hosts.read_text().replace(f":{server.port} ", f":{port} "))
     url = f"sftp://{server.user}@127.0.0.1:{port}{root}"
-    return bare(url, {**server.options, "known_hosts": str(known)}, limits)
+    return bare(url, server.options_with(known_hosts=known), limits)
 
 
 def program(*faults: str) -> Sequence[str]:

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -59,11 +60,20 @@ class Sshd:
     @property
     def options(self) -> Mapping[str, object]:
         """The storage_options that let this user in, and nothing of what ~/.ssh says."""
-        return {
-            "key_filename": str(self.key),
-            "known_hosts": str(self.known_hosts),
-            "config": "none",
-        }
+        return self.options_with()
+
+    def options_with(
+        self, key: Path | None = None, known_hosts: Path | None = None
+    ) -> Mapping[str, object]:
+        """The same with another key, or with other host keys."""
+        lines = (
+            f'IdentityFile "{key or self.key}"\nIdentitiesOnly yes\n'
+            f'UserKnownHostsFile "{known_hosts or self.known_hosts}"\n'
+            "GlobalKnownHostsFile /dev/null\n"
+        )
+        config = self.dir / f"ssh_config-{zlib.crc32(lines.encode()):08x}"
+        config.write_text(lines)
+        return {"config": str(config)}
 
     def url(self, path: str | os.PathLike[str]) -> str:
         """Of an absolute path."""

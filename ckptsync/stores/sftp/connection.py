@@ -14,15 +14,25 @@ import re
 import select
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ckptsync.errors import ConfigError, StoreError, Transient
 from ckptsync.stores.urls import Remote
 
-OPTIONS = ("config", "key_filename", "known_hosts", "port", "username")
-_HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?\]")
+OPTIONS = ("config",)
+# options of earlier versions, and the line of ssh_config(5) that says the same
+_LINES = {
+    "key_filename": "IdentityFile FILE, and IdentitiesOnly yes",
+    "known_hosts": "UserKnownHostsFile FILE, and GlobalKnownHostsFile /dev/null",
+    "port": "Port NUMBER",
+    "username": "User NAME",
+}
+_SERVER = re.compile(  # a host, and what stands in the place of a port
+    r"([A-Za-z0-9_][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?\])(?::(.*))?"
+)
+_PORT = re.compile(r"[0-9]{1,5}")
 _USER = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.@+-]*\$?")
 _EXAMPLE = "write sftp://user@host/srv/checkpoints or sftp://user@host:2222/srv/checkpoints"
 
@@ -98,7 +108,6 @@ class Address:
     port: int | None
     path: str
     command: tuple[str, ...]
-    known_hosts: str = "~/.ssh/known_hosts"
 
 
 def parse_address(
@@ -111,10 +120,10 @@ def parse_address(
     authority, _, path = remote.rest.partition("/")
     login, at, server = authority.rpartition("@")
     user, colon, _ = login.partition(":")
-    found = re.fullmatch(r"(\[[^\]]*\]|[^:]*)(?::(.*))?", server)
-    if not found or not _HOST.fullmatch(found[1]):
+    server_match = _SERVER.fullmatch(server)
+    if not server_match:
         raise ConfigError("sftp: no valid host in the URL", hint=_EXAMPLE)
-    host = found[1].strip("[]")
+    host = server_match[1].strip("[]")
     where = f"sftp://{host}"
     if colon:
         raise ConfigError(
@@ -123,51 +132,27 @@ def parse_address(
         )
     if at and not user:
         raise ConfigError(f"{where}: no user before the @", hint=_EXAMPLE)
-    if unknown := sorted(set(options) - set(OPTIONS)):
-        raise ConfigError(
-            f"{where}: unknown storage_options: {', '.join(unknown)}",
-            hint=(
-                f"known: {', '.join(OPTIONS)}; passwords are not accepted and host keys are always"
-                " checked; all else belongs into ~/.ssh/config"
-            ),
-        )
-    user = user or str(options.get("username") or "")
-    if user != str(options.get("username") or user):
-        raise ConfigError(f"{where}: several users", hint="name one, in the URL or as username")
     if user and not _USER.fullmatch(user):
         raise ConfigError(
             f"{where}: invalid user name {user!r}", hint="letters, digits and _ . @ + - are allowed"
         )
-    port = _port(where, options.get("port") if found[2] is None else found[2])
-    known_hosts = (
-        _file(where, "known_hosts", options["known_hosts"]) if "known_hosts" in options else ""
-    )
+    port = server_match[2]
+    if port is not None and not (_PORT.fullmatch(port) and 0 < int(port) < 1 << 16):
+        raise ConfigError(f"{where}: invalid port: a number from 1 to 65535 is needed")
     words = [
-        *_options(where, options, known_hosts),
+        *_config_words(where, options),
+        *(word for option in ALWAYS for word in ("-o", option)),
         *(["-l", user] if user else []),
-        *(["-p", str(port)] if port else []),
+        *(["-p", str(int(port))] if port else []),
     ]
     return Address(
         url=remote.url,
         host=host,
         user=user,
-        port=port,
+        port=int(port) if port else None,
         path=_path(where, path),
         command=tuple(command) or ("ssh", *words, "-s", "--", host, "sftp"),
-        known_hosts=known_hosts or "~/.ssh/known_hosts",
     )
-
-
-def _port(where: str, value: object) -> int | None:
-    if value is None:
-        return None
-    if (
-        isinstance(value, bool)
-        or not re.fullmatch(r"[0-9]{1,5}", str(value))
-        or not 0 < int(str(value)) < 1 << 16
-    ):
-        raise ConfigError(f"{where}: invalid port: a number from 1 to 65535 is needed")
-    return int(str(value))
 
 
 def _path(where: str, path: str) -> str:
@@ -182,41 +167,33 @@ def _path(where: str, path: str) -> str:
     return "/" + "/".join(parts)
 
 
-def _options(where: str, options: Mapping[str, object], known_hosts: str) -> Iterator[str]:
-    config = options.get("config")
-    if config is not None:
-        yield from ("-F", "none" if config == "none" else _file(where, "config", config))
-    for option in ALWAYS:
-        yield from ("-o", option)
-    if known_hosts:
-        quoted = known_hosts.replace("%", "%%")
-        yield from (
-            "-o",
-            f'UserKnownHostsFile="{quoted}"',
-            "-o",
-            "GlobalKnownHostsFile=/dev/null",
-            "-o",
-            "KnownHostsCommand=none",
-        )
-    given = options.get("key_filename")
-    keys = given if isinstance(given, list | tuple) else [] if given is None else [given]
-    for key in keys:
-        yield from ("-i", _file(where, "key_filename", key).replace("%", "%%"))
-    if keys:
-        yield from ("-o", "IdentitiesOnly=yes")
+def _config_words(where: str, options: Mapping[str, object]) -> list[str]:
+    """Return the words of ssh's command line for the storage_options: ``config`` is all there is.
 
-
-def _file(where: str, option: str, value: object) -> str:
-    """Return the absolute path of an existing file, as ssh can use it.
-
-    Raise ConfigError for a path that ssh could take for something else (quotes, tokens, variables).
+    The value of another option is not shown: it may be a password.
     """
-    if not isinstance(value, str | Path) or any(c in '"\\$' or ord(c) < 32 for c in str(value)):
-        raise ConfigError(f"{where}: {option}: the path of a file is needed")
-    path = Path(value).expanduser().absolute()
-    if not path.is_file():
-        raise ConfigError(f"{where}: {option}: {path}: no such file")
-    return str(path)
+    for name in sorted(options.keys() - set(OPTIONS)):
+        if name in _LINES:
+            raise ConfigError(
+                f"{where}: storage_options: {name} belongs into SSH's own configuration",
+                hint=f"write `{_LINES[name]}` below `Host {where.removeprefix('sftp://')}` in"
+                " ~/.ssh/config, or in the file that the option config names",
+            )
+        raise ConfigError(
+            f"{where}: unknown storage_options: {name}",
+            hint="known: config; passwords are not accepted and host keys are always checked; all"
+            " else belongs into ~/.ssh/config",
+        )
+    if "config" not in options:
+        return []
+    config = options["config"]
+    if config == "none":
+        return ["-F", "none"]
+    if not isinstance(config, str | Path) or not (file := Path(config).expanduser()).is_file():
+        raise ConfigError(
+            f"{where}: config: the path of a file of ssh_config(5), or none, is needed"
+        )
+    return ["-F", str(file.absolute())]
 
 
 class Connection:
@@ -353,18 +330,14 @@ def connection_error(
     error = f"{address.url}: no connection: {reason}"
     if _HOST_KEY.search(text):
         port = f"-p {address.port} " if address.port else ""
-        known = (
-            f"[{address.host}]:{address.port}"
-            if address.port and address.port != 22
-            else address.host
-        )
+        key = f"[{address.host}]:{address.port}" if port and address.port != 22 else address.host
         return ConfigError(
             error,
             hint=(
-                f"ssh-keyscan {port}{address.host} >> {address.known_hosts}, and compare the"
-                f" fingerprint (ssh-keygen -lf) with the one on {address.host} itself; if its key"
-                f" has changed, and you know why, first: ssh-keygen -R '{known}' -f"
-                f" {address.known_hosts}"
+                f"ssh-keyscan {port}{address.host} >> ~/.ssh/known_hosts (or what"
+                " UserKnownHostsFile names), and compare the fingerprint (ssh-keygen -lf) with the"
+                f" one on {address.host} itself; if its key has changed, and you know why, first:"
+                f" ssh-keygen -R '{key}'"
             ),
         )
     for words, hint in _REFUSALS.items():

@@ -2,66 +2,51 @@
 
 The temporary name is in the same directory; the rename publishes the file.
 
-The temporary name of a large file is ``.ckptsync-<token>-<owner>.part``.  The token is made of name
-and origin, so the next writer finds what a killed one has left.  It renames that file to an owner
-of its own, a random word that nobody else uses.  So a temporary name means one file for ever, and
-whatever an upload writes lies in the file that it publishes.
+The temporary name of a large file is ``.ckptsync-<token>.part``.  The token is made of name, origin
+and size, so the next writer of the same bytes finds what a killed one has left.  The file's length
+says how much of it is there: no byte is written more than `TAIL` bytes beyond what the server has
+brought to its disk, so whatever a kill or a power cut has left out lies in the last `TAIL` bytes.
+The next writer reads these back and compares them; of each part before, the first bytes.
 
-Two writers of one token (a service and a push on one node) write the same bytes, as the same origin
-promises.  The second one takes the file from the first, whose next part or commit fails
-(Transient).  What the first one still had in flight lands in a file of the same bytes, also if that
-is published meanwhile.
-
-An upload that goes on with a file reads its parts back and compares them, which costs what sending
-costs.  So that a writer which is restarted often gets on, the server brings the file to its disk
-from time to time, and an empty file ``.ckptsync-<token>-<owner>.<bytes>.part`` records how many of
-its first bytes are durable.  Of those the beginning of each part is compared.
+Two writers of one token (a service and a push on one node) write the same bytes into the same file,
+as the same origin promises.  One of them publishes it.  The other one sees that the file has gone,
+or that there is a new one, which is shorter (Transient).  What it still had in flight lands in the
+published file, where the same bytes are.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import math
-import re
 import secrets
+import sys
 import threading
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from ckptsync.errors import Exists, NotFound, StoreError, Transient
 from ckptsync.stores.contract import About
-from ckptsync.stores.part_upload import FilePart
+from ckptsync.stores.part_upload import FilePart, part_size
 from ckptsync.stores.sftp.protocol import (
     FSYNC,
     RENAME_OVER,
-    Attributes,
+    Code,
     Flag,
+    PacketType,
+    Request,
     Session,
     StatusError,
+    text,
 )
 from ckptsync.stores.sftp.server_files import ServerFiles
 
 T = TypeVar("T")
-RECORD_S = 10.0  # s between two records of what is durable, at least
-_NEW = Flag.WRITE | Flag.CREATE | Flag.TRUNCATE
+PART = 8 << 20  # bytes of a file that are sent at once, over one of the connections
+# bytes, and in parts; an earlier program's files have this one, so it may grow and never shrink
+TAIL, _TAIL_PARTS = 128 << 20, 8
 _STEP = 1 << 20  # bytes that are read back and compared at once
 _FIRST = 64 << 10  # of a part: enough to see whether it was ever written
-
-
-@dataclass(slots=True)
-class Leftover:
-    """An unfinished file of an earlier writer.
-
-    Its first ``durable`` bytes are on the server's disk, as the names of its ``records`` say.
-    """
-
-    part: str
-    size: int = 0
-    durable: int = 0
-    records: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +74,13 @@ class SftpTarget:
         part = temporary_name(self.name, secrets.token_hex(8))
 
         def step(session: Session) -> None:
-            with session.opened(self.files.path(part), _NEW) as handle:
+            flags = Flag.WRITE | Flag.CREATE | Flag.TRUNCATE
+            with session.opened(self.files.path(part), flags) as handle:
                 writes = session.write_requests(handle, 0, data)
                 session.do(*writes, *session.fsync_requests(handle))
 
         try:
-            self.files.in_directory(self.directory, step, self.name, max(1, len(data)))
+            self.files.in_directory(self.directory, step, self.name)
             self.publish(part, len(data))
         except Exception:
             # the first error is the one to raise, and what is left is never listed
@@ -103,21 +89,26 @@ class SftpTarget:
             raise
 
     def begin(self) -> SftpUpload:
-        """Take over what an earlier writer has left, or make a new temporary file."""
-        part = temporary_name(self.name, f"{token(self.name, self.about)}-{secrets.token_hex(8)}")
-        leftovers = find_leftovers(self.files, self.name, self.about)
-        records = [record for each in leftovers for record in each.records]
-        for n, leftover in enumerate(leftovers):
-            if self._take_over(leftover, part):
-                others = [other.part for other in leftovers[n + 1 :]]
-                return SftpUpload(self, part, leftover, [*records, *others])
-        self._make_empty(part)
-        return SftpUpload(self, part, Leftover(part), records)
+        """Return an upload that continues the file of an earlier writer, or makes a new one."""
+        part = resumable_name(self.name, self.about)
+
+        def step(session: Session) -> tuple[int, bool]:
+            (seen,) = session.stat_paths([self.files.path(part)])
+            if seen and not seen.is_file:
+                raise StoreError(f"{self.files.shown(part)}: not a file", hint="remove it")
+            with session.opened(self.files.path(part), Flag.WRITE | Flag.CREATE):
+                return seen.size if seen else 0, FSYNC in session.extensions
+
+        size, is_synced = self.files.in_directory(self.directory, step, self.name)
+        tail = max(TAIL, _TAIL_PARTS * part_size(self.about.size, least=PART))
+        if not is_synced or self.about.size is None:  # parts of a file of unknown size grow
+            tail = sys.maxsize
+        return SftpUpload(self, part, size, max(0, size - tail), tail)
 
     def publish(self, part: str, size: int) -> None:
         """Rename a durable temporary file to its name, durably.
 
-        Raises Exists; Transient where another writer has taken the file.
+        Raises Exists; Transient where another writer has published the file.
 
         ``rename`` of version 3 refuses a name that is taken (filexfer-02, 6.5).  OpenSSH does it by
         a hard link, so that holds against other writers, too; another server may replace, therefore
@@ -128,16 +119,18 @@ class SftpTarget:
         was_tried, taken = False, Exists(f"{self.name}: already there")
         old, new = self.files.path(part), self.files.path(self.name)
 
-        def is_published(session: Session) -> bool:
+        def step(session: Session) -> None:
             nonlocal was_tried
-            left, found = session.stat_paths([old, new])
-            is_ours = found is not None and found.is_file and found.size == size
-            if was_tried and left is None and is_ours:
-                return True  # only the answer was lost: nobody else knows the temporary name
-            if found is not None and not self.replaces:
+            source, target = session.stat_paths([old, new])
+            is_same = target is not None and target.is_file and target.size == size
+            if was_tried and source is None and is_same:
+                return  # only the answer was lost
+            if target is not None and not self.replaces:
                 raise taken
+            if source is None or source.size != size:
+                raise NotFound(f"{part}: published or removed by another writer")
             in_one_step = self.replaces and RENAME_OVER in session.extensions
-            if found is not None and not in_one_step:
+            if target is not None and not in_one_step:
                 raise StoreError(
                     f"{self.files.shown(self.name)}: cannot be replaced, since the server has no"
                     f" {RENAME_OVER}",
@@ -147,113 +140,94 @@ class SftpTarget:
             try:
                 session.rename(old, new, replaces=in_one_step)
             except StatusError as e:
-                left, found = session.stat_paths([old, new])
-                if left is None:
-                    return False
-                if found is not None:
+                is_missing = e.code == Code.NO_SUCH_FILE
+                if not (self.replaces or is_missing) and session.stat_paths([new]) != [None]:
                     raise taken from e
                 raise
-            return True
 
         try:
-            if not self.files.on(self.name, is_published):
-                raise _taken_over(self.name)
+            self.files.on(self.name, step)
         except Exists:
             # the name that is said to be there survives a power cut
             self.files.sync_directory(self.directory)
             raise
+        except NotFound as e:
+            raise _published_by_another(self.name) from e
         finally:
             self.files.forget(self.name)
         self.files.sync_directory(self.directory)
 
-    def _take_over(self, leftover: Leftover, part: str) -> bool:
-        """Return whether an earlier writer's file is ours now.
-
-        Its record is made first: a writer killed in between loses nothing.
-        """
-        record = record_name(part, leftover.durable)
-        if leftover.durable:
-            self._make_empty(record)
-        was_tried = False
-
-        def step(session: Session) -> bool:
-            nonlocal was_tried
-            again, was_tried = was_tried, True
-            try:
-                session.rename(self.files.path(leftover.part), self.files.path(part))
-            except StatusError:
-                # another writer was faster; or it was us, and only the answer was lost
-                return again and self.files.lstat(session, [part]) != [None]
-            return True
-
-        if self.files.on(self.name, step):
-            return True
-        if leftover.durable:
-            self.files.remove(record)
-        return False
-
-    def _make_empty(self, name: str) -> None:
-        def step(session: Session) -> None:
-            with session.opened(self.files.path(name), _NEW):
-                pass
-
-        self.files.in_directory(self.directory, step, self.name, 1)
-
 
 class SftpUpload:
-    """A `PartUpload`: a temporary file, and what an earlier writer had ``left`` of it.
+    """A `PartUpload`: a temporary file, of which an earlier writer had left ``size`` bytes.
 
-    ``useless``: other temporary files, to be removed in the end.
+    The first ``durable`` of them are on the server's disk.  No byte is written that lies more than
+    ``tail`` bytes beyond what is on the disk; a thread that would do so waits.
     """
 
-    def __init__(
-        self, target: SftpTarget, part: str, left: Leftover, useless: Sequence[str]
-    ) -> None:
-        self.target, self.part, self.left = target, part, left
+    def __init__(self, target: SftpTarget, part: str, size: int, durable: int, tail: int) -> None:
+        self.target, self.part, self.left = target, part, size
         self._files, self._path = target.files, target.files.path(part)
-        self._useless, self._lock = useless, threading.Lock()
-        # parts beyond `_whole` that are in the file: from where to where
-        self._done: dict[int, int] = {}
+        self._durable, self._trusted, self._tail = durable, durable, tail
+        self._changed = threading.Condition()
+        # bytes from the beginning that are in the file, and parts beyond them: from where to where
         self._whole = 0
-        # bytes that our record says are durable, and when the next record is due
-        self._recorded, self._due = left.durable, time.monotonic() + RECORD_S
+        self._beyond: dict[int, int] = {}
+        self._length = size  # which the file has at least
+        self._is_syncing = self._has_failed = False
 
     def is_there(self, part: FilePart) -> bool:
         """Return whether the file has these bytes already.
 
-        It reads them back, since a server cannot compute a digest for us.
+        It reads them back, since a server cannot compute a digest for us; of a part that is trusted
+        the first ones.
         """
         end = part.start + len(part.data)
-        if end > self.left.size:
+        if end > self.left:
             return False
-        data = part.data[:_FIRST] if end <= self.left.durable else part.data
+        data = part.data[:_FIRST] if end <= self._trusted else part.data
 
         def is_same(session: Session) -> bool:
             at, step = 0, _FIRST
             with session.opened(self._path, Flag.READ) as handle:
                 while at < len(data):
-                    wanted = data[at : at + step]
-                    found = bytearray(len(wanted))
-                    count = session.read_into(handle, part.start + at, memoryview(found))
-                    if count < len(wanted) or found != wanted:
+                    expected = data[at : at + step]
+                    stored = bytearray(len(expected))
+                    count = session.read_into(handle, part.start + at, memoryview(stored))
+                    if count < len(expected) or stored != expected:
                         return False
                     at, step = at + step, _STEP
             return True
 
         if not self._on(is_same):
             return False
-        self._have(part)
+        self._add(part)
         return True
 
     def put(self, part: FilePart) -> None:
-        """Write a part."""
+        """Write a part, once it lies within the tail."""
+        end = part.start + len(part.data)
+        with self._changed:
+            # also where the disk had lost bytes that were trusted
+            self._durable = min(self._durable, part.start)
+            self._changed.wait_for(lambda: self._has_failed or end <= self._durable + self._tail)
+            if self._has_failed:
+                return  # the error is another thread's
+            length = self._length
 
         def step(session: Session) -> None:
             with session.opened(self._path, Flag.WRITE) as handle:
-                session.write(handle, part.start, part.data)
+                seen, *written = session.ask(
+                    Request(PacketType.FSTAT, text(handle)),
+                    *session.write_requests(handle, part.start, part.data),
+                )
+                for reply in written:
+                    reply.fields()
+                if seen.fields(PacketType.ATTRS).attributes().size < length:
+                    raise NotFound(f"{self.part}: a new file, without what was written before")
 
-        self._on(step, len(part.data))
-        self._have(part)
+        self._on(step)
+        self._add(part)
 
     def commit(self, size: int) -> None:
         """Make the file durable, ``size`` bytes long, and publish it."""
@@ -262,113 +236,82 @@ class SftpUpload:
             with session.opened(self._path, Flag.WRITE) as handle:
                 # not of the handle: servers with caches know the size by name
                 (seen,) = session.stat_paths([self._path])
-                found = seen.size if seen else 0
-                if found < size:
+                length = seen.size if seen else 0
+                if length < size:
                     raise StoreError(
-                        f"{self._files.shown(self.part)}: has {found} bytes where {size} were"
+                        f"{self._files.shown(self.part)}: has {length} bytes where {size} were"
                         " written"
                     )
-                if found > size:
+                if length > size:
                     session.truncate(handle, size)
                 session.do(*session.fsync_requests(handle))
 
         self._on(step)
         self.target.publish(self.part, size)
-        self._remove_record(self._recorded)
-        for other in self._useless:
-            self._files.remove(other)
 
     def abandon(self) -> None:
         """Remove the file: nobody will go on with it."""
-        self._remove_record(self._recorded)
         self._files.remove(self.part)
 
-    def _on(self, step: Callable[[Session], T], needed: int = 0) -> T:
-        """Return what ``step`` returns.
+    def _add(self, part: FilePart) -> None:
+        """Count a part that is in the file; bring the file to the disk after each half a tail."""
+        end = part.start + len(part.data)
+        with self._changed:
+            self._beyond[part.start], self._length = end, max(self._length, end)
+            while (end := self._beyond.pop(self._whole, 0)) > self._whole:
+                self._whole = end
+        while True:
+            with self._changed:
+                whole = self._whole
+                if self._is_syncing or whole - self._durable < self._tail // 2:
+                    return
+                self._is_syncing = True
+            self._on(self._sync)
+            with self._changed:
+                self._is_syncing, self._durable = False, whole
+                self._changed.notify_all()
 
-        It never makes the file: a missing one was taken over, and must not come back with holes.
+    def _sync(self, session: Session) -> None:
+        with session.opened(self._path, Flag.WRITE) as handle:
+            session.do(*session.fsync_requests(handle))
+
+    def _on(self, step: Callable[[Session], T]) -> T:
+        """Return what ``step`` returns, which never makes the file: it would come back with holes.
+
+        After an error no thread waits any longer.
         """
         try:
-            return self._files.on(self.target.name, step, needed)
-        except NotFound as e:
-            raise _taken_over(self.target.name) from e
-
-    def _have(self, part: FilePart) -> None:
-        """Note that a part is in the file; from time to time record how much is durable."""
-        now = time.monotonic()
-        with self._lock:
-            self._done[part.start] = part.start + len(part.data)
-            while (end := self._done.pop(self._whole, 0)) > self._whole:
-                self._whole = end
-            whole = self._whole
-            if whole <= self._recorded or now < self._due:
-                return
-            self._due = math.inf  # one thread at a time
-        if self._record(whole):
-            before, self._recorded = self._recorded, whole
-            self._remove_record(before)
-            self._due = now + RECORD_S
-
-    def _record(self, whole: int) -> bool:
-        """Bring the file to the server's disk, then make the record, if the server can."""
-
-        def step(session: Session) -> bool:
-            if FSYNC not in session.extensions:
-                return False
-            with session.opened(self._path, Flag.WRITE) as handle:
-                session.do(*session.fsync_requests(handle))
-            with session.opened(self._files.path(record_name(self.part, whole)), _NEW):
-                return True
-
-        return self._on(step)
-
-    def _remove_record(self, count: int) -> None:
-        if count:
-            self._files.remove(record_name(self.part, count))
+            return self._files.on(self.target.name, step)
+        except BaseException as e:
+            with self._changed:
+                self._has_failed = True
+                self._changed.notify_all()
+            if isinstance(e, NotFound):
+                raise _published_by_another(self.target.name) from e
+            raise
 
 
-def temporary_name(name: str, words: str) -> str:
+def temporary_name(name: str, word: str) -> str:
     """Return a temporary name in the directory of ``name``."""
     directory, slash, _ = name.rpartition("/")
-    return f"{directory}{slash}.ckptsync-{words}.part"
+    return f"{directory}{slash}.ckptsync-{word}.part"
 
 
-def record_name(part: str, count: int) -> str:
-    """Return the name that says of a temporary file that its first ``count`` bytes are durable."""
-    return f"{part.removesuffix('.part')}.{count}.part"
-
-
-def token(name: str, about: About) -> str:
-    """Return the same word for the same name and origin, on every machine.
+def resumable_name(name: str, about: About) -> str:
+    """Return the temporary name for a name and an origin, the same on every machine.
 
     A random one without an origin.
     """
     if not about.origin:
-        return secrets.token_hex(8)
-    return hashlib.blake2b(f"{name}\0{about.origin}".encode(), digest_size=8).hexdigest()
+        return temporary_name(name, secrets.token_hex(8))
+    token = hashlib.blake2b(
+        f"{name}\0{about.origin}\0{about.size}".encode(), digest_size=8
+    ).hexdigest()
+    return temporary_name(name, token)
 
 
-def find_leftovers(files: ServerFiles, name: str, about: About) -> list[Leftover]:
-    """Return the unfinished files of earlier writers of the same name and origin, largest first."""
-    if not about.origin:
-        return []
-    directory, slash, _ = name.rpartition("/")
-    pattern = re.compile(rf"(\.ckptsync-{token(name, about)}-[^.]*)(?:\.([0-9]{{1,19}}))?\.part")
-    leftovers: dict[str, Leftover] = {}
-    for key, found in files.list_directories([directory + slash])[0].items():
-        if isinstance(found, Attributes) and (match := pattern.fullmatch(key)):
-            part = f"{directory}{slash}{match[1]}.part"
-            leftover = leftovers.setdefault(part, Leftover(part))
-            if match[2]:
-                leftover.records.append(f"{directory}{slash}{key}")
-                leftover.durable = max(leftover.durable, int(match[2]))
-            else:
-                leftover.size = found.size
-    return sorted(leftovers.values(), key=lambda each: -each.size)
-
-
-def _taken_over(name: str) -> Transient:
+def _published_by_another(name: str) -> Transient:
     return Transient(
-        f"{name}: another writer of the same file has taken over what was written",
+        f"{name}: another writer of the same file has published or removed what was written",
         hint="check that no two workers send the same files",
     )

@@ -31,7 +31,6 @@ _MOST_PACKET = 256 << 10  # bytes of any packet; OpenSSH's limit
 _MOST_HANDLE = 256  # bytes (filexfer-02, 6.3)
 _MOST_EXTENSIONS = 64
 _READS = 64  # READs that wait for their answers at once
-_BATCH = 16 << 20  # bytes of WRITEs that are sent before the first answer is read
 # s of further patience with a server that brings a file to its disk: ssh itself notices a dead
 # network
 _FSYNC_S = 540.0
@@ -351,11 +350,6 @@ class Session:
             fields = text(handle) + struct.pack(">Q", start + at)
             piece = data[at : at + self.write_size]
             yield Request(PacketType.WRITE, fields + struct.pack(">I", len(piece)), data=piece)
-
-    def write(self, handle: bytes, start: int, data: memoryview) -> None:
-        """Write all of ``data``."""
-        for at in range(0, len(data), _BATCH):
-            self.do(*self.write_requests(handle, start + at, data[at : at + _BATCH]))
 
     def truncate(self, handle: bytes, size: int) -> None:
         """Make a file ``size`` bytes long."""

@@ -8,7 +8,6 @@ puts one there in between, who could write to the store anyway.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import threading
 import time
@@ -21,7 +20,6 @@ from ckptsync.errors import ConfigError, NotFound, StoreError, Transient
 from ckptsync.safe_names import STORE_FILE
 from ckptsync.safe_open import NFS_REMAINS, Odd, is_plain
 from ckptsync.stores.limits import Limits
-from ckptsync.stores.oserrors import HINTS
 from ckptsync.stores.retry import Persistence
 from ckptsync.stores.sftp.connection import Address, last_lines
 from ckptsync.stores.sftp.protocol import (
@@ -39,14 +37,11 @@ from ckptsync.stores.sftp.protocol import (
 )
 
 T = TypeVar("T")
-STATVFS = "statvfs@openssh.com"
 SEEN_S = 30.0  # for so long a name that was a regular file is taken for one by readers
 _MOST_SEEN = 10_000
-_READ_ONLY = 0x1
-_LITTLE_SPACE = 1 << 20  # bytes: a disk with less is full
-MOST_FILES = 1_000_000  # of directories that are listed together: a server may make them up
-MOST_BYTES = 128 << 20  # of the server's answers about them
-_MOST_IDLE = 1000  # answers in a row that bring nothing new
+MOST_FILES = 1_000_000  # of a directory: a server may make them up
+MOST_BYTES = 128 << 20  # of the server's answers about it
+_MOST_IDLE = 500  # pairs of answers in a row that bring nothing new
 _TRIES = 8  # to make a directory that others delete meanwhile
 _REASONS: dict[int, str] = {
     Code.PERMISSION_DENIED: "permission denied",
@@ -168,17 +163,15 @@ class ServerFiles:
         path = path or self.path(name)
         return f"{self.address.host}:{path.decode('utf-8', 'backslashreplace')}"
 
-    def on(self, name: str, step: Callable[[Session], T], needed: int = 0) -> T:
+    def on(self, name: str, step: Callable[[Session], T]) -> T:
         """Return what ``step`` returns, as `Sessions.on`; raise StoreError on a refusal.
 
         The error is about ``name``: NotFound where something is missing.
-
-        ``needed``: bytes that the step writes, to tell a full disk.
         """
         try:
             return self.sessions.on(step)
         except StatusError as e:
-            raise self.refusal(name, e, needed) from e
+            raise self.refusal(name, e) from e
 
     # Looking
 
@@ -200,51 +193,34 @@ class ServerFiles:
         """Return whether a prefix ("" or ending in "/") is a directory, reached over no link."""
         return _are_directories(self.on(prefix, lambda s: self.lstat(s, _parents(prefix))))
 
-    def list_directories(self, prefixes: Sequence[str]) -> list[Listing]:
-        """Return what is in each of these directories, in few round trips; nothing where none is.
+    def list_directory(self, prefix: str) -> Listing:
+        """Return what is in a directory ("" or ending in "/"); nothing where there is none."""
+        directory = prefix[:-1]
+        try:
+            return self.on(directory, lambda session: self._list(session, directory))
+        except NotFound:  # deleted since it was listed
+            return {}
 
-        One READDIR for each is under way, since servers may not like two.
-        """
-        return self.sessions.on(lambda session: self._list_directories(session, prefixes))
-
-    def _list_directories(self, session: Session, prefixes: Sequence[str]) -> list[Listing]:
-        found: list[Listing] = [{} for _ in prefixes]
-        idle, size = [0] * len(prefixes), 0
-        handles: dict[int, bytes] = {}
-        paths = [self.path(prefix[:-1]) for prefix in prefixes]
-        for n, reply in enumerate(
-            session.ask(*(Request(PacketType.OPENDIR, text(path)) for path in paths))
-        ):
-            try:
-                handle = reply.fields(PacketType.HANDLE).handle()
-            except StatusError as e:
-                if e.code == Code.NO_SUCH_FILE:  # deleted since it was listed
-                    continue
-                raise self.refusal(prefixes[n][:-1], e) from e
-            handles[n] = handle
-        reading = list(handles)
-        while reading:
-            replies = session.ask(*(Request(PacketType.READDIR, text(handles[n])) for n in reading))
-            reading, asked = [], reading
-            for n, reply in zip(asked, replies, strict=True):
-                shown, before = self.shown(prefixes[n]), len(found[n])
-                try:
-                    if _add_names(reply, found[n]):
-                        reading.append(n)
-                except StatusError as e:
-                    if e.code != Code.EOF:
-                        raise self.refusal(prefixes[n][:-1], e) from e
+    def _list(self, session: Session, directory: str) -> Listing:
+        shown, listing = self.shown(directory), Listing()
+        handle = session.call(PacketType.OPENDIR, self.path(directory), PacketType.HANDLE).handle()
+        size = idle = 0
+        is_over = False
+        while not is_over:
+            before = len(listing)
+            # the second one brings the end of most directories
+            for reply in session.ask(*[Request(PacketType.READDIR, text(handle))] * 2):
                 size += len(reply.body)
-                idle[n] = 0 if len(found[n]) > before else idle[n] + 1
-                if idle[n] > _MOST_IDLE:
-                    raise StoreError(f"{shown}: its listing does not end")
-                if size > MOST_BYTES or sum(map(len, found)) > MOST_FILES:
-                    raise StoreError(
-                        f"{shown}: more than {MOST_FILES} files, or {MOST_BYTES >> 20} MiB of names"
-                    )
-        for handle in handles.values():
-            session.close_file(handle)
-        return found
+                is_over = not _add_names(reply, listing) or is_over
+            idle = 0 if len(listing) > before else idle + 1
+            if idle > _MOST_IDLE:
+                raise StoreError(f"{shown}: its listing does not end")
+            if size > MOST_BYTES or len(listing) > MOST_FILES:
+                raise StoreError(
+                    f"{shown}: more than {MOST_FILES} files, or {MOST_BYTES >> 20} MiB of names"
+                )
+        session.close_file(handle)
+        return listing
 
     def read_into(self, name: str, start: int, out: memoryview) -> int:
         """Fill ``out``; return the number of bytes read.  Raises NotFound.
@@ -339,9 +315,7 @@ class ServerFiles:
         """Make a directory ("" is the root, which must exist) and those above it, durably."""
         self.in_directory(directory, lambda _: None)
 
-    def in_directory(
-        self, directory: str, step: Callable[[Session], T], name: str = "", needed: int = 0
-    ) -> T:
+    def in_directory(self, directory: str, step: Callable[[Session], T], name: str = "") -> T:
         """Return what ``step`` returns, in a directory that is made if it is missing.
 
         Raises StoreError, as `on`.
@@ -349,7 +323,7 @@ class ServerFiles:
         for _ in range(_TRIES):
             with contextlib.suppress(NotFound):
                 self._make_directories(directory)
-                return self.on(name, step, needed)
+                return self.on(name, step)
             self._made.clear()
         raise StoreError(
             f"{self.shown(directory)}: others deleted it {_TRIES} times while it was made"
@@ -374,7 +348,7 @@ class ServerFiles:
                         hint="a file or a link stands where a directory should be",
                     )
 
-            self.on(directory, make, _LITTLE_SPACE)
+            self.on(directory, make)
             # also where another writer made it a moment ago: it may be killed before that is
             # durable
             self.sync_directory(parent)
@@ -413,20 +387,12 @@ class ServerFiles:
             return False
         return True
 
-    def refusal(self, name: str, e: StatusError, needed: int = 0) -> StoreError:
+    def refusal(self, name: str, e: StatusError) -> StoreError:
         """Return the StoreError for a refused request.
 
-        Version 3 of the protocol calls a full disk FAILURE, as everything else: if ``needed`` bytes
-        were to be written, the server is asked for its free space (OpenSSH's PROTOCOL, 3.4).
+        Version 3 of the protocol calls a full disk FAILURE, as everything else.
         """
         host, shown = self.address.host, self.shown(name, e.path)
-        if e.code == Code.FAILURE and needed:
-            with contextlib.suppress(StatusError, StoreError):
-                code = self.sessions.once(
-                    lambda s: _disk_error(s, self.path(), max(needed, _LITTLE_SPACE))
-                )
-                if code:
-                    return StoreError(f"{shown}: {os.strerror(code).lower()}", hint=HINTS[code])
         words = last_lines(e.text)
         said = f" ({words})" if words and words.lower().rstrip(".") not in _PLAIN else ""
         error = f"{shown}: {_REASONS.get(e.code, 'refused')}{said}"
@@ -434,7 +400,9 @@ class ServerFiles:
             return Transient(error)
         if e.code == Code.NO_SUCH_FILE:
             return NotFound(error)
-        hint = f"look at {host}: its disk, its quota, its log" if e.code == Code.FAILURE else ""
+        hint = ""
+        if e.code == Code.FAILURE:
+            hint = f"look at {host}: is its disk full or read-only (df), a quota used up; its log"
         if e.code == Code.PERMISSION_DENIED:
             user = self.address.user or "this user"
             hint = f"{user} needs to read, write and search the store's directories on {host}"
@@ -459,26 +427,14 @@ def _sync(session: Session, directory: bytes) -> None:
         session.do(*session.fsync_requests(handle))
 
 
-def _disk_error(session: Session, path: bytes, needed: int) -> int:
-    """Return EROFS or ENOSPC if the server's disk cannot take ``needed`` bytes, else 0.
-
-    EROFS: the disk is read-only. ENOSPC: there is no room, or no inode is free.
-    """
-    if STATVFS not in session.extensions:
-        return 0
-    (reply,) = session.ask(Request(PacketType.EXTENDED, text(STATVFS.encode()) + text(path)))
-    fields = reply.fields(PacketType.EXTENDED_REPLY)
-    _, fragment, _, _, available, inodes, _, free_inodes, _, flags = (
-        fields.u64() for _ in range(10)
-    )
-    if flags & _READ_ONLY:
-        return errno.EROFS
-    return errno.ENOSPC if available * fragment < needed or (inodes > 0 and free_inodes == 0) else 0
-
-
 def _add_names(reply: Reply, listing: Listing) -> bool:
     """Add the names in an answer to READDIR; return whether there may be more."""
-    fields = reply.fields(PacketType.NAME)
+    try:
+        fields = reply.fields(PacketType.NAME)
+    except StatusError as e:
+        if e.code != Code.EOF:
+            raise
+        return False
     count = fields.u32()
     for _ in range(count):
         name = fields.text().decode("utf-8", "surrogateescape")

@@ -14,15 +14,13 @@ from ckptsync.safe_names import checked_path
 from ckptsync.safe_open import Passed
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, checked_prefix, too_short
 from ckptsync.stores.limits import Limits
-from ckptsync.stores.part_upload import PART, UploadPool
+from ckptsync.stores.part_upload import UploadPool
 from ckptsync.stores.posix.draft import checked_name, is_unfinished
 from ckptsync.stores.sftp.connection import parse_address
-from ckptsync.stores.sftp.draft import SftpTarget, find_leftovers
-from ckptsync.stores.sftp.server_files import Listing, ServerFiles, Sessions
+from ckptsync.stores.sftp.draft import PART, SftpTarget, resumable_name
+from ckptsync.stores.sftp.server_files import ServerFiles, Sessions
 from ckptsync.stores.urls import Remote
 
-# directories that are listed together: waiting for a distant server is what listing costs
-AT_ONCE = 32
 MOST_NAMES = 10_000_000  # files and directories of a store: a server may make them up
 MOST_DEPTH = 200  # directories in directories
 
@@ -53,7 +51,9 @@ class SftpStore:
         address = parse_address(remote, options, command)
         self.url = address.url
         self._files = ServerFiles(Sessions(address, limits))
-        self._pool = UploadPool(limits.threads, limits.memory)
+        # a part for each connection, and two that are being filled: more would only wait
+        memory = min(limits.memory, (limits.threads + 2) * PART)
+        self._pool = UploadPool(limits.threads, memory)
 
     def has_root(self) -> bool:
         """Return whether the directory is there."""
@@ -84,7 +84,7 @@ class SftpStore:
         self._files.check_root()
         if not self._files.is_directory(prefix):
             return []
-        listing = self._files.list_directories([prefix])[0]
+        listing = self._files.list_directory(prefix)
         names = (key[:-1] for key, found in listing.items() if found is None)
         return sorted(n for n in names if n.startswith(start) and not is_unfinished(n))
 
@@ -100,15 +100,15 @@ class SftpStore:
             raise too_short(name, start + count, start, out.nbytes)
 
     def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
-        self._pool.send(
-            SftpTarget(self._files, checked_name(name), about, replaces=True), chunks, about
-        )
+        target = SftpTarget(self._files, checked_name(name), about, replaces=True)
+        self._pool.send(target, chunks, about, PART)
 
     def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
         if self._files.find(checked_name(name)):
             self._secure_name(name, about)
             raise Exists(f"{name}: already there")
-        self._pool.send(SftpTarget(self._files, name, about, replaces=False), chunks, about)
+        target = SftpTarget(self._files, name, about, replaces=False)
+        self._pool.send(target, chunks, about, PART)
 
     def delete(self, name: str) -> None:
         """Directories that this leaves empty go too: trainers take a directory for a checkpoint."""
@@ -135,17 +135,15 @@ class SftpStore:
         return True
 
     def _secure_name(self, name: str, about: About) -> None:
-        """Make an existing file's name durable, and remove unfinished files of the same write.
+        """Make an existing file's name durable, and remove the unfinished file of the same write.
 
         The file's writer may have been killed.
         """
         directory = name.rpartition("/")[0]
         self._files.make_directories(directory)
         self._files.sync_directory(directory)
-        if about.size is None or about.size >= PART:
-            for left in find_leftovers(self._files, name, about):
-                for each in (left.part, *left.records):
-                    self._files.remove(each)
+        if about.origin and (about.size is None or about.size > PART):
+            self._files.remove(resumable_name(name, about))
 
 
 def walk(
@@ -162,28 +160,22 @@ def walk(
     """
     count = 0
 
-    def below(prefix: str, listing: Listing) -> Iterator[Entry]:
+    def below(prefix: str) -> Iterator[Entry]:
         nonlocal count
+        listing = files.list_directory(prefix)
         count += len(listing) + 1
         if count > MOST_NAMES or prefix.count("/") > MOST_DEPTH:
             many = f"directories {MOST_DEPTH} deep"
             if count > MOST_NAMES:
                 many = f"more than {MOST_NAMES} files"
             raise StoreError(f"{files.shown(prefix)[:200]}: {many}")
-        directories = sorted(key for key, found in listing.items() if found is None)
-        read: dict[str, Listing] = {}
         for key, found in sorted(listing.items(), key=lambda each: each[0]):
             if found is None:
-                if key not in read:
-                    batch = directories[:AT_ONCE]
-                    listings = files.list_directories([prefix + k for k in batch])
-                    read = dict(zip(batch, listings, strict=True))
-                directories.remove(key)
-                yield from below(prefix + key, read.pop(key))
+                yield from below(prefix + key)
             elif isinstance(found, str):
                 passed(prefix + key, found)
             elif not skips(key):
                 yield Entry(prefix + key, found.size, float(found.mtime))
 
     if files.is_directory(prefix):
-        yield from below(prefix, files.list_directories([prefix])[0])
+        yield from below(prefix)
