@@ -16,6 +16,7 @@ from functools import partial
 from ckptsync.errors import CkptsyncError, Incomplete, StoreError
 from ckptsync.records import save_groups
 from ckptsync.records.manifest import Manifest
+from ckptsync.records.upload_decision import is_early, list_doubtful_names
 from ckptsync.spool.pins import clean_own, drop, harden, mark_stored
 from ckptsync.stores.contract import Store
 from ckptsync.walk import walk
@@ -32,6 +33,7 @@ from ckptsync.worker.local_save import (
     notes_at_sending,
 )
 from ckptsync.worker.model_configs import configs_to_send, outgoing_save, unless_young
+from ckptsync.worker.move_save import correct_location
 from ckptsync.worker.node_identity import Clock
 from ckptsync.worker.options import WorkerOptions, checked_options
 from ckptsync.worker.pinning import Pinner
@@ -68,8 +70,6 @@ from ckptsync.worker.spool_room import SpoolRule, held_bytes
 from ckptsync.worker.store_view import Done, StoreView
 from ckptsync.worker.upload import (
     UploadContext,
-    correct_location,
-    list_doubtful_names,
     send_missing_config,
     send_save,
     sent_progress,
@@ -339,13 +339,17 @@ class Worker:
     def _must_correct(self, one: Scanned, mine: Manifest) -> bool:
         """Return whether a stored save has to move within the store, or some of its files have."""
         seen, node, location = one.seen, self._options.node, mine.location
-        known = self._view.known.manifests(seen.checkpoint)
-        to = self._context(seen, split_threads(self._options.threads)[-1])
+        at = time.time_ns()
+        reading = self._view.known.reading(node, self._run.name, seen.checkpoint, at)
+        known = reading.known
         if save_groups.better_location(node, location, known) != location:
-            return not to.must_wait(mine, known)
+            return not is_early(mine, reading)
         save = self.saves.get(one.key)
         is_new = save is None or save.placed_by != frozenset(k.name for k in known)
-        return is_new and bool(list_doubtful_names(node, location, known, to.store))
+        is_exclusive = self._view.store.is_exclusive
+        return is_new and bool(
+            list_doubtful_names(node, location, known, is_exclusive=is_exclusive)
+        )
 
     def _complete_stored(self, one: Scanned, mine: Manifest) -> UploadProgress:
         """Return that a save is stored, after its configuration was sent if that is missing."""
@@ -442,16 +446,18 @@ class Worker:
             with contextlib.suppress(StoreError):  # a full disk: it is sent all the same
                 seen = write_save_notes(seen, noted)
         outgoing, read = self._outgoing(seen)
+        context = self._context(seen, capacity)
         self._clock.measure()  # so that `view.offset()` is at most an hour old
         try:
-            sent = send_save(outgoing, noted, self._context(seen, capacity), read)
+            sent = send_save(outgoing, noted, context, read)
         except Changed:
             # the bytes may have changed and the times not: what was read is worth nothing
             read.entries.clear()
             raise
         if sent.stored_before is None:
             self._uploaded.note(seen.checkpoint, outgoing.files.stats)
-            done = sent_progress(outgoing, sent)
+            location = correct_location(self._options.node, sent.location, outgoing.files, context)
+            done = sent_progress(outgoing, replace(sent, location=location))
             done = replace(done, notes=(*done.notes, *outgoing.files.unpinned_warning))
         else:
             self._view.remember(
