@@ -283,10 +283,6 @@ class FileSender:
         named = {f.path for k in known for f in k.manifest.files}
         unread_files = [f for f in draft.files if f.path in named and not f.digest]
         self.pool.each(lambda file: self._record_digest(self._source(file)), unread_files)
-        return self._with_digests(draft)
-
-    def _with_digests(self, draft: Manifest) -> Manifest:
-        """Return the draft with the digests that are known by now."""
         return replace(draft, files=tuple(self.read.get(f.path, f) for f in draft.files))
 
     @contextlib.contextmanager

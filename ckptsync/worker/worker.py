@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
 from ckptsync.errors import CkptsyncError, Incomplete, StoreError
 from ckptsync.records import save_groups
@@ -75,6 +76,7 @@ from ckptsync.worker.upload import (
     sent_progress,
 )
 
+T = TypeVar("T")
 DOUBTFUL = 10  # times `unmarked`
 NOTES = 10  # of saves that were missed; the log has them all
 UNREAD = "the store's records cannot be read now"
@@ -288,13 +290,11 @@ class Worker:
         first, dropped = order_saves(turns, self._options.order, self._options.superseded)
         for one in dropped:
             outcome = _attempt(one, self._superseded)
-            assert outcome is not None
             self.saves.change(one.key, partial(settle, outcome=outcome))
         first = [one for one in first if one.key not in in_hand]
         for one in first:
             self.saves.change(one.key, queue)
-        keys_at_plan = {one.key for one in scanned}
-        self.queues.post(self, [self._job(one, keys_at_plan) for one in first])
+        self.queues.post(self, [self._job(one) for one in first])
 
     def _turn(self, one: Scanned, *, is_in_hand: bool) -> Turn[Scanned]:
         seen = one.seen
@@ -302,9 +302,9 @@ class Worker:
         age = (one.first, seen.checkpoint_dir.step or 0, seen.k)
         return Turn(one, seen.run, age, written, is_in_hand or self._view.is_begun(seen))
 
-    def _job(self, one: Scanned, keys_at_plan: Collection[Key]) -> UploadJob:
+    def _job(self, one: Scanned) -> UploadJob:
         size = sum(stat.size for stat in one.seen.files.stats)
-        return UploadJob(one.key, one.key[:2], size, partial(self._carry_out, one, keys_at_plan))
+        return UploadJob(one.key, one.key[:2], size, partial(self._carry_out, one))
 
     def _finish_or_wait(self, one: Scanned, *, is_free: bool) -> UploadProgress | None:
         """Return why a save is not uploaded now; ``None`` if it is to be uploaded.
@@ -322,12 +322,11 @@ class Worker:
         if seen.pin is not None and not seen.pin.node:
             return _progress(one, "waiting", "no node owns its pin yet")
         if found is not None:
-            done = _done_progress(seen, found)
+            done: UploadProgress | None = _done_progress(seen, found)
             if found.phase == "stored" and found.manifest is not None:
-                if self._must_correct(one, found.manifest):
-                    return None
                 done = self._complete_stored(one, found.manifest)
-            _mark_stored(seen, done)
+            if done is not None:
+                _mark_stored(seen, done)
             return done
         if one.is_lost and seen.pin is not None:
             drop(seen.pin, self._scanner.lock)
@@ -336,32 +335,26 @@ class Worker:
             return _progress(one, "missed", why)
         return _unless_finished(one)
 
-    def _must_correct(self, one: Scanned, mine: Manifest) -> bool:
-        """Return whether a stored save has to move within the store, or some of its files have."""
+    def _complete_stored(self, one: Scanned, mine: Manifest) -> UploadProgress | None:
+        """Return that a save is stored, after its configuration was sent if that is missing.
+
+        ``None`` if it has to move within the store, or some of its files have.
+        """
         seen, node, location = one.seen, self._options.node, mine.location
-        at = time.time_ns()
-        reading = self._view.known.reading(node, self._run.name, seen.checkpoint, at)
+        stored = _done_progress(seen, self._view.done_by(mine))
+        reading = self._view.known.reading(node, seen.run, seen.checkpoint, time.time_ns())
         known = reading.known
         if save_groups.better_location(node, location, known) != location:
-            return not is_early(mine, reading)
-        save = self.saves.get(one.key)
-        is_new = save is None or save.placed_by != frozenset(k.name for k in known)
-        is_exclusive = self._view.store.is_exclusive
-        return is_new and bool(
+            return stored if is_early(mine, reading) else None
+        save, is_exclusive = self.saves.get(one.key), self._view.store.is_exclusive
+        if (save is None or save.placed_by != frozenset(k.name for k in known)) and (
             list_doubtful_names(node, location, known, is_exclusive=is_exclusive)
-        )
-
-    def _complete_stored(self, one: Scanned, mine: Manifest) -> UploadProgress:
-        """Return that a save is stored, after its configuration was sent if that is missing."""
-        seen = one.seen
-        known = self._view.known.manifests(seen.checkpoint)
+        ):
+            return None
         to = self._context(seen, split_threads(self._options.threads)[-1])
-        is_elsewhere = (
-            save_groups.better_location(self._options.node, mine.location, known) != mine.location
-        )
-        if not is_elsewhere and (added := send_missing_config(seen, mine.location, to, known)):
+        if added := send_missing_config(seen, location, to, known):
             return _done_progress(seen, Done("sent", f"sent {', '.join(added)}", mine))
-        return _done_progress(seen, self._view.done_by(mine))
+        return stored
 
     def _correct_stored(
         self, seen: LocalSave, mine: Manifest, capacity: QueueCapacity
@@ -406,13 +399,10 @@ class Worker:
 
     # What happens in a queue's thread.
 
-    def _carry_out(
-        self, one: Scanned, keys_at_plan: Collection[Key], capacity: QueueCapacity
-    ) -> None:
+    def _carry_out(self, one: Scanned, capacity: QueueCapacity) -> None:
         """Upload a save, and report what became of it."""
-        is_newest_first = self._options.order == "newest"
-        if is_newest_first and any(
-            other.verdict.finished and other.key not in keys_at_plan
+        if self._options.order == "newest" and any(
+            other.verdict.finished and self.saves.get(other.key) is None
             for other in self._scanner.saves()
         ):
             # it has finished since the plan
@@ -420,7 +410,6 @@ class Worker:
             return
         self.saves.change(one.key, begin)
         outcome = _attempt(one, partial(self._upload, capacity=capacity))
-        assert outcome is not None
         self.saves.change(one.key, partial(settle, outcome=outcome))
 
     def _upload(self, one: Scanned, capacity: QueueCapacity) -> UploadProgress:
@@ -558,9 +547,7 @@ def _done_progress(seen: LocalSave, found: Done) -> UploadProgress:
     return UploadProgress(*seen.key, found.phase, found.detail, location, notes=notes)
 
 
-def _attempt(
-    one: Scanned, work: Callable[[Scanned], UploadProgress | None]
-) -> UploadProgress | Failure | None:
+def _attempt(one: Scanned, work: Callable[[Scanned], T]) -> T | UploadProgress | Failure:
     """Return what ``work`` made of a save, or its error as a value."""
     try:
         return work(one)
