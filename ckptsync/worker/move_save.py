@@ -29,7 +29,10 @@ def correct_location(node: str, location: str, files: LocalFiles, to: UploadCont
     """
     known = to.read().known  # of most saves nothing has to move, and nothing is announced for them
     home = save_groups.better_location(node, location, known)
-    if home == location and not _doubtful_names(node, location, known, to):
+    is_exclusive = to.store.is_exclusive
+    if home == location and not list_doubtful_names(
+        node, location, known, is_exclusive=is_exclusive
+    ):
         return location
     sender = FileSender(files, to)
     with sender.announce():
@@ -44,13 +47,6 @@ def correct_location(node: str, location: str, files: LocalFiles, to: UploadCont
             location, known = home, to.read().known  # with the manifest written there
         _store_beside(node, location, known, sender)
     return location
-
-
-def _doubtful_names(
-    node: str, location: str, known: Sequence[Known], to: UploadContext
-) -> frozenset[str]:
-    """Return the names of the node's stored files that may have another node's bytes."""
-    return list_doubtful_names(node, location, known, is_exclusive=to.store.is_exclusive)
 
 
 def _move(node: str, location: str, home: str, known: Sequence[Known], sender: FileSender) -> None:
@@ -71,7 +67,8 @@ def _store_beside(node: str, location: str, known: Sequence[Known], sender: File
     That makes a further manifest. The smallest node id keeps a name that several claim, if its
     bytes are there.
     """
-    names = _doubtful_names(node, location, known, sender.to)
+    is_exclusive = sender.to.store.is_exclusive
+    names = list_doubtful_names(node, location, known, is_exclusive=is_exclusive)
     if not names:
         return
     here, mine = save_groups.counting(location, known), _own(node, location, known)
