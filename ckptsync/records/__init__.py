@@ -3,7 +3,8 @@
 ``store_paths``: where things lie in a store, and which names are safe.  ``manifest``,
 ``model_record``, ``report``, ``tombstone_keep_join``: the records.  ``io``: canonical JSON, named
 by its own bytes, checked, written to a store and read from it.  ``same_save``: whether two
-manifests are of one save; ``save_groups``: which saves there are, and the location of each.
+manifests are of one save; ``save_groups``: which saves there are, and the location of each;
+``upload_decision``: what a node still has to send, where to, and whether it may.
 ``save_order``: which of them is newer.  ``location_status``: conditions and the status of each.
 All but ``io`` is pure.
 """

@@ -135,6 +135,11 @@ def live(known: Iterable[Known]) -> tuple[Known, ...]:
     return tuple(k for k in found if (k.manifest.node, k.name) not in gone)
 
 
+def counting(location: str, known: Iterable[Known]) -> list[Manifest]:
+    """Return the live manifests of one location."""
+    return [k.manifest for k in live(known) if k.manifest.location == location]
+
+
 def explain_conflict(location: str, known: Iterable[Known]) -> str:
     """Return why the manifests in ``location`` cannot be proven to be one save; empty if they can.
 

@@ -1,12 +1,10 @@
 """The worker role: it scans the output directories that exist now, and uploads what is finished.
 
-`WorkerRole.scan` pins and judges, and asks no store: each second it checks where anything has
-moved, and scans there, and elsewhere now and then.  `WorkerRole.plan` gives what is due to the
-upload queues; it asks the store, so it is a task of its own: a store that does not answer must not
-keep anything from being pinned.  Each queue uploads in a task of its own.
-
-Of a thousand output directories most belong to trainings that are over, and must cost next to
-nothing beside the one that trains.
+`WorkerRole.scan` pins and judges, and asks no store: each second it checks where a name has come
+or gone, and scans there, and elsewhere when the interval of `rest_after` is over.
+`WorkerRole.plan` gives what is due to the upload queues; it asks the store, so it is a task of its
+own: a store that does not answer must not keep anything from being pinned.  Each queue uploads in
+a task of its own.
 """
 
 from __future__ import annotations
@@ -41,21 +39,26 @@ from ckptsync.worker.results import WorkerResult
 from ckptsync.worker.scanner import Scan
 from ckptsync.worker.worker import NOTES, Worker
 
-CHECK_EVERY = 1.0  # seconds between two checks whether anything has moved
+CHECK_EVERY = 1.0  # seconds between two checks whether a name has come or gone, at least
+CHECKS = 30  # in each `scan_every`, at most: who has very many directories sets that
 RESULTS_EVERY = 0.5  # seconds that the end of an upload waits for others, before all are reported
-IDLE_SCANS, IDLE_PLANS = 2, 4  # times `scan_every`, at least, while nothing is on its way
 UNFINISHED_EVERY = 0.5  # seconds between scans while a save grows, which moves no directory
 PATIENCE = 20  # part of the time since anything moved that the next scan of a save may wait
-STILL = 600.0  # seconds without a change after which a directory is checked in turn with others
-IN_TURN = 100  # of such directories' folders, about, are checked each second: some 0.6 ms
+LONGEST_REST = 300.0  # seconds between scans, or plans; on a shared disk a pin whose worker has not
+# scanned for `scanner.DEAD_AFTER` is taken over
 FIRST, LONGEST = 2.0, 15.0  # seconds until a store that is away is tried again, see `backoff`
-SHARE = 0.0003  # of a core that scans and plans may take which find nothing to do
-LONGEST_REST = 600.0
 
 
-def idle_after(cost: float, least: float) -> float:
-    """Return how long to rest after ``cost`` seconds of CPU that found nothing to do."""
-    return max(least, min(LONGEST_REST, cost / SHARE))
+def rest_after(still: float, every: float, finishes: float | None = None) -> float:
+    """Return the seconds until the next scan or plan, ``still`` seconds after the last change.
+
+    That is ``every``, and then twice as long each time, up to `LONGEST_REST`; less while a save is
+    not finished.  ``finishes``: seconds until one is, if nothing changes.
+    """
+    if finishes is None:
+        return max(every, min(still, LONGEST_REST))
+    rest = max(UNFINISHED_EVERY, min(every, still / PATIENCE))
+    return min(rest, finishes or rest)
 
 
 @dataclass(slots=True)
@@ -65,31 +68,20 @@ class _OutputDirectory:
     run: RunDir
     worker: Worker
     found: Scan = field(default_factory=Scan)
-    moved: float = float("-inf")
+    moved: float = field(default_factory=time.monotonic)
     due: float = 0.0
-    cost: float = 0.0  # seconds of CPU
     folders: tuple[str, ...] = ()  # in which new names may appear, and their state at the last scan
     state: object = ()
-    next_check: float = 0.0
 
-    def has_moved(self, now: float, turn: float) -> bool:
-        """Return whether a name has come or gone.
-
-        ``turn``: seconds between checks of still ones.
-        """
-        if now - self.moved >= STILL:
-            if now < self.next_check:
-                return False
-            self.next_check = now + turn
+    def has_moved(self) -> bool:
+        """Return whether a name has come or gone since the last scan."""
         return directory_states(self.folders) != self.state
 
     def scan(self, now: float) -> None:
         folders = directories_to_check(self.run.path)
         # before the scan: the next check sees what comes during it
         state = directory_states(folders)
-        began = time.thread_time()
         self.found = self.worker.scan(now)
-        self.cost = time.thread_time() - began
         self.folders, self.state = folders, state
 
     def is_outdated(self) -> bool:
@@ -98,7 +90,7 @@ class _OutputDirectory:
         It failed, or a name came or went since.
         """
         has_failed = any(not failure.checkpoint for failure in self.found.failures)
-        return has_failed or directory_states(self.folders) != self.state
+        return has_failed or self.has_moved()
 
 
 class WorkerRole:
@@ -123,8 +115,8 @@ class WorkerRole:
         self._plan_errors: list[str] = []
         self._lock = threading.Lock()
         self._plan_at = 0.0
-        self._moved, self._outages, self._is_idle = 0.0, 0, False
-        self.scanning = Task("scan", CHECK_EVERY, self.scan, fatal)
+        self._moved, self._outages = time.monotonic(), 0
+        self.scanning = Task("scan", max(CHECK_EVERY, every / CHECKS), self.scan, fatal)
         self.planning = Task("worker", every, self.plan, fatal)
         self._queues = UploadQueues(config.limits.threads)
         self._queues.ended = self._ended
@@ -181,33 +173,21 @@ class WorkerRole:
             hints, self._hints = self._hints, set()
         is_renewed = now >= self._renew_at or directory_states(self._watched) != self._watched_state
         if is_renewed:
-            began = time.thread_time()
             self._renew()
-            self._renew_at = now + idle_after(time.thread_time() - began, every)
+            self._renew_at = now + every
         directories = list(self._directories.values())
-        still = [one for one in directories if now - one.moved >= STILL]
-        turn = sum(1 + len(one.folders) for one in still) / IN_TURN
         for one in directories:
-            if hints & {"", str(one.run.path)} or one.has_moved(now, turn):
-                one.moved, one.due = now, now
-                self._moved, self._is_idle = now, False
+            if hints & {"", str(one.run.path)} or one.has_moved():
+                one.moved = one.due = self._moved = now
         due = [one for one in directories if now >= one.due]
         if not due and not is_renewed:
             return self.scanning.outcome
         with self._queues.scan_lock:
             for one in due:
                 one.scan(now)
-        is_watched = self._watch is not None and set(self._watch.modes().values()) <= {"events"}
-        idle_rest = idle_after(sum(one.cost for one in directories), IDLE_SCANS * every)
         for one in due:
-            finishes = one.found.due  # in so many seconds if nothing changes
-            if finishes is None:
-                rest = idle_rest if self._is_idle and is_watched else every
-            else:
-                rest = max(UNFINISHED_EVERY, min(every, (now - one.moved) / PATIENCE))
-                rest = min(rest, finishes or rest)
-            one.due = now + rest
-            if finishes == 0:
+            one.due = now + rest_after(now - one.moved, every, one.found.due)
+            if one.found.due == 0:
                 self._plan_within(0)
         if self._moved == now:
             self._plan_within(every)
@@ -280,8 +260,8 @@ class WorkerRole:
         """Give what is due to the queues, if it is time for that; report what became of everything.
 
         After an upload has ended it is called early, and only reports results.  Plans come when a
-        save is finished, and every `scan_every`: some work only the store knows, such as damage to
-        repair.
+        save is finished, every `scan_every` while something is on its way, and after `rest_after`
+        else: some work only the store knows, such as damage to repair.
         """
         now = time.monotonic()
         next_plan = now + self._every
@@ -291,18 +271,19 @@ class WorkerRole:
         if not (is_due or self._has_results):
             return self.planning.outcome
         self._has_results = False
-        cost = self._plan() if is_due else 0.0
+        if is_due:
+            self._plan()
         workers = [one.worker for one in self._directories.values()]
         # each scan reports notes
         results = [replace(worker.result(), notes=()) for worker in workers]
         queue = tuple(item for result in results for item in result.queue)
         errors = (*self._plan_errors, *(error for result in results for error in result.errors))
         if is_due:
-            self._is_idle = not (queue or errors or self._removed) and self._moved < now
+            is_idle = not (queue or errors or self._removed)
             with self._lock:
                 # a scan may have asked for another
-                if self._is_idle and self._plan_at == next_plan:
-                    self._plan_at = now + idle_after(cost, IDLE_PLANS * self._every)
+                if is_idle and self._plan_at == next_plan:
+                    self._plan_at = now + rest_after(now - self._moved, self._every)
         if not any(failure.may_pass for result in results for failure in result.failures):
             self._outages = 0
         elif self._plan_at - now > LONGEST:
@@ -325,9 +306,9 @@ class WorkerRole:
             blocked={name: why for result in results for name, why in result.blocked.items()},
         )
 
-    def _plan(self) -> float:
-        """Plan for every directory; returns the seconds of CPU that it took."""
-        began, self._plan_errors = time.thread_time(), []
+    def _plan(self) -> None:
+        """Plan for every directory."""
+        self._plan_errors = []
         directories = self._directories
         workers = {run: one.worker for run, one in directories.items()}
         self._queues.retain({key for worker in workers.values() for key in worker.queue_keys})
@@ -348,7 +329,6 @@ class WorkerRole:
             self._notes = tuple(dict.fromkeys((*self._notes, *worker.result().notes)))[-NOTES:]
             if worker.is_done or run.path.is_dir():
                 self._removed.pop(run, None)
-        return time.thread_time() - began
 
 
 def worker_options(config: Config, node: str, run: RunDir) -> WorkerOptions:

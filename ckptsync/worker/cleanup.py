@@ -25,6 +25,7 @@ from ckptsync.plain_json import parse
 from ckptsync.records import save_groups
 from ckptsync.records.manifest import Manifest
 from ckptsync.records.save_order import SaveDates, oldest_first
+from ckptsync.records.upload_decision import find_holder
 from ckptsync.spool.folders import names_in, refusals, remove_in
 from ckptsync.spool.pins import clean_abandoned, drop, list_pins
 from ckptsync.stores import progress_signs
@@ -53,7 +54,6 @@ from ckptsync.worker.scanner import Scanned, Scanner
 from ckptsync.worker.spool_room import local_dates, pins_by_age
 from ckptsync.worker.store_view import StoreView
 from ckptsync.worker.torn_saves import TRAINER_STATE
-from ckptsync.worker.unsent_files import find_holder
 from ckptsync.worker.upload_sources import UploadSource
 
 _GONE = ".gone-cleaned-"

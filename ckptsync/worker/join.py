@@ -12,8 +12,9 @@ from ckptsync.records.store_paths import checkpoint_of
 from ckptsync.records.tombstone_keep_join import Join, Keep, fate, kept
 from ckptsync.stores.contract import Store
 from ckptsync.worker.local_save import AfterChunk, LocalFiles, nothing
+from ckptsync.worker.move_save import correct_location
 from ckptsync.worker.store_view import RunRecords, StoreView
-from ckptsync.worker.upload import UploadContext, correct_location
+from ckptsync.worker.upload import UploadContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +147,11 @@ def _bring_together(
     for node, at in sorted(
         {
             (k.manifest.node, k.manifest.location)
-            for k in save_groups.live(to.known())
+            for k in save_groups.live(to.read().known)
             if k.name in names
         }
     ):
-        location = save_groups.better_location(node, at, to.known())
+        location = save_groups.better_location(node, at, to.read().known)
         if location == at:
             continue
         if correct_location(node, at, LocalFiles(checkpoint, "trainer", {}), to) != location:

@@ -38,6 +38,7 @@ from ckptsync.worker.local_save import (
     nothing,
 )
 from ckptsync.worker.model_configs import configs_to_send, outgoing_save
+from ckptsync.worker.move_save import correct_location
 from ckptsync.worker.observation import Observation, Surroundings, find_surroundings, observe
 from ckptsync.worker.options import RunDir, local_root, push_command, refuse_overlap
 from ckptsync.worker.results import UploadProgress
@@ -45,7 +46,6 @@ from ckptsync.worker.store_view import StoreView
 from ckptsync.worker.torn_saves import TRAINER_STATE
 from ckptsync.worker.upload import (
     UploadContext,
-    correct_location,
     send_missing_config,
     send_save,
     sent_progress,
@@ -311,7 +311,7 @@ def _push_save(
         lambda files: configs_to_send(files, seen.checkpoint_dir, to.node, manifests),
     )
     done = _send(going, observation.save or save, to)
-    if added := send_missing_config(seen, done.location, to, to.known(), young=0.0):
+    if added := send_missing_config(seen, done.location, to, to.read().known, young=0.0):
         done = replace(
             done,
             files=done.files + len(added),
@@ -341,7 +341,7 @@ def _send(seen: LocalSave, save: str, to: UploadContext) -> UploadProgress:
         with contextlib.suppress(CkptsyncError):  # who waits for it asks a worker, too
             mark_stored(ours)
     progress = sent_progress(seen, replace(sent, location=location))
-    is_doubtful = not to.store.is_exclusive and to.is_contended()
+    is_doubtful = not to.store.is_exclusive and to.read().is_contended
     return replace(progress, notes=(*progress.notes, UNCLAIMED)) if is_doubtful else progress
 
 

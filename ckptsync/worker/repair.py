@@ -26,6 +26,7 @@ from ckptsync.records.store_paths import (
     records_prefix,
 )
 from ckptsync.records.tombstone_keep_join import fate
+from ckptsync.records.upload_decision import KnownDigests
 from ckptsync.spool.folders import children
 from ckptsync.stores import progress_signs
 from ckptsync.stores.contract import About, Store
@@ -37,7 +38,6 @@ from ckptsync.worker.options import RunDir
 from ckptsync.worker.queue import Name, QueueCapacity, UploadJob, UploadQueues
 from ckptsync.worker.results import Failure, Repaired, failure
 from ckptsync.worker.store_view import StoreView
-from ckptsync.worker.unsent_files import KnownDigests
 from ckptsync.worker.upload_sources import UploadSource, is_stored
 
 

@@ -24,6 +24,7 @@ Phase = Literal[
     "cleaned",
 ]
 ON_THE_WAY: tuple[Phase, ...] = ("waiting", "sending", "failed")
+_LASTING = frozenset(error.exit_code for error in (ConfigError, Corrupt, Unsupported))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,11 @@ class Failure:
     hint: str
     exit_code: int
     may_pass: bool = False
+
+    @property
+    def is_lasting(self) -> bool:
+        """Whether no later try of the same mends it."""
+        return self.exit_code in _LASTING
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +130,7 @@ class WorkerResult:
     @property
     def blocked(self) -> dict[str, tuple[str, str]]:
         """Return by ``run/checkpoint`` what no later try mends, and what to do about it."""
-        codes = {error.exit_code for error in (ConfigError, Corrupt, Unsupported)}
-        lasting = (f for f in self.failures if f.checkpoint and f.exit_code in codes)
+        lasting = (f for f in self.failures if f.checkpoint and f.is_lasting)
         return {f"{f.run}/{f.checkpoint}": (f.text, f.hint) for f in lasting}
 
 

@@ -110,7 +110,8 @@ class Scanner:
 
     Any thread may call `scan`, one at a time scans; the rest may be called meanwhile. ``is_done``:
     whether the store has a save, or another node sends it; ``has_other_part``: whether another node
-    has stored its part of it. ``store``: its URL, for advice. ``lock`` is held while pins change,
+    has stored its part of it; ``is_planned``: whether a plan has seen it finished, as it is.
+    ``store``: its URL, for advice. ``lock`` is held while pins change,
     and never while the bytes of a checkpoint, or the store, are waited for.
     """
 
@@ -122,16 +123,17 @@ class Scanner:
         is_done: Callable[[LocalSave], bool] = lambda _: False,
         has_other_part: Callable[[LocalSave], bool] = lambda _: False,
         *,
+        is_planned: Callable[[Scanned], bool] = lambda _: False,
         store: str = "",
     ) -> None:
         self.lock = threading.Lock()
+        self.last: Scan | None = None
         self._store = store
         self._run, self._pinner, self._rule = run, pinner, rule
-        self._is_done, self._has_other_part = is_done, has_other_part
+        self._is_done, self._has_other_part, self._is_planned = is_done, has_other_part, is_planned
         self._saves: dict[Key, Scanned] = {}
         self._at = 0.0
         self._pulses: dict[tuple[Path, int], float] = {}
-        self._planned: dict[Key, float] = {}
         # weights that no worker knows: since when they have been like this, and why
         self._strays: dict[str, tuple[float, object, str]] = {}
         self._strays_at = float("-inf")
@@ -145,9 +147,6 @@ class Scanner:
             now = max(now, self._at)
             scanned, found = self._scan_run(now)
             self._saves, self._at = {one.key: one for one in scanned}, now
-            self._planned = {
-                key: since for key, since in self._planned.items() if key in self._saves
-            }
             pulses = {
                 (one.seen.pin.path, one.seen.pin.pulse)
                 for one in self._saves.values()
@@ -169,7 +168,9 @@ class Scanner:
                 reason = one.verdict.reason.partition("; finished if")[0]
                 notes.append(f"{one.seen.run}/{one.seen.checkpoint}: not uploaded: {reason}")
         notes += self._stray_notes(now)
-        return Scan(tuple(one.seen for one in scanned), found.failures, self.due(now), tuple(notes))
+        seen = tuple(one.seen for one in scanned)
+        self.last = Scan(seen, found.failures, self.due(now), tuple(notes))
+        return self.last
 
     def _stray_notes(self, now: float) -> Iterator[str]:
         """Yield a note of all weights that no worker takes for a checkpoint.
@@ -212,10 +213,6 @@ class Scanner:
         """Return one save as it was seen last; ``None`` if it is not here any more."""
         return self._saves.get(key)
 
-    def mark_planned(self, one: Scanned) -> None:
-        """Note that a plan has seen it finished: it is due no more, unless it changes."""
-        self._planned[one.key] = one.since
-
     def due(self, now: float) -> float | None:
         """Return the seconds until a save can be sent that no plan has seen finished yet.
 
@@ -224,9 +221,7 @@ class Scanner:
         waits: list[float] = []
         for one in self.saves():
             left = one.verdict.left
-            if one.observation is None or (
-                one.verdict.finished and self._planned.get(one.key) == one.since
-            ):
+            if one.observation is None or (one.verdict.finished and self._is_planned(one)):
                 continue
             if one.verdict.finished:
                 return 0.0

@@ -30,6 +30,13 @@ from ckptsync.records.store_paths import (
     sending_prefix,
 )
 from ckptsync.records.tombstone_keep_join import Tombstone, fate
+from ckptsync.records.upload_decision import (
+    KnownDigests,
+    Reading,
+    find_holder,
+    has_other_part,
+    is_retired,
+)
 from ckptsync.safe_names import RECORDS
 from ckptsync.stores.contract import Entry, Store
 from ckptsync.tensors import Demands
@@ -37,7 +44,6 @@ from ckptsync.walk import Stat
 from ckptsync.worker.file_selection import EVERYTHING, Selection, select
 from ckptsync.worker.local_save import LocalSave
 from ckptsync.worker.results import Phase
-from ckptsync.worker.unsent_files import KnownDigests, find_holder, has_other_part, is_retired
 
 R = TypeVar("R", Manifest, ModelRecord, Report, Tombstone)
 
@@ -136,6 +142,11 @@ class RunRecords:
             (run, checkpoint), {}
         )
         return bool(sending.keys() - {node})
+
+    def reading(self, node: str, run: str, checkpoint: str, at: int) -> Reading:
+        """Return what a node decides an upload by; ``at``: now, by its clock (ns)."""
+        is_contended = self.is_contended(node, run, checkpoint)
+        return Reading(self.manifests(checkpoint), is_contended, at)
 
     def is_unreadable(self, location: str) -> bool:
         """Return whether any record about a location cannot be read, whoever may write it anew."""

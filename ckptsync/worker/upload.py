@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -30,6 +30,14 @@ from ckptsync.records.store_paths import (
     own_prefixes,
     records_prefix,
     sending_prefix,
+)
+from ckptsync.records.upload_decision import (
+    Reading,
+    Unsent,
+    UploadDecision,
+    decide,
+    list_left_behind,
+    part_of,
 )
 from ckptsync.spool.markers import PinNotes
 from ckptsync.stores.contract import About, Store
@@ -51,14 +59,6 @@ from ckptsync.worker.local_save import (
 from ckptsync.worker.model_configs import YOUNG, find_model_configs, unless_young
 from ckptsync.worker.results import UploadProgress
 from ckptsync.worker.store_view import StoreView
-from ckptsync.worker.unsent_files import (
-    Unsent,
-    find_stored,
-    list_left_behind,
-    list_unsent,
-    part_of,
-    without_copies,
-)
 from ckptsync.worker.upload_sources import FilePool, Guarded, StoreSource, UploadSource, is_stored
 
 # other nodes write manifests while we send; each may show that the save belongs in another location
@@ -102,19 +102,10 @@ class UploadContext:
         """Who uploads."""
         return self.view.node
 
-    def known(self) -> tuple[save_groups.Known, ...]:
-        """Return the manifests of the checkpoint's name as they are now.  Raises StoreError."""
-        return self.view.refresh().manifests(self.checkpoint)
-
-    def is_contended(self) -> bool:
-        """Return whether another node is sending the checkpoint now.  Raises StoreError."""
-        return self.view.refresh().is_contended(self.node, self.run, self.checkpoint)
-
-    def must_wait(self, part: Manifest, known: Sequence[save_groups.Known]) -> bool:
-        """Return whether it is too early to join a save that only ranks and times suggest."""
-        if not self.may_wait or not (until := save_groups.doubtful_until(part, known)):
-            return False
-        return time.time_ns() - part.clock_offset < until or self.is_contended()
+    def read(self) -> Reading:
+        """Return the records of the checkpoint's name as they are now.  Raises StoreError."""
+        records = self.view.refresh()
+        return records.reading(self.node, self.run, self.checkpoint, time.time_ns())
 
     def commit(self, manifest: Manifest) -> None:
         """Write a manifest, and keep a copy of it."""
@@ -184,36 +175,40 @@ def upload(
     to: UploadContext,
     read: dict[str, FileEntry] | None = None,
 ) -> Sent:
-    """Store what ``draft`` names, then the manifest.
+    """Store what ``draft`` names, then the manifest: read, decide, send, until nothing changed.
 
     Raises Incomplete if the source changed: nothing was committed then. ``draft.supersedes``:
     see `draft_manifest`; of these, the manifest names those of its own location. ``read``:
     entries of the files that have been read, by path; what is read here is added.
     """
     _check_recordable(draft)
-    sending = _SaveUpload(files, to, read)
-    # Before the announcement: what is stored needs none, and two nodes that have announced
-    # themselves would wait for each other.
-    known: Sequence[save_groups.Known] = to.known()
-    draft, recorded = _find_recorded(sending.digest_named(draft, known), known)
-    if recorded:
-        return Sent(recorded.location, stored_before=recorded)
-    if to.must_wait(draft, known):
-        raise Incomplete(
-            f"{draft.checkpoint}: ckptsync cannot prove yet that another node's part"
-            " belongs to the same save",
-            hint="it is tried again",
-        )
-    with sending.announce():
-        # read again: whoever announced itself before this node has its manifest here, or is seen
-        known = to.known()
-        for _ in range(ROUNDS):
-            draft, recorded = _find_recorded(sending.digest_named(draft, known), known)
-            if recorded:
-                return Sent(recorded.location, stored_before=recorded)
-            sent, known = sending.send_and_commit(draft, known)
-            if sent:
-                return sent
+    sender = FileSender(files, to, read)
+    sent: UploadDecision | None = None
+    entries: tuple[FileEntry, ...] = ()
+    with contextlib.ExitStack() as announcement:
+        for turn in range(ROUNDS + 2):
+            reading = to.read()
+            draft = sender.digest_named(draft, reading.known)
+            decision = decide(draft, reading)
+            # files may have taken hours, and the manifest must fit what others say by now
+            if sent is not None and decision.is_same(sent):
+                return sender.commit(decision.part, entries, reading.known)
+            if decision.recorded is not None:
+                return Sent(decision.recorded.location, stored_before=decision.recorded)
+            if turn:
+                sent, entries = decision, sender.send(decision.part, decision.unsent)
+                continue
+            # Before the announcement: what is stored needs none, and two nodes that have announced
+            # themselves would wait for each other.
+            if to.may_wait and decision.is_early:
+                raise Incomplete(
+                    f"{draft.checkpoint}: ckptsync cannot prove yet that another node's part"
+                    " belongs to the same save",
+                    hint="it is tried again",
+                )
+            # the next reading: whoever announced itself before this node has its manifest there,
+            # or is seen
+            announcement.enter_context(sender.announce())
     raise Incomplete(
         f"{draft.checkpoint}: other nodes kept moving the save to another location",
         hint="it is tried again",
@@ -264,42 +259,7 @@ def announce_sending(
             write(b"")
 
 
-def _counting(location: str, known: Iterable[save_groups.Known]) -> list[Manifest]:
-    return [k.manifest for k in save_groups.live(known) if k.manifest.location == location]
-
-
-def _own(node: str, location: str, known: Iterable[save_groups.Known]) -> list[save_groups.Known]:
-    return [
-        k
-        for k in save_groups.live(known)
-        if (k.manifest.node, k.manifest.location) == (node, location)
-    ]
-
-
-def _find_recorded(
-    draft: Manifest, known: Iterable[save_groups.Known]
-) -> tuple[Manifest, Manifest | None]:
-    """Return the draft less the files of other nodes, and a manifest that has all of it, if any.
-
-    A save with a hook's id is this node's part of that save: the node writes a manifest of its own,
-    even where another node has stored the same bytes.  Without an id, or once the node has that
-    manifest, files with the same bytes may be copies (pulled, or brought from another node) and
-    need no manifest.
-    """
-    live = [k.manifest for k in save_groups.live(known)]
-    written = without_copies(draft, live)
-    # where a hook said that they are two saves, the same bytes (random states, a part that did not
-    # change) belong to both
-    same = [m for m in live if not (m.save and draft.save) or m.save == draft.save]
-    ours = [m for m in same if m.node == draft.node]
-    has_own = not draft.save or any(m.save == draft.save for m in ours)
-    recorded = find_stored(draft.files, draft.node, same if has_own else ours)
-    if recorded is None:  # the rest are copies of other nodes' files
-        recorded = find_stored(written.files, draft.node, ours)
-    return written, recorded
-
-
-class _SaveUpload:
+class FileSender:
     """One upload on its way.
 
     ``files``: the files here.  ``read``: entries of those that have been read.  ``done``: what it
@@ -323,10 +283,6 @@ class _SaveUpload:
         named = {f.path for k in known for f in k.manifest.files}
         unread_files = [f for f in draft.files if f.path in named and not f.digest]
         self.pool.each(lambda file: self._record_digest(self._source(file)), unread_files)
-        return self._with_digests(draft)
-
-    def _with_digests(self, draft: Manifest) -> Manifest:
-        """Return the draft with the digests that are known by now."""
         return replace(draft, files=tuple(self.read.get(f.path, f) for f in draft.files))
 
     @contextlib.contextmanager
@@ -341,40 +297,8 @@ class _SaveUpload:
             finally:
                 self.pool.after_chunk = before
 
-    def send_and_commit(
-        self, draft: Manifest, known: Sequence[save_groups.Known]
-    ) -> tuple[Sent | None, Sequence[save_groups.Known]]:
-        """Send what ``known`` lacks, then write the manifest.
-
-        Returns what was sent, and the manifests known before the own one was written.  The first is
-        ``None`` if another node's manifest has come meanwhile that changes what to send, or where:
-        then no manifest was written.
-        """
-        to = self.to
-        draft = replace(draft, location=save_groups.choose_location(draft, known))
-        unsent = list_unsent(draft, _counting(draft.location, known))
-        files = self._send(draft, unsent)
-        # read again: files may have taken hours, and the manifest must fit what others say by now
-        draft, known = self._with_digests(draft), to.known()
-        after = list_unsent(draft, _counting(draft.location, known))
-        is_same = {u.entry.path for u in after} == {u.entry.path for u in unsent}
-        if not is_same or save_groups.choose_location(draft, known) != draft.location:
-            return None, known
-        check_unchanged(self.files)
-        here = records_prefix(draft.run, draft.location)
-        # An orphan lay under a name: the lost manifest was another save's, so it is not superseded.
-        lost = () if self.overwrote_orphan else draft.supersedes
-        supersedes = {n for n in lost if n.startswith(here)}
-        supersedes.update(list_left_behind(draft, save_groups.live(known)))
-        n = next_number((k.name for k in known), draft.location, "manifest", draft.node)
-        to.commit(replace(part_of(draft, files), n=n, supersedes=tuple(sorted(supersedes))))
-        # read again: of two nodes that claim one name, whoever commits last sees the other here
-        self.resolve(draft.node, draft.location, to.known())
-        sizes = [f.size for f in self.done.values()]
-        return Sent(draft.location, len(sizes), sum(sizes)), known
-
-    def _send(self, draft: Manifest, unsent: Sequence[Unsent]) -> tuple[FileEntry, ...]:
-        """Store what is not there yet, small files first.
+    def send(self, draft: Manifest, unsent: Sequence[Unsent]) -> tuple[FileEntry, ...]:
+        """Store what is not in ``draft.location`` yet, small files first.
 
         Return the entries, which say where the files lie.
         """
@@ -395,14 +319,27 @@ class _SaveUpload:
                 or self._put_plain(draft, one.entry, name)
             )
             entry = self.read.get(one.entry.path, one.entry)
-            return (
-                replace(entry, stored_as="") if has_plain_name else self._put_beside(draft, entry)
-            )
+            return replace(entry, stored_as="") if has_plain_name else self.put_beside(draft, entry)
 
         small = [u for u in unsent if u.entry.size <= SMALL_FILE]
         large = [u for u in unsent if u.entry.size > SMALL_FILE]
         many = self.to.small or small_at_once(self.to.threads)
         return (*self.pool.each(put, small, many), *self.pool.each(put, large))
+
+    def commit(
+        self, part: Manifest, entries: Sequence[FileEntry], known: Sequence[save_groups.Known]
+    ) -> Sent:
+        """Write the manifest of the files that were sent, unless one has changed since the scan."""
+        check_unchanged(self.files)
+        here = records_prefix(part.run, part.location)
+        # An orphan lay under a name: the lost manifest was another save's, so it is not superseded.
+        lost = () if self.overwrote_orphan else part.supersedes
+        supersedes = {n for n in lost if n.startswith(here)}
+        supersedes.update(list_left_behind(part, save_groups.live(known)))
+        n = next_number((k.name for k in known), part.location, "manifest", part.node)
+        self.to.commit(replace(part_of(part, entries), n=n, supersedes=tuple(sorted(supersedes))))
+        sizes = [f.size for f in self.done.values()]
+        return Sent(part.location, len(sizes), sum(sizes))
 
     def _put_plain(self, draft: Manifest, file: FileEntry, name: str) -> bool:
         """Store a file under its plain name; return whether the name has its bytes now."""
@@ -429,13 +366,13 @@ class _SaveUpload:
         file = source.entry
 
         def check() -> None:
-            here = _counting(draft.location, self.to.known())
+            here = save_groups.counting(draft.location, self.to.read().known)
             if any(
                 m.stored_name(f) == name and f.digest != file.digest for m in here for f in m.files
             ):
                 raise _Taken(f"{name}: another node has claimed this name")
 
-        if self.to.is_contended():
+        if self.to.read().is_contended:
             return False
         try:
             # after that: a node that has ended meanwhile has its manifest among those read now
@@ -447,7 +384,7 @@ class _SaveUpload:
         self.done[name] = self._record_digest(source)
         return True
 
-    def _put_beside(self, draft: Manifest, file: FileEntry) -> FileEntry:
+    def put_beside(self, draft: Manifest, file: FileEntry) -> FileEntry:
         """Store a file under the node's name; return its entry."""
         beside = node_file_name(draft.run, draft.location, draft.node, file.path)
         name = checked_own(beside, own_prefixes(draft.run, draft.location))
@@ -494,54 +431,9 @@ class _SaveUpload:
             == file.digest
         )
 
-    def move(self, node: str, location: str, home: str, known: Sequence[save_groups.Known]) -> None:
-        """Store at home what a node has in another location, and write a manifest there."""
-        mine, there = _own(node, location, known), _counting(home, known)
-        manifest = save_groups.moved(
-            mine, home, next_number((k.name for k in known), home, "manifest", node)
-        )
-        self.elsewhere = [*_counting(location, known), *there]
-        lies = {f.path: f for m in there if m.node == node for f in m.files}
-        lies |= {f.path: f for f in self._send(manifest, list_unsent(manifest, there))}
-        files = tuple(replace(f, stored_as=lies[f.path].stored_as) for f in manifest.files)
-        self.to.commit(replace(manifest, files=files))
-
-    def resolve(self, node: str, location: str, known: Sequence[save_groups.Known]) -> None:
-        """Store under the node's own name the files that another node wrote over, or names too.
-
-        That makes a further manifest. The smallest node id keeps a name that several claim, if its
-        bytes are there.
-        """
-        store = self.to.store
-        names = list_doubtful_names(node, location, known, store)
-        if not names:
-            return
-        here, mine = _counting(location, known), _own(node, location, known)
-        lying = {
-            at.name: at.entry.digest for its in save_groups.locate(here).values() for at in its
-        }
-        manifest = save_groups.moved(
-            mine, location, next_number((k.name for k in known), location, "manifest", node)
-        )
-        self.elsewhere = here
-
-        def is_well(file: FileEntry) -> bool:
-            name = manifest.stored_name(file)
-            return name not in names or (
-                lying[name] == file.digest
-                and bool(is_stored(store, name, file, self.to.after_chunk))
-            )
-
-        files = tuple(f if is_well(f) else self._put_beside(manifest, f) for f in manifest.files)
-        if files != manifest.files:
-            self.to.commit(replace(manifest, files=files))
-
 
 class _Taken(Incomplete):
     """Another node has named what was about to be replaced."""
-
-
-# What is corrected of a stored save.
 
 
 def send_missing_config(
@@ -558,7 +450,7 @@ def send_missing_config(
     whole, another node may still send its own. ``young``: seconds for which what was written a
     moment ago is left alone.
     """
-    there = _counting(location, known)
+    there = save_groups.counting(location, known)
     mine, named = [m for m in there if m.node == to.node], {f.path for m in there for f in m.files}
     found = (
         unless_young(find_model_configs(seen.files, seen.checkpoint_dir, named), young)
@@ -585,50 +477,3 @@ def send_missing_config(
     )
     sent = upload(draft, replace(seen.files, by_path={**seen.files.by_path, **found}), to)
     return () if sent.stored_before else tuple(sorted(found))
-
-
-def correct_location(node: str, location: str, files: LocalFiles, to: UploadContext) -> str:
-    """See that a stored save lies in the location where all manifests that are known now put it.
-
-    Return its location afterwards. ``node``: whose part it is; ``to.node`` is who moves it, mostly
-    the same.  While another node sends files of that checkpoint, nothing moves: a later call does
-    it.  Nothing is deleted, since a worker may not be allowed to.
-    """
-    known = to.known()  # of most saves nothing has to move, and nothing is announced for them
-    home = save_groups.better_location(node, location, known)
-    if home == location and not list_doubtful_names(node, location, known, to.store):
-        return location
-    sending = _SaveUpload(files, to)
-    with sending.announce():
-        # once this node has announced itself, either it sees that another node sends, or that node
-        # sees this one
-        is_contended = to.is_contended()
-        # after that: a node that has ended meanwhile has its manifest among those read now
-        known = to.known()
-        home = save_groups.better_location(node, location, known)
-        if home != location and not is_contended:
-            sending.move(node, location, home, known)
-            location, known = home, to.known()  # with the manifest written there
-        sending.resolve(node, location, known)
-    return location
-
-
-def list_doubtful_names(
-    node: str, location: str, known: Iterable[save_groups.Known], store: Store
-) -> frozenset[str]:
-    """Return the names of this node's stored files that may have another node's bytes.
-
-    Another node names the same stored file with another digest.  Where the store cannot create a
-    name exclusively, any plain name of a path that two nodes name with two digests may have been
-    written by both.
-    """
-    here = _counting(location, known)
-    contested = save_groups.contested(here)
-    digests: dict[str, set[str]] = {}
-    for f in (f for m in here for f in m.files):
-        digests.setdefault(f.path, set()).add(f.digest)
-    mine = ((m.stored_name(f), f) for m in here if m.node == node for f in m.files)
-    several = {path for path, its in digests.items() if len(its) > 1 and not store.is_exclusive}
-    return frozenset(
-        name for name, f in mine if name in contested or (f.path in several and not f.stored_as)
-    )

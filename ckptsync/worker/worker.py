@@ -7,18 +7,20 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
 from ckptsync.errors import CkptsyncError, Incomplete, StoreError
 from ckptsync.records import save_groups
 from ckptsync.records.manifest import Manifest
+from ckptsync.records.upload_decision import is_early, list_doubtful_names
 from ckptsync.spool.pins import clean_own, drop, harden, mark_stored
 from ckptsync.stores.contract import Store
-from ckptsync.walk import Stat, walk
+from ckptsync.walk import walk
 from ckptsync.worker.cleanup import UploadedFiles, clean_up
 from ckptsync.worker.finished import Rule
 from ckptsync.worker.local_save import (
@@ -32,6 +34,7 @@ from ckptsync.worker.local_save import (
     notes_at_sending,
 )
 from ckptsync.worker.model_configs import configs_to_send, outgoing_save, unless_young
+from ckptsync.worker.move_save import correct_location
 from ckptsync.worker.node_identity import Clock
 from ckptsync.worker.options import WorkerOptions, checked_options
 from ckptsync.worker.pinning import Pinner
@@ -52,25 +55,80 @@ from ckptsync.worker.results import (
     WorkerResult,
     failure,
 )
+from ckptsync.worker.save_state import (
+    DONE,
+    SaveState,
+    advance,
+    begin,
+    lose,
+    postpone,
+    queue,
+    see,
+    settle,
+)
 from ckptsync.worker.scanner import Scan, Scanned, Scanner, write_save_notes
 from ckptsync.worker.spool_room import SpoolRule, held_bytes
 from ckptsync.worker.store_view import Done, StoreView
 from ckptsync.worker.upload import (
     UploadContext,
-    correct_location,
-    list_doubtful_names,
     send_missing_config,
     send_save,
     sent_progress,
 )
 
-DONE = ("stored", "elsewhere", "retired")
+T = TypeVar("T")
 DOUBTFUL = 10  # times `unmarked`
 NOTES = 10  # of saves that were missed; the log has them all
-OTHERS = "others are sent first"
 UNREAD = "the store's records cannot be read now"
-_Outcome = UploadProgress | Failure
-"""What became of a save."""
+
+
+class SaveTable:
+    """The state of each save on this node.  Any thread may call it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._states: dict[Key, SaveState] = {}
+
+    def states(self) -> tuple[SaveState, ...]:
+        """Return all of them: those of the last plan in its order, then those that were removed."""
+        with self._lock:
+            return tuple(self._states.values())
+
+    def get(self, key: Key) -> SaveState | None:
+        """Return one; ``None`` if no plan has seen it."""
+        with self._lock:
+            return self._states.get(key)
+
+    def see(self, scanned: Sequence[Scanned]) -> list[SaveState]:
+        """Put in what a plan sees, and forget all else but what was to be uploaded.
+
+        Return that.
+        """
+        with self._lock:
+            before = self._states
+            self._states = {one.key: see(before.get(one.key), one) for one in scanned}
+            removed = [s for key, s in before.items() if s.is_due and key not in self._states]
+            self._states |= {s.key: s for s in removed}
+            return removed
+
+    def change(self, key: Key, transition: Callable[[SaveState], SaveState]) -> None:
+        """Change a save's state, if it has one."""
+        with self._lock:
+            if key in self._states:
+                self._states[key] = transition(self._states[key])
+
+    def forget(self, key: Key) -> None:
+        """Forget a save."""
+        with self._lock:
+            self._states.pop(key, None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What the last plan did beside uploads: what it cleaned up, and what failed."""
+
+    cleaned: tuple[UploadProgress, ...] = ()
+    failures: tuple[Failure, ...] = ()
 
 
 class Worker:
@@ -91,6 +149,9 @@ class Worker:
         self._view = StoreView(
             store, node, options.run.name, options.selection, lambda: self._clock.last
         )
+        self.saves = SaveTable()
+        self._last_plan = _Plan()
+        self._notes: tuple[str, ...] = ()  # what an operator should see though it is over
         pinner = Pinner(
             node, self._view.is_proven, SpoolRule(options.spool_budget, options.spool_full)
         )
@@ -101,23 +162,11 @@ class Worker:
             rule,
             self._view.is_done,
             self._view.has_other_part,
+            is_planned=self._is_planned,
             store=store.url,
         )
         self._repairs = FileRepairs(options.run, self._view, self.queues)
         self._uploaded = UploadedFiles(self.queues.give_way)
-        self._found: Scan | None = None
-        self._planned: Sequence[Scanned] = ()
-        self._cleaned: list[UploadProgress] = []
-        self._failures: list[Failure] = []
-        self._outcomes: dict[Key, _Outcome] = {}
-        self._news: deque[tuple[Key, _Outcome]] = deque()  # of the queues' threads
-        self._going: dict[Key, Scanned] = {}  # what is to be sent, or being sent
-        # what an earlier try read, and of which files
-        self._read: dict[Key, tuple[Sequence[Stat], ReadFiles]] = {}
-        # of stored saves: the manifests that were known when it was last seen to lie where it
-        # belongs
-        self._corrected: dict[Key, frozenset[str]] = {}
-        self._notes: tuple[str, ...] = ()  # what an operator should see though it is over
         clean_own(options.run.path, node)
 
     @property
@@ -128,13 +177,13 @@ class Worker:
     @property
     def is_done(self) -> bool:
         """Whether it has nothing to send, nor to report of what it had."""
-        return not self._going
+        return not any(save.is_due for save in self.saves.states())
 
     def scan(self, now: float) -> Scan:
         """Pin what has appeared, and judge it.  ``now`` in seconds on any clock that only grows."""
         self._clock.notice(now)
-        self._found = self._scanner.scan(now)
-        return replace(self._found, notes=(*self._found.notes, *self._notes))
+        scan = self._scanner.scan(now)
+        return replace(scan, notes=(*scan.notes, *self._notes))
 
     def pinned_bytes(self) -> int:
         """Return the bytes of files that had no names but our pins' at the last scan."""
@@ -147,137 +196,115 @@ class Worker:
 
         Errors are in the result: one checkpoint's never keep another back.
         """
-        if self._found is None:
-            self.scan(now)
-        assert self._found is not None
-        unseen, run = self._found.failures, self._run.name
-        scanned = self._planned = self._scanner.saves()
-        self._cleaned, self._failures, is_ready = [], list(unseen), False
+        last_scan = self._scanner.last or self.scan(now)
+        failures, is_ready = list(last_scan.failures), False
+        cleaned: Sequence[UploadProgress] = ()
+        scanned = self._scanner.saves()
         try:
             self._view.refresh()
-            self._failures += self._repairs.repair_manifests()
+            failures += self._repairs.repair_manifests()
             is_ready = True
         except CkptsyncError as e:
-            self._failures.append(failure(run, "", e))
-        self._plan_uploads(scanned, is_ready=is_ready)
-        self._forget(scanned)
+            failures.append(failure(self._run.name, "", e))
+        self._plan_uploads(scanned, now, is_ready=is_ready)
+        self._forget_digests(scanned)
         self._repairs.plan([one.seen for one in scanned] if is_ready else None)
         if is_ready:
             # a scan during the refresh may have failed
-            here = {f.checkpoint for f in unseen} | {one.seen.checkpoint for one in scanned}
-            self._cleaned, stuck = clean_up(
+            here = {f.checkpoint for f in last_scan.failures}
+            here |= {one.seen.checkpoint for one in scanned}
+            cleaned, stuck = clean_up(
                 here, self._options, self._view, self._scanner, self._uploaded
             )
-            self._failures += stuck
-        progress = [*self._progress(), *self._cleaned]
+            failures += stuck
+        self._last_plan = _Plan(tuple(cleaned), tuple(failures))
+        progress = [*(save.progress for save in self.saves.states()), *cleaned]
         self._clock.measure_in_time(
             is_idle=bool(progress) and all(p.phase in DONE for p in progress)
         )
 
     def result(self) -> WorkerResult:
         """Return what became by now of all that the last plan saw."""
-        progress = (*self._progress(), *self._cleaned)
-        failed = [o for o in self._outcomes.values() if isinstance(o, Failure)]
+        saves, plan = self.saves.states(), self._last_plan
+        progress = (*(save.progress for save in saves), *plan.cleaned)
+        failed = [save.failure for save in saves if save.failure is not None]
         repairs, unrepaired = self._repairs.result()
         waiting = {(p.run, p.checkpoint) for p in progress if p.phase in ON_THE_WAY}
         since = {
-            f"{one.seen.run}/{one.seen.checkpoint}": one.first
-            for one in reversed(self._planned)
-            if one.key[:2] in waiting
+            "/".join(save.key[:2]): save.scanned.first
+            for save in reversed(saves)
+            if save.key[:2] in waiting
         }
         return WorkerResult(
             self._options.node,
             progress,
             tuple(repairs),
-            (*self._failures, *unrepaired, *failed),
+            (*plan.failures, *unrepaired, *failed),
             since,
             self._notes,
             self._repairs.lacking(),
         )
 
-    def _progress(self) -> list[UploadProgress]:
-        """Return what became of each save by now, in their order.
+    def _is_planned(self, one: Scanned) -> bool:
+        save = self.saves.get(one.key)
+        return save is not None and save.is_planned(one)
 
-        A failure is reported until another try has ended, a success until the next plan.
-        """
-        while self._news:
-            key, news = self._news.popleft()
-            before = self._outcomes.get(key)
-            if before is None:
-                continue
-            phase = _as_progress(key, before).phase
-            if phase != "lost" and (_as_progress(key, news).phase, phase) != ("sending", "failed"):
-                self._outcomes[key] = news
-        return [_as_progress(key, outcome) for key, outcome in self._outcomes.items()]
-
-    def _forget(self, scanned: Sequence[Scanned]) -> None:
-        """Forget what is remembered of saves that are gone; queues write to it meanwhile."""
-        here = {one.key for one in scanned}
-        for memory in (self._read, self._corrected):
-            for key in [key for key in tuple(memory) if key not in here]:
-                memory.pop(key, None)
+    def _forget_digests(self, scanned: Sequence[Scanned]) -> None:
+        """Forget the digests of checkpoints that are gone; queues write to them meanwhile."""
         digests = self._view.known_digests
-        for name in set(digests) - {name for _, name, _ in here}:
+        for name in set(digests) - {one.seen.checkpoint for one in scanned}:
             digests.pop(name, None)
 
     # What is decided in the plan's thread.
 
-    def _plan_uploads(self, scanned: Sequence[Scanned], *, is_ready: bool) -> None:
+    def _plan_uploads(self, scanned: Sequence[Scanned], now: float, *, is_ready: bool) -> None:
         """Decide of each save, and queue what is due.
 
-        ``is_ready``: the store's records were read just before; else all have to wait.
+        ``is_ready``: the store's records were read just before; else all have to wait.  What is in
+        hand is the queue's thread's to change.
         """
         jobs = self.queues.withdraw(self)
         in_hand, names = {job.save for job in jobs}, {job.name for job in jobs}
-        planned: dict[Key, _Outcome | None] = {}  # `None`: it is to be sent
-        turns: list[Turn[Scanned]] = []
+        removed = self.saves.see(scanned)
+        due: list[Scanned] = []
         for one in scanned:
-            seen = one.seen
             if one.key in in_hand:
-                planned[one.key] = None
-            else:
-                is_free = is_ready and one.key[:2] not in names
-                planned[one.key] = _attempt(one, partial(self._finish_or_wait, is_free=is_free))
-            if planned[one.key] is None and is_ready:
-                written = max((s.mtime for s in seen.files.stats), default=0)
-                age = (one.first, seen.checkpoint_dir.step or 0, seen.k)
-                is_begun = one.key in in_hand or self._view.is_begun(seen)
-                turns.append(Turn(one, seen.run, age, written, is_begun))
+                due.append(one)
+                continue
+            is_free = is_ready and one.key[:2] not in names
+            outcome = _attempt(one, partial(self._finish_or_wait, is_free=is_free))
+            if outcome is None:
+                due.append(one)
+                continue
+            left = None if one.verdict.finished else one.verdict.left
+            until = None if left is None else now + left
+            self.saves.change(one.key, partial(settle, outcome=outcome, until=until))
+        self._find_lost(removed, scanned, in_hand, is_ready=is_ready)
+        if not is_ready:
+            for one in due:
+                if one.key not in in_hand:
+                    self.saves.change(one.key, partial(postpone, reason=UNREAD))
+            self.queues.post(self, [])
+            return
+        turns = [self._turn(one, is_in_hand=one.key in in_hand) for one in due]
         first, dropped = order_saves(turns, self._options.order, self._options.superseded)
         for one in dropped:
-            planned[one.key] = _attempt(one, self._superseded)
-        going = {one.key: one for one in scanned if planned[one.key] is None}
-        self._outcomes = {
-            key: outcome or self._on_the_way(key, in_hand, OTHERS if is_ready else UNREAD)
-            for key, outcome in planned.items()
-        }
-        self._find_lost(scanned, in_hand, is_ready=is_ready)
-        self._going |= going
-        for one in scanned:
-            # what could not even be tried has to wait for the next plan, too
-            if one.verdict.finished:
-                self._scanner.mark_planned(one)
-        keys_at_plan = {one.key for one in scanned}
-        due = [
-            UploadJob(
-                one.key,
-                one.key[:2],
-                sum(stat.size for stat in one.seen.files.stats),
-                partial(self._carry_out, one, keys_at_plan),
-            )
-            for one in first
-            if one.key not in in_hand
-        ]
-        self.queues.post(self, due)
+            outcome = _attempt(one, self._superseded)
+            self.saves.change(one.key, partial(settle, outcome=outcome))
+        first = [one for one in first if one.key not in in_hand]
+        for one in first:
+            self.saves.change(one.key, queue)
+        self.queues.post(self, [self._job(one) for one in first])
 
-    def _on_the_way(self, key: Key, in_hand: Collection[object], why: str) -> _Outcome:
-        """Return what to report of a save that waits, or is in hand: a failure stays."""
-        before = self._outcomes.get(key)
-        if isinstance(before, Failure):
-            return before
-        if key in in_hand:
-            return UploadProgress(*key, "sending", "")
-        return UploadProgress(*key, "waiting", why)
+    def _turn(self, one: Scanned, *, is_in_hand: bool) -> Turn[Scanned]:
+        seen = one.seen
+        written = max((s.mtime for s in seen.files.stats), default=0)
+        age = (one.first, seen.checkpoint_dir.step or 0, seen.k)
+        return Turn(one, seen.run, age, written, is_in_hand or self._view.is_begun(seen))
+
+    def _job(self, one: Scanned) -> UploadJob:
+        size = sum(stat.size for stat in one.seen.files.stats)
+        return UploadJob(one.key, one.key[:2], size, partial(self._carry_out, one))
 
     def _finish_or_wait(self, one: Scanned, *, is_free: bool) -> UploadProgress | None:
         """Return why a save is not uploaded now; ``None`` if it is to be uploaded.
@@ -295,12 +322,11 @@ class Worker:
         if seen.pin is not None and not seen.pin.node:
             return _progress(one, "waiting", "no node owns its pin yet")
         if found is not None:
-            done = _done_progress(seen, found)
+            done: UploadProgress | None = _done_progress(seen, found)
             if found.phase == "stored" and found.manifest is not None:
-                if self._must_correct(one, found.manifest):
-                    return None
                 done = self._complete_stored(one, found.manifest)
-            _mark_stored(seen, done)
+            if done is not None:
+                _mark_stored(seen, done)
             return done
         if one.is_lost and seen.pin is not None:
             drop(seen.pin, self._scanner.lock)
@@ -309,27 +335,26 @@ class Worker:
             return _progress(one, "missed", why)
         return _unless_finished(one)
 
-    def _must_correct(self, one: Scanned, mine: Manifest) -> bool:
-        """Return whether a stored save has to move within the store, or some of its files have."""
-        seen, node, location = one.seen, self._options.node, mine.location
-        known = self._view.known.manifests(seen.checkpoint)
-        to = self._context(seen, split_threads(self._options.threads)[-1])
-        if save_groups.better_location(node, location, known) != location:
-            return not to.must_wait(mine, known)
-        is_new = self._corrected.get(one.key) != frozenset(k.name for k in known)
-        return is_new and bool(list_doubtful_names(node, location, known, to.store))
+    def _complete_stored(self, one: Scanned, mine: Manifest) -> UploadProgress | None:
+        """Return that a save is stored, after its configuration was sent if that is missing.
 
-    def _complete_stored(self, one: Scanned, mine: Manifest) -> UploadProgress:
-        """Return that a save is stored, after its configuration was sent if that is missing."""
-        seen = one.seen
-        known = self._view.known.manifests(seen.checkpoint)
+        ``None`` if it has to move within the store, or some of its files have.
+        """
+        seen, node, location = one.seen, self._options.node, mine.location
+        stored = _done_progress(seen, self._view.done_by(mine))
+        reading = self._view.known.reading(node, seen.run, seen.checkpoint, time.time_ns())
+        known = reading.known
+        if save_groups.better_location(node, location, known) != location:
+            return stored if is_early(mine, reading) else None
+        save, is_exclusive = self.saves.get(one.key), self._view.store.is_exclusive
+        if (save is None or save.placed_by != frozenset(k.name for k in known)) and (
+            list_doubtful_names(node, location, known, is_exclusive=is_exclusive)
+        ):
+            return None
         to = self._context(seen, split_threads(self._options.threads)[-1])
-        is_elsewhere = (
-            save_groups.better_location(self._options.node, mine.location, known) != mine.location
-        )
-        if not is_elsewhere and (added := send_missing_config(seen, mine.location, to, known)):
+        if added := send_missing_config(seen, location, to, known):
             return _done_progress(seen, Done("sent", f"sent {', '.join(added)}", mine))
-        return _done_progress(seen, self._view.done_by(mine))
+        return stored
 
     def _correct_stored(
         self, seen: LocalSave, mine: Manifest, capacity: QueueCapacity
@@ -339,7 +364,7 @@ class Worker:
         files = outgoing_save(seen, self._view.selection).files
         to = self._context(seen, capacity)
         location = correct_location(self._options.node, mine.location, files, to)
-        self._corrected[seen.key] = names
+        self.saves.change(seen.key, partial(replace, placed_by=names))
         return _done_progress(seen, self._view.done_by(replace(mine, location=location)))
 
     def _superseded(self, one: Scanned) -> UploadProgress:
@@ -348,19 +373,25 @@ class Worker:
         return _progress(one, "superseded", "a newer checkpoint replaced it before the upload")
 
     def _find_lost(
-        self, scanned: Sequence[Scanned], in_hand: Collection[object], *, is_ready: bool
+        self,
+        removed: Sequence[SaveState],
+        scanned: Sequence[Scanned],
+        in_hand: Collection[object],
+        *,
+        is_ready: bool,
     ) -> None:
         """Report, once, what was to be sent, or was being sent, and is not here any more."""
         here = {one.key[:2] for one in scanned}
-        for key, one in list(self._going.items()):
-            is_here = key[:2] in here
-            if not is_here and (key in in_hand or not is_ready):
+        why = "its files were removed before all of them were stored"
+        for save in removed:
+            is_here = save.key[:2] in here
+            if not is_here and (save.key in in_hand or not is_ready):
                 continue
-            self._going.pop(key)
-            if not is_here and not self._view.is_done(one.seen):
-                why = "its files were removed before all of them were stored"
-                self._outcomes[key] = _progress(one, "lost", why)
-                self._note(one, "lost", why)
+            if is_here or self._view.is_done(save.scanned.seen):
+                self.saves.forget(save.key)
+            else:
+                self.saves.change(save.key, partial(lose, reason=why))
+                self._note(save.scanned, "lost", why)
 
     def _note(self, one: Scanned, phase: str, why: str) -> None:
         note = f"{phase} {one.seen.run}/{one.seen.checkpoint}: {why}"
@@ -368,23 +399,18 @@ class Worker:
 
     # What happens in a queue's thread.
 
-    def _carry_out(
-        self, one: Scanned, keys_at_plan: Collection[Key], capacity: QueueCapacity
-    ) -> None:
+    def _carry_out(self, one: Scanned, capacity: QueueCapacity) -> None:
         """Upload a save, and report what became of it."""
-        is_newest_first = self._options.order == "newest"
-        if is_newest_first and any(
-            other.verdict.finished and other.key not in keys_at_plan
+        if self._options.order == "newest" and any(
+            other.verdict.finished and self.saves.get(other.key) is None
             for other in self._scanner.saves()
         ):
             # it has finished since the plan
-            waits = _progress(one, "waiting", "a newer one goes first")
-            self._news.append((one.key, waits))
+            self.saves.change(one.key, partial(postpone, reason="a newer one goes first"))
             return
-        self._news.append((one.key, _progress(one, "sending", "")))
+        self.saves.change(one.key, begin)
         outcome = _attempt(one, partial(self._upload, capacity=capacity))
-        assert outcome is not None
-        self._news.append((one.key, outcome))
+        self.saves.change(one.key, partial(settle, outcome=outcome))
 
     def _upload(self, one: Scanned, capacity: QueueCapacity) -> UploadProgress:
         """Upload a save, unless it has changed since the plan; move one that is stored.
@@ -409,16 +435,18 @@ class Worker:
             with contextlib.suppress(StoreError):  # a full disk: it is sent all the same
                 seen = write_save_notes(seen, noted)
         outgoing, read = self._outgoing(seen)
+        context = self._context(seen, capacity)
         self._clock.measure()  # so that `view.offset()` is at most an hour old
         try:
-            sent = send_save(outgoing, noted, self._context(seen, capacity), read)
+            sent = send_save(outgoing, noted, context, read)
         except Changed:
             # the bytes may have changed and the times not: what was read is worth nothing
             read.entries.clear()
             raise
         if sent.stored_before is None:
             self._uploaded.note(seen.checkpoint, outgoing.files.stats)
-            done = sent_progress(outgoing, sent)
+            location = correct_location(self._options.node, sent.location, outgoing.files, context)
+            done = sent_progress(outgoing, replace(sent, location=location))
             done = replace(done, notes=(*done.notes, *outgoing.files.unpinned_warning))
         else:
             self._view.remember(
@@ -442,21 +470,27 @@ class Worker:
             )
 
         outgoing = outgoing_save(seen, self._view.selection, beside)
-        stats_read, read = self._read.get(seen.key, (None, ReadFiles()))
-        if outgoing.files.stats == stats_read:
-            return outgoing, read
-        # again, since hardening gives the files new inodes; an earlier try may have read these
-        outgoing = outgoing_save(harden_save(seen), self._view.selection, beside)
+        save = self.saves.get(seen.key)
+        stats_read, read = (save.stats_read, save.read) if save else (None, ReadFiles())
         if outgoing.files.stats != stats_read:
+            # again, since hardening gives the files new inodes; an earlier try may have read these
+            outgoing = outgoing_save(harden_save(seen), self._view.selection, beside)
+        stats = outgoing.files.stats
+        if stats != stats_read:
             read = ReadFiles()
-            self._read[seen.key] = outgoing.files.stats, read
+        size = sum(stat.size for stat in stats)
+        self.saves.change(seen.key, partial(replace, stats_read=stats, read=read, total=size))
         return outgoing, read
 
     def _context(self, seen: LocalSave, capacity: QueueCapacity) -> UploadContext:
+        def after_chunk(count: int) -> None:
+            self.queues.give_way(count)
+            self.saves.change(seen.key, partial(advance, count=count))
+
         return UploadContext(
             self._view,
             seen.checkpoint,
-            after_chunk=self.queues.give_way,
+            after_chunk=after_chunk,
             threads=capacity.threads,
             small=capacity.small,
             may_wait=True,
@@ -513,13 +547,7 @@ def _done_progress(seen: LocalSave, found: Done) -> UploadProgress:
     return UploadProgress(*seen.key, found.phase, found.detail, location, notes=notes)
 
 
-def _as_progress(key: Key, outcome: _Outcome) -> UploadProgress:
-    if isinstance(outcome, Failure):
-        return UploadProgress(*key, "failed", outcome.text)
-    return outcome
-
-
-def _attempt(one: Scanned, work: Callable[[Scanned], UploadProgress | None]) -> _Outcome | None:
+def _attempt(one: Scanned, work: Callable[[Scanned], T]) -> T | UploadProgress | Failure:
     """Return what ``work`` made of a save, or its error as a value."""
     try:
         return work(one)

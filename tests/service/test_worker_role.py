@@ -16,25 +16,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.config.loading import read
 from ckptsync.config.schema import Config
 from ckptsync.errors import ConfigError, StoreError, Transient
-from ckptsync.service import worker_role as module
 from ckptsync.service.directory_check import directory_states
-from ckptsync.service.fs_events import Mode
 from ckptsync.service.log import Line
 from ckptsync.service.process_control import Locks
 from ckptsync.service.store_connection import ServiceStore
 from ckptsync.service.worker_role import (
     LONGEST_REST,
-    SHARE,
     UNFINISHED_EVERY,
     WorkerRole,
-    idle_after,
+    rest_after,
     worker_lines,
     worker_options,
 )
@@ -301,30 +296,34 @@ def test_what_only_pins_hold_is_counted_once_the_trainer_has_removed_it(out: Pat
         assert found.held() == [(out / "run", size)]
 
 
-@pytest.mark.parametrize(
-    ("cost", "is_idle", "is_watched", "rest"),
-    [
-        (0.001, True, True, 60),
-        (0.06, True, True, 200),
-        (9.0, True, True, 600),
-        (9.0, False, True, 30),
-        (9.0, True, False, 30),
-    ],
-)
-def test_costly_scans_come_seldom_while_nothing_is_on_its_way_and_as_ever_while_something_is(
-    out: Path, cost: float, rest: int, *, is_idle: bool, is_watched: bool
+def test_scans_and_plans_come_ever_more_seldom_while_nothing_changes_and_soon_after_a_change(
+    out: Path,
 ) -> None:
-    for name in ("run", "other"):
-        (out / name).mkdir()
+    (out / "run").mkdir()
     with watching(out, "scan_every: 30s") as (found, _):
+        upload(found)
+        [one] = found._directories.values()
+        for still, rest in ((0, 30), (45, 45), (100, 100), (10_000, 300)):
+            found.scanning()
+            one.moved = found._moved = time.monotonic() - still
+            found._hints.clear()
+            one.state = directory_states(one.folders)
+            rescan(found)
+            assert one.due - time.monotonic() == pytest.approx(rest, abs=2)
+            upload(found)
+            assert found._plan_at - time.monotonic() == pytest.approx(rest, abs=2)
+        found.hint(str(out / "run"))
         found.scanning()
-        one, other = found._directories.values()
-        assert found._watch
-        mode: Mode = "events" if is_watched else "polling"
-        found._watch.modes = lambda: {"run": mode}  # type: ignore[method-assign]
-        one.due, other.cost, found._is_idle = 0.0, cost, is_idle
-        found.scanning()
-        assert one.due - time.monotonic() == pytest.approx(rest, rel=0.05)
+        assert one.due - time.monotonic() == pytest.approx(30, abs=2)
+        assert found._plan_at - time.monotonic() <= 30
+
+
+@pytest.mark.parametrize(("every", "checks"), [("30s", 1.0), ("5m", 10.0), ("500ms", 1.0)])
+def test_who_scans_seldom_checks_as_seldom_in_proportion(
+    out: Path, every: str, checks: float
+) -> None:
+    with watching(out, f"scan_every: {every}") as (found, _):
+        assert found.scanning.every == checks
 
 
 def test_a_store_that_is_away_is_asked_again_within_seconds_and_never_in_a_hot_loop(
@@ -564,14 +563,22 @@ def test_after_a_scan_that_failed_a_plan_scans_again(out: Path) -> None:
         assert one.is_outdated()
 
 
-@given(st.floats(0, 1e6), st.floats(0, 300))
-def test_what_finds_nothing_takes_its_share_of_a_core_and_comes_all_the_same(
-    cost: float, least: float
+@pytest.mark.parametrize(
+    ("still", "finishes", "rest"),
+    [
+        (0.0, None, 30.0),
+        (1e9, None, LONGEST_REST),
+        (0.0, 100.0, UNFINISHED_EVERY),
+        (200.0, 100.0, 10.0),
+        (200.0, 3.0, 3.0),
+        (1e9, 100.0, 30.0),
+        (200.0, 0.0, 10.0),
+    ],
+)
+def test_the_next_scan_waits_longer_the_longer_nothing_changes(
+    still: float, finishes: float | None, rest: float
 ) -> None:
-    rest = idle_after(cost, least)
-    assert rest >= least
-    assert rest <= max(least, LONGEST_REST)
-    assert rest >= LONGEST_REST or cost / rest <= SHARE * 1.001 if rest else not cost
+    assert rest_after(still, 30.0, finishes) == rest
 
 
 def scanned(found: WorkerRole) -> list[str]:
@@ -592,8 +599,6 @@ def test_a_directory_is_scanned_first_then_where_something_moved_and_now_and_the
         found._watch.close()  # now, since the first scan watches again
         found._hints.clear()
         assert scanned(found) == []
-        for one in found._directories.values():
-            one.next_check = 0.0
         (out / "run-1" / "notes.txt").write_text("x")
         assert scanned(found) == ["run-1"]
         assert scanned(found) == []
@@ -604,22 +609,6 @@ def test_a_directory_is_scanned_first_then_where_something_moved_and_now_and_the
         assert scanned(found) == []
         found._directories[RunDir("run-0", out / "run-0")].due = 0.0
         assert scanned(found) == ["run-0"]
-
-
-def test_very_many_directories_that_are_still_are_checked_in_turn(
-    out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for n in range(10):
-        (out / f"run-{n}").mkdir()
-    # each has three folders: itself, its pins, and one more
-    monkeypatch.setattr(module, "IN_TURN", 9)
-    with watching(out, "scan_every: 30s") as (found, _):
-        found.scanning()
-        for one in found._directories.values():
-            one.next_check = 0.0
-        found.scanning()
-        rests = [one.next_check - time.monotonic() for one in found._directories.values()]
-        assert all(2.0 < rest < 6.0 for rest in rests)
 
 
 def lines(*progress: UploadProgress, **rest: Any) -> list[Line]:

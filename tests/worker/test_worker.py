@@ -571,7 +571,7 @@ def test_an_unfinished_save_supersedes_nothing_while_another_of_its_name_is_sent
     w.scan(30.0)
     w.plan(30.0)
     found = {(p.checkpoint, p.k): (p.phase, p.detail) for p in w.result().progress}
-    assert found["checkpoint-1", 0] == ("sending", "")
+    assert found["checkpoint-1", 0] == ("waiting", "others are sent first")
     assert found["checkpoint-2", 0] == ("waiting", "others are sent first")
     phase, detail = found["checkpoint-1", 1]
     assert (phase, "others" in detail) == ("waiting", False)
@@ -823,3 +823,23 @@ def test_a_save_that_is_stored_or_overwritten_is_not_said_to_be_lost(tmp_path: P
     step(tmp_path, 2)
     settle(w, 800.0)
     assert not any("lost" in note for note in tick(w, 1500.0).notes)
+
+
+def test_a_save_that_is_being_sent_says_how_many_of_its_bytes_are_read(tmp_path: Path) -> None:
+    counts: list[tuple[str, int, int]] = []
+
+    class Looking(MemoryStore):
+        def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+            super().create(name, chunks, about)
+            counts.extend((s.state, s.done, s.total) for s in w.saves.states())
+
+    lay(tmp_path, ONE)
+    w = worker(tmp_path, Looking(), threads=1)
+    settle(w)
+    total = sum(map(len, ONE.values()))
+    sending = [(done, whole) for state, done, whole in counts if state == "uploading"]
+    assert sending[0] == (0, total)
+    assert [done for done, _ in sending] == sorted(done for done, _ in sending)
+    assert sending[-1] == (total, total)
+    [save] = w.saves.states()
+    assert (save.state, save.done) == ("stored", total)

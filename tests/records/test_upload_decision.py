@@ -13,14 +13,11 @@ from ckptsync.catalogue.uncached import read_state
 from ckptsync.digest import digest
 from ckptsync.head.consolidate import HeadOptions
 from ckptsync.records.manifest import FileEntry, Manifest
-from ckptsync.records.save_groups import Known
+from ckptsync.records.save_groups import Known, doubtful_until
 from ckptsync.records.tombstone_keep_join import Tombstone
-from ckptsync.stores.opening import create_store
-from ckptsync.tensors import Demands
-from ckptsync.walk import Stat
-from ckptsync.worker.file_selection import EVERYTHING, Preset, Selection, select
-from ckptsync.worker.options import RunDir, WorkerOptions
-from ckptsync.worker.unsent_files import (
+from ckptsync.records.upload_decision import (
+    Reading,
+    decide,
     find_holder,
     find_stored,
     has_other_part,
@@ -28,6 +25,11 @@ from ckptsync.worker.unsent_files import (
     list_unsent,
     part_of,
 )
+from ckptsync.stores.opening import create_store
+from ckptsync.tensors import Demands
+from ckptsync.walk import Stat
+from ckptsync.worker.file_selection import EVERYTHING, Preset, Selection, select
+from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.worker import Worker
 from tests.support.head_in_process import consolidate_due
 from tests.support.vector import vector
@@ -253,3 +255,72 @@ def test_a_model_is_made_of_the_weights_of_two_nodes_alone(tmp_path: Path, name:
     assert {p for p in location.demands.resume if p.startswith("rng_state_")} == {
         f"rng_state_{n}.pth" for n in range(4)
     }  # and that is told
+
+
+def reading(*manifests: Manifest, is_contended: bool = False, at: int = 0) -> Reading:
+    known = (Known(f"run/.ckptsync/{m.location}/{m.node}-{m.n}", m) for m in manifests)
+    return Reading(tuple(known), is_contended, at)
+
+
+def test_a_save_that_the_store_does_not_know_is_sent_whole_under_the_plain_name() -> None:
+    draft = replace(manifest("n0", a="xx", b="x"), location="")
+    decision = decide(draft, reading())
+    assert (decision.part.location, decision.recorded, decision.is_early) == ("c-1", None, False)
+    assert [u.entry.path for u in decision.unsent] == ["b", "a"]
+
+
+def test_a_save_that_a_manifest_names_with_its_digests_is_recorded() -> None:
+    stored = manifest("n0", a="xx", b="x")
+    decision = decide(replace(stored, location=""), reading(stored))
+    assert decision.recorded == stored
+    assert decision.unsent == ()
+
+
+def test_of_a_save_that_grew_what_is_missing_is_sent_to_the_same_location() -> None:
+    draft = replace(manifest("n0", a="xx", b="x"), location="")
+    decision = decide(draft, reading(manifest("n0", b="x")))
+    assert (decision.part.location, decision.recorded) == ("c-1", None)
+    assert [u.entry.path for u in decision.unsent] == ["a"]
+
+
+def test_another_save_of_the_name_gets_a_location_of_its_own() -> None:
+    draft = replace(manifest("n0", at=9000 * S, a="other"), location="", save="b" * 16)
+    stored = replace(manifest("n0", a="first"), save="a" * 16)
+    decision = decide(draft, reading(stored))
+    assert decision.part.location == "c-1~bbbbbbbb"
+    assert [(u.entry.path, u.plain) for u in decision.unsent] == [("a", "free")]
+
+
+def test_files_of_ranks_that_another_node_wrote_are_not_this_nodes_part() -> None:
+    shards = {"rng_state_0.pth": "zero", "rng_state_1.pth": "one"}
+    files = tuple(entry(path, text, S + 1) for path, text in shards.items())
+    theirs = replace(manifest("n1", at=S + 1), files=files[1:])
+    draft = replace(manifest("n0", at=S + 1), location="", files=files)
+    assert [f.path for f in decide(draft, reading(theirs)).part.files] == ["rng_state_0.pth"]
+
+
+def rank_of(node: str, rank: int) -> Manifest:
+    demands = Demands({}, {}, world=2)
+    at = rank * 60 * S + 1
+    files = (entry(f"rng_state_{rank}.pth", node, at),)
+    return replace(manifest(node, at=at), files=files, ranks=(rank,), demands=demands)
+
+
+def test_what_only_ranks_and_times_tie_to_a_save_waits_for_proof_and_for_who_sends() -> None:
+    draft, theirs = replace(rank_of("n0", 0), location=""), rank_of("n1", 1)
+    until = doubtful_until(draft, reading(theirs).known)
+    assert until > 0
+    assert decide(draft, reading(theirs, at=until - 1)).is_early
+    assert not decide(draft, reading(theirs, at=until)).is_early
+    assert decide(draft, reading(theirs, at=until, is_contended=True)).is_early
+    assert not decide(draft, reading(is_contended=True)).is_early
+
+
+def test_a_decision_is_the_same_while_the_files_to_send_and_their_location_are() -> None:
+    draft = replace(manifest("n0", a="xx", b="x"), location="")
+    first = decide(draft, reading())
+    assert decide(draft, reading(is_contended=True, at=5)).is_same(first)
+    assert not decide(draft, reading(manifest("n0", b="x"))).is_same(first)
+    another = replace(manifest("n1", a="yy"), save="a" * 16)
+    mine = replace(draft, save="b" * 16)
+    assert not decide(mine, reading(another)).is_same(decide(mine, reading()))

@@ -1,6 +1,7 @@
-"""Which files of a save the store has, and which are still to be sent.
+"""What a node still has to send of a save, where it belongs, and whether it may be sent now.
 
-Pure: from manifests and the files of this node.
+`decide` answers all three from one reading of the store's records (`Reading`) and the draft of the
+node's manifest.  Pure: whoever has read the same records decides the same.
 """
 
 from __future__ import annotations
@@ -36,6 +37,57 @@ class Unsent:
 
     entry: FileEntry
     plain: PlainName
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The records of one checkpoint name, as they were read at one time.
+
+    ``known``: its manifests, in every location. ``is_contended``: another node has announced that
+    it sends files of it.  ``at``: when, on this node's clock (ns).
+    """
+
+    known: Sequence[save_groups.Known]
+    is_contended: bool
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class UploadDecision:
+    """What is to be done for a save.
+
+    ``part``: what of the draft this node names in its manifest, with the location where it belongs;
+    ``unsent``: the files of it that are still to be sent there.  ``recorded``: a manifest that has
+    all of it already.  ``is_early``: only ranks and times tie it to another node's save, and that
+    may still turn out wrong.
+    """
+
+    part: Manifest
+    unsent: tuple[Unsent, ...]
+    recorded: Manifest | None
+    is_early: bool
+
+    def is_same(self, other: UploadDecision) -> bool:
+        """Return whether the same files are to be sent to the same location."""
+        paths, others = ({u.entry.path for u in one.unsent} for one in (self, other))
+        return paths == others and self.part.location == other.part.location
+
+
+def decide(draft: Manifest, reading: Reading) -> UploadDecision:
+    """Return what is to be done for a save, by what was read of the store's records.
+
+    ``draft`` names all files here, and has the digest of each that some manifest names.
+    """
+    part, recorded = find_recorded(draft, reading.known)
+    part = replace(part, location=save_groups.choose_location(part, reading.known))
+    unsent = list_unsent(part, save_groups.counting(part.location, reading.known))
+    return UploadDecision(part, unsent, recorded, is_early(part, reading))
+
+
+def is_early(part: Manifest, reading: Reading) -> bool:
+    """Return whether it is too early to join a save that only ranks and times suggest."""
+    until = save_groups.doubtful_until(part, reading.known)
+    return bool(until) and (reading.at - part.clock_offset < until or reading.is_contended)
 
 
 def part_of(whole: Manifest, files: Iterable[FileEntry]) -> Manifest:
@@ -131,6 +183,29 @@ def find_stored(
     )
 
 
+def find_recorded(
+    draft: Manifest, known: Iterable[save_groups.Known]
+) -> tuple[Manifest, Manifest | None]:
+    """Return the draft less the files of other nodes, and a manifest that has all of it, if any.
+
+    A save with a hook's id is this node's part of that save: the node writes a manifest of its own,
+    even where another node has stored the same bytes.  Without an id, or once the node has that
+    manifest, files with the same bytes may be copies (pulled, or brought from another node) and
+    need no manifest.
+    """
+    live = [k.manifest for k in save_groups.live(known)]
+    written = without_copies(draft, live)
+    # where a hook said that they are two saves, the same bytes (random states, a part that did not
+    # change) belong to both
+    same = [m for m in live if not (m.save and draft.save) or m.save == draft.save]
+    ours = [m for m in same if m.node == draft.node]
+    has_own = not draft.save or any(m.save == draft.save for m in ours)
+    recorded = find_stored(draft.files, draft.node, same if has_own else ours)
+    if recorded is None:  # the rest are copies of other nodes' files
+        recorded = find_stored(written.files, draft.node, ours)
+    return written, recorded
+
+
 def without_copies(draft: Manifest, manifests: Iterable[Manifest]) -> Manifest:
     """Return ``draft`` without the files of ranks that another node wrote (`_written`).
 
@@ -224,6 +299,27 @@ def is_retired(
     return any(
         ended <= t.ended[node] if node in t.ended else ended < buried[name][1] * 1e9
         for name, t in lost
+    )
+
+
+def list_doubtful_names(
+    node: str, location: str, known: Iterable[save_groups.Known], *, is_exclusive: bool
+) -> frozenset[str]:
+    """Return the names of this node's stored files that may have another node's bytes.
+
+    Another node names the same stored file with another digest.  Where the store cannot create a
+    name exclusively, any plain name of a path that two nodes name with two digests may have been
+    written by both.  ``is_exclusive``: whether it can.
+    """
+    here = save_groups.counting(location, known)
+    contested = save_groups.contested(here)
+    digests: dict[str, set[str]] = {}
+    for f in (f for m in here for f in m.files):
+        digests.setdefault(f.path, set()).add(f.digest)
+    mine = ((m.stored_name(f), f) for m in here if m.node == node for f in m.files)
+    several = {path for path, its in digests.items() if len(its) > 1 and not is_exclusive}
+    return frozenset(
+        name for name, f in mine if name in contested or (f.path in several and not f.stored_as)
     )
 
 

@@ -1,0 +1,129 @@
+"""Where one save on this node stands, as one value, and what changes it.  Pure.
+
+    seen -> waiting -> queued -> uploading -> stored
+              ^ |        |          |
+              | +--------+----------+-----> refused, failed
+
+A scan sees a save (`see`).  A plan decides that it waits, is refused or is stored (`settle`), or
+that it is to be uploaded (`queue`, `postpone`).  A queue's thread begins it (`begin`), counts its
+bytes (`advance`), and ends it (`settle`).  A save that is removed meanwhile is lost (`lose`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from ckptsync.walk import Stat
+from ckptsync.worker.local_save import Key, ReadFiles
+from ckptsync.worker.results import Failure, UploadProgress
+from ckptsync.worker.scanner import Scanned
+
+State = Literal["seen", "waiting", "queued", "uploading", "stored", "refused", "failed"]
+
+DONE = ("stored", "elsewhere", "retired")
+"""Phases of what the store had before."""
+OTHERS = "others are sent first"
+
+
+@dataclass(frozen=True, slots=True)
+class SaveState:
+    """One save: what the last plan saw of it, and how far its upload is.
+
+    ``outcome``: what the last plan, or the last try, made of it. ``failure``: of the last try that
+    ended.  ``until``: when a waiting one may be finished, on the caller's clock; ``None``: nobody
+    knows, or the next plan tries again. ``is_due``: its upload was decided, and it is not stored
+    yet.  ``done``, ``total``: bytes of its files that were read, and of all.
+
+    For later tries: ``read``, what an earlier one read of files with these ``stats_read``;
+    ``placed_by``, the manifests that were known when it was last seen to lie where it belongs.
+    """
+
+    scanned: Scanned
+    outcome: UploadProgress
+    state: State = "seen"
+    failure: Failure | None = None
+    until: float | None = None
+    is_due: bool = False
+    done: int = 0
+    total: int = 0
+    read: ReadFiles = field(default_factory=ReadFiles)
+    stats_read: Sequence[Stat] | None = None
+    placed_by: frozenset[str] | None = None
+
+    @property
+    def key(self) -> Key:
+        """What names the save on this node."""
+        return self.scanned.key
+
+    @property
+    def progress(self) -> UploadProgress:
+        """What is shown of it: a failure until another try has ended, or a plan decided anew."""
+        if self.failure is not None:
+            return UploadProgress(*self.key, "failed", self.failure.text)
+        return self.outcome
+
+    def is_planned(self, scanned: Scanned) -> bool:
+        """Return whether a plan has seen it finished, as it is now."""
+        return self.scanned.verdict.finished and self.scanned.since == scanned.since
+
+
+def see(before: SaveState | None, scanned: Scanned) -> SaveState:
+    """Return the state of a save as a scan has seen it."""
+    if before is None:
+        return SaveState(scanned, UploadProgress(*scanned.key, "waiting", scanned.verdict.reason))
+    return replace(before, scanned=scanned)
+
+
+def queue(save: SaveState) -> SaveState:
+    """Return a save that waits for its turn to be uploaded."""
+    size = sum(stat.size for stat in save.scanned.seen.files.stats)
+    return replace(postpone(save, OTHERS), state="queued", done=0, total=size)
+
+
+def postpone(save: SaveState, reason: str) -> SaveState:
+    """Return a save that is to be uploaded, and waits for the next plan."""
+    outcome = UploadProgress(*save.key, "waiting", reason)
+    return replace(save, state="waiting", outcome=outcome, until=None, is_due=True)
+
+
+def begin(save: SaveState) -> SaveState:
+    """Return a save whose upload begins."""
+    outcome = UploadProgress(*save.key, "sending", "")
+    return replace(save, state="uploading", outcome=outcome, done=0)
+
+
+def advance(save: SaveState, count: int) -> SaveState:
+    """Return a save of which so many bytes more were read; less than 0: they are read again."""
+    return replace(save, done=save.done + count)
+
+
+def settle(
+    save: SaveState, outcome: UploadProgress | Failure, until: float | None = None
+) -> SaveState:
+    """Return a save after a try to upload it, or a plan, has ended with ``outcome``.
+
+    A try that did not end in the store leaves it due: the next plan decides again.
+    """
+    state = _state_after(outcome)
+    is_due = save.state == "uploading" and state != "stored"
+    save = replace(save, state=state, until=until, is_due=is_due)
+    if isinstance(outcome, Failure):
+        return replace(save, failure=outcome)
+    done = save.total if state == "stored" else save.done
+    return replace(save, outcome=outcome, failure=None, done=done)
+
+
+def lose(save: SaveState, reason: str) -> SaveState:
+    """Return a save whose files were removed before all of them were stored."""
+    outcome = UploadProgress(*save.key, "lost", reason)
+    return replace(save, state="refused", outcome=outcome, failure=None, is_due=False)
+
+
+def _state_after(outcome: UploadProgress | Failure) -> State:
+    if isinstance(outcome, Failure):
+        return "refused" if outcome.is_lasting else "failed"
+    if outcome.phase in ("sent", *DONE):
+        return "stored"
+    return "waiting" if outcome.phase in ("waiting", "not-final") else "refused"

@@ -1,0 +1,132 @@
+"""Every transition of a save's state, and that nothing else changes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from ckptsync.checkpoint_dirs import CheckpointDir
+from ckptsync.errors import Corrupt, StoreError
+from ckptsync.walk import Stat
+from ckptsync.worker.finished import Judgement
+from ckptsync.worker.local_save import LocalFile, LocalFiles, LocalSave
+from ckptsync.worker.results import Phase, UploadProgress, failure
+from ckptsync.worker.save_state import (
+    SaveState,
+    State,
+    advance,
+    begin,
+    lose,
+    postpone,
+    queue,
+    see,
+    settle,
+)
+from ckptsync.worker.scanner import Scanned
+
+KEY = ("run", "checkpoint-4", 0)
+AWAY = failure("run", "checkpoint-4", StoreError("away"))
+BAD = failure("run", "checkpoint-4", Corrupt("a name that no store can keep"))
+
+
+def scanned(*, finished: bool = True, since: float = 5.0) -> Scanned:
+    files = {"x": LocalFile(Stat("x", 100, 1, 1, 1), Path("/out"), is_pinned=False)}
+    checkpoint_dir = CheckpointDir("checkpoint-4", "trainer", Path("/out/checkpoint-4"))
+    local = LocalFiles("checkpoint-4", "trainer", files)
+    verdict = Judgement(finished=finished, reason="it grows", left=None)
+    return Scanned(LocalSave("run", checkpoint_dir, local, None), 3.0, since, (), verdict)
+
+
+def ended(phase: Phase, detail: str = "") -> UploadProgress:
+    return UploadProgress(*KEY, phase, detail)
+
+
+SEEN = see(None, scanned())
+QUEUED = queue(SEEN)
+UPLOADING = begin(QUEUED)
+
+
+def test_a_save_goes_from_seen_over_queued_and_uploading_to_stored() -> None:
+    assert (SEEN.state, SEEN.progress) == ("seen", ended("waiting", "it grows"))
+    assert (QUEUED.state, QUEUED.progress.detail) == ("queued", "others are sent first")
+    assert (QUEUED.done, QUEUED.total, QUEUED.is_due) == (0, 100, True)
+    assert (UPLOADING.state, UPLOADING.progress.phase) == ("uploading", "sending")
+    half = advance(advance(UPLOADING, 80), -30)
+    assert (half.done, half.total, half.state) == (50, 100, "uploading")
+    stored = settle(half, ended("sent"))
+    assert (stored.state, stored.done, stored.is_due) == ("stored", 100, False)
+    assert stored.progress == ended("sent")
+
+
+@pytest.mark.parametrize(
+    ("phase", "state"),
+    [
+        ("waiting", "waiting"),
+        ("not-final", "waiting"),
+        ("sent", "stored"),
+        ("stored", "stored"),
+        ("elsewhere", "stored"),
+        ("retired", "stored"),
+        ("missed", "refused"),
+        ("superseded", "refused"),
+    ],
+)
+@pytest.mark.parametrize("before", [SEEN, QUEUED, UPLOADING, settle(SEEN, AWAY)])
+def test_what_a_plan_or_a_try_ends_with_is_the_state(
+    phase: Phase, state: State, before: SaveState
+) -> None:
+    save = settle(before, ended(phase, "why"), until=9.0)
+    assert (save.state, save.progress, save.failure) == (state, ended(phase, "why"), None)
+    assert save.until == 9.0
+    is_tried_in_vain = before.state == "uploading" and state != "stored"
+    assert save.is_due == is_tried_in_vain
+
+
+def test_a_failure_is_shown_until_another_try_has_ended_or_a_plan_decides_anew() -> None:
+    failed = settle(UPLOADING, AWAY)
+    assert (failed.state, failed.is_due) == ("failed", True)
+    again: list[Callable[[SaveState], SaveState]] = [
+        queue,
+        partial(postpone, reason="the store is away"),
+        begin,
+    ]
+    for transition in again:
+        failed = transition(failed)
+        assert (failed.progress.phase, failed.progress.detail) == ("failed", "away")
+        assert failed.failure == AWAY
+    assert failed.state == "uploading"
+    assert settle(failed, ended("sent")).failure is None
+    assert settle(failed, ended("waiting", "it grows")).progress.phase == "waiting"
+
+
+def test_what_no_later_try_mends_is_refused() -> None:
+    assert settle(UPLOADING, BAD).state == "refused"
+    assert settle(SEEN, BAD).is_due is False
+
+
+def test_what_is_postponed_stays_due_and_is_not_queued() -> None:
+    save = postpone(QUEUED, "a newer one goes first")
+    assert (save.state, save.is_due) == ("waiting", True)
+    assert save.progress == ended("waiting", "a newer one goes first")
+
+
+def test_what_is_removed_before_it_is_stored_is_lost_whatever_failed_before() -> None:
+    save = lose(settle(UPLOADING, AWAY), "its files were removed")
+    assert (save.state, save.is_due, save.failure) == ("refused", False, None)
+    assert save.progress == ended("lost", "its files were removed")
+
+
+def test_a_new_scan_changes_nothing_but_what_was_scanned() -> None:
+    memory = replace(UPLOADING, stats_read=(), placed_by=frozenset({"m"}))
+    later = scanned(since=7.0)
+    assert see(memory, later) == replace(memory, scanned=later)
+
+
+def test_a_plan_has_seen_it_finished_unless_it_changed_since() -> None:
+    assert SEEN.is_planned(scanned())
+    assert not SEEN.is_planned(scanned(since=6.0))
+    assert not see(None, scanned(finished=False)).is_planned(scanned())
