@@ -26,7 +26,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported, name_in_errors
-from ckptsync.formats import torch_pickle, zstd_items
+from ckptsync.formats import torch_pickle
 from ckptsync.formats.pickles import (
     ALIKE,
     MAX_BYTES,
@@ -357,8 +357,10 @@ def _items(storage: dict[Any, Any], root: str) -> dict[Key, StorageItem]:
     for index, item in storage.items():
         if type(index) is not StorageIndex or type(item) is not StorageItem:
             raise Corrupt(f"{METADATA}: something else where an item is due")
-        if item.transforms:
-            zstd_items.check_transforms(item.transforms)
+        if item.transforms and (
+            type(item.transforms) not in (tuple, list) or set(map(type, item.transforms)) != {str}
+        ):
+            raise Corrupt(f"{METADATA}: transforms of an item that are no list of names")
         file = files.get(item.file)
         if file is None:
             file = files[item.file] = join(root, checked_path(item.file))

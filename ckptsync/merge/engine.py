@@ -22,7 +22,6 @@ import numpy as np
 from blake3 import blake3
 
 from ckptsync.digest import digest
-from ckptsync.formats import zstd_items
 from ckptsync.formats.dtypes import ITEMSIZE
 from ckptsync.merge import model_files, units
 from ckptsync.merge.cast import CAST_ELEMENTS, Array, cast_bytes
@@ -121,9 +120,6 @@ def write_model(
     """
     work, there = work or MergeResources(), destination.finished
     left = replace(job, plans=tuple(plan for plan in job.plans if plan.name not in there))
-    # several threads would read a stream out of its order, and begin it again and again
-    if left.is_packed:
-        work = replace(work, jobs=1)
     lock, done = threading.Lock(), job.size - left.size
 
     def count(size: int) -> None:
@@ -175,7 +171,7 @@ def write_weights(
     This is the `Engine` of this process.
     """
     foresee(files, job.plans)
-    summed = CrcCheckedFiles(zstd_items.unpacked(files), job.checksums)
+    summed = CrcCheckedFiles(files, job.checksums)
     at_once = max(1, min(len(job.plans), work.jobs // THREADS_A_FILE))
     own = replace(work, jobs=max(1, work.jobs // at_once))
     lock, has_failed = threading.Lock(), threading.Event()
@@ -433,10 +429,7 @@ def foresee(files: Files, plans: Iterable[FilePlan]) -> None:
         compared = ComparedFiles(files, plan)
         for unit in units.units(plan):
             for one in unit.reads:
-                packed = zstd_items.parse_name(one.file)
-                needed.append(
-                    (packed.item if packed else Extent(one.file, one.start, one.size), at)
-                )
+                needed.append((Extent(one.file, one.start, one.size), at))
                 for replica, _ in compared.replicas(one.file, one.start, one.start + one.size):
                     needed += [(Extent(r.file, r.start, r.size), at) for r in replica.reads]
             at += unit.stored

@@ -24,7 +24,6 @@ from typing import Any
 
 from ckptsync import __version__
 from ckptsync.errors import CkptsyncError, ConfigError, Incomplete, StoreError
-from ckptsync.formats.zstd_items import unpacked
 from ckptsync.merge.container_crcs import CrcCheckedFiles, RecordStretch
 from ckptsync.merge.destination import abouts
 from ckptsync.merge.engine import (
@@ -133,7 +132,7 @@ def run_task(
     try:
         files = reach.files()
         foresee(files, [plan])
-        summed = CrcCheckedFiles(unpacked(files), plan.checksums)
+        summed = CrcCheckedFiles(files, plan.checksums)
         file = WeightsFile(plan, summed, progress, work)
         with contextlib.closing(file.chunks()) as chunks:
             reach.write()(plan.name, chunks)
@@ -149,7 +148,7 @@ def collect(
 
     Raises the first error of a task, and Corrupt where several tasks' sums show a damaged record.
     """
-    summed = CrcCheckedFiles(unpacked(files), job.checksums)
+    summed = CrcCheckedFiles(files, job.checksums)
     made: dict[str, WrittenFile] = {}
     for name, result in results:
         if isinstance(result, Exception):
