@@ -265,15 +265,15 @@ class _Replica(NamedTuple):
 
 
 class ComparedFiles(FilesWrapper):
-    """Files that compare each range of a plan's parts with the same range of their replicas.
+    """Files that compare each range of planned parts with the same range of their replicas.
 
     The replicas' bytes are read with every read of a part.
     """
 
-    def __init__(self, files: Files, plan: FilePlan) -> None:
+    def __init__(self, files: Files, plans: Iterable[FilePlan]) -> None:
         super().__init__(files)
         held: defaultdict[str, list[tuple[int, int, PlannedTensor, Part]]] = defaultdict(list)
-        for tensor in plan.tensors:
+        for tensor in (tensor for plan in plans for tensor in plan.tensors):
             for part in tensor.copy.parts:
                 if part.replicas:
                     extent = part.extent

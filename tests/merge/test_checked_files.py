@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptsync.digest import digest_stream
+from ckptsync.digest import Digester, digest_stream
 from ckptsync.errors import Corrupt, Incomplete
-from ckptsync.head.checked_files import CheckedFiles
+from ckptsync.merge.checked_files import CheckedFiles
 from ckptsync.records.manifest import FileEntry
 from ckptsync.stores.checkpoint_files import StoreFiles
 from ckptsync.stores.memory import MemoryStore
@@ -22,10 +22,14 @@ ENTRY = FileEntry("x", len(DATA), FOUND.digest, FOUND.block_size, FOUND.blocks, 
 
 class Counted(StoreFiles):
     read = 0
+    is_wrong = False
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
         self.read += out.nbytes
         super().read_into(name, start, out)
+        if self.is_wrong:
+            out[out.nbytes // 2] ^= 1
+            self.is_wrong = False
 
 
 def files(data: bytes = DATA) -> tuple[CheckedFiles, Counted]:
@@ -67,22 +71,48 @@ def test_a_block_is_checked_once() -> None:
     checked, counted = files()
     for _ in range(3):
         read(checked, Extent("x", 10, 10))
-    assert counted.read == 3 * 10 + FOUND.block_size
+    assert counted.read == 2 * 10 + BLOCK
 
 
-class WrongOnce(Counted):
-    def read_into(self, name: str, start: int, out: memoryview) -> None:
-        is_first = not self.read
-        super().read_into(name, start, out)
-        if is_first:
-            out[0] ^= 1
+@pytest.mark.parametrize(("start", "size"), [(0, BLOCK), (5, 3 * BLOCK)])
+def test_a_block_that_is_read_whole_is_checked_each_time(start: int, size: int) -> None:
+    checked, counted = files()
+    read(checked, Extent("x", start, size))
+    counted.is_wrong = True
+    with pytest.raises(Corrupt, match="not those that its node sent"):
+        read(checked, Extent("x", start, size))
+
+
+LARGE = random.Random(2).randbytes(5 << 20)  # one block, longer than what is read at once
+
+
+def large(wrong: bool = False) -> tuple[CheckedFiles, Counted]:  # noqa: FBT001, FBT002
+    digester = Digester(len(LARGE), 8 << 20)
+    digester.update(LARGE)
+    made = digester.result()
+    store = MemoryStore()
+    store.write("run/x", [LARGE])
+    counted = Counted(store, {"x": ("run/x", len(LARGE))})
+    counted.is_wrong = wrong
+    entry = FileEntry("x", len(LARGE), made.digest, made.block_size, made.blocks, 0)
+    return CheckedFiles(counted, {"x": entry}), counted
+
+
+@pytest.mark.parametrize("start", [0, 7, 2 << 20, len(LARGE) - (1 << 20)])
+def test_of_a_large_block_each_byte_is_read_once_and_those_handed_up_are_digested(
+    start: int,
+) -> None:
+    checked, counted = large()
+    assert read(checked, Extent("x", start, 1 << 20)) == LARGE[start : start + (1 << 20)]
+    assert counted.read == len(LARGE)
+    with pytest.raises(Corrupt, match="not those that its node sent"):
+        read(large(wrong=True)[0], Extent("x", start, 1 << 20))
 
 
 @pytest.mark.parametrize(("start", "size"), [(10, 10), (0, BLOCK), (BLOCK - 5, 10)])
 def test_bytes_that_only_the_first_read_got_wrong_are_not_merged(start: int, size: int) -> None:
-    store = MemoryStore()
-    store.write("run/x", [DATA])
-    checked = CheckedFiles(WrongOnce(store, {"x": ("run/x", len(DATA))}), {"x": ENTRY})
+    checked, counted = files()
+    counted.is_wrong = True
     with pytest.raises(Corrupt):
         read(checked, Extent("x", start, size))
 
