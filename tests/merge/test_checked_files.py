@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from ckptsync.digest import Digester, digest_stream
 from ckptsync.errors import Corrupt, Incomplete
 from ckptsync.merge.checked_files import CheckedFiles
+from ckptsync.merge.readers import open_reader
 from ckptsync.records.manifest import FileEntry
 from ckptsync.stores.checkpoint_files import StoreFiles
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.tensors import Extent, read
+from ckptsync.tensors import Extent, foresee, read
 
 DATA = random.Random(1).randbytes(50_000)  # whole blocks and a shorter one
 FOUND = digest_stream([DATA], len(DATA))
@@ -21,11 +22,12 @@ ENTRY = FileEntry("x", len(DATA), FOUND.digest, FOUND.block_size, FOUND.blocks, 
 
 
 class Counted(StoreFiles):
-    read = 0
+    read = calls = 0
     is_wrong = False
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
         self.read += out.nbytes
+        self.calls += 1
         super().read_into(name, start, out)
         if self.is_wrong:
             out[out.nbytes // 2] ^= 1
@@ -121,3 +123,21 @@ def test_what_no_manifest_names_is_not_there() -> None:
     assert set(files()[0].sizes()) == {"x"}
     with pytest.raises(Incomplete):
         read(files()[0], Extent("y", 0, 1))
+
+
+def test_what_is_foreseen_is_fetched_ahead_beneath_the_checks() -> None:
+    store = MemoryStore()
+    store.write("run/x", [LARGE])
+    made = digest_stream([LARGE], len(LARGE))
+    entry = FileEntry("x", len(LARGE), made.digest, made.block_size, made.blocks, 0)
+    reads = [Extent("x", at, 1000) for at in range(0, len(LARGE) - 1000, 100_000)]
+    calls: list[int] = []
+    for is_foreseen in (False, True):
+        counted = Counted(store, {"x": ("run/x", len(LARGE))})
+        checked = open_reader(counted, [store], {"x": entry}, 8 << 20)
+        if is_foreseen:
+            foresee(checked, [(extent, extent.start) for extent in reads])
+        for extent in reads:
+            assert read(checked, extent) == LARGE[extent.start : extent.start + 1000]
+        calls.append(counted.calls)
+    assert calls[1] < calls[0] / 4
