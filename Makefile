@@ -254,7 +254,7 @@ $(VENV)/.installed: pyproject.toml | $(BIN)/python
 	@touch $@
 
 $(VENV)/.installed-test: pyproject.toml tests/requirements.txt tests/support/get_sshd.sh | $(BIN)/python
-	$(PIP) --requirement tests/requirements.txt --editable '.[test,load,zstd]'
+	$(PIP) --requirement tests/requirements.txt --editable '.[test,load]'
 	@tests/support/get_sshd.sh $(VENV)
 	@touch $@ $(VENV)/.installed
 

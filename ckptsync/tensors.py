@@ -129,11 +129,21 @@ class Expecting(Protocol):
         """Announce the extents that will be read next, in about this order."""
         ...
 
+    def foresee(self, reads: Iterable[tuple[Extent, int]]) -> None:
+        """Announce all reads of a merge, each with how far in the output (bytes) it is."""
+        ...
+
 
 def expect(files: Files, extents: Iterable[Extent]) -> None:
     """Say what will be read next; to files that lie near by it makes no difference."""
     if isinstance(files, Expecting):
         files.expect(extents)
+
+
+def foresee(files: Files, reads: Iterable[tuple[Extent, int]]) -> None:
+    """Say all that will be read; ``reads`` are made only for files that are far."""
+    if isinstance(files, Expecting):
+        files.foresee(reads)
 
 
 class FilesWrapper:
@@ -153,6 +163,10 @@ class FilesWrapper:
     def expect(self, extents: Iterable[Extent]) -> None:
         """See `Expecting`."""
         expect(self._files, extents)
+
+    def foresee(self, reads: Iterable[tuple[Extent, int]]) -> None:
+        """See `Expecting`."""
+        foresee(self._files, reads)
 
 
 class MemoryFiles:

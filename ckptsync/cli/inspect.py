@@ -20,6 +20,7 @@ from ckptsync.merge.completeness import DOUBT
 from ckptsync.merge.inputs import check_one_save
 from ckptsync.merge.plan import MergeOptions
 from ckptsync.merge.prepare import prepare
+from ckptsync.merge.readers import open_reader
 from ckptsync.quantities import show_size
 from ckptsync.stores import file_sources
 from ckptsync.stores.checkpoint_files import FileTree, Overlay
@@ -46,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     if conflicts := overlay.conflicts():
         hint = "the directories hold different saves: name only those of one save"
         raise Corrupt(f"{conflicts[0]}: has another size in each directory", hint=hint)
-    result = inspect_checkpoint(file_sources.near(overlay, locations), found)
+    result = inspect_checkpoint(open_reader(overlay, found), found)
     if args.json:
         output.print_json({"targets": args.targets, **result})
     else:

@@ -10,5 +10,4 @@ In reading order:
 - `torch_pickle`: tensors in pickles.
 - `torch_zip`: the zip archive of ``torch.save``.
 - `torch_save`: a file of ``torch.save``, in today's container or the legacy one.
-- `zstd_items`: items of a distributed checkpoint that are zstd streams.
 """

@@ -8,9 +8,8 @@ it is given (a memo index of four bytes can ask for gigabytes) and hashes whatev
 values, copies and dictionary keys are charged to `_Machine.room`.
 
 It is one loop.  A ``.metadata`` of 100,000 chunks has eight million opcodes, so frequent opcodes
-are done in the loop itself, and three things are read at once: a ``torch.Size``, an object whose
-bytes were read before (what the memo remembers never changes, so that the same bytes mean the same
-values), and entries of a dictionary that differ in the values of attributes alone (`_Entries`).
+are done in the loop itself, and objects that are there by the million are made without the
+dictionary of their attributes (`Stated`).
 
 Opcodes: CPython's ``pickletools``; protocols 2 to 5 as ``torch.save`` and ``pickle.dump`` write
 them.
@@ -18,12 +17,11 @@ them.
 
 from __future__ import annotations
 
-import re
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
-from typing import Any, ClassVar
+from typing import Any
 
 from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.gc_pause import paused
@@ -31,7 +29,7 @@ from ckptsync.gc_pause import paused
 MAX_BYTES = 256 << 20
 # Bytes that all values of one pickle may take, those that it drops included, so that work is
 # bounded too: so many whatever its size, so many for each of its bytes (real ones take 3 to 16),
-# and at most.  `.metadata` of a million chunks takes 3.4 for each.
+# and at most.  A `.metadata` takes 6 to 7, so that one of 700,000 chunks is read, at least.
 FLOOR, FACTOR, MOST = 64 << 20, 32, 1 << 30
 ALIKE = 64  # keys of one hash: each is compared with all others
 _DEEPEST = 10_000
@@ -85,10 +83,6 @@ class Stated:
     """
 
     __slots__ = ()
-    # how the pickle of one may end, if many are the same byte for byte: these share one object
-    alike: ClassVar[tuple[bytes, ...]] = ()
-    # whether a dictionary has them by the million as keys, with values that are `Stated` too
-    is_key: ClassVar[bool] = False
 
     def take(self, items: list[Any]) -> None:
         """Become what ``[name, value, name, value, …]`` says.
@@ -104,22 +98,9 @@ class Stated:
         """Return the length of the list that the object took; a shared one is counted again."""
         return 0
 
-    @classmethod
-    def several(cls, names: Sequence[Any], columns: Sequence[Sequence[Any]]) -> list[Any]:
-        """Return objects that have values for the same names, as `take` makes them.
-
-        The first value of each column is for the first object.
-        """
-        made = []
-        for values in zip(*columns, strict=True):
-            one = cls()
-            one.take([of_pair for pair in zip(names, values, strict=True) for of_pair in pair])
-            made.append(one)
-        return made
-
 
 Build = Callable[[Name, tuple[Any, ...]], Any] | type[Stated]
-"""A constructor.  One that returns a tuple once always does: then equal arguments may share it."""
+"""A constructor: a function of the name and its arguments, or a class."""
 
 
 def made(name: Name, args: tuple[Any, ...]) -> PickledObject:
@@ -230,22 +211,8 @@ _TUPLE_FROM_MARK, _TUPLE1, _TUPLE2 = b"t\x85\x86"
 _BUILD, _NEWOBJ, _PERSISTENT, _REDUCE, _SETITEMS = b"b\x81QRu"
 # behind a class and (): an object without arguments, and its attributes begin
 _ATTRIBUTES = b"\x81\x94}\x94("
-_MENTION, _SMALL = rb"(?:h.|j....)", rb"(?:K.|M..|J....)"
-_NUMBERS = (
-    b"(?:"
-    + b"|".join(_SMALL * n + code for n, code in ((1, rb"\x85"), (2, rb"\x86"), (3, rb"\x87")))
-    + b")"
-)
-# behind a name and a tuple: it is called with that tuple alone, as torch.Size is
-_CALLED = rb"\x94\x85\x94R\x94"
-_SIZE = re.compile(b"(" + _NUMBERS + b")" + _CALLED, re.DOTALL).match
-_EACH = re.compile(_SMALL, re.DOTALL).findall
 _LONG = struct.Struct("<I").unpack_from
 _SIGNED = struct.Struct("<i").unpack_from
-# bytes that are searched for the end of an object, near first
-_REACHES = (1 << 9, 1 << 12, 1 << 15)
-# values of each sort that are kept because they may come again, and searches in vain
-_MOST_KEPT = 4096
 
 
 class _Machine:
@@ -259,7 +226,7 @@ class _Machine:
         self, data: bytes, allowed: Mapping[Name, Build], persistent: Callable[[Any], Any]
     ) -> None:
         self.data, self.allowed, self.persistent = data, allowed, persistent
-        self.at, self.room, self.wasted = 0, min(MOST, FLOOR + FACTOR * len(data)), 0
+        self.at, self.room = 0, min(MOST, FLOOR + FACTOR * len(data))
         self.stack: list[Any] = []
         self.marks: list[list[Any]] = []
         self.memo: list[Any] = []
@@ -267,43 +234,33 @@ class _Machine:
         self.names: dict[Name, Name] = {}
         self.builds: dict[int, Callable[[Name, tuple[Any, ...]], Any]] = {}
         self.kinds: dict[int, type[Stated]] = {}
-        # objects without attributes yet, where these begin, and the memo then
-        self.unset: dict[int, tuple[Stated, int, int]] = {}
+        # objects without attributes yet, by their ids
+        self.unset: dict[int, Stated] = {}
         # keys whose hashes anyone can choose, by these
         self.alike: dict[int, list[Any]] = {}
-        # by name: pickled numbers → them, the arguments, the tuple
-        self.sizes: dict[int, dict[bytes, tuple[Any, ...]]] = {}
-        # pickled attributes → how many bytes, the object, the memo's share
-        self.same: dict[bytes, tuple[int, Any, list[Any]]] = {}
 
     def run(self) -> Any:  # noqa: PLR0915
         """Return the value; ``at`` is then behind its end."""
         data, size, memo, marks = self.data, len(self.data), self.memo, self.marks
         builds, kinds = self.builds, self.kinds
-        persistent, entries = self.persistent, _Entries(self)
+        persistent = self.persistent
         stack, at, spent = self.stack, 0, 0
-        sized: Any = None  # the name that made a tuple last: torch.Size
         value: Any
         try:
             while True:
                 for _ in repeat(None, _PAUSE):
                     code = data[at]
                     at += 1
-                    if code == _GET4 or code == _GET1:  # noqa: PLR1714, SIM109  a tuple would be made at each turn
+                    if code == _MEMOIZE:
+                        memo.append(stack[-1])
+                    elif code == _GET4 or code == _GET1:  # noqa: PLR1714, SIM109  a tuple would be made at each turn
                         if code == _GET1:
                             value = memo[data[at]]
                             at += 1
                         else:
                             value = memo[_LONG(data, at)[0]]
                             at += 4
-                        if value is sized:
-                            found = _SIZE(data, at)
-                            if found:
-                                at = found.end()
-                                known = self.size(value, found[1])
-                                memo += known
-                                value = known[2]
-                        elif value is _GONE:
+                        if value is _GONE:
                             raise Corrupt("pickle: the attributes of an object are mentioned again")
                         stack.append(value)
                     elif code == _PUT4 or code == _PUT1:  # noqa: PLR1714, SIM109
@@ -323,8 +280,21 @@ class _Machine:
                         value = stack.pop()
                         stack.append((stack.pop(), value))
                         spent += _TUPLE
-                    elif code == _MEMOIZE:
-                        memo.append(stack[-1])
+                    elif code == _TUPLE1:
+                        stack.append((stack.pop(),))
+                        spent += _TUPLE
+                    elif code == _REDUCE or code == _NEWOBJ:  # noqa: PLR1714, SIM109
+                        args, name = stack.pop(), stack[-1]
+                        if type(args) is not tuple or id(name) not in builds:
+                            raise Corrupt(
+                                "pickle: calls something that is not a known name, or with"
+                                " arguments that are not a tuple"
+                            )
+                        stack[-1] = value = builds[id(name)](name, args)
+                        if type(value) is not tuple:
+                            spent += _OBJECT
+                        elif not args or value is not args[0]:  # else a torch.Size of a tuple
+                            spent += _OBJECT + _REFERENCE * len(value)
                     elif code == _TEXT1 or code == _TEXT4:  # noqa: PLR1714, SIM109
                         if code == _TEXT1:
                             start = at + 1
@@ -343,24 +313,14 @@ class _Machine:
                             at += 1
                             memo.append(value)
                     elif code == _EMPTY_TUPLE:
-                        if (
-                            data[at] == _NEWOBJ
-                            and data[at : at + 5] == _ATTRIBUTES
-                            and id(stack[-1]) in kinds
-                        ):
-                            kind = kinds[id(stack[-1])]
-                            start = at + 5
-                            if kind.is_key:
-                                at = entries.read(start, stack)
-                            else:
-                                at = self.again(start, kind, stack)
-                            if at == start:
-                                stack[-1] = value = self.new(stack[-1], (), at)
-                                stack.append(_GONE)
-                                memo += value, _GONE
-                                spent += _OBJECT
-                                marks.append(stack)
-                                stack = []
+                        if data[at : at + 5] == _ATTRIBUTES and id(stack[-1]) in kinds:
+                            at += 5
+                            stack[-1] = value = self.new(stack[-1], ())
+                            stack.append(_GONE)
+                            memo += value, _GONE
+                            spent += _OBJECT
+                            marks.append(stack)
+                            stack = []
                         else:
                             stack.append(())
                     elif code == _SETITEMS:
@@ -369,7 +329,7 @@ class _Machine:
                         if value is _GONE and data[at] == _BUILD:
                             at += 1
                             del stack[-1]
-                            self.finish(stack[-1], items, at)
+                            self.finish(stack[-1], items)
                         else:
                             self.stack = stack
                             self.set_items(items)
@@ -390,25 +350,9 @@ class _Machine:
                         stack = marks.pop()
                         stack.append(value)
                         spent += _TUPLE + _REFERENCE * len(value)
-                    elif code == _REDUCE or code == _NEWOBJ:  # noqa: PLR1714, SIM109
-                        args, name = stack.pop(), stack[-1]
-                        if type(args) is not tuple or id(name) not in builds:
-                            raise Corrupt(
-                                "pickle: calls something that is not a known name, or with"
-                                " arguments that are not a tuple"
-                            )
-                        stack[-1] = value = builds[id(name)](name, args)
-                        spent += _OBJECT
-                        if type(value) is tuple:
-                            spent += _REFERENCE * len(value)
-                            sized = name
-                            self.sizes.setdefault(id(name), {})
                     elif code == _PERSISTENT:
                         stack[-1] = persistent(stack[-1])
                         spent += _OBJECT
-                    elif code == _TUPLE1:
-                        stack.append((stack.pop(),))
-                        spent += _TUPLE
                     elif code == _NONE:
                         stack.append(None)
                     elif code == _FALSE:
@@ -461,59 +405,24 @@ class _Machine:
         if self.room < 0:
             self.check_room()
 
-    # what is read at once
+    # objects of declared classes
 
-    def size(self, name: Name, code: bytes) -> tuple[Any, ...]:
-        """Return a pickled tuple, the arguments ``(numbers,)``, and what ``name`` makes of them."""
-        kept = self.sizes[id(name)]
-        known = kept.get(code)
-        if known is None:
-            numbers = tuple([_number(one) for one in _EACH(code, 0, len(code) - 1)])
-            args = (numbers,)
-            known = numbers, args, self.builds[id(name)](name, args)
-            self.room -= 2 * _TUPLE + _OBJECT + 3 * _REFERENCE
-            if len(kept) < _MOST_KEPT:
-                kept[code] = known
-        return known
-
-    def again(self, at: int, kind: type[Stated], stack: list[Any]) -> int:
-        """Put an object onto the stack whose attributes were read before; return their end.
-
-        Its attributes begin at ``at``. Return ``at`` if no such object was read.
-        """
-        if not kind.alike or self.wasted >= _MOST_KEPT:
-            return at
-        found = self.same.get(self.data[at : _end(self.data, at, kind)])
-        if found is None:
-            self.wasted += 1
-            return at
-        self.wasted -= 1
-        length, stack[-1], share = found
-        self.memo += share
-        return at + length
-
-    def new(self, name: Name, args: tuple[Any, ...], at: int = 0) -> Stated:
-        """Return a new object of a declared class, whose attributes begin at ``at``."""
+    def new(self, name: Name, args: tuple[Any, ...]) -> Stated:
+        """Return a new object, which has no attributes yet."""
         if args:
             raise Corrupt(f"pickle: {name} is called with arguments")
         value = self.kinds[id(name)]()
-        self.unset[id(value)] = value, at, len(self.memo)
+        self.unset[id(value)] = value
         self.room -= _ENTRY  # until it has its attributes
         return value
 
-    def finish(self, value: Stated, items: list[Any], end: int = 0) -> None:
-        """Give an object its attributes, whose bytes end at ``end`` where they may come again."""
-        if id(value) not in self.unset:
+    def finish(self, value: Stated, items: list[Any]) -> None:
+        """Give an object its attributes, by names and values in turn."""
+        if self.unset.pop(id(value), None) is None:
             raise Corrupt("pickle: an object's attributes are set twice")
-        _, start, before = self.unset.pop(id(value))
         self.room += _ENTRY
         value.take(items)
         self.spend(_REFERENCE * value.count())
-        if value.alike and len(self.same) < _MOST_KEPT and 0 < end - start < _REACHES[-1]:
-            self.room -= end - start
-            # could be added to
-            share = [_GONE if type(one) in (list, dict, set) else one for one in self.memo[before:]]
-            self.same[self.data[start:end]] = end - start, value, share
 
     # arguments of opcodes
 
@@ -723,182 +632,3 @@ def _as(value: Any, kind: type[Any]) -> Any:
 def _into(target: Any, kind: type[Any]) -> Any:
     """Return the container to fill; a throwaway one for an unknown class."""
     return kind() if type(target) is Unknown else _as(target, kind)
-
-
-def _number(code: bytes) -> int:
-    if len(code) <= 3:
-        return int.from_bytes(code[1:], "little")
-    return int.from_bytes(code[1 if len(code) == 5 else 2 :], "little", signed=True)
-
-
-def _end(data: bytes, at: int, kind: type[Stated]) -> int:
-    """Guess where an object of this kind ends whose attributes begin at ``at``."""
-    for reach in _REACHES:
-        for ending in kind.alike:
-            end = data.find(ending, at, at + reach)
-            if end >= 0:
-                return end + len(ending)
-    return at
-
-
-# Entries of a dictionary: a value's pattern by its sort, and what stands behind it.
-_SORTS = {
-    "text": (rb"\x8c.[^\x94]*\x94", b""),
-    "sized": (_NUMBERS, _CALLED),  # a name is called with them
-    "mention": (_MENTION, b""),
-    "number": (_SMALL + rb"|\x8a\x05.{5}|\x8a\x06.{6}", b""),
-}
-# a class, an object of it, and its attributes begin
-_BEGIN = re.compile(b"(" + _MENTION + rb")\)\x81\x94}\x94\(", re.DOTALL).match
-_ATTRIBUTE = re.compile(
-    b"("
-    + _MENTION
-    + b")(?:(?P<text>%b%b)|(%b)(?P<sized>%b)%b|(?P<mention>%b%b)|(?P<number>%b)%b)"
-    % (*_SORTS["text"], _MENTION, *_SORTS["sized"], *_SORTS["mention"], *_SORTS["number"]),
-    re.DOTALL,
-).match
-_FIXED = struct.Struct("<xi")
-_MOST_PATTERNS, _MOST_WASTED, _MOST_ATTRIBUTES = 64, 1000, 16
-_WINDOW = 1 << 16  # bytes that are read at once: a pickler's frame has as many
-# each one's name, the sort of its values, and the name that these call
-_Attributes = list[tuple[Any, str, Any]]
-# entries' pattern, whose last group is what follows them
-_Like = tuple[re.Pattern[bytes], list[tuple[type[Stated], _Attributes]]]
-
-
-class _Entries:
-    """Read the entries of a dictionary that has millions of them, each like the one before.
-
-    Keys and values are objects.
-
-    The bytes of two such entries differ in the values of attributes alone.  So one entry is taken
-    apart, and a pattern is made of its bytes with a gap for every value: it finds all that follow,
-    and their values are read column by column.  What does not fit is left to the machine's loop;
-    what fits has the same outcome there, memo included.
-    """
-
-    def __init__(self, machine: _Machine) -> None:
-        self.machine, self.known, self.last = machine, dict[bytes, _Like](), list[_Like]()
-        self.wasted = 0  # searches that found nothing, less the entries that others found
-
-    def read(self, at: int, stack: list[Any]) -> int:
-        """Put entries onto the stack and return their end.
-
-        They replace the class of the first key, whose attributes begin at ``at``.
-
-        It is ``at`` if there are none that can be read so: then nothing has changed.
-        """
-        data, start = self.machine.data, self.start(at, stack[-1])
-        if start is None or self.wasted >= _MOST_WASTED:
-            return at
-        for like in chain(self.last, self.learn(start)):
-            limit = min(start + _WINDOW, len(data))
-            rows = like[0].findall(data, start, limit)
-            rest = len(rows[-1][-1]) if rows else 0
-            if rest:
-                rows.pop()
-            if rows and self.make(like, rows, stack):
-                self.wasted -= len(rows)
-                self.last = [like]
-                return limit - rest
-        self.wasted += 1
-        return at
-
-    def start(self, at: int, name: Any) -> int | None:
-        """Return the offset of the class reference of the object with attributes at ``at``."""
-        for start in (at - 11, at - 8):
-            begin = _BEGIN(self.machine.data, max(start, 0))
-            if begin and begin.end() == at and self.recall(begin[1]) is name:
-                return start
-        return None
-
-    def learn(self, at: int) -> Iterator[_Like]:
-        """Yield the pattern of the entry at ``at``, unless it has attributes of unknown sorts."""
-        data, pattern, objects = self.machine.data, b"", []
-        for _ in ("key", "value"):
-            begin = _BEGIN(data, at)
-            kind = self.machine.kinds.get(id(self.recall(begin[1]))) if begin else None
-            if not begin or not kind or kind.alike:
-                return
-            pattern, at = pattern + re.escape(begin[0]), begin.end()
-            attributes: _Attributes = []
-            while data[at : at + 2] != b"ub":
-                found = _ATTRIBUTE(data, at)
-                if not found or len(attributes) >= _MOST_ATTRIBUTES:
-                    return
-                sort, called = found.lastgroup or "", found[3] or b""
-                name, call = self.recall(found[1]), self.recall(called) if called else None
-                if name is _GONE or (called and id(call) not in self.machine.sizes):
-                    return
-                attributes.append((name, sort, call))
-                pattern += re.escape(found[1] + called) + b"(%b)%b" % _SORTS[sort]
-                at = found.end()
-            objects.append((kind, attributes))
-            pattern, at = pattern + b"ub", at + 2
-        if pattern not in self.known and len(self.known) < _MOST_PATTERNS:
-            self.known[pattern] = re.compile(pattern + b"|(.+)", re.DOTALL), objects
-        if pattern in self.known:
-            yield self.known[pattern]
-
-    def make(self, like: _Like, rows: list[tuple[bytes, ...]], stack: list[Any]) -> bool:
-        """Put the rows' objects onto stack and memo; False, and no change, if deceived."""
-        groups = iter(zip(*rows, strict=True))
-        stacked: list[Sequence[Any]] = []
-        shares: list[Sequence[Any]] = []
-        for kind, attributes in like[1]:
-            columns = [self.column(sort, call, next(groups)) for _, sort, call in attributes]
-            if None in columns:
-                return False
-            made = kind.several(
-                [name for name, _, _ in attributes], [column[-1] for column in columns if column]
-            )
-            stacked.append(made)
-            shares += made, [_GONE] * len(rows)
-            shares += chain.from_iterable(
-                column
-                for column, (_, sort, _) in zip(columns, attributes, strict=True)
-                if column and sort in ("text", "sized")
-            )
-        stack[-1:] = _by_turns(stacked)
-        self.machine.memo += _by_turns(shares)
-        self.machine.spend(_OBJECT * len(stacked) * len(rows))
-        return True
-
-    def column(
-        self, sort: str, call: Any, codes: Sequence[bytes]
-    ) -> tuple[Sequence[Any], ...] | None:
-        """Return an attribute's values, behind what else goes to the memo; None if deceived."""
-        machine = self.machine
-        if sort == "text":
-            if any(code[1] != len(code) - 3 for code in codes):
-                return None
-            machine.room -= sum(map(len, codes)) + _TUPLE * len(codes)
-            return ([code[2:-1].decode("utf-8", "surrogatepass") for code in codes],)
-        if sort == "number" and set(map(len, codes)) == {_FIXED.size}:
-            machine.room -= _NUMBER * len(codes)
-            return ([number for (number,) in _FIXED.iter_unpack(b"".join(codes))],)
-        known: dict[bytes, Any]
-        if sort == "sized":
-            known = {code: machine.size(call, code) for code in set(codes)}
-            return (*zip(*[known[code] for code in codes], strict=True),)
-        if sort == "mention":
-            known = {code: self.recall(code) for code in set(codes)}
-            if _GONE in known.values():
-                return None
-        else:
-            known = {code: _number(code) for code in set(codes)}
-            machine.room -= _NUMBER * len(known)
-        return ([known[code] for code in codes],)
-
-    def recall(self, mention: bytes) -> Any:
-        """Return what the memo has for a mention, `_GONE` if it has nothing."""
-        index = mention[1] if len(mention) == 2 else _LONG(mention, 1)[0]
-        return self.machine.memo[index] if index < len(self.machine.memo) else _GONE
-
-
-def _by_turns(columns: Sequence[Sequence[Any]]) -> list[Any]:
-    """Return the first of each, the second of each, …"""
-    found: list[Any] = [None] * (len(columns) * len(columns[0]))
-    for number, column in enumerate(columns):
-        found[number :: len(columns)] = column
-    return found

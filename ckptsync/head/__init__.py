@@ -3,7 +3,7 @@
 ``schedule`` (pure) decides what is due: merges, repairs, verifications.
 
 Models: heads agree in ``agreement`` what a model is made of; ``consolidate`` makes, repairs and
-completes it from ``checked_files``.
+completes it from ``source_files``.
 
 Retention: ``retention_rules`` and ``retention`` (pure) decide; ``removal`` removes, withdraws or
 keeps one location; ``gc`` does it for a store; ``orphans`` finds files that no record names.

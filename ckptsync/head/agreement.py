@@ -26,7 +26,7 @@ import msgspec
 
 from ckptsync.digest import digest
 from ckptsync.errors import Corrupt, Exists, Incomplete, NotFound, Unsupported
-from ckptsync.head.checked_files import source_files
+from ckptsync.head.source_files import source_files
 from ckptsync.layouts.file_names import is_beside_weights
 from ckptsync.merge import model_files
 from ckptsync.merge.plan import FORMAT, MergeOptions, check_dtype

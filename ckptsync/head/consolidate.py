@@ -30,14 +30,15 @@ from ckptsync.head.agreement import (
     files_from,
     plan_merge,
 )
-from ckptsync.head.checked_files import CheckedFiles, source_files
 from ckptsync.head.schedule import ANY_RUN, FINAL, LEFT_ALONE, todo_for
+from ckptsync.head.source_files import source_files
 from ckptsync.layouts.file_names import is_beside_weights
 from ckptsync.merge import model_files
 from ckptsync.merge.engine import Destination, Progress, Write, write_model
 from ckptsync.merge.plan import FORMAT, MergeOptions, MergeResources, check_dtype
 from ckptsync.merge.prepare import prepare, prepare_beside
 from ckptsync.merge.ray_engine import RayEngine, Reach
+from ckptsync.merge.readers import open_reader
 from ckptsync.records.io import create_record, next_number
 from ckptsync.records.location_status import LocationState
 from ckptsync.records.manifest import FileEntry
@@ -47,7 +48,6 @@ from ckptsync.stores.checkpoint_files import StoreFiles, TopFiles
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.opening import open_store
-from ckptsync.stores.prefetch import fetched
 from ckptsync.stores.stream import create_same, has_same_bytes, verified
 from ckptsync.tensors import Files
 
@@ -84,7 +84,7 @@ def _open_files(
 ) -> Files:
     """Open a checkpoint's own files on a node of the cluster."""
     store = open_store(cluster.url, cluster.options, cluster.limits)
-    return CheckedFiles(fetched(StoreFiles(store, there), store), entries)
+    return open_reader(StoreFiles(store, there), [store], entries)
 
 
 def _open_write(cluster: RayCluster, prefix: str, abouts: Mapping[str, About]) -> Write:

@@ -32,7 +32,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ckptsync.errors import Corrupt, Unsupported, name_in_errors
-from ckptsync.formats import torch_save, torch_zip, zstd_items
+from ckptsync.formats import torch_save, torch_zip
 from ckptsync.formats.dtypes import ITEMSIZE, from_torch
 from ckptsync.formats.pickles import brief
 from ckptsync.formats.torch_pickle import StoredTensor
@@ -139,8 +139,26 @@ def _refuse_safetensors(files: Files, needed: Mapping[str, int | None]) -> None:
             )
 
 
+def _refuse_packed(name: str, tensor: ChunkedTensor) -> None:
+    """Raise Unsupported if a tensor's items went through an extension (``_extensions=[…]``).
+
+    Source: ``torch/distributed/checkpoint/_extension.py``, 2.13, which has ZStandard alone.
+    """
+    for item in filter(None, (chunk.item for chunk in tensor.chunks)):
+        if item.transforms:
+            by = (
+                "packed by torch's ZStandard extension"
+                if all(one.startswith("stream.zstd/") for one in item.transforms)
+                else f"written through {brief(tuple(item.transforms))}"
+            )
+            raise Unsupported(
+                f"{item.file}: item {name} was {by}", hint="save it again without the extension"
+            )
+
+
 def _tensors(files: Files, named: Sequence[tuple[str, ChunkedTensor]]) -> Iterator[Tensor]:
     for name, tensor in named:
+        _refuse_packed(name, tensor)
         if tensor.dtype not in ITEMSIZE:
             with name_in_errors(name):
                 from_torch(tensor.dtype)
@@ -150,10 +168,7 @@ def _tensors(files: Files, named: Sequence[tuple[str, ChunkedTensor]]) -> Iterat
         for chunk in tensor.chunks
         if chunk.item and 0 not in chunk.sizes
     ]
-    is_packed = any(item.transforms for item in items)
-    found = zip(
-        items, _unpack_items(files, items) if is_packed else find_items(files, items), strict=True
-    )
+    found = zip(items, find_items(files, items), strict=True)
     for name, tensor in named:
         parts = []
         for chunk in tensor.chunks:
@@ -175,19 +190,6 @@ FoundItem = tuple[StoredTensor, Extent, Shape | None, Checksum | None]
 """A tensor in an item: where its elements lie, their strides if they are not contiguous, and the
 CRC32 of its record.
 """
-
-
-def _unpack_items(files: Files, items: Sequence[StorageItem]) -> Iterator[FoundItem]:
-    """Yield the tensors of items of which some are zstd streams."""
-    unpacked = zstd_items.unpacked(files)
-    for item in items:
-        where = Extent(item.file, item.start, item.size)
-        if item.transforms:
-            stored, part = zstd_items.load_tensor(unpacked, where)
-        else:
-            stored, archive = torch_save.load_tensor(unpacked, where)
-            part = torch_save.part(unpacked, archive, stored)
-        yield stored, part.extent, part.strides, part.checksum
 
 
 # Which tensors are the model's, and what the model itself calls them

@@ -26,7 +26,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported, name_in_errors
-from ckptsync.formats import torch_pickle, zstd_items
+from ckptsync.formats import torch_pickle
 from ckptsync.formats.pickles import (
     ALIKE,
     MAX_BYTES,
@@ -81,28 +81,11 @@ class StorageItem(Stated):
         ):
             raise Corrupt(f"{METADATA}: an item without a file, an offset and a length")
 
-    @classmethod
-    def several(cls, names: Sequence[Any], columns: Sequence[Sequence[Any]]) -> list[Any]:
-        """The same checks, column by column."""
-        if (
-            names != _OF_ITEM
-            or [set(map(type, column)) for column in columns] != [{str}, {int}, {int}]
-            or min(map(min, columns[1:])) < 0
-        ):
-            return super().several(names, columns)
-        made = []
-        for file, start, size in zip(*columns, strict=True):
-            one = cls()
-            one.file, one.start, one.size, one.transforms = file, start, size, None
-            made.append(one)
-        return made
-
 
 class StorageIndex(Stated):
     """Of which chunk an item is, by name and offsets (or ()): ``MetadataIndex``."""
 
     __slots__ = ("key",)
-    is_key = True
     key: Key
 
     def take(self, items: list[Any]) -> None:
@@ -114,23 +97,6 @@ class StorageIndex(Stated):
         if type(fqn) is not str:
             raise Corrupt(f"{METADATA}: a MetadataIndex without a name")
         self.key = fqn, (shape_of(offset) if offset else ())
-
-    @classmethod
-    def several(cls, names: Sequence[Any], columns: Sequence[Sequence[Any]]) -> list[Any]:
-        """The same checks, column by column: an offset that comes again is one object."""
-        if names != _OF_INDEX or set(map(type, columns[0])) != {str}:
-            return super().several(names, columns)
-        fqns, _, offsets = columns
-        shapes = {
-            id(offset): shape_of(offset) if offset else ()
-            for offset in {id(offset): offset for offset in offsets}.values()
-        }
-        made = []
-        for fqn, offset in zip(fqns, offsets, strict=True):
-            one = cls()
-            one.key = fqn, shapes[id(offset)]
-            made.append(one)
-        return made
 
 
 class ChunkBox(Stated):
@@ -153,7 +119,6 @@ class TensorMetadata(Stated):
     """``TensorStorageMetadata``: a tensor's properties, its shape and the boxes it was cut into."""
 
     __slots__ = ("boxes", "properties", "shape")
-    alike = (b"aub", b"eub")  # a list of one or more boxes is the last
     boxes: tuple[ChunkBox, ...]
     properties: PickledObject
     shape: Shape
@@ -357,8 +322,10 @@ def _items(storage: dict[Any, Any], root: str) -> dict[Key, StorageItem]:
     for index, item in storage.items():
         if type(index) is not StorageIndex or type(item) is not StorageItem:
             raise Corrupt(f"{METADATA}: something else where an item is due")
-        if item.transforms:
-            zstd_items.check_transforms(item.transforms)
+        if item.transforms and (
+            type(item.transforms) not in (tuple, list) or set(map(type, item.transforms)) != {str}
+        ):
+            raise Corrupt(f"{METADATA}: transforms of an item that are no list of names")
         file = files.get(item.file)
         if file is None:
             file = files[item.file] = join(root, checked_path(item.file))

@@ -6,6 +6,7 @@
    (`completeness`), copies (`copy_comparison`) and the base model (`base_comparison`), and chooses
    what stands beside the weights (`model_files`).  `plan` cuts output files.
 3. Stream: `engine` makes and writes all files, by threads or by `ray_engine`: `units` gathers,
-   `container_crcs` checks, `cast` casts, `tensor_statistics` counts.
+   `cast` casts, `tensor_statistics` counts.  `readers` draws and builds what lies below: digests
+   (`checked_files`), CRC32s (`container_crcs`), replicas (`copy_comparison`).
 4. Publish: `destination` is a new directory or a store.
 """

@@ -23,7 +23,6 @@ from typing import NamedTuple
 import numpy as np
 
 from ckptsync.errors import CkptsyncError, Corrupt, Unsupported
-from ckptsync.formats import zstd_items
 from ckptsync.formats.dtypes import ITEMSIZE, PRECISION
 from ckptsync.merge.cast import FLOATS, RAW, Array, cast
 from ckptsync.merge.container_crcs import CrcCheckedFiles
@@ -103,11 +102,7 @@ def check(files: Files, tensors: Iterable[Tensor]) -> None:
 
 def _pairs(tensor: Tensor) -> Iterator[_Pair]:
     """Yield the pairs that must agree: copies with the most precise one, replicas with parts."""
-    here = [
-        c
-        for c in tensor.copies
-        if c.parts and not any(zstd_items.parse_name(p.extent.file) for p in c.parts)
-    ]
+    here = [copy for copy in tensor.copies if copy.parts]
     if not tensor.unlike and len(here) > 1:
         wide = max(here, key=lambda copy: PRECISION.get(copy.dtype, 0))
         for narrow in here:
@@ -270,15 +265,15 @@ class _Replica(NamedTuple):
 
 
 class ComparedFiles(FilesWrapper):
-    """Files that compare each range of a plan's parts with the same range of their replicas.
+    """Files that compare each range of planned parts with the same range of their replicas.
 
     The replicas' bytes are read with every read of a part.
     """
 
-    def __init__(self, files: Files, plan: FilePlan) -> None:
+    def __init__(self, files: Files, plans: Iterable[FilePlan]) -> None:
         super().__init__(files)
         held: defaultdict[str, list[tuple[int, int, PlannedTensor, Part]]] = defaultdict(list)
-        for tensor in plan.tensors:
+        for tensor in (tensor for plan in plans for tensor in plan.tensors):
             for part in tensor.copy.parts:
                 if part.replicas:
                     extent = part.extent

@@ -22,20 +22,17 @@ import numpy as np
 from blake3 import blake3
 
 from ckptsync.digest import digest
-from ckptsync.formats import zstd_items
 from ckptsync.formats.dtypes import ITEMSIZE
 from ckptsync.merge import model_files, units
 from ckptsync.merge.cast import CAST_ELEMENTS, Array, cast_bytes
-from ckptsync.merge.container_crcs import CrcCheckedFiles
-from ckptsync.merge.copy_comparison import ComparedFiles
 from ckptsync.merge.plan import FilePlan, MergeResources, PlannedTensor
 from ckptsync.merge.prepare import MergeJob
+from ckptsync.merge.readers import planned_reader
 from ckptsync.merge.tensor_statistics import Statistics, has_statistics, remarks, statistics
 from ckptsync.merge.units import Share, Unit, gather
 from ckptsync.records.model_record import ModelFile, ModelTensor
 from ckptsync.stores.contract import Chunk
-from ckptsync.stores.prefetch import PrefetchedFiles, foreseen
-from ckptsync.tensors import Extent, Files
+from ckptsync.tensors import Files
 from ckptsync.threads import ThreadPool
 
 Write = Callable[[str, Iterable[Chunk]], None]
@@ -121,9 +118,6 @@ def write_model(
     """
     work, there = work or MergeResources(), destination.finished
     left = replace(job, plans=tuple(plan for plan in job.plans if plan.name not in there))
-    # several threads would read a stream out of its order, and begin it again and again
-    if left.is_packed:
-        work = replace(work, jobs=1)
     lock, done = threading.Lock(), job.size - left.size
 
     def count(size: int) -> None:
@@ -174,8 +168,7 @@ def write_weights(
 
     This is the `Engine` of this process.
     """
-    foresee(files, job.plans)
-    summed = CrcCheckedFiles(zstd_items.unpacked(files), job.checksums)
+    reader, crcs = planned_reader(files, job.plans)
     at_once = max(1, min(len(job.plans), work.jobs // THREADS_A_FILE))
     own = replace(work, jobs=max(1, work.jobs // at_once))
     lock, has_failed = threading.Lock(), threading.Event()
@@ -192,12 +185,12 @@ def write_weights(
             left -= 1
             is_last = not left
         if is_last:
-            summed.finish()
+            crcs.finish()
             destination.at_last_end()
         destination.at_end(plan.name, made.result())
 
     def write_one(plan: FilePlan) -> WrittenFile:
-        made = WeightsFile(plan, summed, progress, own)
+        made = WeightsFile(plan, reader, progress, own)
         with contextlib.closing(chunks(plan, made)) as stream:
             destination.write(plan.name, stream)
         return made.result()
@@ -257,8 +250,7 @@ class WeightsFile:
     def __init__(
         self, plan: FilePlan, files: Files, progress: Callable[[int], None], work: MergeResources
     ) -> None:
-        self._plan, self._progress, self._work = plan, progress, work
-        self._files = ComparedFiles(files, plan)
+        self._plan, self._files, self._progress, self._work = plan, files, progress, work
         self._buffers: deque[Array] = deque()  # used before
         self._digester = blake3()
         self._digests: dict[int, str] = {}
@@ -421,26 +413,6 @@ def describe_tensor(plan: FilePlan, tensor: PlannedTensor, digest: str = "") -> 
     return ModelTensor(
         tensor.name, tensor.dtype, tensor.shape, plan.name, tensor.start, tensor.size, digest
     )
-
-
-def foresee(files: Files, plans: Iterable[FilePlan]) -> None:
-    """Tell files that are far away what will be read, and when."""
-    if not isinstance(files, PrefetchedFiles):
-        return
-    needed: list[tuple[Extent, int]] = []
-    at = 0
-    for plan in plans:
-        compared = ComparedFiles(files, plan)
-        for unit in units.units(plan):
-            for one in unit.reads:
-                packed = zstd_items.parse_name(one.file)
-                needed.append(
-                    (packed.item if packed else Extent(one.file, one.start, one.size), at)
-                )
-                for replica, _ in compared.replicas(one.file, one.start, one.start + one.size):
-                    needed += [(Extent(r.file, r.start, r.size), at) for r in replica.reads]
-            at += unit.stored
-    files.foresee(foreseen(needed))
 
 
 def _written_size(share: Share, tensor: PlannedTensor) -> int:

@@ -17,6 +17,7 @@ from ckptsync.layouts.registry import WeightsSource, deepspeed_tags
 from ckptsync.merge.model_files import DAMAGED, parsed
 from ckptsync.merge.plan import MergeOptions
 from ckptsync.merge.prepare import MergeJob, prepare
+from ckptsync.merge.readers import open_reader
 from ckptsync.merge.save_times import check_times, notes_on_times
 from ckptsync.stores import file_sources
 from ckptsync.stores.checkpoint_files import FileTree, Overlay
@@ -66,7 +67,7 @@ def open_sources(request: MergeRequest, access: Access, *, use_times: bool = Tru
     _check_paths(request)
     trees = tuple(file_sources.tree(source, access) for source in request.sources)
     overlay = Overlay(trees)
-    files = file_sources.near(overlay, request.sources)
+    files = open_reader(overlay, trees)
     config_from = file_sources.named(request.config_from, access) if request.config_from else None
     config: list[tuple[str, Files]] = []
     if request.config_from and config_from:

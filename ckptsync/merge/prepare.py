@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
-from ckptsync.formats import zstd_items
 from ckptsync.gc_pause import paused
 from ckptsync.layouts import registry
 from ckptsync.layouts.file_names import HOMES, Within, join
@@ -30,7 +29,7 @@ from ckptsync.merge.inner_model import InnerModel
 from ckptsync.merge.model_files import ADAPTER_CONFIG, CONFIG
 from ckptsync.merge.plan import FilePlan, MergeOptions, plan
 from ckptsync.plain_json import parse
-from ckptsync.tensors import Checksum, Extent, Files, MemoryFiles, Tensor, read_whole
+from ckptsync.tensors import Checksum, Files, MemoryFiles, Tensor, read_whole
 
 if TYPE_CHECKING:
     from ckptsync.layouts.dcp_safetensors import ExpectedModel
@@ -90,19 +89,11 @@ class MergeJob:
         return frozenset[Checksum]().union(*(plan.checksums for plan in self.plans))
 
     @property
-    def is_packed(self) -> bool:
-        """Whether bytes are read that can only be unpacked in their order."""
-        return any(map(zstd_items.parse_name, self._names()))
-
-    @property
     def reads(self) -> frozenset[str]:
         """The source files whose tensor bytes are read."""
-        packed = {name: zstd_items.parse_name(name) for name in self._names()}
-        return frozenset(one.item.file if one else name for name, one in packed.items())
-
-    def _names(self) -> set[str]:
-        """Return the files that are read, as extents name them."""
-        return {part.extent.file for p in self.plans for t in p.tensors for part in t.copy.stored()}
+        return frozenset(
+            part.extent.file for p in self.plans for t in p.tensors for part in t.copy.stored()
+        )
 
 
 @paused()
@@ -122,7 +113,6 @@ def prepare(
     code is taken, also without ``options.allow_code``.  ``every``: where ``options.source`` names
     none of several adapters, plan all, each in the directory of its name.
     """
-    files = zstd_items.unpacked(files)
     name, path = inner_model.split_source(options.source)
     name, part = adapter.split_source(name)
 
@@ -300,7 +290,6 @@ def check_complete(files: Files) -> tuple[str, ...]:
     Raises Incomplete where they are not; and what `registry.tensors` and `adapter.select` raise.
     Reads no tensor bytes.
     """
-    files = zstd_items.unpacked(files)
     sources = registry.adapters(files) or (registry.choose(files, None),)
     doubts: list[str] = []
     for source in sources:
@@ -574,10 +563,9 @@ def _check_bounds(files: Files, plans: Sequence[FilePlan]) -> None:
     for extent in (part.extent for p in plans for t in p.tensors for part in t.copy.stored()):
         ends[extent.file] = max(ends.get(extent.file, 0), extent.start + extent.size)
     for name, end in ends.items():
-        extent = zstd_items.real_extent(Extent(name, 0, end))
-        size, least = sizes.get(extent.file, 0), extent.start + extent.size
-        if least > size:
+        size = sizes.get(name, 0)
+        if end > size:
             raise Corrupt(
-                f"{extent.file}: {size} bytes, at least {least} expected",
+                f"{name}: {size} bytes, at least {end} expected",
                 hint="it is truncated: fetch it again",
             )

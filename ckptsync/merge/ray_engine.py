@@ -24,7 +24,6 @@ from typing import Any
 
 from ckptsync import __version__
 from ckptsync.errors import CkptsyncError, ConfigError, Incomplete, StoreError
-from ckptsync.formats.zstd_items import unpacked
 from ckptsync.merge.container_crcs import CrcCheckedFiles, RecordStretch
 from ckptsync.merge.destination import abouts
 from ckptsync.merge.engine import (
@@ -32,11 +31,11 @@ from ckptsync.merge.engine import (
     WeightsFile,
     Write,
     WrittenFile,
-    foresee,
 )
 from ckptsync.merge.inputs import Prepared
 from ckptsync.merge.plan import FilePlan, MergeResources
 from ckptsync.merge.prepare import MergeJob
+from ckptsync.merge.readers import open_reader, planned_reader
 from ckptsync.stores import file_sources
 from ckptsync.stores.checkpoint_files import Overlay
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store
@@ -131,15 +130,13 @@ def run_task(
 
     handed_back: tuple[type[Exception], ...] = (CkptsyncError, *reach.raises)
     try:
-        files = reach.files()
-        foresee(files, [plan])
-        summed = CrcCheckedFiles(unpacked(files), plan.checksums)
-        file = WeightsFile(plan, summed, progress, work)
+        reader, crcs = planned_reader(reach.files(), [plan])
+        file = WeightsFile(plan, reader, progress, work)
         with contextlib.closing(file.chunks()) as chunks:
             reach.write()(plan.name, chunks)
     except handed_back as e:
         return e
-    return file.result(), summed.stretches()
+    return file.result(), crcs.stretches()
 
 
 def collect(
@@ -149,7 +146,7 @@ def collect(
 
     Raises the first error of a task, and Corrupt where several tasks' sums show a damaged record.
     """
-    summed = CrcCheckedFiles(unpacked(files), job.checksums)
+    summed = CrcCheckedFiles(files, job.checksums)
     made: dict[str, WrittenFile] = {}
     for name, result in results:
         if isinstance(result, Exception):
@@ -297,7 +294,7 @@ def _open_files(sources: Sequence[PathOrUrl], access: Access, states: Sequence[s
                     " mounts, and that nothing writes there"
                 ),
             )
-    return file_sources.near(Overlay(found), sources)
+    return open_reader(Overlay(found), found)
 
 
 def _open_write(target: PathOrUrl, access: Access, known: Mapping[str, About]) -> Write:

@@ -6,7 +6,7 @@ And what lies around it.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path, PurePath, PurePosixPath
 
 from ckptsync.errors import ConfigError, NotFound, StoreError, Transient
@@ -37,18 +37,6 @@ def tree(directory: PathOrUrl, access: Access) -> FileTree:
         return DirectoryFiles(str(directory))
     is_dated = directory.kind.keeps_times and store_above(directory, access) is None
     return ListedFiles(access.store(directory), is_dated=is_dated)
-
-
-def near(files: Files, directories: Iterable[PathOrUrl]) -> Files:
-    """Return ``files``, with prefetching if one of the directories is remote.
-
-    Small reads of remote files are then few requests.
-    """
-    return (
-        PrefetchedFiles(files)
-        if any(isinstance(directory, Remote) for directory in directories)
-        else files
-    )
 
 
 def named(directory: PathOrUrl, access: Access) -> Files:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import mmap
 import threading
 from bisect import bisect_left, bisect_right
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -31,11 +31,6 @@ LEAST, MOST = 64 << 10, 8 << 20  # of a request that takes in what will be read 
 THREADS = 16
 _MOST_FREE = 4
 
-Foreseen = Mapping[str, Sequence[tuple[int, int, int]]]
-"""By file: ranges that will be read, ``(start, end, when)``, ascending.
-
-``when`` says how far in the output (bytes) that will be.
-"""
 # where a piece starts and ends, and how many of its bytes will be read
 _Cut = tuple[int, int, int]
 
@@ -108,13 +103,16 @@ class PrefetchedFiles:
             )
             self._fetch_expected()
 
-    def foresee(self, foreseen: Foreseen) -> None:
-        """Plan requests from all the reads that follow.
+    def foresee(self, reads: Iterable[tuple[Extent, int]]) -> None:
+        """Plan requests from all the reads that follow, each with its place in the output.
 
         A request also reads bytes that follow in its file, if they are read soon.
         """
-        reach = min(MOST, max(LEAST, self._memory // 4 // max(1, len(foreseen))))
-        cuts = {name: _cut(ranges, reach, self._memory) for name, ranges in foreseen.items()}
+        by_file: defaultdict[str, list[tuple[int, int, int]]] = defaultdict(list)
+        for extent, when in reads:
+            by_file[extent.file].append((extent.start, extent.start + extent.size, when))
+        reach = min(MOST, max(LEAST, self._memory // 4 // max(1, len(by_file))))
+        cuts = {name: _cut(sorted(ranges), reach, self._memory) for name, ranges in by_file.items()}
         with self._lock:
             self._cuts, self._reach = cuts, reach
             self._free.clear()
@@ -241,28 +239,12 @@ class PrefetchedFiles:
         self._done_with(name, piece)
 
 
-def fetched(files: Files, source: object, memory: int = MEMORY) -> Files:
-    """Return ``files`` with prefetching, unless their source is on a disk of this machine.
-
-    ``source``: the store or tree that they are of. ``memory``: bytes of prefetched pieces, at most.
-    """
-    return files if is_near(source) else PrefetchedFiles(files, memory)
-
-
 def is_near(source: object) -> bool:
     """Return whether a store or a tree is known to be on a disk of this machine.
 
     A store may be wrapped in others.
     """
     return isinstance(unwrapped(source), (PosixStore, DirectoryFiles))
-
-
-def foreseen(reads: Iterable[tuple[Extent, int]]) -> Foreseen:
-    """Return, by file, what is read and how far in the output it goes."""
-    found: dict[str, list[tuple[int, int, int]]] = {}
-    for extent, when in reads:
-        found.setdefault(extent.file, []).append((extent.start, extent.start + extent.size, when))
-    return {file: sorted(ranges) for file, ranges in found.items()}
 
 
 def _cut(ranges: Sequence[tuple[int, int, int]], reach: int, horizon: int) -> list[_Cut]:

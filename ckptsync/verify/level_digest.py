@@ -30,7 +30,7 @@ from ckptsync.digest import (
     digest_stream,
 )
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, NotFound, StoreError, Unsupported
-from ckptsync.formats import torch_zip, zstd_items
+from ckptsync.formats import torch_zip
 from ckptsync.layouts import dcp, dcp_metadata, registry
 from ckptsync.layouts.file_names import DCP_SHARD, TORCH
 from ckptsync.merge.container_crcs import CrcCheckedFiles
@@ -353,7 +353,7 @@ def name_tensors(files: Files, damage: Mapping[str, Ranges]) -> dict[str, tuple[
             continue
         for tensor in tensors:
             for part in (part for copy in tensor.copies for part in copy.stored()):
-                at = zstd_items.real_extent(part.extent)
+                at = part.extent
                 if at.file not in doubtful and overlaps(damage.get(at.file, ()), at.start, at.size):
                     found.setdefault(at.file, set()).add(tensor.name)
     return {path: tuple(sorted(names)) for path, names in found.items()}

@@ -10,7 +10,7 @@ from typing import IO
 from ckptsync.errors import Incomplete, NotFound, StoreError
 from ckptsync.stores.checkpoint_files import DirectoryFiles
 from ckptsync.stores.opening import directory_of
-from ckptsync.stores.prefetch import PrefetchedFiles, fetched, is_near
+from ckptsync.stores.prefetch import PrefetchedFiles, is_near
 from ckptsync.stores.stream import DEPTH, Reads, read_ahead, stream
 from ckptsync.tensors import Extent, Files, FilesWrapper
 
@@ -98,7 +98,8 @@ class CountedSource:
 
     def track(self, files: Files, title: str, shown: Mapping[str, str] = NONE) -> TrackedFiles:
         """Return files of this source that remember what was read, read ahead if they are far."""
-        return TrackedFiles(fetched(files, self.source), title, shown, self.progress)
+        far = files if is_near(self.source) else PrefetchedFiles(files)
+        return TrackedFiles(far, title, shown, self.progress)
 
     def _count(self, view: memoryview) -> None:
         with self._lock:

@@ -24,7 +24,6 @@ HANDFUL = [
     "hf-zero3-2node",
     "raw-ds-zero3-tied",
     "acc-ranks-fsdp1",
-    "dcp-zstd",
     "bin-sharded",
 ]
 TWO_NODES = vector("hf-fsdp2-2node")

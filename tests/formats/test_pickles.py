@@ -78,20 +78,6 @@ class Point(Stated):
         self.items = items
 
 
-class NamedPoint(Point):
-    """A key whose entries are read together."""
-
-    __slots__ = ()
-    is_key = True
-
-
-class Box(Point):
-    """One of many that are the same byte for byte."""
-
-    __slots__ = ()
-    alike = (b"ub",)
-
-
 class Size(tuple):  # type: ignore[type-arg]
     """Pickles as torch.Size does: a call with a tuple."""
 
@@ -116,19 +102,12 @@ class Other(Thing):
     """One of which no `Stated` is made."""
 
 
-SINGLY: dict[Name, Build] = {
+NAMES: dict[Name, Build] = {
     Name(__name__, "Size"): lambda _, args: ("size", *args),
     Name(__name__, "Thing"): Point,
     Name(__name__, "Key"): Point,
     Name(__name__, "Other"): made,
 }
-TOGETHER: dict[Name, Build] = {
-    **SINGLY,
-    Name(__name__, "Thing"): Box,
-    Name(__name__, "Key"): NamedPoint,
-}
-KEYS_TOGETHER: dict[Name, Build] = {**SINGLY, Name(__name__, "Key"): NamedPoint}
-WAYS = (SINGLY, TOGETHER, KEYS_TOGETHER)
 SIZES = st.lists(st.integers(0, 70000), max_size=4).map(Size)
 ATTRIBUTES = st.dictionaries(
     st.sampled_from("abcdefg"), SIZES | st.text() | st.integers(-(2**40), 2**40) | st.none()
@@ -186,7 +165,7 @@ def plain_attributes(attributes: dict[str, Any]) -> dict[str, Any]:
     return {key: plain(one) for key, one in attributes.items()}
 
 
-def outcome(data: bytes, names: dict[Name, Build] = SINGLY) -> Any:
+def outcome(data: bytes, names: dict[Name, Build] = NAMES) -> Any:
     """Value and end, or the kind of error."""
     try:
         value, end = loads(data, names)
@@ -201,7 +180,7 @@ class _Python(pickle._Unpickler):
     """Python's own, in Python: C's allocates by a number in the file."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if Name(module, name) not in SINGLY:
+        if Name(module, name) not in NAMES:
             raise pickle.UnpicklingError(name)
         return globals()[name]
 
@@ -439,7 +418,7 @@ def test_what_read_a_pickle_needs_no_collector_to_go() -> None:
     gc.collect()
     gc.disable()
     try:
-        found, _ = loads(pickle.dumps([Thing(a=1), Thing(a=2)]), SINGLY)
+        found, _ = loads(pickle.dumps([Thing(a=1), Thing(a=2)]), NAMES)
         assert not [one for one in gc.get_objects() if type(one) is pickles._Machine]
         assert [one.items for one in found] == [["a", 1], ["a", 2]]
     finally:
@@ -455,7 +434,7 @@ def test_objects_are_read_as_python_reads_them(value: Any, protocol: int, in_pyt
     # bytes and sets are calls of codecs and builtins before protocol 4
     expected = python(data) or Unsupported
     assert expected is not Unsupported or protocol < 4
-    assert [outcome(data, names) for names in WAYS] == [expected] * 3
+    assert outcome(data) == expected
 
 
 NUMBERS = st.sampled_from(
@@ -492,52 +471,14 @@ def like(count: int) -> dict[Any, Any]:
 
 
 @given(ENTRIES, st.integers(2, 5), st.booleans())
-def test_entries_are_read_together_as_python_reads_them(
+def test_objects_as_keys_and_values_are_read_as_python_reads_them(
     rows: Any,
     protocol: int,
     in_python: bool,  # noqa: FBT001
 ) -> None:
     value = [storage(rows), "later", storage(rows[:3]), [key.offset for key in storage(rows)]]
     data = by_python(value, protocol) if in_python else pickle.dumps(value, protocol)
-    assert [outcome(data, names) for names in WAYS] == [python(data)] * 3
-
-
-@pytest.mark.parametrize("shared", [False, True])
-def test_a_thousand_entries_are_read_in_a_few_steps(shared: bool) -> None:  # noqa: FBT001
-    value = like(1000)
-    if shared:
-        for one in value.values():
-            one.file = "the same"
-    data = pickle.dumps([value, value], 4)
-    assert outcome(data, KEYS_TOGETHER) == outcome(data) == python(data)
-    assert steps(data, KEYS_TOGETHER) < steps(data, SINGLY) / 4
-
-
-def test_entries_behind_thousands_of_objects_that_differ_are_read_together_still() -> None:
-    names: dict[Name, Build] = {**KEYS_TOGETHER, Name(__name__, "Other"): Box}
-    differing = [Other(a=n) for n in range(4200)]
-    behind = steps(pickle.dumps([differing, like(1000)], 4), names) - steps(
-        pickle.dumps(differing, 4), names
-    )
-    assert behind < steps(pickle.dumps(like(1000), 4), SINGLY) / 4
-
-
-def steps(data: bytes, names: dict[Name, Build]) -> int:
-    """Lines of the machine that ran."""
-    count = 0
-
-    def traced(frame: Any, event: str, _: Any) -> Any:
-        nonlocal count
-        count += event == "line"
-        return traced if frame.f_code.co_filename == pickles.__file__ else None
-
-    before = sys.gettrace()
-    sys.settrace(traced)
-    try:
-        loads(data, names)
-    finally:
-        sys.settrace(before)
-    return count
+    assert outcome(data) == python(data)
 
 
 @pytest.mark.parametrize("value", ["objects", "entries"])
@@ -553,8 +494,6 @@ def test_a_change_of_any_byte_is_read_as_python_does_or_refused(value: str) -> N
         for changed in {data[at] ^ (1 << bit) for bit in range(8)} | {random.randrange(256)}:
             damaged = data[:at] + bytes([changed]) + data[at + 1 :]
             expected = outcome(damaged)
-            for names in (KEYS_TOGETHER, TOGETHER):
-                assert outcome(damaged, names) in (expected, Corrupt), at
             theirs = python(damaged)
             if isinstance(expected, tuple) and isinstance(theirs, tuple):
                 assert repr(expected[0]) == repr(theirs[0]), at  # NaN is not itself
@@ -562,57 +501,18 @@ def test_a_change_of_any_byte_is_read_as_python_does_or_refused(value: str) -> N
     assert alike > len(data)
 
 
-@pytest.mark.parametrize("names", WAYS)
-def test_an_end_anywhere_is_corrupt(names: dict[Name, Build]) -> None:
+def test_an_end_anywhere_is_corrupt() -> None:
     things = [Thing(a=Size((1, 2)), b="text"), Thing(a=Size((1, 2)), b="text")]
     data = pickle.dumps([things, like(6)], 4)
     for size in range(len(data)):
         with pytest.raises(Corrupt):
-            loads(data[:size], names)
-
-
-def test_bytes_of_another_length_than_told_are_no_text() -> None:
-    data = pickle.dumps(like(9), 4)
-    at = data.rindex(b"\x8c\x07layer.") + 1
-    for length in (6, 8, 200):
-        damaged = data[:at] + bytes([length]) + data[at + 1 :]
-        assert outcome(damaged, KEYS_TOGETHER) == outcome(damaged)
-
-
-def test_a_class_whose_call_gives_no_tuple_is_called_each_time() -> None:
-    names: dict[Name, Build] = {**KEYS_TOGETHER, Name(__name__, "Size"): lambda _, args: list(args)}
-    sizes = [key.items[5] for key in loads(pickle.dumps([like(9), "later"], 4), names)[0][0]]
-    assert len(set(map(id, sizes))) == len(sizes)
-
-
-def test_an_object_without_end_is_read_singly() -> None:
-    many = {f"a{n}": n for n in range(200)}
-    data = pickle.dumps({Key(**many): Thing(b=1) for _ in range(5)}, 4)
-    assert outcome(data, KEYS_TOGETHER) == outcome(data)
-
-
-def test_entries_are_charged_no_more_memory_than_one_by_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    data = pickle.dumps(like(3000), 4)
-    singly, together = (_least(data, names, monkeypatch) for names in (SINGLY, KEYS_TOGETHER))
-    assert 0.8 * singly < together < 1.1 * singly
-
-
-def _least(data: bytes, names: dict[Name, Build], monkeypatch: pytest.MonkeyPatch) -> int:
-    """The memory in which it is read."""
-    low, high = 0, 64 * len(data)
-    while high - low > len(data) // 10:
-        middle = (low + high) // 2
-        monkeypatch.setattr(pickles, "MOST", middle)
-        low, high = (low, middle) if isinstance(outcome(data, names), tuple) else (middle, high)
-    return high
+            loads(data[:size], NAMES)
 
 
 def test_attributes_that_are_mentioned_again_are_refused() -> None:
     thing = Thing(a=1, b=2)
     with pytest.raises(Corrupt, match="mentioned again"):
-        loads(pickle.dumps([thing, thing.__dict__], 4), SINGLY)
+        loads(pickle.dumps([thing, thing.__dict__], 4), NAMES)
 
 
 @pytest.mark.parametrize("attributes", [b"", b"}K\x01b}K\x01b", b"}b}b"])
@@ -638,7 +538,7 @@ def test_values_that_take_too_much_memory_are_refused(
         contextlib.suppress(MemoryError),
         pytest.raises(Corrupt, match=r"take more than|within each other"),
     ):
-        loads(b"\x80\x04N\x94" + unit * 300_000 + b".", SINGLY)
+        loads(b"\x80\x04N\x94" + unit * 300_000 + b".", NAMES)
 
 
 @pytest.mark.parametrize("unit", [b"}", b"]", b"\x8f", b"M\x00\xff", b")\x85"])
@@ -647,38 +547,6 @@ def test_what_values_take_is_counted_and_not_how_many_there_are(
 ) -> None:
     monkeypatch.setattr(pickles, "MOST", 3 << 20)
     with pytest.raises(Corrupt, match="take more than"):
-        loads(b"\x80\x04" + unit * 100_000 + b".", SINGLY)
+        loads(b"\x80\x04" + unit * 100_000 + b".", NAMES)
     with pytest.raises(Corrupt, match="one value"):
-        loads(b"\x80\x04" + b"N" * 100_000 + b".", SINGLY)
-
-
-def test_what_comes_again_is_read_as_if_it_did_not() -> None:
-    value = [Thing(a=Size((1, 2)), b=Size((300, 70000))) for _ in range(5)] + [
-        Thing(a=Size((1, 2)), b=Size((2, 1)))
-    ]
-    found, _ = loads(pickle.dumps([value, "later", value[3]], 4), TOGETHER)
-    assert [plain(one) for one in found[0]] == [
-        ("object", {"a": ("size", s), "b": ("size", t)})
-        for s, t in [((1, 2), (300, 70000))] * 5 + [((1, 2), (2, 1))]
-    ]
-    assert found[1] == "later"
-    assert plain(found[2]) == plain(found[0][3])
-
-
-def test_two_classes_called_with_the_same_numbers_stay_apart() -> None:
-    names: dict[Name, Build] = {
-        Name("m", "one"): lambda _, args: ("one", *args),
-        Name("m", "two"): lambda _, args: ("two", *args),
-    }
-    size = b"K\x01K\x02\x86\x94\x85\x94R\x94"
-    data = (
-        b"\x80\x04]\x94(cm\none\n\x94"
-        + size
-        + b"cm\ntwo\n\x94"
-        + size
-        + (b"h\x01" + size) * 3
-        + (b"h\x05" + size) * 3
-        + b"e."
-    )
-    one, two = ("one", (1, 2)), ("two", (1, 2))
-    assert loads(data, names)[0] == [one, two, one, one, one, two, two, two]
+        loads(b"\x80\x04" + b"N" * 100_000 + b".", NAMES)

@@ -11,7 +11,7 @@ import pytest
 
 from ckptsync.catalogue.location_summary import summarize
 from ckptsync.catalogue.uncached import read_state
-from ckptsync.errors import Corrupt, Incomplete
+from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.head.consolidate import HeadOptions
 from ckptsync.merge.plan import MergeOptions
 from ckptsync.records.location_status import LocationState
@@ -22,7 +22,9 @@ from ckptsync.records.tombstone_keep_join import Tombstone
 from ckptsync.stores.contract import UNKNOWN, About, Chunk
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.tensors import Demands
+from ckptsync.verify.level_parse import UNPARSED
 from tests.support.crashing_store import Crash, Dying
+from tests.support.dcp_writer import packed
 from tests.support.filled_stores import (
     DEMO,
     FIRST,
@@ -37,6 +39,7 @@ from tests.support.filled_stores import (
     two_nodes,
 )
 from tests.support.head_in_process import Consolidated, consolidate_due
+from tests.support.verified_stores import verified
 
 MODEL = "run/consolidated/checkpoint-4/model.safetensors"
 CONFIG = "run/consolidated/checkpoint-4/config.json"
@@ -113,6 +116,23 @@ def test_halves_of_two_saves_in_one_location_are_not_merged() -> None:
     send(store, DEMO / "fsdp2/node1/checkpoint-4", "node1", at=FIRST + 3600 * SECOND)
     result = consolidate_due(store, BASE)
     assert (result.made, result.catalogue.readable[0].status) == ((), "CONFLICT")
+
+
+def test_items_of_torchs_zstandard_extension_are_stored_and_verified_and_not_merged(
+    tmp_path: Path,
+) -> None:
+    for name, data in packed().items():
+        (tmp_path / name).write_bytes(data)
+    store = MemoryStore()
+    send(store, tmp_path, "node0")
+    (refused,) = consolidate_due(store, BASE).failed
+    assert isinstance(refused.error, Unsupported)
+    assert str(refused.error).endswith("item w was packed by torch's ZStandard extension")
+    assert MODEL not in contents(store)
+    for report in (verified(store, "digest"), verified(store, "parse")):
+        assert (report.verdict, report.level) == ("ok", "digest")
+    (note,) = [one.detail for one in report.findings if one.detail.startswith(UNPARSED)]
+    assert "ZStandard" in note
 
 
 def test_a_damaged_shard_is_never_merged_and_stops_no_other_location() -> None:

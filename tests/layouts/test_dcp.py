@@ -1,4 +1,4 @@
-"""Distributed checkpoints: tensors out of boxes, plain and packed items.
+"""Distributed checkpoints: tensors out of boxes.
 
 Items found by comparison against each of them parsed in full.
 """
@@ -6,7 +6,6 @@ Items found by comparison against each of them parsed in full.
 from __future__ import annotations
 
 import io
-import random
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,20 +16,14 @@ from hypothesis import strategies as st
 
 from ckptsync.errors import CkptsyncError, Corrupt, Unsupported
 from ckptsync.formats import torch_save
-from ckptsync.formats.zstd_items import unpacked
 from ckptsync.layouts import dcp, registry
 from ckptsync.layouts.dcp_metadata import StorageItem
-from ckptsync.merge.plan import MergeOptions, MergeResources, plan
-from ckptsync.merge.prepare import prepare
+from ckptsync.merge.plan import MergeOptions, plan
 from ckptsync.tensors import Extent, Files, Part, Shape, Tensor, read
-from tests.formats.test_zstd_items import ELEMENTS as LONG
-from tests.formats.test_zstd_items import archive, record
 from tests.support.dcp_writer import DATA, WHOLE, Chunk, checkpoint, found, item, metadata, one
-from tests.support.files_in_memory import MemoryFiles, StorageId, tensor_call, torch_pickle
-from tests.support.merge_in_memory import consolidate
+from tests.support.files_in_memory import MemoryFiles
 from tests.support.random_boxes import tilings
 from tests.support.torch_bytes import saved
-from tests.support.zstd_packing import packed
 
 
 def rebuilt(files: MemoryFiles, tensor: Tensor) -> bytes:
@@ -180,83 +173,6 @@ def test_an_average_beside_the_model_is_left_out_and_said() -> None:
     assert read(files, tensor.copies[0].parts[0].extent) == DATA
     (average,) = dcp.tensors(files, ".#ema")
     assert (read(files, average.copies[0].parts[0].extent), average.remark) == (DATA[::-1], "")
-
-
-ZSTD = ("stream.zstd/1",)
-
-
-def packed_checkpoint(
-    shape: Shape = (3, 4), dtype: str = "float32", transforms: tuple[str, ...] = ZSTD
-) -> MemoryFiles:
-    data = packed(archive())
-    chunk = Chunk((0,) * len(shape), shape, "__0_0.distcp", 3, len(data), transforms)
-    return MemoryFiles(
-        {".metadata": metadata({"w": (dtype, shape, (chunk,))}), "__0_0.distcp": b"\0\0\0" + data}
-    )
-
-
-def test_a_packed_tensor_is_found_and_read() -> None:
-    files = packed_checkpoint()
-    (part,) = found(files)["w"].copies[0].parts
-    assert read(unpacked(files), part.extent) == LONG
-    plan(dcp.tensors(files, ""), MergeOptions())
-    assert DATA != LONG
-
-
-def test_a_job_names_the_real_files_that_it_reads() -> None:
-    assert prepare(packed_checkpoint(), MergeOptions()).reads == {"__0_0.distcp"}
-
-
-@pytest.mark.parametrize(
-    ("shape", "dtype"), [((4, 3), "float32"), ((12,), "float32"), ((3, 4), "int32")]
-)
-def test_a_packed_item_that_is_another_tensor_is_corrupt(shape: Shape, dtype: str) -> None:
-    with pytest.raises(Corrupt, match="is not the"):
-        found(packed_checkpoint(shape, dtype))
-
-
-def test_a_packed_item_that_is_called_plain_is_corrupt() -> None:
-    with pytest.raises(Corrupt):
-        found(packed_checkpoint(transforms=()))
-
-
-class Counting(MemoryFiles):
-    """Counts the bytes that are read of shards."""
-
-    read_bytes = 0
-
-    def read_into(self, name: str, start: int, out: memoryview) -> None:
-        self.read_bytes += len(out) if name.endswith(".distcp") else 0
-        super().read_into(name, start, out)
-
-
-def test_threads_do_not_make_it_be_unpacked_again_and_again() -> None:
-    data = random.Random(1).randbytes(16 << 20)
-    pickle = torch_pickle(
-        tensor_call(StorageId("FloatStorage", "0", len(data) // 4), 0, (len(data) // 4,), (1,))
-    )
-    held = packed(
-        b"".join(
-            record(f"archive/{n}", c)
-            for n, c in (("data.pkl", pickle), ("byteorder", b"little"), ("data/0", data))
-        )
-    )
-    chunk = Chunk((0,), (len(data) // 4,), "__0_0.distcp", 0, len(held), ZSTD)
-    files = Counting(
-        {
-            ".metadata": metadata({"w": ("float32", (len(data) // 4,), (chunk,))}),
-            "__0_0.distcp": held,
-        }
-    )
-    written: list[bytes] = []
-    consolidate(
-        files,
-        lambda name, chunks: written.extend(map(bytes, chunks)),
-        MergeOptions(),
-        work=MergeResources(4),
-    )
-    assert b"".join(written).endswith(data)
-    assert files.read_bytes < 1.2 * len(held)
 
 
 ALIKE = [saved(torch.full((5, 3), float(n))) for n in range(6)]

@@ -19,7 +19,7 @@ from ckptsync.errors import Corrupt, StoreError
 from ckptsync.merge import units
 from ckptsync.merge.engine import Abandoned, Destination, write_model
 from ckptsync.merge.plan import DTYPES, DType, MergeOptions, MergeResources
-from ckptsync.merge.prepare import MergeJob, prepare
+from ckptsync.merge.prepare import prepare
 from ckptsync.merge.tensor_statistics import Statistics
 from ckptsync.stores.contract import Chunk
 from tests.support.files_in_memory import Counting, MemoryFiles, safetensors_file, tree
@@ -237,22 +237,6 @@ def test_files_that_are_written_beside_one_that_failed_are_given_up() -> None:
             work=MergeResources(4),
         )
     assert len(given_up) == 1
-
-
-def test_what_can_only_be_unpacked_forward_is_read_by_one_thread(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(MergeJob, "is_packed", property(lambda job: True))
-    readers: set[int] = set()
-
-    class Watched(MemoryFiles):
-        def read_into(self, name: str, start: int, out: memoryview) -> None:
-            readers.add(threading.get_ident())
-            super().read_into(name, start, out)
-
-    files = Watched(tree(*vector("hf-fsdp1").sources).content)
-    consolidate(files, Written().write, MergeOptions("keep"), work=MergeResources(4))
-    assert readers == {threading.get_ident()}
 
 
 def test_statistics_are_of_the_values_that_were_written_and_types_without_any_are_said() -> None:

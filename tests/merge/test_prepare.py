@@ -8,7 +8,6 @@ from collections.abc import Mapping
 import pytest
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
-from ckptsync.formats import zstd_items
 from ckptsync.merge.plan import FilePlan, MergeOptions, PlannedTensor
 from ckptsync.merge.prepare import _check_bounds, prepare
 from ckptsync.tensors import Copy, Extent, Part
@@ -50,17 +49,14 @@ def test_a_shard_that_is_missing_is_incomplete_and_one_cut_short_is_corrupt() ->
         run(files)
 
 
-@pytest.mark.parametrize(
-    "name", ["f", zstd_items.virtual_name(zstd_items.PackedItem(Extent("f", 90, 20)))]
-)
-def test_bytes_behind_a_files_end_are_found_missing_whichever_part_they_are_of(name: str) -> None:
-    extents = [Extent("g", 0, 8), Extent(name, 98, 4), Extent("f", 0, 4)]
+def test_bytes_behind_a_files_end_are_found_missing_whichever_part_they_are_of() -> None:
+    extents = [Extent("g", 0, 8), Extent("f", 98, 4), Extent("f", 0, 4)]
     copies = [Copy("U8", (e.size,), (Part((0,), (e.size,), e),)) for e in extents]
     written = FilePlan(
         "model", b"", tuple(PlannedTensor("t", "U8", c.grid, 0, 4, c) for c in copies)
     )
     _check_bounds(MemoryFiles({"f": bytes(110), "g": bytes(8)}), [written])
-    with pytest.raises(Corrupt, match=r"f: 101 bytes, at least 1[0-9]+ expected"):
+    with pytest.raises(Corrupt, match="f: 101 bytes, at least 102 expected"):
         _check_bounds(MemoryFiles({"f": bytes(101), "g": bytes(8)}), [written])
 
 

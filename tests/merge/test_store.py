@@ -41,7 +41,6 @@ HANDFUL = [
     "hf-zero3-2node",
     "raw-ds-zero3-tied",
     "acc-ranks-fsdp1",
-    "dcp-zstd",
     "bin-sharded",
     "hf-fsdp2-lora",
 ]

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from ckptsync.errors import StoreError
+from ckptsync.merge.readers import open_reader
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store
 from ckptsync.stores.posix.store import PosixStore
@@ -21,8 +22,6 @@ from ckptsync.stores.prefetch import (
     MOST,
     NEAR,
     PrefetchedFiles,
-    fetched,
-    foreseen,
     is_near,
 )
 from ckptsync.tensors import Extent, read
@@ -112,7 +111,7 @@ def test_what_is_foreseen_is_read_in_large_pieces_each_byte_once(
         for at in range(0, 8 * MIB - 100_000, 100_000)
         for name in "ab"
     ]
-    pieces.foresee(foreseen(reads))
+    pieces.foresee(reads)
     for extent, _ in reads:
         pieces.expect([extent])
         assert (
@@ -127,13 +126,11 @@ def test_what_is_foreseen_for_much_later_or_lies_far_behind_is_not_fetched_now()
     far = Far("a")
     pieces = PrefetchedFiles(far, memory=16 * MIB)
     pieces.foresee(
-        foreseen(
-            [
-                (Extent("a", 0, 1000), 0),
-                (Extent("a", 1000, 1000), 1 << 40),
-                (Extent("a", 2001 + NEAR, 10), 0),
-            ]
-        )
+        [
+            (Extent("a", 0, 1000), 0),
+            (Extent("a", 1000, 1000), 1 << 40),
+            (Extent("a", 2001 + NEAR, 10), 0),
+        ]
     )
     read(pieces, Extent("a", 0, 1000))
     assert far.requests == [Extent("a", 0, 1000)]
@@ -142,7 +139,7 @@ def test_what_is_foreseen_for_much_later_or_lies_far_behind_is_not_fetched_now()
 def test_a_long_range_is_read_piece_by_piece() -> None:
     far = Far("a", size=20 * MIB)
     pieces = PrefetchedFiles(far)
-    pieces.foresee(foreseen([(Extent("a", 1, 20 * MIB - 1), 0)]))
+    pieces.foresee([(Extent("a", 1, 20 * MIB - 1), 0)])
     for at in range(1, 20 * MIB, 128 << 10):
         size = min(128 << 10, 20 * MIB - at)
         assert read(pieces, Extent("a", at, size)) == far.content["a"][at : at + size]
@@ -159,7 +156,7 @@ def test_any_range_read_by_many_threads_is_what_was_asked_for_though_memory_is_s
     dice = random.Random(1)
     starts = [(name, at) for name in far.content for at in range(0, 2 * MIB - size, size)]
     dice.shuffle(starts)
-    pieces.foresee(foreseen([(Extent(name, at, size), at) for name, at in starts[::2]]))
+    pieces.foresee([(Extent(name, at, size), at) for name, at in starts[::2]])
 
     def is_right(place: tuple[str, int]) -> bool:
         name, at = place
@@ -194,7 +191,9 @@ def test_what_fails_is_raised_and_asked_for_again_by_who_wants_it_next(
 
 def test_what_is_near_is_read_as_it_is(tmp_path: object) -> None:
     files = Far("a")
-    assert fetched(files, PosixStore(str(tmp_path))) is files
-    assert isinstance(fetched(files, MemoryStore()), PrefetchedFiles)
+    assert open_reader(files, [PosixStore(str(tmp_path))]) is files
+    assert isinstance(
+        open_reader(files, [PosixStore(str(tmp_path)), MemoryStore()]), PrefetchedFiles
+    )
     assert not is_near(MemoryStore())
     assert is_near(create_store(str(tmp_path))), "whatever it is wrapped in"

@@ -59,6 +59,13 @@ class Chunk:
     transforms: tuple[str, ...] = ()
 
 
+def packed() -> dict[str, bytes]:
+    """A checkpoint whose only item torch's ZStandard extension has packed."""
+    chunk = Chunk((0,), (4,), "__0_0.distcp", 0, 9, ("stream.zstd/1",))
+    shard = b"(\xb5/\xfd" + bytes(5)
+    return {".metadata": metadata({"w": ("float32", (4,), (chunk,))}), "__0_0.distcp": shard}
+
+
 def metadata(
     tensors: Mapping[str, tuple[str, Shape, Sequence[Chunk]]],
     paths: Mapping[str, tuple[object, ...]] | None = None,

@@ -10,10 +10,8 @@ from hypothesis import strategies as st
 
 from ckptsync.digest import FileDigest, block_size, digest_stream
 from ckptsync.errors import StoreError
-from ckptsync.formats import zstd_items
 from ckptsync.layouts import registry
 from ckptsync.verify.level_digest import find_differing, join_ranges, name_tensors, overlaps
-from tests.support import zstd_packing
 from tests.support.files_in_memory import MemoryFiles, safetensors_file, tree
 from tests.support.vector import vector
 
@@ -150,16 +148,3 @@ class Broken(MemoryFiles):
 def test_an_error_of_the_store_is_raised() -> None:
     with pytest.raises(StoreError):
         name_tensors(Broken(TWO), {"model-00001-of-00002.safetensors": ((0, 1),)})
-
-
-def test_damage_in_a_packed_item_is_named_by_its_tensor() -> None:
-    zstd_packing.packed(b"")  # skips where nothing unpacks
-    files = tree(*vector("dcp-zstd").sources)
-    (source,) = registry.sources(files)
-    for tensor in registry.tensors(files, source):
-        for part in tensor.copies[0].parts:
-            where = zstd_items.real_extent(part.extent)
-            end = where.start + where.size
-            assert name_tensors(files, {where.file: ((end - 1, end),)}) == {
-                where.file: (tensor.name,)
-            }

@@ -25,6 +25,7 @@ from ckptsync.verify.level_load import load_file, load_files, open_file
 from ckptsync.verify.level_parse import UNLOADED
 from ckptsync.verify.loader_process import Died, LoaderProcess
 from ckptsync.verify.tracked_files import CountedSource, TrackedFiles
+from tests.support.dcp_writer import packed
 from tests.support.files_in_memory import MemoryFiles, safetensors_file, torch_zip_file, tree
 from tests.support.vector import vector
 
@@ -67,11 +68,6 @@ def test_what_has_no_tensors_is_not_loaded() -> None:
     assert "nothing to load" in findings[0].detail
 
 
-def real(name: str) -> tuple[DirectoryFiles, list[ExpectedFile]]:
-    files = DirectoryFiles(str(vector(name).sources[0]))
-    return files, [file(path, size) for path, size in files.sizes().items()]
-
-
 def test_shards_of_every_kind_are_loaded_by_torch_itself(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     names = ("hf-fsdp1", "hf-zero3-2node", "verl-fsdp2", "bin-legacy", "hf-ddp")
@@ -89,7 +85,8 @@ def test_shards_of_every_kind_are_loaded_by_torch_itself(tmp_path: Path) -> None
 
 
 def test_what_is_compressed_or_has_no_metadata_is_said_not_to_be_loaded() -> None:
-    files, parts = real("dcp-zstd")
+    files = MemoryFiles(packed())
+    parts = [file(path, size) for path, size in files.sizes().items()]
     for checkpoint, why in ((files, "compressed"), (MemoryFiles({}), "no readable .metadata")):
         findings, reading = load_files(CountedSource(files), parts, TrackedFiles(checkpoint))
         notes = [f for f in findings if f.detail.startswith(UNLOADED)]

@@ -1,6 +1,6 @@
-"""torch.distributed.checkpoint written in its less usual ways: dcp_writers.py {zstd,local,threads,safetensors} {dress,mesh} --reference DIR.
+"""torch.distributed.checkpoint written in its less usual ways: dcp_writers.py {local,threads,safetensors} {dress,mesh} --reference DIR.
 
-The states are raw_dcp.py's. zstd: every item a stream of its own; local: no rank knows of another, and each has its __R.metadata, beside
+The states are raw_dcp.py's. local: no rank knows of another, and each has its __R.metadata, beside
 rng_state_R.pth as HF Trainer writes them; threads: three files a rank; safetensors: one block at the end of each file, which has no items.
 """
 
@@ -13,14 +13,12 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from common import RANK, finish, save_reference
 from raw_dcp import STATES, flatten
-from torch.distributed.checkpoint._extension import ZStandard
 from torch.distributed.checkpoint.filesystem import SerializationFormat
 
 
 def writer(kind: str) -> dcp.FileSystemWriter:
     """Return torch's own writer, told to be different."""
     options: dict[str, dict[str, Any]] = {
-        "zstd": {"_extensions": [ZStandard()] if kind == "zstd" else None},
         "local": {},
         "threads": {"thread_count": 3},
         "safetensors": {"serialization_format": SerializationFormat.SAFETENSORS},
@@ -31,7 +29,7 @@ def writer(kind: str) -> dcp.FileSystemWriter:
 def main() -> None:
     """Build the state, save it, gather it."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kind", choices=("zstd", "local", "threads", "safetensors"))
+    parser.add_argument("kind", choices=("local", "threads", "safetensors"))
     parser.add_argument("state", choices=STATES)
     parser.add_argument("--reference", type=Path, required=True)
     options = parser.parse_args()

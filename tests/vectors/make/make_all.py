@@ -97,8 +97,7 @@ def dress(
     packages: tuple[str, ...], **facts: Any,
 ) -> Vector:
     """Return a vector of a framework that has a distributed checkpoint of its own."""
-    needs = {"needs": "zstandard"} if "zstandard" in packages else {}
-    facts = {"dtype": "mixed", "model_folder": "", **needs, "packages": packages, **facts}
+    facts = {"dtype": "mixed", "model_folder": "", "packages": packages, **facts}
     return Vector(name, script, arguments, "dcp", framework, exercises, world, base="", checkpoint=checkpoint, facts=facts)
 
 
@@ -216,7 +215,6 @@ ALL = (
         note="empty chunks of two ranks at one offset are one chunk in .metadata",
     ),
     dcp("dcp-mesh", "mesh", "HSDP, two dimensions of shards, FSDP over tensor parallelism", world=4, note="chunks are not in the order of their offsets"),
-    dress("dcp-zstd", "dcp_writers.py", ("zstd", "dress"), "torch", "every item a zstd stream", 3, "out", ("zstandard",), section="model"),
     dress("dcp-local", "dcp_writers.py", ("local", "mesh"), "torch", "__R.metadata of each rank, none of all", 4, "out", (), section="model"),
     dress("titan", "titan.py", (), "torchtitan", "the model at the top, beside optimizer, dataloader and train_state", 3, "checkpoint/step-2", ("torchtitan",)),
     dress("titan-last", "titan.py", ("--last",), "torchtitan", "the last step: the model alone, in bf16", 2, "checkpoint/step-2", ("torchtitan",)),
