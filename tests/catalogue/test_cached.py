@@ -210,10 +210,10 @@ def test_what_was_deleted_after_a_reading_that_failed_is_forgotten() -> None:
     with pytest.raises(StoreError):
         read_catalogue(store, cache)
     assert cache.runs["run"].checkpoints.keys() == {"checkpoint-4"}
+    store.is_silent = False
     for name in contents(store):
         store.delete(name)
     two_nodes(store, location="checkpoint-6")
-    store.is_silent = False
     assert [s.location for s in read_catalogue(store, cache, "run").summaries] == ["checkpoint-6"]
     for name in contents(store):
         store.delete(name)
