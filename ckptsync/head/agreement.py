@@ -71,7 +71,9 @@ def agree(store: Store, seen: LocationState, inputs: Mapping[str, object]) -> Ag
         latest = Agreement(seen.run, seen.location, last, data)
         if _is_latest(store, latest):
             return latest
-        _check_idle(store, latest)
+        records = [entry.name for entry in store.names(records_prefix(seen.run, seen.location))]
+        if last >= next_number(records, seen.location, "model"):  # no head has finished it
+            _check_idle(store, latest)
     own = Agreement(seen.run, seen.location, max(first, last + 1), data)
     create_same(store, own.name, [data])
     check_latest(store, own)

@@ -317,7 +317,6 @@ def test_a_damaged_model_record_is_made_again_with_any_options(plain: HeadOption
         two_nodes(store)
         [made] = consolidate_location(store, *LOCATION, SHARDED)
         store.write(made.model_record, [b"{}"])
-        pass_time(store)
         consolidate_location(store, *LOCATION, options)
         assert model_of(store) == made_alone(options)
         assert read_state(store).readable[0].status == "CONSOLIDATED"
