@@ -7,7 +7,8 @@ write the same files and the same model record, at once or after each other.
 A head whose inputs or options differ from the latest agreement stops with an error.  When nobody
 has written that model for `IDLE`, that head is dead: then it creates the next number, and its files
 replace those that no model record names.  A head that is overtaken in this way deletes nothing
-more, and writes no model record.  What an agreement says is compared, and never used.
+more, and writes no model record.  What an agreement says is compared; it is used only to make a
+damaged model record again.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 import msgspec
 
 from ckptsync.digest import digest
-from ckptsync.errors import Corrupt, Incomplete
+from ckptsync.errors import Corrupt, Incomplete, NotFound
 from ckptsync.head.removal import store_now
 from ckptsync.records.io import next_number, read_records
 from ckptsync.records.location_status import LocationState, record_names
@@ -31,7 +32,7 @@ from ckptsync.records.store_paths import (
     own_prefixes,
     records_prefix,
 )
-from ckptsync.stores.contract import Store
+from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.stream import create_same, is_stored
 
 IDLE = SENDING
@@ -78,6 +79,32 @@ def agree(store: Store, seen: LocationState, inputs: Mapping[str, object]) -> Ag
     create_same(store, own.name, [data])
     check_latest(store, own)
     return own
+
+
+class Inputs(msgspec.Struct, frozen=True):
+    """What an agreement says; see docs/store-format.md."""
+
+    manifests: tuple[str, ...]
+    options: dict[str, str]
+    copied: dict[str, str]
+
+
+def finished_inputs(store: Store, seen: LocationState) -> Inputs | None:
+    """Return the latest agreement of a location of which a damaged model record has the number.
+
+    None if there is no such record, or if the agreement cannot be read.
+    """
+    prefix = records_prefix(seen.run, seen.location)
+    listed = record_names(entry.name for entry in store.names(prefix))
+    last = max(_times(store, seen.run, seen.location), default=-1)
+    unread = listed.keys() - seen.records.model_records.keys()
+    if not any((listed[name].kind, listed[name].n) == ("model", last) for name in unread):
+        return None
+    try:
+        data = read_all(store, f"{prefix}agreement-{last}.json", 32 << 20)
+        return msgspec.json.decode(data, type=Inputs)
+    except (NotFound, Corrupt, ValueError, RecursionError):
+        return None
 
 
 def check_latest(store: Store, own: Agreement) -> None:

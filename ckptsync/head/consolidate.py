@@ -12,21 +12,22 @@ configuration write the same bytes under the same names.  A head that would writ
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from ckptsync.catalogue.location_summary import by_age
 from ckptsync.catalogue.uncached import StoreState, read_checkpoints, read_state
 from ckptsync.digest import digest
-from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, without_frames
-from ckptsync.head.agreement import agree, check_latest, delete_unbound
+from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, NotFound, without_frames
+from ckptsync.head.agreement import agree, check_latest, delete_unbound, finished_inputs
 from ckptsync.head.checked_files import CheckedFiles, source_files
 from ckptsync.head.schedule import ANY_RUN, FINAL, LEFT_ALONE, todo_for
 from ckptsync.layouts.file_names import is_beside_weights
 from ckptsync.merge import model_files
 from ckptsync.merge.engine import Destination, Progress, Write, write_model
 from ckptsync.merge.plan import FORMAT, MergeOptions, MergeResources, check_dtype
-from ckptsync.merge.prepare import MergeJob, prepare, prepare_beside
+from ckptsync.merge.prepare import MAX_BESIDE, MergeJob, prepare, prepare_beside
 from ckptsync.merge.ray_engine import RayEngine, Reach
 from ckptsync.records.io import create_record, next_number
 from ckptsync.records.location_status import LocationState
@@ -34,12 +35,12 @@ from ckptsync.records.manifest import FileEntry
 from ckptsync.records.model_record import ModelFile, ModelRecord, is_same_model
 from ckptsync.records.store_paths import checked_own, checkpoint_of, consolidated_prefix
 from ckptsync.stores.checkpoint_files import StoreFiles, TopFiles
-from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store
+from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store, read_all
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.opening import open_store
 from ckptsync.stores.prefetch import fetched
 from ckptsync.stores.stream import create_same, is_stored, verified
-from ckptsync.tensors import Files, FilesWrapper
+from ckptsync.tensors import Files, FilesWrapper, MemoryFiles
 
 _CONFIG_FROM = "config_from"
 _CONFIGURATIONS = frozenset({"config.json", "adapter_config.json"})
@@ -218,7 +219,8 @@ class ModelBuilder:
 
         Raises Incomplete if another head makes this model of other options or inputs.
         """
-        store, options, origins = self._store, self._options.merge, self._origins(seen)
+        store = self._store
+        options, origins = self._inputs(seen)
         files = source_files(store, seen)
         job = _plan_merge(files, options, origins)
         from_elsewhere = _files_from(job, origins)
@@ -273,6 +275,31 @@ class ModelBuilder:
         check_latest(store, agreed)
         return self._record(record, record.files, merged.notes)
 
+    def _inputs(self, seen: LocationState) -> tuple[MergeOptions, list[_Origin]]:
+        """Return this head's options and origins.
+
+        Where a model record is damaged, its options, and files beside its model that are well; but
+        no code, which comes from the operator alone.
+        """
+        options, origins = self._options.merge, self._origins(seen)
+        inputs = finished_inputs(self._store, seen)
+        if inputs is None:
+            return options, origins
+        recorded = _options_of(seen, inputs.options)
+        if recorded.allow_code and not options.allow_code:
+            return options, origins
+        prefix = consolidated_prefix(seen.run, seen.location)
+        files: dict[str, dict[str, bytes]] = {}
+        for word in inputs.options.get("config", "").split():
+            name, _, origin = word.rpartition("=")
+            with suppress(NotFound, Corrupt):
+                data = read_all(self._store, prefix + name, MAX_BESIDE)
+                is_same = digest(data) == inputs.copied.get(name) and is_beside_weights(name)
+                if is_same and not model_files.has_code(name, data):
+                    files.setdefault(origin, {})[name] = data
+        stored = [_Origin(origin, MemoryFiles(its)) for origin, its in files.items()]
+        return recorded, [*stored, *origins]
+
     def repair(self, seen: LocationState, suspects: Collection[str]) -> WrittenModel | None:
         """Write those of ``suspects`` again that lack the recorded bytes; None if all are well.
 
@@ -288,7 +315,10 @@ class ModelBuilder:
         bad = {f.path: f for f in record.files if f.path in suspects and is_bad(f)}
         if not bad:
             return None
-        files, options = source_files(store, seen), _options_of(record)
+        files, options = (
+            source_files(store, seen),
+            _options_of(seen, record.options),
+        )
         origins = self._origins(seen)
         # Its own configuration, as far as it is well: another head may have had another at hand.
         beside = (f for f in record.files if is_beside_weights(f.path) and f.path not in bad)
@@ -344,7 +374,10 @@ class ModelBuilder:
         beside = {n for sizes in there for n in model_files.beside(sizes, adapter=is_adapter)}
         if not beside - bound:
             return None
-        files, options = source_files(store, seen), _options_of(record)
+        files, options = (
+            source_files(store, seen),
+            _options_of(seen, record.options),
+        )
         if is_adapter:
             job = _plan_merge(files, options, origins)
         else:
@@ -432,7 +465,7 @@ def _plan_merge(files: Files, options: MergeOptions, origins: Sequence[_Origin])
 
 def _code_from(origins: Sequence[_Origin]) -> Files | None:
     """Return the only source that code may come from: the operator's directory."""
-    return next((origin.files for origin in origins if origin.name == _CONFIG_FROM), None)
+    return next((o.files for o in reversed(origins) if o.name == _CONFIG_FROM), None)
 
 
 def _files_from(job: MergeJob, origins: Sequence[_Origin]) -> list[tuple[str, _Origin]]:
@@ -454,12 +487,12 @@ def _model_record(seen: LocationState) -> ModelRecord:
     return seen.model_record
 
 
-def _options_of(record: ModelRecord) -> MergeOptions:
-    is_allowed = record.options.get("allow_code") == "true"
+def _options_of(seen: LocationState, options: Mapping[str, str]) -> MergeOptions:
+    is_allowed = options.get("allow_code") == "true"
     try:
-        dtype, size = check_dtype(record.options["dtype"]), int(record.options["max_shard_size"])
-        return MergeOptions(dtype, size, record.options["source"], is_allowed)
+        dtype, size = check_dtype(options["dtype"]), int(options["max_shard_size"])
+        return MergeOptions(dtype, size, options["source"], is_allowed)
     except (KeyError, ValueError) as e:
         raise Corrupt(
-            f"{record.run}/{record.location}: its model record has no usable options: {e}"
+            f"{seen.run}/{seen.location}: its model record has no usable options: {e}"
         ) from e
