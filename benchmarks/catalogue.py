@@ -3,8 +3,9 @@ out.json --document docs/benchmarks-catalogue.md``.
 
 Each checkpoint has two nodes' manifests, a model record, a report and a few small files; of a
 hundred one is not consolidated yet, of five hundred one will never be whole.  *Cold* is the whole
-process of ``ckptsync ls`` that has never seen the store, *warm* one that has, *head* a daemon's
-memory once it has read it all.
+process of ``ckptsync ls`` that has never seen the store, *warm* one that has, *one run* what reads
+a single run of a store that it has seen, *cycle* a head's reading when nothing has changed, *head*
+a daemon's memory once it has read it all.
 """
 
 from __future__ import annotations
@@ -61,8 +62,14 @@ their number, wall seconds say how much else was going on, and CPU seconds what 
 is the memory (resident, MB) of a process with all that a head's daemon imports, which holds the \
 catalogue.
 
-| store | checkpoints | runs | cold | warm | server | load | head |
-|---|---|---|---|---|---|---|---|
+*Warm MB* is the most memory of a warm one. *One run* reads a single run, warm, in a process that \
+lists that run alone: CPU seconds and the files it asked for, of all in the store. *Cycle* is \
+what a head's reading costs when nothing has changed, *listing* what listing the same records \
+costs without it, both in CPU seconds.
+
+| store | checkpoints | runs | cold | warm | warm MB | one run | cycle | listing | server | load \
+| head |
+|---|---|---|---|---|---|---|---|---|---|---|---|
 {rows}
 
 ## The machine
@@ -77,9 +84,38 @@ from ckptsync.stores.opening import open_store
 cache, store = Cache(), open_store(sys.argv[1])
 for _ in range(3):
     found = read_catalogue(store, cache)
+import time
+def cpu(work):
+    before = time.process_time()
+    work()
+    return time.process_time() - before
+cycle = min(cpu(lambda: read_catalogue(store, cache)) for _ in range(3))
+runs = [run for run in store.dirs("") if run != ".ckptsync"]
+listing = min(cpu(lambda: [sum(1 for _ in store.names(run + "/.ckptsync/")) for run in runs]) \
+for _ in range(3))
 now = next(line for line in pathlib.Path("/proc/self/status").read_text().splitlines() if \
 line.startswith("VmRSS"))
-print(len(found.summaries), now.split()[1], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+print(len(found.summaries), now.split()[1], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, \
+cycle, listing)
+"""
+ONE_RUN = """
+import sys, time
+from ckptsync.catalogue.cached import Cache, read_catalogue
+from ckptsync.stores.contract import StoreWrapper
+from ckptsync.stores.opening import open_store
+class Counting(StoreWrapper):
+    count = 0
+    def names(self, prefix):
+        for entry in self.inner.names(prefix):
+            self.count += 1
+            yield entry
+    def read_into(self, name, start, out):
+        self.count += 1
+        self.inner.read_into(name, start, out)
+store = Counting(open_store(sys.argv[1]))
+before = time.process_time()
+found = read_catalogue(store, Cache.load(store.url), sys.argv[2])
+print(len(found.summaries), store.count, time.process_time() - before)
 """
 
 
@@ -89,8 +125,9 @@ class Listed:
 
     ``server``: CPU seconds of the server for a warm one.
 
-    ``rss`` and ``peak`` of a head in MB; ``load``: processes that wanted one of the machine's
-    ``cores`` meanwhile, on average.
+    ``run_cpu``, ``run_files``: of reading one run; ``cycle``, ``listing``: CPU seconds of a head.
+    ``warm_peak`` of a warm ``ls``, ``rss`` and ``peak`` of a head in MB; ``load``: processes that
+    wanted one of the machine's ``cores`` meanwhile, on average.
     """
 
     store: str
@@ -100,6 +137,11 @@ class Listed:
     cold_cpu: float
     warm: float
     warm_cpu: float
+    warm_peak: float
+    run_cpu: float
+    run_files: int
+    cycle: float
+    listing: float
     server: float
     rss: float
     peak: float
@@ -128,7 +170,8 @@ def main() -> None:
                 _store(kind, Path(folder)) as (url, environment, pid),
             ):
                 os.environ.update(environment)
-                fill(create_store(url), runs, given.checkpoints)
+                store = create_store(url)
+                fill(_Files(Path(url)) if kind == "path" else store, runs, given.checkpoints)
                 found.append(listed(kind, url, runs, given, Path(folder), pid))
                 print(json.dumps(asdict(found[-1])), file=sys.stderr)
     text = json.dumps([asdict(one) for one in found], indent=1)
@@ -141,7 +184,9 @@ def document(found: Iterable[Listed]) -> str:
     """What was measured, for people."""
     rows = [
         f"| {one.store} | {one.checkpoints} | {one.runs} | {one.cold:.1f} ({one.cold_cpu:.1f}) |"
-        f" {one.warm:.1f} ({one.warm_cpu:.1f}) | {f'{one.server:.1f}' if one.server else '-'} |"
+        f" {one.warm:.1f} ({one.warm_cpu:.1f}) | {one.warm_peak:.0f} | {one.run_cpu:.2f} s,"
+        f" {one.run_files} | {one.cycle:.2f} | {one.listing:.2f} |"
+        f" {f'{one.server:.1f}' if one.server else '-'} |"
         f" {one.load:.0f} of {one.cores} | {one.rss:.0f} |"
         for one in found
     ]
@@ -160,14 +205,26 @@ def _store(kind: str, folder: Path) -> Iterator[tuple[str, dict[str, str], int]]
         yield place.below("store"), dict(place.environment), place.pid
 
 
-def fill(store: Store, runs: int, checkpoints: int) -> None:
+class _Files:
+    """Writes a store's files at once: nothing here need survive a power cut."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def write(self, name: str, chunks: Iterable[bytes]) -> None:
+        path = self._root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"".join(chunks))
+
+
+def fill(store: Store | _Files, runs: int, checkpoints: int) -> None:
     """That many checkpoints in all, in so many runs."""
     steps = [(f"run-{n % runs}", n // runs + 1, n) for n in range(checkpoints)]
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda at: _checkpoint(store, *at), steps))
 
 
-def _checkpoint(store: Store, run: str, step: int, n: int) -> None:
+def _checkpoint(store: Store | _Files, run: str, step: int, n: int) -> None:
     location = f"checkpoint-{step * 100}"
     nodes = NODES[:1] if n % 500 == 499 else NODES
     manifests = [_manifest(run, location, node, rank, step) for rank, node in enumerate(NODES)][
@@ -238,7 +295,7 @@ def _model_record(run: str, location: str, manifests: list[str]) -> ModelRecord:
     )
 
 
-def _put(store: Store, record: Record) -> str:
+def _put(store: Store | _Files, record: Record) -> str:
     data = encode(record)
     name = record_name(record, data)
     store.write(name, [data])
@@ -250,23 +307,34 @@ def listed(  # noqa: PLR0917
 ) -> Listed:
     """Measure a store that was filled; ``pid``: its server's, 0 where there is none."""
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
-    cold = _ls(url)
+    cold, cold_cpu, _ = _ls(url)
     before = _cpu_of(pid)
     warm = [_ls(url) for _ in range(given.rounds)]
     server = round((_cpu_of(pid) - before) / given.rounds, 2)
+    one_run = subprocess.run(
+        [sys.executable, "-c", ONE_RUN, url, "run-0"], stdout=-1, check=True, text=True
+    ).stdout.split()
+    assert int(one_run[0]) == -(-given.checkpoints // runs), one_run
     shutil.rmtree(folder / "cache", ignore_errors=True)
     told = subprocess.run(
         [sys.executable, "-c", HEAD, url], stdout=-1, check=True, text=True
     ).stdout.split()
     assert int(told[0]) == given.checkpoints, told
-    middle = [round(statistics.median(times), 2) for times in zip(*warm, strict=True)]
+    seconds, cpu, peak = (round(statistics.median(of), 2) for of in zip(*warm, strict=True))
     memory = (int(told[1]) >> 10, int(told[2]) >> 10)
     return Listed(
         kind,
         runs,
         given.checkpoints,
-        *cold,
-        *middle,
+        cold,
+        cold_cpu,
+        seconds,
+        cpu,
+        peak,
+        round(float(one_run[2]), 2),
+        int(one_run[1]),
+        round(float(told[3]), 2),
+        round(float(told[4]), 2),
         server,
         *memory,
         round(os.getloadavg()[1], 1),
@@ -282,17 +350,17 @@ def _cpu_of(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _ls(url: str) -> tuple[float, float]:
-    """Wall and CPU seconds of the process."""
-    before, began = os.times(), time.monotonic()
-    subprocess.run(
-        [sys.executable, "-m", "ckptsync", "ls", url], stdout=subprocess.DEVNULL, check=True
-    )
-    after = os.times()
-    cpu = (
-        after.children_user + after.children_system - before.children_user - before.children_system
-    )
-    return round(time.monotonic() - began, 2), round(cpu, 2)
+def _ls(url: str) -> tuple[float, float, float]:
+    """Wall and CPU seconds of the process, and its most memory in MB."""
+    began = time.monotonic()
+    with subprocess.Popen(
+        [sys.executable, "-m", "ckptsync", "ls", url], stdout=subprocess.DEVNULL
+    ) as process:
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    cpu = used.ru_utime + used.ru_stime
+    return round(time.monotonic() - began, 2), round(cpu, 2), used.ru_maxrss >> 10
 
 
 if __name__ == "__main__":

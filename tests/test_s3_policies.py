@@ -295,7 +295,7 @@ PLACES = [
 def names_of(kind: str) -> list[str]:
     """Names of that kind in a store, built by the code that writes them."""
     build: dict[str, Callable[[str, str], str]] = {
-        "agreement": lambda run, at: Agreement(run, at, 3, (), "auto", 1, "").name,
+        "agreement": lambda run, at: Agreement(run, at, 3, b"").name,
         "file": lambda run, at: file_name(run, at, "sub/model-0.json"),
         "node's file": lambda run, at: node_file_name(run, at, "n0", "x/agreement-0.bin"),
         "sending": lambda run, at: sending_prefix(run, checkpoint_of(at)) + "n0",

@@ -7,7 +7,8 @@ reads `uncached`.
 
 Manifests of one checkpoint's name decide together over all of its locations
 (`records.save_groups`), so a checkpoint with all its locations is what is read, and cached, at
-once.
+once.  Where the listing of a run's records has not changed, only files of its open locations are
+listed: so reading a store again costs little more than its listing.
 """
 
 from __future__ import annotations
@@ -15,9 +16,13 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
+import weakref
+from collections import deque
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 
 import msgspec
@@ -76,46 +81,65 @@ class Checkpoint:
 
 
 @dataclass(slots=True)
+class CachedRun:
+    """What was read of a run: its checkpoints by name, in reading order.
+
+    ``key``: of the listing of its records, empty while a checkpoint could not be cached.  ``cuts``:
+    where its next listing is cut into slices.
+    """
+
+    key: str = ""
+    cuts: tuple[str, ...] = ()
+    checkpoints: dict[str, Checkpoint] = field(default_factory=dict)
+
+
+@dataclass
 class Cache:
     """What was read before, of one store.
 
     Records never change under a name; losing the cache costs reading again.  It is kept for the
-    next process in a file of this user, which may be deleted at any time, and counts only if it is
-    whole and of this version.
+    next process in a file of this user, which may be deleted at any time.  A run in it counts only
+    if it is whole and of this version, and is decoded when it is needed.
 
-    ``is_new``: something in it was not there before.  ``packed`` returns checkpoints that are not
-    among ``checkpoints`` yet: unpacking takes as long as a server needs to list, and is done
-    meanwhile.
+    ``is_new``: something in it was not there before.
     """
 
-    checkpoints: dict[Name, Checkpoint] = field(default_factory=dict)
-    cuts: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    runs: dict[str, CachedRun] = field(default_factory=dict)
     is_new: bool = field(default=False, compare=False)
-    packed: Callable[[], Mapping[Name, Checkpoint]] | None = field(default=None, compare=False)
+    _saved: dict[str, _Place] = field(default_factory=dict, compare=False)
+    _descriptor: int = field(default=-1, compare=False)
 
     @classmethod
     def load(cls, url: str) -> Cache:
         """Return the saved cache of a store; an empty one where there is none that counts."""
         try:
-            data = cache_path(url).read_bytes()
+            descriptor = os.open(cache_path(url), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except (OSError, RuntimeError):
             return cls()
-        body = data[len(_HEAD) + 64 :]
-        if data[: len(_HEAD) + 64] != _HEAD + digest(body).encode():
-            return cls()
+        cache = cls(_descriptor=descriptor)
+        weakref.finalize(cache, os.close, descriptor)
         try:
-            content = _CONTENT.decode(body)
-        except _UNDECODABLE:
-            return cls()
+            end = os.fstat(descriptor).st_size - _TAIL
+            tail = os.pread(descriptor, _TAIL, end)
+            size = int(tail[64:])
+            index = os.pread(descriptor, size, end - size)
+            is_whole = digest(index).encode() == tail[:64]
+            if is_whole and os.pread(descriptor, len(_HEAD), 0) == _HEAD:
+                content = _CONTENT.decode(index)
+                cache._saved = content.runs if content.url == url else {}
+        except (OSError, *_UNDECODABLE):
+            return cache
+        return cache
 
-        def unpack() -> dict[Name, Checkpoint]:
-            try:
-                found = _CHECKPOINTS.decode(content.checkpoints)
-            except _UNDECODABLE:
-                return {}
-            return {(run, name): checkpoint for run, name, checkpoint in found}
-
-        return cls(cuts=content.cuts, packed=unpack) if content.url == url else cls()
+    def run(self, name: str) -> CachedRun:
+        """Return what was read of a run before; it is empty if nothing was."""
+        if place := self._saved.pop(name, None):
+            with contextlib.suppress(OSError, *_UNDECODABLE):
+                body = os.pread(self._descriptor, place.size, place.start)
+                if digest(body) == place.digest:
+                    self.runs[name] = _RUN.decode(body)
+                    _share(self.runs[name])
+        return self.runs.setdefault(name, CachedRun())
 
     def save(self, url: str) -> None:
         """Write the cache of a store, if it holds anything new.
@@ -129,16 +153,19 @@ class Cache:
         except RuntimeError:
             return  # a user without a home
         self.unpack()
-        checkpoints = msgspec.msgpack.encode(
-            tuple((*name, found) for name, found in self.checkpoints.items())
-        )
-        body = msgspec.msgpack.encode(_Content(url, self.cuts, msgspec.Raw(checkpoints)))
         draft = target.with_name(f"{target.name}.{os.getpid()}.part")
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+        places: dict[str, _Place] = {}
         try:
             target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             with os.fdopen(os.open(draft, flags, 0o600), "wb") as file:
-                file.write(_HEAD + digest(body).encode() + body)
+                file.write(_HEAD)
+                for name, run in self.runs.items():
+                    body = msgspec.msgpack.encode(run)
+                    places[name] = _Place(file.tell(), len(body), digest(body))
+                    file.write(body)
+                index = msgspec.msgpack.encode(_Content(url, places))
+                file.write(index + digest(index).encode() + b"%016d" % len(index))
             draft.replace(target)
             self.is_new = False
         except OSError:
@@ -146,36 +173,57 @@ class Cache:
                 draft.unlink()
 
     def unpack(self) -> None:
-        """Have all of it in ``checkpoints``."""
-        if self.packed:
-            self.checkpoints = {**self.packed(), **self.checkpoints}
-            self.packed = None
+        """Have all of it in ``runs``."""
+        for name in [*self._saved]:
+            self.run(name)
 
-    def forget(self, name: Name) -> None:
-        """Remove a checkpoint that is no more, or cannot be read."""
-        self.is_new |= self.checkpoints.pop(name, None) is not None
+    def forget_others(self, runs: Collection[str]) -> None:
+        """Remove all runs but these."""
+        for name in {**self._saved, **self.runs}.keys() - runs:
+            self._saved.pop(name, None)
+            self.runs.pop(name, None)
+            self.is_new = True
 
 
-_SHAPE = repr(
-    [
-        (kind.__name__, f.name, str(f.type))
-        for kind in (Checkpoint, Summary, Proven, DamagedFile, Gap, Sibling)
-        for f in fields(kind)
-    ]
-)
-_HEAD = f"ckptsync catalogue {__version__} {digest(f'{LEVELS} {_SHAPE}'.encode())[:16]}\n".encode()
-_UNDECODABLE = (ValueError, RecursionError, MemoryError)  # of another program of the same version
+def _share(run: CachedRun) -> None:
+    """Have equal values of a run's summaries be one value: a third of their memory."""
+    values: dict[object, object] = {}
+    for checkpoint in run.checkpoints.values():
+        for summary in checkpoint.summaries:
+            for name in _OFTEN_EQUAL:
+                value = getattr(summary, name)
+                object.__setattr__(summary, name, values.setdefault(value, value))
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a run lies in the file, and the digest of its bytes."""
+
+    start: int
+    size: int
+    digest: str
 
 
 @dataclass(frozen=True, slots=True)
 class _Content:
     url: str
-    cuts: dict[str, tuple[str, ...]]
-    checkpoints: msgspec.Raw
+    runs: dict[str, _Place]
 
 
+_SHAPE = repr(
+    [
+        (kind.__name__, f.name, str(f.type))
+        for kind in (CachedRun, Checkpoint, Summary, Proven, DamagedFile, Gap, Sibling)
+        for f in fields(kind)
+    ]
+)
+_HEAD = f"ckptsync catalogue {__version__} {digest(f'{LEVELS} {_SHAPE}'.encode())[:16]}\n".encode()
+_OFTEN_EQUAL = ("run", "checkpoint", "location", "nodes", "ranks", "lacks", "to_open")
+_TAIL = 64 + 16
+"""Bytes at the end of the file: the digest of the index before them, and its size."""
+_UNDECODABLE = (ValueError, RecursionError, MemoryError)  # of another program of the same version
 _CONTENT = msgspec.msgpack.Decoder(_Content)
-_CHECKPOINTS = msgspec.msgpack.Decoder(tuple[tuple[str, str, Checkpoint], ...])
+_RUN = msgspec.msgpack.Decoder(CachedRun)
 
 
 def cache_path(url: str) -> Path:
@@ -208,59 +256,52 @@ def read_catalogue(
     """
     cache = cache or Cache()
     now = time.time() if now is None else now
+    runs = [run] if run else sorted(found for found in store.dirs("") if found != RECORDS)
     sending: dict[Name, dict[str, float]] = {}
-    runs = [run] if run else [found for found in store.dirs("") if found != RECORDS]
-    known: dict[Name, Checkpoint] = {}
+    keys: dict[str, str] = {}
     changed: dict[Name, list[Entry]] = {}
+    unreadable: dict[Name, Checkpoint] = {}
     faults: list[Fault] = []
     clock = 0.0
     pool = ThreadPool(AT_ONCE, "catalogue")
 
-    def usable(name: Name) -> Checkpoint | None:
+    def renew(name: Name) -> tuple[Checkpoint, tuple[Fault, ...], bool]:
         # files of an upload come without a record
-        return cache.checkpoints.get(name) if name not in sending else None
+        old = None if name in sending else cache.run(name[0]).checkpoints.get(name[1])
+        return _renewed(store, changed[name], old)
 
     try:
         with paused():
             for listed, entries in _listed(store, runs, cache, pool):
                 clock = max(clock, max((e.mtime for e in entries), default=0.0))
                 sending.update(senders(entries, now))
-                for name, its in group_by_checkpoint(listed, entries).items():
-                    old = usable(name)
-                    if old and not old.open and old.key == listing_key(its):
-                        known[name] = old
-                    else:
-                        changed[name] = its
-        listed_names = known.keys() | changed.keys()
-        for name in [n for n in cache.checkpoints if run in ("", n[0])]:
-            if name not in listed_names:
-                cache.forget(name)
-
-        def renew(name: Name) -> tuple[Checkpoint, tuple[Fault, ...], bool]:
-            return _renewed(store, changed[name], usable(name))
-
+                keys[listed] = listing_key(e for e in entries if "/sending/" not in e.name)
+                changed |= _list_changed(cache, listed, entries, keys[listed], sending)
         for name, (found, wrong, is_final) in zip(changed, pool.map(renew, changed), strict=True):
+            checkpoints = cache.run(name[0]).checkpoints
             if not is_final:
-                cache.forget(name)
-            elif found is not cache.checkpoints.get(name):
-                cache.checkpoints[name], cache.is_new = found, True
-            known[name] = found
+                unreadable[name] = found
+            elif found is not checkpoints.get(name[1]):
+                checkpoints[name[1]], cache.is_new = found, True
             faults += wrong
     finally:
         pool.shutdown(cancel_futures=True)  # after an error only running requests end
-    summaries = sorted(
-        (s for found in known.values() for s in found.summaries),
-        key=lambda s: reading_order(s.run, s.location),
-    )
-    clock = max([clock, *(found.newest for found in known.values())])
+    if not run:
+        cache.forget_others(runs)
+    known: list[Checkpoint] = []
+    for listed, key in keys.items():
+        its = {name: found for (of, name), found in unreadable.items() if of == listed}
+        known += _finish_run(cache, listed, key, its)
+    summaries = [s for found in known for s in found.summaries]
+    clock = max([clock, *(found.newest for found in known)])
     uploading = [
         replace(s, status="UPLOADING", uploading=tuple(sorted(sending[s.run, s.checkpoint])))
         if s.status == "INCOMPLETE" and (s.run, s.checkpoint) in sending
         else s
         for s in explain_missing(summaries)
     ]
-    described = {(s.run, s.checkpoint) for s in summaries}
-    described |= {(f.run, checkpoint_of(f.location)) for f in faults}
+    described = {(f.run, checkpoint_of(f.location)) for f in faults}
+    described |= {(s.run, s.checkpoint) for s in summaries if (s.run, s.checkpoint) in sending}
     begun = [
         summarize_begun(*name, sending[name], store.names("/".join((*name, ""))))
         for name in sorted(sending.keys() - described)
@@ -275,18 +316,69 @@ def _listed(
 ) -> Iterator[tuple[str, list[Entry]]]:
     """Yield each run with what lies below its records.
 
-    All runs are listed at once, a long one in slices.
+    Several runs are listed at once, a long one in slices.
     """
-    requests = {
-        run: [pool.submit(p) for p in slices(store, f"{run}/{RECORDS}/", cache.cuts.get(run, ()))]
-        for run in runs
-    }
-    cache.unpack()
-    for run, parts in requests.items():
+    waiting: deque[tuple[str, list[Future[list[Entry]]]]] = deque()
+
+    def next_run() -> tuple[str, list[Entry]]:
+        run, parts = waiting.popleft()
         entries = join_slices(part.result() for part in parts)
         if entries:
-            cache.cuts[run] = cuts_of(entries)
-        yield run, entries
+            cache.run(run).cuts = cuts_of(entries)
+        return run, entries
+
+    for run in runs:
+        cuts = cache.run(run).cuts
+        waiting.append((run, [pool.submit(p) for p in slices(store, f"{run}/{RECORDS}/", cuts)]))
+        if len(waiting) > 2 * AT_ONCE:  # what is listed beforehand takes memory
+            yield next_run()
+    while waiting:
+        yield next_run()
+
+
+def _list_changed(
+    cache: Cache, run: str, entries: list[Entry], key: str, sending: Container[Name]
+) -> dict[Name, list[Entry]]:
+    """Return the checkpoints of a run that must be read, or listed, with their records.
+
+    Removes those that are gone from the cache.  ``key``: of the run's records; where it is that of
+    the cache, only checkpoints that wait for files are returned.
+    """
+    cached = cache.run(run)
+    if key and key == cached.key and not any((run, name) in sending for name in cached.checkpoints):
+        waiting = {(run, name) for name, its in cached.checkpoints.items() if its.open}
+        beginnings = tuple(f"{run}/{RECORDS}/{name}" for _, name in waiting)
+        records = group_by_checkpoint(run, (e for e in entries if e.name.startswith(beginnings)))
+        return {name: its for name, its in records.items() if name in waiting}
+    cached.key = ""
+    records = group_by_checkpoint(run, entries)
+    for gone in [name for name in cached.checkpoints if (run, name) not in records]:
+        del cached.checkpoints[gone]
+        cache.is_new = True
+    changed = {}
+    for name, its in records.items():
+        old = cached.checkpoints.get(name[1])
+        if name in sending or not old or old.open or old.key != listing_key(its):
+            changed[name] = its
+    return changed
+
+
+def _finish_run(
+    cache: Cache, run: str, key: str, unreadable: Mapping[str, Checkpoint]
+) -> Iterable[Checkpoint]:
+    """Return a run's checkpoints in reading order, once what has changed is in the cache.
+
+    ``unreadable``: those that may not be cached.
+    """
+    cached = cache.run(run)
+    if cached.key != key or unreadable:
+        found = {**cached.checkpoints, **unreadable}
+        found = {name: found[name] for name in sorted(found, key=partial(reading_order, run))}
+        cached.checkpoints = {name: its for name, its in found.items() if name not in unreadable}
+        cached.key = "" if unreadable else key
+        cache.is_new |= bool(cached.checkpoints)
+        return found.values()
+    return cached.checkpoints.values()
 
 
 def group_by_checkpoint(run: str, entries: Iterable[Entry]) -> dict[Name, list[Entry]]:
@@ -302,7 +394,8 @@ def group_by_checkpoint(run: str, entries: Iterable[Entry]) -> dict[Name, list[E
 
 def listing_key(entries: Iterable[Entry]) -> str:
     """Return a digest of a listing in any order: of its names, sizes and times."""
-    return digest("".join(sorted([f"{e.name}\n{e.size} {e.mtime}\n" for e in entries])).encode())
+    ordered = sorted(entries, key=attrgetter("name", "size", "mtime"))
+    return digest(msgspec.msgpack.encode(ordered))[:32] if ordered else ""
 
 
 def _renewed(

@@ -273,6 +273,8 @@ class Catalogue:
     @property
     def shown(self) -> tuple[Summary, ...]:
         """Return all that people are shown, by run and step."""
+        if not self.begun:
+            return self.summaries
         return tuple(
             sorted((*self.summaries, *self.begun), key=lambda s: reading_order(s.run, s.location))
         )
@@ -578,8 +580,9 @@ def explain_missing(summaries: Sequence[Summary]) -> tuple[Summary, ...]:
     The node that had a rank in another checkpoint of the run should have its missing files.
     """
     runs: dict[str, list[Summary]] = {}
-    if any(s.status == "INCOMPLETE" for s in summaries):
-        for s in sorted(summaries, key=lambda s: s.arrived):
+    if incomplete := {s.run for s in summaries if s.status == "INCOMPLETE"}:
+        of_runs = (s for s in summaries if s.run in incomplete)
+        for s in sorted(of_runs, key=lambda s: s.arrived):
             runs.setdefault(s.run, []).append(s)
     return tuple(_explain(s, runs[s.run]) if s.status == "INCOMPLETE" else s for s in summaries)
 

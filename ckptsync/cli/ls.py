@@ -139,6 +139,8 @@ def _newer_saves(summaries: Iterable[Summary]) -> Mapping[tuple[str, str], str]:
             runs.setdefault(seen.run, []).append(seen)
     older = {}
     for run, its in runs.items():
+        if len({s.checkpoint for s in its}) == len(its):
+            continue
         newest = {s.checkpoint: s for s in by_age(its)}
         for seen in its:
             last = newest[seen.checkpoint].location

@@ -122,7 +122,8 @@ def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
 def print_table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print a heading and rows; a terminal shows each row's status in colour."""
     lines = aligned([heading, *rows])
-    print("\n".join(map(paint, lines) if sys.stdout.isatty() else lines))
+    for line in map(paint, lines) if sys.stdout.isatty() else lines:
+        print(line)
 
 
 def paint(line: str) -> str:

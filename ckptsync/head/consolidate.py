@@ -1,42 +1,33 @@
 """Merge a checkpoint into its consolidated model; repair or complete that model later.
 
-A model record is written after every file that it names.
+A model record is written after every file that it names.  Nothing that a model record names is ever
+written over, but for damaged bytes by the right ones.
 
 Killed at any moment and called again, the same bytes and the same model record come of it: they are
-a function of what heads have agreed on before the first byte (`agreement`).  So two heads at once,
-whatever their options, write the same bytes under the same names.  Nothing that a model record
-names is ever written over, but for damaged bytes by the right ones.
+a function of the checkpoint, the options and the configuration at hand.  So two heads of one
+configuration write the same bytes under the same names.  A head that would write others stops, as
+`agreement` says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from ckptsync.catalogue.location_summary import by_age
 from ckptsync.catalogue.uncached import StoreState, read_checkpoints, read_state
 from ckptsync.digest import digest
-from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, without_frames
-from ckptsync.head.agreement import (
-    AGAIN,
-    CONFIG_FROM,
-    NamedFiles,
-    Origin,
-    agree,
-    check_holds,
-    code_from,
-    delete_unbound,
-    files_from,
-    plan_merge,
-)
+from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, NotFound, without_frames
+from ckptsync.head.agreement import agree, check_latest, delete_unbound, finished_inputs
 from ckptsync.head.schedule import ANY_RUN, FINAL, LEFT_ALONE, todo_for
 from ckptsync.head.source_files import source_files
 from ckptsync.layouts.file_names import is_beside_weights
 from ckptsync.merge import model_files
 from ckptsync.merge.engine import Destination, Progress, Write, write_model
 from ckptsync.merge.plan import FORMAT, MergeOptions, MergeResources, check_dtype
-from ckptsync.merge.prepare import prepare, prepare_beside
+from ckptsync.merge.prepare import MAX_BESIDE, MergeJob, prepare, prepare_beside
 from ckptsync.merge.ray_engine import RayEngine, Reach
 from ckptsync.merge.readers import open_reader
 from ckptsync.records.io import create_record, next_number
@@ -45,12 +36,13 @@ from ckptsync.records.manifest import FileEntry
 from ckptsync.records.model_record import ModelFile, ModelRecord, is_same_model
 from ckptsync.records.store_paths import checked_own, checkpoint_of, consolidated_prefix
 from ckptsync.stores.checkpoint_files import StoreFiles, TopFiles
-from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store
+from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store, read_all
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.opening import open_store
 from ckptsync.stores.stream import create_same, has_same_bytes, verified
-from ckptsync.tensors import Files
+from ckptsync.tensors import Files, FilesWrapper, MemoryFiles
 
+_CONFIG_FROM = "config_from"
 _CONFIGURATIONS = frozenset({"config.json", "adapter_config.json"})
 """They decide which tensors are written: which names are tied, what is saved with an adapter."""
 _DECIDED_BY = "ties_by"
@@ -103,6 +95,28 @@ class HeadOptions:
     merge: MergeOptions = field(default_factory=MergeOptions)
     config_from: Mapping[str, str] = field(default_factory=dict)
     cluster: RayCluster | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """A further source of configuration and tokenizer.
+
+    ``name`` stands in the model record, so it is the same for every head.
+    """
+
+    name: str
+    files: Files
+
+
+class _NamedFiles(FilesWrapper):
+    """A view of ``files`` restricted to ``names``."""
+
+    def __init__(self, files: Files, names: Container[str]) -> None:
+        super().__init__(files)
+        self._names = names
+
+    def sizes(self) -> Mapping[str, int]:
+        return {name: size for name, size in super().sizes().items() if name in self._names}
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,54 +215,90 @@ class ModelBuilder:
         self._directories: dict[str, Files] = {}
 
     def merge(self, seen: LocationState) -> WrittenModel:
-        """Merge a checkpoint as heads agree; the model record is written last."""
+        """Merge a checkpoint; the model record is written last.
+
+        Raises Incomplete if another head makes this model of other options or inputs.
+        """
         store = self._store
-        merge = agree(store, seen, self._options.merge, self._origins(seen))
-        agreed, job, source = merge.agreement, merge.job, merge.location
-        files = source_files(store, source)
-        given = {f.path for f in agreed.given}
-        left = replace(job, beside=tuple(b for b in job.beside if b[0] not in given))
-        prefix = consolidated_prefix(source.run, source.location)
+        options, origins = self._inputs(seen)
+        files = source_files(store, seen)
+        job = _plan_merge(files, options, origins)
+        from_elsewhere = _files_from(job, origins)
+        # read once: what the agreement says is what is written
+        copied = {name: job.content(name) for name, _ in from_elsewhere}
+        job = replace(job, contents={**job.contents, **copied})
+        manifests = tuple(k.name for k in seen.manifests)
+        record_options = {
+            "dtype": options.dtype,
+            "max_shard_size": str(options.max_shard_size),
+            "source": job.source,
+            "allow_code": str(options.allow_code).lower(),
+            "config": " ".join(f"{name}={origin.name}" for name, origin in from_elsewhere),
+            _DECIDED_BY: next((name for name, _ in job.beside if name in _CONFIGURATIONS), ""),
+            "format": str(FORMAT),
+        }
+        digests = {name: digest(data) for name, data in copied.items()}
+        inputs = {"manifests": manifests, "options": record_options, "copied": digests}
+        agreed = agree(store, seen, inputs)
+        prefix = consolidated_prefix(seen.run, seen.location)
         # What each file of weights is made of: so a head that was killed goes on with an upload.
-        manifests = [k.name for k in source.manifests]
-        made_of = "\n".join([*manifests, repr(agreed.options), job.source, str(FORMAT)])
-        origin = f"model record {digest(made_of.encode())}"
+        origin = f"model record {digest(agreed.data)}"
         abouts = {plan.name: About(plan.size, f"{origin} {plan.name}") for plan in job.plans}
         cluster = self._options.cluster
-        engine = cluster.engine(source, prefix, abouts) if cluster else None
+        engine = cluster.engine(seen, prefix, abouts) if cluster else None
+
+        def write(name: str, chunks: Iterable[Chunk]) -> None:
+            check_latest(store, agreed)
+            create_file(store, prefix, abouts, name, chunks)
+
         merged = None
         while merged is None:
-            into = Destination(partial(create_file, store, prefix, abouts))
+            into = Destination(write)
             try:
-                merged = write_model(left, files, into, self._progress, self._work, engine=engine)
+                merged = write_model(job, files, into, self._progress, self._work, engine=engine)
             except InTheWay as e:
                 delete_unbound(store, seen, agreed, e.name)
+        written = {prefix + file.path for file in merged.files}
+        for name in [e.name for e in store.names(prefix) if e.name not in written]:
+            delete_unbound(store, seen, agreed, name)
         record = ModelRecord(
-            run=source.run,
-            checkpoint=source.checkpoint,
-            location=source.location,
+            run=seen.run,
+            checkpoint=seen.checkpoint,
+            location=seen.location,
             n=agreed.n,
-            manifests=agreed.manifests,
-            options={
-                "dtype": agreed.dtype,
-                "max_shard_size": str(agreed.max_shard_size),
-                "source": job.source,
-                "allow_code": str(agreed.allow_code).lower(),
-                "config": agreed.config,
-                _DECIDED_BY: next((name for name, _ in job.beside if name in _CONFIGURATIONS), ""),
-                "format": str(FORMAT),
-            },
-            files=(*merged.files, *agreed.given),
+            manifests=manifests,
+            options=record_options,
+            files=merged.files,
             tensors=merged.tensors,
-            left_out=agreed.left_out,
+            left_out=job.left_out,
         )
-        check_holds(store, agreed, source)
-        for file in agreed.given:
-            if not has_same_bytes(store, prefix + file.path, file.size, file.digest):
-                raise Incomplete(
-                    f"{prefix}{file.path}: does not match the checksum in {agreed.name}", hint=AGAIN
-                )
+        check_latest(store, agreed)
         return self._record(record, record.files, merged.notes)
+
+    def _inputs(self, seen: LocationState) -> tuple[MergeOptions, list[_Origin]]:
+        """Return this head's options and origins.
+
+        Where a model record is damaged, its options, and files beside its model that are well; but
+        no code, which comes from the operator alone.
+        """
+        options, origins = self._options.merge, self._origins(seen)
+        inputs = finished_inputs(self._store, seen)
+        if inputs is None:
+            return options, origins
+        recorded = _options_of(seen, inputs.options)
+        if recorded.allow_code and not options.allow_code:
+            return options, origins
+        prefix = consolidated_prefix(seen.run, seen.location)
+        files: dict[str, dict[str, bytes]] = {}
+        for word in inputs.options.get("config", "").split():
+            name, _, origin = word.rpartition("=")
+            with suppress(NotFound, Corrupt):
+                data = read_all(self._store, prefix + name, MAX_BESIDE)
+                is_same = digest(data) == inputs.copied.get(name) and is_beside_weights(name)
+                if is_same and not model_files.has_code(name, data):
+                    files.setdefault(origin, {})[name] = data
+        stored = [_Origin(origin, MemoryFiles(its)) for origin, its in files.items()]
+        return recorded, [*stored, *origins]
 
     def repair(self, seen: LocationState, suspects: Collection[str]) -> WrittenModel | None:
         """Write those of ``suspects`` again that lack the recorded bytes; None if all are well.
@@ -265,17 +315,20 @@ class ModelBuilder:
         bad = {f.path: f for f in record.files if f.path in suspects and is_bad(f)}
         if not bad:
             return None
-        files, options = source_files(store, seen), _options_of(record)
+        files, options = (
+            source_files(store, seen),
+            _options_of(seen, record.options),
+        )
         origins = self._origins(seen)
         # Its own configuration, as far as it is well: another head may have had another at hand.
         beside = (f for f in record.files if is_beside_weights(f.path) and f.path not in bad)
         well = [f for f in beside if not is_bad(f)]
         own = StoreFiles(store, {f.path: (prefix + f.path, f.size) for f in well})
-        job = plan_merge(files, options, [Origin("", own), *origins])
+        job = _plan_merge(files, options, [_Origin("", own), *origins])
         if not record.options.get(_DECIDED_BY):
             # The model was merged without a configuration, which has come since: plan its
             # weights without it again, else tied tensors would be left out now.
-            plain = NamedFiles(files, files.sizes().keys() - _CONFIGURATIONS)
+            plain = _NamedFiles(files, files.sizes().keys() - _CONFIGURATIONS)
             job = replace(job, plans=prepare(plain, options, every=True).plans)
         done: set[str] = set()
 
@@ -321,13 +374,16 @@ class ModelBuilder:
         beside = {n for sizes in there for n in model_files.beside(sizes, adapter=is_adapter)}
         if not beside - bound:
             return None
-        files, options = source_files(store, seen), _options_of(record)
+        files, options = (
+            source_files(store, seen),
+            _options_of(seen, record.options),
+        )
         if is_adapter:
-            job = plan_merge(files, options, origins)
+            job = _plan_merge(files, options, origins)
         else:
             sources = [o.files for o in origins]
             dtypes = [t.dtype for t in record.tensors if t.file != model_files.VALUE_HEAD]
-            job = prepare_beside(files, options, sources, dtypes, code_from(origins))
+            job = prepare_beside(files, options, sources, dtypes, _code_from(origins))
         job = replace(job, beside=tuple(b for b in job.beside if b[0] not in bound))
         if not job.beside:
             return None
@@ -345,7 +401,7 @@ class ModelBuilder:
                     ),
                 )
             added.append(ModelFile(name, len(data), digest(data)))
-        origin = " ".join(f"{name}={origin.name}" for name, origin in files_from(job, origins))
+        origin = " ".join(f"{name}={origin.name}" for name, origin in _files_from(job, origins))
         further = replace(
             record,
             n=next_number(seen.records.model_records, seen.location, "model"),
@@ -367,7 +423,7 @@ class ModelBuilder:
         files, size = tuple(f.path for f in written), sum(f.size for f in written)
         return WrittenModel(record.run, record.location, name, files, size, notes)
 
-    def _origins(self, seen: LocationState) -> list[Origin]:
+    def _origins(self, seen: LocationState) -> list[_Origin]:
         """Return where files beside a model may come from, after the checkpoint itself.
 
         The run's final model; the operator's directory; the newest other checkpoint of the run that
@@ -379,7 +435,7 @@ class ModelBuilder:
         age = {s.location: at for at, s in enumerate(by_age(map(self._found.summary_of, there)))}
         there.sort(key=lambda s: age[s.location])
         origins = [
-            Origin(FINAL, source_files(self._store, s))
+            _Origin(FINAL, source_files(self._store, s))
             for s in [s for s in there if s.checkpoint == FINAL][-1:]
             if s.location != seen.location
         ]
@@ -387,22 +443,43 @@ class ModelBuilder:
         if directory := config_from.get(seen.run) or config_from.get(ANY_RUN):
             if directory not in self._directories:
                 self._directories[directory] = TopFiles(directory, follows_links=True)
-            origins.append(Origin(CONFIG_FROM, self._directories[directory]))
+            origins.append(_Origin(_CONFIG_FROM, self._directories[directory]))
         lenders, own = _lenders(seen), seen.model_record
         others = [s for s in there if s.checkpoint != FINAL and s.location != seen.location]
         others.sort(key=lambda s: s.location in lenders)
         for other in reversed(others) if own else ():
             has_files = other.model_record and any(map(is_beside_weights, other.present()))
             if own and has_files and other.model_record and is_same_model(own, other.model_record):
-                return [*origins, Origin(other.location, source_files(self._store, other))]
+                return [*origins, _Origin(other.location, source_files(self._store, other))]
         return origins
+
+
+def _plan_merge(files: Files, options: MergeOptions, origins: Sequence[_Origin]) -> MergeJob:
+    """Plan a merge with what these origins have, the first of them first; see `prepare`.
+
+    Of several adapters every one is in the model of a store.
+    """
+    config = [o.files for o in origins]
+    return prepare(files, options, config, code_from=_code_from(origins), every=True)
+
+
+def _code_from(origins: Sequence[_Origin]) -> Files | None:
+    """Return the only source that code may come from: the operator's directory."""
+    return next((o.files for o in reversed(origins) if o.name == _CONFIG_FROM), None)
+
+
+def _files_from(job: MergeJob, origins: Sequence[_Origin]) -> list[tuple[str, _Origin]]:
+    """Return the files beside the weights that are not the checkpoint's own."""
+    return [
+        (name, origin) for name, files in job.beside for origin in origins if origin.files is files
+    ]
 
 
 def _lenders(seen: LocationState) -> set[str]:
     """Return the locations from which the model's config files were copied."""
     config = seen.model_record.options.get("config", "") if seen.model_record else ""
     origins = {word.partition("=")[2] for word in config.split()}
-    return origins - {FINAL, CONFIG_FROM}
+    return origins - {FINAL, _CONFIG_FROM}
 
 
 def _model_record(seen: LocationState) -> ModelRecord:
@@ -410,12 +487,12 @@ def _model_record(seen: LocationState) -> ModelRecord:
     return seen.model_record
 
 
-def _options_of(record: ModelRecord) -> MergeOptions:
-    is_allowed = record.options.get("allow_code") == "true"
+def _options_of(seen: LocationState, options: Mapping[str, str]) -> MergeOptions:
+    is_allowed = options.get("allow_code") == "true"
     try:
-        dtype, size = check_dtype(record.options["dtype"]), int(record.options["max_shard_size"])
-        return MergeOptions(dtype, size, record.options["source"], is_allowed)
+        dtype, size = check_dtype(options["dtype"]), int(options["max_shard_size"])
+        return MergeOptions(dtype, size, options["source"], is_allowed)
     except (KeyError, ValueError) as e:
         raise Corrupt(
-            f"{record.run}/{record.location}: its model record has no usable options: {e}"
+            f"{seen.run}/{seen.location}: its model record has no usable options: {e}"
         ) from e

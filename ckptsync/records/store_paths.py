@@ -8,7 +8,7 @@ In <run>/.ckptsync/checkpoint-500/:
 
     manifest-<node>-<n>-<digest>.json
     model-<n>-…, report-<n>-…, tombstone-<n>-…, keep-<n>-…, join-<n>-…
-    agreement-<n>.json   what heads have agreed to make of it
+    agreement-<n>.json   of what a head makes its model, before it begins
     files/<node>/<path>  a node's file whose plain name had other bytes
     sending/<node>       not empty while that node sends files of that checkpoint's name
 """

@@ -1,15 +1,17 @@
-"""Kill heads at every write and at any moment, two of other options at work at once, and see that
-all converges.
+"""Kill heads at every write and at any moment, start them again with the same and with other
+options, and see that all converges.
 
     python -m tests.campaigns.head_kill --moments 200 --seed 1
 
 Three parts.  Calls: one order of a head's, in its child process, is killed at the nth system call
-that changes a file, for every n; then the other head, whose options and configuration differ, ends
-what it began.  Moments: two heads consolidate and verify what keeps arriving, and one of them, or a
-child of its, is killed at a random moment, again and again.  Damage: models lose bytes or files
-while heads are killed.  All the while somebody looks: no model record may ever bind bytes that
-differ. In the end every location is VERIFIED, and its model is what one of the two heads would have
-made alone.
+that changes a file, for every n.  Then the same head ends what it began; or one with other options
+and configuration is refused while the model is young, and makes its own once that is old.  Pairs:
+two heads at once; of one configuration both succeed, of two one wins and the other says so.
+Moments: two heads consolidate and verify what keeps arriving, while models lose bytes or files, and
+one of the heads, or a child of its, is killed at a random moment, again and again.  In a directory,
+a head may come back with other options, and models grow old at once, also those that a living head
+writes.  All the while somebody looks: no model record may ever bind bytes that differ.  In the end
+every location is VERIFIED, and its model is what one of the two heads would have made alone.
 """
 
 from __future__ import annotations
@@ -25,17 +27,24 @@ import sys
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+import yaml
 
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.digest import digest
 from ckptsync.errors import NotFound
+from ckptsync.head.agreement import IDLE
 from ckptsync.head.consolidate import HeadOptions, consolidate_location
 from ckptsync.head.schedule import Job
 from ckptsync.merge.plan import MergeOptions
 from ckptsync.records.io import decode
 from ckptsync.records.model_record import ModelRecord
-from ckptsync.records.store_paths import consolidated_prefix, parse_record_name
+from ckptsync.records.store_paths import (
+    consolidated_prefix,
+    parse_record_name,
+)
 from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store, open_store
@@ -48,6 +57,8 @@ from tests.support.waiting import until
 from tests.support.worker_in_process import push_now
 
 PATIENCE = 300.0  # seconds, on a busy machine, until all is VERIFIED once nobody is killed any more
+PAIRS = 6  # times that two heads begin at once, with one configuration and with two
+REFUSED = "another head, with other options"
 ModelRecords = Mapping[str, str]
 
 
@@ -93,25 +104,28 @@ class Heads:
             "a": HeadOptions(MergeOptions("fp32", 30_000), {"*": str(ROOT / "base")}),
             "b": HeadOptions(MergeOptions("bf16"), {"*": str(other)}),
         }
+        self._heads = {
+            name: {
+                "every": "1s",
+                "dtype": its.merge.dtype,
+                "max_shard_size": its.merge.max_shard_size,
+                "config_from": dict(its.config_from),
+            }
+            for name, its in self.merges.items()
+        }
         store = {"url": url, "options": dict(options)}
         verify = {"level": "parse", "period": "40s", "tick": "1s"}
         self.services = {
             name: Service(
-                home,
-                name,
-                "head",
-                "verifier",
-                store=store,
-                verify=verify,
-                head={
-                    "every": "1s",
-                    "dtype": its.merge.dtype,
-                    "max_shard_size": its.merge.max_shard_size,
-                    "config_from": dict(its.config_from),
-                },
+                home, name, "head", "verifier", store=store, verify=verify, head=self._heads[name]
             )
-            for name, its in self.merges.items()
+            for name in self.merges
         }
+
+    def configure(self, service: Service, options: str) -> None:
+        """Give a service the options ``a`` or ``b`` for its next start."""
+        configuration = yaml.safe_load(service.config.read_text())
+        service.config.write_text(yaml.safe_dump(configuration | {"head": self._heads[options]}))
 
 
 def arrive(store: Store, run: str, kind: str, step: int, scratch: Path) -> None:
@@ -178,28 +192,59 @@ def differing(store: Store, apart: Collection[str] = ()) -> list[str]:
 def at_calls(home: Path, dice: random.Random, most: int) -> list[str]:
     """The child of head ``a`` dies at each call that changes a file.
 
-    Then that of head ``b`` comes.
+    Then it comes again; or that of head ``b`` does, now and when the model is old.
     """
     begun, deaths = time.monotonic(), 0
     heads = Heads(home, str(home / "store"), {})
     original = home / "original"
     arrive(create_store(str(original)), "run", "fsdp2", 4, home / "scratch")
-    wanted = expected("fsdp2", heads)
+    models = dict(zip("ab", expected("fsdp2", heads), strict=True))
     _copied(original, home / "store")
-    assert _ordered(heads, "a", traced(home / "trace")) == 0
+    assert _ordered(heads, "a", traced(home / "trace")) == ""
     count, traps = drawn(home / "trace", str(home / "store"), most, dice)
     for trap in traps:
-        store = _copied(original, home / "store")
-        deaths += _ordered(heads, "a", trap.before()) != 0
-        wrong = differing(store)
-        _ordered(heads, "b")
-        _ordered(heads, dice.choice("ab"))
-        consolidated = {("run", "checkpoint-4"): wanted}
-        wrong += [*differing(store), *_unfinished(store, consolidated, ("CONSOLIDATED",))]
-        if wrong:
-            return [f"killed at {trap}: {line}" for line in wrong]
+        for second in "ab":
+            store = _copied(original, home / "store")
+            deaths += _ordered(heads, "a", trap.before()) is None
+            wrong = differing(store)
+            is_made, has_begun = bool([*model_records(store)]), _has_begun(store)
+            said = _ordered(heads, second)
+            if second == "b" and has_begun and not is_made:
+                if REFUSED not in (said or ""):
+                    wrong.append(f"head b says {said!r}")
+                _grow_old(home / "store")
+                said = _ordered(heads, "b")
+            if said != "":
+                wrong.append(f"head {second} says {said!r}")
+            wanted = {("run", "checkpoint-4"): [models["a" if is_made else second]]}
+            wrong += [*differing(store), *_unfinished(store, wanted, ("CONSOLIDATED",))]
+            wrong += [] if is_made else _unnamed(store)
+            if wrong:
+                return [f"killed at {trap}, then {second}: {line}" for line in wrong]
     print(f"{deaths} deaths at {count} calls in {time.monotonic() - begun:.0f} s", flush=True)
-    return []
+    return _in_pairs(home, heads, original, models)
+
+
+def _in_pairs(
+    home: Path, heads: Heads, original: Path, models: Mapping[str, ModelRecords]
+) -> list[str]:
+    """Two children at once."""
+    refusals = 0
+    for pair in ("aa", "ab") * PAIRS:
+        store = _copied(original, home / "store")
+        with ThreadPoolExecutor() as pool:
+            said = [*pool.map(lambda name: _ordered(heads, name), pair)]
+        refused = [text for text in said if text]
+        refusals += len(refused)
+        wrong = [f"said {text!r}" for text in refused if pair == "aa" or REFUSED not in text]
+        winners = [name for name, text in zip(pair, said, strict=True) if text == ""]
+        wanted = {("run", "checkpoint-4"): [models[name] for name in winners]}
+        wrong += [*differing(store), *_unfinished(store, wanted, ("CONSOLIDATED",))]
+        wrong += _unnamed(store)
+        if wrong:
+            return [f"heads {pair} at once: {line}" for line in wrong]
+    print(f"{2 * PAIRS} pairs at once, {refusals} refusals", flush=True)
+    return [] if refusals else ["no head met one with other options"]
 
 
 def _copied(original: Path, to: Path) -> Store:
@@ -208,12 +253,40 @@ def _copied(original: Path, to: Path) -> Store:
     return open_store(str(to))
 
 
-def _ordered(heads: Heads, name: str, before: Sequence[str] = ()) -> int:
-    """Let a head's child consolidate the location; its exit status."""
-    null, job = subprocess.DEVNULL, Job("consolidate", "run", "checkpoint-4")
+def _ordered(heads: Heads, name: str, before: Sequence[str] = ()) -> str | None:
+    """Let a head's child consolidate the location; return its error, None if it was killed."""
+    job, null = Job("consolidate", "run", "checkpoint-4"), subprocess.DEVNULL
     command = [*before, *head_command(job, heads.services[name].config)]
-    with started(command, stdin=null, stdout=null, stderr=null, env=CLEAN) as process:
-        return process.wait(PATIENCE)
+    with started(command, stdin=null, stdout=subprocess.PIPE, stderr=null, env=CLEAN) as process:
+        lines = process.communicate(timeout=PATIENCE)[0].decode().splitlines()
+    result = json.loads(lines[-1]) if lines else {}
+    if "exit_code" not in result:  # only the last line of a whole run has it
+        return None
+    return "; ".join(
+        error["error"] for error in [*result.get("errors", ()), result] if "error" in error
+    )
+
+
+def _has_begun(store: Store) -> bool:
+    return any("/agreement-" in entry.name for entry in store.names("run/"))
+
+
+def _grow_old(store: Path) -> None:
+    """Have models be as if whoever writes them had stopped a while ago."""
+    for path in store.rglob("*"):
+        is_of_model = path.match("agreement-*.json") or "consolidated" in path.parts
+        if is_of_model and path.is_file():
+            with contextlib.suppress(FileNotFoundError):
+                at = time.time() - 2 * IDLE
+                os.utime(path, (at, at))
+
+
+def _unnamed(store: Store) -> list[str]:
+    """Files in the model's directory that its record does not name."""
+    named = {f.path for record, _ in model_records(store) for f in record.files}
+    prefix = consolidated_prefix("run", "checkpoint-4")
+    names = [entry.name for entry in store.names(prefix)]
+    return [f"{name}: in no model record" for name in names if name[len(prefix) :] not in named]
 
 
 class Moments:
@@ -224,6 +297,7 @@ class Moments:
         home.mkdir()
         url, options = new_store(kind, home)
         self._store = create_store(url, options)
+        self._directory = Path(url) if kind == "posix" else None
         self._heads = Heads(home / "heads", url, options)
         self._wanted: dict[tuple[str, str], list[ModelRecords]] = {}
         self._models = {name: expected(name, self._heads) for name in RUNS}
@@ -237,6 +311,7 @@ class Moments:
         looking = threading.Thread(target=self._look, daemon=True)
         looking.start()
         services = self._heads.services
+        self._heads.configure(services["b"], "a")
         for service in services.values():
             service.start()
         try:
@@ -247,9 +322,11 @@ class Moments:
                     self._arrive(n)
                 if n % 5 == 4:
                     self._damage()
+                if self._directory and n % 7 == 6:
+                    _grow_old(self._directory)
                 time.sleep(self._dice.uniform(0.0, 1.2))
                 self._kill(services[self._dice.choice("ab")])
-            self._wrong += [] if self._wrong else self._finished()
+            self._wrong += [] if self._wrong else self._finished(services)
         finally:
             self._over.set()
             looking.join()
@@ -297,14 +374,26 @@ class Moments:
         if not until(lambda: not any(map(is_alive, children)), 10):
             self._wrong.append(f"{head.name}: a child has outlived it")
             return
+        if self._directory:  # elsewhere nothing grows old in time
+            self._heads.configure(head, self._dice.choice("aab"))
         head.start()
 
     def _look(self) -> None:
         while not self._over.wait(0.2) and not self._wrong:
             self._wrong += differing(self._store, self._spoilt)
 
-    def _finished(self) -> list[str]:
-        """What was spoilt is found when its turn to be verified comes again, and made again."""
+    def _finished(self, services: Mapping[str, Service]) -> list[str]:
+        """What was spoilt is found when its turn to be verified comes again, and made again.
+
+        All heads get one configuration, as the error of a head with another one asks.
+        """
+        for service in services.values():
+            service.kill()
+            self._heads.configure(service, "a")
+        if self._directory:
+            _grow_old(self._directory)
+        for service in services.values():
+            service.start()
 
         def late() -> list[str]:
             unfinished = _unfinished(self._store, self._wanted, ("VERIFIED",))

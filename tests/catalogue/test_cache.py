@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -9,9 +10,10 @@ import pytest
 
 from ckptsync.catalogue import cached
 from ckptsync.catalogue.cached import Cache, cache_path, read_catalogue
+from ckptsync.catalogue.uncached import read_state
 from ckptsync.digest import digest
 from ckptsync.stores.memory import MemoryStore
-from tests.support.filled_stores import two_nodes
+from tests.support.filled_stores import put, two_nodes
 
 URL = "s3://bucket/store"
 
@@ -35,6 +37,7 @@ def cache() -> Cache:
 def loaded(url: str = URL) -> Cache:
     found = Cache.load(url)
     found.unpack()
+    found.runs = {name: run for name, run in found.runs.items() if run.checkpoints}
     return found
 
 
@@ -74,31 +77,41 @@ def test_a_piece_of_a_file_and_another_programs_are_empty_caches(
     assert loaded() == Cache()
 
 
-def test_units_of_another_shape_are_an_empty_cache() -> None:
-    body = msgspec.msgpack.encode(
-        cached._Content(
-            URL, {}, msgspec.Raw(msgspec.msgpack.encode([["run", "checkpoint-1", {"key": 1}]]))
-        )
-    )
-    cache_path(URL).parent.mkdir()
-    cache_path(URL).write_bytes(cached._HEAD + digest(body).encode() + body)
-    assert loaded() == Cache()
-
-
 @pytest.mark.parametrize(
-    "units",
+    "body",
     [
+        msgspec.msgpack.encode({"checkpoints": {"checkpoint-1": {"key": 1}}}),
         b"\xa1\xff",
         b"\x91" * 100_000 + b"\xc0",
-        b"\x91\x93\xa1\xff\xa1a\x80",
-        b"\xdd\xff\xff\xff\xff",
+        b"\x81\xa1\xff\xa1a",
+        b"\xdf\xff\xff\xff\xff",
     ],
+    ids=len,
 )
-def test_units_that_are_none_are_an_empty_cache(units: bytes) -> None:
-    for body in (msgspec.msgpack.encode(cached._Content(URL, {}, msgspec.Raw(units))), units):
+def test_a_run_of_another_shape_or_none_at_all_is_an_empty_cache(body: bytes) -> None:
+    for place in (cached._Place(len(cached._HEAD), len(body), digest(body)), None):
+        runs = {"run": place} if place else {}
+        index = msgspec.msgpack.encode(cached._Content(URL, runs)) if place else body
+        tail = digest(index).encode() + b"%016d" % len(index)
         cache_path(URL).parent.mkdir(exist_ok=True)
-        cache_path(URL).write_bytes(cached._HEAD + digest(body).encode() + body)
+        cache_path(URL).write_bytes(cached._HEAD + body + index + tail)
         assert loaded() == Cache()
+
+
+def test_of_one_run_only_that_run_is_decoded_and_the_others_stay_in_the_file(cache: Cache) -> None:
+    store = MemoryStore()
+    two_nodes(store)
+    [manifest, *_] = read_state(store).readable[0].manifests
+    put(store, replace(manifest.manifest, run="other"))
+    every = Cache()
+    read_catalogue(store, every)
+    every.save(URL)
+    one = Cache.load(URL)
+    assert [s.run for s in read_catalogue(store, one, "run").summaries] == ["run"]
+    assert one.runs.keys() == {"run"}
+    one.is_new = True
+    one.save(URL)
+    assert loaded() == every
 
 
 def test_a_home_that_cannot_be_written_costs_only_time(cache: Cache, home: Path) -> None:

@@ -191,7 +191,33 @@ def test_what_was_deleted_is_forgotten() -> None:
     read_catalogue(store, cache)
     for name in contents(store):
         store.delete(name)
-    assert (words(store, cache), cache.checkpoints, cache.is_new) == ([], {}, True)
+    assert (words(store, cache), cache.runs, cache.is_new) == ([], {}, True)
+
+
+def test_what_was_deleted_after_a_reading_that_failed_is_forgotten() -> None:
+    class Silent(MemoryStore):
+        is_silent = False
+
+        def read_into(self, name: str, start: int, out: memoryview) -> None:
+            if self.is_silent and "checkpoint-5" in name:
+                raise StoreError("no answer")
+            super().read_into(name, start, out)
+
+    store, cache = Silent(), Cache()
+    two_nodes(store)
+    two_nodes(store, "zero3", "checkpoint-5")
+    store.is_silent = True
+    with pytest.raises(StoreError):
+        read_catalogue(store, cache)
+    assert cache.runs["run"].checkpoints.keys() == {"checkpoint-4"}
+    store.is_silent = False
+    for name in contents(store):
+        store.delete(name)
+    two_nodes(store, location="checkpoint-6")
+    assert [s.location for s in read_catalogue(store, cache, "run").summaries] == ["checkpoint-6"]
+    for name in contents(store):
+        store.delete(name)
+    assert read_catalogue(store, cache, "run").summaries == ()
 
 
 def test_a_store_that_does_not_answer_is_an_error_and_what_was_known_stays_known() -> None:

@@ -1,10 +1,9 @@
-"""Two heads of other options and other configuration at hand: one model comes of it, and no model
-record ever binds bytes that differ.
+"""Heads of one configuration make one model together; a head of another configuration stops, or
+replaces what a dead head left.  No model record ever binds bytes that differ.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import time
@@ -17,18 +16,18 @@ import pytest
 
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.digest import digest
-from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
-from ckptsync.head.agreement import Agreement
+from ckptsync.errors import Incomplete
+from ckptsync.head.agreement import IDLE
 from ckptsync.head.consolidate import HeadOptions, consolidate_location
 from ckptsync.head.schedule import VerifyPolicy
-from ckptsync.merge.plan import FORMAT, MergeOptions
+from ckptsync.merge.plan import MergeOptions
 from ckptsync.records.io import decode
-from ckptsync.records.model_record import ModelFile, ModelRecord
+from ckptsync.records.model_record import ModelRecord
 from ckptsync.records.store_paths import parse_record_name
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store
 from ckptsync.stores.memory import MemoryStore
 from tests.support.crashing_store import Crash, Dying
-from tests.support.filled_stores import DEMO, contents, put, read, send, two_nodes
+from tests.support.filled_stores import DEMO, contents, read, send, two_nodes
 from tests.support.head_in_process import verify_next
 from tests.support.interleaving import raced
 
@@ -53,6 +52,11 @@ class Proven(MemoryStore):
     def delete(self, name: str) -> None:
         super().delete(name)
         check(self)
+
+
+def pass_time(store: MemoryStore) -> None:
+    """Whoever wrote by now is taken to be dead."""
+    store._clock = itertools.count(next(store._clock) + int(IDLE))
 
 
 def consolidated(store: Store) -> list[ModelRecord]:
@@ -89,72 +93,159 @@ def heading(options: HeadOptions) -> Callable[[Store], object]:
     return work
 
 
+def model_of(store: Store) -> dict[str, str]:
+    """What lies in the model's directory: name → digest."""
+    return {
+        name: its for name, its in contents(store).items() if name.startswith("run/consolidated/")
+    }
+
+
+def made_alone(options: HeadOptions) -> dict[str, str]:
+    store = MemoryStore()
+    two_nodes(store)
+    consolidate_location(store, *LOCATION, options)
+    return model_of(store)
+
+
 @pytest.mark.parametrize("is_exclusive", [True, False])
 @pytest.mark.parametrize("seed", range(16))
-def test_two_heads_at_once_make_one_model_in_every_order_of_their_steps(
-    seed: int, plain: HeadOptions, *, is_exclusive: bool
+def test_two_heads_of_one_configuration_make_one_model_in_every_order_of_their_steps(
+    seed: int, *, is_exclusive: bool
 ) -> None:
     store = Proven()
     two_nodes(store)
-    outcomes = raced(
-        seed, store, {"a": heading(SHARDED), "b": heading(plain)}, is_exclusive=is_exclusive
-    )
-    assert all(isinstance(o, tuple | CkptsyncError) for o in outcomes.values()), outcomes
-    for options in (SHARDED, plain, SHARDED):
-        consolidate_location(store, *LOCATION, options)
-    [seen] = read_state(store).readable
-    assert (seen.status, len({s.options["dtype"] for s in consolidated(store)})) == (
-        "CONSOLIDATED",
-        1,
-    )
-    assert not is_exclusive or [s.n for s in consolidated(store)].count(0) == 1, (
-        "of one agreement one model record comes"
-    )
+    heads = {"a": heading(SHARDED), "b": heading(SHARDED)}
+    outcomes = raced(seed, store, heads, is_exclusive=is_exclusive)
+    assert all(isinstance(outcome, tuple) for outcome in outcomes.values()), outcomes
+    assert model_of(store) == made_alone(SHARDED)
+    assert [record.n for record in consolidated(store)] == [0]
+    assert read_state(store).readable[0].status == "CONSOLIDATED"
 
 
-def test_whichever_write_a_head_dies_at_the_other_one_ends_what_it_began(
-    plain: HeadOptions,
+@pytest.mark.parametrize("seed", range(16))
+def test_of_two_heads_with_different_options_one_wins_and_the_other_says_so(
+    seed: int, plain: HeadOptions
 ) -> None:
+    store = Proven()
+    two_nodes(store)
+    heads = {"a": heading(SHARDED), "b": heading(plain)}
+    outcomes = raced(seed, store, heads, is_exclusive=True)
+    errors = {head: e for head, e in outcomes.items() if not isinstance(e, tuple)}
+    for error in errors.values():
+        assert isinstance(error, Incomplete)
+        assert f"{AGREEMENT}: another head, with other options" in str(error)
+        assert "give all heads one configuration" in str(error.hint)
+    assert len(errors) < 2
+    [record] = consolidated(store)
+    options = SHARDED if record.options["dtype"] == "fp32" else plain
+    assert not errors.keys() & {"a" if options is SHARDED else "b"}, "the winner has no error"
+    assert model_of(store) == made_alone(options)
+
+
+@pytest.mark.parametrize("seed", range(32))
+def test_where_no_name_can_be_created_exclusively_the_model_is_still_of_one_configuration(
+    seed: int, plain: HeadOptions
+) -> None:
+    store = Proven()
+    two_nodes(store)
+    heads = {"a": heading(SHARDED), "b": heading(plain)}
+    outcomes = raced(seed, store, heads, is_exclusive=False)
+    assert all(isinstance(o, tuple | Incomplete) for o in outcomes.values()), outcomes
+    pass_time(store)
+    consolidate_location(store, *LOCATION, plain)
+    [record] = consolidated(store)
+    options = SHARDED if record.options["dtype"] == "fp32" else plain
+    assert model_of(store).items() >= made_alone(options).items(), "the rest nothing binds"
+
+
+def test_whichever_write_a_head_dies_at_it_goes_on_and_writes_no_file_again() -> None:
     for lives in itertools.count():
         store = Proven()
         two_nodes(store)
         try:
             consolidate_location(Dying(store, lives), *LOCATION, SHARDED)
         except Crash:
-            consolidate_location(store, *LOCATION, plain)
-            began = AGREEMENT in contents(store) and json.loads(read(store, AGREEMENT))["dtype"]
-            assert [s.options["dtype"] for s in consolidated(store)] == [began]
-            assert read_state(store).readable[0].status == "CONSOLIDATED"
+            before = {entry.name: entry.mtime for entry in store.names("run/")}
+            consolidate_location(store, *LOCATION, SHARDED)
+            after = {entry.name: entry.mtime for entry in store.names("run/")}
+            assert after.items() >= before.items()
+            assert model_of(store) == made_alone(SHARDED)
+            assert [record.n for record in consolidated(store)] == [0]
         else:
             break
     assert lives > 3 * 8
 
 
-def test_the_one_that_died_first_of_two_is_no_harm_when_it_is_back(plain: HeadOptions) -> None:
-    for lives in itertools.count(0, 4):
-        store = Proven()
-        two_nodes(store)
-        try:
-            consolidate_location(Dying(store, lives), *LOCATION, SHARDED)
-        except Crash:
-            raced(lives, store, {"a": heading(SHARDED), "b": heading(plain)}, is_exclusive=True)
-            consolidate_location(store, *LOCATION, SHARDED)
-            assert read_state(store).readable[0].status == "CONSOLIDATED"
-        else:
-            break
-
-
-def test_a_manifest_that_comes_after_the_agreement_changes_nothing_of_the_weights(
+def test_whichever_write_a_head_dies_at_one_with_other_options_waits_and_makes_its_own_model(
     plain: HeadOptions,
 ) -> None:
-    store = Proven()
-    two_nodes(store)
-    with pytest.raises(Crash):
-        consolidate_location(Dying(store, 10), *LOCATION, plain)
-    late = read_state(store).readable[0].manifests[1].manifest
-    put(store, replace(late, n=1, files=(replace(late.files[0], path="README.md"),)))
-    consolidate_location(store, *LOCATION, SHARDED)
-    assert [len(s.manifests) for s in consolidated(store)] == [2]
+    for first, second in ((SHARDED, plain), (plain, SHARDED)):
+        for lives in itertools.count():
+            store = Proven()
+            two_nodes(store)
+            try:
+                consolidate_location(Dying(store, lives), *LOCATION, first)
+            except Crash:
+                has_begun = AGREEMENT in contents(store)
+                if has_begun and not consolidated(store):
+                    before = contents(store)
+                    with pytest.raises(Incomplete, match="another head, with other options"):
+                        consolidate_location(store, *LOCATION, second)
+                    assert model_of(store).items() <= before.items()
+                    pass_time(store)
+                is_made = bool(consolidated(store))
+                consolidate_location(store, *LOCATION, second)
+                if is_made:  # the second adds its configuration
+                    assert model_of(store).items() >= made_alone(first).items()
+                    continue
+                assert model_of(store) == made_alone(second)
+                assert [record.n for record in consolidated(store)] == [int(has_begun)]
+            else:
+                break
+        assert lives >= 3 * 4
+
+
+def test_a_head_that_was_overtaken_deletes_nothing_and_its_model_never_counts(
+    plain: HeadOptions,
+) -> None:
+    """It slept for long at each of its writes in turn, while another head made the model."""
+    for at in itertools.count(1):
+        store = Overtaken(at, plain)
+        two_nodes(store)
+        store.is_awake = True
+        error = None
+        try:
+            consolidate_location(store, *LOCATION, SHARDED)
+        except Incomplete as e:
+            error = e
+        if store.is_awake:
+            break
+        assert model_of(store).items() >= made_alone(plain).items()
+        assert len(model_of(store)) <= len(made_alone(plain)) + 1, "what it was writing"
+        [seen] = read_state(store).readable
+        assert (seen.status, seen.model_record_name) == ("CONSOLIDATED", store.winner)
+        assert error or store.is_recorded, "it slept before its record, which a higher number beats"
+    assert at > 4
+
+
+class Overtaken(MemoryStore):
+    """Before its ``at``-th new file another head comes, much later, and makes the model."""
+
+    def __init__(self, at: int, other: HeadOptions) -> None:
+        super().__init__()
+        self._at, self._other = at, other
+        self.is_awake = self.is_recorded = False
+        self.winner = ""
+
+    def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        if self.is_awake:
+            self._at -= 1
+            if not self._at:
+                self.is_awake, self.is_recorded = False, "/model-0-" in name
+                pass_time(self)
+                [made] = consolidate_location(self, *LOCATION, self._other)
+                self.winner = made.model_record
+        super().create(name, chunks, about)
 
 
 def test_bytes_in_the_way_that_nothing_binds_are_removed_and_bound_ones_never(
@@ -162,80 +253,39 @@ def test_bytes_in_the_way_that_nothing_binds_are_removed_and_bound_ones_never(
 ) -> None:
     store = Proven()
     two_nodes(store)
-    store.write("run/consolidated/checkpoint-4/model.safetensors", [b"of a head before agreements"])
+    for name in ("model.safetensors", "model-00001-of-00002.safetensors"):
+        store.write(BESIDE + name, [b"of a head before agreements"])
     consolidate_location(store, *LOCATION, plain)
-    assert read_state(store).readable[0].status == "CONSOLIDATED"
+    assert model_of(store) == made_alone(plain)
     before = contents(store)
     consolidate_location(store, *LOCATION, SHARDED)
     assert contents(store).items() >= before.items(), "configuration is added, and nothing changes"
 
 
-def test_an_agreement_of_an_older_program_is_followed_by_the_next_and_one_of_a_newer_is_refused(
-    plain: HeadOptions,
-) -> None:
-    for merge in (FORMAT - 1, FORMAT + 1):
-        store = Proven()
-        two_nodes(store)
-        with pytest.raises(Crash):
-            consolidate_location(Dying(store, 20), *LOCATION, SHARDED)
-        store.write(
-            AGREEMENT,
-            [read(store, AGREEMENT).replace(b'"merge":%d' % FORMAT, b'"merge":%d' % merge)],
-        )
-        if merge > FORMAT:
-            with pytest.raises(Unsupported, match="newer ckptsync"):
-                consolidate_location(store, *LOCATION, plain)
-        else:
-            consolidate_location(store, *LOCATION, plain)
-            assert [(s.n, s.options["dtype"]) for s in consolidated(store)] == [(1, "bf16")]
-
-
 @pytest.mark.parametrize(
-    "data", [b'{"run":"\xff"}', b"[" * 100_000, b" " * ((4 << 20) + 1), b""], ids=len
+    "data",
+    [
+        b'{"run":"\xff"}',
+        b"[" * 100_000,
+        b" " * ((4 << 20) + 1),
+        b"",
+        b'{"allow_code":false,"code":[],"config":"","dtype":"fp16","format":1,"given":[],"merge":9}',
+    ],
+    ids=len,
 )
-def test_an_agreement_that_cannot_be_read_is_followed_by_the_next(
+def test_an_agreement_of_other_bytes_or_of_an_older_program_is_followed_by_the_next_number(
     plain: HeadOptions, data: bytes
 ) -> None:
     store = Proven()
     two_nodes(store)
     store.write(AGREEMENT, [data])
     store.write(AGREEMENT.replace("-0.", "-00."), [data])  # no agreement at all
-    consolidate_location(store, *LOCATION, plain)
-    assert [s.n for s in consolidated(store)] == [1]
-
-
-def test_a_head_that_was_overtaken_before_the_first_weights_follows(plain: HeadOptions) -> None:
-    store = Overtaken(AGREEMENT)
-    two_nodes(store)
-    consolidate_location(store, *LOCATION, plain)
-    assert [s.n for s in consolidated(store)] == [1]
-
-
-def test_a_head_that_was_overtaken_while_it_merged_writes_no_model_record(
-    plain: HeadOptions,
-) -> None:
-    store = Overtaken(MODEL)
-    two_nodes(store)
-    with pytest.raises(Incomplete, match="another head has replaced"):
+    with pytest.raises(Incomplete, match="another head"):
         consolidate_location(store, *LOCATION, plain)
-    assert consolidated(store) == []
-    consolidate_location(store, *LOCATION, SHARDED)
+    pass_time(store)
+    consolidate_location(store, *LOCATION, plain)
     assert [s.n for s in consolidated(store)] == [1]
-
-
-class Overtaken(Proven):
-    """When a file gets its name, another head agrees on something else."""
-
-    def __init__(self, at: str) -> None:
-        super().__init__()
-        self._at = at
-
-    def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
-        super().create(name, chunks, about)
-        if name == self._at:
-            super().create(
-                AGREEMENT.replace("-0", "-1"), [read(self, AGREEMENT).replace(b'"n":0', b'"n":1')]
-            )
+    assert model_of(store) == made_alone(plain)
 
 
 def test_what_a_head_without_agreements_records_meanwhile_is_never_removed(
@@ -259,6 +309,19 @@ def test_what_a_head_without_agreements_records_meanwhile_is_never_removed(
     with pytest.raises(Incomplete, match="consolidated by another head"):
         consolidate_location(store, *LOCATION, plain)
     assert read_state(store).readable[0].status == "CONSOLIDATED"
+
+
+def test_a_damaged_model_record_is_made_again_as_it_was_whatever_the_options(
+    plain: HeadOptions,
+) -> None:
+    for options in (SHARDED, plain, HeadOptions()):
+        store = MemoryStore()
+        two_nodes(store)
+        [made] = consolidate_location(store, *LOCATION, SHARDED)
+        before = contents(store)
+        store.write(made.model_record, [b"{}"])
+        consolidate_location(store, *LOCATION, options)
+        assert contents(store) == before
 
 
 def test_two_heads_that_add_configuration_bind_the_one_that_lies_there(plain: HeadOptions) -> None:
@@ -316,18 +379,6 @@ def two_nodes_with(store: Store, tmp_path: Path, files: Mapping[str, bytes]) -> 
     send(store, DEMO / "fsdp2/node1/checkpoint-4", "node1")
 
 
-def plant(store: Store, files: Mapping[str, bytes], *, of: str = "given", **more: object) -> None:
-    """An agreement that gives these files, which lie there."""
-    [seen] = read_state(store).readable
-    for name, data in files.items():
-        with contextlib.suppress(Corrupt):  # no store takes such a name
-            store.write(BESIDE + name, [data])
-    described = tuple(ModelFile(name, len(data), digest(data)) for name, data in files.items())
-    names = tuple(k.name for k in seen.manifests)
-    planted = Agreement(*LOCATION, 0, names, "auto", 5_000_000_000, "dcp:pytorch_model_fsdp_0")
-    store.write(AGREEMENT, [replace(planted, **{of: described, **more}).encoded()])  # type: ignore[arg-type]
-
-
 def published(store: Store, options: HeadOptions) -> dict[str, bytes]:
     """What of the model is VERIFIED, once a head and a verifier have done what they do."""
     consolidate_location(store, *LOCATION, options)
@@ -337,81 +388,6 @@ def published(store: Store, options: HeadOptions) -> dict[str, bytes]:
     assert seen.model_record
     assert seen.status == "VERIFIED"
     return {file.path: read(store, BESIDE + file.path) for file in seen.model_record.files}
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *(
-            "model.safetensors",
-            "model.safetensors.index.json",
-            "trainer_state.json",
-            "adapter_config.json",
-            "modeling_evil.py",
-            "evil.py",
-        ),
-        *(
-            "../../checkpoint-4/config.json",
-            "a/config.json",
-            "./config.json",
-            "CONFIG.json",
-            "con\u0301fig.json",
-            "c\u03bfnfig.json",
-            "",
-        ),
-    ],
-)
-def test_an_agreement_gives_only_what_may_stand_beside_a_model(name: str) -> None:
-    store = MemoryStore()
-    two_nodes(store)
-    plant(store, {name: b'{"evil": 1}'})
-    made = published(store, HeadOptions())
-    assert made.keys() == {"model.safetensors"}
-    assert b"evil" not in made["model.safetensors"][:4096]
-
-
-def test_an_agreement_gives_no_file_twice_and_reads_none_elsewhere() -> None:
-    class Reading(MemoryStore):
-        def read_into(self, name: str, start: int, out: memoryview) -> None:
-            assert ".." not in name
-            super().read_into(name, start, out)
-
-    for name in ("tokenizer.json", "../../../elsewhere/checkpoint-4/config.json"):
-        store = Reading()
-        two_nodes(store)
-        plant(store, {name: b"{}"}, given=(ModelFile(name, 2, digest(b"{}")),) * 2)
-        assert published(store, HeadOptions()).keys() == {"model.safetensors"}
-
-
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "chat_template.jinja"])
-def test_an_agreement_never_replaces_what_the_checkpoint_has(tmp_path: Path, name: str) -> None:
-    store = MemoryStore()
-    two_nodes_with(store, tmp_path, {name: OWN})
-    plant(store, {name: b'{"evil": 1}'})
-    assert published(store, BASE)[name] == OWN
-
-
-@pytest.mark.parametrize("more", [{}, {"of": "code"}, {"allow_code": True}])
-def test_an_agreement_brings_no_code_that_the_head_would_not_bring_itself(
-    tmp_path: Path, more: dict[str, object]
-) -> None:
-    for files in (
-        {"config.json": EVIL, "modeling_evil.py": CODE},
-        {"config.json": EVIL},
-        {"modeling_evil.py": CODE},
-    ):
-        store = MemoryStore()
-        two_nodes(store)
-        plant(store, files, **more)  # type: ignore[arg-type]
-        assert published(store, HeadOptions()).keys() == {"model.safetensors"}
-    store = MemoryStore()
-    mine = copytree(DEMO / "base", tmp_path / "base")
-    (mine / "modeling_mine.py").write_bytes(b"mine")
-    two_nodes(store)
-    plant(store, {"modeling_mine.py": CODE}, **more)  # type: ignore[arg-type]
-    assert (
-        published(store, HeadOptions(config_from={"*": str(mine)}))["modeling_mine.py"] == b"mine"
-    )
 
 
 def test_what_lies_beside_a_model_is_never_taken_up() -> None:
@@ -437,23 +413,7 @@ def test_what_lies_beside_a_model_is_not_taken_up_later_either() -> None:
     assert json.loads(published(store, BASE)["config.json"])["model_type"] == "llama"
 
 
-@pytest.mark.parametrize("at", [AGREEMENT, MODEL])
-def test_a_given_file_that_is_replaced_after_it_was_agreed_on_is_never_published(at: str) -> None:
-    class Replacing(MemoryStore):
-        def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
-            super().create(name, chunks, about)
-            if name == at:
-                super().write(CONFIG, [read(self, CONFIG).replace(b"llama", b"evil!")])
-
-    store = Replacing()
-    two_nodes(store)
-    with pytest.raises(Incomplete, match="does not match the checksum in"):
-        consolidate_location(store, *LOCATION, BASE)
-    assert b"evil" in read(store, CONFIG)
-    assert json.loads(published(store, BASE)["config.json"])["model_type"] == "llama"
-
-
-def test_heads_of_one_configuration_follow_each_others_code_and_others_do_not(
+def test_heads_of_one_configuration_bring_its_code_whichever_write_one_dies_at(
     tmp_path: Path,
 ) -> None:
     mine = copytree(DEMO / "base", tmp_path / "base")
@@ -467,7 +427,6 @@ def test_heads_of_one_configuration_follow_each_others_code_and_others_do_not(
             try:
                 consolidate_location(Dying(store, lives), *LOCATION, coding)
             except Crash:
-                began = AGREEMENT in contents(store)
                 made = published(store, coding)
                 assert json.loads(made["config.json"])["auto_map"] == {
                     "AutoModelForCausalLM": "modeling_evil.Evil"
@@ -481,26 +440,23 @@ def test_heads_of_one_configuration_follow_each_others_code_and_others_do_not(
             two_nodes_with(other, tmp_path / f"{lives}{len(own)}o", own)
             with pytest.raises(Crash):
                 consolidate_location(Dying(other, lives), *LOCATION, coding)
-            assert not {"modeling_evil.py"} & published(other, BASE).keys()
-            assert [s.n for s in consolidated(other)] == [int(began)]
+            if not consolidated(other):
+                pass_time(other)
+                assert not {"modeling_evil.py"} & published(other, BASE).keys()
 
 
-def test_a_head_that_allows_no_code_does_not_follow_one_that_does_and_is_followed_by_it(
+def test_a_head_that_allows_no_code_makes_none_of_what_one_that_does_has_begun(
     tmp_path: Path,
 ) -> None:
     allowing = HeadOptions(MergeOptions(allow_code=True))
-    for first, second, numbers in ((allowing, HeadOptions(), [1]), (HeadOptions(), allowing, [0])):
-        store = Proven()
-        two_nodes_with(
-            store, tmp_path / str(numbers), {"config.json": EVIL, "modeling_evil.py": CODE}
-        )
-        with pytest.raises(Crash):
-            consolidate_location(Dying(store, 8), *LOCATION, first)
-        assert AGREEMENT in contents(store)
-        assert published(store, second).keys() == {"model.safetensors", "config.json"}
-        [model_record] = consolidated(store)
-        assert ([model_record.n], model_record.left_out, model_record.options["allow_code"]) == (
-            numbers,
-            ("config.json: auto_map", "modeling_evil.py"),
-            "false",
-        )
+    store = Proven()
+    files = {"config.json": EVIL, "modeling_evil.py": CODE}
+    two_nodes_with(store, tmp_path, files)
+    with pytest.raises(Crash):
+        consolidate_location(Dying(store, 8), *LOCATION, allowing)
+    assert AGREEMENT in contents(store)
+    pass_time(store)
+    assert published(store, HeadOptions()).keys() == {"model.safetensors", "config.json"}
+    [record] = consolidated(store)
+    assert record.left_out == ("config.json: auto_map", "modeling_evil.py")
+    assert record.options["allow_code"] == "false"
