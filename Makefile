@@ -63,7 +63,7 @@
 #
 # make bench            merges beside other tools (30 minutes, 60 GB at most; GIB=0.1 ROUNDS=2 for a look)
 # make bench-transfer   uploads and downloads beside s5cmd, rclone, boto3, s3fs, sftp, rsync (1 hour,
-#                       20 GB in WORK=/dev/shm; ONE=0.25 MANY=4 SMALL=200 SFTP=0.1 MERGE=0.1 ROUNDS=1)
+#                       20 GB in WORK=/dev/shm; ONE=0.25 MANY=4 SMALL=200 MIX=64 SFTP=0.1 MERGE=0.1 ROUNDS=1)
 # make bench-beside     what a training notices of a worker that uploads at its limit (10 minutes)
 # make bench-idle       what an idle worker costs, and how soon it uploads (10 minutes)
 # make bench-hook       what the hook adds to a training step (1 minute)
@@ -91,6 +91,7 @@ TRL ?=
 ONE ?= 4
 MANY ?= 64
 SMALL ?= 2000
+MIX ?= 256
 SFTP ?= 1
 MERGE ?= 2
 WORK ?= /dev/shm
@@ -155,7 +156,7 @@ bench: $(BENCH_VENV)/.installed bench-beside bench-idle bench-hook
 	mv docs/benchmarks.md.new docs/benchmarks.md
 
 bench-transfer: $(TRANSFER_VENV)/.installed $(BENCH_VENV)/.installed
-	$(TRANSFER_VENV)/bin/python -m benchmarks.transfer --one $(ONE) --many $(MANY) --small $(SMALL) --sftp $(SFTP) --merge $(MERGE) --generator $(BENCH_VENV)/bin/python --rounds $(ROUNDS) --work $(WORK) --tools '$(TOOLS)'
+	$(TRANSFER_VENV)/bin/python -m benchmarks.transfer --one $(ONE) --many $(MANY) --small $(SMALL) --mix $(MIX) --sftp $(SFTP) --merge $(MERGE) --generator $(BENCH_VENV)/bin/python --rounds $(ROUNDS) --work $(WORK) --tools '$(TOOLS)'
 	$(TRANSFER_VENV)/bin/python -m benchmarks.transfer_report build/bench/transfer.json > docs/benchmarks-transfer.md.new
 	mv docs/benchmarks-transfer.md.new docs/benchmarks-transfer.md
 
