@@ -5,6 +5,7 @@
 #                   (`make test` runs most scenarios on one of them only)
 # make exhaustive   the searches of which `make test` takes a sample, complete: every failing call of
 #                   a hook and a store, hostile pickles, lying servers; and the guides that train
+# make s3-versions  the S3 store with the oldest and the newest botocore that pyproject.toml allows
 # make lint         format, lint, import rules, types
 # make format       format the code
 # make clean        delete the environments
@@ -123,7 +124,7 @@ BIN := $(VENV)/bin
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test scenarios exhaustive lint format flips guides models bench bench-verify bench-transfer bench-beside bench-catalogue bench-head bench-idle bench-hook campaign campaign-trainers campaign-resume campaign-killed campaign-titan campaign-ray campaign-ray-train campaign-llamafactory campaign-trl campaign-hostile campaign-doctor damage fuzz crash-states kill-stores kill-heads kill-gc kill-pull nspawn clean
+.PHONY: demo test scenarios exhaustive s3-versions lint format flips guides models bench bench-verify bench-transfer bench-beside bench-catalogue bench-head bench-idle bench-hook campaign campaign-trainers campaign-resume campaign-killed campaign-titan campaign-ray campaign-ray-train campaign-llamafactory campaign-trl campaign-hostile campaign-doctor damage fuzz crash-states kill-stores kill-heads kill-gc kill-pull nspawn clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -137,6 +138,14 @@ scenarios: $(VENV)/.installed-test
 
 exhaustive: $(VENV)/.installed-test
 	CKPTSYNC_TEST_ALL=1 $(PYTEST) $$(grep -rlE 'tests.support.exhaustive|hypothesis' tests --include='test_*.py' --exclude-dir=scenarios) tests/scenarios
+
+s3-versions: $(VENV)/.installed-test
+	for version in ==1.36.0 '>=1.36,<1.45'; do \
+		rm -rf build/botocore; \
+		$(PIP) --target build/botocore "botocore$$version" || { echo "botocore$$version: left out, it cannot be installed here"; continue; }; \
+		PYTHONPATH=build/botocore $(BIN)/python -c 'import botocore; print("botocore", botocore.__version__)'; \
+		PYTHONPATH=build/botocore $(PYTEST) tests/stores/s3 || exit 1; \
+	done
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .
