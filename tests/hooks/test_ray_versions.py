@@ -29,8 +29,8 @@ def test_other_versions_of_ray_are_refused_with_what_works_instead(
     stand_ins = {name: ModuleType(name) for name in ("ray", "ray.exceptions")}
     vars(stand_ins["ray"])["__version__"] = version
     vars(stand_ins["ray.exceptions"])["RayTaskError"] = RuntimeError
-    for name, module in stand_ins.items():
-        monkeypatch.setitem(sys.modules, name, module)
+    for name, stand_in in stand_ins.items():
+        monkeypatch.setitem(sys.modules, name, stand_in)
     with pytest.raises(ConfigError, match=f"Ray {version} is not supported: .*{why}") as caught:
         vars(names)["__getattr__"]("CkptSyncRayCallback")
     assert "ray[train]>=2.51,<2.61" in caught.value.hint
