@@ -5,6 +5,7 @@
 #                   (`make test` runs most scenarios on one of them only)
 # make exhaustive   the searches of which `make test` takes a sample, complete: every failing call of
 #                   a hook and a store, hostile pickles, lying servers; and the guides that train
+# make s3-versions  the S3 store with the oldest and the newest botocore that pyproject.toml allows
 # make lint         format, lint, import rules, types
 # make format       format the code
 # make clean        delete the environments
@@ -62,7 +63,7 @@
 #
 # make bench            merges beside other tools (30 minutes, 60 GB at most; GIB=0.1 ROUNDS=2 for a look)
 # make bench-transfer   uploads and downloads beside s5cmd, rclone, boto3, s3fs, sftp, rsync (1 hour,
-#                       20 GB in WORK=/dev/shm; ONE=0.25 MANY=4 SMALL=200 SFTP=0.1 MERGE=0.1 ROUNDS=1)
+#                       20 GB in WORK=/dev/shm; ONE=0.25 MANY=4 SMALL=200 MIX=64 SFTP=0.1 MERGE=0.1 ROUNDS=1)
 # make bench-beside     what a training notices of a worker that uploads at its limit (10 minutes)
 # make bench-idle       what an idle worker costs, and how soon it uploads (10 minutes)
 # make bench-hook       what the hook adds to a training step (1 minute)
@@ -91,6 +92,7 @@ TRL ?=
 ONE ?= 4
 MANY ?= 64
 SMALL ?= 2000
+MIX ?= 256
 SFTP ?= 1
 MERGE ?= 2
 WORK ?= /dev/shm
@@ -122,7 +124,7 @@ BIN := $(VENV)/bin
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test scenarios exhaustive lint format flips guides bench bench-verify bench-transfer bench-beside bench-catalogue bench-head bench-idle bench-hook campaign campaign-trainers campaign-resume campaign-killed campaign-titan campaign-ray campaign-ray-train campaign-llamafactory campaign-trl campaign-hostile campaign-doctor damage fuzz crash-states kill-stores kill-heads kill-gc kill-pull nspawn clean
+.PHONY: demo test scenarios exhaustive s3-versions lint format flips guides bench bench-verify bench-transfer bench-beside bench-catalogue bench-head bench-idle bench-hook campaign campaign-trainers campaign-resume campaign-killed campaign-titan campaign-ray campaign-ray-train campaign-llamafactory campaign-trl campaign-hostile campaign-doctor damage fuzz crash-states kill-stores kill-heads kill-gc kill-pull nspawn clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -136,6 +138,14 @@ scenarios: $(VENV)/.installed-test
 
 exhaustive: $(VENV)/.installed-test
 	CKPTSYNC_TEST_ALL=1 $(PYTEST) $$(grep -rlE 'tests.support.exhaustive|hypothesis' tests --include='test_*.py' --exclude-dir=scenarios) tests/scenarios
+
+s3-versions: $(VENV)/.installed-test
+	for version in ==1.36.0 '>=1.36,<1.45'; do \
+		rm -rf build/botocore; \
+		$(PIP) --target build/botocore "botocore$$version" || { echo "botocore$$version: left out, it cannot be installed here"; continue; }; \
+		PYTHONPATH=build/botocore $(BIN)/python -c 'import botocore; print("botocore", botocore.__version__)'; \
+		PYTHONPATH=build/botocore $(PYTEST) tests/stores/s3 || exit 1; \
+	done
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .
@@ -155,7 +165,7 @@ bench: $(BENCH_VENV)/.installed bench-beside bench-idle bench-hook
 	mv docs/benchmarks.md.new docs/benchmarks.md
 
 bench-transfer: $(TRANSFER_VENV)/.installed $(BENCH_VENV)/.installed
-	$(TRANSFER_VENV)/bin/python -m benchmarks.transfer --one $(ONE) --many $(MANY) --small $(SMALL) --sftp $(SFTP) --merge $(MERGE) --generator $(BENCH_VENV)/bin/python --rounds $(ROUNDS) --work $(WORK) --tools '$(TOOLS)'
+	$(TRANSFER_VENV)/bin/python -m benchmarks.transfer --one $(ONE) --many $(MANY) --small $(SMALL) --mix $(MIX) --sftp $(SFTP) --merge $(MERGE) --generator $(BENCH_VENV)/bin/python --rounds $(ROUNDS) --work $(WORK) --tools '$(TOOLS)'
 	$(TRANSFER_VENV)/bin/python -m benchmarks.transfer_report build/bench/transfer.json > docs/benchmarks-transfer.md.new
 	mv docs/benchmarks-transfer.md.new docs/benchmarks-transfer.md
 

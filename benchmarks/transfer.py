@@ -53,7 +53,7 @@ def main() -> None:
     settings = {
         key: value
         for key, value in vars(args).items()
-        if key in ("one", "many", "small", "sftp", "merge", "rounds", "tools")
+        if key in ("one", "many", "small", "mix", "sftp", "merge", "rounds", "tools")
     }
     args.json.parent.mkdir(parents=True, exist_ok=True)
     results = []
@@ -87,6 +87,9 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--one", type=float, default=0.5, help="GiB of the one large file")
     parser.add_argument("--many", type=int, default=8, help="files of 64 MiB")
     parser.add_argument("--small", type=int, default=500, help="files of 4 to 64 KiB")
+    parser.add_argument(
+        "--mix", type=int, default=64, help="MiB of each of a checkpoint's 8 large files"
+    )
     parser.add_argument("--sftp", type=float, default=0.25, help="GiB of the large file over SFTP")
     parser.add_argument(
         "--merge", type=float, default=0.0, help="GiB of float32 weights of the merge"
@@ -125,10 +128,14 @@ def _arguments() -> argparse.ArgumentParser:
 def _cases(args: argparse.Namespace) -> Iterator[Case]:
     draw = Random(1)  # noqa: S311 - sizes, not secrets
     small = tuple(draw.randrange(4 << 10, 64 << 10) for _ in range(args.small))
+    mix = (*(args.mix * MIB,) * 8, *(draw.randrange(4 << 10, 64 << 10) for _ in range(24)))
+    checkpoint = f"a checkpoint (8 files of {args.mix} MiB, 24 of 4 to 64 KiB)"
     cases = (
+        Case(f"S3, {checkpoint}", "s3", mix if args.mix else ()),
         Case(f"S3, 1 file of {args.one:g} GiB", "s3", (int(args.one * 2**30),)),
         Case(f"S3, {args.many} files of 64 MiB", "s3", (64 * MIB,) * args.many),
         Case(f"S3, {args.small:,} files of 4 to 64 KiB", "s3", small),
+        Case(f"SFTP, {checkpoint}", "sftp", mix if args.mix else ()),
         Case(f"SFTP, 1 file of {args.sftp:g} GiB", "sftp", (int(args.sftp * 2**30),)),
         Case(f"SFTP, {args.small:,} files of 4 to 64 KiB", "sftp", small),
     )

@@ -2,7 +2,8 @@
 
 It uses Ray's DeveloperAPI, ``ray.train.v2._internal.execution.callback``.  Ray calls callbacks of
 ``RunConfig`` that are no ``UserCallback`` as its own (``data_parallel_trainer.py``), and those of
-``RAY_TRAIN_CALLBACKS`` before its own. Read and tried in Ray 2.60.
+``RAY_TRAIN_CALLBACKS`` before its own. Ray's public ``UserCallback`` is not called before and after
+training, so the versions are bounded: read and tried in Ray 2.51, 2.54 and 2.60.
 """
 
 from __future__ import annotations
@@ -18,14 +19,28 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayTaskError
-from ray.train.v2._internal.constants import is_v2_enabled
-from ray.train.v2._internal.execution import callback as _callback
 
 from ckptsync.doctor.checks import compare
 from ckptsync.errors import ConfigError
 from ckptsync.hooks import autoload
 from ckptsync.hooks.pin_checkpoint import COPY_THREAD
 from ckptsync.stores.urls import Remote, located
+
+_BEFORE = (2, 61)  # the first version of Ray whose internals nobody has read
+
+try:
+    if tuple(map(int, ray.__version__.split(".")[:2])) >= _BEFORE:
+        raise ImportError("its internals have not been tried")  # noqa: TRY301
+    from ray.train.v2._internal.constants import is_v2_enabled
+    from ray.train.v2._internal.execution import callback as _callback
+except ImportError as e:
+    raise ConfigError(
+        f"CkptSyncRayCallback: Ray {ray.__version__} is not supported: {e}",
+        hint=(
+            "install 'ray[train]>=2.51,<2.61', or name ckptsync.hooks.ray.setup_worker as"
+            " worker_process_setup_hook"
+        ),
+    ) from e
 
 _log = logging.getLogger("ckptsync.hook")
 _LEVELS = ("fail", "warn", "off")

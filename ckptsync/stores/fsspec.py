@@ -1,16 +1,17 @@
-"""A store at any URL that fsspec knows: ``gs://``, ``az://``, ``webdav://``, ``smb://``, …
+"""A store at any URL that fsspec knows: ``gs://``, ``az://``, ``smb://``, …
 
-What fsspec offers is what can be promised: a write is whole or not at all, but one that was killed
+Every scheme gets the contract's minimum: a write is whole or not at all, but one that was killed
 begins again, and `create` looks before it writes, which another writer may do at the same moment.
 Listings are never taken from fsspec's caches.
 
-How a file gets its name in one step depends on the back end:
+How a file gets its name in one step:
 
 - Google's and Azure's objects appear when the file is closed (read in gcsfs 2026.10 and adlfs
   2026.8: a resumable upload is finalised, a block list committed).
 - Elsewhere the bytes go to a temporary name, which is then moved.
 - Where moving is fsspec's own, which copies and deletes, half a copy could be seen: there nothing
-  is written, unless the server copies objects whole.
+  is written, unless the server copies objects whole. Schemes that cannot keep the minimum for
+  another reason are refused by name (`_REFUSED`).
 """
 
 from __future__ import annotations
@@ -19,12 +20,9 @@ import contextlib
 import errno
 import logging
 import secrets
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime, timezone
 from difflib import get_close_matches
-from email.utils import parsedate_to_datetime
-from functools import partial
 from typing import Any, TypeVar
 
 from ckptsync.errors import (
@@ -35,6 +33,7 @@ from ckptsync.errors import (
     NotFound,
     StoreError,
     Transient,
+    Unsupported,
 )
 from ckptsync.safe_names import RECORDS, checked_path
 from ckptsync.stores import progress_signs
@@ -55,11 +54,14 @@ T = TypeVar("T")
 NOTE = "nothing is continued in a store of this kind: a write that was interrupted begins again"
 _UNFINISHED = f"{RECORDS}/unfinished/"
 _BLOCK = 8 << 20
-_PER_THREAD = frozenset({"ftp"})  # one connection, which threads may not share
 _ON_CLOSE = frozenset({"gs", "gcs", "az", "abfs", "abfss"})
-_DAV = frozenset({"webdav", "dav"})
 # stores of objects, and a dictionary
 _WHOLE_COPIES = frozenset({"memory", "oss", "oci", "tos", "tosfs"})
+_REFUSED = {
+    "dir": "it does not say which file system it is on",
+    "ftp": "its one connection cannot be shared by threads",
+    **dict.fromkeys(("webdav", "dav"), "fsspec's client copies a file to move it"),
+}
 
 log = logging.getLogger(__name__)
 
@@ -77,10 +79,9 @@ class GenericStore:
         self, remote: Remote, options: Mapping[str, Any] | None = None, limits: Limits | None = None
     ) -> None:
         self.url = remote.url
-        self._remote, self._options = remote, dict(options or {})
+        self._scheme = remote.scheme
         self._pace = (limits or Limits()).pace
-        self._own = threading.local()
-        self._shared, self._root = _opened(remote, self._options)
+        self._fs, self._root = _opened(remote, options or {})
         self._has_warned = False
 
     def names(self, prefix: str) -> Iterator[Entry]:
@@ -140,8 +141,7 @@ class GenericStore:
 
     def delete(self, name: str) -> None:
         try:
-            # raises NotFound of a directory, which WebDAV would delete with all that is in it
-            self.size(name)
+            self.size(name)  # raises NotFound of a directory
             path = self._path(name)
             self._call(name, lambda fs: fs.rm_file(path))
         except NotFound:
@@ -168,10 +168,9 @@ class GenericStore:
             self._has_warned = True
             log.warning("%s: %s", self.url, NOTE)
         pieces = _Pieces(limit(check_size(chunks, about), self._pace))
-        is_on_close = self._remote.scheme in _ON_CLOSE
-        publish = self._close_to_publish if is_on_close else self._move_to_publish
+        publish = self._close_to_publish if self._scheme in _ON_CLOSE else self._move_to_publish
         try:
-            publish(self._fs(), name, pieces, replaces=replaces)
+            publish(self._fs, name, pieces, replaces=replaces)
         except Exception as e:
             # what the source raised is no error of the store, however the file system tells it
             if pieces.error and pieces.error is not e:
@@ -208,15 +207,7 @@ class GenericStore:
         """Write to a temporary name, which is never listed, and move that."""
         path = self._path(name)
         part = f"{self._root}/{_UNFINISHED}{secrets.token_hex(8)}.part"
-        if self._remote.scheme in _DAV:
-            # webdav4's file for writing keeps all bytes on a local disk, and its `mv` copies
-            fill = partial(
-                fs.client.upload_fileobj, pieces, part, overwrite=True, chunk_size=1 << 20
-            )
-            move = partial(fs.client.move, part, path, overwrite=replaces)
-        elif self._remote.scheme in _WHOLE_COPIES or _has_own_move(fs):
-            fill, move = partial(_fill, fs, part, pieces), partial(fs.mv, part, path)
-        else:
+        if self._scheme not in _WHOLE_COPIES and not _has_own_move(fs):
             raise StoreError(
                 f"{path}: this kind of store cannot write a file atomically, so ckptsync does not"
                 " write to it",
@@ -224,19 +215,18 @@ class GenericStore:
             )
         fs.makedirs(part.rpartition("/")[0], exist_ok=True)
         try:
-            fill()
+            _fill(fs, part, pieces)
             if not replaces:
                 self._check_free(name)
             fs.makedirs(path.rpartition("/")[0] or "/", exist_ok=True)
             try:
-                move()
+                fs.mv(part, path)
             except Exception:
-                # HDFS and SMB refuse a taken name: the old file goes first, as WebDAV's servers
-                # have it go (RFC 4918, 9.9.3)
+                # some servers refuse a taken name: then the old file goes first
                 if not (replaces and fs.isfile(path) and fs.isfile(part)):
                     raise
                 fs.rm_file(path)
-                move()
+                fs.mv(part, path)
         except BaseException:
             # the first error is the one to tell; what is left is never listed
             with contextlib.suppress(Exception):
@@ -258,23 +248,16 @@ class GenericStore:
 
     def _call(self, name: str, ask: Callable[[Any], T]) -> T:
         try:
-            return ask(self._fs())
+            return ask(self._fs)
         except Exception as e:
             raise error_for(f"{self.url}/{name}" if name != self.url else name, e) from e
-
-    def _fs(self) -> Any:
-        if self._remote.scheme not in _PER_THREAD:
-            return self._shared
-        if not hasattr(self._own, "fs"):
-            self._own.fs, _ = _opened(self._remote, self._options)
-        return self._own.fs
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root or "/"
 
 
 class _Pieces:
-    """The pieces of a file from front to back, to be iterated over or read.
+    """The pieces of a file from front to back.
 
     ``size``: bytes so far.  ``error``: what their source raised.
     """
@@ -298,10 +281,6 @@ class _Pieces:
         progress_signs.count_sent(len(piece))
         return piece
 
-    def read(self, _: int) -> bytes:
-        """Return the next piece, of whatever length; nothing at the end."""
-        return bytes(next(self, b""))
-
 
 def _fill(fs: Any, path: str, pieces: Iterable[memoryview]) -> None:
     file = fs.open(path, "wb", block_size=_BLOCK)
@@ -320,8 +299,6 @@ def _has_own_move(fs: Any) -> bool:
     from fsspec import AbstractFileSystem  # noqa: PLC0415
     from fsspec.asyn import AsyncFileSystem  # noqa: PLC0415
 
-    while type(fs).__name__ == "DirFileSystem":
-        fs = fs.fs
     return type(fs).mv not in (AbstractFileSystem.mv, AsyncFileSystem.mv)
 
 
@@ -341,6 +318,11 @@ def _plain(info: Mapping[str, Any], root: str) -> str:
 
 def _opened(remote: Remote, options: Mapping[str, Any]) -> tuple[Any, str]:
     """The file system, and the path in it that the URL means."""
+    if why := _REFUSED.get(remote.scheme):
+        raise Unsupported(
+            f"{remote.url}: {remote.scheme}:// stores are not supported: {why}",
+            hint="mount it and name the path, or use s3:// or sftp://",
+        )
     cls = _class_of(remote)
     try:
         fs = cls(
@@ -387,8 +369,7 @@ def _class_of(remote: Remote) -> Any:
         raise ConfigError(
             f"{remote.url}: stores of kind {remote.scheme}:// are not known",
             hint=(
-                f"{guess}a store is a path, {ours}, or what fsspec knows (gs://, az://,"
-                " hf://, webdav:// …)"
+                f"{guess}a store is a path, {ours}, or what fsspec knows (gs://, az://, smb:// …)"
             ),
         ) from e
     except ImportError as e:
@@ -399,25 +380,10 @@ def _class_of(remote: Remote) -> Any:
         ) from e
 
 
-# of httpx, aiohttp, requests, Azure's and Google's clients, webdav4
+# of aiohttp, Google's and Azure's clients
 _PASSING = frozenset(
-    {
-        "TransportError",
-        "TimeoutException",
-        "ClientConnectionError",
-        "ServerTimeoutError",
-        "ServiceRequestError",
-        "ServiceResponseError",
-        "ConnectionError",
-        "Timeout",
-        "ChunkedEncodingError",
-        "RetryError",
-        "BadGatewayError",
-        "ResourceLocked",
-        "FSTimeoutError",
-    }
+    {"ClientConnectionError", "TransportError", "ServiceRequestError", "ServiceResponseError"}
 )
-_ABSENT = frozenset({"ResourceNotFound", "ResourceNotFoundError", "NoSuchKey"})
 # errno of what does not pass; a server's disk that fails for us (EIO) may answer again
 _FINAL = {errno.EINVAL, errno.ENOTEMPTY, *HINTS} - {errno.EIO} - PASSING
 _DENIED = (
@@ -439,11 +405,9 @@ def error_for(where: str, e: Exception) -> StoreError:
     if (
         isinstance(e, (FileNotFoundError, NotADirectoryError, IsADirectoryError))
         or status == 404
-        or names & _ABSENT
+        or "ResourceNotFoundError" in names  # Azure's
     ):
         return NotFound(f"{where}: not found")
-    if "ResourceAlreadyExists" in names:  # webdav4's, where nothing may be replaced
-        return Exists(f"{where}: already there")
     if isinstance(e, FileExistsError):
         return StoreError(
             f"{where}: a file stands where a directory should be, or a directory where a file"
@@ -451,7 +415,7 @@ def error_for(where: str, e: Exception) -> StoreError:
         )
     if isinstance(e, PermissionError) or status in (401, 403):
         return StoreError(f"{where}: permission denied", hint=_DENIED)
-    if status == 507 or "InsufficientStorage" in names:
+    if status == 507:
         return StoreError(f"{where}: no room", hint=HINTS[errno.ENOSPC])
     if isinstance(e, NotImplementedError):
         return StoreError(
@@ -467,39 +431,20 @@ def error_for(where: str, e: Exception) -> StoreError:
     return StoreError(f"{where}: {what}" + (f" (HTTP {status})" if status else ""))
 
 
-_KEYS = (
-    "mtime",
-    "LastModified",
-    "last_modified",
-    "updated",
-    "modified",
-    "modify",
-    "timeModified",
-    "modificationTime",
-    "created",
-)
-_STAMP = "%Y%m%d%H%M%S"  # RFC 3659, section 2.3: what an FTP server says
+_KEYS = ("mtime", "LastModified", "last_modified", "updated", "modified", "created")
 
 
 def mtime_of(info: Mapping[str, Any]) -> float:
     """Return seconds on the server's clock; 0 where nothing is said, or nothing that is a time."""
-    key = next((key for key in _KEYS if info.get(key) is not None), "")
-    if not key:
-        return 0.0
-    value = info[key]
+    value = next((info[key] for key in _KEYS if info.get(key) is not None), None)
     if isinstance(value, (int, float)):
-        # WebHDFS counts milliseconds
-        return float(value) / (1000 if key == "modificationTime" else 1)
-    text = str(value)
-    ways: tuple[Callable[[], datetime], ...] = (
-        lambda: value if isinstance(value, datetime) else datetime.strptime(text[:14], _STAMP),  # noqa: DTZ007
-        lambda: datetime.fromisoformat(text.replace("Z", "+00:00")),
-        lambda: parsedate_to_datetime(text),
-    )
-    for way in ways:
-        try:
-            when = way()
-        except (ValueError, TypeError):
-            continue
-        return (when if when.tzinfo else when.replace(tzinfo=timezone.utc)).timestamp()
-    return 0.0
+        return float(value)
+    try:
+        when = (
+            value
+            if isinstance(value, datetime)
+            else datetime.fromisoformat(str(value).replace("Z", "+00:00"))
+        )
+    except ValueError:
+        return 0.0
+    return (when if when.tzinfo else when.replace(tzinfo=timezone.utc)).timestamp()

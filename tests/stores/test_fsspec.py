@@ -13,12 +13,19 @@ from pathlib import Path
 
 import pytest
 
-from ckptsync.errors import ConfigError, Corrupt, Exists, NotFound, StoreError, Transient
+from ckptsync.errors import (
+    ConfigError,
+    Corrupt,
+    Exists,
+    NotFound,
+    StoreError,
+    Transient,
+    Unsupported,
+)
 from ckptsync.stores.contract import About, Chunk, Store, read_all
 from ckptsync.stores.fsspec import NOTE, GenericStore, error_for, mtime_of
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.opening import create_store, open_store
-from ckptsync.stores.retry import Persistence, Retrying
 from ckptsync.stores.urls import Remote, located
 from tests.support.rate_limits import Counted
 from tests.support.store_contract import StoreContract, dies_after, names
@@ -70,7 +77,7 @@ class TestMemory(NotExclusive):
 
 
 class TestLocal(NotExclusive):
-    """fsspec's own local file system, which moves files to their names as SMB and HDFS do."""
+    """fsspec's own local file system, which moves files to their names as SMB does."""
 
     @pytest.fixture
     def store(self, tmp_path: Path) -> Store:
@@ -79,71 +86,6 @@ class TestLocal(NotExclusive):
     @pytest.fixture
     def again(self, tmp_path: Path) -> Store:
         return GenericStore(remote(f"local://{tmp_path}/s"))
-
-
-class TestDirectory(NotExclusive):
-    @pytest.fixture
-    def store(self, tmp_path: Path) -> Store:
-        return GenericStore(remote("dir://s"), {"path": str(tmp_path), "target_protocol": "file"})
-
-    @pytest.fixture
-    def again(self, tmp_path: Path) -> Store:
-        return GenericStore(remote("dir://s"), {"path": str(tmp_path), "target_protocol": "file"})
-
-
-@pytest.fixture(scope="module")
-def dav(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    """A server's URL, and the directory that it serves."""
-    pytest.importorskip("webdav4")
-    pytest.importorskip("wsgidav")
-    from tests.support.webdav_server import served
-
-    directory = tmp_path_factory.mktemp("dav")
-    with served(directory) as url:
-        yield url, directory
-
-
-class TestWebdav(NotExclusive):
-    @pytest.fixture
-    def place(self) -> Remote:
-        return remote(f"webdav://{uuid.uuid4().hex}/checkpoints")
-
-    @pytest.fixture
-    def store(self, place: Remote, dav: tuple[str, Path]) -> Iterator[Store]:
-        yield from self.opened(place, dav[0])
-
-    @pytest.fixture
-    def again(self, place: Remote, dav: tuple[str, Path]) -> Iterator[Store]:
-        yield from self.opened(place, dav[0])
-
-    @staticmethod
-    def opened(place: Remote, base: str) -> Iterator[Store]:
-        store = GenericStore(place, {"base_url": base})
-        yield store
-        store._shared.client.http.close()
-
-    def test_of_many_writers_one_is_seen_whole(self, store: Store) -> None:
-        """A server removes what a file is moved onto, so writers get into each other's way: those
-        that try again all come through.
-        """
-        super().test_of_many_writers_one_is_seen_whole(
-            Retrying(store, Persistence(60, sleep=lambda _: None))
-        )
-
-    def test_its_clock_is_the_servers(
-        self, store: Store, place: Remote, dav: tuple[str, Path]
-    ) -> None:
-        store.write("a", [b"x"])
-        (entry,) = store.names("")
-        assert abs(entry.mtime - (dav[1] / place.rest / "a").stat().st_mtime) <= 1
-
-    def test_what_is_written_never_lies_on_this_machines_disk(
-        self, store: Store, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        # what webdav4's own file for writing would take
-        monkeypatch.setattr("tempfile.TemporaryFile", None)
-        store.write("big", (bytes(1 << 20) for _ in range(12)), About(12 << 20))
-        assert store.size("big") == 12 << 20
 
 
 @pytest.fixture
@@ -206,7 +148,7 @@ def test_a_killed_write_is_not_listed_nor_can_be_named(tmp_path: Path) -> None:
 
 
 def test_listings_are_not_remembered(url: str) -> None:
-    cache = GenericStore(remote(url))._shared.dircache
+    cache = GenericStore(remote(url))._fs.dircache
     cache["/run"] = [{"name": "/run/deleted since", "size": 1, "type": "file"}]
     assert "/run" not in cache
 
@@ -254,7 +196,7 @@ def test_bytes_that_are_lost_on_the_way_are_noticed(
 @pytest.mark.parametrize(
     ("url", "said", "hint"),
     [
-        ("nosuch://x", "nosuch:// are not known", "webdav"),
+        ("nosuch://x", "nosuch:// are not known", "smb"),
         ("gs://bucket/x", "package for gs:// is not installed", "pip install gcsfs"),
         ("az://container/x", "package for az:// is not installed", "pip install adlfs"),
         ("smb://host/share/x", "package for smb:// is not installed", "smbprotocol"),
@@ -272,9 +214,22 @@ def test_a_kind_that_is_not_known_or_not_installed_is_one_line_and_a_remedy(
     assert hint in caught.value.hint
 
 
-def test_options_that_are_wrong_are_told_without_their_values() -> None:
-    with pytest.raises(ConfigError, match=r"cannot be opened|storage_options") as caught:
-        GenericStore(remote("dir://x"), {"path": None, "fs": "hunter2"})
+@pytest.mark.parametrize("url", ["ftp://host/x", "webdav://host/x", "dav://host/x", "dir://x"])
+def test_a_scheme_that_cannot_keep_the_contract_is_refused_by_name(url: str) -> None:
+    with pytest.raises(Unsupported, match=f"^{url}: [a-z]+:// stores are not supported") as caught:
+        create_store(url)
+    assert "s3:// or sftp://" in caught.value.hint
+
+
+def test_options_that_are_wrong_are_told_without_their_values(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Picky(AbstractFileSystem):  # type: ignore[misc]
+        def __init__(self, **_: object) -> None:
+            raise ValueError("hunter2")
+
+    with pytest.raises(ConfigError, match="cannot be opened: ValueError") as caught:
+        store_on(Picky, "gs", monkeypatch)
     assert "hunter2" not in str(caught.value) + caught.value.hint
 
 
@@ -303,7 +258,7 @@ class TransportError(Exception):
     pass
 
 
-class ConnectTimeout(TransportError):
+class ResourceNotFoundError(Exception):
     pass
 
 
@@ -324,7 +279,8 @@ class ConnectTimeout(TransportError):
         (OSError(errno.ECONNRESET, "Connection reset by peer"), Transient, "reset by peer"),
         (ConnectionRefusedError(111, "Connection refused"), Transient, "refused"),
         (TimeoutError(), Transient, "TimeoutError"),
-        (ConnectTimeout("hunter2"), Transient, "ConnectTimeout"),
+        (TransportError("hunter2"), Transient, "TransportError"),
+        (ResourceNotFoundError("hunter2"), NotFound, "not found"),
         (NotImplementedError(), StoreError, "cannot do that"),
         (FileExistsError("x"), StoreError, "stands where"),
         (RuntimeError("hunter2"), StoreError, "RuntimeError"),
@@ -355,10 +311,6 @@ AT = 1_700_000_000.0  # 2023-11-14 22:13:20 UTC
         {"modified": datetime(2023, 11, 14, 22, 13, 20)},  # noqa: DTZ001 - some say no zone, and mean UTC
         {"updated": "2023-11-14T22:13:20Z"},
         {"updated": "2023-11-14T22:13:20.000Z"},
-        {"LastModified": "Tue, 14 Nov 2023 22:13:20 GMT"},
-        {"modify": "20231114221320"},
-        {"modify": "20231114221320.123"},
-        {"modificationTime": AT * 1000},
     ],
 )
 def test_a_time_is_found_however_it_is_said(info: dict[str, object]) -> None:
@@ -371,8 +323,6 @@ def test_a_time_is_found_however_it_is_said(info: dict[str, object]) -> None:
         {},
         {"mtime": None},
         {"modified": "yesterday"},
-        {"modify": "99999999999999"},
-        {"modify": "\u00b2" * 14},
     ],
 )
 def test_nothing_said_is_the_beginning_of_time(info: dict[str, object]) -> None:
@@ -417,7 +367,7 @@ def store_on(cls: type, scheme: str, monkeypatch: pytest.MonkeyPatch) -> Generic
 def test_an_object_appears_when_its_file_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     store = store_on(Shelf, "gs", monkeypatch)
     store.write("a", [b"0123", b"456", b""])
-    assert list(store._shared.files.values()) == [b"0123456"]
+    assert list(store._fs.files.values()) == [b"0123456"]
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
@@ -432,7 +382,7 @@ def test_an_object_whose_source_dies_never_appears_also_not_when_its_file_is_col
     with pytest.raises(RuntimeError, match="the source is gone"):
         store.write("a", dying())
     gc.collect()
-    assert store._shared.files == {}
+    assert store._fs.files == {}
 
 
 def test_an_object_whose_name_is_taken_meanwhile_does_not_appear(
@@ -442,12 +392,12 @@ def test_an_object_whose_name_is_taken_meanwhile_does_not_appear(
 
     def slow() -> Iterator[bytes]:
         yield b"0123456"
-        store._shared.files[store._path("a")] = b"theirs"
+        store._fs.files[store._path("a")] = b"theirs"
 
     with pytest.raises(Exists):
         store.create("a", slow())
     gc.collect()
-    assert list(store._shared.files.values()) == [b"theirs"]
+    assert list(store._fs.files.values()) == [b"theirs"]
 
 
 def test_a_server_that_refuses_to_move_onto_a_file_still_replaces_it(
@@ -468,4 +418,4 @@ def test_a_server_that_refuses_to_move_onto_a_file_still_replaces_it(
     for content in (b"old", b"new"):
         store.write("a", [content])
     assert read_all(store, "a") == b"new"
-    assert list(store._shared.store) == ["/b/a"]
+    assert list(store._fs.store) == ["/b/a"]

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import re
+import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -27,8 +29,10 @@ from ckptsync.stores.urls import Remote
 try:
     import botocore.config
     import botocore.exceptions
+    import botocore.httpsession
     import botocore.loaders
     import botocore.session
+    import botocore.utils
     import botocore.validate
     from botocore import UNSIGNED
 except ImportError as e:
@@ -80,7 +84,7 @@ class BucketAccess:
         self._search_at = 0.0
         self._additional: dict[str, dict[str, Any]] = {}
         with self.configuring():
-            self.client = self._made()
+            self.client, self._credentials = self._made()
         config = self.client.meta.config
         self.takes_crc: bool = config.request_checksum_calculation != "when_required"
         endpoint = urlsplit(self.client.meta.endpoint_url)
@@ -95,7 +99,7 @@ class BucketAccess:
         signs = (config.s3 or {}).get("payload_signing_enabled")
         signs = endpoint.scheme != "https" if signs is None else bool(signs)
         self.signs_payload: bool = signs and not self._options.get("anon")
-        self._prepare(self.client)
+        self._leave_checksums(self.client)
 
     def keys(self) -> Any:
         """Return the credentials of this moment, renewed if they were about to expire.
@@ -104,7 +108,7 @@ class BucketAccess:
         """
         if self._options.get("anon"):
             return None
-        return _credentials(self.client).get_frozen_credentials()
+        return self._credentials.get_frozen_credentials()
 
     def renew(self, refused: Any) -> bool:
         """Look for credentials anew, since the server refused these.
@@ -119,9 +123,10 @@ class BucketAccess:
         with self._lock, self.configuring():
             if self.keys() == refused and time.monotonic() >= self._search_at:
                 self._search_at = time.monotonic() + SEARCH_EVERY
-                found = self._prepare(self._made())
-                if _credentials(found).get_frozen_credentials() != refused:
-                    self.client = found
+                client, credentials = self._made()
+                if credentials.get_frozen_credentials() != refused:
+                    self._leave_checksums(client)
+                    self.client, self._credentials = client, credentials
             return bool(self.keys() != refused)
 
     def additional(self, method: str) -> dict[str, Any]:
@@ -170,8 +175,11 @@ class BucketAccess:
                 f"{self.url}: {text}", hint="see storage_options, AWS_PROFILE and ~/.aws/config"
             ) from e
 
-    def _made(self) -> Any:
-        """Return a client as s3fs would make it (`S3FileSystem.set_session`), which tries once."""
+    def _made(self) -> tuple[Any, Any]:
+        """Return a client, which sends by `transport` and tries once, and its credentials.
+
+        It is made as s3fs would make it (`S3FileSystem.set_session`).
+        """
         options = self._options
         is_anonymous = bool(options.get("anon"))
         arguments = dict(options.get("client_kwargs") or {})
@@ -186,21 +194,23 @@ class BucketAccess:
             timestamp_parser=lambda text: text
         )
         client = session.create_client("s3", config=config, **arguments)
-        if not is_anonymous and _credentials(client) is None:
+        if arguments.get("aws_access_key_id") and arguments.get("aws_secret_access_key"):
+            session.set_credentials(*map(arguments.get, dict.fromkeys(_CREDENTIALS.values())))
+        credentials = session.get_credentials()
+        if not is_anonymous and credentials is None:
             raise botocore.exceptions.NoCredentialsError
-        return client
+        transport.attach(client, _http_session(session, client, arguments), self._limits)
+        return client, credentials
 
-    def _prepare(self, client: Any) -> Any:
-        """Have the client send its requests by `transport`, and leave checksums to us.
+    def _leave_checksums(self, client: Any) -> None:
+        """Have checksums made by us.
 
         With TLS and a checksum a body need not be signed; botocore leaves that out only where it
         made the checksum.
         """
-        transport.attach(client, self._limits)
         config = client.meta.config
         config.request_checksum_calculation = config.response_checksum_validation = "when_required"
         config.s3 = {**(config.s3 or {}), "payload_signing_enabled": self.signs_payload}
-        return client
 
 
 def _check_options(url: str, options: Mapping[str, Any]) -> None:
@@ -266,6 +276,25 @@ def _loader(data_path: str | None) -> Any:
     return botocore.loaders.create_loader(data_path)
 
 
-def _credentials(client: Any) -> Any:
-    """Return what the client signs with, however it was told."""
-    return client._request_signer._credentials  # noqa: SLF001
+def _http_session(session: Any, client: Any, arguments: Mapping[str, Any]) -> Any:
+    """Return connections with the certificates, proxies and timeouts that botocore would take."""
+    config, verify = client.meta.config, arguments.get("verify")
+    if verify is None:
+        verify = session.get_config_variable("ca_bundle")
+    if verify is None:
+        verify = os.environ.get("REQUESTS_CA_BUNDLE") or True
+    proxies = config.proxies
+    if proxies is None:
+        proxies = botocore.utils.get_environ_proxies(client.meta.endpoint_url)
+    options = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)]
+    if config.tcp_keepalive or session.get_scoped_config().get("tcp_keepalive") == "true":
+        options.append((socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1))
+    return botocore.httpsession.URLLib3Session(
+        verify=verify,
+        proxies=proxies,
+        timeout=(config.connect_timeout, config.read_timeout),
+        max_pool_connections=config.max_pool_connections,
+        socket_options=options,
+        client_cert=config.client_cert,
+        proxies_config=config.proxies_config,
+    )

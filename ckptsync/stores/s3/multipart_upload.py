@@ -11,8 +11,9 @@ Which upload is continued
     is not listed, and a part that is not completed makes some servers refuse. So an upload is known
     by what it has. The first of our parts that is looked for decides: an upload that has other
     bytes under that number is another file's, or another save's, and is left alone; one that has
-    the same bytes is taken; one that has not got so far, or lost just that part, is taken if
-    nothing speaks against it. An upload without parts is not taken: there is nothing to gain.
+    the same bytes is taken; one that has not got so far, lost just that part, or has no part yet,
+    is taken if nothing speaks against it: an upload that was killed before its first part is
+    not left behind.
 
 Why two writers under one key never make a mixture
     Both may take the same upload, and each may send parts that replace the other's. But each
@@ -243,7 +244,7 @@ class Multipart:
                 return
             agreeing = [(upload, upload.agrees(part, self._most)) for upload in self._left]
             same = [upload for upload, agrees in agreeing if agrees]
-            maybe = [upload for upload, agrees in agreeing if agrees is None and upload.parts]
+            maybe = [upload for upload, agrees in agreeing if agrees is None]
             for upload in [*same, *maybe]:
                 self._id, self._there = upload.id, upload.parts
                 self._has_crc = upload.algorithm == "CRC32"

@@ -55,9 +55,8 @@ class NotS3(Exception):
     """An answer that no S3 server gives: it says what is wrong with it."""
 
 
-def attach(client: Any, limits: Limits) -> None:
-    """Have all requests of a client of botocore's go through here."""
-    session = client._endpoint.http_session  # noqa: SLF001
+def attach(client: Any, http: Any, limits: Limits) -> None:
+    """Have all requests of a client of botocore's go through here, over the session ``http``."""
 
     def send(request: Any, event_name: str, **_: Any) -> Any:
         """Return the answer, of which a file is not read yet.
@@ -73,7 +72,7 @@ def attach(client: Any, limits: Limits) -> None:
         is_file, request.stream_output = request.stream_output, True
         host = urlsplit(request.url).netloc
         try:
-            answer = session.send(request)
+            answer = http.send(request)
         except Exception as e:
             raise _lost(host, e) from e
         received = _Received(answer.raw, host, limits)

@@ -110,6 +110,17 @@ def test_what_a_killed_try_has_sent_is_not_sent_again(bucket: str) -> None:
     assert uploads(bucket) == 0
 
 
+def test_an_upload_that_was_killed_before_its_first_part_is_continued(bucket: str) -> None:
+    for kind in ({}, {"ChecksumAlgorithm": "CRC32", "ChecksumType": "FULL_OBJECT"}):
+        weed().client().create_multipart_upload(Bucket=bucket, Key="run/model", **kind)
+        with proxied(bucket) as (store, proxy):
+            store.write("model", chunks(), ABOUT)
+            assert proxy.requests["CreateMultipartUpload"] == 0
+            assert proxy.requests["UploadPart"] == 4
+        assert uploads(bucket) == 0
+    assert read_all(opened(bucket), "model") == CONTENT
+
+
 def test_an_upload_of_other_bytes_is_left_alone_and_the_better_of_two_is_continued(
     bucket: str,
 ) -> None:
