@@ -286,7 +286,9 @@ def _ls(url: str) -> tuple[float, float]:
     """Wall and CPU seconds of the process."""
     before, began = os.times(), time.monotonic()
     subprocess.run(
-        [sys.executable, "-m", "ckptsync", "ls", url], stdout=subprocess.DEVNULL, check=True
+        [sys.executable, "-m", "ckptsync", "ls", "--store", url],
+        stdout=subprocess.DEVNULL,
+        check=True,
     )
     after = os.times()
     cpu = (

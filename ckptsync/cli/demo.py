@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"everything else, logs too: {directory}\ntry next:")
     parts = [demo.output_dir("zero3", node) / CHECKPOINT for node in NODES]
     merge = ("merge", *parts, directory / "my-model")
-    for words in (("inspect", models["fsdp2"]), ("verify", store.url), merge):
+    for words in (("inspect", models["fsdp2"]), ("verify", "--store", store.url), merge):
         print(f"  {shlex.join([*program(), *map(str, words)])}")
     return 0
 

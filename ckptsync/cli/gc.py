@@ -11,11 +11,14 @@ from typing import Any
 from ckptsync.catalogue.uncached import not_found
 from ckptsync.cli import output
 from ckptsync.cli.arguments import (
-    add_store,
+    add_targets,
     checked_name,
     configuration,
+    is_path,
     named_store,
+    only_target,
     option_value,
+    with_store,
 )
 from ckptsync.config.value_parsers import RULES, duration
 from ckptsync.errors import ConfigError
@@ -45,7 +48,7 @@ DETAILS = (
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
-    add_store(command)
+    add_targets(command, "", argparse.SUPPRESS)
     add("--run", metavar="RUN", default="", help="only this run")
     add("--keep-last", metavar="N", help="keep the newest N that are verified")
     add("--keep-every", metavar="N", help="keep steps that are a multiple of N")
@@ -85,6 +88,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Decide, and unless it is a dry run do it."""
+    if word := only_target(args):
+        hint = with_store(args, word) if is_path(word) else f"--run {word} is of one run"
+        raise ConfigError(f"{word}: gc takes no argument", hint=hint)
     request = build_request(args)
     store = named_store(args)
     if args.run and next(iter(store.names(f"{checked_name(args.run, 'run')}/")), None) is None:

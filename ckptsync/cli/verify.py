@@ -16,7 +16,16 @@ from typing import Any
 
 from ckptsync.catalogue.location_summary import who_repairs
 from ckptsync.cli import output
-from ckptsync.cli.arguments import access_of, add_bandwidth
+from ckptsync.cli.arguments import (
+    IN_STORE,
+    access_of,
+    add_bandwidth,
+    add_targets,
+    is_path,
+    named_store,
+    store_run_location,
+    with_store,
+)
 from ckptsync.cli.output import say
 from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, StoreError, without_frames
 from ckptsync.quantities import show_size
@@ -44,11 +53,10 @@ Stopped = list[tuple[str, CkptsyncError]]
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
-    add(
-        "targets",
-        metavar="PATH_OR_URL",
-        nargs="+",
-        help="a store, a run or a location in one, or a directory",
+    add_targets(
+        command,
+        f"{IN_STORE} | PATH",
+        "a run or a checkpoint in the store, or a directory or URL (default: all of the store)",
     )
     add(
         "--level",
@@ -98,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
                     say(line)
                 if store and one.report.verdict == "damaged" and not args.json:
                     location = f"{one.report.run}/{one.report.location}"
-                    command = shlex.join(["ckptsync", "repair", store.url, location])
+                    command = shlex.join(["ckptsync", "repair", location, "--store", store.url])
                     more = who_repairs(f.name for f in one.report.findings if f.kind in DAMAGE)
                     say(f"  hint: `{command}` says what can be done; {more}")
         except CkptsyncError as e:  # noqa: PERF203 - reported below, once the others are verified
@@ -138,9 +146,9 @@ def _print_errors(
 def _targets(args: argparse.Namespace, access: Access, stopped: Stopped) -> list[Target]:
     """Return what to verify, and how.  Raises ConfigError where options do not go together."""
     found: list[tuple[str, InStore | PlainDirectory]] = []
-    for url in args.targets:
+    for url in args.targets or [""]:
         try:
-            found.append((url, resolve_target(url, access)))
+            found.append((url, _resolved(args, url, access)))
         except StoreError as e:  # noqa: PERF203 - of this target; a URL that cannot be one is a ConfigError
             stopped.append((url, without_frames(e)))
     has_directory = any(isinstance(where, PlainDirectory) for _, where in found)
@@ -166,6 +174,23 @@ def _targets(args: argparse.Namespace, access: Access, stopped: Stopped) -> list
         level: Level = args.level or ("digest" if isinstance(where, InStore) else "parse")
         targets.append((url, where, VerifyOptions(level, now, sample, known)))
     return targets
+
+
+def _resolved(args: argparse.Namespace, what: str, access: Access) -> InStore | PlainDirectory:
+    """Return what a word names: a directory or URL, or a run or checkpoint of the named store.
+
+    A word without the marks of a path is one if it exists and no option names a store.  Raises
+    ConfigError, StoreError.
+    """
+    if not what:
+        return InStore(named_store(args))
+    is_named = bool(args.url or args.config)
+    if not (is_path(what) or (not is_named and Path(what).exists())):
+        return InStore(*store_run_location(args, what))
+    where = resolve_target(what, access)
+    if isinstance(where, InStore) and not where.run:
+        raise ConfigError(f"{what}: is a store; --store names it", hint=with_store(args, what))
+    return where
 
 
 def _sample(text: str | None) -> Sample | None:

@@ -291,7 +291,7 @@ def _damaged(s: Summary, seen: Overview) -> Alarm:
     waiting = [file for file in files if not file.is_rewritten]
     if not waiting:
         has_verifier = any("verifier" in node.roles for node in seen.alive)
-        command = shlex.join(["ckptsync", "verify", f"{seen.store.rstrip('/')}/{where}"])
+        command = shlex.join(["ckptsync", "verify", where, "--store", seen.store])
         todo = f"`{command}` reads it again{', and so does the verifier' if has_verifier else ''}"
         return Alarm("damaged", where, "warning", since, text, todo)
     if lost := [file for file in waiting if _is_lost(file, s, nodes)]:
@@ -353,7 +353,7 @@ def _make_again(seen: Overview, repair: str) -> str:
 
 
 def _repair_command(seen: Overview, where: str) -> str:
-    return f"`{shlex.join(['ckptsync', 'repair', seen.store, where])}`"
+    return f"`{shlex.join(['ckptsync', 'repair', where, '--store', seen.store])}`"
 
 
 def _to_read(fault: Fault, seen: Overview) -> str:
@@ -424,7 +424,7 @@ def _store(seen: Overview) -> Iterator[Alarm]:
             f" to {show_size(largest)}"
         )
         is_urgent = room.free < max(largest, room.total // 100)
-        gc = shlex.join(["ckptsync", "gc", seen.store, "--keep-last", "3", "--dry-run"])
+        gc = shlex.join(["ckptsync", "gc", "--store", seen.store, "--keep-last", "3", "--dry-run"])
         todo = f"free space, or set retention rules: `{gc}` shows what this one deletes"
         yield Alarm("store-full", "store", "critical" if is_urgent else "warning", None, text, todo)
 

@@ -439,9 +439,9 @@ def test_without_a_store_or_a_node_that_spoke_there_is_nothing_to_compare(
 ) -> None:
     monkeypatch.delenv("CKPTSYNC_STORE", raising=False)
     assert main(["doctor", "--nodes"]) == 2
-    assert main(["doctor", str(store)]) == 2
+    assert main(["doctor", "--store", str(store)]) == 2
     assert "ckptsync doctor --publish" in capsys.readouterr().err
-    assert main(["doctor", str(store), "--fresh", "soon"]) == 2
+    assert main(["doctor", "--store", str(store), "--fresh", "soon"]) == 2
     assert main(["doctor", "--fresh", "yesterday"]) == 2  # where nothing is compared, too
 
 

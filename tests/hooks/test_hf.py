@@ -44,7 +44,7 @@ def check_whole(output_dir: Path, name: str, commit: Commit) -> None:
 
 def unserved(out: Path, names: str) -> str:
     """What the hook says at the end where no worker is at work."""
-    command = shlex.join(["ckptsync", "push", str(out), "STORE"])
+    command = shlex.join(["ckptsync", "push", str(out), "--store", "STORE"])
     why = f"no worker runs for {out}"
     return f"ckptsync: not uploaded: {names}: {why}; to upload the rest: {command}\n"
 

@@ -84,7 +84,7 @@ def wait_until_stored(machine: Machine, step: int, run: str = "exp") -> None:
 
 def verified(machine: Machine) -> int:
     """How many locations are, as the head's own user sees it."""
-    ls = ("/opt/ckptsync/bin/ckptsync", "ls", "/data/store")
+    ls = ("/opt/ckptsync/bin/ckptsync", "ls", "--store", "/data/store")
     return machine.run_as("ckptsync", *ls, check=False).count("VERIFIED")
 
 
