@@ -104,16 +104,20 @@ def run(args: argparse.Namespace) -> int:
         now = _clock(store) if args.dry_run else store_now(store)
         orphans = list(find_orphans(store, now, args.run))
         orphans = orphans if args.dry_run else list(delete_orphans(store, orphans, now))
+    code = max((f.error.exit_code for f in found.failed), default=0)
     if args.json:
-        entries = [one.entry for one in orphans]
-        output.print_json({**_described(found, is_dry=args.dry_run), "orphans": entries})
+        entries = [
+            {"name": one.entry.name, "bytes": one.entry.size, "mtime": one.entry.mtime}
+            for one in orphans
+        ]
+        output.print_json({**_described(found, is_dry=args.dry_run), "orphans": entries}, code)
     else:
         verb = "orphaned" if args.dry_run else "deleted orphaned file"
         for line in _lines(found, is_dry=args.dry_run):
             output.say(line)
         for one in orphans:
             output.say(f"{verb}: {one.entry.name}, {show_size(one.entry.size)}")
-    return max((f.error.exit_code for f in found.failed), default=0)
+    return code
 
 
 def build_request(args: argparse.Namespace) -> RetentionRequest:
@@ -215,10 +219,8 @@ def _described(found: RetentionResult, *, is_dry: bool) -> dict[str, Any]:
         }
         for p in found.planned
     ]
-    done = [
-        {"outcome" if key == "result" else key: value for key, value in asdict(o).items()}
-        for o in found.done
-    ]
+    names = {"result": "outcome", "size": "bytes"}
+    done = [{names.get(key, key): value for key, value in asdict(o).items()} for o in found.done]
     failed = [
         {"run": f.run, "location": f.location, "error": str(f.error), "hint": f.error.hint}
         for f in found.failed

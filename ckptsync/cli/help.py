@@ -42,7 +42,8 @@ def _help_of(command: str) -> str:
 
 def topics() -> dict[str, Path]:
     """Return the pages of the documents by name, guides included."""
-    return {path.stem: path for path in sorted((PACKAGE / "docs").rglob("*.md"))}
+    pages = sorted((PACKAGE / "docs").rglob("*.md"))
+    return {path.stem: path for path in [*pages, PACKAGE / "docs" / "json-schema.json"]}
 
 
 def show(
@@ -76,6 +77,8 @@ def _print(kind: str, args: argparse.Namespace, text: str) -> int:
 
 def _title(path: Path) -> str:
     """Return the first line with text, without the marks of its format."""
+    if path.name == "json-schema.json":
+        return "what commands print with --json"
     if path.suffix == ".json":
         return ""
     lines = (line.strip("#/ \n") for line in path.read_text("utf-8").splitlines())

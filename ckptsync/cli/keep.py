@@ -60,7 +60,7 @@ def _list(args: argparse.Namespace) -> int:
     kept = [summary for summary in catalogue.summaries if summary.kept]
     if args.json:
         rows = [{"run": s.run, "location": s.location, "reason": s.kept} for s in kept]
-        output.print_json({"store": store.url, "kept": rows})
+        output.print_json({"store": store.url, "kept": rows}, exit_code(catalogue))
     elif kept:
         output.print_table(
             ("RUN", "CHECKPOINT", "STATUS", "REASON"),

@@ -37,7 +37,8 @@ def run(args: argparse.Namespace) -> int:
     faults = [fault.text for fault in found.faults]
     if args.json:
         locations = describe_checkpoints(store, found.shown)
-        output.print_json({"store": store.url, "locations": locations, "unreadable": faults})
+        result = {"store": store.url, "locations": locations, "unreadable": faults}
+        output.print_json(result, exit_code(found))
         return exit_code(found)
     if found.shown:
         output.print_table(HEADING, list_rows(store, found.shown))

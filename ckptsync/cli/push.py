@@ -220,7 +220,9 @@ def notes(url: str) -> list[str]:
 
 
 def _described(one: UploadProgress) -> dict[str, Any]:
-    return {key: value for key, value in asdict(one).items() if key not in ("k", "detail")}
+    row = asdict(one)
+    row["bytes"] = row.pop("size")
+    return {key: value for key, value in row.items() if key not in ("k", "detail")}
 
 
 def _show(
@@ -234,7 +236,7 @@ def _show(
         where = f" as {one['location']}" if one["location"] not in ("", one["checkpoint"]) else ""
         amount = "the store had every file already"
         if one["files"]:
-            amount = f"{one['files']} files, {show_size(one['size'])}"
+            amount = f"{one['files']} files, {show_size(one['bytes'])}"
         say(f"{one['run']}/{one['checkpoint']}: {one['phase']}{where}, {amount}")
         for note in one["notes"]:
             say(f"  note: {note}")

@@ -79,18 +79,20 @@ def run(args: argparse.Namespace) -> int:
         return Screen(overviews, store.url).run()
     while True:
         seen = overviews.read()
+        code = exit_code(seen.catalogue)
+        if args.check:
+            is_damaged = any(alarm.kind == "damage" for alarm in seen.alarms)
+            code = 10 if is_damaged else int(bool(seen.alarms))
         if args.json:
             locations = describe_checkpoints(store, seen.catalogue.shown)
-            output.print_json({**document(seen), "locations": locations})
+            output.print_json({**document(seen), "locations": locations}, code)
         else:
             is_terminal = sys.stdout.isatty()
             width = max(NARROWEST, shutil.get_terminal_size().columns) if is_terminal else WIDE
             for line in alarm_lines(seen) if args.check else overview_lines(seen, width):
                 print(output.paint(line) if is_terminal else line)
-        if args.check:
-            return 10 if any(a.kind == "damage" for a in seen.alarms) else int(bool(seen.alarms))
         if not args.watch:
-            return exit_code(seen.catalogue)
+            return code
         sys.stdout.flush()
         time.sleep(EVERY)
 

@@ -11,6 +11,7 @@ import argparse
 import shlex
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -228,8 +229,13 @@ def _record(where: InStore | PlainDirectory, path: Path) -> None:
 
 def describe_report(report: Report) -> dict[str, Any]:
     """Return a report for ``--json``."""
-    keys = ("run", "checkpoint", "location", "level", "verdict", "read", "readings", "findings")
-    return {key: getattr(report, key) for key in keys}
+    keys = ("run", "checkpoint", "location", "level", "verdict", "read", "findings")
+    names = {"size": "bytes", "of_size": "of_bytes"}
+    readings = [
+        {names.get(key, key): value for key, value in asdict(reading).items()}
+        for reading in report.readings
+    ]
+    return {**{key: getattr(report, key) for key in keys}, "readings": readings}
 
 
 def report_lines(report: Report) -> Iterator[str]:

@@ -20,7 +20,7 @@ BUILD = "import sys; from setuptools import build_meta; print(build_meta.build_w
 EXAMPLES = sorted(
     path.stem if path.suffix == ".yaml" else path.name for path in (ROOT / "configs").iterdir()
 )
-TOPICS = sorted(path.stem for path in (ROOT / "docs").rglob("*.md"))
+TOPICS = sorted([*(path.stem for path in (ROOT / "docs").rglob("*.md")), "json-schema"])
 HINTED = re.compile(r"`ckptsync (help|config example) ([a-z0-9.-]+)`")
 QUOTED = re.compile(r"`ckptsync ([a-z]+)[^`]*`")
 
@@ -102,7 +102,7 @@ def test_an_installation_without_the_repository_prints_them_all(tmp_path: Path) 
         command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
     )
     assert told.returncode == 0, told.stderr
-    pages = [p for p in (ROOT / "docs").rglob("*.md") if p.stem in others]
+    pages = [p for p in (ROOT / "docs").rglob("*.*") if p.stem in others]
     files = [*pages, *(ROOT / "configs").iterdir()]
     assert {"pull", "verify", "doctor"} <= set(of_commands)
     assert len(told.stdout) == sum(len(path.read_text()) for path in files)

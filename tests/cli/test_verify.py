@@ -193,7 +193,7 @@ def test_verify_of_a_sample_says_its_coverage_and_claims_level_stat(
     (report,) = json.loads(capsys.readouterr().out)["reports"]
     (digest,) = [r for r in report["readings"] if r["level"] == "digest"]
     assert (report["level"], report["verdict"]) == ("stat", "ok")
-    assert 0.2 * digest["of_size"] <= digest["size"] < 0.6 * digest["of_size"]
+    assert 0.2 * digest["of_bytes"] <= digest["bytes"] < 0.6 * digest["of_bytes"]
     assert main(["verify", str(store / "fsdp2"), "--sample", "20%"]) == 0
     assert "nothing is known of the others" in capsys.readouterr().out
 
