@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import Protocol, cast
 
 from ckptsync.cli.arguments import Parser, add_json, described
-from ckptsync.cli.commands import COMMANDS, GROUPS
+from ckptsync.cli.commands import COMMANDS, EXIT_CODES, GROUPS
 from ckptsync.cli.output import print_error
 from ckptsync.errors import CkptsyncError, ConfigError, StoreError
 from ckptsync.near_names import did_you_mean
@@ -117,7 +117,12 @@ def parser(command: str) -> Parser:
 
 def whole_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands, for completion and man pages."""
-    top = argparse.ArgumentParser("ckptsync", description=_ABOUT)
+    top = argparse.ArgumentParser(
+        "ckptsync",
+        description=_ABOUT,
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     commands = top.add_subparsers(title="commands", metavar="COMMAND")
     for name, entry in COMMANDS.items():
         made = parser(name)

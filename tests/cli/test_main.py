@@ -48,7 +48,12 @@ def test_an_operators_error_is_two_lines_and_its_exit_code(
     assert bounded(raising(error("x: wanted y", hint="do z"))) == code
     assert capsys.readouterr() == ("", "ckptsync: error: x: wanted y\nckptsync: hint: do z\n")
     assert bounded(raising(error("x")), as_json=True) == code
-    assert json.loads(capsys.readouterr().err) == {"error": "x", "hint": "", "exit_code": code}
+    assert json.loads(capsys.readouterr().err) == {
+        "format": 1,
+        "error": "x",
+        "hint": "",
+        "exit_code": code,
+    }
 
 
 def test_a_full_disk_is_an_operators_error_and_a_bug_is_not(
