@@ -523,7 +523,7 @@ def remove_by_hand(store: Store, summary: Summary, reason: str) -> RemovalOutcom
     if outcome.result not in ("removed", "gone"):
         raise Incomplete(
             f"{run}/{location}: not deleted: {outcome.reason}",
-            hint="run the same command again, or `ckptsync keep` it",
+            hint="run the same command again in 15 minutes, or `ckptsync keep` it",
         )
     return outcome
 
