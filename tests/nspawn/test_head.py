@@ -44,7 +44,8 @@ def send(machine: Machine, step: int) -> None:
         "train",
         "sh",
         "-c",
-        f"umask 002; /opt/ckptsync/bin/ckptsync push /data/out/exp/checkpoint-{step} /data/store"
+        f"umask 002; /opt/ckptsync/bin/ckptsync push /data/out/exp/checkpoint-{step}"
+        " --store /data/store"
         " --run exp",
     )
     machine.run_as("train", "rm", "-r", f"/data/out/exp/checkpoint-{step}")
