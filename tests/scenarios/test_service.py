@@ -155,7 +155,7 @@ def test_a_reader_that_leaves_is_no_error(world: World, prepared: Prepared) -> N
 @pytest.mark.stores("path")
 def test_errors_are_json_where_json_is_asked_for(world: World, tmp_path: Path) -> None:
     done = world.run("ls", "--store", tmp_path / "nowhere", "--json", code=2)
-    assert set(done.error) == {"error", "hint", "exit_code"}
+    assert set(done.error) == {"format", "error", "hint", "exit_code"}
     assert done.error["exit_code"] == 2
     assert done.out == ""
 
