@@ -44,6 +44,8 @@ def test_it_is_installed_once_and_removed_once_and_each_time_what_was_done_is_sa
         assert main(["hook", word, "--python", environment.python, "--json"]) == 0
         told = json.loads(capsys.readouterr().out)
         assert told == {
+            "format": 1,
+            "exit_code": 0,
             "python": environment.python,
             "path": str(line(environment)),
             "state": state,
