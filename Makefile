@@ -8,6 +8,7 @@
 # make s3-versions  the S3 store with the oldest and the newest botocore that pyproject.toml allows
 # make lint         format, lint, import rules, types
 # make format       format the code
+# make man          the man page of all commands, in build/ckptsync.1
 # make clean        delete the environments
 #
 # PYTHON=python3.12 takes another Python, VENV=... another place for the environment,
@@ -124,7 +125,7 @@ BIN := $(VENV)/bin
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test scenarios exhaustive s3-versions lint format flips guides bench bench-verify bench-transfer bench-beside bench-catalogue bench-head bench-idle bench-hook campaign campaign-trainers campaign-resume campaign-killed campaign-titan campaign-ray campaign-ray-train campaign-llamafactory campaign-trl campaign-hostile campaign-doctor damage fuzz crash-states kill-stores kill-heads kill-gc kill-pull nspawn clean
+.PHONY: demo test scenarios exhaustive s3-versions lint man format flips guides bench bench-verify bench-transfer bench-beside bench-catalogue bench-head bench-idle bench-hook campaign campaign-trainers campaign-resume campaign-killed campaign-titan campaign-ray campaign-ray-train campaign-llamafactory campaign-trl campaign-hostile campaign-doctor damage fuzz crash-states kill-stores kill-heads kill-gc kill-pull nspawn clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -152,6 +153,11 @@ lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports --no-logo --no-cache
 	$(BIN)/mypy
+
+man: $(VENV)/.installed-test
+	mkdir -p build
+	$(BIN)/argparse-manpage --module ckptsync.cli.main --function whole_parser --prog ckptsync \
+	  --project-name ckptsync --format single-commands-section --output build/ckptsync.1
 
 format: $(VENV)/.installed-test
 	$(BIN)/ruff format .

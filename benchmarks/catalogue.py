@@ -354,7 +354,7 @@ def _ls(url: str) -> tuple[float, float, float]:
     """Wall and CPU seconds of the process, and its most memory in MB."""
     began = time.monotonic()
     with subprocess.Popen(
-        [sys.executable, "-m", "ckptsync", "ls", url], stdout=subprocess.DEVNULL
+        [sys.executable, "-m", "ckptsync", "ls", "--store", url], stdout=subprocess.DEVNULL
     ) as process:
         _, status, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)

@@ -58,6 +58,7 @@ def _pushed(directory: Path, place: Place) -> list[str]:
         "ckptsync",
         "push",
         str(directory),
+        "--store",
         place.url,
         "--run",
         RUN,

@@ -67,6 +67,7 @@ def test_a_judge_sees_what_is_missed_torn_and_touched(tmp_path: Path) -> None:
         "ckptsync",
         "push",
         str(replay.out("run") / "checkpoint-1"),
+        "--store",
         replay.store.url,
         "--run",
         "run",

@@ -241,7 +241,9 @@ def test_a_broken_file_of_one_node_or_location_hides_no_other(
     broken.chmod(0o600)
     broken.write_bytes(data)
     for command in (["ls"], ["status"], ["doctor"], ["gc", "--keep-last", "1", "--dry-run"]):
-        assert main([*command, url]) in ((0, 2) if command == ["doctor"] else (0, 1, 3, 10))
+        assert main([*command, "--store", url]) in (
+            (0, 2) if command == ["doctor"] else (0, 1, 3, 10)
+        )
         said = capsys.readouterr()
         if command == ["ls"]:
             assert "zero3" in said.out

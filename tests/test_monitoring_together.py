@@ -114,7 +114,7 @@ def test_damage_is_told_by_webhook_and_metrics_and_status_and_no_secret_is_logge
             assert page(port, "/healthz")[0] == 200
             assert until((store / ".ckptsync" / "nodes" / "boss~head.json").exists)
             capsys.readouterr()
-            assert main(["status", str(store), "--json"]) == 0
+            assert main(["status", "--store", str(store), "--json"]) == 0
             seen = json.loads(capsys.readouterr().out)
             assert (seen["alarms"][0]["code"], seen["nodes"][0]["verifies"]) == ("damaged", 0.01)
     log = (tmp_path / "log").read_text()
@@ -144,7 +144,7 @@ def test_a_webhook_that_fails_is_seen_in_status_without_its_secret(
             assert until(lambda: "ckptsync_errors 1.0" in page(port, "/metrics")[1])
     assert SECRET not in (tmp_path / "log").read_text()
     capsys.readouterr()
-    assert main(["status", str(store), "--check"]) == 10
+    assert main(["status", "--store", str(store), "--check"]) == 10
     assert "WARNING unreadable: heartbeat of odd" in capsys.readouterr().out
 
 
@@ -193,5 +193,5 @@ def test_a_port_that_is_taken_stops_nothing_and_is_seen_in_status(
             beat = store / ".ckptsync" / "nodes" / "boss~head.json"
             assert until(lambda: beat.exists() and told in beat.read_text())
             capsys.readouterr()
-            assert main(["status", str(store)]) == 0
+            assert main(["status", "--store", str(store)]) == 0
             assert f"error  {told}" in capsys.readouterr().out

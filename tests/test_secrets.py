@@ -147,9 +147,11 @@ def test_of_credentials_that_are_refused_nothing_is_shown(
     tmp_path: Path, checkpoint: Path, command: str, way: int
 ) -> None:
     url = f"s3://{weed().bucket()}/store"
-    arguments = {"push": [str(checkpoint), url], "merge": [url, str(tmp_path / "model")]}.get(
-        command, [url]
-    )
+    arguments = {
+        "push": [str(checkpoint), "--store", url],
+        "merge": [url, str(tmp_path / "model")],
+        "ls": ["--store", url],
+    }.get(command, [url])
     environment = list(ways(tmp_path, "AKIAPLANTED", WRONG, TOKEN, weed().endpoint))[way]
     found = told(command, *arguments, **environment)
     assert found.code in (2, 4), found.printed
@@ -176,7 +178,7 @@ def test_of_credentials_that_are_good_nothing_is_shown_when_the_server_fails(
         environment, *_ = ways(
             tmp_path, good["key"], good["secret"], "", f"http://127.0.0.1:{proxy.port}"
         )
-        assert told("push", str(checkpoint), url, **environment).code == 0
+        assert told("push", str(checkpoint), "--store", url, **environment).code == 0
         found = []
         for failing.answer in (
             Answer(503, "SlowDown"),
@@ -185,7 +187,10 @@ def test_of_credentials_that_are_good_nothing_is_shown_when_the_server_fails(
         ):
             found += [
                 told(*c, **environment)
-                for c in (("push", str(checkpoint), url), ("ls", url, "--json"))
+                for c in (
+                    ("push", str(checkpoint), "--store", url),
+                    ("ls", "--store", url, "--json"),
+                )
             ]
     assert {one.code for one in found} <= {2, 4}
     assert reveals("".join(one.all() for one in found), good["secret"]) == []
@@ -245,9 +250,11 @@ def contents(bucket: str) -> Iterator[str]:
 def test_a_password_in_a_url_is_not_repeated(
     tmp_path: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str], url: str, command: str
 ) -> None:
-    arguments = {"push": [str(checkpoint), url], "merge": [url, str(tmp_path / "model")]}.get(
-        command, [url]
-    )
+    arguments = {
+        "push": [str(checkpoint), "--store", url],
+        "merge": [url, str(tmp_path / "model")],
+        "ls": ["--store", url],
+    }.get(command, [url])
     assert main([command, *arguments]) == 2
     assert reveals("".join(capsys.readouterr()), WRONG, "planted/Word") == []
 
@@ -276,12 +283,17 @@ def test_ssh_is_started_with_nothing_that_is_secret(tmp_path: Path, checkpoint: 
     private = server.key.read_text().splitlines()[1]
     options = json.dumps({**server.options, "password": "planted/Word"})
     refused = told(
-        "push", str(checkpoint), server.url(tmp_path / "store"), CKPTSYNC_STORAGE_OPTIONS=options
+        "push",
+        str(checkpoint),
+        "--store",
+        server.url(tmp_path / "store"),
+        CKPTSYNC_STORAGE_OPTIONS=options,
     )
     assert refused.code == 2
     good = told(
         "push",
         str(checkpoint),
+        "--store",
         server.url(tmp_path / "store"),
         CKPTSYNC_STORAGE_OPTIONS=json.dumps(dict(server.options)),
     )

@@ -77,14 +77,14 @@ def test_a_command_ends_with_its_result_or_an_error(
 ) -> None:
     checkpoint, store = NODES / "node0/checkpoint-4", f"{tmp_path}/store"
     for node in NAMES:
-        send = ["push", str(NODES / node / "checkpoint-4"), store, "--run", "fsdp2"]
+        send = ["push", str(NODES / node / "checkpoint-4"), "--store", store, "--run", "fsdp2"]
         assert main([*send, "--node", node]) == 0
     words = {
         "merge": [*(f"{NODES}/{node}/checkpoint-4" for node in NAMES), f"{tmp_path}/merged"],
-        "push": [str(checkpoint), store, "--run", "another"],
-        "ls": [store],
-        "status": [store],
-        "verify": [store],
+        "push": [str(checkpoint), "--store", store, "--run", "another"],
+        "ls": ["--store", store],
+        "status": ["--store", store],
+        "verify": ["--store", store],
         "pull": ["fsdp2/checkpoint-4", f"{tmp_path}/pulled", "--store", store],
     }
     capsys.readouterr()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 
 from ckptsync.catalogue.location_summary import Summary, summarize
 from ckptsync.errors import ConfigError, Unsupported, without_frames
+from ckptsync.near_names import near_names
 from ckptsync.records.io import Fault, Record, find_missing_manifests, hidden_by, read_records
 from ckptsync.records.location_status import LocationState, list_locations, record_names
 from ckptsync.records.manifest import Manifest
@@ -98,14 +98,13 @@ def not_found(store: Store, run: str, location: str = "") -> ConfigError:
         what = f"checkpoint {location!r} not found in run {run!r} of {store.url}"
         if location in checkpoints:
             what = f"checkpoint {location!r} of run {run!r} {_why_gone(store, run, location)}"
-        near = get_close_matches(location, checkpoints, 8)
+        near = near_names(location, checkpoints, 8)
         close = [name for name in near if _is_there(store, run, name)]
     else:
         what = f"run {run!r} not found in {store.url}"
         if checkpoints:
             what = f"run {run!r} has no checkpoint in {store.url} any more"
-        near = get_close_matches(run, [name for name in store.dirs("") if name != RECORDS], 8)
-        close = [name for name in near if name != run]
+        close = near_names(run, [name for name in store.dirs("") if name != RECORDS])
     hint = f"did you mean {close[0]!r}?" if close else "`ckptsync ls` shows the runs"
     return ConfigError(what, hint=hint)
 

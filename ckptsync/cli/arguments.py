@@ -1,12 +1,15 @@
-"""The parser, arguments that several commands have, and the store that a command line names.
+"""The grammar of commands: the store, what a command acts on, and what the parser refuses.
 
-Stores are imported where one is opened: ``ckptsync --help`` answers at once.
+The store is ``--store URL``, else that of ``-c FILE``, else ``$CKPTSYNC_STORE``.  A positional
+argument is ``RUN``, ``RUN/CHECKPOINT``, or a path or URL.  Stores are imported where one is opened:
+``ckptsync --help`` answers at once.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -15,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ckptsync.cli import output
 from ckptsync.errors import ConfigError, Corrupt
+from ckptsync.near_names import did_you_mean
 
 if TYPE_CHECKING:
     from ckptsync.config.schema import Config
@@ -22,62 +26,88 @@ if TYPE_CHECKING:
     from ckptsync.stores.opening import Access
 
 T = TypeVar("T")
-EXIT_CODES = """\
-exit codes:
-  0    success
-  1    failure
-  2    usage or configuration error
-  3    incomplete: something is missing
-  4    store, disk or network error
-  5    unsupported layout or version
-  10   corrupt: a checksum or a format does not match
-  130  interrupted (143: terminated)
-"""
-_PATHS = ("/", "./", "../", "~/")  # how a path begins that can be no run's name
-_STORE_HELP = "the store (default: the store of -c, or $CKPTSYNC_STORE)"
+CHECKPOINT = "RUN/CHECKPOINT"
+IN_STORE = "RUN[/CHECKPOINT]"
+_LIST = "`ckptsync ls` lists the checkpoints"
 # variables that say how stores are opened
 _OF_STORES = ("CKPTSYNC_LIMITS_", "CKPTSYNC_STORAGE_OPTIONS")
 
 
 class Parser(argparse.ArgumentParser):
-    """Accepts an optional URL also after flags.
+    """The arguments of a command; what it refuses is a `ConfigError` with a hint.
 
-    Argparse alone gives it up when it meets a flag before it.
+    Options may stand between the words of an argument that takes several.
     """
 
     def parse_known_args(  # type: ignore[override]
         self, args: Any = None, namespace: Any = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Parse the arguments; one word that is left over is the URL where none was found."""
-        found, rest = super().parse_known_args(args, namespace)
-        if len(rest) == 1 and not rest[0].startswith("-") and getattr(found, "url", "") is None:
-            found.url = rest.pop()
-        return found, rest
+        """Parse the arguments; words that are left over belong to the argument that takes several.
+
+        Raises ConfigError for an unknown option.
+        """
+        parsed, rest = super().parse_known_args(args, namespace)
+        for word in rest:
+            if word.startswith("-") and word != "-":
+                options = [name for name in self._option_string_actions if name.startswith("--")]
+                name = word.partition("=")[0]
+                hint = did_you_mean(name, options) or self._see_help()
+                raise ConfigError(f"{name}: no such option of `{self.prog}`", hint=hint)
+        several = [action.dest for action in self._actions if action.nargs in ("*", "+")]
+        if several and rest:
+            setattr(parsed, several[0], [*getattr(parsed, several[0]), *rest])
+            rest = []
+        return parsed, rest
+
+    def error(self, message: str) -> Any:
+        """Raise ConfigError."""
+        raise ConfigError(f"{self.prog}: {message}", hint=self._see_help())
+
+    def _see_help(self) -> str:
+        return f"`ckptsync help {self.prog.split()[1]}` shows its arguments and examples"
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        choices = [str(choice) for choice in action.choices or ()]
+        if action.choices is not None and value not in action.choices:
+            name = action.option_strings[0] if action.option_strings else action.metavar
+            hint = did_you_mean(str(value), choices) or self._see_help()
+            why = f"{name}: {value!r} is none of {', '.join(choices)}"
+            raise ConfigError(f"{self.prog}: {why}", hint=hint)
 
 
 def add_command(
     commands: Any, name: str, summary: str, details: str = ""
 ) -> argparse.ArgumentParser:
-    """Add a command (or an action of one) with ``--json`` and the exit codes.
+    """Add a command (or an action of one) with ``--json``.
 
     ``summary`` is a phrase without a full stop.
     """
-    text = f"{summary[0].upper()}{summary[1:]}. {details}"
     command: argparse.ArgumentParser = commands.add_parser(
-        name,
-        help=summary,
-        description="\n".join(textwrap.fill(line, 80) for line in text.splitlines()),
-        epilog=EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        name, help=summary, **described(summary, details)
     )
+    add_json(command)
+    return command
+
+
+def described(summary: str, details: str = "", epilog: str = "") -> dict[str, Any]:
+    """Return what a parser of a command is made with."""
+    text = f"{summary[0].upper()}{summary[1:]}. {details}"
+    return {
+        "description": "\n".join(textwrap.fill(line, 80) for line in text.splitlines()),
+        "epilog": epilog,
+        "formatter_class": argparse.RawDescriptionHelpFormatter,
+        "allow_abbrev": False,
+    }
+
+
+def add_json(command: argparse.ArgumentParser) -> None:
+    """Add ``--json``."""
     command.add_argument(
         "--json",
         action="store_true",
         default=argparse.SUPPRESS,
         help="print the result as JSON on stdout, and errors as JSON on stderr",
     )
-    return command
 
 
 def add_dry_run(command: argparse.ArgumentParser, does: str) -> None:
@@ -85,23 +115,26 @@ def add_dry_run(command: argparse.ArgumentParser, does: str) -> None:
     command.add_argument("--dry-run", action="store_true", help=f"only say what would be {does}")
 
 
-def add_store(command: argparse.ArgumentParser) -> None:
-    """Add the store as an optional argument."""
-    command.add_argument("url", metavar="URL", nargs="?", help=_STORE_HELP)
-    add_config(command)
-
-
 def add_store_option(command: argparse.ArgumentParser) -> None:
-    """Add the store as an option, for commands whose arguments are checkpoints."""
-    command.add_argument("--store", metavar="URL", dest="url", help=_STORE_HELP)
-    add_config(command)
-
-
-def add_config(command: argparse.ArgumentParser) -> None:
-    """Add ``-c``."""
+    """Add ``--store`` and ``-c``."""
     command.add_argument(
-        "-c", "--config", metavar="CONFIG", help="a configuration file that names the store"
+        "--store",
+        metavar="URL",
+        dest="url",
+        help="the store, a path or a URL (default: the store of -c, or $CKPTSYNC_STORE)",
     )
+    command.add_argument(
+        "-c",
+        "--config",
+        metavar="FILE",
+        help="a configuration: its store, if --store names none, and its options, limits and rules",
+    )
+
+
+def add_targets(command: argparse.ArgumentParser, metavar: str, text: str) -> None:
+    """Add what a command acts on, and how its store is named."""
+    command.add_argument("targets", metavar=metavar, nargs="*", help=text)
+    add_store_option(command)
 
 
 def add_bandwidth(command: argparse.ArgumentParser) -> None:
@@ -149,57 +182,108 @@ def read_configuration(path: Path, environment: Mapping[str, str] = os.environ) 
 
 
 def store_url(args: argparse.Namespace) -> str:
-    """Return the URL of the store: of the command line, ``-c``, or CKPTSYNC_STORE.
+    """Return the URL of the store: of ``--store``, ``-c``, or CKPTSYNC_STORE, which is said.
 
     Raises ConfigError if none names one.
     """
     config = configuration(args)
-    if config and args.url:
-        raise ConfigError(
-            f"{args.url}: a store and a configuration are given", hint="give one of them"
-        )
-    url: str = config.store.url if config else args.url or os.environ.get("CKPTSYNC_STORE", "")
-    if not url:
-        raise ConfigError(
-            "no store is named", hint="give its URL, a configuration with -c, or set CKPTSYNC_STORE"
-        )
+    if url := args.url or (config.store.url if config else ""):
+        return str(url)
+    if url := os.environ.get("CKPTSYNC_STORE", ""):
+        if not args.json and not getattr(args, "is_store_said", False):
+            output.say(f"ckptsync: store {shown_store(url)} ($CKPTSYNC_STORE)", to_stderr=True)
+        args.is_store_said = True
+        return url
+    hint = "name it with --store URL, or -c FILE, or set CKPTSYNC_STORE"
+    raise ConfigError("no store is named", hint=hint)
+
+
+def shown_store(url: str) -> str:
+    """Return a store's URL for a message; one that is refused may hold a password."""
+    from ckptsync.stores.urls import located
+
+    try:
+        located(url)
+    except ConfigError:
+        return "***"
     return url
 
 
-def store_and_name(
-    args: argparse.Namespace, what: str, *, may_be_store: bool = False
-) -> tuple[Store, str]:
+def is_path(text: str) -> bool:
+    """Return whether a word has the marks of a path or a URL, which no run's name has."""
+    return "://" in text or text.startswith(("/", ".", "~"))
+
+
+def with_store(args: argparse.Namespace, url: str) -> str:
+    """Return the command that was typed with ``url``, an argument of it, as ``--store``.
+
+    Raises ConfigError for a URL that must not be repeated, as with a password.
+    """
+    from ckptsync.stores.urls import located
+
+    located(url)
+    words = [*args.words]
+    if url in words:
+        words.remove(url)
+    return shlex.join(["ckptsync", *words, "--store", url])
+
+
+def only_target(
+    args: argparse.Namespace, metavar: str = IN_STORE, *, is_needed: bool = False
+) -> str:
+    """Return the word that names what a command acts on, or "".
+
+    Raises ConfigError where there are several, or none where one ``is_needed``.
+    """
+    words: list[str] = args.targets
+    if len(words) > 1:
+        hints = [with_store(args, word) for word in words if is_path(word)]
+        hint = hints[0] if hints else _LIST
+        raise ConfigError(f"{' '.join(words)}: expected one {metavar}", hint=hint)
+    if is_needed and not words:
+        raise ConfigError(f"no {metavar} is named", hint=_LIST)
+    return words[0] if words else ""
+
+
+def store_and_name(args: argparse.Namespace, what: str) -> tuple[Store, str]:
     """Return the store of a command, and the ``RUN[/CHECKPOINT]`` in it that ``what`` names.
 
-    ``what`` is such a name, or a URL or path of it in a store; a path that has none of the marks of
-    one (``/``, ``./``, ``../``) only where no other store is named.  ``may_be_store``: it may also
-    be the store itself, and the name is empty then.  Raises ConfigError, StoreError.
+    ``what`` is such a name, or a URL or path of it in a store.  A path without a mark (`is_path`)
+    is one only where no store is named.  Raises ConfigError, StoreError.
     """
-    is_marked = "://" in what or what in (".", "..") or what.startswith(_PATHS)
     is_named = bool(args.url or getattr(args, "config", None))
-    if is_marked and is_named:
-        why = f"{what}: names a store, and another store is given"
-        raise ConfigError(why, hint="give one of them")
-    if not what or (not is_marked and (is_named or "CKPTSYNC_STORE" in os.environ)):
-        return named_store(args), what
+    if not what or not (is_path(what) or not (is_named or "CKPTSYNC_STORE" in os.environ)):
+        return named_store(args), what.strip("/")
+    if is_named and args.url:
+        why = f"{what}: is a path or a URL, and --store names another store"
+        raise ConfigError(why, hint="give RUN[/CHECKPOINT], or leave --store out")
     from ckptsync.safe_names import CONSOLIDATED, RECORDS
     from ckptsync.stores.file_sources import enclosing_store
     from ckptsync.stores.urls import located
 
-    found = enclosing_store(located(what), access_of(args))
-    if found is None:
-        where = "not inside a store" if is_marked else "no store is named, and this lies in none"
-        hint = (
-            "name a run, and its store with --store, -c or CKPTSYNC_STORE; or give the URL of a run"
-            " in a store"
-        )
-        raise ConfigError(f"{what}: {where}", hint=hint)
-    store, parts = found
-    if not (parts or may_be_store):
-        why = f"{what}: names a store, but no run in it"
-        raise ConfigError(why, hint="`ckptsync ls` lists the runs")
+    enclosing = enclosing_store(located(what), access_of(args))
+    if enclosing is None and is_path(what):
+        raise ConfigError(f"{what}: not inside a store", hint=with_store(args, what))
+    if enclosing is None:
+        hint = "name its store: --store URL, or -c FILE, or set CKPTSYNC_STORE"
+        raise ConfigError(f"{what}: no store is named, and this lies in none", hint=hint)
+    store, parts = enclosing
+    if not parts:
+        raise ConfigError(f"{what}: is a store; --store names it", hint=with_store(args, what))
     # the directories of consolidated models and of records stand for their checkpoint
     return store, "/".join(part for part in parts if part not in (CONSOLIDATED, RECORDS))
+
+
+def store_run_location(args: argparse.Namespace, what: str) -> tuple[Store, str, str]:
+    """Return the store of a command, and the run and location that ``what`` names, or "".
+
+    Raises ConfigError, StoreError.
+    """
+    store, name = store_and_name(args, what)
+    run, _, location = name.partition("/")
+    if run:
+        checked_name(run, "run")
+    return store, run, checked_name(location, "checkpoint") if location else ""
 
 
 def named_store(args: argparse.Namespace, opened: Callable[..., Store] | None = None) -> Store:
@@ -214,8 +298,8 @@ def named_store(args: argparse.Namespace, opened: Callable[..., Store] | None = 
     where = located(url)
     if isinstance(where, Remote):
         options = access.options_of(where)
-    else:  # options of the environment are for remote stores; a path refuses its configuration's
-        options = access.options if configuration(args) else {}
+    else:  # options are for remote stores; a path refuses those of its own configuration
+        options = access.options if configuration(args) and not args.url else {}
     return (opened or open_store)(url, options, access.limits)
 
 
@@ -254,13 +338,12 @@ def checked_name(name: str, what: str) -> str:
         return checked_path(name)
     except Corrupt as e:
         why = f"{name!r}: not a name that a {what} can have"
-        raise ConfigError(why, hint="`ckptsync ls` lists the checkpoints") from e
+        raise ConfigError(why, hint=_LIST) from e
 
 
 def run_and_location(what: str) -> tuple[str, str]:
     """Return run and location of ``RUN/CHECKPOINT``.  Raises ConfigError."""
     run, _, location = what.strip("/").rpartition("/")
     if not run or not location:
-        why = f"{what}: expected RUN/CHECKPOINT"
-        raise ConfigError(why, hint="`ckptsync ls` lists the checkpoints")
+        raise ConfigError(f"{what}: expected {CHECKPOINT}", hint=_LIST)
     return checked_name(run, "run"), checked_name(location, "checkpoint")

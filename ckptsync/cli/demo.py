@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"everything else, logs too: {directory}\ntry next:")
     parts = [demo.output_dir("zero3", node) / CHECKPOINT for node in NODES]
     merge = ("merge", *parts, directory / "my-model")
-    for words in (("inspect", models["fsdp2"]), ("verify", store.url), merge):
+    for words in (("inspect", models["fsdp2"]), ("verify", "--store", store.url), merge):
         print(f"  {shlex.join([*program(), *map(str, words)])}")
     return 0
 
@@ -138,7 +138,10 @@ class Shown:
 
     def say(self, text: str) -> None:
         """Print a sentence."""
-        print(json.dumps({"say": text}) if self._as_json else clean(text), flush=True)
+        print(
+            json.dumps(output.as_document({"say": text})) if self._as_json else clean(text),
+            flush=True,
+        )
 
     def table(self, found: Sequence[Sequence[str]]) -> None:
         """Print the rows under `HEADING` that are new.
@@ -150,7 +153,7 @@ class Shown:
         if new and self._as_json:
             keys = [word.lower() for word in HEADING]
             rows = [dict(zip(keys, row, strict=True)) for row in found]
-            print(json.dumps({"table": rows}), flush=True)
+            print(json.dumps(output.as_document({"table": rows})), flush=True)
         for row in () if self._as_json else new:
             line = f"  {output.aligned([row])[0]}"
             print(output.paint(line) if sys.stdout.isatty() else line, flush=True)

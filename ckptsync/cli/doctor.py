@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from ckptsync.cli import output
-from ckptsync.cli.arguments import access_of, option_value, read_configuration
+from ckptsync.cli.arguments import (
+    access_of,
+    add_targets,
+    option_value,
+    read_configuration,
+    with_store,
+)
 from ckptsync.cli.service import variables
 from ckptsync.config import loading
 from ckptsync.config.output_dirs import existing_directories
@@ -28,29 +34,18 @@ from ckptsync.head.retention_rules import Rules
 from ckptsync.stores.urls import located
 from ckptsync.worker.node_identity import node_id
 
-DETAILS = """Without a URL it looks at this node: its configuration, store, output directories, \
+DETAILS = """Without --store it looks at this node: its configuration, store, output directories, \
 limits, and the Python that trains.
 With --publish --wait 2m, on every node before a launch, it waits for the other nodes and compares \
 all of them; every node gets the same answer.
-With a URL, or --nodes, it compares the nodes that have published, and those that train now.
+With --store, or --nodes, it compares the nodes that have published, and those that train now.
 Failures end it with 2 (a configuration, a version, a variable) or 4 (the store, a disk); warnings \
 with 0, or with --strict 1."""
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
-    add(
-        "url",
-        metavar="STORE_URL",
-        nargs="?",
-        help="compare the nodes that this store knows of (default: $CKPTSYNC_STORE)",
-    )
-    add(
-        "-c",
-        "--config",
-        metavar="CONFIG",
-        help="the service's configuration; doctor tests what the service would do here",
-    )
+    add_targets(command, "", argparse.SUPPRESS)
     add(
         "--publish",
         action="store_true",
@@ -125,6 +120,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Examine, print the findings, and return the exit code that docs/doctor.md gives."""
+    for word in args.targets[:1]:
+        why = f"{word}: doctor takes no argument; --store names the store"
+        raise ConfigError(why, hint=with_store(args, word))
     # a wrong value is refused, also where nothing is compared
     fresh = option_value("--fresh", period, args.fresh)
     wait = 0.0 if args.wait is None else option_value("--wait", period, args.wait)

@@ -12,11 +12,14 @@ from ckptsync.catalogue.cached import Cache
 from ckptsync.catalogue.uncached import not_found
 from ckptsync.cli import output
 from ckptsync.cli.arguments import (
-    add_store,
+    add_targets,
     checked_name,
     configuration,
+    is_path,
     named_store,
+    only_target,
     option_value,
+    with_store,
 )
 from ckptsync.cli.output import Progress
 from ckptsync.cli.progress import add_progress, with_progress
@@ -48,7 +51,7 @@ DETAILS = (
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
-    add_store(command)
+    add_targets(command, "", argparse.SUPPRESS)
     add("--run", metavar="RUN", default="", help="only this run")
     add("--keep-last", metavar="N", help="keep the newest N that are verified")
     add("--keep-every", metavar="N", help="keep steps that are a multiple of N")
@@ -98,6 +101,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace, progress: Progress) -> int:
+    if word := only_target(args):
+        hint = with_store(args, word) if is_path(word) else f"--run {word} is of one run"
+        raise ConfigError(f"{word}: gc takes no argument", hint=hint)
     request = build_request(args)
     store = named_store(args)
     if args.run and next(iter(store.names(f"{checked_name(args.run, 'run')}/")), None) is None:
@@ -116,7 +122,11 @@ def _run(args: argparse.Namespace, progress: Progress) -> int:
         result = _described(found, is_dry=args.dry_run)
         if args.progress:  # what is kept may be very much
             del result["locations"]
-        output.print_json({**result, "orphans": [one.entry for one in orphans], "exit_code": code})
+        entries = [
+            {"name": one.entry.name, "bytes": one.entry.size, "mtime": one.entry.mtime}
+            for one in orphans
+        ]
+        output.print_json({**result, "orphans": entries}, code)
     else:
         verb = "orphaned" if args.dry_run else "deleted orphaned file"
         for line in _lines(found, is_dry=args.dry_run):
@@ -248,10 +258,8 @@ def _described(found: RetentionResult, *, is_dry: bool) -> dict[str, Any]:
         }
         for p in found.planned
     ]
-    done = [
-        {"outcome" if key == "result" else key: value for key, value in asdict(o).items()}
-        for o in found.done
-    ]
+    names = {"result": "outcome", "size": "bytes"}
+    done = [{names.get(key, key): value for key, value in asdict(o).items()} for o in found.done]
     failed = [
         {"run": f.run, "location": f.location, "error": str(f.error), "hint": f.error.hint}
         for f in found.failed

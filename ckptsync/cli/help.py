@@ -1,14 +1,15 @@
-"""``ckptsync help``: print a page of the documents, which are installed with the program."""
+"""``ckptsync help``: print a command's help, or a page of the documents."""
 
 from __future__ import annotations
 
 import argparse
-import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from ckptsync.cli import output
+from ckptsync.cli.commands import COMMANDS, EXIT_CODES
 from ckptsync.errors import ConfigError
+from ckptsync.near_names import did_you_mean
 
 PACKAGE = Path(__file__).parent.parent
 
@@ -16,36 +17,57 @@ PACKAGE = Path(__file__).parent.parent
 def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "name",
-        metavar="TOPIC",
+        metavar="COMMAND | TOPIC",
         nargs="?",
         default="",
-        help="the page to print (default: list the pages)",
+        help="the command, or the page, to print (default: list the pages)",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the page that is named; without a name, list the pages."""
-    return show("topic", topics(), args)
+    """Print the help of a command and the page of that name; without a name, list the pages."""
+    pages = topics()
+    if args.name == "exit-codes" or args.name in COMMANDS:
+        texts = [EXIT_CODES if args.name == "exit-codes" else _help_of(args.name)]
+        texts += [pages[args.name].read_text("utf-8")] if args.name in pages else []
+        return _print("topic", args, "\n".join(texts))
+    return show("topic", pages, args, COMMANDS)
+
+
+def _help_of(command: str) -> str:
+    from ckptsync.cli.main import parser
+
+    return parser(command).format_help()
 
 
 def topics() -> dict[str, Path]:
     """Return the pages of the documents by name, guides included."""
-    return {path.stem: path for path in sorted((PACKAGE / "docs").rglob("*.md"))}
+    pages = sorted((PACKAGE / "docs").rglob("*.md"))
+    return {path.stem: path for path in [*pages, PACKAGE / "docs" / "json-schema.json"]}
 
 
-def show(kind: str, found: Mapping[str, Path], args: argparse.Namespace) -> int:
+def show(
+    kind: str, files: Mapping[str, Path], args: argparse.Namespace, more: Iterable[str] = ()
+) -> int:
     """Print the file that ``args.name`` names, or a list of all.
 
-    Raises ConfigError if there is no such file.
+    ``more``: other names that may have been meant.  Raises ConfigError if there is no such file.
     """
     if not args.name:
-        titles = {name: _title(path) for name, path in found.items()}
+        titles = {name: _title(path) for name, path in files.items()}
         if args.json:
             output.print_json({f"{kind}s": titles})
         else:
             print("\n".join(output.aligned(titles.items())))
         return 0
-    text = _named(kind, args.name, found).read_text("utf-8")
+    if args.name not in files:
+        command = "ckptsync help" if kind == "topic" else "ckptsync config example"
+        hint = f"{did_you_mean(args.name, [*files, *more])}  `{command}` lists them all".strip()
+        raise ConfigError(f"{args.name}: no such {kind}", hint=hint)
+    return _print(kind, args, files[args.name].read_text("utf-8"))
+
+
+def _print(kind: str, args: argparse.Namespace, text: str) -> int:
     if args.json:
         output.print_json({kind: args.name, "text": text})
     else:
@@ -53,17 +75,10 @@ def show(kind: str, found: Mapping[str, Path], args: argparse.Namespace) -> int:
     return 0
 
 
-def _named(kind: str, name: str, found: Mapping[str, Path]) -> Path:
-    if name in found:
-        return found[name]
-    close = difflib.get_close_matches(name, found, 1)
-    command = "ckptsync help" if kind == "topic" else "ckptsync config example"
-    meant = f"did you mean {close[0]}?  " if close else ""
-    raise ConfigError(f"{name}: no such {kind}", hint=f"{meant}`{command}` lists them all")
-
-
 def _title(path: Path) -> str:
     """Return the first line with text, without the marks of its format."""
+    if path.name == "json-schema.json":
+        return "what commands print with --json"
     if path.suffix == ".json":
         return ""
     lines = (line.strip("#/ \n") for line in path.read_text("utf-8").splitlines())

@@ -7,13 +7,15 @@ is corrupt, else that of the source that a merge would take.
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from ckptsync.cli import output
 from ckptsync.cli.arguments import access_of
 from ckptsync.cli.output import say
-from ckptsync.errors import Corrupt, Incomplete, Unsupported
+from ckptsync.errors import ConfigError, Corrupt, Incomplete, Unsupported
 from ckptsync.layouts import file_names, registry
 from ckptsync.layouts.registry import WeightsSource
 from ckptsync.merge.completeness import DOUBT
@@ -21,6 +23,7 @@ from ckptsync.merge.inputs import check_one_save
 from ckptsync.merge.plan import MergeOptions
 from ckptsync.merge.prepare import prepare
 from ckptsync.merge.readers import open_reader
+from ckptsync.near_names import near_names
 from ckptsync.quantities import show_size
 from ckptsync.stores import file_sources
 from ckptsync.stores.checkpoint_files import FileTree, Overlay
@@ -32,7 +35,10 @@ FIRST = 8  # tensors shown without --tensors
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "targets", metavar="PATH_OR_URL", nargs="+", help="a checkpoint, or a location in a store"
+        "targets",
+        metavar="PATH",
+        nargs="+",
+        help="a checkpoint, or one in a store; a path or a URL",
     )
     command.add_argument(
         "--tensors", action="store_true", help="show every tensor, not only the first few"
@@ -42,17 +48,44 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Inspect the directories as one checkpoint, and print what was found."""
     access, locations = access_of(args), [located(target) for target in args.targets]
+    check_exists(args.targets)
     found = [file_sources.tree(location, access) for location in locations]
     overlay = Overlay(found)
     if conflicts := overlay.conflicts():
         hint = "the directories hold different saves: name only those of one save"
         raise Corrupt(f"{conflicts[0]}: has another size in each directory", hint=hint)
-    result = inspect_checkpoint(open_reader(overlay, found), found)
+    nearest = _nearest_inside(args.targets, overlay)
+    try:
+        result = inspect_checkpoint(open_reader(overlay, found), found)
+    except (Unsupported, Incomplete) as e:
+        e.hint = nearest or e.hint
+        raise
+    if nearest and result["preferred"] is None:
+        result["notes"].append(nearest)
     if args.json:
         output.print_json({"targets": args.targets, **result})
     else:
         _show(result, None if args.tensors else FIRST)
     return int(result["exit_code"])
+
+
+def check_exists(targets: Sequence[str]) -> None:
+    """Raise ConfigError for a path that does not exist, with the name beside it that is like it."""
+    for path in [Path(target) for target in targets if "://" not in target]:
+        if not path.exists() and path.parent.is_dir():
+            beside = near_names(path.name, (entry.name for entry in path.parent.iterdir()))
+            if beside:
+                hint = f"did you mean {path.parent / beside[0]}?"
+                raise ConfigError(f"{path}: no such directory", hint=hint)
+
+
+def _nearest_inside(targets: Sequence[str], files: Files) -> str:
+    """Return the question whether a checkpoint in the one directory that is named was meant."""
+    inner = registry.inner_checkpoints(files.sizes()) if len(targets) == 1 else []
+    if not inner:
+        return ""
+    last = max(inner, key=lambda name: ([int(n) for n in re.findall(r"[0-9]+", name)], name))
+    return f"did you mean {targets[0].rstrip('/')}/{last}?"
 
 
 def inspect_checkpoint(files: Files, locations: Sequence[FileTree] = ()) -> dict[str, Any]:

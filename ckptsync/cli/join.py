@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ckptsync.cli import output
-from ckptsync.cli.arguments import add_store_option, run_and_location, store_and_name
+from ckptsync.cli.arguments import CHECKPOINT, add_targets, run_and_location, store_and_name
 from ckptsync.errors import ConfigError
 from ckptsync.worker.join import join
 
@@ -17,22 +17,19 @@ DETAILS = (
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    for name in ("first", "second"):
-        command.add_argument(
-            name,
-            metavar="RUN/CHECKPOINT",
-            help="a location, as `ckptsync ls` shows it, or its URL",
-        )
-    add_store_option(command)
+    add_targets(command, CHECKPOINT, "two locations, as `ckptsync ls` shows them, or their URLs")
 
 
 def run(args: argparse.Namespace) -> int:
     """Join them, and say where the save lies now."""
-    (store, one), (_, two) = store_and_name(args, args.first), store_and_name(args, args.second)
+    if len(args.targets) != 2:
+        hint = "`ckptsync ls` shows which locations can be joined"
+        raise ConfigError(f"expected two of {CHECKPOINT}, not {len(args.targets)}", hint=hint)
+    (store, one), (_, two) = (store_and_name(args, what) for what in args.targets)
     (where, first), (other, second) = run_and_location(one), run_and_location(two)
     if where != other:
         raise ConfigError(
-            f"{args.first} and {args.second} are of two runs",
+            f"{' and '.join(args.targets)} are of two runs",
             hint="`ckptsync ls` shows which locations can be joined",
         )
     done = join(store, where, first, second)

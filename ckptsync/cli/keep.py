@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import argparse
 
+from ckptsync.catalogue.cached import Cache, read_catalogue
 from ckptsync.cli import output
-from ckptsync.cli.arguments import add_store_option, run_and_location, store_and_name
+from ckptsync.cli.arguments import (
+    CHECKPOINT,
+    add_targets,
+    only_target,
+    run_and_location,
+    store_and_name,
+    store_run_location,
+)
+from ckptsync.cli.ls import exit_code, selected
 from ckptsync.head.removal import keep, release
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "what",
-        metavar="RUN/CHECKPOINT",
-        help="the checkpoint, as `ckptsync ls` shows it, or its URL",
+    add_targets(command, CHECKPOINT, "the checkpoint, as `ckptsync ls` shows it, or its URL")
+    how = command.add_mutually_exclusive_group()
+    how.add_argument(
+        "--list", action="store_true", help="list what is kept, in the store or in a run"
     )
-    add_store_option(command)
-    command.add_argument(
-        "--release", action="store_true", help="let the retention rules decide again"
-    )
+    how.add_argument("--release", action="store_true", help="let the retention rules decide again")
     command.add_argument(
         "--reason", metavar="TEXT", default="", help="a note for people, shown by gc"
     )
@@ -26,7 +32,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Keep or release the checkpoint, and say what has changed."""
-    store, what = store_and_name(args, args.what)
+    if args.list:
+        return _list(args)
+    store, what = store_and_name(args, only_target(args, CHECKPOINT, is_needed=True))
     where, location = run_and_location(what)
     # bytes that are no text cannot be recorded
     reason = args.reason.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
@@ -42,3 +50,22 @@ def run(args: argparse.Namespace) -> int:
     else:
         output.say(f"{where}/{location}: {done}")
     return 0
+
+
+def _list(args: argparse.Namespace) -> int:
+    store, wanted, location = store_run_location(args, only_target(args))
+    cache = Cache.load(store.url)
+    catalogue = selected(store, read_catalogue(store, cache, wanted), wanted, location)
+    cache.save(store.url)
+    kept = [summary for summary in catalogue.summaries if summary.kept]
+    if args.json:
+        rows = [{"run": s.run, "location": s.location, "reason": s.kept} for s in kept]
+        output.print_json({"store": store.url, "kept": rows}, exit_code(catalogue))
+    elif kept:
+        output.print_table(
+            ("RUN", "CHECKPOINT", "STATUS", "REASON"),
+            [(s.run, s.location, s.status, s.kept) for s in kept],
+        )
+    else:
+        output.say(f"{store.url}: nothing is kept by hand")
+    return exit_code(catalogue)

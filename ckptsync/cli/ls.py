@@ -4,37 +4,41 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ckptsync.catalogue.cached import Cache, read_catalogue
 from ckptsync.catalogue.location_summary import TOKENIZER, Catalogue, Summary, by_age
+from ckptsync.catalogue.uncached import not_found
 from ckptsync.cli import output
-from ckptsync.cli.arguments import add_store, named_store
+from ckptsync.cli.arguments import IN_STORE, add_targets, only_target, store_run_location
 from ckptsync.quantities import show_size
 from ckptsync.records.save_groups import Sibling
-from ckptsync.records.store_paths import consolidated_prefix
+from ckptsync.records.store_paths import checkpoint_of, consolidated_prefix
 from ckptsync.stores.contract import Store
 
 HEADING = ("RUN", "CHECKPOINT", "STATUS", "SIZE", "NODES", "DETAIL")
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    add_store(command)
+    add_targets(command, IN_STORE, "only this run, or this checkpoint")
 
 
 def run(args: argparse.Namespace) -> int:
-    """List the store; return the worst exit code of the records that cannot be read."""
-    store = named_store(args)
+    """List the store, or a run; return the worst exit code of the records that cannot be read."""
+    store, wanted, location = store_run_location(args, only_target(args))
     cache = Cache.load(store.url)
     try:
-        found = read_catalogue(store, cache)
+        found = read_catalogue(store, cache, wanted)
     finally:
         # also what was read before an error: the next call continues there
         cache.save(store.url)
+    found = selected(store, found, wanted, location)
     faults = [fault.text for fault in found.faults]
     if args.json:
         locations = describe_checkpoints(store, found.shown)
-        output.print_json({"store": store.url, "locations": locations, "unreadable": faults})
+        result = {"store": store.url, "locations": locations, "unreadable": faults}
+        output.print_json(result, exit_code(found))
         return exit_code(found)
     if found.shown:
         output.print_table(HEADING, list_rows(store, found.shown))
@@ -43,6 +47,23 @@ def run(args: argparse.Namespace) -> int:
     for line in faults:
         output.say(f"unreadable: {line}")
     return exit_code(found)
+
+
+def selected(store: Store, catalogue: Catalogue, run: str, location: str) -> Catalogue:
+    """Return the part of a catalogue that is of a run, and of a location or checkpoint in it.
+
+    Both may be empty.  Raises ConfigError if that is not in the store.
+    """
+    if not run:
+        return catalogue
+    summaries = [s for s in catalogue.summaries if s.run == run]
+    faults = [fault for fault in catalogue.faults if fault.run == run]
+    if location:
+        summaries = [s for s in summaries if location in (s.location, s.checkpoint)]
+        faults = [f for f in faults if location in (f.location, checkpoint_of(f.location))]
+    if not (summaries or faults):
+        raise not_found(store, run, location)
+    return replace(catalogue, summaries=tuple(summaries), faults=tuple(faults))
 
 
 def exit_code(catalogue: Catalogue) -> int:

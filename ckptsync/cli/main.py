@@ -10,15 +10,17 @@ import logging
 import os
 import signal
 import sys
+import textwrap
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from typing import Protocol, cast
 
-from ckptsync import __version__
-from ckptsync.cli.arguments import EXIT_CODES, Parser, add_command
+from ckptsync.cli.arguments import Parser, add_json, described
+from ckptsync.cli.commands import COMMANDS, EXIT_CODES, GROUPS
 from ckptsync.cli.output import print_error
-from ckptsync.errors import CkptsyncError, StoreError
+from ckptsync.errors import CkptsyncError, ConfigError, StoreError
+from ckptsync.near_names import did_you_mean
 from ckptsync.quantities import clean
 from ckptsync.stores import progress_signs
 from ckptsync.threads import HINT, SCARCE, refusal
@@ -26,32 +28,6 @@ from ckptsync.threads import HINT, SCARCE, refusal
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 _ALGEBRA = "OPENBLAS_NUM_THREADS"
-COMMANDS: Mapping[str, str] = {
-    "demo": "run a demo on this machine: two nodes, a head, a flipped bit, and its repair",
-    "run": "run the service with the roles of its configuration (worker, head, verifier)",
-    "push": "upload one checkpoint, or every checkpoint of a directory, now",
-    "merge": "merge a sharded checkpoint into safetensors; needs no service",
-    "verify": "read a store, or a checkpoint in a directory, and check every byte",
-    "inspect": "show which layouts a checkpoint has, whether it is complete, and its tensors",
-    "ls": "list the runs and checkpoints of a store with their status",
-    "status": "show what the nodes and heads of a store do, and what is wrong",
-    "pull": "download a checkpoint, so that a training can resume from it",
-    "consolidate": "merge what is complete in a store and has no model yet, as a head does",
-    "gc": "delete checkpoints that no retention rule keeps",
-    "keep": "keep a checkpoint, whatever the retention rules say",
-    "join": "declare that two locations of a checkpoint are one save, and bring their files"
-    " together",
-    "repair": "repair damaged checkpoints, or say why that is not possible",
-    "config": "print an example of a configuration",
-    "help": "print a page of the documents",
-    "hook": "let CKPTSYNC_AUTOLOAD=1 give each Hugging Face Trainer the hook: install, uninstall",
-    "service": "install or uninstall systemd's unit for this machine's configuration",
-    "doctor": "find what would make a training hang or lose files, before it starts",
-}
-"""Each command, and what it does.
-
-Its module in this package has the same name, and is imported only when it is called.
-"""
 
 
 class Command(Protocol):
@@ -68,6 +44,10 @@ class Command(Protocol):
         ...
 
 
+_ABOUT = (
+    "Collects every finished checkpoint from all your nodes, merges the shards into safetensors,"
+    " and verifies every byte."
+)
 _OUT_OF_MEMORY = CkptsyncError("there is not enough memory", hint=HINT)
 
 
@@ -80,46 +60,78 @@ def main(argv: Sequence[str] | None = None) -> int:
         from ckptsync.child import die_with_parent
 
         die_with_parent()
-    words = sys.argv[1:] if argv is None else argv
+    words = [*(sys.argv[1:] if argv is None else argv)]
+    as_json = "--json" in words or "--progress" in words
     try:
-        of_command = parser(next((word for word in words if not word.startswith("-")), ""))
+        if words[:1] in (["-h"], ["--help"]):
+            print(overview(), end="")
+            return 0
+        if words == ["--version"]:
+            words = ["version"]
+        command = parser(words[0] if words else "")
+        args = command.parse_args(words[1:])
+        args.words = words
+    except ConfigError as e:
+        print_error(e, as_json=as_json)
+        return e.exit_code
     except (MemoryError, ImportError) as e:  # a library's, where there is no room to load it
         if isinstance(e, ImportError) and "failed to map" not in str(e):
             raise
         print_error(_OUT_OF_MEMORY)
         return _OUT_OF_MEMORY.exit_code
-    args = of_command.parse_args(words)
     handler = logging.StreamHandler()  # a service chooses its format later
     handler.setFormatter(_Clean("ckptsync: %(message)s"))
     logging.basicConfig(handlers=[handler])
-    return bounded(lambda: int(args.command(args)), as_json=args.json)
+    return bounded(lambda: int(args.command(args)), as_json=as_json)
 
 
-def parser(command: str = "") -> argparse.ArgumentParser:
-    """Return the parser of the whole command line, with the arguments of ``command`` alone.
+def overview() -> str:
+    """Return what ``ckptsync --help`` prints: the commands by purpose."""
+    lines = ["usage: ckptsync COMMAND …", "", *textwrap.wrap(_ABOUT, 80)]
+    for purpose, commands in GROUPS.items():
+        lines += ["", f"{purpose}:"]
+        lines += [f"  {name:<11} {entry.summary}" for name, entry in commands.items()]
+    lines += [
+        "",
+        "The store is --store URL, else that of -c FILE, else $CKPTSYNC_STORE.",
+        "`ckptsync help COMMAND` shows a command's arguments and examples; `ckptsync help` lists",
+        "the documents; `ckptsync help exit-codes` says what exit codes mean.",
+    ]
+    return "\n".join([*lines, ""])
 
-    No other command's module is imported.
+
+def parser(command: str) -> Parser:
+    """Return the parser of a command; no other command's module is imported.
+
+    Raises ConfigError if there is no such command.
     """
+    if command not in COMMANDS:
+        hint = did_you_mean(command, COMMANDS) or "`ckptsync --help` lists the commands"
+        what = f"{command}: no such command" if command else "no command is given"
+        raise ConfigError(what, hint=hint)
+    entry, module = COMMANDS[command], _imported(f"ckptsync.cli.{command}")
+    examples = "\n".join(["examples:", *(f"  ckptsync {line}" for line in entry.examples)])
+    how = described(entry.summary, getattr(module, "DETAILS", ""), examples)
+    made = Parser(f"ckptsync {command}", **how)
+    add_json(made)
+    made.set_defaults(json=False, command=module.run)
+    module.add_arguments(made)
+    return made
+
+
+def whole_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands, for completion and man pages."""
     top = argparse.ArgumentParser(
-        prog="ckptsync",
-        description="Collects every finished checkpoint from all your nodes, merges the shards into"
-        " safetensors, and verifies every byte.",
+        "ckptsync",
+        description=_ABOUT,
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    top.set_defaults(json=False)
-    top.add_argument("--version", action="version", version=f"ckptsync {__version__}")
-    commands = top.add_subparsers(
-        title="commands", metavar="COMMAND", required=True, parser_class=Parser
-    )
-    for name, summary in COMMANDS.items():
-        if name != command:
-            commands.add_parser(name, help=summary)
-            continue
-        chosen = _imported(f"ckptsync.cli.{name}")
-        one = add_command(commands, name, summary, getattr(chosen, "DETAILS", ""))
-        one.set_defaults(command=chosen.run)
-        chosen.add_arguments(one)
+    commands = top.add_subparsers(title="commands", metavar="COMMAND")
+    for name, entry in COMMANDS.items():
+        made = parser(name)
+        commands.add_parser(name, help=entry.summary)
+        commands.choices[name] = made
     return top
 
 

@@ -177,18 +177,20 @@ def _jobs(asked: int | None, *, is_far: bool) -> int:
 def describe_plan(prepared: Prepared) -> dict[str, Any]:
     """Return what ``--dry-run --json`` prints."""
     job = prepared.job
-    files = [{"path": plan.name, "size": plan.size} for plan in job.plans]
+    files = [{"path": plan.name, "bytes": plan.size} for plan in job.plans]
     for name, directory in job.beside:
         content = job.contents.get(name)
         size = directory.sizes()[name] if content is None else len(content)
-        files.append({"path": name, "size": size})
+        files.append({"path": name, "bytes": size})
     dtypes = Counter(tensor.dtype for plan in job.plans for tensor in plan.tensors)
     return _result(prepared, files, dtypes, job.notes) | {"dry_run": True}
 
 
 def describe_result(prepared: Prepared, merged: Merged) -> dict[str, Any]:
     """Return what ``--json`` prints of a merge; a statistic that is not finite is null there."""
-    files = [{"path": file.path, "size": file.size, "blake3": file.digest} for file in merged.files]
+    files = [
+        {"path": file.path, "bytes": file.size, "blake3": file.digest} for file in merged.files
+    ]
     dtypes = Counter(tensor.dtype for tensor in merged.tensors)
     result = _result(prepared, files, dtypes, merged.notes) | {"dry_run": False}
     if merged.statistics is not None:
@@ -211,7 +213,7 @@ def _result(
         "destination": show_path(prepared.request.destination),
         "source": prepared.job.source,
         "tensors": dtypes.total(),
-        "bytes": sum(file["size"] for file in files),
+        "bytes": sum(file["bytes"] for file in files),
         "dtypes": dict(dtypes.most_common()),
         "files": files,
         "left_out": list(prepared.job.left_out),
@@ -223,7 +225,7 @@ def _show(result: dict[str, Any]) -> None:
     dtypes = ", ".join(f"{count} {dtype}" for dtype, count in result["dtypes"].items())
     say(f"source   {result['source']}")
     say(f"tensors  {result['tensors']} ({dtypes})")
-    files = [[f"         {file['path']}", show_size(file["size"])] for file in result["files"]]
+    files = [[f"         {file['path']}", show_size(file["bytes"])] for file in result["files"]]
     print("\n".join(output.aligned(files)))
     if tensors := result.get("statistics"):
         rows = [["tensor", "min", "max", "norm", "nan", "infinite", "zero"]]

@@ -7,7 +7,7 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from ckptsync.quantities import clean, show_duration, show_size
 
 Progress = Callable[[int, int], None]
 """Called with the bytes that are done, and the bytes in all."""
+FORMAT = 1
+"""Of what ``--json`` prints: keys may be added under the same number, and none go."""
 SECONDS_BETWEEN_LINES = 5.0
 COLOURS = {
     "UPLOADING": "33",
@@ -44,7 +46,7 @@ def print_error(error: CkptsyncError, *, as_json: bool = False, about: str = "")
     ``about``: the target that it is of, where the error does not name it.
     """
     if as_json:
-        print(json.dumps(describe_error(error)), file=sys.stderr)
+        print(json.dumps(as_document(describe_error(error))), file=sys.stderr)
         return
     target = f"{about}: " if about and about not in str(error) else ""
     say(f"ckptsync: error: {target}{error}", to_stderr=True)
@@ -57,15 +59,20 @@ def describe_error(error: CkptsyncError) -> dict[str, Any]:
     return {"error": str(error), "hint": error.hint, "exit_code": error.exit_code}
 
 
-def print_json(value: object) -> None:
-    """Print one line of JSON."""
+def as_document(value: Mapping[str, Any], exit_code: int = 0) -> dict[str, Any]:
+    """Return a result as every command prints it: with `FORMAT`, and an exit code."""
+    return {"format": FORMAT, "exit_code": exit_code, **value}
+
+
+def print_json(value: Mapping[str, Any], exit_code: int = 0) -> None:
+    """Print a result as one line of JSON, as `as_document` has it."""
 
     def plain(value: object) -> Any:
         if is_dataclass(value) and not isinstance(value, type):
             return asdict(value)
         return sorted(value) if isinstance(value, (set, frozenset)) else str(value)
 
-    print(json.dumps(value, ensure_ascii=True, default=plain), flush=True)
+    print(json.dumps(as_document(value, exit_code), ensure_ascii=True, default=plain), flush=True)
 
 
 def print_removal(

@@ -12,6 +12,7 @@ from typing import Any
 from ckptsync.catalogue.location_summary import who_repairs
 from ckptsync.cli import output
 from ckptsync.cli.arguments import (
+    IN_STORE,
     access_of,
     add_bandwidth,
     add_dry_run,
@@ -43,8 +44,8 @@ DETAILS = (
 def add_arguments(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add(
-        "what",
-        metavar="RUN[/CHECKPOINT]",
+        "target",
+        metavar=IN_STORE,
         help="a run, which means RUN/latest, its newest VERIFIED checkpoint; or one checkpoint; or"
         " its URL or path in a store",
     )
@@ -79,8 +80,8 @@ def run(args: argparse.Namespace) -> int:
 
     Return the exit code of the worst file that failed.
     """
-    store, what = store_and_name(args, args.what)
     destination = Path(args.destination).absolute()
+    store, what = store_and_name(args, args.target)
     check_outside(store, destination)
     request = PullRequest(
         what, "any" if args.unverified else "verified", args.node or "", args.consolidated
@@ -154,11 +155,11 @@ def _failure_notes(store: Store, found: FoundCheckpoint, done: Result) -> list[s
     kept = "the files that could be downloaded are kept; the same command continues with them"
     if reason := why_retired(store, found.run, found.location):
         return [f"retention is deleting {name}: {reason}", kept]
-    command = shlex.join(["ckptsync", "verify", f"{store.url.rstrip('/')}/{name}"])
+    command = shlex.join(["ckptsync", "verify", name, "--store", store.url])
     first = "" if found.status == "DAMAGED" else f"`{command}` records the damage; then "
     failed = (file.name for file in found.plan.files if file.under in done.failed)
     names = [one.removeprefix(f"{found.run}/") for one in failed]
-    repair = shlex.join(["ckptsync", "repair", store.url, name])
+    repair = shlex.join(["ckptsync", "repair", name, "--store", store.url])
     again = f"{who_repairs(names)}; `{repair}` shows who can"
     return [f"{first}{again}", kept]
 

@@ -7,16 +7,18 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptsync.cli import output
 from ckptsync.cli.arguments import (
     access_of,
     add_bandwidth,
     add_dry_run,
+    add_store_option,
     configuration,
     named_store,
     store_url,
+    with_store,
 )
 from ckptsync.cli.output import Progress, say
 from ckptsync.errors import ConfigError, Corrupt
@@ -30,7 +32,7 @@ from ckptsync.walk import SPOOL
 from ckptsync.worker.file_selection import Selection
 from ckptsync.worker.node_identity import node_id
 from ckptsync.worker.options import RunDir, checked_run, push_command
-from ckptsync.worker.push import find_offer, plan_push, push
+from ckptsync.worker.push import Offer, find_offer, plan_push, push
 from ckptsync.worker.results import UploadProgress
 
 SHOWN = 12  # names of files that are left out
@@ -39,26 +41,19 @@ PRESETS = ("all", "no-optimizer", "weights")
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
-    add("directory", metavar="DIR", help="a checkpoint, or an output directory of checkpoints")
     add(
-        "url",
-        metavar="STORE_URL",
-        nargs="?",
-        help="the store, a path or a URL (default: the store of -c, or $CKPTSYNC_STORE)",
+        "directories",
+        metavar="DIR",
+        nargs="+",
+        help="a checkpoint, or an output directory of checkpoints",
     )
+    add_store_option(command)
     add(
         "--as",
         dest="name",
         metavar="NAME",
         default="",
         help="upload all of DIR as one checkpoint of this name (default: its own)",
-    )
-    add(
-        "-c",
-        "--config",
-        metavar="CONFIG",
-        help="a worker's configuration: its store, limits, node, names of runs, and which files it"
-        " uploads",
     )
     add(
         "--send",
@@ -82,8 +77,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Upload; a file that the store has already is not uploaded again."""
-    url, config, directory = store_url(args), configuration(args), Path(args.directory)
+    """Upload each directory; a file that the store has already is not uploaded again."""
+    _check_directories(args)
+    url, config = store_url(args), configuration(args)
     node = _checked_node(args.node) or (config.node if config else "") or node_id()
     worker = config.worker if config else None
     selection = Selection(
@@ -98,7 +94,60 @@ def run(args: argparse.Namespace) -> int:
         there = existing_directories(worker.runs, url).runs
         runs = tuple(RunDir(one.name, Path(one.path)) for one in there)
     access = access_of(args)
-    located(url)  # a URL that names no store is refused before the directory is read
+    located(url)  # a URL that names no store is refused before a directory is read
+    uploads = [
+        _planned(args, Path(directory), url, runs, node=node, selection=selection)
+        for directory in args.directories
+    ]
+    left_out = [path for one in uploads for path in one.left_out]
+    if args.dry_run:
+        rows = [
+            {**_described(save), "run": one.offer.run, "phase": "would be sent"}
+            for one in uploads
+            for save in one.plan
+        ]
+        return _show(args, url, rows, left_out)
+    rows = []
+    for one in uploads:
+        store = _store(args, one.offer.root)
+        with output.progress(args, f"uploading {one.offer.run}") as progress:
+            passed = counted(progress, sum(save.size for save in one.plan))
+            sent = push(
+                one.offer, store, node, passed, threads=access.limits.threads, selection=selection
+            )
+        rows += [_described(save) for save in sent]
+    return _show(args, url, rows, left_out)
+
+
+class _Upload(NamedTuple):
+    """One directory's checkpoints, what is planned of each, and what is in none of them."""
+
+    offer: Offer
+    plan: Sequence[UploadProgress]
+    left_out: Sequence[str]
+
+
+def _check_directories(args: argparse.Namespace) -> None:
+    """Raise ConfigError where the last word names a store, or one name is for several."""
+    *others, last = args.directories
+    is_store_like = "://" in last or not Path(last).exists() or is_store(last)
+    if (others or "://" in last) and is_store_like:
+        why = f"{last}: is no directory of checkpoints; --store names the store"
+        raise ConfigError(why, hint=with_store(args, last))
+    if others and args.name:
+        raise ConfigError("--as is the name of one checkpoint", hint="push each directory alone")
+
+
+def _planned(
+    args: argparse.Namespace,
+    directory: Path,
+    url: str,
+    runs: tuple[RunDir, ...],
+    *,
+    node: str,
+    selection: Selection,
+) -> _Upload:
+    """Find what a directory offers, and plan its upload.  Raises ConfigError."""
     offer = find_offer(directory, runs, args.name, url)
     try:
         name = checked_run(args.run or offer.run)
@@ -106,16 +155,11 @@ def run(args: argparse.Namespace) -> int:
         raise e if args.run else ConfigError(str(e), hint="give the run a name: --run NAME") from e
     plan = plan_push(offer, node, selection)
     added = {path for one in plan for path in one.added}
+    # of one directory as always by its name in it, of several by the path that finds it
     left_out = [entry for entry in offer.left_out if str(directory.resolve() / entry) not in added]
-    if args.dry_run:
-        found = [{**_described(one), "run": name, "phase": "would be sent"} for one in plan]
-        return _show(args, url, found, left_out)
-    store = _store(args, offer.root)
-    offer = replace(offer, run=name)
-    with output.progress(args, f"uploading {name}") as progress:
-        passed, threads = counted(progress, sum(one.size for one in plan)), access.limits.threads
-        sent = push(offer, store, node, passed, threads=threads, selection=selection)
-    return _show(args, url, [_described(one) for one in sent], left_out)
+    if len(args.directories) > 1:
+        left_out = [f"{directory}/{entry}" for entry in left_out]
+    return _Upload(replace(offer, run=name), plan, left_out)
 
 
 def _store(args: argparse.Namespace, output_dir: Path) -> Store:
@@ -176,7 +220,9 @@ def notes(url: str) -> list[str]:
 
 
 def _described(one: UploadProgress) -> dict[str, Any]:
-    return {key: value for key, value in asdict(one).items() if key not in ("k", "detail")}
+    row = asdict(one)
+    row["bytes"] = row.pop("size")
+    return {key: value for key, value in row.items() if key not in ("k", "detail")}
 
 
 def _show(
@@ -190,7 +236,7 @@ def _show(
         where = f" as {one['location']}" if one["location"] not in ("", one["checkpoint"]) else ""
         amount = "the store had every file already"
         if one["files"]:
-            amount = f"{one['files']} files, {show_size(one['size'])}"
+            amount = f"{one['files']} files, {show_size(one['bytes'])}"
         say(f"{one['run']}/{one['checkpoint']}: {one['phase']}{where}, {amount}")
         for note in one["notes"]:
             say(f"  note: {note}")
@@ -209,8 +255,12 @@ def _how_to_upload(args: argparse.Namespace, left_out: Sequence[str]) -> str:
     folder = next((name for name in left_out if name.endswith("/")), None)
     if folder is None:
         return "to upload such files, move them into a directory, and push it with --as NAME"
-    store = ["-c", args.config] if args.config else [args.url or ""]
-    command = push_command(Path(args.directory, folder), *store, whole=True)
+    directory = Path(folder) if len(args.directories) > 1 else Path(args.directories[0], folder)
+    store = [
+        *(["--store", args.url] if args.url else []),
+        *(["-c", args.config] if args.config else []),
+    ]
+    command = push_command(directory, *store, whole=True)
     run = f" --run {shlex.quote(args.run)}" if args.run else ""
     return f"to upload a directory of these as it is: {command}{run}"
 

@@ -7,14 +7,18 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from ckptsync.catalogue.cached import read_catalogue
-from ckptsync.catalogue.location_summary import Catalogue
 from ckptsync.catalogue.uncached import StoreState, not_found, read_state
 from ckptsync.cli import output
-from ckptsync.cli.arguments import add_config, configuration, store_and_name
+from ckptsync.cli.arguments import (
+    IN_STORE,
+    add_targets,
+    configuration,
+    only_target,
+    store_run_location,
+)
 from ckptsync.cli.output import Progress, say
 from ckptsync.cli.progress import add_progress, count_read, with_progress
-from ckptsync.errors import CkptsyncError, ConfigError, without_frames
+from ckptsync.errors import CkptsyncError, without_frames
 from ckptsync.head.consolidate import HeadOptions
 from ckptsync.head.repair import NodeState, RepairPlan, plan_repair, repair
 from ckptsync.merge.plan import MergeOptions
@@ -46,13 +50,7 @@ Exit code 10: something cannot be repaired; 3: nodes still have to upload files 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
-    add(
-        "what",
-        metavar="URL | RUN[/CHECKPOINT]",
-        nargs="*",
-        help="the store; and what to repair in it (default: all that is damaged)",
-    )
-    add_config(command)
+    add_targets(command, IN_STORE, "what to repair (default: all that is damaged)")
     add("--dry-run", action="store_true", help="only say what would be done, and what is lost")
     add(
         "--wait",
@@ -92,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace, progress: Progress) -> int:
-    store, run_, location = _target(args)
+    store, run_, location = store_run_location(args, only_target(args))
     options = HeadOptions()
     if config := configuration(args):
         head = config.head
@@ -125,25 +123,6 @@ def _run(args: argparse.Namespace, progress: Progress) -> int:
         if one.error:
             say(f"failed: {at}: {one.error}")
     return code
-
-
-def _target(args: argparse.Namespace) -> tuple[Store, str, str]:
-    """Return the store, a run and a location, as far as they are named.  Raises ConfigError."""
-    words = [*args.what]
-    args.url = words.pop(0) if len(words) > 1 and not args.config else None
-    if len(words) > 1:
-        why = f"{' '.join(words)}: expected one RUN[/CHECKPOINT]"
-        raise ConfigError(why, hint="`ckptsync ls` lists the checkpoints")
-    store, what = store_and_name(args, words[0] if words else "", may_be_store=True)
-    what = what.strip("/")
-    found = read_catalogue(store) if what else Catalogue()
-    runs = {one.run for one in found.summaries} | {fault.run for fault in found.faults}
-    if not what or what in runs:
-        return store, what, ""
-    run_, _, location = what.rpartition("/")
-    if not run_:
-        raise not_found(store, what)
-    return store, run_, location
 
 
 def _plans_by_reading(
@@ -202,7 +181,7 @@ class StoreRepairs:
         states, found = self._states(), read_state(self.store, run_)
         names = {(one.run, one.location) for one in found.locations}
         names |= {(fault.run, fault.location) for fault in found.faults}
-        if location and (run_, location) not in names:
+        if (run_ and not names) or (location and (run_, location) not in names):
             raise not_found(self.store, run_, location)
         plans = [_plan(found, *name, states) for name in sorted(names) if location in ("", name[1])]
         return [plan for plan in plans if plan.parts]

@@ -15,10 +15,15 @@ from typing import TYPE_CHECKING
 from ckptsync.catalogue.cached import Cache, read_catalogue
 from ckptsync.catalogue.location_summary import Catalogue
 from ckptsync.cli import output
-from ckptsync.cli.arguments import add_store, configuration, named_store
-from ckptsync.cli.ls import describe_checkpoints, exit_code, sibling_line, upload_line
+from ckptsync.cli.arguments import (
+    add_targets,
+    configuration,
+    only_target,
+    store_run_location,
+)
+from ckptsync.cli.ls import describe_checkpoints, exit_code, selected, sibling_line, upload_line
 from ckptsync.cli.output import first_of
-from ckptsync.errors import CkptsyncError
+from ckptsync.errors import CkptsyncError, ConfigError
 from ckptsync.quantities import clean, show_duration, show_size
 from ckptsync.service.monitor import OverviewReader, patience
 from ckptsync.status.alarms import Patience
@@ -50,7 +55,7 @@ Row = tuple[Sequence[str], Sequence[str]]
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    add_store(command)
+    add_targets(command, "RUN", "only this run, the nodes and the alarms")
     how = command.add_mutually_exclusive_group()
     how.add_argument("--watch", action="store_true", help="draw again every 2 seconds")
     how.add_argument(
@@ -63,37 +68,43 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the overview once; with ``--watch`` until it is interrupted."""
-    store, config = named_store(args), configuration(args)
+    store, wanted, location = store_run_location(args, only_target(args, "RUN"))
+    if location:
+        hint = f"ckptsync ls {wanted}/{location} shows a checkpoint"
+        raise ConfigError(f"{wanted}/{location}: status is of a run", hint=hint)
+    config = configuration(args)
     waits = patience(config) if config else Patience()
-    overviews = OverviewReader(store, _catalogues(store), waits)
+    overviews = OverviewReader(store, _catalogues(store, wanted), waits)
     if args.watch and not args.json and sys.stdout.isatty():
         return Screen(overviews, store.url).run()
     while True:
         seen = overviews.read()
+        code = exit_code(seen.catalogue)
+        if args.check:
+            is_damaged = any(alarm.kind == "damage" for alarm in seen.alarms)
+            code = 10 if is_damaged else int(bool(seen.alarms))
         if args.json:
             locations = describe_checkpoints(store, seen.catalogue.shown)
-            output.print_json({**document(seen), "locations": locations})
+            output.print_json({**document(seen), "locations": locations}, code)
         else:
             is_terminal = sys.stdout.isatty()
             width = max(NARROWEST, shutil.get_terminal_size().columns) if is_terminal else WIDE
             for line in alarm_lines(seen) if args.check else overview_lines(seen, width):
                 print(output.paint(line) if is_terminal else line)
-        if args.check:
-            return 10 if any(a.kind == "damage" for a in seen.alarms) else int(bool(seen.alarms))
         if not args.watch:
-            return exit_code(seen.catalogue)
+            return code
         sys.stdout.flush()
         time.sleep(EVERY)
 
 
-def _catalogues(store: Store) -> Callable[[], Catalogue]:
-    """Return a function that reads the store's catalogue, and saves its cache."""
+def _catalogues(store: Store, run: str) -> Callable[[], Catalogue]:
+    """Return a function that reads the catalogue of a store, or of a run, and saves its cache."""
     cache = Cache.load(store.url)
 
     def catalogue() -> Catalogue:
-        found = read_catalogue(store, cache)
+        found = read_catalogue(store, cache, run)
         cache.save(store.url)
-        return found
+        return selected(store, found, run, "")
 
     return catalogue
 

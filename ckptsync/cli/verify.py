@@ -11,17 +11,22 @@ import argparse
 import shlex
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ckptsync.catalogue.location_summary import who_repairs
 from ckptsync.cli import output
 from ckptsync.cli.arguments import (
+    IN_STORE,
     access_of,
     add_bandwidth,
-    add_store_option,
+    add_targets,
+    is_path,
+    named_store,
     option_value,
-    store_and_name,
+    store_run_location,
+    with_store,
 )
 from ckptsync.cli.output import Progress, say
 from ckptsync.cli.progress import add_progress, count_read, with_progress
@@ -51,11 +56,10 @@ Stopped = list[tuple[str, CkptsyncError]]
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
-    add(
-        "targets",
-        metavar="PATH_OR_URL",
-        nargs="+",
-        help="a store, a run or a location in one, or a directory",
+    add_targets(
+        command,
+        f"{IN_STORE} | PATH",
+        "a run or a checkpoint in the store, or a directory or URL (default: all of the store)",
     )
     add(
         "--level",
@@ -85,7 +89,6 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         action="store_true",
         help="write a report to the store also where it has no news, as a head's schedule needs it",
     )
-    add_store_option(command)
     add_bandwidth(command)
     add_progress(command)
 
@@ -119,7 +122,7 @@ def _run(args: argparse.Namespace, progress: Progress) -> int:
                     say(line)
                 if store and one.report.verdict == "damaged" and not args.json:
                     location = f"{one.report.run}/{one.report.location}"
-                    command = shlex.join(["ckptsync", "repair", store.url, location])
+                    command = shlex.join(["ckptsync", "repair", location, "--store", store.url])
                     more = who_repairs(f.name for f in one.report.findings if f.kind in DAMAGE)
                     say(f"  hint: `{command}` says what can be done; {more}")
         except CkptsyncError as e:  # noqa: PERF203 - reported below, once the others are verified
@@ -165,14 +168,9 @@ def _targets(
     """Return what to verify, and how.  Raises ConfigError where options do not go together."""
     asked = option_value("--level", checked_level, args.level) if args.level else None
     found: list[tuple[str, InStore | PlainDirectory]] = []
-    for url in args.targets:
+    for url in args.targets or [""]:
         try:
-            if args.config or args.url:
-                store, name = store_and_name(args, url)
-                run_, _, location = name.strip("/").partition("/")
-                found.append((url, InStore(store, run_, location)))
-            else:
-                found.append((url, resolve_target(url, access)))
+            found.append((url, _resolved(args, url, access)))
         except StoreError as e:  # noqa: PERF203 - of this target; a URL that cannot be one is a ConfigError
             stopped.append((url, without_frames(e)))
     has_directory = any(isinstance(where, PlainDirectory) for _, where in found)
@@ -200,6 +198,23 @@ def _targets(
         how = VerifyOptions(level, now, sample, known, always_report=always, progress=progress)
         targets.append((url, where, how))
     return targets
+
+
+def _resolved(args: argparse.Namespace, what: str, access: Access) -> InStore | PlainDirectory:
+    """Return what a word names: a directory or URL, or a run or checkpoint of the named store.
+
+    A word without the marks of a path is one if it exists and no option names a store.  Raises
+    ConfigError, StoreError.
+    """
+    if not what:
+        return InStore(named_store(args))
+    is_named = bool(args.url or args.config)
+    if not (is_path(what) or (not is_named and Path(what).exists())):
+        return InStore(*store_run_location(args, what))
+    where = resolve_target(what, access)
+    if isinstance(where, InStore) and not where.run:
+        raise ConfigError(f"{what}: is a store; --store names it", hint=with_store(args, what))
+    return where
 
 
 def _sample(text: str | None) -> Sample | None:
@@ -237,8 +252,13 @@ def _record(where: InStore | PlainDirectory, path: Path) -> None:
 
 def describe_report(report: Report) -> dict[str, Any]:
     """Return a report for ``--json``."""
-    keys = ("run", "checkpoint", "location", "level", "verdict", "read", "readings", "findings")
-    return {key: getattr(report, key) for key in keys}
+    keys = ("run", "checkpoint", "location", "level", "verdict", "read", "findings")
+    names = {"size": "bytes", "of_size": "of_bytes"}
+    readings = [
+        {names.get(key, key): value for key, value in asdict(reading).items()}
+        for reading in report.readings
+    ]
+    return {**{key: getattr(report, key) for key in keys}, "readings": readings}
 
 
 def report_lines(report: Report) -> Iterator[str]:

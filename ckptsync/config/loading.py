@@ -6,7 +6,6 @@ A default is overridden by the file, and the file by ``CKPTSYNC_*`` variables
 
 from __future__ import annotations
 
-import difflib
 import errno
 import os
 from collections import Counter
@@ -18,6 +17,7 @@ from typing import Any
 from ckptsync.config.schema import KEYS, SECTIONS, Config, LimitsConfig
 from ckptsync.config.yaml_lines import LIMIT, Document, parse
 from ckptsync.errors import ConfigError
+from ckptsync.near_names import near_names
 from ckptsync.safe_open import read_named
 from ckptsync.spool import folders
 from ckptsync.stores.limits import Limits, RateLimiter, TokenBucket, Unlimited
@@ -226,7 +226,7 @@ def _at(name: str, document: Document, key: str) -> str:
 
 
 def _suggestion(key: str, among: Collection[str]) -> str:
-    close = difflib.get_close_matches(key, among, 1, 0.6)
+    close = near_names(key, among)
     if not close:  # the right name in the wrong section
         close = [name for name in among if name.rpartition(".")[2] == key.rpartition(".")[2]][:1]
     return f" (did you mean {close[0]}?)" if close else ""

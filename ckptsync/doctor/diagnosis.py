@@ -256,7 +256,7 @@ def _compare_launch(arrived: published_facts.Arrived, wait: float) -> tuple[Find
         f" {show_duration(wait)}{which}; {', '.join(here)} did"
     )
     why = "the launch would wait for the missing nodes until the rendezvous times out"
-    hint = "run `ckptsync doctor --publish --wait` on every node at once, with one store and --job"
+    hint = "run `ckptsync doctor --publish --wait 2m` on every node at once, one store and --job"
     if arrived.others:
         hint += f"; {', '.join(names(arrived.others))} published before, and does not wait now"
     absent = fail("nodes-missing", "NNODES", what, why=why, hint=hint, nodes=here)

@@ -69,6 +69,7 @@ _HINT = (
     " of the store; this location is left alone"
 )
 
+_LISTED = "`ckptsync ls` shows the checkpoints of its run"
 Result = Literal["marked", "marked again", "removed", "withdrawn", "waits", "gone"]
 
 
@@ -336,6 +337,20 @@ class Removal:
             return view.outcome("waits", "some of its files are already missing")
         return self._withdraw(view, reason)
 
+    def removable(self, run: str, location: str) -> Summary:
+        """Return a location that may be removed now.  Raises ConfigError with what protects it."""
+        view = self._view(run, location, "location")
+        if view is None:
+            raise not_found(self._store, run, location)
+        decision = RetentionDecision(run, location, "drop", "", "remove")
+        # one whose files are being deleted already can only be finished
+        is_going = view.summary.begun and not view.is_whole
+        why = "" if is_going else self._protection(view, decision, time.time())
+        if why:
+            hint = "`ckptsync keep --release` releases what is kept" if view.summary.kept else ""
+            raise ConfigError(f"{run}/{location}: is not deleted: {why}", hint=hint or _LISTED)
+        return view.summary
+
     def _view(self, run: str, location: str, scope: Scope) -> _View | None:
         """Return the location as it is now; None if no manifest counts, or one cannot be read."""
         catalogue = read_catalogue(self._store, self._cache, run)
@@ -481,6 +496,36 @@ def keep(store: Store, run: str, location: str, reason: str = "") -> bool:
                 hint="run `ckptsync ls` in 15 minutes to see whether it still exists",
             )
     return is_new
+
+
+def plan_removal(store: Store, run: str, location: str) -> Summary:
+    """Return a location that may be removed by hand; nothing is written.
+
+    Raises ConfigError if there is no such location, or why it is protected.
+    """
+    _read_location(store, run, location)
+    check_alone(store, run, location)
+    return Removal(store).removable(run, location)
+
+
+def remove_by_hand(store: Store, summary: Summary, reason: str) -> RemovalOutcome:
+    """Mark a location and remove it, without a grace period.  Calls `plan_removal` again.
+
+    Raises ConfigError where it is protected; Incomplete where the removal has to be called again.
+    """
+    run, location = summary.run, summary.location
+    if not plan_removal(store, run, location).retired:
+        manifests = {
+            one.name: one.manifest for one in _read_location(store, run, location).manifests
+        }
+        write_tombstone(store, manifests, "location", "marked", reason=reason)
+    outcome = Removal(store).remove(RetentionDecision(run, location, "drop", reason, "remove"))
+    if outcome.result not in ("removed", "gone"):
+        raise Incomplete(
+            f"{run}/{location}: not deleted: {outcome.reason}",
+            hint="run the same command again in 15 minutes, or `ckptsync keep` it",
+        )
+    return outcome
 
 
 def release(store: Store, run: str, location: str) -> bool:

@@ -206,9 +206,8 @@ def who_uploads(output_dir: Path) -> str:
 def push_command(output_dir: Path, store: str, run: str) -> str:
     """Return the command that uploads a directory and its spool; ``STORE`` if that is not known."""
     name = ("--run", run.replace("{dir}", output_dir.name)) if run else ()
-    return shlex.join(
-        ["ckptsync", "push", str(output_dir), _absolute(store) if store else "STORE", *name]
-    )
+    url = _absolute(store) if store else "STORE"
+    return shlex.join(["ckptsync", "push", str(output_dir), "--store", url, *name])
 
 
 # --- the wait for the store

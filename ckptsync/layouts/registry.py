@@ -288,7 +288,7 @@ def _section(found: Sequence[WeightsSource], name: str) -> list[WeightsSource]:
 def no_weights(files: Files) -> CkptsyncError:
     """Return the error for files of no layout: Incomplete if a trainer wrote them."""
     names = files.sizes()
-    if inner := _inner_checkpoints(names):
+    if inner := inner_checkpoints(names):
         return Unsupported(
             f"no checkpoint, but {len(inner)} in directories of it: {', '.join(inner)}",
             hint="give the directory of one of them",
@@ -307,7 +307,7 @@ def no_weights(files: Files) -> CkptsyncError:
     )
 
 
-def _inner_checkpoints(names: Iterable[str]) -> list[str]:
+def inner_checkpoints(names: Iterable[str]) -> list[str]:
     """Return the directories that are checkpoints themselves."""
     inner: dict[str, list[str]] = {}
     for name in names:

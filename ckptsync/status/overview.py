@@ -20,7 +20,6 @@ from ckptsync.status.heartbeat import Disk
 from ckptsync.status.nodes import Node, NodeFiles, list_nodes
 from ckptsync.status.run_status import RunStatus, count_statuses, list_runs
 
-FORMAT = 1
 BEHIND = 1.25  # times the period
 SEE_LOG = "see the node's log: `journalctl -u 'ckptsync-worker@*'`"
 FULL = ("no space left", "disk is full", "quota exceeded", "storagefull", "insufficient storage")
@@ -94,15 +93,14 @@ def document(seen: Overview) -> dict[str, Any]:
     """Return plain values, as docs/monitoring.md has them; the locations are `ckptsync ls`'s."""
     summaries = seen.catalogue.summaries
     return {
-        "format": FORMAT,
         "store": seen.store,
         "at": seen.at,
         "alarms": [{"kind": a.kind, **asdict(a)} for a in seen.alarms],
         "nodes": [asdict(n) for n in seen.nodes],
-        "runs": [asdict(r) for r in seen.runs],
+        "runs": [_sized(asdict(r)) for r in seen.runs],
         "checkpoints": seen.checkpoints,
-        "size": seen.size,
-        "model_size": seen.model_size,
+        "bytes": seen.size,
+        "model_bytes": seen.model_size,
         "room": asdict(seen.room) if seen.room else None,
         "repairs": [_repair(s, seen.nodes) for s in summaries if s.status == "DAMAGED"],
         "retired": [
@@ -113,7 +111,7 @@ def document(seen: Overview) -> dict[str, Any]:
                 "reason": s.retired or s.shards_retired,
                 "since": s.marked_at or None,
                 "begun": s.begun,
-                "size": s.size + (s.model_size if s.retired else 0),
+                "bytes": s.size + (s.model_size if s.retired else 0),
             }
             for s in summaries
             if s.status == "RETIRED" or (s.shards_retired and not s.done)
@@ -123,6 +121,11 @@ def document(seen: Overview) -> dict[str, Any]:
         ],
         "unreadable": [fault.text for fault in seen.catalogue.faults],
     }
+
+
+def _sized(run: dict[str, Any]) -> dict[str, Any]:
+    names = {"size": "bytes", "model_size": "model_bytes"}
+    return {names.get(key, key): value for key, value in run.items()}
 
 
 def _repair(s: Summary, nodes: Sequence[Node]) -> dict[str, Any]:
@@ -291,7 +294,7 @@ def _damaged(s: Summary, seen: Overview) -> Alarm:
     waiting = [file for file in files if not file.is_rewritten]
     if not waiting:
         has_verifier = any("verifier" in node.roles for node in seen.alive)
-        command = shlex.join(["ckptsync", "verify", f"{seen.store.rstrip('/')}/{where}"])
+        command = shlex.join(["ckptsync", "verify", where, "--store", seen.store])
         todo = f"`{command}` reads it again{', and so does the verifier' if has_verifier else ''}"
         return Alarm("damaged", where, "warning", since, text, todo)
     if lost := [file for file in waiting if _is_lost(file, s, nodes)]:
@@ -353,7 +356,7 @@ def _make_again(seen: Overview, repair: str) -> str:
 
 
 def _repair_command(seen: Overview, where: str) -> str:
-    return f"`{shlex.join(['ckptsync', 'repair', seen.store, where])}`"
+    return f"`{shlex.join(['ckptsync', 'repair', where, '--store', seen.store])}`"
 
 
 def _to_read(fault: Fault, seen: Overview) -> str:
@@ -424,7 +427,7 @@ def _store(seen: Overview) -> Iterator[Alarm]:
             f" to {show_size(largest)}"
         )
         is_urgent = room.free < max(largest, room.total // 100)
-        gc = shlex.join(["ckptsync", "gc", seen.store, "--keep-last", "3", "--dry-run"])
+        gc = shlex.join(["ckptsync", "gc", "--store", seen.store, "--keep-last", "3", "--dry-run"])
         todo = f"free space, or set retention rules: `{gc}` shows what this one deletes"
         yield Alarm("store-full", "store", "critical" if is_urgent else "warning", None, text, todo)
 

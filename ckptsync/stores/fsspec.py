@@ -22,7 +22,6 @@ import logging
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime, timezone
-from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from ckptsync.errors import (
@@ -35,6 +34,7 @@ from ckptsync.errors import (
     Transient,
     Unsupported,
 )
+from ckptsync.near_names import near_names
 from ckptsync.safe_names import RECORDS, checked_path
 from ckptsync.stores import progress_signs
 from ckptsync.stores.contract import (
@@ -363,7 +363,7 @@ def _class_of(remote: Remote) -> Any:
     try:
         return get_filesystem_class(remote.scheme)
     except ValueError as e:
-        near = get_close_matches(remote.scheme, [*SCHEME_NAMES, "file", *known_implementations])
+        near = near_names(remote.scheme, [*SCHEME_NAMES, "file", *known_implementations], 3)
         guess = f"did you mean {' or '.join(f'{one}://' for one in near)}?  " if near else ""
         ours = ", ".join(f"{name}://" for name in SCHEME_NAMES)
         raise ConfigError(

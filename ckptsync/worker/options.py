@@ -119,9 +119,10 @@ def refuse_overlap(directory: Path, root: Path, checkpoints: Collection[Path] = 
 def push_command(directory: Path, *store: str, whole: bool = False) -> str:
     """Return the command that uploads a directory; ``whole``: all of it as one checkpoint.
 
-    ``store``: the words that name the store.
+    ``store``: its URL, or the words that name it, if any.
     """
-    words = ["ckptsync", "push", str(directory), *filter(None, store)]
+    store = tuple(filter(None, store))
+    words = ["ckptsync", "push", str(directory), *(["--store"] if len(store) == 1 else []), *store]
     name = os.path.basename(os.path.abspath(directory))  # noqa: PTH100, PTH119 - no link is followed
     if whole:
         words += ["--as", name if is_plain(name) else "NAME"]

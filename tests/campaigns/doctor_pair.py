@@ -127,7 +127,7 @@ class Nodes:
 
     def compared(self) -> dict[str, Any]:
         """By somebody who is no node."""
-        words = [*DOCTOR, str(self.home / "shared/store")]
+        words = [*DOCTOR, "--store", str(self.home / "shared/store")]
         return _said(words, {**CLEAN, "PYTHONPATH": str(PROJECT)}, self.home)
 
     def _words(self, n: int, folder: Path, told: Told) -> list[str]:

@@ -105,7 +105,7 @@ class Patient:
             gc.collect()
         out = io.StringIO()
         with contextlib.redirect_stdout(out):
-            code = command(["verify", self.url, "--level", "digest", "--json"])
+            code = command(["verify", "--store", self.url, "--level", "digest", "--json"])
         return code, json.loads(out.getvalue())["reports"]
 
 

@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from ckptsync.cli.main import COMMANDS, parser
+from ckptsync.cli.commands import COMMANDS
+from ckptsync.cli.main import parser
 from ckptsync.config.loading import from_environment, load
 from ckptsync.config.schema import KEYS
 from ckptsync.errors import CkptsyncError, StoreError
@@ -115,14 +116,13 @@ def _options() -> Mapping[str, Sequence[argparse.Action]]:
             found[name] = at._actions
 
     for name in COMMANDS:
-        top = next(a for a in parser(name)._actions if isinstance(a, argparse._SubParsersAction))
-        add(name, top.choices[name])
+        add(name, parser(name))
     return {name: actions for name, actions in found.items() if name.split()[0] not in _LEFT_OUT}
 
 
 _LIKELY: Mapping[str, Sequence[str]] = {
-    "URL": ("store",), "STORE_URL": ("store",), "PATH_OR_URL": ("store", "store/fsdp2",
-    "work/checkpoint-4"), "SRC": ("store/fsdp2/checkpoint-4", "work/checkpoint-4"),
+    "URL": ("store",), "PATH": ("work/checkpoint-4",), "RUN[/CHECKPOINT] | PATH": ("fsdp2",
+    "store/fsdp2", "work/checkpoint-4"), "SRC": ("store/fsdp2/checkpoint-4", "work/checkpoint-4"),
     "DST": ("out/new", "out"),
     "DIR": ("work", "work/checkpoint-4", "out"), "RUN": ("fsdp2", "zero3"),
     "RUN/CHECKPOINT": ("fsdp2/checkpoint-4", "zero3/checkpoint-4"), "RUN[/CHECKPOINT]": ("fsdp2",
@@ -136,7 +136,7 @@ _LEFT_OUT = ("run", "demo", "hook")
 # what does not end, asks systemd, or is to be run
 _NEVER = ("--watch", "--wait", "--user", "--python")
 _SLOW = ("load", "model")  # levels that start torch
-_CHANGES = ("push", "pull", "merge", "keep", "gc", "repair")
+_CHANGES = ("push", "pull", "merge", "keep", "rm", "gc", "repair")
 _READS = ("ls", "status", "inspect")
 _TEXTS = (
     *(n for n in NAMES if "outside" not in n and n not in (".",

@@ -110,10 +110,14 @@ def _json(*argv: str) -> dict[str, Any]:
 
 def _seen(url: str) -> dict[str, dict[Any, Any]]:
     """By command, what each says of every location, or node."""
-    status, verified = _json("status", url), _json("verify", url, "--level", "stat")
+    status, verified = (
+        _json("status", "--store", url),
+        _json("verify", "--store", url, "--level", "stat"),
+    )
     return {
         "ls": {
-            (p["run"], p["location"]): p["status"] for p in _json("ls", url).get("locations", ())
+            (p["run"], p["location"]): p["status"]
+            for p in _json("ls", "--store", url).get("locations", ())
         },
         "status": {(p["run"], p["location"]): p["status"] for p in status.get("locations", ())},
         "verify": {(r["run"], r["location"]): r["verdict"] for r in verified.get("reports", ())},
@@ -178,9 +182,9 @@ def _run_records(case: Case, home: Path) -> str:
     url = str(write_files(home / "store", others | case["files"]))
     _compare(url, case["run"])
     for argv in (
-        ("repair", url),
-        ("gc", url, "--dry-run", "--keep-last", "1"),
-        ("gc", url, "--dry-run", "--orphans"),
+        ("repair", "--store", url),
+        ("gc", "--store", url, "--dry-run", "--keep-last", "1"),
+        ("gc", "--store", url, "--dry-run", "--orphans"),
     ):
         command(*argv, "--json")
     command("pull", f"{case['run']}/checkpoint-4", str(home / "out"), "--store", url, "--dry-run")
@@ -188,7 +192,7 @@ def _run_records(case: Case, home: Path) -> str:
         made = consolidate_due(open_store(url), HeadOptions())
         proved = [verify_next(open_store(url), VerifyPolicy(), 2e9) for _ in range(4)]
         if ("other", "VERIFIED") not in [
-            (p["run"], p["status"]) for p in _json("ls", url)["locations"]
+            (p["run"], p["status"]) for p in _json("ls", "--store", url)["locations"]
         ]:
             raise Wrong(
                 f"a head and a verifier leave another run alone: {made!r:.1000} {proved!r:.1000}"
@@ -221,14 +225,14 @@ def _run_nodes(case: Case, home: Path) -> str:
     url = str(write_files(home / "store", {**_good(), **case["files"]}))
     (name,) = case["files"]
     if name == STORE_FILE:
-        code, _ = command("ls", url, "--json")
+        code, _ = command("ls", "--store", url, "--json")
         return f"store {code}"
     node = name.rpartition("/")[2].removesuffix(".json").removesuffix("~facts")
     _compare(url, node)
-    command("status", url, "--check")
-    command("status", url)
+    command("status", "--store", url, "--check")
+    command("status", "--store", url)
     if "/launches/" in name or "facts" in name:
-        command("doctor", url, *case["how"])
+        command("doctor", "--store", url, *case["how"])
     store = open_store(url)
     for one in ("node0", "node1"):
         heartbeat.beat(store, Heartbeat(one, "mine", "other", 1, "1", 0.0, ("worker",), "1.0"))
@@ -261,13 +265,13 @@ def _run_kept(case: Case, home: Path) -> str:
             checked_path(one.path)
         return "a baseline"
     url = str(write_files(home / "store", _good()))
-    before = _json("ls", url)
+    before = _json("ls", "--store", url)
     path = cache_path(url)
     data = bytearray(path.read_bytes())
     for at, value in case["change"]:
         data[int(at * len(data))] = value
     path.write_bytes(data[: int(case["cut"] * len(data))])
-    if _json("ls", url) != before:
+    if _json("ls", "--store", url) != before:
         raise Wrong("a damaged cache is believed")
     return "a cache"
 

@@ -108,7 +108,7 @@ class Replay:
 
     def status(self) -> str:
         """What ``ckptsync status`` prints."""
-        command = [*CKPTSYNC, "status", self.store.url]
+        command = [*CKPTSYNC, "status", "--store", self.store.url]
         done = subprocess.run(command, capture_output=True, text=True, env=CLEAN, check=False)
         return done.stdout + done.stderr
 

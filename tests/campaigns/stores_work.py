@@ -106,7 +106,7 @@ class Pushing:
 
     def prepare(self, there: Location) -> list[str]:
         there.fresh()
-        words = [str(self._checkpoint), there.url, *flags(run="run", node="n0")]
+        words = [str(self._checkpoint), "--store", there.url, *flags(run="run", node="n0")]
         return [*CKPTSYNC, "push", *words]
 
     def acknowledged(self, lines: Sequence[str]) -> set[str]:

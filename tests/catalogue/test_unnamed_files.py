@@ -48,7 +48,7 @@ def store(tmp_path: Path) -> Store:
 
 def said(command: str, store: Store, capsys: pytest.CaptureFixture[str]) -> str:
     capsys.readouterr()
-    main([command, store.url])
+    main([command, "--store", store.url])
     return capsys.readouterr().out
 
 
@@ -96,7 +96,7 @@ def test_of_many_files_the_first_are_told_and_how_many_there_are(
     assert "06.txt, …" in line
     assert "07.txt" not in line
     assert "23 more files that no record names" in said("verify", store, capsys)
-    main(["ls", store.url, "--json"])
+    main(["ls", "--store", store.url, "--json"])
     (found,) = json.loads(capsys.readouterr().out)["locations"]
     assert found["unnamed"]["files"] == 31
     assert len(found["unnamed"]["first"]) == 8

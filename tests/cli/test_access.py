@@ -30,10 +30,14 @@ def test_the_store_is_named_by_the_command_the_environment_or_a_configuration(
     assert main(["ls"]) == 2
     (tmp_path / "c.yaml").write_text(f"roles: [head]\nstore: {{url: {store}}}\n")
     assert main(["ls", "-c", str(tmp_path / "c.yaml")]) == 0
-    assert main(["ls", str(store), "-c", str(tmp_path / "c.yaml")]) == 2
+    assert main(["ls", "--store", str(store), "-c", str(tmp_path / "c.yaml")]) == 0
     monkeypatch.setenv("CKPTSYNC_STORE", str(store))
     assert main(["ls"]) == 0
-    assert capsys.readouterr().out.count("VERIFIED") == 2
+    told = capsys.readouterr()
+    assert told.out.count("VERIFIED") == 3
+    assert told.err.splitlines()[-1] == f"ckptsync: store {store} ($CKPTSYNC_STORE)"
+    assert main(["ls", "--json"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_a_record_that_cannot_be_read_is_told_and_not_rounded_down(
@@ -42,7 +46,7 @@ def test_a_record_that_cannot_be_read_is_told_and_not_rounded_down(
     manifest = next((store / "zero3" / ".ckptsync").rglob("manifest-*"))
     flip(manifest)
     for command in ("ls", "status"):
-        assert main([command, str(store)]) == 10
+        assert main([command, "--store", str(store)]) == 10
         assert (
             f"unreadable: zero3/.ckptsync/checkpoint-4/{manifest.name}" in capsys.readouterr().out
         )
@@ -76,9 +80,9 @@ def test_options_of_the_environment_do_not_trouble_a_path(
     store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CKPTSYNC_STORAGE_OPTIONS", '{"secret": "hunter2"}')
-    assert main(["ls", str(store)]) == 0
+    assert main(["ls", "--store", str(store)]) == 0
     monkeypatch.setenv("CKPTSYNC_STORAGE_OPTIONS", '{"secret": "hunter2"')
-    assert main(["ls", str(store)]) == 2
+    assert main(["ls", "--store", str(store)]) == 2
     assert "CKPTSYNC_STORAGE_OPTIONS: not JSON" in (err := capsys.readouterr().err)
     assert "hunter2" not in err
 
@@ -105,7 +109,8 @@ def test_a_store_that_a_url_names_has_the_limits_that_an_empty_configuration_has
 @pytest.mark.parametrize(
     "words",
     [
-        ["repair", "store", "--dry-run"],
+        ["ls", "store/fsdp2"],
+        ["status", "./store/fsdp2"],
         ["repair", "store/fsdp2", "--dry-run"],
         ["repair", "./store/fsdp2/checkpoint-4", "--dry-run"],
         ["keep", "store/fsdp2/checkpoint-4"],
@@ -127,9 +132,16 @@ def test_a_path_in_a_store_names_the_store_and_what_is_in_it(
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["pull", "store", "out"], "store: names a store, but no run in it"),
+        (["pull", "store", "out"], "ckptsync pull out --store store"),
+        (["ls", "./store", "--json"], "ckptsync ls --json --store ./store"),
+        (["status", "./store"], "ckptsync status --store ./store"),
+        (["gc", "./store", "--keep-last", "1"], "ckptsync gc --keep-last 1 --store ./store"),
+        (["repair", "./store", "fsdp2"], "ckptsync repair fsdp2 --store ./store"),
+        (["verify", "./store"], "ckptsync verify --store ./store"),
+        (["doctor", "./store"], "ckptsync doctor --store ./store"),
+        (["gc", "fsdp2"], "--run fsdp2 is of one run"),
         (["keep", "fsdp2/checkpoint-4"], "no store is named, and this lies in none"),
-        (["keep", "./store/fsdp2/checkpoint-4", "--store", "store"], "another store is given"),
+        (["keep", "./store/fsdp2/checkpoint-4", "--store", "store"], "--store names another store"),
         (["pull", "./fsdp2", "out"], "./fsdp2: not inside a store"),
         (["repair"], "no store is named"),
     ],
@@ -155,7 +167,6 @@ def test_a_run_of_the_named_store_wins_over_a_path_of_its_name(
     assert main(["repair", "fsdp2", "--dry-run"]) == 0
     assert main(["repair", "store", "--dry-run"]) == 2
     assert "run 'store' not found" in capsys.readouterr().err
-    assert main(["repair", "./store", "--dry-run"]) == 0
 
 
 def test_a_url_of_a_checkpoint_in_a_bucket_names_its_store(
@@ -165,5 +176,5 @@ def test_a_url_of_a_checkpoint_in_a_bucket_names_its_store(
     create_store(url, weed().options())
     monkeypatch.setenv("CKPTSYNC_STORAGE_OPTIONS", json.dumps(weed().options()))
     assert main(["repair", f"{url}/a/b/checkpoint-4"]) == 2
-    assert "run 'a/b' not found in" in capsys.readouterr().err
-    assert main(["repair", url]) == 0
+    assert "run 'a' not found in" in capsys.readouterr().err
+    assert main(["repair", "--store", url]) == 0

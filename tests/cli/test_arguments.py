@@ -4,11 +4,12 @@ import pytest
 
 from ckptsync.cli.main import parser
 from ckptsync.config.value_parsers import RULES as KEYS
+from ckptsync.errors import ConfigError
 
 
 def parsed(line: str) -> dict[str, object]:
     words = line.split()
-    return vars(parser(words[0]).parse_args(words))
+    return vars(parser(words[0]).parse_args(words[1:]))
 
 
 @pytest.mark.parametrize(
@@ -21,12 +22,12 @@ def parsed(line: str) -> dict[str, object]:
             {"dtype": "keep", "source": "zero:.", "json": True},
         ),
         (
-            "push d url --run r --node n --dry-run",
-            {"directory": "d", "url": "url", "run": "r", "node": "n", "dry_run": True},
+            "push d --store url --run r --node n --dry-run",
+            {"directories": ["d"], "url": "url", "run": "r", "node": "n", "dry_run": True},
         ),
         (
-            "push d --run a s3://b/c --send weights",
-            {"directory": "d", "url": "s3://b/c", "run": "a", "send": "weights"},
+            "push d --run a e --store s3://b/c --send weights",
+            {"directories": ["d", "e"], "url": "s3://b/c", "run": "a", "send": "weights"},
         ),
         (
             "push d -c x.yaml --exclude a --exclude b",
@@ -38,18 +39,22 @@ def parsed(line: str) -> dict[str, object]:
             {"level": "load", "sample": "10%", "record": "g"},
         ),
         ("inspect a --tensors", {"targets": ["a"], "tensors": True}),
-        ("ls", {"url": None, "config": None}),
-        ("status /s --watch", {"url": "/s", "watch": True}),
+        ("ls", {"url": None, "config": None, "targets": []}),
+        ("ls --json r/c --store /s", {"url": "/s", "targets": ["r/c"]}),
+        ("status r --store /s --watch", {"url": "/s", "targets": ["r"], "watch": True}),
         ("run -c x.yaml", {"config": "x.yaml"}),
         ("demo --dir d", {"dir": "d"}),
         (
             "pull r out --node n --dry-run",
-            {"what": "r", "destination": "out", "url": None, "node": "n", "consolidated": False},
+            {"target": "r", "destination": "out", "url": None, "node": "n", "consolidated": False},
         ),
-        ("gc /store --keep-last 3 --dry-run", {"url": "/store", "keep_last": "3", "dry_run": True}),
-        ("keep a/b --release", {"what": "a/b", "release": True}),
-        ("join a/b a/c", {"first": "a/b", "second": "a/c"}),
-        ("repair /store a/b --wait", {"what": ["/store", "a/b"], "wait": True}),
+        (
+            "gc --store /store --keep-last 3 --dry-run",
+            {"url": "/store", "keep_last": "3", "dry_run": True},
+        ),
+        ("keep a/b --release", {"targets": ["a/b"], "release": True}),
+        ("join a/b a/c", {"targets": ["a/b", "a/c"]}),
+        ("repair a/b --wait --store /s", {"targets": ["a/b"], "url": "/s", "wait": True}),
         (
             "service install -c x.yaml --as ann --dry-run",
             {"config": "x.yaml", "train": "ann", "user": False, "dry_run": True},
@@ -67,7 +72,7 @@ def parsed(line: str) -> dict[str, object]:
             "doctor --publish -c x.yaml --output-dir /a --output-dir /b",
             {"output_dir": ["/a", "/b"], "publish": True},
         ),
-        ("doctor --strict /store", {"strict": True, "url": "/store"}),
+        ("doctor --strict --store /store", {"strict": True, "url": "/store"}),
     ],
 )
 def test_each_command_reads_its_arguments(
@@ -82,18 +87,15 @@ def test_each_command_reads_its_arguments(
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("merge a b --dry", "unrecognized arguments: --dry"),
-        ("merge a out --dtype int8", "invalid choice"),
+        ("merge a b --dry", "--dry: no such option"),
+        ("merge a out --dtype int8", "none of auto"),
         ("service", "ACTION"),
         ("hook", "ACTION"),
     ],
 )
-def test_what_is_not_an_argument_is_refused(
-    line: str, why: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
+def test_what_is_not_an_argument_is_refused(line: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
         parsed(line)
-    assert why in capsys.readouterr().err
 
 
 def test_every_rule_of_a_configuration_has_a_flag() -> None:

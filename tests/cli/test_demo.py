@@ -191,5 +191,5 @@ def test_rows_that_changed_are_lines_and_with_json_an_event_is_a_line(
     events.table([ROW])
     events.table([ROW])
     first, second = (json.loads(line) for line in capsys.readouterr().out.splitlines())
-    assert first == {"say": "begins"}
+    assert first == {"format": 1, "exit_code": 0, "say": "begins"}
     assert second["table"][0]["status"] == "INCOMPLETE"

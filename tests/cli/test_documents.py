@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -12,16 +13,22 @@ from pathlib import Path
 
 import pytest
 
-from ckptsync.cli.main import COMMANDS, main
+from ckptsync.cli.commands import COMMANDS
+from ckptsync.cli.main import main, parser
+from ckptsync.errors import ConfigError
 from tests.support.stand_in_programs import ROOT, ran
 
 BUILD = "import sys; from setuptools import build_meta; print(build_meta.build_wheel(sys.argv[1]))"
 EXAMPLES = sorted(
     path.stem if path.suffix == ".yaml" else path.name for path in (ROOT / "configs").iterdir()
 )
-TOPICS = sorted(path.stem for path in (ROOT / "docs").rglob("*.md"))
+PAGES = sorted([*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")])
+TOPICS = sorted([*(path.stem for path in (ROOT / "docs").rglob("*.md")), "json-schema"])
 HINTED = re.compile(r"`ckptsync (help|config example) ([a-z0-9.-]+)`")
-QUOTED = re.compile(r"`ckptsync ([a-z]+)[^`]*`")
+QUOTED = re.compile(r"`(?:sudo -u \S+ )?ckptsync ([a-z]+)([^`]*)`")
+LINE = re.compile(r"^(?:    |\$ )?(?:[A-Z_]+=\S+ )*ckptsync ([a-z]+)([^#\n]*)", re.MULTILINE)
+STORES = re.compile(r"://|^/mnt|^/data/store|STORE|^\[?URL")
+OF_A_STORE = ("ls", "status", "verify", "repair", "gc", "keep", "rm", "push", "doctor")
 
 
 def texts() -> Iterator[tuple[str, str]]:
@@ -48,7 +55,9 @@ def test_every_command_that_a_text_names_works_and_no_text_names_a_file_of_the_r
     hinted = set()
     for where, text in texts():
         hinted |= set(HINTED.findall(text))
-        assert all(word in COMMANDS for word in QUOTED.findall(text)), (where, text)
+        assert all(word in COMMANDS for word, _ in QUOTED.findall(text)), (where, text)
+        for command, rest in QUOTED.findall(text):
+            parse(command, rest, where)
         assert not re.search(r"\b(docs|configs)/[a-z]", text), (where, text)
     assert {"service", "cli", "trainers", "hook", "monitoring", "sftp"} <= {
         name for command, name in hinted if command == "help"
@@ -56,7 +65,35 @@ def test_every_command_that_a_text_names_works_and_no_text_names_a_file_of_the_r
     assert ("config example", "worker") in hinted
     for command, name in sorted(hinted):
         assert main([*command.split(), name]) == 0, (command, name)
-        assert len(capsys.readouterr().out) > 500
+        assert len(capsys.readouterr().out) > 300
+
+
+def parse(command: str, rest: str, where: str) -> None:
+    """Parse a command line of a text; its placeholders are words as any others."""
+    rest = rest.partition(" && ")[0].partition(" | ")[0].partition(" > ")[0].partition("; [")[0]
+    rest = re.sub(r"\{[^{}]*\}|<[^<>]*>", "X", rest).replace("…", "X")
+    words = shlex.split(rest)
+    if not words or words in (["install", ","], ["COMMAND"]):
+        return
+    try:
+        args = parser(command).parse_args(words)
+    except ConfigError as e:
+        # an action or an argument that a sentence leaves out
+        assert re.search("required|expected one argument", str(e)), (where, command, rest, str(e))  # noqa: PT017
+        return
+    if command in OF_A_STORE:
+        acted_on = [*getattr(args, "targets", ()), *getattr(args, "directories", ())]
+        stores = [word for word in acted_on if STORES.search(word)]
+        assert not stores, (where, command, rest)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_every_command_line_of_a_document_is_in_todays_grammar(path: Path) -> None:
+    text = path.read_text()
+    lines = [*LINE.findall(text), *QUOTED.findall(text)]
+    for command, rest in lines:
+        if command in COMMANDS and not rest.startswith(("[", " what", " is", " runs")):
+            parse(command, rest, path.name)
 
 
 def test_a_name_is_looked_up_and_a_wrong_one_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,11 +130,15 @@ def test_an_installation_without_the_repository_prints_them_all(tmp_path: Path) 
         f" m.__file__.startswith({str(site)!r}); "
     )
     program += "[m.main(words.split(',')) and sys.exit(words) for words in sys.argv[1:]]"
-    words = [*(f"help,{name}" for name in TOPICS), *(f"config,example,{name}" for name in EXAMPLES)]
+    of_commands = [name for name in TOPICS if name in COMMANDS]  # their help stands before the page
+    others = [name for name in TOPICS if name not in COMMANDS]
+    words = [*(f"help,{name}" for name in others), *(f"config,example,{name}" for name in EXAMPLES)]
     command = [sys.executable, "-c", program, *words]
     told = subprocess.run(
         command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
     )
     assert told.returncode == 0, told.stderr
-    files = [*(ROOT / "docs").rglob("*.md"), *(ROOT / "configs").iterdir()]
+    pages = [p for p in (ROOT / "docs").rglob("*.*") if p.stem in others]
+    files = [*pages, *(ROOT / "configs").iterdir()]
+    assert {"pull", "verify", "doctor"} <= set(of_commands)
     assert len(told.stdout) == sum(len(path.read_text()) for path in files)

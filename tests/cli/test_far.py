@@ -162,5 +162,5 @@ def test_a_store_is_found_above_a_url_and_damage_in_it(
     data = bytearray(content(store)[name])
     data[len(data) // 2] ^= 1
     store.write(name, [bytes(data)])
-    assert done("verify", url) == 10
+    assert done("verify", "--store", url) == 10
     assert "__0_0.distcp" in capsys.readouterr().out

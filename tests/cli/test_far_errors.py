@@ -39,8 +39,10 @@ def given(scheme: str, options: Mapping[str, object]) -> dict[str, str]:
 def words(command: str, url: str, out: Path) -> list[str]:
     """Each command, so that it has to ask the store at ``url``."""
     if command == "push":
-        return ["push", str(FSDP / "node0"), url, "--run", "demo", "--node", "n0"]
-    return ["merge", f"{url}/{CHECKPOINT}", str(out)] if command == "merge" else [command, url]
+        return ["push", str(FSDP / "node0"), "--store", url, "--run", "demo", "--node", "n0"]
+    if command == "merge":
+        return ["merge", f"{url}/{CHECKPOINT}", str(out)]
+    return [command, *(["--store"] if command == "ls" else []), url]
 
 
 def refused_at(
@@ -107,7 +109,12 @@ def test_no_credentials_at_all(bucket: str, tmp_path: Path) -> None:
     nowhere = {"AWS_EC2_METADATA_DISABLED": "true", "AWS_CONFIG_FILE": "/dev/null"}
     url, home = f"s3://{bucket}/store", str(tmp_path)
     said = refused(
-        "ls", url, code=2, names=[bucket], env={**given("s3", options), **nowhere, "HOME": home}
+        "ls",
+        "--store",
+        url,
+        code=2,
+        names=[bucket],
+        env={**given("s3", options), **nowhere, "HOME": home},
     )
     assert HINT in said
 
@@ -229,4 +236,4 @@ def test_a_port_with_something_else_behind_it(root: Path, tmp_path: Path) -> Non
 
 def test_a_password_in_a_url_is_refused_and_not_repeated(root: Path) -> None:
     url, env = sshd().url(root).replace("@", f":{SECRET}@"), given("sftp", sshd().options)
-    refused("ls", url, code=2, names=["password"], secrets=[SECRET], env=env)
+    refused("ls", "--store", url, code=2, names=["password"], secrets=[SECRET], env=env)

@@ -37,7 +37,7 @@ def test_a_dry_run_says_what_would_go_and_why_and_writes_nothing(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = tree(store)
-    assert main(["gc", str(store), "--keep-last", "2", "--run", "run", "--dry-run"]) == 0
+    assert main(["gc", "--store", str(store), "--keep-last", "2", "--run", "run", "--dry-run"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["RUN", "CHECKPOINT", "STATUS", "SIZE", "DECISION", "REASON"]
     assert lines[3].split(maxsplit=6) == [
@@ -85,7 +85,7 @@ def test_without_a_grace_the_next_one_removes_what_was_marked(
 ) -> None:
     """As a configuration may say, too: a full disk waits for nobody."""
     for wanted in ("2 marked", "2 removed"):
-        assert main(["gc", str(store), "--keep-last", "1", "--grace", "0s"]) == 0
+        assert main(["gc", "--store", str(store), "--keep-last", "1", "--grace", "0s"]) == 0
         assert wanted in capsys.readouterr().out
     assert not (store / "run/checkpoint-1").exists()
     assert (store / "run/checkpoint-3").exists()
@@ -103,7 +103,7 @@ def test_what_is_kept_by_hand_stays_and_says_so(
         assert main(["keep", "run/checkpoint-1", "--store", str(store), *line.split()]) == 0
         assert told in capsys.readouterr().out
     main(["keep", "run/checkpoint-1", "--store", str(store), "--reason", "the paper"])
-    assert main(["gc", str(store), "--keep-last", "1", "--run", "run"]) == 0
+    assert main(["gc", "--store", str(store), "--keep-last", "1", "--run", "run"]) == 0
     assert "kept by hand: the paper" in capsys.readouterr().out
 
 
@@ -113,9 +113,9 @@ def test_a_link_in_a_location_is_not_followed(store: Path, tmp_path: Path) -> No
     (precious / "a.bin").write_text("mine")
     (store / "run/checkpoint-1/dir").symlink_to(precious)
     (store / "run/checkpoint-1/file").symlink_to(precious / "a.bin")
-    main(["gc", str(store), "--keep-last", "1"])
+    main(["gc", "--store", str(store), "--keep-last", "1"])
     age(store / "run/.ckptsync/checkpoint-1", 10)
-    main(["gc", str(store), "--keep-last", "1", "--grace", "1s"])
+    main(["gc", "--store", str(store), "--keep-last", "1", "--grace", "1s"])
     assert not (store / "run/checkpoint-1/a.bin").exists()
     assert (precious / "a.bin").read_text() == "mine"
 
@@ -129,10 +129,10 @@ def test_orphaned_files_are_shown_and_deleted_when_asked_for(
     draft.write_text("half")
     for path in (stray, draft):
         os.utime(path, (time.time() - 8 * 86400,) * 2)
-    assert main(["gc", str(store), "--orphans", "--dry-run"]) == 0
+    assert main(["gc", "--store", str(store), "--orphans", "--dry-run"]) == 0
     assert "orphaned: run/checkpoint-1/stray.bin, 1 B" in capsys.readouterr().out
     assert stray.exists()
-    assert main(["gc", str(store), "--orphans"]) == 0
+    assert main(["gc", "--store", str(store), "--orphans"]) == 0
     assert "deleted orphaned file: run/checkpoint-2/.ckptsync-" in capsys.readouterr().out
     assert not stray.exists()
     assert not draft.exists()
@@ -155,5 +155,5 @@ def test_orphaned_files_are_shown_and_deleted_when_asked_for(
 def test_what_cannot_be_meant_is_refused(
     store: Path, words: list[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["gc", str(store), *words]) == 2
+    assert main(["gc", "--store", str(store), *words]) == 2
     assert told in capsys.readouterr().err

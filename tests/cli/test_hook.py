@@ -36,6 +36,7 @@ def test_it_is_installed_once_and_removed_once_and_each_time_what_was_done_is_sa
     assert trainers(environment) == ["Flow"]
     path, named = str(line(environment)), ("--python", environment.python, "--json")
     removals: dict[str, object] = {"python": environment.python, "kept": [], "next": []}
+    removals |= {"format": 1, "exit_code": 0}
     for is_dry in (True, False):
         words = [*named, "--dry-run"] if is_dry else named
         for removed in ([], [path]):
@@ -56,8 +57,8 @@ def test_it_is_installed_once_and_removed_once_and_each_time_what_was_done_is_sa
         assert main(["hook", "install", *named, *words]) == 0
         told = json.loads(capsys.readouterr().out)
         is_dry = bool(words)
-        done = {"python": environment.python, "path": path, "state": state, "dry_run": is_dry}
-        assert told == done
+        done = {"format": 1, "exit_code": 0, "python": environment.python, "path": path}
+        assert told == done | {"state": state, "dry_run": is_dry}
         assert trainers(environment) == (["Flow"] if is_dry else ["Flow", "DefaultCallback"])
     line(environment).unlink()
     assert main(["hook", "install", "--python", environment.python]) == 0

@@ -8,6 +8,7 @@ import pytest
 
 import ckptsync
 from ckptsync.cli.main import main
+from tests.support.vector import vector
 
 DATA = Path(ckptsync.__file__).parent / "demo_data"
 FSDP = [str(DATA / "fsdp2" / node / "checkpoint-4") for node in ("node0", "node1")]
@@ -118,3 +119,22 @@ def test_of_two_checkpoints_neither_is_preferred_and_it_is_said(
     said = capsys.readouterr().out
     assert "(preferred)" not in said
     assert "choose one: --source dcp:checkpoint-4/pytorch_model_fsdp_0 or " in said
+
+
+def names_of_vectors() -> list[str]:
+    return sorted(
+        path.parent.name for path in (Path(__file__).parents[1] / "vectors").glob("*/vector.json")
+    )
+
+
+@pytest.mark.parametrize("name", names_of_vectors())
+def test_a_directory_of_checkpoints_of_any_layout_asks_whether_one_of_them_was_meant(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    for step in (4, 12):
+        shutil.copytree(vector(name).sources[0], out / f"checkpoint-{step}")
+    main(["inspect", str(out)])
+    assert f"did you mean {out}/checkpoint-12?" in "".join(capsys.readouterr())
+    assert main(["inspect", str(out / "checkpoint-5")]) == 2
+    assert f"did you mean {out}/checkpoint-4?" in capsys.readouterr().err

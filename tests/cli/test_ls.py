@@ -24,7 +24,7 @@ def store(tmp_path: Path) -> Path:
 def test_ls_has_a_line_a_checkpoint_with_its_word(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["ls", str(store)]) == 0
+    assert main(["ls", "--store", str(store)]) == 0
     heading, fsdp, zero = (line.split() for line in capsys.readouterr().out.splitlines())
     assert heading == ["RUN", "CHECKPOINT", "STATUS", "SIZE", "NODES", "DETAIL"]
     assert fsdp[:6] == ["fsdp2", "checkpoint-4", "VERIFIED", "458", "KB", "2"]
@@ -39,7 +39,7 @@ def test_ls_has_a_line_a_checkpoint_with_its_word(
 
 
 def test_ls_json_has_the_conditions(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["ls", str(store), "--json"]) == 0
+    assert main(["ls", "--store", str(store), "--json"]) == 0
     fsdp, zero = json.loads(capsys.readouterr().out)["locations"]
     assert (fsdp["status"], fsdp["nodes"], fsdp["model_complete"], fsdp["resume_complete"]) == (
         "VERIFIED",
@@ -63,13 +63,13 @@ def test_ls_says_which_code_a_model_does_not_have(
     send(made, source, "node0", "checkpoint-8", run="coded")
     send(made, DEMO / "fsdp2" / "node1" / "checkpoint-4", "node1", "checkpoint-8", run="coded")
     consolidate_location(made, "coded", "checkpoint-8", HeadOptions())
-    assert main(["ls", str(tmp_path / "store")]) == 0
+    assert main(["ls", "--store", str(tmp_path / "store")]) == 0
     [line] = [line for line in capsys.readouterr().out.splitlines() if "coded" in line]
     assert line.endswith(
         "/coded/consolidated/checkpoint-8; no tokenizer; code left out: config.json: auto_map,"
         " modeling_x.py"
     )
-    assert main(["ls", str(tmp_path / "store"), "--json"]) == 0
+    assert main(["ls", "--store", str(tmp_path / "store"), "--json"]) == 0
     left = {
         location["run"]: location["left_out"]
         for location in json.loads(capsys.readouterr().out)["locations"]
@@ -82,9 +82,9 @@ def test_an_empty_store_and_no_store_at_all(
 ) -> None:
     (tmp_path / "s" / ".ckptsync").mkdir(parents=True)
     (tmp_path / "s" / ".ckptsync" / "store.json").write_text('{"format":1}\n')
-    assert main(["ls", str(tmp_path / "s")]) == 0
+    assert main(["ls", "--store", str(tmp_path / "s")]) == 0
     assert "no checkpoints yet" in capsys.readouterr().out
-    assert main(["status", str(tmp_path)]) == 2
+    assert main(["status", "--store", str(tmp_path)]) == 2
 
 
 def test_what_was_seen_before_is_not_read_again_and_deleting_the_cache_costs_only_that(
@@ -101,12 +101,12 @@ def test_what_was_seen_before_is_not_read_again_and_deleting_the_cache_costs_onl
     monkeypatch.setattr(PosixStore, "read_into", counted)
     told = []
     for _ in range(2):
-        assert main(["ls", str(store)]) == 0
+        assert main(["ls", "--store", str(store)]) == 0
         told.append((capsys.readouterr().out, [name for name in read if "manifest-" in name]))
         read.clear()
     assert (told[0][0], len(told[0][1]), told[1][1]) == (told[1][0], 3, [])
     shutil.rmtree(tmp_path / "cache")
-    assert main(["ls", str(store)]) == 0
+    assert main(["ls", "--store", str(store)]) == 0
     assert (capsys.readouterr().out, len([name for name in read if "manifest-" in name])) == (
         told[0][0],
         3,
@@ -124,16 +124,16 @@ def test_of_two_saves_of_one_name_the_older_says_which_is_newer(
     ):
         (out / "model.safetensors").write_bytes(weights)
         os.utime(out / "model.safetensors", (at, at))
-        assert main(["push", str(out), str(store)]) == 0
+        assert main(["push", str(out), "--store", str(store)]) == 0
     newer = next(path.name for path in (store / "out").glob("final~*"))
     capsys.readouterr()
-    assert main(["ls", str(store), "--json"]) == 0
+    assert main(["ls", "--store", str(store), "--json"]) == 0
     told = {
         location["location"]: location["newer"]
         for location in json.loads(capsys.readouterr().out)["locations"]
     }
     assert told == {"final": newer, newer: None}
-    assert main(["ls", str(store)]) == 0
+    assert main(["ls", "--store", str(store)]) == 0
     lines = {line.split()[1]: line for line in capsys.readouterr().out.splitlines()}
     assert lines["final"].endswith(f"; {newer} is newer")
     assert "is newer" not in lines[newer]
@@ -148,9 +148,9 @@ def test_a_model_that_lacks_tensors_is_incomplete_and_a_doubtful_one_is_said(
 
     def push(**changes: object) -> dict[str, Any]:
         (checkpoint / "config.json").write_text(json.dumps(config | changes))
-        assert main(["push", str(checkpoint), store]) == 0
+        assert main(["push", str(checkpoint), "--store", store]) == 0
         capsys.readouterr()
-        assert main(["ls", store, "--json"]) == 0
+        assert main(["ls", "--store", store, "--json"]) == 0
         found = json.loads(capsys.readouterr().out)["locations"]
         row: dict[str, Any] = found[-1]
         return row
@@ -159,7 +159,7 @@ def test_a_model_that_lacks_tensors_is_incomplete_and_a_doubtful_one_is_said(
     lacking = push(num_hidden_layers=layers + 1)
     assert lacking["status"] == "INCOMPLETE"
     assert "tensors that config.json implies are missing" in lacking["evidence"][0]
-    assert main(["ls", store]) == 0
+    assert main(["ls", "--store", store]) == 0
     assert capsys.readouterr().out.count("config.json implies") == 1
 
     store = str(tmp_path / "another")
@@ -168,9 +168,9 @@ def test_a_model_that_lacks_tensors_is_incomplete_and_a_doubtful_one_is_said(
     assert doubtful["doubts"] == [
         f"may be incomplete: {layers} layers, config.json says num_hidden_layers {layers + 1}"
     ]
-    assert main(["ls", store]) == 0
+    assert main(["ls", "--store", store]) == 0
     assert "may be incomplete" in capsys.readouterr().out
-    assert main(["status", store, "--json"]) == 0
+    assert main(["status", "--store", store, "--json"]) == 0
     assert [a["code"] for a in json.loads(capsys.readouterr().out)["alarms"]] == ["doubtful"]
     last = push()
     assert (last["status"], last["doubts"]) == ("COMPLETE", [])

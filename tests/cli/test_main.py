@@ -4,6 +4,8 @@ import gc
 import json
 import os
 import resource
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +16,8 @@ import pytest
 
 from ckptsync import __version__
 from ckptsync.cli import merge
-from ckptsync.cli.main import COMMANDS, bounded, main
+from ckptsync.cli.commands import COMMANDS, GROUPS
+from ckptsync.cli.main import bounded, main, parser
 from ckptsync.errors import ConfigError, Corrupt, Incomplete, NotFound, StoreError, Unsupported
 from ckptsync.merge import plan
 from ckptsync.stores.opening import create_store
@@ -44,7 +47,12 @@ def test_an_operators_error_is_two_lines_and_its_exit_code(
     assert bounded(raising(error("x: wanted y", hint="do z"))) == code
     assert capsys.readouterr() == ("", "ckptsync: error: x: wanted y\nckptsync: hint: do z\n")
     assert bounded(raising(error("x")), as_json=True) == code
-    assert json.loads(capsys.readouterr().err) == {"error": "x", "hint": "", "exit_code": code}
+    assert json.loads(capsys.readouterr().err) == {
+        "format": 1,
+        "error": "x",
+        "hint": "",
+        "exit_code": code,
+    }
 
 
 def test_a_full_disk_is_an_operators_error_and_a_bug_is_not(
@@ -95,36 +103,87 @@ def test_a_reader_that_leaves_is_no_traceback() -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
-    [[], ["nonsense"], ["merge", "only-one"], ["run"], ["merge", "a", "b", "--dtype", "int8"]],
+    ("line", "why", "hint"),
+    [
+        ("", "no command is given", "ckptsync --help"),
+        ("verfy /s", "verfy: no such command", "did you mean verify?"),
+        ("nonsense", "nonsense: no such command", "ckptsync --help"),
+        ("merge only-one", "required: DST", "ckptsync help merge"),
+        ("run", "required: -c/--config", "ckptsync help run"),
+        ("merge a b --dtype int8", "'int8' is none of auto, keep, bf16", "ckptsync help merge"),
+        ("merge a b --dtype fp6", "'fp6' is none of", "did you mean fp16?"),
+        ("ls --stroe /s", "--stroe: no such option of `ckptsync ls`", "did you mean --store?"),
+        ("gc --keep-lst=3", "--keep-lst: no such option", "did you mean --keep-last?"),
+        ("hook instal", "'instal' is none of install", "did you mean install?"),
+        ("help retenton", "retenton: no such topic", "did you mean retention?"),
+        ("help merg", "merg: no such topic", "did you mean merge?"),
+        ("config example worke", "worke: no such example", "did you mean worker?"),
+    ],
 )
-def test_wrong_usage_is_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(words)
-    assert ended.value.code == 2
-    assert "usage: ckptsync" in capsys.readouterr().err
+def test_wrong_usage_is_2_with_a_hint_and_json_where_it_is_asked_for(
+    line: str, why: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(line.split()) == 2
+    told = capsys.readouterr()
+    error, hinted = told.err.splitlines()
+    assert (told.out, why in error, hint in hinted) == ("", True, True), told.err
+    if line:
+        assert main([*line.split(), "--json"]) == 2
+        told = capsys.readouterr()
+        printed = json.loads(told.err)
+        assert (told.out, printed["exit_code"]) == ("", 2)
+        assert why in printed["error"]
+        assert hint in printed["hint"]
 
 
-@pytest.mark.parametrize("command", ["", *COMMANDS])
-def test_every_help_tells_the_exit_codes_and_what_the_command_does(
+def test_the_overview_names_every_command_by_purpose(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    said = capsys.readouterr().out
+    assert all(f"\n  {name} " in said for name in COMMANDS)
+    assert all(f"\n{purpose}:\n" in said for purpose in GROUPS)
+    assert max(map(len, said.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_help_tells_what_the_command_does_and_two_examples(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        main([*([command] if command else []), "--help"])
+        main([command, "--help"])
     said = capsys.readouterr().out
     assert ended.value.code == 0
-    assert "\n  10   corrupt" in said
-    if command:
-        assert "--json" in said
-        assert COMMANDS[command][1:] in " ".join(said.split())
-    else:
-        assert all(f"\n    {name}" in said for name in COMMANDS)
+    assert "--json" in said
+    assert COMMANDS[command].summary[1:] in " ".join(said.split())
+    for example in COMMANDS[command].examples:
+        assert f"\n  ckptsync {example}\n" in said
+        words = shlex.split(example.partition(" > ")[0])
+        assert words[0] == command
+        parser(command).parse_args(words[1:])
+    assert main(["help", command]) == 0
+    assert capsys.readouterr().out.startswith(said)
 
 
-def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--version"])
+def test_the_exit_codes_stand_on_one_page(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help", "exit-codes"]) == 0
+    assert "\n  10   corrupt" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("word", ["--version", "version"])
+def test_the_version_is_told(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([word]) == 0
     assert capsys.readouterr().out == f"ckptsync {__version__}\n"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish", "tcsh"])
+def test_a_shell_completes_commands_and_options(
+    shell: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["completion", shell]) == 0
+    said = capsys.readouterr().out
+    assert all(name in said for name in COMMANDS)
+    assert "keep-last" in said
+    if shutil.which(shell):
+        subprocess.run([shell, "-n"], input=said, text=True, check=True)
 
 
 def cpu_of_children() -> float:
@@ -191,9 +250,9 @@ def test_numpy_starts_no_threads_and_other_programs_inherit_nothing(asked: str |
 
 def test_a_command_that_is_called_again_leaves_its_garbage_to_the_collector(tmp_path: Path) -> None:
     create_store(str(tmp_path / "store"))
-    main(["ls", str(tmp_path / "store")])
+    main(["ls", "--store", str(tmp_path / "store")])
     gc.unfreeze()
-    main(["ls", str(tmp_path / "store")])
+    main(["ls", "--store", str(tmp_path / "store")])
     assert gc.get_freeze_count() == 0
 
 

@@ -47,7 +47,7 @@ def test_json_tells_what_was_written(tmp_path: Path, capsys: pytest.CaptureFixtu
     out, small = tmp_path / "out", ("--dtype", "bf16", "--max-shard-size", "10KB")
     result = as_json(capsys, *FSDP, out, *small)
     assert result["dtypes"] == {"BF16": 21}
-    sizes = {file["path"]: file["size"] for file in result["files"]}
+    sizes = {file["path"]: file["bytes"] for file in result["files"]}
     assert sizes == {p.name: p.stat().st_size for p in out.iterdir()}
     assert len(result["files"]) >= 3
     assert "no config.json" in result["notes"][0]
@@ -57,7 +57,7 @@ def test_a_dry_run_says_the_same_and_writes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def described(result: dict[str, Any]) -> list[object]:
-        files = {file["path"]: file["size"] for file in result["files"]}
+        files = {file["path"]: file["bytes"] for file in result["files"]}
         return [files, *(result[key] for key in ("tensors", "bytes", "source"))]
 
     planned = as_json(capsys, *ZERO, tmp_path / "out", "--dry-run")

@@ -14,7 +14,7 @@ WAYS = {
     "status -c": ["status", "-c", "{odd}"],
     "run -c": ["run", "-c", "{odd}"],
     "service -c": ["service", "install", "-c", "{odd}", "--dry-run"],
-    "training": ["doctor", "--training", "{odd}", "{home}/store"],
+    "training": ["doctor", "--training", "{odd}", "--store", "{home}/store"],
     "baseline": ["verify", "{home}/ck", "--baseline", "{odd}"],
     "config-from": ["merge", "{home}/ck", "{home}/out", "--config-from", "{odd}"],
     "base": ["merge", "{home}/ck", "{home}/out", "--base", "{odd}"],

@@ -60,7 +60,13 @@ def test_only_a_word_that_stands_alone_is_coloured_and_off_a_terminal_none(
 def test_json_is_one_line_of_plain_values(capsys: pytest.CaptureFixture[str]) -> None:
     print_json({"p": Point(1, frozenset("b")), "path": Path("/x"), "text": "é\n"})
     out = capsys.readouterr().out
-    assert json.loads(out) == {"p": {"x": 1, "names": ["b"]}, "path": "/x", "text": "é\n"}
+    assert json.loads(out) == {
+        "format": 1,
+        "exit_code": 0,
+        "p": {"x": 1, "names": ["b"]},
+        "path": "/x",
+        "text": "é\n",
+    }
     assert out.count("\n") == 1
     assert out.isascii()
 

@@ -143,7 +143,7 @@ def test_a_best_checkpoint_that_is_not_here_is_said(
         },
     )
     url, where = str(tmp_path / "store"), str(tmp_path / "out")
-    assert main(["push", str(checkpoint), url]) == 0
+    assert main(["push", str(checkpoint), "--store", url]) == 0
     capsys.readouterr()
     words = ("run/checkpoint-2", where, "--store", url, "--unverified")
     assert any(f"names {best} as the best" in note for note in told(capsys, *words)[1]["notes"])
@@ -247,9 +247,9 @@ def test_a_copy_serves_when_the_store_s_own_is_damaged(how: str, tmp_path: Path)
     watching = workers(tmp_path, store, ("other0", "other1"))
     phases(watching, 0.0, 1.0)
     flip(tmp_path / "store" / "fsdp2" / SHARD)
-    assert main(["verify", str(tmp_path / "store")]) == 10
+    assert main(["verify", "--store", str(tmp_path / "store")]) == 10
     assert [r.name for r in tick(watching[0], 2.0).repairs if not r.reason] == [SHARD]
-    assert main(["verify", str(tmp_path / "store")]) == 0
+    assert main(["verify", "--store", str(tmp_path / "store")]) == 0
     assert state(store) == {"checkpoint-4": ("VERIFIED", 2)}
 
 
@@ -320,7 +320,7 @@ def test_hints_for_a_run_without_a_whole_checkpoint_can_be_followed(
     (tmp_path / "run/npz").mkdir(parents=True)
     (tmp_path / "run/npz/weights.npz").write_bytes(b"x")
     store = str(tmp_path / "store")
-    assert main(["push", str(tmp_path / "run/npz"), store, "--as", "mine"]) == 0
+    assert main(["push", str(tmp_path / "run/npz"), "--store", store, "--as", "mine"]) == 0
     words = ["pull", "run", str(tmp_path / "back"), "--store", store]
     for more in ([], ["--unverified"]):
         assert main([*words, *more]) == 3

@@ -22,7 +22,9 @@ SHARD, OPTIMIZER = "pytorch_model_fsdp_0/__0_0.distcp", "optimizer_0/__0_0.distc
 def test_a_checkpoint_is_sent_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = str(tmp_path / "store")
     for said in ("sent, 7 files, 223 KB", "sent, the store had every file already"):
-        assert main(["push", str(FSDP / "node0"), store, "--run", "a", "--node", "n0"]) == 0
+        assert (
+            main(["push", str(FSDP / "node0"), "--store", store, "--run", "a", "--node", "n0"]) == 0
+        )
         assert f"a/checkpoint-4: {said}" in capsys.readouterr().out
     stored = (tmp_path / "store" / "a" / "checkpoint-4" / SHARD).read_bytes()
     assert stored == (FSDP / "node0" / "checkpoint-4" / SHARD).read_bytes()
@@ -37,7 +39,7 @@ def as_json(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, Any
 def test_a_dry_run_counts_what_was_chosen_and_makes_no_store(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = (FSDP / "node0" / "checkpoint-4", tmp_path / "store", "--dry-run")
+    words = (FSDP / "node0" / "checkpoint-4", "--store", tmp_path / "store", "--dry-run")
     [planned] = as_json(capsys, *words)["checkpoints"]
     assert (planned["run"], planned["phase"], planned["files"]) == ("node0", "would be sent", 7)
     [weights] = as_json(capsys, *words, "--send", "weights")["checkpoints"]
@@ -46,7 +48,7 @@ def test_a_dry_run_counts_what_was_chosen_and_makes_no_store(
 
 
 def test_json_tells_what_was_sent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    result = as_json(capsys, FSDP / "node1", tmp_path / "store", "--node", "n1")
+    result = as_json(capsys, FSDP / "node1", "--store", tmp_path / "store", "--node", "n1")
     [sent] = result["checkpoints"]
     assert (result["dry_run"], sent["phase"], sent["files"]) == (False, "sent", 3)
     assert (sent["checkpoint"], sent["location"]) == ("checkpoint-4", "checkpoint-4")
@@ -55,11 +57,15 @@ def test_json_tells_what_was_sent(tmp_path: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["{tmp}/absent", "{tmp}/s"], 2, "no such directory"),
-        (["{data}/node0/checkpoint-4/trainer_state.json", "{tmp}/s"], 2, "not a directory"),
-        (["{tmp}", "{tmp}/s"], 2, "no checkpoint in it"),
-        (["{data}/node0", "{tmp}/s", "--node", "a/b"], 2, "--node: 'a/b'"),
-        (["{data}/node0", "{tmp}/s", "--run", "../up"], 2, "up"),
+        (["{tmp}/absent", "--store", "{tmp}/s"], 2, "no such directory"),
+        (
+            ["{data}/node0/checkpoint-4/trainer_state.json", "--store", "{tmp}/s"],
+            2,
+            "not a directory",
+        ),
+        (["{tmp}", "--store", "{tmp}/s"], 2, "no checkpoint in it"),
+        (["{data}/node0", "--store", "{tmp}/s", "--node", "a/b"], 2, "--node: 'a/b'"),
+        (["{data}/node0", "--store", "{tmp}/s", "--run", "../up"], 2, "up"),
     ],
 )
 def test_what_cannot_be_sent_is_one_line_and_a_code(
@@ -75,7 +81,7 @@ def test_a_checkpoint_that_is_torn_is_not_sent(
 ) -> None:
     shutil.copytree(FSDP / "node0", tmp_path / "out")
     (tmp_path / "out" / "checkpoint-4" / "trainer_state.json").write_text('{"global_step": 4')
-    assert main(["push", str(tmp_path / "out"), str(tmp_path / "store")]) == 3
+    assert main(["push", str(tmp_path / "out"), "--store", str(tmp_path / "store")]) == 3
     assert "trainer_state.json" in capsys.readouterr().err
     assert not (tmp_path / "store" / "out").exists()
 
@@ -155,9 +161,11 @@ def test_flags_go_before_the_configuration(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["-c", "{config}", "/else"], "a store and a configuration are given"),
+        (["/else"], "ckptsync push {out} --store /else"),
+        (["s3://b/x", "--run", "r"], "ckptsync push {out} --run r --store s3://b/x"),
+        (["--store", "/else", "--as", "a", "{out}/checkpoint-4"], "--as is the name of one"),
         ([], "no store is named"),
-        (["/else", "--exclude", "/abs"], "--exclude: '/abs' is not a glob"),
+        (["--store", "/else", "--exclude", "/abs"], "--exclude: '/abs' is not a glob"),
     ],
 )
 def test_what_contradicts_itself_sends_nothing(
@@ -169,9 +177,10 @@ def test_what_contradicts_itself_sends_nothing(
 ) -> None:
     monkeypatch.delenv("CKPTSYNC_STORE", raising=False)
     config = configured(tmp_path)
-    given = [word.format(config=config) for word in words]
-    assert main(["push", str(tmp_path / "jobs/sft/out"), *given]) == 2
-    assert said in capsys.readouterr().err
+    out = tmp_path / "jobs/sft/out"
+    assert config.exists()
+    assert main(["push", str(out), *(word.format(out=out) for word in words)]) == 2
+    assert said.format(out=out) in capsys.readouterr().err
     assert not (tmp_path / "store").exists()
 
 
@@ -180,7 +189,7 @@ def test_what_is_left_out_is_listed(tmp_path: Path, capsys: pytest.CaptureFixtur
     (tmp_path / "out" / "runs").mkdir()
     (tmp_path / "out" / "train.log").write_text("x")
     (tmp_path / "out" / "checkpoint-4" / "link").symlink_to("train.log")
-    words = [str(tmp_path / "out"), str(tmp_path / "s"), "--exclude", "rng_state*"]
+    words = [str(tmp_path / "out"), "--store", str(tmp_path / "s"), "--exclude", "rng_state*"]
     for dry in (["--dry-run"], []):
         told = as_json(capsys, *words, *dry)
         assert told["left_out"] == ["runs/", "train.log"]
@@ -205,7 +214,7 @@ def test_advice_can_be_followed_to_the_letter(
     (tmp_path / "out" / "my runs").mkdir()
     (tmp_path / "out" / "my runs" / "events").write_text("x")
     given = [word.format(out=tmp_path / "out") for word in words]
-    main(["push", *given, str(tmp_path / "s")])
+    main(["push", *given, "--store", str(tmp_path / "s")])
     said = capsys.readouterr()
     follow = advised(said.out + said.err)
     assert main(follow) == 0, follow
@@ -214,7 +223,7 @@ def test_advice_can_be_followed_to_the_letter(
 
 def test_a_store_inside_a_checkpoint_is_refused_before_it_is_made(tmp_path: Path) -> None:
     shutil.copytree(FSDP / "node0" / "checkpoint-4", tmp_path / "best")
-    assert main(["push", str(tmp_path / "best"), str(tmp_path / "best" / "store")]) == 2
+    assert main(["push", str(tmp_path / "best"), "--store", str(tmp_path / "best" / "store")]) == 2
     assert not (tmp_path / "best" / "store").exists()
 
 
@@ -222,7 +231,7 @@ def test_a_run_that_a_store_cannot_keep_wants_another_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(FSDP / "node0" / "checkpoint-4", tmp_path / ".cache" / "dcp")
-    words = ["push", str(tmp_path / ".cache" / "dcp"), str(tmp_path / "s")]
+    words = ["push", str(tmp_path / ".cache" / "dcp"), "--store", str(tmp_path / "s")]
     assert main(words) == 2
     assert "--run NAME" in capsys.readouterr().err
     assert main([*words, "--run", "mine"]) == 0

@@ -67,7 +67,7 @@ def tree(store: Path) -> dict[str, bytes]:
 
 
 def test_nothing_is_wrong_where_nothing_is(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["repair", str(store)]) == 0
+    assert main(["repair", "--store", str(store)]) == 0
     assert "nothing is damaged" in capsys.readouterr().out
 
 
@@ -76,7 +76,7 @@ def test_a_consolidated_file_is_made_again_and_verified(
 ) -> None:
     before = (store / MODEL).read_bytes()
     damaged(store, MODEL)
-    assert main(["repair", str(store)]) == 0
+    assert main(["repair", "--store", str(store)]) == 0
     out = capsys.readouterr().out
     assert "made again: consolidated/checkpoint-4/model.safetensors" in out
     assert (store / MODEL).read_bytes() == before
@@ -86,24 +86,24 @@ def test_a_consolidated_file_is_made_again_and_verified(
 def test_a_dry_run_writes_nothing(store: Path) -> None:
     damaged(store, MODEL)
     before = tree(store)
-    assert main(["repair", str(store), "fsdp2/checkpoint-4", "--dry-run"]) == 0
+    assert main(["repair", "fsdp2/checkpoint-4", "--store", str(store), "--dry-run"]) == 0
     assert tree(store) == before
 
 
 def test_a_checkpoint_that_is_named_is_read_before_it_is_called_undamaged(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["repair", str(store), "fsdp2/checkpoint-4"]) == 0
+    assert main(["repair", "fsdp2/checkpoint-4", "--store", str(store)]) == 0
     assert (
         "fsdp2/checkpoint-4: nothing is damaged (every byte in the store was read: "
         in capsys.readouterr().out
     )
     flip(store / f"fsdp2/{SHARD}")
     before = tree(store)
-    assert main(["repair", str(store), "fsdp2/checkpoint-4", "--dry-run"]) == 3
+    assert main(["repair", "fsdp2/checkpoint-4", "--store", str(store), "--dry-run"]) == 3
     assert f"waits for a node: {SHARD}" in capsys.readouterr().out
     assert tree(store) == before
-    assert main(["repair", str(store), "fsdp2/checkpoint-4"]) == 3
+    assert main(["repair", "fsdp2/checkpoint-4", "--store", str(store)]) == 3
     assert word(store) == "DAMAGED"
 
 
@@ -113,7 +113,7 @@ def test_what_a_node_has_sent_again_is_read_by_the_next_repair(
     whole = (store / f"fsdp2/{SHARD}").read_bytes()
     damaged(store, f"fsdp2/{SHARD}")
     (store / f"fsdp2/{SHARD}").write_bytes(whole)
-    assert main(["repair", str(store), "fsdp2/checkpoint-4"]) == 0
+    assert main(["repair", "fsdp2/checkpoint-4", "--store", str(store)]) == 0
     assert "nothing is damaged" in capsys.readouterr().out
     assert word(store) == "VERIFIED"
 
@@ -122,12 +122,12 @@ def test_a_shard_is_asked_of_the_node_that_runs_and_of_one_that_does_not(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     damaged(store, f"fsdp2/{SHARD}")
-    assert main(["repair", str(store)]) == 3
+    assert main(["repair", "--store", str(store)]) == 3
     assert f"waits for a node: {SHARD}: node0 does not run" in capsys.readouterr().out
     beat(store, "node0", stopped=True)
-    assert main(["repair", str(store)]) == 3
+    assert main(["repair", "--store", str(store)]) == 3
     beat(store, "node0")
-    assert main(["repair", str(store)]) == 3
+    assert main(["repair", "--store", str(store)]) == 3
     said = f"upload requested: {SHARD}: node0 has to upload it again"
     assert said in capsys.readouterr().out
 
@@ -137,7 +137,7 @@ def test_what_nobody_has_any_more_is_lost_and_said_with_tensors_and_ranks(
 ) -> None:
     report = damaged(store, f"fsdp2/{SHARD}")
     beat(store, "node0", {report: (SHARD,)})
-    assert main(["repair", str(store), "--json"]) == 10
+    assert main(["repair", "--store", str(store), "--json"]) == 10
     (location,) = json.loads(capsys.readouterr().out.splitlines()[-1])["locations"]
     (part,) = location["parts"]
     assert (part["how"], part["words"]) == ("lost", "node0 no longer has the file")
@@ -153,7 +153,7 @@ def test_a_model_whose_shards_are_lost_is_lost_too(
     flip(store / MODEL)
     report = damaged(store, f"fsdp2/{SHARD}")
     beat(store, "node0", {report: (SHARD,)})
-    assert main(["repair", str(store)]) == 10
+    assert main(["repair", "--store", str(store)]) == 10
     out = capsys.readouterr().out
     assert (
         "LOST: consolidated/checkpoint-4/model.safetensors: some shards that it is built from"
@@ -165,7 +165,7 @@ def test_a_model_whose_shards_are_lost_is_lost_too(
 def test_what_is_missing_before_anybody_reported_it_is_asked_for(store: Path) -> None:
     beat(store, "node0")
     (store / "fsdp2" / SHARD).unlink()
-    assert main(["repair", str(store)]) == 3
+    assert main(["repair", "--store", str(store)]) == 3
     assert word(store) == "DAMAGED", "now a report asks for it"
 
 
@@ -174,7 +174,7 @@ def test_a_file_that_lies_elsewhere_in_the_store_is_copied(
 ) -> None:
     opened = open_store(twice(tmp_path))
     damaged(tmp_path / "store", "run/checkpoint-1/b.bin")
-    assert main(["repair", str(tmp_path / "store")]) == 0
+    assert main(["repair", "--store", str(tmp_path / "store")]) == 0
     assert "copied: checkpoint-1/b.bin: from run/checkpoint-2/b.bin" in capsys.readouterr().out
     assert (tmp_path / "store/run/checkpoint-1/b.bin").read_bytes() == b"b" * 100
     assert {s.status for s in read_state(opened).locations} == {"VERIFIED"}
@@ -186,7 +186,7 @@ def test_a_model_is_made_again_after_a_shard_of_it_was_copied(tmp_path: Path) ->
     before = [(store / name).read_bytes() for name in names]
     flip(store / MODEL)
     damaged(store, f"fsdp2/{SHARD}")
-    assert main(["repair", str(store)]) == 0
+    assert main(["repair", "--store", str(store)]) == 0
     assert [(store / name).read_bytes() for name in names] == before
     assert word(store) == "VERIFIED"
 
@@ -199,9 +199,9 @@ def test_what_was_copied_is_verified_and_not_copied_again_while_another_file_wai
     flip(Path(twice(tmp_path), "run/checkpoint-1/a.bin"))
     report = damaged(store, "run/checkpoint-1/b.bin")
     beat(store, "n0", {report: ("checkpoint-1/a.bin",)} if code == 10 else None)
-    assert main(["repair", str(store)]) == code
+    assert main(["repair", "--store", str(store)]) == code
     assert "copied: checkpoint-1/b.bin" in capsys.readouterr().out
-    assert main(["repair", str(store)]) == code
+    assert main(["repair", "--store", str(store)]) == code
     assert "checkpoint-1/b.bin" not in capsys.readouterr().out
 
 
@@ -215,8 +215,8 @@ def test_waiting_ends_when_the_node_has_sent_it_and_it_is_verified(
     beat(store, "node0")
     monkeypatch.setattr(repair, "EVERY", 0.01)
     open_store(str(store)).write(f"fsdp2/{SHARD}", [before])
-    assert main(["repair", str(store)]) == 3, "nobody has verified what was sent"
-    assert main(["repair", str(store), "--wait"]) == 0
+    assert main(["repair", "--store", str(store)]) == 3, "nobody has verified what was sent"
+    assert main(["repair", "--store", str(store), "--wait"]) == 0
     assert (store / MODEL).read_bytes() == model, "what depends on it was made again, too"
     assert word(store) == "VERIFIED"
 
@@ -227,10 +227,10 @@ def test_a_damaged_manifest_is_for_its_own_node(
     (manifest,) = (store / "fsdp2/.ckptsync/checkpoint-4").glob("manifest-node1-*")
     flip(manifest)
     name = str(manifest.relative_to(store))
-    assert main(["repair", str(store)]) == 3
+    assert main(["repair", "--store", str(store)]) == 3
     assert "node1 is not running: only that node can write" in capsys.readouterr().out
     beat(store, "node1", {name: ()})
-    assert main(["repair", str(store)]) == 10
+    assert main(["repair", "--store", str(store)]) == 10
     assert "LOST: .ckptsync/checkpoint-4/manifest-node1" in capsys.readouterr().out
 
 
@@ -238,7 +238,7 @@ def test_a_damaged_model_record_is_written_again(store: Path) -> None:
     (model_record,) = (store / "fsdp2/.ckptsync/checkpoint-4").glob("model-*")
     before = model_record.read_bytes()
     flip(model_record)
-    assert main(["repair", str(store)]) == 0
+    assert main(["repair", "--store", str(store)]) == 0
     assert model_record.read_bytes() == before
 
 
@@ -248,7 +248,7 @@ def test_a_damaged_tombstone_no_longer_hides_its_location(store: Path) -> None:
     bad.write_text("{}")
     (kept,) = bad.parent.glob("keep-*")
     flip(kept)
-    assert main(["repair", str(store), "fsdp2"]) == 0
+    assert main(["repair", "fsdp2", "--store", str(store)]) == 0
     assert not bad.exists()
     assert not kept.exists()
     assert word(store) == "VERIFIED"
@@ -261,7 +261,7 @@ def test_a_damaged_keep_that_is_the_last_record_is_replaced(store: Path) -> None
     flip(kept)
     for record in (r for r in records.glob("*.json") if r != kept):
         record.unlink()
-    assert main(["repair", str(store), "fsdp2"]) == 0
+    assert main(["repair", "fsdp2", "--store", str(store)]) == 0
     assert not kept.exists()
     assert len([*records.glob("keep-*")]) == 1
 
@@ -278,9 +278,9 @@ def test_a_file_that_was_wrong_before_its_upload_cannot_be_repaired(
     url = str(tmp_path / "store")
     push_now(out.parent, create_store(url), "node0", "run")
     consolidate_due(open_store(url), HeadOptions())
-    assert main(["verify", url, "--level", "parse"]) == 10
+    assert main(["verify", "--store", url, "--level", "parse"]) == 10
     for _ in range(2):
-        assert main(["repair", url]) == 10
+        assert main(["repair", "--store", url]) == 10
         said = capsys.readouterr().out
         assert said.count("it was wrong before the upload") == 2
     assert "LOST: consolidated/checkpoint-4/tokenizer.json: a model made again has the same" in said
@@ -289,7 +289,7 @@ def test_a_file_that_was_wrong_before_its_upload_cannot_be_repaired(
 def test_a_location_that_is_not_there_is_refused(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["repair", str(store), "fsdp2/checkpoint-9"]) == 2
+    assert main(["repair", "fsdp2/checkpoint-9", "--store", str(store)]) == 2
     assert "not found in run" in capsys.readouterr().err
     assert read_all(open_store(str(store)), ".ckptsync/store.json")
 
@@ -315,7 +315,7 @@ def test_what_the_verification_after_it_finds_is_told_and_judged(tmp_path: Path)
     store = twice(tmp_path)
     (tmp_path / "store/run/checkpoint-1/b.bin").unlink()
     flip(tmp_path / "store/run/checkpoint-1/a.bin")  # nobody knows of it yet
-    assert main(["repair", store]) == 3
+    assert main(["repair", "--store", store]) == 3
     assert (tmp_path / "store/run/checkpoint-1/b.bin").exists()
 
 
@@ -324,7 +324,7 @@ def test_what_the_verification_after_it_finds_is_mended_where_it_can_be(store: P
     assert main(["keep", "fsdp2/checkpoint-4", "--store", str(store)]) == 0
     flip(next((store / "fsdp2/.ckptsync/checkpoint-4").glob("keep-*")))
     flip(store / MODEL)  # nobody knows of it yet
-    assert main(["repair", str(store)]) == 0
+    assert main(["repair", "--store", str(store)]) == 0
     assert (store / MODEL).read_bytes() == before
     assert word(store) == "VERIFIED"
 
@@ -334,7 +334,7 @@ def test_a_damaged_model_record_whose_shards_were_let_go_is_lost(
 ) -> None:
     store = twice(tmp_path)
     flip(drop_first_shards(store))
-    assert main(["repair", store]) == 10
+    assert main(["repair", "--store", store]) == 10
     assert "LOST: .ckptsync/checkpoint-1/model-0" in capsys.readouterr().out
 
 
@@ -343,13 +343,13 @@ def test_a_manifest_that_is_gone_is_for_its_own_node(
 ) -> None:
     for name in (store / "fsdp2/.ckptsync/checkpoint-4").glob("manifest-*"):
         name.unlink()
-    assert main(["repair", str(store), "fsdp2/checkpoint-4"]) == 3
+    assert main(["repair", "fsdp2/checkpoint-4", "--store", str(store)]) == 3
     assert "node1 is not running: only that node can write" in capsys.readouterr().out
-    assert main(["verify", str(store)]) == 10
+    assert main(["verify", "--store", str(store)]) == 10
     assert "missing, although" in capsys.readouterr().out
-    assert main(["status", str(store), "--check"]) == 10
+    assert main(["status", "--store", str(store), "--check"]) == 10
     assert "missing, although" in capsys.readouterr().out
-    assert main(["ls", str(store)]) == 10
+    assert main(["ls", "--store", str(store)]) == 10
 
 
 def test_a_model_record_that_is_gone_whose_shards_were_let_go_is_lost(
@@ -357,6 +357,6 @@ def test_a_model_record_that_is_gone_whose_shards_were_let_go_is_lost(
 ) -> None:
     store = twice(tmp_path)
     drop_first_shards(store).unlink()
-    assert main(["verify", store]) == 10
-    assert main(["repair", store]) == 10
+    assert main(["verify", "--store", store]) == 10
+    assert main(["repair", "--store", store]) == 10
     assert "LOST: consolidated/checkpoint-1" in capsys.readouterr().out

@@ -52,7 +52,7 @@ def section(title: str) -> str:
 
 
 def told(store: Path, capsys: pytest.CaptureFixture[str], *more: str) -> Any:
-    assert main(["status", str(store), "--json", *more]) == 0
+    assert main(["status", "--store", str(store), "--json", *more]) == 0
     return json.loads(capsys.readouterr().out)
 
 
@@ -61,7 +61,7 @@ def test_status_has_nodes_and_runs(store: Path, capsys: pytest.CaptureFixture[st
     beat(opened, heartbeat("n0", ("worker",)))
     farewell(opened, heartbeat("boss", ("head",)))
     (store / ".ckptsync" / "nodes" / "odd.json").write_text("{")
-    assert main(["status", str(store)]) == 0
+    assert main(["status", "--store", str(store)]) == 0
     rows = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines() if line}
     assert (rows["n0"][1:3], rows["boss~head"][1:3]) == (["worker", "alive"], ["head", "stopped"])
     assert "unreadable" in rows["odd"]
@@ -90,7 +90,7 @@ def test_one_document_has_what_ls_has_and_all_the_rest(
     runs = {run["run"]: run["checkpoints"] for run in made["runs"]}
     assert runs == {"fsdp2": {"VERIFIED": 1}, "zero3": {"INCOMPLETE": 1}}
     assert made["room"]["total"] > 0
-    assert main(["ls", str(store), "--json"]) == 0
+    assert main(["ls", "--store", str(store), "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
     assert {key: made[key] for key in listed} == listed
 
@@ -138,19 +138,19 @@ def test_every_alarm_is_written_down() -> None:
 def test_check_exits_with_0_1_or_10_and_says_why(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["status", str(store), "--check"]) == 0
+    assert main(["status", "--store", str(store), "--check"]) == 0
     assert capsys.readouterr().out.startswith("OK: ")
     opened = open_store(str(store))
     beat(opened, replace(heartbeat("n0", ("worker",)), queue=("run/checkpoint-1",), oldest=1e5))
-    assert main(["status", str(store), "--check"]) == 1
+    assert main(["status", "--store", str(store), "--check"]) == 1
     assert capsys.readouterr().out.startswith(
         "WARNING waiting: n0: 1 in the upload queue, the oldest for 1d3h"
     )
-    assert main(["status", str(store)]) == 0, "an alarm is no failure of the command"
+    assert main(["status", "--store", str(store)]) == 0, "an alarm is no failure of the command"
     flip(store / "fsdp2" / SHARD)
     verify_next(opened, VerifyPolicy("digest", 1e-9), 0.0)
     capsys.readouterr()
-    assert main(["status", str(store), "--check"]) == 10
+    assert main(["status", "--store", str(store), "--check"]) == 10
     assert capsys.readouterr().out.startswith("CRITICAL damaged: fsdp2/checkpoint-4: ")
 
 
@@ -163,7 +163,7 @@ def test_a_configuration_says_how_long_silence_may_last(
     text = path.read_text()
     path.write_text(re.sub(r'"machine":"[^"]*"', '"machine":"other"', text))
     os.utime(path, (path.stat().st_mtime - 700, path.stat().st_mtime - 700))
-    assert main(["status", str(store), "--check"]) == 1
+    assert main(["status", "--store", str(store), "--check"]) == 1
     assert "no heartbeat for 11m" in capsys.readouterr().out
     config = tmp_path / "head.yaml"
     config.write_text(f"roles: [head]\nstore: {{url: {store}}}\nhead: {{patience_node: 1h}}\n")
@@ -175,9 +175,9 @@ def test_a_record_that_cannot_be_read_is_the_exit_code_too(
 ) -> None:
     [manifest] = (store / "zero3" / ".ckptsync" / "checkpoint-4").glob("manifest-*")
     flip(manifest)
-    assert main(["status", str(store)]) == 10
+    assert main(["status", "--store", str(store)]) == 10
     assert "unreadable: zero3/.ckptsync/checkpoint-4/manifest-" in capsys.readouterr().out
-    assert main(["status", str(store), "--check"]) == 10
+    assert main(["status", "--store", str(store), "--check"]) == 10
 
 
 def test_what_is_repaired_is_no_alarm_any_more(
@@ -186,14 +186,23 @@ def test_what_is_repaired_is_no_alarm_any_more(
     opened = open_store(str(store))
     flip(next((store / "fsdp2" / "consolidated" / "checkpoint-4").glob("*.safetensors")))
     verify_next(opened, VerifyPolicy("digest", 1e-9), 0.0)
-    assert main(["status", str(store), "--check"]) == 10
+    assert main(["status", "--store", str(store), "--check"]) == 10
     consolidate_due(opened, HeadOptions(config_from={"*": str(DATA / "base")}))
     verify_next(opened, VerifyPolicy("digest", 1e-9), 0.0)
-    assert main(["status", str(store), "--check"]) == 0, capsys.readouterr().out
+    assert main(["status", "--store", str(store), "--check"]) == 0, capsys.readouterr().out
 
 
 def test_watch_off_a_terminal_is_a_document_a_line(store: Path) -> None:
-    command = [sys.executable, "-m", "ckptsync", "status", str(store), "--watch", "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "ckptsync",
+        "status",
+        "--store",
+        str(store),
+        "--watch",
+        "--json",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout
         first = json.loads(child.stdout.readline())
@@ -240,7 +249,7 @@ def screen(store: Away) -> Screen:
 
 def test_on_a_terminal_it_draws_again_and_again_until_it_is_interrupted(store: Path) -> None:
     leader, follower = os.openpty()
-    command = [sys.executable, "-m", "ckptsync", "status", str(store), "--watch"]
+    command = [sys.executable, "-m", "ckptsync", "status", "--store", str(store), "--watch"]
     terminal = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
     with subprocess.Popen(command, stdout=follower, env=terminal) as child:
         os.close(follower)

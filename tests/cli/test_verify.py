@@ -26,7 +26,7 @@ def store(tmp_path: Path) -> Path:
 def test_verify_lists_what_is_arriving_and_exits_0(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["verify", str(store)]) == 0
+    assert main(["verify", "--store", str(store)]) == 0
     said = capsys.readouterr().out
     assert "fsdp2/checkpoint-4: ok (level digest, 505 KB read)" in said
     assert "zero3/checkpoint-4: INCOMPLETE (level digest, " in said
@@ -36,7 +36,7 @@ def test_verify_names_the_file_and_the_tensors_and_exits_10(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flip(store / "fsdp2" / SHARD)
-    assert main(["verify", str(store), "--json"]) == 10
+    assert main(["verify", "--store", str(store), "--json"]) == 10
     reports = {r["run"]: r for r in json.loads(capsys.readouterr().out)["reports"]}
     [finding] = [f for f in reports["fsdp2"]["findings"] if f["kind"] == "digest"]
     assert finding["name"] == SHARD
@@ -66,7 +66,7 @@ def records(store: Path) -> dict[str, bytes]:
 
 def listed(capsys: pytest.CaptureFixture[str], store: Path) -> dict[str, str]:
     capsys.readouterr()
-    main(["ls", str(store), "--json"])
+    main(["ls", "--store", str(store), "--json"])
     found = json.loads(capsys.readouterr().out)["locations"]
     return {p["run"]: f"{p['status']} {' '.join(p['evidence'])}".strip() for p in found}
 
@@ -77,13 +77,13 @@ def test_what_a_verification_by_hand_finds_is_recorded_and_repaired_by_the_worke
     (tmp_path / "out").mkdir()
     shutil.copytree(DATA / "fsdp2" / "node0", tmp_path / "out", dirs_exist_ok=True)
     flip(store / "fsdp2" / SHARD)
-    assert main(["verify", str(store)]) == 10
-    assert f"`ckptsync repair {store} fsdp2/checkpoint-4`" in capsys.readouterr().out
+    assert main(["verify", "--store", str(store)]) == 10
+    assert f"`ckptsync repair fsdp2/checkpoint-4 --store {store}`" in capsys.readouterr().out
     assert listed(capsys, store)["fsdp2"].startswith(f"DAMAGED {SHARD}: digest: ")
-    assert main(["status", str(store), "--check"]) == 10
+    assert main(["status", "--store", str(store), "--check"]) == 10
     first = records(store)
     for _ in range(2):
-        assert main(["verify", str(store)]) == 10
+        assert main(["verify", "--store", str(store)]) == 10
     assert records(store) == first
 
     worker = Worker(
@@ -91,11 +91,11 @@ def test_what_a_verification_by_hand_finds_is_recorded_and_repaired_by_the_worke
     )
     assert [(r.name, r.reason) for r in tick(worker, 0.0).repairs] == [(SHARD, "")]
     assert listed(capsys, store)["fsdp2"] == f"DAMAGED {SHARD}: uploaded again, not yet verified"
-    assert main(["verify", str(store)]) == 0
+    assert main(["verify", "--store", str(store)]) == 0
     assert listed(capsys, store)["fsdp2"] == "VERIFIED"
-    assert main(["status", str(store), "--check"]) != 10
+    assert main(["status", "--store", str(store), "--check"]) != 10
     second = records(store)
-    assert main(["verify", str(store)]) == 0
+    assert main(["verify", "--store", str(store)]) == 0
     assert records(store) == second
 
 
@@ -128,7 +128,7 @@ def test_every_damage_that_a_verification_finds_is_seen_by_the_others(
         flip(next((store / "fsdp2" / ".ckptsync" / "checkpoint-4").glob("manifest-node0-*")))
     assert main(["verify", str(store / "fsdp2" / "checkpoint-4")]) == 10
     assert "hint: `ckptsync repair" in capsys.readouterr().out
-    assert main(["status", str(store), "--check"]) in (1, 10)
+    assert main(["status", "--store", str(store), "--check"]) in (1, 10)
     if harm != "record":
         assert listed(capsys, store)["fsdp2"].startswith("DAMAGED ")
 
@@ -158,9 +158,9 @@ def test_a_consolidated_checkpoint_that_is_verified_by_hand_is_verified(
     for report in (store / "fsdp2" / ".ckptsync" / "checkpoint-4").glob("report-*"):
         report.unlink()
     assert listed(capsys, store)["fsdp2"] == "CONSOLIDATED"
-    assert main(["verify", str(store), "--level", "stat"]) == 0
+    assert main(["verify", "--store", str(store), "--level", "stat"]) == 0
     assert listed(capsys, store)["fsdp2"] == "CONSOLIDATED"
-    assert main(["verify", str(store)]) == 0
+    assert main(["verify", "--store", str(store)]) == 0
     assert listed(capsys, store)["fsdp2"] == "VERIFIED"
 
 
@@ -178,11 +178,11 @@ def test_a_store_that_may_not_be_written_is_told_to_have_nothing_recorded(
         f"s3://{bucket}/store",
     )
     monkeypatch.setenv("CKPTSYNC_STORAGE_OPTIONS", json.dumps(options))
-    assert main(["verify", url]) == 10
+    assert main(["verify", "--store", url]) == 10
     out, err = capsys.readouterr()
-    assert f"`ckptsync repair {url} fsdp2/checkpoint-4`" in out
+    assert f"`ckptsync repair fsdp2/checkpoint-4 --store {url}`" in out
     assert "warning: the findings were not recorded: " in err
-    assert main(["verify", url, "--json"]) == 10
+    assert main(["verify", "--store", url, "--json"]) == 10
     assert list(json.loads(capsys.readouterr().out)["not_recorded"]) == [url]
 
 
@@ -204,7 +204,7 @@ def test_verify_of_a_sample_says_its_coverage_and_claims_level_stat(
     (report,) = json.loads(capsys.readouterr().out)["reports"]
     (digest,) = [r for r in report["readings"] if r["level"] == "digest"]
     assert (report["level"], report["verdict"]) == ("stat", "ok")
-    assert 0.2 * digest["of_size"] <= digest["size"] < 0.6 * digest["of_size"]
+    assert 0.2 * digest["of_bytes"] <= digest["bytes"] < 0.6 * digest["of_bytes"]
     assert main(["verify", str(store / "fsdp2"), "--sample", "20%"]) == 0
     assert "nothing is known of the others" in capsys.readouterr().out
 
@@ -213,7 +213,7 @@ def test_verify_of_a_sample_says_its_coverage_and_claims_level_stat(
     "options", ["--sample 0", "--sample x", "--sample 5% --level load", "--baseline f"]
 )
 def test_options_that_cannot_be_are_refused(store: Path, options: str) -> None:
-    assert main(["verify", str(store), *options.split()]) == 2
+    assert main(["verify", "--store", str(store), *options.split()]) == 2
 
 
 @pytest.fixture

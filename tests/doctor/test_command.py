@@ -67,7 +67,7 @@ def ask(capsys: pytest.CaptureFixture[str]) -> Ask:
 @pytest.fixture
 def publish(ask: Ask, store: Path, python: str) -> Ask:
     """Let this machine publish its facts in the store."""
-    return lambda *words: ask("--publish", store, "--python", python, *words)
+    return lambda *words: ask("--publish", "--store", store, "--python", python, *words)
 
 
 SOUND = (
@@ -92,7 +92,7 @@ def sound(
         "GLOO_SOCKET_IFNAME": interface(),
         **variables,
     }
-    given = ["--publish", home / "store", "--node", f"n{node}", "--python", python]
+    given = ["--publish", "--store", home / "store", "--node", f"n{node}", "--python", python]
     given += ["--output-dir", home / "out/run", *words]
     told = {name: value for name, value in said.items() if value}
     return doctor(given, f"{SOUND.format(home=home, node=f'n{node}')}\n{setup}", **told)
@@ -124,7 +124,7 @@ def test_nothing_is_found_on_a_sound_pair(store: Path, tmp_path: Path, python: s
     for node in (0, 1):
         told = sound(tmp_path, node, python)
         assert (told["findings"], told["published"]) == ([], f".ckptsync/launches/n{node}.json")
-    compared = doctor([store])
+    compared = doctor(["--store", store])
     assert (compared["findings"], compared["nodes"], compared["exit_code"]) == ([], ["n0", "n1"], 0)
     assert sorted(p.name for p in (store / ".ckptsync").iterdir()) == ["launches"]
 
@@ -206,34 +206,34 @@ def test_a_disk_that_two_nodes_share_and_a_third_does_not_is_found(
     third = json.loads((store / ".ckptsync/launches/n1.json").read_text())
     third["output_dirs"][str(tmp_path / "out")] = {"nonce": "c", "seen": ["c"]}
     (store / ".ckptsync/launches/n2.json").write_text(json.dumps(third))
-    assert "disk-differs" in kinds(ask(store))
+    assert "disk-differs" in kinds(ask("--store", store))
 
 
 def test_nodes_that_published_are_compared_and_one_that_did_not_is_missing(
     store: Path, ask: Ask, publish: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish("--node", "n0")
-    told = ask(store)
+    told = ask("--store", store)
     assert ("one-node" in kinds(told), told["exit_code"]) == (True, 0)
     monkeypatch.setenv("NNODES", "1")
     publish("--node", "n0")
-    assert "one-node" not in kinds(ask(store)), "it trains alone"
+    assert "one-node" not in kinds(ask("--store", store)), "it trains alone"
     monkeypatch.setenv("NNODES", "2")
     publish("--node", "n0")
-    assert "nodes-missing" in kinds(ask(store))
+    assert "nodes-missing" in kinds(ask("--store", store))
 
 
 def test_nodes_of_another_job_are_not_compared(store: Path, ask: Ask, publish: Ask) -> None:
     for job, node in (("7", "n0"), ("7", "n1"), ("8", "n2")):
         publish("--node", node, "--job", job)
-    assert ask(store, "--job", "7")["nodes"] == ["n0", "n1"]
-    assert ask(store)["nodes"] == ["n0", "n1", "n2"]
+    assert ask("--store", store, "--job", "7")["nodes"] == ["n0", "n1"]
+    assert ask("--store", store)["nodes"] == ["n0", "n1", "n2"]
 
 
 def test_facts_that_cannot_be_read_are_found(store: Path, ask: Ask, publish: Ask) -> None:
     publish()
     (store / ".ckptsync/launches/n5.json").write_text("[1]")
-    told = ask(store)
+    told = ask("--store", store)
     (one,) = [f for f in told["findings"] if f["kind"] == "unreadable-facts"]
     assert ("--publish" in one["hint"], told["exit_code"]) == (True, 2)
 
@@ -411,9 +411,9 @@ def test_a_training_file_that_cannot_be_read_is_not_the_services_fault(
 def test_a_python_that_cannot_be_asked_or_has_no_torch_is_a_finding(
     store: Path, tmp_path: Path, ask: Ask
 ) -> None:
-    assert kinds(ask("--publish", store, "--python", "/nowhere")) == ["python"]
+    assert kinds(ask("--publish", "--store", store, "--python", "/nowhere")) == ["python"]
     bare = environment(tmp_path / "venv", {"ray": "2.55.0"})
-    told = ask("--publish", store, "--python", bare)
+    told = ask("--publish", "--store", store, "--python", bare)
     assert "no-torch" in kinds(told)
     assert (told["python"], told["versions"]) == (str(tmp_path / "venv"), {"ray": "2.55.0"})
 
@@ -439,9 +439,9 @@ def test_without_a_store_or_a_node_that_spoke_there_is_nothing_to_compare(
 ) -> None:
     monkeypatch.delenv("CKPTSYNC_STORE", raising=False)
     assert main(["doctor", "--nodes"]) == 2
-    assert main(["doctor", str(store)]) == 2
+    assert main(["doctor", "--store", str(store)]) == 2
     assert "ckptsync doctor --publish" in capsys.readouterr().err
-    assert main(["doctor", str(store), "--fresh", "soon"]) == 2
+    assert main(["doctor", "--store", str(store), "--fresh", "soon"]) == 2
     assert main(["doctor", "--fresh", "yesterday"]) == 2  # where nothing is compared, too
 
 
@@ -463,7 +463,7 @@ def test_warnings_are_printed_and_end_with_0_unless_strict(
 
 def test_a_node_that_cannot_publish_fails(tmp_path: Path, python: str, ask: Ask) -> None:
     (tmp_path / "file").touch()
-    told = ask("--publish", tmp_path / "file/store", "--python", python)
+    told = ask("--publish", "--store", tmp_path / "file/store", "--python", python)
     assert (kinds(told), told["exit_code"], told["published"]) == (["store-unreachable"], 2, None)
 
 
@@ -488,7 +488,7 @@ def test_nodes_are_compared_also_by_one_whose_own_clock_is_hours_off(
     subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(SHIFTED)], check=True)
     sound(beside, 1, python)
     ahead.write_bytes((7200).to_bytes(8, sys.byteorder))
-    assert doctor([beside / "store"], LD_PRELOAD=str(library), SHIFTED_CLOCK=str(ahead))[
+    assert doctor(["--store", beside / "store"], LD_PRELOAD=str(library), SHIFTED_CLOCK=str(ahead))[
         "nodes"
     ] == ["n0", "n1"]
 
@@ -516,7 +516,7 @@ def test_what_this_user_cannot_reach_is_found_and_said_in_our_words(
 
 def test_a_password_in_a_stores_url_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:
     for words in ([], ["--publish"], ["--nodes"]):
-        assert main(["doctor", "--json", *words, "s3://me:s3cret@bucket"]) == 2
+        assert main(["doctor", "--json", *words, "--store", "s3://me:s3cret@bucket"]) == 2
         told = capsys.readouterr()
         assert "s3cret" not in told.out + told.err
 
@@ -537,7 +537,9 @@ def test_root_tries_nothing_in_directories_of_other_users(tmp_path: Path, python
 def test_root_makes_nothing_in_a_store_of_another_user(tmp_path: Path, python: str) -> None:
     (tmp_path / "store").mkdir()
     os.chown(tmp_path / "store", 65534, 65534)
-    told = doctor(["--publish", tmp_path / "store", "--python", python, "--output-dir", tmp_path])
+    told = doctor(
+        ["--publish", "--store", tmp_path / "store", "--python", python, "--output-dir", tmp_path]
+    )
     assert ([f["kind"] for f in told["findings"] if f["level"] == "fail"], told["published"]) == (
         ["asked-as-root"],
         None,

@@ -44,7 +44,7 @@ def check_whole(output_dir: Path, name: str, commit: Commit) -> None:
 
 def unserved(out: Path, names: str) -> str:
     """What the hook says at the end where no worker is at work."""
-    command = shlex.join(["ckptsync", "push", str(out), "STORE"])
+    command = shlex.join(["ckptsync", "push", str(out), "--store", "STORE"])
     why = f"no worker runs for {out}"
     return f"ckptsync: not uploaded: {names}: {why}; to upload the rest: {command}\n"
 
@@ -412,7 +412,7 @@ def test_without_a_wait_the_last_line_says_what_is_not_stored_yet_and_what_waits
     last = done.stderr.splitlines()[-1]
     assert re.match(r"ckptsync: .*not uploaded yet: .*final: the embedded worker goes on", last)
     command = last.partition("to wait for the rest: ")[2]
-    assert command == f"ckptsync push {out} {store}"
+    assert command == f"ckptsync push {out} --store {store}"
     assert ran("-m", *shlex.split(command), path=(ROOT,)).returncode == 0
     assert len(list((store / "out").glob("*/model.safetensors"))) == len(PINS)
 
@@ -435,7 +435,7 @@ def test_the_last_line_says_what_to_install_and_the_push_that_sends_what_is_left
         "ckptsync: not uploaded: checkpoint-1, checkpoint-2, checkpoint-3, final: "
     )
     assert "gs:// is not installed; hint: pip install gcsfs" in last
-    assert last.endswith(f"ckptsync push '{out}' {store} --run sft")
+    assert last.endswith(f"ckptsync push '{out}' --store {store} --run sft")
     *words, _, _, _ = shlex.split(last.partition("to upload the rest: ")[2])
     sent = ran("-m", *words, str(tmp_path / "store"), path=(ROOT,))
     assert sent.returncode == 0, sent.stderr

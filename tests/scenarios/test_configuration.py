@@ -38,7 +38,9 @@ def test_a_variable_that_beats_the_file_is_told_without_its_secrets(world: World
 @pytest.mark.stores("path", "sftp")
 def test_a_mistyped_store_is_not_made_and_a_new_one_is_said(world: World) -> None:
     save = world.save("sft")
-    done = world.run("push", save, f"{world.store.url}/mistyped/store", "--node", "node0", code=2)
+    done = world.run(
+        "push", save, "--store", f"{world.store.url}/mistyped/store", "--node", "node0", code=2
+    )
     assert "mistyped" in done.err
     assert not [name for name in world.store.names() if "mistyped" in name]
     assert world.store.url in world.push(save).err, "nothing says that a store was made, and where"
@@ -57,7 +59,7 @@ def test_output_directories_that_match_nothing_are_told_in_the_log_and_in_status
     assert service.wait(phase="no-match")["level"] == "warning"
     service.wait(phase="started")
     world.until(
-        lambda: f"{world.home}/none/*" in world.run("status", world.store.url).out,
+        lambda: f"{world.home}/none/*" in world.run("status", "--store", world.store.url).out,
         "status to tell of it",
     )
 

@@ -67,7 +67,9 @@ def is_kept(before: dict[str, str], after: dict[str, str]) -> bool:
 @pytest.mark.each_store
 def test_push_that_was_killed_goes_on(world: World, moment: float) -> None:
     saved = world.save("sft", ballast=BALLAST)
-    command = world.start("push", saved, world.store.url, "--bandwidth", SLOW, "--node", "node0")
+    command = world.start(
+        "push", saved, "--store", world.store.url, "--bandwidth", SLOW, "--node", "node0"
+    )
     killed(world, command, lambda: bool(identities(world.store, "sft")), moment)
     before = identities(world.store, "sft")
     world.push(saved)
@@ -213,7 +215,9 @@ def test_a_command_that_is_told_to_stop_says_so_by_its_exit_code_and_is_gone_on_
     world: World, number: signal.Signals
 ) -> None:
     saved = world.save("sft", ballast=BALLAST)
-    command = world.start("push", saved, world.store.url, "--bandwidth", "1MB/s", "--node", "node0")
+    command = world.start(
+        "push", saved, "--store", world.store.url, "--bandwidth", "1MB/s", "--node", "node0"
+    )
     world.until(lambda: bool(identities(world.store, "sft")), "a push to begin its work")
     done = command.told(number)
     assert done.code == 128 + number, done.err

@@ -56,6 +56,7 @@ def waiting(
         "--node",
         node or f"n{rank}",
         *words,
+        "--store",
         world.store.url,
     ]
     return world.start(*given, environment=environment)
@@ -155,8 +156,18 @@ def test_how_many_nodes_there_are_may_be_said_and_must_be_known(world: World) ->
     nodes = [waiting(world, rank, "--nnodes", "2", NNODES="") for rank in (0, 1)]
     assert same(*(node.end() for node in nodes))["nodes"] == ["n0", "n1"]
     for wait in ("soon", "", "0s"):
-        world.run("doctor", "--publish", "--wait", wait, "--nnodes", "2", world.store.url, code=2)
-    world.run("doctor", "--wait", "2m", world.store.url, code=2)
+        world.run(
+            "doctor",
+            "--publish",
+            "--wait",
+            wait,
+            "--nnodes",
+            "2",
+            "--store",
+            world.store.url,
+            code=2,
+        )
+    world.run("doctor", "--wait", "2m", "--store", world.store.url, code=2)
 
 
 @path_only
@@ -189,7 +200,7 @@ def test_what_a_node_finds_on_itself_stops_the_others_and_is_repeated(world: Wor
     nodes = [waiting(world, 0, "--output-dir", output), waiting(world, 1)]
     assert ("output-not-writable", str(output)) in failures(first := nodes[0].end())
     assert same(first, nodes[1].end())["exit_code"] == 2
-    repeated = world.run("doctor", world.store.url, "--json", code=2).json["findings"]
+    repeated = world.run("doctor", "--store", world.store.url, "--json", code=2).json["findings"]
     (found,) = [f for f in repeated if f["kind"] == "output-not-writable"]
     assert (found["nodes"], found["subject"]) == (["n0"], str(output))
 
@@ -204,21 +215,21 @@ def test_a_python_that_cannot_be_asked_stops_the_others_too(world: World) -> Non
 
 @path_only
 def test_no_store_and_unknown_stores_are_said_first(world: World) -> None:
-    for words in ([""], ["--publish"], ["--nodes"]):
+    for words in (["--store", ""], ["--publish"], ["--nodes"]):
         assert "no store is named" in world.run("doctor", *words, code=2).err
-    for words in (["foo://bucket/x"], ["--publish", "foo://bucket/x"]):
+    for words in (["--store", "foo://bucket/x"], ["--publish", "--store", "foo://bucket/x"]):
         done = world.run("doctor", *words, code=2)
         assert "foo:// are not known" in (done.err + done.out).splitlines()[0]
-    assert "s3://" in world.run("doctor", "s4://bucket/x", code=2).err
+    assert "s3://" in world.run("doctor", "--store", "s4://bucket/x", code=2).err
 
 
 @path_only
 def test_no_store_is_made_below_a_missing_directory(world: World, tmp_path: Path) -> None:
     missing = tmp_path / "missing/store"
-    done = world.run("doctor", "--publish", missing, code=2)
+    done = world.run("doctor", "--publish", "--store", missing, code=2)
     assert done.out.splitlines()[0].endswith(f"there is no directory {missing.parent}")
     assert not missing.parent.exists()
-    world.run("doctor", "--publish", tmp_path / "new")
+    world.run("doctor", "--publish", "--store", tmp_path / "new")
     assert (tmp_path / "new").is_dir()
 
 
@@ -228,7 +239,7 @@ def test_a_store_that_may_not_be_written_is_the_stores_fault(world: World) -> No
     assert isinstance(world.store, Directory)
     world.store.root.chmod(0o555)
     try:
-        done = world.run("doctor", "--publish", world.store.url, "--json", code=4)
+        done = world.run("doctor", "--publish", "--store", world.store.url, "--json", code=4)
     finally:
         world.store.root.chmod(0o755)
     assert {f["kind"] for f in done.json["findings"] if f["level"] == "fail"} == {"store-create"}

@@ -307,7 +307,10 @@ def test_a_pickle_is_never_executed(name: str, command: str, tmp_path: Path) -> 
         with zipfile.ZipFile(at, "w") as archive:
             archive.writestr("archive/data.pkl", data)
             archive.writestr("archive/version", b"3\n")
-    words: dict[str, list[object]] = {"merge": [tmp_path / "out"], "push": [tmp_path / "store"]}
+    words: dict[str, list[object]] = {
+        "merge": [tmp_path / "out"],
+        "push": ["--store", tmp_path / "store"],
+    }
     done = Command(
         [*COMMAND, command, str(tmp_path / "checkpoint-4"), *map(str, words.get(command, []))],
         os.environ,
@@ -344,7 +347,10 @@ def test_an_index_that_leads_out_of_the_checkpoint_is_refused(command: str, tmp_
     names = tensors((tmp_path / "secret/model.safetensors").read_bytes())
     index = {"metadata": {}, "weight_map": dict.fromkeys(names, "../../secret/model.safetensors")}
     (source / "model.safetensors.index.json").write_text(json.dumps(index))
-    words: dict[str, list[object]] = {"merge": [tmp_path / "out"], "push": [tmp_path / "store"]}
+    words: dict[str, list[object]] = {
+        "merge": [tmp_path / "out"],
+        "push": ["--store", tmp_path / "store"],
+    }
     done = Command(
         [*COMMAND, command, str(source), *map(str, words.get(command, []))], os.environ, tmp_path
     ).end()

@@ -203,18 +203,23 @@ def test_where_it_stays_missing_everything_says_so_and_how_to_give_it(world: Wor
     world.wait(LOCATION, "VERIFIED")
     row = world.ls()[LOCATION]
     assert row["missing_to_open"] == ["config.json", "tokenizer"]
-    shown = world.run("ls", world.store.url).out
+    shown = world.run("ls", "--store", world.store.url).out
     [alarm] = [
         a
-        for a in world.run("status", world.store.url, "--json").json["alarms"]
+        for a in world.run("status", "--store", world.store.url, "--json").json["alarms"]
         if a["code"] == "no-config"
     ]
     assert (alarm["subject"], alarm["severity"]) == ("sft", "warning")
-    for text in (shown, alarm["text"], world.run("status", world.store.url).out):
+    for text in (shown, alarm["text"], world.run("status", "--store", world.store.url).out):
         assert "no config.json: from_pretrained cannot open it" in text
-    for text in (shown, alarm["todo"], row["hint"], world.run("status", world.store.url).out):
+    for text in (
+        shown,
+        alarm["todo"],
+        row["hint"],
+        world.run("status", "--store", world.store.url).out,
+    ):
         assert "head.config_from.sft" in text
-    world.run("status", world.store.url, "--check", code=1)
+    world.run("status", "--store", world.store.url, "--check", code=1)
     pulled = world.run(
         "pull",
         LOCATION,
@@ -249,7 +254,7 @@ def test_a_configuration_that_comes_later_completes_the_model_as_it_is(
     world.until_told(lambda: "config.json" not in told(world), "the model to be completed")
     world.wait(LOCATION, "VERIFIED")
     assert {n: world.store.identity(n) for n in weights} == weights
-    assert world.run("status", world.store.url, "--json").json["alarms"] == []
+    assert world.run("status", "--store", world.store.url, "--json").json["alarms"] == []
     opens(world)
 
 

@@ -24,7 +24,7 @@ def test_what_no_rule_keeps_is_marked_first_and_goes_after_the_grace(
     world: World, prepared: Prepared
 ) -> None:
     world.fill(prepared("hf-ddp", 1, 2, 3))
-    gc = ("gc", world.store.url, "--keep-last", "1")
+    gc = ("gc", "--store", world.store.url, "--keep-last", "1")
     world.run(*gc, "--grace", "1h", "--dry-run")
     assert set(locations(world).values()) == {"VERIFIED"}
     world.run(*gc, "--grace", "1h")
@@ -45,11 +45,11 @@ def test_a_person_keeps_and_releases(world: World, prepared: Prepared) -> None:
     world.fill(prepared("hf-ddp", 1, 2))
     world.run("keep", "sft/checkpoint-1", "--store", world.store.url, "--reason", "the paper")
     for _ in range(2):
-        world.run("gc", world.store.url, "--keep-last", "1", "--grace", "0s")
+        world.run("gc", "--store", world.store.url, "--keep-last", "1", "--grace", "0s")
     assert locations(world) == {"1": "VERIFIED", "2": "VERIFIED"}
     world.run("keep", "sft/checkpoint-1", "--store", world.store.url, "--release")
     for _ in range(2):
-        world.run("gc", world.store.url, "--keep-last", "1", "--grace", "0s")
+        world.run("gc", "--store", world.store.url, "--keep-last", "1", "--grace", "0s")
     assert locations(world).get("2") == "VERIFIED"
     assert not [name for name in world.store.names() if name.startswith("sft/checkpoint-1/")]
 
@@ -59,7 +59,7 @@ def test_what_is_retired_comes_back_when_a_person_keeps_it(
     world: World, prepared: Prepared
 ) -> None:
     world.fill(prepared("hf-ddp", 1, 2))
-    world.run("gc", world.store.url, "--keep-last", "1", "--grace", "1h")
+    world.run("gc", "--store", world.store.url, "--keep-last", "1", "--grace", "1h")
     assert locations(world)["1"] == "RETIRED"
     world.run("keep", "sft/checkpoint-1", "--store", world.store.url)
     assert locations(world) == {"1": "VERIFIED", "2": "VERIFIED"}
@@ -70,8 +70,8 @@ def test_nothing_goes_without_a_rule_nor_the_last_that_is_verified(
     world: World, prepared: Prepared
 ) -> None:
     world.fill(prepared("hf-ddp", 1))
-    world.run("gc", world.store.url, "--max-age", "1s", "--grace", "0s")
-    world.run("gc", world.store.url, "--max-age", "1s", "--grace", "0s")
+    world.run("gc", "--store", world.store.url, "--max-age", "1s", "--grace", "0s")
+    world.run("gc", "--store", world.store.url, "--max-age", "1s", "--grace", "0s")
     assert locations(world) == {"1": "VERIFIED"}
 
 
@@ -102,7 +102,15 @@ def test_shards_go_and_the_model_stays(world: World, prepared: Prepared) -> None
     world.fill(prepared("hf-ddp", 1, 2))
     for _ in range(2):
         world.run(
-            "gc", world.store.url, "--shards", "drop-after:1", "--keep-last", "9", "--grace", "0s"
+            "gc",
+            "--store",
+            world.store.url,
+            "--shards",
+            "drop-after:1",
+            "--keep-last",
+            "9",
+            "--grace",
+            "0s",
         )
     names = world.store.names()
     assert not [name for name in names if name.startswith("sft/checkpoint-1/")]
@@ -122,12 +130,15 @@ def test_a_save_with_a_wrong_clock_is_no_newer_and_no_older_than_its_step(
             dated(path, time.time() + days * 86400)
         world.push(path)
         world.wait(f"sft/checkpoint-{step}", "VERIFIED")
-    alarms = world.run("status", world.store.url, "--json").json["alarms"]
+    alarms = world.run("status", "--store", world.store.url, "--json").json["alarms"]
     assert [(a["code"], a["subject"]) for a in alarms] == [("clock", f"sft/checkpoint-{wrong}")]
     assert "dated 30d" in alarms[0]["text"] or "dated 29d23h" in alarms[0]["text"]
-    assert world.run("status", world.store.url, "--json").json["runs"][0]["newest"]["step"] == 4
+    assert (
+        world.run("status", "--store", world.store.url, "--json").json["runs"][0]["newest"]["step"]
+        == 4
+    )
     world.run("pull", "sft", world.home / "got", "--store", world.store.url)
     assert [p.name for p in (world.home / "got").iterdir()] == ["checkpoint-4"]
     for _ in range(2):
-        world.run("gc", world.store.url, "--keep-last", "1", "--grace", "0s")
+        world.run("gc", "--store", world.store.url, "--keep-last", "1", "--grace", "0s")
     assert locations(world) == {"4": "VERIFIED"}

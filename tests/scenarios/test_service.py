@@ -112,8 +112,8 @@ def test_exit_codes_say_what_to_do(world: World, tmp_path: Path) -> None:
     world.run("--help")
     world.run("merge", "--help")
     world.run("no-such-command", code=2)
-    world.run("push", tmp_path / "nothing", world.store.url, code=2)
-    world.run("ls", "ftp9://nowhere/x", code=2)
+    world.run("push", tmp_path / "nothing", "--store", world.store.url, code=2)
+    world.run("ls", "--store", "ftp9://nowhere/x", code=2)
     world.push(saved)
     world.run("pull", "sft/checkpoint-9", tmp_path / "back", "--store", world.store.url, code=2)
     world.run("inspect", VECTORS / "hf-fsdp2-2node/node0/out/checkpoint-4", code=3)
@@ -126,10 +126,14 @@ def test_exit_codes_say_what_to_do(world: World, tmp_path: Path) -> None:
         )
     }
     world.run(
-        "ls", "s3://bucket/store", code=4, environment={**away, "CKPTSYNC_LIMITS_PATIENCE": "1s"}
+        "ls",
+        "--store",
+        "s3://bucket/store",
+        code=4,
+        environment={**away, "CKPTSYNC_LIMITS_PATIENCE": "1s"},
     )
     world.store.write(name := "sft/checkpoint-4/model.safetensors", flipped(world.store.read(name)))
-    world.run("verify", world.store.url, code=10)
+    world.run("verify", "--store", world.store.url, code=10)
 
 
 @pytest.mark.stores("path")
@@ -138,7 +142,7 @@ def test_a_reader_that_leaves_is_no_error(world: World, prepared: Prepared) -> N
     ours, theirs = os.pipe()
     os.close(ours)
     done = subprocess.run(
-        [*COMMAND, "ls", world.store.url],
+        [*COMMAND, "ls", "--store", world.store.url],
         stdout=theirs,
         stderr=subprocess.PIPE,
         env=world.environment,
@@ -150,8 +154,8 @@ def test_a_reader_that_leaves_is_no_error(world: World, prepared: Prepared) -> N
 
 @pytest.mark.stores("path")
 def test_errors_are_json_where_json_is_asked_for(world: World, tmp_path: Path) -> None:
-    done = world.run("ls", tmp_path / "nowhere", "--json", code=2)
-    assert set(done.error) == {"error", "hint", "exit_code"}
+    done = world.run("ls", "--store", tmp_path / "nowhere", "--json", code=2)
+    assert set(done.error) == {"format", "error", "hint", "exit_code"}
     assert done.error["exit_code"] == 2
     assert done.out == ""
 
@@ -163,17 +167,17 @@ def test_status_names_nodes_runs_and_alarms(world: World) -> None:
     world.save("sft")
     world.wait("sft/checkpoint-4", "VERIFIED")
     world.until(
-        lambda: len(world.run("status", world.store.url, "--json").json["nodes"]) == 2,
+        lambda: len(world.run("status", "--store", world.store.url, "--json").json["nodes"]) == 2,
         "two heartbeats",
     )
-    told = world.run("status", world.store.url, "--json").json
+    told = world.run("status", "--store", world.store.url, "--json").json
     assert {node["node"]: node["state"] for node in told["nodes"]} == {
         "node0": "alive",
         "head": "alive",
     }
     assert [run["run"] for run in told["runs"]] == ["sft"]
     assert told["alarms"] == []
-    world.run("status", world.store.url, "--check")
+    world.run("status", "--store", world.store.url, "--check")
 
 
 @pytest.mark.stores("path")
@@ -291,11 +295,11 @@ def test_a_refused_key_ends_no_service_that_has_worked(world: World) -> None:
 )
 def test_odd_names_of_runs_do_no_harm(world: World, name: str) -> None:
     if name == "..":
-        world.run("push", world.save("sft"), world.store.url, "--run", name, code=2)
+        world.run("push", world.save("sft"), "--store", world.store.url, "--run", name, code=2)
         assert not [n for n in world.store.names() if n != ".ckptsync/store.json"]
         return
     saved = world.save(name)
-    done = world.start("push", saved, world.store.url, "--node", "node0").end()
+    done = world.start("push", saved, "--store", world.store.url, "--node", "node0").end()
     assert "Traceback" not in done.err
     assert done.code in (0, 2)
     listed = world.statuses()

@@ -93,7 +93,9 @@ def test_a_full_store_is_said_and_gone_on_with(world: World, tmp_path: Path) -> 
         world.until(lambda: any("/manifest-" in name for name in store.names()), "the manifest")
         assert files_below(disk / "sft/checkpoint-4") == files_below(saved)
         assert worker.is_running()
-        told = world.run("status", disk, "--check", code=1)  # there is no room for two more
+        told = world.run(
+            "status", "--store", disk, "--check", code=1
+        )  # there is no room for two more
         assert "store-full" in told.out
 
 
@@ -102,13 +104,15 @@ def test_a_full_store_is_said_and_gone_on_with(world: World, tmp_path: Path) -> 
 def test_a_read_only_store_can_be_read_and_is_not_written(world: World, tmp_path: Path) -> None:
     saved = world.save("sft")
     with small_disk(tmp_path / "disk", "16m") as disk:
-        world.run("push", saved, disk)
+        world.run("push", saved, "--store", disk)
         subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
-        assert world.run("ls", disk, "--json").json["locations"][0]["status"] == "COMPLETE"
-        world.run("verify", disk, "--json")
+        assert (
+            world.run("ls", "--store", disk, "--json").json["locations"][0]["status"] == "COMPLETE"
+        )
+        world.run("verify", "--store", disk, "--json")
         world.run("pull", "sft/checkpoint-4", tmp_path / "back", "--store", disk, "--unverified")
         assert files_below(tmp_path / "back/checkpoint-4") == files_below(saved)
-        done = world.run("push", world.save("other"), disk, "--json", code=4)
+        done = world.run("push", world.save("other"), "--store", disk, "--json", code=4)
         assert "read-only" in done.error["error"].lower()
 
 
@@ -127,7 +131,15 @@ def test_wrong_keys_end_a_command_and_right_ones_go_on(world: World, tmp_path: P
             )
         }
     done = world.run(
-        "push", saved, world.store.url, "--node", "node0", "--json", code=2, environment=wrong
+        "push",
+        saved,
+        "--store",
+        world.store.url,
+        "--node",
+        "node0",
+        "--json",
+        code=2,
+        environment=wrong,
     )
     assert done.error["hint"]
     assert world.store.names() == []
@@ -140,7 +152,7 @@ def test_a_host_that_nobody_knows_is_refused(world: World, tmp_path: Path) -> No
     (tmp_path / "known_hosts").write_text("")
     options = sshd().options_with(known_hosts=tmp_path / "known_hosts")
     environment = {"CKPTSYNC_STORAGE_OPTIONS": json.dumps(dict(options))}
-    done = world.run("ls", world.store.url, "--json", code=2, environment=environment)
+    done = world.run("ls", "--store", world.store.url, "--json", code=2, environment=environment)
     assert "key" in done.error["error"] + done.error["hint"]
 
 
@@ -161,7 +173,7 @@ def test_a_name_that_no_store_can_keep_is_an_alarm_that_says_what_to_do(
     def alarms() -> list[Mapping[str, str]]:
         return [
             a
-            for a in world.run("status", world.store.url, "--json").json["alarms"]
+            for a in world.run("status", "--store", world.store.url, "--json").json["alarms"]
             if a["code"] == "blocked"
         ]
 

@@ -46,12 +46,14 @@ def test_an_upload_that_is_under_way_is_shown_with_who_sends_it(world: World) ->
 
     for node, already in (("node0", []), ("node1", ["node0"])):
         part = world.save("sft", vector="hf-fsdp2-2node", node=node, ballast=4 << 20)
-        slow = world.start("push", part, world.store.url, "--node", node, "--bandwidth", "100KB/s")
+        slow = world.start(
+            "push", part, "--store", world.store.url, "--node", node, "--bandwidth", "100KB/s"
+        )
         world.until(is_uploading, "it to be UPLOADING")
         row = rows["sft/checkpoint-4"]
         assert (row["uploading"]["nodes"], row["nodes"]) == ([node], already)
         if already:
-            status = world.run("status", world.store.url, "--json").json
+            status = world.run("status", "--store", world.store.url, "--json").json
             assert status["checkpoints"] == {"UPLOADING": 1}
             assert [u["nodes"] for run in status["runs"] for u in run["uploading"]] == [[node]]
         slow.kill()
@@ -176,11 +178,11 @@ def test_locations_that_may_be_one_save_name_each_other_and_the_command_that_joi
         assert "s apart, more than" in " ".join(sibling["against"])
         assert sibling["join"] == command
         assert seen[location]["newer"] is None
-    for words in (("ls", world.store.url), ("status", world.store.url)):
+    for words in (("ls", "--store", world.store.url), ("status", "--store", world.store.url)):
         done = world.run(*words)
         assert command in done.out
         assert "no node has uploaded" not in done.out
-    told = world.run("status", world.store.url, "--json").json
+    told = world.run("status", "--store", world.store.url, "--json").json
     assert [row["siblings"][0]["join"] for row in told["locations"]] == [command, command]
 
 
@@ -223,7 +225,8 @@ def test_what_is_joined_by_hand_and_kept_stays_kept_and_gone_when_it_goes(world:
     world.run("keep", second, "--store", world.store.url, "--reason", "the paper")
     world.run("join", first, second, "--store", world.store.url)
     assert [
-        row["location"] for row in world.run("status", world.store.url, "--json").json["kept"]
+        row["location"]
+        for row in world.run("status", "--store", world.store.url, "--json").json["kept"]
     ] == ["checkpoint-4"]
 
 

@@ -102,7 +102,7 @@ class World:
 
     def push(self, path: Path, *words: object, node: str = "node0", code: int = 0) -> Done:
         """As a node that has no worker sends a checkpoint."""
-        return self.run("push", path, self.store.url, "--node", node, *words, code=code)
+        return self.run("push", path, "--store", self.store.url, "--node", node, *words, code=code)
 
     def push_save(self, run: str, vector: str, step: int = 4, *, seed: int = 0) -> dict[str, bytes]:
         """A save of one node or of two, each of which sends its part by hand when it has written
@@ -126,7 +126,7 @@ class World:
             return {}
         return {
             f"{row['run']}/{row['location']}": row
-            for row in self.run("ls", self.store.url, "--json").json["locations"]
+            for row in self.run("ls", "--store", self.store.url, "--json").json["locations"]
         }
 
     def statuses(self) -> dict[str, str]:
@@ -201,7 +201,7 @@ class World:
 
     def verify(self, *words: object, code: int = 0) -> Done:
         """The store, read by hand."""
-        return self.run("verify", self.store.url, *words, "--json", code=code)
+        return self.run("verify", "--store", self.store.url, *words, "--json", code=code)
 
     def model(self, location: str) -> Bits:
         """The consolidated model of `run/location`, tensor by tensor, out of the store."""

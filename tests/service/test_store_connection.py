@@ -103,13 +103,13 @@ def test_no_store_is_made_where_a_file_system_should_be_mounted(
     with pytest.raises(Absent, match=f"{point} is in {table}, and nothing is mounted there"):
         open_configured(config(tmp_path, store=f"mnt{below}"))
     checkpoint = DATA / "node0/checkpoint-4"
-    assert main(["push", str(checkpoint), f"{point}{below}", "--run", "r"]) == 2
+    assert main(["push", str(checkpoint), "--store", f"{point}{below}", "--run", "r"]) == 2
     assert f"mount {point}" in capsys.readouterr().err
     assert list(point.iterdir()) == []
     monkeypatch.undo()
-    assert main(["push", str(checkpoint), f"{point}{below}", "--run", "r"]) == 0
+    assert main(["push", str(checkpoint), "--store", f"{point}{below}", "--run", "r"]) == 0
     monkeypatch.setattr(mounts, "FSTAB", table)  # what is a store stays one
-    assert main(["push", str(checkpoint), f"{point}{below}", "--run", "r"]) == 0
+    assert main(["push", str(checkpoint), "--store", f"{point}{below}", "--run", "r"]) == 0
 
 
 @pytest.mark.parametrize("below", ["", "/store"])
@@ -120,9 +120,9 @@ def test_a_store_that_was_read_is_not_made_again_in_an_older_empty_directory(
     point, disk, url = tmp_path / "mnt", tmp_path / "disk", f"{tmp_path}/mnt{below}"
     point.mkdir()
     old = point.stat().st_mtime
-    push = ["push", str(DATA / "node0/checkpoint-4"), url, "--run", "r"]
+    push = ["push", str(DATA / "node0/checkpoint-4"), "--store", url, "--run", "r"]
     assert main(push) == 0
-    assert main(["ls", url]) == 0
+    assert main(["ls", "--store", url]) == 0
     point.rename(disk)
     point.mkdir()
     os.utime(point, (old, old))
@@ -144,7 +144,7 @@ def test_push_makes_no_store_where_a_worker_uploaded_to_one(
     copytree(DATA / "node0/checkpoint-4", tmp_path / "out/checkpoint-4")
     (tmp_path / "out/_ckptsync").mkdir(mode=0o700)
     remember(tmp_path / "out/_ckptsync", f"{tmp_path}/store")
-    assert main(["push", str(tmp_path / "out"), f"{tmp_path}/store"]) == 2
+    assert main(["push", str(tmp_path / "out"), "--store", f"{tmp_path}/store"]) == 2
     assert "out/_ckptsync/store" in capsys.readouterr().err
     assert not (tmp_path / "store").exists()
 

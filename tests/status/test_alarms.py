@@ -119,7 +119,9 @@ def test_damage_is_critical_says_what_was_found_and_whether_no_node_can_send_it_
     assert alarm.text == text
     both = raised(heart(lacks=lacks), heart("n1", lacks=lacks), locations=[hurt])[key]
     assert both.text == f"{text}; n0, n1 no longer have its bytes"
-    assert both.todo.startswith("`ckptsync repair /store run/checkpoint-1` copies what other")
+    assert both.todo.startswith(
+        "`ckptsync repair run/checkpoint-1 --store /store` copies what other"
+    )
 
 
 SHARD = DamagedFile("checkpoint-1/a", "file", ("n0",))
@@ -136,7 +138,11 @@ HEAD_MAKES = "a head makes the consolidated model again from the shards"
         ([SHARD], [heart("n1")], "start the service on n0: it uploads again"),
         ([RECORD], [heart(), heart("n1")], "n1 writes its record again"),
         ([MODEL], [heart(), HEAD], HEAD_MAKES),
-        ([MODEL], [heart()], "`ckptsync repair /store run/checkpoint-1`, or a head that you start"),
+        (
+            [MODEL],
+            [heart()],
+            "`ckptsync repair run/checkpoint-1 --store /store`, or a head that you start",
+        ),
         ([SHARD, MODEL], [heart(), HEAD], f"n0 uploads again what it still has; {HEAD_MAKES}"),
     ],
 )
@@ -146,7 +152,7 @@ def test_damage_is_the_heads_or_the_nodes_whose_files_they_are(
     hurt = location(word="DAMAGED", nodes=("n0", "n1"), damaged=tuple(files))
     alarm = raised(*nodes, locations=[hurt])["damaged run/checkpoint-1"]
     assert (alarm.severity, alarm.todo[: len(todo)]) == ("critical", todo)
-    assert alarm.todo.count("`ckptsync repair /store run/checkpoint-1`") == 1
+    assert alarm.todo.count("`ckptsync repair run/checkpoint-1 --store /store`") == 1
     if SHARD not in files and RECORD not in files:
         assert "n0" not in alarm.todo
 
@@ -171,7 +177,7 @@ def test_damage_that_was_repaired_waits_for_the_verifier_and_is_critical_no_long
     hurt = location(word="DAMAGED", damaged=done)
     for known, verifier in ((HEAD, ", and so does the verifier"), (heart(), "")):
         alarm = raised(known, locations=[hurt])["damaged run/checkpoint-1"]
-        read = f"`ckptsync verify /store/run/checkpoint-1` reads it again{verifier}"
+        read = f"`ckptsync verify run/checkpoint-1 --store /store` reads it again{verifier}"
         assert (alarm.severity, alarm.todo) == ("warning", read)
     half = location(word="DAMAGED", damaged=(done[0], MODEL))
     assert raised(HEAD, locations=[half])["damaged run/checkpoint-1"].severity == "critical"
@@ -192,9 +198,13 @@ def test_what_cannot_be_read_is_said_of_records_and_of_hearts() -> None:
     [
         ("manifest-n0-1", Corrupt("bad"), "n0 writes its record again"),
         ("manifest-n9-1", Corrupt("bad"), "start the service on n9: it writes its record again"),
-        ("model-1", Corrupt("bad"), "`ckptsync repair /store run/checkpoint-1`, or a head"),
+        ("model-1", Corrupt("bad"), "`ckptsync repair run/checkpoint-1 --store /store`, or a head"),
         ("report-1", Corrupt("bad"), "the next verification of that checkpoint replaces it"),
-        ("keep-1", Corrupt("bad"), "`ckptsync repair /store run/checkpoint-1` keeps the checkp"),
+        (
+            "keep-1",
+            Corrupt("bad"),
+            "`ckptsync repair run/checkpoint-1 --store /store` keeps the checkp",
+        ),
         ("manifest-n0-1", Unsupported("format 9"), "a newer ckptsync wrote it: upgrade this one"),
     ],
 )
@@ -216,7 +226,7 @@ def test_what_an_incomplete_save_needs_depends_on_what_is_missing() -> None:
     assert todo(awaited=("n0",)).startswith("see the errors and notes of n0")
     assert todo(awaited=("n9",)).startswith("start the service on n9: it uploads the rest")
     assert todo().startswith("`ckptsync push` it from the node")
-    assert "repair /store run/checkpoint-1" in todo(gaps=(Gap(1, "a", -1, "n0"),))
+    assert "repair run/checkpoint-1 --store /store" in todo(gaps=(Gap(1, "a", -1, "n0"),))
     assert todo(siblings=(Sibling("checkpoint-1~a", ("n1",), ()),)).startswith("if they are one")
     assert "ckptsync pull run/checkpoint-1" in todo(unknown=True)
 

@@ -30,9 +30,9 @@ def test_it_has_everything_and_is_plain_json() -> None:
     seen = shown(*known, fact(a="runs"), locations=LOCATIONS, room=Room(10**6, 10**7))
     made = document(seen)
     assert json.loads(json.dumps(made)) == json.loads(json.dumps(made, default=None))
-    assert (made["format"], made["store"], made["at"]) == (1, "/store", NOW)
+    assert (made["store"], made["at"]) == ("/store", NOW)
     assert made["checkpoints"] == {"VERIFIED": 1, "DAMAGED": 1, "RETIRED": 1}
-    assert (made["size"], made["model_size"]) == (3000, 29)
+    assert (made["bytes"], made["model_bytes"]) == (3000, 29)
     assert made["room"] == {"free": 10**6, "total": 10**7}
     assert [n["name"] for n in made["nodes"]] == ["boss~head", "n0"]
     told = {"kind": "consolidate", "subject": "a/checkpoint-3", "done": 5, "total": 10}
@@ -52,7 +52,7 @@ def test_repairs_and_what_is_retired_have_lists_of_their_own() -> None:
     [repair] = made["repairs"]
     assert (repair["location"], repair["findings"]) == ("checkpoint-2", ["m: digest: differs"])
     assert (repair["reported"], repair["changed"]) == (NOW - 9, None)
-    keys = ("run", "location", "scope", "reason", "since", "begun", "size")
+    keys = ("run", "location", "scope", "reason", "since", "begun", "bytes")
     whole = ("b", "checkpoint-1", "location", "keep_last", NOW - 5, True, 1024)
     shards = ("c", "checkpoint-1", "shards", "old", None, False, 1000)
     assert made["retired"] == [dict(zip(keys, one, strict=True)) for one in (whole, shards)]

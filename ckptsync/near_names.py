@@ -1,0 +1,18 @@
+"""Names that are like a word that somebody typed: the one "did you mean" of all messages."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def near_names(typed: str, names: Iterable[str], most: int = 1) -> list[str]:
+    """Return the names that are like ``typed``, the nearest first; never ``typed`` itself."""
+    others = sorted({name for name in names if name != typed})
+    return difflib.get_close_matches(typed, others, most, 0.6)
+
+
+def did_you_mean(typed: str, names: Iterable[str]) -> str:
+    """Return the question whether the nearest name was meant, or "" if none is near."""
+    nearest = near_names(typed, names)
+    return f"did you mean {nearest[0]}?" if nearest else ""
