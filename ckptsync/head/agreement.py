@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -113,11 +113,7 @@ def check_latest(store: Store, own: Agreement) -> None:
     A name can be replaced where the store cannot create exclusively.
     """
     if not _is_latest(store, own):
-        raise Incomplete(
-            f"{own.name}: another head, with other options or inputs, has begun to write this"
-            " model instead",
-            hint=_ONE_CONFIGURATION,
-        )
+        raise _overtaken(own)
 
 
 def delete_unbound(store: Store, seen: LocationState, own: Agreement, name: str) -> None:
@@ -127,9 +123,10 @@ def delete_unbound(store: Store, seen: LocationState, own: Agreement, name: str)
     unless it is damaged: then it names nothing, and is written again.
     """
     check_latest(store, own)
-    listed = record_names(
-        entry.name for entry in store.names(records_prefix(seen.run, seen.location))
-    )
+    names = [entry.name for entry in store.names(records_prefix(seen.run, seen.location))]
+    if replace(own, n=own.n + 1).name in names:  # since the check, which may have taken long
+        raise _overtaken(own)
+    listed = record_names(names)
     read_before = seen.records.model_records
     new = [r for n, r in listed.items() if r.kind == "model" and n not in read_before]
     _, faults = read_records(store, new)
@@ -137,6 +134,14 @@ def delete_unbound(store: Store, seen: LocationState, own: Agreement, name: str)
         where = f"{seen.run}/{seen.location}"
         raise Incomplete(f"{where}: consolidated by another head meanwhile", hint=_AGAIN)
     store.delete(checked_own(name, own_prefixes(seen.run, seen.location)))
+
+
+def _overtaken(own: Agreement) -> Incomplete:
+    return Incomplete(
+        f"{own.name}: another head, with other options or inputs, has begun to write this model"
+        " instead",
+        hint=_ONE_CONFIGURATION,
+    )
 
 
 def _is_latest(store: Store, own: Agreement) -> bool:

@@ -222,6 +222,8 @@ def at_calls(home: Path, dice: random.Random, most: int) -> list[str]:
             if wrong:
                 return [f"killed at {trap}, then {second}: {line}" for line in wrong]
     print(f"{deaths} deaths at {count} calls in {time.monotonic() - begun:.0f} s", flush=True)
+    if traps and not deaths:
+        return ["no head died at a call"]
     return _in_pairs(home, heads, original, models)
 
 

@@ -4,10 +4,11 @@ replaces what a dead head left.  No model record ever binds bytes that differ.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
@@ -24,7 +25,7 @@ from ckptsync.merge.plan import MergeOptions
 from ckptsync.records.io import decode
 from ckptsync.records.model_record import ModelRecord
 from ckptsync.records.store_paths import parse_record_name
-from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store
+from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store, StoreWrapper
 from ckptsync.stores.memory import MemoryStore
 from tests.support.crashing_store import Crash, Dying
 from tests.support.filled_stores import DEMO, contents, read, send, two_nodes
@@ -245,6 +246,56 @@ class Overtaken(MemoryStore):
                 pass_time(self)
                 [made] = consolidate_location(self, *LOCATION, self._other)
                 self.winner = made.model_record
+        super().create(name, chunks, about)
+
+
+def test_a_head_that_was_overtaken_while_it_lists_records_deletes_no_file_of_the_other(
+    plain: HeadOptions,
+) -> None:
+    """The other one dies before its record, so no record protects its files."""
+    for at in itertools.count(1):
+        store = OvertakenAtListing(at, plain)
+        two_nodes(store)
+        store.write(MODEL, [b"of a head before agreements"])
+        store.is_awake = True
+        with contextlib.suppress(Incomplete):
+            consolidate_location(store, *LOCATION, SHARDED)
+        if store.is_awake:
+            break
+        assert contents(store).items() >= store.made.items()
+    assert at > 8
+
+
+class OvertakenAtListing(MemoryStore):
+    """At its ``at``-th listing of records another head, much later, makes the model's files."""
+
+    def __init__(self, at: int, other: HeadOptions) -> None:
+        super().__init__()
+        self._at, self._other, self.is_awake = at, other, False
+        self.made: dict[str, str] = {}
+
+    def names(self, prefix: str) -> Iterator[Entry]:
+        if self.is_awake and prefix == "run/.ckptsync/checkpoint-4/":
+            self._at -= 1
+            if not self._at:
+                self.is_awake = False
+                pass_time(self)
+                with contextlib.suppress(Unrecorded):
+                    consolidate_location(WithoutRecord(self), *LOCATION, self._other)
+                self.made = model_of(self) if not consolidated(self) else {}
+        return super().names(prefix)
+
+
+class Unrecorded(Exception):
+    """A head died before its model record."""
+
+
+class WithoutRecord(StoreWrapper):
+    """A store in which a head dies before its model record."""
+
+    def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        if "/model-" in name and name.startswith("run/.ckptsync/"):
+            raise Unrecorded
         super().create(name, chunks, about)
 
 
