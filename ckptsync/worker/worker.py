@@ -58,7 +58,6 @@ from ckptsync.worker.results import (
 from ckptsync.worker.save_state import (
     DONE,
     SaveState,
-    advance,
     begin,
     lose,
     postpone,
@@ -206,7 +205,7 @@ class Worker:
             is_ready = True
         except CkptsyncError as e:
             failures.append(failure(self._run.name, "", e))
-        self._plan_uploads(scanned, now, is_ready=is_ready)
+        self._plan_uploads(scanned, is_ready=is_ready)
         self._forget_digests(scanned)
         self._repairs.plan([one.seen for one in scanned] if is_ready else None)
         if is_ready:
@@ -257,7 +256,7 @@ class Worker:
 
     # What is decided in the plan's thread.
 
-    def _plan_uploads(self, scanned: Sequence[Scanned], now: float, *, is_ready: bool) -> None:
+    def _plan_uploads(self, scanned: Sequence[Scanned], *, is_ready: bool) -> None:
         """Decide of each save, and queue what is due.
 
         ``is_ready``: the store's records were read just before; else all have to wait.  What is in
@@ -276,9 +275,7 @@ class Worker:
             if outcome is None:
                 due.append(one)
                 continue
-            left = None if one.verdict.finished else one.verdict.left
-            until = None if left is None else now + left
-            self.saves.change(one.key, partial(settle, outcome=outcome, until=until))
+            self.saves.change(one.key, partial(settle, outcome=outcome))
         self._find_lost(removed, scanned, in_hand, is_ready=is_ready)
         if not is_ready:
             for one in due:
@@ -478,19 +475,14 @@ class Worker:
         stats = outgoing.files.stats
         if stats != stats_read:
             read = ReadFiles()
-        size = sum(stat.size for stat in stats)
-        self.saves.change(seen.key, partial(replace, stats_read=stats, read=read, total=size))
+        self.saves.change(seen.key, partial(replace, stats_read=stats, read=read))
         return outgoing, read
 
     def _context(self, seen: LocalSave, capacity: QueueCapacity) -> UploadContext:
-        def after_chunk(count: int) -> None:
-            self.queues.give_way(count)
-            self.saves.change(seen.key, partial(advance, count=count))
-
         return UploadContext(
             self._view,
             seen.checkpoint,
-            after_chunk=after_chunk,
+            after_chunk=self.queues.give_way,
             threads=capacity.threads,
             small=capacity.small,
             may_wait=True,

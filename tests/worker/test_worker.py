@@ -825,21 +825,16 @@ def test_a_save_that_is_stored_or_overwritten_is_not_said_to_be_lost(tmp_path: P
     assert not any("lost" in note for note in tick(w, 1500.0).notes)
 
 
-def test_a_save_that_is_being_sent_says_how_many_of_its_bytes_are_read(tmp_path: Path) -> None:
-    counts: list[tuple[str, int, int]] = []
+def test_a_save_that_is_sent_says_so_until_it_is_stored(tmp_path: Path) -> None:
+    states: list[str] = []
 
     class Looking(MemoryStore):
         def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
             super().create(name, chunks, about)
-            counts.extend((s.state, s.done, s.total) for s in w.saves.states())
+            states.extend(save.state for save in w.saves.states())
 
     lay(tmp_path, ONE)
     w = worker(tmp_path, Looking(), threads=1)
     settle(w)
-    total = sum(map(len, ONE.values()))
-    sending = [(done, whole) for state, done, whole in counts if state == "uploading"]
-    assert sending[0] == (0, total)
-    assert [done for done, _ in sending] == sorted(done for done, _ in sending)
-    assert sending[-1] == (total, total)
-    [save] = w.saves.states()
-    assert (save.state, save.done) == ("stored", total)
+    assert set(states) == {"uploading"}
+    assert [save.state for save in w.saves.states()] == ["stored"]
