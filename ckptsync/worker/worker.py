@@ -10,7 +10,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -122,20 +122,13 @@ class SaveTable:
             self._states.pop(key, None)
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """What the last plan did beside uploads: what it cleaned up, and what failed."""
-
-    cleaned: tuple[UploadProgress, ...] = ()
-    failures: tuple[Failure, ...] = ()
-
-
 class Worker:
     """Scans an output directory, and plans the uploads and repairs that `queues` carry out.
 
     It may be killed at any moment and keeps nothing that it needs: what it remembers saves time.
     `scan` is for any thread, and never reads the store; the rest is for one thread, and others may
-    scan meanwhile.  Raises ConfigError where the run and the store lie in each other.
+    scan meanwhile.  ``saves``: where each stands.  ``notes``: what an operator should see though it
+    is over.  Raises ConfigError where the run and the store lie in each other.
     """
 
     def __init__(
@@ -149,8 +142,10 @@ class Worker:
             store, node, options.run.name, options.selection, lambda: self._clock.last
         )
         self.saves = SaveTable()
-        self._last_plan = _Plan()
-        self._notes: tuple[str, ...] = ()  # what an operator should see though it is over
+        self.notes: tuple[str, ...] = ()
+        # of the last plan
+        self._cleaned: Sequence[UploadProgress] = ()
+        self._failures: Sequence[Failure] = ()
         pinner = Pinner(
             node, self._view.is_proven, SpoolRule(options.spool_budget, options.spool_full)
         )
@@ -182,7 +177,7 @@ class Worker:
         """Pin what has appeared, and judge it.  ``now`` in seconds on any clock that only grows."""
         self._clock.notice(now)
         scan = self._scanner.scan(now)
-        return replace(scan, notes=(*scan.notes, *self._notes))
+        return replace(scan, notes=(*scan.notes, *self.notes))
 
     def pinned_bytes(self) -> int:
         """Return the bytes of files that had no names but our pins' at the last scan."""
@@ -216,7 +211,7 @@ class Worker:
                 here, self._options, self._view, self._scanner, self._uploaded
             )
             failures += stuck
-        self._last_plan = _Plan(tuple(cleaned), tuple(failures))
+        self._cleaned, self._failures = cleaned, failures
         progress = [*(save.progress for save in self.saves.states()), *cleaned]
         self._clock.measure_in_time(
             is_idle=bool(progress) and all(p.phase in DONE for p in progress)
@@ -224,24 +219,21 @@ class Worker:
 
     def result(self) -> WorkerResult:
         """Return what became by now of all that the last plan saw."""
-        saves, plan = self.saves.states(), self._last_plan
-        progress = (*(save.progress for save in saves), *plan.cleaned)
+        saves = self.saves.states()
         failed = [save.failure for save in saves if save.failure is not None]
         repairs, unrepaired = self._repairs.result()
-        waiting = {(p.run, p.checkpoint) for p in progress if p.phase in ON_THE_WAY}
         since = {
             "/".join(save.key[:2]): save.scanned.first
             for save in reversed(saves)
-            if save.key[:2] in waiting
+            if save.progress.phase in ON_THE_WAY
         }
         return WorkerResult(
             self._options.node,
-            progress,
+            (*(save.progress for save in saves), *self._cleaned),
             tuple(repairs),
-            (*plan.failures, *unrepaired, *failed),
+            (*self._failures, *unrepaired, *failed),
             since,
-            self._notes,
-            self._repairs.lacking(),
+            lacks=self._repairs.lacking(),
         )
 
     def _is_planned(self, one: Scanned) -> bool:
@@ -392,7 +384,7 @@ class Worker:
 
     def _note(self, one: Scanned, phase: str, why: str) -> None:
         note = f"{phase} {one.seen.run}/{one.seen.checkpoint}: {why}"
-        self._notes = (*self._notes, note)[-NOTES:]
+        self.notes = (*self.notes, note)[-NOTES:]
 
     # What happens in a queue's thread.
 
