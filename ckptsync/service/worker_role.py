@@ -16,7 +16,7 @@ import re
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -274,8 +274,7 @@ class WorkerRole:
         if is_due:
             self._plan()
         workers = [one.worker for one in self._directories.values()]
-        # each scan reports notes
-        results = [replace(worker.result(), notes=()) for worker in workers]
+        results = [worker.result() for worker in workers]
         queue = tuple(item for result in results for item in result.queue)
         errors = (*self._plan_errors, *(error for result in results for error in result.errors))
         if is_due:
@@ -326,7 +325,7 @@ class WorkerRole:
             except CkptsyncError as e:  # noqa: PERF203 - one directory's failure keeps no other back
                 self._plan_errors.append(str(e))
         for run, worker in list(self._removed.items()):
-            self._notes = tuple(dict.fromkeys((*self._notes, *worker.result().notes)))[-NOTES:]
+            self._notes = tuple(dict.fromkeys((*self._notes, *worker.notes)))[-NOTES:]
             if worker.is_done or run.path.is_dir():
                 self._removed.pop(run, None)
 

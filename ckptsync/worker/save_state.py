@@ -5,8 +5,8 @@
               | +--------+----------+-----> refused, failed
 
 A scan sees a save (`see`).  A plan decides that it waits, is refused or is stored (`settle`), or
-that it is to be uploaded (`queue`, `postpone`).  A queue's thread begins it (`begin`), counts its
-bytes (`advance`), and ends it (`settle`).  A save that is removed meanwhile is lost (`lose`).
+that it is to be uploaded (`queue`, `postpone`).  A queue's thread begins it (`begin`), and ends it
+(`settle`).  A save that is removed meanwhile is lost (`lose`).
 """
 
 from __future__ import annotations
@@ -29,12 +29,10 @@ OTHERS = "others are sent first"
 
 @dataclass(frozen=True, slots=True)
 class SaveState:
-    """One save: what the last plan saw of it, and how far its upload is.
+    """One save: what the last plan saw of it, and what became of it.
 
     ``outcome``: what the last plan, or the last try, made of it. ``failure``: of the last try that
-    ended.  ``until``: when a waiting one may be finished, on the caller's clock; ``None``: nobody
-    knows, or the next plan tries again. ``is_due``: its upload was decided, and it is not stored
-    yet.  ``done``, ``total``: bytes of its files that were read, and of all.
+    ended.  ``is_due``: its upload was decided, and it is not stored yet.
 
     For later tries: ``read``, what an earlier one read of files with these ``stats_read``;
     ``placed_by``, the manifests that were known when it was last seen to lie where it belongs.
@@ -44,10 +42,7 @@ class SaveState:
     outcome: UploadProgress
     state: State = "seen"
     failure: Failure | None = None
-    until: float | None = None
     is_due: bool = False
-    done: int = 0
-    total: int = 0
     read: ReadFiles = field(default_factory=ReadFiles)
     stats_read: Sequence[Stat] | None = None
     placed_by: frozenset[str] | None = None
@@ -78,41 +73,32 @@ def see(before: SaveState | None, scanned: Scanned) -> SaveState:
 
 def queue(save: SaveState) -> SaveState:
     """Return a save that waits for its turn to be uploaded."""
-    size = sum(stat.size for stat in save.scanned.seen.files.stats)
-    return replace(postpone(save, OTHERS), state="queued", done=0, total=size)
+    return replace(postpone(save, OTHERS), state="queued")
 
 
 def postpone(save: SaveState, reason: str) -> SaveState:
     """Return a save that is to be uploaded, and waits for the next plan."""
     outcome = UploadProgress(*save.key, "waiting", reason)
-    return replace(save, state="waiting", outcome=outcome, until=None, is_due=True)
+    return replace(save, state="waiting", outcome=outcome, is_due=True)
 
 
 def begin(save: SaveState) -> SaveState:
     """Return a save whose upload begins."""
     outcome = UploadProgress(*save.key, "sending", "")
-    return replace(save, state="uploading", outcome=outcome, done=0)
+    return replace(save, state="uploading", outcome=outcome)
 
 
-def advance(save: SaveState, count: int) -> SaveState:
-    """Return a save of which so many bytes more were read; less than 0: they are read again."""
-    return replace(save, done=save.done + count)
-
-
-def settle(
-    save: SaveState, outcome: UploadProgress | Failure, until: float | None = None
-) -> SaveState:
+def settle(save: SaveState, outcome: UploadProgress | Failure) -> SaveState:
     """Return a save after a try to upload it, or a plan, has ended with ``outcome``.
 
     A try that did not end in the store leaves it due: the next plan decides again.
     """
     state = _state_after(outcome)
     is_due = save.state == "uploading" and state != "stored"
-    save = replace(save, state=state, until=until, is_due=is_due)
+    save = replace(save, state=state, is_due=is_due)
     if isinstance(outcome, Failure):
         return replace(save, failure=outcome)
-    done = save.total if state == "stored" else save.done
-    return replace(save, outcome=outcome, failure=None, done=done)
+    return replace(save, outcome=outcome, failure=None)
 
 
 def lose(save: SaveState, reason: str) -> SaveState:

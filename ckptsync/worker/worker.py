@@ -10,7 +10,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -58,7 +58,6 @@ from ckptsync.worker.results import (
 from ckptsync.worker.save_state import (
     DONE,
     SaveState,
-    advance,
     begin,
     lose,
     postpone,
@@ -123,20 +122,13 @@ class SaveTable:
             self._states.pop(key, None)
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """What the last plan did beside uploads: what it cleaned up, and what failed."""
-
-    cleaned: tuple[UploadProgress, ...] = ()
-    failures: tuple[Failure, ...] = ()
-
-
 class Worker:
     """Scans an output directory, and plans the uploads and repairs that `queues` carry out.
 
     It may be killed at any moment and keeps nothing that it needs: what it remembers saves time.
     `scan` is for any thread, and never reads the store; the rest is for one thread, and others may
-    scan meanwhile.  Raises ConfigError where the run and the store lie in each other.
+    scan meanwhile.  ``saves``: where each stands.  ``notes``: what an operator should see though it
+    is over.  Raises ConfigError where the run and the store lie in each other.
     """
 
     def __init__(
@@ -150,8 +142,10 @@ class Worker:
             store, node, options.run.name, options.selection, lambda: self._clock.last
         )
         self.saves = SaveTable()
-        self._last_plan = _Plan()
-        self._notes: tuple[str, ...] = ()  # what an operator should see though it is over
+        self.notes: tuple[str, ...] = ()
+        # of the last plan
+        self._cleaned: Sequence[UploadProgress] = ()
+        self._failures: Sequence[Failure] = ()
         pinner = Pinner(
             node, self._view.is_proven, SpoolRule(options.spool_budget, options.spool_full)
         )
@@ -183,7 +177,7 @@ class Worker:
         """Pin what has appeared, and judge it.  ``now`` in seconds on any clock that only grows."""
         self._clock.notice(now)
         scan = self._scanner.scan(now)
-        return replace(scan, notes=(*scan.notes, *self._notes))
+        return replace(scan, notes=(*scan.notes, *self.notes))
 
     def pinned_bytes(self) -> int:
         """Return the bytes of files that had no names but our pins' at the last scan."""
@@ -206,7 +200,7 @@ class Worker:
             is_ready = True
         except CkptsyncError as e:
             failures.append(failure(self._run.name, "", e))
-        self._plan_uploads(scanned, now, is_ready=is_ready)
+        self._plan_uploads(scanned, is_ready=is_ready)
         self._forget_digests(scanned)
         self._repairs.plan([one.seen for one in scanned] if is_ready else None)
         if is_ready:
@@ -217,7 +211,7 @@ class Worker:
                 here, self._options, self._view, self._scanner, self._uploaded
             )
             failures += stuck
-        self._last_plan = _Plan(tuple(cleaned), tuple(failures))
+        self._cleaned, self._failures = cleaned, failures
         progress = [*(save.progress for save in self.saves.states()), *cleaned]
         self._clock.measure_in_time(
             is_idle=bool(progress) and all(p.phase in DONE for p in progress)
@@ -225,24 +219,21 @@ class Worker:
 
     def result(self) -> WorkerResult:
         """Return what became by now of all that the last plan saw."""
-        saves, plan = self.saves.states(), self._last_plan
-        progress = (*(save.progress for save in saves), *plan.cleaned)
+        saves = self.saves.states()
         failed = [save.failure for save in saves if save.failure is not None]
         repairs, unrepaired = self._repairs.result()
-        waiting = {(p.run, p.checkpoint) for p in progress if p.phase in ON_THE_WAY}
         since = {
             "/".join(save.key[:2]): save.scanned.first
             for save in reversed(saves)
-            if save.key[:2] in waiting
+            if save.progress.phase in ON_THE_WAY
         }
         return WorkerResult(
             self._options.node,
-            progress,
+            (*(save.progress for save in saves), *self._cleaned),
             tuple(repairs),
-            (*plan.failures, *unrepaired, *failed),
+            (*self._failures, *unrepaired, *failed),
             since,
-            self._notes,
-            self._repairs.lacking(),
+            lacks=self._repairs.lacking(),
         )
 
     def _is_planned(self, one: Scanned) -> bool:
@@ -257,7 +248,7 @@ class Worker:
 
     # What is decided in the plan's thread.
 
-    def _plan_uploads(self, scanned: Sequence[Scanned], now: float, *, is_ready: bool) -> None:
+    def _plan_uploads(self, scanned: Sequence[Scanned], *, is_ready: bool) -> None:
         """Decide of each save, and queue what is due.
 
         ``is_ready``: the store's records were read just before; else all have to wait.  What is in
@@ -276,9 +267,7 @@ class Worker:
             if outcome is None:
                 due.append(one)
                 continue
-            left = None if one.verdict.finished else one.verdict.left
-            until = None if left is None else now + left
-            self.saves.change(one.key, partial(settle, outcome=outcome, until=until))
+            self.saves.change(one.key, partial(settle, outcome=outcome))
         self._find_lost(removed, scanned, in_hand, is_ready=is_ready)
         if not is_ready:
             for one in due:
@@ -395,7 +384,7 @@ class Worker:
 
     def _note(self, one: Scanned, phase: str, why: str) -> None:
         note = f"{phase} {one.seen.run}/{one.seen.checkpoint}: {why}"
-        self._notes = (*self._notes, note)[-NOTES:]
+        self.notes = (*self.notes, note)[-NOTES:]
 
     # What happens in a queue's thread.
 
@@ -478,19 +467,14 @@ class Worker:
         stats = outgoing.files.stats
         if stats != stats_read:
             read = ReadFiles()
-        size = sum(stat.size for stat in stats)
-        self.saves.change(seen.key, partial(replace, stats_read=stats, read=read, total=size))
+        self.saves.change(seen.key, partial(replace, stats_read=stats, read=read))
         return outgoing, read
 
     def _context(self, seen: LocalSave, capacity: QueueCapacity) -> UploadContext:
-        def after_chunk(count: int) -> None:
-            self.queues.give_way(count)
-            self.saves.change(seen.key, partial(advance, count=count))
-
         return UploadContext(
             self._view,
             seen.checkpoint,
-            after_chunk=after_chunk,
+            after_chunk=self.queues.give_way,
             threads=capacity.threads,
             small=capacity.small,
             may_wait=True,
