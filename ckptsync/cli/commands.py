@@ -49,6 +49,13 @@ GROUPS: Mapping[str, Mapping[str, Entry]] = {
                 "pull llama-sft/checkpoint-500 /models/llama --consolidated",
             ),
         ),
+        "consolidate": Entry(
+            "merge what is complete in a store and has no model yet, as a head does",
+            (
+                "consolidate --store /mnt/checkpoints --dry-run",
+                "consolidate llama-sft/checkpoint-500 -c head.yaml",
+            ),
+        ),
         "verify": Entry(
             "read a store, or a checkpoint in a directory, and check every byte",
             (
