@@ -129,6 +129,19 @@ def upload(found: WorkerRole) -> None:
     found.planning()
 
 
+def test_an_upload_that_ends_just_before_a_plan_is_logged(out: Path) -> None:
+    with watching(out) as (found, _):
+        write(out / "a" / "checkpoint-1")
+        found.scanning()
+        found.planning()
+        while not is_drained(found._queues):
+            for lane in found.uploading:
+                lane()
+        found._plan_at = 0.0
+        found.planning()
+        assert [line.text.split()[0] for line in found.planning.outcome.lines] == ["phase=sent"]
+
+
 def locations(store: Watched) -> set[str]:
     return {p.location for p in read_state(open_store(store.url)).readable}
 

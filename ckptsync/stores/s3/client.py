@@ -1,6 +1,4 @@
-"""Make botocore's client from a URL and s3fs's options.
-
-The client is made anew when credentials change.
+"""Make botocore's client from a URL and s3fs's options, anew when credentials change.
 
 botocore finds endpoints, profiles, credentials, certificates and proxies, in the same places as for
 s3fs and boto3.
@@ -53,20 +51,11 @@ _MAPPINGS = ("client_kwargs", "config_kwargs", "s3_additional_kwargs")
 OPTIONS = frozenset(
     {*_CREDENTIALS, *_MAPPINGS, "anon", "endpoint_url", "profile", "requester_pays", "use_ssl"}
 )
-_NOT_ADDITIONAL = frozenset(  # what each request says for itself
-    {
-        *("Bucket", "Key", "Prefix", "Range", "Body", "ContentLength", "ContentMD5"),
-        *("IfMatch", "IfNoneMatch", "MpuObjectSize"),
-        *("UploadId", "PartNumber", "MultipartUpload"),
-    }
-)
 _ARN = re.compile(r"(arn:[^:/]+:s3[^:/]*:[^:/]*:[^:/]*:accesspoint[/:][^/:]+)(?:/(.*))?", re.DOTALL)
 
 
 class BucketAccess:
-    """A bucket, the prefix of a store in it, and a client to reach it.
-
-    Threads may share it.
+    """A bucket, the prefix of a store in it, and a client to reach it; threads may share it.
 
     ``prefix`` is "" or ends in a slash. ``takes_crc``: the options do not switch off the newer
     checksums. ``signs_payload``: a request's SHA-256 protects its body.
@@ -106,14 +95,10 @@ class BucketAccess:
 
         None for an anonymous client.
         """
-        if self._options.get("anon"):
-            return None
-        return self._credentials.get_frozen_credentials()
+        return None if self._options.get("anon") else self._credentials.get_frozen_credentials()
 
     def renew(self, refused: Any) -> bool:
-        """Look for credentials anew, since the server refused these.
-
-        Return whether there are others now.
+        """Look for credentials anew, since these were refused; return whether there are others.
 
         At most every few seconds: some servers answer 403 for a missing file, and each look reads
         files or asks another server.
@@ -144,9 +129,7 @@ class BucketAccess:
             found = {
                 name: value
                 for name, value in options.items()
-                if name in shape.members
-                and name not in _NOT_ADDITIONAL
-                and not name.startswith("Checksum")
+                if name in shape.members and not name.startswith("Checksum")
             }
             fillers = {name: 1 if name == "PartNumber" else "x" for name in shape.required_members}
             with self.configuring():
@@ -215,10 +198,8 @@ class BucketAccess:
 
 def _check_options(url: str, options: Mapping[str, Any]) -> None:
     if unknown := sorted(set(options) - OPTIONS):
-        raise ConfigError(
-            f"{url}: unknown storage_options: {', '.join(unknown)}",
-            hint=f"remove them; known are {', '.join(sorted(OPTIONS))}",
-        )
+        hint = f"remove them; known are {', '.join(sorted(OPTIONS))}"
+        raise ConfigError(f"{url}: unknown storage_options: {', '.join(unknown)}", hint=hint)
     for name in _MAPPINGS:
         if not isinstance(options.get(name) or {}, Mapping):
             found = type(options[name]).__name__
@@ -242,18 +223,12 @@ def _split(remote: Remote) -> tuple[str, str]:
 
 
 def _config(options: Mapping[str, Any], given: Any, stall: float) -> Any:
-    plain = {
-        name: dict(value) if isinstance(value, Mapping) else value
-        for name, value in (options.get("config_kwargs") or {}).items()
-    }
-    config = botocore.config.Config(max_pool_connections=CONNECTIONS).merge(
-        botocore.config.Config(**plain)
-    )
+    kwargs = {"max_pool_connections": CONNECTIONS, **(options.get("config_kwargs") or {})}
+    config = botocore.config.Config(**kwargs)
     config = given.merge(config) if given is not None else config
     if config.signature_version in ("s3", "s3-query"):
-        raise ConfigError(
-            "signature_version s3 is no longer supported", hint="remove it: version 4 is used"
-        )
+        hint = "remove it: version 4 is used"
+        raise ConfigError("signature_version s3 is no longer supported", hint=hint)
     ours = botocore.config.Config(
         # else some regions would be given URLs of version 2
         signature_version=(UNSIGNED if options.get("anon") else "s3v4"),
@@ -269,10 +244,7 @@ def _config(options: Mapping[str, Any], given: Any, stall: float) -> Any:
 
 @functools.cache
 def _loader(data_path: str | None) -> Any:
-    """Return botocore's loader of API descriptions.
-
-    All clients of a process share it: reading them is most of the work of making one.
-    """
+    """Return botocore's loader of API descriptions, whose reading is most of making a client."""
     return botocore.loaders.create_loader(data_path)
 
 

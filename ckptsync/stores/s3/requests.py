@@ -6,6 +6,8 @@ bytes are the same where it is made of MD5s; a CRC32 proves a difference only.
 
 from __future__ import annotations
 
+import contextlib
+import email.utils
 import hashlib
 import re
 import time
@@ -39,8 +41,6 @@ _MARKERS = {
     },
     "list_parts": {"NextPartNumberMarker": "PartNumberMarker"},
 }
-# with any status
-_OLD_KEYS = frozenset({"ExpiredToken", "TokenRefreshRequired", "InvalidToken", "RequestExpired"})
 _MD5 = re.compile(r"[0-9a-f]{32}")
 
 
@@ -70,18 +70,18 @@ class Bucket:
         with self.access.configuring():
             client, keys = self.access.client, self.access.keys()
             parameters = {**self.access.additional(method), **parameters}
+        parameters["Bucket"] = self.access.bucket
         if key:
             parameters["Key"] = key
         send = getattr(client, method)
         try:
-            answer: Answer = self.understood(
-                what, lambda: send(Bucket=self.access.bucket, **parameters)
-            )
+            answer: Answer = self.understood(what, lambda: send(**parameters))
         except ClientError as e:
             self._has_answered = True
-            error = error_codes.of_answer(what, method, e.response)
-            status, _, code, _ = error_codes.parse_error(e.response)
-            if (status in (401, 403) or code in _OLD_KEYS) and self.access.renew(keys):
+            error = error_codes.of_answer(what, e.operation_name, e.response)
+            # 400 is said of a session that has ended
+            status = e.response["ResponseMetadata"]["HTTPStatusCode"]
+            if status in (400, 401, 403) and self.access.renew(keys):
                 error = Transient(f"{error}; credentials were renewed")
             raise error from e
         self._has_answered = True
@@ -261,8 +261,12 @@ def size_of(size: int) -> int:
 
 def server_time(answer: Answer) -> float:
     """Return the server's clock when it answered; ours if it does not say."""
-    date = answer["ResponseMetadata"]["HTTPHeaders"].get("date", "")
-    return error_codes.http_date(date) or time.time()
+    text = answer["ResponseMetadata"]["HTTPHeaders"].get("date", "")
+    with contextlib.suppress(ValueError, TypeError, OverflowError):
+        date = email.utils.parsedate_to_datetime(text)
+        if 2000 < date.year < 2100:
+            return date.timestamp()
+    return time.time()
 
 
 @lru_cache(1024)  # many files are of the same second
