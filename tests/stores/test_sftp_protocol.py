@@ -145,7 +145,7 @@ def test_a_lying_server_is_believed_nothing_and_asked_no_more(tmp_path: Path, fa
 
     def step(session: Session) -> None:
         handle = opened(session, tmp_path / "a")
-        session.call(PacketType.FSTAT, handle, PacketType.ATTRS).attributes()
+        session.stat_paths([bytes(tmp_path / "a")])
         session.read_into(handle, 0, out)
 
     with pytest.raises(StoreError, match="the answer is no SFTP") as caught:

@@ -48,7 +48,6 @@ class PacketType(IntEnum):
     READ = 5
     WRITE = 6
     LSTAT = 7
-    FSTAT = 8
     FSETSTAT = 10
     OPENDIR = 11
     READDIR = 12

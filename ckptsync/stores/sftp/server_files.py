@@ -197,11 +197,12 @@ class ServerFiles:
         """Return what is in a directory ("" or ending in "/"); nothing where there is none."""
         directory = prefix[:-1]
         try:
-            return self.on(directory, lambda session: self._list(session, directory))
+            return self.on(directory, lambda session: self.listing(session, directory))
         except NotFound:  # deleted since it was listed
             return {}
 
-    def _list(self, session: Session, directory: str) -> Listing:
+    def listing(self, session: Session, directory: str) -> Listing:
+        """Return what is in a directory, which must exist."""
         shown, listing = self.shown(directory), Listing()
         handle = session.call(PacketType.OPENDIR, self.path(directory), PacketType.HANDLE).handle()
         size = idle = 0
