@@ -22,6 +22,7 @@ from ckptsync.stores.sftp.protocol import (
     Flag,
     Malformed,
     PacketType,
+    Request,
     Session,
     StatusError,
     text,
@@ -64,7 +65,8 @@ CONTENT = random.Random(1).randbytes(3_000_001)
 
 
 def opened(session: Session, path: Path, flags: int = Flag.READ) -> bytes:
-    return session.open(bytes(path), flags)
+    request = Request(PacketType.OPEN, text(bytes(path)) + struct.pack(">II", flags, 0))
+    return session.ask(request)[0].fields(PacketType.HANDLE).handle()
 
 
 def written(session: Session, handle: bytes, start: int, content: bytes) -> None:
@@ -173,5 +175,7 @@ def test_after_a_refusal_the_session_goes_on(tmp_path: Path) -> None:
     with pytest.raises(StatusError, match="status 4"):
         written(session, handle, 0, CONTENT)
     assert session.is_usable
-    assert session.call(PacketType.LSTAT, b"/", PacketType.ATTRS).attributes().is_directory
+    (root,) = session.stat_paths([b"/"])
+    assert root
+    assert root.is_directory
     session.close()

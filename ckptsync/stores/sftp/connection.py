@@ -7,7 +7,6 @@ OpenSSH's client knows keys, agents, jump hosts, certificates and ciphers, and r
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import re
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckptsync.errors import ConfigError, StoreError, Transient
+from ckptsync.stores.oserrors import PASSING
 from ckptsync.stores.urls import Remote
 
 OPTIONS = ("config",)
@@ -375,9 +375,5 @@ def _start(command: Sequence[str]) -> subprocess.Popen[bytes]:
             hint="stores on sftp:// need OpenSSH's client: install openssh-client",
         ) from e
     except OSError as e:
-        kind = (
-            Transient
-            if e.errno in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
-            else ConfigError
-        )
+        kind = Transient if e.errno in PASSING else ConfigError
         raise kind(f"{command[0]} could not be started: {(e.strerror or str(e)).lower()}") from e
