@@ -82,11 +82,9 @@ _REFUSALS = {
         " readable by its owner alone (chmod 600), and without a passphrase or in an agent;"
         " `ssh -v` tells more"
     ),
-    r"bad (configuration|owner)|terminating, [0-9]+ bad|no matching [a-z ]+ found": (
+    r"bad (configuration|owner)|terminating, [0-9]+ bad|no matching [a-z ]+ found|missing argument"
+    r"|no argument after|can't open user config|unsupported option": (
         "look at ~/.ssh/config, and at the server's sshd_config"
-    ),
-    r"missing argument|no argument after|can't open user config|unsupported option": (
-        "look at ~/.ssh/config"
     ),
     r"subsystem request failed|sftp-server.*(not found|no such file)": (
         "the server's sshd_config needs: Subsystem sftp internal-sftp"
