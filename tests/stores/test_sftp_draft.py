@@ -68,9 +68,8 @@ def test_of_two_writers_of_one_origin_one_publishes_and_the_other_gives_up(tmp_p
     second.put(part(1, 0, b"good"))
     second.put(part(2, 4, b"more"))
     second.commit(8)
+    first.put(part(2, 4, b"more"))
     with pytest.raises(Transient, match="run/a: another writer of the same file has published"):
-        first.put(part(2, 4, b"more"))
-    with pytest.raises(Transient):
         first.commit(8)
     first.abandon()
     assert (tmp_path / "run/a").read_bytes() == b"goodmore"
@@ -86,12 +85,39 @@ def test_a_new_file_in_the_place_of_the_one_that_was_begun_is_seen(
     first.put(part(1, 0, b"good"))
     target(files_of(tmp_path)).begin().abandon()  # whose source failed
     third = target(files_of(tmp_path), replaces=replaces).begin()
+    first.put(part(2, 4, b"more"))
     with pytest.raises(Transient, match="published or removed"):
-        first.put(part(2, 4, b"more"))
+        first.commit(8)
     third.put(part(1, 0, b"good"))
     third.put(part(2, 4, b"more"))
     third.commit(8)
     assert (tmp_path / "run/a").read_bytes() == b"goodmore"
+
+
+@pytest.mark.parametrize("end", ["commit", "abandon", "error"])
+def test_a_file_is_kept_open_from_part_to_part_and_no_longer(tmp_path: Path, end: str) -> None:
+    """What a file that is removed takes would not be free, as long as it is open."""
+    files = files_of(tmp_path)
+    upload = target(files).begin()
+    upload.put(part(1, 0, b"good"))
+    upload.put(part(2, 4, b"more"))
+    (session,) = files.sessions._idle
+    server = Path(f"/proc/{session._connection._process.pid}/fd")
+
+    def is_open() -> bool:
+        return any(str(fd.readlink()).startswith(str(tmp_path)) for fd in server.iterdir())
+
+    assert is_open()
+    if end == "commit":
+        upload.commit(8)
+    elif end == "abandon":
+        upload.abandon()
+    else:
+        with pytest.raises(StoreError):
+            upload.commit(9)
+    files.find("run/a")
+    assert not is_open()
+    assert files.sessions._idle == [session]
 
 
 @pytest.mark.parametrize("replaces", [False, True])
@@ -104,9 +130,8 @@ def test_a_writer_that_was_overtaken_twice_publishes_no_file_with_holes(
     target(files_of(tmp_path)).begin().abandon()
     third = target(files_of(tmp_path), replaces=replaces).begin()
     third.put(part(2, 4, b"more"))  # and is killed
+    first.put(part(2, 4, b"more"))
     with pytest.raises(Transient, match="published or removed"):
-        first.put(part(2, 4, b"more"))
-    with pytest.raises(Transient):
         first.commit(8)
     assert not (tmp_path / "run/a").exists()
     assert (tmp_path / third.part).read_bytes() == b"\0\0\0\0more"

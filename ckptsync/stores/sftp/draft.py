@@ -195,6 +195,7 @@ class SftpUpload:
     def __init__(self, target: SftpTarget, part: str, size: int, durable: int, tail: int) -> None:
         self.target, self.part, self.left = target, part, size
         self._files, self._path = target.files, target.files.path(part)
+        self._files.sessions.keep_open(self._path)
         self._durable, self._trusted, self._tail = durable, durable, tail
         self._changed = threading.Condition()
         # bytes from the beginning that are in the file, and parts beyond them: from where to where
@@ -241,8 +242,8 @@ class SftpUpload:
                 return  # the error is another thread's
 
         def step(session: Session) -> None:
-            with session.opened(self._path, Flag.WRITE) as handle:
-                session.do(*session.write_requests(handle, part.start, part.data))
+            handle = session.kept_open(self._path)
+            session.do(*session.write_requests(handle, part.start, part.data))
 
         self._on(step)
         self._add(part)
@@ -265,10 +266,12 @@ class SftpUpload:
                 session.do(*session.fsync_requests(handle))
 
         self._on(step)
+        self._files.sessions.close_file(self._path)
         self.target.publish(self.part, size)
 
     def abandon(self) -> None:
         """Remove the file: nobody will go on with it."""
+        self._files.sessions.close_file(self._path)
         self._files.remove(self.part)
 
     def _add(self, part: FilePart) -> None:
@@ -301,6 +304,7 @@ class SftpUpload:
         try:
             return self._files.on(self.target.name, step)
         except BaseException as e:
+            self._files.sessions.close_file(self._path)
             with self._changed:
                 self._has_failed = True
                 self._changed.notify_all()

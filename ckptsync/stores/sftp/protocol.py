@@ -14,7 +14,7 @@ import contextlib
 import stat
 import struct
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -243,6 +243,7 @@ class Session:
         self._pace = limits.pace
         self._number = 0
         self._pending: dict[int, Request] = {}  # requests whose answers have not come
+        self._kept = b"", b""  # path and handle of the file whose parts were written last
         self._connection = Connection(address, limits.stall)
         try:
             self.extensions = self._greet()
@@ -315,6 +316,22 @@ class Session:
         finally:
             if self.is_usable:
                 self._send([Request(PacketType.CLOSE, text(handle))])
+
+    def kept_open(self, path: bytes) -> bytes:
+        """Return the handle of a file to write, which stays open for its next part."""
+        if self._kept[0] != path:
+            self.keep_only(())
+            fields = text(path) + struct.pack(">II", Flag.WRITE, 0)
+            (reply,) = self.ask(Request(PacketType.OPEN, fields))
+            self._kept = path, reply.fields(PacketType.HANDLE).handle()
+        return self._kept[1]
+
+    def keep_only(self, paths: Container[bytes]) -> None:
+        """Close the file that is kept open, if it is none of these."""
+        path, handle = self._kept
+        if handle and path not in paths and self.is_usable:
+            self._kept = b"", b""
+            self._send([Request(PacketType.CLOSE, text(handle))])
 
     def fsync_requests(self, handle: bytes) -> list[Request]:
         """Return the request that brings a file, or a directory's names, to the server's disk.

@@ -72,6 +72,7 @@ class Sessions:
         self._persistence = Persistence(limits.patience)
         self._turns = threading.Semaphore(max(1, limits.threads) + 1)
         self._idle: list[Session] = []
+        self._written: set[bytes] = set()  # files that sessions keep open
         self._lock = threading.Lock()
         weakref.finalize(self, _close, self._idle)
 
@@ -99,6 +100,17 @@ class Sessions:
             finally:
                 self._put_back(session)
 
+    def keep_open(self, path: bytes) -> None:
+        """Keep a file open from part to part, until `close_file`: opening costs a round trip."""
+        self._written.add(path)
+
+    def close_file(self, path: bytes) -> None:
+        """Keep a file open no longer: if it is removed, its room would not be free."""
+        with self._lock, contextlib.suppress(StoreError):
+            self._written.discard(path)
+            for session in self._idle:
+                session.keep_only(self._written)
+
     def _take(self) -> Session:
         with self._lock:
             while self._idle:
@@ -117,11 +129,13 @@ class Sessions:
             ) from e
 
     def _put_back(self, session: Session) -> None:
-        if session.is_usable:
-            with self._lock:
+        with self._lock:
+            with contextlib.suppress(StoreError):
+                session.keep_only(self._written)
+            if session.is_usable:
                 self._idle.append(session)
-        else:
-            session.close()
+                return
+        session.close()
 
     def _no_sftp(self, e: Malformed, hint: str = "") -> StoreError:
         return StoreError(f"{self.address.url}: the answer is no SFTP: {e}", hint=hint)
