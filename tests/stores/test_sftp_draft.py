@@ -68,8 +68,9 @@ def test_of_two_writers_of_one_origin_one_publishes_and_the_other_gives_up(tmp_p
     second.put(part(1, 0, b"good"))
     second.put(part(2, 4, b"more"))
     second.commit(8)
-    first.put(part(2, 4, b"more"))
     with pytest.raises(Transient, match="run/a: another writer of the same file has published"):
+        first.put(part(2, 4, b"more"))
+    with pytest.raises(Transient):
         first.commit(8)
     first.abandon()
     assert (tmp_path / "run/a").read_bytes() == b"goodmore"
@@ -85,8 +86,9 @@ def test_a_new_file_in_the_place_of_the_one_that_was_begun_is_seen(
     first.put(part(1, 0, b"good"))
     target(files_of(tmp_path)).begin().abandon()  # whose source failed
     third = target(files_of(tmp_path), replaces=replaces).begin()
-    first.put(part(2, 4, b"more"))
     with pytest.raises(Transient, match="published or removed"):
+        first.put(part(2, 4, b"more"))
+    with pytest.raises(Transient):
         first.commit(8)
     third.put(part(1, 0, b"good"))
     third.put(part(2, 4, b"more"))
@@ -130,8 +132,9 @@ def test_a_writer_that_was_overtaken_twice_publishes_no_file_with_holes(
     target(files_of(tmp_path)).begin().abandon()
     third = target(files_of(tmp_path), replaces=replaces).begin()
     third.put(part(2, 4, b"more"))  # and is killed
-    first.put(part(2, 4, b"more"))
     with pytest.raises(Transient, match="published or removed"):
+        first.put(part(2, 4, b"more"))
+    with pytest.raises(Transient):
         first.commit(8)
     assert not (tmp_path / "run/a").exists()
     assert (tmp_path / third.part).read_bytes() == b"\0\0\0\0more"

@@ -35,8 +35,11 @@ from ckptsync.stores.sftp.protocol import (
     Attributes,
     Code,
     Flag,
+    PacketType,
+    Request,
     Session,
     StatusError,
+    text,
 )
 from ckptsync.stores.sftp.server_files import ServerFiles
 
@@ -243,7 +246,13 @@ class SftpUpload:
 
         def step(session: Session) -> None:
             handle = session.kept_open(self._path)
-            session.do(*session.write_requests(handle, part.start, part.data))
+            seen, *written = session.ask(
+                Request(PacketType.LSTAT, text(self._path)),
+                *session.write_requests(handle, part.start, part.data),
+            )
+            seen.fields(PacketType.ATTRS)  # it may be open, and have gone
+            for reply in written:
+                reply.fields()
 
         self._on(step)
         self._add(part)
