@@ -14,7 +14,7 @@ from ckptsync.errors import Exists, StoreError, Transient
 from ckptsync.stores.contract import About
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.part_upload import FilePart
-from ckptsync.stores.sftp.draft import PART, SftpTarget, SftpUpload, resumable_name
+from ckptsync.stores.sftp.draft import PART, SftpTarget, SftpUpload
 from ckptsync.stores.sftp.server_files import ServerFiles
 from ckptsync.stores.sftp.store import SftpStore
 from tests.support.rate_limits import Counted
@@ -42,7 +42,7 @@ def test_a_later_writer_goes_on_with_what_is_there_and_believes_none_of_it(tmp_p
     target(files_of(tmp_path)).begin().put(part(1, 0, b"good"))
     left = unfinished(tmp_path)
     later = target(files_of(tmp_path)).begin()
-    assert unfinished(tmp_path) == left == [Path(resumable_name("run/a", ABOUT)).name]
+    assert unfinished(tmp_path) == left == [Path(later.part).name]
     assert later.is_there(part(1, 0, b"good"))
     assert not later.is_there(part(1, 0, b"bad!"))
     assert not later.is_there(part(2, 4, b"more"))
@@ -88,10 +88,56 @@ def test_a_new_file_in_the_place_of_the_one_that_was_begun_is_seen(
     third = target(files_of(tmp_path), replaces=replaces).begin()
     with pytest.raises(Transient, match="published or removed"):
         first.put(part(2, 4, b"more"))
+    with pytest.raises(Transient):
+        first.commit(8)
     third.put(part(1, 0, b"good"))
     third.put(part(2, 4, b"more"))
     third.commit(8)
     assert (tmp_path / "run/a").read_bytes() == b"goodmore"
+
+
+@pytest.mark.parametrize("end", ["commit", "abandon", "error"])
+def test_a_file_is_kept_open_from_part_to_part_and_no_longer(tmp_path: Path, end: str) -> None:
+    """What a file that is removed takes would not be free, as long as it is open."""
+    files = files_of(tmp_path)
+    upload = target(files).begin()
+    upload.put(part(1, 0, b"good"))
+    upload.put(part(2, 4, b"more"))
+    (session,) = files.sessions._idle
+    server = Path(f"/proc/{session._connection._process.pid}/fd")
+
+    def is_open() -> bool:
+        return any(str(fd.readlink()).startswith(str(tmp_path)) for fd in server.iterdir())
+
+    assert is_open()
+    if end == "commit":
+        upload.commit(8)
+    elif end == "abandon":
+        upload.abandon()
+    else:
+        with pytest.raises(StoreError):
+            upload.commit(9)
+    files.find("run/a")
+    assert not is_open()
+    assert files.sessions._idle == [session]
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+def test_a_writer_that_was_overtaken_twice_publishes_no_file_with_holes(
+    tmp_path: Path, *, replaces: bool
+) -> None:
+    """The third one's file is as long as the first one's, and lacks other parts."""
+    first = target(files_of(tmp_path), replaces=replaces).begin()
+    first.put(part(1, 0, b"good"))
+    target(files_of(tmp_path)).begin().abandon()
+    third = target(files_of(tmp_path), replaces=replaces).begin()
+    third.put(part(2, 4, b"more"))  # and is killed
+    with pytest.raises(Transient, match="published or removed"):
+        first.put(part(2, 4, b"more"))
+    with pytest.raises(Transient):
+        first.commit(8)
+    assert not (tmp_path / "run/a").exists()
+    assert (tmp_path / third.part).read_bytes() == b"\0\0\0\0more"
 
 
 def test_many_writers_of_one_origin_publish_whole_files_alone(tmp_path: Path) -> None:
@@ -115,18 +161,16 @@ def test_another_origin_or_none_continues_nothing(tmp_path: Path) -> None:
     target(files_of(tmp_path)).begin().put(part(1, 0, b"good"))
     for about in (About(8, "node:/a:8:2"), About(8)):
         assert not target(files_of(tmp_path), about).begin().is_there(part(1, 0, b"good"))
-    assert len(unfinished(tmp_path)) == 3
-    assert resumable_name("a", About(8)) != resumable_name("a", About(8))
-    assert resumable_name("d/a", ABOUT) == resumable_name("d/a", ABOUT)
-    assert resumable_name("d/a", ABOUT) != resumable_name("d/b", ABOUT)
+    assert not target(files_of(tmp_path), name="run/b").begin().is_there(part(1, 0, b"good"))
+    assert len(unfinished(tmp_path)) == 4
 
 
 def test_a_link_in_the_place_of_a_temporary_file_is_not_written_through(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
     (tmp_path / "keys").write_bytes(b"mine")
-    (tmp_path / resumable_name("run/a", ABOUT)).symlink_to(tmp_path / "keys")
-    with pytest.raises(StoreError, match="not a file"):
-        target(files_of(tmp_path)).begin()
+    left = tmp_path / target(files_of(tmp_path)).begin().part
+    left.unlink()
+    left.symlink_to(tmp_path / "keys")
+    target(files_of(tmp_path)).begin().put(part(1, 0, b"good"))
     assert (tmp_path / "keys").read_bytes() == b"mine"
 
 
@@ -140,15 +184,19 @@ def test_what_is_longer_than_the_content_is_cut_and_what_is_shorter_refused(tmp_
 
 
 def test_files_of_an_earlier_program_are_orphans_and_continue_nothing(tmp_path: Path) -> None:
-    """It had a file for each writer, and empty files beside it that said how much was durable."""
-    (tmp_path / "run").mkdir()
-    word = resumable_name("run/a", ABOUT).rpartition("/")[2].removesuffix(".part")
-    old = [f"run/{word}-0123456789abcdef{end}" for end in (".part", ".4.part")]
-    for name in old:
-        (tmp_path / name).write_bytes(b"good" if name == old[0] else b"")
+    """It had a file for each writer, and empty files beside it that said how much was durable; or
+    one of all writers.
+    """
     store = over_ssh(tmp_path)
-    assert not target(store._files).begin().is_there(part(1, 0, b"good"))
-    store._files.remove(resumable_name("run/a", ABOUT))
+    begun = target(store._files).begin()
+    begun.abandon()
+    word = begun.part.partition("_")[0]
+    old = [f"{word}{end}.part" for end in ("-0123456789abcdef", "-0123456789abcdef.4", "")]
+    for name in old:
+        (tmp_path / name).write_bytes(b"good")
+    begun = target(store._files).begin()
+    assert not begun.is_there(part(1, 0, b"good"))
+    begun.abandon()
     assert list(store.names("")) == []
     assert sorted(entry.name for entry in store.drafts()) == sorted(old)
     assert all(store.drop(name) for name in old)
@@ -224,12 +272,14 @@ def created_until(path: Path, content: bytes, end: int, *faults: str) -> int:
     about, pace = About(len(content), "node:/a"), Counted()
     limits = Limits(threads=1, pace=pace, patience=0, stall=30)
     store = served(path, "limits=261120", *faults, limits=limits)
-    left = path / resumable_name("run/a", about)
+
+    def length() -> int:
+        return sum(p.stat().st_size for p in (path / "run").glob(".ckptsync-*"))
 
     def chunks() -> Iterator[bytes]:
         yield content[:end]
         if end < len(content):
-            assert until(lambda: left.exists() and left.stat().st_size >= end - PART, 60)
+            assert until(lambda: length() >= end - PART, 60)
             raise Transient("killed")
 
     whole = contextlib.nullcontext() if end == len(content) else pytest.raises(Transient)
@@ -265,7 +315,7 @@ def test_whatever_a_power_cut_left_of_the_tail_the_file_is_whole(
     dice = random.Random(seed)
     content = dice.randbytes(6 * PART + 5)
     created_until(tmp_path, content, 5 * PART)
-    left = tmp_path / resumable_name("run/a", About(len(content), "node:/a"))
+    (left,) = (tmp_path / "run").iterdir()
     size = left.stat().st_size
     durable = size - SHORT_TAIL * PART
     assert durable > 0

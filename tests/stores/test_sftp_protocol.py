@@ -22,6 +22,7 @@ from ckptsync.stores.sftp.protocol import (
     Flag,
     Malformed,
     PacketType,
+    Request,
     Session,
     StatusError,
     text,
@@ -64,7 +65,8 @@ CONTENT = random.Random(1).randbytes(3_000_001)
 
 
 def opened(session: Session, path: Path, flags: int = Flag.READ) -> bytes:
-    return session.open(bytes(path), flags)
+    request = Request(PacketType.OPEN, text(bytes(path)) + struct.pack(">II", flags, 0))
+    return session.ask(request)[0].fields(PacketType.HANDLE).handle()
 
 
 def written(session: Session, handle: bytes, start: int, content: bytes) -> None:
@@ -145,7 +147,7 @@ def test_a_lying_server_is_believed_nothing_and_asked_no_more(tmp_path: Path, fa
 
     def step(session: Session) -> None:
         handle = opened(session, tmp_path / "a")
-        session.call(PacketType.FSTAT, handle, PacketType.ATTRS).attributes()
+        session.stat_paths([bytes(tmp_path / "a")])
         session.read_into(handle, 0, out)
 
     with pytest.raises(StoreError, match="the answer is no SFTP") as caught:
@@ -173,5 +175,7 @@ def test_after_a_refusal_the_session_goes_on(tmp_path: Path) -> None:
     with pytest.raises(StatusError, match="status 4"):
         written(session, handle, 0, CONTENT)
     assert session.is_usable
-    assert session.call(PacketType.LSTAT, b"/", PacketType.ATTRS).attributes().is_directory
+    (root,) = session.stat_paths([b"/"])
+    assert root
+    assert root.is_directory
     session.close()

@@ -216,7 +216,8 @@ def test_a_server_that_comes_back_is_waited_for(tmp_path: Path) -> None:
     with another_sshd() as server:
         store = SftpStore(remote(server.url(tmp_path)), server.options, AT_ONCE)
         store.write("a", [b"x"])
-        store._files.sessions.close()
+        for session in store._files.sessions._idle:
+            session.close()
         server.stop()
         with pytest.raises(Transient, match="Connection refused") as caught:
             store.size("a")

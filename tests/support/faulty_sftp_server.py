@@ -219,7 +219,6 @@ ACTS: dict[int, Callable[[bytes], tuple[int, bytes]]] = {
     18: renamed,
     EXTENDED: extended,
     7: lambda body: (ATTRS, attributes(os.lstat(take(body)[0]))),
-    8: lambda body: (ATTRS, attributes(os.fstat(FILES[take(body)[0]]))),
     13: lambda body: do(os.unlink, body),
     14: lambda body: do(os.mkdir, body),
     15: lambda body: do(os.rmdir, body),

@@ -7,7 +7,6 @@ OpenSSH's client knows keys, agents, jump hosts, certificates and ciphers, and r
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import re
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckptsync.errors import ConfigError, StoreError, Transient
+from ckptsync.stores.oserrors import PASSING
 from ckptsync.stores.urls import Remote
 
 OPTIONS = ("config",)
@@ -82,11 +82,9 @@ _REFUSALS = {
         " readable by its owner alone (chmod 600), and without a passphrase or in an agent;"
         " `ssh -v` tells more"
     ),
-    r"bad (configuration|owner)|terminating, [0-9]+ bad|no matching [a-z ]+ found": (
+    r"bad (configuration|owner)|terminating, [0-9]+ bad|no matching [a-z ]+ found|missing argument"
+    r"|no argument after|can't open user config|unsupported option": (
         "look at ~/.ssh/config, and at the server's sshd_config"
-    ),
-    r"missing argument|no argument after|can't open user config|unsupported option": (
-        "look at ~/.ssh/config"
     ),
     r"subsystem request failed|sftp-server.*(not found|no such file)": (
         "the server's sshd_config needs: Subsystem sftp internal-sftp"
@@ -375,9 +373,5 @@ def _start(command: Sequence[str]) -> subprocess.Popen[bytes]:
             hint="stores on sftp:// need OpenSSH's client: install openssh-client",
         ) from e
     except OSError as e:
-        kind = (
-            Transient
-            if e.errno in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
-            else ConfigError
-        )
+        kind = Transient if e.errno in PASSING else ConfigError
         raise kind(f"{command[0]} could not be started: {(e.strerror or str(e)).lower()}") from e

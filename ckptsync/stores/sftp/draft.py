@@ -2,16 +2,17 @@
 
 The temporary name is in the same directory; the rename publishes the file.
 
-The temporary name of a large file is ``.ckptsync-<token>.part``.  The token is made of name, origin
-and size, so the next writer of the same bytes finds what a killed one has left.  The file's length
-says how much of it is there: no byte is written more than `TAIL` bytes beyond what the server has
-brought to its disk, so whatever a kill or a power cut has left out lies in the last `TAIL` bytes.
-The next writer reads these back and compares them; of each part before, the first bytes.
+The temporary name of a large file is ``.ckptsync-<token>_<random>.part``.  The token is made of
+name, origin and size, so the next writer of the same bytes finds what a killed one has left.  The
+file's length says how much of it is there: no byte is written more than `TAIL` bytes beyond what
+the server has brought to its disk, so whatever a kill or a power cut has left out lies in the last
+`TAIL` bytes.  The next writer reads these back and compares them; of each part before, the first
+bytes.
 
 Two writers of one token (a service and a push on one node) write the same bytes into the same file,
-as the same origin promises.  One of them publishes it.  The other one sees that the file has gone,
-or that there is a new one, which is shorter (Transient).  What it still had in flight lands in the
-published file, where the same bytes are.
+as the same origin promises.  One of them publishes it.  The other one sees that it has gone
+(Transient): no name is made twice, so it cannot be another file, without what was written before.
+What it still had in flight lands in the published file, where the same bytes are.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from ckptsync.stores.part_upload import FilePart, part_size
 from ckptsync.stores.sftp.protocol import (
     FSYNC,
     RENAME_OVER,
+    Attributes,
     Code,
     Flag,
     PacketType,
@@ -90,20 +92,48 @@ class SftpTarget:
 
     def begin(self) -> SftpUpload:
         """Return an upload that continues the file of an earlier writer, or makes a new one."""
-        part = resumable_name(self.name, self.about)
 
-        def step(session: Session) -> tuple[int, bool]:
-            (seen,) = session.stat_paths([self.files.path(part)])
-            if seen and not seen.is_file:
-                raise StoreError(f"{self.files.shown(part)}: not a file", hint="remove it")
+        def step(session: Session) -> tuple[int, str, bool]:
+            is_synced = FSYNC in session.extensions
+            if left := self._left_files(session):
+                return *max(left), is_synced
+            part = temporary_name(self.name, f"{self._token}_{secrets.token_hex(8)}")
             with session.opened(self.files.path(part), Flag.WRITE | Flag.CREATE):
-                return seen.size if seen else 0, FSYNC in session.extensions
+                return 0, part, is_synced
 
-        size, is_synced = self.files.in_directory(self.directory, step, self.name)
+        size, part, is_synced = self.files.in_directory(self.directory, step, self.name)
         tail = max(TAIL, _TAIL_PARTS * part_size(self.about.size, least=PART))
         if not is_synced or self.about.size is None:  # parts of a file of unknown size grow
             tail = sys.maxsize
         return SftpUpload(self, part, size, max(0, size - tail), tail)
+
+    def secure_name(self) -> None:
+        """Make the existing file's name durable, and remove what other writers of it have left.
+
+        The file's writer may have been killed.
+        """
+        self.files.make_directories(self.directory)
+        self.files.sync_directory(self.directory)
+        if self.about.size is None or self.about.size > PART:
+            for _, part in self.files.on(self.name, self._left_files):
+                self.files.remove(part)
+
+    @property
+    def _token(self) -> str:
+        words = f"{self.name}\0{self.about.origin}\0{self.about.size}"
+        return hashlib.blake2b(words.encode(), digest_size=8).hexdigest()
+
+    def _left_files(self, session: Session) -> list[tuple[int, str]]:
+        """Return length and name of the unfinished files of the same bytes."""
+        if not self.about.origin:
+            return []
+        start = temporary_name("", f"{self._token}_").removesuffix(".part")
+        above = self.name.removesuffix(self.name.rpartition("/")[2])
+        return [
+            (entry.size, above + key)
+            for key, entry in self.files.listing(session, self.directory).items()
+            if key.startswith(start) and isinstance(entry, Attributes)
+        ]
 
     def publish(self, part: str, size: int) -> None:
         """Rename a durable temporary file to its name, durably.
@@ -168,12 +198,12 @@ class SftpUpload:
     def __init__(self, target: SftpTarget, part: str, size: int, durable: int, tail: int) -> None:
         self.target, self.part, self.left = target, part, size
         self._files, self._path = target.files, target.files.path(part)
+        self._files.sessions.keep_open(self._path)
         self._durable, self._trusted, self._tail = durable, durable, tail
         self._changed = threading.Condition()
         # bytes from the beginning that are in the file, and parts beyond them: from where to where
         self._whole = 0
         self._beyond: dict[int, int] = {}
-        self._length = size  # which the file has at least
         self._is_syncing = self._has_failed = False
 
     def is_there(self, part: FilePart) -> bool:
@@ -213,18 +243,16 @@ class SftpUpload:
             self._changed.wait_for(lambda: self._has_failed or end <= self._durable + self._tail)
             if self._has_failed:
                 return  # the error is another thread's
-            length = self._length
 
         def step(session: Session) -> None:
-            with session.opened(self._path, Flag.WRITE) as handle:
-                seen, *written = session.ask(
-                    Request(PacketType.FSTAT, text(handle)),
-                    *session.write_requests(handle, part.start, part.data),
-                )
-                for reply in written:
-                    reply.fields()
-                if seen.fields(PacketType.ATTRS).attributes().size < length:
-                    raise NotFound(f"{self.part}: a new file, without what was written before")
+            handle = session.kept_open(self._path)
+            seen, *written = session.ask(
+                Request(PacketType.LSTAT, text(self._path)),
+                *session.write_requests(handle, part.start, part.data),
+            )
+            seen.fields(PacketType.ATTRS)  # it may be open, and have gone
+            for reply in written:
+                reply.fields()
 
         self._on(step)
         self._add(part)
@@ -247,17 +275,19 @@ class SftpUpload:
                 session.do(*session.fsync_requests(handle))
 
         self._on(step)
+        self._files.sessions.close_file(self._path)
         self.target.publish(self.part, size)
 
     def abandon(self) -> None:
         """Remove the file: nobody will go on with it."""
+        self._files.sessions.close_file(self._path)
         self._files.remove(self.part)
 
     def _add(self, part: FilePart) -> None:
         """Count a part that is in the file; bring the file to the disk after each half a tail."""
         end = part.start + len(part.data)
         with self._changed:
-            self._beyond[part.start], self._length = end, max(self._length, end)
+            self._beyond[part.start] = end
             while (end := self._beyond.pop(self._whole, 0)) > self._whole:
                 self._whole = end
         while True:
@@ -276,13 +306,14 @@ class SftpUpload:
             session.do(*session.fsync_requests(handle))
 
     def _on(self, step: Callable[[Session], T]) -> T:
-        """Return what ``step`` returns, which never makes the file: it would come back with holes.
+        """Return what ``step`` returns, which never makes the file again: it would have holes.
 
         After an error no thread waits any longer.
         """
         try:
             return self._files.on(self.target.name, step)
         except BaseException as e:
+            self._files.sessions.close_file(self._path)
             with self._changed:
                 self._has_failed = True
                 self._changed.notify_all()
@@ -295,19 +326,6 @@ def temporary_name(name: str, word: str) -> str:
     """Return a temporary name in the directory of ``name``."""
     directory, slash, _ = name.rpartition("/")
     return f"{directory}{slash}.ckptsync-{word}.part"
-
-
-def resumable_name(name: str, about: About) -> str:
-    """Return the temporary name for a name and an origin, the same on every machine.
-
-    A random one without an origin.
-    """
-    if not about.origin:
-        return temporary_name(name, secrets.token_hex(8))
-    token = hashlib.blake2b(
-        f"{name}\0{about.origin}\0{about.size}".encode(), digest_size=8
-    ).hexdigest()
-    return temporary_name(name, token)
 
 
 def _published_by_another(name: str) -> Transient:

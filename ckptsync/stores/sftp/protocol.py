@@ -14,7 +14,7 @@ import contextlib
 import stat
 import struct
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -48,7 +48,6 @@ class PacketType(IntEnum):
     READ = 5
     WRITE = 6
     LSTAT = 7
-    FSTAT = 8
     FSETSTAT = 10
     OPENDIR = 11
     READDIR = 12
@@ -94,12 +93,11 @@ class Malformed(Exception):
 
 
 class StatusError(Exception):
-    """The server answered no, and goes on serving.  ``path``: what about, where that is known."""
+    """The server answered no, and goes on serving."""
 
     def __init__(self, code: int, text: str = "") -> None:
         super().__init__(f"status {code}: {text}")
         self.code, self.text = code, text
-        self.path = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +243,7 @@ class Session:
         self._pace = limits.pace
         self._number = 0
         self._pending: dict[int, Request] = {}  # requests whose answers have not come
-        self._is_malformed = False
+        self._kept = b"", b""  # path and handle of the file whose parts were written last
         self._connection = Connection(address, limits.stall)
         try:
             self.extensions = self._greet()
@@ -259,7 +257,7 @@ class Session:
     def is_usable(self) -> bool:
         """Whether it can be used again: nothing is waited for, and nothing broke."""
         is_waited_for = any(request.kind != PacketType.CLOSE for request in self._pending.values())
-        return not (is_waited_for or self._is_malformed or self._connection.is_over)
+        return not (is_waited_for or self._connection.is_over)
 
     def close(self) -> None:
         """End the connection."""
@@ -280,17 +278,11 @@ class Session:
         for reply in self.ask(*requests):
             reply.fields()
 
-    def call(self, kind: PacketType, path: bytes, wanted: PacketType = PacketType.STATUS) -> Fields:
-        """Return the fields of the answer to a request that has a path alone."""
-        return self.ask(Request(kind, text(path)))[0].fields(wanted)
-
     def stat_paths(
         self, paths: Iterable[bytes], kind: PacketType = PacketType.LSTAT
     ) -> list[Attributes | None]:
         """Return what each path is, in one round trip; None where there is nothing."""
-        asked = list(paths)
-        replies = self.ask(*(Request(kind, text(path)) for path in asked))
-        return [_found(path, reply) for path, reply in zip(asked, replies, strict=True)]
+        return [_found(reply) for reply in self.ask(*(Request(kind, text(p)) for p in paths))]
 
     def make_directory(self, path: bytes) -> None:
         """Make a directory, or find something of that name."""
@@ -308,32 +300,38 @@ class Session:
         else:
             self.do(Request(PacketType.RENAME, names))
 
-    def open(self, path: bytes, flags: int) -> bytes:
-        """Return the handle of an opened file.
-
-        A new file has the permissions that the server's umask leaves of 0666.
-        """
-        (reply,) = self.ask(Request(PacketType.OPEN, text(path) + struct.pack(">II", flags, 0)))
-        return reply.fields(PacketType.HANDLE).handle()
-
-    def close_file(self, handle: bytes) -> None:
-        """Close a file or directory; the answer is not waited for, as it changes nothing."""
-        self._send([Request(PacketType.CLOSE, text(handle))])
-
     @contextlib.contextmanager
-    def opened(self, path: bytes, flags: int) -> Iterator[bytes]:
-        """Open a file, give its handle, and close it, where the session can still be used."""
-        handle = self.open(path, flags)
+    def opened(self, path: bytes, flags: int = 0) -> Iterator[bytes]:
+        """Open a file, or without flags a directory, give its handle, and close it.
+
+        A new file has the permissions that the server's umask leaves of 0666.  The answer to the
+        closing changes nothing, and is not waited for.
+        """
+        request = Request(PacketType.OPENDIR, text(path))
+        if flags:
+            request = Request(PacketType.OPEN, text(path) + struct.pack(">II", flags, 0))
+        handle = self.ask(request)[0].fields(PacketType.HANDLE).handle()
         try:
             yield handle
         finally:
             if self.is_usable:
-                self.close_file(handle)
+                self._send([Request(PacketType.CLOSE, text(handle))])
 
-    def rejected(self, e: Malformed) -> Malformed:
-        """Return ``e``, found in the fields of an answer; the session is used no more."""
-        self._is_malformed = True
-        return e
+    def kept_open(self, path: bytes) -> bytes:
+        """Return the handle of a file to write, which stays open for its next part."""
+        if self._kept[0] != path:
+            self.keep_only(())
+            fields = text(path) + struct.pack(">II", Flag.WRITE, 0)
+            (reply,) = self.ask(Request(PacketType.OPEN, fields))
+            self._kept = path, reply.fields(PacketType.HANDLE).handle()
+        return self._kept[1]
+
+    def keep_only(self, paths: Container[bytes]) -> None:
+        """Close the file that is kept open, if it is none of these."""
+        path, handle = self._kept
+        if handle and path not in paths and self.is_usable:
+            self._kept = b"", b""
+            self._send([Request(PacketType.CLOSE, text(handle))])
 
     def fsync_requests(self, handle: bytes) -> list[Request]:
         """Return the request that brings a file, or a directory's names, to the server's disk.
@@ -429,11 +427,9 @@ class Session:
             size, kind, number = _HEAD.unpack(found)
             if not 5 <= size <= _MOST_PACKET + 1024:
                 # where the next answer begins is unknown
-                raise self.rejected(Malformed(f"a packet of {size} bytes came ({found!r})"))
+                raise Malformed(f"a packet of {size} bytes came ({found!r})")
             if (request := self._pending.pop(number, None)) is None:
-                raise self.rejected(
-                    Malformed(f"an answer to request {number}, which was not asked")
-                )
+                raise Malformed(f"an answer to request {number}, which was not asked")
             if kind == PacketType.DATA and request.out is not None:
                 return number, Reply(kind, b"", self._receive_data(size - 5, request.out))
             body = self._connection.receive_bytes(size - 5)
@@ -444,17 +440,14 @@ class Session:
         """Receive the bytes of a DATA packet straight into ``out``; return how many they are."""
         count = int.from_bytes(self._connection.receive_bytes(4), "big") if size >= 4 else 0
         if not 0 < count <= len(out) or size != 4 + count:
-            raise self.rejected(
-                Malformed(
-                    f"{count} bytes in a packet of {size} came where up to {len(out)} were asked"
-                    " for"
-                )
+            raise Malformed(
+                f"{count} bytes in a packet of {size} came where up to {len(out)} were asked for"
             )
         self._connection.receive(out[:count])
         return count
 
-    def _greet(self) -> dict[str, bytes]:
-        """Say hello; return the server's extensions, and what it says of each."""
+    def _greet(self) -> set[str]:
+        """Say hello; return the names of the server's extensions."""
         self._connection.send(b"\0\0\0\5" + bytes([PacketType.INIT]) + VERSION.to_bytes(4, "big"))
         found = self._connection.receive_bytes(5)
         size = int.from_bytes(found[:4], "big")
@@ -463,10 +456,10 @@ class Session:
         fields = Fields(self._connection.receive_bytes(size - 1))
         if (version := fields.u32()) != VERSION:
             raise Malformed(f"the server offers version {version}, {VERSION} is needed")
-        extensions: dict[str, bytes] = {}
+        extensions: set[str] = set()
         while not fields.is_over and len(extensions) < _MOST_EXTENSIONS:
-            name, value = fields.text(), fields.text()
-            extensions[name.decode("ascii", "replace")] = value
+            extensions.add(fields.text().decode("ascii", "replace"))
+            fields.text()  # its version
         return extensions
 
     def _ask_limits(self) -> None:
@@ -482,11 +475,10 @@ class Session:
         self.write_size = min(PIECE, max(_LEAST_PIECE, min(write, room)))
 
 
-def _found(path: bytes, reply: Reply) -> Attributes | None:
+def _found(reply: Reply) -> Attributes | None:
     try:
         return reply.fields(PacketType.ATTRS).attributes()
     except StatusError as e:
         if e.code != Code.NO_SUCH_FILE:
-            e.path = path
             raise
         return None

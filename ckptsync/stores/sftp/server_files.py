@@ -72,6 +72,7 @@ class Sessions:
         self._persistence = Persistence(limits.patience)
         self._turns = threading.Semaphore(max(1, limits.threads) + 1)
         self._idle: list[Session] = []
+        self._written: set[bytes] = set()  # files that sessions keep open
         self._lock = threading.Lock()
         weakref.finalize(self, _close, self._idle)
 
@@ -79,16 +80,12 @@ class Sessions:
         """Return what ``step`` returns.
 
         It is called again, with another session, while it raises Transient: twice must be as good
-        as once.
+        as once.  Raises StatusError as it does, but Transient where the server has lost what it
+        serves from; a Malformed answer is a StoreError, and ends the session.
         """
-        return self._persistence.call(lambda: self.once(step))
+        return self._persistence.call(lambda: self._once(step))
 
-    def once(self, step: Callable[[Session], T]) -> T:
-        """Return what ``step`` returns, called a single time.
-
-        Raises StatusError as it does, but Transient where the server has lost what it serves from;
-        a Malformed answer is a StoreError.
-        """
+    def _once(self, step: Callable[[Session], T]) -> T:
         with self._turns:
             session = self._take()
             try:
@@ -98,14 +95,21 @@ class Sessions:
                     raise Transient(f"{self.address.host}: the server's connection is lost") from e
                 raise
             except Malformed as e:
-                raise self._no_sftp(session.rejected(e)) from e
+                session.close()
+                raise self._no_sftp(e) from e
             finally:
                 self._put_back(session)
 
-    def close(self) -> None:
-        """End the sessions that nobody uses."""
-        with self._lock:
-            _close(self._idle)
+    def keep_open(self, path: bytes) -> None:
+        """Keep a file open from part to part, until `close_file`: opening costs a round trip."""
+        self._written.add(path)
+
+    def close_file(self, path: bytes) -> None:
+        """Keep a file open no longer: if it is removed, its room would not be free."""
+        with self._lock, contextlib.suppress(StoreError):
+            self._written.discard(path)
+            for session in self._idle:
+                session.keep_only(self._written)
 
     def _take(self) -> Session:
         with self._lock:
@@ -125,11 +129,13 @@ class Sessions:
             ) from e
 
     def _put_back(self, session: Session) -> None:
-        if session.is_usable:
-            with self._lock:
+        with self._lock:
+            with contextlib.suppress(StoreError):
+                session.keep_only(self._written)
+            if session.is_usable:
                 self._idle.append(session)
-        else:
-            session.close()
+                return
+        session.close()
 
     def _no_sftp(self, e: Malformed, hint: str = "") -> StoreError:
         return StoreError(f"{self.address.url}: the answer is no SFTP: {e}", hint=hint)
@@ -158,10 +164,9 @@ class ServerFiles:
         """Return a name's path on the server."""
         return self._root + (b"/" + name.encode("utf-8", "surrogateescape") if name else b"")
 
-    def shown(self, name: str, path: bytes = b"") -> str:
-        """Return the host, and the path of a name or another ``path``, for messages."""
-        path = path or self.path(name)
-        return f"{self.address.host}:{path.decode('utf-8', 'backslashreplace')}"
+    def shown(self, name: str) -> str:
+        """Return the host, and the path of a name, for messages."""
+        return f"{self.address.host}:{self.path(name).decode('utf-8', 'backslashreplace')}"
 
     def on(self, name: str, step: Callable[[Session], T]) -> T:
         """Return what ``step`` returns, as `Sessions.on`; raise StoreError on a refusal.
@@ -197,29 +202,29 @@ class ServerFiles:
         """Return what is in a directory ("" or ending in "/"); nothing where there is none."""
         directory = prefix[:-1]
         try:
-            return self.on(directory, lambda session: self._list(session, directory))
+            return self.on(directory, lambda session: self.listing(session, directory))
         except NotFound:  # deleted since it was listed
             return {}
 
-    def _list(self, session: Session, directory: str) -> Listing:
+    def listing(self, session: Session, directory: str) -> Listing:
+        """Return what is in a directory, which must exist."""
         shown, listing = self.shown(directory), Listing()
-        handle = session.call(PacketType.OPENDIR, self.path(directory), PacketType.HANDLE).handle()
         size = idle = 0
         is_over = False
-        while not is_over:
-            before = len(listing)
-            # the second one brings the end of most directories
-            for reply in session.ask(*[Request(PacketType.READDIR, text(handle))] * 2):
-                size += len(reply.body)
-                is_over = not _add_names(reply, listing) or is_over
-            idle = 0 if len(listing) > before else idle + 1
-            if idle > _MOST_IDLE:
-                raise StoreError(f"{shown}: its listing does not end")
-            if size > MOST_BYTES or len(listing) > MOST_FILES:
-                raise StoreError(
-                    f"{shown}: more than {MOST_FILES} files, or {MOST_BYTES >> 20} MiB of names"
-                )
-        session.close_file(handle)
+        with session.opened(self.path(directory)) as handle:
+            while not is_over:
+                before = len(listing)
+                # the second one brings the end of most directories
+                for reply in session.ask(*[Request(PacketType.READDIR, text(handle))] * 2):
+                    size += len(reply.body)
+                    is_over = not _add_names(reply, listing) or is_over
+                idle = 0 if len(listing) > before else idle + 1
+                if idle > _MOST_IDLE:
+                    raise StoreError(f"{shown}: its listing does not end")
+                if size > MOST_BYTES or len(listing) > MOST_FILES:
+                    raise StoreError(
+                        f"{shown}: more than {MOST_FILES} files, or {MOST_BYTES >> 20} MiB of names"
+                    )
         return listing
 
     def read_into(self, name: str, start: int, out: memoryview) -> int:
@@ -357,32 +362,29 @@ class ServerFiles:
     def sync_directory(self, directory: str) -> None:
         """Make the names in a directory durable, where the server can.
 
-        OpenSSH's server opens a directory like a file, and writes it to its disk.
+        OpenSSH's server opens a directory like a file, and writes it to its disk.  Whether a server
+        can is tried once, on the store's own directory.
         """
-        if self.syncs_directories():
-            self.on(directory, lambda s: _sync(s, self.path(directory)))
-
-    def syncs_directories(self) -> bool:
-        """Return whether the server can sync directories; tried once, on the store's own."""
         if self._syncs_directories is None:
             try:
                 self.sessions.on(lambda s: _sync(s, self.path()))
                 self._syncs_directories = True
             except StatusError:
                 self._syncs_directories = False
-        return self._syncs_directories
+        if self._syncs_directories:
+            self.on(directory, lambda s: _sync(s, self.path(directory)))
 
     def remove(self, name: str) -> None:
         """Remove a file, if it is there."""
         self.forget(name)
         with contextlib.suppress(NotFound):
-            self.on(name, lambda s: s.call(PacketType.REMOVE, self.path(name)))
+            self.on(name, lambda s: s.do(Request(PacketType.REMOVE, text(self.path(name)))))
 
     def remove_empty(self, directory: str) -> bool:
         """Remove a directory; return False where it has to stay: not empty, or not ours."""
         self._made.clear()
         try:
-            self.sessions.on(lambda s: s.call(PacketType.RMDIR, self.path(directory)))
+            self.sessions.on(lambda s: s.do(Request(PacketType.RMDIR, text(self.path(directory)))))
         except StatusError:
             return False
         return True
@@ -392,12 +394,10 @@ class ServerFiles:
 
         Version 3 of the protocol calls a full disk FAILURE, as everything else.
         """
-        host, shown = self.address.host, self.shown(name, e.path)
+        host = self.address.host
         words = last_lines(e.text)
         said = f" ({words})" if words and words.lower().rstrip(".") not in _PLAIN else ""
-        error = f"{shown}: {_REASONS.get(e.code, 'refused')}{said}"
-        if e.code in _LOST:
-            return Transient(error)
+        error = f"{self.shown(name)}: {_REASONS.get(e.code, 'refused')}{said}"
         if e.code == Code.NO_SUCH_FILE:
             return NotFound(error)
         hint = ""

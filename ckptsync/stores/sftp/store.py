@@ -17,7 +17,7 @@ from ckptsync.stores.limits import Limits
 from ckptsync.stores.part_upload import UploadPool
 from ckptsync.stores.posix.draft import checked_name, is_unfinished
 from ckptsync.stores.sftp.connection import parse_address
-from ckptsync.stores.sftp.draft import PART, SftpTarget, resumable_name
+from ckptsync.stores.sftp.draft import PART, SftpTarget
 from ckptsync.stores.sftp.server_files import ServerFiles, Sessions
 from ckptsync.stores.urls import Remote
 
@@ -104,10 +104,10 @@ class SftpStore:
         self._pool.send(target, chunks, about, PART)
 
     def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
-        if self._files.find(checked_name(name)):
-            self._secure_name(name, about)
+        target = SftpTarget(self._files, checked_name(name), about, replaces=False)
+        if self._files.find(name):
+            target.secure_name()
             raise Exists(f"{name}: already there")
-        target = SftpTarget(self._files, name, about, replaces=False)
         self._pool.send(target, chunks, about, PART)
 
     def delete(self, name: str) -> None:
@@ -133,17 +133,6 @@ class SftpStore:
         if is_unfinished(checked_path(name).rpartition("/")[2]):
             self._files.remove(name)
         return True
-
-    def _secure_name(self, name: str, about: About) -> None:
-        """Make an existing file's name durable, and remove the unfinished file of the same write.
-
-        The file's writer may have been killed.
-        """
-        directory = name.rpartition("/")[0]
-        self._files.make_directories(directory)
-        self._files.sync_directory(directory)
-        if about.origin and (about.size is None or about.size > PART):
-            self._files.remove(resumable_name(name, about))
 
 
 def walk(
