@@ -40,7 +40,15 @@ class Pair:
         named = {"GLOO_SOCKET_IFNAME": TRAIN, "NCCL_SOCKET_IFNAME": TRAIN, **planted}
         isolated = ("unshare", "--mount", "sh", "-e", "-c", SETUP, "sh", str(hosts))
         within = self.network.nodes[rank].within(*isolated)
-        words = ["--publish", self._store, "--node", f"n{rank}", "--python", self._python]
+        words = [
+            "--publish",
+            "--store",
+            self._store,
+            "--node",
+            f"n{rank}",
+            "--python",
+            self._python,
+        ]
         words += ["--nodes"] if rank else []
         answer = doctor(words, within=within, **{**told, **named})
         return [(f["kind"], f["subject"]) for f in answer["findings"]]

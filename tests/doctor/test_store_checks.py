@@ -238,7 +238,7 @@ def test_a_store_in_which_somebody_else_made_our_own_directory_and_no_run_may_be
     tmp_path: Path,
 ) -> None:
     (tmp_path / ".ckptsync").mkdir()
-    words = ["--publish", tmp_path, "--python", sys.executable]
+    words = ["--publish", "--store", tmp_path, "--python", sys.executable]
     user = ["unshare", "--user", "--map-user=1000", "--map-group=1000"]
     assert "store-create" not in kinds_found(doctor(words, within=user))
     tmp_path.chmod(0o555)
