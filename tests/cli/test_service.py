@@ -88,7 +88,7 @@ def test_what_a_configuration_needs_beyond_the_unit_is_named_for_systemctl_edit(
     install(config, "--json")
     planned = told(capsys)
     (note,) = planned["notes"]
-    of_all = Path("/tmp")  # noqa: S108 - what is made in it is not named
+    of_all = Path("/tmp")
     out = of_all if tmp_path.is_relative_to(of_all) else tmp_path / "out"
     paths = f"{out} {tmp_path}/store"
     assert f"[Unit] RequiresMountsFor={paths} [Service] ReadWritePaths={paths}" in note
