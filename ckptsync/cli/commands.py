@@ -69,6 +69,13 @@ GROUPS: Mapping[str, Mapping[str, Entry]] = {
         ),
     },
     "what a store keeps": {
+        "consolidate": Entry(
+            "merge the complete checkpoints of a store into their models, as a head does",
+            (
+                "consolidate llama-sft/checkpoint-500 --store /mnt/checkpoints",
+                "consolidate -c head.yaml --dry-run",
+            ),
+        ),
         "keep": Entry(
             "keep a checkpoint, whatever the retention rules say",
             ('keep llama-sft/checkpoint-500 --reason "the paper"', "keep --list -c head.yaml"),
@@ -100,8 +107,8 @@ GROUPS: Mapping[str, Mapping[str, Entry]] = {
             ("service install -c worker.yaml --dry-run", "service uninstall --head"),
         ),
         "hook": Entry(
-            "let CKPTSYNC_AUTOLOAD=1 give each Hugging Face Trainer the hook",
-            ("hook install", "hook install --python /opt/train/bin/python"),
+            "install or uninstall the hook that CKPTSYNC_AUTOLOAD=1 gives each Trainer",
+            ("hook install --python /opt/train/bin/python", "hook uninstall"),
         ),
     },
     "help": {

@@ -105,7 +105,7 @@ def test_a_damaged_model_is_made_again(store: Store, capsys: pytest.CaptureFixtu
     model = next(Path(store.url).glob("zero3/consolidated/*/model*.safetensors"))
     whole = model.read_bytes()
     flip(model)
-    assert main(["verify", str(Path(store.url) / "zero3")]) == 10
+    assert main(["verify", "zero3", "--store", store.url]) == 10
     code, text = said(capsys, "zero3/checkpoint-4", "--store", store.url)
     assert (code, "consolidated: zero3/checkpoint-4: 1 files" in text) == (0, True)
     assert model.read_bytes() == whole
@@ -115,9 +115,8 @@ def test_a_program_gets_lines_of_progress_and_one_result(
     store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for words in (["consolidate", "fsdp2"], ["gc", "--keep-last", "1"], ["repair"]):
-        name = ["--store", store.url] if words[0] == "consolidate" else [store.url]
         capsys.readouterr()
-        assert main([*words, *name, "--progress", "json"]) == 0
+        assert main([*words, "--store", store.url, "--progress", "json"]) == 0
         *progress, result = map(json.loads, capsys.readouterr().out.splitlines())
         assert all(line.keys() == {"done", "total"} for line in progress)
         assert result["exit_code"] == 0
