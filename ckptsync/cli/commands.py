@@ -49,6 +49,13 @@ GROUPS: Mapping[str, Mapping[str, Entry]] = {
                 "pull llama-sft/checkpoint-500 /models/llama --consolidated",
             ),
         ),
+        "consolidate": Entry(
+            "merge what is complete in a store and has no model yet, as a head does",
+            (
+                "consolidate --store /mnt/checkpoints --dry-run",
+                "consolidate llama-sft/checkpoint-500 -c head.yaml",
+            ),
+        ),
         "verify": Entry(
             "read a store, or a checkpoint in a directory, and check every byte",
             (
@@ -69,13 +76,6 @@ GROUPS: Mapping[str, Mapping[str, Entry]] = {
         ),
     },
     "what a store keeps": {
-        "consolidate": Entry(
-            "merge the complete checkpoints of a store into their models, as a head does",
-            (
-                "consolidate llama-sft/checkpoint-500 --store /mnt/checkpoints",
-                "consolidate -c head.yaml --dry-run",
-            ),
-        ),
         "keep": Entry(
             "keep a checkpoint, whatever the retention rules say",
             ('keep llama-sft/checkpoint-500 --reason "the paper"', "keep --list -c head.yaml"),

@@ -107,8 +107,8 @@ def _run(args: argparse.Namespace, progress: Progress) -> int:
     for subject, error in errors:
         output.print_error(error, about=subject)
     if not (models or errors or (args.dry_run and jobs)):
-        name = f"{run_}/{location}".strip("/")
-        say(f"nothing to do: {name or 'every complete checkpoint'} has its model")
+        every = f"every complete checkpoint{run_ and f' of {run_}'}"
+        say(f"nothing to do: {f'{run_}/{location}' if location else every} has its model")
     return code
 
 

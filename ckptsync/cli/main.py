@@ -90,7 +90,7 @@ def overview() -> str:
     lines = ["usage: ckptsync COMMAND …", "", *textwrap.wrap(_ABOUT, 80)]
     for purpose, commands in GROUPS.items():
         lines += ["", f"{purpose}:"]
-        lines += [f"  {name:<11} {entry.summary}" for name, entry in commands.items()]
+        lines += [f"  {name:<12} {entry.summary}" for name, entry in commands.items()]
     lines += [
         "",
         "The store is --store URL, else that of -c FILE, else $CKPTSYNC_STORE.",

@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TextIO
 
-from ckptsync.cli.output import Progress, describe_error, print_json
+from ckptsync.cli import output
+from ckptsync.cli.output import Progress, describe_error
 from ckptsync.errors import CkptsyncError
 from ckptsync.threads import HINT, start_thread
 
@@ -57,7 +58,7 @@ def with_progress(
     except (CkptsyncError, MemoryError) as e:
         out_of_memory = CkptsyncError("there is not enough memory", hint=HINT)
         error = e if isinstance(e, CkptsyncError) else out_of_memory
-        print_json(describe_error(error), error.exit_code)
+        output.print_json(describe_error(error))
         return error.exit_code
     except OSError:  # `main` says what that is
         raise

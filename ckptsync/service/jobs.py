@@ -46,9 +46,9 @@ SOON, LATE = 60.0, 3600.0
 """Seconds until a failed job is tried again.  `SOON`, then doubled: what may pass by itself (a
 store, a network, a killed process).  `LATE`: bytes, layouts and options do not change themselves.
 """
-PASSING = frozenset({1, 2, 4})
+PASSING = frozenset({1, 2, 3, 4})
 """Exit codes of what may pass: no memory or threads, a configuration that is being edited or names
-a store that is away, a store."""
+a store that is away, something that is missing or another head's model, a store."""
 _SYSTEMD = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID")
 _LIMIT = 64 << 20  # bytes of a line
 
@@ -105,9 +105,9 @@ class CommandResult(msgspec.Struct, frozen=True):
                 }
                 yield Line("", pairs(phase="found", **what, tensors=",".join(f["tensors"])), level)
         for d in self.done:
-            counts = {"files": d["files"], "bytes": d["size"], "reason": d["reason"]}
             phase = d["outcome"].replace(" ", "-")
-            yield Line("", pairs(phase=phase, **_some(d, *where, "scope"), **counts))
+            done = _some(d, *where, "scope", "files", "bytes", "reason")
+            yield Line("", pairs(phase=phase, **done))
 
 
 def _some(entry: _Entry, *keys: str) -> _Entry:

@@ -50,7 +50,7 @@ def test_one_checkpoint_a_run_or_all_that_is_due_is_consolidated_once(
     assert (code, "consolidated: fsdp2/checkpoint-4: 1 files" in text) == (0, True)
     assert word(store) == ["CONSOLIDATED", "COMPLETE"]
     code, text = said(capsys, "fsdp2", "--store", store.url)
-    assert (code, text) == (0, "nothing to do: fsdp2 has its model\n")
+    assert (code, text) == (0, "nothing to do: every complete checkpoint of fsdp2 has its model\n")
     code, text = said(capsys, "--store", store.url, "--json")
     result = json.loads(text)
     assert (code, result["exit_code"], result["errors"]) == (0, 0, [])
@@ -122,4 +122,4 @@ def test_a_program_gets_lines_of_progress_and_one_result(
         assert result["exit_code"] == 0
     assert main(["consolidate", "--progress", "json", "-c", "/nowhere.yaml"]) == 2
     error = json.loads(capsys.readouterr().out)
-    assert (error["exit_code"], "/nowhere.yaml" in error["error"]) == (2, True)
+    assert (error["format"], error["exit_code"], "/nowhere.yaml" in error["error"]) == (1, 2, True)

@@ -43,7 +43,7 @@ FAILS = 'print(\'{"error":"odd","hint":"look","exit_code":10}\')'
 FINDS = (
     'print(\'{"exit_code":10,"failed":[{"run":"a","location":"","error":"damaged","hint":""}],'
     '"done":[{"run":"a","location":"b","outcome":"marked","scope":"location","reason":"old",'
-    '"files":1,"size":2}]}\')'
+    '"files":1,"bytes":2}]}\')'
 )
 HANGS = "import time; time.sleep(600)"
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
@@ -327,7 +327,10 @@ def test_what_is_no_line_of_a_command_is_none() -> None:
     assert decode_line(b'{"exit_code":0,"locations":[1],"orphans":[]}\n') == CommandResult(0)
 
 
-def test_errors_of_a_store_pass_by_themselves_and_others_do_not() -> None:
+def test_errors_of_a_store_pass_by_themselves_and_so_does_another_heads_model() -> None:
+    refused = "agreement-0.json: another head, with other options or inputs, writes this model"
+    assert end_of(CommandResult(3, refused)) == JobFailed(refused, passes=True)
+    assert end_of(CommandResult(5, "odd")) == JobFailed("odd")
     assert end_of(CommandResult(4, "away", "wait")) == JobFailed("away", "wait", passes=True)
     assert end_of(CommandResult(10, "bad")) == JobFailed("bad")
     damage = CommandResult(10)
