@@ -57,6 +57,9 @@ class Parser(argparse.ArgumentParser):
         if several and rest:
             setattr(parsed, several[0], [*getattr(parsed, several[0]), *rest])
             rest = []
+        if rest and "--store" in self._option_string_actions:
+            hint = f"--store URL names the store; {self._see_help()}"
+            raise ConfigError(f"{self.prog}: {rest[0]}: one argument too many", hint=hint)
         return parsed, rest
 
     def error(self, message: str) -> Any:
@@ -214,6 +217,11 @@ def is_path(text: str) -> bool:
     return "://" in text or text.startswith(("/", ".", "~"))
 
 
+def may_be_store(args: argparse.Namespace, word: str) -> bool:
+    """Return whether a word that names nothing in a store may be the store itself."""
+    return is_path(word) or (not args.url and Path(word).is_dir())
+
+
 def with_store(args: argparse.Namespace, url: str) -> str:
     """Return the command that was typed with ``url``, an argument of it, as ``--store``.
 
@@ -237,7 +245,7 @@ def only_target(
     """
     words: list[str] = args.targets
     if len(words) > 1:
-        hints = [with_store(args, word) for word in words if is_path(word)]
+        hints = [with_store(args, word) for word in words if may_be_store(args, word)]
         hint = hints[0] if hints else _LIST
         raise ConfigError(f"{' '.join(words)}: expected one {metavar}", hint=hint)
     if is_needed and not words:

@@ -107,8 +107,8 @@ GROUPS: Mapping[str, Mapping[str, Entry]] = {
             ("service install -c worker.yaml --dry-run", "service uninstall --head"),
         ),
         "hook": Entry(
-            "let CKPTSYNC_AUTOLOAD=1 give each Hugging Face Trainer the hook",
-            ("hook install", "hook install --python /opt/train/bin/python"),
+            "install or uninstall the hook that CKPTSYNC_AUTOLOAD=1 gives each Trainer",
+            ("hook install --python /opt/train/bin/python", "hook uninstall"),
         ),
     },
     "help": {

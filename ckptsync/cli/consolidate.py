@@ -14,12 +14,13 @@ from ckptsync.catalogue.cached import Cache, read_catalogue
 from ckptsync.catalogue.uncached import not_found, read_location
 from ckptsync.cli import output
 from ckptsync.cli.arguments import (
+    IN_STORE,
     add_dry_run,
-    add_store_option,
-    checked_name,
+    add_targets,
     configuration,
+    only_target,
     option_value,
-    store_and_name,
+    store_run_location,
     store_url,
 )
 from ckptsync.cli.merge import DTYPES
@@ -43,14 +44,7 @@ DETAILS = (
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
-    add(
-        "target",
-        metavar="RUN[/CHECKPOINT]",
-        nargs="?",
-        default="",
-        help="what to consolidate (default: all that is due)",
-    )
-    add_store_option(command)
+    add_targets(command, IN_STORE, "what to consolidate (default: all that is due)")
     add("--dtype", choices=DTYPES, help="as of `ckptsync merge`")
     add("--max-shard-size", metavar="SIZE", help="the largest size of a file of weights")
     add(
@@ -74,11 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace, progress: Progress) -> int:
-    store, name = store_and_name(args, args.target)
-    run_, _, location = name.strip("/").partition("/")
-    for word, what in ((run_, "run"), (location, "checkpoint")):
-        if word:
-            checked_name(word, what)
+    store, run_, location = store_run_location(args, only_target(args))
     if location and args.only_configuration:
         raise ConfigError("--only-configuration is for a whole run", hint=f"give {run_}")
     options, resources = _options(args)
@@ -105,7 +95,7 @@ def _run(args: argparse.Namespace, progress: Progress) -> int:
         _check_has_model(store, run_, location)
     code = errors[0][1].exit_code if errors else 0
     if args.json:
-        output.print_json(_described(args, jobs, models, errors, code))
+        output.print_json(_described(args, jobs, models, errors), code)
         return code
     for job in jobs if args.dry_run else ():
         say(f"due: {job.subject}")
@@ -176,7 +166,6 @@ def _described(
     jobs: list[Job],
     models: list[WrittenModel],
     errors: list[tuple[str, CkptsyncError]],
-    code: int,
 ) -> dict[str, Any]:
     keys = ("run", "location", "model_record", "files", "notes")
     return {
@@ -184,5 +173,4 @@ def _described(
         "due": [{"run": job.run, "location": job.location, "bytes": job.size} for job in jobs],
         "models": [{**{key: getattr(m, key) for key in keys}, "bytes": m.size} for m in models],
         "errors": [{"target": subject, **output.describe_error(e)} for subject, e in errors],
-        "exit_code": code,
     }

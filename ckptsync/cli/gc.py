@@ -15,7 +15,7 @@ from ckptsync.cli.arguments import (
     add_targets,
     checked_name,
     configuration,
-    is_path,
+    may_be_store,
     named_store,
     only_target,
     option_value,
@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace, progress: Progress) -> int:
     if word := only_target(args):
-        hint = with_store(args, word) if is_path(word) else f"--run {word} is of one run"
+        hint = with_store(args, word) if may_be_store(args, word) else f"one run is --run {word}"
         raise ConfigError(f"{word}: gc takes no argument", hint=hint)
     request = build_request(args)
     store = named_store(args)

@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
         texts = [EXIT_CODES if args.name == "exit-codes" else _help_of(args.name)]
         texts += [pages[args.name].read_text("utf-8")] if args.name in pages else []
         return _print("topic", args, "\n".join(texts))
-    return show("topic", pages, args, COMMANDS)
+    return show("topic", pages, args, [*COMMANDS, "exit-codes"])
 
 
 def _help_of(command: str) -> str:

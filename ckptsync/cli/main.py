@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         die_with_parent()
     words = [*(sys.argv[1:] if argv is None else argv)]
-    as_json = "--json" in words or "--progress" in words
+    as_json = any(word.partition("=")[0] in ("--json", "--progress") for word in words)
     try:
         if words[:1] in (["-h"], ["--help"]):
             print(overview(), end="")
@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (MemoryError, ImportError) as e:  # a library's, where there is no room to load it
         if isinstance(e, ImportError) and "failed to map" not in str(e):
             raise
-        print_error(_OUT_OF_MEMORY)
+        print_error(_OUT_OF_MEMORY, as_json=as_json)
         return _OUT_OF_MEMORY.exit_code
     handler = logging.StreamHandler()  # a service chooses its format later
     handler.setFormatter(_Clean("ckptsync: %(message)s"))

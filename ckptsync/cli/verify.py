@@ -143,8 +143,8 @@ def _run(args: argparse.Namespace, progress: Progress) -> int:
                 ],
                 "errors": [{"target": url, **output.describe_error(e)} for url, e in stopped],
                 "not_recorded": {url: str(e) for url, e in unwritten.items()},
-                "exit_code": code,
-            }
+            },
+            code,
         )
     elif not (reports or stopped):
         say("nothing to verify: the store has no checkpoints yet")

@@ -347,8 +347,9 @@ class Removal:
         is_going = view.summary.begun and not view.is_whole
         why = "" if is_going else self._protection(view, decision, time.time())
         if why:
-            hint = "`ckptsync keep --release` releases what is kept" if view.summary.kept else ""
-            raise ConfigError(f"{run}/{location}: is not deleted: {why}", hint=hint or _LISTED)
+            name = f"{run}/{location}"
+            hint = f"`ckptsync keep --release {name}` releases it" if view.summary.kept else _LISTED
+            raise ConfigError(f"{name}: is not deleted: {why}", hint=hint)
         return view.summary
 
     def _view(self, run: str, location: str, scope: Scope) -> _View | None:

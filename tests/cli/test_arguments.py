@@ -1,10 +1,13 @@
 """Each command's arguments, and what the parser refuses."""
 
+from pathlib import Path
+
 import pytest
 
-from ckptsync.cli.main import parser
+from ckptsync.cli.main import main, parser
 from ckptsync.config.value_parsers import RULES as KEYS
 from ckptsync.errors import ConfigError
+from ckptsync.stores.opening import create_store
 
 
 def parsed(line: str) -> dict[str, object]:
@@ -96,6 +99,30 @@ def test_each_command_reads_its_arguments(
 def test_what_is_not_an_argument_is_refused(line: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         parsed(line)
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("gc st", "ckptsync gc --store st"),
+        ("gc sft", "one run is --run sft"),
+        ("keep st sft/final", "ckptsync keep sft/final --store st"),
+        ("pull st sft out", "--store URL names the store"),
+        ("help exit-cods", "did you mean exit-codes?"),
+    ],
+)
+def test_an_old_form_or_a_typo_is_told_the_new_one(
+    line: str,
+    hint: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CKPTSYNC_STORE", raising=False)
+    create_store("st")
+    assert main(line.split()) == 2
+    assert hint in capsys.readouterr().err
 
 
 def test_every_rule_of_a_configuration_has_a_flag() -> None:

@@ -105,7 +105,7 @@ def test_a_damaged_model_is_made_again(store: Store, capsys: pytest.CaptureFixtu
     model = next(Path(store.url).glob("zero3/consolidated/*/model*.safetensors"))
     whole = model.read_bytes()
     flip(model)
-    assert main(["verify", str(Path(store.url) / "zero3")]) == 10
+    assert main(["verify", "zero3", "--store", store.url]) == 10
     code, text = said(capsys, "zero3/checkpoint-4", "--store", store.url)
     assert (code, "consolidated: zero3/checkpoint-4: 1 files" in text) == (0, True)
     assert model.read_bytes() == whole

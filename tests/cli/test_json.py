@@ -26,6 +26,9 @@ LINES = [
     ("verify", ("{data}/fsdp2/node0/checkpoint-4", "{home}/absent")),
     ("repair", ("--dry-run", *HERE)),
     ("repair", (MODEL, *HERE)),
+    ("consolidate", ("--dry-run", *HERE)),
+    ("consolidate", HERE),
+    ("consolidate", (MODEL, *HERE)),
     ("gc", ("--keep-last", "1", "--orphans", *HERE)),
     ("gc", ("--keep-last", "1", "--dry-run", *HERE)),
     ("keep", (MODEL, *HERE)),
@@ -48,7 +51,7 @@ LINES = [
     ("version", ()),
 ]  # fmt: skip
 # what needs more than this store is held by its own tests: they print through the same function
-ELSEWHERE = {"run", "demo", "service", "hook", "join", "rm", "consolidate"}
+ELSEWHERE = {"run", "demo", "service", "hook", "join", "rm"}
 
 
 @pytest.fixture(scope="module")
@@ -92,9 +95,28 @@ def test_every_result_is_a_document_of_the_schema(
         check("error", json.loads(line))
 
 
+@pytest.mark.parametrize("command", ["consolidate", "gc", "repair", "verify"])
+@pytest.mark.parametrize("words", [("--progress", "json"), ("--progress=json",)])
+def test_the_last_line_of_progress_is_a_document_of_the_schema(
+    command: str,
+    words: tuple[str, ...],
+    made: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("CKPTSYNC_STORE", raising=False)
+    rules = ("--keep-last", "1", "--dry-run") if command == "gc" else ()
+    main([command, *rules, "--store", str(made), *words])
+    check(command, json.loads(capsys.readouterr().out.splitlines()[-1]))
+    assert main([command, *rules, *words]) == 2, "no store"
+    check("error", json.loads(capsys.readouterr().out))
+    assert main([command, "--bad", *words]) == 2
+    check("error", json.loads(capsys.readouterr().err))
+
+
 def test_the_lines_above_are_of_every_command() -> None:
     assert {command for command, _ in LINES} | ELSEWHERE >= COMMANDS.keys()
-    assert COMMANDS.keys() - {"run", "consolidate"} <= SCHEMA["$defs"].keys()
+    assert COMMANDS.keys() - {"run"} <= SCHEMA["$defs"].keys()
 
 
 @pytest.mark.parametrize("words", [(MODEL, *HERE), ("{store}/zero3/checkpoint-4", "--dry-run")])

@@ -113,6 +113,31 @@ def test_what_was_seen_before_is_not_read_again_and_deleting_the_cache_costs_onl
     )
 
 
+@pytest.mark.parametrize("command", ["ls", "status"])
+def test_one_run_is_read_alone_and_the_cache_keeps_the_others(
+    command: str, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    read: list[str] = []
+    whole = PosixStore.read_into
+
+    def counted(self: PosixStore, name: str, start: int, out: memoryview) -> None:
+        read.append(name)
+        whole(self, name, start, out)
+
+    monkeypatch.setattr(PosixStore, "read_into", counted)
+
+    def runs_read(*words: str) -> set[str]:
+        read.clear()
+        assert main([*words, "--store", str(store)]) == 0
+        return {name.partition("/")[0] for name in read if "manifest-" in name}
+
+    assert runs_read(command, "zero3") == {"zero3"}
+    assert runs_read("ls") == {"fsdp2"}, "zero3 is known"
+    assert runs_read(command, "zero3") == set()
+    assert runs_read("ls") == set(), "fsdp2 is still known"
+
+
 def test_of_two_saves_of_one_name_the_older_says_which_is_newer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -64,7 +64,7 @@ def test_the_last_that_is_verified_and_what_is_kept_are_refused_with_the_reason(
     assert rm(store, OLD, "--yes") == 2
     told = capsys.readouterr().err
     assert "is not deleted: kept by hand: the paper" in told
-    assert "ckptsync keep --release" in told
+    assert "ckptsync keep --release run/checkpoint-1" in told
     assert main(["keep", "--list", "--store", str(store)]) == 0
     assert "the paper" in capsys.readouterr().out
     assert main(["keep", OLD, "--release", "--store", str(store)]) == 0
