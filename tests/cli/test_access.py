@@ -139,7 +139,7 @@ def test_a_path_in_a_store_names_the_store_and_what_is_in_it(
         (["repair", "./store", "fsdp2"], "ckptsync repair fsdp2 --store ./store"),
         (["verify", "./store"], "ckptsync verify --store ./store"),
         (["doctor", "./store"], "ckptsync doctor --store ./store"),
-        (["gc", "fsdp2"], "--run fsdp2 is of one run"),
+        (["gc", "fsdp2"], "one run is --run fsdp2"),
         (["keep", "fsdp2/checkpoint-4"], "no store is named, and this lies in none"),
         (["keep", "./store/fsdp2/checkpoint-4", "--store", "store"], "--store names another store"),
         (["pull", "./fsdp2", "out"], "./fsdp2: not inside a store"),

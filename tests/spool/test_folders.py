@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import os
 import re
 import shutil
@@ -270,10 +271,11 @@ def test_a_spool_that_is_removed_and_made_again_is_the_new_one_to_a_worker_that_
         folders.make(spool / "pins")  # another process is quicker, and makes it
         assert settle(w, 1000.0 * n).errors == ()
         assert [pin.checkpoint for pin in list_pins(tmp_path)] == ["checkpoint-4"]
-    assert open_descriptors() == before
+    assert open_descriptors() <= before
 
 
 def test_spools_of_many_output_directories_hold_no_descriptors(tmp_path: Path) -> None:
+    gc.collect()  # what other tests of this process left
     before = open_descriptors()
     workers = []
     for n in range(1000):
@@ -282,7 +284,7 @@ def test_spools_of_many_output_directories_hold_no_descriptors(tmp_path: Path) -
         folders.make(out / "_ckptsync" / "pins")
         workers.append(Worker(WorkerOptions("n0", RunDir(f"run-{n}", out)), MemoryStore()))
         workers[-1].scan(0.0)
-    assert open_descriptors() == before
+    assert open_descriptors() <= before
 
 
 REPLACED = ("pins/checkpoint-4.0/owner.json", "pins/checkpoint-4.0/notes.json", "hook.log")
