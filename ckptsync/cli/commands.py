@@ -103,7 +103,7 @@ GROUPS: Mapping[str, Mapping[str, Entry]] = {
             ("doctor -c worker.yaml", "doctor -c worker.yaml --publish --wait 2m"),
         ),
         "service": Entry(
-            "write or remove systemd units for this machine's configuration",
+            "install or uninstall systemd's unit for this machine's configuration",
             ("service install -c worker.yaml --dry-run", "service uninstall --head"),
         ),
         "hook": Entry(
