@@ -35,7 +35,7 @@ from ckptsync.stores.contract import Store
 from ckptsync.walk import SPOOL, UnsafeSpool
 from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.queue import UploadQueues
-from ckptsync.worker.results import UploadProgress, WorkerResult
+from ckptsync.worker.results import WorkerResult
 from ckptsync.worker.scanner import Scan
 from ckptsync.worker.worker import NOTES, Worker
 
@@ -271,13 +271,10 @@ class WorkerRole:
         if not (is_due or self._has_results):
             return self.planning.outcome
         self._has_results = False
-        sent: list[UploadProgress] = []
         if is_due:
-            # before the plan, which finds them stored
-            for one in self._directories.values():
-                sent += (p for p in one.worker.result().progress if p.phase == "sent")
             self._plan()
         workers = [one.worker for one in self._directories.values()]
+        sent = tuple(p for worker in workers for p in worker.take_sent())
         results = [worker.result() for worker in workers]
         queue = tuple(item for result in results for item in result.queue)
         errors = (*self._plan_errors, *(error for result in results for error in result.errors))
@@ -297,9 +294,9 @@ class WorkerRole:
             give_back_memory()
         return Outcome(
             (
-                *worker_lines(WorkerResult(self._node, tuple(sent))),
                 *_left_out(self._plan_errors),
                 *(line for result in results for line in worker_lines(result)),
+                *worker_lines(WorkerResult(self._node, sent)),
             ),
             queue,
             errors,

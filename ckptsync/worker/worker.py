@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -143,6 +144,7 @@ class Worker:
         )
         self.saves = SaveTable()
         self.notes: tuple[str, ...] = ()
+        self._sent: deque[UploadProgress] = deque()  # uploads that nobody has taken yet
         # of the last plan
         self._cleaned: Sequence[UploadProgress] = ()
         self._failures: Sequence[Failure] = ()
@@ -235,6 +237,13 @@ class Worker:
             since,
             lacks=self._repairs.lacking(),
         )
+
+    def take_sent(self) -> list[UploadProgress]:
+        """Return the uploads that ended in the store, and forget them: each is returned once.
+
+        `result` has them only until the next plan, which finds them stored.
+        """
+        return [self._sent.popleft() for _ in range(len(self._sent))]
 
     def _is_planned(self, one: Scanned) -> bool:
         save = self.saves.get(one.key)
@@ -400,6 +409,8 @@ class Worker:
         self.saves.change(one.key, begin)
         outcome = _attempt(one, partial(self._upload, capacity=capacity))
         self.saves.change(one.key, partial(settle, outcome=outcome))
+        if isinstance(outcome, UploadProgress) and outcome.phase == "sent":
+            self._sent.append(outcome)
 
     def _upload(self, one: Scanned, capacity: QueueCapacity) -> UploadProgress:
         """Upload a save, unless it has changed since the plan; move one that is stored.

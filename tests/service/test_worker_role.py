@@ -129,7 +129,10 @@ def upload(found: WorkerRole) -> None:
     found.planning()
 
 
-def test_an_upload_that_ends_just_before_a_plan_is_logged(out: Path) -> None:
+@pytest.mark.parametrize("is_during", [False, True])
+def test_an_upload_that_ends_just_before_a_plan_or_during_it_is_logged(
+    out: Path, *, is_during: bool
+) -> None:
     with watching(out) as (found, _):
         write(out / "a" / "checkpoint-1")
         found.scanning()
@@ -137,6 +140,8 @@ def test_an_upload_that_ends_just_before_a_plan_is_logged(out: Path) -> None:
         while not is_drained(found._queues):
             for lane in found.uploading:
                 lane()
+        for one in found._directories.values() if is_during else ():
+            one.worker.plan(time.monotonic())  # it finds the save stored
         found._plan_at = 0.0
         found.planning()
         assert [line.text.split()[0] for line in found.planning.outcome.lines] == ["phase=sent"]
