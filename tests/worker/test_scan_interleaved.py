@@ -106,6 +106,8 @@ class World:
                 drop(one.pin)
                 assert one.pin.commit
                 self.owed.pop(one.pin.commit.save)
+                # a later save's pin may have the same path before the next look
+                self.seen = tuple(other for other in self.seen if other is not one)
                 return
 
     def put(self, name: str, more: bytes = b"") -> None:
