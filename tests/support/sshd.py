@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import zlib
 from collections.abc import Iterator, Mapping
@@ -72,7 +73,9 @@ class Sshd:
             "GlobalKnownHostsFile /dev/null\n"
         )
         config = self.dir / f"ssh_config-{zlib.crc32(lines.encode()):08x}"
-        config.write_text(lines)
+        fresh = config.with_suffix(f".{threading.get_ident()}")
+        fresh.write_text(lines)
+        fresh.replace(config)  # another thread's ssh never reads half of it
         return {"config": str(config)}
 
     def url(self, path: str | os.PathLike[str]) -> str:
