@@ -21,6 +21,8 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Literal
 
@@ -32,6 +34,7 @@ from ckptsync.safe_names import checked_path
 PASS = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY
 # a pipe under a checkpoint's name must not hang the reader
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+_LISTED = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO})
 _OPENED = re.compile(r"/dev/stdin|/dev/fd/[0-9]+|/proc/self/fd/[0-9]+")
 # a deleted file that some NFS client still has open
@@ -213,13 +216,19 @@ def files_below(
 
     ``skips`` is asked about the last part of every file's and directory's name. Names that
     `checked_path` refuses are no checkpoint's and are left out; ``passed`` is called with all that
-    is. What vanishes meanwhile was never there. No descriptor is open while the caller works.
+    is. What vanishes meanwhile was never there.
     """
-    for key, found in sorted(_listing(root, prefix, skips, passed)):
-        if found is None:
-            yield from files_below(root, prefix + key, skips, passed)
-        else:
-            yield prefix + key, found
+    at = _open_prefix(root, prefix)
+    if at is None:
+        return
+    try:
+        for name, info in tree(at, prefix, partial(_is_skipped, skips, passed), _raise_unless_gone):
+            if stat.S_ISREG(info.st_mode):
+                yield name, info
+            else:
+                passed(name, "link" if stat.S_ISLNK(info.st_mode) else "special file")
+    finally:
+        close_quietly(at)
 
 
 def directories_below(root: str, prefix: str, skips: Callable[[str], bool]) -> list[str]:
@@ -227,41 +236,97 @@ def directories_below(root: str, prefix: str, skips: Callable[[str], bool]) -> l
 
     As `files_below` for the rest.
     """
-    return [
-        key[:-1] for key, found in _listing(root, prefix, skips, lambda *_: None) if found is None
-    ]
-
-
-def _listing(
-    root: str, prefix: str, skips: Callable[[str], bool], passed: Passed
-) -> Iterator[tuple[str, os.stat_result | None]]:
-    """Yield the files of one directory with their stat, its directories with a slash and ``None``.
-
-    The slash makes names sort as the whole paths do: ``a.b`` comes before ``a/b``.
-    """
+    at = _open_prefix(root, prefix)
+    if at is None:
+        return []
     try:
-        at = open_below(root, prefix.split("/")[:-1], os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as e:
-        if prefix and is_absence(e):
-            return
-        e.filename = prefix or root  # else it is the last part alone
-        raise
+        with os.scandir(at) as entries:
+            return [
+                entry.name
+                for entry in entries
+                if not _is_skipped(skips, lambda *_: None, prefix, entry.name)
+                and entry.is_dir(follow_symlinks=False)
+            ]
+    finally:
+        close_quietly(at)
+
+
+def open_directory_in(at: int, path: str) -> int:
+    """Return a descriptor of the directory in an open one that ``path`` ends with, for reading."""
+    return os.open(path.rpartition("/")[2], _LISTED, dir_fd=at)
+
+
+def tree(
+    at: int,
+    prefix: str,
+    skips: Callable[[str, str], bool],
+    failed: Callable[[OSError, str], object],
+    enter: Callable[[int, str], int] = open_directory_in,
+) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield all but directories below an open directory, sorted by whole name; follow no link.
+
+    ``prefix`` comes before each name. ``skips`` is asked with what comes before a name, and the
+    name; a directory that it skips is not entered. ``failed`` gets each error and its path: it
+    raises, or what it is about was never there. ``enter`` opens a directory in an open one, by its
+    path. While the caller works, the directories on the way to what was yielded are open.
+    """
+    listed: list[tuple[str, os.DirEntry[str]]] = []
     try:
         with os.scandir(at) as entries:
             for entry in entries:
-                if skips(entry.name) or NFS_REMAINS.fullmatch(entry.name):
-                    continue
-                if not is_plain(entry.name):
-                    passed(prefix + entry.name, "name")
-                elif entry.is_dir(follow_symlinks=False):
-                    yield entry.name + "/", None
-                elif entry.is_file(follow_symlinks=False):
-                    with contextlib.suppress(FileNotFoundError):  # deleted since it was listed
-                        yield entry.name, entry.stat(follow_symlinks=False)
-                else:
-                    passed(prefix + entry.name, "link" if entry.is_symlink() else "special file")
-    finally:
-        close_quietly(at)
+                if not skips(prefix, entry.name):
+                    # The slash makes names sort as whole paths do: `a.b` comes before `a/b`.
+                    end = "/" if entry.is_dir(follow_symlinks=False) else ""
+                    listed.append((entry.name + end, entry))
+    except OSError as e:
+        failed(e, prefix)
+    listed.sort(key=itemgetter(0))
+    for key, entry in listed:
+        path = prefix + key
+        try:
+            if key[-1] != "/":
+                info = entry.stat(follow_symlinks=False)
+            else:
+                below = enter(at, path[:-1])
+        except OSError as e:
+            failed(e, path)
+            continue
+        if key[-1] != "/":
+            yield path, info
+            continue
+        try:
+            yield from tree(below, path, skips, failed, enter)
+        finally:
+            close_quietly(below)
+
+
+def _open_prefix(root: str, prefix: str) -> int | None:
+    """Return a descriptor of the directory ``prefix``, or None if it is not there.
+
+    The root must be there.  Raises OSError, with the path in the store as its name.
+    """
+    try:
+        return open_below(root, prefix.split("/")[:-1], _LISTED & ~os.O_NOFOLLOW)
+    except OSError as e:
+        if prefix and is_absence(e):
+            return None
+        e.filename = prefix or root  # else it is the last part alone
+        raise
+
+
+def _is_skipped(skips: Callable[[str], bool], passed: Passed, prefix: str, name: str) -> bool:
+    if skips(name) or (name.startswith(".nfs") and NFS_REMAINS.fullmatch(name)):
+        return True
+    if is_plain(name):
+        return False
+    passed(prefix + name, "name")
+    return True
+
+
+def _raise_unless_gone(error: OSError, path: str) -> None:
+    if not is_absence(error):
+        error.filename = path
+        raise error
 
 
 MOST = 128  # far below the usual limit of 1024 descriptors, also where two checkpoints are overlaid

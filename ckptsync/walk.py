@@ -16,7 +16,6 @@ import secrets
 import stat
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
 from pathlib import Path
 
 from ckptsync import safe_open
@@ -114,53 +113,38 @@ def walk(root: Path, only: Collection[str] | None = None, above: int | None = No
     files: list[Stat] = []
     partial: list[Stat] = []
     others: list[str] = []
+
+    def skips(prefix: str, name: str) -> bool:
+        if name in _NO_CONTENT and (prefix or only is None or name in only):
+            others.append(prefix + name)
+        return name in _NO_CONTENT or not (prefix or only is None or name in only)
+
+    def failed(error: OSError, path: str) -> None:
+        _vanished_or_raise(error, f"{root}/{path}".rstrip("/"))
+
+    def enter(above: int, path: str) -> int:
+        if path.count("/") >= DEEPEST:
+            raise Corrupt(f"{root}/{path}: {DEEPEST + 1} directories deep, {DEEPEST} at most")
+        if not is_in_spool:
+            return safe_open.open_directory_in(above, path)
+        return open_step(above, path.rpartition("/")[2], root / path)
+
+    is_in_spool = bool(split(root)[1])
     try:
         fd = open_directory(root) if above is None else open_step(above, root.name, root)
     except OSError as e:
         _vanished_or_raise(e, root)
         return Listing()
     try:
-        for path, info in _below(fd, "", root, only):
-            name = path.rpartition("/")[2]
-            if not stat.S_ISREG(info.st_mode) or name in _NO_CONTENT:
+        for path, info in safe_open.tree(fd, "", skips, failed, enter):
+            if stat.S_ISREG(info.st_mode):
+                name = path.rpartition("/")[2]
+                (partial if _PARTIAL.fullmatch(name) else files).append(_stat(path, info))
+            else:
                 others.append(path)
-                continue
-            is_partial = _PARTIAL.fullmatch(name)
-            (partial if is_partial else files).append(_stat(path, info))
     finally:
         os.close(fd)
-    by_path = attrgetter("path")
-    files.sort(key=by_path)
-    partial.sort(key=by_path)
     return Listing(tuple(files), tuple(partial), tuple(sorted(others)))
-
-
-def _below(
-    fd: int, prefix: str, root: Path, only: Collection[str] | None = None, depth: int = 0
-) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield what is in an open directory and below; with ``only``, what has these names."""
-    if depth > DEEPEST:
-        raise Corrupt(f"{root}/{prefix}: {depth} directories deep, at most {DEEPEST} expected")
-    try:
-        names = sorted(os.listdir(fd) if only is None else only)
-    except OSError as e:
-        _vanished_or_raise(e, f"{root}/{prefix}")
-        return
-    for name in names:
-        try:
-            info = os.stat(name, dir_fd=fd, follow_symlinks=False)
-            is_folder = stat.S_ISDIR(info.st_mode) and name not in _NO_CONTENT
-            below = _open_below(fd, name, root) if is_folder else -1
-        except OSError as e:
-            _vanished_or_raise(e, f"{root}/{prefix}{name}")
-            continue
-        if not is_folder:
-            yield prefix + name, info
-        elif below >= 0:
-            try:
-                yield from _below(below, f"{prefix}{name}/", root, depth=depth + 1)
-            finally:
-                os.close(below)
 
 
 def open_directory(path: Path, way: Sequence[str] = ()) -> int:
@@ -254,14 +238,6 @@ def open_spool(above: int, home: Path) -> int:
             hint=f"remove it, or let nobody else write to {home}",
         )
     return _examined(os.open(SPOOL, os.O_RDONLY | os.O_DIRECTORY, dir_fd=above), path)
-
-
-def _open_below(above: int, name: str, root: Path) -> int:
-    return (
-        open_step(above, name, root / name)
-        if split(root)[1]
-        else os.open(name, _DIRECTORY, dir_fd=above)
-    )
 
 
 def _examined(fd: int, path: Path) -> int:
