@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, runtime_checkable
 
+import msgspec
+
 from ckptsync.errors import Corrupt, Incomplete
 from ckptsync.safe_names import checked_path
 from ckptsync.safe_open import Odd
@@ -17,8 +19,7 @@ from ckptsync.safe_open import Odd
 Chunk = bytes | bytearray | memoryview
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True, order=True, gc=False):
     """A stored file. ``mtime`` is in seconds on the store's own clock."""
 
     name: str

@@ -7,6 +7,7 @@ like any other: it passes when somebody changes that, and is no reason to end.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
 import threading
@@ -155,21 +156,20 @@ class Retrying(StoreWrapper):
         self._persistence = persistence
 
     def names(self, prefix: str) -> Iterator[Entry]:
-        last, entries = "", None
+        last = ""
 
-        def next_entry() -> Entry | None:
-            nonlocal last, entries
-            entries = entries or self.inner.names(prefix)
-            try:
-                found = next((entry for entry in entries if entry.name > last), None)
-            except Transient:
-                entries = None  # it is over for good: a generator that raised gives nothing more
-                raise
-            last = found.name if found else last
-            return found
+        def begin() -> tuple[Entry | None, Iterator[Entry]]:
+            entries = self.inner.names(prefix)
+            return next((entry for entry in entries if entry.name > last), None), entries
 
-        while (entry := self._persistence.call(next_entry)) is not None:
-            yield entry
+        while True:
+            entry, entries = self._persistence.call(begin)
+            with contextlib.suppress(Transient, ConfigError):  # then list again, behind the last
+                while entry is not None:
+                    last = entry.name
+                    yield entry
+                    entry = next(entries, None)
+                return
 
     def dirs(self, prefix: str, start: str = "") -> list[str]:
         return self._persistence.call(lambda: self.inner.dirs(prefix, start))

@@ -541,7 +541,7 @@ def test_locations_whose_manifests_decide_together_are_one_unit_and_uploads_are_
 
 def test_a_key_is_of_names_sizes_and_times() -> None:
     entry = Entry("a", 1, 1.0)
-    others = [replace(entry, name="b"), replace(entry, size=2), replace(entry, mtime=2.0)]
+    others = [Entry("b", 1, 1.0), Entry("a", 2, 1.0), Entry("a", 1, 2.0)]
     assert (
         len(
             {listing_key([e]) for e in (entry, *others)}

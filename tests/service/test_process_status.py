@@ -179,7 +179,7 @@ class Early(PosixStore):
     """A store whose clock is a minute behind this node's."""
 
     def names(self, prefix: str) -> Iterator[Entry]:
-        return (replace(e, mtime=e.mtime - 60) for e in super().names(prefix))
+        return (Entry(e.name, e.size, e.mtime - 60) for e in super().names(prefix))
 
 
 class Unmeasured(PosixStore):
