@@ -42,6 +42,7 @@ from ckptsync.catalogue.uncached import read_checkpoint_records
 from ckptsync.catalogue.unnamed_files import with_unnamed
 from ckptsync.digest import digest
 from ckptsync.gc_pause import paused
+from ckptsync.mounts import mount_of
 from ckptsync.records.io import Fault, Record, hidden_by
 from ckptsync.records.location_status import (
     LocationState,
@@ -55,6 +56,7 @@ from ckptsync.records.save_groups import Sibling
 from ckptsync.records.store_paths import checkpoint_of, consolidated_prefix, senders
 from ckptsync.safe_names import RECORDS
 from ckptsync.stores.contract import Entry, Store, cuts_of, join_slices, slices
+from ckptsync.stores.opening import directory_of
 from ckptsync.threads import ThreadPool
 
 AT_ONCE = 8  # requests: a distant server is waited for
@@ -263,7 +265,7 @@ def read_catalogue(
     unreadable: dict[Name, Checkpoint] = {}
     faults: list[Fault] = []
     clock = 0.0
-    pool = ThreadPool(AT_ONCE, "catalogue")
+    pool = ThreadPool(1 if _is_on_local_disk(store) else AT_ONCE, "catalogue")
 
     def renew(name: Name) -> tuple[Checkpoint, tuple[Fault, ...], bool]:
         # files of an upload come without a record
@@ -309,6 +311,12 @@ def read_catalogue(
     faults.sort(key=lambda fault: fault.name)
     shown = tuple(with_unnamed(store, uploading, sending))
     return Catalogue(shown, tuple(faults), clock, tuple(begun))
+
+
+def _is_on_local_disk(store: Store) -> bool:
+    """Return whether a store answers at once: threads would only wait for Python's lock."""
+    directory = directory_of(store)
+    return directory is not None and not mount_of(directory).is_remote
 
 
 def _listed(
