@@ -12,6 +12,7 @@ from ckptsync.catalogue.location_summary import TOKENIZER, Catalogue, Summary, b
 from ckptsync.catalogue.uncached import not_found
 from ckptsync.cli import output
 from ckptsync.cli.arguments import IN_STORE, add_targets, only_target, store_run_location
+from ckptsync.gc_pause import paused
 from ckptsync.quantities import show_size
 from ckptsync.records.save_groups import Sibling
 from ckptsync.records.store_paths import checkpoint_of, consolidated_prefix
@@ -24,6 +25,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add_targets(command, IN_STORE, "only this run, or this checkpoint")
 
 
+@paused()
 def run(args: argparse.Namespace) -> int:
     """List the store, or a run; return the worst exit code of the records that cannot be read."""
     store, wanted, location = store_run_location(args, only_target(args))

@@ -129,8 +129,8 @@ def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
 def print_table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print a heading and rows; a terminal shows each row's status in colour."""
     lines = aligned([heading, *rows])
-    for line in map(paint, lines) if sys.stdout.isatty() else lines:
-        print(line)
+    shown = map(paint, lines) if sys.stdout.isatty() else lines
+    sys.stdout.writelines(f"{line}\n" for line in shown)
 
 
 def paint(line: str) -> str:
