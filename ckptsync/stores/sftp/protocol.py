@@ -31,8 +31,8 @@ _MOST_PACKET = 256 << 10  # bytes of any packet; OpenSSH's limit
 _MOST_HANDLE = 256  # bytes (filexfer-02, 6.3)
 _MOST_EXTENSIONS = 64
 _READS = 64  # READs that wait for their answers at once
-# s of further patience with a server that brings a file to its disk: ssh itself notices a dead
-# network
+# s of further patience with a server that may bring a file to its disk (an extension): ssh itself
+# notices a dead network
 _FSYNC_S = 540.0
 _SIZE, _OWNER, _MODE, _TIMES, _EXTENDED = 0x1, 0x2, 0x4, 0x8, 0x80000000
 _HEAD = struct.Struct(">IBI")
@@ -48,7 +48,6 @@ class PacketType(IntEnum):
     READ = 5
     WRITE = 6
     LSTAT = 7
-    FSETSTAT = 10
     OPENDIR = 11
     READDIR = 12
     REMOVE = 13
@@ -196,13 +195,12 @@ def text(value: bytes) -> bytes:
 class Request:
     """A packet to send.
 
-    ``is_slow``: its answer may take minutes.  ``data``: the bytes that follow the fields of a
-    WRITE.  ``out``: where the bytes go that answer a READ.
+    ``data``: the bytes that follow the fields of a WRITE.  ``out``: where the bytes go that answer
+    a READ.
     """
 
     kind: PacketType
     fields: bytes
-    is_slow: bool = False
     data: memoryview | None = None
     out: memoryview | None = None
 
@@ -266,7 +264,7 @@ class Session:
     def ask(self, *requests: Request) -> list[Reply]:
         """Send all requests, then return their answers in the same order."""
         numbers = self._send(requests)
-        patience = _FSYNC_S if any(r.is_slow for r in requests) else 0.0
+        patience = _FSYNC_S if any(r.kind == PacketType.EXTENDED for r in requests) else 0.0
         found: dict[int, Reply] = {}
         while len(found) < len(numbers):
             number, reply = self._receive(patience)
@@ -279,30 +277,38 @@ class Session:
             reply.fields()
 
     def stat_paths(
-        self, paths: Iterable[bytes], kind: PacketType = PacketType.LSTAT
+        self,
+        paths: Iterable[bytes],
+        kind: PacketType = PacketType.LSTAT,
+        before: Sequence[Request] = (),
     ) -> list[Attributes | None]:
-        """Return what each path is, in one round trip; None where there is nothing."""
-        return [_found(reply) for reply in self.ask(*(Request(kind, text(p)) for p in paths))]
+        """Return what each path is, None where there is nothing; see that ``before`` is done.
 
-    def make_directory(self, path: bytes) -> None:
-        """Make a directory, or find something of that name."""
+        All in one round trip.
+        """
+        replies = self.ask(*before, *(Request(kind, text(p)) for p in paths))
+        for reply in replies[: len(before)]:
+            reply.fields()
+        return [_found(reply) for reply in replies[len(before) :]]
+
+    def make_directory(self, path: bytes) -> Attributes:
+        """Make a directory, unless something has its name; return what has it."""
+        made, seen = self.ask(
+            Request(PacketType.MKDIR, text(path) + bytes(4)), Request(PacketType.LSTAT, text(path))
+        )
         try:
-            self.do(Request(PacketType.MKDIR, text(path) + bytes(4)))
+            return seen.fields(PacketType.ATTRS).attributes()
         except StatusError:
-            if self.stat_paths([path]) == [None]:
-                raise
-
-    def rename(self, old: bytes, new: bytes, *, replaces: bool = False) -> None:
-        """Give a file another name, which must be free; or replace what has it, in one step."""
-        names = text(old) + text(new)
-        if replaces:
-            self.do(Request(PacketType.EXTENDED, text(RENAME_OVER.encode()) + names))
-        else:
-            self.do(Request(PacketType.RENAME, names))
+            made.fields()
+            raise
 
     @contextlib.contextmanager
-    def opened(self, path: bytes, flags: int = 0) -> Iterator[bytes]:
+    def opened(
+        self, path: bytes, flags: int = 0, before: Sequence[Request] = ()
+    ) -> Iterator[bytes]:
         """Open a file, or without flags a directory, give its handle, and close it.
+
+        See that ``before`` is done, in the same round trip.
 
         A new file has the permissions that the server's umask leaves of 0666.  The answer to the
         closing changes nothing, and is not waited for.
@@ -310,8 +316,11 @@ class Session:
         request = Request(PacketType.OPENDIR, text(path))
         if flags:
             request = Request(PacketType.OPEN, text(path) + struct.pack(">II", flags, 0))
-        handle = self.ask(request)[0].fields(PacketType.HANDLE).handle()
+        *replies, reply = self.ask(*before, request)
+        handle = reply.fields(PacketType.HANDLE).handle()
         try:
+            for each in replies:
+                each.fields()
             yield handle
         finally:
             if self.is_usable:
@@ -340,7 +349,7 @@ class Session:
         """
         fields = text(FSYNC.encode()) + text(handle)
         is_offered = FSYNC in self.extensions
-        return [Request(PacketType.EXTENDED, fields, is_slow=True)] if is_offered else []
+        return [Request(PacketType.EXTENDED, fields)] if is_offered else []
 
     def write_requests(self, handle: bytes, start: int, data: memoryview) -> Iterator[Request]:
         """Yield the requests that write ``data``."""
@@ -348,10 +357,6 @@ class Session:
             fields = text(handle) + struct.pack(">Q", start + at)
             piece = data[at : at + self.write_size]
             yield Request(PacketType.WRITE, fields + struct.pack(">I", len(piece)), data=piece)
-
-    def truncate(self, handle: bytes, size: int) -> None:
-        """Make a file ``size`` bytes long."""
-        self.do(Request(PacketType.FSETSTAT, text(handle) + struct.pack(">IQ", _SIZE, size)))
 
     def read_into(self, handle: bytes, start: int, out: memoryview) -> int:
         """Fill ``out``; return the number of bytes read.

@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from functools import partial
+from itertools import pairwise
 from typing import TypeVar
 
 from ckptsync.errors import ConfigError, NotFound, StoreError, Transient
@@ -182,7 +182,8 @@ class ServerFiles:
 
     def find(self, name: str) -> Attributes | None:
         """Return the attributes of a regular file that is reached over no link, else None."""
-        *parents, last = self.on(name, lambda s: self.lstat(s, [*_parents(name), name]))
+        paths = [self.path(each) for each in (*_parents(name), name)]
+        *parents, last = self.on(name, lambda s: s.stat_paths(paths))
         if last is None or not last.is_file or not _are_directories(parents):
             return None
         if len(self._seen) >= _MOST_SEEN:
@@ -190,13 +191,10 @@ class ServerFiles:
         self._seen[name] = time.monotonic()
         return last
 
-    def lstat(self, session: Session, names: Sequence[str]) -> list[Attributes | None]:
-        """Return what each name is, in one round trip; None where there is nothing."""
-        return session.stat_paths(map(self.path, names))
-
     def is_directory(self, prefix: str) -> bool:
         """Return whether a prefix ("" or ending in "/") is a directory, reached over no link."""
-        return _are_directories(self.on(prefix, lambda s: self.lstat(s, _parents(prefix))))
+        paths = [self.path(each) for each in _parents(prefix)]
+        return _are_directories(self.on(prefix, lambda s: s.stat_paths(paths)))
 
     def list_directory(self, prefix: str) -> Listing:
         """Return what is in a directory ("" or ending in "/"); nothing where there is none."""
@@ -270,8 +268,8 @@ class ServerFiles:
                 f"{self.address.url}: no such directory",
                 hint=f"check the path, and {mounted}; the first worker or push makes a store",
             )
-        (store_file,) = self.on("", lambda s: self.lstat(s, [STORE_FILE]))
-        written = store_file.mtime if store_file and store_file.is_file else 0
+        store_file = self.find(STORE_FILE)
+        written = store_file.mtime if store_file else 0
         if self._store_file and written != self._store_file:
             raise StoreError(
                 f"{self.address.url}: not the store that was opened",
@@ -298,23 +296,27 @@ class ServerFiles:
     def make_root(self) -> None:
         """Make the store's directory, and those above it that are missing, durably.
 
-        Raise ConfigError.
+        Some servers refuse to sync a directory above; names in it are then not durable.  Raise
+        ConfigError.
         """
         parts = self._root.split(b"/")
+        paths = [b"/".join(parts[: n + 1]) or b"/" for n in range(len(parts))]
+
+        def step(session: Session) -> None:
+            for above, path in pairwise(paths):
+                session.make_directory(path)
+                with contextlib.suppress(StatusError), session.opened(above, Flag.READ) as handle:
+                    session.do(*session.fsync_requests(handle))
+
         try:
-            for n in range(2, len(parts) + 1):
-                self.on("", partial(_make_root, b"/".join(parts[:n])))
+            self.on("", step)
+            reason, hint = "" if self.has_root() else "not a directory", "check the path"
+        except Transient:
+            raise
         except StoreError as e:
-            if isinstance(e, Transient):
-                raise
-            raise ConfigError(
-                f"{self.address.url}: no store can be made here: {e}", hint=e.hint
-            ) from e
-        if not self.has_root():
-            raise ConfigError(
-                f"{self.address.url}: no store can be made here: not a directory",
-                hint="check the path",
-            )
+            reason, hint = str(e), e.hint
+        if reason:
+            raise ConfigError(f"{self.address.url}: no store can be made here: {reason}", hint=hint)
 
     def make_directories(self, directory: str) -> None:
         """Make a directory ("" is the root, which must exist) and those above it, durably."""
@@ -344,35 +346,40 @@ class ServerFiles:
             parent = directory.rpartition("/")[0]
             self._make_directories(parent)
 
-            def make(session: Session) -> None:
-                session.make_directory(self.path(directory))
-                found = self.lstat(session, [directory])[0]
-                if not found or not found.is_directory:
-                    raise StoreError(
-                        f"{self.shown(directory)}: not a directory",
-                        hint="a file or a link stands where a directory should be",
-                    )
-
-            self.on(directory, make)
+            made = self.on(directory, lambda s: s.make_directory(self.path(directory)))
+            if not made.is_directory:
+                raise StoreError(
+                    f"{self.shown(directory)}: not a directory",
+                    hint="a file or a link stands where a directory should be",
+                )
             # also where another writer made it a moment ago: it may be killed before that is
             # durable
             self.sync_directory(parent)
         self._made.add(directory)
 
     def sync_directory(self, directory: str) -> None:
-        """Make the names in a directory durable, where the server can.
+        """Make the names in a directory durable, where the server can."""
+        self.on(directory, lambda s: self.sync(s, directory))
+
+    def sync(self, session: Session, directory: str, *changes: Request) -> None:
+        """Do what changes names in a directory; make them durable, where the server can.
 
         OpenSSH's server opens a directory like a file, and writes it to its disk.  Whether a server
         can is tried once, on the store's own directory.
         """
         if self._syncs_directories is None:
+            can_sync = FSYNC in session.extensions
             try:
-                self.sessions.on(lambda s: _sync(s, self.path()))
-                self._syncs_directories = True
+                with session.opened(self.path(), Flag.READ) as handle:
+                    session.do(*session.fsync_requests(handle))
             except StatusError:
-                self._syncs_directories = False
-        if self._syncs_directories:
-            self.on(directory, lambda s: _sync(s, self.path(directory)))
+                can_sync = False
+            self._syncs_directories = can_sync
+        if not self._syncs_directories:
+            session.do(*changes)
+            return
+        with session.opened(self.path(directory), Flag.READ, changes) as handle:
+            session.do(*session.fsync_requests(handle))
 
     def remove(self, name: str) -> None:
         """Remove a file, if it is there."""
@@ -407,24 +414,6 @@ class ServerFiles:
             user = self.address.user or "this user"
             hint = f"{user} needs to read, write and search the store's directories on {host}"
         return StoreError(error, hint=hint)
-
-
-def _make_root(path: bytes, session: Session) -> None:
-    """Make a directory that is missing, and make its name durable where we can.
-
-    Some servers refuse to sync the directory above; the name is then not durable.
-    """
-    if session.stat_paths([path]) == [None]:
-        session.make_directory(path)
-        with contextlib.suppress(StatusError):
-            _sync(session, path.rpartition(b"/")[0] or b"/")
-
-
-def _sync(session: Session, directory: bytes) -> None:
-    if FSYNC not in session.extensions:
-        raise StatusError(Code.OP_UNSUPPORTED)
-    with session.opened(directory, Flag.READ) as handle:
-        session.do(*session.fsync_requests(handle))
 
 
 def _add_names(reply: Reply, listing: Listing) -> bool:
