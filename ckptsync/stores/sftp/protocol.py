@@ -72,10 +72,8 @@ class Code(IntEnum):
     NO_SUCH_FILE = 2
     PERMISSION_DENIED = 3
     FAILURE = 4
-    BAD_MESSAGE = 5
     NO_CONNECTION = 6
     CONNECTION_LOST = 7
-    OP_UNSUPPORTED = 8
 
 
 class Flag(IntEnum):
@@ -149,13 +147,6 @@ class Fields:
         """Read what the protocol calls a string."""
         return self._take(self.u32())
 
-    def handle(self) -> bytes:
-        """Read the server's name for an open file or directory."""
-        found = self.text()
-        if not 0 < len(found) <= _MOST_HANDLE:
-            raise Malformed(f"a handle of {len(found)} bytes")
-        return found
-
     def attributes(self) -> Attributes:
         """Return a file's attributes; raise Malformed if they lack its type.
 
@@ -228,6 +219,22 @@ class Reply:
             raise Malformed(f"a packet of type {self.kind} came, {wanted} was expected")
         return fields
 
+    def handle(self) -> bytes:
+        """Return the server's name for what it has opened; else raise, as `fields`."""
+        name = self.fields(PacketType.HANDLE).text()
+        if not 0 < len(name) <= _MOST_HANDLE:
+            raise Malformed(f"a handle of {len(name)} bytes")
+        return name
+
+    def attributes(self) -> Attributes | None:
+        """Return a file's attributes, None where there is no such file; else raise, as `fields`."""
+        try:
+            return self.fields(PacketType.ATTRS).attributes()
+        except StatusError as e:
+            if e.code != Code.NO_SUCH_FILE:
+                raise
+            return None
+
 
 class Session:
     """An SFTP session on a connection of its own.
@@ -289,18 +296,17 @@ class Session:
         replies = self.ask(*before, *(Request(kind, text(p)) for p in paths))
         for reply in replies[: len(before)]:
             reply.fields()
-        return [_found(reply) for reply in replies[len(before) :]]
+        return [reply.attributes() for reply in replies[len(before) :]]
 
     def make_directory(self, path: bytes) -> Attributes:
         """Make a directory, unless something has its name; return what has it."""
         made, seen = self.ask(
             Request(PacketType.MKDIR, text(path) + bytes(4)), Request(PacketType.LSTAT, text(path))
         )
-        try:
-            return seen.fields(PacketType.ATTRS).attributes()
-        except StatusError:
-            made.fields()
-            raise
+        if there := seen.attributes():
+            return there
+        made.fields()
+        raise StatusError(Code.NO_SUCH_FILE)
 
     @contextlib.contextmanager
     def opened(
@@ -313,11 +319,8 @@ class Session:
         A new file has the permissions that the server's umask leaves of 0666.  The answer to the
         closing changes nothing, and is not waited for.
         """
-        request = Request(PacketType.OPENDIR, text(path))
-        if flags:
-            request = Request(PacketType.OPEN, text(path) + struct.pack(">II", flags, 0))
-        *replies, reply = self.ask(*before, request)
-        handle = reply.fields(PacketType.HANDLE).handle()
+        *replies, reply = self.ask(*before, _open_request(path, flags))
+        handle = reply.handle()
         try:
             for each in replies:
                 each.fields()
@@ -330,9 +333,8 @@ class Session:
         """Return the handle of a file to write, which stays open for its next part."""
         if self._kept[0] != path:
             self.keep_only(())
-            fields = text(path) + struct.pack(">II", Flag.WRITE, 0)
-            (reply,) = self.ask(Request(PacketType.OPEN, fields))
-            self._kept = path, reply.fields(PacketType.HANDLE).handle()
+            (reply,) = self.ask(_open_request(path, Flag.WRITE))
+            self._kept = path, reply.handle()
         return self._kept[1]
 
     def keep_only(self, paths: Container[bytes]) -> None:
@@ -364,19 +366,15 @@ class Session:
         They are fewer than ``out`` holds only if the file ends before.
         """
         end, refusal = len(out), None
-        ahead = iter(range(0, len(out), self.read_size))
-        again: deque[tuple[int, int]] = deque()  # what short answers have left out
-        asked: dict[int, tuple[int, int]] = {}  # by request: from where to where
+        size = self.read_size
+        # ranges to ask for: from where to where; and those that were asked for, by request
+        ahead = deque((at, min(at + size, end)) for at in range(0, end, size))
+        asked: dict[int, tuple[int, int]] = {}
         while True:
-            while not refusal and len(asked) < _READS:
-                if again:
-                    at, to = again.popleft()
-                elif (at := next(ahead, -1)) >= 0:
-                    to = min(at + self.read_size, len(out))
-                    self._pace.take(to - at)
-                else:
-                    break
+            while ahead and not refusal and len(asked) < _READS:
+                at, to = ahead.popleft()
                 if at < end:
+                    self._pace.take(to - at)
                     fields = text(handle) + struct.pack(">QI", start + at, to - at)
                     request = Request(PacketType.READ, fields, out=out[at:to])
                     asked[self._send([request])[0]] = at, to
@@ -385,8 +383,8 @@ class Session:
             number, reply = self._receive()
             at, to = asked.pop(number)
             if reply.kind == PacketType.DATA:
-                if at + reply.count < to:
-                    again.append((at + reply.count, to))
+                if at + reply.count < to:  # what a short answer has left out
+                    ahead.appendleft((at + reply.count, to))
                 continue
             try:
                 reply.fields(PacketType.DATA)
@@ -480,10 +478,7 @@ class Session:
         self.write_size = min(PIECE, max(_LEAST_PIECE, min(write, room)))
 
 
-def _found(reply: Reply) -> Attributes | None:
-    try:
-        return reply.fields(PacketType.ATTRS).attributes()
-    except StatusError as e:
-        if e.code != Code.NO_SUCH_FILE:
-            raise
-        return None
+def _open_request(path: bytes, flags: int) -> Request:
+    if not flags:
+        return Request(PacketType.OPENDIR, text(path))
+    return Request(PacketType.OPEN, text(path) + struct.pack(">II", flags, 0))

@@ -43,20 +43,11 @@ MOST_FILES = 1_000_000  # of a directory: a server may make them up
 MOST_BYTES = 128 << 20  # of the server's answers about it
 _MOST_IDLE = 500  # pairs of answers in a row that bring nothing new
 _TRIES = 8  # to make a directory that others delete meanwhile
-_REASONS: dict[int, str] = {
-    Code.PERMISSION_DENIED: "permission denied",
-    Code.NO_SUCH_FILE: "no such file or directory",
-    Code.FAILURE: "the server failed and gives no reason",
-    Code.BAD_MESSAGE: "the server does not take this request",
-    Code.OP_UNSUPPORTED: "the server cannot do this",
-}
 _LOST = (Code.NO_CONNECTION, Code.CONNECTION_LOST)  # what a gateway says of the disks behind it
 Listing = dict[str, Attributes | Odd | None]
 """By name: a file's attributes, what no file of a checkpoint is, or None for a directory, whose
 name ends in a slash: so names sort as whole paths do.
 """
-# what servers say in words besides the code
-_PLAIN = {"failure", "permission denied", "no such file", "bad message", "operation unsupported"}
 
 
 class Sessions:
@@ -87,18 +78,25 @@ class Sessions:
 
     def _once(self, step: Callable[[Session], T]) -> T:
         with self._turns:
-            session = self._take()
+            session = None
             try:
+                session = self._idle_session() or Session(self.address, self._limits)
                 return step(session)
             except StatusError as e:
                 if e.code in _LOST:
                     raise Transient(f"{self.address.host}: the server's connection is lost") from e
                 raise
             except Malformed as e:
-                session.close()
-                raise self._no_sftp(e) from e
+                if session:
+                    session.close()
+                raise StoreError(
+                    f"{self.address.url}: the answer is no SFTP: {e}",
+                    hint=f"does a start-up file of the login shell on {self.address.host} print"
+                    " text (see ~/.bashrc), or does sshd set a ForceCommand?",
+                ) from e
             finally:
-                self._put_back(session)
+                if session:
+                    self._put_back(session)
 
     def keep_open(self, path: bytes) -> None:
         """Keep a file open from part to part, until `close_file`: opening costs a round trip."""
@@ -111,22 +109,14 @@ class Sessions:
             for session in self._idle:
                 session.keep_only(self._written)
 
-    def _take(self) -> Session:
+    def _idle_session(self) -> Session | None:
         with self._lock:
             while self._idle:
                 session = self._idle.pop()
                 if session.is_usable:
                     return session
                 session.close()
-        try:
-            return Session(self.address, self._limits)
-        except Malformed as e:
-            user = self.address.user or "this user"
-            raise self._no_sftp(
-                e,
-                f"does a start-up file of {user}'s login shell print text (see ~/.bashrc), or"
-                " does sshd set a ForceCommand?",
-            ) from e
+        return None
 
     def _put_back(self, session: Session) -> None:
         with self._lock:
@@ -136,9 +126,6 @@ class Sessions:
                 self._idle.append(session)
                 return
         session.close()
-
-    def _no_sftp(self, e: Malformed, hint: str = "") -> StoreError:
-        return StoreError(f"{self.address.url}: the answer is no SFTP: {e}", hint=hint)
 
 
 def _close(sessions: list[Session]) -> None:
@@ -217,11 +204,10 @@ class ServerFiles:
                     size += len(reply.body)
                     is_over = not _add_names(reply, listing) or is_over
                 idle = 0 if len(listing) > before else idle + 1
-                if idle > _MOST_IDLE:
-                    raise StoreError(f"{shown}: its listing does not end")
-                if size > MOST_BYTES or len(listing) > MOST_FILES:
+                if size > MOST_BYTES or len(listing) > MOST_FILES or idle > _MOST_IDLE:
                     raise StoreError(
-                        f"{shown}: more than {MOST_FILES} files, or {MOST_BYTES >> 20} MiB of names"
+                        f"{shown}: its listing does not end, or has more than {MOST_FILES} files or"
+                        f" {MOST_BYTES >> 20} MiB of names"
                     )
         return listing
 
@@ -397,23 +383,23 @@ class ServerFiles:
         return True
 
     def refusal(self, name: str, e: StatusError) -> StoreError:
-        """Return the StoreError for a refused request.
+        """Return the StoreError for a refused request, in the server's words.
 
         Version 3 of the protocol calls a full disk FAILURE, as everything else.
         """
         host = self.address.host
-        words = last_lines(e.text)
-        said = f" ({words})" if words and words.lower().rstrip(".") not in _PLAIN else ""
-        error = f"{self.shown(name)}: {_REASONS.get(e.code, 'refused')}{said}"
         if e.code == Code.NO_SUCH_FILE:
-            return NotFound(error)
-        hint = ""
-        if e.code == Code.FAILURE:
-            hint = f"look at {host}: is its disk full or read-only (df), a quota used up; its log"
+            return NotFound(f"{self.shown(name)}: no such file or directory")
         if e.code == Code.PERMISSION_DENIED:
             user = self.address.user or "this user"
-            hint = f"{user} needs to read, write and search the store's directories on {host}"
-        return StoreError(error, hint=hint)
+            return StoreError(
+                f"{self.shown(name)}: permission denied",
+                hint=f"{user} needs to read, write and search the store's directories on {host}",
+            )
+        return StoreError(
+            f"{self.shown(name)}: the server refused: {last_lines(e.text) or f'code {e.code}'}",
+            hint=f"look at {host}: is its disk full or read-only (df), a quota used up; its log",
+        )
 
 
 def _add_names(reply: Reply, listing: Listing) -> bool:
