@@ -97,32 +97,6 @@ def test_a_new_file_in_the_place_of_the_one_that_was_begun_is_seen(
     assert (tmp_path / "run/a").read_bytes() == b"goodmore"
 
 
-@pytest.mark.parametrize("end", ["commit", "abandon", "error"])
-def test_a_file_is_kept_open_from_part_to_part_and_no_longer(tmp_path: Path, end: str) -> None:
-    """What a file that is removed takes would not be free, as long as it is open."""
-    files = files_of(tmp_path)
-    upload = target(files).begin()
-    upload.put(part(1, 0, b"good"))
-    upload.put(part(2, 4, b"more"))
-    (session,) = files.sessions._idle
-    server = Path(f"/proc/{session._connection._process.pid}/fd")
-
-    def is_open() -> bool:
-        return any(str(fd.readlink()).startswith(str(tmp_path)) for fd in server.iterdir())
-
-    assert is_open()
-    if end == "commit":
-        upload.commit(8)
-    elif end == "abandon":
-        upload.abandon()
-    else:
-        with pytest.raises(StoreError):
-            upload.commit(9)
-    files.find("run/a")
-    assert not is_open()
-    assert files.sessions._idle == [session]
-
-
 @pytest.mark.parametrize("replaces", [False, True])
 def test_a_writer_that_was_overtaken_twice_publishes_no_file_with_holes(
     tmp_path: Path, *, replaces: bool

@@ -110,7 +110,7 @@ def test_what_is_known_of_a_directory_holds_for_reading_only(tmp_path: Path) -> 
 def test_making_and_removing_may_be_asked_for_twice(tmp_path: Path) -> None:
     files = files_of(tmp_path)
     for _ in range(2):
-        files.make_directories("a")
+        files.in_directory("a", lambda _: None)
     (tmp_path / "a" / "b").write_bytes(b"")
     assert not files.remove_empty("a")
     for _ in range(2):
@@ -118,7 +118,7 @@ def test_making_and_removing_may_be_asked_for_twice(tmp_path: Path) -> None:
     assert files.remove_empty("a")
     (tmp_path / "a").symlink_to("/tmp")
     with pytest.raises(StoreError, match="a: not a directory"):
-        files.make_directories("a")
+        files.in_directory("a", lambda _: None)
 
 
 def test_threads_share_a_few_connections_one_more_than_those_of_uploads(tmp_path: Path) -> None:

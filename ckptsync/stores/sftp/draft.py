@@ -101,8 +101,8 @@ class SftpTarget:
 
         The file's writer may have been killed.
         """
-        self.files.make_directories(self.directory)
-        self.files.sync_directory(self.directory)
+        directory = self.directory
+        self.files.in_directory(directory, lambda s: self.files.sync(s, directory))
         if self.about.size is None or self.about.size > PART:
             for _, part in self.files.on(self.name, self._left_files):
                 self.files.remove(part)
@@ -211,7 +211,6 @@ class SftpUpload:
     def __init__(self, target: SftpTarget, part: str, size: int, durable: int, tail: int) -> None:
         self.target, self.part, self.left = target, part, size
         self._files, self._path = target.files, target.files.path(part)
-        self._files.sessions.keep_open(self._path)
         self._durable, self._trusted, self._tail = durable, durable, tail
         self._changed = threading.Condition()
         # bytes from the beginning that are in the file, and parts beyond them: from where to where
@@ -231,15 +230,13 @@ class SftpUpload:
         data = part.data[:_FIRST] if end <= self._trusted else part.data
 
         def is_same(session: Session) -> bool:
-            at, step = 0, _FIRST
             with session.opened(self._path, Flag.READ) as handle:
-                while at < len(data):
-                    expected = data[at : at + step]
+                for at in range(0, len(data), _STEP):
+                    expected = data[at : at + _STEP]
                     stored = bytearray(len(expected))
                     count = session.read_into(handle, part.start + at, memoryview(stored))
                     if count < len(expected) or stored != expected:
                         return False
-                    at, step = at + step, _STEP
             return True
 
         if not self._on(is_same):
@@ -258,26 +255,18 @@ class SftpUpload:
                 return  # the error is another thread's
 
         def step(session: Session) -> None:
-            handle = session.kept_open(self._path)
-            seen, *written = session.ask(
-                Request(PacketType.LSTAT, text(self._path)),
-                *session.write_requests(handle, part.start, part.data),
-            )
-            seen.fields(PacketType.ATTRS)  # it may be open, and have gone
-            for reply in written:
-                reply.fields()
+            with session.opened(self._path, Flag.WRITE) as handle:
+                session.do(*session.write_requests(handle, part.start, part.data))
 
         self._on(step)
         self._add(part)
 
     def commit(self, size: int) -> None:
         """Make the file durable, and publish it."""
-        self._files.sessions.close_file(self._path)
         self.target.publish(self.part, size)
 
     def abandon(self) -> None:
         """Remove the file: nobody will go on with it."""
-        self._files.sessions.close_file(self._path)
         self._files.remove(self.part)
 
     def _add(self, part: FilePart) -> None:
@@ -310,7 +299,6 @@ class SftpUpload:
         try:
             return self._files.on(self.target.name, step)
         except BaseException as e:
-            self._files.sessions.close_file(self._path)
             with self._changed:
                 self._has_failed = True
                 self._changed.notify_all()

@@ -14,7 +14,7 @@ import contextlib
 import stat
 import struct
 from collections import deque
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -248,7 +248,6 @@ class Session:
         self._pace = limits.pace
         self._number = 0
         self._pending: dict[int, Request] = {}  # requests whose answers have not come
-        self._kept = b"", b""  # path and handle of the file whose parts were written last
         self._connection = Connection(address, limits.stall)
         try:
             self.extensions = self._greet()
@@ -328,21 +327,6 @@ class Session:
         finally:
             if self.is_usable:
                 self._send([Request(PacketType.CLOSE, text(handle))])
-
-    def kept_open(self, path: bytes) -> bytes:
-        """Return the handle of a file to write, which stays open for its next part."""
-        if self._kept[0] != path:
-            self.keep_only(())
-            (reply,) = self.ask(_open_request(path, Flag.WRITE))
-            self._kept = path, reply.handle()
-        return self._kept[1]
-
-    def keep_only(self, paths: Container[bytes]) -> None:
-        """Close the file that is kept open, if it is none of these."""
-        path, handle = self._kept
-        if handle and path not in paths and self.is_usable:
-            self._kept = b"", b""
-            self._send([Request(PacketType.CLOSE, text(handle))])
 
     def fsync_requests(self, handle: bytes) -> list[Request]:
         """Return the request that brings a file, or a directory's names, to the server's disk.

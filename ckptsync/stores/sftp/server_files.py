@@ -63,7 +63,6 @@ class Sessions:
         self._persistence = Persistence(limits.patience)
         self._turns = threading.Semaphore(max(1, limits.threads) + 1)
         self._idle: list[Session] = []
-        self._written: set[bytes] = set()  # files that sessions keep open
         self._lock = threading.Lock()
         weakref.finalize(self, _close, self._idle)
 
@@ -98,17 +97,6 @@ class Sessions:
                 if session:
                     self._put_back(session)
 
-    def keep_open(self, path: bytes) -> None:
-        """Keep a file open from part to part, until `close_file`: opening costs a round trip."""
-        self._written.add(path)
-
-    def close_file(self, path: bytes) -> None:
-        """Keep a file open no longer: if it is removed, its room would not be free."""
-        with self._lock, contextlib.suppress(StoreError):
-            self._written.discard(path)
-            for session in self._idle:
-                session.keep_only(self._written)
-
     def _idle_session(self) -> Session | None:
         with self._lock:
             while self._idle:
@@ -120,8 +108,6 @@ class Sessions:
 
     def _put_back(self, session: Session) -> None:
         with self._lock:
-            with contextlib.suppress(StoreError):
-                session.keep_only(self._written)
             if session.is_usable:
                 self._idle.append(session)
                 return
@@ -304,14 +290,10 @@ class ServerFiles:
         if reason:
             raise ConfigError(f"{self.address.url}: no store can be made here: {reason}", hint=hint)
 
-    def make_directories(self, directory: str) -> None:
-        """Make a directory ("" is the root, which must exist) and those above it, durably."""
-        self.in_directory(directory, lambda _: None)
-
     def in_directory(self, directory: str, step: Callable[[Session], T], name: str = "") -> T:
-        """Return what ``step`` returns, in a directory that is made if it is missing.
+        """Return what ``step`` returns, in a directory that is made, durably, if it is missing.
 
-        Raises StoreError, as `on`.
+        So are those above it, but for the root ("").  Raises StoreError, as `on`.
         """
         for _ in range(_TRIES):
             with contextlib.suppress(NotFound):
