@@ -153,26 +153,8 @@ def test_the_configuration_of_ssh_is_a_file_or_none(value: object) -> None:
     assert "none" in parse_address(remote("sftp://head/srv"), {"config": "none"}).command
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "line"),
-    [
-        ("key_filename", "~/.ssh/id", "IdentityFile"),
-        ("known_hosts", "/etc/hosts", "UserKnownHostsFile"),
-        ("port", 22, "Port"),
-        ("username", "me", "User"),
-    ],
-)
-def test_an_option_of_earlier_versions_is_told_with_the_line_of_ssh_config(
-    option: str, value: object, line: str
-) -> None:
-    with pytest.raises(ConfigError, match=f"sftp://head: .*{option} belongs into SSH's") as caught:
-        parse_address(remote("sftp://head/srv"), {option: value})
-    assert f"`{line} " in caught.value.hint
-    assert "`Host head`" in caught.value.hint
-
-
 def test_an_option_that_is_not_known_is_told_with_the_one_that_is() -> None:
-    for option in ("keyfile", "host_key_policy"):
+    for option in ("keyfile", "host_key_policy", "port", "username", "key_filename"):
         with pytest.raises(ConfigError, match=f"unknown storage_options: {option}") as caught:
             parse_address(remote("sftp://head/srv"), {option: "auto_add"})
         assert "known: config" in caught.value.hint

@@ -110,7 +110,7 @@ def test_what_is_known_of_a_directory_holds_for_reading_only(tmp_path: Path) -> 
 def test_making_and_removing_may_be_asked_for_twice(tmp_path: Path) -> None:
     files = files_of(tmp_path)
     for _ in range(2):
-        files.make_directories("a")
+        files.in_directory("a", lambda _: None)
     (tmp_path / "a" / "b").write_bytes(b"")
     assert not files.remove_empty("a")
     for _ in range(2):
@@ -118,7 +118,7 @@ def test_making_and_removing_may_be_asked_for_twice(tmp_path: Path) -> None:
     assert files.remove_empty("a")
     (tmp_path / "a").symlink_to("/tmp")
     with pytest.raises(StoreError, match="a: not a directory"):
-        files.make_directories("a")
+        files.in_directory("a", lambda _: None)
 
 
 def test_threads_share_a_few_connections_one_more_than_those_of_uploads(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_directories_are_made_once_and_again_when_they_went(tmp_path: Path) -> N
         (tmp_path / path).rmdir()
     files.in_directory("a/b", step)
     assert (tmp_path / "a/b/new").is_dir()
-    with pytest.raises(StoreError, match="gives no reason"):
+    with pytest.raises(StoreError, match="the server refused: words"):
         files.in_directory("a/b", step)  # it is there already: that is the caller's to judge
 
 
@@ -207,7 +207,7 @@ def test_nothing_is_made_where_there_is_no_root(tmp_path: Path) -> None:
 def test_a_failure_says_where_to_look_for_a_full_disk(tmp_path: Path) -> None:
     for size in (3, 40 << 20):
         with pytest.raises(
-            StoreError, match=f"head:{tmp_path}/run/a: the server failed and gives no reason"
+            StoreError, match=f"head:{tmp_path}/run/a: the server refused: words"
         ) as caught:
             served(tmp_path, "full").write("run/a", [bytes(size)], About(size))
         assert "is its disk full" in caught.value.hint
@@ -298,5 +298,5 @@ def test_refusals_name_host_path_and_reason(tmp_path: Path) -> None:
     assert error.hint.startswith("this user needs to read, write and search")
     assert (
         str(files.refusal("a", StatusError(14, "No space left")))
-        == f"head:{tmp_path}/a: refused (No space left)"
+        == f"head:{tmp_path}/a: the server refused: No space left"
     )

@@ -22,18 +22,11 @@ from ckptsync.stores.oserrors import PASSING
 from ckptsync.stores.urls import Remote
 
 OPTIONS = ("config",)
-# options of earlier versions, and the line of ssh_config(5) that says the same
-_LINES = {
-    "key_filename": "IdentityFile FILE, and IdentitiesOnly yes",
-    "known_hosts": "UserKnownHostsFile FILE, and GlobalKnownHostsFile /dev/null",
-    "port": "Port NUMBER",
-    "username": "User NAME",
-}
-_SERVER = re.compile(  # a host, and what stands in the place of a port
-    r"([A-Za-z0-9_][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?\])(?::(.*))?"
+_AUTHORITY = re.compile(  # user, host and port
+    r"(?:([A-Za-z0-9_.][A-Za-z0-9_.@+-]*\$?)@)?"
+    r"([A-Za-z0-9_][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?\])"
+    r"(?::([0-9]{1,5}))?"
 )
-_PORT = re.compile(r"[0-9]{1,5}")
-_USER = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.@+-]*\$?")
 _EXAMPLE = "write sftp://user@host/srv/checkpoints or sftp://user@host:2222/srv/checkpoints"
 
 # See ssh_config(5): check the host's key, forward nothing, ask nobody, share no connection of
@@ -70,13 +63,13 @@ _MESSAGES = 8 << 10  # bytes of ssh's messages that are kept
 _SHOWN = 300  # characters of them in an error
 _EXIT_S = 2.0
 
-_HOST_KEY = re.compile(
-    r"Host key verification failed|host key is known|authenticity of host|HAS CHANGED|REVOKED"
-    r" HOST KEY",
-    re.IGNORECASE,
-)
 # what ssh says where trying again does not help, and what the operator has to do
 _REFUSALS = {
+    "host key verification failed": (
+        "ssh-keyscan {port}{host} >> ~/.ssh/known_hosts (or what UserKnownHostsFile names), and"
+        " compare the fingerprint (ssh-keygen -lf) with the one on {host} itself; if its key has"
+        " changed, and you know why, first: ssh-keygen -R '{key}'"
+    ),
     r"permission denied [(,]|permission denied, please|too many auth|no supported auth": (
         "put the public key into authorized_keys of {user} on {host}; the private key must be"
         " readable by its owner alone (chmod 600), and without a passphrase or in an agent;"
@@ -90,7 +83,6 @@ _REFUSALS = {
         "the server's sshd_config needs: Subsystem sftp internal-sftp"
     ),
 }
-_NO_SUCH_HOST = re.compile(r"not known|No address associated")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,53 +108,31 @@ def parse_address(
     Raise ConfigError, without any password in it.
     """
     authority, _, path = remote.rest.partition("/")
-    login, at, server = authority.rpartition("@")
-    user, colon, _ = login.partition(":")
-    server_match = _SERVER.fullmatch(server)
-    if not server_match:
-        raise ConfigError("sftp: no valid host in the URL", hint=_EXAMPLE)
-    host = server_match[1].strip("[]")
-    where = f"sftp://{host}"
-    if colon:
+    server = _AUTHORITY.fullmatch(authority)
+    if not server or (server[3] and not 0 < int(server[3]) < 1 << 16):
+        # not shown: it may have a password in it
+        raise ConfigError("sftp: no valid host, user or port in the URL", hint=_EXAMPLE)
+    user, host, port = server[1] or "", server[2].strip("[]"), int(server[3] or 0)
+    parts = [p for p in path.split("/") if p]
+    if not parts or parts[0].startswith("~") or any(p in (".", "..") for p in parts):
         raise ConfigError(
-            f"{where}: a password in the URL",
-            hint="it would appear in logs and process lists: use a key",
+            f"sftp://{host}/{path}: not an absolute path",
+            hint="write the whole path of a directory on the server, without ~, . and ..",
         )
-    if at and not user:
-        raise ConfigError(f"{where}: no user before the @", hint=_EXAMPLE)
-    if user and not _USER.fullmatch(user):
-        raise ConfigError(
-            f"{where}: invalid user name {user!r}", hint="letters, digits and _ . @ + - are allowed"
-        )
-    port = server_match[2]
-    if port is not None and not (_PORT.fullmatch(port) and 0 < int(port) < 1 << 16):
-        raise ConfigError(f"{where}: invalid port: a number from 1 to 65535 is needed")
     words = [
-        *_config_words(where, options),
+        *_config_words(f"sftp://{host}", options),
         *(word for option in ALWAYS for word in ("-o", option)),
         *(["-l", user] if user else []),
-        *(["-p", str(int(port))] if port else []),
+        *(["-p", str(port)] if port else []),
     ]
     return Address(
         url=remote.url,
         host=host,
         user=user,
-        port=int(port) if port else None,
-        path=_path(where, path),
+        port=port or None,
+        path="/" + "/".join(parts),
         command=tuple(command) or ("ssh", *words, "-s", "--", host, "sftp"),
     )
-
-
-def _path(where: str, path: str) -> str:
-    parts = [p for p in path.split("/") if p]
-    if not parts:
-        raise ConfigError(f"{where}: no directory in the URL", hint=_EXAMPLE)
-    if parts[0].startswith("~") or any(p in (".", "..") for p in parts):
-        raise ConfigError(
-            f"{where}/{path}: not an absolute path",
-            hint="write the whole path on the server, without ~, . and ..",
-        )
-    return "/" + "/".join(parts)
 
 
 def _config_words(where: str, options: Mapping[str, object]) -> list[str]:
@@ -170,23 +140,16 @@ def _config_words(where: str, options: Mapping[str, object]) -> list[str]:
 
     The value of another option is not shown: it may be a password.
     """
-    for name in sorted(options.keys() - set(OPTIONS)):
-        if name in _LINES:
-            raise ConfigError(
-                f"{where}: storage_options: {name} belongs into SSH's own configuration",
-                hint=f"write `{_LINES[name]}` below `Host {where.removeprefix('sftp://')}` in"
-                " ~/.ssh/config, or in the file that the option config names",
-            )
+    if unknown := sorted(options.keys() - set(OPTIONS)):
         raise ConfigError(
-            f"{where}: unknown storage_options: {name}",
-            hint="known: config; passwords are not accepted and host keys are always checked; all"
-            " else belongs into ~/.ssh/config",
+            f"{where}: unknown storage_options: {', '.join(unknown)}",
+            hint="known: config; users, ports, keys and known hosts belong into ~/.ssh/config, or"
+            " into the file that config names; passwords are not accepted and host keys are always"
+            " checked",
         )
-    if "config" not in options:
-        return []
-    config = options["config"]
-    if config == "none":
-        return ["-F", "none"]
+    config = options.get("config", "")
+    if config == "none" or "config" not in options:
+        return ["-F", "none"] if config else []
     if not isinstance(config, str | Path) or not (file := Path(config).expanduser()).is_file():
         raise ConfigError(
             f"{where}: config: the path of a file of ssh_config(5), or none, is needed"
@@ -326,23 +289,17 @@ def connection_error(
     if has_answered:  # the server was serving: it has no say about keys any more
         return Transient(f"{address.url}: the connection is gone: {reason}")
     error = f"{address.url}: no connection: {reason}"
-    if _HOST_KEY.search(text):
-        port = f"-p {address.port} " if address.port else ""
-        key = f"[{address.host}]:{address.port}" if port and address.port != 22 else address.host
-        return ConfigError(
-            error,
-            hint=(
-                f"ssh-keyscan {port}{address.host} >> ~/.ssh/known_hosts (or what"
-                " UserKnownHostsFile names), and compare the fingerprint (ssh-keygen -lf) with the"
-                f" one on {address.host} itself; if its key has changed, and you know why, first:"
-                f" ssh-keygen -R '{key}'"
-            ),
-        )
-    for words, hint in _REFUSALS.items():
-        if re.search(words, text, re.IGNORECASE):
-            user = address.user or "this user"
-            return ConfigError(error, hint=hint.format(user=user, host=address.host))
-    if _NO_SUCH_HOST.search(text):
+    is_usual = address.port in (None, 22)
+    words = {
+        "host": address.host,
+        "user": address.user or "this user",
+        "port": f"-p {address.port} " if address.port else "",
+        "key": address.host if is_usual else f"[{address.host}]:{address.port}",
+    }
+    for pattern, hint in _REFUSALS.items():
+        if re.search(pattern, text, re.IGNORECASE):
+            return ConfigError(error, hint=hint.format_map(words))
+    if re.search("not known|no address associated", text, re.IGNORECASE):
         return StoreError(error, hint="check the host's name and the name server")
     return Transient(error, hint="check that the machine is up and that sshd listens on this port")
 

@@ -69,21 +69,10 @@ class SftpTarget:
         return self.name.rpartition("/")[0]
 
     def put_whole(self, data: memoryview) -> None:
-        """Write all of a small file: open, write, rename.
-
-        The requests of one step share a round trip.
-        """
+        """Write all of a small file, and publish it."""
         part = temporary_name(self.name, secrets.token_hex(8))
-
-        def step(session: Session) -> None:
-            flags = Flag.WRITE | Flag.CREATE | Flag.TRUNCATE
-            with session.opened(self.files.path(part), flags) as handle:
-                writes = session.write_requests(handle, 0, data)
-                session.do(*writes, *session.fsync_requests(handle))
-
         try:
-            self.files.in_directory(self.directory, step, self.name)
-            self.publish(part, len(data))
+            self.publish(part, len(data), data)
         except Exception:
             # the first error is the one to raise, and what is left is never listed
             with contextlib.suppress(StoreError):
@@ -103,7 +92,7 @@ class SftpTarget:
 
         size, part, is_synced = self.files.in_directory(self.directory, step, self.name)
         tail = max(TAIL, _TAIL_PARTS * part_size(self.about.size, least=PART))
-        if not is_synced or self.about.size is None:  # parts of a file of unknown size grow
+        if not is_synced:
             tail = sys.maxsize
         return SftpUpload(self, part, size, max(0, size - tail), tail)
 
@@ -112,8 +101,8 @@ class SftpTarget:
 
         The file's writer may have been killed.
         """
-        self.files.make_directories(self.directory)
-        self.files.sync_directory(self.directory)
+        directory = self.directory
+        self.files.in_directory(directory, lambda s: self.files.sync(s, directory))
         if self.about.size is None or self.about.size > PART:
             for _, part in self.files.on(self.name, self._left_files):
                 self.files.remove(part)
@@ -124,19 +113,27 @@ class SftpTarget:
         return hashlib.blake2b(words.encode(), digest_size=8).hexdigest()
 
     def _left_files(self, session: Session) -> list[tuple[int, str]]:
-        """Return length and name of the unfinished files of the same bytes."""
-        if not self.about.origin:
+        """Return length and name of the unfinished files of the same bytes.
+
+        Bytes of which the size is not known beforehand are not continued: their parts grow.
+        """
+        if not self.about.origin or self.about.size is None:
             return []
         start = temporary_name("", f"{self._token}_").removesuffix(".part")
         above = self.name.removesuffix(self.name.rpartition("/")[2])
         return [
             (entry.size, above + key)
             for key, entry in self.files.listing(session, self.directory).items()
-            if key.startswith(start) and isinstance(entry, Attributes)
+            if key.startswith(start)
+            and isinstance(entry, Attributes)
+            and entry.size <= self.about.size
         ]
 
-    def publish(self, part: str, size: int) -> None:
-        """Rename a durable temporary file to its name, durably.
+    def publish(self, part: str, size: int, data: memoryview | None = None) -> None:
+        """Bring a temporary file to the disk, and rename it to its name, durably.
+
+        ``data``: all of the file, which is written first; else ``size`` bytes are in the file.
+        Requests that need no answer of each other share a round trip.
 
         Raises Exists; Transient where another writer has published the file.
 
@@ -148,17 +145,29 @@ class SftpTarget:
         """
         was_tried, taken = False, Exists(f"{self.name}: already there")
         old, new = self.files.path(part), self.files.path(self.name)
+        flags = Flag.WRITE if data is None else Flag.WRITE | Flag.CREATE | Flag.TRUNCATE
 
         def step(session: Session) -> None:
             nonlocal was_tried
-            source, target = session.stat_paths([old, new])
-            is_same = target is not None and target.is_file and target.size == size
-            if was_tried and source is None and is_same:
-                return  # only the answer was lost
+            if was_tried:
+                source, target = session.stat_paths([old, new])
+                if source is None and target and target.is_file and target.size == size:
+                    self.files.sync(session, self.directory)
+                    return  # only the answer was lost
+            with session.opened(old, flags) as handle:
+                writes = () if data is None else session.write_requests(handle, 0, data)
+                source, target = session.stat_paths(
+                    [old, new], before=[*writes, *session.fsync_requests(handle)]
+                )
             if target is not None and not self.replaces:
                 raise taken
-            if source is None or source.size != size:
-                raise NotFound(f"{part}: published or removed by another writer")
+            # looked at by name: servers with caches know the size so
+            if data is None and source is None:
+                raise NotFound(part)
+            if data is None and source and source.size != size:
+                raise StoreError(
+                    f"{self.files.shown(part)}: has {source.size} bytes where {size} were written"
+                )
             in_one_step = self.replaces and RENAME_OVER in session.extensions
             if target is not None and not in_one_step:
                 raise StoreError(
@@ -166,9 +175,13 @@ class SftpTarget:
                     f" {RENAME_OVER}",
                     hint="OpenSSH's sftp-server has it",
                 )
+            rename = Request(PacketType.RENAME, text(old) + text(new))
+            if in_one_step:
+                over = text(RENAME_OVER.encode()) + rename.fields
+                rename = Request(PacketType.EXTENDED, over)
             was_tried = True
             try:
-                session.rename(old, new, replaces=in_one_step)
+                self.files.sync(session, self.directory, rename)
             except StatusError as e:
                 is_missing = e.code == Code.NO_SUCH_FILE
                 if not (self.replaces or is_missing) and session.stat_paths([new]) != [None]:
@@ -176,16 +189,16 @@ class SftpTarget:
                 raise
 
         try:
-            self.files.on(self.name, step)
+            if data is None:
+                self.files.on(self.name, step)
+            else:
+                self.files.in_directory(self.directory, step, self.name)
         except Exists:
             # the name that is said to be there survives a power cut
             self.files.sync_directory(self.directory)
             raise
         except NotFound as e:
             raise _published_by_another(self.name) from e
-        finally:
-            self.files.forget(self.name)
-        self.files.sync_directory(self.directory)
 
 
 class SftpUpload:
@@ -198,7 +211,6 @@ class SftpUpload:
     def __init__(self, target: SftpTarget, part: str, size: int, durable: int, tail: int) -> None:
         self.target, self.part, self.left = target, part, size
         self._files, self._path = target.files, target.files.path(part)
-        self._files.sessions.keep_open(self._path)
         self._durable, self._trusted, self._tail = durable, durable, tail
         self._changed = threading.Condition()
         # bytes from the beginning that are in the file, and parts beyond them: from where to where
@@ -218,15 +230,13 @@ class SftpUpload:
         data = part.data[:_FIRST] if end <= self._trusted else part.data
 
         def is_same(session: Session) -> bool:
-            at, step = 0, _FIRST
             with session.opened(self._path, Flag.READ) as handle:
-                while at < len(data):
-                    expected = data[at : at + step]
+                for at in range(0, len(data), _STEP):
+                    expected = data[at : at + _STEP]
                     stored = bytearray(len(expected))
                     count = session.read_into(handle, part.start + at, memoryview(stored))
                     if count < len(expected) or stored != expected:
                         return False
-                    at, step = at + step, _STEP
             return True
 
         if not self._on(is_same):
@@ -245,42 +255,18 @@ class SftpUpload:
                 return  # the error is another thread's
 
         def step(session: Session) -> None:
-            handle = session.kept_open(self._path)
-            seen, *written = session.ask(
-                Request(PacketType.LSTAT, text(self._path)),
-                *session.write_requests(handle, part.start, part.data),
-            )
-            seen.fields(PacketType.ATTRS)  # it may be open, and have gone
-            for reply in written:
-                reply.fields()
+            with session.opened(self._path, Flag.WRITE) as handle:
+                session.do(*session.write_requests(handle, part.start, part.data))
 
         self._on(step)
         self._add(part)
 
     def commit(self, size: int) -> None:
-        """Make the file durable, ``size`` bytes long, and publish it."""
-
-        def step(session: Session) -> None:
-            with session.opened(self._path, Flag.WRITE) as handle:
-                # not of the handle: servers with caches know the size by name
-                (seen,) = session.stat_paths([self._path])
-                length = seen.size if seen else 0
-                if length < size:
-                    raise StoreError(
-                        f"{self._files.shown(self.part)}: has {length} bytes where {size} were"
-                        " written"
-                    )
-                if length > size:
-                    session.truncate(handle, size)
-                session.do(*session.fsync_requests(handle))
-
-        self._on(step)
-        self._files.sessions.close_file(self._path)
+        """Make the file durable, and publish it."""
         self.target.publish(self.part, size)
 
     def abandon(self) -> None:
         """Remove the file: nobody will go on with it."""
-        self._files.sessions.close_file(self._path)
         self._files.remove(self.part)
 
     def _add(self, part: FilePart) -> None:
@@ -313,7 +299,6 @@ class SftpUpload:
         try:
             return self._files.on(self.target.name, step)
         except BaseException as e:
-            self._files.sessions.close_file(self._path)
             with self._changed:
                 self._has_failed = True
                 self._changed.notify_all()

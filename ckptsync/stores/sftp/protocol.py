@@ -14,7 +14,7 @@ import contextlib
 import stat
 import struct
 from collections import deque
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -31,8 +31,8 @@ _MOST_PACKET = 256 << 10  # bytes of any packet; OpenSSH's limit
 _MOST_HANDLE = 256  # bytes (filexfer-02, 6.3)
 _MOST_EXTENSIONS = 64
 _READS = 64  # READs that wait for their answers at once
-# s of further patience with a server that brings a file to its disk: ssh itself notices a dead
-# network
+# s of further patience with a server that may bring a file to its disk (an extension): ssh itself
+# notices a dead network
 _FSYNC_S = 540.0
 _SIZE, _OWNER, _MODE, _TIMES, _EXTENDED = 0x1, 0x2, 0x4, 0x8, 0x80000000
 _HEAD = struct.Struct(">IBI")
@@ -48,7 +48,6 @@ class PacketType(IntEnum):
     READ = 5
     WRITE = 6
     LSTAT = 7
-    FSETSTAT = 10
     OPENDIR = 11
     READDIR = 12
     REMOVE = 13
@@ -73,10 +72,8 @@ class Code(IntEnum):
     NO_SUCH_FILE = 2
     PERMISSION_DENIED = 3
     FAILURE = 4
-    BAD_MESSAGE = 5
     NO_CONNECTION = 6
     CONNECTION_LOST = 7
-    OP_UNSUPPORTED = 8
 
 
 class Flag(IntEnum):
@@ -150,13 +147,6 @@ class Fields:
         """Read what the protocol calls a string."""
         return self._take(self.u32())
 
-    def handle(self) -> bytes:
-        """Read the server's name for an open file or directory."""
-        found = self.text()
-        if not 0 < len(found) <= _MOST_HANDLE:
-            raise Malformed(f"a handle of {len(found)} bytes")
-        return found
-
     def attributes(self) -> Attributes:
         """Return a file's attributes; raise Malformed if they lack its type.
 
@@ -196,13 +186,12 @@ def text(value: bytes) -> bytes:
 class Request:
     """A packet to send.
 
-    ``is_slow``: its answer may take minutes.  ``data``: the bytes that follow the fields of a
-    WRITE.  ``out``: where the bytes go that answer a READ.
+    ``data``: the bytes that follow the fields of a WRITE.  ``out``: where the bytes go that answer
+    a READ.
     """
 
     kind: PacketType
     fields: bytes
-    is_slow: bool = False
     data: memoryview | None = None
     out: memoryview | None = None
 
@@ -230,6 +219,22 @@ class Reply:
             raise Malformed(f"a packet of type {self.kind} came, {wanted} was expected")
         return fields
 
+    def handle(self) -> bytes:
+        """Return the server's name for what it has opened; else raise, as `fields`."""
+        name = self.fields(PacketType.HANDLE).text()
+        if not 0 < len(name) <= _MOST_HANDLE:
+            raise Malformed(f"a handle of {len(name)} bytes")
+        return name
+
+    def attributes(self) -> Attributes | None:
+        """Return a file's attributes, None where there is no such file; else raise, as `fields`."""
+        try:
+            return self.fields(PacketType.ATTRS).attributes()
+        except StatusError as e:
+            if e.code != Code.NO_SUCH_FILE:
+                raise
+            return None
+
 
 class Session:
     """An SFTP session on a connection of its own.
@@ -243,7 +248,6 @@ class Session:
         self._pace = limits.pace
         self._number = 0
         self._pending: dict[int, Request] = {}  # requests whose answers have not come
-        self._kept = b"", b""  # path and handle of the file whose parts were written last
         self._connection = Connection(address, limits.stall)
         try:
             self.extensions = self._greet()
@@ -266,7 +270,7 @@ class Session:
     def ask(self, *requests: Request) -> list[Reply]:
         """Send all requests, then return their answers in the same order."""
         numbers = self._send(requests)
-        patience = _FSYNC_S if any(r.is_slow for r in requests) else 0.0
+        patience = _FSYNC_S if any(r.kind == PacketType.EXTENDED for r in requests) else 0.0
         found: dict[int, Reply] = {}
         while len(found) < len(numbers):
             number, reply = self._receive(patience)
@@ -279,59 +283,50 @@ class Session:
             reply.fields()
 
     def stat_paths(
-        self, paths: Iterable[bytes], kind: PacketType = PacketType.LSTAT
+        self,
+        paths: Iterable[bytes],
+        kind: PacketType = PacketType.LSTAT,
+        before: Sequence[Request] = (),
     ) -> list[Attributes | None]:
-        """Return what each path is, in one round trip; None where there is nothing."""
-        return [_found(reply) for reply in self.ask(*(Request(kind, text(p)) for p in paths))]
+        """Return what each path is, None where there is nothing; see that ``before`` is done.
 
-    def make_directory(self, path: bytes) -> None:
-        """Make a directory, or find something of that name."""
-        try:
-            self.do(Request(PacketType.MKDIR, text(path) + bytes(4)))
-        except StatusError:
-            if self.stat_paths([path]) == [None]:
-                raise
+        All in one round trip.
+        """
+        replies = self.ask(*before, *(Request(kind, text(p)) for p in paths))
+        for reply in replies[: len(before)]:
+            reply.fields()
+        return [reply.attributes() for reply in replies[len(before) :]]
 
-    def rename(self, old: bytes, new: bytes, *, replaces: bool = False) -> None:
-        """Give a file another name, which must be free; or replace what has it, in one step."""
-        names = text(old) + text(new)
-        if replaces:
-            self.do(Request(PacketType.EXTENDED, text(RENAME_OVER.encode()) + names))
-        else:
-            self.do(Request(PacketType.RENAME, names))
+    def make_directory(self, path: bytes) -> Attributes:
+        """Make a directory, unless something has its name; return what has it."""
+        made, seen = self.ask(
+            Request(PacketType.MKDIR, text(path) + bytes(4)), Request(PacketType.LSTAT, text(path))
+        )
+        if there := seen.attributes():
+            return there
+        made.fields()
+        raise StatusError(Code.NO_SUCH_FILE)
 
     @contextlib.contextmanager
-    def opened(self, path: bytes, flags: int = 0) -> Iterator[bytes]:
+    def opened(
+        self, path: bytes, flags: int = 0, before: Sequence[Request] = ()
+    ) -> Iterator[bytes]:
         """Open a file, or without flags a directory, give its handle, and close it.
+
+        See that ``before`` is done, in the same round trip.
 
         A new file has the permissions that the server's umask leaves of 0666.  The answer to the
         closing changes nothing, and is not waited for.
         """
-        request = Request(PacketType.OPENDIR, text(path))
-        if flags:
-            request = Request(PacketType.OPEN, text(path) + struct.pack(">II", flags, 0))
-        handle = self.ask(request)[0].fields(PacketType.HANDLE).handle()
+        *replies, reply = self.ask(*before, _open_request(path, flags))
+        handle = reply.handle()
         try:
+            for each in replies:
+                each.fields()
             yield handle
         finally:
             if self.is_usable:
                 self._send([Request(PacketType.CLOSE, text(handle))])
-
-    def kept_open(self, path: bytes) -> bytes:
-        """Return the handle of a file to write, which stays open for its next part."""
-        if self._kept[0] != path:
-            self.keep_only(())
-            fields = text(path) + struct.pack(">II", Flag.WRITE, 0)
-            (reply,) = self.ask(Request(PacketType.OPEN, fields))
-            self._kept = path, reply.fields(PacketType.HANDLE).handle()
-        return self._kept[1]
-
-    def keep_only(self, paths: Container[bytes]) -> None:
-        """Close the file that is kept open, if it is none of these."""
-        path, handle = self._kept
-        if handle and path not in paths and self.is_usable:
-            self._kept = b"", b""
-            self._send([Request(PacketType.CLOSE, text(handle))])
 
     def fsync_requests(self, handle: bytes) -> list[Request]:
         """Return the request that brings a file, or a directory's names, to the server's disk.
@@ -340,7 +335,7 @@ class Session:
         """
         fields = text(FSYNC.encode()) + text(handle)
         is_offered = FSYNC in self.extensions
-        return [Request(PacketType.EXTENDED, fields, is_slow=True)] if is_offered else []
+        return [Request(PacketType.EXTENDED, fields)] if is_offered else []
 
     def write_requests(self, handle: bytes, start: int, data: memoryview) -> Iterator[Request]:
         """Yield the requests that write ``data``."""
@@ -349,29 +344,21 @@ class Session:
             piece = data[at : at + self.write_size]
             yield Request(PacketType.WRITE, fields + struct.pack(">I", len(piece)), data=piece)
 
-    def truncate(self, handle: bytes, size: int) -> None:
-        """Make a file ``size`` bytes long."""
-        self.do(Request(PacketType.FSETSTAT, text(handle) + struct.pack(">IQ", _SIZE, size)))
-
     def read_into(self, handle: bytes, start: int, out: memoryview) -> int:
         """Fill ``out``; return the number of bytes read.
 
         They are fewer than ``out`` holds only if the file ends before.
         """
         end, refusal = len(out), None
-        ahead = iter(range(0, len(out), self.read_size))
-        again: deque[tuple[int, int]] = deque()  # what short answers have left out
-        asked: dict[int, tuple[int, int]] = {}  # by request: from where to where
+        size = self.read_size
+        # ranges to ask for: from where to where; and those that were asked for, by request
+        ahead = deque((at, min(at + size, end)) for at in range(0, end, size))
+        asked: dict[int, tuple[int, int]] = {}
         while True:
-            while not refusal and len(asked) < _READS:
-                if again:
-                    at, to = again.popleft()
-                elif (at := next(ahead, -1)) >= 0:
-                    to = min(at + self.read_size, len(out))
-                    self._pace.take(to - at)
-                else:
-                    break
+            while ahead and not refusal and len(asked) < _READS:
+                at, to = ahead.popleft()
                 if at < end:
+                    self._pace.take(to - at)
                     fields = text(handle) + struct.pack(">QI", start + at, to - at)
                     request = Request(PacketType.READ, fields, out=out[at:to])
                     asked[self._send([request])[0]] = at, to
@@ -380,8 +367,8 @@ class Session:
             number, reply = self._receive()
             at, to = asked.pop(number)
             if reply.kind == PacketType.DATA:
-                if at + reply.count < to:
-                    again.append((at + reply.count, to))
+                if at + reply.count < to:  # what a short answer has left out
+                    ahead.appendleft((at + reply.count, to))
                 continue
             try:
                 reply.fields(PacketType.DATA)
@@ -475,10 +462,7 @@ class Session:
         self.write_size = min(PIECE, max(_LEAST_PIECE, min(write, room)))
 
 
-def _found(reply: Reply) -> Attributes | None:
-    try:
-        return reply.fields(PacketType.ATTRS).attributes()
-    except StatusError as e:
-        if e.code != Code.NO_SUCH_FILE:
-            raise
-        return None
+def _open_request(path: bytes, flags: int) -> Request:
+    if not flags:
+        return Request(PacketType.OPENDIR, text(path))
+    return Request(PacketType.OPEN, text(path) + struct.pack(">II", flags, 0))

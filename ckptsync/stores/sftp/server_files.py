@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from functools import partial
+from itertools import pairwise
 from typing import TypeVar
 
 from ckptsync.errors import ConfigError, NotFound, StoreError, Transient
@@ -43,20 +43,11 @@ MOST_FILES = 1_000_000  # of a directory: a server may make them up
 MOST_BYTES = 128 << 20  # of the server's answers about it
 _MOST_IDLE = 500  # pairs of answers in a row that bring nothing new
 _TRIES = 8  # to make a directory that others delete meanwhile
-_REASONS: dict[int, str] = {
-    Code.PERMISSION_DENIED: "permission denied",
-    Code.NO_SUCH_FILE: "no such file or directory",
-    Code.FAILURE: "the server failed and gives no reason",
-    Code.BAD_MESSAGE: "the server does not take this request",
-    Code.OP_UNSUPPORTED: "the server cannot do this",
-}
 _LOST = (Code.NO_CONNECTION, Code.CONNECTION_LOST)  # what a gateway says of the disks behind it
 Listing = dict[str, Attributes | Odd | None]
 """By name: a file's attributes, what no file of a checkpoint is, or None for a directory, whose
 name ends in a slash: so names sort as whole paths do.
 """
-# what servers say in words besides the code
-_PLAIN = {"failure", "permission denied", "no such file", "bad message", "operation unsupported"}
 
 
 class Sessions:
@@ -72,7 +63,6 @@ class Sessions:
         self._persistence = Persistence(limits.patience)
         self._turns = threading.Semaphore(max(1, limits.threads) + 1)
         self._idle: list[Session] = []
-        self._written: set[bytes] = set()  # files that sessions keep open
         self._lock = threading.Lock()
         weakref.finalize(self, _close, self._idle)
 
@@ -87,58 +77,41 @@ class Sessions:
 
     def _once(self, step: Callable[[Session], T]) -> T:
         with self._turns:
-            session = self._take()
+            session = None
             try:
+                session = self._idle_session() or Session(self.address, self._limits)
                 return step(session)
             except StatusError as e:
                 if e.code in _LOST:
                     raise Transient(f"{self.address.host}: the server's connection is lost") from e
                 raise
             except Malformed as e:
-                session.close()
-                raise self._no_sftp(e) from e
+                if session:
+                    session.close()
+                raise StoreError(
+                    f"{self.address.url}: the answer is no SFTP: {e}",
+                    hint=f"does a start-up file of the login shell on {self.address.host} print"
+                    " text (see ~/.bashrc), or does sshd set a ForceCommand?",
+                ) from e
             finally:
-                self._put_back(session)
+                if session:
+                    self._put_back(session)
 
-    def keep_open(self, path: bytes) -> None:
-        """Keep a file open from part to part, until `close_file`: opening costs a round trip."""
-        self._written.add(path)
-
-    def close_file(self, path: bytes) -> None:
-        """Keep a file open no longer: if it is removed, its room would not be free."""
-        with self._lock, contextlib.suppress(StoreError):
-            self._written.discard(path)
-            for session in self._idle:
-                session.keep_only(self._written)
-
-    def _take(self) -> Session:
+    def _idle_session(self) -> Session | None:
         with self._lock:
             while self._idle:
                 session = self._idle.pop()
                 if session.is_usable:
                     return session
                 session.close()
-        try:
-            return Session(self.address, self._limits)
-        except Malformed as e:
-            user = self.address.user or "this user"
-            raise self._no_sftp(
-                e,
-                f"does a start-up file of {user}'s login shell print text (see ~/.bashrc), or"
-                " does sshd set a ForceCommand?",
-            ) from e
+        return None
 
     def _put_back(self, session: Session) -> None:
         with self._lock:
-            with contextlib.suppress(StoreError):
-                session.keep_only(self._written)
             if session.is_usable:
                 self._idle.append(session)
                 return
         session.close()
-
-    def _no_sftp(self, e: Malformed, hint: str = "") -> StoreError:
-        return StoreError(f"{self.address.url}: the answer is no SFTP: {e}", hint=hint)
 
 
 def _close(sessions: list[Session]) -> None:
@@ -182,7 +155,8 @@ class ServerFiles:
 
     def find(self, name: str) -> Attributes | None:
         """Return the attributes of a regular file that is reached over no link, else None."""
-        *parents, last = self.on(name, lambda s: self.lstat(s, [*_parents(name), name]))
+        paths = [self.path(each) for each in (*_parents(name), name)]
+        *parents, last = self.on(name, lambda s: s.stat_paths(paths))
         if last is None or not last.is_file or not _are_directories(parents):
             return None
         if len(self._seen) >= _MOST_SEEN:
@@ -190,13 +164,10 @@ class ServerFiles:
         self._seen[name] = time.monotonic()
         return last
 
-    def lstat(self, session: Session, names: Sequence[str]) -> list[Attributes | None]:
-        """Return what each name is, in one round trip; None where there is nothing."""
-        return session.stat_paths(map(self.path, names))
-
     def is_directory(self, prefix: str) -> bool:
         """Return whether a prefix ("" or ending in "/") is a directory, reached over no link."""
-        return _are_directories(self.on(prefix, lambda s: self.lstat(s, _parents(prefix))))
+        paths = [self.path(each) for each in _parents(prefix)]
+        return _are_directories(self.on(prefix, lambda s: s.stat_paths(paths)))
 
     def list_directory(self, prefix: str) -> Listing:
         """Return what is in a directory ("" or ending in "/"); nothing where there is none."""
@@ -219,11 +190,10 @@ class ServerFiles:
                     size += len(reply.body)
                     is_over = not _add_names(reply, listing) or is_over
                 idle = 0 if len(listing) > before else idle + 1
-                if idle > _MOST_IDLE:
-                    raise StoreError(f"{shown}: its listing does not end")
-                if size > MOST_BYTES or len(listing) > MOST_FILES:
+                if size > MOST_BYTES or len(listing) > MOST_FILES or idle > _MOST_IDLE:
                     raise StoreError(
-                        f"{shown}: more than {MOST_FILES} files, or {MOST_BYTES >> 20} MiB of names"
+                        f"{shown}: its listing does not end, or has more than {MOST_FILES} files or"
+                        f" {MOST_BYTES >> 20} MiB of names"
                     )
         return listing
 
@@ -270,8 +240,8 @@ class ServerFiles:
                 f"{self.address.url}: no such directory",
                 hint=f"check the path, and {mounted}; the first worker or push makes a store",
             )
-        (store_file,) = self.on("", lambda s: self.lstat(s, [STORE_FILE]))
-        written = store_file.mtime if store_file and store_file.is_file else 0
+        store_file = self.find(STORE_FILE)
+        written = store_file.mtime if store_file else 0
         if self._store_file and written != self._store_file:
             raise StoreError(
                 f"{self.address.url}: not the store that was opened",
@@ -298,32 +268,32 @@ class ServerFiles:
     def make_root(self) -> None:
         """Make the store's directory, and those above it that are missing, durably.
 
-        Raise ConfigError.
+        Some servers refuse to sync a directory above; names in it are then not durable.  Raise
+        ConfigError.
         """
         parts = self._root.split(b"/")
-        try:
-            for n in range(2, len(parts) + 1):
-                self.on("", partial(_make_root, b"/".join(parts[:n])))
-        except StoreError as e:
-            if isinstance(e, Transient):
-                raise
-            raise ConfigError(
-                f"{self.address.url}: no store can be made here: {e}", hint=e.hint
-            ) from e
-        if not self.has_root():
-            raise ConfigError(
-                f"{self.address.url}: no store can be made here: not a directory",
-                hint="check the path",
-            )
+        paths = [b"/".join(parts[: n + 1]) or b"/" for n in range(len(parts))]
 
-    def make_directories(self, directory: str) -> None:
-        """Make a directory ("" is the root, which must exist) and those above it, durably."""
-        self.in_directory(directory, lambda _: None)
+        def step(session: Session) -> None:
+            for above, path in pairwise(paths):
+                session.make_directory(path)
+                with contextlib.suppress(StatusError), session.opened(above, Flag.READ) as handle:
+                    session.do(*session.fsync_requests(handle))
+
+        try:
+            self.on("", step)
+            reason, hint = "" if self.has_root() else "not a directory", "check the path"
+        except Transient:
+            raise
+        except StoreError as e:
+            reason, hint = str(e), e.hint
+        if reason:
+            raise ConfigError(f"{self.address.url}: no store can be made here: {reason}", hint=hint)
 
     def in_directory(self, directory: str, step: Callable[[Session], T], name: str = "") -> T:
-        """Return what ``step`` returns, in a directory that is made if it is missing.
+        """Return what ``step`` returns, in a directory that is made, durably, if it is missing.
 
-        Raises StoreError, as `on`.
+        So are those above it, but for the root ("").  Raises StoreError, as `on`.
         """
         for _ in range(_TRIES):
             with contextlib.suppress(NotFound):
@@ -344,35 +314,40 @@ class ServerFiles:
             parent = directory.rpartition("/")[0]
             self._make_directories(parent)
 
-            def make(session: Session) -> None:
-                session.make_directory(self.path(directory))
-                found = self.lstat(session, [directory])[0]
-                if not found or not found.is_directory:
-                    raise StoreError(
-                        f"{self.shown(directory)}: not a directory",
-                        hint="a file or a link stands where a directory should be",
-                    )
-
-            self.on(directory, make)
+            made = self.on(directory, lambda s: s.make_directory(self.path(directory)))
+            if not made.is_directory:
+                raise StoreError(
+                    f"{self.shown(directory)}: not a directory",
+                    hint="a file or a link stands where a directory should be",
+                )
             # also where another writer made it a moment ago: it may be killed before that is
             # durable
             self.sync_directory(parent)
         self._made.add(directory)
 
     def sync_directory(self, directory: str) -> None:
-        """Make the names in a directory durable, where the server can.
+        """Make the names in a directory durable, where the server can."""
+        self.on(directory, lambda s: self.sync(s, directory))
+
+    def sync(self, session: Session, directory: str, *changes: Request) -> None:
+        """Do what changes names in a directory; make them durable, where the server can.
 
         OpenSSH's server opens a directory like a file, and writes it to its disk.  Whether a server
         can is tried once, on the store's own directory.
         """
         if self._syncs_directories is None:
+            can_sync = FSYNC in session.extensions
             try:
-                self.sessions.on(lambda s: _sync(s, self.path()))
-                self._syncs_directories = True
+                with session.opened(self.path(), Flag.READ) as handle:
+                    session.do(*session.fsync_requests(handle))
             except StatusError:
-                self._syncs_directories = False
-        if self._syncs_directories:
-            self.on(directory, lambda s: _sync(s, self.path(directory)))
+                can_sync = False
+            self._syncs_directories = can_sync
+        if not self._syncs_directories:
+            session.do(*changes)
+            return
+        with session.opened(self.path(directory), Flag.READ, changes) as handle:
+            session.do(*session.fsync_requests(handle))
 
     def remove(self, name: str) -> None:
         """Remove a file, if it is there."""
@@ -390,41 +365,23 @@ class ServerFiles:
         return True
 
     def refusal(self, name: str, e: StatusError) -> StoreError:
-        """Return the StoreError for a refused request.
+        """Return the StoreError for a refused request, in the server's words.
 
         Version 3 of the protocol calls a full disk FAILURE, as everything else.
         """
         host = self.address.host
-        words = last_lines(e.text)
-        said = f" ({words})" if words and words.lower().rstrip(".") not in _PLAIN else ""
-        error = f"{self.shown(name)}: {_REASONS.get(e.code, 'refused')}{said}"
         if e.code == Code.NO_SUCH_FILE:
-            return NotFound(error)
-        hint = ""
-        if e.code == Code.FAILURE:
-            hint = f"look at {host}: is its disk full or read-only (df), a quota used up; its log"
+            return NotFound(f"{self.shown(name)}: no such file or directory")
         if e.code == Code.PERMISSION_DENIED:
             user = self.address.user or "this user"
-            hint = f"{user} needs to read, write and search the store's directories on {host}"
-        return StoreError(error, hint=hint)
-
-
-def _make_root(path: bytes, session: Session) -> None:
-    """Make a directory that is missing, and make its name durable where we can.
-
-    Some servers refuse to sync the directory above; the name is then not durable.
-    """
-    if session.stat_paths([path]) == [None]:
-        session.make_directory(path)
-        with contextlib.suppress(StatusError):
-            _sync(session, path.rpartition(b"/")[0] or b"/")
-
-
-def _sync(session: Session, directory: bytes) -> None:
-    if FSYNC not in session.extensions:
-        raise StatusError(Code.OP_UNSUPPORTED)
-    with session.opened(directory, Flag.READ) as handle:
-        session.do(*session.fsync_requests(handle))
+            return StoreError(
+                f"{self.shown(name)}: permission denied",
+                hint=f"{user} needs to read, write and search the store's directories on {host}",
+            )
+        return StoreError(
+            f"{self.shown(name)}: the server refused: {last_lines(e.text) or f'code {e.code}'}",
+            hint=f"look at {host}: is its disk full or read-only (df), a quota used up; its log",
+        )
 
 
 def _add_names(reply: Reply, listing: Listing) -> bool:
