@@ -70,12 +70,13 @@ def measured(command: list[str], place: Place, log: Path) -> Run:
 
 
 def _ordinary() -> dict[str, str]:
-    """The environment without what would send a client elsewhere.
+    """The environment without what would send a client elsewhere, or slow one down.
 
-    A bundle of certificates breaks rclone.
+    A bundle of certificates breaks rclone.  Where Python may not keep what it has compiled, it
+    would compile ckptsync at each start, which an installed one never does.
     """
     return {
         key: value
         for key, value in os.environ.items()
-        if not key.startswith(("AWS_", "S3_", "RCLONE_"))
+        if not key.startswith(("AWS_", "S3_", "RCLONE_", "PYTHONDONTWRITEBYTECODE"))
     }

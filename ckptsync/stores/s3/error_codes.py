@@ -38,37 +38,33 @@ class Unable(StoreError):
     """The server does not know what it was asked for."""
 
 
-_ELSEWHERE = (
-    "a redirect is not followed, since credentials are sent to no other host: set endpoint_url, or"
-    " client_kwargs: region_name, to where the bucket is"
-)
-_KEYS = "new credentials are needed; those of a role or a profile are renewed without asking"
-_OTHER_PARTS = "another writer uses the same name; the next try sends what differs"
+_ELSEWHERE = "credentials are sent to no other host: correct endpoint_url, or the region"
 _REGION = "set client_kwargs: region_name to the bucket's region"
-_SIGNATURE = "correct the secret; a proxy that changes requests would do this, too"
 _BUSY = "the server is busy, has failed or is full: see its log"
-_TEMPORARY = (  # with a status below 500
-    "408 429 RequestTimeout Throttling ThrottlingException KMS.ThrottlingException"
+_TEMPORARY = (
+    "5xx 408 429 RequestTimeout Throttling ThrottlingException KMS.ThrottlingException"
     " RequestLimitExceeded OperationAborted ConditionalRequestConflict IncompleteBody BadDigest"
     " XAmzContentSHA256Mismatch XAmzContentChecksumMismatch"
 )
-# codes, or the status that decides where the code is another, or none
+# codes, then the status that decides where the code is another, or none, then its hundred
 _ROWS: tuple[tuple[str, type[CkptsyncError], str], ...] = (
     ("NoSuchUpload", UploadGone, ""),
-    ("InvalidPart InvalidPartOrder", Mismatch, _OTHER_PARTS),
+    ("InvalidPart InvalidPartOrder", Mismatch, "another writer uses the same name: try again"),
     ("416 InvalidRange", NoSuchRange, ""),
     ("501 NotImplemented", Unable, "this server cannot do it"),
     ("NoSuchBucket InvalidBucketName", ConfigError, "make the bucket, or correct its name"),
     ("InvalidAccessKeyId", ConfigError, "correct the key, or the profile it is taken from"),
-    ("SignatureDoesNotMatch", ConfigError, _SIGNATURE),
+    ("SignatureDoesNotMatch", ConfigError, "correct the secret; or a proxy changes requests"),
     ("InvalidToken InvalidSecurity", ConfigError, "correct the credentials, or the session token"),
     ("AuthorizationHeaderMalformed PermanentRedirect", ConfigError, _REGION),
     ("IllegalLocationConstraintException", ConfigError, _REGION),
-    ("ExpiredToken TokenRefreshRequired RequestExpired", StoreError, _KEYS),
+    ("ExpiredToken TokenRefreshRequired RequestExpired", StoreError, "new credentials are needed"),
     ("RequestTimeTooSkewed", StoreError, "set this machine's clock"),
     ("507 QuotaExceeded XMinioStorageFull", StoreError, "make room, or raise the quota"),
     ("InvalidObjectState", StoreError, "restore it from the archive first"),
     ("302 303 307", Transient, _ELSEWHERE),
+    ("3xx", StoreError, _ELSEWHERE),
+    ("4xx", StoreError, "check that endpoint_url names an S3 server that can do this"),
     (_TEMPORARY, Transient, _BUSY),
 )
 _ERRORS = {code: (kind, hint) for codes, kind, hint in _ROWS for code in codes.split()}
@@ -100,20 +96,13 @@ def of_answer(what: str, operation: str, answer: Mapping[str, Any]) -> CkptsyncE
         permission = _PERMISSIONS.get(operation, operation)
         hint = f"the credentials need s3:{permission} here"
         return Denied(f"{what}: permission denied: {reason}", hint=hint)
-    kind, hint = _ERRORS.get(code) or _ERRORS.get(str(status)) or _of_status(status, code)
+    keys = (code, str(status), f"{status // 100}xx")
+    kind, hint = next((_ERRORS[key] for key in keys if key in _ERRORS), (StoreError, ""))
     found = kind(f"{what}: {reason}", hint=hint)
     after = meta["HTTPHeaders"].get("retry-after", "").strip()
     if isinstance(found, Transient) and re.fullmatch("[0-9]{1,6}", after):
         found.after = float(after)
     return found
-
-
-def _of_status(status: int, code: str) -> tuple[type[CkptsyncError], str]:
-    if status >= 500:
-        return Transient, _BUSY
-    if status < 400:
-        return StoreError, _ELSEWHERE
-    return StoreError, "" if code else "check that the endpoint is right and an S3 server"
 
 
 def not_s3(what: str, why: object) -> Transient:
@@ -132,21 +121,20 @@ def of_connection(what: str, lost: Lost, *, has_answered: bool) -> CkptsyncError
     """
     e, host = lost.error, lost.host
     why = str(getattr(e, "reason", "")) if isinstance(e, ssl.SSLError) else ""  # OpenSSL's name
+    hint = "AWS_CA_BUNDLE, or client_kwargs: verify, names the certificates to trust"
     if isinstance(e, FileNotFoundError) or why in _NO_CERTIFICATES:
-        hint = "see AWS_CA_BUNDLE and client_kwargs: verify"
         return ConfigError(f"{what}: certificates cannot be read: {e}", hint=hint)
     if isinstance(e, ssl.SSLCertVerificationError):
-        hint = "AWS_CA_BUNDLE, or client_kwargs: verify, names the certificates to trust"
         return ConfigError(f"{what}: {host} is not trusted: {e.verify_message}", hint=hint)
-    if why in _NO_TLS and not has_answered:
-        hint = "correct endpoint_url: its scheme, or its port"
-        return ConfigError(f"{what}: {host} does not speak TLS", hint=hint)
-    if isinstance(e, socket.gaierror) and e.errno == socket.EAI_NONAME and not has_answered:
-        hint = "correct endpoint_url, or the region"
-        return ConfigError(f"{what}: no host is called {host}", hint=hint)
-    if isinstance(e, ConnectionRefusedError) and not has_answered:
-        hint = "check that the server runs, and endpoint_url"
-        return Transient(f"{what}: {host} refuses connections", hint=hint)
+    if not has_answered:
+        hint = "correct endpoint_url: its scheme, host or port, or the region"
+        if why in _NO_TLS:
+            return ConfigError(f"{what}: {host} does not speak TLS", hint=hint)
+        if isinstance(e, socket.gaierror) and e.errno == socket.EAI_NONAME:
+            return ConfigError(f"{what}: no host is called {host}", hint=hint)
+        if isinstance(e, ConnectionRefusedError):
+            hint = "check that the server runs, and endpoint_url"
+            return Transient(f"{what}: {host} refuses connections", hint=hint)
     hint = "the network or the server failed"
     if isinstance(e, TimeoutError):
         return Transient(f"{what}: {host} was silent for too long", hint=hint)

@@ -10,13 +10,14 @@ from __future__ import annotations
 import http.client
 import re
 import time
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
 from ckptsync.errors import CkptsyncError
 from ckptsync.stores import progress_signs
-from ckptsync.stores.limits import Limits
+from ckptsync.stores.limits import Limits, RateLimiter, limit
 
 STEP = 64 << 10
 """Bytes that are sent at once.
@@ -51,7 +52,7 @@ def attach(client: Any, http: Any, limits: Limits) -> None:
         """
         operation = event_name.rpartition(".")[2]
         if request.body:
-            request.body = _Sending(request.body, limits)
+            request.body = _Sending(request.body, limits.pace)
         # a server may have to copy all parts; older botocores have no such setting
         if operation == "CompleteMultipartUpload" and getattr(request, "context", None) is not None:
             request.context["read_timeout"] = 2 * limits.stall
@@ -81,27 +82,21 @@ def attach(client: Any, http: Any, limits: Limits) -> None:
 class _Sending:
     """A request's body for urllib3, within the bandwidth limit.
 
-    It can be sent again, since botocore follows a bucket to its region.
+    Each time it is sent from its first byte: botocore follows a bucket to its region.
     """
 
-    def __init__(self, data: Any, limits: Limits) -> None:
-        self._data, self._pace = memoryview(data), limits.pace
-        self._at = self._may = 0
+    def __init__(self, data: Any, pace: RateLimiter) -> None:
+        self._data, self._pace = data, pace
 
-    def read(self, _size: int = -1) -> memoryview:
-        """Return the next bytes once they may go, however many are asked for; none at the end."""
-        if self._at == self._may < len(self._data):
-            self._may = min(self._at + self._pace.piece, len(self._data))
-            self._pace.take(self._may - self._at)
-        start, self._at = self._at, min(self._at + STEP, self._may)
-        progress_signs.count_sent(self._at - start)
-        return self._data[start : self._at]
-
-    def tell(self) -> int:
-        return self._at
+    def __iter__(self) -> Iterator[memoryview]:
+        for part in limit([self._data], self._pace):
+            for at in range(0, len(part), STEP):
+                piece = part[at : at + STEP]
+                progress_signs.count_sent(len(piece))
+                yield piece
 
     def seek(self, at: int) -> None:
-        self._at = self._may = at
+        """Do nothing: botocore calls this before it sends the body again."""
 
 
 class _Received:
@@ -128,8 +123,8 @@ class _Received:
         except Exception as e:
             self.close()
             raise _lost(self._host, e) from e
-        self._spent += time.monotonic() - start
         self._moved += len(data)
+        self._spent += time.monotonic() - start
         if self._moved >= STEP:
             self._spent, self._moved = 0.0, 0
         # what is not taken from the socket is not sent to it: the window closes
