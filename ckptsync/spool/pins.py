@@ -232,8 +232,8 @@ def claim(pin: Pin, node: str) -> Pin | None:
         return _read_pin(pin.path) if is_back else None
 
 
-def write_pin_notes(pin: Pin, noted: PinNotes) -> None:
-    """Note in a pin when it was finished and sent; what was noted once stays.
+def write_pin_notes(pin: Pin, noted: PinNotes) -> PinNotes:
+    """Note in a pin when it was finished and sent; return all notes: what was noted once stays.
 
     Raises Incomplete if the pin has gone. ``stable`` is noted anew when files have come later.
     """
@@ -245,6 +245,7 @@ def write_pin_notes(pin: Pin, noted: PinNotes) -> None:
         }
         if merged != old:
             folders.write_in(fd, NOTES, json.dumps(merged).encode() + b"\n")
+        return PinNotes(**merged)
 
 
 def mark_stored(pin: Pin) -> None:

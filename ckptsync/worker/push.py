@@ -21,7 +21,6 @@ from ckptsync.checkpoint_dirs import FINAL, CheckpointDir, Family
 from ckptsync.errors import CkptsyncError, ConfigError, Incomplete, without_frames
 from ckptsync.layouts import registry
 from ckptsync.records.store_paths import clock_name
-from ckptsync.spool.markers import read_pin_notes
 from ckptsync.spool.pins import Pin, compare, list_pins, mark_stored, write_pin_notes
 from ckptsync.stores.clock import measure_offset
 from ckptsync.stores.contract import Store
@@ -333,8 +332,7 @@ def _send(seen: LocalSave, save: str, to: UploadContext) -> UploadProgress:
     ours = seen.pin if seen.pin is not None and seen.pin.node in ("", node) else None
     if ours is not None and not to.view.find_save(seen.files.stats, name, EVERYTHING):
         with contextlib.suppress(CkptsyncError):  # a disk that is full or not ours
-            write_pin_notes(ours, noted)
-            noted = read_pin_notes(ours.path)
+            noted = write_pin_notes(ours, noted)
     sent = send_save(seen, noted, to, ReadFiles())
     location = correct_location(node, sent.location, seen.files, to)
     if ours is not None:

@@ -228,37 +228,6 @@ def _check_recordable(draft: Manifest) -> None:
         io.encode(replace(draft, files=longest))
 
 
-@contextlib.contextmanager
-def announce_sending(
-    store: Store, node: str, run: str, checkpoint: str, after_chunk: AfterChunk
-) -> Iterator[AfterChunk]:
-    """Announce in the store that this node is sending a checkpoint, as long as this lasts.
-
-    Every other node would call orphaned what this one has written and not yet named in a manifest.
-    Yields what replaces ``after_chunk``: it announces again every minute, and calls that.
-    """
-    name = sending_prefix(run, checkpoint) + node
-    last = 0.0
-
-    def write(content: bytes) -> None:
-        nonlocal last
-        store.write(name, [content], About(len(content)))
-        last = time.monotonic()
-
-    def renew(count: int) -> None:
-        if time.monotonic() - last > ANNOUNCE_EVERY:
-            write(b"sending\n")
-        after_chunk(count)
-
-    write(b"sending\n")
-    try:
-        yield renew
-    finally:
-        # other nodes wait in vain for a while, and that is all
-        with contextlib.suppress(StoreError):
-            write(b"")
-
-
 class FileSender:
     """One upload on its way.
 
@@ -287,15 +256,33 @@ class FileSender:
 
     @contextlib.contextmanager
     def announce(self) -> Iterator[None]:
-        """Announce this upload in the store, as long as it lasts."""
-        to = self.to
-        before = self.pool.after_chunk
-        with announce_sending(to.store, to.node, to.run, to.checkpoint, before) as renew:
-            self.pool.after_chunk = renew
-            try:
-                yield
-            finally:
-                self.pool.after_chunk = before
+        """Announce in the store that this node is sending, and again every minute between chunks.
+
+        Every other node would call orphaned what this one has written and not yet named in a
+        manifest.
+        """
+        to, before, last = self.to, self.pool.after_chunk, 0.0
+        name = sending_prefix(to.run, to.checkpoint) + to.node
+
+        def write(content: bytes) -> None:
+            nonlocal last
+            to.store.write(name, [content], About(len(content)))
+            last = time.monotonic()
+
+        def renew(count: int) -> None:
+            if time.monotonic() - last > ANNOUNCE_EVERY:
+                write(b"sending\n")
+            before(count)
+
+        write(b"sending\n")
+        self.pool.after_chunk = renew
+        try:
+            yield
+        finally:
+            self.pool.after_chunk = before
+            # other nodes wait in vain for a while, and that is all
+            with contextlib.suppress(StoreError):
+                write(b"")
 
     def send(self, draft: Manifest, unsent: Sequence[Unsent]) -> tuple[FileEntry, ...]:
         """Store what is not in ``draft.location`` yet, small files first.
