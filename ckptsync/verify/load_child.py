@@ -32,7 +32,6 @@ import numpy.typing as npt
 from ckptsync.child import die_with_parent
 from ckptsync.verify import sandbox
 
-MISSING = 3  # exit status: the libraries are not installed
 MOST = 1000
 _CHUNK = 4 << 20
 _CALLBACKS, _SCORE = "callbacks.", 8  # bytes: Lightning's best value so far starts infinite
@@ -109,7 +108,7 @@ def main() -> int:
         import torch  # noqa: PLC0415
     except ImportError as e:
         sys.stderr.write(f"level load: {e.name} is not installed here\n")
-        return MISSING
+        return sandbox.MISSING
     torch.set_num_threads(1)
     libraries = f"safetensors {safetensors.__version__}, torch {torch.__version__}"
     with socket.socket(fileno=0) as parent:

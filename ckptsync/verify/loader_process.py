@@ -20,7 +20,7 @@ from typing import IO, Any
 from ckptsync.child import TO_DIE, Child, describe_end
 from ckptsync.errors import CkptsyncError, Corrupt, Unsupported
 from ckptsync.plain_json import parse
-from ckptsync.verify.load_child import MISSING
+from ckptsync.verify.sandbox import MISSING
 from ckptsync.verify.tracked_files import ReadProgress, no_progress
 
 LOAD_CHILD = "ckptsync.verify.load_child"

@@ -19,6 +19,8 @@ import resource
 import struct
 from collections.abc import Iterable
 
+MISSING = 3  # exit status: the libraries are not installed
+
 # linux/prctl.h, linux/seccomp.h, linux/bpf_common.h, linux/audit.h, linux/sched.h
 _NO_NEW_PRIVS, _SET_SECCOMP, _FILTER = 38, 22, 2
 _LOAD, _EQUAL, _AT_LEAST, _HAS_BITS, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06

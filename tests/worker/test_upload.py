@@ -27,13 +27,13 @@ from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store
 from ckptsync.worker import upload as upload_module
 from ckptsync.worker.local_save import AfterChunk, LocalFiles, LocalSave, local_save, nothing
-from ckptsync.worker.move_save import correct_location
 from ckptsync.worker.store_view import RunRecords, read_run
 from ckptsync.worker.upload import (
     SMALL_FILE,
     FileSender,
     Sent,
     UploadContext,
+    correct_location,
     upload,
 )
 from tests.support.crashing_store import Crash, Dying
