@@ -33,11 +33,12 @@ from ckptsync.head.gc import (
     plan_retention,
 )
 from ckptsync.head.orphans import Orphan, delete_orphans, find_orphans
-from ckptsync.head.removal import RemovalOutcome, store_now
+from ckptsync.head.removal import RemovalOutcome
 from ckptsync.head.retention import RetentionDecision
 from ckptsync.head.retention_rules import Rules
 from ckptsync.quantities import show_duration, show_size
 from ckptsync.safe_names import RECORDS
+from ckptsync.stores.clock import store_now
 from ckptsync.stores.contract import Store
 
 GRACE = 86400.0

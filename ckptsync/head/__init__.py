@@ -2,8 +2,8 @@
 
 ``schedule`` (pure) decides what is due: merges, repairs, verifications.
 
-Models: ``consolidate`` makes, repairs and completes them from ``source_files``; ``agreement``
-records what a model is made of, so that a head with other options stops.
+Models: ``consolidate`` makes, repairs and completes them; ``agreement`` records what a
+model is made of, so that a head with other options stops.
 
 Retention: ``retention_rules`` and ``retention`` (pure) decide; ``removal`` removes, withdraws or
 keeps one location; ``gc`` does it for a store; ``orphans`` finds files that no record names.

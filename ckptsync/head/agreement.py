@@ -21,7 +21,6 @@ import msgspec
 
 from ckptsync.digest import digest
 from ckptsync.errors import Corrupt, Incomplete, NotFound
-from ckptsync.head.removal import store_now
 from ckptsync.records.io import next_number, read_records
 from ckptsync.records.location_status import LocationState, record_names
 from ckptsync.records.store_paths import (
@@ -32,6 +31,7 @@ from ckptsync.records.store_paths import (
     own_prefixes,
     records_prefix,
 )
+from ckptsync.stores.clock import store_now
 from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.stream import create_same, has_same_bytes
 

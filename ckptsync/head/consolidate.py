@@ -22,7 +22,6 @@ from ckptsync.digest import digest
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, NotFound, without_frames
 from ckptsync.head.agreement import agree, check_latest, delete_unbound, finished_inputs
 from ckptsync.head.schedule import ANY_RUN, FINAL, LEFT_ALONE, todo_for
-from ckptsync.head.source_files import source_files
 from ckptsync.layouts.file_names import is_beside_weights
 from ckptsync.merge import model_files
 from ckptsync.merge.engine import Destination, Progress, Write, write_model
@@ -40,8 +39,10 @@ from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store, read_all
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.opening import open_store
 from ckptsync.stores.stream import create_same, has_same_bytes, verified
-from ckptsync.tensors import Files, FilesWrapper, MemoryFiles
+from ckptsync.tensors import Files, MemoryFiles
 
+PREFETCH = 8 << 20
+"""Bytes that a merge fetches ahead: few, since several work beside each other."""
 _CONFIG_FROM = "config_from"
 _CONFIGURATIONS = frozenset({"config.json", "adapter_config.json"})
 """They decide which tensors are written: which names are tied, what is saved with an adapter."""
@@ -106,17 +107,6 @@ class _Origin:
 
     name: str
     files: Files
-
-
-class _NamedFiles(FilesWrapper):
-    """A view of ``files`` restricted to ``names``."""
-
-    def __init__(self, files: Files, names: Container[str]) -> None:
-        super().__init__(files)
-        self._names = names
-
-    def sizes(self) -> Mapping[str, int]:
-        return {name: size for name, size in super().sizes().items() if name in self._names}
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,10 +305,7 @@ class ModelBuilder:
         bad = {f.path: f for f in record.files if f.path in suspects and is_bad(f)}
         if not bad:
             return None
-        files, options = (
-            source_files(store, seen),
-            _options_of(seen, record.options),
-        )
+        files, options = source_files(store, seen), _options_of(seen, record.options)
         origins = self._origins(seen)
         # Its own configuration, as far as it is well: another head may have had another at hand.
         beside = (f for f in record.files if is_beside_weights(f.path) and f.path not in bad)
@@ -328,7 +315,7 @@ class ModelBuilder:
         if not record.options.get(_DECIDED_BY):
             # The model was merged without a configuration, which has come since: plan its
             # weights without it again, else tied tensors would be left out now.
-            plain = _NamedFiles(files, files.sizes().keys() - _CONFIGURATIONS)
+            plain = source_files(store, seen, without=_CONFIGURATIONS)
             job = replace(job, plans=prepare(plain, options, every=True).plans)
         done: set[str] = set()
 
@@ -374,10 +361,7 @@ class ModelBuilder:
         beside = {n for sizes in there for n in model_files.beside(sizes, adapter=is_adapter)}
         if not beside - bound:
             return None
-        files, options = (
-            source_files(store, seen),
-            _options_of(seen, record.options),
-        )
+        files, options = source_files(store, seen), _options_of(seen, record.options)
         if is_adapter:
             job = _plan_merge(files, options, origins)
         else:
@@ -452,6 +436,13 @@ class ModelBuilder:
             if own and has_files and other.model_record and is_same_model(own, other.model_record):
                 return [*origins, _Origin(other.location, source_files(self._store, other))]
         return origins
+
+
+def source_files(store: Store, seen: LocationState, without: Container[str] = ()) -> Files:
+    """Return a checkpoint's own files as far as they are there: checked, and read ahead."""
+    there = {path: lies for path, lies in seen.present().items() if path not in without}
+    entries = {path: seen.files[path][0].entry for path in there}
+    return open_reader(StoreFiles(store, there), [store], entries, PREFETCH)
 
 
 def _plan_merge(files: Files, options: MergeOptions, origins: Sequence[_Origin]) -> MergeJob:

@@ -13,7 +13,7 @@ from ckptsync.catalogue.cached import Cache, read_catalogue
 from ckptsync.catalogue.location_summary import Summary
 from ckptsync.digest import digest
 from ckptsync.errors import CkptsyncError, Corrupt, NotFound, Unsupported, without_frames
-from ckptsync.head.removal import Removal, RemovalOutcome, check_alone, store_now, write_tombstone
+from ckptsync.head.removal import Removal, RemovalOutcome, check_alone, write_tombstone
 from ckptsync.head.retention import RetentionDecision, RunEvidence, decide, unreadable_checkpoints
 from ckptsync.head.retention_rules import Rules
 from ckptsync.plain_json import parse
@@ -23,6 +23,7 @@ from ckptsync.records.manifest import Manifest
 from ckptsync.records.save_groups import locate
 from ckptsync.records.store_paths import records_prefix
 from ckptsync.records.tombstone_keep_join import Tombstone
+from ckptsync.stores.clock import store_now
 from ckptsync.stores.contract import Store, read_all
 
 TRAINER_STATE = "trainer_state.json"

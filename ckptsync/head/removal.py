@@ -47,14 +47,13 @@ from ckptsync.records.store_paths import (
 )
 from ckptsync.records.tombstone_keep_join import Keep, Scope, Stage, Tombstone, fate, kept
 from ckptsync.safe_names import RECORDS
-from ckptsync.stores.clock import store_time, wait_until_visible
+from ckptsync.stores.clock import store_now, wait_until_visible
 from ckptsync.stores.contract import Entry, Store
 
 PROMPT = 60.0
 """Seconds of this process from the last look to the first deletion; later nothing is deleted."""
 LEASE = 900.0
 """Seconds on the store's clock for which a removal that another head began is left to that head."""
-_CLOCK = f"{RECORDS}/clocks/~gc"  # no node's id holds a ~
 _OPENERS = (
     "trainer_state.json",
     "config.json",
@@ -89,14 +88,6 @@ class RemovalOutcome:
 def elapsed() -> float:
     """Return seconds that also pass while the machine sleeps, as the store's clock does."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if sys.platform == "linux" else time.monotonic()
-
-
-def store_now(store: Store) -> float:
-    """Return seconds on the store's clock.  Writes a file, whose mtime tells.
-
-    Raises StoreError.
-    """
-    return store_time(store, _CLOCK)
 
 
 def write_tombstone(

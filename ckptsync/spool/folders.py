@@ -191,10 +191,16 @@ def write(path: Path, data: bytes) -> None:
 
     Never in a directory that somebody has just removed.
     """
-    with opened(path.parent) as fd, _fresh(fd) as (name, out):
+    with opened(path.parent) as fd:
+        write_in(fd, path.name, data)
+
+
+def write_in(folder: int, name: str, data: bytes) -> None:
+    """Write a small file in an open directory, as `write` does."""
+    with _fresh(folder) as (fresh, out):
         out.write(data)
         out.close()
-        os.replace(name, path.name, src_dir_fd=fd, dst_dir_fd=fd)
+        os.replace(fresh, name, src_dir_fd=folder, dst_dir_fd=folder)
 
 
 def write_json(folder: Path, name: str, value: object) -> None:

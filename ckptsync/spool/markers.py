@@ -186,11 +186,6 @@ def commit_of(pin_dir: Path) -> Commit | None:
     return read_marker(pin_dir / COMMIT, Commit)
 
 
-def read_pin_notes(pin_dir: Path) -> PinNotes:
-    """Return what the worker noted of a pin."""
-    return read_marker(pin_dir / NOTES, PinNotes) or PinNotes()
-
-
 def is_training(b: Begun) -> bool | None:
     """Return whether that process may still write.
 

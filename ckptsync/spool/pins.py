@@ -4,7 +4,7 @@ The trainer's rotation deletes only the trainer's own names.
 
 In <output_dir>/_ckptsync/pins/<checkpoint>.<k>/:
 
-    owner.json    the node that uploads it; its mtime is the owner's pulse
+    owner.json    the node that uploads it, and the pin's id; its mtime is the owner's pulse
     files/…       hard links, reflinks, or copies
     added/…       what the hook adds to the trainer's own files
     commit.json   the hook's marker that it is whole: `ckptsync.spool.markers`
@@ -16,6 +16,9 @@ Nothing is ever written in a checkpoint's own directory.  A pin appears by one r
 with its owner in it, so that exactly one node has it; the hook's with its commit, and with no owner
 until the first worker, whatever its node id, adopts it.
 
+A path is used again once its pin was dropped, and a thread that uploads holds a `Pin` for hours.
+So who changes a pin later than the scan compares its id, or the hook's commit while it has none.
+
 A hard link follows a file that is still being written, and is overwritten with it; a reflink is
 not.  So files are linked as they appear (`grow`), and cloned once the save is finished (`harden`).
 """
@@ -25,11 +28,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import json
 import os
 import re
+import secrets
 import stat
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,7 +61,6 @@ from ckptsync.spool.markers import (
     PinNotes,
     load_json,
     read_marker_in,
-    read_pin_notes,
 )
 from ckptsync.walk import SPOOL, Stat, open_checkpoint_file, opened_parent, stat_open, walk
 
@@ -75,6 +79,7 @@ class Pin:
 
     ``node``: who sends it, empty while it is nobody's. ``pulse`` (ns, the file system's clock)
     changes as long as ``node`` is alive.  ``stored``: a manifest of these files is in the store.
+    ``id``: no other pin has it; empty without an owner, and in spools of earlier versions.
     """
 
     checkpoint: str
@@ -87,6 +92,7 @@ class Pin:
     notes: PinNotes = _NOTHING
     added: tuple[Stat, ...] = ()
     stored: bool = False
+    id: str = ""
 
     @property
     def root(self) -> Path:
@@ -157,7 +163,7 @@ def open_pin(output_dir: Path, checkpoint: str, k: int, node: str) -> Pin | None
         fresh = folder / f".new-{node}-{checkpoint}"
         remove(fresh)
         folders.make_new(fresh)
-        write_json(fresh, "owner.json", {"node": node})
+        _write_owner(fresh, node)
         return (
             _read_pin(folder / f"{checkpoint}.{k}")
             if renamed(fresh, folder / f"{checkpoint}.{k}")
@@ -194,11 +200,11 @@ def adopt(pin: Pin, node: str) -> Pin | None:
     """
     mark = pin.path / f".owner-{node}"
     with contextlib.suppress(Incomplete), refusals(pin.path), opened(pin.path) as fd:
-        write_json(pin.path, mark.name, {"node": node})
+        _write_owner(pin.path, node, mark.name)
         try:
             folders.link(fd, mark.name, fd, "owner.json")
         except OSError as e:
-            if isinstance(e, FileExistsError) and _owner(fd):
+            if isinstance(e, FileExistsError) and _owner(fd)[0]:
                 return None
             if e.errno not in (errno.EEXIST, errno.EPERM, *NO_LINKS):
                 raise
@@ -220,24 +226,26 @@ def claim(pin: Pin, node: str) -> Pin | None:
         if not renamed(pin.path, taken):
             return None
         try:
-            write_json(taken, "owner.json", {"node": node})
+            _write_owner(taken, node)
         finally:  # a full disk is no reason to keep it out of sight
             is_back = renamed(taken, pin.path)
         return _read_pin(pin.path) if is_back else None
 
 
-def write_pin_notes(pin: Pin, noted: PinNotes) -> None:
-    """Note in a pin when it was finished and sent; what was noted once stays.
+def write_pin_notes(pin: Pin, noted: PinNotes) -> PinNotes:
+    """Note in a pin when it was finished and sent; return all notes: what was noted once stays.
 
     Raises Incomplete if the pin has gone. ``stable`` is noted anew when files have come later.
     """
-    old, new = dataclasses.asdict(read_pin_notes(pin.path)), dataclasses.asdict(noted)
-    merged = {key: value or new[key] for key, value in old.items()} | {
-        "stable": new["stable"] or old["stable"]
-    }
-    if merged != old:
-        with refusals(pin.path):
-            write_json(pin.path, NOTES, merged)
+    with _opened_pin(pin) as fd:
+        before = read_marker_in(fd, NOTES, PinNotes) or _NOTHING
+        old, new = dataclasses.asdict(before), dataclasses.asdict(noted)
+        merged = {key: value or new[key] for key, value in old.items()} | {
+            "stable": new["stable"] or old["stable"]
+        }
+        if merged != old:
+            folders.write_in(fd, NOTES, json.dumps(merged).encode() + b"\n")
+        return PinNotes(**merged)
 
 
 def mark_stored(pin: Pin) -> None:
@@ -246,22 +254,21 @@ def mark_stored(pin: Pin) -> None:
     Raises Incomplete if it has gone.
     """
     if not pin.stored:
-        with refusals(pin.path):
-            folders.write(pin.path / "stored", b"")
+        with _opened_pin(pin) as fd:
+            folders.write_in(fd, "stored", b"")
 
 
 def drop(pin: Pin, during: contextlib.AbstractContextManager[object] | None = None) -> None:
-    """Delete a pin: it is gone at once, its files a moment later.
+    """Delete a pin: it is gone at once, its files a moment later.  A later pin at its path stays.
 
     ``during``: a lock that is held for the first step only.
     """
     gone = pin.path.with_name(f".gone-{pin.node}-{pin.path.name}")
     with refusals(pin.path):
         remove(gone)
-        with during or contextlib.nullcontext():
-            is_ours = renamed(pin.path, gone)
-        if is_ours:
-            remove(gone)
+        with during or contextlib.nullcontext(), contextlib.suppress(Incomplete), _opened_pin(pin):
+            renamed(pin.path, gone)
+        remove(gone)
 
 
 def pulse(pin: Pin) -> None:
@@ -372,7 +379,7 @@ def clean_own(output_dir: Path, node: str) -> None:
         claimed = _CLAIM.fullmatch(path.name)
         if claimed and claimed[1] == node:
             with contextlib.suppress(Incomplete), refusals(path):
-                write_json(path, "owner.json", {"node": node})
+                _write_owner(path, node)
                 publish(output_dir, claimed[2], path)
         elif path.name.startswith((f".new-{node}-", f".gone-{node}-")):
             with refusals(path):
@@ -425,7 +432,7 @@ def _pin(path: Path, above: int) -> Pin | None:
     if k < 0:
         return None
     with contextlib.suppress(Incomplete), refusals(path), opened_in(above, path) as fd:
-        node = _owner(fd)
+        node, pin_id = _owner(fd)
         files = folders.status_in(fd, "files")
         if not node and (files is None or not stat.S_ISDIR(files.st_mode)):
             return None  # dropped meanwhile, or not of our making
@@ -443,6 +450,7 @@ def _pin(path: Path, above: int) -> Pin | None:
             read_marker_in(fd, NOTES, PinNotes) or _NOTHING,
             walk(path / "added", above=fd).files,
             folders.status_in(fd, "stored") is not None,
+            pin_id,
         )
     return None  # dropped meanwhile
 
@@ -460,8 +468,25 @@ def _numbered(path: Path) -> tuple[str, int]:
     return (named[1], int(named[2])) if named else (path.name, -1)
 
 
-def _owner(folder: int) -> str:
-    """Return the owner of an open pin; "" if it has none, or a crash left the file torn."""
+@contextlib.contextmanager
+def _opened_pin(pin: Pin) -> Iterator[int]:
+    """Open a pin; raise Incomplete if it has gone, also if a later one has its path."""
+    with refusals(pin.path), opened(pin.path) as fd:
+        is_same = (
+            _owner(fd)[1] == pin.id if pin.id else read_marker_in(fd, COMMIT, Commit) == pin.commit
+        )
+        if not is_same:
+            raise FileNotFoundError(errno.ENOENT, "dropped", str(pin.path))
+        yield fd
+
+
+def _owner(folder: int) -> tuple[str, str]:
+    """Return the node and id of an open pin; empty without an owner, or in a torn file."""
     owner = load_json(folder, "owner.json")
-    node = owner.get("node") if isinstance(owner, dict) else None
-    return node if isinstance(node, str) and _NODE.fullmatch(node) else ""
+    found = (owner.get("node"), owner.get("id", "")) if isinstance(owner, dict) else ("", "")
+    node, pin_id = (x if isinstance(x, str) and _NODE.fullmatch(x) else "" for x in found)
+    return (node, pin_id) if node else ("", "")
+
+
+def _write_owner(folder: Path, node: str, name: str = "owner.json") -> None:
+    write_json(folder, name, {"node": node, "id": secrets.token_hex(8)})

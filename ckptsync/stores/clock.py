@@ -8,9 +8,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from ckptsync.safe_names import RECORDS
 from ckptsync.stores.contract import About, Store
 
 DAY = 86400.0
+_CLOCK = f"{RECORDS}/clocks/~gc"  # no node's id holds a ~
 
 
 def wait_until_visible(store: Store, wait: Callable[[float], object] = time.sleep) -> None:
@@ -18,13 +20,13 @@ def wait_until_visible(store: Store, wait: Callable[[float], object] = time.slee
     wait(store.late)
 
 
-def store_time(store: Store, name: str) -> float:
-    """Write a small file; return the time on the store's clock, seconds since the epoch.
+def store_now(store: Store) -> float:
+    """Return seconds on the store's clock since the epoch.  Writes a small file, whose mtime tells.
 
     Raises StoreError.
     """
-    store.write(name, [b"now\n"])
-    return _time_of(store, name) or 0.0
+    store.write(_CLOCK, [b"now\n"])
+    return _time_of(store, _CLOCK) or 0.0
 
 
 def measure_offset(store: Store, name: str, farthest: float = DAY) -> int:

@@ -1,7 +1,9 @@
 """Load every tensor of a file in a child process: ``python -m ckptsync.verify.load_child``.
 
-Requests and answers are as in `sandbox.serve`.  A request has ``kind`` (safetensors, torch, items)
-and ``items`` (start, size, name); its file is an open descriptor.  The answer has ``tensors``,
+Standard input is a socket.  The child sends ``ready``, its libraries, a tab, and what of the
+sandbox it could not have.  A request is a line of JSON: ``kind`` (safetensors, torch, items),
+``items`` (start, size, name), and ``wall``, the seconds after which SIGALRM ends the process, also
+if the parent is dead.  A byte before the line carries the open file.  The answer has ``tensors``,
 ``read``, ``nonfinite`` (name → count, the first `MOST`) and ``more``; or ``fault``; or
 ``refused`` where a file holds more than data.
 
@@ -15,8 +17,11 @@ Imports nothing of ckptsync but `sandbox` and `child`: what a hole in torch can 
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
+import signal
+import socket
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -105,18 +110,27 @@ def main() -> int:
         sys.stderr.write(f"level load: {e.name} is not installed here\n")
         return sandbox.MISSING
     torch.set_num_threads(1)
-
-    def answer(request: dict[str, Any], path: str) -> dict[str, Any]:
-        try:
-            return load(path, request, safetensors, torch)
-        except Refused as e:
-            return {"refused": str(e)[:500]}
-        except Exception as e:  # noqa: BLE001 - whatever libraries raise is the answer
-            return {"fault": f"{type(e).__name__}: {e}"[:500]}
-
     libraries = f"safetensors {safetensors.__version__}, torch {torch.__version__}"
-    sandbox.serve(libraries, lacks, answer)
-    return 0
+    with socket.socket(fileno=0) as parent:
+        parent.sendall(f"ready {libraries}\t{lacks or sandbox.close()}\n".encode())
+        while True:
+            line, fds, _, _ = socket.recv_fds(parent, 1 << 16, 1)
+            line = line[len(fds) :]
+            while not line.endswith(b"\n"):
+                if not (more := parent.recv(1 << 16)):
+                    return 0  # the parent is gone
+                line += more
+            request = json.loads(line)
+            signal.alarm(request["wall"])
+            try:
+                answer = load(f"/dev/fd/{fds[0]}", request, safetensors, torch)
+            except Refused as e:
+                answer = {"refused": str(e)[:500]}
+            except Exception as e:  # noqa: BLE001 - whatever libraries raise is the answer
+                answer = {"fault": f"{type(e).__name__}: {e}"[:500]}
+            signal.alarm(0)
+            os.close(fds[0])
+            parent.sendall(json.dumps(answer).encode() + b"\n")
 
 
 def load(path: str, request: dict[str, Any], safetensors: Any, torch: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Sandbox a child process that reads files of strangers, and answer its parent's requests.
+"""Sandbox a child process that reads files of strangers.
 
 The process has no network, no new privileges, no other processes, and changes no files.  It does
 so to itself, for good, by a filter of system calls (seccomp(2)) and by landlock(7), which need no
@@ -13,15 +13,11 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import json
 import os
 import platform
 import resource
-import signal
-import socket
 import struct
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
 
 MISSING = 3  # exit status: the libraries are not installed
 
@@ -81,8 +77,6 @@ _CREATE_RULESET, _RESTRICT_SELF, _VERSION = 444, 446, 1
 # All rights of the first version but to execute, to read files and to read directories.
 _CHANGES, _TRUNCATE = 0b1_1111_1111_0010, 1 << 14
 Instruction = tuple[int, int, int, int]
-Answer = Callable[[dict[str, Any], str], dict[str, Any]]
-"""From a request and the path of its file to an answer."""
 
 
 def enter() -> str:
@@ -103,31 +97,6 @@ def close() -> str:
     for what in (resource.RLIMIT_FSIZE, resource.RLIMIT_CORE):
         resource.setrlimit(what, (0, 0))
     return _change_nothing() or _refuse(_AT_LAST)
-
-
-def serve(libraries: str, lacks: str, answer: Answer) -> None:
-    """Send ``ready``, then answer requests, until the socket that is standard input ends.
-
-    ``ready`` is followed by the libraries, a tab, and what `enter` or `close` could not have.  A
-    request is a line of JSON; its ``wall`` seconds end the process by SIGALRM, also if the parent
-    is dead.  A byte before the line may carry an open file, whose path ``answer`` gets.
-    """
-    with socket.socket(fileno=0) as parent:
-        parent.sendall(f"ready {libraries}\t{lacks or close()}\n".encode())
-        while True:
-            line, fds, _, _ = socket.recv_fds(parent, 1 << 16, 1)
-            line = line[len(fds) :]
-            while not line.endswith(b"\n"):
-                if not (more := parent.recv(1 << 16)):
-                    return  # the parent is gone
-                line += more
-            request = json.loads(line)
-            signal.alarm(request["wall"])
-            result = answer(request, f"/dev/fd/{fds[0]}" if fds else "")
-            signal.alarm(0)
-            for fd in fds:
-                os.close(fd)
-            parent.sendall(json.dumps(result).encode() + b"\n")
 
 
 def _give_up_privileges() -> str:

@@ -12,9 +12,8 @@ from ckptsync.records.store_paths import checkpoint_of
 from ckptsync.records.tombstone_keep_join import Join, Keep, fate, kept
 from ckptsync.stores.contract import Store
 from ckptsync.worker.local_save import AfterChunk, LocalFiles, nothing
-from ckptsync.worker.move_save import correct_location
 from ckptsync.worker.store_view import RunRecords, StoreView
-from ckptsync.worker.upload import UploadContext
+from ckptsync.worker.upload import UploadContext, correct_location
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,9 +50,9 @@ AfterChunk = Callable[[int], None]
 """Called after each chunk with its bytes; with a negative number where bytes are read again.
 
 An upload calls four in a chain.  A source calls `FilePool.end_chunk`, which ends this file if
-another failed, and signs for the watchdog.  That calls `renew` of `announce_sending`, which renews
-the announcement.  That calls what the caller gave: a worker's `UploadQueues.give_way` waits for a
-scan, and `ckptsync push` counts bytes for its progress.
+another failed, and signs for the watchdog.  That calls `renew` of `FileSender.announce`, which
+renews the announcement.  That calls what the caller gave: a worker's `UploadQueues.give_way` waits
+for a scan, and `ckptsync push` counts bytes for its progress.
 """
 
 

@@ -3,7 +3,8 @@
 A sharded save often holds weights alone.  This looks in the run's directory, then in the local
 directory of the model that `adapter_config.json`, `config.json`, `training_args.bin` or the hook
 names.  No link is followed, and nothing is fetched from a network.  What is found is sent as the
-checkpoint's own files are, so a head trusts it no more than those.
+checkpoint's own files are, so a head trusts it no more than those; of a save that is stored,
+`send_missing_config` sends it later.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from ckptsync.spool.markers import begun
 from ckptsync.tensors import Demands, Extent, read, read_whole
 from ckptsync.walk import SPOOL, walk
 from ckptsync.worker.file_selection import Selection, select
-from ckptsync.worker.local_save import LocalFile, LocalFiles, LocalSave
+from ckptsync.worker.local_save import LocalFile, LocalFiles, LocalSave, unread
+from ckptsync.worker.upload import UploadContext, upload
 
 YOUNG = 2.0  # seconds: whoever writes a configuration or a tokenizer may still be at it
 _MOST = 64 << 20  # bytes of one file
@@ -119,7 +121,7 @@ def configs_to_send(
 
     Only rank 0's node knows which of them the checkpoint has itself. What this node has named with
     other bytes under this checkpoint's name would make it another save:
-    `upload.send_missing_config` sends that.
+    `send_missing_config` sends that.
     """
     here = ranks(files.by_path)
     found = find_model_configs(files, checkpoint_dir) if not here or 0 in here else {}
@@ -134,6 +136,49 @@ def configs_to_send(
         (f.size, f.mtime) != (found[f.path].stat.size, found[f.path].stat.mtime) for f in mine
     )
     return {} if is_other else found
+
+
+def send_missing_config(
+    seen: LocalSave,
+    location: str,
+    to: UploadContext,
+    known: Sequence[save_groups.Known],
+    *,
+    young: float = YOUNG,
+) -> tuple[str, ...]:
+    """Send the configuration of a stored save, if the location has none: a further manifest.
+
+    Return its files. ``known``: all manifests of the checkpoint's name.  While the save is not
+    whole, another node may still send its own. ``young``: seconds for which what was written a
+    moment ago is left alone.
+    """
+    there = save_groups.counting(location, known)
+    mine, named = [m for m in there if m.node == to.node], {f.path for m in there for f in m.files}
+    found = (
+        unless_young(find_model_configs(seen.files, seen.checkpoint_dir, named), young)
+        if mine
+        else {}
+    )
+    if not found:
+        return ()
+    demands = save_groups.demanded(there)
+    if not demands.model or not demands.model.keys() <= named:
+        return ()
+    found = {name: found[name] for name in select(found, to.view.selection, demands)}
+    if not found:
+        return ()
+    files = {f.path: f for m in mine for f in m.files} | {
+        name: unread(held.stat) for name, held in found.items()
+    }
+    draft = replace(
+        mine[-1],
+        files=tuple(files[path] for path in sorted(files)),
+        started=min(m.started for m in mine),
+        ended=max(m.ended for m in mine),
+        supersedes=(),
+    )
+    sent = upload(draft, replace(seen.files, by_path={**seen.files.by_path, **found}), to)
+    return () if sent.stored_before else tuple(sorted(found))
 
 
 def unless_young(found: Mapping[str, LocalFile], young: float = YOUNG) -> Mapping[str, LocalFile]:

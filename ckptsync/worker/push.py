@@ -21,7 +21,6 @@ from ckptsync.checkpoint_dirs import FINAL, CheckpointDir, Family
 from ckptsync.errors import CkptsyncError, ConfigError, Incomplete, without_frames
 from ckptsync.layouts import registry
 from ckptsync.records.store_paths import clock_name
-from ckptsync.spool.markers import read_pin_notes
 from ckptsync.spool.pins import Pin, compare, list_pins, mark_stored, write_pin_notes
 from ckptsync.stores.clock import measure_offset
 from ckptsync.stores.contract import Store
@@ -37,19 +36,13 @@ from ckptsync.worker.local_save import (
     notes_at_sending,
     nothing,
 )
-from ckptsync.worker.model_configs import configs_to_send, outgoing_save
-from ckptsync.worker.move_save import correct_location
+from ckptsync.worker.model_configs import configs_to_send, outgoing_save, send_missing_config
 from ckptsync.worker.observation import Observation, Surroundings, find_surroundings, observe
 from ckptsync.worker.options import RunDir, local_root, push_command, refuse_overlap
 from ckptsync.worker.results import UploadProgress
 from ckptsync.worker.store_view import StoreView
 from ckptsync.worker.torn_saves import TRAINER_STATE
-from ckptsync.worker.upload import (
-    UploadContext,
-    send_missing_config,
-    send_save,
-    sent_progress,
-)
+from ckptsync.worker.upload import UploadContext, send_save, sent_progress
 
 UNCLAIMED = (
     "another node is uploading this checkpoint, and on this store the two nodes could overwrite"
@@ -333,14 +326,12 @@ def _send(seen: LocalSave, save: str, to: UploadContext) -> UploadProgress:
     ours = seen.pin if seen.pin is not None and seen.pin.node in ("", node) else None
     if ours is not None and not to.view.find_save(seen.files.stats, name, EVERYTHING):
         with contextlib.suppress(CkptsyncError):  # a disk that is full or not ours
-            write_pin_notes(ours, noted)
-            noted = read_pin_notes(ours.path)
+            noted = write_pin_notes(ours, noted)
     sent = send_save(seen, noted, to, ReadFiles())
-    location = correct_location(node, sent.location, seen.files, to)
     if ours is not None:
         with contextlib.suppress(CkptsyncError):  # who waits for it asks a worker, too
             mark_stored(ours)
-    progress = sent_progress(seen, replace(sent, location=location))
+    progress = sent_progress(seen, sent)
     is_doubtful = not to.store.is_exclusive and to.read().is_contended
     return replace(progress, notes=(*progress.notes, UNCLAIMED)) if is_doubtful else progress
 

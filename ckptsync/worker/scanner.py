@@ -19,7 +19,7 @@ from pathlib import Path
 from ckptsync import checkpoint_dirs
 from ckptsync.checkpoint_dirs import CheckpointDir
 from ckptsync.errors import CkptsyncError, Incomplete, StoreError
-from ckptsync.spool.markers import PinNotes, read_log, read_pin_notes
+from ckptsync.spool.markers import PinNotes, read_log
 from ckptsync.spool.pins import claim, list_pins, write_pin_notes
 from ckptsync.walk import SPOOL, Stat
 from ckptsync.worker.finished import (
@@ -101,8 +101,7 @@ def write_save_notes(seen: LocalSave, noted: PinNotes) -> LocalSave:
     Raises Incomplete if the pin has gone.
     """
     assert seen.pin is not None
-    write_pin_notes(seen.pin, noted)
-    return replace(seen, pin=replace(seen.pin, notes=read_pin_notes(seen.pin.path)))
+    return replace(seen, pin=replace(seen.pin, notes=write_pin_notes(seen.pin, noted)))
 
 
 class Scanner:

@@ -8,13 +8,17 @@ lies, and it stays there: nothing moves when another node sends its part.
 
 A file that no manifest names is digested while it is sent.  A file that some manifest names is read
 first, and mostly need not be sent.
+
+Writers cannot lock a store, so a location, or the name of a file, may turn out to be another save's
+once all manifests are known.  Then `correct_location` moves the save: it stores files, then a
+further manifest of this node, and deletes nothing, since a worker may not be allowed to.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,6 +27,7 @@ from ckptsync.errors import Exists, Incomplete, StoreError, Unsupported
 from ckptsync.records import io, save_groups
 from ckptsync.records.io import next_number
 from ckptsync.records.manifest import FileEntry, Manifest
+from ckptsync.records.save_groups import Known
 from ckptsync.records.store_paths import (
     checked_own,
     file_name,
@@ -36,13 +41,14 @@ from ckptsync.records.upload_decision import (
     Unsent,
     UploadDecision,
     decide,
+    list_doubtful_names,
     list_left_behind,
+    list_unsent,
     part_of,
 )
 from ckptsync.spool.markers import PinNotes
 from ckptsync.stores.contract import About, Store
 from ckptsync.stores.limits import Limits
-from ckptsync.worker.file_selection import select
 from ckptsync.worker.local_save import (
     AGAIN,
     AfterChunk,
@@ -54,9 +60,7 @@ from ckptsync.worker.local_save import (
     draft_manifest,
     keep_manifest,
     nothing,
-    unread,
 )
-from ckptsync.worker.model_configs import YOUNG, find_model_configs, unless_young
 from ckptsync.worker.results import UploadProgress
 from ckptsync.worker.store_view import StoreView
 from ckptsync.worker.upload_sources import FilePool, Guarded, StoreSource, UploadSource, is_stored
@@ -138,7 +142,7 @@ class Sent:
 
 
 def send_save(seen: LocalSave, noted: PinNotes, to: UploadContext, read: ReadFiles) -> Sent:
-    """Draft the manifest of a save, and store its files and then the manifest.
+    """Store the files of a save and then its manifest, and see that it lies where it belongs.
 
     ``noted`` and ``read``: see `draft_manifest` and `upload`, and what they raise.
     """
@@ -146,7 +150,9 @@ def send_save(seen: LocalSave, noted: PinNotes, to: UploadContext, read: ReadFil
     draft, notes = draft_manifest(
         seen, to.node, noted, read, clock_offset=to.view.offset(), gone=gone
     )
-    return replace(upload(draft, seen.files, to, read.entries), notes=notes)
+    sent = upload(draft, seen.files, to, read.entries)
+    location = correct_location(to.node, sent.location, seen.files, to)
+    return replace(sent, location=location, notes=notes)
 
 
 def sent_progress(seen: LocalSave, sent: Sent) -> UploadProgress:
@@ -228,37 +234,6 @@ def _check_recordable(draft: Manifest) -> None:
         io.encode(replace(draft, files=longest))
 
 
-@contextlib.contextmanager
-def announce_sending(
-    store: Store, node: str, run: str, checkpoint: str, after_chunk: AfterChunk
-) -> Iterator[AfterChunk]:
-    """Announce in the store that this node is sending a checkpoint, as long as this lasts.
-
-    Every other node would call orphaned what this one has written and not yet named in a manifest.
-    Yields what replaces ``after_chunk``: it announces again every minute, and calls that.
-    """
-    name = sending_prefix(run, checkpoint) + node
-    last = 0.0
-
-    def write(content: bytes) -> None:
-        nonlocal last
-        store.write(name, [content], About(len(content)))
-        last = time.monotonic()
-
-    def renew(count: int) -> None:
-        if time.monotonic() - last > ANNOUNCE_EVERY:
-            write(b"sending\n")
-        after_chunk(count)
-
-    write(b"sending\n")
-    try:
-        yield renew
-    finally:
-        # other nodes wait in vain for a while, and that is all
-        with contextlib.suppress(StoreError):
-            write(b"")
-
-
 class FileSender:
     """One upload on its way.
 
@@ -278,7 +253,7 @@ class FileSender:
         self.done: dict[str, FileEntry] = {}
         self.overwrote_orphan = False
 
-    def digest_named(self, draft: Manifest, known: Sequence[save_groups.Known]) -> Manifest:
+    def digest_named(self, draft: Manifest, known: Sequence[Known]) -> Manifest:
         """Read the files that a manifest in ``known`` names; return the draft with digests."""
         named = {f.path for k in known for f in k.manifest.files}
         unread_files = [f for f in draft.files if f.path in named and not f.digest]
@@ -287,15 +262,33 @@ class FileSender:
 
     @contextlib.contextmanager
     def announce(self) -> Iterator[None]:
-        """Announce this upload in the store, as long as it lasts."""
-        to = self.to
-        before = self.pool.after_chunk
-        with announce_sending(to.store, to.node, to.run, to.checkpoint, before) as renew:
-            self.pool.after_chunk = renew
-            try:
-                yield
-            finally:
-                self.pool.after_chunk = before
+        """Announce in the store that this node is sending, and again every minute between chunks.
+
+        Every other node would call orphaned what this one has written and not yet named in a
+        manifest.
+        """
+        to, before, last = self.to, self.pool.after_chunk, 0.0
+        name = sending_prefix(to.run, to.checkpoint) + to.node
+
+        def write(content: bytes) -> None:
+            nonlocal last
+            to.store.write(name, [content], About(len(content)))
+            last = time.monotonic()
+
+        def renew(count: int) -> None:
+            if time.monotonic() - last > ANNOUNCE_EVERY:
+                write(b"sending\n")
+            before(count)
+
+        write(b"sending\n")
+        self.pool.after_chunk = renew
+        try:
+            yield
+        finally:
+            self.pool.after_chunk = before
+            # other nodes wait in vain for a while, and that is all
+            with contextlib.suppress(StoreError):
+                write(b"")
 
     def send(self, draft: Manifest, unsent: Sequence[Unsent]) -> tuple[FileEntry, ...]:
         """Store what is not in ``draft.location`` yet, small files first.
@@ -326,9 +319,7 @@ class FileSender:
         many = self.to.small or small_at_once(self.to.threads)
         return (*self.pool.each(put, small, many), *self.pool.each(put, large))
 
-    def commit(
-        self, part: Manifest, entries: Sequence[FileEntry], known: Sequence[save_groups.Known]
-    ) -> Sent:
+    def commit(self, part: Manifest, entries: Sequence[FileEntry], known: Sequence[Known]) -> Sent:
         """Write the manifest of the files that were sent, unless one has changed since the scan."""
         check_unchanged(self.files)
         here = records_prefix(part.run, part.location)
@@ -436,44 +427,75 @@ class _Taken(Incomplete):
     """Another node has named what was about to be replaced."""
 
 
-def send_missing_config(
-    seen: LocalSave,
-    location: str,
-    to: UploadContext,
-    known: Sequence[save_groups.Known],
-    *,
-    young: float = YOUNG,
-) -> tuple[str, ...]:
-    """Send the configuration of a stored save, if the location has none: a further manifest.
+def correct_location(node: str, location: str, files: LocalFiles, to: UploadContext) -> str:
+    """See that a stored save lies in the location where all manifests that are known now put it.
 
-    Return its files. ``known``: all manifests of the checkpoint's name.  While the save is not
-    whole, another node may still send its own. ``young``: seconds for which what was written a
-    moment ago is left alone.
+    Return its location afterwards. ``node``: whose part it is; ``to.node`` is who moves it, mostly
+    the same.  While another node sends files of that checkpoint, nothing moves: a later call does
+    it.
     """
-    there = save_groups.counting(location, known)
-    mine, named = [m for m in there if m.node == to.node], {f.path for m in there for f in m.files}
-    found = (
-        unless_young(find_model_configs(seen.files, seen.checkpoint_dir, named), young)
-        if mine
-        else {}
-    )
-    if not found:
-        return ()
-    demands = save_groups.demanded(there)
-    if not demands.model or not demands.model.keys() <= named:
-        return ()
-    found = {name: found[name] for name in select(found, to.view.selection, demands)}
-    if not found:
-        return ()
-    files = {f.path: f for m in mine for f in m.files} | {
-        name: unread(held.stat) for name, held in found.items()
-    }
-    draft = replace(
-        mine[-1],
-        files=tuple(files[path] for path in sorted(files)),
-        started=min(m.started for m in mine),
-        ended=max(m.ended for m in mine),
-        supersedes=(),
-    )
-    sent = upload(draft, replace(seen.files, by_path={**seen.files.by_path, **found}), to)
-    return () if sent.stored_before else tuple(sorted(found))
+    known = to.read().known  # of most saves nothing has to move, and nothing is announced for them
+    home = save_groups.better_location(node, location, known)
+    is_exclusive = to.store.is_exclusive
+    if home == location and not list_doubtful_names(
+        node, location, known, is_exclusive=is_exclusive
+    ):
+        return location
+    sender = FileSender(files, to)
+    with sender.announce():
+        # once this node has announced itself, either it sees that another node sends, or that node
+        # sees this one
+        is_contended = to.read().is_contended
+        # after that: a node that has ended meanwhile has its manifest among those read now
+        known = to.read().known
+        home = save_groups.better_location(node, location, known)
+        if home != location and not is_contended:
+            _move(node, location, home, known, sender)
+            location, known = home, to.read().known  # with the manifest written there
+        _store_beside(node, location, known, sender)
+    return location
+
+
+def _move(node: str, location: str, home: str, known: Sequence[Known], sender: FileSender) -> None:
+    """Store at home what a node has in another location, and write a manifest there."""
+    mine, there = _own(node, location, known), save_groups.counting(home, known)
+    number = next_number((k.name for k in known), home, "manifest", node)
+    manifest = save_groups.moved(mine, home, number)
+    sender.elsewhere = [*save_groups.counting(location, known), *there]
+    lies = {f.path: f for m in there if m.node == node for f in m.files}
+    lies |= {f.path: f for f in sender.send(manifest, list_unsent(manifest, there))}
+    files = tuple(replace(f, stored_as=lies[f.path].stored_as) for f in manifest.files)
+    sender.to.commit(replace(manifest, files=files))
+
+
+def _store_beside(node: str, location: str, known: Sequence[Known], sender: FileSender) -> None:
+    """Store under the node's own name the files that another node wrote over, or names too.
+
+    That makes a further manifest. The smallest node id keeps a name that several claim, if its
+    bytes are there.
+    """
+    is_exclusive = sender.to.store.is_exclusive
+    names = list_doubtful_names(node, location, known, is_exclusive=is_exclusive)
+    if not names:
+        return
+    here, mine = save_groups.counting(location, known), _own(node, location, known)
+    lying = {at.name: at.entry.digest for its in save_groups.locate(here).values() for at in its}
+    number = next_number((k.name for k in known), location, "manifest", node)
+    manifest = save_groups.moved(mine, location, number)
+    sender.elsewhere = here
+
+    def is_well(file: FileEntry) -> bool:
+        name = manifest.stored_name(file)
+        return name not in names or (
+            lying[name] == file.digest
+            and bool(is_stored(sender.to.store, name, file, sender.to.after_chunk))
+        )
+
+    files = tuple(f if is_well(f) else sender.put_beside(manifest, f) for f in manifest.files)
+    if files != manifest.files:
+        sender.to.commit(replace(manifest, files=files))
+
+
+def _own(node: str, location: str, known: Iterable[Known]) -> list[Known]:
+    place = (node, location)
+    return [k for k in save_groups.live(known) if (k.manifest.node, k.manifest.location) == place]

@@ -34,8 +34,12 @@ from ckptsync.worker.local_save import (
     ReadFiles,
     notes_at_sending,
 )
-from ckptsync.worker.model_configs import configs_to_send, outgoing_save, unless_young
-from ckptsync.worker.move_save import correct_location
+from ckptsync.worker.model_configs import (
+    configs_to_send,
+    outgoing_save,
+    send_missing_config,
+    unless_young,
+)
 from ckptsync.worker.node_identity import Clock
 from ckptsync.worker.options import WorkerOptions, checked_options
 from ckptsync.worker.pinning import Pinner
@@ -69,12 +73,7 @@ from ckptsync.worker.save_state import (
 from ckptsync.worker.scanner import Scan, Scanned, Scanner, write_save_notes
 from ckptsync.worker.spool_room import SpoolRule, held_bytes
 from ckptsync.worker.store_view import Done, StoreView
-from ckptsync.worker.upload import (
-    UploadContext,
-    send_missing_config,
-    send_save,
-    sent_progress,
-)
+from ckptsync.worker.upload import UploadContext, correct_location, send_save, sent_progress
 
 T = TypeVar("T")
 DOUBTFUL = 10  # times `unmarked`
@@ -445,8 +444,7 @@ class Worker:
             raise
         if sent.stored_before is None:
             self._uploaded.note(seen.checkpoint, outgoing.files.stats)
-            location = correct_location(self._options.node, sent.location, outgoing.files, context)
-            done = sent_progress(outgoing, replace(sent, location=location))
+            done = sent_progress(outgoing, sent)
             done = replace(done, notes=(*done.notes, *outgoing.files.unpinned_warning))
         else:
             self._view.remember(

@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.head.gc import RetentionRequest, RetentionResult, apply_retention, read_manifests
 from ckptsync.head.orphans import delete_orphans, find_orphans
-from ckptsync.head.removal import LEASE, store_now
+from ckptsync.head.removal import LEASE
 from ckptsync.head.retention_rules import Rules
 from ckptsync.records.manifest import Manifest
 from ckptsync.records.store_paths import parse_record_name
 from ckptsync.safe_names import RECORDS
+from ckptsync.stores.clock import store_now
 from ckptsync.stores.contract import Entry, Store, StoreWrapper, read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.verify.verification import VerifyOptions, verify_location

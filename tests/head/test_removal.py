@@ -17,7 +17,6 @@ from ckptsync.head.removal import (
     check_alone,
     delete_records,
     files_to_delete,
-    store_now,
     write_tombstone,
 )
 from ckptsync.head.retention import RetentionDecision
@@ -371,10 +370,3 @@ def test_two_heads_that_begin_with_the_same_number_write_two_records() -> None:
             for s in (store, other)
         ]
         assert (names[0] == names[1]) == is_same
-
-
-def test_the_time_is_the_stores_own() -> None:
-    store = MemoryStore()
-    first = store_now(store)
-    store.write("x", [b""])
-    assert store_now(store) == first + 2

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,8 +16,6 @@ from ckptsync.mounts import chosen, is_blind
 from ckptsync.service import fs_events as module
 from ckptsync.service.fs_events import MOST, Watch
 from tests.support.waiting import until
-
-ROOT = Path(__file__).parent.parent
 
 
 class Ear:
@@ -223,68 +218,6 @@ def test_a_path_that_cannot_be_looked_at_is_not_watched_and_raises_nothing(
     found = watching(tmp_path / "circle")
     found.refresh()
     assert found.modes()[str(tmp_path / "circle")] in ("none", "waiting")
-
-
-LIMITED = """
-import threading
-from pathlib import Path
-from ckptsync.service.fs_events import Watch
-out = Path({out!r}); out.mkdir(); heard = threading.Event()
-found = Watch([str(out)], lambda _: heard.set(), poll_s=1)
-print(found.modes()[str(out)], len(found.notes()))
-for n in range(20): (out / f'checkpoint-{{n}}').mkdir()
-for n in range(1200):
-    found.refresh()
-    if found.modes()[str(out)] != 'events': break
-    threading.Event().wait(0.05)
-print(found.modes()[str(out)], any('inotify limit' in note for note in found.notes()))
-heard.clear(); (out / 'checkpoint-19' / 'a').touch(); print(heard.wait(60)); found.close()
-"""
-
-
-def test_a_limit_that_is_reached_under_way_turns_events_into_polling_and_is_told(
-    tmp_path: Path,
-) -> None:
-    """In a namespace of its own: nobody else's limit changes."""
-    limit = 'echo 10 > /proc/sys/user/max_inotify_watches; exec "$0" -c "$1"'
-    alone = ["unshare", "--user", "--map-root-user", "sh", "-e", "-c", limit, sys.executable]
-    program = LIMITED.format(out=f"{tmp_path}/out")
-    done = subprocess.run(
-        [*alone, program], capture_output=True, text=True, check=False, cwd=ROOT, timeout=60
-    )
-    if "unshare" in done.stderr or "/proc/sys/user" in done.stderr:
-        pytest.skip(done.stderr)
-    assert (done.returncode, done.stdout) == (0, "events 0\npolling True\nTrue\n"), done.stderr
-
-
-LOSING = """
-import sys, threading
-from ckptsync.service.fs_events import Watch
-heard = threading.Event(); found = Watch([sys.argv[1]], lambda _: heard.set())
-print(*found.notes(), flush=True); sys.stdin.readline(); heard.wait(60)
-for n in range(1200):
-    if found.notes(): break
-    threading.Event().wait(0.05)
-print(*found.notes()); found.close()
-"""
-
-
-def test_events_that_the_kernel_dropped_are_a_hint_and_are_told(tmp_path: Path) -> None:
-    pipe = subprocess.PIPE
-    with subprocess.Popen(
-        [sys.executable, "-c", LOSING, tmp_path], stdin=pipe, stdout=pipe, text=True, cwd=ROOT
-    ) as child:
-        assert child.stdin
-        assert child.stdout
-        assert child.stdout.readline() == "\n"
-        child.send_signal(signal.SIGSTOP)  # as a process is that gets no CPU
-        os.waitpid(child.pid, os.WUNTRACED)  # until then its threads may still read events
-        for n in range(int(Path("/proc/sys/fs/inotify/max_queued_events").read_text()) // 2 + 100):
-            (tmp_path / f"{n}").touch()  # created, closed
-        child.send_signal(signal.SIGCONT)
-        child.stdin.write("\n")
-        child.stdin.flush()
-        assert "file system events were lost " in child.stdout.readline()
 
 
 TASKS = 256  # systemd/ckptsync-worker@.service

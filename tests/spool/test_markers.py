@@ -63,7 +63,8 @@ def test_what_is_written_is_read_again(spool: Path) -> None:
     assert markers.begun(spool) == (BEGUN,)
     assert markers.marks(spool, "checkpoint-1") == (MARK,)
     assert markers.commit_of(spool / "pins" / "checkpoint-1.0") == COMMIT
-    assert markers.read_pin_notes(spool / "pins" / "checkpoint-1.0") == PinNotes(1, 2, 3, "s")
+    notes = markers.read_marker(spool / "pins" / "checkpoint-1.0" / "notes.json", PinNotes)
+    assert notes == PinNotes(1, 2, 3, "s")
 
 
 def test_marks_of_another_checkpoint_are_not_told(spool: Path) -> None:
@@ -75,7 +76,6 @@ def test_where_nothing_was_written_there_is_nothing(spool: Path) -> None:
     assert markers.begun(spool) == ()
     assert markers.marks(spool, "checkpoint-1") == ()
     assert markers.commit_of(spool) is None
-    assert markers.read_pin_notes(spool) == PinNotes()
     assert markers.read_log(spool) == ()
 
 

@@ -14,6 +14,7 @@ import pytest
 from ckptsync.errors import Incomplete
 from ckptsync.spool.markers import PinNotes
 from ckptsync.spool.pins import (
+    Pin,
     adopt,
     claim,
     clean_abandoned,
@@ -231,6 +232,38 @@ def test_a_comparison_puts_every_name_in_one_of_four() -> None:
         ("new",),
         ("vanished",),
     )
+
+
+@pytest.mark.parametrize("by", ["a worker", "the hook", "the hook, adopted"])
+def test_what_holds_a_dropped_pin_changes_no_later_one_at_its_path(source: Path, by: str) -> None:
+    """The queue's thread holds a pin for hours; a scan drops it and pins the next save."""
+
+    def pin_again(content: bytes) -> Pin:
+        (source / "a").unlink()
+        (source / "a").write_bytes(content)
+        if by == "a worker":
+            return pinned(source)
+        commit(source)
+        (pin,) = list_pins(source.parent)
+        return adopt(pin, "n0") or pin if by.endswith("adopted") else pin
+
+    old = pin_again(b"old")
+    drop(old)
+    new = pin_again(b"newer")
+    assert new.path == old.path
+    with pytest.raises(Incomplete):
+        mark_stored(old)
+    with pytest.raises(Incomplete):
+        write_pin_notes(old, PinNotes(save="old"))
+    drop(old)
+    assert list_pins(source.parent) == (new,)
+    mark_stored(new)
+    write_pin_notes(new, PinNotes(save="new"))
+    (marked,) = list_pins(source.parent)
+    assert marked.stored
+    assert marked.notes.save == "new"
+    drop(new)
+    assert list_pins(source.parent) == ()
 
 
 @pytest.mark.parametrize("change", ["grow", "trim"])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptsync.stores.clock import measure_offset, offset_of, store_time, wait_until_visible
+from ckptsync.stores.clock import measure_offset, offset_of, store_now, wait_until_visible
 from ckptsync.stores.contract import Entry
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store
@@ -73,9 +73,9 @@ def test_who_asks_what_is_wrong_is_told_of_years_too() -> None:
 
 def test_the_time_is_the_stores_own() -> None:
     store = MemoryStore()
-    first = store_time(store, ".ckptsync/clocks/~gc")
+    first = store_now(store)
     store.write("x", [b""])
-    assert store_time(store, ".ckptsync/clocks/~gc") == first + 2
+    assert store_now(store) == first + 2
 
 
 def test_others_writes_are_waited_for_as_long_as_the_store_may_hide_them() -> None:

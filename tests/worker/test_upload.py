@@ -26,14 +26,14 @@ from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store, read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store
 from ckptsync.worker import upload as upload_module
-from ckptsync.worker.local_save import LocalFiles, LocalSave, local_save, nothing
-from ckptsync.worker.move_save import correct_location
+from ckptsync.worker.local_save import AfterChunk, LocalFiles, LocalSave, local_save, nothing
 from ckptsync.worker.store_view import RunRecords, read_run
 from ckptsync.worker.upload import (
     SMALL_FILE,
+    FileSender,
     Sent,
     UploadContext,
-    announce_sending,
+    correct_location,
     upload,
 )
 from tests.support.crashing_store import Crash, Dying
@@ -276,14 +276,21 @@ def test_a_file_of_a_time_that_no_record_can_say_is_refused_before_it_is_sent(
 NAME = "run/.ckptsync/checkpoint-4/sending/n0"
 
 
+def sender_of(store: MemoryStore, node: str, after_chunk: AfterChunk = nothing) -> FileSender:
+    """A node that sends checkpoint-4, and has no file of it yet."""
+    to = replace(context(store, node), after_chunk=after_chunk)
+    return FileSender(LocalFiles("checkpoint-4", "trainer", {}), to)
+
+
 def test_it_is_said_before_and_taken_back_after_and_said_again_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(upload_module, "ANNOUNCE_EVERY", -1.0)
     store, told = MemoryStore(), list[int]()
-    with announce_sending(store, "n0", "run", "checkpoint-4", told.append) as passed:
+    sender = sender_of(store, "n0", told.append)
+    with sender.announce():
         (first,) = store.names("")
-        passed(7)
+        sender.pool.end_chunk(7)
         (again,) = store.names("")
         assert first.name == again.name == NAME
         assert first.mtime < again.mtime
@@ -296,7 +303,7 @@ def test_that_it_cannot_be_taken_back_is_no_error() -> None:
     def write(*_: object) -> None:
         raise StoreError("away")
 
-    with announce_sending(store, "n0", "run", "checkpoint-4", lambda _: None):
+    with sender_of(store, "n0").announce():
         store.write = write  # type: ignore[method-assign,assignment]
     assert read_all(store, NAME) == b"sending\n"
 
@@ -375,7 +382,7 @@ def known(store: MemoryStore) -> RunRecords:
 
 def test_another_node_is_a_rival_as_long_as_it_says_so_and_of_that_checkpoint_only() -> None:
     store = MemoryStore()
-    with announce_sending(store, "n1", "run", "checkpoint-4", nothing):
+    with sender_of(store, "n1").announce():
         assert known(store).is_contended("n0", "run", "checkpoint-4")
         assert not known(store).is_contended("n1", "run", "checkpoint-4")
         assert not known(store).is_contended("n0", "run", "checkpoint-40")
@@ -387,11 +394,11 @@ def test_one_that_failed_is_none_and_one_that_was_killed_is_none_after_a_while()
     store = MemoryStore()
     with (
         pytest.raises(ZeroDivisionError),
-        announce_sending(store, "n1", "run", "checkpoint-4", nothing),
+        sender_of(store, "n1").announce(),
     ):
         raise ZeroDivisionError
     assert not known(store).is_contended("n0", "run", "checkpoint-4")
-    killed = announce_sending(store, "n1", "run", "checkpoint-4", nothing)
+    killed = sender_of(store, "n1").announce()
     killed.__enter__()
     for _ in range(int(SENDING) - 1):  # each write is a second on this store's clock
         store.write("run/.ckptsync/checkpoint-4/sending/n0", [b"sending"])
