@@ -30,7 +30,7 @@ WELL = Process(
     errors=1,
     disks=(Disk("/data/out", 1, 2, 3, 4),),
     jobs=(RunningJob("verify", "a/b"), RunningJob("verify", "a/c")),
-    channels=(Channel("webhook", 5, 2),),
+    channels=(Channel("slack-1", 5, 2),),
 )
 LOCATIONS = [
     location("a/checkpoint-1", ago=300),
@@ -70,7 +70,7 @@ def test_a_process_tells_what_it_does() -> None:
     disk = ("disk_free_bytes", "disk_size_bytes", "spool_bytes")
     assert [told[f"ckptsync_{name}['/data/out']"] for name in disk] == [1, 2, 3]
     assert told["ckptsync_jobs['verify']"] == 2
-    assert told["ckptsync_alerts_failed_total['webhook']"] == 2
+    assert told["ckptsync_alerts_failed_total['slack-1']"] == 2
     assert told["process_resident_memory_bytes"] > 1e6
 
 
