@@ -1,4 +1,4 @@
-"""A real head over a real store: what it says to Prometheus, to a webhook, and to `ckptsync
+"""A real head over a real store: what it says to Prometheus, by Apprise, and to `ckptsync
 status`.
 """
 
@@ -22,11 +22,15 @@ import ckptsync
 from ckptsync.cli.main import main
 from ckptsync.stores.opening import create_store
 from tests.support.small_store import SHARD, flip, make
-from tests.support.webhook_server import hook
+from tests.support.webhook_server import Hook, hook
 
 pytest.importorskip("prometheus_client")
 DATA = Path(ckptsync.__file__).parent / "demo_data"
 SECRET = "T0/B0/very-secret"
+
+
+def json_url(there: Hook) -> str:
+    return there.url.replace("http://", "json://")
 
 
 def free_port() -> int:
@@ -72,7 +76,7 @@ def until(is_so: Callable[[], bool], seconds: float = 60.0) -> bool:
     return is_so()
 
 
-def test_damage_is_told_by_webhook_and_metrics_and_status_and_no_secret_is_logged(
+def test_damage_is_told_by_apprise_and_metrics_and_status_and_no_secret_is_logged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store, port = make(tmp_path / "store"), free_port()
@@ -86,15 +90,14 @@ def test_damage_is_told_by_webhook_and_metrics_and_status_and_no_secret_is_logge
             "verify: {period: 10ms, tick: 200ms}\n"
             f"metrics: {{listen: '127.0.0.1:{port}'}}\n"
             "alerts:\n"
-            f"  webhook: {there.url}/{SECRET}\n"
+            f"  urls: ['{json_url(there)}/{SECRET}']\n"
             "  on: [damage]\n"
         )
         with daemon(tmp_path, text):
             told = there.next()
-            assert [(a["status"], a["key"]) for a in told["alarms"]] == [
-                ("raised", "damaged fsdp2/checkpoint-4")
-            ]
-            assert (told["head"], told["store"]) == ("boss", str(store))
+            assert told["title"] == f"ckptsync: 1 raised ({store})"
+            assert told["message"].startswith("CRITICAL damaged: fsdp2/checkpoint-4: ")
+            assert told["type"] == "failure"
             assert until(
                 lambda: (
                     'ckptsync_alarms{code="damaged",kind="damage",severity="critical"} 1.0'
@@ -107,7 +110,7 @@ def test_damage_is_told_by_webhook_and_metrics_and_status_and_no_secret_is_logge
             )
             assert until(
                 lambda: (
-                    'ckptsync_alerts_delivered_total{channel="webhook"} 1.0'
+                    'ckptsync_alerts_delivered_total{channel="json-1"} 1.0'
                     in page(port, "/metrics")[1]
                 )
             )
@@ -123,7 +126,7 @@ def test_damage_is_told_by_webhook_and_metrics_and_status_and_no_secret_is_logge
     assert not any(SECRET in path.read_text() for path in (tmp_path / "cache").rglob("*.json"))
 
 
-def test_a_webhook_that_fails_is_seen_in_status_without_its_secret(
+def test_a_channel_that_fails_is_seen_in_status_without_its_secret(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store, port = make(tmp_path / "store"), free_port()
@@ -135,7 +138,7 @@ def test_a_webhook_that_fails_is_seen_in_status_without_its_secret(
             "head: {every: 200ms}\n"
             f"metrics: {{listen: '127.0.0.1:{port}'}}\n"
             "alerts:\n"
-            f"  webhook: {there.url}/{SECRET}\n"
+            f"  urls: ['{json_url(there)}/{SECRET}']\n"
         )
         (store / ".ckptsync" / "nodes").mkdir(exist_ok=True)
         (store / ".ckptsync" / "nodes" / "odd.json").write_text("{")

@@ -102,6 +102,10 @@ GROUPS: Mapping[str, Mapping[str, Entry]] = {
             "find what would make a training hang or lose files, before it starts",
             ("doctor -c worker.yaml", "doctor -c worker.yaml --publish --wait 2m"),
         ),
+        "alert": Entry(
+            "send a test message to each channel of alerts",
+            ("alert test -c head.yaml", "alert test -c head.yaml --json"),
+        ),
         "service": Entry(
             "install or uninstall systemd's unit for this machine's configuration",
             ("service install -c worker.yaml --dry-run", "service uninstall --head"),

@@ -14,8 +14,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     example = add_command(
         actions,
         "example",
-        "print an example with every key: worker, head, both, and files for S3, sshd and"
-        " Prometheus",
+        "print an example with every key: worker, head, both, and files for S3, sshd,"
+        " Prometheus and Grafana",
     )
     example.add_argument(
         "name",

@@ -14,7 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ckptsync.config.schema import KEYS, SECTIONS, Config, LimitsConfig
+from ckptsync.config.schema import KEYS, SECTIONS, Config, LimitsConfig, variable_of
+from ckptsync.config.value_parsers import APPRISE_FORM
 from ckptsync.config.yaml_lines import LIMIT, Document, parse
 from ckptsync.errors import ConfigError
 from ckptsync.near_names import near_names
@@ -29,6 +30,8 @@ _HIDDEN = "***"
 _LEAST_MEMORY = 16 << 20  # bytes: two parts of an upload
 _MOST = 50  # problems that are shown
 _VARIABLES = {key.variable: name for name, key in KEYS.items() if key.variable}
+_REMOVED = {"alerts.webhook": f"is now a URL in alerts.urls: {APPRISE_FORM}"}
+_REMOVED_VARIABLES = {variable_of(key): text for key, text in _REMOVED.items()}
 _Given = dict[str, tuple[str, object]]
 """By key: where it is given (file and line, or variable), and its value as written."""
 
@@ -161,6 +164,8 @@ def _known(document: Document, name: str, problems: list[str]) -> _Given:
             where = _at(name, document, key)
             if key in KEYS:
                 found[key] = where, item
+            elif key in _REMOVED:
+                problems.append(f"{where} {_REMOVED[key]}")
             else:
                 # a comparison with every key takes a while: nobody reads thousands
                 meant = _suggestion(key, [*KEYS, *SECTIONS]) if len(problems) < _MOST else ""
@@ -175,6 +180,8 @@ def _overrides(environment: Mapping[str, str], problems: list[str]) -> _Given:
     for variable, value in environment.items():
         if variable in _VARIABLES:
             given[_VARIABLES[variable]] = variable, value
+        elif variable in _REMOVED_VARIABLES:
+            problems.append(f"{variable} {_REMOVED_VARIABLES[variable]}")
         elif variable.startswith(sections):
             problems.append(f"{variable}: unknown variable{_suggestion(variable, _VARIABLES)}")
     return given

@@ -152,7 +152,7 @@ class RetentionConfig(Rules):
 class AlertsConfig:
     """Whom to tell of which alarms, and after how many seconds again."""
 
-    webhook: str = _key(value_parsers.webhook, "", is_secret=True)
+    urls: tuple[str, ...] = _key(value_parsers.apprise_urls, [], is_secret=True)
     command: tuple[str, ...] = _key(value_parsers.command, [], is_secret=True)
     on: tuple[str, ...] = _key(value_parsers.alarms, list(KINDS))
     repeat: float = _key(value_parsers.period, "6h")
@@ -204,13 +204,18 @@ SECTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
+def variable_of(key: str) -> str:
+    """Return the environment variable of a key, where it has no other name."""
+    return f"CKPTSYNC_{key.upper().replace('.', '_')}"
+
+
 def _all_keys() -> Iterator[tuple[str, Key]]:
     for section, of in {"": Config, **SECTIONS}.items():
         for each in fields(of):  # type: ignore[arg-type]
             if key := each.metadata.get("key"):
                 name = f"{section}.{each.name}" if section else each.name
-                variable = f"CKPTSYNC_{name.upper().replace('.', '_')}"
-                yield name, key if key.variable is not None else replace(key, variable=variable)
+                named = key.variable is not None
+                yield name, key if named else replace(key, variable=variable_of(name))
 
 
 KEYS: dict[str, Key] = dict(_all_keys())

@@ -27,6 +27,8 @@ _MOST = 10**9  # of whatever is counted: threads, jobs, checkpoints, steps
 _BEST = re.compile(r"(?:(min|max):)?([\w./@-]+):([1-9][0-9]*)")
 _SHARDS = re.compile(r"drop-after:([0-9]+)")
 _LISTEN = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[\w.-]+):([0-9]{1,5})")
+_APPRISE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,30}://\S+\Z")
+APPRISE_FORM = "Apprise writes http://host/path as json://host/path, https:// as jsons://"
 _RELATIVE = "is relative: a service has no directory of its own, give an absolute path"
 
 
@@ -261,11 +263,19 @@ def by_run(value: object) -> dict[str, dict[str, Any]]:
     return found
 
 
-def webhook(value: object) -> str:
-    """Read an http or https URL, or nothing.  Error messages never quote it: it may hold keys."""
-    if not isinstance(value, str) or (value and not value.startswith(("http://", "https://"))):
-        raise ValueError("not a URL that begins with https:// or http://")
-    return value
+def apprise_urls(value: object) -> tuple[str, ...]:
+    """Read a list of Apprise URLs, or (from the environment) URLs with spaces between them.
+
+    Error messages never quote one: it holds tokens.
+    """
+    items = value.split() if isinstance(value, str) else value
+    if not isinstance(items, list) or not all(
+        isinstance(item, str) and _APPRISE.match(item) for item in items
+    ):
+        raise ValueError("not a list of Apprise URLs such as jsons://host/path")
+    if web := [item for item in items if item.lower().startswith(("http://", "https://"))]:
+        raise ValueError(f"{len(web)} of its URLs begin with http: {APPRISE_FORM}")
+    return tuple(items)
 
 
 def command(value: object) -> tuple[str, ...]:

@@ -1,35 +1,34 @@
-"""Send alarms to people: by POST to a webhook, or by a command.
+"""Send alarms to people: by Apprise, or by a command.
 
 A `Sender` for each channel decides what is due, and delivers it in a thread of its own, so the
-monitor never waits for a webhook.  What was delivered is kept in a small file, so that a restart
-neither repeats it nor forgets to say that an alarm is over.  If the file is lost, active alarms are
-sent again.  Two heads both send: a message's ``key`` says that it is the same alarm.
+monitor never waits for a service.  One message holds all that is due, and messages are `PAUSE`
+apart, so a flood of alarms is no flood of messages.  What was delivered is kept in a small file, so
+that a restart neither repeats it nor forgets to say that an alarm is over.  If the file is lost,
+active alarms are sent again.  Two heads both send: an alarm's ``key`` is the same in both.
 
-A channel's target may be a secret (tokens in URLs), so no error names more than a host.
+An Apprise URL is a secret (it holds tokens), so no error names more than its scheme.
 """
 
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import os
 import signal
 import subprocess
+import sys
 import threading
-import urllib.error
-import urllib.parse
-import urllib.request
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
-from ckptsync import __version__
 from ckptsync.catalogue.cached import cache_path
+from ckptsync.child import PACKAGES, PARENT, describe_end
 from ckptsync.config.schema import Config
 from ckptsync.digest import digest
 from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, StoreError
@@ -45,30 +44,65 @@ from ckptsync.status.alarms import (
     Terms,
     decide,
     document,
+    test_document,
 )
 from ckptsync.threads import start_thread
 from ckptsync.typed_json import Decoder
 
 FIRST, LONGEST = 30.0, 600.0  # seconds until a failed delivery is tried again, see `backoff`
-ANSWERS_WITHIN = 15.0  # seconds, of a webhook, and for each step on the way to it
-RUNS_WITHIN = 60.0  # seconds, of a command
-# What a command inherits: no store's keys are among them.
+PAUSE = 60.0  # seconds from a delivered message to the next one
+RUNS_WITHIN = 60.0  # seconds, of a delivery
+DELIVERY = (sys.executable, "-m", "ckptsync.service.apprise_delivery")
+# What a delivery inherits: no store's keys are among them.
 _VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "USER", "LOGNAME", "TMPDIR", "HTTP_PROXY",
     "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy", "SSL_CERT_FILE",
-    "SSL_CERT_DIR")  # fmt: skip
+    "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE")  # fmt: skip
 
 _DECODER: Decoder[dict[str, SentAlarm]] = Decoder(dict[str, SentAlarm], "sent alarms")
 
 
 def open_channels(config: Config, node: str, fatal: Fatal) -> tuple[Sender, ...]:
-    """Return the channels of a configuration."""
-    alerts, receivers = config.alerts, list[Webhook | Command]()
-    if alerts.webhook:
-        receivers.append(Webhook(alerts.webhook))
-    if alerts.command:
-        receivers.append(Command(alerts.command))
-    terms, source = Terms(alerts.on, alerts.repeat), (config.store.url, node)
-    return tuple(Sender(receiver, terms, source, fatal) for receiver in receivers)
+    """Return the channels of a configuration.  Raises ConfigError."""
+    terms = Terms(config.alerts.on, config.alerts.repeat)
+    source = (config.store.url, node)
+    return tuple(Sender(receiver, terms, source, fatal) for receiver in _receivers(config))
+
+
+def send_test(config: Config, node: str, at: float) -> Iterator[tuple[str, CkptsyncError | None]]:
+    """Yield each channel, and why a test message did not arrive.
+
+    Nothing is remembered of it.  Raises ConfigError.
+    """
+    message = test_document(config.store.url, node, at)
+    for receiver in _receivers(config):
+        error: CkptsyncError | None = None
+        try:
+            receiver.deliver(message)
+        except CkptsyncError as e:
+            error = e
+        yield receiver.name, error
+
+
+def _receivers(config: Config) -> list[Receiver]:
+    """Return what `alerts` names.  Raises ConfigError."""
+    urls, command = config.alerts.urls, config.alerts.command
+    if urls:
+        _check_urls(urls)
+    channels = [AppriseUrl(url, number) for number, url in enumerate(urls, 1)]
+    return [*channels, *([Command(command)] if command else [])]
+
+
+class Receiver(Protocol):
+    """What a channel delivers to.
+
+    ``name`` is shown; ``target`` is a digest of where it goes, no secret.
+    """
+
+    name: str
+    target: str
+
+    def deliver(self, message: Mapping[str, Any]) -> None:
+        """Send a document, within `RUNS_WITHIN`; raises StoreError, without ``name``."""
 
 
 class Sender:
@@ -78,7 +112,7 @@ class Sender:
     """
 
     def __init__(
-        self, receiver: Webhook | Command, terms: Terms, source: tuple[str, str], fatal: Fatal
+        self, receiver: Receiver, terms: Terms, source: tuple[str, str], fatal: Fatal
     ) -> None:
         self.error = ""
         self.channel = Channel(receiver.name, 0, 0)
@@ -117,9 +151,9 @@ class Sender:
         error = ""
         try:
             message = document(decision.messages, *self._source, now)
-            self._receiver.deliver(json.dumps(message).encode())
+            self._receiver.deliver(message)
         except CkptsyncError as e:
-            error = f"alerts: {e}"
+            error = f"alerts: {self._receiver.name}: {e}"
         except BaseException as e:  # noqa: BLE001 - a bug of ours: the process ends by it
             self._fatal(e)
             return
@@ -129,7 +163,8 @@ class Sender:
             self._is_out, self.error = False, error
             self.channel = replace(self.channel, delivered=delivered, failed=failed)
             self._failures = self._failures + 1 if error else 0
-            self._not_before = now + backoff(self._failures, FIRST, LONGEST) if error else 0.0
+            pause = backoff(self._failures, FIRST, LONGEST) if error else PAUSE
+            self._not_before = now + pause
         if not error:
             _write(self._file, decision.if_sent)
 
@@ -163,87 +198,107 @@ def _write(path: Path | None, memory: Memory) -> None:
         draft.replace(path)
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A POST that is sent elsewhere would become a GET, and the token would go along."""
+class AppriseUrl:
+    """Sends to one URL of `alerts.urls`, in a child process (`apprise_delivery`).
 
-    def redirect_request(self, *_: Any, **__: Any) -> None:
-        return None
-
-
-class Webhook:
-    """POSTs JSON to a URL; anything but a 2xx is a failure, a redirection too.
-
-    ``target``: a digest of where it goes, no secret.  Raises ConfigError.
+    ``name``: the URL's scheme and its place in the list, which is all that anybody is shown.
     """
 
-    name = "webhook"
-
-    def __init__(self, url: str) -> None:
-        hint = "see alerts.webhook in the configuration"
-        try:
-            parts = urllib.parse.urlsplit(url)
-        except ValueError:
-            raise ConfigError("alerts.webhook: not a URL", hint=hint) from None
-        if parts.scheme not in ("http", "https"):
-            raise ConfigError("alerts.webhook: neither http nor https", hint=hint)
+    def __init__(self, url: str, number: int) -> None:
+        self.name = f"{url.partition('://')[0].lower()}-{number}"
         self.target = digest(url.encode())
-        self._url, self._where = url, f"webhook {parts.scheme}://{parts.hostname or ''}"
-        self._opener = urllib.request.build_opener(_NoRedirect)
+        self._url = url
 
-    def deliver(self, message: bytes) -> None:
-        """Send a document, within some `ANSWERS_WITHIN`; raises StoreError."""
-        headers = {"Content-Type": "application/json", "User-Agent": f"ckptsync/{__version__}"}
-        try:
-            request = urllib.request.Request(self._url, message, headers, method="POST")  # noqa: S310 - the configuration takes http and https alone
-            self._opener.open(request, timeout=ANSWERS_WITHIN).close()
-        except urllib.error.HTTPError as e:
-            with e:
-                hint = "see alerts.webhook, and what that service logs"
-                raise StoreError(f"{self._where}: HTTP status {e.code}", hint=hint) from None
-        except (OSError, http.client.HTTPException, ValueError) as e:
-            # of which no more is shown than repeats nothing of the URL
-            reason = getattr(e, "reason", e)
-            text = (reason.strerror if isinstance(reason, OSError) else None) or "request failed"
-            if isinstance(reason, TimeoutError):
-                text = f"no answer within {ANSWERS_WITHIN:g} s"
-            hint = "see alerts.webhook, DNS, proxy and firewall"
-            raise StoreError(f"{self._where}: {text}", hint=hint) from None
+    def deliver(self, message: Mapping[str, Any]) -> None:
+        """Send a document's title and text, as of `Receiver`."""
+        body = {
+            "title": message["title"],
+            "body": message["text"].partition("\n")[2],
+            "type": _TYPES[message["severity"]],
+        }
+        [reason] = _ask_apprise([self._url], body)
+        if reason:
+            hint = f"`apprise -vvv -b test URL` shows why; see {self.name} in alerts.urls"
+            raise StoreError(reason, hint=hint)
+
+
+_TYPES = {"critical": "failure", "warning": "warning", "resolved": "success", "test": "info"}
+"""What Apprise calls the severity of a message, by which services choose a colour or an icon."""
+
+
+def _check_urls(urls: Sequence[str]) -> None:
+    """Raise ConfigError for URLs that Apprise does not take."""
+    if find_spec("apprise") is None:
+        hint = "pip install 'ckptsync[alerts]'"
+        raise ConfigError("alerts.urls: apprise is not installed", hint=hint)
+    refusals = zip(range(1, len(urls) + 1), _ask_apprise(urls, None), strict=True)
+    if lines := [f"number {number}: {reason}" for number, reason in refusals if reason]:
+        hint = "`apprise --details` lists the services and the forms of their URLs"
+        raise ConfigError(f"alerts.urls: {'; '.join(lines)}", hint=hint)
+
+
+def _ask_apprise(urls: Sequence[str], message: Mapping[str, str] | None) -> list[str]:
+    """Return what failed for each URL, or "".  Raises StoreError."""
+    request = json.dumps({"urls": list(urls), "message": message}).encode()
+    environment = {PARENT: str(os.getpid()), "PYTHONPATH": PACKAGES}
+    status, answer = _run(DELIVERY, request, environment, keeps_output=True)
+    try:
+        reasons: list[str] = json.loads(answer)
+    except ValueError:
+        raise StoreError(f"apprise: its process {describe_end(status)}") from None
+    return reasons
 
 
 class Command:
     """Runs a program with JSON on its standard input, without a shell and with few variables.
 
-    What it prints is not kept.  ``target``: as of `Webhook`.
+    What it prints is not kept.
     """
 
     name = "command"
 
     def __init__(self, words: Sequence[str]) -> None:
         self.target = digest(json.dumps(words).encode())
-        self._words, self._where = words, f"alert command {words[0]}"
+        self._words = words
 
-    def deliver(self, message: bytes) -> None:
-        """Send a document, within `RUNS_WITHIN`; raises StoreError."""
-        try:
-            child = subprocess.Popen(  # noqa: S603 - the operator's own, from the configuration
-                self._words,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env={name: os.environ[name] for name in _VARIABLES if name in os.environ},
-                cwd="/",
-                start_new_session=True,
-            )
-        except OSError as e:
-            hint = "see alerts.command, and what the service may run"
-            raise StoreError(f"{self._where}: {e.strerror}", hint=hint) from None
-        with child:
-            try:
-                child.communicate(message + b"\n", RUNS_WITHIN)
-            except subprocess.TimeoutExpired:
-                os.killpg(child.pid, signal.SIGKILL)  # and all that it started
-                why = f"{self._where}: took longer than {RUNS_WITHIN:g} s and was killed"
-                raise StoreError(why) from None
-        if child.returncode:
+    def deliver(self, message: Mapping[str, Any]) -> None:
+        """Send a document, as of `Receiver`."""
+        status, _ = _run(self._words, json.dumps(message).encode() + b"\n", {})
+        if status:
             hint = "run it by hand with an example message from `ckptsync help monitoring`"
-            raise StoreError(f"{self._where}: exit status {child.returncode}", hint=hint)
+            raise StoreError(f"{self._words[0]}: exit status {status}", hint=hint)
+
+
+def _run(
+    words: Sequence[str],
+    request: bytes,
+    environment: Mapping[str, str],
+    *,
+    keeps_output: bool = False,
+) -> tuple[int, bytes]:
+    """Return a program's exit status, and its output if that is kept.
+
+    It gets ``request`` on its standard input, and ends within `RUNS_WITHIN`.  Raises StoreError.
+    """
+    few = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
+    try:
+        child = subprocess.Popen(  # noqa: S603 - our own module, or what the operator configured
+            words,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE if keeps_output else subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={**few, **environment},
+            cwd="/",
+            start_new_session=True,
+        )
+    except OSError as e:
+        hint = "see alerts.command, and what the service may run"
+        raise StoreError(f"{words[0]}: {e.strerror}", hint=hint) from None
+    with child:
+        try:
+            output, _ = child.communicate(request, RUNS_WITHIN)
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)  # and all that it started
+            why = f"{words[0]}: took longer than {RUNS_WITHIN:g} s and was killed"
+            raise StoreError(why) from None
+    return child.returncode, output or b""

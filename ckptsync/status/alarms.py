@@ -7,9 +7,11 @@ of one clock. What is light here is imported by the configuration.
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timezone
 from typing import Any, Literal, get_args
 
 from ckptsync.quantities import clean
@@ -18,7 +20,10 @@ FORMAT = 1
 LONGEST = 1000  # characters of each text of an alarm
 HOLD = 90.0
 """Seconds for which an alarm must be gone before it is over: what comes and goes is one alarm."""
-MOST = 20  # lines of a message's text
+MOST = 20  # alarms in a message's text
+MOST_OF_CODE = 3  # of them with the same code
+SHOWN = 400  # characters of each sentence in a message's text: services take some thousands in all
+_LAST = 253402300799.0  # the last second that a date can name
 
 Severity = Literal["critical", "warning"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
@@ -175,31 +180,67 @@ def decide(alarms: Iterable[Alarm], memory: Memory, terms: Terms, now: float) ->
     return Decision(tuple(messages), remembered | if_sent, if_not_sent)
 
 
-def document(messages: Iterable[Message], store: str, head: str, at: float) -> dict[str, Any]:
-    """Return what webhooks and commands get (docs/monitoring.md); chats show its ``text``."""
-    found = list(messages)
-    counts = Counter(m.status for m in found)
+def document(messages: Sequence[Message], store: str, head: str, at: float) -> dict[str, Any]:
+    """Return what channels get (docs/monitoring.md): people read its ``title`` and ``text``."""
+    counts = Counter(m.status for m in messages)
     statuses = (status for status in get_args(MessageStatus) if counts[status])
     heading = ", ".join(f"{counts[status]} {status}" for status in statuses)
-    lines = [_line(m) for m in found]
-    more = [f"and {len(lines) - MOST} more"] if len(lines) > MOST else []
-    return {
-        "format": FORMAT,
-        "store": store,
-        "head": head,
-        "at": at,
-        "text": "\n".join([f"ckptsync: {heading} ({store})", *lines[:MOST], *more]),
-        "alarms": [
-            {"status": m.status, "key": m.alarm.key, "kind": m.alarm.kind, "first": m.first}
-            | asdict(m.alarm)
-            for m in found
-        ],
-    }
+    holding = [m.alarm.severity for m in messages if m.status != "resolved"]
+    severity = min(holding, key=SEVERITIES.index, default="resolved")
+    alarms = [
+        {"status": m.status, "key": m.alarm.key, "kind": m.alarm.kind, "first": m.first}
+        | asdict(m.alarm)
+        for m in messages
+    ]
+    about = {"store": store, "head": head, "at": at}
+    return _document(about, heading, severity, _entries(messages, store), alarms)
 
 
-def _line(message: Message) -> str:
+def test_document(store: str, head: str, at: float) -> dict[str, Any]:
+    """Return what `ckptsync alert test` sends."""
+    entry = f"Sent by `ckptsync alert test` on {clean(head, LONGEST)}: alerts arrive here."
+    about = {"store": store, "head": head, "at": at}
+    return _document(about, "test", "test", [entry, "Nothing is wrong."], [])
+
+
+def _document(
+    about: Mapping[str, Any],
+    heading: str,
+    severity: str,
+    entries: Iterable[str],
+    alarms: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    title = f"ckptsync: {heading} ({about['store']})"
+    text = "\n".join([title, *entries])
+    texts = {"severity": severity, "title": title, "text": text}
+    return {"format": FORMAT, **about, **texts, "alarms": alarms}
+
+
+def _entries(messages: Sequence[Message], store: str) -> Iterator[str]:
+    """Yield a text for each alarm; of many with one code, of the first `MOST_OF_CODE`."""
+    groups: dict[tuple[str, str], list[Message]] = {}
+    for message in messages:
+        groups.setdefault((message.status, message.alarm.code), []).append(message)
+    room = MOST
+    for (status, code), group in groups.items():
+        shown = group[: min(MOST_OF_CODE, room)]
+        room -= len(shown)
+        yield from map(_entry, shown)
+        if more := len(group) - len(shown):
+            are_over = " are over" if status == "resolved" else ""
+            listing = shlex.join(["ckptsync", "status", "--store", store])
+            yield f"and {more} more {code}{are_over}: `{listing}` lists what holds"
+
+
+def _entry(message: Message) -> str:
     alarm = message.alarm
     if message.status == "resolved":
         return f"OVER {alarm.code}: {alarm.subject}"
-    again = " (still)" if message.status == "repeated" else ""
-    return f"{alarm.severity.upper()} {alarm.code}{again}: {alarm.text} -> {alarm.todo}"
+    still = " (still)" if message.status == "repeated" else ""
+    at = min(max(alarm.since or message.first, 0.0), _LAST)
+    since = datetime.fromtimestamp(at, timezone.utc)
+    return (
+        f"{alarm.severity.upper()} {alarm.code}{still}: {clean(alarm.text, SHOWN)}\n"
+        f"  since {since:%Y-%m-%d %H:%M} UTC\n"
+        f"  to do: {clean(alarm.todo, SHOWN)}"
+    )

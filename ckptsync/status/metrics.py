@@ -131,19 +131,9 @@ _RUNS: Table[RunStatus] = (
         lambda r: r.verified.step if r.verified else None,
     ),
     (
-        "run_unverified_timestamp_seconds",
-        "Unix time when the oldest complete but unverified checkpoint arrived.",
-        lambda r: r.unverified.arrived if r.unverified else None,
-    ),
-    (
         "run_proven_timestamp_seconds",
         "Unix time of the oldest verification that still counts.",
         lambda r: r.proven,
-    ),
-    (
-        "run_unopenable_models",
-        "Consolidated models that lack their configuration.",
-        lambda r: len(r.unopenable),
     ),
     ("run_interval_seconds", "Median seconds between checkpoints.", lambda r: r.every),
 )
@@ -197,8 +187,6 @@ def _of_store(seen: Overview) -> Iterator[Metric]:
     )
     alarms = Counter((a.kind, a.code, a.severity) for a in seen.alarms)
     yield _gauge("alarms", "Active alarms.", sorted(alarms.items()), "kind", "code", "severity")
-    faults = len(seen.catalogue.faults)
-    yield _gauge("unreadable_records", "Records that cannot be read.", [((), faults)])
     free, total = ([((), seen.room.free)], [((), seen.room.total)]) if seen.room else ([], [])
     yield _gauge("store_free_bytes", "Free bytes (a store at a path).", free)
     yield _gauge("store_size_bytes", "Size (a store at a path).", total)
@@ -211,7 +199,6 @@ def _of_store(seen: Overview) -> Iterator[Metric]:
     )
     nodes = sorted(seen.nodes, key=lambda n: -n.beat)[:MOST]
     yield from _each(_gauge, _NODES, [(n.name, n) for n in nodes], "node")
-    yield _gauge("runs", "Runs that have a checkpoint.", [((), len(seen.runs))])
     runs = sorted(seen.runs, key=lambda r: -(r.newest.ended if r.newest else 0.0))[:MOST]
     statuses = [
         ((r.run, status.lower()), r.checkpoints.get(status, 0)) for r in runs for status in STATUSES

@@ -9,8 +9,7 @@ import yaml
 from ckptsync.config.loading import load
 from ckptsync.config.schema import KEYS
 
-FOUND = (Path(__file__).parents[2] / "configs").glob("*.yaml")
-CONFIGS = sorted(path for path in FOUND if not path.stem.startswith("prometheus"))
+CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
 ROLES = {
     "worker": ("worker",),
     "head": ("head", "verifier"),

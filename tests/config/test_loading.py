@@ -85,25 +85,41 @@ def test_what_a_variable_overrides_in_a_file_is_told_without_secrets() -> None:
         "store: {url: /a, options: {key: geheim}}\n"
         "node: n0\n"
         "roles: [head]\n"
-        "alerts: {webhook: https://h/geheim}\n"
+        "alerts: {urls: [jsons://h/geheim]}\n"
         "log: {level: info}\n"
     )
     environment = {
         "CKPTSYNC_STORE": "/b",
         "CKPTSYNC_STORAGE_OPTIONS": '{"key": "geheim2"}',
-        "CKPTSYNC_ALERTS_WEBHOOK": "https://h/geheim2",
+        "CKPTSYNC_ALERTS_URLS": "jsons://h/geheim2",
         "CKPTSYNC_LOG_LEVEL": "info",  # the same value
         "CKPTSYNC_HEAD_JOBS": "3",  # a key that the file does not give
     }
     assert read(text, "x.yaml", environment).overridden == (
         "x.yaml:1: store.url: /a is overridden by CKPTSYNC_STORE=/b",
         "x.yaml:1: store.options: *** is overridden by CKPTSYNC_STORAGE_OPTIONS=***",
-        "x.yaml:4: alerts.webhook: *** is overridden by CKPTSYNC_ALERTS_WEBHOOK=***",
+        "x.yaml:4: alerts.urls: *** is overridden by CKPTSYNC_ALERTS_URLS=***",
     )
     key = {"CKPTSYNC_STORE": "s3://key:geheim@bucket"}
     (told,) = read("store: {url: /a}\nroles: [head]\n", "x.yaml", key).overridden
     assert told == "x.yaml:1: store.url: /a is overridden by CKPTSYNC_STORE=***"
     assert read(text, "x.yaml", {}).overridden == ()
+
+
+@pytest.mark.parametrize("is_variable", [False, True])
+def test_the_webhook_of_before_is_refused_with_the_form_that_apprise_has(
+    *, is_variable: bool
+) -> None:
+    text = "store: {url: /a}\nroles: [head]\n"
+    environment = {"CKPTSYNC_ALERTS_WEBHOOK": "https://h/geheim"} if is_variable else {}
+    text += "" if is_variable else "alerts: {webhook: https://h/geheim}\n"
+    with pytest.raises(ConfigError) as caught:
+        read(text, "x.yaml", environment)
+    name = "CKPTSYNC_ALERTS_WEBHOOK" if is_variable else "x.yaml:3: alerts.webhook"
+    assert str(caught.value) == (
+        f"{name} is now a URL in alerts.urls: Apprise writes http://host/path as"
+        " json://host/path, https:// as jsons://"
+    )
 
 
 def test_variables_inside_values_are_not_expanded() -> None:

@@ -62,7 +62,13 @@ WRONG: dict[str, list[object]] = {
         {"../exp": {}},
         {"exp": {"grace": "1d"}},
     ],
-    "alerts.webhook": ["hooks.example/x"],
+    "alerts.urls": [
+        "hooks.example/x",
+        3,
+        [3],
+        ["json://h", "https://hooks.example/x"],
+        ["a b://c"],
+    ],
     "alerts.command": [["page"], {"a": 1}],
     "alerts.on": [["doom"], "damage, doom"],
     "metrics.listen": ["9464", "127.0.0.1:99999", True],
@@ -119,7 +125,12 @@ def test_a_value_of_the_wrong_kind_is_a_problem(key: str, value: object) -> None
             {"exp-*": {"keep_last": 5, "shards": "keep"}},
             {"exp-*": {"keep_last": 5, "shards": None}},
         ),
-        ("alerts.webhook", "https://hooks.example/x", "https://hooks.example/x"),
+        (
+            "alerts.urls",
+            "json://h/x mailto://u:p@h?to=a,b",
+            ("json://h/x", "mailto://u:p@h?to=a,b"),
+        ),
+        ("alerts.urls", ["slack://a/b/c"], ("slack://a/b/c",)),
         ("alerts.command", "/usr/bin/page --to 'the team'", ("/usr/bin/page", "--to", "the team")),
         ("alerts.on", "full, damage", ("full", "damage")),
         ("metrics.listen", False, ""),
@@ -151,9 +162,10 @@ def test_a_problem_of_a_run_s_rule_names_the_run_and_the_rule() -> None:
         KEYS["retention.runs"].read({"exp": {"keep_best": "eval_loss"}})
 
 
-def test_a_problem_of_a_webhook_does_not_repeat_it() -> None:
-    with pytest.raises(ValueError, match=r"\w") as caught:
-        KEYS["alerts.webhook"].read("hooks.example/hunter2")
+@pytest.mark.parametrize("url", ["hooks.example/hunter2", "https://hooks.example/hunter2"])
+def test_a_problem_of_an_alert_url_does_not_repeat_it_and_names_the_form(url: str) -> None:
+    with pytest.raises(ValueError, match="jsons://") as caught:
+        KEYS["alerts.urls"].read(url)
     assert "hunter2" not in str(caught.value)
 
 
@@ -166,8 +178,8 @@ def test_what_is_said_of_a_run_stands_before_what_is_said_of_all() -> None:
     assert said.of("exp-1") == Rules(keep_last=2), "a name counts before a glob"
 
 
-def test_a_webhook_is_not_shown_where_a_configuration_is() -> None:
-    assert "hunter2" not in repr(AlertsConfig("https://hooks.example/hunter2"))
+def test_an_alert_url_is_not_shown_where_a_configuration_is() -> None:
+    assert "hunter2" not in repr(AlertsConfig(("jsons://hooks.example/hunter2",)))
 
 
 def test_every_default_passes_its_own_reader_and_no_two_keys_share_a_variable() -> None:

@@ -16,16 +16,16 @@ def test_a_variable_that_beats_the_file_is_told_without_its_secrets(world: World
     service = world.service(
         "node0",
         ["worker"],
-        {"alerts": {"webhook": "https://h/geheim"}, **runs(world)},
+        {"alerts": {"urls": ["jsons://h/geheim"]}, **runs(world)},
         starts=False,
     )
-    overrides = {"CKPTSYNC_STORE": str(other), "CKPTSYNC_ALERTS_WEBHOOK": "https://h/geheimer"}
+    overrides = {"CKPTSYNC_STORE": str(other), "CKPTSYNC_ALERTS_URLS": "jsons://h/geheimer"}
     service.start(overrides)
     told = service.wait(phase="starting")
     assert told["store"] == str(other)
     assert all(
         word in told["overridden"]
-        for word in ("store.url", world.store.url, "CKPTSYNC_STORE", "CKPTSYNC_ALERTS_WEBHOOK")
+        for word in ("store.url", world.store.url, "CKPTSYNC_STORE", "CKPTSYNC_ALERTS_URLS")
     )
     service.wait(phase="started")
     done = world.run("ls", "-c", service.config, environment=overrides)

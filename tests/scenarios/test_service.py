@@ -228,12 +228,12 @@ def webhook() -> Iterator[tuple[str, list[Any]]]:
 
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/", told
+        yield f"json://127.0.0.1:{server.server_port}/", told
         server.shutdown()
 
 
 @pytest.mark.stores("path")
-def test_damage_is_told_to_a_webhook_and_to_a_command(
+def test_damage_is_told_by_apprise_and_to_a_command(
     world: World, prepared: Prepared, webhook: tuple[str, list[Any]]
 ) -> None:
     url, told = webhook
@@ -243,13 +243,13 @@ def test_damage_is_told_to_a_webhook_and_to_a_command(
     )
     told_here = world.home / "told"
     world.head(
-        alerts={"webhook": url, "command": ["/bin/sh", "-c", f"cat >> '{told_here}'"]},
+        alerts={"urls": [url], "command": ["/bin/sh", "-c", f"cat >> '{told_here}'"]},
         verify={"period": "2s"},
     )
     key = "damaged sft/checkpoint-4"
     world.until(
-        lambda: any(alarm["key"] == key for message in told for alarm in message["alarms"]),
-        "the webhook's alert",
+        lambda: any("damaged: sft/checkpoint-4" in message["message"] for message in told),
+        "Apprise's alert",
     )
     world.until(lambda: key in told_here.read_text(), "the command's alert")
 

@@ -1,19 +1,31 @@
-"""What is told, tried again, and remembered: over real HTTP."""
+"""What is told, tried again, and remembered; and what Apprise and commands deliver."""
 
+import contextlib
 import json
 import os
+import queue
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ckptsync.errors import CkptsyncError, StoreError
+from ckptsync.cli.main import main
+from ckptsync.config.loading import read
+from ckptsync.errors import ConfigError, StoreError
 from ckptsync.service import alert_channels
-from ckptsync.service.alert_channels import FIRST, Command, Sender, Webhook
+from ckptsync.service.alert_channels import (
+    FIRST,
+    PAUSE,
+    AppriseUrl,
+    Command,
+    Sender,
+    open_channels,
+)
 from ckptsync.status.alarms import HOLD, KINDS, Alarm, Terms
 from tests.support.webhook_server import Hook, hook
 
@@ -29,15 +41,41 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
+class Inbox:
+    """A receiver: ``taken`` are the documents that came; while ``gate`` is not set, none is
+    answered; with a ``failure``, each fails.
+    """
+
+    name, target, failure = "inbox", "here", ""
+
+    def __init__(self) -> None:
+        self.taken: queue.Queue[Any] = queue.Queue()
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def deliver(self, message: Mapping[str, Any]) -> None:
+        self.taken.put(message)
+        assert self.gate.wait(60)
+        if self.failure:
+            raise StoreError(self.failure)
+
+    def next(self) -> Any:
+        return self.taken.get(timeout=60)
+
+
 @pytest.fixture
-def there() -> Iterator[Hook]:
+def there() -> Inbox:
+    return Inbox()
+
+
+@pytest.fixture
+def web() -> Iterator[Hook]:
     with hook() as found:
         yield found
 
 
-def postman(there: Hook, store: str = "/store") -> Sender:
-    terms = Terms(KINDS, 3600.0)
-    return Sender(Webhook(f"{there.url}/secret"), terms, (store, "boss"), faults.append)
+def postman(there: Inbox, store: str = "/store") -> Sender:
+    return Sender(there, Terms(KINDS, 3600.0), (store, "boss"), faults.append)
 
 
 def until(is_so: Callable[[], object]) -> None:
@@ -47,7 +85,7 @@ def until(is_so: Callable[[], object]) -> None:
     assert is_so()
 
 
-def told_once(there: Hook) -> Sender:
+def told_once(there: Inbox) -> Sender:
     """A sender that has delivered one alarm."""
     man = postman(there)
     man.offer([HURT], 1000.0)
@@ -55,7 +93,7 @@ def told_once(there: Hook) -> Sender:
     return man
 
 
-def test_it_tells_once_and_says_when_it_is_over(there: Hook) -> None:
+def test_it_tells_once_and_says_when_it_is_over(there: Inbox) -> None:
     man = told_once(there)
     told = there.next()
     alarm = told["alarms"][0]
@@ -64,10 +102,12 @@ def test_it_tells_once_and_says_when_it_is_over(there: Hook) -> None:
     man.offer([HURT], 1030.0)
     man.offer([], 1060.0)
     man.offer([], 1060.0 + HOLD)
-    assert there.next()["text"] == "ckptsync: 1 resolved (/store)\nOVER damaged: run/checkpoint-1"
+    over = there.next()
+    assert over["text"] == "ckptsync: 1 resolved (/store)\nOVER damaged: run/checkpoint-1"
+    assert (told["severity"], over["severity"]) == ("critical", "resolved")
 
 
-def test_a_webhook_that_hangs_holds_nobody_up_and_what_came_meanwhile_follows(there: Hook) -> None:
+def test_a_channel_that_hangs_holds_nobody_up_and_what_came_meanwhile_follows(there: Inbox) -> None:
     there.gate.clear()
     man = postman(there)
     man.offer([HURT], 1000.0)
@@ -81,25 +121,25 @@ def test_a_webhook_that_hangs_holds_nobody_up_and_what_came_meanwhile_follows(th
     assert [a["subject"] for a in there.next()["alarms"]] == ["other"]
 
 
-def test_what_failed_is_seen_and_tried_again_later_and_less_and_less_often(there: Hook) -> None:
-    there.answer = 500
+def test_what_failed_is_seen_and_tried_again_later_and_less_and_less_often(there: Inbox) -> None:
+    there.failure = "HTTP status 500"
     man = postman(there)
     man.offer([HURT], 1000.0)
     until(lambda: man.channel.failed == 1)
-    assert man.error == "alerts: webhook http://127.0.0.1: HTTP status 500"
+    assert man.error == "alerts: inbox: HTTP status 500"
     man.offer([HURT], 1000.0 + FIRST - 1)
     until(lambda: there.taken.qsize() == 1)
     man.offer([HURT], 1000.0 + FIRST + 1)
     until(lambda: man.channel.failed == 2)
     man.offer([HURT], 1000.0 + 2 * FIRST + 2)
     until(lambda: there.taken.qsize() == 2)
-    there.answer = 200
+    there.failure = ""
     man.offer([HURT], 1000.0 + 4 * FIRST)
     until(lambda: man.channel.delivered == 1)
     assert man.error == ""
 
 
-def test_a_restart_repeats_nothing_and_still_says_what_is_over(there: Hook, cache: Path) -> None:
+def test_a_restart_repeats_nothing_and_still_says_what_is_over(there: Inbox, cache: Path) -> None:
     told_once(there)
     there.next()
     second = postman(there)
@@ -109,7 +149,6 @@ def test_a_restart_repeats_nothing_and_still_says_what_is_over(there: Hook, cach
     assert there.next()["alarms"][0]["status"] == "resolved"
     until(lambda: second.channel.delivered == 1)
     [path] = cache.iterdir()
-    assert "secret" not in path.read_text()
     assert path.stat().st_mode & 0o777 == 0o600
 
 
@@ -117,7 +156,7 @@ def test_a_restart_repeats_nothing_and_still_says_what_is_over(there: Hook, cach
     "damage", [b"{", b"[1]", b'{"\xff":{}}', b"[" * 100_000, b'{"x": {"alarm": {}}}']
 )
 def test_without_its_file_or_with_another_stores_it_tells_once_more(
-    there: Hook, cache: Path, damage: bytes
+    there: Inbox, cache: Path, damage: bytes
 ) -> None:
     told_once(there)
     [path] = cache.iterdir()
@@ -129,7 +168,7 @@ def test_without_its_file_or_with_another_stores_it_tells_once_more(
     assert there.next()["alarms"][0]["status"] == "raised"
 
 
-def test_an_alarm_of_another_version_is_forgotten(there: Hook, cache: Path) -> None:
+def test_an_alarm_of_another_version_is_forgotten(there: Inbox, cache: Path) -> None:
     told_once(there)
     [path] = cache.iterdir()
     path.write_text(path.read_text().replace('"code":"damaged"', '"code":"unknown"'))
@@ -138,7 +177,7 @@ def test_an_alarm_of_another_version_is_forgotten(there: Hook, cache: Path) -> N
 
 
 def test_a_cache_that_cannot_be_written_or_is_nowhere_is_no_failure(
-    there: Hook, cache: Path, monkeypatch: pytest.MonkeyPatch
+    there: Inbox, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def nowhere(_: str) -> Path:
         raise RuntimeError("no home")
@@ -149,10 +188,10 @@ def test_a_cache_that_cannot_be_written_or_is_nowhere_is_no_failure(
     told_once(there)
 
 
-def test_a_store_that_is_away_ends_no_alarm(there: Hook) -> None:
+def test_a_store_that_is_away_ends_no_alarm(there: Inbox) -> None:
     man = told_once(there)
     there.next()
-    man.offer([*man.active(), AWAY], 1030.0)
+    man.offer([*man.active(), AWAY], 1000.0 + PAUSE)
     until(lambda: man.channel.delivered == 2)
     assert [a["code"] for a in there.next()["alarms"]] == ["store-away"]
     man.offer([*man.active(), AWAY], 1030.0 + 10 * HOLD)
@@ -163,8 +202,24 @@ def test_a_store_that_is_away_ends_no_alarm(there: Hook) -> None:
     assert (over["code"], over["status"]) == ("store-away", "resolved")
 
 
-DOCUMENT = {"format": 1, "text": "ckptsync: 1 raised", "alarms": []}
-MESSAGE = json.dumps(DOCUMENT).encode()
+def test_alarms_that_come_one_by_one_are_no_flood_of_messages(there: Inbox) -> None:
+    man = told_once(there)
+    there.next()
+    alarms = [replace(HURT, subject=f"run/checkpoint-{n}") for n in range(1, 12)]
+    for n in range(2, 12):
+        man.offer(alarms[:n], 1000.0 + n)
+    assert there.taken.empty()
+    man.offer(alarms, 1000.0 + PAUSE)
+    assert [a["subject"] for a in there.next()["alarms"]] == [a.subject for a in alarms[1:]]
+
+
+DOCUMENT = {
+    "format": 1,
+    "severity": "critical",
+    "title": "ckptsync: 1 raised",
+    "text": "ckptsync: 1 raised\nCRITICAL damaged: <b>m</b> & *x*",
+    "alarms": [],
+}
 
 
 def program(path: Path, text: str) -> tuple[str, ...]:
@@ -172,46 +227,123 @@ def program(path: Path, text: str) -> tuple[str, ...]:
     return (sys.executable, str(path))
 
 
-def test_a_webhook_is_given_the_document_as_json(there: Hook) -> None:
-    Webhook(f"{there.url}/services/T0/secret?key=1").deliver(MESSAGE)
-    path, headers, document = there.taken.get_nowait()
-    assert (path, document) == ("/services/T0/secret?key=1", DOCUMENT)
-    assert headers["Content-Type"] == "application/json"
-    assert headers["User-Agent"].startswith("ckptsync/")
+def of_web(web: Hook, path: str = "/secret") -> str:
+    return web.url.replace("http://", "json://") + path
 
 
-@pytest.mark.parametrize("status", [400, 403, 404, 429, 500, 302])
-def test_whatever_is_no_success_is_a_failure_and_says_no_secret(there: Hook, status: int) -> None:
-    there.answer = status
-    with pytest.raises(StoreError, match=f"HTTP status {status}") as caught:
-        Webhook(f"{there.url}/secret").deliver(MESSAGE)
+def test_apprise_is_given_a_title_a_text_and_a_type(web: Hook) -> None:
+    AppriseUrl(of_web(web, "/services/T0/secret?-key=1"), 1).deliver(DOCUMENT)
+    path, _, body = web.taken.get_nowait()
+    assert path == "/services/T0/secret?key=1"
+    assert (body["title"], body["type"]) == (DOCUMENT["title"], "failure")
+    assert body["message"] == "CRITICAL damaged: <b>m</b> & *x*"
+
+
+@pytest.mark.parametrize("status", [404, 500, 302])
+def test_whatever_is_no_success_is_a_failure_and_says_no_secret(web: Hook, status: int) -> None:
+    web.answer = status
+    with pytest.raises(StoreError, match=rf"^HTTP status {status}$") as caught:
+        AppriseUrl(of_web(web), 2).deliver(DOCUMENT)
     assert "secret" not in f"{caught.value}{caught.value.hint}{caught.value.__cause__}"
-    assert there.taken.qsize() == 1, "a redirection is not followed"
+    assert "json-2 in alerts.urls" in caught.value.hint
+    assert web.taken.qsize() == 1, "a redirection is not followed"
 
 
-def test_a_webhook_that_nobody_serves_or_that_does_not_answer_is_given_up_without_the_secret(
-    there: Hook, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_service_that_is_not_there_is_given_up_without_the_secret() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{taken.getsockname()[1]}/secret"
-        refused = r"webhook http://127.0.0.1: Connection refused"
-        with pytest.raises(StoreError, match=refused) as caught:
-            Webhook(url).deliver(MESSAGE)
-    assert "secret" not in str(caught.value)
-    monkeypatch.setattr(alert_channels, "ANSWERS_WITHIN", 0.2)
-    there.gate.clear()
-    with pytest.raises(StoreError, match=r"no answer within 0.2 s"):
-        Webhook(there.url).deliver(MESSAGE)
+        url = f"json://127.0.0.1:{taken.getsockname()[1]}/secret"
+        with pytest.raises(StoreError, match=r"^no connection, or no answer in time$"):
+            AppriseUrl(url, 1).deliver(DOCUMENT)
 
 
-@pytest.mark.parametrize(
-    "url", ["file:///etc/passwd", "ftp://127.0.0.1/x", "https://user:secret@/x", "http://[secret"]
-)
-def test_nothing_but_http_is_spoken_and_an_odd_url_is_no_traceback(url: str) -> None:
-    with pytest.raises(CkptsyncError) as caught:
-        Webhook(url).deliver(MESSAGE)
+def test_a_delivery_that_takes_too_long_is_killed(
+    web: Hook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alert_channels, "RUNS_WITHIN", 1.0)
+    web.gate.clear()
+    with pytest.raises(StoreError, match=r"took longer than 1 s and was killed") as caught:
+        AppriseUrl(f"{of_web(web)}?rto=100", 1).deliver(DOCUMENT)
     assert "secret" not in str(caught.value)
+
+
+def test_a_delivery_has_few_variables_and_no_url_on_its_command_line(
+    web: Hook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "planted")
+    web.gate.clear()
+    thread = threading.Thread(
+        target=AppriseUrl(f"{of_web(web)}?rto=50", 1).deliver, args=(DOCUMENT,)
+    )
+    thread.start()
+    web.next()
+    processes = []
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):  # another user's, or ended
+            command = (folder / "cmdline").read_bytes()
+            status = (folder / "status").read_text()
+            if b"apprise_delivery" in command and f"PPid:\t{os.getpid()}\n" in status:
+                processes.append(command + (folder / "environ").read_bytes())
+    web.gate.set()
+    thread.join(60)
+    [process] = processes
+    assert b"secret" not in process
+    assert b"planted" not in process
+
+
+ALERTS = "roles: [head]\nstore: {url: /store}\nalerts: "
+
+
+def test_urls_that_apprise_does_not_take_are_refused_at_the_start_and_not_repeated() -> None:
+    urls = "[json://127.0.0.1/x, jsno://hunter2, slack://hunter2]"
+    config = read(f"{ALERTS}{{urls: {urls}}}\n", "c", {})
+    with pytest.raises(ConfigError, match=r"number 2: .*number 3: not an Apprise URL") as caught:
+        open_channels(config, "boss", faults.append)
+    assert "hunter2" not in f"{caught.value}{caught.value.hint}"
+    assert "number 1" not in str(caught.value)
+
+
+def test_without_apprise_the_hint_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alert_channels, "find_spec", lambda _name: None)
+    config = read(f"{ALERTS}{{urls: [json://h/x]}}\n", "c", {})
+    with pytest.raises(ConfigError, match="apprise is not installed") as caught:
+        open_channels(config, "boss", faults.append)
+    assert caught.value.hint == "pip install 'ckptsync[alerts]'"
+
+
+def test_each_url_is_a_channel_with_a_memory_of_its_own(web: Hook, cache: Path) -> None:
+    with hook(500) as other:
+        urls = f"['{of_web(web)}', '{of_web(other)}']"
+        first, second = open_channels(
+            read(f"{ALERTS}{{urls: {urls}}}\n", "c", {}), "boss", faults.append
+        )
+        for sender in (first, second):
+            sender.offer([HURT], 1000.0)
+        until(lambda: first.channel.delivered == 1)
+        until(lambda: second.channel.failed == 1)
+        assert (first.channel.channel, second.channel.channel) == ("json-1", "json-2")
+        assert (first.error, second.error) == ("", "alerts: json-2: HTTP status 500")
+        assert (len(first.active()), len(second.active())) == (1, 0)
+        assert len([*cache.iterdir()]) == 1
+        assert "secret" not in "".join(path.read_text() for path in cache.iterdir())
+
+
+def test_alert_test_says_of_each_channel_whether_it_arrived(
+    web: Hook, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "head.yaml"
+    path.write_text(f"node: boss\n{ALERTS}{{urls: ['{of_web(web)}'], command: [/bin/false]}}\n")
+    assert main(["alert", "test", "-c", str(path)]) == 4
+    out = capsys.readouterr().out
+    assert "json-1: delivered" in out
+    assert "command: failed: /bin/false: exit status 1" in out
+    assert web.next()["message"].startswith("Sent by `ckptsync alert test` on boss")
+    path.write_text(f"{ALERTS}{{command: [/bin/true]}}\n")
+    assert main(["alert", "test", "-c", str(path), "--json"]) == 0
+    channels = json.loads(capsys.readouterr().out)["channels"]
+    assert channels == [{"channel": "command", "error": None}]
+    path.write_text(f"{ALERTS}\n")
+    assert main(["alert", "test", "-c", str(path)]) == 2
 
 
 def test_a_command_reads_the_document_and_has_few_variables(
@@ -222,7 +354,7 @@ def test_a_command_reads_the_document_and_has_few_variables(
         "import json, os, sys; json.dump([json.load(sys.stdin), sorted(os.environ), os.getcwd(),"
         " sys.argv[1:]], open(sys.argv[1], 'w'))"
     )
-    Command((*program(tmp_path / "p.py", text), str(tmp_path / "out"), "$HOME;")).deliver(MESSAGE)
+    Command((*program(tmp_path / "p.py", text), str(tmp_path / "out"), "$HOME;")).deliver(DOCUMENT)
     document, names, folder, words = json.loads((tmp_path / "out").read_text())
     assert (document, folder, words[1]) == (DOCUMENT, "/", "$HOME;")
     assert "PATH" in names
@@ -232,15 +364,15 @@ def test_a_command_reads_the_document_and_has_few_variables(
 def test_a_command_that_fails_is_not_there_or_takes_too_long_says_so_and_one_may_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Command(program(tmp_path / "p.py", "pass")).deliver(b"x" * 10**6)
+    Command(program(tmp_path / "p.py", "pass")).deliver({**DOCUMENT, "text": "x" * 10**6})
     with pytest.raises(StoreError, match="exit status 3"):
-        Command(program(tmp_path / "p.py", "raise SystemExit(3)")).deliver(MESSAGE)
+        Command(program(tmp_path / "p.py", "raise SystemExit(3)")).deliver(DOCUMENT)
     with pytest.raises(StoreError, match="No such file"):
-        Command((str(tmp_path / "gone"),)).deliver(MESSAGE)
+        Command((str(tmp_path / "gone"),)).deliver(DOCUMENT)
     monkeypatch.setattr(alert_channels, "RUNS_WITHIN", 1.0)
     pid = tmp_path / "pid"
     text = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
     with pytest.raises(StoreError, match="was killed"):
-        Command(program(tmp_path / "slow.py", text)).deliver(MESSAGE)
+        Command(program(tmp_path / "slow.py", text)).deliver(DOCUMENT)
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid.read_text()), 0)

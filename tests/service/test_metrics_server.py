@@ -35,7 +35,7 @@ class Head:
         self.jobs = SimpleNamespace(running=lambda: (RunningJob("verify", "a/b"),))
         self.monitor = SimpleNamespace(
             seen=shown(heart(), locations=[location()]),
-            senders=(SimpleNamespace(channel=Channel("webhook", 3, 1)),),
+            senders=(SimpleNamespace(channel=Channel("slack-1", 3, 1)),),
         )
 
 
@@ -83,7 +83,7 @@ def test_metrics_have_what_the_process_the_store_and_the_alerts_are(exposing: Me
         "ckptsync_errors 1.0",
         'ckptsync_disk_free_bytes{path="/out"} 1.0',
         'ckptsync_jobs{kind="verify"} 1.0',
-        'ckptsync_alerts_failed_total{channel="webhook"} 1.0',
+        'ckptsync_alerts_failed_total{channel="slack-1"} 1.0',
         'ckptsync_run_checkpoints{run="run",state="verified"} 1.0',
     ):
         assert any(said.startswith(line) for said in told), line

@@ -12,7 +12,7 @@ from ckptsync.catalogue.cached import Cache, read_catalogue
 from ckptsync.config.loading import read as read_config
 from ckptsync.errors import StoreError, Transient
 from ckptsync.service import monitor as module
-from ckptsync.service.alert_channels import Sender, Webhook, open_channels
+from ckptsync.service.alert_channels import AppriseUrl, Sender, open_channels
 from ckptsync.service.monitor import Monitor, OverviewReader, patience, room
 from ckptsync.service.process_control import heartbeat
 from ckptsync.status.alarms import KINDS, Alarm, Patience, Terms
@@ -45,8 +45,12 @@ def alarmed(*alarms: Alarm) -> Overview:
     return replace(shown(heart()), alarms=alarms)
 
 
+def json_url(there: Hook) -> str:
+    return there.url.replace("http://", "json://")
+
+
 def postman(there: Hook) -> Sender:
-    return Sender(Webhook(there.url), Terms(KINDS, 3600.0), ("/store", "boss"), print)
+    return Sender(AppriseUrl(json_url(there), 1), Terms(KINDS, 3600.0), ("/store", "boss"), print)
 
 
 def test_an_alarm_is_logged_while_it_holds_and_once_when_it_is_over() -> None:
@@ -62,9 +66,9 @@ def test_alerts_go_out_and_a_channel_that_fails_is_an_error_of_the_tick() -> Non
     with hook(500) as there:
         watch = Monitor(Given(alarmed(HURT), alarmed(HURT)), [postman(there)])
         watch.check()
-        assert there.next()["alarms"][0]["code"] == "damaged"
+        assert there.next()["message"].startswith("CRITICAL damaged: 1 h ago")
         assert until(lambda: watch.senders[0].channel.failed)
-        assert watch.check().errors == ("alerts: webhook http://127.0.0.1: HTTP status 500",)
+        assert watch.check().errors == ("alerts: json-1: HTTP status 500",)
 
 
 def test_a_store_that_stays_away_is_told_after_a_while_and_the_last_picture_stays(
@@ -83,9 +87,9 @@ def test_a_store_that_stays_away_is_told_after_a_while_and_the_last_picture_stay
         monkeypatch.setattr(module, "AWAY", 0.0)
         with pytest.raises(Transient):
             watch.check()
-        [told] = there.next()["alarms"]
-        assert (told["code"], told["severity"]) == ("store-away", "critical")
-        assert told["text"].endswith(": store: 503")
+        told = there.next()["message"].splitlines()
+        assert told[0].startswith("CRITICAL store-away: ")
+        assert told[0].endswith(": store: 503")
         assert watch.seen is not None
 
 
@@ -98,10 +102,12 @@ def test_a_configuration_names_the_channels_the_kinds_and_how_often(
     beat(store, replace(heartbeat("n0", ("worker",)), written=time.time(), **work))  # type: ignore[arg-type]
     overviews = OverviewReader(store, lambda: shown().catalogue, Patience())
     with hook() as there:
-        alerts = f"alerts: {{webhook: {there.url}/secret, command: [/bin/true], on: [damage]}}\n"
+        alerts = (
+            f"alerts: {{urls: [{json_url(there)}/secret], command: [/bin/true], on: [damage]}}\n"
+        )
         config = read_config(f"roles: [head]\nstore: {{url: /s}}\n{alerts}", "c", {})
         deaf = Monitor(overviews, open_channels(config, "boss", print))
-        assert [s.channel.channel for s in deaf.senders] == ["webhook", "command"]
+        assert [s.channel.channel for s in deaf.senders] == ["json-1", "command"]
         deaf.check()
         assert deaf.seen
         assert "waiting n0" in {a.key for a in deaf.seen.alarms}
@@ -109,7 +115,7 @@ def test_a_configuration_names_the_channels_the_kinds_and_how_often(
         text = f"roles: [head]\nstore: {{url: /s}}\n{alerts.replace('damage', 'late')}"
         late = read_config(text, "c", {})
         Monitor(overviews, open_channels(late, "boss", print)).check()
-        assert there.next()["head"] == "boss"
+        assert "WARNING waiting: n0" in there.next()["message"]
 
 
 def test_it_sees_what_came_since_the_last_look(tmp_path: Path) -> None:

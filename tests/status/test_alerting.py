@@ -9,7 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptsync.config.schema import KEYS
-from ckptsync.status.alarms import CODES, HOLD, KINDS, MOST, Alarm, Memory, Terms, decide, document
+from ckptsync.status.alarms import (
+    CODES,
+    HOLD,
+    KINDS,
+    MOST_OF_CODE,
+    Alarm,
+    Memory,
+    Terms,
+    decide,
+    document,
+)
 
 TERMS = Terms(KINDS, 3600.0)
 HURT = Alarm("damaged", "run/checkpoint-1", "critical", 5.0, "bytes differ", "repair it")
@@ -85,15 +95,36 @@ def test_every_alarm_that_was_raised_is_resolved_once_it_stays_away(
     assert memory == {}
 
 
-def test_a_message_is_plain_json_with_a_text_for_chats_that_stays_short() -> None:
-    many = [replace(HURT, subject=f"run/checkpoint-{n}") for n in range(MOST + 5)]
+def test_a_message_is_plain_json_with_a_text_for_people_that_stays_short() -> None:
+    many = [replace(HURT, subject=f"run/checkpoint-{n}") for n in range(25)]
     made = document(decide([*many, LATE], {}, TERMS, 7.0).messages, "/store", "boss", 7.0)
     assert json.loads(json.dumps(made)) == made
     first = made["alarms"][0]
     assert (first["status"], first["first"], first["kind"]) == ("raised", 7.0, "damage")
-    lines = made["text"].splitlines()
-    assert lines[0] == "ckptsync: 26 raised (/store)"
-    assert (len(lines), lines[-1]) == (MOST + 2, "and 6 more")
+    damaged = [
+        "CRITICAL damaged: bytes differ",
+        "  since 1970-01-01 00:00 UTC",
+        "  to do: repair it",
+    ]
+    assert made["title"] == "ckptsync: 26 raised (/store)"
+    assert made["severity"] == "critical"
+    assert made["text"].splitlines() == [
+        made["title"],
+        *damaged * MOST_OF_CODE,
+        "and 22 more damaged: `ckptsync status --store /store` lists what holds",
+        "WARNING waiting: waits",
+        "  since 1970-01-01 00:00 UTC",
+        "  to do: wait",
+    ]
+
+
+def test_a_message_of_every_code_in_numbers_stays_short() -> None:
+    many = [
+        Alarm(code, str(n), "warning", 1e18, "x" * 900, "y") for code in CODES for n in range(9)
+    ]
+    text = document(decide(many, {}, TERMS, 7.0).messages, "/store", "boss", 7.0)["text"]
+    assert len(text) < 12_000
+    assert all(f" more {code}: " in text for code in CODES)
 
 
 def test_an_alert_commands_no_terminal_forges_no_line_and_has_an_end() -> None:
@@ -103,7 +134,7 @@ def test_an_alert_commands_no_terminal_forges_no_line_and_has_an_end() -> None:
     alarms = [Alarm("waiting", f"{n}{evil}", "warning", None, *texts) for n in range(2)]
     told = document(decide(alarms, {}, TERMS, 0.0).messages, "/store", "head", 0.0)
     lines = told["text"].split("\n")
-    assert len(lines) == 3
+    assert len(lines) == 7
     assert all(line.isprintable() for line in lines)
     values = [value for one in told["alarms"] for value in one.values()]
     assert all(value.isprintable() for value in values if isinstance(value, str))

@@ -213,7 +213,7 @@ def test_a_child_is_shut_in_and_knows_no_secrets(
         for secret in (
             "AWS_SECRET_ACCESS_KEY",
             "AWS_PROFILE",
-            "CKPTSYNC_ALERTS_WEBHOOK",
+            "CKPTSYNC_ALERTS_URLS",
             "HF_TOKEN",
             "SSH_AUTH_SOCK",
             "HTTPS_PROXY",
