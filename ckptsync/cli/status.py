@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"{wanted}/{location}: status is of a run", hint=hint)
     config = configuration(args)
     waits = patience(config) if config else Patience()
-    overviews = OverviewReader(store, _catalogues(store, wanted), waits)
+    overviews = OverviewReader(store, catalogue_reader(store, wanted), waits)
     if args.watch and not args.json and sys.stdout.isatty():
         return Screen(overviews, store.url).run()
     while True:
@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
         time.sleep(EVERY)
 
 
-def _catalogues(store: Store, run: str) -> Callable[[], Catalogue]:
+def catalogue_reader(store: Store, run: str = "") -> Callable[[], Catalogue]:
     """Return a function that reads the catalogue of a store, or of a run, and saves its cache."""
     cache = Cache.load(store.url)
 
