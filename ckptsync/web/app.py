@@ -29,6 +29,7 @@ from ckptsync.web.latest import EVERY, Latest, Picture
 from ckptsync.web.server import App, in_thread
 
 FORMAT = 1
+PLAIN = "text/plain; charset=utf-8"
 MANY = 16  # pages that are made at once
 STREAMS = 200  # event streams at once; more viewers ask now and then
 HEADERS = {
@@ -130,11 +131,13 @@ def _text(path: str, make: Callable[[], Text]) -> Endpoint:
         if path == "/healthz":
             status, body, content = make()
         elif making[0] >= MANY:
-            status, body, content = 503, b"too many pages are being made\n", "text/plain"
+            status, body, content = 503, b"too many pages are being made\n", PLAIN
         else:
             making[0] += 1
             try:
                 status, body, content = await in_thread(make, "web-page")
+            except CkptsyncError as e:
+                status, body, content = 503, f"{e}\n".encode(), PLAIN
             finally:
                 making[0] -= 1
         headers = {"Content-Type": content, "Cache-Control": "no-store", **HEADERS}
@@ -189,7 +192,7 @@ class Page:
 
         return self._guarded(answer)
 
-    async def _events(self, request: Request) -> Response:
+    async def _events(self, _: Request) -> Response:
         if self._streams >= STREAMS:
             return PlainTextResponse("too many streams\n", 503)
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}

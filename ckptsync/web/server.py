@@ -53,7 +53,7 @@ class HttpServer:
             hint = f"give each service of this machine a port of its own: see {key}"
             raise ConfigError(f"{key}: {where}: {reason}", hint=hint) from e
         self.port: int = 0 if self._path else self._socket.getsockname()[1]
-        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # bugs, but no bad requests
+        logging.getLogger("uvicorn.error").addFilter(_is_bug)
         config = uvicorn.Config(
             app,
             loop="asyncio",
@@ -65,12 +65,13 @@ class HttpServer:
             access_log=False,
             proxy_headers=False,
             server_header=False,
+            date_header=False,
             headers=[("Server", "ckptsync")],
             timeout_keep_alive=int(SLOW),
             timeout_graceful_shutdown=1,
             h11_max_incomplete_event_size=HEAD,
         )
-        self._server = uvicorn.Server(config)
+        self._server = _Server(config)
         self._loop = asyncio.new_event_loop()
         try:
             self._thread = start_thread(self._run, "web")
@@ -88,16 +89,26 @@ class HttpServer:
 
     def close(self) -> None:
         """Free the port; who is being answered is cut off."""
-        self._server.should_exit = True
         with contextlib.suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(self._cut_all)
+            self._loop.call_soon_threadsafe(self._end)
         self._thread.join(_PAUSE)
         if self._path:
             self._path.unlink(missing_ok=True)
 
-    def _cut_all(self) -> None:
+    def connections(self) -> int:
+        """Return how many clients are connected."""
+        return len(self._server.server_state.connections)
+
+    def _end(self) -> None:
+        self._server.ended.set()
         for connection in [*self._server.server_state.connections]:
             connection.transport.abort()
+
+
+def _is_bug(record: logging.LogRecord) -> bool:
+    """Return whether a line of uvicorn's log is an exception of ours; clients are no events."""
+    error = record.exc_info[1] if record.exc_info else None
+    return error is not None and not isinstance(error, asyncio.CancelledError)
 
 
 def _bound(where: str) -> socket.socket:
@@ -133,6 +144,18 @@ def _is_served(path: Path) -> bool:
         return asking.connect_ex(str(path)) == 0
 
 
+class _Server(uvicorn.Server):
+    """Waits for its end without waking up ten times a second."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ended = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        await self.on_tick(0)  # sets the headers of all answers
+        await self.ended.wait()
+
+
 class _Connection(H11Protocol):
     """One connection of a client."""
 
@@ -155,17 +178,22 @@ class _Connection(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._is_idle and self._timer is None:
+        was_idle = self._is_idle
+        if was_idle and self._timer is None:
             self._limit()
         super().data_received(data)
-        if not self._is_idle:
+        if was_idle and not self._is_idle:  # the head is whole
             self._unlimit()
             self._idle.pop(self, None)
 
     def on_response_complete(self) -> None:
-        self._idle[self] = None
         super().on_response_complete()
-        self._cut_oldest()
+        if self._is_idle and not self.transport.is_closing():
+            self._idle[self] = None
+            self._cut_oldest()
+
+    def timeout_keep_alive_handler(self) -> None:
+        self.transport.abort()  # a close would wait until the rest is taken
 
     def pause_writing(self) -> None:
         super().pause_writing()
