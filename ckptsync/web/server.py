@@ -27,6 +27,7 @@ from ckptsync.threads import start_thread
 SLOW = 10.0  # seconds for the whole head of a request, and for an answer to be taken
 MANY = 16  # connections at once that send a head, or wait for the next request
 HEAD = 16 << 10  # bytes of a request's head
+TURNS = 10  # of a loop that ends
 _PAUSE = 60.0  # seconds within which the thread of a server begins
 
 Message = MutableMapping[str, Any]
@@ -82,10 +83,21 @@ class HttpServer:
 
     def _run(self) -> None:
         try:
-            self._loop.run_until_complete(self._server.serve([self._socket]))
+            self._loop.run_until_complete(self._serve())
         finally:
             self._loop.close()
             self._socket.close()
+
+    async def _serve(self) -> None:
+        await self._server.serve([self._socket])
+        turns, connections = 0, self._server.server_state.connections
+        # a client that came last is accepted, connected and closed by one callback after the other
+        while turns < TURNS or connections or len(asyncio.all_tasks()) > 1:
+            turns += 1
+            self._cut_all()
+            for task in asyncio.all_tasks() - {asyncio.current_task()} if turns > TURNS else ():
+                task.cancel()
+            await asyncio.sleep(0)
 
     def close(self) -> None:
         """Free the port; who is being answered is cut off."""
@@ -101,6 +113,9 @@ class HttpServer:
 
     def _end(self) -> None:
         self._server.ended.set()
+        self._cut_all()
+
+    def _cut_all(self) -> None:
         for connection in [*self._server.server_state.connections]:
             connection.transport.abort()
 

@@ -1,15 +1,13 @@
 """/metrics and /healthz of a process, over real sockets."""
 
-import contextlib
 import socket
-import struct
 import sys
 import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from types import SimpleNamespace
 
 import pytest
@@ -23,7 +21,6 @@ from ckptsync.status.alarms import Channel
 from ckptsync.status.heartbeat import Disk, RunningJob
 from ckptsync.stores.memory import MemoryStore
 from tests.support.status_examples import heart, location, shown
-from tests.support.waiting import until
 
 pytest.importorskip("prometheus_client")
 

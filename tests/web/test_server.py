@@ -210,7 +210,14 @@ def test_pages_that_hang_are_few_and_are_not_cut_off_and_healthz_answers_beside_
 
 @pytest.mark.parametrize(
     "head",
-    [b"", b"GET /large", b"GET /large HTTP/1.0\r\n\r\n", b"POST / HTTP/1.0\r\n\r\n", b"\n\n", b"\0"],
+    [
+        b"",
+        b"GET /large",
+        b"GET /large HTTP/1.0\r\n\r\n",
+        b"POST / HTTP/1.0\r\n\r\n",
+        b"\n\n",
+        b"\0",
+    ],
 )
 def test_a_client_that_hangs_up_is_no_error(
     head: bytes, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
