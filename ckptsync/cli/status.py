@@ -21,13 +21,14 @@ from ckptsync.cli.arguments import (
     only_target,
     store_run_location,
 )
-from ckptsync.cli.ls import describe_checkpoints, exit_code, selected, sibling_line, upload_line
+from ckptsync.cli.ls import exit_code, selected, sibling_line, upload_line
 from ckptsync.cli.output import first_of
 from ckptsync.errors import CkptsyncError, ConfigError
 from ckptsync.quantities import clean, show_duration, show_size
 from ckptsync.service.monitor import OverviewReader, patience
 from ckptsync.status.alarms import Patience
 from ckptsync.status.heartbeat import RunningJob
+from ckptsync.status.locations import describe_locations
 from ckptsync.status.nodes import STATES, Node
 from ckptsync.status.overview import Overview, document
 from ckptsync.status.run_status import Point, RunStatus
@@ -74,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"{wanted}/{location}: status is of a run", hint=hint)
     config = configuration(args)
     waits = patience(config) if config else Patience()
-    overviews = OverviewReader(store, _catalogues(store, wanted), waits)
+    overviews = OverviewReader(store, catalogue_reader(store, wanted), waits)
     if args.watch and not args.json and sys.stdout.isatty():
         return Screen(overviews, store.url).run()
     while True:
@@ -84,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
             is_damaged = any(alarm.kind == "damage" for alarm in seen.alarms)
             code = 10 if is_damaged else int(bool(seen.alarms))
         if args.json:
-            locations = describe_checkpoints(store, seen.catalogue.shown)
+            locations = describe_locations(store.url, seen.catalogue.shown)
             output.print_json({**document(seen), "locations": locations}, code)
         else:
             is_terminal = sys.stdout.isatty()
@@ -97,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
         time.sleep(EVERY)
 
 
-def _catalogues(store: Store, run: str) -> Callable[[], Catalogue]:
+def catalogue_reader(store: Store, run: str = "") -> Callable[[], Catalogue]:
     """Return a function that reads the catalogue of a store, or of a run, and saves its cache."""
     cache = Cache.load(store.url)
 
