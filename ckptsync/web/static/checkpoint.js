@@ -45,7 +45,7 @@ function summary(doc) {
     [t("model"), modelText(location)],
     [t("resume"), t(doc.resume_complete ? "yes" : "no")],
     [t("verified"), doc.proof.when ? `${showTime(doc.proof.when)}${doc.proof.level ? ` (${doc.proof.level})` : ""}` : "–"],
-    [t("kept"), t(doc.kept ? "yes" : "no")],
+    [t("kept-title"), t(doc.kept ? "yes" : "no")],
   ];
   return h("dl", { class: "facts small" }, ...rows.filter(([, value]) => value !== "–").map(([title, value]) =>
     h("div", { class: "fact", "data-key": title }, h("dt", null, title), h("dd", null, value))));
@@ -69,7 +69,7 @@ function reasons(doc) {
 
 /** @param {Damage[]} damage @returns {HTMLElement} */
 function damageTable(damage) {
-  /** @type {[string, ""|"number"|"wide"][]} */
+  /** @type {[string, import("./parts.js").Kind][]} */
   const columns = [[t("file"), ""], [t("ranges"), ""], [t("tensors"), "wide"]];
   return table(t("damage"), columns, damage.map(({ file, ranges, tensors }, n) => ({
     key: `${n} ${file}`,
@@ -89,7 +89,7 @@ function shortened(texts) {
 
 /** @param {CheckpointDocument} doc @returns {Node[]} */
 function commands(doc) {
-  const order = ["pull", "open", "verify", "repair", "keep", "ls"];
+  const order = ["pull_model", "pull", "open", "verify", "repair", "keep", "ls"];
   const names = Object.keys(doc.commands).sort((a, b) => order.indexOf(a) - order.indexOf(b));
   return names.map((name) => commandLine(order.includes(name) ? t(`command-${name}`) : name, doc.commands[name] ?? ""));
 }
@@ -97,7 +97,7 @@ function commands(doc) {
 /** @param {CheckpointDocument} doc @returns {Node[]} */
 function files(doc) {
   const total = doc.files_total ?? doc.files.length;
-  /** @type {[string, ""|"number"|"wide"][]} */
+  /** @type {[string, import("./parts.js").Kind][]} */
   const columns = [[t("file"), "wide"], [t("size"), "number"], [t("node"), ""], [t("rank"), "number"]];
   const rows = doc.files.map(({ name, bytes, node, rank }) => ({
     key: `${name} ${node}`, cells: [h("code", null, name), showSize(bytes), node, rank === null ? "–" : String(rank)],

@@ -93,7 +93,7 @@ function marksOf(marks, points, range, place) {
     const isBad = status === "DAMAGED" || status === "CONFLICT";
     const title = svg("title", null, `${t("step-n", showStep(step))}: ${t(status)}`);
     if (isBad) return svg("path", { class: `mark s-${status}`, d: `M${x - 4} ${y - 4}l8 8m0-8l-8 8` }, title);
-    return svg("circle", { class: `mark s-${status}`, cx: x, cy: y, r: 3.5 }, title);
+    return svg("circle", { class: `mark s-${status}`, cx: x, cy: y, r: marks.length > 60 ? 2 : 3.5 }, title);
   });
 }
 

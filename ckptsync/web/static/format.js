@@ -14,7 +14,7 @@ export function showSize(bytes) {
 /** @param {number} seconds @returns {string} */
 export function showDuration(seconds) {
   const s = Math.max(0, seconds);
-  if (s < 9.95) return t("seconds", s < 1 ? s.toFixed(1) : String(Math.round(s)));
+  if (s < 0.95) return t("seconds", s.toFixed(1));
   if (s < 90) return t("seconds", String(Math.round(s)));
   if (s < 90 * 60) return t("minutes", String(Math.round(s / 60)));
   if (s < 36 * 3600) return t("hours", String(Math.round(s / 3600)));

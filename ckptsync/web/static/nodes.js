@@ -56,7 +56,7 @@ function messages(title, kind, texts) {
 
 /** @param {StoreNode} node @returns {HTMLElement} */
 function diskTable(node) {
-  /** @type {[string, ""|"number"|"wide"][]} */
+  /** @type {[string, import("./parts.js").Kind][]} */
   const columns = [[t("disk"), ""], [t("spool"), "number"], [t("disks"), "wide"], [t("watch"), ""]];
   const rows = node.disk.map((disk) => {
     const used = disk.total - disk.free;

@@ -64,7 +64,7 @@ function facts(doc) {
     fact(t("verified"), `${counts.VERIFIED} / ${counts.all}`, t("checkpoints").toLowerCase()),
     fact(t("nodes"), `${alive} / ${doc.nodes.length}`, t("alive")),
     fact(t("stored"), showSize(doc.bytes), t("models", showSize(doc.model_bytes))),
-    doc.room && fact(t("store"), t("free", showSize(doc.room.free)), t("free-of", showSize(doc.room.free), showSize(doc.room.total))),
+    doc.room && fact(t("room"), showSize(doc.room.free), t("of", showSize(doc.room.total))),
   );
 }
 
@@ -86,9 +86,9 @@ function emptyStore(store) {
 
 /** @param {OverviewDocument} doc @returns {HTMLElement} */
 function runsTable(doc) {
-  /** @type {[string, ""|"number"|"wide"][]} */
+  /** @type {[string, import("./parts.js").Kind][]} */
   const columns = [
-    [t("run"), ""], [t("newest"), "wide"], [t("latest-verified"), ""], [t("checkpoints"), "number"], [t("size"), "number"],
+    [t("run"), ""], [t("newest"), "wide"], [t("latest-verified"), "short"], [t("checkpoints"), "number"], [t("size"), "number"],
   ];
   const rows = doc.runs.map((run) => ({ key: run.run, cells: runCells(run, doc) }));
   return table(t("runs"), columns, rows);

@@ -8,6 +8,7 @@ import { link } from "./links.js";
 /** @typedef {import("./dom.js").Child} Child */
 /** @typedef {import("./types.js").Running} Running */
 /** @typedef {import("./types.js").Status} Status */
+/** @typedef {""|"number"|"short"|"wide"} Kind  How the cells of a column look. */
 
 let ahead = 0; // seconds of the store's clock before ours
 let frozen = 0; // seconds on the store's clock, where the page is a file
@@ -54,7 +55,7 @@ export function section(title, ...children) {
 
 /**
  * Return a table. Numbers stand right; a row's first cell is its heading.
- * @param {string} caption @param {[title: string, kind: ""|"number"|"wide"][]} columns
+ * @param {string} caption @param {[title: string, kind: Kind][]} columns
  * @param {{key: string, cells: (Child|Child[])[], same?: string}[]} rows
  * @returns {HTMLElement}
  */

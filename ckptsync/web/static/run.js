@@ -12,7 +12,7 @@ import { strip } from "./strip.js";
 /** @typedef {import("./types.js").RunDocument} RunDocument */
 
 const GAP = 16;
-const NARROWEST = 400; // pixels of a curve
+const NARROWEST = 280; // pixels of a curve
 const FIRST = ["loss", "eval_loss", "learning_rate", "grad_norm"];
 const DULL = /^eval_(runtime|samples_per_second|steps_per_second|.*_per_second)$/;
 /** @type {readonly ("saved"|"uploaded"|"merged"|"verified")[]} */
@@ -66,13 +66,15 @@ function curves(doc, width, redraw) {
 function checkpointTable(checkpoints) {
   const longest = scaleOfTimes(checkpoints);
   const hasLoss = checkpoints.some((c) => typeof c.loss === "number");
+  const hasReason = checkpoints.some((c) => reasonOf(c));
   const hasEval = checkpoints.some((c) => typeof c.eval_loss === "number");
-  /** @type {[string, ""|"number"|"wide"][]} */
+  /** @type {[string, import("./parts.js").Kind][]} */
   const columns = [
-    [t("checkpoint"), ""], [t("status"), ""], [t("saved"), ""], [t("timeline"), "wide"],
+    [t("checkpoint"), ""], [t("status"), "short"], [t("saved"), "short"], [t("timeline"), "wide"],
     ...(hasLoss ? [/** @type {[string, "number"]} */ ([t("loss"), "number"])] : []),
     ...(hasEval ? [/** @type {[string, "number"]} */ ([t("eval_loss"), "number"])] : []),
-    [t("size"), "number"], [t("nodes"), "number"], [t("model"), ""], [t("resume"), ""], [t("why"), ""],
+    [t("size"), "number"], [t("nodes"), "number"], [t("model"), "short"], [t("resume"), "short"],
+    ...(hasReason ? [/** @type {[string, ""]} */ ([t("why"), ""])] : []),
   ];
   const rows = checkpoints.map((c) => ({
     key: c.location,
@@ -87,7 +89,7 @@ function checkpointTable(checkpoints) {
       String(c.nodes.length),
       modelText(c),
       t(c.resume_complete ? "yes" : "no"),
-      h("span", { class: "why", title: c.evidence.join("\n") || null }, reasonOf(c)),
+      ...(hasReason ? [h("span", { class: "why", title: c.evidence.join("\n") || null }, reasonOf(c))] : []),
     ],
     same: JSON.stringify([c, longest, language()]),
   }));
