@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ckptsync.catalogue.cached import Cache, read_catalogue
@@ -14,7 +14,9 @@ from ckptsync.cli.arguments import IN_STORE, add_targets, only_target, store_run
 from ckptsync.quantities import show_size
 from ckptsync.records.save_groups import Sibling
 from ckptsync.records.store_paths import checkpoint_of
+from ckptsync.service.monitor import OverviewReader
 from ckptsync.status.locations import describe_locations, model_url, newer_saves
+from ckptsync.status.overlay import Running, by_location, describe
 from ckptsync.stores.contract import Store
 
 HEADING = ("RUN", "CHECKPOINT", "STATUS", "SIZE", "NODES", "DETAIL")
@@ -27,26 +29,36 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """List the store, or a run; return the worst exit code of the records that cannot be read."""
     store, wanted, location = store_run_location(args, only_target(args))
-    cache = Cache.load(store.url)
-    try:
-        found = read_catalogue(store, cache, wanted)
-    finally:
-        # also what was read before an error: the next call continues there
-        cache.save(store.url)
-    found = selected(store, found, wanted, location)
+    reader = OverviewReader(store, catalogues(store, wanted), run=wanted)
+    seen, now = reader.read_overlay()
+    found = selected(store, seen.catalogue, wanted, location)
     faults = [fault.text for fault in found.faults]
     if args.json:
-        locations = describe_locations(store.url, found.shown)
+        locations = describe_locations(store.url, found.shown, seen.running)
         result = {"store": store.url, "locations": locations, "unreadable": faults}
         output.print_json(result, exit_code(found))
         return exit_code(found)
     if found.shown:
-        output.print_table(HEADING, list_rows(store, found.shown))
+        output.print_table(HEADING, list_rows(store, found.shown, seen.running, now))
     elif not faults:
         output.say(f"{store.url}: no checkpoints yet")
     for line in faults:
         output.say(f"unreadable: {line}")
     return exit_code(found)
+
+
+def catalogues(store: Store, run: str) -> Callable[[], Catalogue]:
+    """Return a function that reads the catalogue of a store, or of a run, and saves its cache."""
+    cache = Cache.load(store.url)
+
+    def catalogue() -> Catalogue:
+        try:
+            return read_catalogue(store, cache, run)
+        finally:
+            # also what was read before an error: the next call continues there
+            cache.save(store.url)
+
+    return catalogue
 
 
 def selected(store: Store, catalogue: Catalogue, run: str, location: str) -> Catalogue:
@@ -57,13 +69,15 @@ def selected(store: Store, catalogue: Catalogue, run: str, location: str) -> Cat
     if not run:
         return catalogue
     summaries = [s for s in catalogue.summaries if s.run == run]
+    begun = [s for s in catalogue.begun if s.run == run]
     faults = [fault for fault in catalogue.faults if fault.run == run]
     if location:
         summaries = [s for s in summaries if location in (s.location, s.checkpoint)]
+        begun = [s for s in begun if location in (s.location, s.checkpoint)]
         faults = [f for f in faults if location in (f.location, checkpoint_of(f.location))]
-    if not (summaries or faults):
+    if not (summaries or begun or faults):
         raise not_found(store, run, location)
-    return replace(catalogue, summaries=tuple(summaries), faults=tuple(faults))
+    return replace(catalogue, summaries=tuple(summaries), begun=tuple(begun), faults=tuple(faults))
 
 
 def exit_code(catalogue: Catalogue) -> int:
@@ -71,17 +85,24 @@ def exit_code(catalogue: Catalogue) -> int:
     return max((fault.error.exit_code for fault in catalogue.faults), default=0)
 
 
-def list_rows(store: Store, summaries: Sequence[Summary]) -> list[list[str]]:
+def list_rows(
+    store: Store, summaries: Sequence[Summary], running: Sequence[Running] = (), now: float = 0.0
+) -> list[list[str]]:
     """Return all checkpoints of a store as rows of a table under `HEADING`."""
-    newer, found = newer_saves(summaries), []
+    newer, entries, found = newer_saves(summaries), by_location(running), []
     for seen in summaries:
         run, location = seen.run, seen.location
-        details = [_detail(store, seen), *(d for d in seen.doubts if d not in seen.evidence)]
+        its = entries.get((run, location), ())
+        details = [
+            *(describe(e, now) for e in its),
+            _detail(store, seen, is_known=bool(its)),
+            *(d for d in seen.doubts if d not in seen.evidence),
+        ]
         if later := newer.get((run, location)):
             details.append(f"{later} is newer")
         details += [sibling_line(store.url, run, location, other) for other in seen.siblings]
         details.append(seen.unnamed_line)
-        size, nodes = show_size(seen.size), str(len(seen.nodes))
+        size, nodes = show_size(seen.whole or seen.size), str(len(seen.nodes))
         line = "; ".join(filter(None, details))
         found.append([run, location, seen.status, size, nodes, line])
     return found
@@ -101,11 +122,13 @@ def upload_line(nodes: Sequence[str], percent: int | None) -> str:
     return f"from {', '.join(nodes)}{f', {percent} %' if percent is not None else ''}"
 
 
-def _detail(store: Store, seen: Summary) -> str:
+def _detail(store: Store, seen: Summary, *, is_known: bool) -> str:
     """Return where the model lies, if the checkpoint has one; else why its status is no better."""
     model = model_url(store.url, seen)
     if seen.status not in ("VERIFIED", "CONSOLIDATED") or not model:
         why = output.first_of(seen.lost or seen.evidence)
+        if is_known:  # the node said it
+            return why if seen.manifests else ""
         return f"{upload_line(seen.uploading, seen.percent)}; {why}" if seen.uploading else why
     line = f"{seen.unopenable}; {seen.to_give}; {model}" if seen.unopenable else model
     line += f" ({seen.proof.level})" if seen.status == "VERIFIED" else ""

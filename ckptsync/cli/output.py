@@ -21,6 +21,7 @@ FORMAT = 1
 """Of what ``--json`` prints: keys may be added under the same number, and none go."""
 SECONDS_BETWEEN_LINES = 5.0
 COLOURS = {
+    "WAITING": "33",
     "UPLOADING": "33",
     "INCOMPLETE": "33",
     "COMPLETE": "36",

@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
-from ckptsync.catalogue.cached import Cache, read_catalogue
-from ckptsync.catalogue.location_summary import Catalogue
 from ckptsync.cli import output
 from ckptsync.cli.arguments import (
     add_targets,
@@ -21,18 +19,22 @@ from ckptsync.cli.arguments import (
     only_target,
     store_run_location,
 )
-from ckptsync.cli.ls import exit_code, selected, sibling_line, upload_line
+from ckptsync.cli.ls import (
+    catalogues,
+    exit_code,
+    sibling_line,
+    upload_line,
+)
 from ckptsync.cli.output import first_of
 from ckptsync.errors import CkptsyncError, ConfigError
 from ckptsync.quantities import clean, show_duration, show_size
 from ckptsync.service.monitor import OverviewReader, patience
 from ckptsync.status.alarms import Patience
-from ckptsync.status.heartbeat import RunningJob
 from ckptsync.status.locations import describe_locations
 from ckptsync.status.nodes import STATES, Node
+from ckptsync.status.overlay import Running, describe
 from ckptsync.status.overview import Overview, document
 from ckptsync.status.run_status import Point, RunStatus
-from ckptsync.stores.contract import Store
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -75,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"{wanted}/{location}: status is of a run", hint=hint)
     config = configuration(args)
     waits = patience(config) if config else Patience()
-    overviews = OverviewReader(store, catalogue_reader(store, wanted), waits)
+    overviews = OverviewReader(store, catalogues(store, wanted), waits, wanted)
     if args.watch and not args.json and sys.stdout.isatty():
         return Screen(overviews, store.url).run()
     while True:
@@ -85,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
             is_damaged = any(alarm.kind == "damage" for alarm in seen.alarms)
             code = 10 if is_damaged else int(bool(seen.alarms))
         if args.json:
-            locations = describe_locations(store.url, seen.catalogue.shown)
+            locations = describe_locations(store.url, seen.catalogue.shown, seen.running)
             output.print_json({**document(seen), "locations": locations}, code)
         else:
             is_terminal = sys.stdout.isatty()
@@ -96,18 +98,6 @@ def run(args: argparse.Namespace) -> int:
             return code
         sys.stdout.flush()
         time.sleep(EVERY)
-
-
-def catalogue_reader(store: Store, run: str = "") -> Callable[[], Catalogue]:
-    """Return a function that reads the catalogue of a store, or of a run, and saves its cache."""
-    cache = Cache.load(store.url)
-
-    def catalogue() -> Catalogue:
-        found = read_catalogue(store, cache, run)
-        cache.save(store.url)
-        return selected(store, found, run, "")
-
-    return catalogue
 
 
 class Screen(logging.Handler):
@@ -195,13 +185,23 @@ def overview_lines(seen: Overview, width: int = WIDE) -> list[str]:
     faults = [f"unreadable: {fault.text}" for fault in seen.catalogue.faults]
     return [
         *_heading(seen, width),
-        "",
-        *(_table(NODES, nodes, width) if nodes else ["no node has written to this store"]),
+        *_running(seen.running, seen.at, width),
         "",
         *(_table(RUNS, runs, width) if runs else ["no checkpoints yet"]),
         *(line for fault in faults[:MOST] for line in _wrapped(fault, width)),
         *_more(faults, "more records that cannot be read"),
+        "",
+        *(_table(NODES, nodes, width) if nodes else ["no node has written to this store"]),
     ]
+
+
+def _running(entries: Sequence[Running], now: float, width: int) -> Iterator[str]:
+    """Yield a line for each thing that nodes do, or wait to do."""
+    if entries:
+        yield ""
+    for entry in entries[:MOST]:
+        yield from _wrapped(f"{entry.subject}: {describe(entry, now)}", width)
+    yield from _more(entries, "more that nodes do, or wait to do")
 
 
 def _heading(seen: Overview, width: int) -> Iterator[str]:
@@ -245,8 +245,7 @@ def _node_row(node: Node) -> Row:
     ]
     if node.state == "stopped":
         return cells, []
-    below = [f"now    {first_of(node.queue)}"] if node.queue else []
-    below += [f"job    {_job(job)}" for job in node.jobs[:MOST]]
+    below = []
     for disk in node.disk[:MOST]:
         free = f"{show_size(disk.free)} of {show_size(disk.total)} free"
         budget = f" of {show_size(disk.budget)}" if disk.budget else ""
@@ -257,15 +256,6 @@ def _node_row(node: Node) -> Row:
         below += [f"{word}  {text}" for text in texts[:3]]
         below += _more(texts, f"more {word.strip()}s", 3)
     return cells, below
-
-
-def _job(job: RunningJob) -> str:
-    done = ""
-    if job.total:
-        done = f": {100 * job.done // job.total}% of {show_size(job.total)}"
-    elif job.done:
-        done = f": {show_size(job.done)}"
-    return f"{job.kind} {job.subject}{done} for {_shortly(job.seconds)}"
 
 
 def _run_row(one: RunStatus, now: float, url: str) -> Row:

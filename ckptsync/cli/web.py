@@ -32,7 +32,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve the page of a store until it is interrupted."""
-    from ckptsync.cli.status import catalogue_reader
+    from ckptsync.cli.ls import catalogues
     from ckptsync.config import value_parsers
     from ckptsync.config.loading import token_problem
     from ckptsync.service.monitor import OverviewReader, patience
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--listen: {problem}", hint=f"${TOKEN} or web.token of -c FILE")
     store = named_store(args)
     waits = patience(config) if config else Patience()
-    latest = Latest(OverviewReader(store, catalogue_reader(store), waits).read)
+    latest = Latest(OverviewReader(store, catalogues(store, ""), waits).read)
     page = Page(latest, Documents(store), Guard(listen, token))
     server = HttpServer(listen, make_app({}, page), "--listen")
     try:

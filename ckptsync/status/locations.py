@@ -7,11 +7,14 @@ from typing import Any
 
 from ckptsync.catalogue.location_summary import Summary, by_age
 from ckptsync.records.store_paths import consolidated_prefix
+from ckptsync.status.overlay import Running, by_location
 
 
-def describe_locations(url: str, summaries: Sequence[Summary]) -> list[dict[str, Any]]:
-    """Return locations of the store at ``url``, as ``--json`` has them."""
-    newer = newer_saves(summaries)
+def describe_locations(
+    url: str, summaries: Sequence[Summary], running: Sequence[Running] = ()
+) -> list[dict[str, Any]]:
+    """Return locations of the store at ``url``, as ``--json`` has them, with what nodes do."""
+    newer, entries = newer_saves(summaries), by_location(running)
     return [
         {
             "run": seen.run,
@@ -33,11 +36,12 @@ def describe_locations(url: str, summaries: Sequence[Summary]) -> list[dict[str,
             ],
             "nodes": list(seen.nodes),
             "files": seen.files,
-            "bytes": seen.size,
+            "bytes": seen.whole or seen.size,
             "model_complete": seen.model,
             "uploading": (
                 {"nodes": list(seen.uploading), "percent": seen.percent} if seen.uploading else None
             ),
+            "running": [e.document() for e in entries.get((seen.run, seen.location), ())],
             "resume_complete": seen.resume,
             "missing_for_resume": list(seen.lacks),
             "model": model_url(url, seen),

@@ -55,7 +55,7 @@ class Documents:
     def nodes(self, seen: Overview) -> dict[str, Any]:
         """Return what ``/nodes`` says."""
         whole = document(seen)
-        return {name: whole[name] for name in ("store", "at", "nodes", "running") if name in whole}
+        return {name: whole[name] for name in ("store", "at", "nodes", "running")}
 
     def run(self, seen: Overview, run: str, most: int = 0) -> dict[str, Any]:
         """Return what ``/runs/RUN`` says, of its ``most`` newest checkpoints (0: of all).
@@ -67,7 +67,7 @@ class Documents:
             raise NotFound(f"run {run!r} not found in {seen.store}")
         summaries = summaries[-most:]
         curves = self._curves_of(run, summaries)
-        described = describe_locations(seen.store, summaries)
+        described = describe_locations(seen.store, summaries, seen.running)
         return {
             "store": seen.store,
             "at": seen.at,
@@ -77,7 +77,7 @@ class Documents:
                 for plain, s in zip(described, summaries, strict=True)
             ],
             "curves": {metric: thinned(points) for metric, points in curves.items()},
-            "running": _running(document(seen), run),
+            "running": _running(seen, run),
         }
 
     def location(self, seen: Overview, run: str, location: str) -> dict[str, Any]:
@@ -91,7 +91,9 @@ class Documents:
             raise NotFound(f"checkpoint {location!r} of run {run!r} not found in {seen.store}")
         curves = self._curves_of(run, summaries)
         plain = next(
-            d for d in describe_locations(seen.store, summaries) if d["location"] == location
+            d
+            for d in describe_locations(seen.store, summaries, seen.running)
+            if d["location"] == location
         )
         details = self._read_once(
             self._locations, (run, location), summary, lambda: self._details(summary)
@@ -107,7 +109,6 @@ class Documents:
             "retired": summary.retired or summary.shards_retired or None,
             **details,
             "commands": _commands(seen.store, summary),
-            "running": _running(document(seen), run, location),
         }
 
     def _details(self, summary: Summary) -> dict[str, Any]:
@@ -166,10 +167,8 @@ def _by_run(seen: Overview) -> dict[str, list[Summary]]:
     return runs
 
 
-def _running(whole: Mapping[str, Any], run: str, location: str = "") -> list[Any]:
-    """Return the entries of what runs now that are of a run, or of a location."""
-    entries = [entry for entry in whole.get("running", ()) if entry["run"] == run]
-    return [entry for entry in entries if not location or entry["location"] == location]
+def _running(seen: Overview, run: str) -> list[dict[str, Any]]:
+    return [entry.document() for entry in seen.running if entry.run == run]
 
 
 def _times(s: Summary) -> dict[str, Any]:

@@ -93,4 +93,5 @@ def _unreachable(last: Overview, error: CkptsyncError) -> Overview:
 def _ageless(overview: Overview) -> Overview:
     """Return an overview without what changes while nothing happens."""
     nodes = tuple(replace(node, age=0.0, beat=0.0) for node in overview.nodes)
-    return replace(overview, at=0.0, room=None, nodes=nodes)
+    running = tuple(replace(entry, at=0.0, left=None) for entry in overview.running)
+    return replace(overview, at=0.0, room=None, nodes=nodes, running=running)

@@ -69,7 +69,7 @@ class HttpServer:
             date_header=False,
             headers=[("Server", "ckptsync")],
             timeout_keep_alive=int(SLOW),
-            timeout_graceful_shutdown=1,
+            timeout_graceful_shutdown=0,
             h11_max_incomplete_event_size=HEAD,
         )
         self._server = _Server(config)
@@ -90,13 +90,10 @@ class HttpServer:
 
     async def _serve(self) -> None:
         await self._server.serve([self._socket])
-        turns, connections = 0, self._server.server_state.connections
-        # a client that came last is accepted, connected and closed by one callback after the other
-        while turns < TURNS or connections or len(asyncio.all_tasks()) > 1:
-            turns += 1
-            self._cut_all()
-            for task in asyncio.all_tasks() - {asyncio.current_task()} if turns > TURNS else ():
+        while len(asyncio.all_tasks()) > 1 or self.connections():
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
                 task.cancel()
+            self._cut_all()
             await asyncio.sleep(0)
 
     def close(self) -> None:
@@ -111,9 +108,18 @@ class HttpServer:
         """Return how many clients are connected."""
         return len(self._server.server_state.connections)
 
-    def _end(self) -> None:
-        self._server.ended.set()
+    def _end(self, turns: int = TURNS) -> None:
+        """Accept nobody any more, and end once the clients that came last are connected.
+
+        A server that is closed while it accepts a client leaves that one's socket open
+        (`asyncio.base_events.Server._attach` asserts that the server is open).
+        """
+        self._loop.remove_reader(self._socket)
         self._cut_all()
+        if turns:
+            self._loop.call_soon(self._end, turns - 1)
+        else:
+            self._server.ended.set()
 
     def _cut_all(self) -> None:
         for connection in [*self._server.server_state.connections]:
