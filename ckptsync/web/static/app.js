@@ -6,7 +6,7 @@ import { showDuration, showTime } from "./format.js";
 import { currentUrl, hrefOf, link } from "./links.js";
 import { nodesPage } from "./nodes.js";
 import { alarmList, overviewPage } from "./overview.js";
-import { now, renewAges, setClock } from "./parts.js";
+import { now, renewAges, setClock, withCommands } from "./parts.js";
 import { runPage } from "./run.js";
 import { follow, isFile, load, LoadError } from "./source.js";
 import { chooseLanguage, language, t } from "./strings.js";
@@ -132,7 +132,7 @@ function problem(error) {
   const hint = error.isAway ? t("retrying") : error.hint;
   return h("div", { class: "empty problem", role: "alert", "data-key": "problem" },
     h("h1", null, t("error-title")), h("p", null, text),
-    hint ? h("p", { class: "todo" }, error.isAway ? "" : h("b", null, `${t("hint")} `), hint) : null);
+    hint ? h("p", { class: "todo" }, error.isAway ? "" : h("b", null, `${t("hint")} `), ...withCommands(hint)) : null);
 }
 
 /** Say whether what is shown is of now. */

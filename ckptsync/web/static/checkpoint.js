@@ -3,7 +3,7 @@
 import { h } from "./dom.js";
 import { showNumber, showSize, showStep, showTime } from "./format.js";
 import { link } from "./links.js";
-import { age, badge, commandLine, runningList, section, table } from "./parts.js";
+import { age, badge, commandLine, runningList, section, table, withCommands } from "./parts.js";
 import { t } from "./strings.js";
 import { modelText, timeLine } from "./run.js";
 import { textList } from "./overview.js";
@@ -63,7 +63,7 @@ function reasons(doc) {
   return section(
     doc.status === "VERIFIED" ? t("notes") : t("missing"),
     ...filled.map(([title, texts]) => h("div", { class: "messages", "data-key": title }, h("h3", null, title), textList(texts.slice(0, 200)))),
-    doc.hint ? h("p", { class: "todo" }, h("b", null, t("hint")), " ", doc.hint) : null,
+    doc.hint ? h("p", { class: "todo" }, h("b", null, t("hint")), " ", ...withCommands(doc.hint)) : null,
   );
 }
 

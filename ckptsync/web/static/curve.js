@@ -45,7 +45,7 @@ export function curve(title, all, marks, isLog, width) {
         onblur: hide,
         onkeydown: (/** @type {KeyboardEvent} */ event) => walk(event, drawn, place, marks, width),
       },
-      grid(ticks(scale, 4), ticks(steps, Math.max(2, Math.round(inner / 90))), place, first, steps, width),
+      grid(ticks(scale, 5), ticks(steps, Math.max(3, Math.round(inner / 70))), place, first, steps, width),
       svg("path", { class: "line", d: pathOf(drawn, place) }),
       ...marksOf(marks, points, steps, place),
       svg("g", { class: "hover", visibility: "hidden" }, svg("line", { y1: TOP, y2: HEIGHT - BOTTOM }), svg("circle", { r: 3.5 }), svg("text", { y: TOP + 8 })),

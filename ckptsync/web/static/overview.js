@@ -3,7 +3,7 @@
 import { h } from "./dom.js";
 import { showDuration, showSize, showStep, showTime } from "./format.js";
 import { link } from "./links.js";
-import { age, now, runningList, section, table } from "./parts.js";
+import { age, now, runningList, section, table, withCommands } from "./parts.js";
 import { t } from "./strings.js";
 import { strip } from "./strip.js";
 
@@ -34,7 +34,7 @@ export function alarmList(alarms) {
       "div",
       { class: `alarm a-${severity}`, "data-key": `${code} ${subject}` },
       h("strong", null, t(severity)),
-      h("div", null, h("p", null, text), todo && h("p", { class: "todo" }, h("b", null, t("todo")), " ", todo)),
+      h("div", null, h("p", null, text), todo && h("p", { class: "todo" }, h("b", null, t("todo")), " ", ...withCommands(todo))),
       since ? h("span", { class: "quiet" }, age(since)) : null,
     ),
   );

@@ -111,6 +111,14 @@ function runningEntry(entry, showsRun) {
   );
 }
 
+/**
+ * Return a text whose commands, between backquotes, are elements.
+ * @param {string} text @returns {Child[]}
+ */
+export function withCommands(text) {
+  return text.split("`").map((part, n) => (n % 2 ? h("code", null, part) : part));
+}
+
 /** @param {string} title @param {string} command @returns {HTMLElement} */
 export function commandLine(title, command) {
   const said = h("span", { class: "hidden", "aria-live": "polite" });
