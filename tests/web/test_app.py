@@ -215,7 +215,7 @@ def test_a_token_is_needed_and_a_cookie_replaces_it(whole: Path) -> None:
         assert reader.count == 0
         assert ask(server, "/", {**JSON, "Authorization": f"bearer {TOKEN}"})[0] == 200
         status, headers, _ = ask(server, f"//runs/a%20b?x=1&token={TOKEN}", {})
-            assert (status, "Location" in headers) == (404, False)
+        assert (status, "Location" in headers) == (404, False)
         status, headers, _ = ask(server, f"/runs/a%20b?x=1&token={TOKEN}", {})
         assert (status, headers["Location"]) == (303, "/runs/a%20b?x=1")
         cookie, *attributes = headers["Set-Cookie"].split("; ")

@@ -30,7 +30,7 @@ RATE = "4MB/s"
 
 def trainer_state(step: int, seed: int) -> bytes:
     """Return a trainer's state: a falling loss with noise, a warm-up, a cosine."""
-    noise = random.Random(seed)  # noqa: S311 - a curve
+    noise = random.Random(seed)
     entries: list[dict[str, float]] = []
     for at in range(5, step + 1, 5):
         rate = 2e-5 * min(1.0, at / 100) * (1 + math.cos(math.pi * min(1.0, at / 2400))) / 2
@@ -60,7 +60,7 @@ class Trainings:
                 state = trainer_state(step, sum(run.encode()))
                 (made / "trainer_state.json").write_bytes(state)
                 if large:
-                    (made / "extra_state.bin").write_bytes(random.randbytes(large))  # noqa: S311
+                    (made / "extra_state.bin").write_bytes(random.randbytes(large))
             out = self.directory / node / "out" / run
             out.mkdir(parents=True, exist_ok=True)
             made.rename(out / f"checkpoint-{step}")
