@@ -10,6 +10,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptsync.cli import output
@@ -35,6 +36,7 @@ from ckptsync.status.nodes import STATES, Node
 from ckptsync.status.overlay import Running, describe
 from ckptsync.status.overview import Overview, document
 from ckptsync.status.run_status import Point, RunStatus
+from ckptsync.stores.contract import Store
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -67,6 +69,11 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         help="print a line for each alarm; exit code 1 if there is any, 10 if one is damage: for"
         " cron, Nagios and the like",
     )
+    how.add_argument(
+        "--html",
+        metavar="FILE",
+        help="write the overview and the runs into an HTML file that needs no server",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -83,6 +90,10 @@ def run(args: argparse.Namespace) -> int:
     while True:
         seen = overviews.read()
         code = exit_code(seen.catalogue)
+        if args.html:
+            _write_html(store, seen, Path(args.html))
+            output.print_json({"file": args.html}, code) if args.json else output.say(args.html)
+            return code
         if args.check:
             is_damaged = any(alarm.kind == "damage" for alarm in seen.alarms)
             code = 10 if is_damaged else int(bool(seen.alarms))
@@ -98,6 +109,19 @@ def run(args: argparse.Namespace) -> int:
             return code
         sys.stdout.flush()
         time.sleep(EVERY)
+
+
+def _write_html(store: Store, seen: Overview, path: Path) -> None:
+    """Write the page into a file, which is there whole or not at all.  Raises CkptsyncError."""
+    from ckptsync.web.documents import Documents
+    from ckptsync.web.html_file import html_file
+
+    body, draft = html_file(seen, Documents(store)), path.with_name(f"{path.name}.part")
+    try:
+        draft.write_bytes(body)
+        draft.replace(path)
+    except OSError as e:
+        raise CkptsyncError(f"{path}: {e.strerror}", hint="--html names a file") from e
 
 
 class Screen(logging.Handler):

@@ -331,6 +331,8 @@ class Jobs:
             if self._is_ending:  # what was cut off is no failure
                 return
             self._errors.pop(name, None)
+            if isinstance(end, CommandResult):
+                self._jobs.pop(name, None)
             if isinstance(end, CommandResult) and end.failed:
                 where = [f"{f['run']}/{f['location']}".rstrip("/") for f in end.failed]
                 errors = zip(where, end.failed, strict=True)

@@ -38,8 +38,19 @@ class Documents:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._lock = threading.Lock()
+        self._grouped: tuple[Overview | None, dict[str, list[Summary]]] = (None, {})
         self._curves: dict[Hashable, tuple[object, Mapping[str, Curve]]] = {}
         self._locations: dict[Hashable, tuple[object, dict[str, Any]]] = {}
+
+    def _by_run(self, seen: Overview) -> Mapping[str, list[Summary]]:
+        """Return the locations of each run, in reading order."""
+        last, runs = self._grouped
+        if last is not seen:
+            runs = {}
+            for s in seen.catalogue.shown:
+                runs.setdefault(s.run, []).append(s)
+            self._grouped = seen, runs
+        return runs
 
     def overview(self, seen: Overview) -> dict[str, Any]:
         """Return what ``/`` says: the document of ``status --json``, and a strip for each run."""
@@ -48,7 +59,7 @@ class Documents:
                 {"location": s.location, "step": s.step, "status": s.status}
                 for s in by_age(its)[-STRIP:]
             ]
-            for run, its in _by_run(seen).items()
+            for run, its in self._by_run(seen).items()
         }
         return {**document(seen), "strips": strips}
 
@@ -62,7 +73,7 @@ class Documents:
 
         Raises NotFound.
         """
-        summaries = _by_run(seen).get(run)
+        summaries = self._by_run(seen).get(run)
         if not summaries:
             raise NotFound(f"run {run!r} not found in {seen.store}")
         summaries = summaries[-most:]
@@ -85,7 +96,7 @@ class Documents:
 
         Raises NotFound, and StoreError if its records cannot be read.
         """
-        summaries = _by_run(seen).get(run, [])
+        summaries = self._by_run(seen).get(run, [])
         summary = next((s for s in summaries if s.location == location), None)
         if summary is None:
             raise NotFound(f"checkpoint {location!r} of run {run!r} not found in {seen.store}")
@@ -157,14 +168,6 @@ class Documents:
             while len(cache) > KEPT:
                 del cache[next(iter(cache))]
             return last[1]
-
-
-def _by_run(seen: Overview) -> dict[str, list[Summary]]:
-    """Return the locations of each run, in reading order."""
-    runs: dict[str, list[Summary]] = {}
-    for s in seen.catalogue.shown:
-        runs.setdefault(s.run, []).append(s)
-    return runs
 
 
 def _running(seen: Overview, run: str) -> list[dict[str, Any]]:

@@ -180,7 +180,8 @@ class _Server(uvicorn.Server):
 class _Connection(H11Protocol):
     """One connection of a client."""
 
-    _timer: asyncio.TimerHandle | None = None
+    _head: asyncio.TimerHandle | None = None  # until a request's head is whole
+    _answer: asyncio.TimerHandle | None = None  # until enough of an answer is taken
 
     @property
     def _is_idle(self) -> bool:
@@ -190,21 +191,22 @@ class _Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.server_state.__dict__.setdefault("idle", {})[self] = None
-        self._limit()
+        self._head = self._limit()
         self._cut_oldest()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._unlimit()
+        _cancel(self._head)
+        _cancel(self._answer)
         self._idle.pop(self, None)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        was_idle = self._is_idle
-        if was_idle and self._timer is None:
-            self._limit()
+        if self._is_idle and self._head is None:
+            self._head = self._limit()
         super().data_received(data)
-        if was_idle and not self._is_idle:  # the head is whole
-            self._unlimit()
+        if not self._is_idle:
+            _cancel(self._head)
+            self._head = None
             self._idle.pop(self, None)
 
     def on_response_complete(self) -> None:
@@ -218,10 +220,11 @@ class _Connection(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._limit()
+        self._answer = self._answer or self._limit()
 
     def resume_writing(self) -> None:
-        self._unlimit()
+        _cancel(self._answer)
+        self._answer = None
         super().resume_writing()
 
     @property
@@ -236,14 +239,13 @@ class _Connection(H11Protocol):
             del self._idle[oldest]
             oldest.transport.abort()
 
-    def _limit(self) -> None:
-        self._unlimit()
-        self._timer = self.loop.call_later(SLOW, self.transport.abort)
+    def _limit(self) -> asyncio.TimerHandle:
+        return self.loop.call_later(SLOW, self.transport.abort)
 
-    def _unlimit(self) -> None:
-        if self._timer:
-            self._timer.cancel()
-            self._timer = None
+
+def _cancel(timer: asyncio.TimerHandle | None) -> None:
+    if timer:
+        timer.cancel()
 
 
 async def in_thread(work: Callable[[], Any], name: str) -> Any:
