@@ -16,9 +16,10 @@ from ckptsync.errors import CkptsyncError
 from ckptsync.head.schedule import Job
 from ckptsync.hooks.pin_checkpoint import _in_thread
 from ckptsync.service.jobs import Jobs
-from ckptsync.service.metrics_server import PageListener
 from ckptsync.service.tasks import Outcome, Task
 from ckptsync.threads import ThreadPool, start_thread
+from ckptsync.web.app import make_app
+from ckptsync.web.server import HttpServer
 from tests.support.waiting import until
 
 NODES = Path(ckptsync.__file__).parent / "demo_data" / "fsdp2"
@@ -60,7 +61,7 @@ def test_without_any_thread_there_is_an_error_with_a_hint(limited: Callable[[int
     with pytest.raises(CkptsyncError, match="beat"):
         start_thread(print, "beat")
     with pytest.raises(CkptsyncError, match="web"):
-        PageListener("127.0.0.1:0", {})
+        HttpServer("127.0.0.1:0", make_app({}), "metrics.listen")
     done: list[int] = []
     _in_thread(lambda: done.append(1), "pin")  # a training is never disturbed
     assert done == [1]

@@ -134,6 +134,7 @@ class Summary:
     ``suspects``: files of the model that are missing, or that an unanswered report calls damaged;
     ``damaged``: all that those reports do, where it is DAMAGED (at most `MOST_DAMAGED`).
     ``unknown``: no file is of a layout that is merged, so that nothing is awaited.
+    ``merged``: the mtime of the model record.
     ``ended``: the newest file's mtime, corrected by the measured offset of its node's clock, and
     never later than its manifest arrived; ``ahead``: the seconds by which it was.  ``arrived``: the
     mtime of the newest manifest that counts.  ``first``: when the first part arrived, as the oldest
@@ -216,6 +217,7 @@ class Summary:
     unnamed_files: int = 0
     unnamed_runs: bool = False
     named: str = ""
+    merged: float = 0.0
 
     @property
     def unnamed_line(self) -> str:
@@ -362,6 +364,7 @@ def summarize(seen: LocationState, mtimes: Mapping[str, float]) -> Summary:
         present=present,
         doubts=() if conditions.shards else cut(seen.demands.remarks),
         named=names_key(seen.named_files()),
+        merged=mtimes.get(seen.model_record_name, 0.0) if model else 0.0,
     )
 
 

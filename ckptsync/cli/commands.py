@@ -98,6 +98,10 @@ GROUPS: Mapping[str, Mapping[str, Entry]] = {
             "show what the nodes and heads of a store do, and what is wrong",
             ("status -c head.yaml --watch", "status llama-sft --store /mnt/checkpoints --check"),
         ),
+        "web": Entry(
+            "show a store in a browser: what runs, checkpoints, curves, damage; read only",
+            ("web --store s3://bucket/checkpoints", "web -c head.yaml --listen 127.0.0.1:8000"),
+        ),
         "doctor": Entry(
             "find what would make a training hang or lose files, before it starts",
             ("doctor -c worker.yaml", "doctor -c worker.yaml --publish --wait 2m"),

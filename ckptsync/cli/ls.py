@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from ckptsync.catalogue.cached import Cache, read_catalogue
-from ckptsync.catalogue.location_summary import TOKENIZER, Catalogue, Summary, by_age
+from ckptsync.catalogue.location_summary import TOKENIZER, Catalogue, Summary
 from ckptsync.catalogue.uncached import not_found
 from ckptsync.cli import output
 from ckptsync.cli.arguments import IN_STORE, add_targets, only_target, store_run_location
@@ -19,8 +18,9 @@ from ckptsync.cli.screen import EVERY, MOST, Screen, more, table, wrapped
 from ckptsync.gc_pause import paused
 from ckptsync.quantities import show_size
 from ckptsync.records.save_groups import Sibling
-from ckptsync.records.store_paths import checkpoint_of, consolidated_prefix
+from ckptsync.records.store_paths import checkpoint_of
 from ckptsync.service.monitor import OverviewReader
+from ckptsync.status.locations import describe_locations, model_url, newer_saves
 from ckptsync.status.overlay import Overlay, Running, by_location, describe
 from ckptsync.stores.contract import Store
 
@@ -59,7 +59,7 @@ def _show(args: argparse.Namespace, store: Store, seen: Overlay, now: float) -> 
     found = seen.catalogue
     faults = [fault.text for fault in found.faults]
     if args.json:
-        locations = describe_checkpoints(store, found.shown, seen.running)
+        locations = describe_locations(store.url, found.shown, seen.running)
         result = {"store": store.url, "locations": locations, "unreadable": faults}
         output.print_json(result, exit_code(found))
         return exit_code(found)
@@ -128,61 +128,11 @@ def exit_code(catalogue: Catalogue) -> int:
     return max((fault.error.exit_code for fault in catalogue.faults), default=0)
 
 
-def describe_checkpoints(
-    store: Store, summaries: Sequence[Summary], running: Sequence[Running] = ()
-) -> list[dict[str, Any]]:
-    """Return all checkpoints of a store, for ``--json``; ``running``: what nodes do."""
-    newer, entries = _newer_saves(summaries), by_location(running)
-    return [
-        {
-            "run": seen.run,
-            "checkpoint": seen.checkpoint,
-            "location": seen.location,
-            "status": seen.status,
-            "newer": newer.get((seen.run, seen.location)),
-            "evidence": list(seen.evidence),
-            "lost": list(seen.lost),
-            "doubts": list(seen.doubts),
-            "siblings": [
-                {
-                    "location": other.location,
-                    "nodes": list(other.nodes),
-                    "against": list(other.against),
-                    "join": other.command(store.url, seen.run, seen.location),
-                }
-                for other in seen.siblings
-            ],
-            "nodes": list(seen.nodes),
-            "files": seen.files,
-            "bytes": seen.whole or seen.size,
-            "model_complete": seen.model,
-            "uploading": (
-                {"nodes": list(seen.uploading), "percent": seen.percent} if seen.uploading else None
-            ),
-            "running": [e.document() for e in entries.get((seen.run, seen.location), ())],
-            "resume_complete": seen.resume,
-            "missing_for_resume": list(seen.lacks),
-            "model": _model_url(store, seen),
-            "left_out": list(seen.left_out),
-            "unnamed": {"files": seen.unnamed_files, "first": list(seen.unnamed)},
-            "missing_to_open": list(seen.to_open),
-            "hint": seen.to_give or None,
-            "proof": {
-                "holds": seen.proof.holds,
-                "verdict": seen.proof.verdict,
-                "level": seen.proof.level,
-                "when": seen.proof.when or None,
-            },
-        }
-        for seen in summaries
-    ]
-
-
 def list_rows(
     store: Store, summaries: Sequence[Summary], running: Sequence[Running] = (), now: float = 0.0
 ) -> list[list[str]]:
     """Return all checkpoints of a store as rows of a table under `HEADING`."""
-    newer, entries, found = _newer_saves(summaries), by_location(running), []
+    newer, entries, found = newer_saves(summaries), by_location(running), []
     for seen in summaries:
         run, location = seen.run, seen.location
         its = entries.get((run, location), ())
@@ -215,31 +165,9 @@ def upload_line(nodes: Sequence[str], percent: int | None) -> str:
     return f"from {', '.join(nodes)}{f', {percent} %' if percent is not None else ''}"
 
 
-def _newer_saves(summaries: Iterable[Summary]) -> Mapping[tuple[str, str], str]:
-    """Return, by run and location of an older save, the location of the newest one.
-
-    A training that was resumed writes ``final`` once more.  A location that may be another part of
-    a save is not a newer one.
-    """
-    runs: dict[str, list[Summary]] = {}
-    for seen in summaries:
-        if not seen.retired:
-            runs.setdefault(seen.run, []).append(seen)
-    older = {}
-    for run, its in runs.items():
-        if len({s.checkpoint for s in its}) == len(its):
-            continue
-        newest = {s.checkpoint: s for s in by_age(its)}
-        for seen in its:
-            last = newest[seen.checkpoint].location
-            if last not in (seen.location, *(other.location for other in seen.siblings)):
-                older[run, seen.location] = last
-    return older
-
-
 def _detail(store: Store, seen: Summary, *, is_known: bool) -> str:
     """Return where the model lies, if the checkpoint has one; else why its status is no better."""
-    model = _model_url(store, seen)
+    model = model_url(store.url, seen)
     if seen.status not in ("VERIFIED", "CONSOLIDATED") or not model:
         why = output.first_of(seen.lost or seen.evidence)
         if is_known:  # the node said it
@@ -249,9 +177,3 @@ def _detail(store: Store, seen: Summary, *, is_known: bool) -> str:
     line += f" ({seen.proof.level})" if seen.status == "VERIFIED" else ""
     line += "; no tokenizer" if TOKENIZER in seen.to_open else ""
     return line + (f"; code left out: {', '.join(seen.left_out)}" if seen.left_out else "")
-
-
-def _model_url(store: Store, seen: Summary) -> str | None:
-    if not seen.consolidated:
-        return None
-    return f"{store.url.rstrip('/')}/{consolidated_prefix(seen.run, seen.location).rstrip('/')}"

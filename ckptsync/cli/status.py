@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ckptsync.cli import output
 from ckptsync.cli.arguments import (
@@ -19,7 +19,6 @@ from ckptsync.cli.arguments import (
 )
 from ckptsync.cli.ls import (
     catalogues,
-    describe_checkpoints,
     exit_code,
     sibling_line,
     upload_line,
@@ -37,17 +36,16 @@ from ckptsync.cli.screen import (
     table,
     wrapped,
 )
-from ckptsync.errors import ConfigError
+from ckptsync.errors import CkptsyncError, ConfigError
 from ckptsync.quantities import clean, show_duration, show_size
 from ckptsync.service.monitor import OverviewReader, patience
 from ckptsync.status.alarms import Patience
+from ckptsync.status.locations import describe_locations
 from ckptsync.status.nodes import STATES, Node
 from ckptsync.status.overlay import Running, describe
 from ckptsync.status.overview import Overview, document
 from ckptsync.status.run_status import Point, RunStatus
-
-if TYPE_CHECKING:
-    pass
+from ckptsync.stores.contract import Store
 
 WIDE = 10_000  # columns off a terminal: no line is broken there, so that a program can search it
 NODES = ("NODE", "ROLES", "STATE", "BEAT", "QUEUE", "OLDEST", "RATE")
@@ -68,6 +66,11 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         help="print a line for each alarm; exit code 1 if there is any, 10 if one is damage: for"
         " cron, Nagios and the like",
     )
+    how.add_argument(
+        "--html",
+        metavar="FILE",
+        help="write the overview and the runs into an HTML file that needs no server",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -84,11 +87,15 @@ def run(args: argparse.Namespace) -> int:
     while True:
         seen = overviews.read()
         code = exit_code(seen.catalogue)
+        if args.html:
+            _write_html(store, seen, Path(args.html))
+            output.print_json({"file": args.html}, code) if args.json else output.say(args.html)
+            return code
         if args.check:
             is_damaged = any(alarm.kind == "damage" for alarm in seen.alarms)
             code = 10 if is_damaged else int(bool(seen.alarms))
         if args.json:
-            locations = describe_checkpoints(store, seen.catalogue.shown, seen.running)
+            locations = describe_locations(store.url, seen.catalogue.shown, seen.running)
             output.print_json({**document(seen), "locations": locations}, code)
         else:
             is_terminal = sys.stdout.isatty()
@@ -99,6 +106,19 @@ def run(args: argparse.Namespace) -> int:
             return code
         sys.stdout.flush()
         time.sleep(EVERY)
+
+
+def _write_html(store: Store, seen: Overview, path: Path) -> None:
+    """Write the page into a file, which is there whole or not at all.  Raises CkptsyncError."""
+    from ckptsync.web.documents import Documents
+    from ckptsync.web.html_file import html_file
+
+    body, draft = html_file(seen, Documents(store)), path.with_name(f"{path.name}.part")
+    try:
+        draft.write_bytes(body)
+        draft.replace(path)
+    except OSError as e:
+        raise CkptsyncError(f"{path}: {e.strerror}", hint="--html names a file") from e
 
 
 def alarm_lines(seen: Overview) -> list[str]:

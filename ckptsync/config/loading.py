@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptsync.config.schema import KEYS, SECTIONS, Config, LimitsConfig, variable_of
-from ckptsync.config.value_parsers import APPRISE_FORM
+from ckptsync.config.value_parsers import APPRISE_FORM, is_local
 from ckptsync.config.yaml_lines import LIMIT, Document, parse
 from ckptsync.errors import ConfigError
 from ckptsync.near_names import near_names
@@ -210,9 +210,22 @@ def _conflicts(
     if "worker" in values["roles"] and not values["worker.runs"]:
         why = "missing: the worker role needs at least one output directory"
         yield "worker.runs", f"{name}: worker.runs: {why}"
+    if problem := token_problem(values["web.listen"], values["web.token"]):
+        yield "web.listen", f"{name}: web.listen: {problem}"
+    if values["web.listen"] and not {"head", "verifier"} & set(values["roles"]):
+        why = "a worker does not know the whole store: set it where the head runs"
+        yield "web.listen", f"{name}: web.listen: {why}, or use `ckptsync web`"
     names = [run.name for run in values["worker.runs"] if run.name]
     for run in sorted(run for run, count in Counter(names).items() if count > 1):
         yield "worker.runs", f"{name}: worker.runs: two runs are named {run!r}"
+
+
+def token_problem(listen: str, token: str) -> str:
+    """Return why the page may not be shown at an address without a token; empty if it may."""
+    if token or not listen or is_local(listen):
+        return ""
+    why = "other machines reach this address, and web.token is not set"
+    return f"{listen}: {why}; set it, or listen on 127.0.0.1 or unix:/path"
 
 
 def _shown(key: str, value: object) -> str:

@@ -166,6 +166,14 @@ class MetricsConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class WebConfig:
+    """Where a head, or a verifier, shows the page of its store, and who may see it."""
+
+    listen: str = _key(value_parsers.listen_or_path, "")  # host and port, unix:/path, or nothing
+    token: str = _key(value_parsers.token, "", is_secret=True)
+
+
+@dataclass(frozen=True, slots=True)
 class LogConfig:
     """What is logged, and how."""
 
@@ -192,6 +200,7 @@ class Config:
     retention: RetentionConfig = field(default_factory=RetentionConfig)
     alerts: AlertsConfig = field(default_factory=AlertsConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    web: WebConfig = field(default_factory=WebConfig)
     log: LogConfig = field(default_factory=LogConfig)
     overridden: tuple[str, ...] = field(default=(), compare=False)
     file: str = field(default="", compare=False)

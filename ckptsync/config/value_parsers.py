@@ -26,6 +26,8 @@ ROLES: tuple[Role, ...] = ("worker", "head", "verifier")
 _MOST = 10**9  # of whatever is counted: threads, jobs, checkpoints, steps
 _BEST = re.compile(r"(?:(min|max):)?([\w./@-]+):([1-9][0-9]*)")
 _SHARDS = re.compile(r"drop-after:([0-9]+)")
+UNIX = "unix:"
+_LOCAL = re.compile(r"localhost|\[::1\]|127(\.[0-9]{1,3}){3}")
 _LISTEN = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[\w.-]+):([0-9]{1,5})")
 _APPRISE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,30}://\S+\Z")
 APPRISE_FORM = "Apprise writes http://host/path as json://host/path, https:// as jsons://"
@@ -296,6 +298,29 @@ def listen(value: object) -> str:
     if not found or count(found[2]) > 65535:
         raise ValueError(f"{value!r} is not a host and a port, such as 127.0.0.1:9464 or [::]:9464")
     return found[0]
+
+
+def listen_or_path(value: object) -> str:
+    """Read what `listen` does, or ``unix:/path``, a socket that only this user may open."""
+    if isinstance(value, str) and value.startswith(UNIX):
+        if not value.startswith("unix:/"):
+            raise ValueError(f"{value!r} is not a socket's absolute path, such as unix:/run/web")
+        return value
+    return listen(value)
+
+
+def is_local(where: str) -> bool:
+    """Return whether only this machine reaches an address that `listen_or_path` read."""
+    return where.startswith(UNIX) or bool(_LOCAL.fullmatch(where.rpartition(":")[0].lower()))
+
+
+def token(value: object) -> str:
+    """Read a token of at least 16 characters, or nothing.  Error messages never quote it."""
+    if value == "":
+        return ""
+    if not isinstance(value, str) or not re.fullmatch(r"[!-~]{16,200}", value):
+        raise ValueError("not a token of 16 to 200 characters of ASCII without spaces")
+    return value
 
 
 def runs(value: object) -> tuple[RunConfig, ...]:

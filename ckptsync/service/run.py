@@ -65,12 +65,12 @@ def roles_of(config: Config, node: str, store: Store, fatal: Fatal) -> Iterator[
             stack.callback(head.jobs.end)
             roles.periodic += head.tasks
             roles.verifies = config.verify.period if "verifier" in config.roles else 0.0
-        if config.metrics.listen:
-            from ckptsync.service.metrics_server import AGAIN, Metrics  # noqa: PLC0415
+        if config.metrics.listen or config.web.listen:
+            from ckptsync.service.listeners import AGAIN, Listeners  # noqa: PLC0415
 
-            metrics = Metrics(config, node, roles)
-            stack.callback(metrics.close)
-            roles.local.append(Task("metrics", AGAIN, metrics.listen, fatal))
+            listeners = Listeners(config, node, store, roles)
+            stack.callback(listeners.close)
+            roles.local.append(Task("metrics", AGAIN, listeners.listen, fatal))
         yield roles
 
 

@@ -1,0 +1,123 @@
+"""``metrics.listen`` and ``web.listen``: what a service answers, on one listener an address."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ckptsync import __version__
+from ckptsync.config.schema import Config
+from ckptsync.errors import ConfigError
+from ckptsync.service.process_status import Roles
+from ckptsync.stores.contract import Store
+
+if TYPE_CHECKING:  # imported where something listens
+    from ckptsync.web.app import Page, Text
+    from ckptsync.web.server import HttpServer
+
+CONTENT = "text/plain; version=0.0.4; charset=utf-8"
+PLAIN = "text/plain; charset=utf-8"
+AGAIN = 30.0  # seconds until a port that was taken is tried again
+
+
+class Listeners:
+    """Listens, or tries to.  ``roles``: all that this process does."""
+
+    def __init__(self, config: Config, node: str, store: Store, roles: Roles) -> None:
+        self._config, self._node, self._store, self._roles = config, node, store, roles
+        self._servers: dict[str, HttpServer] = {}
+
+    def port(self, where: str) -> int:
+        """Return the port on which this listens at an address."""
+        return self._servers[where].port
+
+    def listen(self) -> None:
+        """Listen, where this does not yet; raises ConfigError while a port cannot be had.
+
+        It says what is missing where ckptsync was brought up to date without its dependencies.
+        """
+        error: ConfigError | None = None
+        metrics, web = self._config.metrics.listen, self._config.web.listen
+        addresses = {metrics: "metrics.listen", web: "web.listen"}
+        for where, key in addresses.items():
+            if where and where not in self._servers:
+                try:
+                    self._servers[where] = self._begin(where, key)
+                except ConfigError as e:
+                    error = e
+        if error:
+            raise error
+
+    def _begin(self, where: str, key: str) -> HttpServer:
+        try:
+            from ckptsync.status.metrics import exposition  # noqa: F401, PLC0415
+            from ckptsync.web.app import make_app  # noqa: PLC0415
+            from ckptsync.web.server import HttpServer  # noqa: PLC0415
+        except ModuleNotFoundError as e:
+            why = f"{key}: the package {e.name} is missing"
+            raise ConfigError(why, hint="install ckptsync again, with its dependencies") from e
+        is_metrics = where == self._config.metrics.listen
+        texts = {"/metrics": self.metrics, "/healthz": self.health} if is_metrics else {}
+        page = self._page() if where == self._config.web.listen else None
+        return HttpServer(where, make_app(texts, page), key)
+
+    def _page(self) -> Page | None:
+        """Return the page of the store; only a head, or a verifier, knows all of it."""
+        head = self._roles.head
+        if head is None:
+            return None
+        from ckptsync.service.monitor import OverviewReader, patience  # noqa: PLC0415
+        from ckptsync.web.app import Guard, Page  # noqa: PLC0415
+        from ckptsync.web.documents import Documents  # noqa: PLC0415
+        from ckptsync.web.latest import EVERY, Latest  # noqa: PLC0415
+
+        catalogue = partial(head.catalogues.read, EVERY)
+        reader = OverviewReader(self._store, catalogue, patience(self._config))
+        guard = Guard(self._config.web.listen, self._config.web.token)
+        return Page(Latest(reader.read), Documents(self._store), guard)
+
+    def close(self) -> None:
+        """Free the ports."""
+        for server in self._servers.values():
+            server.close()
+        self._servers.clear()
+
+    def metrics(self) -> Text:
+        """Return what Prometheus reads."""
+        from ckptsync.status.metrics import Loop, Process, exposition  # noqa: PLC0415
+
+        roles, now, head = self._roles, time.monotonic(), self._roles.head
+        outcome, running = roles.outcome(), roles.running()
+        uploads = [p.since for p in running if p.kind == "upload"]
+        process = Process(
+            node=self._node,
+            version=__version__,
+            roles=tuple(self._config.roles),
+            is_healthy=not self._hung(),
+            loops=[Loop(t.name, t.finished, t.failures, t.busy(now)) for t in roles.all],
+            queue=len({p.subject for p in running if p.state != "failed" or p.kind == "upload"}),
+            oldest=max(0.0, time.time() - min(uploads)) if uploads else 0.0,
+            sent_bytes=roles.sent_bytes(),
+            errors=len(outcome.errors),
+            disks=roles.disks,
+            running=[p for p in running if p.is_moving],
+            channels=[sender.channel for sender in head.monitor.senders] if head else (),
+        )
+        return 200, exposition(process, head.monitor.seen if head else None), CONTENT
+
+    def health(self) -> Text:
+        """Return 503 where another start would help."""
+        now, hung = time.monotonic(), self._hung()
+        lines = [hung or "ok"]
+        for task in self._roles.all:
+            state = f"at work for {task.busy(now):.0f} s" if task.is_running else "idle"
+            lines.append(f"{task.name}: {state}")
+        return 503 if hung else 200, "\n".join([*lines, ""]).encode(), PLAIN
+
+    def _hung(self) -> str:
+        """Return what hangs by the rule of the service's watchdog, or whether that does itself."""
+        watchdog = self._roles.watchdog
+        if still := watchdog.still():
+            return f"hangs: the watchdog has not run for {still:.0f} s"
+        return f"hangs: {', '.join(watchdog.found)}" if watchdog.found else ""

@@ -1,0 +1,85 @@
+"""What a trainer logged of a run, as curves over steps.  Pure.
+
+transformers (trainer_callback.py, TrainerState) keeps all of a training in ``log_history`` of
+``trainer_state.json``, in the order of time: mappings with ``step`` and what was measured.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+
+import msgspec
+
+from ckptsync.typed_json import Decoder
+
+LIMIT = 32 << 20  # bytes of a trainer_state.json: about 200,000 entries
+BUCKETS = 1000  # of a curve; each has its least and its greatest value
+MOST = 50  # metrics
+_NOT_JSON = re.compile(rb"(?<=[\s:,\[])(?:NaN|-?Infinity)(?=[\s,\]}])")  # as Python writes them
+
+Point = tuple[int, float | None]
+"""A step, and its value; None where that was not finite."""
+Curve = list[Point]
+
+
+class _State(msgspec.Struct):
+    log_history: list[dict[str, float | str | bool | None]] = []
+
+
+_STATE = Decoder(_State, "a trainer's state", LIMIT)
+
+
+def read_curves(data: bytes, name: str) -> dict[str, Curve]:
+    """Return the curve of each metric, every point; raises Corrupt.
+
+    Where a training went back, its later points count.
+    """
+    curves: dict[str, dict[int, float | None]] = {}
+    for entry in _STATE.decode(_NOT_JSON.sub(b"null", data), name).log_history:
+        step = entry.get("step")
+        if isinstance(step, bool) or not isinstance(step, int | float) or not 0 <= step < 2**53:
+            continue
+        for metric, value in entry.items():
+            if metric not in curves and (len(curves) >= MOST or not _is_metric(metric)):
+                continue
+            if value is None or (isinstance(value, float) and not math.isfinite(value)):
+                curves.setdefault(metric, {})[int(step)] = None
+            elif isinstance(value, float):
+                curves.setdefault(metric, {})[int(step)] = value
+    return {metric: sorted(points.items(), key=_step) for metric, points in curves.items()}
+
+
+def _is_metric(name: str) -> bool:
+    return name in ("loss", "learning_rate", "grad_norm") or name.startswith("eval_")
+
+
+def thinned(curve: Sequence[Point], buckets: int = BUCKETS) -> Curve:
+    """Return the least, the greatest and a missing value of each bucket of steps."""
+    if len(curve) <= 2 * buckets:
+        return list(curve)
+    first, last = curve[0][0], curve[-1][0]
+    width = (last - first) / buckets
+    kept: Curve = []
+    for _, points in groupby(curve, lambda point: int((point[0] - first) / width)):
+        values: Curve = list(points)
+        numbers = [(value, step) for step, value in values if value is not None]
+        missing = [point for point in values if point[1] is None][:1]
+        extremes = {min(numbers), max(numbers)} if numbers else set()
+        kept += sorted([*missing, *((step, value) for value, step in extremes)], key=_step)
+    return kept
+
+
+def _step(point: Point) -> int:
+    return point[0]
+
+
+def value_at(curves: Mapping[str, Curve], metric: str, step: int | None) -> float | None:
+    """Return the last value of a metric up to a step; None if there is none."""
+    points = curves.get(metric, [])
+    if step is None or not points or points[0][0] > step:
+        return None
+    return points[bisect_right(points, step, key=_step) - 1][1]

@@ -1,0 +1,201 @@
+// The page's start: which document is shown, when it is fetched again, and what stands around it.
+
+import { checkpointPage } from "./checkpoint.js";
+import { h, patch } from "./dom.js";
+import { showDuration, showTime } from "./format.js";
+import { currentUrl, hrefOf, link } from "./links.js";
+import { nodesPage } from "./nodes.js";
+import { alarmList, overviewPage } from "./overview.js";
+import { now, renewAges, setClock, withCommands } from "./parts.js";
+import { runPage } from "./run.js";
+import { follow, isFile, load, LoadError } from "./source.js";
+import { chooseLanguage, language, t } from "./strings.js";
+
+/** @param {string} id @returns {HTMLElement} */
+function byId(id) {
+  return /** @type {HTMLElement} */ (document.getElementById(id));
+}
+
+const shown = {
+  url: currentUrl(),
+  /** @type {any} */ document: null,
+  /** @type {LoadError|null} */ error: null,
+  seen: 0, // ms of our clock when the server answered last
+  store: "",
+  /** @type {import("./types.js").Alarm[]} */ alarms: [],
+};
+const FIRST_ROWS = 25; // of a long table: what the first screen shows is drawn at once
+let isWhole = false; // whether all rows are drawn
+let isLoading = false;
+let isStale = false; // a change came while a document was on its way
+
+/** Fetch the document of the current URL, and show it. */
+async function refresh() {
+  if (isLoading) {
+    isStale = true;
+    return;
+  }
+  isLoading = true;
+  const url = currentUrl();
+  try {
+    const doc = await load(url);
+    if (url === currentUrl()) {
+      setClock(doc.at, isFile);
+      Object.assign(shown, { url, document: doc, error: null });
+      if (doc.store) shown.store = doc.store;
+      if (doc.alarms) shown.alarms = doc.alarms;
+    } else {
+      isStale = true;
+    }
+    shown.seen = Date.now();
+  } catch (error) {
+    if (!(error instanceof LoadError)) throw error;
+    if (!error.isAway) {
+      shown.seen = Date.now();
+      shown.document = null;
+    }
+    shown.error = error;
+    shown.url = url;
+  } finally {
+    isLoading = false;
+  }
+  draw();
+  const isDue = isStale && !document.hidden; // becoming visible refreshes, too
+  isStale = false;
+  if (isDue) await refresh();
+}
+
+/** Draw everything from what was fetched last. */
+function draw() {
+  document.documentElement.lang = language() === "zh" ? "zh-CN" : "en";
+  document.title = titleOf(shown.url);
+  byId("skip").textContent = t("skip");
+  patch(byId("header"), header());
+  const isAway = Boolean(shown.error?.isAway);
+  const isFront = shown.url === "/" && !shown.error;
+  patch(byId("alerts"), isFront ? alarmList(shown.alarms) : []);
+  const main = byId("main");
+  main.classList.toggle("stale", isAway);
+  if (shown.document) patch(main, pageOf(shown.url, shown.document));
+  else if (shown.error) patch(main, [problem(shown.error)]);
+  drawConnection();
+  if (shown.document && !isWhole) {
+    isWhole = true;
+    window.requestAnimationFrame(() => window.setTimeout(draw));
+  }
+}
+
+/** @param {string} url @returns {string[]} the decoded segments of a URL */
+function segments(url) {
+  try {
+    return url.split("/").filter(Boolean).map(decodeURIComponent);
+  } catch {
+    return [];
+  }
+}
+
+/** @param {string} url @returns {string} */
+function titleOf(url) {
+  const [page, ...rest] = segments(url);
+  const name = page === "nodes" ? t("nodes") : rest.length ? rest.join(" / ") : t("overview");
+  const count = shown.alarms.length;
+  return `${count ? `(${count}) ` : ""}${name} · ckptsync`;
+}
+
+/** @param {string} url @param {any} doc @returns {Node[]} */
+function pageOf(url, doc) {
+  const [page, , location] = segments(url);
+  const most = isWhole ? Infinity : FIRST_ROWS;
+  const width = Math.max(280, byId("main").clientWidth);
+  if (page === "nodes") return nodesPage(doc);
+  if (page === "runs" && location) return checkpointPage(doc);
+  if (page === "runs") return runPage(doc, width, most, draw);
+  return overviewPage(doc, most);
+}
+
+/** @returns {Node[]} */
+function header() {
+  const isNodes = shown.url === "/nodes";
+  const other = language() === "zh" ? "en" : "zh";
+  const onclick = () => {
+    chooseLanguage(other);
+    draw();
+  };
+  return [
+    h("a", { class: "brand", href: hrefOf("/") }, h("b", null, "ckptsync")),
+    h("nav", { "aria-label": t("pages") },
+      link([], t("overview"), { "aria-current": shown.url === "/" ? "page" : null }),
+      link(["nodes"], t("nodes"), { "aria-current": isNodes ? "page" : null })),
+    h("span", { class: "store", title: shown.store, dir: "auto" }, shown.store),
+    h("span", { id: "connection", "data-same": "connection" }),
+    h("button", { type: "button", class: "language", lang: other === "zh" ? "zh-CN" : "en", "aria-label": t("other-label"), onclick }, t("other")),
+  ];
+}
+
+/** @param {LoadError} error @returns {HTMLElement} */
+function problem(error) {
+  const text = error.isAway ? t("never-connected") : error.message;
+  const hint = error.isAway ? t("retrying") : error.hint;
+  return h("div", { class: "empty problem", role: "alert", "data-key": "problem" },
+    h("h1", null, t("error-title")), h("p", null, text),
+    hint ? h("p", { class: "todo" }, error.isAway ? "" : h("b", null, `${t("hint")} `), ...withCommands(hint)) : null);
+}
+
+/** Say whether what is shown is of now. */
+function drawConnection() {
+  const place = byId("connection");
+  const isAway = Boolean(shown.error?.isAway);
+  let text = t("live");
+  if (isFile) text = t("file-of", showTime(now()));
+  else if (isAway) text = shown.seen ? t("lost-connection", showDuration((Date.now() - shown.seen) / 1000)) : t("never-connected");
+  place.className = isFile ? "file" : isAway ? "away" : "live";
+  if (place.textContent !== text) place.textContent = text;
+}
+
+/**
+ * Follow a link inside of the page without loading it anew.
+ * @param {MouseEvent} event
+ */
+function navigate(event) {
+  const anchor = event.target instanceof Element ? event.target.closest("a") : null;
+  if (!anchor || event.button || event.ctrlKey || event.metaKey || event.shiftKey || event.altKey) return;
+  const href = anchor.getAttribute("href") ?? "";
+  if (href === "#main") {
+    event.preventDefault();
+    byId("main").focus();
+  } else if (!isFile && href.startsWith("/") && !href.startsWith("/static/")) {
+    event.preventDefault();
+    if (href !== currentUrl()) window.history.pushState(null, "", href);
+    arrive();
+  }
+}
+
+/** Show another page from its beginning, and put the focus there. */
+async function arrive() {
+  shown.document = null;
+  shown.error = null;
+  isWhole = false;
+  await refresh();
+  window.scrollTo(0, 0);
+  byId("main").focus({ preventScroll: true });
+}
+
+/** Every 5 s, while the page is visible: ages; every second, while the server is away: for how long. */
+function tick() {
+  if (document.hidden) return;
+  if (!isFile) renewAges();
+  if (shown.error?.isAway) refresh();
+}
+
+let resize = 0;
+document.addEventListener("click", navigate);
+window.addEventListener("popstate", () => isFile || arrive());
+window.addEventListener("hashchange", () => isFile && arrive());
+window.addEventListener("resize", () => {
+  window.cancelAnimationFrame(resize);
+  resize = window.requestAnimationFrame(draw);
+});
+window.setInterval(() => document.hidden || drawConnection(), 1000);
+window.setInterval(tick, 5000);
+refresh();
+follow(refresh);

@@ -1,0 +1,107 @@
+// The page of a checkpoint: what is missing or damaged, commands, files.
+
+import { h } from "./dom.js";
+import { showNumber, showSize, showStep, showTime } from "./format.js";
+import { link } from "./links.js";
+import { age, badge, commandLine, runningList, section, table, withCommands } from "./parts.js";
+import { t } from "./strings.js";
+import { modelText, timeLine } from "./run.js";
+import { textList } from "./overview.js";
+
+/** @typedef {import("./types.js").CheckpointDocument} CheckpointDocument */
+/** @typedef {import("./types.js").Damage} Damage */
+
+const MOST_RANGES = 20;
+
+/** @param {CheckpointDocument} doc @returns {Node[]} */
+export function checkpointPage(doc) {
+  const running = doc.running ?? [];
+  const parts = [
+    h("p", { class: "crumbs" }, link(["runs", doc.run], doc.run)),
+    h("h1", { dir: "auto" }, doc.location, " ", badge(doc.status)),
+    summary(doc),
+    running.length ? section(t("running"), runningList(running, false)) : null,
+    reasons(doc),
+    doc.damage.length ? section(t("damage"), damageTable(doc.damage)) : null,
+    section(t("commands"), ...commands(doc)),
+    section(t("files"), ...files(doc)),
+  ];
+  return parts.flatMap((part) => part ?? []);
+}
+
+/** @param {CheckpointDocument} doc @returns {HTMLElement} */
+function summary(doc) {
+  const location = /** @type {import("./types.js").Location} */ (/** @type {unknown} */ (doc));
+  const last = Math.max(...[doc.uploaded, doc.merged, doc.verified].map(Number)) - Number(doc.saved);
+  /** @type {[string, import("./dom.js").Child][]} */
+  const rows = [
+    [t("step"), typeof doc.step === "number" ? showStep(doc.step) : "–"],
+    [t("saved"), age(doc.saved)],
+    [t("timeline"), timeLine(location, last || 1)],
+    [t("size"), showSize(doc.bytes)],
+    [t("nodes"), doc.nodes.join(", ") || "–"],
+    [t("loss"), showNumber(doc.loss)],
+    [t("eval_loss"), showNumber(doc.eval_loss)],
+    [t("model"), modelText(location)],
+    [t("resume"), t(doc.resume_complete ? "yes" : "no")],
+    [t("verified"), doc.proof.when ? `${showTime(doc.proof.when)}${doc.proof.level ? ` (${doc.proof.level})` : ""}` : "–"],
+    [t("kept-title"), t(doc.kept ? "yes" : "no")],
+  ];
+  return h("dl", { class: "facts small" }, ...rows.filter(([, value]) => value !== "–").map(([title, value]) =>
+    h("div", { class: "fact", "data-key": title }, h("dt", null, title), h("dd", null, value))));
+}
+
+/** @param {CheckpointDocument} doc @returns {HTMLElement|null} */
+function reasons(doc) {
+  /** @type {[string, string[]][]} */
+  const all = [
+    [t("why"), doc.evidence], [t("lost"), doc.lost], [t("missing-open"), doc.missing_to_open],
+    [t("missing-resume"), doc.missing_for_resume], [t("doubts"), doc.doubts],
+  ];
+  const filled = all.filter(([, texts]) => texts.length);
+  if (!filled.length && !doc.hint) return null;
+  return section(
+    doc.status === "VERIFIED" ? t("notes") : t("missing"),
+    ...filled.map(([title, texts]) => h("div", { class: "messages", "data-key": title }, h("h3", null, title), textList(texts.slice(0, 200)))),
+    doc.hint ? h("p", { class: "todo" }, h("b", null, t("hint")), " ", ...withCommands(doc.hint)) : null,
+  );
+}
+
+/** @param {Damage[]} damage @returns {HTMLElement} */
+function damageTable(damage) {
+  /** @type {[string, import("./parts.js").Kind][]} */
+  const columns = [[t("file"), ""], [t("ranges"), ""], [t("tensors"), "wide"]];
+  return table(t("damage"), columns, damage.map(({ file, ranges, tensors }, n) => ({
+    key: `${n} ${file}`,
+    cells: [
+      h("code", null, file),
+      shortened(ranges.map(([from, to]) => t("to", showStep(from), showStep(to)))) || "–",
+      shortened(tensors) || "–",
+    ],
+  })));
+}
+
+/** @param {string[]} texts @returns {string} */
+function shortened(texts) {
+  const rest = texts.length - MOST_RANGES;
+  return texts.slice(0, MOST_RANGES).join(", ") + (rest > 0 ? ` (+${rest})` : "");
+}
+
+/** @param {CheckpointDocument} doc @returns {Node[]} */
+function commands(doc) {
+  const order = ["pull_model", "pull", "open", "verify", "repair", "keep", "ls"];
+  const names = Object.keys(doc.commands).sort((a, b) => order.indexOf(a) - order.indexOf(b));
+  return names.map((name) => commandLine(order.includes(name) ? t(`command-${name}`) : name, doc.commands[name] ?? ""));
+}
+
+/** @param {CheckpointDocument} doc @returns {Node[]} */
+function files(doc) {
+  const total = doc.files_total ?? doc.files.length;
+  /** @type {[string, import("./parts.js").Kind][]} */
+  const columns = [[t("file"), "wide"], [t("size"), "number"], [t("node"), ""], [t("rank"), "number"]];
+  const rows = doc.files.map(({ name, bytes, node, rank }) => ({
+    key: `${name} ${node}`, cells: [h("code", null, name), showSize(bytes), node, rank === null ? "–" : String(rank)],
+  }));
+  const note = total > doc.files.length ? h("p", { class: "quiet" }, t("first-files", String(doc.files.length), String(total))) : null;
+  return [...(note ? [note] : []), table(t("files"), columns, rows)];
+}

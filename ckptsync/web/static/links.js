@@ -1,0 +1,30 @@
+// URLs of the pages, and links between them; in a page that is a file they stand after #.
+
+import { h } from "./dom.js";
+import { isFile } from "./source.js";
+
+/**
+ * Return the URL of a page: RUN is one segment, LOCATION may contain slashes.
+ * @param {string[]} path @returns {string}
+ */
+export function urlOf(path) {
+  return `/${path.filter(Boolean).map((part) => part.split("/").map(encodeURIComponent).join("/")).join("/")}`;
+}
+
+/** @param {string} url @returns {string} */
+export function hrefOf(url) {
+  return isFile ? `#${url}` : url;
+}
+
+/** Return the URL that is shown now. */
+export function currentUrl() {
+  return isFile ? window.location.hash.replace(/^#/, "") || "/" : window.location.pathname;
+}
+
+/**
+ * @param {string[]} path @param {import("./dom.js").Child} text
+ * @param {import("./dom.js").Props} [props] @returns {HTMLElement}
+ */
+export function link(path, text, props) {
+  return h("a", { href: hrefOf(urlOf(path)), dir: "auto", ...props }, text);
+}
