@@ -2,7 +2,7 @@
 
 `Child` starts it, exchanges lines with it, limits it, and ends it with all that it has started. The
 caller decides how long it may take, and what counts as progress. The head's jobs
-(`ckptsync.service.jobs`), which are commands, and level `load` (`ckptsync.verify.loader_process`)
+(`ckptsync.service.jobs`), which are commands, and level `load` (`ckptsync.verify.level_load`)
 use it.
 """
 

@@ -21,9 +21,8 @@ from ckptsync.stores.memory import MemoryStore
 from ckptsync.tensors import Extent
 from ckptsync.verify.expected_files import ExpectedFile, directory_file
 from ckptsync.verify.level_digest import check_crc32s, find_archives
-from ckptsync.verify.level_load import load_file, load_files, open_file
+from ckptsync.verify.level_load import Died, LoaderProcess, load_file, load_files, open_file
 from ckptsync.verify.level_parse import UNLOADED
-from ckptsync.verify.loader_process import Died, LoaderProcess
 from ckptsync.verify.tracked_files import CountedSource, TrackedFiles
 from tests.support.dcp_writer import packed
 from tests.support.files_in_memory import MemoryFiles, safetensors_file, torch_zip_file, tree

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from ckptsync.errors import CkptsyncError, Unsupported
-from ckptsync.verify import loader_process
-from ckptsync.verify.loader_process import Died, LoaderProcess
+from ckptsync.verify import level_load
+from ckptsync.verify.level_load import Died, LoaderProcess
 
 REQUEST = {"wall": 20, "cpu": 20, "memory": 1 << 30}
 READ = "head -n 1 <&0 >/dev/null;"
@@ -71,8 +71,8 @@ def test_a_child_that_somebody_else_kills_is_no_damage_and_another_is_started(
 def test_a_child_that_hangs_is_ended_and_shows_life_until_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loader_process, "_GRACE", 0)
-    monkeypatch.setattr(loader_process, "_SLICE", 0.01)
+    monkeypatch.setattr(level_load, "_GRACE", 0)
+    monkeypatch.setattr(level_load, "_SLICE", 0.01)
     told: list[int] = []
     with (
         child(tmp_path, "echo ready x >&0; exec sleep 100", told) as asked,
@@ -98,7 +98,7 @@ def test_without_its_libraries_it_is_unsupported_and_says_what_to_install(tmp_pa
         pytest.raises(Unsupported, match="nothing here") as raised,
     ):
         asked.ask(REQUEST)
-    assert raised.value.hint == loader_process.LOAD_HINT
+    assert raised.value.hint == level_load.LOAD_HINT
 
 
 def test_a_large_request_and_a_large_answer_pass(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_a_child_is_shut_in_and_knows_no_secrets(
         "TZ",
         "TMPDIR",
         "PYTHONPATH",
-        *loader_process.QUIET,
+        *level_load.QUIET,
     }
     (libraries / "attempts.py").write_text(ATTEMPTS.replace("KNOWN", repr(known)))
     using = "    def __init__(self, *_, **__):\n        raise ValueError(attempts.all())\n"
@@ -252,7 +252,7 @@ def test_what_could_not_be_had_is_said_with_what_was_found(
     with child(tmp_path, "printf 'ready x\\tnot sandboxed: why\\n' >&0; read -r line") as asked:
         asked.start()
     assert asked.loader == "x (not sandboxed: why)"
-    assert f"{loader_process.LOAD_CHILD}: not sandboxed: why" in caplog.text
+    assert f"{level_load.LOAD_CHILD}: not sandboxed: why" in caplog.text
 
 
 def test_a_system_without_filters_is_said_to_have_none() -> None:
