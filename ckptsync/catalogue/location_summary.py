@@ -158,8 +158,9 @@ class Summary:
 
     ``uploading``: the nodes that are sending files of it now, where it is UPLOADING.  ``demanded``:
     bytes of the files that its model needs, 0 where their sizes are not all known, and ``present``
-    those of them that are in the store; both only while it is not complete.  ``doubts``: why its
-    model lacks tensors, or may lack some, though no file is known to be missing.
+    those of them that are in the store; both only while it is not complete.  ``whole``: bytes that
+    it will have, 0 if no node says so.  ``doubts``: why its model lacks tensors, or may lack some,
+    though no file is known to be missing.
     """
 
     run: str
@@ -208,6 +209,7 @@ class Summary:
     uploading: tuple[str, ...] = ()
     demanded: int = 0
     present: int = 0
+    whole: int = 0
     doubts: tuple[str, ...] = ()
     ahead: float = 0.0
     unnamed: tuple[str, ...] = ()

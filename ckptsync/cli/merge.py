@@ -28,6 +28,7 @@ PARTS = 64 << 20  # bytes of parts in flight to a store, beside what is being re
 MOST_JOBS = 8  # more than a disk takes in
 # they mostly wait for a store: so many keep a network busy, within 300 MB for all there is
 FAR_JOBS = 4
+KEPT = "are merged; the same command continues"
 DTYPES = ("auto", "keep", "bf16", "fp16", "fp32")
 DETAILS = "With several SRC, each holds the shards of the same checkpoint that one node wrote."
 
@@ -145,7 +146,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         engine_at = _ray_engine(args, prepared, access) if args.engine == "ray" else None
         what = f"merging into {show_path(prepared.request.destination)}"
-        with output.progress(args, what) as progress:
+        with output.progress(args, what, KEPT) as progress:
             result = describe_result(prepared, merge(prepared, access, progress, work, engine_at))
     output.print_json(result) if args.json else _show(result)
     return 0

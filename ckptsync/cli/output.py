@@ -8,6 +8,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ Progress = Callable[[int, int], None]
 """Called with the bytes that are done, and the bytes in all."""
 FORMAT = 1
 """Of what ``--json`` prints: keys may be added under the same number, and none go."""
-SECONDS_BETWEEN_LINES = 5.0
+SECONDS_BETWEEN_LINES = 30.0
 COLOURS = {
+    "WAITING": "33",
     "UPLOADING": "33",
     "INCOMPLETE": "33",
     "COMPLETE": "36",
@@ -142,18 +144,39 @@ def paint(line: str) -> str:
 
 
 @contextlib.contextmanager
-def progress(args: argparse.Namespace, what: str) -> Iterator[Progress]:
-    """Show progress until the block ends.
+def progress(args: argparse.Namespace, what: str, kept: str = "") -> Iterator[Progress]:
+    """Show progress until the block ends; a total of 0 is not known.
 
-    A bar on a terminal, elsewhere a line now and then, with ``--json`` nothing.
+    A bar on a terminal, elsewhere a line now and then, with ``--json`` nothing.  ``kept``: what
+    people are told of the bytes that are done when they interrupt it.
     """
     what = clean(what)
     if args.json:
         yield lambda _done, _total: None
         return
-    if not sys.stderr.isatty():
-        yield _progress_lines(what)
-        return
+    position = (0, 0)
+
+    def note(done: int, total: int) -> None:
+        nonlocal position
+        position = done, total
+        show(done, total)
+
+    try:
+        with _bar(what) if sys.stderr.isatty() else nullcontext(_progress_lines(what)) as show:
+            yield note
+    except KeyboardInterrupt:
+        if kept and position[0]:
+            say(f"ckptsync: {what}: {_of(*position)} {kept}", to_stderr=True)
+        raise
+
+
+def _of(done: int, total: int) -> str:
+    return f"{show_size(done)} of {show_size(total)}" if total else show_size(done)
+
+
+@contextlib.contextmanager
+def _bar(what: str) -> Iterator[Progress]:
+    """Show a bar on the terminal until the block ends."""
     from rich import progress as rich
     from rich.console import Console
 
@@ -164,9 +187,14 @@ def progress(args: argparse.Namespace, what: str) -> Iterator[Progress]:
         rich.TransferSpeedColumn(),
         rich.TimeRemainingColumn(),
     )
-    with rich.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with rich.Progress(
+        *columns,
+        console=Console(stderr=True),
+        transient=True,
+        redirect_stdout=sys.stdout.isatty(),  # else what a program reads would go to stderr
+    ) as bar:
         task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        yield lambda done, total: bar.update(task, completed=done, total=total or None)
 
 
 def _progress_lines(what: str) -> Progress:
@@ -183,11 +211,9 @@ def _progress_lines(what: str) -> Progress:
             return
         rate = max(0.0, (done - before) / (now - last))
         last, before = now, done
-        left = f", {show_duration(round((total - done) / rate))} left" if rate >= 1 else ""
-        line = (
-            f"ckptsync: {what}: {show_size(done)} of {show_size(total)},"
-            f" {show_size(round(rate))}/s{left}"
-        )
+        is_known = rate >= 1 and total
+        left = f", {show_duration(round((total - done) / rate))} left" if is_known else ""
+        line = f"ckptsync: {what}: {_of(done, total)}, {show_size(round(rate))}/s{left}"
         print(line, file=sys.stderr, flush=True)
 
     return show

@@ -40,11 +40,20 @@ def add_progress(command: argparse.ArgumentParser) -> None:
 
 
 def with_progress(
-    args: argparse.Namespace, command: Callable[[argparse.Namespace, Progress], int]
+    args: argparse.Namespace,
+    command: Callable[[argparse.Namespace, Progress], int],
+    what: str = "",
+    kept: str = "",
 ) -> int:
-    """Run a command and return its exit code; print as ``--progress`` says."""
+    """Run a command and return its exit code; print as ``--progress`` says.
+
+    Without that, people see how far ``what`` is (see `output.progress`).
+    """
     if not args.progress:
-        return command(args, lambda _done, _total: None)
+        if not what:
+            return command(args, lambda _done, _total: None)
+        with output.progress(args, what, kept) as progress:
+            return command(args, progress)
     args.json, stdout, printed = True, sys.stdout, io.StringIO()
     try:
         if args.config:
@@ -69,20 +78,30 @@ def with_progress(
     return code
 
 
-def count_read(progress: Progress) -> Callable[[int], None]:
-    """Return what takes each count of bytes that were read, and reports their sum.
+class ReadCounter:
+    """Takes each count of bytes that were read, and reports their sum.
 
     A count of 0 is a sign of life of a process of its own, which has its own limits.
     """
-    read, lock = 0, threading.Lock()
 
-    def count(size: int) -> None:
-        nonlocal read
-        with lock:
-            read += size or 1
-            progress(read, 0)
+    def __init__(self, progress: Progress) -> None:
+        self._progress, self._lock = progress, threading.Lock()
+        self._read = self._total = 0
 
-    return count
+    def __call__(self, size: int) -> None:
+        """Count bytes that were read."""
+        with self._lock:
+            self._read += size or 1
+            self._report()
+
+    def expect(self, size: int) -> None:
+        """Count bytes that will be read; those that are read twice, nobody expects."""
+        with self._lock:
+            self._total += size
+            self._report()
+
+    def _report(self) -> None:
+        self._progress(self._read, max(self._read, self._total) if self._total else 0)
 
 
 @contextlib.contextmanager

@@ -35,6 +35,7 @@ from ckptsync.quantities import show_size
 from ckptsync.stores.contract import Store
 
 MOST_LINES = 20
+KEPT = "are here; the same command continues"
 DETAILS = (
     "Every byte is checked as it is read. A damaged file is not delivered (exit code 10), and the"
     " files that were downloaded stay for the next try."
@@ -91,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         done = download.preview()
     else:
-        with output.progress(args, f"downloading {found.run}/{found.location}") as progress:
+        with output.progress(args, f"downloading {found.run}/{found.location}", KEPT) as progress:
             done = download.run(store, progress, access_of(args).limits.threads)
     notes = [*found.plan.notes, *found.plan.missing, *_failure_notes(store, found, done)]
     notes += [

@@ -35,6 +35,7 @@ from ckptsync.worker.options import RunDir, checked_run, push_command
 from ckptsync.worker.push import Offer, find_offer, plan_push, push
 from ckptsync.worker.results import UploadProgress
 
+KEPT = "are stored; the same command continues"
 SHOWN = 12  # names of files that are left out
 PRESETS = ("all", "no-optimizer", "weights")
 
@@ -110,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
     rows = []
     for one in uploads:
         store = _store(args, one.offer.root)
-        with output.progress(args, f"uploading {one.offer.run}") as progress:
+        with output.progress(args, f"uploading {one.offer.run}", KEPT) as progress:
             passed = counted(progress, sum(save.size for save in one.plan))
             sent = push(
                 one.offer, store, node, passed, threads=access.limits.threads, selection=selection

@@ -17,7 +17,7 @@ from ckptsync.cli.arguments import (
     store_run_location,
 )
 from ckptsync.cli.output import Progress, say
-from ckptsync.cli.progress import add_progress, count_read, with_progress
+from ckptsync.cli.progress import ReadCounter, add_progress, with_progress
 from ckptsync.errors import CkptsyncError, without_frames
 from ckptsync.head.consolidate import HeadOptions
 from ckptsync.head.repair import NodeState, RepairPlan, plan_repair, repair
@@ -32,6 +32,7 @@ from ckptsync.verify.expected_files import check_records, check_sizes, expected_
 from ckptsync.verify.verification import InStore, VerifyOptions, verify
 from ckptsync.verify.write_reports import write_report
 
+KEPT = "were read; what was repaired stays so, and the same command continues"
 EVERY = 2.0  # seconds between two steps of --wait
 LABELS = {
     "lost": "LOST",
@@ -86,7 +87,7 @@ class RepairOutcome:
 
 def run(args: argparse.Namespace) -> int:
     """Plan, show and repair; with ``--wait`` until no node can do anything more."""
-    return with_progress(args, _run)
+    return with_progress(args, _run, "verifying", KEPT)
 
 
 def _run(args: argparse.Namespace, progress: Progress) -> int:
@@ -213,8 +214,8 @@ class StoreRepairs:
         seen = read_state(self.store, run_).of(run_, location)
         if seen and level is None:
             levels += [seen.records.reports[name].level for name in seen.conditions.proof.damage]
-        read = count_read(self.progress)
-        options = VerifyOptions(max(levels, key=LEVELS.index), time.time(), progress=read)
+        read, deepest = ReadCounter(self.progress), max(levels, key=LEVELS.index)
+        options = VerifyOptions(deepest, time.time(), progress=read, expect=read.expect)
         for one in verify(InStore(self.store, run_, location), options):
             yield one.report, one.news
 

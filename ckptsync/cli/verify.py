@@ -29,7 +29,7 @@ from ckptsync.cli.arguments import (
     with_store,
 )
 from ckptsync.cli.output import Progress, say
-from ckptsync.cli.progress import add_progress, count_read, with_progress
+from ckptsync.cli.progress import ReadCounter, add_progress, with_progress
 from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, StoreError, without_frames
 from ckptsync.quantities import show_size
 from ckptsync.records.report import DAMAGE, LEVELS, Report, checked_level
@@ -38,7 +38,6 @@ from ckptsync.stores import file_sources
 from ckptsync.stores.opening import Access
 from ckptsync.verify.expected_files import LIMIT, ExpectedFile, decode_baseline, encode_baseline
 from ckptsync.verify.level_digest import Sample
-from ckptsync.verify.tracked_files import ReadProgress
 from ckptsync.verify.verification import (
     InStore,
     PlainDirectory,
@@ -49,6 +48,7 @@ from ckptsync.verify.verification import (
 )
 from ckptsync.verify.write_reports import exit_code, write_report
 
+KEPT = "were read; the findings so far are recorded, and the same command begins again"
 Target = tuple[str, InStore | PlainDirectory, VerifyOptions]
 Stopped = list[tuple[str, CkptsyncError]]
 """Targets as the user named them, with why they were not verified to their end."""
@@ -95,7 +95,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Verify each target, and print its verdict, its findings and what to do."""
-    return with_progress(args, _run)
+    return with_progress(args, _run, "verifying", KEPT)
 
 
 def _run(args: argparse.Namespace, progress: Progress) -> int:
@@ -104,7 +104,7 @@ def _run(args: argparse.Namespace, progress: Progress) -> int:
     stopped: Stopped = []
     # by URL; a store that refuses a report is not tried again
     unwritten: dict[str, StoreError] = {}
-    targets = _targets(args, access_of(args), stopped, count_read(progress))
+    targets = _targets(args, access_of(args), stopped, ReadCounter(progress))
     for url, where, how in targets:
         try:
             for one in verify(where, how):
@@ -163,7 +163,7 @@ def _print_errors(
 
 
 def _targets(
-    args: argparse.Namespace, access: Access, stopped: Stopped, progress: ReadProgress
+    args: argparse.Namespace, access: Access, stopped: Stopped, progress: ReadCounter
 ) -> list[Target]:
     """Return what to verify, and how.  Raises ConfigError where options do not go together."""
     asked = option_value("--level", checked_level, args.level) if args.level else None
@@ -195,7 +195,9 @@ def _targets(
         # a store has recorded digests, a plain directory has only its own metadata
         level = asked or ("digest" if isinstance(where, InStore) else "parse")
         always = args.always_report
-        how = VerifyOptions(level, now, sample, known, always_report=always, progress=progress)
+        how = VerifyOptions(
+            level, now, sample, known, progress, always_report=always, expect=progress.expect
+        )
         targets.append((url, where, how))
     return targets
 

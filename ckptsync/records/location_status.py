@@ -44,6 +44,7 @@ Location = tuple[str, str]
 _PIECES = re.compile(r"[0-9]+|[^0-9]+")
 _DIGITS = "0123456789"  # `str.isdigit` knows more, of which `int` reads none
 Status = Literal[
+    "WAITING",
     "UPLOADING",
     "INCOMPLETE",
     "COMPLETE",

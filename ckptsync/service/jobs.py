@@ -29,8 +29,9 @@ from ckptsync.config.schema import Config
 from ckptsync.errors import CkptsyncError, Corrupt
 from ckptsync.head.schedule import Job, JobKind
 from ckptsync.quantities import backoff
+from ckptsync.records.progress import Progress, State
+from ckptsync.records.store_paths import checkpoint_of
 from ckptsync.service.log import Line, pairs
-from ckptsync.status.heartbeat import RunningJob
 from ckptsync.threads import start_thread
 from ckptsync.typed_json import Decoder
 
@@ -49,6 +50,7 @@ store, a network, a killed process).  `LATE`: bytes, layouts and options do not 
 PASSING = frozenset({1, 2, 3, 4})
 """Exit codes of what may pass: no memory or threads, a configuration that is being edited or names
 a store that is away, something that is missing or another head's model, a store."""
+OTHERS = "other jobs go first"
 _SYSTEMD = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID")
 _LIMIT = 64 << 20  # bytes of a line
 
@@ -205,6 +207,9 @@ class Jobs:
         self._is_ending = False
         self._running: dict[_Name, _Running] = {}
         self._waits: dict[_Name, Wait] = {}
+        # what `begin` was given last, and since when: what is due, or waits after a failure
+        self._jobs: dict[_Name, tuple[Job, float]] = {}
+        self._due: dict[JobKind, frozenset[str]] = {}
         self._errors: dict[_Name, tuple[str, ...]] = {}
 
     def begin(self, kind: JobKind, jobs: Iterable[Job]) -> tuple[str, ...]:
@@ -220,6 +225,13 @@ class Jobs:
                 del self._waits[name]
             waits = [(job, self._waits.get((kind, job.subject))) for job in jobs]
             due = [job for job, w in waits if not w or w.key != job.key or now >= w.until]
+            since = {name: at for name, (_, at) in self._jobs.items()}
+            offered = [job for job, w in waits if job in due or (w and w.failed)]
+            others = {name: job for name, job in self._jobs.items() if name[0] != kind}
+            self._jobs = others | {
+                (kind, job.subject): (job, since.get((kind, job.subject), now)) for job in offered
+            }
+            self._due[kind] = frozenset(job.subject for job in due)
             running = sorted(subject for which, subject in self._running if which == kind)
             idle = [job for job in due if job.subject not in running]
             room = 0 if self._is_ending else max(0, self._most[kind] - len(running))
@@ -268,15 +280,32 @@ class Jobs:
             waits = list(self._waits.items())
         return [(name[1], w.failed) for name, w in waits if name[0] == kind and w.failed]
 
-    def running(self) -> tuple[RunningJob, ...]:
+    def running(self) -> tuple[Progress, ...]:
         """Return what children do now, for a heartbeat."""
         with self._lock:
-            children = list(self._running.items())
-        now = time.monotonic()
+            children = list(self._running.values())
         return tuple(
-            RunningJob(kind, subject, c.at.done, c.at.total or c.job.size, now - c.began)
-            for (kind, subject), c in children
+            replace(
+                _entry(c.job, "running", c.began), done=c.at.done, total=c.at.total or c.job.size
+            )
+            for c in children
         )
+
+    def waiting(self) -> tuple[Progress, ...]:
+        """Return the jobs that are due and have not begun, and those that failed and wait."""
+        with self._lock:
+            jobs = [(n, *its) for n, its in self._jobs.items() if n not in self._running]
+            waits, due = dict(self._waits), dict(self._due)
+        found = []
+        for name, job, since in jobs:
+            wait, entry = waits.get(name), _entry(job, "queued", since)
+            if wait and wait.failed:
+                until = wall(wait.until) if wait.until != float("inf") else None
+                entry = replace(entry, state="failed", reason=str(wait.failed), until=until)
+                found.append(replace(entry, hint=wait.failed.hint))
+            elif job.subject in due.get(name[0], ()):
+                found.append(replace(entry, reason=OTHERS))
+        return tuple(found)
 
     def end(self) -> None:
         """Ask all children to end; no other is begun."""
@@ -302,6 +331,8 @@ class Jobs:
             if self._is_ending:  # what was cut off is no failure
                 return
             self._errors.pop(name, None)
+            if isinstance(end, CommandResult):
+                self._jobs.pop(name, None)
             if isinstance(end, CommandResult) and end.failed:
                 where = [f"{f['run']}/{f['location']}".rstrip("/") for f in end.failed]
                 errors = zip(where, end.failed, strict=True)
@@ -365,6 +396,24 @@ class _Running:
         if now - last > self._stall:
             return f"killed: no progress for {self._stall:.0f} s"
         return ""
+
+
+def _entry(job: Job, state: State, since: float) -> Progress:
+    """Return a job as an entry of a heartbeat; ``since`` is on the monotonic clock."""
+    return Progress(
+        kind=job.kind,
+        state=state,
+        run=job.run,
+        checkpoint=checkpoint_of(job.location) if job.location else "",
+        location=job.location,
+        since=wall(since),
+        total=job.size,
+    )
+
+
+def wall(monotonic: float) -> float:
+    """Return a time of the monotonic clock as seconds since the epoch."""
+    return max(0.0, monotonic + time.time() - time.monotonic())
 
 
 def _death(code: int | None) -> str:

@@ -67,19 +67,20 @@ class Metrics:
         from ckptsync.status.metrics import Loop, Process, exposition  # noqa: PLC0415
 
         roles, now, head = self._roles, time.monotonic(), self._roles.head
-        outcome = roles.outcome()
+        outcome, running = roles.outcome(), roles.running()
+        uploads = [p.since for p in running if p.kind == "upload"]
         process = Process(
             node=self._node,
             version=__version__,
             roles=tuple(self._config.roles),
             is_healthy=not self._hung(),
             loops=[Loop(t.name, t.finished, t.failures, t.busy(now)) for t in roles.all],
-            queue=len(outcome.queue),
-            oldest=outcome.waited(now),
+            queue=len({p.subject for p in running if p.state != "failed" or p.kind == "upload"}),
+            oldest=max(0.0, time.time() - min(uploads)) if uploads else 0.0,
             sent_bytes=roles.sent_bytes(),
             errors=len(outcome.errors),
             disks=roles.disks,
-            jobs=head.jobs.running() if head else (),
+            running=[p for p in running if p.is_moving],
             channels=[sender.channel for sender in head.monitor.senders] if head else (),
         )
         return Page(200, exposition(process, head.monitor.seen if head else None), CONTENT)

@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ckptsync.catalogue.location_summary import Catalogue
+from ckptsync.catalogue.uncached import not_found
 from ckptsync.errors import StoreError
 from ckptsync.quantities import show_duration
 from ckptsync.service.log import Line, pairs
 from ckptsync.service.tasks import Outcome
 from ckptsync.spool.markers import boot
 from ckptsync.status.alarms import Alarm, Patience
-from ckptsync.status.nodes import NodeFiles, read_nodes
+from ckptsync.status.nodes import NodeFiles, list_nodes, read_nodes
+from ckptsync.status.overlay import Overlay, overlay
 from ckptsync.status.overview import Overview, Room, overview
 from ckptsync.stores.contract import Store
 from ckptsync.stores.urls import Remote, located
@@ -36,25 +38,52 @@ def patience(config: Config) -> Patience:
 class OverviewReader:
     """Makes overviews of a store; files of nodes that have not changed are not read again.
 
-    ``catalogue`` reads the store's catalogue, and may cache it.
+    ``catalogue`` reads the store's catalogue, and may cache it; of one ``run``, if that is given.
     """
 
     def __init__(
-        self, store: Store, catalogue: Callable[[], Catalogue], patience: Patience
+        self,
+        store: Store,
+        catalogue: Callable[[], Catalogue],
+        patience: Patience | None = None,
+        run: str = "",
     ) -> None:
-        self._store, self._catalogue, self._patience = store, catalogue, patience
+        self._store, self._catalogue, self._run = store, catalogue, run
+        self._patience = patience or Patience()
         self._files = NodeFiles()
 
     def read(self) -> Overview:
-        """Return the present overview; raises StoreError."""
-        found = self._catalogue()
+        """Return the present overview; raises StoreError, or ConfigError for an unknown run."""
+        catalogue, now = self._read(with_facts=True)
+        url, run = self._store.url, self._run
+        seen = overview(
+            url, catalogue, self._files, now, room=room(url), patience=self._patience, run=run
+        )
+        self._check(seen.catalogue)
+        return seen
+
+    def read_overlay(self) -> tuple[Overlay, float]:
+        """Return the catalogue with what nodes do, and the time on the store's clock; see `read`.
+
+        It reads less than an overview needs.
+        """
+        catalogue, now = self._read(with_facts=False)
+        seen = overlay(catalogue, list_nodes(self._files, now), now, self._run)
+        self._check(seen.catalogue)
+        return seen, now
+
+    def _read(self, *, with_facts: bool) -> tuple[Catalogue, float]:
+        catalogue = self._catalogue()
         with ThreadPool(AT_ONCE, "nodes") as pool:
-            self._files = read_nodes(self._store, self._files, pool.map)
-        now = max(time.time(), found.clock)
+            self._files = read_nodes(self._store, self._files, pool.map, with_facts=with_facts)
         if self._files.hearts:
-            now = self._files.now(boot(), time.time())
-        url = self._store.url
-        return overview(url, found, self._files, now, room=room(url), patience=self._patience)
+            return catalogue, self._files.now(boot(), time.time())
+        return catalogue, max(time.time(), catalogue.clock)
+
+    def _check(self, catalogue: Catalogue) -> None:
+        """Raise ConfigError if neither the store nor a node knows the run."""
+        if self._run and not (catalogue.shown or catalogue.faults):
+            raise not_found(self._store, self._run, "")
 
 
 def room(url: str) -> Room | None:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from ckptsync import __version__
 from ckptsync.errors import ConfigError, StoreError
 from ckptsync.mounts import mount_of
+from ckptsync.records.progress import Progress
 from ckptsync.service.log import pairs, shown
 from ckptsync.service.process_control import Stopping
 from ckptsync.service.tasks import HUNG, Outcome, Task, Watchdog
@@ -41,7 +42,9 @@ if TYPE_CHECKING:
     from ckptsync.service.worker_role import WorkerRole
 
 MOST = 1000  # entries of each list in a heartbeat
-SOON, LATER = 1.0, 5.0  # seconds between two heartbeats, at least, because the queue has changed
+SOON, MOVING_EVERY = 1.0, 5.0
+"""Seconds between two heartbeats, at least: because a state has changed, while bytes move."""
+LOG_EVERY = 60.0  # seconds between two lines about what moves
 RATE_OVER = 60.0  # seconds
 
 log = logging.getLogger(__name__)
@@ -79,11 +82,15 @@ class Roles:
             queue=tuple(dict.fromkeys(item for o in seen for item in o.queue)),
             errors=tuple(dict.fromkeys(error for task in tasks for error in task.errors())),
             notes=tuple(dict.fromkeys(note for o in seen for note in o.notes)),
-            oldest=min((o.oldest for o in seen if o.oldest is not None), default=None),
             watch={path: mode for o in seen for path, mode in o.watch.items()},
             lacks={record: names for o in seen for record, names in o.lacks.items()},
-            blocked={name: why for o in seen for name, why in o.blocked.items()},
         )
+
+    def running(self) -> tuple[Progress, ...]:
+        """Return what this process does now, and what waits, by when it began."""
+        saves = self.worker.running() if self.worker else ()
+        jobs = (*self.head.jobs.running(), *self.head.jobs.waiting()) if self.head else ()
+        return (*saves, *jobs)
 
     def status(self) -> str:
         """Return the present state, on one line."""
@@ -103,7 +110,9 @@ class Heart:
     def __init__(self, store: Store, mine: Heartbeat, roles: Roles, stop: Stopping) -> None:
         self._store, self._mine, self._roles, self._stop = store, mine, roles, stop
         self._rate = Rate()
-        self._beaten = float("-inf")
+        self._rates: dict[tuple[str, str], Rate] = {}
+        self._logged: dict[tuple[str, str], float] = {}
+        self._beaten = self._compared = float("-inf")
         self._facts: Facts | None = None
         self._clock = Clock(store, mine.node)
         self._offset: int | None = None
@@ -134,14 +143,50 @@ class Heart:
             self._facts = found
 
     def is_outdated(self) -> bool:
-        """Return whether the upload queue is another than the last heartbeat says, for a while.
+        """Return whether the last heartbeat is older than what it says may be.
 
-        What was empty is so at once; else a queue that moves fast would beat without end.
+        Another state is told within `SOON`, bytes that move each `MOVING_EVERY`.
         """
-        since = time.monotonic() - self._beaten
-        if since < (SOON if not self._mine.queue else LATER):
+        now = time.monotonic()
+        since = now - self._beaten
+        if now - max(self._beaten, self._compared) < SOON:
             return False
-        return self._roles.outcome().queue[:MOST] != self._mine.queue
+        self._compared = now
+        running = self._running()
+        if since >= MOVING_EVERY and any(p.is_moving for p in running):
+            return True
+        return _states(running) != _states(self._mine.running)
+
+    def _running(self) -> tuple[Progress, ...]:
+        """Return what this process does, as the store may have it."""
+        running = sorted(self._roles.running(), key=lambda p: (not p.is_moving, p.since))
+        return tuple(
+            replace(
+                p,
+                run=shown(p.run),
+                checkpoint=shown(p.checkpoint),
+                location=shown(p.location),
+                reason=shown(p.reason),
+                hint=shown(p.hint),
+            )
+            for p in running[:MOST]
+        )
+
+    def _rated(self, now: float) -> tuple[Progress, ...]:
+        """Return the same with rates; log what moves, once a minute."""
+        running = self._running()
+        moving = {(p.kind, p.subject) for p in running if p.is_moving}
+        self._rates = {key: self._rates.get(key) or Rate() for key in moving}
+        self._logged = {key: self._logged.get(key, now) for key in moving}
+        rated = []
+        for p in running:
+            key = (p.kind, p.subject)
+            rate = self._rates[key].read(now, p.done) if key in moving else 0.0
+            rated.append(replace(p, rate=max(0.0, rate)))
+            if key in moving and now - self._logged[key] >= LOG_EVERY:
+                self._logged[key] = now
+                log.info("%s", _log_line(rated[-1]))
+        return tuple(rated)
 
     def farewell(self) -> None:
         """Write that this process has stopped, unless the name is another's."""
@@ -158,22 +203,34 @@ class Heart:
         return replace(
             self._mine,
             written=time.time(),
-            queue=outcome.queue[:MOST],
+            running=self._rated(now),
             errors=tuple(map(shown, outcome.errors)),
-            oldest=outcome.waited(now),
             sent_bytes=sent,
             rate=self._rate.read(now, sent),
             disk=roles.disks,
             watch=outcome.watch,
-            blocked={
-                shown(name): (shown(why), shown(todo))
-                for name, (why, todo) in list(outcome.blocked.items())[:MOST]
-            },
             lacks=_lacks(outcome),
-            jobs=roles.head.jobs.running() if roles.head else (),
             verifies=roles.verifies,
             notes=tuple(map(shown, outcome.notes[:MOST])),
         )
+
+
+def _states(running: Iterable[Progress]) -> set[tuple[str, str, str, str]]:
+    return {(p.kind, p.subject, p.state, p.reason) for p in running}
+
+
+def _log_line(p: Progress) -> str:
+    """Return how far an upload or a job is."""
+    left = (p.total - p.done) / p.rate if p.total and p.rate >= 1 else None
+    return pairs(
+        phase=p.kind if p.state == "running" else p.state,
+        run=p.run,
+        checkpoint=p.location or p.checkpoint,
+        done=p.done,
+        total=p.total or "",
+        rate=round(p.rate),
+        left=None if left is None else f"{left:.0f}s",
+    )
 
 
 def _lacks(outcome: Outcome) -> dict[str, tuple[str, ...]]:

@@ -37,23 +37,16 @@ log = logging.getLogger(__name__)
 class Outcome:
     """What one run of a task has seen and done.
 
-    ``lines``: to log where they are new; the rest is for `ckptsync status`.  ``oldest``: since when
-    the first of the ``queue`` waits, on the monotonic clock.  ``watch``: how each output directory
-    is watched.  ``lacks``, ``blocked``: see `WorkerResult`.
+    ``lines``: to log where they are new; the rest is for `ckptsync status`.  ``queue``: what is on
+    its way.  ``watch``: how each output directory is watched.  ``lacks``: see `WorkerResult`.
     """
 
     lines: tuple[Line, ...] = ()
     queue: tuple[str, ...] = ()
     errors: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    oldest: float | None = None
     watch: Mapping[str, str] = field(default_factory=dict)
     lacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    blocked: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-
-    def waited(self, now: float) -> float:
-        """Return for how many seconds the first of the queue has waited; 0 without a queue."""
-        return 0.0 if self.oldest is None else max(0.0, now - self.oldest)
 
 
 class Task:

@@ -25,6 +25,7 @@ from ckptsync.config.output_dirs import list_unmatched, list_watched, output_dir
 from ckptsync.config.schema import Config, WorkerConfig
 from ckptsync.errors import CkptsyncError, ConfigError, StoreError
 from ckptsync.quantities import backoff
+from ckptsync.records.progress import Progress
 from ckptsync.service.directory_check import directories_to_check, directory_states
 from ckptsync.service.fs_events import Watch
 from ckptsync.service.log import Line, pairs, shown
@@ -157,6 +158,13 @@ class WorkerRole:
         """Return the output directories, each with the bytes that only our pins still hold."""
         return [(run.path, one.worker.pinned_bytes()) for run, one in self._directories.items()]
 
+    def running(self) -> Iterator[Progress]:
+        """Yield each save that the store does not have whole, in heartbeats' words."""
+        offset = time.time() - time.monotonic()
+        workers = [one.worker for one in self._directories.values()]
+        for worker in (*workers, *tuple(self._removed.values())):
+            yield from worker.running(offset)
+
     def hint(self, path: str = "") -> None:
         """Have an output directory scanned soon, in which something was written.
 
@@ -212,7 +220,6 @@ class WorkerRole:
                 if self._watch
                 else {}
             ),
-            blocked=result.blocked,
         )
 
     def _renew(self) -> None:
@@ -300,11 +307,7 @@ class WorkerRole:
             ),
             queue,
             errors,
-            oldest=min(
-                (at for result in results for at in result.pending_since.values()), default=None
-            ),
             lacks={record: names for result in results for record, names in result.lacks.items()},
-            blocked={name: why for result in results for name, why in result.blocked.items()},
         )
 
     def _plan(self) -> None:

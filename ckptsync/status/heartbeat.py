@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 import msgspec
 
 from ckptsync.errors import ConfigError, Corrupt, NotFound, StoreError
+from ckptsync.records.progress import OF_SAVES, Progress
 from ckptsync.records.store_paths import node_facts_name
 from ckptsync.stores.contract import Store, read_all
 from ckptsync.typed_json import Amount, Count, Decoder, FormatNumber, Nanoseconds, Seconds
@@ -44,47 +45,47 @@ class Disk:
     budget: Count = 0
 
 
-@dataclass(frozen=True, slots=True)
-class RunningJob:
-    """A long job of a head, which runs in a process of its own.
-
-    ``kind``: consolidate, verify, …  ``subject``: a run's location. ``done`` of ``total`` bytes, 0
-    where that is not known; ``seconds`` since it began.
-    """
-
-    kind: str
-    subject: str
-    done: Count = 0
-    total: Count = 0
-    seconds: Seconds = 0.0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurrentWork:
     """What a process of a node does.
 
-    ``queue``: what is on its way, and ``oldest``: seconds for which its first has waited.
+    ``running``: each save that it knows and the store does not have whole, and each job of a head.
     ``sent_bytes``: given to the store since the start, failed tries too; ``rate``: bytes a second
-    over the last minute. ``jobs`` of its child processes; ``verifies``: seconds within which it
-    reads every byte of the store again, 0 if it does not. ``watch``: output directory → events,
-    polling, waiting or none. ``errors``: what the last ticks failed with; ``notes``: what is no
-    error. ``blocked``: by ``run/checkpoint`` what no later try mends, such as a file's name that
-    cannot be stored, and what to do. ``lacks``: name of a report (or of its own damaged manifest) →
-    findings whose bytes this node no longer has.
+    over the last minute. ``verifies``: seconds within which it reads every byte of the store again,
+    0 if it does not. ``watch``: output directory → events, polling, waiting or none. ``errors``:
+    what the last ticks failed with; ``notes``: what is no error. ``lacks``: name of a report (or of
+    its own damaged manifest) → findings whose bytes this node no longer has.
     """
 
-    queue: tuple[str, ...] = ()
-    oldest: Seconds = 0.0
+    running: tuple[Progress, ...] = ()
     rate: Amount = 0.0
     sent_bytes: Count = 0
-    jobs: tuple[RunningJob, ...] = ()
     verifies: Seconds = 0.0
     disk: tuple[Disk, ...] = ()
     watch: Mapping[str, str] = field(default_factory=dict)
     errors: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     lacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    blocked: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+    @property
+    def queue(self) -> tuple[str, ...]:
+        """Return what is on its way: what moves first, then the oldest."""
+        waiting = [
+            p for p in self.running if p.kind in OF_SAVES or p.state in ("running", "queued")
+        ]
+        waiting.sort(key=lambda p: (not p.is_moving, p.since))
+        return tuple(dict.fromkeys(p.subject for p in waiting))
+
+    @property
+    def jobs(self) -> tuple[Progress, ...]:
+        """Return the running jobs of a head."""
+        return tuple(p for p in self.running if p.state == "running")
+
+    @property
+    def blocked(self) -> dict[str, tuple[str, str]]:
+        """Return by subject what no later try mends, such as a bad name, and what to do."""
+        refused = (p for p in self.running if p.kind in OF_SAVES and p.state == "refused")
+        return {p.subject: (p.reason, p.hint) for p in refused}
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,14 +192,12 @@ def write(store: Store, heart: Heartbeat) -> None:
         lacks = list(heart.lacks.items())[:most]
         heart = replace(
             heart,
-            queue=heart.queue[:most],
+            running=heart.running[:most],
             errors=heart.errors[:most],
             notes=heart.notes[:most],
             disk=heart.disk[:most],
-            jobs=heart.jobs[:most],
             watch=dict(list(heart.watch.items())[:most]),
             lacks={record: names[:most] for record, names in lacks},
-            blocked=dict(list(heart.blocked.items())[:most]),
         )
     store.write(heartbeat_name(heart.node, heart.roles), [data])
 
@@ -259,7 +258,7 @@ def beat(store: Store, mine: Heartbeat) -> Heartbeat:
 def farewell(store: Store, mine: Heartbeat) -> StoreError | None:
     """Write that this process has stopped; return the error of a store that does not take it."""
     try:
-        write(store, replace(mine, beat=mine.beat + 1, stopped=True, queue=()))
+        write(store, replace(mine, beat=mine.beat + 1, stopped=True, running=()))
     except StoreError as e:
         return e
     return None

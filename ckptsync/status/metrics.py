@@ -1,7 +1,8 @@
 """The metrics of a process, and of a head for all of the store, for Prometheus.
 
 Names and labels are an interface: docs/monitoring.md has them. Labels are bounded: a run, a node, a
-directory, never a checkpoint; of runs and nodes at most `MOST`, the newest first.
+directory, and a checkpoint only while this process uploads it, or works on it; of runs and nodes at
+most `MOST`, the newest first.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 
 from ckptsync.quantities import clean
 from ckptsync.records.location_status import STATUSES
+from ckptsync.records.progress import Progress
 from ckptsync.status.alarms import Channel
-from ckptsync.status.heartbeat import Disk, RunningJob
+from ckptsync.status.heartbeat import Disk
 from ckptsync.status.nodes import STATES, Node
 from ckptsync.status.overview import Overview
 from ckptsync.status.run_status import RunStatus
@@ -50,7 +52,7 @@ class Process:
     """What a process knows of itself.
 
     ``oldest``: seconds for which the first of the queue has waited; ``errors``: how many its last
-    ticks had.
+    ticks had; ``running``: those whose bytes move.
     """
 
     node: str
@@ -63,7 +65,7 @@ class Process:
     sent_bytes: int = 0
     errors: int = 0
     disks: Sequence[Disk] = ()
-    jobs: Sequence[RunningJob] = ()
+    running: Sequence[Progress] = ()
     channels: Sequence[Channel] = ()
 
 
@@ -173,8 +175,14 @@ def _of_process(p: Process) -> Iterator[Metric]:
         [((), p.oldest)],
     )
     yield from _each(_gauge, _DISKS, [(d.path, d) for d in p.disks], "path")
-    jobs = sorted(Counter(job.kind for job in p.jobs).items())
+    jobs = sorted(Counter(entry.kind for entry in p.running if entry.state == "running").items())
     yield _gauge("jobs", "Running child processes.", [((kind,), n) for kind, n in jobs], "kind")
+    running = [((e.kind, e.run, e.location or e.checkpoint), e) for e in p.running]
+    labels = ("kind", "run", "checkpoint")
+    done = [(about, e.done) for about, e in running]
+    yield _gauge("running_done_bytes", "Bytes done of what this process does now.", done, *labels)
+    totals = [(about, e.total) for about, e in running if e.total]
+    yield _gauge("running_total_bytes", "Bytes in all of what it does now.", totals, *labels)
     yield from _each(_count, _CHANNELS, [(t.channel, t) for t in p.channels], "channel")
 
 

@@ -8,7 +8,7 @@ Times are seconds on the store's clock.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal, get_args
 
 from ckptsync.errors import Corrupt, NotFound, without_frames
@@ -76,10 +76,16 @@ Each = Callable[[Callable[[Entry], NodeFile | None], Iterable[Entry]], Iterable[
 """As `map`; a caller with threads gives its pool's, since a distant store is waited for."""
 
 
-def read_nodes(store: Store, before: NodeFiles | None = None, each: Each = map) -> NodeFiles:
+def read_nodes(
+    store: Store, before: NodeFiles | None = None, each: Each = map, *, with_facts: bool = True
+) -> NodeFiles:
     """Return the files of all nodes; read what changed since ``before``.  Raises StoreError."""
     last = before.files if before else {}
-    entries = [e for e in store.names(f"{RECORDS}/nodes/") if e.name.endswith(".json")]
+    entries = [
+        e
+        for e in store.names(f"{RECORDS}/nodes/")
+        if e.name.endswith(".json") and (with_facts or not e.name.endswith(FACTS))
+    ]
     same = {e.name: last[e.name] for e in entries if e.name in last and last[e.name].entry == e}
 
     def read(entry: Entry) -> NodeFile | None:
@@ -98,7 +104,8 @@ def read_nodes(store: Store, before: NodeFiles | None = None, each: Each = map) 
 class Node(CurrentWork):
     """``name`` is the node's id, with ``~head`` for a head without a worker.
 
-    ``beat``: when it beat last.  ``age``: seconds since then; its work was so then.
+    ``beat``: when it beat last.  ``age``: seconds since then; its work was so then, and the times
+    of it are on the store's clock.
     ``clock_offset``: its clock minus the store's, in seconds, None where it was not measured.
     ``trains``: run → its newest training.
     """
@@ -113,6 +120,12 @@ class Node(CurrentWork):
     host: str = ""
     clock_offset: float | None = None
     trains: Mapping[str, Train] = field(default_factory=dict)
+
+    @property
+    def oldest(self) -> float:
+        """Return for how many seconds the first of its uploads has waited; 0 if there is none."""
+        began = (p.since for p in self.running if p.kind == "upload")
+        return max(0.0, self.beat - min(began, default=self.beat))
 
 
 def list_nodes(files: NodeFiles, now: float) -> tuple[Node, ...]:
@@ -133,6 +146,12 @@ def _node(known: NodeFile, facts: Facts | Corrupt | None, now: float) -> Node:
     work = {each.name: getattr(heart, each.name) for each in fields(CurrentWork)}
     if isinstance(facts, Corrupt):
         work["notes"] = (*heart.notes, str(facts))
+    # from the node's clock to the store's
+    ahead = heart.written - beat if heart.written else 0.0
+    work["running"] = tuple(
+        replace(p, since=p.since - ahead, until=None if p.until is None else p.until - ahead)
+        for p in heart.running
+    )
     return Node(
         name=known.name,
         node=heart.node,

@@ -18,6 +18,7 @@ from ckptsync.records.save_order import contradictions
 from ckptsync.status.alarms import SEVERITIES, Alarm, Patience, Severity
 from ckptsync.status.heartbeat import Disk
 from ckptsync.status.nodes import Node, NodeFiles, list_nodes
+from ckptsync.status.overlay import Running, overlay
 from ckptsync.status.run_status import RunStatus, count_statuses, list_runs
 
 BEHIND = 1.25  # times the period
@@ -38,7 +39,8 @@ class Room:
 class Overview:
     """``at``: when what it says was read. ``checkpoints``: status → locations, of all runs.
 
-    ``alarms``: those that hold, the critical ones first, then the oldest.
+    ``alarms``: those that hold, the critical ones first, then the oldest.  ``catalogue``: with what
+    nodes do now (see `overlay`); ``running``: that.
     """
 
     store: str
@@ -51,6 +53,7 @@ class Overview:
     model_size: int
     room: Room | None
     catalogue: Catalogue
+    running: tuple[Running, ...] = ()
 
     @property
     def alive(self) -> tuple[Node, ...]:
@@ -66,9 +69,15 @@ def overview(
     *,
     room: Room | None,
     patience: Patience,
+    run: str = "",
 ) -> Overview:
-    """Return all that is known of a store; ``now`` is on its clock, ``room`` if it can tell."""
+    """Return all that is known of a store, or of a ``run`` in it.
+
+    ``now`` is on its clock; ``room``: if it can tell.
+    """
     nodes = list_nodes(files, now)
+    seen_now = overlay(catalogue, nodes, now, run)
+    catalogue = seen_now.catalogue
     runs = list_runs(catalogue.shown, nodes)
     seen = Overview(
         store=store,
@@ -81,6 +90,7 @@ def overview(
         model_size=sum(run.model_size for run in runs),
         room=room,
         catalogue=catalogue,
+        running=seen_now.running,
     )
     alarms = sorted(
         _find_alarms(seen, patience),
@@ -96,7 +106,8 @@ def document(seen: Overview) -> dict[str, Any]:
         "store": seen.store,
         "at": seen.at,
         "alarms": [{"kind": a.kind, **asdict(a)} for a in seen.alarms],
-        "nodes": [asdict(n) for n in seen.nodes],
+        "nodes": [_node_document(n) for n in seen.nodes],
+        "running": [entry.document() for entry in seen.running],
         "runs": [_sized(asdict(r)) for r in seen.runs],
         "checkpoints": seen.checkpoints,
         "bytes": seen.size,
@@ -120,6 +131,28 @@ def document(seen: Overview) -> dict[str, Any]:
             {"run": s.run, "location": s.location, "reason": s.kept} for s in summaries if s.kept
         ],
         "unreadable": [fault.text for fault in seen.catalogue.faults],
+    }
+
+
+def _node_document(node: Node) -> dict[str, Any]:
+    """Return a node; what it does is in ``running``, and in short here."""
+    values = asdict(node)
+    del values["running"]
+    jobs = [
+        {
+            "kind": p.kind,
+            "subject": p.subject,
+            "done": p.done,
+            "total": p.total,
+            "seconds": max(0.0, node.beat - p.since),
+        }
+        for p in node.jobs
+    ]
+    return values | {
+        "queue": list(node.queue),
+        "oldest": node.oldest,
+        "blocked": node.blocked,
+        "jobs": jobs,
     }
 
 

@@ -9,7 +9,7 @@ a baseline if there is one.  Reports on a location are written to its store, so 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 
@@ -67,7 +67,8 @@ class VerifyOptions:
     """How to verify.  ``now`` is the time that reports show; ``baseline`` is of a directory.
 
     With a ``sample`` no more is claimed than level stat, unless there is damage.
-    ``always_report``: a report is news also where the store says the same.
+    ``always_report``: a report is news also where the store says the same.  ``expect`` gets the
+    bytes that will be read, before they are.
     """
 
     level: Level
@@ -75,6 +76,7 @@ class VerifyOptions:
     sample: Sample | None = None
     baseline: tuple[ExpectedFile, ...] | None = None
     progress: ReadProgress = no_progress
+    expect: ReadProgress = no_progress
     always_report: bool = False
     wait: Callable[[float], object] = time.sleep
 
@@ -127,6 +129,7 @@ def verify(where: InStore | PlainDirectory, options: VerifyOptions) -> Iterator[
     """
     if isinstance(where, PlainDirectory):
         files = file_sources.tree(where.source, where.access)
+        options.expect(_bytes_to_read(files.sizes().values(), options))
         yield Verified(verify_directory(files, file_sources.path(where.source).name, options))
         return
     run, location = where.run, where.location
@@ -136,6 +139,7 @@ def verify(where: InStore | PlainDirectory, options: VerifyOptions) -> Iterator[
     if run and not named:
         raise not_found(where.store, run, location)
     newer = {one: found.newer(*one) for one in sorted(named)}
+    options.expect(sum(_bytes_to_read(s.sizes.values(), options) for s in found.locations))
     for one in (one for one, error in newer.items() if error is None):
         report, is_judged = _verify_readable(where.store, found, *one, options)
         seen = found.of(*one)
@@ -150,6 +154,11 @@ def verify(where: InStore | PlainDirectory, options: VerifyOptions) -> Iterator[
     for error in newer.values():
         if error is not None:
             raise error
+
+
+def _bytes_to_read(sizes: Iterable[int], options: VerifyOptions) -> int:
+    share = options.sample.share if options.sample else 1.0
+    return 0 if options.level == "stat" else int(share * sum(sizes))
 
 
 def _verify_readable(

@@ -289,7 +289,7 @@ def _doubt(observed: Observation, rule: Rule) -> str:
     if state.step is None:
         return f"{TRAINER_STATE} is not whole"
     if observed.step is not None and state.step != observed.step:
-        return f"{TRAINER_STATE} says step {state.step}"
+        return f"{TRAINER_STATE} says step {state.step}, the directory says {observed.step}"
     newest = max(observed.files, key=lambda f: f.mtime, default=None)
     if (
         newest is not None

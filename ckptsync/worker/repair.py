@@ -7,9 +7,10 @@ gone is written again from the copy in the spool.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -18,6 +19,7 @@ from ckptsync.errors import CkptsyncError, Incomplete, StoreError, without_frame
 from ckptsync.records import save_groups
 from ckptsync.records.location_status import LocationRecords, proof
 from ckptsync.records.manifest import FileEntry
+from ckptsync.records.progress import Progress
 from ckptsync.records.report import DAMAGE, OF_BYTES
 from ckptsync.records.store_paths import (
     checked_own,
@@ -38,7 +40,7 @@ from ckptsync.worker.options import RunDir
 from ckptsync.worker.queue import Name, QueueCapacity, UploadJob, UploadQueues
 from ckptsync.worker.results import Failure, Repaired, failure
 from ckptsync.worker.store_view import StoreView
-from ckptsync.worker.upload_sources import UploadSource, is_stored
+from ckptsync.worker.upload_sources import Transfer, UploadSource, is_stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +116,14 @@ def send_again(
     store: Store,
     node: str,
     added: Iterable[LocalFile] = (),
+    *,
+    transfer: Transfer | None = None,
 ) -> str:
     """Send a damaged file again; return the reason why this node could not, empty if it did.
 
     Raises StoreError, but not for a copy that this node's disk cannot read: that is a reason.
-    ``added``: files of the hook that may be it, read when no save has it.
+    ``added``: files of the hook that may be it, read when no save has it.  ``transfer``
+    counts what is sent.
     """
     entry, unread = request.entry, None
     if request.kind not in OF_BYTES and is_stored(store, request.name, entry, _show_progress):
@@ -139,10 +144,13 @@ def send_again(
         except StoreError as e:  # of this node's disk: the next candidate may be well
             unread = without_frames(e)
             continue
+        transfer = transfer or Transfer(entry.size)
+        transfer.begin(source)
         try:
             store.write(request.name, source, source.about)
         except Incomplete:  # changed since
             continue
+        transfer.end(entry)
         return ""
     if unread:  # it may pass
         raise unread
@@ -183,6 +191,9 @@ class FileRepairs:
         self._without_copy: tuple[str, ...] = ()
         self._news: deque[Repaired | Failure] = deque()
         self._done: list[Repaired | Failure] = []
+        # what is queued or being sent, by run and location; times are monotonic
+        self._pending: dict[Name, Progress] = {}
+        self._transfers: dict[Name, Transfer] = {}
 
     def repair_manifests(self) -> list[Failure]:
         """Write this node's manifests again that are damaged or gone, where the spool has a copy.
@@ -208,6 +219,18 @@ class FileRepairs:
         self._without_copy = tuple(without_copy)
         return failures
 
+    def running(self, offset: float) -> list[Progress]:
+        """Return what is to be sent again; any thread may ask.
+
+        ``offset`` leads from the monotonic clock to seconds since the epoch.
+        """
+        found = []
+        for key, progress in list(self._pending.items()):
+            if transfer := self._transfers.get(key):
+                progress = replace(progress, state="repairing", done=transfer.done)  # noqa: PLW2901
+            found.append(replace(progress, since=max(0.0, progress.since + offset)))
+        return found
+
     def lacking(self) -> dict[str, tuple[str, ...]]:
         """Return what this node cannot repair: findings by report, and manifests without copies."""
         found: dict[str, list[str]] = {}
@@ -224,6 +247,7 @@ class FileRepairs:
         """
         busy = {job.name for job in self._queues.withdraw(self)}
         self._done = []
+        self._pending = {key: p for key, p in self._pending.items() if key in self._transfers}
         self._queues.post(self, [] if seen is None else list(self._jobs(seen, busy)))
 
     def result(self) -> tuple[list[Repaired], list[Failure]]:
@@ -262,11 +286,20 @@ class FileRepairs:
             if due:
                 holds = [outgoing_save(s, EVERYTHING).files for s in here]
                 size = sum(r.entry.size for r in due)
+                self._pending[run.name, location] = Progress(
+                    kind="repair",
+                    state="queued",
+                    run=run.name,
+                    checkpoint=name[1],
+                    location=location,
+                    since=time.monotonic(),
+                    total=size,
+                )
                 yield UploadJob(
                     ("repaired", run.name, location),
                     name,
                     size,
-                    partial(self._send, name, due, holds),
+                    partial(self._send, name, location, due, holds),
                 )
         for old in [key for key in tuple(self._answered) if key not in requested]:
             self._answered.pop(old, None)
@@ -274,17 +307,22 @@ class FileRepairs:
     def _send(
         self,
         name: Name,
+        location: str,
         due: Sequence[RepairRequest],
         holds: Sequence[LocalFiles],
         _: QueueCapacity,
     ) -> None:
         """Send files again, in whatever thread this is."""
+        key, view = (self._run.name, location), self._view
+        transfer = self._transfers[key] = Transfer(sum(request.entry.size for request in due))
         for request in due:
             try:
                 added = added_files(self._run.path)
-                reason = send_again(request, holds, self._view.store, self._view.node, added)
+                reason = send_again(request, holds, view.store, view.node, added, transfer=transfer)
             except CkptsyncError as e:
                 self._news.append(failure(*name, e))
                 continue
             self._answered[request.report, request.finding] = reason
             self._news.append(Repaired(self._run.name, request.report, request.finding, reason))
+        self._pending.pop(key, None)
+        self._transfers.pop(key, None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -93,8 +92,7 @@ class Repaired:
 class WorkerResult:
     """All that one plan saw and did.
 
-    ``pending_since``: by ``run/checkpoint``, when what is still on its way was first seen, on the
-    caller's clock.  ``notes``: what an operator should see.  ``lacks``: by report the files it
+    ``notes``: what an operator should see.  ``lacks``: by report the files it
     names that this node named or had, and whose bytes are not here any more; and this node's
     damaged manifests of which it has no copy.
     """
@@ -103,20 +101,14 @@ class WorkerResult:
     progress: tuple[UploadProgress, ...] = ()
     repairs: tuple[Repaired, ...] = ()
     failures: tuple[Failure, ...] = ()
-    pending_since: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     lacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def queue(self) -> tuple[str, ...]:
-        """Return ``run/checkpoint`` of all that is on its way: what is sent, then the oldest."""
-        waiting = sorted(
-            (p for p in self.progress if p.phase in ON_THE_WAY),
-            key=lambda p: (
-                p.phase != "sending",
-                self.pending_since.get(f"{p.run}/{p.checkpoint}", math.inf),
-            ),
-        )
+        """Return ``run/checkpoint`` of all that is on its way: what is sent goes first."""
+        waiting = [p for p in self.progress if p.phase in ON_THE_WAY]
+        waiting.sort(key=lambda p: p.phase != "sending")
         return tuple(dict.fromkeys(f"{p.run}/{p.checkpoint}" for p in waiting))
 
     @property
@@ -126,12 +118,6 @@ class WorkerResult:
             f"{f.run}/{f.checkpoint}: {f.text}" if f.checkpoint else f"{f.run}: {f.text}"
             for f in self.failures
         )
-
-    @property
-    def blocked(self) -> dict[str, tuple[str, str]]:
-        """Return by ``run/checkpoint`` what no later try mends, and what to do about it."""
-        lasting = (f for f in self.failures if f.checkpoint and f.is_lasting)
-        return {f"{f.run}/{f.checkpoint}": (f.text, f.hint) for f in lasting}
 
 
 def failure(run: str, checkpoint: str, error: CkptsyncError) -> Failure:

@@ -48,6 +48,8 @@ from ckptsync.worker.results import Failure, failure
 # seconds without a pulse, on our clock, after which another node's pin on a shared disk is taken
 # over
 DEAD_AFTER = 600.0
+STORED = "stored, or another's"
+"""The reason of what the store, or another node, has."""
 SELDOM = 0.1  # of the time for which files have stayed the same, their ends are not read again
 _HOOK_LINES = 3
 
@@ -213,6 +215,11 @@ class Scanner:
         """Return one save as it was seen last; ``None`` if it is not here any more."""
         return self._saves.get(key)
 
+    @property
+    def judged_at(self) -> float:
+        """Return when the last scan was, on its caller's clock."""
+        return self._at
+
     def due(self, now: float) -> float | None:
         """Return the seconds until a save can be sent that no plan has seen finished yet.
 
@@ -284,7 +291,7 @@ class Scanner:
         is_same = before is not None and before.state == state
         since = before.since if before is not None and is_same else now
         first = before.first if before is not None else now
-        done = Judgement(finished=False, reason="stored, or another's", left=None)
+        done = Judgement(finished=False, reason=STORED, left=None)
         found = Scanned(seen, first, since, state, done)
         if self._is_done(seen):
             return found

@@ -15,7 +15,8 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from ckptsync.digest import BLOCK_HEX
@@ -59,7 +60,14 @@ from ckptsync.worker.local_save import (
 from ckptsync.worker.model_configs import YOUNG, find_model_configs, unless_young
 from ckptsync.worker.results import UploadProgress
 from ckptsync.worker.store_view import StoreView
-from ckptsync.worker.upload_sources import FilePool, Guarded, StoreSource, UploadSource, is_stored
+from ckptsync.worker.upload_sources import (
+    FilePool,
+    Guarded,
+    StoreSource,
+    Transfer,
+    UploadSource,
+    is_stored,
+)
 
 # other nodes write manifests while we send; each may show that the save belongs in another location
 ROUNDS = 5
@@ -76,7 +84,8 @@ class UploadContext:
     ``after_chunk`` is called from one thread at a time.  ``threads``: large files that are sent at
     once; ``small``: files at once that cost a round trip rather than bandwidth, 0:
     as `small_at_once` says.  ``may_wait``: whether a worker tries again and again, and so may wait
-    for proof.  ``output_dir``: whose spool keeps copies of the manifests.
+    for proof.  ``output_dir``: whose spool keeps copies of the manifests.  ``transfer`` counts what
+    is done.
     """
 
     view: StoreView
@@ -86,6 +95,7 @@ class UploadContext:
     small: int = 0
     may_wait: bool = False
     output_dir: Path | None = None
+    transfer: Transfer = field(default_factory=partial(Transfer, 0))
 
     @property
     def store(self) -> Store:
@@ -310,7 +320,15 @@ class FileSender:
             else {}
         )
 
+        unsent_size = sum(u.entry.size for u in unsent)
+        self.to.transfer.restart(sum(f.size for f in draft.files), unsent_size)
+
         def put(one: Unsent) -> FileEntry:
+            entry = put_file(one)
+            self.to.transfer.end(entry)
+            return entry
+
+        def put_file(one: Unsent) -> FileEntry:
             plain = file_name(draft.run, draft.location, one.entry.path)
             name = checked_own(plain, own_prefixes(draft.run, draft.location))
             has_plain_name = one.plain != "other" and (
@@ -405,9 +423,11 @@ class FileSender:
         file = self.read.get(file.path, file)
         held = self.files.by_path.get(file.path)
         if held is not None and self._has(held, file):
-            return UploadSource(
+            source = UploadSource(
                 held, self.to.node, file, self.to.after_chunk, len(self.files.by_path)
             )
+            self.to.transfer.begin(source)
+            return source
         for name in dict.fromkeys(
             m.stored_name(f) for m in self.elsewhere for f in m.files if f.path == file.path
         ):

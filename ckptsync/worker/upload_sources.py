@@ -55,8 +55,11 @@ class UploadSource:
         self._held, self._after_chunk, self._files = held, after_chunk, files
         self._clone: int | None = None
         self._counted = self.entry.size if self.entry.digest else 0
+        self.position = 0
+        """Bytes that the present pass has read."""
 
     def __iter__(self) -> Iterator[memoryview]:
+        self.position = 0
         if self._counted:  # these bytes are read again
             self._count(-self._counted)
         reflink, self._clone = self._clone, None
@@ -110,7 +113,45 @@ class UploadSource:
 
     def _count(self, count: int) -> None:
         self._counted += count
+        self.position += max(0, count)
         self._after_chunk(count)
+
+
+class Transfer:
+    """How much of one upload, or repair, is done.  Any thread may ask.
+
+    ``total``: bytes.
+    """
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self._lock = threading.Lock()
+        self._ended = 0
+        self._sources: dict[str, UploadSource | StoreSource] = {}
+
+    def restart(self, total: int, unsent: int) -> None:
+        """Count again: ``unsent`` of ``total`` bytes have to be sent."""
+        with self._lock:
+            self._sources = {}
+            self.total, self._ended = total, total - unsent
+
+    def begin(self, source: UploadSource | StoreSource) -> None:
+        """Count the bytes of a file as they are read to be sent."""
+        with self._lock:
+            self._sources[source.entry.path] = source
+
+    def end(self, entry: FileEntry) -> None:
+        """Count a file as done."""
+        with self._lock:
+            self._ended += entry.size
+            self._sources.pop(entry.path, None)
+
+    @property
+    def done(self) -> int:
+        """Return the bytes that are done."""
+        with self._lock:
+            moving = sum(source.position for source in self._sources.values())
+            return min(self._ended + moving, self.total)
 
 
 class Guarded:
@@ -137,13 +178,16 @@ class StoreSource:
     ) -> None:
         self.about = About(entry.size, _origin(node, entry.digest))
         self.entry = entry
+        self.position = 0
         self._store, self._name, self._after_chunk = store, name, after_chunk
 
     def __iter__(self) -> Iterator[memoryview]:
+        self.position = 0
         for chunk in checked(
             read_ahead(self._store, self._name, self.entry.size, CHUNK, 0), self.entry, self._name
         ):
             yield chunk
+            self.position += len(chunk)
             self._after_chunk(0)
 
     def digested(self) -> FileEntry:

@@ -18,6 +18,7 @@ from typing import TypeVar
 from ckptsync.errors import CkptsyncError, Incomplete, StoreError
 from ckptsync.records import save_groups
 from ckptsync.records.manifest import Manifest
+from ckptsync.records.progress import Progress, State
 from ckptsync.records.upload_decision import is_early, list_doubtful_names
 from ckptsync.spool.pins import clean_own, drop, harden, mark_stored
 from ckptsync.stores.contract import Store
@@ -49,7 +50,6 @@ from ckptsync.worker.queue import (
 )
 from ckptsync.worker.repair import FileRepairs
 from ckptsync.worker.results import (
-    ON_THE_WAY,
     Failure,
     Phase,
     UploadProgress,
@@ -66,7 +66,7 @@ from ckptsync.worker.save_state import (
     see,
     settle,
 )
-from ckptsync.worker.scanner import Scan, Scanned, Scanner, write_save_notes
+from ckptsync.worker.scanner import STORED, Scan, Scanned, Scanner, write_save_notes
 from ckptsync.worker.spool_room import SpoolRule, held_bytes
 from ckptsync.worker.store_view import Done, StoreView
 from ckptsync.worker.upload import (
@@ -75,6 +75,7 @@ from ckptsync.worker.upload import (
     send_save,
     sent_progress,
 )
+from ckptsync.worker.upload_sources import Transfer
 
 T = TypeVar("T")
 DOUBTFUL = 10  # times `unmarked`
@@ -146,6 +147,7 @@ class Worker:
         self.notes: tuple[str, ...] = ()
         self._sent: deque[UploadProgress] = deque()  # uploads that nobody has taken yet
         # of the last plan
+        self._transfers: dict[Key, Transfer] = {}  # of the saves that are being sent
         self._cleaned: Sequence[UploadProgress] = ()
         self._failures: Sequence[Failure] = ()
         pinner = Pinner(
@@ -224,19 +226,76 @@ class Worker:
         saves = self.saves.states()
         failed = [save.failure for save in saves if save.failure is not None]
         repairs, unrepaired = self._repairs.result()
-        since = {
-            "/".join(save.key[:2]): save.scanned.first
-            for save in reversed(saves)
-            if save.progress.phase in ON_THE_WAY
-        }
         return WorkerResult(
             self._options.node,
             (*(save.progress for save in saves), *self._cleaned),
             tuple(repairs),
             (*self._failures, *unrepaired, *failed),
-            since,
             lacks=self._repairs.lacking(),
         )
+
+    def running(self, offset: float) -> list[Progress]:
+        """Return each save that is here, and that the store does not have whole, by the last scan.
+
+        ``offset`` leads from the scans' clock to seconds since the epoch.  Any thread may ask.
+        """
+        scan = self._scanner.last
+        failures = (*(scan.failures if scan else ()), *self._failures)
+        wrong = [
+            Progress(
+                kind="upload",
+                state="refused" if f.is_lasting else "failed",
+                run=f.run,
+                checkpoint=f.checkpoint,
+                reason=f.text,
+                hint=f.hint,
+                since=time.time(),
+            )
+            for f in failures
+            if f.checkpoint
+        ]
+        saves = (self._running(one, offset) for one in self._scanner.saves())
+        return [
+            *(p for p in saves if p is not None),
+            *wrong,
+            *self._repairs.running(time.time() - time.monotonic()),
+        ]
+
+    def _running(self, one: Scanned, offset: float) -> Progress | None:
+        """Return where a save stands that was scanned; None if the store has it, or will not."""
+        save, verdict = self.saves.get(one.key), one.verdict
+        is_seen = save is None or (save.state in ("seen", "waiting") and not save.is_due)
+        if verdict.reason == STORED:
+            return None
+        progress = Progress(
+            kind="upload",
+            state="waiting",
+            run=one.seen.run,
+            checkpoint=one.seen.checkpoint,
+            since=max(0.0, one.first + offset),
+            total=sum(stat.size for stat in one.seen.files.stats),
+        )
+        if is_seen and not verdict.finished:
+            if one.observation is not None and one.observation.unended is not None:
+                return None  # perhaps the final model: nothing is due as long as the training runs
+            left = verdict.left
+            until = None if left is None else max(0.0, self._scanner.judged_at + left + offset)
+            reason = verdict.reason.partition("; finished if")[0]
+            return replace(progress, reason=reason, until=until)
+        if save is None or save.state == "stored":
+            return None
+        if save.failure is not None:
+            state: State = "refused" if save.failure.is_lasting else "failed"
+            text, hint = save.failure.text, save.failure.hint
+            return replace(progress, state=state, reason=text, hint=hint)
+        if save.state == "refused":
+            return None
+        transfer = self._transfers.get(one.key)
+        if save.state == "uploading" and transfer is not None:
+            total = transfer.total or progress.total
+            return replace(progress, state="uploading", done=transfer.done, total=total)
+        state = "queued" if save.state == "queued" else "waiting"
+        return replace(progress, state=state, reason=save.outcome.detail)
 
     def take_sent(self) -> list[UploadProgress]:
         """Return the uploads that ended in the store, and forget them: each is returned once.
@@ -406,8 +465,10 @@ class Worker:
             # it has finished since the plan
             self.saves.change(one.key, partial(postpone, reason="a newer one goes first"))
             return
+        self._transfers[one.key] = Transfer(0)
         self.saves.change(one.key, begin)
         outcome = _attempt(one, partial(self._upload, capacity=capacity))
+        self._transfers.pop(one.key, None)
         self.saves.change(one.key, partial(settle, outcome=outcome))
         if isinstance(outcome, UploadProgress) and outcome.phase == "sent":
             self._sent.append(outcome)
@@ -490,6 +551,7 @@ class Worker:
             small=capacity.small,
             may_wait=True,
             output_dir=self._run.path,
+            transfer=self._transfers.get(seen.key) or Transfer(0),
         )
 
 

@@ -23,7 +23,7 @@ from ckptsync.head.schedule import VerifyPolicy
 from ckptsync.records.tombstone_keep_join import Tombstone
 from ckptsync.safe_names import STORE_FILE, checked_path
 from ckptsync.status import heartbeat
-from ckptsync.status.heartbeat import Disk, Heartbeat, RunningJob
+from ckptsync.status.heartbeat import Disk, Heartbeat
 from ckptsync.stores.opening import create_store, open_store
 from ckptsync.verify.expected_files import decode_baseline, directory_file, encode_baseline
 from tests.campaigns.fuzz import Case, Door, Wrong, command
@@ -31,6 +31,7 @@ from tests.campaigns.fuzz_changes import changed_json
 from tests.support import small_store
 from tests.support.files_in_memory import contents, write_files
 from tests.support.head_in_process import consolidate_due, verify_next
+from tests.support.status_examples import job, waiting
 from tests.support.verified_stores import put
 from tests.support.worker_in_process import push_now
 
@@ -68,11 +69,10 @@ def _good() -> Mapping[str, bytes]:
         ):
             heart = Heartbeat(
                 *(node, "i", "machine", 1, "1", 1.0, roles, "1.0", 7, 1.0),
-                jobs=(RunningJob("verify", "fsdp2"),),
+                running=(job("verify", "fsdp2"), *waiting("fsdp2/a")),
                 disk=(Disk("/data", 1, 2, 3),),
                 watch={"/data": "events"},
                 lacks={"r": ("x",)},
-                queue=("fsdp2/a",),
             )
             heartbeat.write(store, heart)
             facts = {"torch": "2.13", "NCCL_DEBUG": "INFO"}

@@ -3,12 +3,14 @@
 Nothing is wider than the terminal or commands it.
 """
 
+import contextlib
 import json
 import logging
 import os
 import re
 import subprocess
 import sys
+import time
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,14 +24,15 @@ from ckptsync.catalogue.cached import Cache, read_catalogue
 from ckptsync.catalogue.location_summary import Proven
 from ckptsync.cli.main import main
 from ckptsync.cli.output import columns
-from ckptsync.cli.status import MOST, Screen, alarm_lines, overview_lines
+from ckptsync.cli.screen import MOST, Screen
+from ckptsync.cli.status import alarm_lines, overview_lines
 from ckptsync.errors import StoreError, Transient
 from ckptsync.head.consolidate import HeadOptions
 from ckptsync.head.schedule import VerifyPolicy
 from ckptsync.service.monitor import OverviewReader
 from ckptsync.service.process_control import heartbeat
 from ckptsync.status.alarms import CODES, Patience
-from ckptsync.status.heartbeat import Disk, RunningJob, beat, farewell
+from ckptsync.status.heartbeat import Disk, beat, farewell
 from ckptsync.status.overview import Overview, Room
 from ckptsync.stores.contract import Entry
 from ckptsync.stores.memory import MemoryStore
@@ -37,7 +40,7 @@ from ckptsync.stores.opening import open_store
 from ckptsync.stores.posix.store import PosixStore
 from tests.support.head_in_process import consolidate_due, verify_next
 from tests.support.small_store import DATA, SHARD, flip, make
-from tests.support.status_examples import HOUR, NOW, fact, heart, location, shown
+from tests.support.status_examples import HOUR, NOW, fact, heart, job, location, shown, waiting
 
 MONITORING = Path(__file__).parents[2] / "docs" / "monitoring.md"
 
@@ -72,23 +75,29 @@ def test_status_has_nodes_and_runs(store: Path, capsys: pytest.CaptureFixture[st
 def test_one_document_has_what_ls_has_and_all_the_rest(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    now = time.time()
     mine = replace(
         heartbeat("n0", ("worker", "head")),
-        queue=("run/checkpoint-1",),
-        oldest=90.0,
+        running=(
+            *waiting("run/checkpoint-1", since=now - 90),
+            job("verify", "fsdp2/checkpoint-4", done=1, total=2, since=now - 3),
+        ),
         rate=5e6,
         disk=(Disk("/data/out", 10**12, 10**13, 2 * 10**9, 5 * 10**9),),
         watch={"/data/out": "polling"},
-        jobs=(RunningJob("verify", "fsdp2/checkpoint-4", 1, 2, 3.0),),
     )
     beat(open_store(str(store)), mine)
     made = told(store, capsys)
     [node] = made["nodes"]
-    assert (node["node"], node["state"], node["oldest"], node["rate"]) == ("n0", "alive", 90.0, 5e6)
+    assert (node["node"], node["state"], node["rate"]) == ("n0", "alive", 5e6)
+    assert 89 < node["oldest"] < 1000
+    assert node["queue"] == ["fsdp2/checkpoint-4", "run/checkpoint-1"]
+    assert [entry["kind"] for entry in made["running"]] == ["verify", "upload"]
     assert (node["disk"][0]["spool"], node["watch"]) == (2 * 10**9, {"/data/out": "polling"})
     assert node["jobs"][0]["kind"] == "verify"
     runs = {run["run"]: run["checkpoints"] for run in made["runs"]}
-    assert runs == {"fsdp2": {"VERIFIED": 1}, "zero3": {"INCOMPLETE": 1}}
+    awaited = {"run": {"WAITING": 1}}
+    assert runs == {"fsdp2": {"VERIFIED": 1}, "zero3": {"INCOMPLETE": 1}} | awaited
     assert made["room"]["total"] > 0
     assert main(["ls", "--store", str(store), "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
@@ -115,7 +124,7 @@ def test_the_document_has_the_keys_that_are_written_down_and_no_others(
     flip(store / "fsdp2" / SHARD)
     opened = open_store(str(store))
     verify_next(opened, VerifyPolicy("digest", 1e-9), 0.0)
-    busy: dict[str, Any] = {"disk": (Disk("/", 1, 2, 3),), "jobs": (RunningJob("a", "b"),)}
+    busy: dict[str, Any] = {"disk": (Disk("/", 1, 2, 3),), "running": (job("a", "b"),)}
     beat(opened, replace(heartbeat("n0", ("worker",)), **busy))
     opened.write("fsdp2/.ckptsync/checkpoint-99/sending/n0", [b"sending\n"])
     made = told(store, capsys)
@@ -141,7 +150,13 @@ def test_check_exits_with_0_1_or_10_and_says_why(
     assert main(["status", "--store", str(store), "--check"]) == 0
     assert capsys.readouterr().out.startswith("OK: ")
     opened = open_store(str(store))
-    beat(opened, replace(heartbeat("n0", ("worker",)), queue=("run/checkpoint-1",), oldest=1e5))
+    beat(
+        opened,
+        replace(
+            heartbeat("n0", ("worker",)),
+            running=waiting("run/checkpoint-1", since=time.time() - 1e5),
+        ),
+    )
     assert main(["status", "--store", str(store), "--check"]) == 1
     assert capsys.readouterr().out.startswith(
         "WARNING waiting: n0: 1 in the upload queue, the oldest for 1d3h"
@@ -242,9 +257,35 @@ class Away(MemoryStore):
         return super().names(prefix)
 
 
-def screen(store: Away) -> Screen:
+def screen(store: Away) -> Screen[Overview]:
     catalogue = partial(read_catalogue, store, Cache())
-    return Screen(OverviewReader(store, catalogue, Patience()), store.url)
+    return Screen(OverviewReader(store, catalogue, Patience()).read, overview_lines, store.url)
+
+
+@pytest.mark.parametrize("command", ["ls", "status"])
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_picture_fits_its_terminal_and_ends_with_q(store: Path, command: str, width: int) -> None:
+    now, name = time.time(), "训练-🚀" * 12
+    work = waiting(f"{name}/checkpoint-8", since=now, until=now + 600, reason="第 8 步 " * 20)
+    beat(open_store(str(store)), replace(heartbeat("n0", ("worker",)), running=work))
+    leader, follower = os.openpty()
+    words = [sys.executable, "-m", "ckptsync", command, "--store", str(store), "--watch"]
+    terminal = {**os.environ, "TERM": "xterm", "COLUMNS": str(width), "LINES": "40"}
+    with subprocess.Popen(
+        words, stdin=follower, stdout=follower, env=terminal, start_new_session=True
+    ) as child:
+        os.close(follower)
+        seen = b""
+        while b"VERIFIED" not in seen or b"WAITING" not in seen or b"n0 waits" not in seen:
+            seen += os.read(leader, 65536)
+        os.write(leader, b"q")
+        with contextlib.suppress(OSError):  # the terminal ends with its last process
+            while more := os.read(leader, 65536):
+                seen += more
+        assert child.wait(60) == 0
+    os.close(leader)
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "\n", seen.decode(errors="replace"))
+    assert max(columns(line) for line in text.replace("\r", "\n").split("\n")) <= width
 
 
 def test_on_a_terminal_it_draws_again_and_again_until_it_is_interrupted(store: Path) -> None:
@@ -312,7 +353,7 @@ def busy() -> Overview:
     head = heart(
         "boss",
         ("head", "verifier"),
-        jobs=(RunningJob("consolidate", f"{LONG}/checkpoint-300", 45 * 10**8, 10**10, 130.0),),
+        running=(job("consolidate", f"{LONG}/checkpoint-300", done=45 * 10**8, total=10**10),),
         verifies=9e9,
     )
     hurt = location(
@@ -364,14 +405,16 @@ def test_what_is_wrong_comes_first_with_what_to_do_and_the_rest_stands_below() -
     said = overview_lines(busy())
     assert said[0].startswith("store /store  1970-01-12 13:46:40Z")
     assert said[1].startswith(
-        "nodes: 2 alive, 1 silent, 1 stopped; runs: 2; locations: 1 INCOMPLETE, 1 VERIFIED, 1"
-        " DAMAGED; 3 TB"
+        "nodes: 2 alive, 1 silent, 1 stopped; runs: 2; locations: 2 WAITING, 1 INCOMPLETE,"
+        " 1 VERIFIED, 1 DAMAGED; 3 TB"
     )
     assert said[2] == "10 TB of 100 TB free"
     assert said[4] == "CRITICAL damaged for 1m: new/checkpoint-2: model: digest: differs"
     assert said[5].startswith("  -> n0 uploads again what it still has; ")
     headings = [n for n, line in enumerate(said) if line.startswith(("NODE", "RUN"))]
-    assert [said[n].split()[0] for n in headings] == ["NODE", "RUN"]
+    assert [said[n].split()[0] for n in headings] == ["RUN", "NODE"]
+    work = said.index(f"{LONG}/checkpoint-300: boss consolidates, 45 % of 10 GB")
+    assert 5 < work < headings[0], "what runs comes after the alarms, and before runs and nodes"
 
 
 def test_a_node_shows_what_it_does_and_what_it_says() -> None:
@@ -380,21 +423,20 @@ def test_a_node_shows_what_it_does_and_what_it_says() -> None:
     assert said[row].split() == ["n0", "worker", "alive", "5s", "2", "1m30s", "12", "MB/s"]
     below = "\n".join(said[row + 1 : row + 5])
     for line in (
-        "now    new/checkpoint-300 (and 1 more)",
         "disk   /data/out: 1 GB of 10 GB free, 2 GB of 5 GB only pinned, watched by polling",
         "error  store: 503",
         "note   the clock jumped",
     ):
         assert line in below
-    assert f"  job    consolidate {LONG}/checkpoint-300: 45% of 10 GB for 2m10s" in said
+    assert "new/checkpoint-400: n0 waits" in said
 
 
 def test_a_run_shows_its_newest_what_waits_and_what_is_missing() -> None:
     said = overview_lines(busy())
     row = next(n for n, line in enumerate(said) if line.startswith("new "))
-    assert said[row].split() == ["new", "2", "2", "KB", "2", "DAMAGED", "1h", "-"]
+    assert said[row].split() == ["new", "4", "2", "KB", "2", "DAMAGED", "1h", "-"]
     assert said[row + 1 : row + 4] == [
-        "  locations 1 INCOMPLETE, 1 DAMAGED",
+        "  locations 2 WAITING, 1 INCOMPLETE, 1 DAMAGED",
         "  oldest unverified checkpoint-2, DAMAGED for 1h",
         "  incomplete checkpoint-4 for 2h: __3_0.distcp: n9 has it",
     ]
@@ -417,8 +459,8 @@ def test_names_cannot_command_the_terminal() -> None:
 
 def test_an_empty_store_says_so() -> None:
     assert [line for line in overview_lines(shown()) if line][2:] == [
-        "no node has written to this store",
         "no checkpoints yet",
+        "no node has written to this store",
     ]
 
 
@@ -431,8 +473,8 @@ def test_a_check_has_a_line_for_each_alarm_or_one_that_all_is_well() -> None:
 
 def test_what_a_node_says_of_itself_is_not_shown_without_end() -> None:
     much = 100_000
-    jobs, disks = (RunningJob("x" * much, "y" * much),), (Disk("/d" * much, 1, 2, 3),)
-    many: dict[str, Any] = {"errors": ("e" * much,) * 9, "jobs": jobs * 999, "disk": disks * 999}
+    jobs, disks = (job("x" * much, "y" * much),), (Disk("/d" * much, 1, 2, 3),)
+    many: dict[str, Any] = {"errors": ("e" * much,) * 9, "running": jobs * 999, "disk": disks * 999}
     seen = shown(heart(roles=("z" * much,), **many))
     assert sum(map(len, overview_lines(seen))) < 500_000
 

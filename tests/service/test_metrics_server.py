@@ -21,8 +21,8 @@ from ckptsync.service.metrics_server import MANY, Metrics, Page, PageListener
 from ckptsync.service.process_status import Roles
 from ckptsync.service.tasks import HUNG, Outcome, Task, Watchdog
 from ckptsync.status.alarms import Channel
-from ckptsync.status.heartbeat import Disk, RunningJob
-from tests.support.status_examples import heart, location, shown
+from ckptsync.status.heartbeat import Disk
+from tests.support.status_examples import heart, job, location, shown
 from tests.support.waiting import until
 
 pytest.importorskip("prometheus_client")
@@ -32,7 +32,9 @@ class Head:
     """What a head's metrics are made of."""
 
     def __init__(self) -> None:
-        self.jobs = SimpleNamespace(running=lambda: (RunningJob("verify", "a/b"),))
+        self.jobs = SimpleNamespace(
+            running=lambda: (job("verify", "a/b", done=3, total=9),), waiting=lambda: ()
+        )
         self.monitor = SimpleNamespace(
             seen=shown(heart(), locations=[location()]),
             senders=(SimpleNamespace(channel=Channel("slack-1", 3, 1)),),
@@ -41,7 +43,7 @@ class Head:
 
 @pytest.fixture
 def working() -> Roles:
-    done = Outcome(queue=("a/b",), errors=("odd",), oldest=time.monotonic() - 60)
+    done = Outcome(queue=("a/b",), errors=("odd",))
     role = Task("head", 1, lambda: done, print)
     role()
     working = Roles([Task("heartbeat", 30, lambda: None, print)])
@@ -78,7 +80,9 @@ def test_metrics_have_what_the_process_the_store_and_the_alerts_are(exposing: Me
         'ckptsync_loop_runs_total{loop="heartbeat"} 0.0',
         "ckptsync_healthy 1.0",
         "ckptsync_queue_checkpoints 1.0",
-        "ckptsync_queue_oldest_seconds 6",
+        "ckptsync_queue_oldest_seconds 0.0",
+        'ckptsync_running_done_bytes{checkpoint="b",kind="verify",run="a"} 3.0',
+        'ckptsync_running_total_bytes{checkpoint="b",kind="verify",run="a"} 9.0',
         "ckptsync_sent_bytes_total 77.0",
         "ckptsync_errors 1.0",
         'ckptsync_disk_free_bytes{path="/out"} 1.0',

@@ -21,7 +21,7 @@ from ckptsync.status.overview import Overview
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import open_store
 from tests.support.small_store import make
-from tests.support.status_examples import heart, shown
+from tests.support.status_examples import heart, shown, waiting
 from tests.support.waiting import until
 from tests.support.webhook_server import Hook, hook
 
@@ -98,8 +98,8 @@ def test_a_configuration_names_the_channels_the_kinds_and_how_often(
 ) -> None:
     monkeypatch.setenv("CACHE_DIRECTORY", str(tmp_path / "cache"))
     store = MemoryStore()
-    work = {"queue": ("run/checkpoint-1",), "oldest": 1e6}
-    beat(store, replace(heartbeat("n0", ("worker",)), written=time.time(), **work))  # type: ignore[arg-type]
+    work = waiting("run/checkpoint-1", since=time.time() - 1e6)
+    beat(store, replace(heartbeat("n0", ("worker",)), written=time.time(), running=work))
     overviews = OverviewReader(store, lambda: shown().catalogue, Patience())
     with hook() as there:
         alerts = (

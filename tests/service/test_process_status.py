@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ckptsync.errors import StoreError
+from ckptsync.records.progress import Progress
 from ckptsync.service.log import shown
 from ckptsync.service.process_control import Stopping, heartbeat
 from ckptsync.service.process_status import MOST, Heart, Rate, Roles, disks, survey
@@ -25,6 +26,7 @@ from ckptsync.stores.contract import Entry, Store
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.posix.store import PosixStore
 from tests.service.test_run import role
+from tests.support.status_examples import waiting
 
 MINE = heartbeat("n0", ("worker",))
 LACKS = {"a/.ckptsync/checkpoint-1/report-1-0123456789abcdef.json": ("checkpoint-1/model",)}
@@ -32,18 +34,19 @@ QUEUED = ("a/checkpoint-1",)
 
 
 def busy(*queue: str) -> Roles:
-    """A worker that says so, and one whose store is away."""
+    """A worker with these uploads, whose store is away."""
     outcome = Outcome(
-        queue=queue,
         notes=("spool full",),
         watch={"/data/out": "events"},
-        oldest=time.monotonic() - 60,
         lacks=LACKS,
     )
     task = Task("worker", 1, lambda: outcome, print)
     task()
     task.error = "away"
-    return Roles([], [task])
+    roles = Roles([], [task])
+    roles.worker = serving = Serving()  # type: ignore[assignment]
+    serving.progress = waiting(*queue, since=time.time() - 60)
+    return roles
 
 
 class Serving:
@@ -51,6 +54,10 @@ class Serving:
 
     def __init__(self, **runs: Path) -> None:
         self.found = runs
+        self.progress: tuple[Progress, ...] = ()
+
+    def running(self) -> tuple[Progress, ...]:
+        return self.progress
 
     def runs(self) -> dict[str, Path]:
         return self.found
@@ -84,7 +91,7 @@ def facts(store: Store) -> Facts:
 
 
 def test_queue_and_errors_of_all_roles_are_those_of_their_last_runs() -> None:
-    queued = Outcome(queue=("run/checkpoint-1",), errors=("run: torn",), oldest=5.0)
+    queued = Outcome(queue=("run/checkpoint-1",), errors=("run: torn",))
     worker = role("worker", queued, StoreError("away"))
     head = role("head", Outcome(queue=("run/checkpoint-1", "run/checkpoint-2")))
     scan = role("scan", Outcome(notes=("spool full",), watch={"/a": "polling"}))
@@ -95,7 +102,7 @@ def test_queue_and_errors_of_all_roles_are_those_of_their_last_runs() -> None:
     found = roles.outcome()
     assert found.queue == ("run/checkpoint-1", "run/checkpoint-2")
     assert found.errors == ("worker: away", "run: torn")
-    assert (found.notes, found.watch, found.oldest) == (("spool full",), {"/a": "polling"}, 5.0)
+    assert (found.notes, found.watch) == (("spool full",), {"/a": "polling"})
     assert roles.status() == "worker waits; head waits; 2 to upload; 2 errors"
 
 
@@ -117,13 +124,14 @@ def test_a_beat_tells_how_long_it_waits_how_fast_it_is_and_how_full_the_disks_ar
     store: ServiceStore, stop: Stopping, tmp_path: Path
 ) -> None:
     roles = busy(*QUEUED)
-    roles.worker = Serving(out=tmp_path)  # type: ignore[assignment]
+    assert isinstance(roles.worker, Serving)
+    roles.worker.found["out"] = tmp_path
     heart = Heart(store, MINE, roles, stop)
     heart.beat()
     store.write("a/checkpoint-1/model", [bytes(1000)])
     heart.beat()
     told = seen(store)
-    assert 60 <= told.oldest < 90
+    assert 60 <= told.written - told.running[0].since < 90
     assert told.sent_bytes > 1000
     assert told.rate > 0
     assert told.lacks == LACKS
@@ -277,23 +285,57 @@ def test_a_disk_is_told_with_what_only_pins_hold_there_and_one_that_is_gone_is_l
     assert 0 < disk.free < disk.total
 
 
-def test_a_queue_that_changed_is_told_at_once_and_one_that_moves_fast_is_not(
+def test_another_state_is_told_within_a_second_and_bytes_that_move_each_five(
     store: ServiceStore, stop: Stopping, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     roles = busy()
+    assert isinstance(roles.worker, Serving)
     heart = Heart(store, MINE, roles, stop)
     heart.beat()
     assert not heart.is_outdated()
-    roles.tasks[0].outcome = Outcome(queue=QUEUED)
+    roles.worker.progress = waiting(*QUEUED)
     assert not heart.is_outdated()
     now[0] += 1.0
     assert heart.is_outdated()
     heart.beat()
     assert seen(store).queue == QUEUED
-    roles.tasks[0].outcome = Outcome()
+    now[0] += 20.0
+    assert not heart.is_outdated(), "it waits all the while"
+    for done in (0, 10**6):
+        roles.worker.progress = waiting(*QUEUED, state="uploading", done=done, total=10**7)
+        now[0] += 5.0
+        assert heart.is_outdated()
+        heart.beat()
+        now[0] += 2.0
+        assert not heart.is_outdated()
+    [upload] = seen(store).running
+    assert (upload.done, upload.total) == (10**6, 10**7)
+    assert upload.rate == pytest.approx(10**6 / 7)
+    roles.worker.progress = ()
+    assert heart.is_outdated() is False, "it was compared a moment ago"
     now[0] += 1.0
-    assert not heart.is_outdated()
-    now[0] += 4.0
     assert heart.is_outdated()
+
+
+def test_what_moves_is_logged_once_a_minute(
+    store: ServiceStore,
+    stop: Stopping,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    roles = busy()
+    assert isinstance(roles.worker, Serving)
+    heart = Heart(store, MINE, roles, stop)
+    caplog.set_level("INFO", "ckptsync")
+    for done in range(0, 130, 5):
+        roles.worker.progress = waiting(*QUEUED, state="uploading", done=done * 10**6, total=10**9)
+        heart.beat()
+        now[0] += 5.0
+    lines = [line for line in caplog.messages if line.startswith("phase=uploading")]
+    first = "phase=uploading run=a checkpoint=checkpoint-1 done=60000000 total=1000000000"
+    assert lines[0] == f"{first} rate=1000000 left=940s"
+    assert len(lines) == 2

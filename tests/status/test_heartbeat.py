@@ -14,6 +14,7 @@ from ckptsync.status.nodes import read_nodes
 from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.posix.store import PosixStore
+from tests.support.status_examples import waiting
 
 FIRST = Heartbeat("n0", "aa", "boot", 1, "100", 1000.0, ("worker",), "0")
 SECOND = replace(FIRST, instance="bb", pid=2, started=2000.0)
@@ -29,7 +30,7 @@ def never(_seconds: float) -> None:
 
 
 def test_a_heartbeat_reads_back_as_it_was_written(store: Store) -> None:
-    work = replace(FIRST, queue=("run/checkpoint-4: sending",), errors=("é\n",))
+    work = replace(FIRST, running=waiting("run/checkpoint-4"), errors=("é\n",))
     mine = heartbeat.beat(store, work)
     assert heartbeat.read(store, "n0", ("worker",)) == mine
     [file] = read_nodes(store).hearts

@@ -9,9 +9,9 @@ import yaml
 
 from ckptsync.catalogue.location_summary import Proven
 from ckptsync.status.alarms import Channel
-from ckptsync.status.heartbeat import Disk, RunningJob
+from ckptsync.status.heartbeat import Disk
 from ckptsync.status.overview import Overview, Room
-from tests.support.status_examples import HOUR, NOW, heart, location, shown
+from tests.support.status_examples import HOUR, NOW, heart, job, location, shown
 
 parser = pytest.importorskip("prometheus_client.parser")
 metrics = pytest.importorskip("ckptsync.status.metrics")
@@ -29,7 +29,7 @@ WELL = Process(
     sent_bytes=10**12,
     errors=1,
     disks=(Disk("/data/out", 1, 2, 3, 4),),
-    jobs=(RunningJob("verify", "a/b"), RunningJob("verify", "a/c")),
+    running=(job("verify", "a/b", done=5, total=9), job("verify", "a/c")),
     channels=(Channel("slack-1", 5, 2),),
 )
 LOCATIONS = [

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptsync.catalogue.location_summary import Proven
-from ckptsync.status.heartbeat import Disk, RunningJob
+from ckptsync.status.heartbeat import Disk
 from ckptsync.status.overview import Room, document
 from ckptsync.status.run_status import describe_run, interval, list_runs
-from tests.support.status_examples import DAY, HOUR, NOW, fact, heart, location, raised, shown
+from tests.support.status_examples import DAY, HOUR, NOW, fact, heart, job, location, raised, shown
 
 DAMAGE = Proven(damage=("r",), damaged_at=NOW - 9)
 GONE: dict[str, Any] = {"retired": "keep_last", "marked_at": NOW - 5, "begun": True}
@@ -25,8 +25,8 @@ LOCATIONS = [
 
 
 def test_it_has_everything_and_is_plain_json() -> None:
-    job = RunningJob("consolidate", "a/checkpoint-3", 5, 10, 2.0)
-    known = heart(disk=(Disk("/out", 10**9, 10**10, 0),)), heart("boss", ("head",), jobs=(job,))
+    work = job("consolidate", "a/checkpoint-3", done=5, total=10, since=NOW - 7)
+    known = heart(disk=(Disk("/out", 10**9, 10**10, 0),)), heart("boss", ("head",), running=(work,))
     seen = shown(*known, fact(a="runs"), locations=LOCATIONS, room=Room(10**6, 10**7))
     made = document(seen)
     assert json.loads(json.dumps(made)) == json.loads(json.dumps(made, default=None))
@@ -36,7 +36,7 @@ def test_it_has_everything_and_is_plain_json() -> None:
     assert made["room"] == {"free": 10**6, "total": 10**7}
     assert [n["name"] for n in made["nodes"]] == ["boss~head", "n0"]
     told = {"kind": "consolidate", "subject": "a/checkpoint-3", "done": 5, "total": 10}
-    assert made["nodes"][0]["jobs"] == (told | {"seconds": 2.0},)
+    assert made["nodes"][0]["jobs"] == [told | {"seconds": 2.0}]
     assert [r["run"] for r in made["runs"]] == ["a", "b"]
     [alarm] = made["alarms"]
     named = (alarm["kind"], alarm["code"], alarm["subject"])

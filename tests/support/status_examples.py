@@ -7,6 +7,7 @@ from typing import Any
 from ckptsync.catalogue.location_summary import Catalogue, Proven, Summary
 from ckptsync.records.io import Fault
 from ckptsync.records.location_status import Status
+from ckptsync.records.progress import Progress
 from ckptsync.records.store_paths import checkpoint_of
 from ckptsync.status.alarms import Alarm, Patience
 from ckptsync.status.heartbeat import Facts, Heartbeat, Train
@@ -35,10 +36,40 @@ def location(
     return replace(made, **changes)
 
 
+def waiting(*subjects: str, since: float = NOW, **changes: Any) -> tuple[Progress, ...]:
+    """Uploads that wait, by ``run/checkpoint``."""
+    names = [subject.partition("/") for subject in subjects]
+    return tuple(
+        replace(
+            Progress(kind="upload", state="waiting", run=run, checkpoint=name, since=since),
+            **changes,
+        )
+        for run, _, name in names
+    )
+
+
+def job(kind: str, subject: str, **changes: Any) -> Progress:
+    """A job of a head that runs."""
+    run, _, where = subject.partition("/")
+    checkpoint = checkpoint_of(where) if where else ""
+    entry = Progress(
+        kind=kind, state="running", run=run, checkpoint=checkpoint, location=where, since=NOW
+    )
+    return replace(entry, **changes)
+
+
 def heart(
-    node: str = "n0", roles: tuple[str, ...] = ("worker",), ago: float = 5.0, **changes: Any
+    node: str = "n0",
+    roles: tuple[str, ...] = ("worker",),
+    ago: float = 5.0,
+    *,
+    queue: tuple[str, ...] = (),
+    oldest: float = 0.0,
+    **changes: Any,
 ) -> NodeFile:
     """A heartbeat that came so many seconds ago."""
+    if queue:
+        changes["running"] = waiting(*queue, since=NOW - ago - oldest)
     known = Heartbeat(
         node, "i", "machine", 1, "1", NOW - DAY, roles, "1.0", 7, NOW - ago, **changes
     )

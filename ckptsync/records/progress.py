@@ -1,0 +1,52 @@
+"""What a node does with a checkpoint, or waits to do: an entry of its heartbeat."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ckptsync.typed_json import Amount, Count, Seconds
+
+Kind = Literal["upload", "repair", "consolidate", "verify", "retain"]
+State = Literal["waiting", "queued", "uploading", "repairing", "refused", "failed", "running"]
+MOVING: tuple[str, ...] = ("uploading", "repairing", "running")
+"""States in which bytes move."""
+OF_SAVES: tuple[str, ...] = ("upload", "repair")
+"""Kinds of work on files that this node has; the others are a head's jobs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """One save that the store does not have whole, or one job of a head.
+
+    ``kind`` and ``state`` are a `Kind` and a `State`, or what a later version knows.  ``location``
+    is empty where it is not known yet; so are ``run`` and ``checkpoint`` of a job on all of a run,
+    or store.  ``reason`` and ``hint``: why it waits or failed, and what to do.  ``since``: when it
+    began to be on its way, ``until``: when it goes on by itself, both in seconds on the node's
+    clock.  ``done`` of ``total`` bytes (0: not known); ``rate``: bytes a second over the last
+    minute.
+    """
+
+    kind: str
+    state: str
+    run: str = ""
+    checkpoint: str = ""
+    location: str = ""
+    reason: str = ""
+    hint: str = ""
+    since: Seconds = 0.0
+    until: Seconds | None = None
+    done: Count = 0
+    total: Count = 0
+    rate: Amount = 0.0
+
+    @property
+    def subject(self) -> str:
+        """Return what messages call it."""
+        name = self.location or self.checkpoint
+        return f"{self.run}/{name}" if name else self.run or "every run"
+
+    @property
+    def is_moving(self) -> bool:
+        """Return whether bytes move."""
+        return self.state in MOVING

@@ -1,0 +1,219 @@
+"""What a store holds, and what its nodes do with it now, as one.  Pure.
+
+A catalogue knows what is stored; heartbeats know what is on its way.  `overlay` puts them together,
+for `ls`, `status`, metrics and the page alike.  Times are seconds on the store's clock.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from datetime import datetime, timezone
+from typing import Any
+
+from ckptsync.catalogue.location_summary import Catalogue, Summary
+from ckptsync.checkpoint_dirs import series_and_step
+from ckptsync.quantities import show_duration, show_size
+from ckptsync.records.progress import MOVING, OF_SAVES, Progress
+from ckptsync.status.nodes import Node
+
+DATED = 15.0
+"""Seconds after which people are told when something was observed."""
+_TODAY = 12 * 3600.0
+_LAST = 253402214400.0  # the last day of a calendar
+_ORDER = (*MOVING, "queued", "waiting", "failed", "refused")
+_ON_ITS_WAY = (*MOVING, "queued", "waiting")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running(Progress):
+    """An entry of progress of ``node``, as it was ``at`` that time.
+
+    ``left``: seconds from now until it is done, or until what waits goes on; None if not known.
+    """
+
+    node: str
+    left: float | None
+    at: float
+
+    def document(self) -> dict[str, Any]:
+        """Return it as ``--json`` has it."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Overlay:
+    """``catalogue``: with the statuses and sizes that the nodes' work gives its locations.
+
+    What only nodes know is among `Catalogue.begun`.  ``running``: what moves first.
+    """
+
+    catalogue: Catalogue
+    running: tuple[Running, ...] = ()
+
+
+def overlay(catalogue: Catalogue, nodes: Iterable[Node], now: float, run: str = "") -> Overlay:
+    """Return a catalogue with what its nodes do now, for a ``run`` or for all.
+
+    Nodes that are silent or stopped do nothing; what the store shows to be done is left out.
+    """
+    stored: dict[tuple[str, str], list[Summary]] = defaultdict(list)
+    for s in (*catalogue.summaries, *catalogue.begun):
+        stored[s.run, s.checkpoint].append(s)
+    entries = [
+        entry
+        for node in nodes
+        if node.state == "alive"
+        for progress in node.running
+        if not run or progress.run == run
+        if (entry := _entry(progress, node, stored, now)) is not None
+    ]
+    entries.sort(key=lambda e: (_ORDER.index(e.state) if e.state in _ORDER else 99, e.since))
+    of = by_location(e for e in entries if e.kind in OF_SAVES and e.state in _ON_ITS_WAY)
+    begun = {(s.run, s.location): s for s in catalogue.begun}
+    summaries = tuple(_on_its_way(s, of.get((s.run, s.location), ())) for s in catalogue.summaries)
+    known = {(s.run, s.location) for s in summaries}
+    for key, its in by_location(e for e in entries if e.kind == "upload").items():
+        if key not in known:
+            begun[key] = _begun(begun.get(key), its)
+    catalogue = replace(catalogue, summaries=summaries, begun=tuple(begun.values()))
+    return Overlay(catalogue, tuple(entries))
+
+
+def _entry(
+    progress: Progress, node: Node, stored: dict[tuple[str, str], list[Summary]], now: float
+) -> Running | None:
+    """Return a node's entry; None if the store shows that it is done."""
+    its = stored.get((progress.run, progress.checkpoint), [])
+    location = progress.location or _location(progress.checkpoint, its)
+    here = next((s for s in its if s.location == location), None)
+    if here is not None and _is_over(progress, node, here):
+        return None
+    left: float | None = None
+    if progress.is_moving:
+        if progress.rate >= 1 and progress.total:
+            seconds = (progress.total - progress.done) / progress.rate
+            left = max(0.0, seconds - (now - node.beat))
+    elif progress.until is not None:
+        left = max(0.0, progress.until - now)
+    values = {f.name: getattr(progress, f.name) for f in fields(Progress)}
+    values["location"] = location
+    return Running(**values, node=node.node, left=left, at=node.beat)
+
+
+def _location(checkpoint: str, stored: Sequence[Summary]) -> str:
+    """Return where an upload of a checkpoint goes that has no location yet, as far as is known."""
+    unfinished = [s.location for s in stored if s.status in ("INCOMPLETE", "UPLOADING")]
+    return unfinished[0] if unfinished and checkpoint not in unfinished else checkpoint
+
+
+def _is_over(progress: Progress, node: Node, here: Summary) -> bool:
+    """Return whether what the store holds is newer than an entry, and its end."""
+    if progress.kind == "upload":
+        return node.node in here.nodes and here.arrived > node.beat
+    if progress.kind == "consolidate":
+        return here.status in ("CONSOLIDATED", "VERIFIED") and not here.late
+    return progress.kind == "verify" and here.proof.when > node.beat
+
+
+def _on_its_way(s: Summary, its: Sequence[Running]) -> Summary:
+    """Return a location that has manifests, with what nodes still upload of it."""
+    if s.status not in ("INCOMPLETE", "UPLOADING") or not its:
+        return s
+    sending = {e.node for e in its if e.is_moving}
+    more = [e for e in its if e.node not in s.nodes]
+    whole, done = (s.size + sum(getattr(e, name) for e in more) for name in ("total", "done"))
+    is_uploading = sending or s.status == "UPLOADING"
+    return replace(
+        s,
+        status="UPLOADING" if is_uploading else "WAITING",
+        uploading=tuple(sorted({*s.uploading, *sending})),
+        whole=whole,
+        demanded=whole,
+        present=min(done, whole),
+    )
+
+
+def _begun(s: Summary | None, its: Sequence[Running]) -> Summary:
+    """Return a location that no manifest names, as the store and the nodes have it."""
+    first = its[0]
+    since = min(e.since for e in its)
+    sending = {e.node for e in its if e.is_moving}
+    if s is None:
+        s = Summary(
+            run=first.run,
+            checkpoint=first.checkpoint,
+            location=first.location,
+            step=series_and_step(first.checkpoint)[1],
+            status="WAITING",
+            ended=since,
+            first=since,
+            arrived=since,
+        )
+    whole = max(s.size, sum(e.total for e in its))
+    return replace(
+        s,
+        status="UPLOADING" if sending or s.uploading else "WAITING",
+        uploading=tuple(sorted({*s.uploading, *sending})),
+        evidence=tuple(dict.fromkeys(e.reason for e in its if e.reason)) or s.evidence,
+        whole=whole,
+        demanded=whole,
+        present=min(whole, sum(e.done for e in its)),
+    )
+
+
+def by_location(entries: Iterable[Running]) -> dict[tuple[str, str], list[Running]]:
+    """Return the entries of each location, by its run and name."""
+    found: dict[tuple[str, str], list[Running]] = {}
+    for e in entries:
+        found.setdefault((e.run, e.location), []).append(e)
+    return found
+
+
+_JOBS = {
+    "consolidate": ("consolidates", "consolidate"),
+    "verify": ("verifies", "verify"),
+    "retain": ("applies retention", "apply retention"),
+}
+_STATES = {
+    "uploading": "uploads",
+    "repairing": "uploads again",
+    "queued": "will upload",
+    "waiting": "waits",
+    "refused": "cannot upload",
+    "failed": "failed to upload",
+}
+
+
+def describe(entry: Running, now: float) -> str:
+    """Return what a node does, in words: how far it is, or why it waits and until when."""
+    does = _STATES.get(entry.state, entry.state)
+    if job := _JOBS.get(entry.kind):
+        does, name = job
+        if entry.state != "running":
+            does = f"{'could not' if entry.state == 'failed' else 'will'} {name}"
+    text = ", ".join([f"{entry.node} {does}", *(_amounts(entry) if entry.is_moving else ())])
+    if entry.until is not None and not entry.is_moving:
+        text += f"{' until' if entry.state == 'waiting' else ', again at'} {_clock(entry, now)}"
+    text += f": {entry.reason}" if entry.reason else ""
+    age = now - entry.at
+    return f"{text} (seen {show_duration(round(age))} ago)" if age > DATED else text
+
+
+def _amounts(entry: Running) -> Iterator[str]:
+    if entry.total:
+        yield f"{100 * entry.done // entry.total} % of {show_size(entry.total)}"
+    elif entry.done:
+        yield show_size(entry.done)
+    if entry.rate >= 1:
+        yield f"{show_size(round(entry.rate))}/s"
+    if entry.left is not None:
+        yield f"{show_duration(round(entry.left))} left"
+
+
+def _clock(entry: Running, now: float) -> str:
+    """Return when it goes on: the time of the day where people are."""
+    until = min(entry.until or 0.0, _LAST)
+    at = datetime.fromtimestamp(until, timezone.utc).astimezone()
+    return f"{at:%H:%M}" if abs(until - now) < _TODAY else f"{at:%Y-%m-%d %H:%M}"

@@ -1,0 +1,133 @@
+"""What a store holds and what its nodes do, as one."""
+
+import json
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ckptsync.catalogue.location_summary import Catalogue, Proven, Summary
+from ckptsync.records.progress import Progress
+from ckptsync.status.heartbeat import Heartbeat
+from ckptsync.status.nodes import NodeFile, NodeFiles, list_nodes
+from ckptsync.status.overlay import Overlay, Running, describe, overlay
+from tests.support.status_examples import HOUR, NOW, heart, job, location, waiting
+
+MIB = 1 << 20
+SENDING = {"state": "uploading", "done": 77 * MIB, "total": 300 * MIB, "rate": 5.0 * MIB}
+
+
+def seen(*hearts: NodeFile, locations: tuple[Summary, ...] = (), run: str = "") -> Overlay:
+    files = NodeFiles({h.entry.name: h for h in hearts})
+    return overlay(Catalogue(locations), list_nodes(files, NOW), NOW, run)
+
+
+def sends(name: str = "run/checkpoint-2", **changes: Any) -> tuple[Progress, ...]:
+    return waiting(name, **{**SENDING, **changes})
+
+
+def test_a_save_that_only_a_node_knows_is_a_location_in_its_whole_size() -> None:
+    [s] = seen(heart(running=sends()), locations=()).catalogue.shown
+    assert (s.run, s.location, s.step, s.status) == ("run", "checkpoint-2", 2, "UPLOADING")
+    assert (s.whole, s.uploading, s.percent, s.nodes) == (300 * MIB, ("n0",), 25, ())
+    why: dict[str, Any] = {"reason": "trainer_state.json says step 4", "total": 9}
+    [s] = seen(heart(running=waiting("run/checkpoint-8", **why))).catalogue.shown
+    assert (s.status, s.whole, s.evidence) == ("WAITING", 9, ("trainer_state.json says step 4",))
+
+
+def test_two_nodes_of_one_save_are_one_location() -> None:
+    first, second = heart("n0", running=sends()), heart("n1", running=waiting("run/checkpoint-2"))
+    over = seen(first, second)
+    [s] = over.catalogue.shown
+    assert (s.status, s.uploading) == ("UPLOADING", ("n0",))
+    assert [(e.node, e.state) for e in over.running] == [("n0", "uploading"), ("n1", "waiting")]
+
+
+def test_a_part_that_another_node_still_has_changes_what_is_incomplete() -> None:
+    half = location("run/checkpoint-2~ab", "INCOMPLETE", size=100 * MIB, nodes=("n9",))
+    for running, status in ((sends(), "UPLOADING"), (waiting("run/checkpoint-2"), "WAITING")):
+        over = seen(heart(running=running), locations=(half,))
+        [s] = over.catalogue.shown
+        assert (s.status, s.location) == (status, "checkpoint-2~ab")
+        assert over.running[0].location == "checkpoint-2~ab"
+    [s] = seen(heart(running=sends()), locations=(half,)).catalogue.shown
+    assert (s.size, s.whole, s.percent) == (100 * MIB, 400 * MIB, 44)
+
+
+@pytest.mark.parametrize("state", ["refused", "failed"])
+def test_what_is_not_on_its_way_leaves_an_incomplete_location_so(state: str) -> None:
+    half = location("run/checkpoint-2", "INCOMPLETE")
+    over = seen(heart(running=waiting("run/checkpoint-2", state=state)), locations=(half,))
+    assert over.catalogue.shown == (half,)
+    assert [e.state for e in over.running] == [state]
+
+
+def test_a_node_that_is_silent_or_has_stopped_does_nothing() -> None:
+    old = heart(ago=HOUR, running=sends())
+    gone = heart("n1", stopped=True, running=sends())
+    assert seen(old, gone) == Overlay(Catalogue())
+
+
+def test_what_the_store_shows_to_be_done_does_not_run() -> None:
+    done = location("run/checkpoint-2", "VERIFIED", ago=1.0)
+    work = (
+        *sends(),
+        job("consolidate", "run/checkpoint-2"),
+        job("verify", "run/checkpoint-2"),
+        job("verify", "run"),
+    )
+    over = seen(heart(running=work), locations=(done,))
+    assert [(e.kind, e.subject) for e in over.running] == [("verify", "run")]
+    assert over.catalogue.shown == (done,)
+    old = location("run/checkpoint-2", "VERIFIED", ago=60.0, proof=Proven(when=NOW - 60))
+    over = seen(heart(running=work), locations=(old,))
+    assert [e.kind for e in over.running] == ["upload", "verify", "verify"]
+
+
+def test_times_are_on_the_stores_clock_and_what_is_left_counts_from_now() -> None:
+    entry = waiting("run/checkpoint-2", since=NOW + 990, until=NOW + 1100)
+    known = heart(running=(*sends(done=50 * MIB), *entry))
+    assert isinstance(known.content, Heartbeat)
+    late = replace(known, content=replace(known.content, written=NOW + 995))
+    sending, waits = seen(late).running
+    assert (waits.since, waits.until, waits.at, waits.left) == (NOW - 10, NOW + 100, NOW - 5, 100)
+    assert sending.left == 50 - 5
+
+
+def test_of_one_run_nothing_else_is_shown() -> None:
+    over = seen(heart(running=(*sends("a/checkpoint-1"), *sends("b/checkpoint-1"))), run="a")
+    assert ([s.run for s in over.catalogue.shown], len(over.running)) == (["a"], 1)
+
+
+def test_a_state_that_a_later_version_knows_hides_nothing() -> None:
+    odd = Progress(kind="heal", state="healing", run="a", checkpoint="checkpoint-1", until=1e11)
+    known = job("verify", "a", state="paused")
+    over = seen(heart(running=(odd, known, *sends())))
+    assert [e.state for e in over.running] == ["uploading", "healing", "paused"]
+    assert all(describe(e, NOW) for e in over.running)
+
+
+def said(entry: Progress, ago: float = 1.0) -> str:
+    [one] = seen(heart(ago=ago, running=(entry,))).running
+    return describe(one, NOW)
+
+
+def test_people_read_what_a_node_does_and_why_it_waits() -> None:
+    [sending] = sends()
+    assert said(sending) == "n0 uploads, 25 % of 315 MB, 5.24 MB/s, 44s left"
+    [waits] = waiting("run/checkpoint-8", until=NOW + 600, reason="the directory says 8")
+    assert re.fullmatch(r"n0 waits until \d\d:\d\d: the directory says 8", said(waits))
+    [late] = waiting("run/checkpoint-8", until=NOW + 9e5)
+    assert re.fullmatch(r"n0 waits until \d{4}-\d\d-\d\d \d\d:\d\d", said(late))
+    [failed] = waiting("run/checkpoint-8", state="failed", reason="503")
+    assert said(failed, ago=40) == "n0 failed to upload: 503 (seen 40s ago)"
+    assert said(job("verify", "run", done=5)) == "n0 verifies, 5 B"
+    due = job("consolidate", "run/checkpoint-1", state="queued", reason="other jobs go first")
+    assert said(due) == "n0 will consolidate: other jobs go first"
+
+
+def test_an_entry_is_plain_json() -> None:
+    [entry] = seen(heart(running=sends())).running
+    assert isinstance(entry, Running)
+    assert json.loads(json.dumps(entry.document()))["left"] == pytest.approx(39.6)
