@@ -108,17 +108,16 @@ def get(port: int, path: str, **query: str) -> Any:
 
 
 @contextmanager
-def prometheus(folder: Path, scraped: int) -> Iterator[int]:
+def prometheus(folder: Path, *scraped: int) -> Iterator[int]:
     """Run a Prometheus with our rules, which fire without a delay; gives its port."""
     assert PROMETHEUS
     rules = re.sub(r"^ *for: .*\n", "", RULES.read_text(), flags=re.MULTILINE)
     (folder / "rules.yml").write_text(rules)
+    targets = [f"127.0.0.1:{port}" for port in scraped]
     config = {
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
         "rule_files": ["rules.yml"],
-        "scrape_configs": [
-            {"job_name": "ckptsync", "static_configs": [{"targets": [f"127.0.0.1:{scraped}"]}]}
-        ],
+        "scrape_configs": [{"job_name": "ckptsync", "static_configs": [{"targets": targets}]}],
     }
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
     port = free_port()
@@ -159,20 +158,31 @@ def has_data(port: int, target: dict[str, Any]) -> bool:
 def test_a_real_prometheus_fires_and_every_query_of_the_dashboard_returns_data(
     tmp_path: Path,
 ) -> None:
-    store, port = make_two(tmp_path / "store"), free_port()
+    store, head, worker = make_two(tmp_path / "store"), free_port(), free_port()
     flip(store / "fsdp2" / SHARD)
+    (tmp_path / "slow").mkdir()
     shutil.copytree(DATA / "zero3" / "node1", tmp_path / "zero3")
-    text = (
+    of_head = (
         "node: boss\n"
-        "roles: [worker, head, verifier]\n"
+        "roles: [head, verifier]\n"
         f"store: {{url: {store}}}\n"
-        f"worker: {{runs: ['{tmp_path}/zero3'], quiet: 0, unmarked: 0, scan_every: 200ms}}\n"
         f"head: {{every: 200ms, config_from: {{'*': '{DATA}/base'}}}}\n"
         "verify: {period: 10ms, tick: 200ms}\n"
-        f"metrics: {{listen: '127.0.0.1:{port}'}}\n"
+        f"metrics: {{listen: '127.0.0.1:{head}'}}\n"
         "alerts: {command: [/bin/true]}\n"
     )
-    with daemon(tmp_path, text), prometheus(tmp_path, port) as there:
+    of_worker = (  # which uploads for minutes
+        "node: node1\n"
+        f"store: {{url: {store}}}\n"
+        "limits: {bandwidth: 1KB/s}\n"
+        f"worker: {{runs: ['{tmp_path}/zero3'], quiet: 0, unmarked: 0, scan_every: 200ms}}\n"
+        f"metrics: {{listen: '127.0.0.1:{worker}'}}\n"
+    )
+    with (
+        daemon(tmp_path, of_head),
+        daemon(tmp_path / "slow", of_worker),
+        prometheus(tmp_path, head, worker) as there,
+    ):
         firing = 'ALERTS{alertname="CkptsyncCritical",alertstate="firing",code="damaged"}'
         assert until(lambda: (get(there, "query", query=firing) or {}).get("result"))
         missing = list(TARGETS)

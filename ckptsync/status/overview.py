@@ -328,7 +328,7 @@ def _damaged(s: Summary, seen: Overview) -> Alarm:
     if not waiting:
         has_verifier = any("verifier" in node.roles for node in seen.alive)
         command = shlex.join(["ckptsync", "verify", where, "--store", seen.store])
-        todo = f"`{command}` reads it again{', and so does the verifier' if has_verifier else ''}"
+        todo = f"{'wait for the verifier, or ' if has_verifier else ''}run `{command}`"
         return Alarm("damaged", where, "warning", since, text, todo)
     if lost := [file for file in waiting if _is_lost(file, s, nodes)]:
         owners = sorted({node for file in lost for node in file.nodes})

@@ -175,9 +175,9 @@ def test_a_model_whose_shards_were_deleted_is_made_by_nobody() -> None:
 def test_damage_that_was_repaired_waits_for_the_verifier_and_is_critical_no_longer() -> None:
     done = tuple(replace(file, is_rewritten=True) for file in (SHARD, MODEL))
     hurt = location(word="DAMAGED", damaged=done)
-    for known, verifier in ((HEAD, ", and so does the verifier"), (heart(), "")):
+    for known, verifier in ((HEAD, "wait for the verifier, or "), (heart(), "")):
         alarm = raised(known, locations=[hurt])["damaged run/checkpoint-1"]
-        read = f"`ckptsync verify run/checkpoint-1 --store /store` reads it again{verifier}"
+        read = f"{verifier}run `ckptsync verify run/checkpoint-1 --store /store`"
         assert (alarm.severity, alarm.todo) == ("warning", read)
     half = location(word="DAMAGED", damaged=(done[0], MODEL))
     assert raised(HEAD, locations=[half])["damaged run/checkpoint-1"].severity == "critical"

@@ -29,7 +29,7 @@ WELL = Process(
     sent_bytes=10**12,
     errors=1,
     disks=(Disk("/data/out", 1, 2, 3, 4),),
-    running=(job("verify", "a/b"), job("verify", "a/c")),
+    running=(job("verify", "a/b", done=5, total=9), job("verify", "a/c")),
     channels=(Channel("slack-1", 5, 2),),
 )
 LOCATIONS = [
