@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from ckptsync.catalogue.cached import Cache, read_catalogue
 from ckptsync.catalogue.location_summary import TOKENIZER, Catalogue, Summary
 from ckptsync.catalogue.uncached import not_found
 from ckptsync.cli import output
 from ckptsync.cli.arguments import IN_STORE, add_targets, only_target, store_run_location
+from ckptsync.cli.screen import EVERY, MOST, Screen, more, table, wrapped
 from ckptsync.quantities import show_size
 from ckptsync.records.save_groups import Sibling
 from ckptsync.records.store_paths import checkpoint_of
 from ckptsync.service.monitor import OverviewReader
 from ckptsync.status.locations import describe_locations, model_url, newer_saves
-from ckptsync.status.overlay import Running, by_location, describe
+from ckptsync.status.overlay import Overlay, Running, by_location, describe
 from ckptsync.stores.contract import Store
 
 HEADING = ("RUN", "CHECKPOINT", "STATUS", "SIZE", "NODES", "DETAIL")
@@ -24,14 +28,33 @@ HEADING = ("RUN", "CHECKPOINT", "STATUS", "SIZE", "NODES", "DETAIL")
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     add_targets(command, IN_STORE, "only this run, or this checkpoint")
+    command.add_argument(
+        "--watch", action="store_true", help="draw again every 2 seconds, until q is pressed"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """List the store, or a run; return the worst exit code of the records that cannot be read."""
     store, wanted, location = store_run_location(args, only_target(args))
     reader = OverviewReader(store, catalogues(store, wanted), run=wanted)
-    seen, now = reader.read_overlay()
-    found = selected(store, seen.catalogue, wanted, location)
+
+    def read() -> tuple[Overlay, float]:
+        seen, now = reader.read_overlay()
+        return replace(seen, catalogue=selected(store, seen.catalogue, wanted, location)), now
+
+    if args.watch and not args.json and sys.stdout.isatty():
+        return Screen(read, partial(_lines, store), store.url).run()
+    while True:
+        code = _show(args, store, *read())
+        if not args.watch:
+            return code
+        sys.stdout.flush()
+        time.sleep(EVERY)
+
+
+def _show(args: argparse.Namespace, store: Store, seen: Overlay, now: float) -> int:
+    """Print what was read; return the exit code."""
+    found = seen.catalogue
     faults = [fault.text for fault in found.faults]
     if args.json:
         locations = describe_locations(store.url, found.shown, seen.running)
@@ -45,6 +68,24 @@ def run(args: argparse.Namespace) -> int:
     for line in faults:
         output.say(f"unreadable: {line}")
     return exit_code(found)
+
+
+def _lines(store: Store, read: tuple[Overlay, float], width: int) -> list[str]:
+    """Return the same as lines of at most ``width`` columns, what is on its way first."""
+    seen, now = read
+    found = seen.catalogue
+    moving = {(e.run, e.location) for e in seen.running}
+    shown = sorted(found.shown, key=lambda s: (s.run, s.location) not in moving)
+    rows = [
+        (cells, [detail] if detail else [])
+        for *cells, detail in list_rows(store, shown, seen.running, now)
+    ]
+    faults = [f"unreadable: {fault.text}" for fault in found.faults]
+    return [
+        *(line for fault in faults[:MOST] for line in wrapped(fault, width)),
+        *more(faults, "more records that cannot be read"),
+        *(table(HEADING[:-1], rows, width) if rows else ["no checkpoints yet"]),
+    ]
 
 
 def catalogues(store: Store, run: str) -> Callable[[], Catalogue]:

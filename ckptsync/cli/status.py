@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import shutil
 import sys
-import textwrap
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ckptsync.cli import output
 from ckptsync.cli.arguments import (
@@ -27,6 +24,18 @@ from ckptsync.cli.ls import (
     upload_line,
 )
 from ckptsync.cli.output import first_of
+from ckptsync.cli.screen import (
+    EVERY,
+    LEAST,
+    MOST,
+    NARROWEST,
+    Row,
+    Screen,
+    cut,
+    more,
+    table,
+    wrapped,
+)
 from ckptsync.errors import CkptsyncError, ConfigError
 from ckptsync.quantities import clean, show_duration, show_size
 from ckptsync.service.monitor import OverviewReader, patience
@@ -38,31 +47,19 @@ from ckptsync.status.overview import Overview, document
 from ckptsync.status.run_status import Point, RunStatus
 from ckptsync.stores.contract import Store
 
-if TYPE_CHECKING:
-    from rich.text import Text
-
-EVERY = 2.0  # seconds between two pictures of --watch
-LATE = 6.0  # seconds after which the picture says that it is old
-NARROWEST = 20  # columns: of what is narrower a name and its indent leave nothing
 WIDE = 10_000  # columns off a terminal: no line is broken there, so that a program can search it
-MOST = 20  # alarms, nodes and runs that are shown
-LEAST = 12  # columns of a name, however narrow the terminal is
-WIDEST = 40  # columns of any other cell
-LONGEST = 5000  # characters of one error: only the size of a heartbeat bounds it
 NODES = ("NODE", "ROLES", "STATE", "BEAT", "QUEUE", "OLDEST", "RATE")
 RUNS = ("RUN", "LOCATIONS", "SIZE", "NEWEST", "STATUS", "AGO", "LAST GOOD")
 DETAILS = "With --json everything is printed as one document (`ckptsync help monitoring`)."
-_FILLER = "\0"  # in no text that `clean` returns
 _LAST = 253402300799.0  # the last second of a calendar; a file's time may be any
-
-Row = tuple[Sequence[str], Sequence[str]]
-"""The cells of a table's row, and the lines that stand below them."""
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     add_targets(command, "RUN", "only this run, the nodes and the alarms")
     how = command.add_mutually_exclusive_group()
-    how.add_argument("--watch", action="store_true", help="draw again every 2 seconds")
+    how.add_argument(
+        "--watch", action="store_true", help="draw again every 2 seconds, until q is pressed"
+    )
     how.add_argument(
         "--check",
         action="store_true",
@@ -86,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     waits = patience(config) if config else Patience()
     overviews = OverviewReader(store, catalogues(store, wanted), waits, wanted)
     if args.watch and not args.json and sys.stdout.isatty():
-        return Screen(overviews, store.url).run()
+        return Screen(overviews.read, overview_lines, store.url).run()
     while True:
         seen = overviews.read()
         code = exit_code(seen.catalogue)
@@ -125,74 +122,6 @@ def _write_html(store: Store, seen: Overview, path: Path) -> None:
         raise CkptsyncError(f"{path}: {e.strerror}", hint="--html names a file") from e
 
 
-class Screen(logging.Handler):
-    """The picture of ``--watch``.
-
-    If the store does not answer, the last picture stays, below a warning with the reason.  It is
-    the log's handler, too: a store that retries says so there, between two pictures.
-    """
-
-    def __init__(self, overviews: OverviewReader, url: str) -> None:
-        super().__init__()
-        self.seen: Overview | None = None
-        self.reason = ""
-        self._overviews, self._url = overviews, url
-        self._last = time.monotonic()
-        self._draw: Callable[[], None] = lambda: None
-
-    def run(self) -> int:
-        """Draw again and again until it is interrupted.
-
-        Raises CkptsyncError if the store cannot be read at all.
-        """
-        from rich.live import Live
-
-        logging.basicConfig(handlers=[self], force=True)
-        with Live(auto_refresh=False, screen=True) as live:
-            self._draw = lambda: live.update(self.picture(), refresh=True)
-            self._draw()
-            while True:
-                self.refresh()
-                self._draw()
-                time.sleep(EVERY)
-
-    def refresh(self) -> None:
-        """Read the store.  Raises CkptsyncError if it has never been read."""
-        try:
-            self.seen = self._overviews.read()
-        except CkptsyncError as e:
-            if self.seen is None:
-                raise
-            self.reason = f"{e}{f' ({e.hint})' if e.hint else ''}"
-        else:
-            self._last, self.reason = time.monotonic(), ""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Show a message of the log as the reason why the picture is old."""
-        self.reason = record.getMessage()
-        self._draw()
-
-    def picture(self) -> Text:
-        """Return what the screen shows now: no more lines than it has."""
-        from rich.text import Text
-
-        size, age = shutil.get_terminal_size(), time.monotonic() - self._last
-        width = max(NARROWEST, size.columns)
-        shown = [*_wrapped(f"store {self._url}", width), "reading ..."]
-        if self.seen:
-            shown = overview_lines(self.seen, width)
-        if self.reason or age > LATE:
-            why = f": {self.reason}" if self.reason else ""
-            late = f"WARNING the store has not answered for {show_duration(round(age))}{why}"
-            shown = [*_wrapped(late, width), *shown]
-        if (over := len(shown) - size.lines) > 0:
-            text = f"({over + 1} more lines: a taller terminal, or `ckptsync status | less`)"
-            more = _wrapped(text, width)
-            shown = [*shown[: max(0, size.lines - len(more))], *more]
-        lines = "\n".join(map(output.paint, shown))
-        return Text.from_ansi(lines, no_wrap=True, overflow="ellipsis")
-
-
 def alarm_lines(seen: Overview) -> list[str]:
     """Return a line for each alarm, as ``--check`` prints them, or one that all is well."""
     lines = [f"{alarm.severity.upper()} {alarm.code}: {alarm.text}" for alarm in seen.alarms]
@@ -212,11 +141,11 @@ def overview_lines(seen: Overview, width: int = WIDE) -> list[str]:
         *_heading(seen, width),
         *_running(seen.running, seen.at, width),
         "",
-        *(_table(RUNS, runs, width) if runs else ["no checkpoints yet"]),
-        *(line for fault in faults[:MOST] for line in _wrapped(fault, width)),
-        *_more(faults, "more records that cannot be read"),
+        *(table(RUNS, runs, width) if runs else ["no checkpoints yet"]),
+        *(line for fault in faults[:MOST] for line in wrapped(fault, width)),
+        *more(faults, "more records that cannot be read"),
         "",
-        *(_table(NODES, nodes, width) if nodes else ["no node has written to this store"]),
+        *(table(NODES, nodes, width) if nodes else ["no node has written to this store"]),
     ]
 
 
@@ -225,23 +154,23 @@ def _running(entries: Sequence[Running], now: float, width: int) -> Iterator[str
     if entries:
         yield ""
     for entry in entries[:MOST]:
-        yield from _wrapped(f"{entry.subject}: {describe(entry, now)}", width)
-    yield from _more(entries, "more that nodes do, or wait to do")
+        yield from wrapped(f"{entry.subject}: {describe(entry, now)}", width)
+    yield from more(entries, "more that nodes do, or wait to do")
 
 
 def _heading(seen: Overview, width: int) -> Iterator[str]:
     at = datetime.fromtimestamp(min(max(seen.at, 0.0), _LAST), timezone.utc)
-    yield from _wrapped(f"store {seen.store}  {at:%Y-%m-%d %H:%M:%SZ}", width)
-    yield from _wrapped(_counts(seen), width)
+    yield from wrapped(f"store {seen.store}  {at:%Y-%m-%d %H:%M:%SZ}", width)
+    yield from wrapped(_counts(seen), width)
     if seen.room:
         yield f"{show_size(seen.room.free)} of {show_size(seen.room.total)} free"
     if seen.alarms:
         yield ""
     for alarm in seen.alarms[:MOST]:
         since = "" if alarm.since is None else f" for {_ago(seen.at, alarm.since)}"
-        yield from _wrapped(f"{alarm.severity.upper()} {alarm.code}{since}: {alarm.text}", width)
-        yield from _wrapped(f"  -> {alarm.todo}", width)
-    yield from _more(seen.alarms, "more alarms")
+        yield from wrapped(f"{alarm.severity.upper()} {alarm.code}{since}: {alarm.text}", width)
+        yield from wrapped(f"  -> {alarm.todo}", width)
+    yield from more(seen.alarms, "more alarms")
 
 
 def _counts(seen: Overview) -> str:
@@ -279,7 +208,7 @@ def _node_row(node: Node) -> Row:
         below.append(f"disk   {disk.path}: {free}, {pinned}{watched}")
     for word, texts in (("error", node.errors), ("note ", node.notes)):
         below += [f"{word}  {text}" for text in texts[:3]]
-        below += _more(texts, f"more {word.strip()}s", 3)
+        below += more(texts, f"more {word.strip()}s", 3)
     return cells, below
 
 
@@ -314,56 +243,10 @@ def _run_row(one: RunStatus, now: float, url: str) -> Row:
     return cells, below
 
 
-def _table(heading: Sequence[str], rows: Sequence[Row], width: int) -> Iterator[str]:
-    """Yield a table; names in the first column are cut where a row is too wide."""
-    shown = [(name, *(_cut(cell, WIDEST) for cell in cells)) for (name, *cells), _ in rows[:MOST]]
-    shown = [tuple(heading), *shown]
-    others = sum(
-        max(map(output.columns, column)) + 2 for column in list(zip(*shown, strict=True))[1:]
-    )
-    room = max(LEAST, width - others)
-    table = output.aligned([(_cut(name, room), *cells) for name, *cells in shown])
-    # a row that is still too wide goes on in the next line
-    yield from _wrapped(table[0], width)
-    for line, (_, below) in zip(table[1:], rows, strict=False):
-        yield from _wrapped(line, width)
-        for text in below:
-            yield from _wrapped(f"  {text}", width)
-    yield from _more(rows, "more")
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    """Return a text as lines; long words are broken, so that a path is seen whole."""
-    cleaned, indent = clean(text, LONGEST), "    "
-    if output.columns(cleaned) <= width:
-        return [cleaned]
-    if not cleaned.isascii():
-        # `textwrap` counts characters: one that takes two columns is followed by a filler, which
-        # may be parted from it
-        cleaned = "".join(c + _FILLER * (output.columns(c) - 1) for c in cleaned)
-        width -= 1
-    lines = textwrap.wrap(
-        cleaned, width, subsequent_indent=indent, replace_whitespace=False, tabsize=1
-    )
-    return [line.replace(_FILLER, "") for line in lines]
-
-
-def _more(of: Sequence[object], what: str, most: int = MOST) -> list[str]:
-    return [f"and {len(of) - most} {what}"] if len(of) > most else []
-
-
-def _cut(text: str, room: int) -> str:
-    if output.columns(text) <= room:
-        return text
-    while output.columns(text) >= room:
-        text = text[:-1] if len(text) <= room else text[:room]
-    return f"{text}…"
-
-
 def _step(point: Point | None) -> str:
     if point is None:
         return "-"
-    return str(point.step) if point.step is not None else _cut(point.checkpoint, LEAST)
+    return str(point.step) if point.step is not None else cut(point.checkpoint, LEAST)
 
 
 def _numbers(counts: Mapping[str, int]) -> str:

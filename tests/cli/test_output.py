@@ -84,16 +84,16 @@ def test_quick_work_and_json_print_no_progress(
     ("times", "amounts", "lines"),
     [
         (
-            (0.0, 1.0, 5.5, 6.0, 11.0),
+            (0.0, 6.0, 40.0, 46.0, 80.0),
             (1000, 2000, 3000, 4000),
-            ["2 KB of 5 KB, 364 B/s, 8s left", "4 KB of 5 KB, 364 B/s, 3s left"],
+            ["2 KB of 5 KB, 50 B/s, 1m left", "4 KB of 5 KB, 50 B/s, 20s left"],
         ),
         # bytes that have to be uploaded again count as not done; a transfer that stands still
         # promises no end
         (
-            (0.0, 6.0, 12.0, 18.0),
+            (0.0, 40.0, 80.0, 120.0),
             (2000, 2000, 1000),
-            ["2 KB of 5 KB, 333 B/s, 9s left", "2 KB of 5 KB, 0 B/s", "1 KB of 5 KB, 0 B/s"],
+            ["2 KB of 5 KB, 50 B/s, 1m left", "2 KB of 5 KB, 0 B/s", "1 KB of 5 KB, 0 B/s"],
         ),
     ],
 )
@@ -110,6 +110,24 @@ def test_long_work_prints_a_line_now_and_then(
         for done in amounts:
             show(done, 5000)
     assert capsys.readouterr().err.splitlines() == [f"ckptsync: merging: {line}" for line in lines]
+
+
+def test_who_interrupts_it_reads_what_is_kept_and_how_to_go_on(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def upload(done: int) -> None:
+        with progress(PLAIN, "uploading run", "are stored; the same command continues") as show:
+            show(done, 303_000_000)
+            raise KeyboardInterrupt
+
+    def interrupted(done: int) -> str:
+        with pytest.raises(KeyboardInterrupt):
+            upload(done)
+        return capsys.readouterr().err
+
+    kept = "77 MB of 303 MB are stored; the same command continues"
+    assert interrupted(77_000_000) == f"ckptsync: uploading run: {kept}\n"
+    assert not interrupted(0)
 
 
 def test_on_a_terminal_there_is_a_bar_on_stderr() -> None:

@@ -3,6 +3,7 @@
 Nothing is wider than the terminal or commands it.
 """
 
+import contextlib
 import json
 import logging
 import os
@@ -23,7 +24,8 @@ from ckptsync.catalogue.cached import Cache, read_catalogue
 from ckptsync.catalogue.location_summary import Proven
 from ckptsync.cli.main import main
 from ckptsync.cli.output import columns
-from ckptsync.cli.status import MOST, Screen, alarm_lines, overview_lines
+from ckptsync.cli.screen import MOST, Screen
+from ckptsync.cli.status import alarm_lines, overview_lines
 from ckptsync.errors import StoreError, Transient
 from ckptsync.head.consolidate import HeadOptions
 from ckptsync.head.schedule import VerifyPolicy
@@ -255,9 +257,35 @@ class Away(MemoryStore):
         return super().names(prefix)
 
 
-def screen(store: Away) -> Screen:
+def screen(store: Away) -> Screen[Overview]:
     catalogue = partial(read_catalogue, store, Cache())
-    return Screen(OverviewReader(store, catalogue, Patience()), store.url)
+    return Screen(OverviewReader(store, catalogue, Patience()).read, overview_lines, store.url)
+
+
+@pytest.mark.parametrize("command", ["ls", "status"])
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_picture_fits_its_terminal_and_ends_with_q(store: Path, command: str, width: int) -> None:
+    now, name = time.time(), "训练-🚀" * 12
+    work = waiting(f"{name}/checkpoint-8", since=now, until=now + 600, reason="第 8 步 " * 20)
+    beat(open_store(str(store)), replace(heartbeat("n0", ("worker",)), running=work))
+    leader, follower = os.openpty()
+    words = [sys.executable, "-m", "ckptsync", command, "--store", str(store), "--watch"]
+    terminal = {**os.environ, "TERM": "xterm", "COLUMNS": str(width), "LINES": "40"}
+    with subprocess.Popen(
+        words, stdin=follower, stdout=follower, env=terminal, start_new_session=True
+    ) as child:
+        os.close(follower)
+        seen = b""
+        while b"VERIFIED" not in seen or b"WAITING" not in seen or b"n0 waits" not in seen:
+            seen += os.read(leader, 65536)
+        os.write(leader, b"q")
+        with contextlib.suppress(OSError):  # the terminal ends with its last process
+            while more := os.read(leader, 65536):
+                seen += more
+        assert child.wait(60) == 0
+    os.close(leader)
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "\n", seen.decode(errors="replace"))
+    assert max(columns(line) for line in text.replace("\r", "\n").split("\n")) <= width
 
 
 def test_on_a_terminal_it_draws_again_and_again_until_it_is_interrupted(store: Path) -> None:

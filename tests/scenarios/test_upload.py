@@ -141,7 +141,8 @@ def test_a_part_of_the_next_save_is_not_joined_with_one_of_the_save_before(world
     dated(world.save("sft", vector="hf-fsdp2-2node", node="node1"), second)
     world.worker("node1")
     world.let_workers_look("node1")
-    assert of_run(world.statuses()) == {"sft/checkpoint-4": "INCOMPLETE"}
+    [(location, status)] = of_run(world.statuses()).items()
+    assert (location, status) in {("sft/checkpoint-4", s) for s in ("INCOMPLETE", "WAITING")}
     state = dated(world.save("sft", vector="hf-fsdp2-2node", seed=1), second) / "trainer_state.json"
     world.worker("node0")
     world.until_told(lambda: "COMPLETE" in of_run(world.statuses()).values(), "the second save")
@@ -326,4 +327,4 @@ def test_what_is_half_written_is_not_taken_for_a_checkpoint(world: World) -> Non
     worker.wait(phase="waiting")
     world.save("other")
     world.wait("other/checkpoint-4", "COMPLETE")
-    assert "sft/checkpoint-4" not in world.statuses()
+    world.wait("sft/checkpoint-4", "WAITING")

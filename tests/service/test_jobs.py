@@ -173,6 +173,29 @@ def test_most_of_them_run_at_once_the_others_wait_and_a_hung_one_holds_up_no_oth
         assert until(lambda: {(j.done, j.total) for j in jobs.running()} == {(30, 90)}, 30)
 
 
+def test_what_waits_says_for_what() -> None:
+    with running(HANGS) as (jobs, _):
+        jobs.begin("verify", [job("a", size=7), job("b")])
+        [runs], [waits] = jobs.running(), jobs.waiting()
+        assert (runs.subject, runs.state, runs.total) == ("run/a", "running", 7)
+        assert (waits.subject, waits.state) == ("run/b", "queued")
+        assert waits.reason == "other jobs go first"
+        jobs.begin("verify", [job("a")])
+        assert jobs.waiting() == ()
+    with running(FAILS) as (jobs, ended):
+        before = time.time()
+        jobs.begin("verify", [job("a")])
+        assert ended.wait(60)
+        [failed] = jobs.waiting()
+        assert (failed.state, failed.reason, failed.hint) == ("failed", "odd", "look")
+        assert failed.until is not None
+        assert failed.until > before + LATE - 1
+    with running(SAYS_DONE) as (jobs, ended):
+        jobs.begin("verify", [job("a")])
+        assert ended.wait(60)
+        assert jobs.waiting() == ()
+
+
 def test_a_stop_ends_children_in_time_is_no_failure_and_nothing_begins_after_it() -> None:
     with running(DEAF) as (jobs, ended):
         jobs.begin("verify", [job("a")])

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from ckptsync.errors import StoreError
+from ckptsync.records.progress import Progress
 from ckptsync.records.tombstone_keep_join import Tombstone
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store, read_all
 from ckptsync.stores.memory import MemoryStore
@@ -64,6 +65,32 @@ def test_a_checkpoint_is_sent_when_it_is_quiet_and_then_left_alone(tmp_path: Pat
     assert (progress(result)["checkpoint-4.0"].phase, result.queue) == ("sent", ())
     assert progress(tick(w, 111.0))["checkpoint-4.0"].phase == "stored"
     assert kept(store)["checkpoint-4"]["n0"].keys() == ONE.keys() | {"rng_state_0.pth"}
+
+
+def test_a_save_says_why_it_waits_from_the_first_scan_on_and_how_far_it_is(tmp_path: Path) -> None:
+    seen: list[Progress] = []
+    store = Recording(lambda: seen.extend(w.running(0.0)))
+    lay(tmp_path, ONE)
+    w = worker(tmp_path, store)
+    w.scan(0.0)
+    size = sum(map(len, ONE.values()))
+    [waits] = w.running(1000.0)
+    assert (waits.subject, waits.state, waits.total) == ("run/checkpoint-4", "waiting", size)
+    assert (waits.since, waits.until) == (1000.0, 1010.0)
+    assert waits.reason == "trainer_state.json is the newest of its files"
+    tick(w, 10.0)
+    [sends] = seen
+    assert (sends.state, sends.total, sends.done) == ("uploading", size, 0)
+    assert w.running(0.0) == []
+
+
+def test_a_save_says_that_the_store_is_away(tmp_path: Path) -> None:
+    lay(tmp_path, ONE)
+    w = worker(tmp_path, Away())
+    w.scan(0.0)
+    tick(w, 10.0)
+    [waits] = w.running(0.0)
+    assert (waits.state, waits.reason) == ("waiting", "the store's records cannot be read now")
 
 
 def test_two_nodes_with_real_shards_make_one_save_in_a_real_store(tmp_path: Path) -> None:
