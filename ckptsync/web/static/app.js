@@ -143,7 +143,8 @@ function problem(error) {
 
 /** Say whether what is shown is of now. */
 function drawConnection() {
-  const place = byId("connection");
+  const place = document.getElementById("connection");
+  if (!place) return; // nothing is drawn yet
   const isAway = Boolean(shown.error?.isAway);
   let text = t("live");
   if (isFile) text = t("file-of", showTime(now()));

@@ -31,7 +31,7 @@ def main(folder: Path) -> None:
             for name, path in PAGES.items():
                 for scheme in ("light", "dark"):
                     context = browser.new_context(
-                        viewport=SIZE,  # type: ignore[arg-type]
+                        viewport=SIZE,
                         color_scheme=scheme,  # type: ignore[arg-type]
                         locale="en-US",
                     )
