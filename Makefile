@@ -6,7 +6,9 @@
 # make exhaustive   the searches of which `make test` takes a sample, complete: every failing call of
 #                   a hook and a store, hostile pickles, lying servers; and the guides that train
 # make s3-versions  the S3 store with the oldest and the newest botocore that pyproject.toml allows
-# make lint         format, lint, import rules, types
+# make test-web     the page in Chromium (Debian: apt-get install chromium)
+# make pictures     the pictures of the page in docs/pictures, from a store that services fill
+# make lint         format, lint, import rules, types, of the page too where tsc is installed
 # make format       format the code
 # make man          the man page of all commands, in build/ckptsync.1
 # make clean        delete the environments
@@ -125,7 +127,7 @@ BIN := $(VENV)/bin
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test scenarios exhaustive s3-versions lint man format flips guides bench bench-verify bench-transfer bench-beside bench-catalogue bench-head bench-idle bench-hook campaign campaign-trainers campaign-resume campaign-killed campaign-titan campaign-ray campaign-ray-train campaign-llamafactory campaign-trl campaign-hostile campaign-doctor damage fuzz crash-states kill-stores kill-heads kill-gc kill-pull nspawn clean
+.PHONY: demo test test-web pictures scenarios exhaustive s3-versions lint man format flips guides bench bench-verify bench-transfer bench-beside bench-catalogue bench-head bench-idle bench-hook campaign campaign-trainers campaign-resume campaign-killed campaign-titan campaign-ray campaign-ray-train campaign-llamafactory campaign-trl campaign-hostile campaign-doctor damage fuzz crash-states kill-stores kill-heads kill-gc kill-pull nspawn clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -148,11 +150,19 @@ s3-versions: $(VENV)/.installed-test
 		PYTHONPATH=build/botocore $(PYTEST) tests/stores/s3 || exit 1; \
 	done
 
+test-web: $(VENV)/.installed-web
+	CKPTSYNC_TEST_BROWSER=1 $(BIN)/python -m pytest -rs tests/web/browser
+
+pictures: $(VENV)/.installed-web
+	$(BIN)/python -m tests.web.browser.pictures docs/pictures
+
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports --no-logo --no-cache
 	$(BIN)/mypy
+	@if command -v tsc >/dev/null; then echo tsc --project .; tsc --project .; \
+	else echo "tsc: left out, it is not installed (Debian: node-typescript)"; fi
 
 man: $(VENV)/.installed-test
 	mkdir -p build
@@ -274,6 +284,10 @@ $(VENV)/.installed-test: pyproject.toml tests/requirements.txt tests/support/get
 	$(PIP) --requirement tests/requirements.txt --editable '.[test,load]'
 	@tests/support/get_sshd.sh $(VENV)
 	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-web: $(VENV)/.installed-test
+	$(PIP) --editable '.[test-web]'
+	@touch $@
 
 # Ray is large, and one campaign's alone.
 $(VENV)/.installed-ray: $(VENV)/.installed-test

@@ -24,6 +24,8 @@ const shown = {
   store: "",
   /** @type {import("./types.js").Alarm[]} */ alarms: [],
 };
+const FIRST_ROWS = 25; // of a long table: what the first screen shows is drawn at once
+let isWhole = false; // whether all rows are drawn
 let isLoading = false;
 let isStale = false; // a change came while a document was on its way
 
@@ -58,10 +60,9 @@ async function refresh() {
     isLoading = false;
   }
   draw();
-  if (isStale) {
-    isStale = false;
-    await refresh();
-  }
+  const isDue = isStale && !document.hidden; // becoming visible refreshes, too
+  isStale = false;
+  if (isDue) await refresh();
 }
 
 /** Draw everything from what was fetched last. */
@@ -78,6 +79,10 @@ function draw() {
   if (shown.document) patch(main, pageOf(shown.url, shown.document));
   else if (shown.error) patch(main, [problem(shown.error)]);
   drawConnection();
+  if (shown.document && !isWhole) {
+    isWhole = true;
+    window.requestAnimationFrame(() => window.setTimeout(draw));
+  }
 }
 
 /** @param {string} url @returns {string[]} the decoded segments of a URL */
@@ -100,11 +105,12 @@ function titleOf(url) {
 /** @param {string} url @param {any} doc @returns {Node[]} */
 function pageOf(url, doc) {
   const [page, , location] = segments(url);
-  const width = Math.max(280, byId("main").clientWidth);
+  const most = isWhole ? Infinity : FIRST_ROWS;
+  const width = Math.max(280, byId("main").clientWidth - 32);
   if (page === "nodes") return nodesPage(doc);
   if (page === "runs" && location) return checkpointPage(doc);
-  if (page === "runs") return runPage(doc, width, draw);
-  return overviewPage(doc);
+  if (page === "runs") return runPage(doc, width, most, draw);
+  return overviewPage(doc, most);
 }
 
 /** @returns {Node[]} */
@@ -137,7 +143,8 @@ function problem(error) {
 
 /** Say whether what is shown is of now. */
 function drawConnection() {
-  const place = byId("connection");
+  const place = document.getElementById("connection");
+  if (!place) return; // nothing is drawn yet
   const isAway = Boolean(shown.error?.isAway);
   let text = t("live");
   if (isFile) text = t("file-of", showTime(now()));
@@ -168,6 +175,7 @@ function navigate(event) {
 async function arrive() {
   shown.document = null;
   shown.error = null;
+  isWhole = false;
   await refresh();
   window.scrollTo(0, 0);
   byId("main").focus({ preventScroll: true });

@@ -11,14 +11,17 @@ import { strip } from "./strip.js";
 /** @typedef {import("./types.js").RunSummary} RunSummary */
 /** @typedef {import("./types.js").StoreNode} StoreNode */
 
-/** @param {OverviewDocument} doc @returns {Node[]} */
-export function overviewPage(doc) {
+/**
+ * Return the page with the first `most` runs.
+ * @param {OverviewDocument} doc @param {number} most @returns {Node[]}
+ */
+export function overviewPage(doc, most) {
   const running = doc.running ?? [];
   return [
     h("h1", { class: "hidden" }, t("overview")),
     facts(doc),
     section(t("running"), runningList(running, true)),
-    section(t("runs"), doc.runs.length ? runsTable(doc) : emptyStore(doc.store)),
+    section(t("runs"), doc.runs.length ? runsTable(doc, most) : emptyStore(doc.store)),
     section(t("nodes"), doc.nodes.length ? nodeList(doc.nodes) : h("p", { class: "quiet" }, t("no-nodes"))),
     ...(doc.unreadable.length ? [section(t("unreadable-records"), textList(doc.unreadable))] : []),
   ];
@@ -84,13 +87,13 @@ function emptyStore(store) {
   );
 }
 
-/** @param {OverviewDocument} doc @returns {HTMLElement} */
-function runsTable(doc) {
+/** @param {OverviewDocument} doc @param {number} most @returns {HTMLElement} */
+function runsTable(doc, most) {
   /** @type {[string, import("./parts.js").Kind][]} */
   const columns = [
     [t("run"), ""], [t("newest"), "wide"], [t("latest-verified"), "short"], [t("checkpoints"), "number"], [t("size"), "number"],
   ];
-  const rows = doc.runs.map((run) => ({ key: run.run, cells: runCells(run, doc) }));
+  const rows = doc.runs.slice(0, most).map((run) => ({ key: run.run, cells: runCells(run, doc) }));
   return table(t("runs"), columns, rows);
 }
 

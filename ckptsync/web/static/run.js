@@ -12,7 +12,7 @@ import { strip } from "./strip.js";
 /** @typedef {import("./types.js").RunDocument} RunDocument */
 
 const GAP = 16;
-const NARROWEST = 280; // pixels of a curve
+const NARROWEST = 260; // pixels of a curve
 const FIRST = ["loss", "eval_loss", "learning_rate", "grad_norm"];
 const DULL = /^eval_(runtime|samples_per_second|steps_per_second|.*_per_second)$/;
 /** @type {readonly ("saved"|"uploaded"|"merged"|"verified")[]} */
@@ -20,8 +20,12 @@ const PHASES = ["saved", "uploaded", "merged", "verified"];
 
 let isLog = false;
 
-/** @param {RunDocument} doc @param {number} width in pixels @param {() => void} redraw @returns {Node[]} */
-export function runPage(doc, width, redraw) {
+/**
+ * Return the page with the newest `most` checkpoints; `width` in pixels.
+ * @param {RunDocument} doc @param {number} width @param {number} most @param {() => void} redraw
+ * @returns {Node[]}
+ */
+export function runPage(doc, width, most, redraw) {
   const checkpoints = [...doc.checkpoints].sort((a, b) => orderOf(b) - orderOf(a));
   const cells = checkpoints.slice(0, 60).reverse().map((c) => ({ location: c.location, step: c.step ?? null, status: c.status }));
   const running = doc.running ?? [];
@@ -30,7 +34,7 @@ export function runPage(doc, width, redraw) {
     h("div", { class: "summary" }, strip(doc.run, cells), h("span", { class: "quiet" }, t("n-checkpoints", String(checkpoints.length)))),
     running.length ? section(t("running"), runningList(running, false)) : null,
     section(t("curves"), ...curves(doc, width, redraw)),
-    section(t("checkpoints"), checkpoints.length ? checkpointTable(checkpoints) : h("p", { class: "quiet" }, t("no-checkpoints"))),
+    section(t("checkpoints"), checkpoints.length ? checkpointTable(checkpoints, most) : h("p", { class: "quiet" }, t("no-checkpoints"))),
   ];
   return parts.flatMap((part) => part ?? []);
 }
@@ -62,8 +66,8 @@ function curves(doc, width, redraw) {
   ];
 }
 
-/** @param {Location[]} checkpoints @returns {HTMLElement} */
-function checkpointTable(checkpoints) {
+/** @param {Location[]} checkpoints @param {number} most @returns {HTMLElement} */
+function checkpointTable(checkpoints, most) {
   const longest = scaleOfTimes(checkpoints);
   const hasLoss = checkpoints.some((c) => typeof c.loss === "number");
   const hasReason = checkpoints.some((c) => reasonOf(c));
@@ -76,7 +80,7 @@ function checkpointTable(checkpoints) {
     [t("size"), "number"], [t("nodes"), "number"], [t("model"), "short"], [t("resume"), "short"],
     ...(hasReason ? [/** @type {[string, ""]} */ ([t("why"), ""])] : []),
   ];
-  const rows = checkpoints.map((c) => ({
+  const rows = checkpoints.slice(0, most).map((c) => ({
     key: c.location,
     cells: [
       [link(["runs", c.run, c.location], c.location), c.kept ? h("span", { class: "kept" }, t("kept")) : null],

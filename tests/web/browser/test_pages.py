@@ -1,0 +1,242 @@
+"""The page in Chromium: what it shows of real stores, and how it changes while it is open."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from ckptsync.cli.demo import DATA, NODES, configurations, running
+from ckptsync.status.overview import Overview
+from ckptsync.stores.opening import create_store
+from tests.support import small_store
+from tests.support.status_examples import heart, location, shown
+from tests.support.waiting import until
+from tests.support.worker_in_process import push_now
+from tests.web.browser.conftest import Open
+from tests.web.browser.serving import page_of, web_command
+
+RUN_PAGE = "/runs/fsdp2"
+FIRST_CONTENT = """
+new MutationObserver((_, observer) => {
+  if (!document.querySelector("main h1")) return;
+  observer.disconnect();
+  requestAnimationFrame(() => { window.firstContent = performance.now(); });
+}).observe(document, {childList: true, subtree: true});
+"""
+HOSTILE = ("<img src=x onerror=alert(1)>", "训练-一", "r" * 255)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_store.make(tmp_path_factory.mktemp("small") / "store")
+
+
+def test_each_page_loads(small: Path, open_page: Open) -> None:
+    with web_command(small) as url:
+        for path, text in (
+            ("/", "fsdp2"),
+            (RUN_PAGE, "checkpoint-4"),
+            (f"{RUN_PAGE}/checkpoint-4", "ckptsync pull"),
+            ("/runs/zero3/checkpoint-4", "INCOMPLETE"),
+            ("/nodes", "No node has reported"),
+        ):
+            page = open_page(url + path)
+            page.get_by_text(text).first.wait_for()
+
+
+def test_an_empty_store_says_how_to_begin(tmp_path: Path, open_page: Open) -> None:
+    create_store(str(tmp_path / "store"))
+    with web_command(tmp_path / "store") as url:
+        page = open_page(url)
+        page.get_by_text("No runs yet").wait_for()
+        assert "ckptsync push" in page.inner_text("main")
+
+
+def test_an_error_of_the_server_is_shown(small: Path, open_page: Open) -> None:
+    with web_command(small) as url:
+        page = open_page(f"{url}/runs/absent", strict=False)
+        page.get_by_role("alert").get_by_text("'absent' not found").wait_for()
+
+
+def test_a_flipped_bit_turns_the_page(tmp_path: Path, open_page: Open) -> None:
+    store = small_store.make(tmp_path / "store")
+    with web_command(store) as url:
+        page = open_page(url + RUN_PAGE)
+        page.locator("tbody .badge").get_by_text("VERIFIED", exact=True).wait_for()
+        page.locator("tbody a").first.focus()
+        small_store.flip(store / "fsdp2" / small_store.SHARD)
+        command = [sys.executable, "-m", "ckptsync", "verify", "fsdp2", "--store", str(store)]
+        assert subprocess.run(command, check=False, capture_output=True).returncode == 10
+        page.locator("tbody .badge").get_by_text("DAMAGED", exact=True).wait_for()
+        assert page.evaluate("document.activeElement.textContent") == "checkpoint-4"
+        page.click("tbody a")
+        page.get_by_role("heading", name="Damage", exact=True).wait_for()
+        assert "self_attn.k_proj.weight" in page.inner_text("main")
+        page.click("nav a >> nth=0")
+        page.locator("#alerts .alarm").first.wait_for()
+
+
+def test_a_bar_moves_while_a_node_uploads(tmp_path: Path, open_page: Open) -> None:
+    create_store(str(tmp_path / "store"))
+    configs = configurations(tmp_path)
+    node = NODES[0]
+    configs[node]["limits"] = {"bandwidth": "2MB/s"}
+    made = tmp_path / "made"
+    shutil.copytree(DATA / "fsdp2" / node / "checkpoint-4", made)
+    (made / "extra_state.bin").write_bytes(bytes(range(256)) * (1 << 18))
+    out = tmp_path / node / "out" / "fsdp2"
+    out.mkdir(parents=True)
+    made.rename(out / "checkpoint-4")
+    with running(tmp_path / "etc", {node: configs[node]}), web_command(tmp_path / "store") as url:
+        page = open_page(url)
+        bar = page.locator("progress[value]")
+        bar.wait_for()
+
+        def value() -> float:
+            return float(bar.get_attribute("value") or 0) if bar.count() else 0
+
+        first = value()
+        assert until(lambda: value() > first, pause=0.2)
+        text = page.inner_text(".job")
+        assert re.search(r"\d+ %.*MB / 67\.\d MB.*/s", text), text
+
+
+def test_names_are_text_whatever_they_are(tmp_path: Path, open_page: Open) -> None:
+    store = create_store(str(tmp_path / "store"))
+    for run in HOSTILE:
+        push_now(DATA / "fsdp2" / NODES[0], store, NODES[0], run)
+    with web_command(tmp_path / "store") as url:
+        for run in HOSTILE:
+            page = open_page(url)
+            page.get_by_role("link", name=run, exact=True).click()
+            page.get_by_role("heading", name=run, exact=True).wait_for()
+            page.click("tbody a")
+            page.get_by_role("heading", name="Commands").wait_for()
+            assert page.url == f"{url}/runs/{quote(run, safe='()')}/checkpoint-4"
+            assert page.locator("img").count() == 0
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def shown_now(overview: Overview) -> Overview:
+    return overview
+
+
+def test_many_runs_and_checkpoints_are_shown(
+    open_page: Open, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stores = {
+        "empty": shown(heart()),
+        "300 runs, 1,000 in one": shown(
+            heart(),
+            locations=[
+                location(f"run-{r:03}/checkpoint-{n}", ago=5000 - n)
+                for r in range(300)
+                for n in range(1, 1001 if r == 0 else 11)
+            ],
+        ),
+        "100,000": shown(
+            heart(),
+            locations=[
+                location(f"run-{r:03}/checkpoint-{n}", ago=5000 - n)
+                for r in range(100)
+                for n in range(1, 1001)
+            ],
+        ),
+    }
+    took = {}
+    for name, overview in stores.items():
+        with page_of(partial(shown_now, overview)) as url:
+            page = open_page(url)
+            page.add_init_script(FIRST_CONTENT)
+            times = []
+            for _ in range(3):
+                page.goto(url)
+                assert until(partial(page.evaluate, "window.firstContent"))
+                times.append(page.evaluate("window.firstContent"))
+            took[name] = statistics.median(times)
+            if overview.runs:
+                page.locator(f"tbody tr >> nth={len(overview.runs) - 1}").wait_for()
+                page.goto(f"{url}/runs/run-000")
+                page.locator("tbody tr >> nth=999").wait_for()
+    with capsys.disabled():
+        shown_ratios = ", ".join(f"{k}: {v / took['empty']:.2f}" for k, v in took.items())
+        print(f"\nfirst content, times that of an empty store: {shown_ratios}")
+
+
+def test_both_languages_and_the_switch(small: Path, open_page: Open) -> None:
+    with web_command(small) as url:
+        page = open_page(url, locale="zh-CN")
+        page.get_by_role("link", name="概览").wait_for()
+        assert page.get_attribute("html", "lang") == "zh-CN"
+        page.get_by_role("button", name="Show in English").click()
+        page.get_by_role("link", name="Overview").wait_for()
+        page.reload()
+        page.get_by_role("link", name="Overview").wait_for()
+        assert page.get_attribute("html", "lang") == "en"
+
+
+def test_the_keyboard_is_enough(small: Path, open_page: Open) -> None:
+    def text() -> str:
+        return str(page.evaluate("document.activeElement.textContent"))
+
+    def tab_to(wanted: str) -> None:
+        for _ in range(60):
+            if text() == wanted:
+                return
+            page.keyboard.press("Tab")
+        raise AssertionError(f"{wanted}: no Tab reaches it")
+
+    with web_command(small) as url:
+        page = open_page(url)
+        page.keyboard.press("Tab")
+        assert text() == "Skip to the content"
+        page.keyboard.press("Enter")
+        assert page.evaluate("document.activeElement.id") == "main"
+        tab_to("V")
+        page.keyboard.press("Enter")
+        page.get_by_role("heading", name="Commands").wait_for()
+        tab_to("Copy")
+        page.keyboard.press("Enter")
+        page.get_by_role("button").get_by_text(re.compile(r"Copied|Ctrl\+C")).wait_for()
+        page.goto(url + RUN_PAGE)
+        page.locator("figure svg").first.focus()
+        page.keyboard.press("ArrowLeft")
+        page.locator("figure .hover text").first.get_by_text(re.compile("^step")).wait_for()
+
+
+def test_a_lost_connection_is_said_and_ends(small: Path, open_page: Open) -> None:
+    with web_command(small) as url:
+        page = open_page(url, strict=False)
+        page.locator("#connection.live").wait_for()
+    page.locator("#connection.away").get_by_text(re.compile(r"last seen \d+ s ago")).wait_for()
+    assert page.locator("tbody tr").count()
+    with web_command(small, url.removeprefix("http://")):
+        page.locator("#connection.live").wait_for()
+
+
+def test_a_hidden_page_asks_for_nothing(open_page: Open) -> None:
+    step = iter(range(1, 10**6))
+    with page_of(
+        lambda: shown(heart(ago=1), locations=[location(f"run/checkpoint-{next(step)}")])
+    ) as url:
+        page = open_page(url)
+        asked = list[str]()
+        page.on("request", lambda request: asked.append(request.url))
+        assert until(lambda: page.evaluate("1") and asked)
+        hide = "Object.defineProperty(document, 'hidden', {value: %s, configurable: true});"
+        event = "document.dispatchEvent(new Event('visibilitychange'))"
+        page.evaluate(hide % "true" + event)
+        page.wait_for_timeout(100)
+        asked.clear()
+        page.wait_for_timeout(11_000)
+        assert not asked
+        page.evaluate(hide % "false" + event)
+        assert until(lambda: page.evaluate("1") and asked)
