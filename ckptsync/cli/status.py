@@ -89,8 +89,9 @@ def run(args: argparse.Namespace) -> int:
         code = exit_code(seen.catalogue)
         if args.html:
             _write_html(store, seen, Path(args.html))
-            output.print_json({"file": args.html}, code) if args.json else output.say(args.html)
-            return code
+            if not args.json:
+                output.say(f"{args.html}: written, open it in a browser")
+                return code
         if args.check:
             is_damaged = any(alarm.kind == "damage" for alarm in seen.alarms)
             code = 10 if is_damaged else int(bool(seen.alarms))

@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         if not listen.startswith(value_parsers.UNIX):
             url = f"http://{listen.rpartition(':')[0]}:{server.port}/"
         if args.json:
-            output.print_json({"store": store.url, "url": url, "pid": os.getpid()})
+            output.print_json({"store": store.url, "url": url})
         else:
             more = f"?token=${TOKEN}" if token else ""
             output.say(f"{store.url}: {url}{more} (Ctrl-C ends it)")

@@ -51,7 +51,7 @@ LINES = [
     ("version", ()),
 ]  # fmt: skip
 # what needs more than this store is held by its own tests: they print through the same function
-ELSEWHERE = {"alert", "run", "demo", "service", "hook", "join", "rm"}
+ELSEWHERE = {"alert", "run", "demo", "service", "hook", "join", "rm", "web"}
 
 
 @pytest.fixture(scope="module")

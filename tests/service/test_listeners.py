@@ -1,5 +1,6 @@
 """/metrics and /healthz of a process, over real sockets."""
 
+import http.client
 import socket
 import sys
 import threading
@@ -13,6 +14,7 @@ import pytest
 
 from ckptsync.config.loading import read
 from ckptsync.errors import ConfigError
+from ckptsync.service.head_roles import Catalogues
 from ckptsync.service.listeners import Listeners
 from ckptsync.service.process_status import Roles
 from ckptsync.service.tasks import HUNG, Outcome, Task, Watchdog
@@ -155,3 +157,66 @@ def test_without_the_package_it_says_what_is_missing_and_the_rest_goes_on(
     missing = r"metrics.listen: the package prometheus_client is missing"
     with pytest.raises(ConfigError, match=missing):
         exposing.listen()
+
+
+CONFIG = """
+roles: [{role}]
+store: {{url: {url}}}
+worker: {{runs: [/data/out]}}
+web: {{listen: '{web}'{more}}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("web", "metrics", "more"),
+    [("127.0.0.1:0", "127.0.0.1:0", ""), ("[::1]:0", "127.0.0.1:0", ", token: 0123456789abcdef")],
+)
+def test_a_head_shows_the_page_beside_its_metrics_or_on_the_same_address(
+    web: str, metrics: str, more: str, working: Roles
+) -> None:
+    store = MemoryStore()
+    text = CONFIG.format(role="head", url="/s", web=web, more=more)
+    config = read(f"{text}metrics: {{listen: '{metrics}'}}\n", "c", {})
+    working.head.catalogues = Catalogues(store)  # type: ignore[union-attr]
+    with closing(Listeners(config, "n0", store, working)) as listeners:
+        try:
+            listeners.listen()
+        except ConfigError:
+            pytest.skip("no IPv6 here")
+        listeners.listen()
+        ports = {listeners.port(where) for where in (web, metrics)}
+        assert len(ports) == len({web, metrics})
+        status = {
+            (where, path): ask(where, listeners.port(where), path)
+            for where in (web, metrics)
+            for path in ("/", "/metrics", "/healthz")
+        }
+    is_same = web == metrics
+    assert [status[metrics, path] for path in ("/metrics", "/healthz")] == [200, 200]
+    assert status[metrics, "/"] == (200 if is_same else 404)
+    assert status[web, "/"] == (401 if more else 200)
+    assert status[web, "/metrics"] == (200 if is_same else 404)
+
+
+def ask(where: str, port: int, path: str) -> int:
+    host = where.rpartition(":")[0].strip("[]")
+    with closing(http.client.HTTPConnection(host, port, timeout=60)) as asking:
+        asking.request("GET", path, headers={"Accept": "application/json"})
+        return asking.getresponse().status
+
+
+@pytest.mark.parametrize(
+    ("role", "web", "more", "why"),
+    [
+        ("worker", "127.0.0.1:0", "", "a worker does not know the whole store"),
+        ("head", "0.0.0.0:80", "", "web.token is not set"),
+        ("head", "example.org:80", "", "web.token is not set"),
+        ("head", "127.1.example.org:80", "", "web.token is not set"),
+        ("head", "127.0.0.1:80", ", token: short", "not a token of 16"),
+        ("head", "unix:socket", "", "not a socket's absolute path"),
+    ],
+)
+def test_a_page_that_others_could_read_is_refused(role: str, web: str, more: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why) as caught:
+        read(CONFIG.format(role=role, url="/s", web=web, more=more), "c", {})
+    assert "short" not in str(caught.value)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import jsonschema
 import pytest
 
 import ckptsync
@@ -29,6 +30,7 @@ from ckptsync.web.server import HttpServer
 NODES = Path(ckptsync.__file__).parent / "demo_data" / "fsdp2"
 HOSTILE = ("<img src=x onerror=alert(1)>", "训练 🚀", "x" * 255, "--store", "a%2Fb?c#d&e", "x..")
 TOKEN = "a-token-of-this-test-0"
+SCHEMA = json.loads((Path(ckptsync.__file__).parent / "docs/json-schema.json").read_text())
 JSON = {"Accept": "application/json"}
 
 
@@ -93,6 +95,10 @@ def document(server: HttpServer, path: str) -> dict[str, Any]:
     assert (status, headers["Content-Type"]) == (200, "application/json"), body
     found: dict[str, Any] = json.loads(body)
     assert (found["format"], found["exit_code"]) == (1, 0)
+    segments = path.strip("/").split("/", 2)
+    of = {"": "overview", "nodes": "nodes", "runs": "checkpoint" if segments[2:] else "run"}
+    schema = {"$ref": f"#/$defs/web-{of[segments[0]]}", "$defs": SCHEMA["$defs"]}
+    jsonschema.validate(found, schema)
     return found
 
 
@@ -224,7 +230,10 @@ def test_a_token_is_needed_and_a_cookie_replaces_it(whole: Path) -> None:
         assert ask(server, "/", {**JSON, "Cookie": f"other=1; {cookie}"})[0] == 200
 
 
-def test_viewers_share_a_refresh_and_without_any_there_is_none(whole: Path) -> None:
+def test_viewers_share_a_refresh_and_without_any_there_is_none(
+    whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(latest_module, "EVERY", 3600.0)
     with serving(whole) as (server, reader):
         assert reader.count == 0
         reader.go_on.clear()

@@ -106,7 +106,7 @@ function titleOf(url) {
 function pageOf(url, doc) {
   const [page, , location] = segments(url);
   const most = isWhole ? Infinity : FIRST_ROWS;
-  const width = Math.max(280, byId("main").clientWidth);
+  const width = Math.max(280, byId("main").clientWidth - 32);
   if (page === "nodes") return nodesPage(doc);
   if (page === "runs" && location) return checkpointPage(doc);
   if (page === "runs") return runPage(doc, width, most, draw);
@@ -143,7 +143,8 @@ function problem(error) {
 
 /** Say whether what is shown is of now. */
 function drawConnection() {
-  const place = byId("connection");
+  const place = document.getElementById("connection");
+  if (!place) return; // nothing is drawn yet
   const isAway = Boolean(shown.error?.isAway);
   let text = t("live");
   if (isFile) text = t("file-of", showTime(now()));

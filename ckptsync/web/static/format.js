@@ -32,7 +32,7 @@ export function showNumber(value) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
   if (value === 0) return "0";
   const size = Math.abs(value);
-  if (size >= 1e6 || size < 1e-3) return value.toExponential(2).replace("e+", "e").replace(".00e", "e");
+  if (size >= 1e6 || size < 1e-3) return value.toExponential(2).replace("e+", "e").replace(/\.?0+e/, "e");
   if (Number.isInteger(value)) return String(value);
   return value.toPrecision(4).replace(/\.?0+$/, "");
 }

@@ -12,7 +12,7 @@ import { strip } from "./strip.js";
 /** @typedef {import("./types.js").RunDocument} RunDocument */
 
 const GAP = 16;
-const NARROWEST = 280; // pixels of a curve
+const NARROWEST = 260; // pixels of a curve
 const FIRST = ["loss", "eval_loss", "learning_rate", "grad_norm"];
 const DULL = /^eval_(runtime|samples_per_second|steps_per_second|.*_per_second)$/;
 /** @type {readonly ("saved"|"uploaded"|"merged"|"verified")[]} */

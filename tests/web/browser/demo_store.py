@@ -24,7 +24,7 @@ from tests.support.waiting import until
 
 RUNS = ("qwen3-8b-sft", "qwen3-8b-dpo")
 SPACING = 100  # steps between two saves
-LARGE = 96 << 20  # bytes of the file that is being uploaded while the picture is taken
+LARGE = 160 << 20  # bytes of the file that is being uploaded while the picture is taken
 RATE = "4MB/s"
 
 

@@ -8,16 +8,35 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import quote
 
+from tests.support.waiting import until
 from tests.web.browser.conftest import ARGUMENTS, DEADLINE
 from tests.web.browser.demo_store import RUNS, training
 from tests.web.browser.serving import web_command
 
-SIZE = {"width": 1180, "height": 700}
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator
+
+SCHEMES: tuple[Literal["light"], Literal["dark"]] = ("light", "dark")
 PAGES = {"overview": "/", "run": f"/runs/{quote(RUNS[0])}"}
-SAVES = 24
+SAVES = 16
+SHOWN = "s3://checkpoints/team"  # instead of a temporary directory
+RENAME = """([from, to]) => {
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    walker.currentNode.nodeValue = walker.currentNode.nodeValue.replaceAll(from, to);
+  }
+}"""
+
+
+def is_under_way(bar: Locator) -> bool:
+    """Return whether a tenth of an upload is done."""
+    value, most = (float(bar.get_attribute(name) or 0) for name in ("value", "max"))
+    return value > most / 10
 
 
 def main(folder: Path) -> None:
@@ -28,23 +47,20 @@ def main(folder: Path) -> None:
         browser = started.chromium.launch(executable_path=shutil.which("chromium"), args=ARGUMENTS)
         directory = Path(temporary)
         with training(directory, SAVES) as trainings, web_command(Path(trainings.store.url)) as url:
+            pages = {}
             for name, path in PAGES.items():
-                for scheme in ("light", "dark"):
+                for scheme in SCHEMES:
                     context = browser.new_context(
-                        viewport=SIZE,  # type: ignore[arg-type]
-                        color_scheme=scheme,  # type: ignore[arg-type]
-                        locale="en-US",
+                        viewport={"width": 1180, "height": 700}, color_scheme=scheme, locale="en-US"
                     )
                     context.set_default_timeout(DEADLINE)
-                    page = context.new_page()
-                    page.goto(url + path)
-                    page.locator("progress[value]").first.wait_for()
-                    # The place of the store on this machine is nobody's business.
-                    page.evaluate(
-                        "document.querySelector('.store').textContent = 's3://checkpoints/team'"
-                    )
-                    page.screenshot(path=str(folder / f"{name}-{scheme}.png"))
-                    context.close()
+                    pages[f"{name}-{scheme}"] = context.new_page()
+                    pages[f"{name}-{scheme}"].goto(url + path)
+            for name, page in pages.items():
+                bar = page.locator("progress[value]").first
+                assert until(partial(is_under_way, bar), pause=0.2)
+                page.evaluate(RENAME, [trainings.store.url, SHOWN])
+                page.screenshot(path=str(folder / f"{name}.png"))
 
 
 if __name__ == "__main__":

@@ -230,7 +230,7 @@ def test_a_hidden_page_asks_for_nothing(open_page: Open) -> None:
         page = open_page(url)
         asked = list[str]()
         page.on("request", lambda request: asked.append(request.url))
-        assert until(lambda: page.wait_for_timeout(50) or asked)
+        assert until(lambda: page.evaluate("1") and asked)
         hide = "Object.defineProperty(document, 'hidden', {value: %s, configurable: true});"
         event = "document.dispatchEvent(new Event('visibilitychange'))"
         page.evaluate(hide % "true" + event)
@@ -239,4 +239,4 @@ def test_a_hidden_page_asks_for_nothing(open_page: Open) -> None:
         page.wait_for_timeout(11_000)
         assert not asked
         page.evaluate(hide % "false" + event)
-        assert until(lambda: page.wait_for_timeout(50) or asked)
+        assert until(lambda: page.evaluate("1") and asked)
