@@ -58,7 +58,7 @@ def main(folder: Path) -> None:
                     pages[f"{name}-{scheme}"].goto(url + path)
             for name, page in pages.items():
                 bar = page.locator("progress[value]").first
-                assert until(partial(is_under_way, bar), pause=0.2)
+                assert until(partial(is_under_way, bar), seconds=300, pause=0.2)
                 page.evaluate(RENAME, [trainings.store.url, SHOWN])
                 page.screenshot(path=str(folder / f"{name}.png"))
 

@@ -171,6 +171,21 @@ def test_many_runs_and_checkpoints_are_shown(
         print(f"\nfirst content, times that of an empty store: {shown_ratios}")
 
 
+def test_the_page_as_one_file(small: Path, tmp_path: Path, open_page: Open) -> None:
+    written = tmp_path / "status.html"
+    words = ["status", "--store", str(small), "--html", str(written)]
+    subprocess.run([sys.executable, "-m", "ckptsync", *words], check=False, capture_output=True)
+    page = open_page(written.as_uri())
+    page.get_by_role("link", name="fsdp2", exact=True).click()
+    page.get_by_role("heading", name="fsdp2").wait_for()
+    page.locator("figure .line").first.wait_for()
+    page.get_by_role("link", name="Nodes").click()
+    page.get_by_role("heading", name="Nodes").wait_for()
+    page.go_back()
+    page.go_back()
+    page.get_by_role("link", name="zero3", exact=True).wait_for()
+
+
 def test_both_languages_and_the_switch(small: Path, open_page: Open) -> None:
     with web_command(small) as url:
         page = open_page(url, locale="zh-CN")
