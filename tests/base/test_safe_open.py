@@ -65,7 +65,7 @@ def test_a_walk_that_nobody_ends_leaves_no_directory_open(tmp_path: Path) -> Non
     files = safe_open.files_below(str(tmp_path), "", lambda _: False)
     assert next(files)[0] == "a/b/x"
     assert len(opened_below()) == 3
-    files.close()
+    del files
     assert opened_below() == []
 
 
