@@ -70,8 +70,8 @@
 # make bench-beside     what a training notices of a worker that uploads at its limit (10 minutes)
 # make bench-idle       what an idle worker costs, and how soon it uploads (10 minutes)
 # make bench-hook       what the hook adds to a training step (1 minute)
-# make bench-catalogue  `ckptsync ls` and a head of many checkpoints (30 minutes)
-#                       BENCH_CATALOGUE="--checkpoints 100000 --runs 200 --stores path"
+# make bench-catalogue  `ckptsync ls` and a head of many checkpoints (15 minutes)
+#                       BENCH_CATALOGUE="--checkpoints 10000 --runs 5 --stores s3"
 # make bench-head       memory of a head over 10,000 checkpoints during a merge (10 minutes)
 # make bench-verify     verification beside `cat` and `sha256sum`
 

@@ -154,25 +154,27 @@ def main() -> None:
     asked = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    asked.add_argument("--checkpoints", type=int, default=10_000)
-    asked.add_argument("--runs", type=int, nargs="+", default=[5, 1])
+    asked.add_argument("--checkpoints", type=int, nargs="+", default=[10_000, 100_000])
+    asked.add_argument("--runs", type=int, nargs="+", default=[5, 200], help="of each of them")
     asked.add_argument("--rounds", type=int, default=5)
-    asked.add_argument("--stores", nargs="+", default=["path", "s3"])
+    asked.add_argument("--stores", nargs="+", default=["path"], help="path, s3")
     asked.add_argument("--work", default=tempfile.gettempdir())
     asked.add_argument("--json", type=Path)
     asked.add_argument("--document", type=Path)
     given = asked.parse_args()
     found = []
     for kind in given.stores:
-        for runs in given.runs:
+        for checkpoints, runs in zip(given.checkpoints, given.runs, strict=True):
             with (
                 tempfile.TemporaryDirectory(dir=given.work) as folder,
                 _store(kind, Path(folder)) as (url, environment, pid),
             ):
                 os.environ.update(environment)
                 store = create_store(url)
-                fill(_Files(Path(url)) if kind == "path" else store, runs, given.checkpoints)
-                found.append(listed(kind, url, runs, given, Path(folder), pid))
+                fill(_Files(Path(url)) if kind == "path" else store, runs, checkpoints)
+                found.append(
+                    listed(kind, url, (checkpoints, runs), given.rounds, Path(folder), pid)
+                )
                 print(json.dumps(asdict(found[-1])), file=sys.stderr)
     text = json.dumps([asdict(one) for one in found], indent=1)
     given.json.write_text(text) if given.json else print(text)
@@ -303,29 +305,33 @@ def _put(store: Store | _Files, record: Record) -> str:
 
 
 def listed(  # noqa: PLR0917
-    kind: str, url: str, runs: int, given: argparse.Namespace, folder: Path, pid: int
+    kind: str, url: str, size: tuple[int, int], rounds: int, folder: Path, pid: int
 ) -> Listed:
-    """Measure a store that was filled; ``pid``: its server's, 0 where there is none."""
+    """Measure a store that was filled; ``pid``: its server's, 0 where there is none.
+
+    ``size``: checkpoints and runs.
+    """
+    checkpoints, runs = size
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
     cold, cold_cpu, _ = _ls(url)
     before = _cpu_of(pid)
-    warm = [_ls(url) for _ in range(given.rounds)]
-    server = round((_cpu_of(pid) - before) / given.rounds, 2)
+    warm = [_ls(url) for _ in range(rounds)]
+    server = round((_cpu_of(pid) - before) / rounds, 2)
     one_run = subprocess.run(
         [sys.executable, "-c", ONE_RUN, url, "run-0"], stdout=-1, check=True, text=True
     ).stdout.split()
-    assert int(one_run[0]) == -(-given.checkpoints // runs), one_run
+    assert int(one_run[0]) == -(-checkpoints // runs), one_run
     shutil.rmtree(folder / "cache", ignore_errors=True)
     told = subprocess.run(
         [sys.executable, "-c", HEAD, url], stdout=-1, check=True, text=True
     ).stdout.split()
-    assert int(told[0]) == given.checkpoints, told
+    assert int(told[0]) == checkpoints, told
     seconds, cpu, peak = (round(statistics.median(of), 2) for of in zip(*warm, strict=True))
     memory = (int(told[1]) >> 10, int(told[2]) >> 10)
     return Listed(
         kind,
         runs,
-        given.checkpoints,
+        checkpoints,
         cold,
         cold_cpu,
         seconds,

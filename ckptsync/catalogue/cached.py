@@ -275,9 +275,11 @@ def read_catalogue(
     try:
         with paused():
             for listed, entries in _listed(store, runs, cache, pool):
-                clock = max(clock, max((e.mtime for e in entries), default=0.0))
-                sending.update(senders(entries, now))
-                keys[listed] = listing_key(e for e in entries if "/sending/" not in e.name)
+                clock = max(clock, max(map(attrgetter("mtime"), entries), default=0.0))
+                records = [e for e in entries if "/sending/" not in e.name]
+                if len(records) < len(entries):
+                    sending.update(senders(entries, now))
+                keys[listed] = listing_key(records)
                 changed |= _list_changed(cache, listed, entries, keys[listed], sending)
         for name, (found, wrong, is_final) in zip(changed, pool.map(renew, changed), strict=True):
             checkpoints = cache.run(name[0]).checkpoints
@@ -402,7 +404,7 @@ def group_by_checkpoint(run: str, entries: Iterable[Entry]) -> dict[Name, list[E
 
 def listing_key(entries: Iterable[Entry]) -> str:
     """Return a digest of a listing in any order: of its names, sizes and times."""
-    ordered = sorted(entries, key=attrgetter("name", "size", "mtime"))
+    ordered = sorted(entries)
     return digest(msgspec.msgpack.encode(ordered))[:32] if ordered else ""
 
 

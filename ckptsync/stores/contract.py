@@ -306,9 +306,12 @@ def _slice(store: Sliced, prefix: str, after: str, ends: Collection[str]) -> lis
     return found
 
 
-def join_slices(parts: Iterable[Sequence[Entry]]) -> list[Entry]:
+def join_slices(parts: Iterable[list[Entry]]) -> list[Entry]:
     """Join the listings of slices, and drop duplicates: where a cut is gone, two slices overlap."""
-    return list({entry.name: entry for part in parts for entry in part}.values())
+    first, *others = parts
+    if not others:
+        return first
+    return list({entry.name: entry for part in (first, *others) for entry in part}.values())
 
 
 def cuts_of(entries: Sequence[Entry]) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -47,6 +48,40 @@ def test_what_vanishes_during_a_walk_was_never_there(tmp_path: Path) -> None:
             (tmp_path / "b/x").unlink()
             (tmp_path / "b").rmdir()
     assert found == ["a/x", "c/x"]
+
+
+def test_a_walk_that_nobody_ends_leaves_no_directory_open(tmp_path: Path) -> None:
+    for name in ["a/b/x", "a/b/y"]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+
+    def opened_below() -> list[str]:
+        targets = []
+        for fd in Path("/proc/self/fd").iterdir():
+            with contextlib.suppress(OSError):  # closed meanwhile
+                targets.append(str(fd.readlink()))
+        return [target for target in targets if target.startswith(str(tmp_path.resolve()))]
+
+    files = safe_open.files_below(str(tmp_path), "", lambda _: False)
+    assert next(files)[0] == "a/b/x"
+    assert len(opened_below()) == 3
+    del files
+    assert opened_below() == []
+
+
+def test_a_directory_that_became_a_link_during_a_walk_is_not_entered(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "secret").write_bytes(b"x")
+    for name in ["store/a/x", "store/b/x"]:
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_bytes(b"x")
+    found = []
+    for name, _ in safe_open.files_below(str(tmp_path / "store"), "", lambda _: False):
+        found.append(name)
+        if name == "a/x":
+            (tmp_path / "store/b").rename(tmp_path / "aside")
+            (tmp_path / "store/b").symlink_to(tmp_path / "elsewhere")
+    assert found == ["a/x"]
 
 
 def test_reading_at_the_end_says_how_much_there_was(tmp_path: Path) -> None:
