@@ -425,6 +425,21 @@ def test_a_damaged_file_that_the_hook_added_is_sent_again(
     )
 
 
+def test_what_is_to_be_sent_again_says_so_until_it_was_sent(tmp_path: Path) -> None:
+    store = MemoryStore()
+    w = sent(tmp_path, store)
+    size = len(read_all(store, CONFIG))
+    store.write(CONFIG, [b"damaged"])
+    damaged(store, 1, "checkpoint-4/config.json")
+    w.scan(1001.0)
+    w.plan(1001.0)
+    [waits] = w.running(0.0)
+    assert (waits.kind, waits.state, waits.subject) == ("repair", "queued", "run/checkpoint-4")
+    assert (waits.done, waits.total) == (0, size)
+    tick(w, 1002.0)
+    assert w.running(0.0) == []
+
+
 def test_other_bytes_of_the_same_size_are_never_sent(tmp_path: Path) -> None:
     store = MemoryStore()
     w = sent(tmp_path, store)
