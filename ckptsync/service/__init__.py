@@ -6,5 +6,6 @@ and again, and the watchdog.  ``worker_role`` scans and uploads; ``fs_events`` a
 retained, and ``jobs`` runs the commands that do it in child processes.  ``process_control``:
 signals, locks, systemd.  ``store_connection``: a store that may be away.  For people:
 ``process_status`` (all tasks of the process, and its heartbeat), ``listeners`` (/metrics, /healthz
-and the page), ``monitor`` (the overview of a store), ``alert_channels``, ``log``.
+and the page), ``monitor`` (the overview of a store), ``alert_channels`` and its child
+``apprise_delivery``, ``log``.
 """
