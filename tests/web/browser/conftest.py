@@ -40,7 +40,7 @@ def open_page(browser: Browser) -> Iterator[Open]:
 
     def open_url(url: str, *, strict: bool = True, **options: object) -> Page:
         settings = {"locale": "en-US", "viewport": {"width": 1280, "height": 900}, **options}
-        context = browser.new_context(**settings)  # type: ignore[arg-type]
+        context = browser.new_context(**settings)
         contexts.append(context)
         context.set_default_timeout(DEADLINE)
         page = context.new_page()
