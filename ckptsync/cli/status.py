@@ -21,9 +21,8 @@ from ckptsync.cli.arguments import (
 from ckptsync.cli.ls import (
     catalogues,
     exit_code,
-    sibling_line,
-    upload_line,
 )
+from ckptsync.cli.ls_run import sibling_line, upload_line
 from ckptsync.cli.output import first_of
 from ckptsync.cli.screen import (
     EVERY,
