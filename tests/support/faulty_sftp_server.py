@@ -2,7 +2,7 @@
 tests/support/faulty_sftp_server.py FAULT…``.
 
 Honest, and different: plain (no extensions), reorder (what came last is answered first), short
-(READ brings 20,000 bytes at most), replaces (rename replaces), unsynced (no fsync of directories),
+(READ brings 20,000 bytes at most), replaces (rename replaces), halfway (rename leaves both names), unsynced (no fsync of directories),
 limits=N (READ and WRITE may have so many bytes). In trouble: full (no WRITE succeeds),
 denied (no file is opened to be written), unreadable (no directory but the first is
 listed), lose=KIND=MARKER (the first request of that kind is done, but not answered, and the
@@ -181,7 +181,8 @@ def renamed(body: bytes) -> tuple[int, bytes]:
         os.link(old, new, follow_symlinks=False)  # as OpenSSH does it: of two clients one gets it
     except FileExistsError:
         return status(4)
-    os.unlink(old)
+    if "halfway" not in FAULTS:
+        os.unlink(old)
     return status(0)
 
 
