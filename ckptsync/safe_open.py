@@ -283,8 +283,8 @@ def tree(
             end = "/" if entry.is_dir(follow_symlinks=False) else ""
         except OSError as e:  # some file systems have to be asked about each
             failed(e, prefix + entry.name)
-        else:
-            listed.append((entry.name + end, entry))
+            continue
+        listed.append((entry.name + end, entry))
     listed.sort(key=itemgetter(0))
     for key, entry in listed:
         path = prefix + key
