@@ -30,6 +30,8 @@ HINT = "ckptsync: hint: "
 CHECKPOINT = "demo/checkpoint-4"
 SECRET = "s3cr3t" + secrets.token_hex(16)
 IMPATIENT = {"CKPTSYNC_LIMITS_PATIENCE": "1s", "CKPTSYNC_LIMITS_STALL": "1s"}
+# where the server's answer counts: on a busy machine ssh may need seconds to log in
+PATIENT = {"CKPTSYNC_LIMITS_STALL": "60s"}
 
 
 def given(scheme: str, options: Mapping[str, object]) -> dict[str, str]:
@@ -210,12 +212,12 @@ def test_a_host_whose_key_has_changed(root: Path, other_key: Path, tmp_path: Pat
     other = other_key.with_suffix(".pub").read_text().split()[:2]
     (tmp_path / "known").write_text(f"[127.0.0.1]:{sshd().port} {' '.join(other)}\n")
     options = sshd().options_with(known_hosts=tmp_path / "known")
-    assert HINT in refused_at(sshd().url(root), "ls", tmp_path, options, 2, "key")
+    assert HINT in refused_at(sshd().url(root), "ls", tmp_path, options, 2, "key", **PATIENT)
 
 
 def test_a_user_whom_the_server_lets_not_in(root: Path, other_key: Path, tmp_path: Path) -> None:
     options = sshd().options_with(key=other_key)
-    assert HINT in refused_at(sshd().url(root), "push", tmp_path, options, 2)
+    assert HINT in refused_at(sshd().url(root), "push", tmp_path, options, 2, **PATIENT)
 
 
 def test_an_ssh_server_that_is_down(root: Path, tmp_path: Path) -> None:
@@ -226,7 +228,7 @@ def test_an_ssh_server_that_is_down(root: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", ["verify", "merge"])
 def test_a_directory_that_is_not_on_the_server(tmp_path: Path, command: str) -> None:
     url = sshd().url(tmp_path / "absent")
-    assert HINT in refused_at(url, command, tmp_path, sshd().options, 2)
+    assert HINT in refused_at(url, command, tmp_path, sshd().options, 2, **PATIENT)
 
 
 def test_a_port_with_something_else_behind_it(root: Path, tmp_path: Path) -> None:
