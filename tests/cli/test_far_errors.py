@@ -21,6 +21,7 @@ from ckptsync.stores.opening import create_store
 from tests.cli.test_store_errors import FSDP
 from tests.support.fault_proxy import HttpProxy
 from tests.support.network_faults import DOWN, HEADLESS, STALL, Answer, Break, always
+from tests.support.ports import free_port
 from tests.support.refused_commands import refused
 from tests.support.seaweedfs import weed
 from tests.support.sshd import sshd
@@ -29,13 +30,12 @@ from tests.support.worker_in_process import push_now
 HINT = "ckptsync: hint: "
 CHECKPOINT = "demo/checkpoint-4"
 SECRET = "s3cr3t" + secrets.token_hex(16)
-IMPATIENT = {"CKPTSYNC_LIMITS_PATIENCE": "1s", "CKPTSYNC_LIMITS_STALL": "1s"}
-# where the server's answer counts: on a busy machine ssh may need seconds to log in
-PATIENT = {"CKPTSYNC_LIMITS_STALL": "60s"}
+# what fails is tried again for a second; on a busy machine a server may need more to answer
+LIMITS = {"CKPTSYNC_LIMITS_PATIENCE": "1s", "CKPTSYNC_LIMITS_STALL": "60s"}
 
 
 def given(scheme: str, options: Mapping[str, object]) -> dict[str, str]:
-    return {"CKPTSYNC_STORAGE_OPTIONS": json.dumps({scheme: dict(options)}), **IMPATIENT}
+    return {"CKPTSYNC_STORAGE_OPTIONS": json.dumps({scheme: dict(options)}), **LIMITS}
 
 
 def words(command: str, url: str, out: Path) -> list[str]:
@@ -61,11 +61,6 @@ def refused_at(
     env = {**given(url.partition(":")[0], options), **environment}
     said = words(command, url, out / "out")
     return refused(*said, code=code, names=[url, *names], secrets=[*secrets], env=env)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +138,8 @@ def test_a_server_that_is_not_well_is_not_asked_for_ever(
 ) -> None:
     with closing(HttpProxy(("127.0.0.1", weed().port), always("", fault))) as proxy:
         options = weed().options(endpoint=f"http://127.0.0.1:{proxy.port}")
-        said = refused_at(f"s3://{bucket}/store", command, tmp_path, options, 4)
+        stall = {"CKPTSYNC_LIMITS_STALL": "1s"}
+        said = refused_at(f"s3://{bucket}/store", command, tmp_path, options, 4, **stall)
     assert "given up after" in said
     assert 1 < proxy.requests.total() < 30
 
@@ -212,12 +208,12 @@ def test_a_host_whose_key_has_changed(root: Path, other_key: Path, tmp_path: Pat
     other = other_key.with_suffix(".pub").read_text().split()[:2]
     (tmp_path / "known").write_text(f"[127.0.0.1]:{sshd().port} {' '.join(other)}\n")
     options = sshd().options_with(known_hosts=tmp_path / "known")
-    assert HINT in refused_at(sshd().url(root), "ls", tmp_path, options, 2, "key", **PATIENT)
+    assert HINT in refused_at(sshd().url(root), "ls", tmp_path, options, 2, "key")
 
 
 def test_a_user_whom_the_server_lets_not_in(root: Path, other_key: Path, tmp_path: Path) -> None:
     options = sshd().options_with(key=other_key)
-    assert HINT in refused_at(sshd().url(root), "push", tmp_path, options, 2, **PATIENT)
+    assert HINT in refused_at(sshd().url(root), "push", tmp_path, options, 2)
 
 
 def test_an_ssh_server_that_is_down(root: Path, tmp_path: Path) -> None:
@@ -228,7 +224,7 @@ def test_an_ssh_server_that_is_down(root: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", ["verify", "merge"])
 def test_a_directory_that_is_not_on_the_server(tmp_path: Path, command: str) -> None:
     url = sshd().url(tmp_path / "absent")
-    assert HINT in refused_at(url, command, tmp_path, sshd().options, 2, **PATIENT)
+    assert HINT in refused_at(url, command, tmp_path, sshd().options, 2)
 
 
 def test_a_port_with_something_else_behind_it(root: Path, tmp_path: Path) -> None:
