@@ -9,10 +9,9 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,23 +20,14 @@ import pytest
 import ckptsync
 from ckptsync.cli.main import main
 from ckptsync.stores.opening import create_store
+from tests.support.ports import free_port
 from tests.support.small_store import SHARD, flip, make
-from tests.support.webhook_server import Hook, hook
+from tests.support.waiting import until
+from tests.support.webhook_server import hook
 
 pytest.importorskip("prometheus_client")
 DATA = Path(ckptsync.__file__).parent / "demo_data"
 SECRET = "T0/B0/very-secret"
-
-
-def json_url(there: Hook) -> str:
-    return there.url.replace("http://", "json://")
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
 
 
 @contextmanager
@@ -69,13 +59,6 @@ def page(port: int, path: str) -> tuple[int, str]:
         return 0, ""
 
 
-def until(is_so: Callable[[], bool], seconds: float = 60.0) -> bool:
-    end = time.monotonic() + seconds
-    while not is_so() and time.monotonic() < end:
-        time.sleep(0.05)
-    return is_so()
-
-
 def test_damage_is_told_by_apprise_and_metrics_and_status_and_no_secret_is_logged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -90,7 +73,7 @@ def test_damage_is_told_by_apprise_and_metrics_and_status_and_no_secret_is_logge
             "verify: {period: 10ms, tick: 200ms}\n"
             f"metrics: {{listen: '127.0.0.1:{port}'}}\n"
             "alerts:\n"
-            f"  urls: ['{json_url(there)}/{SECRET}']\n"
+            f"  urls: ['{there.json_url(SECRET)}']\n"
             "  on: [damage]\n"
         )
         with daemon(tmp_path, text):
@@ -138,7 +121,7 @@ def test_a_channel_that_fails_is_seen_in_status_without_its_secret(
             "head: {every: 200ms}\n"
             f"metrics: {{listen: '127.0.0.1:{port}'}}\n"
             "alerts:\n"
-            f"  urls: ['{json_url(there)}/{SECRET}']\n"
+            f"  urls: ['{there.json_url(SECRET)}']\n"
         )
         (store / ".ckptsync" / "nodes").mkdir(exist_ok=True)
         (store / ".ckptsync" / "nodes" / "odd.json").write_text("{")
@@ -194,7 +177,7 @@ def test_a_port_that_is_taken_stops_nothing_and_is_seen_in_status(
         with daemon(tmp_path, text):
             told = f"metrics: metrics.listen: {where}: Address already in use"
             beat = store / ".ckptsync" / "nodes" / "boss~head.json"
-            assert until(lambda: beat.exists() and told in beat.read_text())
+            assert until(lambda: beat.exists() and told in beat.read_text(), 300)
             capsys.readouterr()
             assert main(["status", "--store", str(store)]) == 0
             assert f"error  {told}" in capsys.readouterr().out

@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.ports import free_port
 from tests.support.small_store import SHARD, flip, make_two
 from tests.support.waiting import until
-from tests.test_monitoring_together import DATA, daemon, free_port
+from tests.test_monitoring_together import DATA, daemon
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 RULES = CONFIGS / "prometheus-alerts.yml"
@@ -60,7 +61,7 @@ FIRES = {
 def promtool(*arguments: str) -> None:
     assert PROMTOOL
     command = [PROMTOOL, *arguments]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -132,8 +133,8 @@ def prometheus(folder: Path, *scraped: int) -> Iterator[int]:
     try:
         yield port
     finally:
-        child.terminate()
-        child.wait(60)
+        child.kill()
+        child.wait()
 
 
 def expression(target: dict[str, Any]) -> str:
@@ -184,14 +185,14 @@ def test_a_real_prometheus_fires_and_every_query_of_the_dashboard_returns_data(
         prometheus(tmp_path, head, worker) as there,
     ):
         firing = 'ALERTS{alertname="CkptsyncCritical",alertstate="firing",code="damaged"}'
-        assert until(lambda: (get(there, "query", query=firing) or {}).get("result"))
+        assert until(lambda: (get(there, "query", query=firing) or {}).get("result"), 300)
         missing = list(TARGETS)
 
         def is_all_there() -> bool:
             missing[:] = [(title, t) for title, t in missing if not has_data(there, t)]
             return not missing
 
-        assert until(is_all_there), [(title, expression(t)) for title, t in missing]
+        assert until(is_all_there, 300), [(title, expression(t)) for title, t in missing]
 
 
 def test_a_dashboard_names_its_data_source_by_a_variable_and_no_panel_covers_another() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shutil
 import sys
 import time
@@ -18,10 +19,7 @@ from ckptsync.cli.arguments import (
     only_target,
     store_run_location,
 )
-from ckptsync.cli.ls import (
-    catalogues,
-    exit_code,
-)
+from ckptsync.cli.ls import catalogues, exit_code
 from ckptsync.cli.ls_run import sibling_line, upload_line
 from ckptsync.cli.output import first_of
 from ckptsync.cli.screen import (
@@ -87,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     while True:
         seen = overviews.read()
         code = exit_code(seen.catalogue)
-        if args.html:
+        if args.html is not None:
             _write_html(store, seen, Path(args.html))
             if not args.json:
                 output.say(f"{args.html}: written, open it in a browser")
@@ -114,12 +112,16 @@ def _write_html(store: Store, seen: Overview, path: Path) -> None:
     from ckptsync.web.documents import Documents
     from ckptsync.web.html_file import html_file
 
+    if path.is_dir():
+        raise ConfigError(f"--html: {path} is a directory", hint="name a file: --html status.html")
     body, draft = html_file(seen, Documents(store)), path.with_name(f"{path.name}.part")
     try:
         draft.write_bytes(body)
         draft.replace(path)
     except OSError as e:
-        raise CkptsyncError(f"{path}: {e.strerror}", hint="--html names a file") from e
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise CkptsyncError(f"{path}: {e.strerror}", hint="name a file that you may write") from e
 
 
 def alarm_lines(seen: Overview) -> list[str]:

@@ -440,9 +440,9 @@ class ModelBuilder:
 
 def source_files(store: Store, seen: LocationState, without: Container[str] = ()) -> Files:
     """Return a checkpoint's own files as far as they are there: checked, and read ahead."""
-    there = {path: lies for path, lies in seen.present().items() if path not in without}
-    entries = {path: seen.files[path][0].entry for path in there}
-    return open_reader(StoreFiles(store, there), [store], entries, PREFETCH)
+    present = {path: lies for path, lies in seen.present().items() if path not in without}
+    entries = {path: seen.files[path][0].entry for path in present}
+    return open_reader(StoreFiles(store, present), [store], entries, PREFETCH)
 
 
 def _plan_merge(files: Files, options: MergeOptions, origins: Sequence[_Origin]) -> MergeJob:

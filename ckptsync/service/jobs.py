@@ -296,16 +296,16 @@ class Jobs:
         with self._lock:
             jobs = [(n, *its) for n, its in self._jobs.items() if n not in self._running]
             waits, due = dict(self._waits), dict(self._due)
-        found = []
+        entries = []
         for name, job, since in jobs:
             wait, entry = waits.get(name), _entry(job, "queued", since)
             if wait and wait.failed:
                 until = wall(wait.until) if wait.until != float("inf") else None
                 entry = replace(entry, state="failed", reason=str(wait.failed), until=until)
-                found.append(replace(entry, hint=wait.failed.hint))
+                entries.append(replace(entry, hint=wait.failed.hint))
             elif job.subject in due.get(name[0], ()):
-                found.append(replace(entry, reason=OTHERS))
-        return tuple(found)
+                entries.append(replace(entry, reason=OTHERS))
+        return tuple(entries)
 
     def end(self) -> None:
         """Ask all children to end; no other is begun."""

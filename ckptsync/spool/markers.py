@@ -181,11 +181,6 @@ def marks(spool: Path, checkpoint: str) -> tuple[RankMark, ...]:
     return tuple(sorted(ranks, key=lambda m: (m.at, m.save, m.rank)))
 
 
-def commit_of(pin_dir: Path) -> Commit | None:
-    """Return the hook's commit of a pin; ``None`` for one that no hook made."""
-    return read_marker(pin_dir / COMMIT, Commit)
-
-
 def is_training(b: Begun) -> bool | None:
     """Return whether that process may still write.
 

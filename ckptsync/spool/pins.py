@@ -483,8 +483,8 @@ def _opened_pin(pin: Pin) -> Iterator[int]:
 def _owner(folder: int) -> tuple[str, str]:
     """Return the node and id of an open pin; empty without an owner, or in a torn file."""
     owner = load_json(folder, "owner.json")
-    found = (owner.get("node"), owner.get("id", "")) if isinstance(owner, dict) else ("", "")
-    node, pin_id = (x if isinstance(x, str) and _NODE.fullmatch(x) else "" for x in found)
+    values = (owner.get("node"), owner.get("id", "")) if isinstance(owner, dict) else ("", "")
+    node, pin_id = (x if isinstance(x, str) and _NODE.fullmatch(x) else "" for x in values)
     return (node, pin_id) if node else ("", "")
 
 

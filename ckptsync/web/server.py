@@ -230,8 +230,8 @@ class _Connection(H11Protocol):
     @property
     def _idle(self) -> dict[_Connection, None]:
         """All connections of the server without an answer that is being made, the oldest first."""
-        found: dict[_Connection, None] = self.server_state.__dict__["idle"]
-        return found
+        idle: dict[_Connection, None] = self.server_state.__dict__["idle"]
+        return idle
 
     def _cut_oldest(self) -> None:
         while len(self._idle) > MANY:

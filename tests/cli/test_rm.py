@@ -15,6 +15,7 @@ from ckptsync.cli.main import main
 from ckptsync.records.tombstone_keep_join import Tombstone
 from ckptsync.stores.opening import create_store, open_store
 from tests.support.retention_stores import FIRST, fill
+from tests.support.terminal import on_terminal, read_until
 from tests.support.verified_stores import put
 
 OLD = "run/checkpoint-1"
@@ -104,14 +105,9 @@ def test_a_person_is_asked_and_a_script_says_yes(store: Path, answer: str, code:
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     assert (done.returncode, b"give --yes" in done.stderr) == (2, True)
     assert tree(store) == before
-    leader, follower = os.openpty()
-    with subprocess.Popen(command, stdin=follower, stderr=follower, stdout=subprocess.PIPE) as run:
-        os.close(follower)
-        asked = b""
-        while b"[yes/no]" not in asked:
-            asked += os.read(leader, 1000)
+    with on_terminal(command, ["stdin", "stderr"], stdout=subprocess.DEVNULL) as (run, leader):
+        asked = read_until(leader, lambda asked: b"[yes/no]" in asked)
         assert f"delete {OLD} (VERIFIED)".encode() in asked
         os.write(leader, answer.encode())
-        assert run.wait() == code
-    os.close(leader)
+        assert run.wait(60) == code
     assert (tree(store) == before) == (code == 2)

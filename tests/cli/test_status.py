@@ -3,7 +3,6 @@
 Nothing is wider than the terminal or commands it.
 """
 
-import contextlib
 import json
 import logging
 import os
@@ -42,6 +41,7 @@ from ckptsync.stores.posix.store import PosixStore
 from tests.support.head_in_process import consolidate_due, verify_next
 from tests.support.small_store import DATA, SHARD, flip, make
 from tests.support.status_examples import HOUR, NOW, fact, heart, job, location, shown, waiting
+from tests.support.terminal import on_terminal, read_until
 
 MONITORING = Path(__file__).parents[2] / "docs" / "monitoring.md"
 
@@ -269,38 +269,28 @@ def test_a_picture_fits_its_terminal_and_ends_with_q(store: Path, command: str, 
     now, name = time.time(), "训练-🚀" * 12
     work = waiting(f"{name}/checkpoint-8", since=now, until=now + 600, reason="第 8 步 " * 20)
     beat(open_store(str(store)), replace(heartbeat("n0", ("worker",)), running=work))
-    leader, follower = os.openpty()
     words = [sys.executable, "-m", "ckptsync", command, "--store", str(store), "--watch"]
     terminal = {**os.environ, "TERM": "xterm", "COLUMNS": str(width), "LINES": "40"}
-    with subprocess.Popen(
-        words, stdin=follower, stdout=follower, env=terminal, start_new_session=True
-    ) as child:
-        os.close(follower)
-        seen = b""
-        while b"VERIFIED" not in seen or b"WAITING" not in seen or b"n0 waits" not in seen:
-            seen += os.read(leader, 65536)
+    expected = (b"VERIFIED", b"WAITING", b"n0 waits")
+    with on_terminal(words, ["stdin", "stdout"], env=terminal, start_new_session=True) as (
+        child,
+        leader,
+    ):
+        seen = read_until(leader, lambda seen: all(word in seen for word in expected))
         os.write(leader, b"q")
-        with contextlib.suppress(OSError):  # the terminal ends with its last process
-            while more := os.read(leader, 65536):
-                seen += more
+        seen += read_until(leader, lambda more: b"\x1b[?1049l" in more)
         assert child.wait(60) == 0
-    os.close(leader)
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "\n", seen.decode(errors="replace"))
     assert max(columns(line) for line in text.replace("\r", "\n").split("\n")) <= width
 
 
 def test_on_a_terminal_it_draws_again_and_again_until_it_is_interrupted(store: Path) -> None:
-    leader, follower = os.openpty()
     command = [sys.executable, "-m", "ckptsync", "status", "--store", str(store), "--watch"]
     terminal = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
-    with subprocess.Popen(command, stdout=follower, env=terminal) as child:
-        os.close(follower)
-        seen = b""
-        while seen.count(b"\x1b[H") < 3 or b"VERIFIED" not in seen:
-            seen += os.read(leader, 65536)
+    with on_terminal(command, ["stdout"], env=terminal) as (child, leader):
+        seen = read_until(leader, lambda seen: seen.count(b"\x1b[H") > 2 and b"VERIFIED" in seen)
         child.terminate()
         child.wait(60)
-    os.close(leader)
     assert child.returncode == 143
     clears = b"\x1b[2J" in seen.partition(b"VERIFIED")[2]
     assert not clears, "what is cleared before it is drawn flickers"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ckptsync.hooks.trainer_saves import TrainerSaves
-from ckptsync.spool.markers import Commit, commit_of
+from ckptsync.spool.markers import COMMIT, Commit, read_marker
 
 STEPS = 2  # of `tests/hooks/trainer_events.py`, and what it writes in each
 FILES = ("model.safetensors", "optimizer.pt", "rng_state.pth", "trainer_state.json")
@@ -99,7 +99,7 @@ def save(*savers: TrainerSaves, step: int) -> None:
 def commits(output_dir: Path) -> dict[str, Commit]:
     """Every pin that a hook has made, by its name."""
     found = {
-        path.name: commit_of(path)
+        path.name: read_marker(path / COMMIT, Commit)
         for path in sorted((output_dir / "_ckptsync" / "pins").glob("[!.]*"))
     }
     return {name: commit for name, commit in found.items() if commit is not None}

@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import re
 import signal
 import socket
@@ -23,6 +22,7 @@ import pytest
 
 from tests.scenarios.conftest import Prepared
 from tests.scenarios.world import COMMAND, VECTORS, World, files_below, flipped, reference
+from tests.support.ports import free_port
 
 
 @pytest.mark.stores("path", "s3")
@@ -184,7 +184,7 @@ def test_status_names_nodes_runs_and_alarms(world: World) -> None:
 def test_metrics_and_health_are_served_beside_slow_clients(
     world: World, prepared: Prepared
 ) -> None:
-    port = _free_port()
+    port = free_port()
     world.fill(prepared("hf-ddp", 4))
     world.head(metrics={"listen": f"127.0.0.1:{port}"}).wait(phase="verified", run="sft")
     world.until(lambda: _listens(port), "the port of the metrics")
@@ -316,11 +316,3 @@ def test_two_checkpoints_of_one_training_become_two_models(world: World) -> None
         world.wait(f"sft/checkpoint-{step}", "VERIFIED")
         assert world.model(f"sft/checkpoint-{step}") == reference("hf-fsdp2-2node")
     assert files_below(world.output("sft") / "checkpoint-4")
-
-
-def _free_port() -> int:
-    """A port below those that the kernel gives to whoever asks for any."""
-    while True:
-        port = random.randrange(20_000, 32_000)
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port

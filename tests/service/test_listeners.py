@@ -21,6 +21,7 @@ from ckptsync.service.tasks import HUNG, Outcome, Task, Watchdog
 from ckptsync.status.alarms import Channel
 from ckptsync.status.heartbeat import Disk
 from ckptsync.stores.memory import MemoryStore
+from tests.support.ports import free_port
 from tests.support.status_examples import heart, job, location, shown
 
 pytest.importorskip("prometheus_client")
@@ -132,10 +133,8 @@ def test_a_scrape_is_answered_while_a_look_hangs_in_its_store(
 
 
 def test_it_listens_from_its_first_look_on_and_looks_again_change_nothing(make: Make) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
-        taken.listen()
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)):
         exposing = make(f"127.0.0.1:{port}")
         with pytest.raises(ConfigError, match="in use"):
             exposing.listen()

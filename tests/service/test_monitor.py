@@ -45,12 +45,8 @@ def alarmed(*alarms: Alarm) -> Overview:
     return replace(shown(heart()), alarms=alarms)
 
 
-def json_url(there: Hook) -> str:
-    return there.url.replace("http://", "json://")
-
-
 def postman(there: Hook) -> Sender:
-    return Sender(AppriseUrl(json_url(there), 1), Terms(KINDS, 3600.0), ("/store", "boss"), print)
+    return Sender(AppriseUrl(there.json_url(), 1), Terms(KINDS, 3600.0), ("/store", "boss"), print)
 
 
 def test_an_alarm_is_logged_while_it_holds_and_once_when_it_is_over() -> None:
@@ -102,9 +98,8 @@ def test_a_configuration_names_the_channels_the_kinds_and_how_often(
     beat(store, replace(heartbeat("n0", ("worker",)), written=time.time(), running=work))
     overviews = OverviewReader(store, lambda: shown().catalogue, Patience())
     with hook() as there:
-        alerts = (
-            f"alerts: {{urls: [{json_url(there)}/secret], command: [/bin/true], on: [damage]}}\n"
-        )
+        url = there.json_url("secret")
+        alerts = f"alerts: {{urls: ['{url}'], command: [/bin/true], on: [damage]}}\n"
         config = read_config(f"roles: [head]\nstore: {{url: /s}}\n{alerts}", "c", {})
         deaf = Monitor(overviews, open_channels(config, "boss", print))
         assert [s.channel.channel for s in deaf.senders] == ["json-1", "command"]

@@ -62,8 +62,9 @@ def test_what_is_written_is_read_again(spool: Path) -> None:
     markers.write_mark(spool / "pins" / "checkpoint-1.0" / "notes.json", PinNotes(1, 2, 3, "s"))
     assert markers.begun(spool) == (BEGUN,)
     assert markers.marks(spool, "checkpoint-1") == (MARK,)
-    assert markers.commit_of(spool / "pins" / "checkpoint-1.0") == COMMIT
-    notes = markers.read_marker(spool / "pins" / "checkpoint-1.0" / "notes.json", PinNotes)
+    pin = spool / "pins" / "checkpoint-1.0"
+    assert markers.read_marker(pin / markers.COMMIT, Commit) == COMMIT
+    notes = markers.read_marker(pin / markers.NOTES, PinNotes)
     assert notes == PinNotes(1, 2, 3, "s")
 
 
@@ -75,7 +76,6 @@ def test_marks_of_another_checkpoint_are_not_told(spool: Path) -> None:
 def test_where_nothing_was_written_there_is_nothing(spool: Path) -> None:
     assert markers.begun(spool) == ()
     assert markers.marks(spool, "checkpoint-1") == ()
-    assert markers.commit_of(spool) is None
     assert markers.read_log(spool) == ()
 
 

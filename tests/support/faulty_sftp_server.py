@@ -108,12 +108,6 @@ def write(body: bytes) -> tuple[int, bytes]:
     return status(0)
 
 
-def cut(body: bytes) -> tuple[int, bytes]:
-    handle, rest = take(body)
-    os.ftruncate(FILES[handle], int.from_bytes(rest[4:12], "big"))
-    return status(0)
-
-
 def listed(body: bytes) -> tuple[int, bytes]:
     handle, (path, _) = b"%d" % next(HANDLES), take(body)
     if "unreadable" in FAULTS and handle != b"0":
@@ -214,7 +208,6 @@ ACTS: dict[int, Callable[[bytes], tuple[int, bytes]]] = {
     4: closed,
     5: read,
     6: write,
-    10: cut,
     11: listed,
     12: entries,
     18: renamed,

@@ -69,7 +69,7 @@ class Script:
             say = self.answers.pop(0) if self.answers else error(404, "NoSuchKey")
         return say(asked) if callable(say) else say
 
-    def store(self, patience: float = 5.0, stall: float = 5.0, **options: Any) -> S3Store:
+    def store(self, patience: float = 30.0, stall: float = 30.0, **options: Any) -> S3Store:
         """A store there."""
         given = {
             "key": "AKIDEXAMPLE",

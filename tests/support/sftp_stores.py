@@ -27,8 +27,8 @@ while left > 0 and (data := os.read(0, min(left, 65536))):
 process.stdin.close()
 process.wait()
 """
-SOON = Limits(patience=5.0, stall=5.0)
 # a busy machine may be slow to begin; nothing is lost on the way
+SOON = Limits(patience=30.0, stall=30.0)
 AT_ONCE = Limits(patience=0.0, stall=30.0)
 
 

@@ -72,3 +72,7 @@ def test_a_file_that_cannot_be_written_is_an_error(
     words = ["status", "--store", str(tmp_path / "store"), "--html", str(tmp_path / "no/x")]
     assert main(words) == 1
     assert "no/x: No such file" in capsys.readouterr().err
+    for folder in ("/", ".", "", str(tmp_path)):
+        assert main([*words[:-1], folder]) == 2
+        assert "is a directory" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]

@@ -17,12 +17,19 @@ from ckptsync.errors import ConfigError
 from ckptsync.web import server as module
 from ckptsync.web.app import Text, make_app
 from ckptsync.web.server import MANY, HttpServer
+from tests.support.ports import free_port
 
 LARGE = (200, bytes(32 << 20), "text/plain")
 PAGES: dict[str, Callable[[], Text]] = {
     "/metrics": lambda: (200, b"m 1\n", "text/plain"),
     "/healthz": lambda: (503, b"no\n", "text/plain"),
 }
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut nobody off for being slow, as a busy machine is, but where a test is about that."""
+    monkeypatch.setattr(module, "SLOW", 600.0)
 
 
 @contextmanager
@@ -76,9 +83,10 @@ def test_pages_are_served_and_others_are_named() -> None:
 
 def test_a_port_that_is_taken_is_refused_until_it_is_free_and_so_is_a_host_elsewhere() -> None:
     used = r"metrics.listen: 127.0.0.1:\d+: Address already in use"
-    with listening() as web, pytest.raises(ConfigError, match=used):
+    where = f"127.0.0.1:{free_port()}"
+    with listening(where) as web, pytest.raises(ConfigError, match=used):
         HttpServer(f"127.0.0.1:{web.port}", make_app(PAGES), "metrics.listen")
-    with listening(f"127.0.0.1:{web.port}"):
+    with listening(where):
         assert answer(web.port, "/metrics")[0] == 200
     with pytest.raises(ConfigError, match=r"web\.listen"):
         HttpServer("192.0.2.1:0", make_app(PAGES), "web.listen")
@@ -116,6 +124,7 @@ def test_who_says_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     with listening() as web, contextlib.ExitStack() as stack:
         silent = [stack.enter_context(connected(web.port, b"")) for _ in range(MANY)]
         assert all(map(is_cut_off, silent))
+        monkeypatch.setattr(module, "SLOW", 600.0)
         assert answer(web.port, "/metrics")[0] == 200
 
 
@@ -161,10 +170,10 @@ def test_who_holds_all_connections_keeps_nobody_out(head: bytes) -> None:
 def test_an_answer_that_nobody_takes_is_given_up_in_time(
     more: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "SLOW", 0.5)
     began = threading.Event()
 
     def large() -> Text:
+        monkeypatch.setattr(module, "SLOW", 0.5)  # now that its head has come
         began.set()
         return LARGE
 

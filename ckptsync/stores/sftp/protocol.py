@@ -302,8 +302,8 @@ class Session:
         made, seen = self.ask(
             Request(PacketType.MKDIR, text(path) + bytes(4)), Request(PacketType.LSTAT, text(path))
         )
-        if there := seen.attributes():
-            return there
+        if attributes := seen.attributes():
+            return attributes
         made.fields()
         raise StatusError(Code.NO_SUCH_FILE)
 

@@ -118,8 +118,4 @@
  * @typedef {{at?: number, nodes: StoreNode[], running?: Running[]}} NodesDocument
  */
 
-/** @type {readonly Status[]} */
-export const STATUSES = [
-  "WAITING", "UPLOADING", "INCOMPLETE", "COMPLETE", "CONSOLIDATED", "VERIFIED", "DAMAGED",
-  "CONFLICT", "RETIRED",
-];
+export {};

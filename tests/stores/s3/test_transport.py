@@ -80,7 +80,7 @@ def storing(connection: socket.socket, _number: int) -> None:
 
 
 def store_at(
-    host: str, stall: float = 5.0, pace: Any = None, scheme: str = "http", **options: Any
+    host: str, stall: float = 30.0, pace: Any = None, scheme: str = "http", **options: Any
 ) -> S3Store:
     limits = Limits(patience=0, stall=stall, memory=BIG * 4, **({"pace": pace} if pace else {}))
     store = S3Store(

@@ -17,6 +17,7 @@ from ckptsync.cli.demo import DATA, NODES, configurations, running
 from ckptsync.status.overview import Overview
 from ckptsync.stores.opening import create_store
 from tests.support import small_store
+from tests.support.ports import free_port
 from tests.support.status_examples import heart, location, shown
 from tests.support.waiting import until
 from tests.support.worker_in_process import push_now
@@ -88,7 +89,7 @@ def test_a_bar_moves_while_a_node_uploads(tmp_path: Path, open_page: Open) -> No
     create_store(str(tmp_path / "store"))
     configs = configurations(tmp_path)
     node = NODES[0]
-    configs[node]["limits"] = {"bandwidth": "2MB/s"}
+    configs[node]["limits"] = {"bandwidth": "1MB/s"}
     made = tmp_path / "made"
     shutil.copytree(DATA / "fsdp2" / node / "checkpoint-4", made)
     (made / "extra_state.bin").write_bytes(bytes(range(256)) * (1 << 18))
@@ -228,7 +229,7 @@ def test_the_keyboard_is_enough(small: Path, open_page: Open) -> None:
 
 
 def test_a_lost_connection_is_said_and_ends(small: Path, open_page: Open) -> None:
-    with web_command(small) as url:
+    with web_command(small, f"127.0.0.1:{free_port()}") as url:
         page = open_page(url, strict=False)
         page.locator("#connection.live").wait_for()
     page.locator("#connection.away").get_by_text(re.compile(r"last seen \d+ s ago")).wait_for()

@@ -1,0 +1,17 @@
+"""Ports for servers that tests start as processes of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+
+_SYSTEM = random.SystemRandom()  # no seed: processes of tests must not agree
+
+
+def free_port() -> int:
+    """Return a free port below those that the kernel gives to clients, and to who asks for any."""
+    while True:
+        port = _SYSTEM.randrange(20_000, 32_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
