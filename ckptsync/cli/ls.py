@@ -171,7 +171,8 @@ def _detail(store: Store, seen: Summary, *, is_known: bool) -> str:
     if seen.status not in ("VERIFIED", "CONSOLIDATED") or not model:
         why = output.first_of(seen.lost or seen.evidence)
         if is_known:  # the node said it
-            return why if seen.manifests and not seen.uploading else ""
+            is_told = seen.uploading or seen.status == "COMPLETE"
+            return why if seen.manifests and not is_told else ""
         return f"{upload_line(seen.uploading, seen.percent)}; {why}" if seen.uploading else why
     line = f"{seen.unopenable}; {seen.to_give}; {model}" if seen.unopenable else model
     line += f" ({seen.proof.level})" if seen.status == "VERIFIED" else ""
