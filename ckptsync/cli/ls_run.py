@@ -70,7 +70,8 @@ def reasons(
     of the lines that say why is given.
     """
     why = s.lost or s.evidence
-    if its and (s.uploading or not s.manifests):  # the node said it
+    is_told = s.uploading or s.status == "COMPLETE" or not s.manifests
+    if its and is_told:  # the nodes said it
         why = ()
     if model is not None:
         why = tuple(filter(None, [output.first_of(why)]))

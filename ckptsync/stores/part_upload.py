@@ -141,7 +141,11 @@ class UploadPool:
 
         def put(part: FilePart) -> None:
             try:
-                if not stopped.is_set() and not upload.is_there(part):
+                if stopped.is_set():
+                    return
+                if upload.is_there(part):
+                    progress_signs.count_kept(len(part.data))
+                else:
                     upload.put(part)
             finally:
                 self._memory.give(part.data)

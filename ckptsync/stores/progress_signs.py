@@ -27,6 +27,7 @@ LEAST = (
 _lock = threading.Lock()
 _signs: dict[str, int] = {}
 _owner: ContextVar[str] = ContextVar("owner", default="")
+_counter: ContextVar[Callable[[int], None] | None] = ContextVar("counter", default=None)
 _sent = 0  # bytes
 _is_shutting_down = False  # a plain flag, since signal handlers may take no lock
 
@@ -57,6 +58,23 @@ def count_sent(count: int) -> None:
     global _sent  # noqa: PLW0603 - of the whole process
     with _lock:
         _sent += count
+    count_kept(count)
+
+
+def count_kept(count: int) -> None:
+    """Count bytes that an earlier try had uploaded: for `counted_by`, and not as sent again."""
+    if counter := _counter.get():
+        counter(count)
+
+
+@contextmanager
+def counted_by(counter: Callable[[int], None]) -> Iterator[None]:
+    """Have ``counter`` told of all bytes that this block uploads, also by threads (`carried`)."""
+    before = _counter.set(counter)
+    try:
+        yield
+    finally:
+        _counter.reset(before)
 
 
 def sent_bytes() -> int:

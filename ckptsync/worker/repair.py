@@ -145,9 +145,9 @@ def send_again(
             unread = without_frames(e)
             continue
         transfer = transfer or Transfer(entry.size)
-        transfer.begin(source)
         try:
-            store.write(request.name, source, source.about)
+            with transfer.of(source):
+                store.write(request.name, source, source.about)
         except Incomplete:  # changed since
             continue
         transfer.end(entry)

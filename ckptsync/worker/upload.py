@@ -354,7 +354,8 @@ class FileSender:
         """Store a file under its plain name; return whether the name has its bytes now."""
         source, store = self._source(file), self.to.store
         try:
-            store.create(name, source, source.about)
+            with self.to.transfer.of(source):
+                store.create(name, source, source.about)
         except Exists as e:
             file = self._record_digest(source)
             if e.is_same or (
@@ -386,7 +387,8 @@ class FileSender:
         try:
             # after that: a node that has ended meanwhile has its manifest among those read now
             check()
-            self.to.store.write(name, Guarded(source, check), source.about)
+            with self.to.transfer.of(source):
+                self.to.store.write(name, Guarded(source, check), source.about)
         except _Taken:
             return False
         self.overwrote_orphan = True
@@ -401,7 +403,8 @@ class FileSender:
             file.digest and is_stored(self.to.store, name, file, self.to.after_chunk)
         ):
             source = self._source(file)
-            self.to.store.write(name, source, source.about)
+            with self.to.transfer.of(source):
+                self.to.store.write(name, source, source.about)
             self.done[name] = self._record_digest(source)
         return replace(self.read.get(file.path, file), stored_as=name)
 
@@ -414,11 +417,9 @@ class FileSender:
         file = self.read.get(file.path, file)
         held = self.files.by_path.get(file.path)
         if held is not None and self._has(held, file):
-            source = UploadSource(
+            return UploadSource(
                 held, self.to.node, file, self.to.after_chunk, len(self.files.by_path)
             )
-            self.to.transfer.begin(source)
-            return source
         for name in dict.fromkeys(
             m.stored_name(f) for m in self.elsewhere for f in m.files if f.path == file.path
         ):

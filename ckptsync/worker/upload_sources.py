@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 from ckptsync.digest import Digester, block_size, digest
@@ -128,6 +129,7 @@ class Transfer:
         self._lock = threading.Lock()
         self._ended = 0
         self._sources: dict[str, UploadSource | StoreSource] = {}
+        self._sent: dict[str, int] = {}
 
     def restart(self, total: int, unsent: int) -> None:
         """Count again: ``unsent`` of ``total`` bytes have to be sent."""
@@ -135,10 +137,19 @@ class Transfer:
             self._sources = {}
             self.total, self._ended = total, total - unsent
 
-    def begin(self, source: UploadSource | StoreSource) -> None:
-        """Count the bytes of a file as they are read to be sent."""
+    @contextmanager
+    def of(self, source: UploadSource | StoreSource) -> Iterator[None]:
+        """Count the bytes of a file as this block sends them: a store may read far ahead."""
+        path = source.entry.path
+
+        def count(sent: int) -> None:
+            with self._lock:
+                self._sent[path] += sent
+
         with self._lock:
-            self._sources[source.entry.path] = source
+            self._sources[path], self._sent[path] = source, 0
+        with progress_signs.counted_by(count):
+            yield
 
     def end(self, entry: FileEntry) -> None:
         """Count a file as done."""
@@ -150,7 +161,7 @@ class Transfer:
     def done(self) -> int:
         """Return the bytes that are done."""
         with self._lock:
-            moving = sum(source.position for source in self._sources.values())
+            moving = sum(min(s.position, self._sent[path]) for path, s in self._sources.items())
             return min(self._ended + moving, self.total)
 
 

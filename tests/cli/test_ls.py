@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
+from ckptsync.cli.ls import list_rows
 from ckptsync.cli.main import main
 from ckptsync.head.consolidate import HeadOptions, consolidate_location
+from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.posix.store import PosixStore
 from tests.support.filled_stores import DEMO, send
 from tests.support.small_store import make
+from tests.support.status_examples import heart, job, location, shown, waiting
 from tests.support.vector import vector
 
 
@@ -136,6 +139,21 @@ def test_one_run_is_read_alone_and_the_cache_keeps_the_others(
     assert runs_read("ls") == {"fsdp2"}, "zero3 is known"
     assert runs_read(command, "zero3") == set()
     assert runs_read("ls") == set(), "fsdp2 is still known"
+
+
+def test_what_a_node_does_with_a_location_is_not_said_to_be_undone_beside_it() -> None:
+    sent = waiting("run/checkpoint-1", state="uploading", total=100, done=50)
+    merges = (job("consolidate", "run/checkpoint-2", done=50, total=100),)
+    half = location("run/checkpoint-1", "INCOMPLETE", lost=("rank 1",), nodes=("n9",))
+    whole = location("run/checkpoint-2", "COMPLETE", evidence=("it has not been consolidated",))
+    seen = shown(
+        heart(running=sent), heart("h", ("head",), running=merges), locations=[half, whole]
+    )
+    rows = list_rows(MemoryStore(), seen.catalogue.shown, seen.running, seen.at)
+    assert [row[-1] for row in rows] == [
+        "n0 uploads, 50 % of 100 B",
+        "h consolidates, 50 % of 100 B",
+    ]
 
 
 def test_of_two_saves_of_one_name_the_older_says_which_is_newer(

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from ckptsync.errors import Exists, Incomplete, StoreError, Transient
+from ckptsync.stores import progress_signs
 from ckptsync.stores.contract import UNKNOWN, About
 from ckptsync.stores.part_upload import MIB, FilePart, UploadPool, part_size
 
@@ -144,6 +145,20 @@ def test_an_upload_whose_name_was_taken_is_removed() -> None:
     with pytest.raises(Exists):
         UploadPool(2, 300).send(shelf, [content(250)[:250]], About(250, "here"), 100)
     assert shelf.abandoned == 1
+
+
+def test_bytes_are_counted_for_who_uploads_them_where_they_leave_or_were_kept() -> None:
+    class Counting(Shelf):
+        def put(self, part: FilePart) -> None:
+            progress_signs.count_sent(len(part.data))
+            super().put(part)
+
+    counts: list[int] = []
+    shelf, data = Counting(), content(300)[:300]
+    shelf.parts[1] = data[:100]
+    with progress_signs.counted_by(counts.append):
+        UploadPool(2, 400).send(shelf, chunks(data, 70), About(300, "here"), 100)
+    assert (counts, sorted(shelf.puts)) == ([100, 100, 100], [2, 3])
 
 
 def test_no_more_than_the_budget_is_in_flight() -> None:

@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,6 +28,7 @@ from ckptsync.worker.upload_sources import (
     FilePool,
     Guarded,
     StoreSource,
+    Transfer,
     UploadSource,
     checked,
     is_stored,
@@ -290,3 +293,17 @@ def test_what_ends_since_another_failed_may_succeed_again_if_that_may(
     with pytest.raises(kind, match="away"):
         together.each(work, [0, 1])
     assert [type(e) for e in ended] == [kind]
+
+
+def test_bytes_that_a_store_has_read_ahead_are_not_done_before_they_are_sent() -> None:
+    file = entry(bytes(100))
+    source: Any = SimpleNamespace(entry=file, position=100)
+    transfer = Transfer(200)
+    with transfer.of(source):
+        assert transfer.done == 0
+        progress_signs.count_sent(40)
+        assert transfer.done == 40
+        progress_signs.count_sent(100)  # a part was sent again
+        assert transfer.done == 100
+    transfer.end(file)
+    assert transfer.done == 100
