@@ -1,7 +1,11 @@
 """``ckptsync ls RUN`` and ``ls RUN/CHECKPOINT`` as transcripts."""
 
+import contextlib
 import io
 import json
+import os
+import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +15,7 @@ import pytest
 from ckptsync.catalogue.location_summary import Summary
 from ckptsync.cli.ls_run import BLOCKS, curve_line, sparkline
 from ckptsync.cli.main import main
+from ckptsync.cli.output import columns
 from ckptsync.status.curves import Curve
 from ckptsync.status.location_details import read_details
 from ckptsync.stores.opening import open_store
@@ -169,3 +174,30 @@ def test_a_run_is_shown_where_nothing_but_ascii_can_be_printed(
     assert main(["ls", "fsdp2", "--store", str(tmp_path / "store")]) == 0
     out.flush()
     assert out.buffer.getvalue().startswith(b"STEP ")
+
+
+def test_watch_draws_the_curve_and_the_rows_and_ends_with_q(said: Said, tmp_path: Path) -> None:
+    leader, follower = os.openpty()
+    words = [sys.executable, "-m", "ckptsync", "ls", "fsdp2", "--watch"]
+    words += ["--store", str(tmp_path / "store")]
+    terminal = {"TERM": "xterm", "COLUMNS": "60", "LINES": "40", "PYTHONIOENCODING": "utf-8"}
+    with subprocess.Popen(
+        words,
+        stdin=follower,
+        stdout=follower,
+        env={**os.environ, **terminal},
+        start_new_session=True,
+    ) as child:
+        os.close(follower)
+        seen = b""
+        while b"no config" not in seen:
+            seen += os.read(leader, 65536)
+        os.write(leader, b"q")
+        with contextlib.suppress(OSError):  # the terminal ends with its last process
+            while more := os.read(leader, 65536):
+                seen += more
+        assert child.wait(60) == 0
+    os.close(leader)
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "\n", seen.decode(errors="replace"))
+    assert "loss 2.75 █▆▅▃▁ 1.75, steps 1 to 5" in text
+    assert max(columns(line) for line in text.replace("\r", "\n").split("\n")) <= 60
