@@ -91,7 +91,9 @@ def run(args: argparse.Namespace) -> int:
         return Listing(seen, [r.summary for r in rows], now, rows if wanted else (), last[1])
 
     if args.watch and not args.json and sys.stdout.isatty():
-        return Screen(read, partial(_lines, store, is_sorted=bool(args.sort)), store.url).run()
+        # rich puts a file without an encoding in the place of stdout
+        lines = partial(_lines, store, sys.stdout.encoding, is_sorted=bool(args.sort))
+        return Screen(read, lines, store.url).run()
     while True:
         code = _show(args, store, read(), in_full=bool(location) and not args.watch)
         if not args.watch:
@@ -131,7 +133,7 @@ def _none(found: Catalogue) -> str:
     return "no checkpoint has that status" if found.shown else "no checkpoints yet"
 
 
-def _lines(store: Store, seen: Listing, width: int, *, is_sorted: bool) -> list[str]:
+def _lines(store: Store, encoding: str, seen: Listing, width: int, *, is_sorted: bool) -> list[str]:
     """Return the same as lines of at most ``width`` columns, what is on its way first."""
     found, running = seen.overlay.catalogue, seen.overlay.running
     heading: Sequence[str] = HEADING
@@ -145,16 +147,13 @@ def _lines(store: Store, seen: Listing, width: int, *, is_sorted: bool) -> list[
     )
     rows = [(cells, [detail] if detail else []) for _, (*cells, detail) in shown]
     faults = [f"unreadable: {fault.text}" for fault in found.faults]
+    curves = curve_line(seen.curves, encoding, max(LEAST, min(CELLS, width - BESIDE)))
     return [
         *(line for fault in faults[:MOST] for line in wrapped(fault, width)),
         *more(faults, "more records that cannot be read"),
-        *(line for curve in _curve(seen, width) for line in wrapped(curve, width)),
+        *(line for curve in curves for line in wrapped(curve, width)),
         *(table(heading[:-1], rows, width) if rows else [_none(found)]),
     ]
-
-
-def _curve(seen: Listing, width: int) -> list[str]:
-    return curve_line(seen.curves, sys.stdout.encoding, max(LEAST, min(CELLS, width - BESIDE)))
 
 
 def catalogues(store: Store, run: str) -> Callable[[], Catalogue]:

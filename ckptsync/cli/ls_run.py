@@ -220,13 +220,8 @@ def full_lines(url: str, row: Row, details: Mapping[str, Any], now: float) -> It
     }
     yield f"{s.run}/{s.location}"
     yield from output.aligned([(f"  {name}", str(value)) for name, value in facts.items() if value])
-    damaged = {f"{d['file']}: {d['kind']}: {d['detail']}": d for d in details["damage"]}
-    yield from (f"  {line}" for line in row.reasons if line not in damaged)
-    for line, damage in damaged.items():
-        ranges = ", ".join(f"{a}-{b}" for a, b in damage["ranges"])
-        where = f", bytes {ranges}" if ranges else ""
-        tensors = f"; tensors: {', '.join(damage['tensors'])}" if damage["tensors"] else ""
-        yield f"  {line}{where}{tensors}"
+    damage = (f"{d['file']}: {d['kind']}: {d['detail']}" for d in details["damage"])
+    yield from (f"  {line}" for line in dict.fromkeys([*row.reasons, *damage]))
     files = [
         (f"  {f['name']}", show_size(f["bytes"]), f["node"] if f["stored"] else "not in the store")
         for f in sorted(details["files"], key=lambda f: bool(f["stored"]))
@@ -245,8 +240,9 @@ def _time(at: float, now: float) -> str:
 def next_command(url: str, s: Summary) -> str:
     """Return the command that helps most: what makes a location whole, proves it, or uses it."""
     where = f"{s.run}/{s.location}"
-    if s.siblings:
-        return s.siblings[0].command(url, s.run, s.location)
+    for other in s.siblings:
+        if not other.against:
+            return other.command(url, s.run, s.location)
     words = {
         "WAITING": ["ls", where, "--watch"],
         "UPLOADING": ["ls", where, "--watch"],

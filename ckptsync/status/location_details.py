@@ -19,11 +19,15 @@ DAMAGED = 100  # files of a location, ranges and tensors of a file
 
 
 def describe_progress(s: Summary, curves: Mapping[str, Curve]) -> dict[str, Any]:
-    """Return when a location was saved, uploaded, merged and verified, and its losses."""
+    """Return when a location was saved, uploaded, merged and verified, and its losses.
+
+    What has no manifest is not uploaded, and the stored curves end before it.
+    """
+    curves = curves if s.manifests else {}
     return {
         "step": s.step,
         "saved": s.ended or None,
-        "uploaded": s.arrived or None,
+        "uploaded": (s.arrived or None) if s.manifests else None,
         "merged": s.merged or None,
         "verified": (s.proof.when or None) if s.status == "VERIFIED" else None,
         "kept": bool(s.kept),

@@ -1,18 +1,25 @@
 """``ckptsync ls RUN`` and ``ls RUN/CHECKPOINT`` as transcripts."""
 
+import contextlib
 import io
 import json
+import os
+import re
+import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ckptsync.catalogue.location_summary import Summary
-from ckptsync.cli.ls_run import BLOCKS, curve_line, sparkline
+from ckptsync.cli.ls_run import BLOCKS, curve_line, next_command, sparkline
 from ckptsync.cli.main import main
+from ckptsync.cli.output import columns
+from ckptsync.records.save_groups import Sibling
 from ckptsync.status.curves import Curve
-from ckptsync.status.location_details import read_details
+from ckptsync.status.location_details import describe_progress, read_details
 from ckptsync.stores.opening import open_store
 from ckptsync.stores.posix.store import PosixStore
 from tests.support.small_store import SHARD, flip, make, make_two
@@ -131,14 +138,25 @@ def test_what_is_damaged_is_said_with_its_bytes(
     assert main(["ls", "fsdp2/checkpoint-4", "--store", str(store)]) == 0
     lines = capsys.readouterr().out.splitlines()
     [damage] = [line for line in lines if line.startswith(f"  {SHARD}: ")]
-    assert "bytes " in damage
+    assert damage.count("in bytes 24576 to 28672 (model.layers.") == 1
     assert lines[-1].startswith("next: ckptsync repair fsdp2/checkpoint-4 --store ")
 
 
-def test_what_only_a_node_knows_has_no_files_yet(tmp_path: Path) -> None:
+def test_what_only_a_node_knows_has_no_files_and_no_losses_yet(tmp_path: Path) -> None:
     store = open_store(str(make(tmp_path / "store")))
-    begun = Summary("fsdp2", "checkpoint-9", "checkpoint-9", 9, "WAITING")
+    begun = Summary("fsdp2", "checkpoint-9", "checkpoint-9", 9, "WAITING", ended=1.0, arrived=1.0)
     assert read_details(store, begun)["files_total"] == 0
+    values = describe_progress(begun, {"loss": [(8, 2.5)]})
+    assert (values["saved"], values["uploaded"], values["loss"]) == (1.0, None, None)
+
+
+def test_a_join_is_the_next_command_only_where_nothing_speaks_against_it() -> None:
+    parts = Sibling("checkpoint-4~a", ("n1",), ()), Sibling("checkpoint-4~b", ("n2",), ("dates",))
+    s = Summary("r", "checkpoint-4", "checkpoint-4", 4, "INCOMPLETE", siblings=parts[1:])
+    assert next_command("/s", s) == "ckptsync status r --store /s"
+    assert next_command("/s", replace(s, siblings=parts)) == parts[0].command(
+        "/s", "r", "checkpoint-4"
+    )
 
 
 @pytest.mark.parametrize(
@@ -169,3 +187,30 @@ def test_a_run_is_shown_where_nothing_but_ascii_can_be_printed(
     assert main(["ls", "fsdp2", "--store", str(tmp_path / "store")]) == 0
     out.flush()
     assert out.buffer.getvalue().startswith(b"STEP ")
+
+
+def test_watch_draws_the_curve_and_the_rows_and_ends_with_q(said: Said, tmp_path: Path) -> None:
+    leader, follower = os.openpty()
+    words = [sys.executable, "-m", "ckptsync", "ls", "fsdp2", "--watch"]
+    words += ["--store", str(tmp_path / "store")]
+    terminal = {"TERM": "xterm", "COLUMNS": "60", "LINES": "40", "PYTHONIOENCODING": "utf-8"}
+    with subprocess.Popen(
+        words,
+        stdin=follower,
+        stdout=follower,
+        env={**os.environ, **terminal},
+        start_new_session=True,
+    ) as child:
+        os.close(follower)
+        seen = b""
+        while b"no config" not in seen:
+            seen += os.read(leader, 65536)
+        os.write(leader, b"q")
+        with contextlib.suppress(OSError):  # the terminal ends with its last process
+            while more := os.read(leader, 65536):
+                seen += more
+        assert child.wait(60) == 0
+    os.close(leader)
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "\n", seen.decode(errors="replace"))
+    assert "loss 2.75 █▆▅▃▁ 1.75, steps 1 to 5" in text
+    assert max(columns(line) for line in text.replace("\r", "\n").split("\n")) <= 60
