@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from operator import attrgetter
 from pathlib import Path
 from typing import Literal, get_args
@@ -310,6 +311,7 @@ def family_of(name: str) -> Family:
     )
 
 
+@lru_cache(1 << 12)  # those of all runs are alike
 def series_and_step(name: str) -> tuple[str, int | None]:
     """Return what names of one series of saves have in common, and the step in a name.
 

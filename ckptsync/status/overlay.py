@@ -58,17 +58,22 @@ def overlay(catalogue: Catalogue, nodes: Iterable[Node], now: float, run: str = 
 
     Nodes that are silent or stopped do nothing; what the store shows to be done is left out.
     """
-    stored: dict[tuple[str, str], list[Summary]] = defaultdict(list)
-    for s in (*catalogue.summaries, *catalogue.begun):
-        stored[s.run, s.checkpoint].append(s)
-    entries = [
-        entry
+    works = [
+        (progress, node)
         for node in nodes
         if node.state == "alive"
         for progress in node.running
         if not run or progress.run == run
-        if (entry := _entry(progress, node, stored, now)) is not None
     ]
+    if not works:
+        return Overlay(catalogue)
+    names = {(progress.run, progress.checkpoint) for progress, _ in works}
+    stored: dict[tuple[str, str], list[Summary]] = defaultdict(list)
+    for s in (*catalogue.summaries, *catalogue.begun):
+        if (s.run, s.checkpoint) in names:
+            stored[s.run, s.checkpoint].append(s)
+    made = (_entry(progress, node, stored, now) for progress, node in works)
+    entries = [entry for entry in made if entry is not None]
     entries.sort(key=lambda e: (_ORDER.index(e.state) if e.state in _ORDER else 99, e.since))
     of = by_location(e for e in entries if e.kind in OF_SAVES and e.state in ON_ITS_WAY)
     begun = {(s.run, s.location): s for s in catalogue.begun}

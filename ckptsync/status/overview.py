@@ -185,8 +185,9 @@ def _find_alarms(seen: Overview, patience: Patience) -> Iterator[Alarm]:
     yield from _store(seen)
     yield from _incomplete(seen, patience)
     yield from _behind(seen, patience)
-    yield from _unopenable(seen, patience)
-    yield from _doubtful(seen, patience)
+    recent = _recent(seen, patience)
+    yield from _unopenable(recent)
+    yield from _doubtful(recent)
     yield from _dates(seen, patience)
     yield from _lost(seen, patience)
     yield from _headless(seen, patience)
@@ -560,18 +561,17 @@ def _undone(
         yield Alarm(code, run, "warning", s.arrived, text, todo)
 
 
-def _unopenable(seen: Overview, patience: Patience) -> Iterator[Alarm]:
+def _unopenable(recent: Sequence[Summary]) -> Iterator[Alarm]:
     """Yield models that lack their configuration: one alarm for a run, of its newest location."""
-    recent = _recent(seen, patience)
-    for run, found in _by_run(s for s in recent if s.unopenable and s.consolidated).items():
+    for run, found in _by_run(s for s in recent if s.consolidated and s.unopenable).items():
         more = f" (and {len(found) - 1} more models of this run)" if len(found) > 1 else ""
         text = f"{run}/{found[0].location}{more}: {found[0].unopenable}"
         yield Alarm("no-config", run, "warning", found[-1].arrived, text, found[0].to_give)
 
 
-def _doubtful(seen: Overview, patience: Patience) -> Iterator[Alarm]:
+def _doubtful(recent: Sequence[Summary]) -> Iterator[Alarm]:
     """Yield models that may lack tensors: one alarm for a run, of its newest location."""
-    for run, found in _by_run(s for s in _recent(seen, patience) if s.model and s.doubts).items():
+    for run, found in _by_run(s for s in recent if s.model and s.doubts).items():
         more = f" (and {len(found) - 1} more of this run)" if len(found) > 1 else ""
         text = f"{run}/{found[0].location}{more}: {_first(found[0].doubts)}"
         todo = (

@@ -15,8 +15,9 @@ from ckptsync.web.server import in_thread
 
 EVERY = 5.0  # seconds between two refreshes, at least
 SHARE = 10.0  # times its own duration, before the next one: a large store costs a tenth of a core
-OLD = 60.0  # seconds after which a viewer waits for the refresh, however long that takes
-SHORT = 0.5  # seconds that a viewer waits for it otherwise
+OLD = 60.0  # seconds after a refresh was due in which a viewer is shown the last picture
+SHORT = 0.5  # seconds that a viewer waits for a refresh
+LONG = 15.0  # the same where there is no picture, or an old one
 
 
 @dataclass(frozen=True)
@@ -38,23 +39,27 @@ class Latest:
         self._read = read
         self._picture: Picture | None = None
         self._error: CkptsyncError | None = None
-        self._at = self._due = 0.0
+        self._due = 0.0
         self._refresh: asyncio.Task[None] | None = None
 
     async def get(self) -> Picture:
         """Return a picture, and begin a refresh where that is due.
 
-        A viewer waits for the refresh for a moment; where nobody looked for `OLD` seconds, until it
-        ends. Raises CkptsyncError if there is no picture at all.
+        A viewer waits for the refresh for a moment, and longer where nobody looked for `OLD`
+        seconds. Raises CkptsyncError if there is no picture at all.
         """
         now = time.monotonic()
         if self._refresh is None and now >= self._due:
             self._refresh = asyncio.get_running_loop().create_task(self._renew())
         if self._refresh is not None:
-            is_old = self._picture is None or now - self._at > OLD
-            await asyncio.wait({self._refresh}, timeout=None if is_old else SHORT)
+            is_old = self._picture is None or now - self._due > OLD
+            await asyncio.wait({self._refresh}, timeout=LONG if is_old else SHORT)
         if self._picture is None:
-            raise self._error or CkptsyncError("the store could not be read")
+            text, hint = (
+                "the store is being read for the first time",
+                "this page changes when it is",
+            )
+            raise self._error or CkptsyncError(text, hint=hint)
         return self._picture
 
     async def _renew(self) -> None:
@@ -64,9 +69,8 @@ class Latest:
         except CkptsyncError as e:
             self._error = e
         finally:
-            self._at = time.monotonic()
-            took = self._at - began
-            self._due = self._at + max(EVERY - took, SHARE * took)
+            took = time.monotonic() - began
+            self._due = began + max(EVERY, (1 + SHARE) * took)
             self._refresh = None
 
     def _next(self) -> Picture:

@@ -2,7 +2,8 @@
 
 uvicorn waits for ever for the head of a request, and for an answer to be taken. Here both have
 `SLOW` seconds. Of more than `MANY` connections that do neither work nor stream the oldest one is
-cut off: open sockets keep nobody out. A client that hangs up is no error.
+cut off, `SOON` after the newest came: open sockets keep nobody out, and of many that come at once
+none is cut off whose request is there. A client that hangs up is no error.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from ckptsync.threads import start_thread
 
 SLOW = 10.0  # seconds for the whole head of a request, and for an answer to be taken
 MANY = 16  # connections at once that send a head, or wait for the next request
+SOON = 0.2  # seconds after which what a new connection sent has been read
 HEAD = 16 << 10  # bytes of a request's head
 TURNS = 10  # of a loop that ends
 _PAUSE = 60.0  # seconds within which the thread of a server begins
@@ -192,7 +194,7 @@ class _Connection(H11Protocol):
         super().connection_made(transport)
         self.server_state.__dict__.setdefault("idle", {})[self] = None
         self._head = self._limit()
-        self._cut_oldest()
+        self.loop.call_later(SOON, self._cut_oldest)
 
     def connection_lost(self, exc: Exception | None) -> None:
         _cancel(self._head)
@@ -213,7 +215,7 @@ class _Connection(H11Protocol):
         super().on_response_complete()
         if self._is_idle and not self.transport.is_closing():
             self._idle[self] = None
-            self._cut_oldest()
+            self.loop.call_later(SOON, self._cut_oldest)
 
     def timeout_keep_alive_handler(self) -> None:
         self.transport.abort()  # a close would wait until the rest is taken

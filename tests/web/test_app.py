@@ -26,6 +26,7 @@ from ckptsync.web.app import Guard, Page, make_app
 from ckptsync.web.documents import Documents
 from ckptsync.web.latest import Latest
 from ckptsync.web.server import HttpServer
+from tests.support.waiting import until
 
 NODES = Path(ckptsync.__file__).parent / "demo_data" / "fsdp2"
 HOSTILE = ("<img src=x onerror=alert(1)>", "训练 🚀", "x" * 255, "--store", "a%2Fb?c#d&e", "x..")
@@ -278,6 +279,22 @@ def test_a_slow_store_delays_no_viewer_who_can_have_the_last_picture(
         reader.go_on.clear()
         assert document(server, "/") == before
         reader.go_on.set()
+
+
+def test_a_store_that_is_read_for_long_is_said_at_first(
+    whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(latest_module, "LONG", 0.05)
+    with serving(whole) as (server, reader):
+        reader.go_on.clear()
+        status, _, body = ask(server, "/")
+        assert (status, json.loads(body)["error"].startswith("the store is being read")) == (
+            503,
+            True,
+        )
+        reader.go_on.set()
+        assert until(lambda: ask(server, "/")[0] == 200)
+        assert reader.count == 1
 
 
 def events(stream: http.client.HTTPResponse) -> Iterator[float]:

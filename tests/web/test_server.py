@@ -138,6 +138,17 @@ def test_of_more_than_many_silent_ones_the_oldest_gives_way() -> None:
         assert silent[-1].recv(12) == b"HTTP/1.1 200"
 
 
+def test_many_that_ask_at_once_are_answered() -> None:
+    with contextlib.ExitStack() as stack:
+        web = stack.enter_context(listening())
+        blocked = threading.Event()
+        web._loop.call_soon_threadsafe(blocked.wait, 60)
+        head = b"GET /healthz HTTP/1.0\r\n\r\n"
+        asking = [stack.enter_context(connected(web.port, head)) for _ in range(6 * MANY)]
+        blocked.set()
+        assert all(client.recv(12) == b"HTTP/1.1 503" for client in asking)
+
+
 def test_who_sends_a_head_byte_by_byte_is_cut_off_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SLOW", 1.0)
     with listening() as web, connected(web.port, b"GET /metrics HTTP/1.0\r\nX: ") as slow:

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -39,7 +39,11 @@ def open_page(browser: Browser) -> Iterator[Open]:
     contexts, errors = [], list[str]()
 
     def open_url(url: str, *, strict: bool = True, **options: object) -> Page:
-        settings = {"locale": "en-US", "viewport": {"width": 1280, "height": 900}, **options}
+        settings: dict[str, Any] = {
+            "locale": "en-US",
+            "viewport": {"width": 1280, "height": 900},
+            **options,
+        }
         context = browser.new_context(**settings)
         contexts.append(context)
         context.set_default_timeout(DEADLINE)

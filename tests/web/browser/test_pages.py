@@ -32,6 +32,7 @@ new MutationObserver((_, observer) => {
   requestAnimationFrame(() => { window.firstContent = performance.now(); });
 }).observe(document, {childList: true, subtree: true});
 """
+IS_WITHIN = "[...document.querySelectorAll('.fact')].every(f => f.scrollWidth <= f.clientWidth)"
 HOSTILE = ("<img src=x onerror=alert(1)>", "训练-一", "r" * 255)
 
 
@@ -51,6 +52,7 @@ def test_each_page_loads(small: Path, open_page: Open) -> None:
         ):
             page = open_page(url + path)
             page.get_by_text(text).first.wait_for()
+            assert page.evaluate(IS_WITHIN)
 
 
 def test_an_empty_store_says_how_to_begin(tmp_path: Path, open_page: Open) -> None:
