@@ -14,7 +14,7 @@ damaged model record again.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -63,7 +63,8 @@ class Agreement:
 def agree(store: Store, seen: LocationState, inputs: Mapping[str, object]) -> Agreement:
     """Return the agreement on a location's model that says ``inputs``; create it if need be.
 
-    Raises Incomplete if another head makes this model of other inputs.
+    Raises Incomplete if another head makes this model of other inputs, or has made it since
+    ``seen`` was read.
     """
     data = msgspec.json.encode(inputs, order="sorted") + b"\n"
     first = next_number(seen.records.model_records, seen.location, "model")
@@ -75,6 +76,7 @@ def agree(store: Store, seen: LocationState, inputs: Mapping[str, object]) -> Ag
         records = [entry.name for entry in store.names(records_prefix(seen.run, seen.location))]
         if last >= next_number(records, seen.location, "model"):  # no head has finished it
             _check_idle(store, latest)
+        _check_unfinished(store, seen, records)
     own = Agreement(seen.run, seen.location, max(first, last + 1), data)
     create_same(store, own.name, [data])
     check_latest(store, own)
@@ -126,14 +128,18 @@ def delete_unbound(store: Store, seen: LocationState, own: Agreement, name: str)
     names = [entry.name for entry in store.names(records_prefix(seen.run, seen.location))]
     if replace(own, n=own.n + 1).name in names:  # since the check, which may have taken long
         raise _overtaken(own)
-    listed = record_names(names)
-    read_before = seen.records.model_records
+    _check_unfinished(store, seen, names)
+    store.delete(checked_own(name, own_prefixes(seen.run, seen.location)))
+
+
+def _check_unfinished(store: Store, seen: LocationState, names: Iterable[str]) -> None:
+    """Raise Incomplete if one of these records is a model's, not damaged, and not in ``seen``."""
+    listed, read_before = record_names(names), seen.records.model_records
     new = [r for n, r in listed.items() if r.kind == "model" and n not in read_before]
     _, faults = read_records(store, new)
     if len(new) > sum(isinstance(fault.error, Corrupt) for fault in faults):
         where = f"{seen.run}/{seen.location}"
         raise Incomplete(f"{where}: consolidated by another head meanwhile", hint=_AGAIN)
-    store.delete(checked_own(name, own_prefixes(seen.run, seen.location)))
 
 
 def _overtaken(own: Agreement) -> Incomplete:

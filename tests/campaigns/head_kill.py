@@ -238,7 +238,7 @@ def _in_pairs(
             said = [*pool.map(lambda name: _ordered(heads, name), pair)]
         refused = [text for text in said if text]
         refusals += len(refused)
-        wrong = [f"said {text!r}" for text in refused if pair == "aa" or REFUSED not in text]
+        wrong = [f"said {text!r}" for text in refused if pair == "aa" or not _is_refusal(text)]
         winners = [name for name, text in zip(pair, said, strict=True) if text == ""]
         wanted = {("run", "checkpoint-4"): [models[name] for name in winners]}
         wrong += [*differing(store), *_unfinished(store, wanted, ("CONSOLIDATED",))]
@@ -247,6 +247,11 @@ def _in_pairs(
             return [f"heads {pair} at once: {line}" for line in wrong]
     print(f"{2 * PAIRS} pairs at once, {refusals} refusals", flush=True)
     return [] if refusals else ["no head met one with other options"]
+
+
+def _is_refusal(text: str) -> bool:
+    """Whether a head says that another one makes the model, or has just made it."""
+    return REFUSED in text or "consolidated by another head meanwhile" in text
 
 
 def _copied(original: Path, to: Path) -> Store:

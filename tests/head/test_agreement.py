@@ -18,7 +18,7 @@ import pytest
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.digest import digest
 from ckptsync.errors import Incomplete
-from ckptsync.head.agreement import IDLE
+from ckptsync.head.agreement import IDLE, agree
 from ckptsync.head.consolidate import HeadOptions, consolidate_location
 from ckptsync.head.schedule import VerifyPolicy
 from ckptsync.merge.plan import MergeOptions
@@ -360,6 +360,20 @@ def test_what_a_head_without_agreements_records_meanwhile_is_never_removed(
     with pytest.raises(Incomplete, match="consolidated by another head"):
         consolidate_location(store, *LOCATION, plain)
     assert read_state(store).readable[0].status == "CONSOLIDATED"
+
+
+def test_a_head_that_comes_when_another_has_just_finished_begins_nothing(
+    plain: HeadOptions,
+) -> None:
+    """Else it would write its files beside the other model, and nobody would name them."""
+    store = Proven()
+    two_nodes(store)
+    seen = read_state(store).readable[0]
+    consolidate_location(store, *LOCATION, plain)
+    before = contents(store)
+    with pytest.raises(Incomplete, match="consolidated by another head meanwhile"):
+        agree(store, seen, {"options": {}})
+    assert contents(store) == before
 
 
 def test_a_damaged_model_record_is_made_again_as_it_was_whatever_the_options(
