@@ -270,16 +270,21 @@ def tree(
     raises, or what it is about was never there. ``enter`` opens a directory in an open one, by its
     path. While the caller works, the directories on the way to what was yielded are open.
     """
+    named: list[os.DirEntry[str]] = []
     listed: list[tuple[str, os.DirEntry[str]]] = []
     try:
         with os.scandir(at) as entries:
-            for entry in entries:
-                if not skips(prefix, entry.name):
-                    # The slash makes names sort as whole paths do: `a.b` comes before `a/b`.
-                    end = "/" if entry.is_dir(follow_symlinks=False) else ""
-                    listed.append((entry.name + end, entry))
+            named += [entry for entry in entries if not skips(prefix, entry.name)]
     except OSError as e:
         failed(e, prefix)
+    for entry in named:
+        try:
+            # The slash makes names sort as whole paths do: `a.b` comes before `a/b`.
+            end = "/" if entry.is_dir(follow_symlinks=False) else ""
+        except OSError as e:  # some file systems have to be asked about each
+            failed(e, prefix + entry.name)
+            continue
+        listed.append((entry.name + end, entry))
     listed.sort(key=itemgetter(0))
     for key, entry in listed:
         path = prefix + key

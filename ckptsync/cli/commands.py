@@ -40,7 +40,7 @@ GROUPS: Mapping[str, Mapping[str, Entry]] = {
     "checkpoints in a store": {
         "ls": Entry(
             "list the runs and checkpoints of a store with their status",
-            ("ls --store s3://bucket/checkpoints", "ls llama-sft/checkpoint-500 --json"),
+            ("ls --store s3://bucket/checkpoints", "ls llama-sft --sort loss"),
         ),
         "pull": Entry(
             "download a checkpoint, so that a training can resume from it",

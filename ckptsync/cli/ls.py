@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from ckptsync.catalogue.cached import Cache, read_catalogue
@@ -14,80 +14,147 @@ from ckptsync.catalogue.location_summary import TOKENIZER, Catalogue, Summary
 from ckptsync.catalogue.uncached import not_found
 from ckptsync.cli import output
 from ckptsync.cli.arguments import IN_STORE, add_targets, only_target, store_run_location
-from ckptsync.cli.screen import EVERY, MOST, Screen, more, table, wrapped
+from ckptsync.cli.ls_run import (
+    CELLS,
+    RUN_HEADING,
+    SORT,
+    Row,
+    curve_line,
+    full_lines,
+    list_row,
+    read_rows,
+    reasons,
+)
+from ckptsync.cli.screen import EVERY, LEAST, MOST, Screen, more, table, wrapped
+from ckptsync.errors import ConfigError
 from ckptsync.gc_pause import paused
 from ckptsync.quantities import show_size
-from ckptsync.records.save_groups import Sibling
+from ckptsync.records.location_status import STATUSES
 from ckptsync.records.store_paths import checkpoint_of
 from ckptsync.service.monitor import OverviewReader
+from ckptsync.status.curves import Curve, read_newest, states_of
+from ckptsync.status.location_details import read_details
 from ckptsync.status.locations import describe_locations, model_url, newer_saves
-from ckptsync.status.overlay import Overlay, Running, by_location, describe
+from ckptsync.status.overlay import Overlay, Running, by_location
 from ckptsync.stores.contract import Store
 
 HEADING = ("RUN", "CHECKPOINT", "STATUS", "SIZE", "NODES", "DETAIL")
+BESIDE = 50  # columns beside a sparkline
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     add_targets(command, IN_STORE, "only this run, or this checkpoint")
     command.add_argument(
+        "--sort", metavar="COLUMN", choices=SORT, help=f"the least first: {', '.join(SORT)}"
+    )
+    command.add_argument(
+        "--status", type=str.upper, choices=STATUSES, metavar="STATUS", help="only those"
+    )
+    command.add_argument(
         "--watch", action="store_true", help="draw again every 2 seconds, until q is pressed"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What was read of a store, or of a run; ``rows``: of a run, with its ``curves``."""
+
+    overlay: Overlay
+    shown: Sequence[Summary]
+    now: float
+    rows: Sequence[Row] = ()
+    curves: Mapping[str, Curve] = field(default_factory=dict)
 
 
 @paused()
 def run(args: argparse.Namespace) -> int:
     """List the store, or a run; return the worst exit code of the records that cannot be read."""
     store, wanted, location = store_run_location(args, only_target(args))
+    if args.sort in ("loss", "eval") and not wanted:
+        why = f"--sort {args.sort}: only the checkpoints of one run have it"
+        raise ConfigError(why, hint=f"ckptsync ls RUN --sort {args.sort}")
     reader = OverviewReader(store, catalogues(store, wanted), run=wanted)
+    last: tuple[object, Mapping[str, Curve]] = None, {}
 
-    def read() -> tuple[Overlay, float]:
+    def read() -> Listing:
+        nonlocal last
         seen, now = reader.read_overlay()
-        return replace(seen, catalogue=selected(store, seen.catalogue, wanted, location)), now
+        if wanted and (its := states_of(seen.catalogue.summaries)) != last[0]:
+            last = its, read_newest(store, its)
+        seen = replace(seen, catalogue=selected(store, seen.catalogue, wanted, location))
+        shown = [s for s in seen.catalogue.shown if args.status in (None, s.status)]
+        if not (wanted or args.sort):
+            return Listing(seen, shown, now)
+        rows = read_rows(store.url, shown, seen.running, last[1], now)
+        if args.sort:
+            rows.sort(key=SORT[args.sort])
+        return Listing(seen, [r.summary for r in rows], now, rows if wanted else (), last[1])
 
     if args.watch and not args.json and sys.stdout.isatty():
-        return Screen(read, partial(_lines, store), store.url).run()
+        return Screen(read, partial(_lines, store, is_sorted=bool(args.sort)), store.url).run()
     while True:
-        code = _show(args, store, *read())
+        code = _show(args, store, read(), in_full=bool(location) and not args.watch)
         if not args.watch:
             return code
         sys.stdout.flush()
         time.sleep(EVERY)
 
 
-def _show(args: argparse.Namespace, store: Store, seen: Overlay, now: float) -> int:
+def _show(args: argparse.Namespace, store: Store, seen: Listing, *, in_full: bool) -> int:
     """Print what was read; return the exit code."""
-    found = seen.catalogue
+    found, running = seen.overlay.catalogue, seen.overlay.running
     faults = [fault.text for fault in found.faults]
     if args.json:
-        locations = describe_locations(store.url, found.shown, seen.running)
+        locations = describe_locations(store.url, seen.shown, running)
+        for document, row in zip(locations, seen.rows, strict=False):
+            document.update(row.values)
         result = {"store": store.url, "locations": locations, "unreadable": faults}
         output.print_json(result, exit_code(found))
         return exit_code(found)
-    if found.shown:
-        output.print_table(HEADING, list_rows(store, found.shown, seen.running, now))
+    if in_full:
+        for row in seen.rows:
+            details = read_details(store, row.summary)
+            output.print_lines(full_lines(store.url, row, details, seen.now))
+    elif seen.rows:
+        output.print_lines(curve_line(seen.curves, sys.stdout.encoding))
+        output.print_table(RUN_HEADING, [list_row(row, seen.now) for row in seen.rows])
+    elif seen.shown:
+        output.print_table(HEADING, list_rows(store, seen.shown, running, seen.now))
     elif not faults:
-        output.say(f"{store.url}: no checkpoints yet")
+        output.say(f"{store.url}: {_none(found)}")
     for line in faults:
         output.say(f"unreadable: {line}")
     return exit_code(found)
 
 
-def _lines(store: Store, read: tuple[Overlay, float], width: int) -> list[str]:
+def _none(found: Catalogue) -> str:
+    return "no checkpoint has that status" if found.shown else "no checkpoints yet"
+
+
+def _lines(store: Store, seen: Listing, width: int, *, is_sorted: bool) -> list[str]:
     """Return the same as lines of at most ``width`` columns, what is on its way first."""
-    seen, now = read
-    found = seen.catalogue
-    moving = {(e.run, e.location) for e in seen.running}
-    shown = sorted(found.shown, key=lambda s: (s.run, s.location) not in moving)
-    rows = [
-        (cells, [detail] if detail else [])
-        for *cells, detail in list_rows(store, shown, seen.running, now)
-    ]
+    found, running = seen.overlay.catalogue, seen.overlay.running
+    heading: Sequence[str] = HEADING
+    lines = list_rows(store, seen.shown, running, seen.now)
+    if seen.rows:
+        heading, lines = RUN_HEADING, [list_row(row, seen.now) for row in seen.rows]
+    moving = set() if is_sorted else {(e.run, e.location) for e in running}
+    shown = sorted(
+        zip(seen.shown, lines, strict=True),
+        key=lambda pair: (pair[0].run, pair[0].location) not in moving,
+    )
+    rows = [(cells, [detail] if detail else []) for _, (*cells, detail) in shown]
     faults = [f"unreadable: {fault.text}" for fault in found.faults]
     return [
         *(line for fault in faults[:MOST] for line in wrapped(fault, width)),
         *more(faults, "more records that cannot be read"),
-        *(table(HEADING[:-1], rows, width) if rows else ["no checkpoints yet"]),
+        *(line for curve in _curve(seen, width) for line in wrapped(curve, width)),
+        *(table(heading[:-1], rows, width) if rows else [_none(found)]),
     ]
+
+
+def _curve(seen: Listing, width: int) -> list[str]:
+    return curve_line(seen.curves, sys.stdout.encoding, max(LEAST, min(CELLS, width - BESIDE)))
 
 
 def catalogues(store: Store, run: str) -> Callable[[], Catalogue]:
@@ -133,46 +200,18 @@ def list_rows(
 ) -> list[list[str]]:
     """Return all checkpoints of a store as rows of a table under `HEADING`."""
     newer, entries, found = newer_saves(summaries), by_location(running), []
-    for seen in summaries:
-        run, location = seen.run, seen.location
-        its = entries.get((run, location), ())
-        details = [
-            *(describe(e, now) for e in its),
-            _detail(store, seen, is_known=bool(its)),
-            *(d for d in seen.doubts if d not in seen.evidence),
-        ]
-        if later := newer.get((run, location)):
-            details.append(f"{later} is newer")
-        details += [sibling_line(store.url, run, location, other) for other in seen.siblings]
-        details.append(seen.unnamed_line)
-        size, nodes = show_size(seen.whole or seen.size), str(len(seen.nodes))
-        line = "; ".join(filter(None, details))
-        found.append([run, location, seen.status, size, nodes, line])
+    for s in summaries:
+        key = (s.run, s.location)
+        size, nodes = show_size(s.whole or s.size), str(len(s.nodes))
+        its, later, model = entries.get(key, ()), newer.get(key, ""), _model_line(store, s)
+        line = "; ".join(reasons(store.url, s, its, later, now=now, model=model))
+        found.append([*key, s.status, size, nodes, line])
     return found
 
 
-def sibling_line(url: str, run: str, location: str, other: Sibling) -> str:
-    """Return what is known of another part of a save, and the command that joins them."""
-    nodes, command = ", ".join(other.nodes), other.command(url, run, location)
-    if not other.against:
-        return f"{other.location} of {nodes} is another part of this save; to join them: {command}"
-    what = f"{other.location} of {nodes} may be another part of this save"
-    return f"{what} ({'; '.join(other.against)}); if so: {command}"
-
-
-def upload_line(nodes: Sequence[str], percent: int | None) -> str:
-    """Return who uploads a checkpoint, and how much of what its model needs is there."""
-    return f"from {', '.join(nodes)}{f', {percent} %' if percent is not None else ''}"
-
-
-def _detail(store: Store, seen: Summary, *, is_known: bool) -> str:
-    """Return where the model lies, if the checkpoint has one; else why its status is no better."""
-    model = model_url(store.url, seen)
-    if seen.status not in ("VERIFIED", "CONSOLIDATED") or not model:
-        why = output.first_of(seen.lost or seen.evidence)
-        if is_known:  # the node said it
-            return why if seen.manifests else ""
-        return f"{upload_line(seen.uploading, seen.percent)}; {why}" if seen.uploading else why
+def _model_line(store: Store, seen: Summary) -> str:
+    """Return where the model of a location lies, and what is to be said of it."""
+    model = model_url(store.url, seen) or ""
     line = f"{seen.unopenable}; {seen.to_give}; {model}" if seen.unopenable else model
     line += f" ({seen.proof.level})" if seen.status == "VERIFIED" else ""
     line += "; no tokenizer" if TOKENIZER in seen.to_open else ""

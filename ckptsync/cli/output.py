@@ -130,9 +130,13 @@ def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
 
 def print_table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print a heading and rows; a terminal shows each row's status in colour."""
-    lines = aligned([heading, *rows])
-    shown = map(paint, lines) if sys.stdout.isatty() else lines
-    sys.stdout.writelines(f"{line}\n" for line in shown)
+    print_lines(aligned([heading, *rows]))
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Print lines; see `print_table`."""
+    shown = map(clean, lines)
+    sys.stdout.writelines(f"{paint(s) if sys.stdout.isatty() else s}\n" for s in shown)
 
 
 def paint(line: str) -> str:

@@ -8,6 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -18,7 +19,8 @@ from ckptsync.cli.arguments import (
     only_target,
     store_run_location,
 )
-from ckptsync.cli.ls import catalogues, exit_code, sibling_line, upload_line
+from ckptsync.cli.ls import catalogues, exit_code
+from ckptsync.cli.ls_run import sibling_line, upload_line
 from ckptsync.cli.output import first_of
 from ckptsync.cli.screen import (
     EVERY,
@@ -38,7 +40,7 @@ from ckptsync.service.monitor import OverviewReader, patience
 from ckptsync.status.alarms import Patience
 from ckptsync.status.locations import describe_locations
 from ckptsync.status.nodes import STATES, Node
-from ckptsync.status.overlay import Running, describe
+from ckptsync.status.overlay import ON_ITS_WAY, Running, describe
 from ckptsync.status.overview import Overview, document
 from ckptsync.status.run_status import Point, RunStatus
 from ckptsync.stores.contract import Store
@@ -135,7 +137,8 @@ def overview_lines(seen: Overview, width: int = WIDE) -> list[str]:
     )
     nodes = [_node_row(node) for node in urgent]
     newest = sorted(seen.runs, key=lambda r: r.newest.ended if r.newest else 0.0, reverse=True)
-    runs = [_run_row(one, seen.at, seen.store) for one in newest]
+    told = {(e.run, e.location) for e in seen.running if e.state in ON_ITS_WAY}
+    runs = [_run_row(one, seen.at, seen.store, told) for one in newest]
     faults = [f"unreadable: {fault.text}" for fault in seen.catalogue.faults]
     return [
         *_heading(seen, width),
@@ -188,14 +191,15 @@ def _counts(seen: Overview) -> str:
 
 
 def _node_row(node: Node) -> Row:
+    rate = sum(p.rate for p in node.running if p.is_moving)
     cells = [
         node.name,
         "+".join(node.roles),
         node.state,
         _shortly(node.age),
         str(len(node.queue)) if node.queue else "-",
-        _shortly(node.oldest) if node.queue else "-",
-        f"{show_size(round(node.rate))}/s" if node.rate >= 1 else "-",
+        _shortly(node.oldest + node.age) if node.oldest else "-",
+        f"{show_size(round(rate))}/s" if rate >= 1 else "-",
     ]
     if node.state == "stopped":
         return cells, []
@@ -212,7 +216,8 @@ def _node_row(node: Node) -> Row:
     return cells, below
 
 
-def _run_row(one: RunStatus, now: float, url: str) -> Row:
+def _run_row(one: RunStatus, now: float, url: str, told: AbstractSet[tuple[str, str]]) -> Row:
+    """Return a run; ``told``: locations of which other lines say what nodes do with them."""
     newest, total = one.newest, sum(one.checkpoints.values())
     cells = [
         one.run,
@@ -229,9 +234,9 @@ def _run_row(one: RunStatus, now: float, url: str) -> Row:
     if first := one.unverified:
         since = _ago(now, first.arrived)
         below.append(f"oldest unverified {first.location}, {first.status} for {since}")
-    sent = one.uploading[-3:]
+    sent = [u for u in one.uploading if (one.run, u.location) not in told][-3:]
     below += [f"uploading {u.location} {upload_line(u.nodes, u.percent)}" for u in sent]
-    for late in one.incomplete[-3:]:
+    for late in [s for s in one.incomplete if (one.run, s.location) not in told][-3:]:
         missing = first_of(late.lost) or "unknown what is missing"
         below.append(f"incomplete {late.location} for {_ago(now, late.since)}: {missing}")
         below += [sibling_line(url, one.run, late.location, other) for other in late.siblings]

@@ -19,7 +19,7 @@ import msgspec
 from ckptsync.errors import ConfigError, Corrupt, NotFound, StoreError
 from ckptsync.records.progress import OF_SAVES, Progress
 from ckptsync.records.store_paths import node_facts_name
-from ckptsync.stores.contract import Store, read_all
+from ckptsync.stores.contract import About, Store, read_all
 from ckptsync.typed_json import Amount, Count, Decoder, FormatNumber, Nanoseconds, Seconds
 
 FORMAT = 1
@@ -199,12 +199,17 @@ def write(store: Store, heart: Heartbeat) -> None:
             watch=dict(list(heart.watch.items())[:most]),
             lacks={record: names[:most] for record, names in lacks},
         )
-    store.write(heartbeat_name(heart.node, heart.roles), [data])
+    _replace(store, heartbeat_name(heart.node, heart.roles), data)
 
 
 def write_facts(store: Store, facts: Facts, roles: tuple[str, ...]) -> None:
     """Replace the node's last facts; raise StoreError."""
-    store.write(facts_name(facts.node, roles), [_line(facts)])
+    _replace(store, facts_name(facts.node, roles), _line(facts))
+
+
+def _replace(store: Store, name: str, data: bytes) -> None:
+    """Write a file of a known size: a small one waits for no buffer that an upload holds."""
+    store.write(name, [data], About(len(data)))
 
 
 def _line(record: Heartbeat | Facts) -> bytes:

@@ -20,10 +20,10 @@ from ckptsync.status.nodes import Node
 
 DATED = 15.0
 """Seconds after which people are told when something was observed."""
-_TODAY = 12 * 3600.0
+_SOON, _TODAY = 600.0, 12 * 3600.0
 _LAST = 253402214400.0  # the last day of a calendar
 _ORDER = (*MOVING, "queued", "waiting", "failed", "refused")
-_ON_ITS_WAY = (*MOVING, "queued", "waiting")
+ON_ITS_WAY = (*MOVING, "queued", "waiting")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ def overlay(catalogue: Catalogue, nodes: Iterable[Node], now: float, run: str = 
         if (entry := _entry(progress, node, stored, now)) is not None
     ]
     entries.sort(key=lambda e: (_ORDER.index(e.state) if e.state in _ORDER else 99, e.since))
-    of = by_location(e for e in entries if e.kind in OF_SAVES and e.state in _ON_ITS_WAY)
+    of = by_location(e for e in entries if e.kind in OF_SAVES and e.state in ON_ITS_WAY)
     begun = {(s.run, s.location): s for s in catalogue.begun}
     summaries = tuple(_on_its_way(s, of.get((s.run, s.location), ())) for s in catalogue.summaries)
     known = {(s.run, s.location) for s in summaries}
@@ -216,4 +216,6 @@ def _clock(entry: Running, now: float) -> str:
     """Return when it goes on: the time of the day where people are."""
     until = min(entry.until or 0.0, _LAST)
     at = datetime.fromtimestamp(until, timezone.utc).astimezone()
+    if abs(until - now) < _SOON:
+        return f"{at:%H:%M:%S}"
     return f"{at:%H:%M}" if abs(until - now) < _TODAY else f"{at:%Y-%m-%d %H:%M}"

@@ -18,7 +18,7 @@ from ckptsync.records.save_order import contradictions
 from ckptsync.status.alarms import SEVERITIES, Alarm, Patience, Severity
 from ckptsync.status.heartbeat import Disk
 from ckptsync.status.nodes import Node, NodeFiles, list_nodes
-from ckptsync.status.overlay import Running, overlay
+from ckptsync.status.overlay import Running, describe, overlay
 from ckptsync.status.run_status import RunStatus, count_statuses, list_runs
 
 BEHIND = 1.25  # times the period
@@ -486,6 +486,10 @@ def _incomplete(seen: Overview, patience: Patience) -> Iterator[Alarm]:
 def _to_complete(s: Summary, seen: Overview) -> str:
     """Say who gives what an incomplete location lacks."""
     where = f"{s.run}/{s.location}"
+    if s.status == "WAITING":
+        its = [e for e in seen.running if (e.run, e.location) == (s.run, s.location)]
+        waits = "; ".join(describe(e, seen.at) for e in its)
+        return f"see the notes and errors in `ckptsync status`: {waits}"
     if s.unknown:
         pull = shlex.join(["ckptsync", "pull", where, "DIR", "--store", seen.store])
         return f"nothing is missing that ckptsync knows of: `{pull}` gives it back as it is"

@@ -126,7 +126,7 @@ def describe_run(name: str, found: Sequence[Summary], training: str = "") -> Run
                 s.location, s.arrived, s.nodes, s.lost or s.evidence, s.awaited, s.siblings
             )
             for s in live
-            if s.status == "INCOMPLETE"
+            if s.status in ("INCOMPLETE", "WAITING")
         ),
         nodes=live[-1].nodes if live else (),
         unopenable=tuple(s.location for s in live if s.consolidated and s.unopenable),

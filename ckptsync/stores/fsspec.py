@@ -1,4 +1,4 @@
-"""A store at any URL that fsspec knows: ``gs://``, ``az://``, ``smb://``, …
+"""A store at any URL that fsspec knows: ``gs://``, ``az://``, ``abfs://``, …
 
 Every scheme gets the contract's minimum: a write is whole or not at all, but one that was killed
 begins again, and `create` looks before it writes, which another writer may do at the same moment.
@@ -60,6 +60,7 @@ _WHOLE_COPIES = frozenset({"memory", "oss", "oci", "tos", "tosfs"})
 _REFUSED = {
     "dir": "it does not say which file system it is on",
     "ftp": "its one connection cannot be shared by threads",
+    "smb": "its servers refuse to move a file onto another one",
     **dict.fromkeys(("webdav", "dav"), "fsspec's client copies a file to move it"),
 }
 
@@ -219,14 +220,7 @@ class GenericStore:
             if not replaces:
                 self._check_free(name)
             fs.makedirs(path.rpartition("/")[0] or "/", exist_ok=True)
-            try:
-                fs.mv(part, path)
-            except Exception:
-                # some servers refuse a taken name: then the old file goes first
-                if not (replaces and fs.isfile(path) and fs.isfile(part)):
-                    raise
-                fs.rm_file(path)
-                fs.mv(part, path)
+            fs.mv(part, path)
         except BaseException:
             # the first error is the one to tell; what is left is never listed
             with contextlib.suppress(Exception):
@@ -368,9 +362,7 @@ def _class_of(remote: Remote) -> Any:
         ours = ", ".join(f"{name}://" for name in SCHEME_NAMES)
         raise ConfigError(
             f"{remote.url}: stores of kind {remote.scheme}:// are not known",
-            hint=(
-                f"{guess}a store is a path, {ours}, or what fsspec knows (gs://, az://, smb:// …)"
-            ),
+            hint=(f"{guess}a store is a path, {ours}, or what fsspec knows (gs://, az:// …)"),
         ) from e
     except ImportError as e:
         package = str(known.get("class", "")).partition(".")[0]

@@ -2,5 +2,5 @@
 
 ``server``: uvicorn on an address, with limits for slow clients. ``app``: URLs, the token, headers.
 ``latest``: one refresh of the overview for all viewers, while anybody looks. ``documents``: JSON by
-URL; ``curves``: what a trainer logged; ``html_file``: the page as one file. ``static`` is the page.
+URL; ``html_file``: the page as one file. ``static`` is the page.
 """

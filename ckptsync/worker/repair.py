@@ -247,7 +247,9 @@ class FileRepairs:
         """
         busy = {job.name for job in self._queues.withdraw(self)}
         self._done = []
-        self._pending = {key: p for key, p in self._pending.items() if key in self._transfers}
+        # a copy: threads that end take theirs out
+        pending = list(self._pending.items())
+        self._pending = {key: progress for key, progress in pending if key in self._transfers}
         self._queues.post(self, [] if seen is None else list(self._jobs(seen, busy)))
 
     def result(self) -> tuple[list[Repaired], list[Failure]]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -48,6 +51,40 @@ def test_what_vanishes_during_a_walk_was_never_there(tmp_path: Path) -> None:
             (tmp_path / "b/x").unlink()
             (tmp_path / "b").rmdir()
     assert found == ["a/x", "c/x"]
+
+
+def test_one_name_that_cannot_be_asked_about_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a directory does not say what its names are, each is asked about; on NFS one may be
+    stale.
+    """
+
+    class Entry:
+        def __init__(self, entry: os.DirEntry[str]) -> None:
+            self.name, self.stat, self._entry = entry.name, entry.stat, entry
+
+        def is_dir(self, *, follow_symlinks: bool) -> bool:
+            if self.name == "b":
+                raise OSError(errno.ESTALE, "stale")
+            return self._entry.is_dir(follow_symlinks=follow_symlinks)
+
+    @contextlib.contextmanager
+    def scandir(fd: int) -> Iterator[list[Entry]]:
+        with real(fd) as entries:
+            yield sorted(map(Entry, entries), key=attrgetter("name"))
+
+    for name in "abc":
+        (tmp_path / name).write_bytes(b"x")
+    real, errors = os.scandir, list[str]()
+    monkeypatch.setattr(os, "scandir", scandir)
+    fd = os.open(tmp_path, os.O_RDONLY)
+    try:
+        found = safe_open.tree(fd, "", lambda *_: False, lambda _, path: errors.append(path))
+        assert [name for name, _ in found] == ["a", "c"]
+    finally:
+        os.close(fd)
+    assert errors == ["b"]
 
 
 def test_a_walk_that_nobody_ends_leaves_no_directory_open(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from ckptsync.cli.status import alarm_lines, overview_lines
 from ckptsync.errors import StoreError, Transient
 from ckptsync.head.consolidate import HeadOptions
 from ckptsync.head.schedule import VerifyPolicy
+from ckptsync.records.progress import Progress
 from ckptsync.service.monitor import OverviewReader
 from ckptsync.service.process_control import heartbeat
 from ckptsync.status.alarms import CODES, Patience
@@ -410,7 +411,7 @@ def test_what_is_wrong_comes_first_with_what_to_do_and_the_rest_stands_below() -
 def test_a_node_shows_what_it_does_and_what_it_says() -> None:
     said = overview_lines(busy())
     row = next(n for n, line in enumerate(said) if line.startswith("n0 "))
-    assert said[row].split() == ["n0", "worker", "alive", "5s", "2", "1m30s", "12", "MB/s"]
+    assert said[row].split() == ["n0", "worker", "alive", "5s", "2", "1m35s", "-"]
     below = "\n".join(said[row + 1 : row + 5])
     for line in (
         "disk   /data/out: 1 GB of 10 GB free, 2 GB of 5 GB only pinned, watched by polling",
@@ -419,6 +420,27 @@ def test_a_node_shows_what_it_does_and_what_it_says() -> None:
     ):
         assert line in below
     assert "new/checkpoint-400: n0 waits" in said
+
+
+def test_what_nodes_do_with_a_location_is_said_once_and_with_the_same_rate() -> None:
+    sent = Progress(
+        kind="upload",
+        state="uploading",
+        run="run",
+        checkpoint="checkpoint-2",
+        since=NOW - 60,
+        done=10**8,
+        total=2 * 10**8,
+        rate=5e6,
+    )
+    half = location("run/checkpoint-2", "INCOMPLETE", size=2 * 10**8, nodes=("n9",), lost=("a",))
+    said = overview_lines(shown(heart(running=(sent,), rate=1e6), locations=[half]))
+    assert "run/checkpoint-2: n0 uploads, 50 % of 200 MB, 5 MB/s, 15s left" in said
+    assert len([line for line in said if "%" in line]) == 1
+    row = next(line for line in said if line.startswith("n0 "))
+    assert row.split()[-3:] == ["1m", "5", "MB/s"]
+    waits = shown(heart(queue=("run/checkpoint-2",)), locations=[half])
+    assert not [line for line in overview_lines(waits) if line.startswith("  incomplete")]
 
 
 def test_a_run_shows_its_newest_what_waits_and_what_is_missing() -> None:

@@ -16,7 +16,16 @@ from ckptsync.status.heartbeat import Disk
 from ckptsync.status.nodes import NodeFile
 from ckptsync.status.overview import Room
 from ckptsync.stores.contract import Entry
-from tests.support.status_examples import DAY, HOUR, NOW, fact, heart, location, raised
+from tests.support.status_examples import (
+    DAY,
+    HOUR,
+    NOW,
+    fact,
+    heart,
+    location,
+    raised,
+    waiting,
+)
 
 HEAD = heart("boss", ("head", "verifier"), verifies=7 * DAY)
 
@@ -306,6 +315,16 @@ def test_a_save_arrives_for_too_long_after_an_hour_and_says_what_is_missing() ->
     assert not incomplete(HOUR - 1)
     assert "__3_0.distcp of n1" in incomplete(HOUR + 1)["incomplete run/checkpoint-1"].text
     assert not incomplete(8 * DAY)
+
+
+def test_a_save_that_waits_on_a_live_node_is_late_all_the_same_and_says_why_it_waits() -> None:
+    save = location(word="INCOMPLETE", ago=2 * HOUR, lost=("rank 1 of n1",), nodes=("n0",))
+    entries = waiting("run/checkpoint-1", reason="a file is still written")
+    alarm = raised(heart("n1", running=entries), locations=[save])["incomplete run/checkpoint-1"]
+    assert alarm.text.endswith("rank 1 of n1")
+    assert alarm.todo.endswith("n1 waits: a file is still written")
+    sent = waiting("run/checkpoint-1", state="uploading")
+    assert not raised(heart("n1", running=sent), locations=[save])
 
 
 def test_what_waits_for_a_head_that_lives_is_said_once_for_a_run() -> None:

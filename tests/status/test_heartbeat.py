@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +12,9 @@ from ckptsync.errors import ConfigError, Corrupt
 from ckptsync.status import heartbeat
 from ckptsync.status.heartbeat import Facts, Heartbeat, Train, facts_name, write_facts
 from ckptsync.status.nodes import read_nodes
-from ckptsync.stores.contract import Store, read_all
+from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store, read_all
 from ckptsync.stores.memory import MemoryStore
+from ckptsync.stores.part_upload import UNBUFFERED
 from ckptsync.stores.posix.store import PosixStore
 from tests.support.status_examples import waiting
 
@@ -36,6 +38,20 @@ def test_a_heartbeat_reads_back_as_it_was_written(store: Store) -> None:
     [file] = read_nodes(store).hearts
     assert (file.entry.name, file.content) == (".ckptsync/nodes/n0.json", mine)
     assert mine.beat == 1
+
+
+def test_a_heartbeat_and_facts_say_how_long_they_are_so_that_no_upload_delays_them() -> None:
+    class Told(MemoryStore):
+        def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+            super().write(name, chunks, about)
+            told.append((about.size, len(read_all(self, name, 1 << 20))))
+
+    told: list[tuple[int | None, int]] = []
+    heartbeat.beat(Told(), FIRST)
+    facts = Facts("n0", "host", "machine", "user", "0022", "1", "3", "6")
+    write_facts(Told(), facts, ("worker",))
+    assert [size for size, _ in told] == [length for _, length in told]
+    assert all(length < UNBUFFERED for _, length in told)
 
 
 def test_one_that_cannot_be_read_is_listed_as_its_error_and_overwritten(store: Store) -> None:

@@ -116,6 +116,8 @@ def said(entry: Progress, ago: float = 1.0) -> str:
 def test_people_read_what_a_node_does_and_why_it_waits() -> None:
     [sending] = sends()
     assert said(sending) == "n0 uploads, 25 % of 315 MB, 5.24 MB/s, 44s left"
+    [soon] = waiting("run/checkpoint-8", until=NOW + 599)
+    assert re.fullmatch(r"n0 waits until \d\d:\d\d:\d\d", said(soon))
     [waits] = waiting("run/checkpoint-8", until=NOW + 600, reason="the directory says 8")
     assert re.fullmatch(r"n0 waits until \d\d:\d\d: the directory says 8", said(waits))
     [late] = waiting("run/checkpoint-8", until=NOW + 9e5)

@@ -91,7 +91,7 @@ def test_a_scheme_that_nobody_knows_is_told_by_name_with_those_that_are(url: str
         with pytest.raises(ConfigError, match="nosuch://") as caught:
             call(url)
         assert "a path, s3://, sftp://" in caught.value.hint
-        assert "smb" in caught.value.hint
+        assert "az://" in caught.value.hint
 
 
 @pytest.mark.parametrize(

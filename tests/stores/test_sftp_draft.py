@@ -196,6 +196,18 @@ def test_any_answer_may_be_lost(tmp_path: Path, kind: int, way: str) -> None:
     assert (tmp_path / "marker").exists() or (kind, way) in {(18, "write"), (7, "write")}
 
 
+def test_a_name_that_may_be_given_already_is_not_written_again(tmp_path: Path) -> None:
+    """A server that ends between its link and its unlink: both names are one file's."""
+    root, log = tmp_path / "store", tmp_path / "log"
+    root.mkdir()
+    store = served(root, "halfway", f"lose=18={tmp_path / 'marker'}", f"log={log}")
+    with pytest.raises(Exists):
+        store.create("run/a", [b"small"])
+    assert log.read_text().splitlines().count("write") == 1
+    assert (root / "run/a").read_bytes() == b"small"
+    assert [p.name for p in (root / "run").iterdir()] == ["a"]
+
+
 @pytest.mark.parametrize(("way", "rename"), [("write", "posix-rename"), ("create", "rename")])
 @pytest.mark.parametrize("size", [5, 20 << 20])
 def test_bytes_are_durable_before_the_name_and_names_before_it_is_acknowledged(
@@ -337,6 +349,19 @@ def test_who_waits_for_the_disk_does_not_wait_for_a_part_that_failed(tmp_path: P
             upload.put(part(1, 0, b"1111"))
         far.result(30)
     assert not (tmp_path / begun.part).exists()
+
+
+def test_a_part_of_a_file_of_unknown_size_waits_for_no_disk_however_large_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such parts grow, and one may be larger than the tail."""
+    monkeypatch.setattr("ckptsync.stores.sftp.draft.TAIL", 0)
+    monkeypatch.setattr("ckptsync.stores.sftp.draft._TAIL_PARTS", 0)
+    upload = target(files_of(tmp_path), About(None, "node:/a")).begin()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(upload.put, part(1, 0, b"goodmore")).result(60)
+    upload.commit(8)
+    assert (tmp_path / "run/a").read_bytes() == b"goodmore"
 
 
 def test_the_disk_is_waited_for_while_later_parts_are_sent(

@@ -37,6 +37,21 @@ def test_where_directories_cannot_be_synced_that_is_tried_once(tmp_path: Path, f
     files.sync_directory("not/there")
 
 
+def test_a_server_that_has_lost_its_disks_says_nothing_of_directories(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, refused, ask = files_of(tmp_path), [Code.CONNECTION_LOST], Session.fsync_requests
+
+    def fsync_requests(session: Session, handle: bytes) -> list[Request]:
+        if refused:
+            raise StatusError(refused.pop())
+        return ask(session, handle)
+
+    monkeypatch.setattr(Session, "fsync_requests", fsync_requests)
+    files.sync_directory("")
+    assert files._syncs_directories
+
+
 def test_a_directory_that_should_be_synced_and_cannot_be_is_an_error(tmp_path: Path) -> None:
     files = files_of(tmp_path)
     files.sync_directory("")

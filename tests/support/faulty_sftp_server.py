@@ -2,16 +2,16 @@
 tests/support/faulty_sftp_server.py FAULT…``.
 
 Honest, and different: plain (no extensions), reorder (what came last is answered first), short
-(READ brings 20,000 bytes at most), replaces (rename replaces), unsynced (no fsync of directories),
-limits=N (READ and WRITE may have so many bytes). In trouble: full (no WRITE succeeds),
-denied (no file is opened to be written), unreadable (no directory but the first is
-listed), lose=KIND=MARKER (the first request of that kind is done, but not answered, and the
-connection ends; the file MARKER tells that it was). changes=FILE has what is replaced in packets: a
-list of [number of the packet, offset, bytes there, hexadecimal bytes instead, whether the packet's
-length is right]. log=FILE tells what changes something, or makes it durable.  Lying: huge, vast,
-more, empty, strange, names, modeless, endless, bottomless, branching, noisy, chatty, silent, old,
-unmakeable, answer=KIND=TYPE=HEX (requests of that kind are answered so), mutate=SEED (every fourth
-answer, about, is not what it should be).
+(READ brings 20,000 bytes at most), replaces (rename replaces), halfway (rename leaves both names),
+unsynced (no fsync of directories), limits=N (READ and WRITE may have so many bytes). In trouble:
+full (no WRITE succeeds), denied (no file is opened to be written), unreadable (no directory but the
+first is listed), lose=KIND=MARKER (the first request of that kind is done, but not answered, and
+the connection ends; the file MARKER tells that it was). changes=FILE has what is replaced in
+packets: a list of [number of the packet, offset, bytes there, hexadecimal bytes instead, whether
+the packet's length is right]. log=FILE tells what changes something, or makes it durable. Lying:
+huge, vast, more, empty, strange, names, modeless, endless, bottomless, branching, noisy, chatty,
+silent, old, unmakeable, answer=KIND=TYPE=HEX (requests of that kind are answered so), mutate=SEED
+(every fourth answer, about, is not what it should be).
 """
 
 # ruff: noqa: PTH104, PTH108, PTH112, PTH116, PTH118, PTH115, PTH119, PTH123, PTH208  paths are bytes here
@@ -175,7 +175,8 @@ def renamed(body: bytes) -> tuple[int, bytes]:
         os.link(old, new, follow_symlinks=False)  # as OpenSSH does it: of two clients one gets it
     except FileExistsError:
         return status(4)
-    os.unlink(old)
+    if "halfway" not in FAULTS:
+        os.unlink(old)
     return status(0)
 
 

@@ -20,6 +20,7 @@ from ckptsync.head.consolidate import HeadOptions
 from ckptsync.records import io
 from ckptsync.records.location_status import LocationRecords
 from ckptsync.records.manifest import FileEntry, Manifest
+from ckptsync.records.progress import Progress
 from ckptsync.records.report import FindingKind, Level, Report, Verdict, VerifyFinding
 from ckptsync.records.save_groups import Known
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store, read_all
@@ -31,6 +32,7 @@ from ckptsync.verify.write_reports import write_report
 from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.queue import QueueCapacity, UploadJob, UploadQueues, split_threads
 from ckptsync.worker.repair import list_requests, send_again
+from ckptsync.worker.upload_sources import Transfer
 from ckptsync.worker.worker import Worker
 from tests.support.head_in_process import consolidate_due
 from tests.support.hook_pins import commit
@@ -437,6 +439,22 @@ def test_what_is_to_be_sent_again_says_so_until_it_was_sent(tmp_path: Path) -> N
     assert (waits.kind, waits.state, waits.subject) == ("repair", "queued", "run/checkpoint-4")
     assert (waits.done, waits.total) == (0, size)
     tick(w, 1002.0)
+    assert w.running(0.0) == []
+
+
+def test_a_plan_and_a_repair_that_ends_do_not_meet(tmp_path: Path) -> None:
+    w = sent(tmp_path, MemoryStore())
+    repairs, keys = w._repairs, [("run", f"checkpoint-{n}") for n in range(3)]
+    repairs._pending = {key: Progress(kind="repair", state="queued") for key in keys}
+
+    class Ending(dict[tuple[str, str], Transfer]):
+        """What the plan asks about ends at that moment, in another thread."""
+
+        def __contains__(self, key: object) -> bool:
+            return repairs._pending.pop(next(iter(repairs._pending)), None) is None
+
+    repairs._transfers = Ending()
+    repairs.plan([])
     assert w.running(0.0) == []
 
 

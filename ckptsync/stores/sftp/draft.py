@@ -92,7 +92,7 @@ class SftpTarget:
 
         size, part, is_synced = self.files.in_directory(self.directory, step, self.name)
         tail = max(TAIL, _TAIL_PARTS * part_size(self.about.size, least=PART))
-        if not is_synced:
+        if not is_synced or self.about.size is None:  # parts of a file of unknown size grow
             tail = sys.maxsize
         return SftpUpload(self, part, size, max(0, size - tail), tail)
 
@@ -145,26 +145,31 @@ class SftpTarget:
         """
         was_tried, taken = False, Exists(f"{self.name}: already there")
         old, new = self.files.path(part), self.files.path(self.name)
-        flags = Flag.WRITE if data is None else Flag.WRITE | Flag.CREATE | Flag.TRUNCATE
 
         def step(session: Session) -> None:
             nonlocal was_tried
+            content = data
             if was_tried:
                 source, target = session.stat_paths([old, new])
                 if source is None and target and target.is_file and target.size == size:
                     self.files.sync(session, self.directory)
                     return  # only the answer was lost
+                if source is not None:
+                    # It is whole, and may be published already: by a link whose other name is
+                    # still there, or by a server that is slow.  So it is never written again.
+                    content = None
+            flags = Flag.WRITE if content is None else Flag.WRITE | Flag.CREATE | Flag.TRUNCATE
             with session.opened(old, flags) as handle:
-                writes = () if data is None else session.write_requests(handle, 0, data)
+                writes = () if content is None else session.write_requests(handle, 0, content)
                 source, target = session.stat_paths(
                     [old, new], before=[*writes, *session.fsync_requests(handle)]
                 )
             if target is not None and not self.replaces:
                 raise taken
             # looked at by name: servers with caches know the size so
-            if data is None and source is None:
+            if content is None and source is None:
                 raise NotFound(part)
-            if data is None and source and source.size != size:
+            if content is None and source and source.size != size:
                 raise StoreError(
                     f"{self.files.shown(part)}: has {source.size} bytes where {size} were written"
                 )

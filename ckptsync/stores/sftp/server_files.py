@@ -340,7 +340,9 @@ class ServerFiles:
             try:
                 with session.opened(self.path(), Flag.READ) as handle:
                     session.do(*session.fsync_requests(handle))
-            except StatusError:
+            except StatusError as e:
+                if e.code in _LOST:
+                    raise
                 can_sync = False
             self._syncs_directories = can_sync
         if not self._syncs_directories:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 ARGUMENTS = ["--disable-dev-shm-usage", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
 DEADLINE = 60_000  # ms: only a test that fails waits for so long
-SERVER_ENDED = re.compile("net::ERR_(INCOMPLETE_CHUNKED_ENCODING|CONNECTION_)")
+SERVER_ENDED = re.compile("net::ERR_(INCOMPLETE_CHUNKED_ENCODING|EMPTY_RESPONSE|CONNECTION_)")
 Open = Callable[..., "Page"]
 
 
@@ -40,7 +40,7 @@ def open_page(browser: Browser) -> Iterator[Open]:
 
     def open_url(url: str, *, strict: bool = True, **options: object) -> Page:
         settings = {"locale": "en-US", "viewport": {"width": 1280, "height": 900}, **options}
-        context = browser.new_context(**settings)  # type: ignore[arg-type]
+        context = browser.new_context(**settings)
         contexts.append(context)
         context.set_default_timeout(DEADLINE)
         page = context.new_page()

@@ -1,4 +1,4 @@
-"""What a trainer logged of a run, as curves over steps.  Pure.
+"""What a trainer logged of a run, as curves over steps.
 
 transformers (trainer_callback.py, TrainerState) keeps all of a training in ``log_history`` of
 ``trainer_state.json``, in the order of time: mappings with ``step`` and what was measured.
@@ -9,13 +9,19 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
 import msgspec
 
+from ckptsync.catalogue.location_summary import Summary, by_age
+from ckptsync.errors import CkptsyncError, Corrupt, NotFound
+from ckptsync.records.store_paths import file_name
+from ckptsync.stores.contract import Store, read_all
 from ckptsync.typed_json import Decoder
 
+STATE = "trainer_state.json"
+TRIES = 3  # locations in which a trainer's state is looked for, the newest first
 LIMIT = 32 << 20  # bytes of a trainer_state.json: about 200,000 entries
 BUCKETS = 1000  # of a curve; each has its least and its greatest value
 MOST = 50  # metrics
@@ -31,6 +37,28 @@ class _State(msgspec.Struct):
 
 
 _STATE = Decoder(_State, "a trainer's state", LIMIT)
+
+
+def states_of(summaries: Iterable[Summary]) -> list[Summary]:
+    """Return the locations of a run whose trainer's state may have its curves, newest first."""
+    newest = [s for s in reversed(by_age(summaries)) if s.manifests and not s.retired]
+    return newest[:TRIES]
+
+
+def read_newest(store: Store, locations: Iterable[Summary]) -> dict[str, Curve]:
+    """Return the whole curves of a run; none where its trainer logged none that can be read.
+
+    ``locations``: as `states_of` has them.
+    """
+    for s in locations:
+        name = file_name(s.run, s.location, STATE)
+        try:
+            return read_curves(read_all(store, name, LIMIT), name)
+        except (NotFound, Corrupt):
+            continue
+        except CkptsyncError:
+            break  # curves are no reason to show nothing
+    return {}
 
 
 def read_curves(data: bytes, name: str) -> dict[str, Curve]:

@@ -1,0 +1,257 @@
+"""What ``ckptsync ls RUN`` and ``ls RUN/CHECKPOINT`` print: a run's table, a checkpoint in full."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from ckptsync.catalogue.location_summary import TOKENIZER, Summary
+from ckptsync.cli import output
+from ckptsync.cli.screen import MOST, cut, more
+from ckptsync.quantities import show_duration, show_size
+from ckptsync.records.location_status import STATUSES
+from ckptsync.records.save_groups import Sibling
+from ckptsync.status.curves import Curve
+from ckptsync.status.location_details import describe_progress
+from ckptsync.status.locations import model_url, newer_saves
+from ckptsync.status.overlay import Running, by_location, describe
+
+REASON = 60  # columns of a reason
+CELLS = 60  # columns of a sparkline
+BLOCKS = "▁▂▃▄▅▆▇█"
+MODELS = ("opens", "no config", "none")
+NONE = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A location; ``values``: its times and losses; ``reasons``: why it is no better, and more."""
+
+    summary: Summary
+    values: Mapping[str, Any]
+    reasons: tuple[str, ...]
+
+
+def read_rows(
+    url: str,
+    summaries: Sequence[Summary],
+    running: Sequence[Running],
+    curves: Mapping[str, Curve],
+    now: float,
+) -> list[Row]:
+    """Return the rows of locations of the store at ``url``."""
+    newer, entries = newer_saves(summaries), by_location(running)
+    return [
+        Row(
+            s,
+            describe_progress(s, curves),
+            tuple(reasons(url, s, entries.get(key, ()), newer.get(key, ""), now=now)),
+        )
+        for s in summaries
+        for key in ((s.run, s.location),)
+    ]
+
+
+def reasons(
+    url: str,
+    s: Summary,
+    its: Sequence[Running],
+    newer: str,
+    *,
+    now: float,
+    model: str | None = None,
+) -> Iterator[str]:
+    """Yield what nodes do with a location, why its status is no better, and what speaks against it.
+
+    ``model``: in a list of all runs, what is said of its model if it has one; then only the first
+    of the lines that say why is given.
+    """
+    why = s.lost or s.evidence
+    if its and (s.uploading or not s.manifests):  # the node said it
+        why = ()
+    if model is not None:
+        why = tuple(filter(None, [output.first_of(why)]))
+    if s.uploading and not its:
+        why = (upload_line(s.uploading, s.percent), *why)
+    lines = [
+        *(describe(e, now) for e in its),
+        *((model or s.unopenable,) if has_model(s) else why),
+        *(d for d in s.doubts if d not in s.evidence),
+        f"{newer} is newer" if newer else "",
+        *(sibling_line(url, s.run, s.location, other) for other in s.siblings),
+        s.unnamed_line,
+    ]
+    yield from filter(None, lines)
+
+
+def has_model(s: Summary) -> bool:
+    """Return whether a location's model is all that is said of it."""
+    return s.status in ("VERIFIED", "CONSOLIDATED") and s.consolidated
+
+
+def upload_line(nodes: Sequence[str], percent: int | None) -> str:
+    """Return who uploads a checkpoint, and how much of what its model needs is there."""
+    return f"from {', '.join(nodes)}{f', {percent} %' if percent is not None else ''}"
+
+
+def sibling_line(url: str, run: str, location: str, other: Sibling) -> str:
+    """Return what is known of another part of a save, and the command that joins them."""
+    nodes, command = ", ".join(other.nodes), other.command(url, run, location)
+    if not other.against:
+        return f"{other.location} of {nodes} is another part of this save; to join them: {command}"
+    what = f"{other.location} of {nodes} may be another part of this save"
+    return f"{what} ({'; '.join(other.against)}); if so: {command}"
+
+
+def _model(s: Summary) -> str:
+    if s.retired or not s.consolidated:
+        return "none"
+    return "no config" if s.unopenable else "opens"
+
+
+def _resume(s: Summary) -> str:
+    return "yes" if s.resume and not (s.retired or s.shards_retired) else "no"
+
+
+def _least(value: float | None) -> tuple[bool, float]:
+    return value is None, value or 0.0
+
+
+SORT: Mapping[str, Callable[[Row], Any]] = {
+    "step": lambda r: _least(r.summary.step),
+    "age": lambda r: -r.summary.ended,
+    "loss": lambda r: _least(r.values["loss"]),
+    "eval": lambda r: _least(r.values["eval_loss"]),
+    "size": lambda r: r.summary.whole or r.summary.size,
+    "nodes": lambda r: len(r.summary.nodes),
+    "status": lambda r: STATUSES.index(r.summary.status),
+    "model": lambda r: MODELS.index(_model(r.summary)),
+    "resume": lambda r: _resume(r.summary) == "no",
+    "kept": lambda r: not r.summary.kept,
+}
+"""What a column is sorted by: the least first, and last what nobody knows."""
+RUN_HEADING = (*map(str.upper, SORT), "REASON")
+
+
+def list_row(row: Row, now: float) -> list[str]:
+    """Return a location under `RUN_HEADING`, with the first of its reasons, cut."""
+    s = row.summary
+    return [
+        _step(s),
+        show_duration(max(0, round(now - s.ended))) if s.ended else NONE,
+        _number(row.values["loss"]),
+        _number(row.values["eval_loss"]),
+        show_size(s.whole or s.size),
+        str(len(s.nodes)),
+        s.status,
+        _model(s),
+        _resume(s),
+        "yes" if s.kept else NONE,
+        output.first_of([cut(line, REASON) for line in row.reasons]),
+    ]
+
+
+def _step(s: Summary) -> str:
+    """Return the step of ``checkpoint-STEP``; the name of any other location."""
+    return str(s.step) if s.location == f"checkpoint-{s.step}" else s.location
+
+
+def _number(value: float | None) -> str:
+    return NONE if value is None else f"{value:.4g}"
+
+
+def curve_line(curves: Mapping[str, Curve], encoding: str | None, cells: int = CELLS) -> list[str]:
+    """Return the loss over steps as a line; none where it has no points or cannot be encoded."""
+    points = curves.get("loss", [])
+    numbers = [value for _, value in points if value is not None]
+    try:
+        BLOCKS.encode(encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return []
+    if len(numbers) < 2:
+        return []
+    steps = f"steps {points[0][0]} to {points[-1][0]}"
+    ends = f"loss {_number(numbers[0])}", f"{_number(numbers[-1])}, {steps}"
+    return [f"{ends[0]} {sparkline(points, cells)} {ends[1]}"]
+
+
+def sparkline(points: Curve, cells: int) -> str:
+    """Return the means of consecutive points as blocks; blank where none was finite."""
+    cells, means = min(cells, len(points)), []
+    for i in range(cells):
+        part = points[i * len(points) // cells : (i + 1) * len(points) // cells]
+        numbers = [value for _, value in part if value is not None]
+        means.append(sum(value / len(numbers) for value in numbers) if numbers else None)
+    there = [mean for mean in means if mean is not None]
+    least, height = min(there), max(there) / 2 - min(there) / 2
+    return "".join(
+        " "
+        if mean is None
+        else BLOCKS[round((mean / 2 - least / 2) / height * (len(BLOCKS) - 1)) if height else 0]
+        for mean in means
+    )
+
+
+def full_lines(url: str, row: Row, details: Mapping[str, Any], now: float) -> Iterator[str]:
+    """Yield all that is known of a location, and the next command."""
+    s, model = row.summary, model_url(url, row.summary)
+    ranks = dict(s.ranks)
+    nodes = (f"{n} (ranks {ranks[n]})" if ranks.get(n) else n for n in s.nodes)
+    times = {name: row.values[name] for name in ("saved", "uploaded", "merged", "verified")}
+    level = s.proof.level if s.status == "VERIFIED" else None
+    losses = {"loss": row.values["loss"], "evaluation": row.values["eval_loss"]}
+    opens = [_model(s), s.to_give, model or ""]
+    code = f"code left out: {', '.join(s.left_out)}" if s.left_out else ""
+    tokenizer = "no tokenizer" if TOKENIZER in s.to_open else ""
+    facts = {
+        "status": f"{s.status} ({level})" if level else s.status,
+        **{name: _time(at, now) for name, at in times.items() if at},
+        **{name: _number(value) for name, value in losses.items() if value is not None},
+        "size": f"{show_size(s.whole or s.size)}, {details['files_total'] or s.files} files",
+        "nodes": ", ".join(nodes),
+        "model": "; ".join(filter(None, [*opens, tokenizer, code])),
+        "resume": "; ".join([_resume(s), *s.lacks]),
+        "kept": details["reason_kept"] or "no",
+        "retired": details["retired"],
+    }
+    yield f"{s.run}/{s.location}"
+    yield from output.aligned([(f"  {name}", str(value)) for name, value in facts.items() if value])
+    damaged = {f"{d['file']}: {d['kind']}: {d['detail']}": d for d in details["damage"]}
+    yield from (f"  {line}" for line in row.reasons if line not in damaged)
+    for line, damage in damaged.items():
+        ranges = ", ".join(f"{a}-{b}" for a, b in damage["ranges"])
+        where = f", bytes {ranges}" if ranges else ""
+        tensors = f"; tensors: {', '.join(damage['tensors'])}" if damage["tensors"] else ""
+        yield f"  {line}{where}{tensors}"
+    files = [
+        (f"  {f['name']}", show_size(f["bytes"]), f["node"] if f["stored"] else "not in the store")
+        for f in sorted(details["files"], key=lambda f: bool(f["stored"]))
+    ]
+    if files:
+        yield from output.aligned([("  FILE", "SIZE", "NODE"), *files[:MOST]])
+        yield from (f"  {line}" for line in more(range(details["files_total"]), "more files"))
+    yield f"next: {next_command(url, s)}"
+
+
+def _time(at: float, now: float) -> str:
+    date = datetime.fromtimestamp(at, timezone.utc).astimezone()
+    return f"{date:%Y-%m-%d %H:%M:%S}, {show_duration(max(0, round(now - at)))} ago"
+
+
+def next_command(url: str, s: Summary) -> str:
+    """Return the command that helps most: what makes a location whole, proves it, or uses it."""
+    where = f"{s.run}/{s.location}"
+    if s.siblings:
+        return s.siblings[0].command(url, s.run, s.location)
+    words = {
+        "WAITING": ["ls", where, "--watch"],
+        "UPLOADING": ["ls", where, "--watch"],
+        "DAMAGED": ["repair", where],
+        "COMPLETE": ["verify", where],
+        "CONSOLIDATED": ["verify", where],
+        "VERIFIED": ["pull", where, "DIR"],
+    }.get(s.status, ["status", s.run])
+    return shlex.join(["ckptsync", *words, "--store", url])

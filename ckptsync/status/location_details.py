@@ -1,0 +1,99 @@
+"""A location in full: times, losses, files, damage, commands; of the page and `ls RUN/CKPT`."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ckptsync.catalogue.location_summary import Summary
+from ckptsync.catalogue.uncached import read_location
+from ckptsync.layouts.file_names import rank
+from ckptsync.records.location_status import LocationState, unanswered_findings
+from ckptsync.records.report import DAMAGE
+from ckptsync.status.curves import Curve, value_at
+from ckptsync.stores.contract import Store
+
+FILES = 1000  # of a location that are shown
+DAMAGED = 100  # files of a location, ranges and tensors of a file
+
+
+def describe_progress(s: Summary, curves: Mapping[str, Curve]) -> dict[str, Any]:
+    """Return when a location was saved, uploaded, merged and verified, and its losses."""
+    return {
+        "step": s.step,
+        "saved": s.ended or None,
+        "uploaded": s.arrived or None,
+        "merged": s.merged or None,
+        "verified": (s.proof.when or None) if s.status == "VERIFIED" else None,
+        "kept": bool(s.kept),
+        **{metric: value_at(curves, metric, s.step) for metric in ("loss", "eval_loss")},
+    }
+
+
+def read_details(store: Store, summary: Summary) -> dict[str, Any]:
+    """Return what the records of a location tell.  Raises StoreError if they cannot be read."""
+    state = read_location(store, summary.run, summary.location)
+    here = state.of(summary.run, summary.location)
+    files = [*_files(here)] if here else []
+    return {
+        "ranks": dict(summary.ranks),
+        "reason_kept": summary.kept or None,
+        "retired": summary.retired or summary.shards_retired or None,
+        "files": files[:FILES],
+        "files_total": len(files),
+        "damage": [*_damage(here)][:DAMAGED] if here else [],
+        "reports": [*_reports(here)] if here else [],
+        "unreadable": [fault.text for fault in state.faults],
+    }
+
+
+def _files(here: LocationState) -> Iterator[dict[str, Any]]:
+    for path, where in sorted(here.files.items()):
+        nodes = sorted({node for at in where for node in at.nodes})
+        yield {
+            "name": path,
+            "bytes": where[0].entry.size,
+            "node": ", ".join(nodes),
+            "rank": rank(path),
+            "stored": any(here.sizes.get(at.name) == at.entry.size for at in where),
+        }
+
+
+def _damage(here: LocationState) -> Iterator[dict[str, Any]]:
+    for finding in unanswered_findings(here):
+        if finding.kind in DAMAGE:
+            yield {
+                "file": finding.name,
+                "kind": finding.kind,
+                "detail": finding.detail,
+                "ranges": [list(pair) for pair in finding.ranges[:DAMAGED]],
+                "tensors": list(finding.tensors[:DAMAGED]),
+            }
+
+
+def _reports(here: LocationState) -> Iterator[dict[str, Any]]:
+    """Yield the reports of a location, the newest first."""
+    for report in sorted(here.records.reports.values(), key=lambda r: -r.n)[:DAMAGED]:
+        yield {
+            "n": report.n,
+            "level": report.level,
+            "verdict": report.verdict,
+            "when": report.when or None,
+            "read": report.read,
+            "findings": len(report.findings),
+        }
+
+
+def commands(url: str, s: Summary) -> dict[str, str]:
+    where = f"{s.run}/{s.location}"
+    words = {
+        "pull": ["pull", where, "DIR"],
+        "verify": ["verify", where],
+        "repair": ["repair", where],
+        "keep": ["keep", where],
+        "ls": ["ls", where],
+    }
+    if s.consolidated:
+        words["pull_model"] = ["pull", where, "DIR", "--consolidated"]
+    return {name: shlex.join(["ckptsync", *its, "--store", url]) for name, its in words.items()}

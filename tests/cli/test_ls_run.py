@@ -1,0 +1,171 @@
+"""``ckptsync ls RUN`` and ``ls RUN/CHECKPOINT`` as transcripts."""
+
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ckptsync.catalogue.location_summary import Summary
+from ckptsync.cli.ls_run import BLOCKS, curve_line, sparkline
+from ckptsync.cli.main import main
+from ckptsync.status.curves import Curve
+from ckptsync.status.location_details import read_details
+from ckptsync.stores.opening import open_store
+from ckptsync.stores.posix.store import PosixStore
+from tests.support.small_store import SHARD, flip, make, make_two
+
+Said = Callable[..., list[str]]
+
+
+@pytest.fixture
+def said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Said:
+    """Return a function that returns the lines of ``ckptsync ls``."""
+    store = make_two(tmp_path / "store")
+    history = [{"step": step, "loss": 3 - step / 4} for step in range(1, 6)]
+    state = {"log_history": [*history, {"step": 5, "eval_loss": 1.75}]}
+    name = store / "fsdp2" / "checkpoint-5" / "trainer_state.json"
+    name.chmod(0o600)
+    name.write_text(json.dumps(state))
+    capsys.readouterr()
+
+    def ls(*words: str) -> list[str]:
+        assert main(["ls", *words, "--store", str(store)]) == 0
+        return capsys.readouterr().out.splitlines()
+
+    return ls
+
+
+def test_a_run_has_its_loss_above_and_a_row_a_checkpoint(said: Said) -> None:
+    curve, heading, first, second = said("fsdp2")
+    assert curve == "loss 2.75 █▆▅▃▁ 1.75, steps 1 to 5"
+    assert " ".join(heading.split()) == (
+        "STEP AGE LOSS EVAL SIZE NODES STATUS MODEL RESUME KEPT REASON"
+    )
+    row = first.split()
+    assert (row[0], " ".join(row[2:])) == ("4", "2 - 458 KB 2 VERIFIED opens yes -")
+    row = second.split()
+    assert (row[0], row[2:4]) == ("5", ["1.75", "1.75"])
+    assert second.endswith(
+        "VERIFIED  no config  yes     -     no config.json: from_pretrained cannot open it"
+    )
+
+
+@pytest.mark.parametrize(
+    ("column", "steps"),
+    [("loss", "54"), ("eval", "54"), ("model", "45"), ("step", "45"), ("kept", "45")],
+)
+def test_rows_are_sorted_by_a_column_and_what_is_not_known_is_last(
+    said: Said, column: str, steps: str
+) -> None:
+    assert [line[0] for line in said("fsdp2", "--sort", column)[2:]] == [*steps]
+
+
+def test_one_status_is_shown_alone_also_of_all_runs(said: Said) -> None:
+    assert [line.split()[0] for line in said("--status", "incomplete")] == ["RUN", "zero3"]
+    assert [line[0] for line in said("fsdp2", "--status", "VERIFIED")[2:]] == ["4", "5"]
+    [line] = said("fsdp2", "--status", "DAMAGED")
+    assert line.endswith("no checkpoint has that status")
+    document = json.loads(said("--sort", "size", "--json")[0])
+    assert [d["run"] for d in document["locations"]] == ["zero3", "fsdp2", "fsdp2"]
+
+
+def test_losses_are_of_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = make(tmp_path / "store")
+    assert main(["ls", "--sort", "loss", "--store", str(store)]) == 2
+    assert "ls RUN --sort loss" in capsys.readouterr().err
+
+
+def test_json_of_a_run_has_what_the_table_has_and_its_form_stays(said: Said) -> None:
+    [line] = said("--json")
+    assert "loss" not in json.loads(line)["locations"][0]
+    for words in (("fsdp2",), ("fsdp2/checkpoint-5",)):
+        [line] = said(*words, "--json")
+        last = json.loads(line)["locations"][-1]
+        assert (last["step"], last["loss"], last["eval_loss"], last["kept"]) == (
+            5,
+            1.75,
+            1.75,
+            False,
+        )
+        assert isinstance(last["files"], int)
+
+
+def test_the_losses_of_all_steps_cost_one_read(said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    whole = PosixStore.read_into
+
+    def counted(self: PosixStore, name: str, start: int, out: memoryview) -> None:
+        read.append(name)
+        whole(self, name, start, out)
+
+    monkeypatch.setattr(PosixStore, "read_into", counted)
+    said()
+    assert not [name for name in read if "trainer_state" in name]
+    said("fsdp2")
+    states = {name for name in read if "trainer_state" in name}
+    assert states == {"fsdp2/checkpoint-5/trainer_state.json"}
+
+
+def test_a_checkpoint_is_shown_in_full_with_the_next_command(said: Said) -> None:
+    lines = said("zero3/checkpoint-4")
+    assert lines[0] == "zero3/checkpoint-4"
+    text = "\n".join(lines)
+    assert "  status    INCOMPLETE\n" in text
+    assert "no; global_step4/zero_pp_rank_1_mp_rank_00_model_states.pt: no node has" in text
+    assert "\n  rank 1: global_step4/zero_pp_rank_1_mp_rank_00_model_states.pt and 2 more" in text
+    assert "zero_pp_rank_0_mp_rank_00_model_states.pt  12 KB    node0" in text
+    assert lines[-1].startswith("next: ckptsync status zero3 --store ")
+    assert said("fsdp2/checkpoint-4")[-1].startswith("next: ckptsync pull fsdp2/checkpoint-4 DIR ")
+
+
+def test_what_is_damaged_is_said_with_its_bytes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = make(tmp_path / "store")
+    flip(store / "fsdp2" / SHARD)
+    assert main(["verify", "fsdp2", "--store", str(store)]) == 10
+    capsys.readouterr()
+    assert main(["ls", "fsdp2/checkpoint-4", "--store", str(store)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    [damage] = [line for line in lines if line.startswith(f"  {SHARD}: ")]
+    assert "bytes " in damage
+    assert lines[-1].startswith("next: ckptsync repair fsdp2/checkpoint-4 --store ")
+
+
+def test_what_only_a_node_knows_has_no_files_yet(tmp_path: Path) -> None:
+    store = open_store(str(make(tmp_path / "store")))
+    begun = Summary("fsdp2", "checkpoint-9", "checkpoint-9", 9, "WAITING")
+    assert read_details(store, begun)["files_total"] == 0
+
+
+@pytest.mark.parametrize(
+    ("values", "blocks"),
+    [
+        ((1.0, 1.0), "▁▁"),
+        ((0.0, None, 7.0), "▁ █"),
+        ((-1.7e308, 0.0, 1.7e308), "▁▅█"),
+        ((0.0, 5e-324), "▁▁"),
+    ],
+)
+def test_blocks_are_as_high_as_the_values(values: tuple[float | None, ...], blocks: str) -> None:
+    assert sparkline([*enumerate(values)], 60) == blocks
+
+
+def test_many_points_share_cells_and_a_terminal_without_blocks_has_none() -> None:
+    curve: Curve = [(step, float(step)) for step in range(100_000)]
+    assert sparkline(curve, 8) == BLOCKS
+    assert curve_line({"loss": curve}, "ascii") == curve_line({"loss": curve}, None) == []
+    assert curve_line({"loss": curve[:1]}, "utf-8") == curve_line({}, "utf-8") == []
+
+
+def test_a_run_is_shown_where_nothing_but_ascii_can_be_printed(
+    said: Said, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="strict")
+    monkeypatch.setattr(sys, "stdout", out)
+    assert main(["ls", "fsdp2", "--store", str(tmp_path / "store")]) == 0
+    out.flush()
+    assert out.buffer.getvalue().startswith(b"STEP ")
