@@ -401,11 +401,11 @@ def test_a_small_save_is_uploaded_while_a_large_one_of_another_directory_is_held
     ):
         store.held = "full/checkpoint-1/weights.bin"
         write(out / "full" / "checkpoint-1", 9000)
-        assert until(store.reached.is_set, 30)
+        assert until(store.reached.is_set)
         write(out / "lora" / "checkpoint-2")
-        assert until(lambda: locations(store) == {"checkpoint-2"}, 30)
+        assert until(lambda: locations(store) == {"checkpoint-2"})
         store.go_on.set()
-        assert until(lambda: locations(store) == {"checkpoint-1", "checkpoint-2"}, 30)
+        assert until(lambda: locations(store) == {"checkpoint-1", "checkpoint-2"})
 
 
 def test_an_upload_gives_way_to_a_scan_but_not_to_one_that_never_ends(
@@ -429,7 +429,7 @@ def test_an_upload_gives_way_to_a_scan_but_not_to_one_that_never_ends(
             uploading = threading.Thread(target=upload, args=(found,))
             uploading.start()
             assert not until(lambda: locations(store) != set(), 0.5)
-        uploading.join(30)
+        uploading.join(60)
         assert locations(store) == {"checkpoint-1"}
         monkeypatch.setattr(queue, "SCAN_FIRST", 0.01)
         write(out / "run" / "checkpoint-2")

@@ -300,7 +300,7 @@ def test_the_sshd_config_that_is_recommended_serves_a_store_and_no_shell(tmp_pat
             [*command[: command.index("-s")], "127.0.0.1", "id"],
             capture_output=True,
             check=False,
-            timeout=20,
+            timeout=60,
             stdin=subprocess.DEVNULL,
         )
     assert b"uid" not in shell.stdout
