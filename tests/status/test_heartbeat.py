@@ -48,9 +48,8 @@ def test_a_heartbeat_and_facts_say_how_long_they_are_so_that_no_upload_delays_th
 
     told: list[tuple[int | None, int]] = []
     heartbeat.beat(Told(), FIRST)
-    write_facts(
-        Told(), Facts("n0", *["host", "machine", "user", "0022", "1", "3", "6"]), ("worker",)
-    )
+    facts = Facts("n0", "host", "machine", "user", "0022", "1", "3", "6")
+    write_facts(Told(), facts, ("worker",))
     assert [size for size, _ in told] == [length for _, length in told]
     assert all(length < UNBUFFERED for _, length in told)
 
