@@ -11,6 +11,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
+from typing import Any
 
 import msgspec
 
@@ -33,7 +34,8 @@ Curve = list[Point]
 
 
 class _State(msgspec.Struct):
-    log_history: list[dict[str, float | str | bool | None]] = []
+    # metrics of one's own may be nested; they are no curves
+    log_history: list[dict[str, float | str | bool | list[Any] | dict[str, Any] | None]] = []
 
 
 _STATE = Decoder(_State, "a trainer's state", LIMIT)
