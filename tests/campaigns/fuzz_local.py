@@ -132,9 +132,9 @@ _LIKELY: Mapping[str, Sequence[str]] = {
     "USER": ("root",),
 }  # fmt: skip
 # what does not end, and what changes the Python that it runs in
-_LEFT_OUT = ("run", "demo", "hook")
+_LEFT_OUT = ("run", "web", "demo", "hook")
 # what does not end, asks systemd, or is to be run
-_NEVER = ("--watch", "--wait", "--user", "--python")
+_NEVER = ("--watch", "--wait", "--user", "--python", "--html")
 _SLOW = ("load", "model")  # levels that start torch
 _CHANGES = ("push", "pull", "merge", "keep", "rm", "gc", "repair")
 _READS = ("ls", "status", "inspect")
