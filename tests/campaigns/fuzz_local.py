@@ -133,7 +133,7 @@ _LIKELY: Mapping[str, Sequence[str]] = {
 }  # fmt: skip
 # what does not end, and what changes the Python that it runs in
 _LEFT_OUT = ("run", "web", "demo", "hook")
-# what does not end, asks systemd, or is to be run
+# what does not end, asks systemd, writes the file that it names, or is to be run
 _NEVER = ("--watch", "--wait", "--user", "--python", "--html")
 _SLOW = ("load", "model")  # levels that start torch
 _CHANGES = ("push", "pull", "merge", "keep", "rm", "gc", "repair")
