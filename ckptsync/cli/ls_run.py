@@ -103,8 +103,8 @@ def sibling_line(url: str, run: str, location: str, other: Sibling) -> str:
     nodes, command = ", ".join(other.nodes), other.command(url, run, location)
     if not other.against:
         return f"{other.location} of {nodes} is another part of this save; to join them: {command}"
-    what = f"{other.location} of {nodes} may be another part of this save"
-    return f"{what} ({'; '.join(other.against)}); if so: {command}"
+    guess = f"{other.location} of {nodes} may be another part of this save"
+    return f"{guess} ({'; '.join(other.against)}); if so: {command}"
 
 
 def _model(s: Summary) -> str:

@@ -220,7 +220,7 @@ def _amounts(entry: Running) -> Iterator[str]:
 def _clock(entry: Running, now: float) -> str:
     """Return when it goes on: the time of the day where people are."""
     until = min(entry.until or 0.0, _LAST)
-    at = datetime.fromtimestamp(until, timezone.utc).astimezone()
+    moment = datetime.fromtimestamp(until, timezone.utc).astimezone()
     if abs(until - now) < _SOON:
-        return f"{at:%H:%M:%S}"
-    return f"{at:%H:%M}" if abs(until - now) < _TODAY else f"{at:%Y-%m-%d %H:%M}"
+        return f"{moment:%H:%M:%S}"
+    return f"{moment:%H:%M}" if abs(until - now) < _TODAY else f"{moment:%Y-%m-%d %H:%M}"

@@ -14,6 +14,7 @@ from ckptsync.head.consolidate import HeadOptions, consolidate_location
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.posix.store import PosixStore
 from tests.support.filled_stores import DEMO, send
+from tests.support.reads import names_read
 from tests.support.small_store import make
 from tests.support.status_examples import heart, job, location, shown, waiting
 from tests.support.vector import vector
@@ -94,14 +95,7 @@ def test_what_was_seen_before_is_not_read_again_and_deleting_the_cache_costs_onl
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    read: list[str] = []
-    whole = PosixStore.read_into
-
-    def counted(self: PosixStore, name: str, start: int, out: memoryview) -> None:
-        read.append(name)
-        whole(self, name, start, out)
-
-    monkeypatch.setattr(PosixStore, "read_into", counted)
+    read = names_read(monkeypatch)
     told = []
     for _ in range(2):
         assert main(["ls", "--store", str(store)]) == 0
@@ -121,14 +115,7 @@ def test_one_run_is_read_alone_and_the_cache_keeps_the_others(
     command: str, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    read: list[str] = []
-    whole = PosixStore.read_into
-
-    def counted(self: PosixStore, name: str, start: int, out: memoryview) -> None:
-        read.append(name)
-        whole(self, name, start, out)
-
-    monkeypatch.setattr(PosixStore, "read_into", counted)
+    read = names_read(monkeypatch)
 
     def runs_read(*words: str) -> set[str]:
         read.clear()

@@ -21,7 +21,7 @@ from ckptsync.records.save_groups import Sibling
 from ckptsync.status.curves import Curve
 from ckptsync.status.location_details import describe_progress, read_details
 from ckptsync.stores.opening import open_store
-from ckptsync.stores.posix.store import PosixStore
+from tests.support.reads import names_read
 from tests.support.small_store import SHARD, flip, make, make_two
 
 Said = Callable[..., list[str]]
@@ -101,14 +101,7 @@ def test_json_of_a_run_has_what_the_table_has_and_its_form_stays(said: Said) -> 
 
 
 def test_the_losses_of_all_steps_cost_one_read(said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[str] = []
-    whole = PosixStore.read_into
-
-    def counted(self: PosixStore, name: str, start: int, out: memoryview) -> None:
-        read.append(name)
-        whole(self, name, start, out)
-
-    monkeypatch.setattr(PosixStore, "read_into", counted)
+    read = names_read(monkeypatch)
     said()
     assert not [name for name in read if "trainer_state" in name]
     said("fsdp2")

@@ -37,8 +37,8 @@ from ckptsync.status.overview import Overview, Room
 from ckptsync.stores.contract import Entry
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import open_store
-from ckptsync.stores.posix.store import PosixStore
 from tests.support.head_in_process import consolidate_due, verify_next
+from tests.support.reads import names_read
 from tests.support.small_store import DATA, SHARD, flip, make
 from tests.support.status_examples import HOUR, NOW, fact, heart, job, location, shown, waiting
 from tests.support.terminal import on_terminal, read_until
@@ -234,15 +234,10 @@ def test_what_was_read_is_kept_for_the_next_time(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    read = names_read(monkeypatch)
     told(store, capsys)
-    read: list[str] = []
-    whole = PosixStore.read_into
-
-    def counted(self: PosixStore, name: str, start: int, out: memoryview) -> None:
-        read.append(name)
-        whole(self, name, start, out)
-
-    monkeypatch.setattr(PosixStore, "read_into", counted)
+    assert [name for name in read if "/.ckptsync/" in name]
+    read.clear()
     told(store, capsys)
     assert not [name for name in read if "/.ckptsync/" in name]
 
