@@ -24,7 +24,7 @@ from ckptsync.stores.opening import create_store, open_store
 from tests.campaigns.campaign import arguments, started, working
 from tests.campaigns.cluster import Service
 from tests.campaigns.two_nodes import START, default_python
-from tests.support.seaweedfs import free_ports
+from tests.support.ports import free_port
 from tests.support.waiting import until
 
 SCRIPT = Path(__file__).with_name("titan_training.py")
@@ -91,7 +91,7 @@ def _train(
     world = {
         "WORLD_SIZE": str(ranks),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_ports(1)[0]),
+        "MASTER_PORT": str(free_port()),
         "OMP_NUM_THREADS": "1",
     }
     words = [home / "out" / "run", home / "truth", mode, begin, steps, PAUSE, SLOW]

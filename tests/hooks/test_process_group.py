@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ import pytest
 
 from ckptsync.errors import ConfigError
 from ckptsync.hooks.process_group import Rank, exchange, this_rank
+from tests.support.ports import free_port
 
 RANK = """
 import sys
@@ -18,7 +18,7 @@ import torch.distributed as dist
 from ckptsync.hooks.process_group import exchange, first_word
 rank = int(sys.argv[1])
 store = dist.TCPStore("127.0.0.1", int(sys.argv[2]), 2, is_master=rank == 0, \
-timeout=timedelta(seconds=60))
+timeout=timedelta(seconds=600))
 dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
 if rank == 1:
     assert sys.stdin.readline() == "begin\\n"
@@ -65,8 +65,7 @@ def heard(child: subprocess.Popen[str]) -> str:
 def test_ranks_learn_of_each_other_without_waiting() -> None:
     """Real processes, with the store that torch's rendezvous leaves."""
     pytest.importorskip("torch")
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = listening.getsockname()[1]
+    port = free_port()
     with start(0, port) as zero, start(1, port) as one:
         assert heard(zero) == "None I am 0"  # rank 1 has not begun, and nobody waits for it
         tell(one, "begin")

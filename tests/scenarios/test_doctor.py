@@ -14,6 +14,7 @@ import pytest
 
 from tests.scenarios.stores import Directory
 from tests.scenarios.world import Command, Done, World
+from tests.support.ports import free_port
 
 path_only = pytest.mark.stores("path")
 VARIABLES = (
@@ -30,7 +31,7 @@ SOUND = {
     "NNODES": "2",
     "NPROC_PER_NODE": "1",
     "MASTER_ADDR": "127.0.0.1",
-    "MASTER_PORT": "29499",
+    "MASTER_PORT": str(free_port()),
     "CUDA_VISIBLE_DEVICES": "",
 }
 LONG, SHORT = "90s", "3s"

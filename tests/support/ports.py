@@ -15,3 +15,11 @@ def free_port() -> int:
         port = _SYSTEM.randrange(20_000, 32_000)
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
+
+
+def free_ports(count: int) -> list[int]:
+    """Return so many of them."""
+    ports: set[int] = set()
+    while len(ports) < count:
+        ports.add(free_port())
+    return [*ports]

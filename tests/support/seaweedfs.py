@@ -17,7 +17,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,8 +25,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.support.ports import free_ports
+
 KEY, SECRET = "ADMINKEY", "adminsecret"
-_START = 60.0  # seconds: two cores are shared with everything else
+_START = 240.0  # seconds: two cores are shared with everything else
 
 
 class Weed:
@@ -220,15 +221,6 @@ def die_with_parent() -> None:
 
 def _identity(name: str, key: str, secret: str, **rest: object) -> dict[str, Any]:
     return {"name": name, "credentials": [{"accessKey": key, "secretKey": secret}], **rest}
-
-
-def free_ports(count: int) -> list[int]:
-    """Return so many ports that nobody listens on now."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 if __name__ == "__main__":

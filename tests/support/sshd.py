@@ -28,7 +28,7 @@ from pathlib import Path
 import pytest
 
 from tests.campaigns.nodes import below
-from tests.support.seaweedfs import free_ports
+from tests.support.ports import free_port
 
 NEEDED = "CKPTSYNC_TEST_SSHD"  # set to 1, a missing sshd fails the tests instead of skipping them
 _LOCAL = Path(sys.prefix, "sshd")  # where tests/support/get_sshd.sh unpacks one
@@ -85,7 +85,7 @@ class Sshd:
     def start(self) -> None:
         """Listen; after `stop` on the same port again."""
         for _ in range(1 if self.port else _TRIES):
-            self.port = self.port or free_ports(1)[0]
+            self.port = self.port or free_port()
             process = self._started()
             if _answers(self.port, process):
                 self._process = process
@@ -203,7 +203,7 @@ def _keygen(path: Path) -> None:
 
 
 def _answers(port: int, process: subprocess.Popen[bytes]) -> bool:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while time.monotonic() < deadline and process.poll() is None:
         with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1) as s:
             return s.recv(4) == b"SSH-"
