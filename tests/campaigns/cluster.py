@@ -180,7 +180,7 @@ class Service:
         while any(is_alive(int(path.name), self.pid) for path in Path("/proc").glob("[0-9]*")):
             time.sleep(0.01)
 
-    def stop(self, patience: float = 10.0) -> int:
+    def stop(self, patience: float = 60.0) -> int:
         """SIGTERM; its exit code."""
         assert self._process
         self._process.terminate()

@@ -47,7 +47,7 @@ from tests.campaigns.trapping import Trap, can_trap, drawn, traced
 from tests.support.files_in_memory import write_files
 
 OLD = 9 * 86400.0  # seconds: a draft is orphaned after a week
-PATIENCE = 120.0
+PATIENCE = 300.0
 WHO = ("gc", "head")
 MARK = "clocks"  # it begins by asking the store what time it is there: nothing is changed before
 OTHER = {"keep_last": 1, "shards": "drop-after:1"}  # rules of who is at work beside

@@ -68,7 +68,7 @@ def flood(home: Path, args: argparse.Namespace) -> list[str]:
             (replay.out("run") / f"{n}.json").write_bytes(b"{}")
             if n % (args.files // 4) == args.files // 8:
                 replay.pass_by("run", 2 + n // (args.files // 4), lives=LIVES)
-        return replay.judged(120)
+        return replay.judged(400)
 
 
 def crowd(home: Path, args: argparse.Namespace) -> list[str]:
@@ -82,7 +82,7 @@ def crowd(home: Path, args: argparse.Namespace) -> list[str]:
         replay.keep("run", 1)
         for step in range(2, 6):
             replay.pass_by("run", step, lives=LIVES)
-        return replay.judged(120 + args.files / 100)
+        return replay.judged(400 + args.files / 100)
 
 
 def watches(home: Path, _args: argparse.Namespace) -> list[str]:
@@ -94,7 +94,7 @@ def watches(home: Path, _args: argparse.Namespace) -> list[str]:
         for run in (0, 17, RUNS - 1):
             replay.pass_by(f"run{run}", 2, lives=LIVES)
         replay.save("late", 1)
-        return replay.judged(120, says="inotify")
+        return replay.judged(400, says="inotify")
 
 
 def elsewhere(home: Path, _args: argparse.Namespace) -> list[str]:
@@ -106,7 +106,7 @@ def elsewhere(home: Path, _args: argparse.Namespace) -> list[str]:
         for step in range(1, 6):
             replay.pass_by("run", step, lives=LIVES)
         replay.save("run", 6)
-        return replay.judged(60)
+        return replay.judged(400)
 
 
 def full(home: Path, _args: argparse.Namespace) -> list[str]:
@@ -123,7 +123,7 @@ def full(home: Path, _args: argparse.Namespace) -> list[str]:
             replay.rotate("run", step)
         replay.save("run", 6)
         fill(ballast)
-        return replay.judged(60)
+        return replay.judged(400)
 
 
 def store(home: Path, _args: argparse.Namespace) -> list[str]:
@@ -137,7 +137,7 @@ def store(home: Path, _args: argparse.Namespace) -> list[str]:
             replay.pass_by("run", step, lives=LIVES)
         replay.save("run", 5)
         (home / "store" / "ballast").unlink()
-        return [*replay.judged(120), *replay.logged("no space left")]
+        return [*replay.judged(400), *replay.logged("no space left")]
 
 
 def clock(home: Path, _args: argparse.Namespace) -> list[str]:
@@ -155,7 +155,7 @@ def clock(home: Path, _args: argparse.Namespace) -> list[str]:
             for later in range(step, step + 3):
                 replay.pass_by("run", later, lives=LIVES)
         replay.save("run", 8)
-        return replay.judged(90, says="clock")
+        return replay.judged(400, says="clock")
 
 
 CASES: Mapping[str, Callable[[Path, argparse.Namespace], list[str]]] = {

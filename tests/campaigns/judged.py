@@ -26,7 +26,7 @@ from tests.support.vector import ROOT, bits
 from tests.support.waiting import until
 
 # seconds: without the hook what lived longer while a worker was at work must be in the store
-LIVED = 2.0
+LIVED = 5.0
 WEIGHTS = (
     "model.safetensors",
 )  # of the final model; where the trainer writes none, there is none to send

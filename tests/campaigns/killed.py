@@ -180,7 +180,7 @@ class Campaign:
             scope, after = "", 0.0
             wait_for_ends(flat, START)
         kill(flat)
-        assert wait_for_ends(flat, 10), "killed, and still there"
+        assert wait_for_ends(flat, 60), "killed, and still there"
         self._remember(segment, mode, scope, after)
 
     def _begin(
@@ -297,7 +297,7 @@ class Campaign:
 
     def _judged(self) -> Judgement:
         # what a crash left has to lie for so long until somebody might take it
-        time.sleep(DOUBTFUL + 15)
+        time.sleep(DOUBTFUL + 45)
         made = consolidate_due(
             self._nodes.store, HeadOptions(config_from={"*": str(ROOT / "base")})
         )

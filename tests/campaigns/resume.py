@@ -85,7 +85,7 @@ def lost_and_resumed(nodes: TwoNodes, job: Job, at: int) -> Iterator[str]:
     for n in range(NODES):
         nodes.begin(n)
     yield from _trained(nodes, job)
-    if Judge(nodes, job).wait(120) >= 120:
+    if Judge(nodes, job).wait(600) >= 600:
         yield "the store has not got every step"
     _prove(nodes)
     kept = nodes.home / "kept"

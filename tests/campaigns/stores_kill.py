@@ -39,7 +39,7 @@ SMALL = (
 )
 PARTS = 4  # and a third of a large file
 THREADS = 2
-PATIENCE = 60.0
+PATIENCE = 300.0
 
 
 class Campaign:
@@ -127,7 +127,7 @@ class Campaign:
             if self._there.options
             else "{}"
         )
-        limits = {"CKPTSYNC_LIMITS_THREADS": str(THREADS), "CKPTSYNC_LIMITS_PATIENCE": "20s"}
+        limits = {"CKPTSYNC_LIMITS_THREADS": str(THREADS), "CKPTSYNC_LIMITS_PATIENCE": "2m"}
         return {**CLEAN, "CKPTSYNC_STORAGE_OPTIONS": options, **limits}
 
     def _allowed(self) -> int:

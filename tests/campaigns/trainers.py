@@ -38,8 +38,8 @@ from tests.campaigns.two_nodes import (
     wait_for,
 )
 
-PAUSE = 2.5  # seconds before each step without the hook
-PATIENCE = 120.0  # seconds for the store to have everything, once the training has ended
+PAUSE = 6.0  # seconds before each step without the hook
+PATIENCE = 600.0  # seconds for the store to have everything, once the training has ended
 WORKER = {"quiet": "2s", "unmarked": "10s"}
 
 

@@ -30,7 +30,7 @@ SCRIPT = Path(__file__).with_name("hf_training.py")
 PROJECT = Path(__file__).parents[2]
 MODES = ("ddp", "fsdp2", "zero2", "zero3")
 NODES = 2
-START = 240.0  # seconds that trainers may take to import all they need, on a busy machine
+START = 600.0  # seconds that trainers may take to import all they need, on a busy machine
 
 
 QUIET = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
