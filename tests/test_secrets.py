@@ -314,7 +314,7 @@ def test_what_is_planted_would_be_found(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import time; time.sleep(30)", WRONG]
     with subprocess.Popen(command) as child:
         over = threading.Event()
-        threading.Timer(0.3, over.set).start()
+        threading.Timer(2, over.set).start()
         seen = "".join(_command_lines(child.pid, over))
         child.kill()
     assert reveals(seen, WRONG)

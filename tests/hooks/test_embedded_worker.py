@@ -320,7 +320,7 @@ def test_waiting_ends_when_the_store_has_everything(tmp_path: Path) -> None:
     )
     thread.start()
     (pin / "stored").touch()
-    thread.join(30)
+    thread.join(60)
     locks.close()
     assert (thread.is_alive(), embedded_worker.unstored(tmp_path), said) == (False, (), [])
 

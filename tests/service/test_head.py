@@ -28,7 +28,7 @@ from tests.support.waiting import until
 from tests.support.worker_in_process import push_now
 
 DATA = Path(ckptsync.__file__).parent / "demo_data"
-PATIENCE = 60
+PATIENCE = 300
 
 
 def configured(path: Path, more: str = "") -> tuple[Config, Store]:
@@ -151,7 +151,7 @@ def test_apscheduler_asks_for_each_task_again_and_again_until_the_block_ends() -
         assert until(lambda: wakes.count("a") >= 3)
     assert [task.due <= time.monotonic() for task in tasks] == [True, False]
     count = len(wakes)
-    assert not until(lambda: len(wakes) > count, 0.5)
+    assert not until(lambda: len(wakes) > count + 1, 0.8), "but for one that was under way"
 
 
 def test_each_location_is_told_and_what_cannot_be_read() -> None:

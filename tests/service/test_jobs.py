@@ -151,14 +151,18 @@ def test_a_child_without_progress_is_killed_and_so_is_one_that_never_ends(
 def test_a_child_that_ignores_sigterm_dies_with_all_that_it_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "bounds", lambda *_: (1.5, 60.0))
-    error_of(
-        "import subprocess, sys, pathlib; other = subprocess.Popen([sys.executable, '-c', "
-        f"{DEAF!r}])\n"
-        f"pathlib.Path('{tmp_path}/pid').write_text(str(other.pid))\n"
-        f"{DEAF}"
-    )
-    assert until(lambda: not is_alive(int((tmp_path / "pid").read_text())))
+    pid = tmp_path / "pid"
+    for stall in (1.5, 10.0, 60.0):  # a busy machine may need some to start both
+        monkeypatch.setattr(module, "bounds", lambda *_, stall=stall: (stall, 600.0))
+        error_of(
+            "import subprocess, sys, pathlib; other = subprocess.Popen([sys.executable, '-c', "
+            f"{DEAF!r}])\n"
+            f"pathlib.Path('{pid}').write_text(str(other.pid))\n"
+            f"{DEAF}"
+        )
+        if pid.exists() and pid.read_text():
+            break
+    assert until(lambda: not is_alive(int(pid.read_text())))
 
 
 def test_most_of_them_run_at_once_the_others_wait_and_a_hung_one_holds_up_no_other_kind() -> None:
@@ -202,7 +206,7 @@ def test_a_stop_ends_children_in_time_is_no_failure_and_nothing_begins_after_it(
         before = time.monotonic()
         jobs.end()
         assert until(lambda: not jobs.running())
-        assert time.monotonic() - before < 20
+        assert time.monotonic() - before < 50
         jobs.begin("verify", [job("a")])
         assert (jobs.running(), jobs.errors("verify"), ended.is_set()) == ((), (), False)
 
@@ -289,20 +293,24 @@ def test_no_secret_stands_on_a_command_line_or_in_what_a_child_inherits() -> Non
 
 
 def test_a_child_waits_for_the_head_goes_before_it_and_leaves_no_core(tmp_path: Path) -> None:
+    score = int(Path("/proc/self/oom_score_adj").read_text()) + module.OOM_FIRST
+    memory = module.MEMORY + 2 * CONFIG.limits.memory
+    expected = [min(19, os.nice(0) + module.NICER), str(min(1000, score)), 0, memory]
     script = (
-        "import os, pathlib, resource, time; time.sleep(0.5); told = [os.nice(0),"
+        "import os, pathlib, resource, time\n"
+        "def told(): return [os.nice(0),"
         " pathlib.Path('/proc/self/oom_score_adj').read_text().strip(),"
-        " resource.getrlimit(resource.RLIMIT_CORE)[0], resource.getrlimit(resource.RLIMIT_DATA)[0]]"
-        f"; pathlib.Path('{tmp_path}/told').write_text(repr(told)); {SAYS_DONE}"
+        " resource.getrlimit(resource.RLIMIT_CORE)[0],"
+        " resource.getrlimit(resource.RLIMIT_DATA)[0]]\n"
+        "end = time.monotonic() + 60\n"  # its parent limits it while it begins
+        f"while told() != {expected!r} and time.monotonic() < end: time.sleep(0.05)\n"
+        f"pathlib.Path('{tmp_path}/told').write_text(repr(told())); {SAYS_DONE}"
     )
     ended = threading.Event()
     command = [sys.executable, "-c", script]
     jobs = Jobs(CONFIG, {"consolidate": 1}, lambda _: ended.set(), command)
     jobs.begin("consolidate", [Job("consolidate", "run", "a")])
-    assert ended.wait(60)
-    score = int(Path("/proc/self/oom_score_adj").read_text()) + module.OOM_FIRST
-    memory = module.MEMORY + 2 * CONFIG.limits.memory
-    expected = [min(19, os.nice(0) + module.NICER), str(min(1000, score)), 0, memory]
+    assert ended.wait(120)
     assert (tmp_path / "told").read_text() == repr(expected)
 
 

