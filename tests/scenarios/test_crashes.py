@@ -174,7 +174,7 @@ def test_a_merge_into_a_store_that_was_killed_goes_on(world: World, moment: floa
         "--max-shard-size",
         "20KB",
     )
-    command = world.start(*words, "--bandwidth", "5KB/s")  # ten seconds: it cannot have ended
+    command = world.start(*words, "--bandwidth", "1KB/s")  # a minute: it cannot have ended
     killed(world, command, lambda: "merged/.ckptsync-merge.json" in world.store.names(), moment)
     before = {
         name: identity
@@ -216,7 +216,7 @@ def test_a_command_that_is_told_to_stop_says_so_by_its_exit_code_and_is_gone_on_
 ) -> None:
     saved = world.save("sft", ballast=BALLAST)
     command = world.start(
-        "push", saved, "--store", world.store.url, "--bandwidth", "1MB/s", "--node", "node0"
+        "push", saved, "--store", world.store.url, "--bandwidth", "200KB/s", "--node", "node0"
     )
     world.until(lambda: bool(identities(world.store, "sft")), "a push to begin its work")
     done = command.told(number)

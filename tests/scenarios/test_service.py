@@ -188,7 +188,7 @@ def test_metrics_and_health_are_served_beside_slow_clients(
     world.fill(prepared("hf-ddp", 4))
     world.head(metrics={"listen": f"127.0.0.1:{port}"}).wait(phase="verified", run="sft")
     world.until(lambda: _listens(port), "the port of the metrics")
-    slow = [socket.create_connection(("127.0.0.1", port), 10) for _ in range(40)]
+    slow = [socket.create_connection(("127.0.0.1", port), 60) for _ in range(40)]
     for each in slow:
         each.sendall(b"GET /metrics HTTP/1.1\r\n")
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=120) as answer:

@@ -47,7 +47,7 @@ def test_an_upload_that_is_under_way_is_shown_with_who_sends_it(world: World) ->
     for node, already in (("node0", []), ("node1", ["node0"])):
         part = world.save("sft", vector="hf-fsdp2-2node", node=node, ballast=4 << 20)
         slow = world.start(
-            "push", part, "--store", world.store.url, "--node", node, "--bandwidth", "100KB/s"
+            "push", part, "--store", world.store.url, "--node", node, "--bandwidth", "20KB/s"
         )
         world.until(is_uploading, "it to be UPLOADING")
         row = rows["sft/checkpoint-4"]
