@@ -47,7 +47,7 @@ from tests.support.sftp_stores import through
 from tests.support.sshd import sshd
 from tests.support.store_contract import StoreContract, names
 
-LIMITS = Limits(threads=2, patience=20, stall=1.0)
+LIMITS = Limits(threads=2, patience=300, stall=1.0)
 PART = 5 << 20  # the least that S3 takes
 BIG = random.Random(1).randbytes(2 * PART + 1000)
 ABOUT = About(len(BIG), "a node, a file, its time")
@@ -271,7 +271,7 @@ def test_a_connection_cut_anywhere_in_an_upload_in_parts_is_made_again(
 
 
 SEED = os.environ.get("CKPTSYNC_FAULT_SEED", "1")
-SLOW = Limits(threads=2, patience=30, stall=1.5)
+SLOW = Limits(threads=2, patience=300, stall=1.5)
 ANY_REQUEST: list[Fault] = [
     Break(UP, CUT, HEADLESS),
     Break(UP, CUT, 10_000),

@@ -90,7 +90,7 @@ def test_a_large_read_is_a_request_of_its_own_into_the_readers_memory() -> None:
 def test_what_is_expected_is_asked_for_at_once_and_before_it_is_read(
     opened: list[PrefetchedFiles],
 ) -> None:
-    far = Far("a", takes=0.02)
+    far = Far("a", takes=0.05)
     opened.append(pieces := PrefetchedFiles(far, threads=8))
     wanted = [Extent("a", at, 1000) for at in range(0, 4 * MIB, 64 << 10)]
     pieces.expect(wanted)

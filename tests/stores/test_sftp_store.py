@@ -172,11 +172,17 @@ def test_a_killed_writer_is_continued_and_sends_again_no_more_than_was_in_flight
 ) -> None:
     server, size = sshd(), 160 << 20
     writing = f"""
+import time
 from ckptsync.stores.contract import About
 from tests.support.sftp_stores import remote
 from ckptsync.stores.sftp.store import SftpStore
-SftpStore(remote({server.url(tmp_path)!r}), {dict(server.options)!r}).create("run/a", (b"%08d" % n \
-* 131072 for n in range(160)), About({size}, "origin"))
+def chunks():
+    for n in range(160):
+        if n == 120:
+            time.sleep(600)  # it must not end before it is killed
+        yield b"%08d" % n * 131072
+SftpStore(remote({server.url(tmp_path)!r}), {dict(server.options)!r}).create("run/a", chunks(), \
+About({size}, "origin"))
 """
     process = subprocess.Popen(
         [sys.executable, "-c", writing], cwd=Path(__file__).parent.parent.parent

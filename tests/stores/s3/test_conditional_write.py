@@ -67,7 +67,7 @@ def flipped(times: int, **options: object) -> Iterator[tuple[S3Store, S3Store]]:
         damaged = S3Store(
             place,
             {**weed().options(), "endpoint_url": proxy.endpoint, **options},
-            Limits(patience=1.5),
+            Limits(patience=300 if times == 1 else 1.5),
         )
         damaged.least = 5 << 20
         yield damaged, S3Store(place, weed().options())

@@ -50,13 +50,13 @@ def bucket() -> str:
 
 @contextlib.contextmanager
 def proxied(
-    bucket: str, plan: Plan = lambda _: None, patience: float = 20.0
+    bucket: str, plan: Plan = lambda _: None, patience: float = 300.0
 ) -> Iterator[tuple[S3Store, HttpProxy]]:
     with closing(HttpProxy(("127.0.0.1", weed().port), plan)) as proxy:
         yield opened(bucket, f"http://127.0.0.1:{proxy.port}", patience), proxy
 
 
-def opened(bucket: str, endpoint: str = "", patience: float = 20.0) -> S3Store:
+def opened(bucket: str, endpoint: str = "", patience: float = 300.0) -> S3Store:
     options = {**weed().options(), **({"endpoint_url": endpoint} if endpoint else {})}
     store = S3Store(Remote("s3", f"{bucket}/run"), options, Limits(patience=patience, threads=1))
     store.least = PART

@@ -146,7 +146,7 @@ def test_a_key_that_is_changed_is_waited_for_once_the_store_has_worked(
 
     shared.write_text(text.format("OLD"))
     with scripted(STORED, refusal, changed, STORED, *[refusal] * 99) as script:
-        store = script.store(patience=1.5, key=None, secret=None)
+        store = script.store(patience=5, key=None, secret=None)
         for _ in range(2):
             store.write("a", [b"x"])
         assert ["NEW" in a.headers["authorization"] for a in script.asked] == [
@@ -274,10 +274,10 @@ def listing(inner: str, declared: str = "", encoding: str = "utf-8") -> Say:
     ],
 )
 def test_a_listing_that_is_nonsense_is_transient(answer: Say) -> None:
-    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     with scripted(answer) as script, pytest.raises(Transient):
         list(script.store(patience=0).names(""))
-    assert time.monotonic() - start < 20
+    assert time.process_time() - start < 20
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 << 10, "KiB"
 
 
