@@ -135,7 +135,7 @@ def test_an_installation_without_the_repository_prints_them_all(tmp_path: Path) 
     words = [*(f"help,{name}" for name in others), *(f"config,example,{name}" for name in EXAMPLES)]
     command = [sys.executable, "-c", program, *words]
     told = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
     )
     assert told.returncode == 0, told.stderr
     pages = [p for p in (ROOT / "docs").rglob("*.*") if p.stem in others]

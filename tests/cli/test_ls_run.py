@@ -1,11 +1,9 @@
 """``ckptsync ls RUN`` and ``ls RUN/CHECKPOINT`` as transcripts."""
 
-import contextlib
 import io
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,6 +21,7 @@ from ckptsync.status.location_details import describe_progress, read_details
 from ckptsync.stores.opening import open_store
 from tests.support.reads import names_read
 from tests.support.small_store import SHARD, flip, make, make_two
+from tests.support.terminal import on_terminal, read_until
 
 Said = Callable[..., list[str]]
 
@@ -183,27 +182,16 @@ def test_a_run_is_shown_where_nothing_but_ascii_can_be_printed(
 
 
 def test_watch_draws_the_curve_and_the_rows_and_ends_with_q(said: Said, tmp_path: Path) -> None:
-    leader, follower = os.openpty()
     words = [sys.executable, "-m", "ckptsync", "ls", "fsdp2", "--watch"]
     words += ["--store", str(tmp_path / "store")]
     terminal = {"TERM": "xterm", "COLUMNS": "60", "LINES": "40", "PYTHONIOENCODING": "utf-8"}
-    with subprocess.Popen(
-        words,
-        stdin=follower,
-        stdout=follower,
-        env={**os.environ, **terminal},
-        start_new_session=True,
-    ) as child:
-        os.close(follower)
-        seen = b""
-        while b"no config" not in seen:
-            seen += os.read(leader, 65536)
+    with on_terminal(
+        words, ["stdin", "stdout"], env={**os.environ, **terminal}, start_new_session=True
+    ) as (child, leader):
+        seen = read_until(leader, lambda seen: b"no config" in seen)
         os.write(leader, b"q")
-        with contextlib.suppress(OSError):  # the terminal ends with its last process
-            while more := os.read(leader, 65536):
-                seen += more
+        seen += read_until(leader, lambda more: b"\x1b[?1049l" in more)
         assert child.wait(60) == 0
-    os.close(leader)
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "\n", seen.decode(errors="replace"))
     assert "loss 2.75 █▆▅▃▁ 1.75, steps 1 to 5" in text
     assert max(columns(line) for line in text.replace("\r", "\n").split("\n")) <= 60

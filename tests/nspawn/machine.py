@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 USERS = {"train": 64201, "other": 64202, "ckptsync": 64203}
 WANTED = ("systemd-nspawn", "unshare", "nsenter", "setpriv", "runuser")
-PATIENCE = 60.0
+PATIENCE = 300.0
 _REBOOT = 133  # EXIT_FORCE_RESTART of nspawn
 _ALONE = (
     *("setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--fork"),

@@ -41,6 +41,12 @@ def push(store: str, run: str = "fsdp2", *nodes: str) -> None:
         assert main([*words, "--node", node]) == 0
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may need long for the first picture."""
+    monkeypatch.setattr(latest_module, "LONG", 120.0)
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with a verified checkpoint, and runs with hostile names."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 ARGUMENTS = ["--disable-dev-shm-usage", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
-DEADLINE = 60_000  # ms: only a test that fails waits for so long
+DEADLINE = 180_000  # ms: only a test that fails waits for so long
 SERVER_ENDED = re.compile("net::ERR_(INCOMPLETE_CHUNKED_ENCODING|EMPTY_RESPONSE|CONNECTION_)")
 Open = Callable[..., "Page"]
 
