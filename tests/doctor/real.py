@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import venv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -101,5 +102,5 @@ def kinds(told: Mapping[str, Any]) -> list[str]:
 def open_to_all(path: Path) -> None:
     """What pytest keeps for root."""
     for above in path.parents:
-        if above.stat().st_uid == 0 and above.is_relative_to("/tmp"):
+        if above.stat().st_uid == 0 and above.is_relative_to(tempfile.gettempdir()):
             above.chmod(above.stat().st_mode | 0o055)

@@ -19,7 +19,7 @@ from ckptsync.doctor.directory_checks import check_output_dir, check_space
 from tests.doctor.real import PROJECT, doctor, kinds, needs_namespaces, open_to_all
 
 HASTY = (
-    "import sys; from ckptsync.doctor import directory_checks; directory_checks.PATIENCE = 2.0;"
+    "import sys; from ckptsync.doctor import directory_checks; directory_checks.PATIENCE = 8.0;"
     " from ckptsync.cli.main import main; sys.exit(main(sys.argv[1:]))"
 )
 # nobody ever reads what it is asked
@@ -258,7 +258,7 @@ def test_a_mount_whose_server_is_dead_is_a_finding_and_nothing_waits_for_it(
     setup = f'{DEAD.format(path=tmp_path / what)}\nexec "$@"'
     command = [*isolated, setup, "sh", sys.executable, "-c", HASTY, *words]
     done = subprocess.run(
-        command, capture_output=True, text=True, check=False, cwd=PROJECT, timeout=60
+        command, capture_output=True, text=True, check=False, cwd=PROJECT, timeout=300
     )
     (one,) = json.loads(done.stdout)["findings"]
     assert (one["level"], one["kind"], done.returncode) == ("fail", "no-answer", 4)

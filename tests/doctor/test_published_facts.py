@@ -192,7 +192,7 @@ def test_nodes_that_wait_for_different_numbers_wait_for_the_greater_and_see_each
     store = PosixStore(str(tmp_path))
     with ThreadPoolExecutor() as pool:
         waiting = [
-            pool.submit(waits, store, node, wanted=wanted, seconds=3.0)
+            pool.submit(waits, store, node, wanted=wanted, seconds=8.0)
             for node, wanted in zip(pair(), (2, 3), strict=True)
         ]
         found = [one for each in waiting for one in each.result()]

@@ -138,7 +138,7 @@ def _limit() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (3 * SECONDS, 3 * SECONDS))  # ends what would never end
-    signal.alarm(60)  # and what would wait for ever
+    signal.alarm(300)  # and what would wait for ever
 
 
 def _remove(root: Path) -> None:

@@ -266,7 +266,7 @@ def test_a_place_for_configuration_that_is_not_there_is_said(
 def python(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)]
     return subprocess.run(
-        command, capture_output=True, text=True, cwd=ROOT.parent.parent, timeout=60, check=False
+        command, capture_output=True, text=True, cwd=ROOT.parent.parent, timeout=300, check=False
     )
 
 

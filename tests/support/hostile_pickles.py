@@ -38,7 +38,7 @@ START, END = b"\x80\x04", b"."
 BOMB = b"K\x01\x85" + b"".join(b"q%ch%c\x86" % (n, n) for n in range(60))
 DEEP = b")" + b"\x85" * 3 * MILLION
 P61 = 2**61 - 1
-PATIENCE = 60  # seconds that none of them may take
+PATIENCE = 300  # seconds that none of them may take
 
 
 def put(index: int) -> bytes:

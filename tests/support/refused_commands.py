@@ -21,7 +21,7 @@ def refused(
     code: int,
     names: Iterable[str | Path],
     secrets: Iterable[str] = (),
-    within: float = 60.0,
+    within: float = 110.0,
     env: Mapping[str, str] | None = None,
 ) -> str:
     """What ``ckptsync`` said: one line that names all of ``names``, and at most a hint, after
@@ -61,7 +61,7 @@ def run(
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
         env={**CLEAN, **env},
         preexec_fn=_as_anybody if os.getuid() == 0 else None,
