@@ -141,7 +141,7 @@ def test_a_server_that_is_not_well_is_not_asked_for_ever(
         stall = {"CKPTSYNC_LIMITS_STALL": "1s"}
         said = refused_at(f"s3://{bucket}/store", command, tmp_path, options, 4, **stall)
     assert "given up after" in said
-    assert 1 < proxy.requests.total() < 30
+    assert 1 <= proxy.requests.total() < 30
 
 
 @pytest.fixture
