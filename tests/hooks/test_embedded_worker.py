@@ -66,7 +66,7 @@ def running(output_dir: Path, store: Path | str, run: str = "") -> Iterator[Embe
     finally:
         if worker.is_running():
             os.kill(worker.pid, signal.SIGKILL)
-        assert until(lambda: not worker.is_running(), 60)
+        assert until(lambda: not worker.is_running())
 
 
 TRAINING = """
@@ -90,13 +90,13 @@ def test_the_embedded_worker_sends_and_ends_after_the_training(tmp_path: Path) -
     pid = int(training.stdout.readline())
     worker = EmbeddedWorker(pid, markers.began(pid), 0.0)
     try:
-        assert until(lambda: not embedded_worker.unstored(tmp_path / "out"), 60)
+        assert until(lambda: not embedded_worker.unstored(tmp_path / "out"))
         assert worker.is_running()
         stored = tmp_path / "store" / "out" / "checkpoint-1" / "model.safetensors"
         assert stored.read_text() == "weights 1 "
     finally:
         training.communicate()
-        assert until(lambda: not worker.is_running(), 60)
+        assert until(lambda: not worker.is_running())
     assert embedded_worker.log_problem(saver.spool) == ""
 
 
@@ -110,7 +110,7 @@ def test_it_is_of_another_session_and_gives_way(tmp_path: Path) -> None:
 def test_what_it_cannot_do_is_in_its_log(tmp_path: Path) -> None:
     spool = committed(tmp_path / "out").spool
     with running(tmp_path / "out", "nothing://such") as worker:
-        assert until(lambda: not worker.is_running(), 60)
+        assert until(lambda: not worker.is_running())
     lines = (spool / "embedded.log").read_text().splitlines()
     error, _, hint = embedded_worker.log_problem(spool).partition("; hint: ")
     assert "nothing" in error
@@ -148,9 +148,7 @@ def sent(output_dir: Path, store: Path | str, run: str = "") -> None:
     """What is kept there."""
     saver = committed(output_dir)
     with running(output_dir, store, run) as worker:
-        assert until(
-            lambda: not embedded_worker.unstored(output_dir) or not worker.is_running(), 60
-        )
+        assert until(lambda: not embedded_worker.unstored(output_dir) or not worker.is_running())
         assert embedded_worker.unstored(output_dir) == (), (
             saver.spool / "embedded.log"
         ).read_text()
@@ -225,11 +223,10 @@ def test_another_worker_that_is_still_at_work_is_waited_for(
                 lambda: (
                     "waiting: another worker is at work" in log.read_text()
                     or not worker.is_running()
-                ),
-                60,
+                )
             )
             assert not until(lambda: not worker.is_running(), 2), log.read_text()
-        assert until(lambda: not embedded_worker.unstored(tmp_path / "out"), 60)
+        assert until(lambda: not embedded_worker.unstored(tmp_path / "out"))
 
 
 @pytest.mark.parametrize("ends_first", ["worker", "training"])

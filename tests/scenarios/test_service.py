@@ -228,7 +228,7 @@ def webhook() -> Iterator[tuple[str, list[Any]]]:
 
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"json://127.0.0.1:{server.server_port}/", told
+        yield f"json://127.0.0.1:{server.server_port}/?cto=60&rto=60", told  # not Apprise's 4 s
         server.shutdown()
 
 

@@ -27,7 +27,7 @@ from tests.scenarios.stores import Store
 VECTORS = Path(__file__).parent.parent / "vectors"
 BASE = VECTORS / "base"
 COMMAND = shlex.split(os.environ.get("SCENARIOS_COMMAND", "")) or [sys.executable, "-m", "ckptsync"]
-PATIENCE = 180.0  # seconds: for what happens within one or two on a machine with nothing else to do
+PATIENCE = 600.0  # seconds: for what happens within one or two on a machine with nothing else to do
 ASK_AGAIN = 5.0  # seconds after which `ls` is asked once more although no record has come or gone
 
 Bits = Mapping[str, tuple[str, tuple[int, ...], bytes]]

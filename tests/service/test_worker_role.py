@@ -253,7 +253,7 @@ def test_a_save_that_grows_is_scanned_each_half_second_and_ever_more_seldom_whil
             return round(one.due - time.monotonic(), 1)
 
         for seconds, expected in ((0, UNFINISHED_EVERY), (200, 10.0), (10_000, 30.0)):
-            assert until(partial(lambda at, is_: rest(at) == is_, seconds, expected), 60)
+            assert until(partial(lambda at, is_: rest(at) == is_, seconds, expected))
 
 
 def test_a_worker_with_nothing_to_do_asks_the_store_nothing_until_anything_moves(out: Path) -> None:

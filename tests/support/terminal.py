@@ -29,10 +29,10 @@ def on_terminal(
 
 
 def read_until(leader: int, is_enough: Callable[[bytes], object]) -> bytes:
-    """Return what a terminal shows once that is enough; fails after a minute."""
-    shown, end = b"", time.monotonic() + 60
+    """Return what a terminal shows once that is enough; fails after five minutes."""
+    shown, end = b"", time.monotonic() + 300
     while not is_enough(shown):
         ready = select.select([leader], [], [], max(0, end - time.monotonic()))[0]
-        assert ready, f"not enough in a minute: {shown[-2000:]!r}"
+        assert ready, f"not enough in five minutes: {shown[-2000:]!r}"
         shown += os.read(leader, 65536)
     return shown

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 
-def until(condition: Callable[[], object], seconds: float = 60, pause: float = 0.01) -> bool:
+def until(condition: Callable[[], object], seconds: float = 300, pause: float = 0.01) -> bool:
     """Whether it holds in time; it is looked at every ``pause`` seconds."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:

@@ -29,7 +29,7 @@ class Hook:
         return f"{host}/{path}{query}cto=60&rto=60"
 
     def next(self) -> Any:
-        return self.taken.get(timeout=60)[2]
+        return self.taken.get(timeout=300)[2]
 
 
 @contextmanager
