@@ -40,7 +40,7 @@ SIGNS = (
     "X-Amz-Security-Token",
     "PRIVATE KEY",
 )
-SECONDS = 60.0
+SECONDS = 300.0
 
 
 @dataclass

@@ -381,7 +381,7 @@ def test_a_wait_that_is_none_is_said_and_everything_is_sent_all_the_same(tmp_pat
     out, store = tmp_path / "out", tmp_path / "store"
     wait = f"""
 import time
-until = time.monotonic() + 90
+until = time.monotonic() + 600
 wanted = Path({str(store)!r}) / "out" / "checkpoint-3" / "model.safetensors"
 while not wanted.exists() and time.monotonic() < until: time.sleep(0.1)
 assert wanted.exists()
@@ -394,7 +394,7 @@ assert wanted.exists()
 def test_the_last_line_says_that_all_is_stored_where_somebody_waited_for_it(tmp_path: Path) -> None:
     out, store = tmp_path / "out", tmp_path / "store"
     done = trained(
-        out, "one = Trainer(str(out))", TRAIN, CKPTSYNC_STORE=str(store), CKPTSYNC_WAIT="90s"
+        out, "one = Trainer(str(out))", TRAIN, CKPTSYNC_STORE=str(store), CKPTSYNC_WAIT="600s"
     )
     assert (
         done.stderr.splitlines()[-1]
@@ -418,13 +418,13 @@ def test_without_a_wait_the_last_line_says_what_is_not_stored_yet_and_what_waits
 
 
 @pytest.mark.skipif(find_spec("gcsfs") is not None, reason="the worker of this test lacks gcsfs")
-@pytest.mark.parametrize("wait", ["60s", ""])
+@pytest.mark.parametrize("wait", ["600s", ""])
 def test_the_last_line_says_what_to_install_and_the_push_that_sends_what_is_left(
     tmp_path: Path, wait: str
 ) -> None:
     out = tmp_path / "my out"
     ended = (
-        "import time; from ckptsync.hooks import embedded_worker; until = time.monotonic() + 60\n"
+        "import time; from ckptsync.hooks import embedded_worker; until = time.monotonic() + 600\n"
         "while embedded_worker.is_worker_running(out) and time.monotonic() < until: time.sleep(0.1)"
     )
     store = f"gs://bucket/{os.getpid()}"  # two workers of one store would have two node ids
@@ -489,7 +489,7 @@ def test_why_a_worker_could_not_begin_is_said_where_the_training_speaks(tmp_path
 def test_a_callback_that_several_trainers_share_brings_a_worker_for_each_directory(
     tmp_path: Path,
 ) -> None:
-    shared = f"shared = CkptSyncCallback(store={str(tmp_path / 'store')!r}, wait=60)"
+    shared = f"shared = CkptSyncCallback(store={str(tmp_path / 'store')!r}, wait=600)"
     made = [f"one = Trainer(str(out / {name!r}), callbacks=[shared])\n{TRAIN}" for name in "ab"]
     trained(tmp_path, OWN, shared, *made)
     for name in "ab":
@@ -533,7 +533,7 @@ one = Trainer(str(out / 'out'), callbacks=[shared, Killing()])
 """
     shared = (
         "from transformers import TrainerCallback\n"
-        f"shared = CkptSyncCallback(store={str(tmp_path / 'store')!r}, wait=60)"
+        f"shared = CkptSyncCallback(store={str(tmp_path / 'store')!r}, wait=600)"
     )
     done = trained(tmp_path, OWN, shared, killing % at_work, TRAIN)
     assert "the embedded worker ended: see embedded.log in" in done.stderr

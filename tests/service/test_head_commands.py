@@ -65,7 +65,7 @@ def answered(
         started(job, url, home),
         capture_output=True,
         check=False,
-        timeout=120,
+        timeout=600,
         env={**os.environ, PARENT: str(parent or os.getpid())},
     )
     lines = [decode_line(line) for line in done.stdout.splitlines()]
