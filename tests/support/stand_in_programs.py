@@ -45,5 +45,5 @@ def ran(
         check=False,
         cwd=cwd,
         env=told,
-        timeout=600,
+        timeout=3600,
     )
