@@ -133,6 +133,7 @@ class Upload:
             return
         try:
             embedded_worker.keep_running(self.run.path, self.url, self.run.name, self.configured)
+            self.problem = ""
         except (OSError, CkptsyncError) as e:
             self.problem = str(e)
 

@@ -116,6 +116,7 @@ def keep_running(
             "runs": [{"path": glob.escape(str(output_dir)), **name}],
         },
     }
+    folders.make(spool)
     folders.write_json(spool, config.name, settings)  # JSON is YAML
     module = "ckptsync.hooks.embedded_worker"
     worker = [sys.executable, "-m", module, str(config), str(spool), str(os.getpid())]
