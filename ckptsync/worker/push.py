@@ -224,7 +224,7 @@ def plan_push(offer: Offer, node: str, selection: Selection) -> list[UploadProgr
     Raises as `push` does.
     """
     found: list[UploadProgress] = []
-    for one in _saves(offer, node):
+    for one in offered_saves(offer, node):
         seen = outgoing_save(one, selection)
         files, name = seen.files, seen.checkpoint
         size = sum(s.size for s in files.stats)
@@ -265,7 +265,7 @@ def push(
     surroundings = around(offer)
     results: list[UploadProgress] = []
     errors: list[CkptsyncError] = []
-    for one in _saves(offer, node):
+    for one in offered_saves(offer, node):
         to = UploadContext(view, one.checkpoint, after_chunk, threads, output_dir=offer.root)
         try:
             done = _push_save(one, observe(one, surroundings), offer.save, to)
@@ -336,7 +336,7 @@ def _send(seen: LocalSave, save: str, to: UploadContext) -> UploadProgress:
     return replace(progress, notes=(*progress.notes, UNCLAIMED)) if is_doubtful else progress
 
 
-def _saves(offer: Offer, node: str) -> list[LocalSave]:
+def offered_saves(offer: Offer, node: str) -> list[LocalSave]:
     """Return the saves of an offer: those in the trainer's directory, and those only in a pin.
 
     What rotation has removed of one that the hook committed is read from the pin.  A save that the
