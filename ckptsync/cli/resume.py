@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from ckptsync.child import describe_end
 from ckptsync.cli import output
-from ckptsync.cli.arguments import option_value
+from ckptsync.cli.arguments import access_of, option_value
 from ckptsync.cli.drain import Upload, add_output_dir, has_entries, upload_of
 from ckptsync.errors import CkptsyncError
 from ckptsync.quantities import backoff, parse_duration
@@ -126,11 +126,12 @@ def run(args: argparse.Namespace) -> int:
     options = PrepareOptions(
         upload.store if has_store else None,
         upload.run.name,
-        url=upload.url if has_store else "",
         trust=args.trust,
         wait=wait,
         keep_newer=args.keep_newer,
         require=args.require,
+        node=upload.node if attempt.nnodes > 1 else "",
+        threads=access_of(args).limits.threads,
         say=note,
     )
 

@@ -29,7 +29,7 @@ from ckptsync.worker.observation import (
     observe,
 )
 from ckptsync.worker.options import RunDir, push_command
-from ckptsync.worker.push import Offer, list_saves
+from ckptsync.worker.push import Offer, offered_saves
 from ckptsync.worker.store_view import StoreView
 
 SaveStatus = Literal["stored", "unsent", "waiting", "refused"]
@@ -112,7 +112,7 @@ class LocalSaves:
         offer = Offer(
             self.run.name, path, checkpoint_dirs.find_checkpoint_dirs(path), list_pins(path)
         )
-        saves = [save for save in list_saves(offer, self._nodes) if save.files.by_path]
+        saves = [save for save in offered_saves(offer, *self._nodes) if save.files.by_path]
         self._view.refresh()
         around = find_surroundings(path, saves, {save.checkpoint for save in saves})
         drained = (self._drained(save, around, now) for save in saves)

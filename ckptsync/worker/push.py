@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -224,7 +224,7 @@ def plan_push(offer: Offer, node: str, selection: Selection) -> list[UploadProgr
     Raises as `push` does.
     """
     found: list[UploadProgress] = []
-    for one in list_saves(offer, (node,)):
+    for one in offered_saves(offer, node):
         seen = outgoing_save(one, selection)
         files, name = seen.files, seen.checkpoint
         size = sum(s.size for s in files.stats)
@@ -265,7 +265,7 @@ def push(
     surroundings = around(offer)
     results: list[UploadProgress] = []
     errors: list[CkptsyncError] = []
-    for one in list_saves(offer, (node,)):
+    for one in offered_saves(offer, node):
         to = UploadContext(view, one.checkpoint, after_chunk, threads, output_dir=offer.root)
         try:
             done = _push_save(one, observe(one, surroundings), offer.save, to)
@@ -336,7 +336,7 @@ def _send(seen: LocalSave, save: str, to: UploadContext) -> UploadProgress:
     return replace(progress, notes=(*progress.notes, UNCLAIMED)) if is_doubtful else progress
 
 
-def list_saves(offer: Offer, nodes: Collection[str]) -> list[LocalSave]:
+def offered_saves(offer: Offer, *nodes: str) -> list[LocalSave]:
     """Return the saves of an offer: those in the trainer's directory, and those only in a pin.
 
     What rotation has removed of one that the hook committed is read from the pin.  A save that the
