@@ -12,7 +12,6 @@ there already, so is the decision, and a download goes on.
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -37,6 +36,7 @@ from ckptsync.resume.choose import (
 )
 from ckptsync.resume.local import (
     check_idle,
+    inode,
     judge_output_dir,
     list_newer,
     locked,
@@ -129,10 +129,14 @@ def prepare(output_dir: Path, attempt: Attempt, options: PrepareOptions) -> Star
 
 @dataclass(frozen=True, slots=True)
 class _Got:
-    """Where the chosen checkpoint lies now, and where it is to lie; both None without one."""
+    """Where the chosen checkpoint lies now, and where it is to lie; both None without one.
+
+    ``other``: device and inode of what lies there instead.
+    """
 
     place: Path | None = None
     final: Path | None = None
+    other: tuple[int, int] | None = None
     pointers: tuple[tuple[str, bytes], ...] = ()
 
 
@@ -253,9 +257,13 @@ class _Preparation:
             nodes = ", ".join(sorted(state.nodes.keys() - state.ready.keys()))
             return f"without a sign for {self._options.wait:.0f} s: {nodes}"
 
-        self._wait(records, is_over, missing)
-        checkpoint = choice.checkpoint if choice else ""
-        records.close(End(self._attempt.node, checkpoint=checkpoint)).raise_error()
+        try:
+            self._wait(records, is_over, missing)
+            checkpoint = choice.checkpoint if choice else ""
+            end = records.close(End(self._attempt.node, checkpoint=checkpoint))
+        except CkptsyncError as e:
+            end = self._close(records, e)  # another node may have seen all ready before
+        end.raise_error()
         return own.aside
 
     def _wait(
@@ -369,11 +377,12 @@ class _Preparation:
         tries = 0
         while True:
             try:
-                if not os.path.lexists(staging / plan.name):
+                if inode(staging / plan.name) is None:
                     with contextlib.suppress(_OtherBytes):
                         return self._run(Download(final.parent, plan), store, final)
-                near = final if final.is_dir() else None
-                return self._run(Download(staging, plan, near), store, final)
+                other, near = inode(final), final if final.is_dir() else None
+                got = self._run(Download(staging, plan, near), store, final)
+                return replace(got, other=other)
             except Busy:  # a node that shares this directory is at it
                 self._options.say(f"waits for another download of {plan.name}")
             except ConfigError:
@@ -388,7 +397,7 @@ class _Preparation:
         Raises _OtherBytes where something else has its place, and the error of the worst file.
         """
         target = download.directory
-        was_taken = os.path.lexists(target)
+        was_taken = inode(target) is not None
         try:
             done = download.run(store, self._options.progress, self._options.threads)
         except Busy:
@@ -446,8 +455,9 @@ class _Preparation:
                 for one in judge_output_dir(self._out, self._attempt.node)
                 if (one.path.relative_to(self._out).as_posix(), one.save.id) in aside
             ]
-            is_staged = got.place != got.final and os.path.lexists(got.place or "")
-            if is_staged and got.final and os.path.lexists(got.final):
+            # a node that shares this directory may have put the checkpoint there before
+            is_staged = got.place != got.final and inode(got.place) is not None
+            if is_staged and got.final and got.other and inode(got.final) == got.other:
                 paths.append(got.final)
             for path in move_aside(self._out, list(dict.fromkeys(paths))):
                 self._notes.append(f"{path.name} was moved to {path.parent}")
@@ -456,7 +466,7 @@ class _Preparation:
                     put_in_place(got.place, got.final)
                 write_pointers(got.final.parent, dict(got.pointers))
             remove_staging(self._out)
-            if got.final and not os.path.lexists(got.final):
+            if got.final and inode(got.final) is None:
                 raise Incomplete(f"{got.final}: removed by another process", hint="begin again")
 
     def _start(

@@ -19,8 +19,10 @@ from ckptsync.catalogue.uncached import read_state
 from ckptsync.checkpoint_dirs import find_checkpoint_dirs, find_strays
 from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, Incomplete, Unsupported
 from ckptsync.resume.attempt import Attempt
+from ckptsync.resume.choose import NodeRecord
 from ckptsync.resume.local import ASIDE
 from ckptsync.resume.prepare import PrepareOptions, Start, prepare
+from ckptsync.resume.records import AttemptRecords
 from ckptsync.stores.contract import Store
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import open_store
@@ -282,6 +284,16 @@ def test_a_late_node_is_waited_for_and_an_absent_one_fails_all_alike(
     assert contents(tmp_path / "node0") == before
 
 
+def test_a_node_that_dies_before_it_is_ready_fails_all_alike(url: str, tmp_path: Path) -> None:
+    before = lay(tmp_path / "node0", "node0", "checkpoint-900")
+    dead = Attempt("a", 2, "node1")
+    AttemptRecords(open_store(url), RUN, dead).join(NodeRecord("node1", 2, ()))
+    for node in ("node0", "node1"):  # the second one is begun again, too late
+        with pytest.raises(Incomplete, match="node0: attempt a: without a sign for 0 s: node1"):
+            prepare(tmp_path / node, Attempt("a", 2, node), options(open_store(url), wait=0.2))
+    assert before.is_dir()
+
+
 def test_more_nodes_than_expected_are_named(url: str, tmp_path: Path) -> None:
     assert steps(begin(tmp_path, url)) == [5, 5]
     with pytest.raises(ConfigError, match="3 nodes take part in an attempt of 2: new, node0"):
@@ -363,7 +375,7 @@ def test_a_record_that_cannot_be_read_fails_the_attempt(
 def test_a_node_may_be_killed_at_every_moment_and_begun_again(made: Path, tmp_path: Path) -> None:
     for lives in itertools.count():
         shutil.copytree(made, tmp_path / "store")
-        url, dead = str(tmp_path / "store"), []
+        url, dead = str(tmp_path / "store"), list[int]()
         lay(tmp_path / "node0", "node0", "checkpoint-900")
         lay(tmp_path / "node0", "node0", "checkpoint-5")
         before = contents(tmp_path / "node0")
