@@ -20,6 +20,7 @@ from typing import Literal
 
 from ckptsync.catalogue.cached import read_catalogue
 from ckptsync.catalogue.uncached import read_location
+from ckptsync.checkpoint_dirs import series_and_step
 from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, Incomplete, Transient
 from ckptsync.pull.download import Busy, Download, Progress, write_pointers
 from ckptsync.pull.download_plan import PullPlan, plan_checkpoint
@@ -350,9 +351,11 @@ class _Preparation:
         return _Got(one.path, one.path)
 
     def _home(self, name: str) -> Path:
-        """Return the directory in which a checkpoint of this name lies, or is to lie."""
-        paths = (one.path for one in self._here if one.save.checkpoint == name)
-        return next((path.parent for path in paths if path.name == name), self._out)
+        """Return where checkpoints of this series lie, else the output directory."""
+        series = series_and_step(name)[0]
+        names = ((one.path, one.save.checkpoint) for one in self._here)
+        ours = (p for p, own in names if p.name == own and series_and_step(own)[0] == series)
+        return next((path.parent for path in ours), self._out)
 
     def _plan(self, store: Store, choice: Candidate) -> PullPlan:
         """Plan the download of the very save that was chosen."""

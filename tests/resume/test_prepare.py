@@ -159,6 +159,13 @@ def test_names_that_are_aside_already_stay(url: str, tmp_path: Path) -> None:
     assert aside == ["checkpoint-900", "checkpoint-900.2", "checkpoint-900.3"]
 
 
+def test_a_checkpoint_arrives_where_others_of_its_training_lie(url: str, tmp_path: Path) -> None:
+    lay(tmp_path / "out" / "checkpoints", "node0", "checkpoint-900")
+    start = prepare(tmp_path / "out", Attempt("a", 1, "n"), options(open_store(url)))
+    assert start.checkpoint == tmp_path / "out" / "checkpoints" / "checkpoint-5"
+    assert (tmp_path / "out" / ASIDE / "checkpoints.checkpoint-900").is_dir()
+
+
 def test_newer_checkpoints_stay_with_keep_newer(url: str, tmp_path: Path) -> None:
     lay(tmp_path / "out", "node0", "checkpoint-900")
     asked = options(open_store(url), keep_newer=True)
