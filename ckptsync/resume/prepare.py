@@ -73,10 +73,10 @@ class PrepareOptions:
     sign of any other node after which the attempt has failed; a node that downloads gives signs.
     ``keep_newer``: leave directories that are newer than the chosen checkpoint, or torn, where they
     are.  ``require``: fail where there is nothing to begin with.  ``node``: get only what this node
-    needs, as `ckptsync pull --node` does; everything where it is empty, or sent no file of the
-    checkpoint.  ``threads``: of the download.  ``poll``: seconds between the first two listings of
-    the attempt's records; later ones are rarer.  ``say`` gets sentences for the log, ``progress``
-    the bytes of the download.
+    needs, as `ckptsync pull --node` does, if the very nodes that sent the checkpoint take part: with
+    others, launchers give ranks to other nodes, too.  Empty: get everything.  ``threads``: of the
+    download.  ``poll``: seconds between the first two listings of the attempt's records; later ones
+    are rarer.  ``say`` gets sentences for the log, ``progress`` the bytes of the download.
     """
 
     store: Store | None
@@ -152,6 +152,7 @@ class _Preparation:
         self._out, self._attempt, self._options = output_dir, attempt, options
         self._here = judge_output_dir(output_dir, attempt.node)
         self._notes: list[str] = []
+        self._nodes = {attempt.node}
 
     def alone(self) -> Start:
         """Return what the only node begins with."""
@@ -169,6 +170,7 @@ class _Preparation:
         records = AttemptRecords(store, self._options.run, self._attempt)
         try:
             state = self._join(records)
+            self._nodes = set(state.nodes)
             choice = choose(state.nodes)
             self._check_required(choice)
             with self._signs(records):
@@ -366,7 +368,8 @@ class _Preparation:
         if seen is None or save_id(choice.location, (k.name for k in seen.manifests)) != choice.id:
             raise Incomplete(f"{name}: it was changed since it was chosen", hint="begin again")
         senders = {known.manifest.node for known in seen.manifests}
-        plan = plan_checkpoint(seen, self._options.node if self._options.node in senders else "")
+        node = self._options.node if senders == self._nodes else ""
+        plan = plan_checkpoint(seen, node)
         if plan.missing:
             why = "; ".join(plan.missing[:8])
             kind = Corrupt if seen.status == "DAMAGED" else Incomplete
