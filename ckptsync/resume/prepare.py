@@ -74,9 +74,10 @@ class PrepareOptions:
     ``keep_newer``: leave directories that are newer than the chosen checkpoint, or torn, where they
     are.  ``require``: fail where there is nothing to begin with.  ``node``: get only what this node
     needs, as `ckptsync pull --node` does, if the very nodes that sent the checkpoint take part:
-    with others, launchers may give ranks to other nodes.  Empty: get everything.  ``threads``: of the
-    download.  ``poll``: seconds between the first two listings of the attempt's records; later ones
-    are rarer.  ``say`` gets sentences for the log, ``progress`` the bytes of the download.
+    with others, launchers may give ranks to other nodes.  Empty: get everything.
+    ``threads``: of the download.  ``poll``: seconds between the first two listings of the
+    attempt's records; later ones are rarer.  ``say`` gets sentences for the log, ``progress`` the
+    bytes of the download.
     """
 
     store: Store | None
