@@ -70,7 +70,7 @@ def roles_of(config: Config, node: str, store: Store, fatal: Fatal) -> Iterator[
 
             listeners = Listeners(config, node, store, roles)
             stack.callback(listeners.close)
-            roles.local.append(Task("metrics", AGAIN, listeners.listen, fatal))
+            roles.local.append(Task("listen", AGAIN, listeners.listen, fatal))
         yield roles
 
 
