@@ -19,7 +19,7 @@ from ckptsync.status.overview import Overview, document
 from ckptsync.stores.contract import Store
 
 T = TypeVar("T")
-STRIP = 60  # cells of a run's strip
+STRIP = 36  # cells of a run's strip: as many as a screen has room for
 KEPT = 32  # runs, and locations, that are remembered
 
 
