@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from ckptsync.errors import ConfigError, StoreError
-from ckptsync.safe_names import RECORDS, is_ours
+from ckptsync.safe_names import LOGS, RECORDS, is_ours
 from ckptsync.walk import SPOOL, Stat, walk
 
 Family = Literal["trainer", "accelerate", "deepspeed", "dcp", "verl", "lightning", "final"]
@@ -191,7 +191,8 @@ def checkpoint_dir_at(directory: Path) -> CheckpointDir | None:
 
 def is_plain(name: str) -> bool:
     """Return whether a store can keep a checkpoint under this very name."""
-    return bool(_PLAIN.fullmatch(name)) and name not in NESTED and not is_ours(name)
+    is_taken = name in NESTED or name.casefold() == LOGS or is_ours(name)
+    return bool(_PLAIN.fullmatch(name)) and not is_taken
 
 
 def is_named_like_one(name: str) -> bool:

@@ -14,6 +14,8 @@ STORE_FILE = f"{RECORDS}/store.json"
 """The file that makes a directory or a bucket a store."""
 CONSOLIDATED = "consolidated"
 """The directory of consolidated models, in each of a store's runs."""
+LOGS = "logs"
+"""The directory of logs, in each of a store's runs; no new checkpoint gets this name."""
 # Windows's servers give a long name a short one, too
 _SHORT = re.compile(r"(ckptsy|consol)~[0-9]+")
 # what nearly all of them are

@@ -175,7 +175,7 @@ def test_a_port_that_is_taken_stops_nothing_and_is_seen_in_status(
             f"metrics: {{listen: '{where}'}}\n"
         )
         with daemon(tmp_path, text):
-            told = f"metrics: metrics.listen: {where}: Address already in use"
+            told = f"listen: metrics.listen: {where}: Address already in use"
             beat = store / ".ckptsync" / "nodes" / "boss~head.json"
             assert until(lambda: beat.exists() and told in beat.read_text(), 300)
             capsys.readouterr()

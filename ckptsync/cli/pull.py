@@ -30,7 +30,9 @@ from ckptsync.pull.find import (
     find,
     why_retired,
 )
+from ckptsync.pull.logs import pull_logs
 from ckptsync.quantities import show_size
+from ckptsync.safe_names import LOGS
 from ckptsync.stores.contract import Store
 
 MOST_LINES = 20
@@ -65,6 +67,11 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     part.add_argument(
         "--consolidated", action="store_true", help="download the consolidated model instead"
     )
+    part.add_argument(
+        "--logs",
+        action="store_true",
+        help="download the run's logs instead, to DST/logs/NODE/",
+    )
     add(
         "--unverified",
         action="store_true",
@@ -83,6 +90,8 @@ def run(args: argparse.Namespace) -> int:
     destination = Path(args.destination).absolute()
     store, what = store_and_name(args, args.target)
     check_outside(store, destination)
+    if args.logs:
+        return _pull_logs(args, store, what, destination)
     request = PullRequest(
         what, "any" if args.unverified else "verified", args.node or "", args.consolidated
     )
@@ -115,6 +124,30 @@ def run(args: argparse.Namespace) -> int:
         "notes": notes,
         "dry_run": args.dry_run,
         "exit_code": Corrupt.exit_code if Corrupt.exit_code in codes else 3 if codes else 0,
+    }
+    output.print_json(result) if args.json else _show(result)
+    return int(result["exit_code"])
+
+
+def _pull_logs(args: argparse.Namespace, store: Store, run: str, destination: Path) -> int:
+    """Download the logs of a run, and print where they are.  Return the exit code."""
+    run = run.strip("/")
+    done = pull_logs(store, run, destination, access_of(args).limits.threads, dry=args.dry_run)
+    codes = {e.exit_code for e in done.failed.values()}
+    result = {
+        "run": run,
+        "location": "",
+        "status": "",
+        "part": LOGS,
+        "directory": str(done.directory),
+        "files": done.files,
+        "bytes": done.size,
+        "there": {"files": done.there, "bytes": done.there_size},
+        "failed": {path: str(e) for path, e in sorted(done.failed.items())},
+        "pointers": [],
+        "notes": [],
+        "dry_run": args.dry_run,
+        "exit_code": max(codes, default=0),
     }
     output.print_json(result) if args.json else _show(result)
     return int(result["exit_code"])
@@ -159,10 +192,12 @@ def _failure_notes(store: Store, found: FoundCheckpoint, done: Result) -> list[s
 
 
 def _show(result: dict[str, Any]) -> None:
-    parts = {"whole": "", "model": ", its consolidated model"}
+    parts = {"whole": "", LOGS: "", "model": ", its consolidated model"}
     part = parts.get(result["part"], f", what {result['part']} needs")
     amount = f"{result['files']} files, {show_size(result['bytes'])}"
-    say(f"{result['run']}/{result['location']} ({result['status']}){part}: {amount}")
+    name = f"{result['run']}/{result['location']} ({result['status']})"
+    name = f"logs of {result['run']}" if result["part"] == LOGS else name
+    say(f"{name}{part}: {amount}")
     if (there := result["there"])["files"]:
         say(f"  there already: {there['files']} files, {show_size(there['bytes'])}")
     for path, why in list(result["failed"].items())[:MOST_LINES]:

@@ -95,6 +95,7 @@ class WorkerConfig:
     spool_full: str = _key(value_parsers.spool_full, "oldest")  # or wait, or every:N
     clean: Literal["off", "verified"] = _key(one_of("off", "verified"), "off")
     keep_local: int = _key(value_parsers.some, 2)  # the newest checkpoints that cleaning leaves
+    logs: bool = _key(value_parsers.yes_or_no, default=True)  # small files beside the checkpoints
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
     <run>/checkpoint-500/…               the trainer's own files
     <run>/consolidated/checkpoint-500/…  the consolidated model
+    <run>/logs/<node>/…                  what a training on that node logs, replaced as it grows
     .ckptsync/store.json, .ckptsync/nodes/<node>.json, .ckptsync/clocks/<node>
     .ckptsync/resume/<run>/<attempt>/…   how nodes agree on what a training begins with
 
@@ -23,7 +24,7 @@ from functools import lru_cache
 from typing import Literal
 
 from ckptsync.errors import Corrupt
-from ckptsync.safe_names import CONSOLIDATED, RECORDS, checked_path, checked_run_name, is_ours
+from ckptsync.safe_names import CONSOLIDATED, LOGS, RECORDS, checked_path, checked_run_name, is_ours
 from ckptsync.stores.contract import Entry
 
 FORMAT = 1
@@ -138,6 +139,11 @@ def node_file_name(run: str, location: str, node: str, path: str) -> str:
 def consolidated_prefix(run: str, location: str) -> str:
     """Return where the consolidated model of a location lies; ends in a slash."""
     return f"{run}/{CONSOLIDATED}/{location}/"
+
+
+def logs_prefix(run: str, node: str = "") -> str:
+    """Return where the logs of a run lie, or those of one of its nodes; ends in a slash."""
+    return f"{run}/{LOGS}/{node}/" if node else f"{run}/{LOGS}/"
 
 
 def sending_prefix(run: str, checkpoint: str) -> str:

@@ -56,7 +56,7 @@ def roles_of(config: Config, node: str, store: Store, fatal: Fatal) -> Iterator[
             stack.callback(worker.close)
             worker.begin()
             roles.local.append(worker.scanning)
-            roles.tasks += [worker.planning, *worker.uploading]
+            roles.tasks += [worker.planning, *worker.uploading, *worker.carrying]
             roles.spool_budget = config.worker.spool_budget
         if {"head", "verifier"} & set(config.roles):
             from ckptsync.service.head_roles import HeadRoles  # noqa: PLC0415
@@ -70,7 +70,7 @@ def roles_of(config: Config, node: str, store: Store, fatal: Fatal) -> Iterator[
 
             listeners = Listeners(config, node, store, roles)
             stack.callback(listeners.close)
-            roles.local.append(Task("metrics", AGAIN, listeners.listen, fatal))
+            roles.local.append(Task("listen", AGAIN, listeners.listen, fatal))
         yield roles
 
 

@@ -34,6 +34,7 @@ from ckptsync.service.store_connection import remember
 from ckptsync.service.tasks import NEVER, Fatal, Outcome, Task
 from ckptsync.stores.contract import Store
 from ckptsync.walk import SPOOL, UnsafeSpool
+from ckptsync.worker.logs import RunLogs
 from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.queue import UploadQueues
 from ckptsync.worker.results import WorkerResult
@@ -43,6 +44,7 @@ from ckptsync.worker.worker import NOTES, Worker
 CHECK_EVERY = 1.0  # seconds between two checks whether a name has come or gone, at least
 CHECKS = 30  # in each `scan_every`, at most: who has very many directories sets that
 RESULTS_EVERY = 0.5  # seconds that the end of an upload waits for others, before all are reported
+LOGS_EVERY = 2  # times `scan_every` between two looks at logs
 UNFINISHED_EVERY = 0.5  # seconds between scans while a save grows, which moves no directory
 PATIENCE = 20  # part of the time since anything moved that the next scan of a save may wait
 LONGEST_REST = 300.0  # seconds between scans, or plans; on a shared disk a pin whose worker has not
@@ -128,6 +130,12 @@ class WorkerRole:
         )
         for queue, task in zip(self._queues.queues, self.uploading, strict=True):
             queue.wake = partial(task.at, 0.0)
+        self._logs: dict[RunDir, RunLogs] = {}
+        self.carrying = (
+            (Task("logs", LOGS_EVERY * every, self.carry_logs, fatal),)
+            if config.worker.logs
+            else ()
+        )
 
     def begin(self) -> None:
         """Find the output directories.
@@ -201,6 +209,24 @@ class WorkerRole:
             self._plan_within(every)
         self.scanning.at(min((one.due - now for one in directories), default=NEVER))
         return self._scanned(directories)
+
+    def carry_logs(self) -> Outcome:
+        """Send the logs that have changed; one directory's error keeps no other back."""
+        notes, errors = list[str](), list[str]()
+        self._logs = {
+            run: self._logs.get(run) or RunLogs(run, self._node, self._store)
+            for run in tuple(self._directories)
+        }
+        for run, logs in self._logs.items():
+            try:
+                notes += logs.carry()
+            except StoreError as e:  # noqa: PERF203 - as above
+                errors.append(f"logs of {run.name}: {e}")
+        lines = [
+            Line(f"note {note}", pairs(phase="note", detail=note), level="warning")
+            for note in notes
+        ]
+        return Outcome((*_left_out(errors), *lines), errors=tuple(errors), notes=tuple(notes))
 
     def _scanned(self, directories: list[_OutputDirectory]) -> Outcome:
         """Return what the last scans have seen."""

@@ -19,7 +19,7 @@ from ckptsync.status.overview import Overview, document
 from ckptsync.stores.contract import Store
 
 T = TypeVar("T")
-STRIP = 60  # cells of a run's strip
+STRIP = 36  # cells of a run's strip: as many as a screen has room for
 KEPT = 32  # runs, and locations, that are remembered
 
 
@@ -30,6 +30,7 @@ class Documents:
         self._store = store
         self._lock = threading.Lock()
         self._grouped: tuple[Overview | None, dict[str, list[Summary]]] = (None, {})
+        self._strips: dict[str, tuple[list[Summary], list[dict[str, Any]]]] = {}
         self._curves: dict[Hashable, tuple[object, Mapping[str, Curve]]] = {}
         self._locations: dict[Hashable, tuple[object, dict[str, Any]]] = {}
 
@@ -45,14 +46,13 @@ class Documents:
 
     def overview(self, seen: Overview) -> dict[str, Any]:
         """Return what ``/`` says: the document of ``status --json``, and a strip for each run."""
-        strips = {
-            run: [
-                {"location": s.location, "step": s.step, "status": s.status}
-                for s in by_age(its)[-STRIP:]
-            ]
+        last = self._strips
+        # what a run's listing did not change are the same summaries: its strip is kept
+        self._strips = strips = {
+            run: last[run] if run in last and last[run][0] == its else (its, _strip(its))
             for run, its in self._by_run(seen).items()
         }
-        return {**document(seen), "strips": strips}
+        return {**document(seen), "strips": {run: strip for run, (_, strip) in strips.items()}}
 
     def nodes(self, seen: Overview) -> dict[str, Any]:
         """Return what ``/nodes`` says."""
@@ -92,11 +92,11 @@ class Documents:
         if summary is None:
             raise NotFound(f"checkpoint {location!r} of run {run!r} not found in {seen.store}")
         curves = self._curves_of(run, summaries)
-        plain = next(
-            d
-            for d in describe_locations(seen.store, summaries, seen.running)
-            if d["location"] == location
-        )
+        is_alone = sum(s.checkpoint == summary.checkpoint for s in summaries) == 1
+        # only of several saves of one name do the run's others say which is newer
+        which = [summary] if is_alone else summaries
+        described = describe_locations(seen.store, which, seen.running)
+        plain = next(d for d in described if d["location"] == location)
         details = self._read_once(
             self._locations, (run, location), summary, lambda: read_details(self._store, summary)
         )
@@ -131,6 +131,12 @@ class Documents:
             while len(cache) > KEPT:
                 del cache[next(iter(cache))]
             return last[1]
+
+
+def _strip(its: Sequence[Summary]) -> list[dict[str, Any]]:
+    """Return the cells of a run's newest checkpoints, the oldest first."""
+    newest = by_age(its)[-STRIP:]
+    return [{"location": s.location, "step": s.step, "status": s.status} for s in newest]
 
 
 def _running(seen: Overview, run: str) -> list[dict[str, Any]]:

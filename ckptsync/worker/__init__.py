@@ -5,6 +5,6 @@ spool), `observation` and `finished` (is it a whole save; `torn_saves` has the r
 (what is sent, by `store_view` and `records.upload_decision`; where each save stands is a value of
 `save_state`), `queue`, `local_save`, `upload`, `upload_sources`.  Beside that way lie
 `push` (the same for one command), `file_selection` and `model_configs` (which files are sent),
-`repair`, `cleanup` and `join`. `options`, `node_identity` and `results` hold what goes in and what
-is reported.
+`repair`, `cleanup`, `join`, and `logs` (files beside the checkpoints). `options`, `node_identity`
+and `results` hold what goes in and what is reported.
 """

@@ -39,6 +39,7 @@ WRONG: dict[str, list[object]] = {
     "worker.spool_full": ["every:0", "every", "newest"],
     "worker.clean": [True, "always"],
     "worker.keep_local": [0],
+    "worker.logs": ["no", 0],
     "head.dtype": ["float32"],
     "head.max_shard_size": [0, True],
     "head.config_from": [{"run": 3}],

@@ -24,8 +24,8 @@ const shown = {
   store: "",
   /** @type {import("./types.js").Alarm[]} */ alarms: [],
 };
-const FIRST_ROWS = 25; // of a long table: what the first screen shows is drawn at once
-let isWhole = false; // whether all rows are drawn
+const FIRST_ROWS = 12; // of a long table, and alarms: what the first screen shows is drawn at once
+let isWhole = false; // whether all of them are drawn
 let isLoading = false;
 let isStale = false; // a change came while a document was on its way
 
@@ -73,7 +73,8 @@ function draw() {
   patch(byId("header"), header());
   const isAway = Boolean(shown.error?.isAway);
   const isFront = shown.url === "/" && !shown.error;
-  patch(byId("alerts"), isFront ? alarmList(shown.alarms) : []);
+  const most = isWhole ? Infinity : FIRST_ROWS;
+  patch(byId("alerts"), isFront ? alarmList(shown.alarms.slice(0, most)) : []);
   const main = byId("main");
   main.classList.toggle("stale", isAway);
   if (shown.document) patch(main, pageOf(shown.url, shown.document));

@@ -1,0 +1,213 @@
+"""Carry a training's logs to the store: small files beside the checkpoints, replaced as they grow.
+
+They go to ``<run>/logs/<node>/`` under their own names, each whole and only when it has changed.
+No record names them, and nothing of a checkpoint depends on them.  They are never deleted; a file
+that only grows and was begun anew leaves the stored one under its name and date.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from ckptsync.digest import digest
+from ckptsync.errors import CkptsyncError, Corrupt, Exists, Incomplete, NotFound, StoreError
+from ckptsync.quantities import show_size
+from ckptsync.records.store_paths import logs_prefix
+from ckptsync.safe_names import LOGS, RECORDS
+from ckptsync.safe_open import close_quietly, is_plain, read_at
+from ckptsync.stores.contract import About, Store, read_all
+from ckptsync.walk import Stat, open_checkpoint_file, walk
+from ckptsync.worker.options import RunDir
+
+LIMIT = 64 << 20  # bytes of a run's logs on a node
+
+
+@dataclass(frozen=True, slots=True)
+class LogKind:
+    """Files that are logs, by a pattern of their paths below the output directory.
+
+    ``grows``: their writer only appends, so that other bytes at the beginning are another training.
+    """
+
+    pattern: str
+    grows: bool = False
+
+
+KINDS = (
+    # transformers, LLaMA-Factory, ms-swift, TRL
+    LogKind(r"(trainer_log|logging|metrics)\.jsonl", grows=True),
+    LogKind(r"(all|train|eval|test|predict|generate)_results\.json"),
+    LogKind(r"trainer_state\.json|((train|training)_)?args\.json"),
+    # what a training was started with: its own YAML, Hydra's
+    LogKind(r"(\.hydra/)?[^/]+\.ya?ml"),
+    # Lightning's loggers
+    LogKind(r"lightning_logs/version_[0-9]+/hparams\.yaml"),
+    LogKind(r"lightning_logs/version_[0-9]+/metrics\.csv", grows=True),
+    # TensorBoard
+    LogKind(
+        r"((runs|tb|tensorboard|tensorboard_log|logs|lightning_logs)/(.+/)?)?"
+        r"events\.out\.tfevents\.[^/]+",
+        grows=True,
+    ),
+)
+_FOLDERS = frozenset(
+    {".hydra", "runs", "tb", "tensorboard", "tensorboard_log", "logs", "lightning_logs"}
+)
+_SECRET = re.compile(
+    r"secret|credential|passw|token(?!iz)|(?<![a-z])(api)?keys?(?![a-z])",
+    re.IGNORECASE,
+)
+
+
+def log_kind(path: str) -> LogKind | None:
+    """Return the kind of a file below an output directory; None if it is no log.
+
+    What is named like a secret is none.
+    """
+    if _SECRET.search(path.rpartition("/")[2]) or not is_plain(path):
+        return None
+    return next((kind for kind in KINDS if re.fullmatch(kind.pattern, path)), None)
+
+
+def within(files: Collection[Stat], limit: int = LIMIT) -> tuple[list[Stat], list[Stat]]:
+    """Return the files that fit in ``limit`` bytes together, the smallest first; and the others."""
+    ordered = sorted(files, key=lambda f: (f.size, f.path))
+    total = 0
+    for n, file in enumerate(ordered):
+        total += file.size
+        if total > limit:
+            return ordered[:n], ordered[n:]
+    return ordered, []
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """What the store has of a file, and when it got that (seconds since the epoch)."""
+
+    size: int
+    digest: str
+    at: float
+
+
+class RunLogs:
+    """The logs of one output directory.  For one thread.
+
+    What the store has is read once of each file that is here, and remembered: a file that was
+    written before this process began is compared, not sent again.
+    """
+
+    def __init__(self, run: RunDir, node: str, store: Store) -> None:
+        self._run, self._store = run, store
+        self._prefix = logs_prefix(run.name, node)
+        self._sent: dict[str, Stat] = {}  # the state in which each file was last looked at
+        self._stored: dict[str, _Stored] | None = None
+        self._times: dict[str, float] = {}
+        self._is_taken = False
+
+    def carry(self) -> tuple[str, ...]:
+        """Send each log that has changed; return what an operator should see.
+
+        Raises StoreError.  Where nothing has changed, the store is not asked.
+        """
+        notes: list[str] = []
+        files, left = within([*self._list(notes)])
+        if left:
+            size = show_size(sum(file.size for file in left))
+            notes.append(
+                f"{self._run.path}: logs of more than {show_size(LIMIT)}: {len(left)} files"
+                f" ({size}) are not carried, such as {left[-1].path}"
+            )
+        for file in files:
+            if self._sent.get(file.path) == file:
+                continue
+            if self._is_location():
+                name = f"{self._run.name}/{LOGS}"
+                return (f"{name}: is a checkpoint, so no logs of this run are carried",)
+            try:
+                self._send(file)
+            except StoreError:
+                raise
+            except Incomplete:
+                continue  # it shrank or went while it was read
+            except CkptsyncError as e:
+                notes.append(f"logs: {e}")
+                continue
+            self._sent[file.path] = file
+        return tuple(notes)
+
+    def _list(self, notes: list[str]) -> Iterator[Stat]:
+        """Yield the logs that are here; what cannot be read goes to ``notes``."""
+        names: list[str] = []
+        # the scan says what is wrong with the directory
+        with contextlib.suppress(OSError), os.scandir(self._run.path) as entries:
+            names += [e.name for e in entries if e.name in _FOLDERS or log_kind(e.name)]
+        for name in sorted(names):
+            try:
+                files = walk(self._run.path, (name,)).files
+                yield from (file for file in files if log_kind(file.path))
+            except CkptsyncError as e:  # noqa: PERF203 - one directory's keeps no other back
+                notes.append(f"logs: {e}")
+
+    def _is_location(self) -> bool:
+        """Return whether the run has a checkpoint of the name of its logs' directory.
+
+        At the first call the store is asked, and what it has of the logs is listed.
+        """
+        if self._stored is None:
+            run = self._run.name
+            self._is_taken = LOGS in self._store.dirs(f"{run}/{RECORDS}/", LOGS)
+            listed = self._store.names(self._prefix)
+            self._times = {e.name.removeprefix(self._prefix): e.mtime for e in listed}
+            self._stored = {}
+        return self._is_taken
+
+    def _send(self, file: Stat) -> None:
+        """Replace a file in the store, if it has other bytes there."""
+        data = self._read(file.path)
+        before = self._read_stored(file.path)
+        if before and (before.size, before.digest) == (len(data), digest(data)):
+            return
+        kind = log_kind(file.path)
+        if before and kind and kind.grows:
+            start = memoryview(data)[: before.size]
+            if len(start) < before.size or digest(start) != before.digest:
+                self._keep(file.path, before)
+        self._store.write(self._prefix + file.path, [data], About(len(data)))
+        self._remember(file.path, data, time.time())
+
+    def _read(self, path: str) -> bytes:
+        """Return a file's bytes.  Raises Incomplete if it is gone or becomes shorter."""
+        fd = open_checkpoint_file(self._run.path, path)
+        try:
+            out = bytearray(os.fstat(fd).st_size)
+            if len(out) > LIMIT or read_at(fd, 0, memoryview(out)) < len(out):
+                raise Incomplete(f"{self._run.path}/{path}: changed while it was read")
+        except OSError as e:
+            raise Corrupt(f"{self._run.path}/{path}: cannot be read: {e.strerror}") from e
+        finally:
+            close_quietly(fd)
+        return bytes(out)
+
+    def _read_stored(self, path: str) -> _Stored | None:
+        """Return what the store has of a file; it is read once."""
+        if path in self._times:
+            with contextlib.suppress(NotFound):
+                self._remember(path, read_all(self._store, self._prefix + path), self._times[path])
+            self._times.pop(path)
+        return (self._stored or {}).get(path)
+
+    def _keep(self, path: str, stored: _Stored) -> None:
+        """Write what the store has of a file once more, under its name and the date of that."""
+        name = f"{path}.{time.strftime('%Y-%m-%dT%H%M%SZ', time.gmtime(stored.at))}"
+        data = read_all(self._store, self._prefix + path)
+        with contextlib.suppress(Exists):  # of a process that ended before the next step
+            self._store.create(self._prefix + name, [data], About(len(data)))
+
+    def _remember(self, path: str, data: bytes, at: float) -> None:
+        if self._stored is not None:
+            self._stored[path] = _Stored(len(data), digest(data), at)
