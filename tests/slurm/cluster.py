@@ -57,6 +57,7 @@ TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SchedulerType=sched/builtin
+SchedulerParameters=sched_interval=1,sched_min_interval=100000
 MpiDefault=none
 ReturnToService=2
 SlurmdParameters=config_overrides
