@@ -55,7 +55,7 @@ from ckptsync.resume.records import (
 from ckptsync.stores.contract import Store
 
 ResumeTrust = Literal["verified", "complete"]
-_POLL, _SLOWEST_POLL = 0.5, 5.0  # seconds between two listings: each is one request
+_SLOWEST = 10  # times `PrepareOptions.poll` between two listings where nothing happens
 _SIGN = 30.0  # seconds between two signs of a node that downloads, at most
 _MOST_TRIES = 3
 
@@ -73,8 +73,9 @@ class PrepareOptions:
     ``keep_newer``: leave directories that are newer than the chosen checkpoint, or torn, where they
     are.  ``require``: fail where there is nothing to begin with.  ``node``: get only what this node
     needs, as `ckptsync pull --node` does; everything where it is empty, or sent no file of the
-    checkpoint.  ``threads``: of the download.  ``say`` gets sentences for the log, ``progress`` the
-    bytes of the download.
+    checkpoint.  ``threads``: of the download.  ``poll``: seconds between the first two listings of
+    the attempt's records; later ones are rarer.  ``say`` gets sentences for the log, ``progress``
+    the bytes of the download.
     """
 
     store: Store | None
@@ -85,6 +86,7 @@ class PrepareOptions:
     require: bool = False
     node: str = ""
     threads: int = 8
+    poll: float = 0.5
     say: Callable[[str], None] = _ignore
     progress: Progress | None = None
 
@@ -212,7 +214,10 @@ class _Preparation:
         """Write this node's record, unless it is there; return the state once all nodes' are."""
         state = records.read()
         if self._attempt.node not in state.nodes:
-            records.join(self._own_record())
+            own = self._own_record()
+            # one too many writes no record, which would count for ever
+            check_nodes({**state.nodes, own.node: own}, self._attempt.nnodes)
+            records.join(own)
         elif newer := self._newer_than(state):
             self._options.say(newer)
         self._options.say(f"waits for {self._attempt.nnodes} nodes in attempt {self._attempt.name}")
@@ -264,7 +269,8 @@ class _Preparation:
         Raises the attempt's error if it has failed, ConfigError where nodes contradict each other,
         and Incomplete after ``wait`` seconds in which no node did anything.
         """
-        state, pause, deadline = AttemptState(), _POLL, time.monotonic() + self._options.wait
+        poll = min(self._options.poll, self._options.wait / 4)
+        state, pause, deadline = AttemptState(), poll, time.monotonic() + self._options.wait
         while True:
             began, before = time.monotonic(), state
             try:
@@ -278,14 +284,14 @@ class _Preparation:
             if is_done(state):
                 return state
             if state.signs != before.signs:
-                pause, deadline = _POLL, began + self._options.wait
+                pause, deadline = poll, began + self._options.wait
             elif began > deadline:
                 raise Incomplete(
                     f"attempt {self._attempt.name}: {missing(state)}",
                     hint="begin the training again on all nodes; --wait waits longer",
                 )
-            time.sleep(min(pause, max(0.05, self._options.wait / 4)))
-            pause = min(pause * 1.5, _SLOWEST_POLL)
+            time.sleep(pause)
+            pause = min(pause * 1.5, poll * _SLOWEST)
 
     @contextlib.contextmanager
     def _signs(self, records: AttemptRecords) -> Iterator[None]:
@@ -374,7 +380,7 @@ class _Preparation:
                 tries += 1
                 if tries == _MOST_TRIES:  # else another node has put it there meanwhile
                     raise
-            time.sleep(_POLL)
+            time.sleep(self._options.poll)
 
     def _run(self, download: Download, store: Store, final: Path) -> _Got:
         """Run a download.

@@ -23,7 +23,7 @@ from ckptsync.stores import progress_signs
 
 FORWARDED = ("TERM", "INT", "HUP", "USR1", "USR2")
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""Signals after which a training is not started again."""
+"""Signals, sent or passed on, after which a training is not started again."""
 NONE = "NONE"
 _POLL = 0.1  # seconds
 _BEGIN = """import ctypes, os, signal, sys
@@ -111,11 +111,11 @@ class Signals:
                 signal.signal(number, handler)
 
     def _on_signal(self, number: int, _frame: object) -> None:
-        if number in ENDING:
+        passed = self._signals[number]
+        if number in ENDING or passed in ENDING:
             self.count += 1
             if self.count > 1 and not self._pid:
                 progress_signs.announce_shutdown()  # nothing is tried again
-        passed = self._signals[number]
         # the terminal has sent it to the whole group already
         is_there = number == signal.SIGINT == passed and is_in_foreground()
         if not passed or is_there:
