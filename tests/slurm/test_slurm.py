@@ -2,65 +2,45 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.slurm import train
 from tests.slurm.cluster import NODES, CannotStartError, Cluster
-from tests.support.run_documents import ROOT, Block, Location, blocks, location
+from tests.slurm.watched import Watched
+from tests.support.run_documents import ROOT, Location, blocks, location
 
 STEPS = 12
-HEAD = Block(
-    0, "yaml", "roles: [head, verifier]\nstore: {url: /mnt/checkpoints}\n", "file", "head.yaml"
-)
-SERVE = Block(0, "sh", "ckptsync run -c head.yaml", "serve", "")
 
 
-class Job:
-    """The job of the document, and what its training logs."""
+class Job(Watched):
+    """The job of the document."""
 
     def __init__(self, place: Location, cluster: Cluster) -> None:
-        self._place, self.cluster = place, cluster
-        self._until = place.home / "until"
-        self.environment = {**place.environment(), "TRAIN_UNTIL": str(self._until)}
-        self.allow(0)
+        super().__init__(place)
+        self.cluster = cluster
         self.id = ""
-
-    def start_head(self) -> None:
-        """Start a head and a verifier, which end with the test."""
-        self._place.do(HEAD)
-        self._place.do(SERVE)
 
     def submit(self) -> None:
         """Submit the script that the document shows."""
-        work = self._place.home / "work"
+        work = self.place.home / "work"
         shutil.copy(ROOT / "tests" / "slurm" / "train.py", work)
         for block in blocks((ROOT / "docs" / "slurm.md").read_text()):
             if block.mark == "file":
-                self._place.do(block)
+                self.place.do(block)
         self.id = self.cluster.submit(work / "train.sbatch", self.environment)
-
-    def allow(self, step: int) -> None:
-        """Let the training run up to a step."""
-        fresh = self._until.with_suffix(".new")
-        fresh.write_text(str(step))
-        fresh.replace(self._until)
 
     def wait_for_step(self, step: int) -> None:
         """Wait until both nodes have done a step."""
-        self.wait(lambda: all(self._last(n) == step for n in range(2)), f"reach step {step}")
+        self.wait(lambda: self.has_reached(step), f"reach step {step}")
 
     def wait_until_verified(self, step: int) -> None:
         """Wait until the head has verified a checkpoint."""
-        self.wait(lambda: self._status(step) == "VERIFIED", f"verify checkpoint-{step}")
+        self.wait(lambda: self.is_verified(step), f"get checkpoint-{step} VERIFIED")
 
     def wait_for_restart(self, count: int) -> None:
         """Wait until the job is queued again for the `count`-th time, and has ended before."""
@@ -72,34 +52,9 @@ class Job:
         try:
             self.cluster.wait(self.id, is_so, what)
         except AssertionError as e:
-            log = self._place.home / "work" / "train.log"
+            log = self.place.home / "work" / "train.log"
             text = log.read_text(errors="replace")[-6000:] if log.exists() else "no log"
-            raise AssertionError(f"{e}\n{text}\n{self._ls().stdout}") from None
-
-    def logged(self, node: int) -> list[dict[str, Any]]:
-        """What one node has logged, in all attempts."""
-        path = self._until.with_name(f"{self._until.name}.losses-{node}")
-        whole = path.read_text().rpartition("\n")[0] if path.exists() else ""
-        return [json.loads(line) for line in whole.splitlines()]
-
-    def _last(self, node: int) -> int:
-        lines = self.logged(node)
-        return int(lines[-1]["step"]) if lines else 0
-
-    def _status(self, step: int) -> str:
-        done = self._ls()
-        rows = json.loads(done.stdout)["locations"] if done.returncode == 0 else []
-        return next((r["status"] for r in rows if r["location"] == f"checkpoint-{step}"), "")
-
-    def _ls(self) -> subprocess.CompletedProcess[str]:
-        store = self._place.here("/mnt/checkpoints")
-        return subprocess.run(
-            [sys.executable, "-m", "ckptsync", "ls", "--store", store, "--json"],
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+            raise AssertionError(f"{e}\n{text}\n{self.ls().stdout}") from None
 
 
 @pytest.fixture

@@ -91,6 +91,7 @@ def _first_weights(node: int) -> tuple[int, np.ndarray]:
 def _log(until: Path, node: int, step: int, start: int, weights: np.ndarray) -> None:
     attempt = os.environ.get("SLURM_RESTART_COUNT", "0")
     line = {"step": step, "loss": loss_of(weights), "start": start, "attempt": attempt}
+    line["pid"] = os.getpid()
     with until.with_name(f"{until.name}.losses-{node}").open("a") as log:
         log.write(json.dumps(line) + "\n")
 
