@@ -169,10 +169,20 @@ def move_aside(output_dir: Path, paths: Sequence[Path]) -> list[Path]:
 
 
 def put_in_place(staged: Path, final: Path) -> None:
-    """Rename a downloaded checkpoint to its place, which is free.  Raises StoreError."""
+    """Rename a downloaded checkpoint to its place, unless another node has.  Raises StoreError."""
     with _reported(final):
-        staged.rename(final)
+        with contextlib.suppress(FileNotFoundError):
+            staged.rename(final)
         _sync(final.parent)
+
+
+def inode(path: Path | None) -> tuple[int, int] | None:
+    """Return device and inode of what is at a path, no link followed; None if nothing is."""
+    if path is not None:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            info = path.lstat()
+            return info.st_dev, info.st_ino
+    return None
 
 
 @contextlib.contextmanager

@@ -12,7 +12,6 @@ there already, so is the decision, and a download goes on.
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from typing import Literal
 
 from ckptsync.catalogue.cached import read_catalogue
 from ckptsync.catalogue.uncached import read_location
+from ckptsync.checkpoint_dirs import series_and_step
 from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, Incomplete, Transient
 from ckptsync.pull.download import Busy, Download, Progress, write_pointers
 from ckptsync.pull.download_plan import PullPlan, plan_checkpoint
@@ -37,6 +37,7 @@ from ckptsync.resume.choose import (
 )
 from ckptsync.resume.local import (
     check_idle,
+    inode,
     judge_output_dir,
     list_newer,
     locked,
@@ -72,10 +73,11 @@ class PrepareOptions:
     sign of any other node after which the attempt has failed; a node that downloads gives signs.
     ``keep_newer``: leave directories that are newer than the chosen checkpoint, or torn, where they
     are.  ``require``: fail where there is nothing to begin with.  ``node``: get only what this node
-    needs, as `ckptsync pull --node` does; everything where it is empty, or sent no file of the
-    checkpoint.  ``threads``: of the download.  ``poll``: seconds between the first two listings of
-    the attempt's records; later ones are rarer.  ``say`` gets sentences for the log, ``progress``
-    the bytes of the download.
+    needs, as `ckptsync pull --node` does, if the very nodes that sent the checkpoint take part:
+    with others, launchers may give ranks to other nodes.  Empty: get everything.
+    ``threads``: of the download.  ``poll``: seconds between the first two listings of the
+    attempt's records; later ones are rarer.  ``say`` gets sentences for the log, ``progress`` the
+    bytes of the download.
     """
 
     store: Store | None
@@ -129,10 +131,14 @@ def prepare(output_dir: Path, attempt: Attempt, options: PrepareOptions) -> Star
 
 @dataclass(frozen=True, slots=True)
 class _Got:
-    """Where the chosen checkpoint lies now, and where it is to lie; both None without one."""
+    """Where the chosen checkpoint lies now, and where it is to lie; both None without one.
+
+    ``other``: device and inode of what lies there instead.
+    """
 
     place: Path | None = None
     final: Path | None = None
+    other: tuple[int, int] | None = None
     pointers: tuple[tuple[str, bytes], ...] = ()
 
 
@@ -147,6 +153,7 @@ class _Preparation:
         self._out, self._attempt, self._options = output_dir, attempt, options
         self._here = judge_output_dir(output_dir, attempt.node)
         self._notes: list[str] = []
+        self._nodes = {attempt.node}
 
     def alone(self) -> Start:
         """Return what the only node begins with."""
@@ -164,6 +171,7 @@ class _Preparation:
         records = AttemptRecords(store, self._options.run, self._attempt)
         try:
             state = self._join(records)
+            self._nodes = set(state.nodes)
             choice = choose(state.nodes)
             self._check_required(choice)
             with self._signs(records):
@@ -253,9 +261,13 @@ class _Preparation:
             nodes = ", ".join(sorted(state.nodes.keys() - state.ready.keys()))
             return f"without a sign for {self._options.wait:.0f} s: {nodes}"
 
-        self._wait(records, is_over, missing)
-        checkpoint = choice.checkpoint if choice else ""
-        records.close(End(self._attempt.node, checkpoint=checkpoint)).raise_error()
+        try:
+            self._wait(records, is_over, missing)
+            checkpoint = choice.checkpoint if choice else ""
+            end = records.close(End(self._attempt.node, checkpoint=checkpoint))
+        except CkptsyncError as e:
+            end = self._close(records, e)  # another node may have seen all ready before
+        end.raise_error()
         return own.aside
 
     def _wait(
@@ -342,9 +354,11 @@ class _Preparation:
         return _Got(one.path, one.path)
 
     def _home(self, name: str) -> Path:
-        """Return the directory in which a checkpoint of this name lies, or is to lie."""
-        paths = (one.path for one in self._here if one.save.checkpoint == name)
-        return next((path.parent for path in paths if path.name == name), self._out)
+        """Return where checkpoints of this series lie, else the output directory."""
+        series = series_and_step(name)[0]
+        names = ((one.path, one.save.checkpoint) for one in self._here)
+        ours = (p for p, own in names if p.name == own and series_and_step(own)[0] == series)
+        return next((path.parent for path in ours), self._out)
 
     def _plan(self, store: Store, choice: Candidate) -> PullPlan:
         """Plan the download of the very save that was chosen."""
@@ -355,7 +369,8 @@ class _Preparation:
         if seen is None or save_id(choice.location, (k.name for k in seen.manifests)) != choice.id:
             raise Incomplete(f"{name}: it was changed since it was chosen", hint="begin again")
         senders = {known.manifest.node for known in seen.manifests}
-        plan = plan_checkpoint(seen, self._options.node if self._options.node in senders else "")
+        node = self._options.node if senders == self._nodes else ""
+        plan = plan_checkpoint(seen, node)
         if plan.missing:
             why = "; ".join(plan.missing[:8])
             kind = Corrupt if seen.status == "DAMAGED" else Incomplete
@@ -369,11 +384,12 @@ class _Preparation:
         tries = 0
         while True:
             try:
-                if not os.path.lexists(staging / plan.name):
+                if inode(staging / plan.name) is None:
                     with contextlib.suppress(_OtherBytes):
                         return self._run(Download(final.parent, plan), store, final)
-                near = final if final.is_dir() else None
-                return self._run(Download(staging, plan, near), store, final)
+                other, near = inode(final), final if final.is_dir() else None
+                got = self._run(Download(staging, plan, near), store, final)
+                return replace(got, other=other)
             except Busy:  # a node that shares this directory is at it
                 self._options.say(f"waits for another download of {plan.name}")
             except ConfigError:
@@ -388,7 +404,7 @@ class _Preparation:
         Raises _OtherBytes where something else has its place, and the error of the worst file.
         """
         target = download.directory
-        was_taken = os.path.lexists(target)
+        was_taken = inode(target) is not None
         try:
             done = download.run(store, self._options.progress, self._options.threads)
         except Busy:
@@ -446,8 +462,9 @@ class _Preparation:
                 for one in judge_output_dir(self._out, self._attempt.node)
                 if (one.path.relative_to(self._out).as_posix(), one.save.id) in aside
             ]
-            is_staged = got.place != got.final and os.path.lexists(got.place or "")
-            if is_staged and got.final and os.path.lexists(got.final):
+            # a node that shares this directory may have put the checkpoint there before
+            is_staged = got.place != got.final and inode(got.place) is not None
+            if is_staged and got.final and got.other and inode(got.final) == got.other:
                 paths.append(got.final)
             for path in move_aside(self._out, list(dict.fromkeys(paths))):
                 self._notes.append(f"{path.name} was moved to {path.parent}")
@@ -456,7 +473,7 @@ class _Preparation:
                     put_in_place(got.place, got.final)
                 write_pointers(got.final.parent, dict(got.pointers))
             remove_staging(self._out)
-            if got.final and not os.path.lexists(got.final):
+            if got.final and inode(got.final) is None:
                 raise Incomplete(f"{got.final}: removed by another process", hint="begin again")
 
     def _start(

@@ -19,8 +19,10 @@ from ckptsync.catalogue.uncached import read_state
 from ckptsync.checkpoint_dirs import find_checkpoint_dirs, find_strays
 from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, Incomplete, Unsupported
 from ckptsync.resume.attempt import Attempt
+from ckptsync.resume.choose import NodeRecord
 from ckptsync.resume.local import ASIDE
 from ckptsync.resume.prepare import PrepareOptions, Start, prepare
+from ckptsync.resume.records import AttemptRecords
 from ckptsync.stores.contract import Store
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import open_store
@@ -157,6 +159,13 @@ def test_names_that_are_aside_already_stay(url: str, tmp_path: Path) -> None:
     assert aside == ["checkpoint-900", "checkpoint-900.2", "checkpoint-900.3"]
 
 
+def test_a_checkpoint_arrives_where_others_of_its_training_lie(url: str, tmp_path: Path) -> None:
+    lay(tmp_path / "out" / "checkpoints", "node0", "checkpoint-900")
+    start = prepare(tmp_path / "out", Attempt("a", 1, "n"), options(open_store(url)))
+    assert start.checkpoint == tmp_path / "out" / "checkpoints" / "checkpoint-5"
+    assert (tmp_path / "out" / ASIDE / "checkpoints.checkpoint-900").is_dir()
+
+
 def test_newer_checkpoints_stay_with_keep_newer(url: str, tmp_path: Path) -> None:
     lay(tmp_path / "out", "node0", "checkpoint-900")
     asked = options(open_store(url), keep_newer=True)
@@ -223,10 +232,9 @@ def test_nodes_begin_with_one_step_and_each_has_it(url: str, tmp_path: Path, nod
     for node in range(nodes):
         names = {p.name for p in (tmp_path / f"node{node}" / "checkpoint-5").rglob("*")}
         assert {"__0_0.distcp", "__1_0.distcp", "trainer_state.json"} <= names
-    # the third node has sent nothing: it gets what any rank may need
-    ranks = {"rng_state_0.pth", "rng_state_1.pth"}
-    last = {p.name for p in (tmp_path / f"node{nodes - 1}" / "checkpoint-5").iterdir()}
-    assert ranks & last == ({"rng_state_1.pth"} if nodes == 2 else ranks)
+        # with a third node, ranks may move to other nodes: each gets the files of all
+        ranks = {f"rng_state_{rank}.pth" for rank in ((node,) if nodes == 2 else (0, 1))}
+        assert {name for name in names if name.startswith("rng_state")} == ranks
 
 
 def test_a_node_links_what_it_has_of_the_checkpoint(url: str, tmp_path: Path) -> None:
@@ -280,6 +288,16 @@ def test_a_late_node_is_waited_for_and_an_absent_one_fails_all_alike(
         with pytest.raises(Incomplete, match="only 1 of 2 nodes have come: node0"):
             prepare(tmp_path / node, Attempt("b", 2, node), options(open_store(url), wait=0.2))
     assert contents(tmp_path / "node0") == before
+
+
+def test_a_node_that_dies_before_it_is_ready_fails_all_alike(url: str, tmp_path: Path) -> None:
+    before = lay(tmp_path / "node0", "node0", "checkpoint-900")
+    dead = Attempt("a", 2, "node1")
+    AttemptRecords(open_store(url), RUN, dead).join(NodeRecord("node1", 2, ()))
+    for node in ("node0", "node1"):  # the second one is begun again, too late
+        with pytest.raises(Incomplete, match="node0: attempt a: without a sign for 0 s: node1"):
+            prepare(tmp_path / node, Attempt("a", 2, node), options(open_store(url), wait=0.2))
+    assert before.is_dir()
 
 
 def test_more_nodes_than_expected_are_named(url: str, tmp_path: Path) -> None:
@@ -363,7 +381,7 @@ def test_a_record_that_cannot_be_read_fails_the_attempt(
 def test_a_node_may_be_killed_at_every_moment_and_begun_again(made: Path, tmp_path: Path) -> None:
     for lives in itertools.count():
         shutil.copytree(made, tmp_path / "store")
-        url, dead = str(tmp_path / "store"), []
+        url, dead = str(tmp_path / "store"), list[int]()
         lay(tmp_path / "node0", "node0", "checkpoint-900")
         lay(tmp_path / "node0", "node0", "checkpoint-5")
         before = contents(tmp_path / "node0")
