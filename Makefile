@@ -61,6 +61,7 @@
 #                             tests/fuzz_findings FUZZ="--seconds 600 --door records --seed 7"
 # make guides                 run docs/guides/ with the real trainers, Lightning and Ray
 # make nspawn                 the services under real systemd in a container (root, systemd-nspawn)
+# make slurm                  the batch script of docs/slurm.md under a real Slurm (root, Debian: slurm-wlm)
 #
 # Benchmarks write the tables in docs/benchmarks*.md.
 #
@@ -127,7 +128,7 @@ BIN := $(VENV)/bin
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-web pictures scenarios exhaustive s3-versions lint man format flips guides bench bench-verify bench-transfer bench-beside bench-catalogue bench-head bench-idle bench-hook campaign campaign-trainers campaign-resume campaign-killed campaign-titan campaign-ray campaign-ray-train campaign-llamafactory campaign-trl campaign-hostile campaign-doctor damage fuzz crash-states kill-stores kill-heads kill-gc kill-pull nspawn clean
+.PHONY: demo test test-web pictures scenarios exhaustive s3-versions lint man format flips guides bench bench-verify bench-transfer bench-beside bench-catalogue bench-head bench-idle bench-hook campaign campaign-trainers campaign-resume campaign-killed campaign-titan campaign-ray campaign-ray-train campaign-llamafactory campaign-trl campaign-hostile campaign-doctor damage fuzz crash-states kill-stores kill-heads kill-gc kill-pull nspawn slurm clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -269,6 +270,9 @@ crash-states: $(VENV)/.installed-test
 
 nspawn: $(VENV)/.installed-test
 	CKPTSYNC_TEST_NSPAWN=1 $(BIN)/python -m pytest -rs tests/nspawn
+
+slurm: $(VENV)/.installed-test
+	CKPTSYNC_TEST_SLURM=1 $(BIN)/python -m pytest -rs tests/slurm
 
 clean:
 	rm -rf $(VENV) $(BENCH_VENV) $(TRANSFER_VENV) $(LLAMAFACTORY_VENV) $(TRL_VENV) build/bench

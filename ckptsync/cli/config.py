@@ -15,7 +15,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         actions,
         "example",
         "print an example with every key: worker, head, both, and files for S3, sshd,"
-        " Prometheus and Grafana",
+        " Prometheus, Grafana and Kubernetes",
     )
     example.add_argument(
         "name",
@@ -32,8 +32,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def examples() -> dict[str, Path]:
-    """Return the files of ``configs/`` by name; YAML files without their ending."""
-    return {
-        path.stem if path.suffix == ".yaml" else path.name: path
-        for path in sorted((PACKAGE / "configs").iterdir())
-    }
+    """Return the files below ``configs/`` by name; YAML files without their ending."""
+    folder = PACKAGE / "configs"
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix().removesuffix(".yaml"): path for path in paths}

@@ -16,6 +16,7 @@ from ckptsync.cli import output
 from ckptsync.cli.arguments import access_of, option_value
 from ckptsync.cli.drain import Upload, add_output_dir, has_entries, note, upload_of
 from ckptsync.errors import CkptsyncError
+from ckptsync.hooks import embedded_worker
 from ckptsync.quantities import backoff, parse_duration
 from ckptsync.resume.arguments import (
     TRAINERS,
@@ -155,6 +156,7 @@ class _Front:
     upload: Upload
     signals: Signals
     drain_for: float | None
+    _served_signals: int = 0
 
     def run(self, attempt: Attempt, begin: Callable[[Attempt], Start], restarts: int) -> int:
         """Run the training until it ends well, or has failed too often; return its exit code.
@@ -192,7 +194,7 @@ class _Front:
             if (now := time.monotonic()) - looked_at < _LOOK_EVERY:
                 return
             looked_at = now
-            self.upload.serve()
+            self._serve()
             if mark is None and has_entries(self.upload.run.path):
                 mark = TrainingMark(self.upload.run.path, attempt.name, pid, began)
                 with contextlib.suppress(OSError, CkptsyncError):  # then the files decide
@@ -217,7 +219,14 @@ class _Front:
             is_signalled = self.signals.count > before and self.signals.count >= enough
             return is_signalled or time.monotonic() >= until or self.upload.is_unserved()
 
-        return drain(self.upload.saves, is_stopped, self.upload.serve, note, longest)
+        return drain(self.upload.saves, is_stopped, self._serve, note, longest)
+
+    def _serve(self) -> None:
+        """See to it that a worker is at work, also after a signal that it got, too."""
+        if self.signals.count > self._served_signals:
+            self._served_signals = self.signals.count
+            embedded_worker.expect_end(self.upload.run.path)
+        self.upload.serve()
 
     def _newest_step(self) -> int:
         """Return the newest step that is here before the first attempt; -1 without any."""

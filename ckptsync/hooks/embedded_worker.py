@@ -27,7 +27,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -166,6 +166,16 @@ def stop(output_dir: Path) -> None:
     if worker is not None and worker.is_running():
         with contextlib.suppress(OSError):  # it has just ended
             os.kill(worker.pid, signal.SIGTERM)
+
+
+def expect_end(output_dir: Path) -> None:
+    """Let `keep_running` start another worker as soon as this one has ended.
+
+    A scheduler's signal may have gone to every process of a job, and so to the worker.
+    """
+    key = (os.getpid(), output_dir)
+    if (before := _workers.get(key)) is not None:
+        _workers[key] = replace(before, since=-math.inf)
 
 
 def is_worker_running(output_dir: Path) -> bool:

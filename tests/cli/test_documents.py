@@ -19,8 +19,9 @@ from ckptsync.errors import ConfigError
 from tests.support.stand_in_programs import ROOT, ran
 
 BUILD = "import sys; from setuptools import build_meta; print(build_meta.build_wheel(sys.argv[1]))"
+CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*") if path.is_file())
 EXAMPLES = sorted(
-    path.stem if path.suffix == ".yaml" else path.name for path in (ROOT / "configs").iterdir()
+    path.relative_to(ROOT / "configs").as_posix().removesuffix(".yaml") for path in CONFIGS
 )
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")])
 TOPICS = sorted([*(path.stem for path in (ROOT / "docs").rglob("*.md")), "json-schema"])
@@ -45,7 +46,7 @@ def texts() -> Iterator[tuple[str, str]]:
                 and id(node) not in docs
             ):
                 yield f"{path}:{node.lineno}", node.value
-    for path in [*(ROOT / "configs").iterdir(), *(ROOT / "systemd").rglob("*.*")]:
+    for path in [*CONFIGS, *(ROOT / "systemd").rglob("*.*")]:
         yield str(path), path.read_text()
 
 
@@ -139,6 +140,6 @@ def test_an_installation_without_the_repository_prints_them_all(tmp_path: Path) 
     )
     assert told.returncode == 0, told.stderr
     pages = [p for p in (ROOT / "docs").rglob("*.*") if p.stem in others]
-    files = [*pages, *(ROOT / "configs").iterdir()]
+    files = [*pages, *CONFIGS]
     assert {"pull", "verify", "doctor"} <= set(of_commands)
     assert len(told.stdout) == sum(len(path.read_text()) for path in files)

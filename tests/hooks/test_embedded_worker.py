@@ -347,3 +347,25 @@ def test_a_worker_that_begins_again_is_waited_for(
     monkeypatch.setattr(embedded_worker, "RESTART", 3600 if comes_back else 0)
     embedded_worker.wait(tmp_path, time.monotonic() + 3600, said)
     assert [line.partition(":")[0] for line in said] == ([] if comes_back else ["not waiting"])
+
+
+def test_a_worker_that_a_signal_ended_is_started_again_at_once_if_that_was_expected(
+    tmp_path: Path,
+) -> None:
+    output_dir, store, key = tmp_path / "out", str(tmp_path / "store"), os.getpid()
+    output_dir.mkdir()
+    embedded_worker.keep_running(output_dir, store)
+    first = embedded_worker._workers[key, output_dir]
+    try:
+        os.kill(first.pid, signal.SIGKILL)
+        assert until(lambda: not first.is_running())
+        embedded_worker.keep_running(output_dir, store)
+        assert embedded_worker._workers[key, output_dir] == first, "not twice in a minute"
+        embedded_worker.expect_end(output_dir)
+        embedded_worker.keep_running(output_dir, store)
+        assert embedded_worker._workers[key, output_dir].pid != first.pid
+    finally:
+        last = embedded_worker._workers.pop((key, output_dir))
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(last.pid, signal.SIGKILL)
+        assert until(lambda: not last.is_running())

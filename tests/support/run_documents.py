@@ -190,7 +190,7 @@ class Location:
 
     def _start(self, text: str, out: int | IO[str]) -> subprocess.Popen[str]:
         command = ["bash", "-euo", "pipefail", "-c", text]
-        cwd, env = self.home / "work", self._environment()
+        cwd, env = self.home / "work", self.environment()
         return subprocess.Popen(
             command,
             cwd=cwd,
@@ -232,7 +232,8 @@ class Location:
         words = ".*".join(r"\s+".join(map(re.escape, part.split())) for part in line.split("…"))
         return re.search(words, self.printed) is not None
 
-    def _environment(self) -> dict[str, str]:
+    def environment(self) -> dict[str, str]:
+        """Return what commands of the document are run with."""
         clean = {
             k: v
             for k, v in os.environ.items()
