@@ -96,7 +96,8 @@ class CommandResult(msgspec.Struct, frozen=True):
             yield Line("", pairs(phase="consolidated", **_some(m, *where), **counts))
         for r in (r for r in self.reports if r["recorded"]):
             level: Literal["error", "info"] = "error" if r["verdict"] == "damaged" else "info"
-            verdict = _some(r, *where, "level", "verdict", "read")
+            # `level` is the line's own
+            verdict = {**_some(r, *where), "check": r["level"], **_some(r, "verdict", "read")}
             yield Line("", pairs(phase="proved", **verdict), level)
             for f in r["findings"] if level == "error" else ():
                 what = {
