@@ -15,7 +15,16 @@ import pytest
 
 from ckptsync.catalogue.location_summary import Catalogue, Summary
 from ckptsync.cli.ls import Listing, watch_lines
-from ckptsync.cli.ls_run import BLOCKS, curve_line, next_command, read_rows, sparkline
+from ckptsync.cli.ls_run import (
+    BLOCKS,
+    RUN_HEADING,
+    curve_line,
+    list_row,
+    next_command,
+    read_rows,
+    reasons,
+    sparkline,
+)
 from ckptsync.cli.main import main
 from ckptsync.cli.output import columns
 from ckptsync.records.save_groups import Sibling
@@ -242,3 +251,24 @@ def test_watch_shows_alarms_then_what_runs_then_the_newest_with_a_line_a_row(
         assert (table[0][0], table[2][0], table[3][0]) == ("3", "39", "38")
     sorted_lines = watch_lines(store, "utf-8", listing, width, is_sorted=True)
     assert names[0][11:] in sorted_lines[heading + 1]
+
+
+def test_what_is_missing_is_said_while_another_node_uploads() -> None:
+    s = Summary(
+        "r", "checkpoint-4", "checkpoint-4", 4, "UPLOADING", manifests=("m",), nodes=("n0",),
+        uploading=("n1",), lost=("rank 2: x.pt, which n2 should have",),
+    )  # fmt: skip
+    sends = Running(
+        kind="upload", state="uploading", run="r", checkpoint="checkpoint-4", node="n1",
+        done=1, total=4, left=None, at=9.0,
+    )  # fmt: skip
+    for awaited, told in ((("n2",), s.lost), ((), s.lost), (("n1",), ())):
+        lines = [*reasons("/s", replace(s, awaited=awaited), [sends], "", now=10.0)]
+        assert lines == ["n1 uploads, 25 % of 4 B", *told]
+
+
+def test_a_damaged_model_does_not_open() -> None:
+    s = Summary("r", "checkpoint-4", "checkpoint-4", 4, "DAMAGED", consolidated=True)
+    for suspects, model in (((), "opens"), (("model.safetensors",), "damaged")):
+        [row] = read_rows("/s", [replace(s, suspects=suspects)], (), {}, 0.0)
+        assert list_row(row, 0.0)[RUN_HEADING.index("MODEL")] == model
