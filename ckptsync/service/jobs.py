@@ -286,9 +286,7 @@ class Jobs:
         with self._lock:
             children = list(self._running.values())
         return tuple(
-            replace(
-                _entry(c.job, "running", c.began), done=c.at.done, total=c.at.total or c.job.size
-            )
+            replace(_entry(c.job, "running", c.began), done=c.at.done, total=c.at.total)
             for c in children
         )
 
@@ -408,7 +406,6 @@ def _entry(job: Job, state: State, since: float) -> Progress:
         checkpoint=checkpoint_of(job.location) if job.location else "",
         location=job.location,
         since=wall(since),
-        total=job.size,
     )
 
 
