@@ -94,7 +94,7 @@ def test_a_worker_is_asked_for_what_it_could_see(tmp_path: Path) -> None:
     assert longest([], 0.0, 9.0) == 0.0
     service = Service(tmp_path, "n", "worker")
     service.log.write_text(
-        '{"time": "2026-11-21T16:00:00Z", "message": "phase=started node=n"}\n{"torn'
+        '{"time": "2026-11-21T16:00:00Z", "phase": "started", "node": "n"}\n{"torn'
     )
     assert service.at_work() == []
 

@@ -104,7 +104,7 @@ def test_damage_is_told_by_apprise_and_metrics_and_status_and_no_secret_is_logge
             seen = json.loads(capsys.readouterr().out)
             assert (seen["alarms"][0]["code"], seen["nodes"][0]["verifies"]) == ("damaged", 0.01)
     log = (tmp_path / "log").read_text()
-    assert "phase=alarm code=damaged" in log
+    assert '"phase": "alarm", "code": "damaged"' in log
     assert SECRET not in log
     assert not any(SECRET in path.read_text() for path in (tmp_path / "cache").rglob("*.json"))
 

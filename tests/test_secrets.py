@@ -215,10 +215,10 @@ def test_a_daemon_at_debug_shows_nothing_and_leaves_nothing_in_the_store(
             "0s}\n"
             "log: {level: debug}\n"
         )
-        well = told("run", "-c", str(config), until="phase=sent")
+        well = told("run", "-c", str(config), until='"phase": "sent"')
         failing.answer = Answer(503, "SlowDown")
-        ill = told("run", "-c", str(config), until="phase=waiting")
-    assert (well.code, "phase=sent" in well.printed) == (0, True), well.printed
+        ill = told("run", "-c", str(config), until='"phase": "waiting"')
+    assert (well.code, '"phase": "sent"' in well.printed) == (0, True), well.printed
     assert (ill.code, "503" in ill.printed) == (0, True), ill.printed
     assert reveals(well.all() + ill.all(), good["secret"]) == []
     assert reveals("\n".join(contents(bucket)), good["secret"], good["key"]) == []

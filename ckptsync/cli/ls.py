@@ -25,13 +25,25 @@ from ckptsync.cli.ls_run import (
     read_rows,
     reasons,
 )
-from ckptsync.cli.screen import EVERY, LEAST, MOST, Screen, more, table, wrapped
+from ckptsync.cli.screen import (
+    EVERY,
+    LEAST,
+    MOST,
+    Screen,
+    alarms_of,
+    more,
+    narrowed,
+    running_lines,
+    table,
+    wrapped,
+)
 from ckptsync.errors import ConfigError
 from ckptsync.gc_pause import paused
 from ckptsync.quantities import show_size
 from ckptsync.records.location_status import STATUSES
 from ckptsync.records.store_paths import checkpoint_of
 from ckptsync.service.monitor import OverviewReader
+from ckptsync.status.alarms import Alarm
 from ckptsync.status.curves import Curve, read_newest, states_of
 from ckptsync.status.location_details import read_details
 from ckptsync.status.locations import describe_locations, model_url, newer_saves
@@ -40,6 +52,9 @@ from ckptsync.stores.contract import Store
 
 HEADING = ("RUN", "CHECKPOINT", "STATUS", "SIZE", "NODES", "DETAIL")
 BESIDE = 50  # columns beside a sparkline
+FEW = 5  # alarms, and things that nodes do, above a table
+SPARE = ("KEPT", "NODES", "RESUME", "EVAL", "SIZE", "AGE")
+"""Columns that a narrow terminal does without, the first one first."""
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -57,13 +72,17 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What was read of a store, or of a run; ``rows``: of a run, with its ``curves``."""
+    """What was read of a store, or of a run; ``rows``: of a run, with its ``curves``.
+
+    ``alarms``: read only to be watched.
+    """
 
     overlay: Overlay
     shown: Sequence[Summary]
     now: float
     rows: Sequence[Row] = ()
     curves: Mapping[str, Curve] = field(default_factory=dict)
+    alarms: Sequence[Alarm] = ()
 
 
 @paused()
@@ -75,24 +94,31 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(why, hint=f"ckptsync ls RUN --sort {args.sort}")
     reader = OverviewReader(store, catalogues(store, wanted), run=wanted)
     last: tuple[object, Mapping[str, Curve]] = None, {}
+    is_drawn = args.watch and not args.json and sys.stdout.isatty()
 
     def read() -> Listing:
         nonlocal last
-        seen, now = reader.read_overlay()
+        alarms: Sequence[Alarm] = ()
+        if is_drawn:
+            whole = reader.read()
+            seen, now, alarms = Overlay(whole.catalogue, whole.running), whole.at, whole.alarms
+        else:
+            seen, now = reader.read_overlay()
         if wanted and (its := states_of(seen.catalogue.summaries)) != last[0]:
             last = its, read_newest(store, its)
         seen = replace(seen, catalogue=selected(store, seen.catalogue, wanted, location))
         shown = [s for s in seen.catalogue.shown if args.status in (None, s.status)]
         if not (wanted or args.sort):
-            return Listing(seen, shown, now)
+            return Listing(seen, shown, now, alarms=alarms)
         rows = read_rows(store.url, shown, seen.running, last[1], now)
         if args.sort:
             rows.sort(key=SORT[args.sort])
-        return Listing(seen, [r.summary for r in rows], now, rows if wanted else (), last[1])
+        its_rows = rows if wanted else ()
+        return Listing(seen, [r.summary for r in rows], now, its_rows, last[1], alarms)
 
-    if args.watch and not args.json and sys.stdout.isatty():
+    if is_drawn:
         # rich puts a file without an encoding in the place of stdout
-        lines = partial(_lines, store, sys.stdout.encoding, is_sorted=bool(args.sort))
+        lines = partial(watch_lines, store, sys.stdout.encoding, is_sorted=bool(args.sort))
         return Screen(read, lines, store.url).run()
     while True:
         code = _show(args, store, read(), in_full=bool(location) and not args.watch)
@@ -133,26 +159,38 @@ def _none(found: Catalogue) -> str:
     return "no checkpoint has that status" if found.shown else "no checkpoints yet"
 
 
-def _lines(store: Store, encoding: str, seen: Listing, width: int, *, is_sorted: bool) -> list[str]:
-    """Return the same as lines of at most ``width`` columns, what is on its way first."""
+def watch_lines(
+    store: Store, encoding: str, seen: Listing, width: int, *, is_sorted: bool
+) -> list[str]:
+    """Return the same as lines of at most ``width`` columns: alarms, what nodes do, the table.
+
+    Rows of a run that ``--sort`` does not sort begin with what is on its way, then the newest.
+    """
     found, running = seen.overlay.catalogue, seen.overlay.running
     heading: Sequence[str] = HEADING
     lines = list_rows(store, seen.shown, running, seen.now)
     if seen.rows:
         heading, lines = RUN_HEADING, [list_row(row, seen.now) for row in seen.rows]
-    moving = set() if is_sorted else {(e.run, e.location) for e in running}
-    shown = sorted(
-        zip(seen.shown, lines, strict=True),
-        key=lambda pair: (pair[0].run, pair[0].location) not in moving,
-    )
-    rows = [(cells, [detail] if detail else []) for _, (*cells, detail) in shown]
+    listed = list(zip(seen.shown, lines, strict=True))
+    if not is_sorted:
+        moving = {(e.run, e.location) for e in running}
+        listed = listed[::-1] if seen.rows else listed
+        listed.sort(key=lambda pair: (pair[0].run, pair[0].location) not in moving)
+    told = {(e.run, e.location) for e in running[:FEW]}
+    rows = [
+        (cells, [detail] if detail and (s.run, s.location) not in told else [])
+        for s, (*cells, detail) in listed
+    ]
     faults = [f"unreadable: {fault.text}" for fault in found.faults]
     curves = curve_line(seen.curves, encoding, max(LEAST, min(CELLS, width - BESIDE)))
     return [
+        *alarms_of(seen.alarms, seen.now, width, FEW),
+        *running_lines(running, seen.now, width, FEW),
         *(line for fault in faults[:MOST] for line in wrapped(fault, width)),
         *more(faults, "more records that cannot be read"),
+        *([""] if seen.alarms or running or faults else []),
         *(line for curve in curves for line in wrapped(curve, width)),
-        *(table(heading[:-1], rows, width) if rows else [_none(found)]),
+        *(table(*narrowed(heading[:-1], rows, width, SPARE), width) if rows else [_none(found)]),
     ]
 
 

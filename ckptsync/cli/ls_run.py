@@ -22,7 +22,7 @@ from ckptsync.status.overlay import Running, by_location, describe
 REASON = 60  # columns of a reason
 CELLS = 60  # columns of a sparkline
 BLOCKS = "▁▂▃▄▅▆▇█"
-MODELS = ("opens", "no config", "none")
+MODELS = ("opens", "no config", "damaged", "none")
 NONE = "-"
 
 
@@ -70,7 +70,9 @@ def reasons(
     of the lines that say why is given.
     """
     why = s.lost or s.evidence
-    is_told = s.uploading or s.status == "COMPLETE" or not s.manifests
+    at_work = {e.node for e in its}
+    are_sent = bool(s.uploading and s.awaited) and set(s.awaited) <= at_work
+    is_told = are_sent or s.status == "COMPLETE" or not s.manifests
     if its and is_told:  # the nodes said it
         why = ()
     if model is not None:
@@ -110,6 +112,8 @@ def sibling_line(url: str, run: str, location: str, other: Sibling) -> str:
 def _model(s: Summary) -> str:
     if s.retired or not s.consolidated:
         return "none"
+    if s.suspects:
+        return "damaged"
     return "no config" if s.unopenable else "opens"
 
 

@@ -23,6 +23,7 @@ FORMAT = 1
 SECONDS_BETWEEN_LINES = 30.0
 COLOURS = {
     "WAITING": "33",
+    "REFUSED": "31",
     "UPLOADING": "33",
     "INCOMPLETE": "33",
     "COMPLETE": "36",

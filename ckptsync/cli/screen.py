@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from ckptsync.cli import output
 from ckptsync.errors import CkptsyncError
 from ckptsync.quantities import clean, show_duration
+from ckptsync.status.alarms import Alarm
+from ckptsync.status.overlay import Running, describe
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -145,6 +147,53 @@ def _waiting_for_q() -> Iterator[Callable[[float], bool]]:
         yield wait
     finally:
         termios.tcsetattr(fd, termios.TCSADRAIN, before)
+
+
+def alarms_of(alarms: Sequence[Alarm], now: float, width: int, most: int = MOST) -> Iterator[str]:
+    """Yield what is wrong, and what to do."""
+    for alarm in alarms[:most]:
+        age = show_duration(round(max(0.0, now - (alarm.since or 0.0))))
+        since = "" if alarm.since is None else f" for {age}"
+        yield from wrapped(f"{alarm.severity.upper()} {alarm.code}{since}: {alarm.text}", width)
+        yield from wrapped(f"  -> {alarm.todo}", width)
+    yield from more(alarms, "more alarms", most)
+
+
+def running_lines(
+    entries: Sequence[Running], now: float, width: int, most: int = MOST
+) -> Iterator[str]:
+    """Yield a line for each thing that nodes do, or wait to do."""
+    for entry in entries[:most]:
+        yield from wrapped(f"{entry.subject}: {describe(entry, now)}", width)
+    yield from more(entries, "more that nodes do, or wait to do", most)
+
+
+def narrowed(
+    heading: Sequence[str], rows: Sequence[Row], width: int, spare: Sequence[str]
+) -> tuple[list[str], list[Row]]:
+    """Return a table that `table` shows with a line a row.
+
+    Columns of ``spare`` are left out, one after the other, until the rest fits.  What stands below
+    a row, and all but the first column, is cut.
+    """
+    left = list(heading)
+    cells = [
+        [name, *(cut(cell, max(LEAST, width // 2)) for cell in its)] for (name, *its), _ in rows
+    ]
+
+    def needed() -> int:
+        first, *others = (
+            max(map(output.columns, [name, *(row[heading.index(name)] for row in cells)])) + 2
+            for name in left
+        )
+        return min(first, LEAST + 2) + sum(others) - 2
+
+    for name in spare:
+        if name in left and needed() > width:
+            left.remove(name)
+    shown = [[row[heading.index(name)] for name in left] for row in cells]
+    below = ([cut(clean(text), max(LEAST, width - 2)) for text in texts] for _, texts in rows)
+    return left, list(zip(shown, below, strict=True))
 
 
 def table(heading: Sequence[str], rows: Sequence[Row], width: int) -> Iterator[str]:

@@ -7,7 +7,7 @@ import contextlib
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from datetime import datetime, timezone
 from pathlib import Path
@@ -29,8 +29,10 @@ from ckptsync.cli.screen import (
     NARROWEST,
     Row,
     Screen,
+    alarms_of,
     cut,
     more,
+    running_lines,
     table,
     wrapped,
 )
@@ -40,7 +42,7 @@ from ckptsync.service.monitor import OverviewReader, patience
 from ckptsync.status.alarms import Patience
 from ckptsync.status.locations import describe_locations
 from ckptsync.status.nodes import STATES, Node
-from ckptsync.status.overlay import ON_ITS_WAY, Running, describe
+from ckptsync.status.overlay import ON_ITS_WAY
 from ckptsync.status.overview import Overview, document
 from ckptsync.status.run_status import Point, RunStatus
 from ckptsync.stores.contract import Store
@@ -142,7 +144,8 @@ def overview_lines(seen: Overview, width: int = WIDE) -> list[str]:
     faults = [f"unreadable: {fault.text}" for fault in seen.catalogue.faults]
     return [
         *_heading(seen, width),
-        *_running(seen.running, seen.at, width),
+        *([""] if seen.running else []),
+        *running_lines(seen.running, seen.at, width),
         "",
         *(table(RUNS, runs, width) if runs else ["no checkpoints yet"]),
         *(line for fault in faults[:MOST] for line in wrapped(fault, width)),
@@ -150,15 +153,6 @@ def overview_lines(seen: Overview, width: int = WIDE) -> list[str]:
         "",
         *(table(NODES, nodes, width) if nodes else ["no node has written to this store"]),
     ]
-
-
-def _running(entries: Sequence[Running], now: float, width: int) -> Iterator[str]:
-    """Yield a line for each thing that nodes do, or wait to do."""
-    if entries:
-        yield ""
-    for entry in entries[:MOST]:
-        yield from wrapped(f"{entry.subject}: {describe(entry, now)}", width)
-    yield from more(entries, "more that nodes do, or wait to do")
 
 
 def _heading(seen: Overview, width: int) -> Iterator[str]:
@@ -169,11 +163,7 @@ def _heading(seen: Overview, width: int) -> Iterator[str]:
         yield f"{show_size(seen.room.free)} of {show_size(seen.room.total)} free"
     if seen.alarms:
         yield ""
-    for alarm in seen.alarms[:MOST]:
-        since = "" if alarm.since is None else f" for {_ago(seen.at, alarm.since)}"
-        yield from wrapped(f"{alarm.severity.upper()} {alarm.code}{since}: {alarm.text}", width)
-        yield from wrapped(f"  -> {alarm.todo}", width)
-    yield from more(seen.alarms, "more alarms")
+    yield from alarms_of(seen.alarms, seen.at, width)
 
 
 def _counts(seen: Overview) -> str:

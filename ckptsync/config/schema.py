@@ -179,7 +179,7 @@ class LogConfig:
     """What is logged, and how."""
 
     level: str = _key(one_of("debug", "info", "warning", "error"), "info")
-    # auto: text on a terminal, else JSON
+    # text: sentences on a terminal, else logfmt; auto: sentences on a terminal, else JSON
     format: str = _key(one_of("auto", "text", "json"), "auto")
 
 

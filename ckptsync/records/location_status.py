@@ -45,6 +45,7 @@ _PIECES = re.compile(r"[0-9]+|[^0-9]+")
 _DIGITS = "0123456789"  # `str.isdigit` knows more, of which `int` reads none
 Status = Literal[
     "WAITING",
+    "REFUSED",
     "UPLOADING",
     "INCOMPLETE",
     "COMPLETE",

@@ -96,7 +96,8 @@ class CommandResult(msgspec.Struct, frozen=True):
             yield Line("", pairs(phase="consolidated", **_some(m, *where), **counts))
         for r in (r for r in self.reports if r["recorded"]):
             level: Literal["error", "info"] = "error" if r["verdict"] == "damaged" else "info"
-            verdict = _some(r, *where, "level", "verdict", "read")
+            # `level` is the line's own
+            verdict = {**_some(r, *where), "check": r["level"], **_some(r, "verdict", "read")}
             yield Line("", pairs(phase="proved", **verdict), level)
             for f in r["findings"] if level == "error" else ():
                 what = {
@@ -285,9 +286,7 @@ class Jobs:
         with self._lock:
             children = list(self._running.values())
         return tuple(
-            replace(
-                _entry(c.job, "running", c.began), done=c.at.done, total=c.at.total or c.job.size
-            )
+            replace(_entry(c.job, "running", c.began), done=c.at.done, total=c.at.total)
             for c in children
         )
 
@@ -407,7 +406,6 @@ def _entry(job: Job, state: State, since: float) -> Progress:
         checkpoint=checkpoint_of(job.location) if job.location else "",
         location=job.location,
         since=wall(since),
-        total=job.size,
     )
 
 

@@ -1,4 +1,7 @@
-"""Logging: one line an event on stderr, ``key=value`` or JSON; what names hold cannot break a line.
+"""Logging: one line an event on stderr; what names hold cannot break a line.
+
+An event is a short text, or `pairs`: a ``phase``, and the values that belong to it.  On a terminal
+it is a sentence for people; elsewhere JSON, or ``key=value`` (logfmt), with each value once.
 
 A `Line` is the present state of one thing, such as a checkpoint: it is logged when its text
 changes, and not while it stays the same (`changed`).
@@ -9,31 +12,83 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-from ckptsync.quantities import clean
+from ckptsync.quantities import clean, show_duration, show_size
 
 if TYPE_CHECKING:  # `ckptsync status` does without it
     from ckptsync.config.schema import LogConfig
 
-_PAIR = re.compile(r'([\w.-]+)=(?:"((?:[^"\\]|\\.)*)"|([^\s="]+))(?: |$)', re.DOTALL)
-_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
+SENTENCES: Mapping[str, str] = {
+    "starting": "starts",
+    "started": "runs",
+    "stopped": "has stopped",
+    "no-match": "nothing to watch yet",
+    "waiting": "waits",
+    "sending": "upload begins",
+    "sent": "stored",
+    "elsewhere": "another node uploads it",
+    "retired": "deleted, or will be",
+    "uploading": "uploading",
+    "repairing": "uploading again",
+    "repaired": "repaired",
+    "not-repaired": "not repaired",
+    "not-final": "perhaps not the final model",
+    "consolidate": "consolidating",
+    "verify": "verifying",
+    "retain": "applying retention",
+    "proved": "verified",
+    "found": "damage found",
+    "unreadable": "cannot be read",
+    "left-out": "not served",
+    "missed": "removed before it was known to be whole",
+    "lost": "removed before all of it was stored",
+    "superseded": "not uploaded: a newer one is",
+    "cleaned": "removed from this node",
+    "marked": "marked for deletion",
+    "marked-again": "marked for deletion again",
+    "withdrawn": "kept after all",
+    "waits": "is not deleted yet",
+    "alarm-over": "alarm is over",
+    "clock-jumped": "the clock was set",
+    "hung": "hangs; the process ends",
+    "refused": "refused",
+    "left": "a child process cannot be killed",
+    "reloading": "reads its new configuration",
+    "not-reloaded": "keeps its configuration",
+    "abandoned": "did not end in time",
+}
+"""What people read of a phase; a phase that is not here is its own sentence."""
+_COLOURS = {"warning": "33", "error": "31", "critical": "1;31"}
+_WHY = ("reason", "detail", "error", "todo")
+_SIZES = ("bytes", "read", "total", "done")
+
+
+class Pairs(str):
+    """``key=value`` pairs as a line of text, and the ``values`` that it was made of."""
+
+    __slots__ = ("values",)
+    values: Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What to log about one thing: ``key`` names it, ``text`` is its present state."""
+    """What to log about one thing: ``key`` names it, ``text`` is its present state.
+
+    ``state``: what is compared instead of the text, where that counts time.
+    """
 
     key: str
     text: str
     level: Literal["info", "warning", "error"] = "info"
+    state: str = ""
 
     def write(self, logger: logging.Logger) -> None:
         """Write this line to a log."""
@@ -43,28 +98,33 @@ class Line:
 def changed(before: Mapping[str, str], now: Iterable[Line]) -> tuple[list[Line], dict[str, str]]:
     """Return the lines that are new or differ, and what to give as ``before`` the next time."""
     lines = {line.key: line for line in now}
-    new = [line for key, line in lines.items() if before.get(key) != line.text]
-    return new, {key: line.text for key, line in lines.items()}
+    states = {key: line.state or line.text for key, line in lines.items()}
+    return [line for key, line in lines.items() if before.get(key) != states[key]], states
 
 
-def pairs(**values: object) -> str:
+def pairs(**values: object) -> Pairs:
     """Return ``key=value`` pairs; empty values are left out, values with spaces are quoted."""
-    there = {key: str(value) for key, value in values.items() if value not in ("", (), None)}
-    return " ".join(f"{key}={_quoted(value)}" for key, value in there.items())
+    held = {
+        key: value if isinstance(value, (int, float, datetime)) else str(value)
+        for key, value in values.items()
+        if value not in ("", (), None)
+    }
+    text = Pairs(_joined(held))
+    text.values = held
+    return text
 
 
-def fields(text: str) -> dict[str, str] | None:
-    """Return the values of a text that `pairs` made; ``None`` of any other text."""
-    found: dict[str, str] = {}
-    at = 0
-    while at < len(text):
-        pair = _PAIR.match(text, at)
-        if pair is None:
-            return None
-        quoted, plain = pair[2], pair[3]
-        found[pair[1]] = plain if quoted is None else _ESCAPED.sub(r"\1", quoted)
-        at = pair.end()
-    return found or None
+def moment(seconds: float) -> datetime:
+    """Return a time since the epoch as a value of `pairs`."""
+    return datetime.fromtimestamp(round(seconds), timezone.utc)
+
+
+def _joined(values: Mapping[str, object]) -> str:
+    return " ".join(f"{key}={_quoted(str(_plain(value)))}" for key, value in values.items())
+
+
+def _plain(value: object) -> object:
+    return _utc(value.timestamp()) if isinstance(value, datetime) else value
 
 
 def _quoted(value: str) -> str:
@@ -77,39 +137,107 @@ def shown(path: Path | str) -> str:
     return os.fsencode(path).decode("utf-8", "replace")
 
 
-class Text(logging.Formatter):
-    """``2026-01-02T03:04:05Z info worker phase=sent run=…``.
+class ForPeople(logging.Formatter):
+    """``2026-01-02 03:04:05 info    sft/checkpoint-4: stored (7 files, 1.2 GB)``, in local time.
+
+    Tracebacks follow on lines of their own.
+    """
+
+    def __init__(self, *, has_colours: bool = False) -> None:
+        super().__init__()
+        self._has_colours = has_colours
+
+    def format(self, record: logging.LogRecord) -> str:
+        values, level = _values(record), record.levelname.lower()
+        text = sentence(values) if values else record.getMessage()
+        at, padded = datetime.fromtimestamp(record.created, timezone.utc).astimezone(), f"{level:7}"
+        if self._has_colours and level in _COLOURS:
+            padded = f"\x1b[{_COLOURS[level]}m{padded}\x1b[0m"
+        return "\n".join([f"{at:%Y-%m-%d %H:%M:%S} {padded} {clean(text)}", *_traceback(record)])
+
+
+class Logfmt(logging.Formatter):
+    """``time=2026-01-02T03:04:05Z level=info logger=ckptsync.worker phase=sent run=…``.
 
     Tracebacks follow on lines of their own.
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        level, name = record.levelname.lower(), record.name.removeprefix("ckptsync.")
-        lines = [f"{_utc(record.created)} {level} {name} {clean(record.getMessage())}"]
-        if record.exc_info:
-            lines += map(clean, self.formatException(record.exc_info).split("\n"))
-        return "\n".join(lines)
+        values = _values(record) or {"message": record.getMessage()}
+        line = _joined({**_origin(record), **values, **_origin(record)})
+        return "\n".join([clean(line), *_traceback(record)])
 
 
 class Json(logging.Formatter):
     """Format a log record as one JSON object a line.
 
-    It has time, level, logger, message and traceback, and each ``key=value`` pair of the message
-    under its key.
+    It has time, level, logger and message, then a traceback if there is one; the message of `pairs`
+    is what a phase means, and each value stands under its key.
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        event = {
-            "time": _utc(record.created),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        # the message's own fields come last, and replace none of these four
-        event = event | (fields(record.getMessage()) or {}) | event
+        values = _values(record)
+        message = _meaning(values) if values else record.getMessage()
+        event: dict[str, object] = {**_origin(record), "message": message}
+        # the values come last, and replace none of these four
+        event |= {key: _plain(v) for key, v in (values or {}).items() if key not in event}
         if record.exc_info:
             event["traceback"] = self.formatException(record.exc_info)
         return json.dumps(event)
+
+
+def _values(record: logging.LogRecord) -> Mapping[str, object] | None:
+    first = record.args[0] if isinstance(record.args, tuple) and record.args else None
+    return first.values if isinstance(first, Pairs) else None
+
+
+def _origin(record: logging.LogRecord) -> dict[str, str]:
+    level = record.levelname.lower()
+    return {"time": _utc(record.created), "level": level, "logger": record.name}
+
+
+def _traceback(record: logging.LogRecord) -> Iterator[str]:
+    if record.exc_info:
+        yield from map(clean, logging.Formatter().formatException(record.exc_info).split("\n"))
+
+
+def _meaning(values: Mapping[str, object]) -> str:
+    phase = str(values.get("phase", ""))
+    return SENTENCES.get(phase, phase)
+
+
+def sentence(values: Mapping[str, object]) -> str:
+    """Return what a phase means, of what, why, and then the other values."""
+    rest: dict[str, Any] = {key: value for key, value in values.items() if key != "phase"}
+    names = [rest.pop(key, "") for key in ("file", "location", "checkpoint")]
+    subject = "/".join([*filter(None, [rest.pop("run", "")]), *list(filter(None, names))[:1]])
+    for key in ("subject", "task", "record"):
+        subject = subject or rest.pop(key, "")
+    text = f"{subject}: {_meaning(values)}" if subject else _meaning(values)
+    if until := rest.pop("until", None):
+        text += f" until {until.astimezone():%H:%M:%S}"
+    why = [rest.pop(key) for key in _WHY if key in rest]
+    text = ": ".join([text, *map(str, why)])
+    if hint := rest.pop("hint", ""):
+        text += f"; {hint}"
+    facts = ", ".join(_fact(key, value) for key, value in rest.items())
+    return f"{text} ({facts})" if facts else text
+
+
+def _fact(key: str, value: Any) -> str:
+    if key == "rate":
+        return f"{show_size(value)}/s"
+    if key in _SIZES:
+        return show_size(value) if key == "bytes" else f"{show_size(value)} {key}"
+    if key == "files":
+        return f"{value} file{'' if value == 1 else 's'}"
+    return f"{show_duration(value)} left" if key == "left" else f"{key} {value}"
+
+
+def has_colours(stream: TextIO) -> bool:
+    """Return whether to colour what is written to a stream: NO_COLOR and TERM=dumb forbid it."""
+    is_forbidden = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return stream.isatty() and not is_forbidden
 
 
 def configure(config: LogConfig) -> None:
@@ -119,8 +247,12 @@ def configure(config: LogConfig) -> None:
     signatures.
     """
     handler = logging.StreamHandler()
-    is_json = config.format == "json" or (config.format == "auto" and not sys.stderr.isatty())
-    handler.setFormatter(Json() if is_json else Text())
+    form: logging.Formatter = Json()
+    if config.format != "json" and sys.stderr.isatty():
+        form = ForPeople(has_colours=has_colours(sys.stderr))
+    elif config.format == "text":
+        form = Logfmt()
+    handler.setFormatter(form)
     level: int = getattr(logging, config.level.upper())
     logging.basicConfig(handlers=[handler], level=max(level, logging.WARNING), force=True)
     logging.getLogger("ckptsync").setLevel(level)

@@ -229,7 +229,7 @@ def _log_line(p: Progress) -> str:
         done=p.done,
         total=p.total or "",
         rate=round(p.rate),
-        left=None if left is None else f"{left:.0f}s",
+        left=None if left is None else round(left),
     )
 
 

@@ -159,7 +159,8 @@ class Task:
         self.failures += 1
         if str(e) != self.error:
             what = {"exit_code": e.exit_code, "error": e, "hint": e.hint}
-            log.error("%s", pairs(task=self.name, failures=self.failures, **what))
+            where = {"task": self.name, "failures": self.failures}
+            log.error("%s", pairs(phase="failed", **where, **what))
         self.error = str(e)
 
 

@@ -28,7 +28,7 @@ from ckptsync.quantities import backoff
 from ckptsync.records.progress import Progress
 from ckptsync.service.directory_check import directories_to_check, directory_states
 from ckptsync.service.fs_events import Watch
-from ckptsync.service.log import Line, pairs, shown
+from ckptsync.service.log import Line, moment, pairs, shown
 from ckptsync.service.process_control import Locks
 from ckptsync.service.store_connection import remember
 from ckptsync.service.tasks import NEVER, Fatal, Outcome, Task
@@ -238,7 +238,7 @@ class WorkerRole:
         )
         result = WorkerResult(self._node, failures=failures, notes=notes)
         return Outcome(
-            (*_left_out(self._problems), *worker_lines(result)),
+            (*_left_out(self._problems), *worker_lines(result, {})),
             errors=(*self._problems, *result.errors),
             notes=(*self._unmatched, *notes),
             watch=(
@@ -325,11 +325,12 @@ class WorkerRole:
             self._plan_within(backoff(self._outages, FIRST, LONGEST) * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
         if self.planning.outcome.queue and not queue:
             give_back_memory()
+        running = {(p.run, p.checkpoint): p for p in self.running() if p.kind == "upload"}
         return Outcome(
             (
                 *_left_out(self._plan_errors),
-                *(line for result in results for line in worker_lines(result)),
-                *worker_lines(WorkerResult(self._node, sent)),
+                *(line for result in results for line in worker_lines(result, running)),
+                *worker_lines(WorkerResult(self._node, sent), {}),
             ),
             queue,
             errors,
@@ -382,22 +383,32 @@ def give_back_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def worker_lines(result: WorkerResult) -> Iterator[Line]:
-    """Yield the log lines of phases of checkpoints, of repairs and of failures."""
+def worker_lines(
+    result: WorkerResult, running: Mapping[tuple[str, str], Progress]
+) -> Iterator[Line]:
+    """Yield the log lines of phases of checkpoints, of repairs and of failures.
+
+    ``running``: by run and checkpoint, what of it waits, why and until when.
+    """
     for p in result.progress:
         if p.phase == "stored":  # `sent` was logged, or it was stored before this process began
             continue
         what: dict[str, object] = {"run": p.run, "checkpoint": p.checkpoint, "location": p.location}
         if p.phase == "sent":
             what |= {"files": p.files, "bytes": p.size}
-        # waiting counts seconds; a failure has its own line
-        elif p.phase not in ("waiting", "failed", "not-final"):
+        elif p.phase in ("waiting", "not-final"):
+            what["reason"] = p.detail.partition("; finished if")[0]  # what follows counts seconds
+        elif p.phase != "failed":  # a failure has its own line
             what["detail"] = p.detail
-        text = pairs(phase=p.phase, **what, notes="; ".join(p.notes))
+        text = state = pairs(phase=p.phase, **what, notes="; ".join(p.notes))
+        entry = running.get((p.run, p.checkpoint))
+        if p.phase == "waiting" and entry and entry.until is not None:
+            what["until"] = moment(entry.until)
+            text = pairs(phase=p.phase, **what, notes="; ".join(p.notes))
         is_lost = p.phase in ("missed", "lost")
         level: Literal["info", "warning", "error"] = "warning" if p.notes else "info"
         level = "error" if is_lost else level
-        yield Line(f"checkpoint {p.run}/{p.checkpoint} {p.k}", text, level)
+        yield Line(f"checkpoint {p.run}/{p.checkpoint} {p.k}", text, level, state)
     for repair in result.repairs:
         phase = "not-repaired" if repair.reason else "repaired"
         where = {"run": repair.run, "file": repair.name, "report": repair.report}

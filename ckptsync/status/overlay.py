@@ -15,6 +15,7 @@ from typing import Any
 from ckptsync.catalogue.location_summary import Catalogue, Summary
 from ckptsync.checkpoint_dirs import series_and_step
 from ckptsync.quantities import show_duration, show_size
+from ckptsync.records.location_status import Status
 from ckptsync.records.progress import MOVING, OF_SAVES, Progress
 from ckptsync.status.nodes import Node
 
@@ -157,9 +158,12 @@ def _begun(s: Summary | None, its: Sequence[Running]) -> Summary:
             arrived=since,
         )
     whole = max(s.size, sum(e.total for e in its))
+    status: Status = "UPLOADING" if sending or s.uploading else "WAITING"
+    if status == "WAITING" and all(e.state == "refused" for e in its):
+        status = "REFUSED"
     return replace(
         s,
-        status="UPLOADING" if sending or s.uploading else "WAITING",
+        status=status,
         uploading=tuple(sorted({*s.uploading, *sending})),
         evidence=tuple(dict.fromkeys(e.reason for e in its if e.reason)) or s.evidence,
         whole=whole,
@@ -192,25 +196,33 @@ _STATES = {
 
 
 def describe(entry: Running, now: float) -> str:
-    """Return what a node does, in words: how far it is, or why it waits and until when."""
+    """Return what a node does, in words: how far it is, or why it waits and until when.
+
+    What was observed more than `DATED` seconds ago says when, and has no rate.
+    """
     does = _STATES.get(entry.state, entry.state)
     if job := _JOBS.get(entry.kind):
         does, name = job
         if entry.state != "running":
             does = f"{'could not' if entry.state == 'failed' else 'will'} {name}"
-    text = ", ".join([f"{entry.node} {does}", *(_amounts(entry) if entry.is_moving else ())])
+    text, age = f"{entry.node} {does}", now - entry.at
+    if entry.state in ("refused", "failed") and entry.since and now - entry.since >= 1:
+        text += f" for {show_duration(round(now - entry.since))}"
+    text += f" (seen {show_duration(round(age))} ago)" if age > DATED else ""
+    if entry.is_moving:
+        text = ", ".join([text, *_amounts(entry, is_dated=age > DATED)])
     if entry.until is not None and not entry.is_moving:
         text += f"{' until' if entry.state == 'waiting' else ', again at'} {_clock(entry, now)}"
-    text += f": {entry.reason}" if entry.reason else ""
-    age = now - entry.at
-    return f"{text} (seen {show_duration(round(age))} ago)" if age > DATED else text
+    return f"{text}: {entry.reason}" if entry.reason else text
 
 
-def _amounts(entry: Running) -> Iterator[str]:
+def _amounts(entry: Running, *, is_dated: bool) -> Iterator[str]:
     if entry.total:
         yield f"{100 * entry.done // entry.total} % of {show_size(entry.total)}"
     elif entry.done:
         yield show_size(entry.done)
+    if is_dated:
+        return
     if entry.rate >= 1:
         yield f"{show_size(round(entry.rate))}/s"
     if entry.left is not None:

@@ -149,6 +149,7 @@ class Worker:
         self._transfers: dict[Key, Transfer] = {}  # of the saves that are being sent
         self._cleaned: Sequence[UploadProgress] = ()
         self._failures: Sequence[Failure] = ()
+        self._failed_since: dict[tuple[str, str, str], float] = {}
         pinner = Pinner(
             node, self._view.is_proven, SpoolRule(options.spool_budget, options.spool_full)
         )
@@ -240,6 +241,9 @@ class Worker:
         """
         scan = self._scanner.last
         failures = (*(scan.failures if scan else ()), *self._failures)
+        now, before = time.time(), self._failed_since
+        keys = [(f.run, f.checkpoint, f.error) for f in failures]
+        self._failed_since = since = {key: before.get(key, now) for key in keys}
         wrong = [
             Progress(
                 kind="upload",
@@ -248,7 +252,7 @@ class Worker:
                 checkpoint=f.checkpoint,
                 reason=f.text,
                 hint=f.hint,
-                since=time.time(),
+                since=since[f.run, f.checkpoint, f.error],
             )
             for f in failures
             if f.checkpoint

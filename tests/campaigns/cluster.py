@@ -215,7 +215,7 @@ def _first_words(log: Path) -> list[float]:
         # a traceback, or the last line of one that was killed
         with contextlib.suppress(ValueError):
             told = json.loads(line)
-            if str(told.get("message", "")).startswith("phase=started"):
+            if told.get("phase") == "started":
                 at = datetime.fromisoformat(told["time"].replace("Z", "+00:00"))
                 found.append(at.timestamp())
     return found

@@ -182,7 +182,7 @@ def started(
     replay = Replay(home, settings or {})
     replay.service.start(before)
     try:
-        replay.wait_for_log("phase=started")
+        replay.wait_for_log('"phase": "started"')
         yield replay
     finally:
         replay.service.kill()

@@ -4,6 +4,7 @@ gathered.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -171,13 +172,13 @@ class Judge:
 
     def _alarmed(self) -> Iterator[str]:
         """With the hook nothing is missed, and so nothing may be called so."""
-        words = f"phase=missed run={self._job.run} checkpoint="
         for worker in self._nodes.workers if self._job.hook else ():
-            said = [
-                line.partition(words)[2].split()[0]
+            events = (
+                json.loads(line)
                 for line in worker.log.read_text("utf-8").splitlines()
-                if words in line
-            ]
+                if '"phase": "missed"' in line
+            )
+            said = [e["checkpoint"] for e in events if e["run"] == self._job.run]
             yield from (f"{self._job.run}/{name}: called missed on {worker.name}" for name in said)
 
     def _undisturbed(self) -> Iterator[str]:

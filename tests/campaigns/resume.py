@@ -122,7 +122,7 @@ def _watched(nodes: TwoNodes) -> Iterator[str]:
         said = [
             line
             for line in nodes.workers[n].log.read_text().splitlines()
-            if "phase=sent" in line and "files=0" in line
+            if '"phase": "sent"' in line and '"files": 0' in line
         ]
         if said:
             yield f"node{n} sent nothing, and said so {len(said)} times: {said[0][:200]}"

@@ -207,8 +207,8 @@ def _said(home: Path, url: str, hook: str, steps: int) -> Iterator[str]:
     logs = (home / "worker.log", home / "out" / "_ckptsync" / "embedded.log")
     for log in (log for log in logs if log.exists()):
         for line in log.read_text("utf-8", "replace").splitlines():
-            is_lost = "phase=missed" in line or "phase=lost" in line
-            if is_lost and "checkpoint=checkpoint-" in line:  # a copy for the Hub may be
+            is_lost = '"phase": "missed"' in line or '"phase": "lost"' in line
+            if is_lost and '"checkpoint": "checkpoint-' in line:  # a copy for the Hub may be
                 yield f"{log.name}: {line[:200]}"
 
 

@@ -131,7 +131,9 @@ def test_one_run_is_read_alone_and_the_cache_keeps_the_others(
 def test_what_a_node_does_with_a_location_is_not_said_to_be_undone_beside_it() -> None:
     sent = waiting("run/checkpoint-1", state="uploading", total=100, done=50)
     merges = (job("consolidate", "run/checkpoint-2", done=50, total=100),)
-    half = location("run/checkpoint-1", "INCOMPLETE", lost=("rank 1",), nodes=("n9",))
+    half = location(
+        "run/checkpoint-1", "INCOMPLETE", lost=("rank 1",), awaited=("n0",), nodes=("n9",)
+    )
     whole = location("run/checkpoint-2", "COMPLETE", evidence=("it has not been consolidated",))
     seen = shown(
         heart(running=sent), heart("h", ("head",), running=merges), locations=[half, whole]

@@ -11,13 +11,25 @@ from pathlib import Path
 
 import pytest
 
-from ckptsync.catalogue.location_summary import Summary
-from ckptsync.cli.ls_run import BLOCKS, curve_line, next_command, sparkline
+from ckptsync.catalogue.location_summary import Catalogue, Summary
+from ckptsync.cli.ls import Listing, watch_lines
+from ckptsync.cli.ls_run import (
+    BLOCKS,
+    RUN_HEADING,
+    curve_line,
+    list_row,
+    next_command,
+    read_rows,
+    reasons,
+    sparkline,
+)
 from ckptsync.cli.main import main
 from ckptsync.cli.output import columns
 from ckptsync.records.save_groups import Sibling
+from ckptsync.status.alarms import Alarm
 from ckptsync.status.curves import Curve
 from ckptsync.status.location_details import describe_progress, read_details
+from ckptsync.status.overlay import Overlay, Running
 from ckptsync.stores.opening import open_store
 from tests.support.reads import names_read
 from tests.support.small_store import SHARD, flip, make, make_two
@@ -195,3 +207,56 @@ def test_watch_draws_the_curve_and_the_rows_and_ends_with_q(said: Said, tmp_path
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "\n", seen.decode(errors="replace"))
     assert "loss 2.75 █▆▅▃▁ 1.75, steps 1 to 5" in text
     assert max(columns(line) for line in text.replace("\r", "\n").split("\n")) <= 60
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize("is_of_run", [False, True])
+def test_watch_shows_alarms_then_what_runs_then_the_newest_with_a_line_a_row(
+    tmp_path: Path, width: int, *, is_of_run: bool
+) -> None:
+    store = open_store(str(make(tmp_path / "store")))
+    run, odd = "a-run-with-a-long-name", f"checkpoint-5~{'b' * 32}"
+    names = [f"checkpoint-{n}" for n in range(1, 40)]
+    shown = [
+        *(Summary(run, n, n, int(n[11:]), "CONSOLIDATED", size=10**8, ended=1e9) for n in names),
+        Summary(run, "checkpoint-5", odd, 5, "INCOMPLETE", evidence=("w" * 200,), ended=1e9),
+    ]
+    entry = Running(
+        kind="upload", state="uploading", run=run, checkpoint=names[2], location=names[2],
+        node="n0", left=None, at=1e9,
+    )  # fmt: skip
+    overlay = Overlay(Catalogue(tuple(shown)), (entry,))
+    alarm = Alarm("late", run, "warning", None, "it is late", "look")
+    rows = read_rows(store.url, shown, (entry,), {}, 1e9)
+    listing = Listing(overlay, shown, 1e9, rows if is_of_run else (), alarms=(alarm,))
+    lines = watch_lines(store, "utf-8", listing, width, is_sorted=False)
+    assert max(map(columns, lines)) <= width
+    assert lines[:3] == ["WARNING late: it is late", "  -> look", f"{run}/{names[2]}: n0 uploads"]
+    heading = next(i for i, line in enumerate(lines) if "STATUS" in line)
+    table = [line.split() for line in lines[heading + 1 :] if not line.startswith("  ")]
+    assert all("CONSOLIDATED" in row or "INCOMPLETE" in row for row in table[:-1])
+    if is_of_run:
+        assert (table[0][0], table[2][0], table[3][0]) == ("3", "39", "38")
+    sorted_lines = watch_lines(store, "utf-8", listing, width, is_sorted=True)
+    assert names[0][11:] in sorted_lines[heading + 1]
+
+
+def test_what_is_missing_is_said_while_another_node_uploads() -> None:
+    s = Summary(
+        "r", "checkpoint-4", "checkpoint-4", 4, "UPLOADING", manifests=("m",), nodes=("n0",),
+        uploading=("n1",), lost=("rank 2: x.pt, which n2 should have",),
+    )  # fmt: skip
+    sends = Running(
+        kind="upload", state="uploading", run="r", checkpoint="checkpoint-4", node="n1",
+        done=1, total=4, left=None, at=9.0,
+    )  # fmt: skip
+    for awaited, told in ((("n2",), s.lost), ((), s.lost), (("n1",), ())):
+        lines = [*reasons("/s", replace(s, awaited=awaited), [sends], "", now=10.0)]
+        assert lines == ["n1 uploads, 25 % of 4 B", *told]
+
+
+def test_a_damaged_model_does_not_open() -> None:
+    s = Summary("r", "checkpoint-4", "checkpoint-4", 4, "DAMAGED", consolidated=True)
+    for suspects, model in (((), "opens"), (("model.safetensors",), "damaged")):
+        [row] = read_rows("/s", [replace(s, suspects=suspects)], (), {}, 0.0)
+        assert list_row(row, 0.0)[RUN_HEADING.index("MODEL")] == model

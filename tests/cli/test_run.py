@@ -43,7 +43,7 @@ def started(config: str, *more: str) -> Iterator[subprocess.Popen[str]]:
 
 def until_started(child: subprocess.Popen[str]) -> None:
     assert child.stderr
-    while "phase=started" not in child.stderr.readline():
+    while '"phase": "started"' not in child.stderr.readline():
         assert child.poll() is None
 
 

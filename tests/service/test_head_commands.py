@@ -26,7 +26,7 @@ from ckptsync.head.gc import RetentionRequest, RetentionResult, apply_retention
 from ckptsync.head.retention_rules import Rules
 from ckptsync.head.schedule import Job, VerifyPolicy, verify_jobs_in_store
 from ckptsync.service.jobs import CommandResult, JobFailed, JobProgress, decode_line, end_of
-from ckptsync.service.log import fields
+from ckptsync.service.log import Pairs
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import create_store
 from ckptsync.worker.options import RunDir, WorkerOptions
@@ -111,7 +111,7 @@ def test_a_job_is_done_and_answered(tmp_path: Path, home: Path) -> None:
     where = "run=fsdp2 location=checkpoint-4"
     for job, text in (
         (CONSOLIDATE, rf"phase=consolidated {where} files=[1-9]\d* bytes=[1-9]\d* notes=\".*\""),
-        (VERIFY, rf"phase=proved {where} level=digest verdict=ok read=[1-9]\d*"),
+        (VERIFY, rf"phase=proved {where} check=digest verdict=ok read=[1-9]\d*"),
     ):
         code, said, _ = answered(tmp_path, job, home)
         result = said[-1]
@@ -170,13 +170,13 @@ def test_damage_is_an_answer_with_what_was_found(tmp_path: Path, home: Path) -> 
     assert (code, end_of(result)) == (10, result)
     proved, *findings = result.lines()
     assert proved.level == "error"
-    assert " level=digest verdict=damaged read=" in proved.text
+    assert " check=digest verdict=damaged read=" in proved.text
     assert all(
         line.level == "error" and line.text.startswith("phase=found run=fsdp2") for line in findings
     )
-    told = [fields(line.text) or {} for line in findings]
+    told = [line.text.values for line in findings if isinstance(line.text, Pairs)]
     assert told[0]["kind"] == "digest"
-    assert told[0]["file"].endswith("/model.safetensors")
+    assert str(told[0]["file"]).endswith("/model.safetensors")
     assert told[0]["tensors"]
 
 

@@ -9,11 +9,14 @@ import re
 import sys
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
 from ckptsync.config.schema import LogConfig
-from ckptsync.service.log import Line, changed, configure, fields, pairs
+from ckptsync.service.log import Line, changed, configure, moment, pairs
+
+NOON = moment(1.8e9)
 
 
 @pytest.fixture(autouse=True)
@@ -40,40 +43,93 @@ def listening(form: str, level: str) -> io.StringIO:
 def logged(form: str, level: str, *events: tuple[int, str]) -> str:
     stream = listening(form, level)
     for number, message in events:
-        logging.getLogger("ckptsync.worker.tick").log(number, message)
+        logging.getLogger("ckptsync.worker.tick").log(number, "%s", message)
     return stream.getvalue()
 
 
-def test_a_line_has_time_level_room_and_message() -> None:
-    line = logged("text", "info", (logging.INFO, "phase=sent run=a"), (logging.DEBUG, "unseen"))
-    assert re.fullmatch(
-        r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ info worker\.tick phase=sent run=a\n", line
-    )
+SENT = pairs(phase="sent", run="a", checkpoint="checkpoint-1", files=7, bytes=1000)
 
 
-def test_json_is_an_object_a_line() -> None:
-    lines = logged("json", "debug", (logging.WARNING, "a\nb"), (logging.DEBUG, "c")).splitlines()
-    assert [json.loads(line)["message"] for line in lines] == ["a\nb", "c"]
-    assert json.loads(lines[0])["level"] == "warning"
-
-
-def test_json_has_each_pair_under_its_key_and_no_pair_forges_what_is_ours() -> None:
-    text = pairs(phase="sent", run="a", detail="not yet", level="debug")
-    event = json.loads(logged("json", "info", (logging.INFO, text)))
-    assert (event["phase"], event["run"], event["detail"]) == ("sent", "a", "not yet")
-    assert (event["level"], event["message"]) == ("info", text)
-
-
-def test_without_a_word_of_the_operator_it_is_json_off_a_terminal_and_text_on_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    sent = (logging.INFO, "phase=sent")
-    assert json.loads(logged("auto", "info", sent))["message"] == "phase=sent"
+@contextmanager
+def on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ours, theirs = pty.openpty()
     with os.fdopen(theirs, "w") as terminal:
         monkeypatch.setattr(sys, "stderr", terminal)
-        assert logged("auto", "info", sent).endswith("Z info worker.tick phase=sent\n")
+        yield
     os.close(ours)
+
+
+def test_off_a_terminal_a_line_is_json_or_logfmt_and_has_each_fact_once() -> None:
+    event = json.loads(logged("auto", "info", (logging.INFO, SENT)))
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", event.pop("time"))
+    of = {"run": "a", "checkpoint": "checkpoint-1", "files": 7, "bytes": 1000}
+    logger = "ckptsync.worker.tick"
+    assert event == {
+        "level": "info", "logger": logger, "message": "stored", "phase": "sent", **of
+    }  # fmt: skip
+    line = logged("text", "info", (logging.INFO, SENT), (logging.DEBUG, "unseen"))
+    values = "phase=sent run=a checkpoint=checkpoint-1 files=7 bytes=1000"
+    assert re.fullmatch(rf"time=\S+Z level=info logger={re.escape(logger)} {values}\n", line)
+    other = logged("text", "info", (logging.WARNING, "no pairs"))
+    assert other.endswith(f' level=warning logger={logger} message="no pairs"\n')
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (SENT, "a/checkpoint-1: stored (7 files, 1 KB)"),
+        ("some words", "some words"),
+        (
+            pairs(phase="waiting", run="a", checkpoint="c", reason="no state yet", until=NOON),
+            f"a/c: waits until {NOON.astimezone():%H:%M:%S}: no state yet",
+        ),
+        (
+            pairs(phase="failed", task="store", failures=1, error="away", hint="look"),
+            "store: failed: away; look (failures 1)",
+        ),
+        (
+            pairs(phase="verify", run="a", checkpoint="c", done=5, total=10, rate=1, left=90),
+            "a/c: verifying (5 B done, 10 B total, 1 B/s, 1m30s left)",
+        ),
+        (pairs(phase="started", node="n", store="/s"), "runs (node n, store /s)"),
+        (pairs(phase="unreadable", record="x.json", error="odd"), "x.json: cannot be read: odd"),
+    ],
+)
+def test_on_a_terminal_a_line_is_a_sentence_for_people(
+    monkeypatch: pytest.MonkeyPatch, text: str, said: str
+) -> None:
+    with on_a_terminal(monkeypatch):
+        for form in ("auto", "text"):
+            line = logged(form, "info", (logging.INFO, text))
+            assert re.fullmatch(rf"[0-9-]{{10}} [0-9:]{{8}} info    {re.escape(said)}\n", line)
+        assert json.loads(logged("json", "info", (logging.INFO, text)))["level"] == "info"
+
+
+@pytest.mark.parametrize(
+    ("environment", "is_coloured"),
+    [
+        ({"TERM": "xterm"}, True),
+        ({"TERM": "xterm", "NO_COLOR": "1"}, False),
+        ({"TERM": "dumb"}, False),
+    ],
+)
+def test_a_terminal_has_colours_unless_its_user_wants_none(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], *, is_coloured: bool
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with on_a_terminal(monkeypatch):
+        assert ("\x1b[31merror" in logged("auto", "info", (logging.ERROR, "x"))) == is_coloured
+
+
+def test_json_is_an_object_a_line_and_no_pair_forges_what_is_ours() -> None:
+    lines = logged("json", "debug", (logging.WARNING, "a\nb"), (logging.DEBUG, "c")).splitlines()
+    assert [json.loads(line)["message"] for line in lines] == ["a\nb", "c"]
+    text = pairs(phase="sent", detail="not yet", level="debug", message="forged")
+    event = json.loads(logged("json", "info", (logging.INFO, text)))
+    assert (event["level"], event["message"], event["detail"]) == ("info", "stored", "not yet")
+    assert " level=info " in logged("text", "info", (logging.INFO, text))
 
 
 def test_a_warning_of_a_library_is_a_line_like_others() -> None:
@@ -107,10 +163,11 @@ def test_no_name_forges_a_line_and_no_traceback_commands_a_terminal(
 
 
 def test_a_line_is_said_when_it_changes_and_again_when_it_comes_back() -> None:
-    waiting, sent = Line("a", "phase=waiting"), Line("a", "phase=sent")
+    waiting, sent = Line("a", "phase=waiting", state="w"), Line("a", "phase=sent")
+    later = Line("a", "phase=waiting until=9", state="w")
     said: dict[str, str] = {}
     told = []
-    for now in ([waiting], [waiting], [sent], [], [waiting], [waiting, Line("b", "x")]):
+    for now in ([waiting], [later], [sent], [], [waiting], [waiting, Line("b", "x")]):
         lines, said = changed(said, now)
         told.append([line.text for line in lines])
     assert told == [["phase=waiting"], [], ["phase=sent"], [], ["phase=waiting"], ["x"]]
@@ -120,14 +177,3 @@ def test_pairs_are_quoted_where_they_must_be() -> None:
     text = pairs(phase="sent", run="a", detail="not yet", empty="", none=None, zero=0)
     assert text == 'phase=sent run=a detail="not yet" zero=0'
     assert pairs(x='say "a\\b"') == 'x="say \\"a\\\\b\\""'
-
-
-@pytest.mark.parametrize("value", ["x", "a b", 'say "a\\b"', "a=b", "new\nline", "\\", '"', "0"])
-def test_pairs_are_read_back_as_they_were_given(value: str) -> None:
-    given = {"phase": "sent", "detail": value, "last": value}
-    assert fields(pairs(**given)) == given
-
-
-@pytest.mark.parametrize("text", ["", "not a pair", "phase=sent and more", "a=1  b=2"])
-def test_a_text_that_is_something_else_is_not_taken_for_pairs(text: str) -> None:
-    assert fields(text) is None

@@ -337,5 +337,5 @@ def test_what_moves_is_logged_once_a_minute(
         now[0] += 5.0
     lines = [line for line in caplog.messages if line.startswith("phase=uploading")]
     first = "phase=uploading run=a checkpoint=checkpoint-1 done=60000000 total=1000000000"
-    assert lines[0] == f"{first} rate=1000000 left=940s"
+    assert lines[0] == f"{first} rate=1000000 left=940"
     assert len(lines) == 2

@@ -186,7 +186,7 @@ def test_a_service_whose_store_cannot_be_reached_waits_for_it_and_can_be_stopped
     given: dict[str, object] = {"node": "n", "roles": ["head"]}
     given["store"] = {"url": "s3://bucket/x", "options": options}
     with running(tmp_path / "etc", {"head": given}) as (head,):
-        assert until(lambda: "phase=waiting" in head.log.read_text())
+        assert until(lambda: '"phase": "waiting"' in head.log.read_text())
         assert head.process.poll() is None
         head.process.terminate()
         assert head.process.wait(60) == 0

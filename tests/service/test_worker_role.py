@@ -9,10 +9,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from ckptsync.catalogue.uncached import read_state
 from ckptsync.config.loading import read
 from ckptsync.config.schema import Config
 from ckptsync.errors import ConfigError, StoreError, Transient
+from ckptsync.records.progress import Progress
 from ckptsync.service.directory_check import directory_states
 from ckptsync.service.log import Line
 from ckptsync.service.process_control import Locks
@@ -631,16 +633,26 @@ def test_a_directory_is_scanned_first_then_where_something_moved_and_now_and_the
         assert scanned(found) == ["run-0"]
 
 
-def lines(*progress: UploadProgress, **rest: Any) -> list[Line]:
-    return list(worker_lines(WorkerResult("n0", progress, **rest)))
+def lines(
+    *progress: UploadProgress,
+    running: Mapping[tuple[str, str], Progress] = MappingProxyType({}),
+    **rest: Any,
+) -> list[Line]:
+    return list(worker_lines(WorkerResult("n0", progress, **rest), running))
 
 
 def test_a_worker_tells_phases_repairs_and_failures_and_nothing_that_counts_down() -> None:
     one = ("a", "checkpoint-1", 0)
+    states = set()
     for left in (9, 8):
-        why = f"finished if nothing changes for {left} s"
-        [line] = lines(UploadProgress(*one, "waiting", why))
-        assert line.text == "phase=waiting run=a checkpoint=checkpoint-1"
+        why = f"no state yet; finished if nothing changes for {left} s"
+        entry = Progress(kind="upload", state="waiting", until=60.0 - left)
+        waits = UploadProgress(*one, "waiting", why)
+        [line] = lines(waits, running={("a", "checkpoint-1"): entry})
+        where = 'run=a checkpoint=checkpoint-1 reason="no state yet"'
+        assert line.text == f"phase=waiting {where} until=1970-01-01T00:00:{60 - left}Z"
+        states.add(line.state)
+    assert len(states) == 1
     done: Any = ("checkpoint-1~ab", 7, 1000, ("odd name",))
     [line] = lines(UploadProgress(*one, "sent", "sent", *done))
     text = "phase=sent run=a checkpoint=checkpoint-1 location=checkpoint-1~ab files=7 bytes=1000"

@@ -36,6 +36,19 @@ def test_a_save_that_only_a_node_knows_is_a_location_in_its_whole_size() -> None
     assert (s.status, s.whole, s.evidence) == ("WAITING", 9, ("trainer_state.json says step 4",))
 
 
+def test_a_save_that_no_node_can_upload_is_refused_and_says_why() -> None:
+    why: dict[str, Any] = {"state": "refused", "reason": "a bad name"}
+    refused = waiting("run/checkpoint-8", **why)
+    [s] = seen(heart(running=refused)).catalogue.shown
+    assert (s.status, s.evidence) == ("REFUSED", ("a bad name",))
+    for other, status in (
+        (sends("run/checkpoint-8"), "UPLOADING"),
+        (waiting("run/checkpoint-8"), "WAITING"),
+    ):
+        [s] = seen(heart(running=refused), heart("n1", running=other)).catalogue.shown
+        assert s.status == status
+
+
 def test_two_nodes_of_one_save_are_one_location() -> None:
     first, second = heart("n0", running=sends()), heart("n1", running=waiting("run/checkpoint-2"))
     over = seen(first, second)
@@ -123,7 +136,11 @@ def test_people_read_what_a_node_does_and_why_it_waits() -> None:
     [late] = waiting("run/checkpoint-8", until=NOW + 9e5)
     assert re.fullmatch(r"n0 waits until \d{4}-\d\d-\d\d \d\d:\d\d", said(late))
     [failed] = waiting("run/checkpoint-8", state="failed", reason="503")
-    assert said(failed, ago=40) == "n0 failed to upload: 503 (seen 40s ago)"
+    assert said(failed, ago=40) == "n0 failed to upload (seen 40s ago): 503"
+    [refused] = waiting("run/checkpoint-8", since=NOW - 200, state="refused", reason="bad name")
+    assert said(refused) == "n0 cannot upload for 3m20s: bad name"
+    assert said(sending, ago=15) == "n0 uploads, 25 % of 315 MB, 5.24 MB/s, 30s left"
+    assert said(sending, ago=16) == "n0 uploads (seen 16s ago), 25 % of 315 MB"
     assert said(job("verify", "run", done=5)) == "n0 verifies, 5 B"
     due = job("consolidate", "run/checkpoint-1", state="queued", reason="other jobs go first")
     assert said(due) == "n0 will consolidate: other jobs go first"

@@ -93,6 +93,17 @@ def test_a_save_says_that_the_store_is_away(tmp_path: Path) -> None:
     assert (waits.state, waits.reason) == ("waiting", "the store's records cannot be read now")
 
 
+def test_a_failure_keeps_the_time_of_its_first_try(tmp_path: Path) -> None:
+    deep = lay(tmp_path, ONE).joinpath(*["d"] * 40)
+    deep.mkdir(parents=True)
+    w = worker(tmp_path, MemoryStore())
+    w.scan(0.0)
+    first, again = w.running(0.0), w.running(0.0)
+    assert first == again
+    assert first[-1].reason
+    assert first[-1].since > 0
+
+
 def test_two_nodes_with_real_shards_make_one_save_in_a_real_store(tmp_path: Path) -> None:
     store = create_store(str(tmp_path / "store"))
     for n, source in enumerate(vector("hf-zero3-2node").sources):

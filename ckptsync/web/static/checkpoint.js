@@ -61,7 +61,7 @@ function reasons(doc) {
   const filled = all.filter(([, texts]) => texts.length);
   if (!filled.length && !doc.hint) return null;
   return section(
-    doc.status === "VERIFIED" ? t("notes") : t("missing"),
+    doc.status === "VERIFIED" ? t("notes") : t(doc.status === "DAMAGED" ? "damaged" : "missing"),
     ...filled.map(([title, texts]) => h("div", { class: "messages", "data-key": title }, h("h3", null, title), textList(texts.slice(0, 200)))),
     doc.hint ? h("p", { class: "todo" }, h("b", null, t("hint")), " ", ...withCommands(doc.hint)) : null,
   );

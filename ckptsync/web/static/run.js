@@ -120,7 +120,7 @@ function reasonOf(c) {
 /** @param {Location} c @returns {number[]} seconds from the save to each later phase; gaps left out */
 function phasesOf(c) {
   const saved = c.saved;
-  if (!saved || ["WAITING", "UPLOADING", "INCOMPLETE"].includes(c.status)) return [];
+  if (!saved || ["WAITING", "REFUSED", "UPLOADING", "INCOMPLETE"].includes(c.status)) return [];
   return PHASES.slice(1).map((name) => (c[name] ? Math.max(0, Number(c[name]) - saved) : NaN));
 }
 

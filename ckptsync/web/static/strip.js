@@ -7,7 +7,7 @@ import { t } from "./strings.js";
 
 /** @type {Record<string, string>} */
 const LETTERS = {
-  WAITING: "W", UPLOADING: "U", INCOMPLETE: "I", COMPLETE: "C", CONSOLIDATED: "M", VERIFIED: "V",
+  WAITING: "W", REFUSED: "X", UPLOADING: "U", INCOMPLETE: "I", COMPLETE: "C", CONSOLIDATED: "M", VERIFIED: "V",
   DAMAGED: "!", CONFLICT: "?", RETIRED: "R",
 };
 

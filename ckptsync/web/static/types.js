@@ -1,7 +1,7 @@
 // The documents that the server sends, as far as the page reads them. docs/json-schema.json has all.
 
 /**
- * @typedef {"WAITING"|"UPLOADING"|"INCOMPLETE"|"COMPLETE"|"CONSOLIDATED"|"VERIFIED"|"DAMAGED"
+ * @typedef {"WAITING"|"REFUSED"|"UPLOADING"|"INCOMPLETE"|"COMPLETE"|"CONSOLIDATED"|"VERIFIED"|"DAMAGED"
  *   |"CONFLICT"|"RETIRED"} Status
  *
  * @typedef {object} Running  What a node does now; times in seconds, on the store's clock.
