@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from operator import add
 
 import numpy as np
 
@@ -65,11 +66,13 @@ class Statistics:
         return None if self.squares is None else math.sqrt(self.squares)
 
     def __add__(self, other: Statistics) -> Statistics:
+        if not self.count:
+            return other
         return Statistics(
             self.count + other.count,
             _combine(min, self.low, other.low),
             _combine(max, self.high, other.high),
-            _combine(sum, self.squares, other.squares),
+            _combine(add, self.squares, other.squares),
             self.nans + other.nans,
             self.infinities + other.infinities,
             self.zeros + other.zeros,
@@ -92,18 +95,19 @@ def statistics(data: memoryview, dtype: str) -> Statistics | None:
     raw: Array = np.frombuffer(
         data, RAW[2] if is_half else np.dtype(_INTEGERS[dtype]) if is_integer else FLOATS[dtype]
     )
-    scratch: Array = np.empty(min(len(raw), _PIECE) // 2 + 1 if is_half else 0, "<u4")
+    scratch: Array = np.empty(min(len(raw), _PIECE) // 2 if is_half else 0, "<u4")
     total = Statistics()
-    for at in range(0, len(raw), _PIECE):
-        piece = raw[at : at + _PIECE]
-        plain = None
-        if is_half:
-            plain = _of_plain_halves(piece, dtype, scratch)
-        elif dtype == "F32":
-            plain = _of_plain_floats(piece)
-        elif is_integer:
-            plain = _extremes(piece), piece == 0
-        total += _with_zeros(*(plain or _of_any(_widened(piece, dtype))))
+    with np.errstate(all="ignore"):  # what is no plain number is counted
+        for at in range(0, len(raw), _PIECE):
+            piece = raw[at : at + _PIECE]
+            its = None
+            if is_half:
+                its = _of_plain_halves(piece, dtype, scratch)
+            elif dtype == "F32":
+                its = _of_plain_floats(piece)
+            elif is_integer:
+                its = _of_integers(piece)
+            total += its or _of_any(_widened(piece, dtype))
     return total
 
 
@@ -118,75 +122,74 @@ def remarks(name: str, found: Statistics) -> Iterable[str]:
         )
 
 
-def _extremes(values: Array) -> Statistics:
-    return (
-        Statistics(low=values.min().item(), high=values.max().item())
-        if len(values)
-        else Statistics()
-    )
+def _of_integers(values: Array) -> Statistics:
+    low, high = values.min().item(), values.max().item()
+    return Statistics(len(values), low, high, None, 0, 0, *_zeros(values == 0))
 
 
-def _with_zeros(its: Statistics, is_zero: Array) -> Statistics:
+def _zeros(is_zero: Array) -> tuple[int, int]:
+    """Return how many zeros there are, and how many of them are in runs of at least `RUN`."""
     zeros = int(np.count_nonzero(is_zero))
-    banded = _banded(is_zero) if zeros >= RUN else 0
-    return replace(its, count=len(is_zero), zeros=zeros, banded=banded)
+    return zeros, _banded(is_zero) if zeros >= RUN else 0
 
 
 def _widened(piece: Array, dtype: str) -> Array:
-    return (piece.astype("<u4") << 16).view("<f4") if dtype == "BF16" else piece.view(FLOATS[dtype])
+    values: Array
+    if dtype == "BF16":
+        values = (piece.astype("<u4") << 16).view("<f4")
+    else:
+        values = piece.view(FLOATS[dtype])
+    return values
 
 
-def _of_any(values: Array) -> tuple[Statistics, Array]:
-    """Return the statistics of any values, and which of them are zero."""
+def _of_any(values: Array) -> Statistics:
+    """Return the statistics of any floating values."""
     finite = np.isfinite(values)
     kept = values if finite.all() else values[finite]
     nans = int(np.count_nonzero(np.isnan(values))) if len(kept) < len(values) else 0
-    wide = kept.astype("<f8")
-    with np.errstate(over="ignore"):  # a float64's square may be infinite, and then the norm is
-        squares = float(np.square(wide).sum())
+    low, high = (kept.min().item(), kept.max().item()) if len(kept) else (None, None)
+    squares = float(np.square(kept.astype("<f8")).sum())  # of float64 it may be infinite
     infinities = len(values) - len(kept) - nans
-    return (
-        replace(_extremes(kept), squares=squares, nans=nans, infinities=infinities),
-        values == 0,
-    )
+    zeros = _zeros(values == 0)
+    return Statistics(len(values), low, high, squares, nans, infinities, *zeros)
 
 
-def _of_plain_floats(values: Array) -> tuple[Statistics, Array] | None:
+def _of_plain_floats(values: Array) -> Statistics | None:
     """Return the same of float32; None unless `_squares` shows that they are plain numbers."""
     squares = _squares(values)
     if not _TINY <= squares < math.inf:
         return None
-    return Statistics(0, values.min().item(), values.max().item(), squares), values == 0
+    low, high = values.min().item(), values.max().item()
+    zeros = _zeros(values == 0) if low <= 0 <= high else (0, 0)
+    return Statistics(len(values), low, high, squares, 0, 0, *zeros)
 
 
-def _of_plain_halves(
-    bits: Array, dtype: str, scratch: Array
-) -> tuple[Statistics, Array] | None:
+def _of_plain_halves(bits: Array, dtype: str, scratch: Array) -> Statistics | None:
     """Return the same of values of 16 bits; None unless they are plain numbers.
 
     Their bits are a sign and a magnitude, and so ordered: integers are compared, which is fast.
-    ``scratch``: memory for half as many integers of 32 bits, and one more.
+    ``scratch``: memory for half as many integers of 32 bits.
     """
     infinity, signed = _HALVES[dtype], bits.view("<i2")
-    high, low = int(signed.max()), int(bits.max())
-    if high >= infinity or low >= 0x8000 | infinity:
+    most, least = int(signed.max()), int(bits.max())  # the greatest and the least, if of that sign
+    if most >= infinity or least >= 0x8000 | infinity:
         return None
     even = len(bits) & ~1
     pairs: Array = bits[:even].view("<u4")
-    words = scratch[: len(pairs)]
-    squares = _widened(bits[even:], dtype).astype("<f8").dot(_widened(bits[even:], dtype))
+    words, last = scratch[: len(pairs)], _widened(bits[even:], dtype).astype("<f8")
+    squares = float(last.dot(last))
     for shift in (0, 16):  # each half of the pairs
         squares += _squares(_half_of(pairs, shift, dtype, words))
     if not _TINY <= squares < math.inf:
         return None
-    if high < 0 or low < 0x8000:  # all of one sign: the least magnitude is the other end
-        least = int(bits.min())
-        high, low = (least, low) if high < 0 else (high, least)
-    is_zero = bits == 0
-    if signed.min() == -0x8000:  # minus zero
-        is_zero |= bits == 0x8000
-    ends = _widened(np.array([low, high], "<u2"), dtype)
-    return Statistics(0, ends[0].item(), ends[1].item(), float(squares)), is_zero
+    # the positive one next to zero, if there are any, and the negative one
+    positive, negative = int(bits.min()), int(signed.min()) & 0xFFFF
+    zeros = (0, 0)
+    if positive == 0 or negative == 0x8000:
+        zeros = _zeros((bits & 0x7FFF) == 0)
+    ends = [least if least >= 0x8000 else positive, most if most >= 0 else negative]
+    low, high = _widened(np.array(ends, "<u2"), dtype).tolist()
+    return Statistics(len(bits), low, high, squares, 0, 0, *zeros)
 
 
 def _half_of(pairs: Array, shift: int, dtype: str, out: Array) -> Array:
@@ -205,17 +208,17 @@ def _half_of(pairs: Array, shift: int, dtype: str, out: Array) -> Array:
         np.left_shift(out, 13, out=out)
     values: Array = out.view("<f4")
     # float32's exponent counts from 127, F16's from 15: exact, also of F16's denormals
-    return np.multiply(values, np.float32(2.0**112), out=values)
+    np.multiply(values, np.float32(2.0**112), out=values)
+    return values
 
 
 def _squares(values: Array) -> float:
     """Return the sum of squares: NaN or infinite unless all are numbers whose squares are few."""
     even = len(values) - len(values) % _BLOCK
     blocks, rest = values[:even].reshape(-1, 1, _BLOCK), values[even:]
-    with np.errstate(all="ignore"):
-        total = float(np.dot(rest, rest))
-        if even:
-            total += float(np.matmul(blocks, blocks.transpose(0, 2, 1)).sum(dtype="<f8"))
+    total = float(np.dot(rest, rest))
+    if even:
+        total += float(np.matmul(blocks, blocks.transpose(0, 2, 1)).sum(dtype="<f8"))
     return total
 
 
@@ -225,13 +228,14 @@ def _code_values(mantissa: int, bias: int, infinity: int, nan: int) -> Array:
     magnitude = codes & 0x7F
     exponent, fraction = magnitude >> mantissa, magnitude & ((1 << mantissa) - 1)
     whole = np.where(exponent > 0, 1 << mantissa, 0) + fraction
-    values = np.ldexp(whole.astype("<f8"), np.maximum(exponent, 1) - bias - mantissa)
+    values: Array = np.ldexp(whole.astype("<f8"), np.maximum(exponent, 1) - bias - mantissa)
     if nan == 0x80:  # FNUZ: no minus zero, and no other NaN
         values[nan] = math.nan
     else:
         values[magnitude == infinity] = math.inf
         values[magnitude >= nan] = math.nan
-    return np.where(codes > 0x7F, -values, values)
+    values = np.where(codes > 0x7F, -values, values)
+    return values
 
 
 _CODES: dict[str, Array] = {name: _code_values(*shape) for name, shape in _FP8.items()}
@@ -241,20 +245,22 @@ _CODES["F8_E8M0"] = np.append(np.ldexp(1.0, np.arange(255) - 127), math.nan)
 def _of_codes(raw: Array, values: Array) -> Statistics:
     """Return the statistics of codes of 8 bits by their counts."""
     counts: Array = np.zeros(256, "<i8")
-    total = Statistics()
+    banded = 0
     for at in range(0, len(raw), _PIECE):
-        counts += np.bincount(raw[at : at + _PIECE], minlength=256)
-        if counts[values == 0].sum() >= RUN:
-            total += Statistics(banded=_banded(values[raw[at : at + _PIECE]] == 0))
+        piece = raw[at : at + _PIECE]
+        counts += np.bincount(piece, minlength=256)
+        banded += _zeros(values[piece] == 0)[1] if counts[values == 0].sum() >= RUN else 0
     kept = np.isfinite(values) & (counts > 0)
-    return replace(
-        _extremes(values[kept]),
-        count=len(raw),
-        banded=total.banded,
-        squares=float((np.square(values[kept]) * counts[kept]).sum()) if len(raw) else None,
-        nans=int(counts[np.isnan(values)].sum()),
-        infinities=int(counts[np.isinf(values)].sum()),
-        zeros=int(counts[values == 0].sum()),
+    held = values[kept]
+    return Statistics(
+        len(raw),
+        held.min().item() if len(held) else None,
+        held.max().item() if len(held) else None,
+        float((np.square(held) * counts[kept]).sum()) if len(raw) else None,
+        int(counts[np.isnan(values)].sum()),
+        int(counts[np.isinf(values)].sum()),
+        int(counts[values == 0].sum()),
+        banded,
     )
 
 
@@ -265,6 +271,7 @@ def _banded(is_zero: Array) -> int:
     return int(lengths[lengths >= RUN].sum())
 
 
-def _combine(choose: Callable[[Iterable[Number]], Number], *found: Number | None) -> Number | None:
-    there = [n for n in found if n is not None]
-    return choose(there) if there else None
+def _combine(
+    choose: Callable[[Number, Number], Number], one: Number | None, other: Number | None
+) -> Number | None:
+    return other if one is None else one if other is None else choose(one, other)
