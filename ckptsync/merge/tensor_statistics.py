@@ -229,12 +229,11 @@ def _code_values(mantissa: int, bias: int, infinity: int, nan: int) -> Array:
     exponent, fraction = magnitude >> mantissa, magnitude & ((1 << mantissa) - 1)
     whole = np.where(exponent > 0, 1 << mantissa, 0) + fraction
     values: Array = np.ldexp(whole.astype("<f8"), np.maximum(exponent, 1) - bias - mantissa)
-    if nan == 0x80:  # FNUZ: no minus zero, and no other NaN
+    values[magnitude == infinity] = math.inf
+    values[magnitude >= nan] = math.nan
+    values[0x80:] *= -1
+    if nan == 0x80:  # FNUZ: where others have minus zero, and there is no infinity
         values[nan] = math.nan
-    else:
-        values[magnitude == infinity] = math.inf
-        values[magnitude >= nan] = math.nan
-    values = np.where(codes > 0x7F, -values, values)
     return values
 
 

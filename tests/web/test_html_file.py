@@ -55,6 +55,7 @@ def test_a_file_has_the_page_the_modules_and_the_documents(
     assert documents["/"]["store"] == store
     assert documents[run]["run"] == HOSTILE
     assert documents["/runs/fsdp2"]["curves"]["loss"]
+    assert documents["/runs/fsdp2"]["checkpoints"][0]["weights"]["groups"]
     assert all(address.startswith(("data:", "#")) for address in page.addresses)
     modules = json.loads(page.scripts["importmap"])["imports"]
     names = {f"ckptsync/{name}" for name in static_files() if name.endswith(".js")}
