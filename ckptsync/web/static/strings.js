@@ -81,7 +81,7 @@ const STRINGS = {
   group: ["Layers", "层"],
   "group-embeddings": ["embeddings", "嵌入层"],
   "group-attention": ["attention", "注意力层"],
-  "group-mlp": ["MLP and experts", "MLP 与专家层"],
+  "group-mlp": ["MLP", "MLP 层"],
   "group-norm": ["normalization", "归一化层"],
   "group-head": ["head", "输出层"],
   "group-lora_a": ["LoRA A", "LoRA A"],
