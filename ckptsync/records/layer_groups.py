@@ -7,6 +7,7 @@ an attention block is a norm, and a projection is of the block that it lies in.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Literal, get_args
 
 LayerGroup = Literal["embeddings", "attention", "mlp", "norm", "head", "lora_a", "lora_b", "other"]
@@ -37,6 +38,7 @@ _LONGEST = 500  # characters of a name that are looked at, from its end: it may 
 _BESIDE_ATTENTION = re.compile(r"(.*\.)?layers?\.\d+\.output\.dense\..*", re.IGNORECASE)
 
 
+@lru_cache(1 << 14)  # a run's checkpoints have the same names
 def layer_group(name: str) -> LayerGroup:
     """Return the group of layers of a tensor, ``other`` where its name says none."""
     name = name[-_LONGEST:]
