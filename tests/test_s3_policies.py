@@ -159,7 +159,7 @@ def dying(
 def lead(store: Store, later: float, recorder: Recorder) -> str:
     """What a head does with it; the verdict."""
     heartbeat.write(store, Heartbeat("head", "i", "m", 1, "b", 0.0, ("head",), "0"))
-    assert not consolidate_due(store, HeadOptions()).failed
+    assert not consolidate_due(store, HeadOptions(), statistics=True).failed
     if not later:
         large(store, "fsdp2/consolidated/checkpoint-9/large", recorder)
     report = verify_next(store, VerifyPolicy(), time.time() + later)
@@ -271,6 +271,7 @@ def test_the_bucket_refuses_to_write_a_record_twice() -> None:
 WRITERS = {
     "manifest": "worker",
     "model": "head",
+    "weights": "head",
     "report": "head",
     "tombstone": "gc",
     "keep": "gc",

@@ -54,6 +54,7 @@ from ckptsync.records.location_status import (
 from ckptsync.records.report import LEVELS
 from ckptsync.records.save_groups import Sibling
 from ckptsync.records.store_paths import checkpoint_of, consolidated_prefix, senders
+from ckptsync.records.weights_record import GroupValues, ModelValues
 from ckptsync.safe_names import RECORDS
 from ckptsync.stores.contract import Entry, Store, cuts_of, join_slices, slices
 from ckptsync.stores.opening import directory_of
@@ -215,7 +216,10 @@ class _Content:
 _SHAPE = repr(
     [
         (kind.__name__, f.name, str(f.type))
-        for kind in (CachedRun, Checkpoint, Summary, Proven, DamagedFile, Gap, Sibling)
+        for kind in (
+            *(CachedRun, Checkpoint, Summary, Proven, DamagedFile, Gap, Sibling),
+            *(ModelValues, GroupValues),
+        )
         for f in fields(kind)
     ]
 )

@@ -25,6 +25,7 @@ from ckptsync.records.save_groups import Sibling
 from ckptsync.records.save_order import SaveDates, oldest_first
 from ckptsync.records.store_paths import consolidated_prefix, file_name, parse_record_name
 from ckptsync.records.tombstone_keep_join import fate, kept
+from ckptsync.records.weights_record import ModelValues, find_values
 from ckptsync.safe_names import CONSOLIDATED
 from ckptsync.stores.contract import Entry
 
@@ -134,7 +135,8 @@ class Summary:
     ``suspects``: files of the model that are missing, or that an unanswered report calls damaged;
     ``damaged``: all that those reports do, where it is DAMAGED (at most `MOST_DAMAGED`).
     ``unknown``: no file is of a layout that is merged, so that nothing is awaited.
-    ``merged``: the mtime of the model record.
+    ``merged``: the mtime of the model record; ``weights``: the values of the model by group, None
+    where no head counted them.
     ``ended``: the newest file's mtime, corrected by the measured offset of its node's clock, and
     never later than its manifest arrived; ``ahead``: the seconds by which it was.  ``arrived``: the
     mtime of the newest manifest that counts.  ``first``: when the first part arrived, as the oldest
@@ -218,6 +220,7 @@ class Summary:
     unnamed_runs: bool = False
     named: str = ""
     merged: float = 0.0
+    weights: ModelValues | None = None
 
     @property
     def unnamed_line(self) -> str:
@@ -228,6 +231,16 @@ class Summary:
         noun = "file" if self.unnamed_files == 1 else "files"
         names = ", ".join(self.unnamed)
         return f"{self.unnamed_files} {noun} that no record names: {names}{more}"
+
+    @property
+    def nonfinite_line(self) -> str:
+        """Say which tensors of the model hold NaN or infinity; empty if none is known to."""
+        its = self.weights
+        if its is None or not its.nonfinite:
+            return ""
+        more = ", …" if its.nonfinite > len(its.first) else ""
+        who = "1 tensor holds" if its.nonfinite == 1 else f"{its.nonfinite} tensors hold"
+        return f"{who} NaN or infinity ({', '.join(its.first)}{more})"
 
     @property
     def dates(self) -> SaveDates:
@@ -302,7 +315,13 @@ def summarize(seen: LocationState, mtimes: Mapping[str, float]) -> Summary:
     ranks: dict[str, set[int]] = {}
     for known in seen.manifests:
         ranks.setdefault(known.manifest.node, set()).update(known.manifest.ranks)
-    kinds = (records.model_records, records.reports, records.tombstones, records.keeps)
+    kinds = (
+        records.model_records,
+        records.reports,
+        records.tombstones,
+        records.keeps,
+        records.weights,
+    )
     every = "\n".join(sorted([*names, *(name for its in kinds for name in its)]))
     complained = {
         f"{seen.run}/{finding.name}"
@@ -365,6 +384,7 @@ def summarize(seen: LocationState, mtimes: Mapping[str, float]) -> Summary:
         doubts=() if conditions.shards else cut(seen.demands.remarks),
         named=names_key(seen.named_files()),
         merged=mtimes.get(seen.model_record_name, 0.0) if model else 0.0,
+        weights=find_values(model.tensors, records.weights) if model else None,
     )
 
 

@@ -131,7 +131,7 @@ def _options(args: argparse.Namespace) -> tuple[HeadOptions, MergeResources]:
         url, address = store_url(args), os.environ.get("RAY_ADDRESS", "auto")
         access = options_for(url, config.store.options)
         cluster = RayCluster(address, url, access, limits_of(config.limits))
-    resources = MergeResources(head.threads, window=WINDOW)
+    resources = MergeResources(head.threads, statistics=head.statistics, window=WINDOW)
     return HeadOptions(merge, config_from, cluster), resources
 
 

@@ -80,6 +80,7 @@ def reasons(
     if s.uploading and not its:
         why = (upload_line(s.uploading, s.percent), *why)
     lines = [
+        s.nonfinite_line,
         *(describe(e, now) for e in its),
         *((model or s.unopenable,) if has_model(s) else why),
         *(d for d in s.doubts if d not in s.evidence),
@@ -218,6 +219,7 @@ def full_lines(url: str, row: Row, details: Mapping[str, Any], now: float) -> It
         "size": f"{show_size(s.whole or s.size)}, {details['files_total'] or s.files} files",
         "nodes": ", ".join(nodes),
         "model": "; ".join(filter(None, [*opens, tokenizer, code])),
+        "weights": "; ".join(weights_lines(s)),
         "resume": "; ".join([_resume(s), *s.lacks]),
         "kept": details["reason_kept"] or "no",
         "retired": details["retired"],
@@ -234,6 +236,22 @@ def full_lines(url: str, row: Row, details: Mapping[str, Any], now: float) -> It
         yield from output.aligned([("  FILE", "SIZE", "NODE"), *files[:MOST]])
         yield from (f"  {line}" for line in more(range(details["files_total"]), "more files"))
     yield f"next: {next_command(url, s)}"
+
+
+def weights_lines(s: Summary) -> Iterator[str]:
+    """Yield the norms of a model by group of layers, its zeros, and what is no number, loud."""
+    if s.weights is None:
+        return
+    groups = s.weights.groups
+    norms = [f"{g.group} {_number(g.norm)}" for g in groups if g.norm is not None]
+    if norms:
+        yield f"norm {', '.join(norms)}"
+    zeros, size = sum(g.zeros for g in groups), sum(g.size for g in groups)
+    yield f"{zeros} of {size} values are zero"
+    nans, infinities = sum(g.nans for g in groups), sum(g.infinities for g in groups)
+    yield f"NaN: {nans}, INFINITE: {infinities}" if nans or infinities else "no NaN, none infinite"
+    if s.weights.uncounted:
+        yield f"{s.weights.uncounted} tensors have no statistics"
 
 
 def _time(at: float, now: float) -> str:

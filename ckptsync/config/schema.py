@@ -112,6 +112,8 @@ class HeadConfig:
     jobs: int = _key(value_parsers.some, 1)  # child processes at once
     threads: int = _key(value_parsers.some, 2)  # of one merge
     engine: Literal["local", "ray"] = _key(one_of("local", "ray"), "local")
+    # models get a record of their tensors' norms, NaNs and the like
+    statistics: bool = _key(value_parsers.yes_or_no, default=True)
     # of silence, after which a node counts as lost
     patience_node: float = _key(value_parsers.period, "10m")
 

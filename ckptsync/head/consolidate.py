@@ -11,7 +11,7 @@ configuration write the same bytes under the same names.  A head that would writ
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,21 +19,36 @@ from functools import partial
 from ckptsync.catalogue.location_summary import by_age
 from ckptsync.catalogue.uncached import StoreState, read_checkpoints, read_state
 from ckptsync.digest import digest
-from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, NotFound, without_frames
+from ckptsync.errors import (
+    CkptsyncError,
+    Corrupt,
+    Incomplete,
+    NotFound,
+    StoreError,
+    Unsupported,
+    without_frames,
+)
 from ckptsync.head.agreement import agree, check_latest, delete_unbound, finished_inputs
 from ckptsync.head.schedule import ANY_RUN, FINAL, LEFT_ALONE, todo_for
 from ckptsync.layouts.file_names import is_beside_weights
 from ckptsync.merge import model_files
-from ckptsync.merge.engine import Destination, Progress, Write, write_model
+from ckptsync.merge.engine import Destination, Merged, Progress, Write, write_model
 from ckptsync.merge.plan import FORMAT, MergeOptions, MergeResources, check_dtype
 from ckptsync.merge.prepare import MAX_BESIDE, MergeJob, prepare, prepare_beside
 from ckptsync.merge.ray_engine import RayEngine, Reach
 from ckptsync.merge.readers import open_reader
+from ckptsync.merge.tensor_statistics import Statistics
 from ckptsync.records.io import create_record, next_number
 from ckptsync.records.location_status import LocationState
 from ckptsync.records.manifest import FileEntry
 from ckptsync.records.model_record import ModelFile, ModelRecord, is_same_model
 from ckptsync.records.store_paths import checked_own, checkpoint_of, consolidated_prefix
+from ckptsync.records.weights_record import (
+    TensorValues,
+    WeightsRecord,
+    rounded,
+    tensors_digest,
+)
 from ckptsync.stores.checkpoint_files import StoreFiles, TopFiles
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store, read_all
 from ckptsync.stores.limits import Limits
@@ -263,7 +278,32 @@ class ModelBuilder:
             left_out=job.left_out,
         )
         check_latest(store, agreed)
-        return self._record(record, record.files, merged.notes)
+        notes = (*merged.notes, *self._record_values(record, merged))
+        return self._record(record, record.files, notes)
+
+    def _record_values(self, record: ModelRecord, merged: Merged) -> Iterator[str]:
+        """Write the statistics of a model, if they were asked for; yield a note if that fails.
+
+        They come before the model record, so that a model has them from its first moment.  A model
+        without them is as good: whoever may write models may not always write these.
+        """
+        if merged.statistics is None:
+            return
+        its = [merged.statistics.get(tensor.name) for tensor in record.tensors]
+        try:
+            create_record(
+                self._store,
+                WeightsRecord(
+                    run=record.run,
+                    checkpoint=record.checkpoint,
+                    location=record.location,
+                    n=record.n,
+                    of=tensors_digest(record.tensors),
+                    values=tuple(_values(one) if one else None for one in its),
+                ),
+            )
+        except (StoreError, Unsupported) as e:
+            yield f"the statistics of its weights could not be recorded: {e}"
 
     def _inputs(self, seen: LocationState) -> tuple[MergeOptions, list[_Origin]]:
         """Return this head's options and origins.
@@ -436,6 +476,11 @@ class ModelBuilder:
             if own and has_files and other.model_record and is_same_model(own, other.model_record):
                 return [*origins, _Origin(other.location, source_files(self._store, other))]
         return origins
+
+
+def _values(its: Statistics) -> TensorValues:
+    ends = (rounded(its.low), rounded(its.high), rounded(its.norm))
+    return (its.nans, its.infinities, its.zeros, *ends)
 
 
 def source_files(store: Store, seen: LocationState, without: Container[str] = ()) -> Files:

@@ -50,6 +50,7 @@ _DELETED = {
         " releases it), then deletes the damaged tombstone"
     ),
     "join": "it is damaged: ckptsync deletes it; `ckptsync join` joins the locations again",
+    "weights": "it is damaged: ckptsync deletes it; only the statistics of the model are lost",
 }
 
 

@@ -36,6 +36,7 @@ from ckptsync.records.store_paths import (
     records_prefix,
 )
 from ckptsync.records.tombstone_keep_join import Join, Keep, Tombstone, in_force
+from ckptsync.records.weights_record import WeightsRecord
 from ckptsync.safe_names import checked_path
 from ckptsync.stores import progress_signs
 from ckptsync.stores.contract import About, Store, read_all
@@ -48,18 +49,23 @@ _MISSING_HINT = (
 )
 AT_ONCE = 16
 """Records that are read at once: each costs a round trip, and no bandwidth."""
-Record = Manifest | ModelRecord | Report | Tombstone | Keep | Join
+Record = Manifest | ModelRecord | WeightsRecord | Report | Tombstone | Keep | Join
 _KINDS: dict[RecordKind, type[Record]] = {
     "manifest": Manifest,
     "model": ModelRecord,
+    "weights": WeightsRecord,
     "report": Report,
     "tombstone": Tombstone,
     "keep": Keep,
     "join": Join,
 }
-LIMITS = dict.fromkeys(_KINDS, SHORT_RECORD) | {"manifest": 32 << 20, "model": 32 << 20}
+LIMITS = dict.fromkeys(_KINDS, SHORT_RECORD) | {
+    "manifest": 32 << 20,
+    "model": 32 << 20,
+    "weights": 16 << 20,
+}
 """Bytes that a record may have: a manifest of some 110,000 files, a model record of some 120,000
-tensors.  A reader needs at most fifteen times as many in memory.
+tensors, and the values of as many.  A reader needs at most fifteen times as many in memory.
 """
 _DECODERS = {kind: Decoder(its, f"a {kind}", LIMITS[kind]) for kind, its in _KINDS.items()}
 _TRAINER = 200  # characters: people read it
@@ -130,12 +136,12 @@ def is_made_anew(name: RecordName | None, error: CkptsyncError) -> bool:
     """Return whether a location is usable without a record that cannot be read.
 
     Damaged model records and reports are written again; a damaged keep still protects its location;
-    a damaged join joins nothing.
+    a damaged join joins nothing; a damaged weights record only leaves weights without statistics.
     """
     return (
         isinstance(error, Corrupt)
         and name is not None
-        and name.kind in ("model", "report", "keep", "join")
+        and name.kind in ("model", "weights", "report", "keep", "join")
     )
 
 
@@ -215,14 +221,17 @@ class Fault:
 
     @property
     def finding(self) -> VerifyFinding:
-        """Return the fault as a finding: damage, unless it is a report's or a newer program's.
+        """Return the fault as a finding: damage, unless it is of statistics, or a newer program's.
 
-        The next report replaces a report.
+        The next report replaces a report; nothing rests on a weights record.
         """
         name = self.name.removeprefix(f"{self.record.run}/")
         if isinstance(self.error, Missing):
             return VerifyFinding("missing", name, str(self.error))
-        is_damage = isinstance(self.error, Corrupt) and self.record.kind != "report"
+        is_damage = isinstance(self.error, Corrupt) and self.record.kind not in (
+            "report",
+            "weights",
+        )
         return VerifyFinding("digest" if is_damage else "note", name, str(self.error))
 
 
@@ -364,7 +373,7 @@ def _check(record: Record) -> None:
         raise Corrupt(f"{record.location!r}: not a location of {record.checkpoint!r}")
     if isinstance(record, Manifest):
         _check_manifest(record)
-    elif not isinstance(record, Keep):
+    elif not isinstance(record, Keep | WeightsRecord):
         _check_names(record.manifests)
     if isinstance(record, Tombstone):
         for node in record.ended:

@@ -36,9 +36,10 @@ from ckptsync.records.store_paths import (
     parse_record_name,
 )
 from ckptsync.records.tombstone_keep_join import Keep, Scope, Tombstone, fate
+from ckptsync.records.weights_record import WeightsRecord
 from ckptsync.tensors import Demands
 
-R = TypeVar("R", Manifest, ModelRecord, Report, Tombstone, Keep)
+R = TypeVar("R", Manifest, ModelRecord, Report, Tombstone, Keep, WeightsRecord)
 Location = tuple[str, str]
 """Run, location."""
 _PIECES = re.compile(r"[0-9]+|[^0-9]+")
@@ -68,6 +69,7 @@ class LocationRecords:
     reports: Mapping[str, Report] = field(default_factory=dict)
     tombstones: Mapping[str, Tombstone] = field(default_factory=dict)
     keeps: Mapping[str, Keep] = field(default_factory=dict)
+    weights: Mapping[str, WeightsRecord] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +255,7 @@ def group_records(records: Mapping[str, Record]) -> LocationRecords:
         _of(Report, records),
         _of(Tombstone, records),
         _of(Keep, records),
+        _of(WeightsRecord, records),
     )
 
 

@@ -35,6 +35,7 @@ CODES: dict[str, AlarmKind] = {
     "unreadable": "damage",
     "conflict": "damage",
     "unnamed": "damage",
+    "nonfinite": "damage",
     "stalled": "stall",
     "node-lost": "lost-node",
     "no-head": "lost-node",

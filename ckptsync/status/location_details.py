@@ -11,6 +11,7 @@ from ckptsync.catalogue.uncached import read_location
 from ckptsync.layouts.file_names import rank
 from ckptsync.records.location_status import LocationState, unanswered_findings
 from ckptsync.records.report import DAMAGE
+from ckptsync.records.weights_record import ModelValues
 from ckptsync.status.curves import Curve, value_at
 from ckptsync.stores.contract import Store
 
@@ -19,7 +20,7 @@ DAMAGED = 100  # files of a location, ranges and tensors of a file
 
 
 def describe_progress(s: Summary, curves: Mapping[str, Curve]) -> dict[str, Any]:
-    """Return when a location was saved, uploaded, merged and verified, and its losses.
+    """Return when a location was saved, uploaded, merged and verified, its losses and weights.
 
     What has no manifest is not uploaded, and the stored curves end before it.
     """
@@ -32,6 +33,30 @@ def describe_progress(s: Summary, curves: Mapping[str, Curve]) -> dict[str, Any]
         "verified": (s.proof.when or None) if s.status == "VERIFIED" else None,
         "kept": bool(s.kept),
         **{metric: value_at(curves, metric, s.step) for metric in ("loss", "eval_loss")},
+        "weights": describe_weights(s.weights),
+    }
+
+
+def describe_weights(values: ModelValues | None) -> dict[str, Any] | None:
+    """Return the values of a model by group of layers; None where no head counted them."""
+    if values is None:
+        return None
+    return {
+        "nonfinite": {"tensors": values.nonfinite, "first": list(values.first)},
+        "uncounted": values.uncounted,
+        "groups": {
+            g.group: {
+                "tensors": g.tensors,
+                "elements": g.size,
+                "norm": g.norm,
+                "min": g.low,
+                "max": g.high,
+                "zeros": g.zeros,
+                "nan": g.nans,
+                "infinite": g.infinities,
+            }
+            for g in values.groups
+        },
     }
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ckptsync.catalogue.location_summary import SKEW, Catalogue, DamagedFile, Summary
+from ckptsync.catalogue.location_summary import SKEW, Catalogue, DamagedFile, Summary, by_age
 from ckptsync.errors import Unsupported
 from ckptsync.quantities import show_duration, show_size
 from ckptsync.records.io import Fault
@@ -188,6 +188,7 @@ def _find_alarms(seen: Overview, patience: Patience) -> Iterator[Alarm]:
     recent = _recent(seen, patience)
     yield from _unopenable(recent)
     yield from _doubtful(recent)
+    yield from _nonfinite(recent)
     yield from _dates(seen, patience)
     yield from _lost(seen, patience)
     yield from _headless(seen, patience)
@@ -578,6 +579,20 @@ def _doubtful(recent: Sequence[Summary]) -> Iterator[Alarm]:
             "load its model once; if it lacks tensors, save again from the training, with all ranks"
         )
         yield Alarm("doubtful", run, "warning", found[-1].arrived, text, todo)
+
+
+def _nonfinite(recent: Sequence[Summary]) -> Iterator[Alarm]:
+    """Yield runs whose newest model with statistics holds NaN or infinity."""
+    for run, its in _by_run(s for s in recent if s.weights is not None).items():
+        newest, *older = reversed(by_age(its))
+        if not newest.nonfinite_line:
+            continue
+        sound = next((s.location for s in older if not s.nonfinite_line), "")
+        text = f"{run}/{newest.location}: {newest.nonfinite_line}"
+        todo = "look at the loss: if the training has diverged, resume it from " + (
+            f"{sound}, the newest whose model has none" if sound else "an earlier checkpoint"
+        )
+        yield Alarm("nonfinite", run, "warning", newest.arrived, text, todo)
 
 
 def _dates(seen: Overview, patience: Patience) -> Iterator[Alarm]:

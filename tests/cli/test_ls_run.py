@@ -31,6 +31,7 @@ from ckptsync.status.curves import Curve
 from ckptsync.status.location_details import describe_progress, read_details
 from ckptsync.status.overlay import Overlay, Running
 from ckptsync.stores.opening import open_store
+from tests.support.files_in_memory import safetensors_file
 from tests.support.reads import names_read
 from tests.support.small_store import SHARD, flip, make, make_two
 from tests.support.terminal import on_terminal, read_until
@@ -130,6 +131,32 @@ def test_a_checkpoint_is_shown_in_full_with_the_next_command(said: Said) -> None
     assert "zero_pp_rank_0_mp_rank_00_model_states.pt  12 KB    node0" in text
     assert lines[-1].startswith("next: ckptsync status zero3 --store ")
     assert said("fsdp2/checkpoint-4")[-1].startswith("next: ckptsync pull fsdp2/checkpoint-4 DIR ")
+
+
+def test_a_model_is_shown_with_norms_by_group_and_nan_is_the_first_thing_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, store = tmp_path / "out" / "checkpoint-4", str(tmp_path / "store")
+    out.mkdir(parents=True)
+    layer, nan = "model.layers.0.", b"\xff\x7f"  # as bf16
+    tensors = {
+        "model.embed_tokens.weight": ("BF16", (2,), b"\x80\x3f\0\0"),
+        f"{layer}self_attn.q_proj.weight": ("BF16", (2,), b"\x80\x3f" * 2),
+        f"{layer}mlp.up_proj.weight": ("BF16", (2,), nan + b"\x80\xbf"),
+    }
+    (out / "model.safetensors").write_bytes(safetensors_file(tensors))
+    assert main(["push", str(out), "--run", "run", "--store", store]) == 0
+    assert main(["consolidate", "run/checkpoint-4", "--store", store]) == 0
+    capsys.readouterr()
+    assert main(["ls", "run/checkpoint-4", "--store", store]) == 0
+    text = capsys.readouterr().out
+    assert "  norm embeddings 1, attention 1.414, mlp 1; 1 of 6 values are zero; NaN: 1" in text
+    assert main(["ls", "run", "--store", store]) == 0
+    assert "1 tensor holds NaN or infinity (model.layers.0.mlp" in capsys.readouterr().out
+    assert main(["ls", "run", "--store", store, "--json"]) == 0
+    [found] = json.loads(capsys.readouterr().out)["locations"]
+    groups = found["weights"]["groups"].values()
+    assert sum(group["nan"] for group in groups) == 1
 
 
 def test_what_is_damaged_is_said_with_its_bytes(

@@ -158,7 +158,7 @@ def test_statistics_are_a_table_and_json(
         for name, told in found.items():
             values = file.get_tensor(name).astype("f8")
             assert (told["min"], told["max"]) == (values.min(), values.max())
-            assert told["norm"] == pytest.approx(np.sqrt((values**2).sum()), rel=1e-12)
+            assert told["norm"] == pytest.approx(np.sqrt((values**2).sum()), rel=2e-6)
             assert (told["elements"], told["zeros"]) == (values.size, (values == 0).sum())
             assert (told["nan"], told["infinite"]) == (0, 0)
 

@@ -7,18 +7,22 @@ from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
 
+import numpy as np
 import pytest
 
+from ckptsync.catalogue.cached import read_catalogue
 from ckptsync.catalogue.location_summary import summarize
 from ckptsync.catalogue.uncached import read_state
-from ckptsync.errors import Corrupt, Incomplete, Unsupported
-from ckptsync.head.consolidate import HeadOptions
+from ckptsync.errors import Corrupt, Incomplete, StoreError, Unsupported
+from ckptsync.head.consolidate import HeadOptions, consolidate_location
 from ckptsync.merge.plan import MergeOptions
+from ckptsync.records.layer_groups import layer_group
 from ckptsync.records.location_status import LocationState
 from ckptsync.records.model_record import ModelRecord
 from ckptsync.records.report import VerifyFinding
 from ckptsync.records.store_paths import parse_record_name
 from ckptsync.records.tombstone_keep_join import Tombstone
+from ckptsync.records.weights_record import ModelValues
 from ckptsync.stores.contract import UNKNOWN, About, Chunk
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.tensors import Demands
@@ -108,6 +112,89 @@ def test_a_head_that_dies_anywhere_is_finished_by_the_next_with_the_same_bytes_a
         else:
             break
     assert lives > 3 * 6  # six files and a model record, three moments each
+
+
+def weights_of(store: MemoryStore) -> ModelValues | None:
+    """Return the values of the only location, as each reader of a store has them."""
+    uncached = read_state(store)
+    (summary,) = read_catalogue(store).summaries
+    assert summary == uncached.summary_of(uncached.locations[0])
+    return summary.weights
+
+
+def test_the_values_of_a_model_are_recorded_as_numpy_counts_them_and_change_nothing_else() -> None:
+    plain, store = MemoryStore(), MemoryStore()
+    for each, statistics in ((plain, False), (store, True)):
+        two_nodes(each)
+        consolidate_due(each, BASE, statistics=statistics)
+    names = contents(store).keys() - contents(plain).keys()
+    assert {name.rpartition("/")[2].partition("-")[0] for name in names} == {"weights"}
+    assert contents(plain).items() <= contents(store).items()
+    assert weights_of(plain) is None
+    arrays = {
+        name: np.frombuffer(data, "<f4").astype("f8")
+        for name, data in body(read(store, MODEL)).items()
+    }
+    values = weights_of(store)
+    assert values is not None
+    assert (values.nonfinite, values.uncounted) == (0, 0)
+    assert sum(g.tensors for g in values.groups) == len(arrays)
+    for group in values.groups:
+        own = np.concatenate([a for n, a in arrays.items() if layer_group(n) == group.group])
+        assert (group.size, group.zeros) == (own.size, (own == 0).sum())
+        assert group.norm == pytest.approx(np.linalg.norm(own), rel=1e-5)
+        assert (group.low, group.high) == pytest.approx((own.min(), own.max()), rel=1e-5)
+
+
+def test_a_head_that_dies_anywhere_leaves_no_model_without_the_values_of_all_of_it() -> None:
+    whole = MemoryStore()
+    two_nodes(whole)
+    consolidate_due(whole, BASE, statistics=True)
+    assert weights_of(whole)
+    for lives in itertools.count():
+        store = MemoryStore()
+        two_nodes(store)
+        try:
+            consolidate_due(Dying(store, lives), BASE, statistics=True)
+        except Crash:
+            assert not model_records(store) or weights_of(store) == weights_of(whole)
+            consolidate_due(store, BASE, statistics=True)
+            assert contents(store) == contents(whole)
+        else:
+            break
+
+
+def test_configuration_that_comes_later_leaves_a_model_its_values_and_damage_takes_only_those() -> (
+    None
+):
+    store = MemoryStore()
+    two_nodes(store)
+    consolidate_due(store, statistics=True)
+    before = weights_of(store)
+    assert before
+    consolidate_location(store, "run", "", BASE)
+    assert (len(model_records(store)), weights_of(store)) == (2, before)
+    (name,) = [name for name in contents(store) if "/weights-" in name]
+    flip(store, name, 3)
+    seen = read_state(store)
+    assert [fault.name for fault in seen.faults] == [name]
+    summary = seen.summary_of(seen.readable[0])
+    assert (summary.status, summary.weights) == ("CONSOLIDATED", None)
+    assert [f.kind for f in verified(store, "digest").findings if f.name in name] == ["note"]
+
+
+def test_a_head_that_may_not_write_values_makes_the_model_all_the_same() -> None:
+    class Refusing(MemoryStore):
+        def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+            if "/weights-" in name:
+                raise StoreError(f"{name}: access denied")
+            super().create(name, chunks, about)
+
+    store = Refusing()
+    two_nodes(store)
+    (model,) = consolidate_due(store, BASE, statistics=True).made
+    assert [note for note in model.notes if "access denied" in note]
+    assert (len(model_records(store)), weights_of(store)) == (1, None)
 
 
 def test_halves_of_two_saves_in_one_location_are_not_merged() -> None:

@@ -244,16 +244,18 @@ def test_statistics_are_of_the_values_that_were_written_and_types_without_any_ar
     content = {
         "w": ("F32", (5,), values.tobytes()),
         "q": ("F8_E4M3", (2,), b"ab"),
+        "c": ("C64", (1,), bytes(8)),
         "n": ("I64", (), b"\x07" + bytes(7)),
     }
     files = MemoryFiles({"model.safetensors": safetensors_file(content)})
     _, merged = run(files, MergeOptions("fp16"), work=MergeResources(statistics=True))
     assert merged.statistics == {
         "w": Statistics(5, -2.0, 1.5, 6.25, 1, 1, 1),
+        "q": Statistics(2, 36.0, 40.0, 2896.0),
         "n": Statistics(1, 7, 7),
     }
     assert (
-        "1 tensors of F8_E4M3 have no statistics: ckptsync does not support this type"
+        "1 tensors of C64 have no statistics: ckptsync does not support this type"
         " there" in merged.notes
     )
     assert run(files)[1].statistics is None

@@ -29,10 +29,11 @@ from ckptsync.records.model_record import ModelFile, ModelRecord, ModelTensor
 from ckptsync.records.report import Report, VerifyFinding
 from ckptsync.records.store_paths import RecordKind, RecordName, parse_record_name
 from ckptsync.records.tombstone_keep_join import Join, Keep, Tombstone
+from ckptsync.records.weights_record import WeightsRecord
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.tensors import Demands
 
-KINDS: tuple[RecordKind, ...] = ("manifest", "model", "report", "tombstone", "keep")
+KINDS: tuple[RecordKind, ...] = ("manifest", "model", "weights", "report", "tombstone", "keep")
 FOUND = digest_stream([b"hello"], 5)
 FILE = FileEntry("dcp/__0_0.distcp", 5, FOUND.digest, FOUND.block_size, FOUND.blocks, 7)
 OTHER = "run/.ckptsync/checkpoint-5/manifest-a-0-0123456789abcdef.json"
@@ -69,6 +70,9 @@ TOMBSTONE = Tombstone("run", "checkpoint-5", "checkpoint-5", 0, (OTHER,), "old")
 SHARDS = replace(TOMBSTONE, scope="shards", stage="begun", ended={"a": 3})
 KEEP = Keep("run", "checkpoint-5", "checkpoint-5", 0, keeps=True, reason="for the paper")
 JOIN = Join("run", "checkpoint-5", "checkpoint-5", 0, (OTHER,))
+WEIGHTS = WeightsRecord(
+    "run", "checkpoint-5", "checkpoint-5", 0, "0" * 64, ((0, 1, 2, -1.5, 0.0, 2.25), None)
+)
 OURS = (
     ".ckptsync",
     "consolidated",
@@ -93,12 +97,31 @@ TIMED = replace(
 
 @pytest.mark.parametrize(
     "record",
-    [MANIFEST, TIMED, SEAL, replace(SEAL, tensors=(TENSOR,)), REPORT, TOMBSTONE, SHARDS, KEEP],
+    [
+        MANIFEST,
+        TIMED,
+        SEAL,
+        replace(SEAL, tensors=(TENSOR,)),
+        REPORT,
+        TOMBSTONE,
+        SHARDS,
+        KEEP,
+        WEIGHTS,
+    ],
 )
 def test_a_record_comes_back_as_it_was(record: Record) -> None:
     data = encode(record)
     assert decode(record_name(record, data), data) == record
     assert encode(record) == data
+
+
+def test_the_values_of_as_many_tensors_as_a_model_record_holds_are_read() -> None:
+    longest = (10**15, 10**15, 10**15, -1.23456e-308, 1.23456e-308, 1.23456e-308)
+    record = replace(WEIGHTS, values=(longest,) * 120_000)
+    data = encode(record)
+    assert decode(record_name(record, data), data) == record
+    usual = replace(WEIGHTS, values=((0, 0, 0, -0.123456, 0.123456, 12.3456),) * 100_000)
+    assert len(encode(usual)) < 4_500_000
 
 
 def test_a_record_is_named_by_its_digest() -> None:
@@ -188,7 +211,7 @@ def test_only_a_damaged_model_record_or_report_or_word_to_keep_hides_no_location
         ]
         for kind in KINDS
     }
-    anew = ("model", "report", "keep")
+    anew = ("model", "weights", "report", "keep")
     assert told == {kind: [kind in anew, False] for kind in KINDS}
     assert not is_made_anew(None, Corrupt("x"))
 
@@ -313,7 +336,9 @@ def test_a_node_that_is_no_name_is_corrupt(node: str) -> None:
         decode(record_name(record, encode(record)), encode(record))
 
 
-@pytest.mark.parametrize("record", [MANIFEST, SEAL, REPORT, TOMBSTONE, KEEP, JOIN], ids=kind_of)
+@pytest.mark.parametrize(
+    "record", [MANIFEST, SEAL, REPORT, TOMBSTONE, KEEP, JOIN, WEIGHTS], ids=kind_of
+)
 @pytest.mark.parametrize(
     "names",
     [

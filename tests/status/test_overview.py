@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptsync.catalogue.location_summary import Proven
+from ckptsync.records.weights_record import GroupValues, ModelValues
 from ckptsync.status.heartbeat import Disk
 from ckptsync.status.overview import Room, document
 from ckptsync.status.run_status import describe_run, interval, list_runs
@@ -142,3 +143,27 @@ def test_a_training_runs_if_any_node_says_so_and_has_ended_where_its_final_model
     assert [r.training for r in (running, gone, final, silent)] == ["runs", "gone", "ended", ""]
     assert final.newest
     assert final.newest.ended == NOW - 60
+
+
+def values(*nonfinite: str) -> ModelValues:
+    group = GroupValues("mlp", 2, 10, 1.5, -1.0, 1.0, 3, len(nonfinite), 0)
+    return ModelValues((group,), len(nonfinite), nonfinite)
+
+
+def test_a_newest_model_with_nan_is_an_alarm_that_names_what_to_resume_from() -> None:
+    sound, sick = values(), values("model.layers.3.mlp.up_proj.weight")
+    saves = [
+        location("a/checkpoint-1", ago=400, weights=sound),
+        location("a/checkpoint-2", ago=300, weights=sick),
+        location("a/checkpoint-3", ago=200, weights=sick),
+        location("a/checkpoint-4", "COMPLETE", ago=100),
+    ]
+    [alarm] = raised(heart(), locations=saves).values()
+    assert (alarm.code, alarm.subject, alarm.severity) == ("nonfinite", "a", "warning")
+    assert alarm.text == (
+        "a/checkpoint-3: 1 tensor holds NaN or infinity (model.layers.3.mlp.up_proj.weight)"
+    )
+    assert "resume it from checkpoint-1, the newest whose model has none" in alarm.todo
+    assert not raised(heart(), locations=[*saves, location("a/checkpoint-5", weights=sound)])
+    [alarm] = raised(heart(), locations=saves[1:]).values()
+    assert alarm.todo.endswith("resume it from an earlier checkpoint")

@@ -11,6 +11,7 @@ from ckptsync.catalogue.uncached import StoreState, read_state
 from ckptsync.errors import CkptsyncError
 from ckptsync.head.consolidate import HeadOptions, WrittenModel, consolidate_location
 from ckptsync.head.schedule import VerifyPolicy, verify_jobs_in_store
+from ckptsync.merge.plan import MergeResources
 from ckptsync.records.report import Report
 from ckptsync.stores.contract import Store
 from ckptsync.verify.verification import VerifyOptions
@@ -35,14 +36,17 @@ class Consolidated:
     catalogue: StoreState
 
 
-def consolidate_due(store: Store, options: HeadOptions = BASE_OPTIONS) -> Consolidated:
+def consolidate_due(
+    store: Store, options: HeadOptions = BASE_OPTIONS, *, statistics: bool = False
+) -> Consolidated:
     """Do what is due of every location; one location's failure stops no other."""
     catalogue = read_state(store)
+    work = MergeResources(statistics=statistics)
     made: list[WrittenModel] = []
     failed: list[Failed] = []
     for seen in catalogue.readable:
         try:
-            made += consolidate_location(store, seen.run, seen.location, options)
+            made += consolidate_location(store, seen.run, seen.location, options, work=work)
         except CkptsyncError as e:  # noqa: PERF203 - a few locations, each for itself
             failed.append(Failed(seen.run, seen.location, e))
     return Consolidated(tuple(made), tuple(failed), catalogue)

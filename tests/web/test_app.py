@@ -121,6 +121,7 @@ def test_each_url_says_what_the_commands_say(
         overview, nodes = document(server, "/"), document(server, "/nodes")
         run = document(server, "/runs/fsdp2")
         here = document(server, "/runs/fsdp2/checkpoint-4")
+        document_of_nothing = document(server, f"/runs/{quote('--store')}/checkpoint-4")
     changing = {"at", "room", "locations"}
     assert overview.keys() == status.keys() - {"locations"} | {"strips"}
     assert {k: overview[k] for k in status if k not in changing} == {
@@ -134,6 +135,11 @@ def test_each_url_says_what_the_commands_say(
     assert times == sorted(times)
     assert run["checkpoints"][0]["loss"] == run["curves"]["loss"][-1][1]
     assert {"loss", "learning_rate", "grad_norm"} <= run["curves"].keys()
+    weights = run["checkpoints"][0]["weights"]
+    assert weights == here["weights"]
+    assert weights["nonfinite"] == {"tensors": 0, "first": []}
+    assert weights["groups"]["attention"]["norm"] > 0
+    assert document_of_nothing["weights"] is None
     assert here["files_total"] == len(here["files"]) == listed["files"]
     file = next(f for f in here["files"] if f["name"] == "pytorch_model_fsdp_0/__1_0.distcp")
     assert (file["node"], file["rank"], file["stored"]) == ("node1", 1, True)

@@ -44,6 +44,7 @@ def test_a_file_has_the_page_the_modules_and_the_documents(
     store, path = str(tmp_path / "store"), tmp_path / "page.html"
     push(store)
     push(store, HOSTILE, "node0")
+    assert main(["consolidate", "fsdp2/checkpoint-4", "--store", store]) == 0
     capsys.readouterr()
     assert main(["status", "--store", store, "--html", str(path)]) == 0
     assert str(path) in capsys.readouterr().out
@@ -55,6 +56,7 @@ def test_a_file_has_the_page_the_modules_and_the_documents(
     assert documents["/"]["store"] == store
     assert documents[run]["run"] == HOSTILE
     assert documents["/runs/fsdp2"]["curves"]["loss"]
+    assert documents["/runs/fsdp2"]["checkpoints"][0]["weights"]["groups"]
     assert all(address.startswith(("data:", "#")) for address in page.addresses)
     modules = json.loads(page.scripts["importmap"])["imports"]
     names = {f"ckptsync/{name}" for name in static_files() if name.endswith(".js")}

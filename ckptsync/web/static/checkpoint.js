@@ -7,6 +7,7 @@ import { age, badge, commandLine, runningList, section, table, withCommands } fr
 import { t } from "./strings.js";
 import { modelText, timeLine } from "./run.js";
 import { textList } from "./overview.js";
+import { groupTable, nonfinite } from "./weights.js";
 
 /** @typedef {import("./types.js").CheckpointDocument} CheckpointDocument */
 /** @typedef {import("./types.js").Damage} Damage */
@@ -23,6 +24,7 @@ export function checkpointPage(doc) {
     running.length ? section(t("running"), runningList(running, false)) : null,
     reasons(doc),
     doc.damage.length ? section(t("damage"), damageTable(doc.damage)) : null,
+    doc.weights ? section(t("weights"), ...weights(doc.weights)) : null,
     section(t("commands"), ...commands(doc)),
     section(t("files"), ...files(doc)),
   ];
@@ -85,6 +87,13 @@ function damageTable(damage) {
 function shortened(texts) {
   const rest = texts.length - MOST_RANGES;
   return texts.slice(0, MOST_RANGES).join(", ") + (rest > 0 ? ` (+${rest})` : "");
+}
+
+/** @param {import("./types.js").Weights} values @returns {Node[]} */
+function weights(values) {
+  const names = nonfinite(values);
+  const note = values.nonfinite.tensors ? h("p", { class: "bad" }, h("strong", null, t("nonfinite", String(values.nonfinite.tensors))), " ", names) : null;
+  return [...(note ? [note] : []), groupTable(values)];
 }
 
 /** @param {CheckpointDocument} doc @returns {Node[]} */

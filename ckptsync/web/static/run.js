@@ -7,6 +7,7 @@ import { link } from "./links.js";
 import { age, badge, runningList, section, table } from "./parts.js";
 import { language, t } from "./strings.js";
 import { strip } from "./strip.js";
+import { normCurves, weightsTable } from "./weights.js";
 
 /** @typedef {import("./types.js").Location} Location */
 /** @typedef {import("./types.js").RunDocument} RunDocument */
@@ -29,11 +30,13 @@ export function runPage(doc, width, most, redraw) {
   const checkpoints = [...doc.checkpoints].sort((a, b) => orderOf(b) - orderOf(a));
   const cells = checkpoints.slice(0, 60).reverse().map((c) => ({ location: c.location, step: c.step ?? null, status: c.status }));
   const running = doc.running ?? [];
+  const weights = weightsOf(doc, checkpoints, width, most);
   const parts = [
     h("h1", { dir: "auto" }, doc.run),
     h("div", { class: "summary" }, strip(doc.run, cells), h("span", { class: "quiet" }, t("n-checkpoints", String(checkpoints.length)))),
     running.length ? section(t("running"), runningList(running, false)) : null,
     section(t("curves"), ...curves(doc, width, redraw)),
+    weights.length ? section(t("weights"), ...weights) : null,
     section(t("checkpoints"), checkpoints.length ? checkpointTable(checkpoints, most) : h("p", { class: "quiet" }, t("no-checkpoints"))),
   ];
   return parts.flatMap((part) => part ?? []);
@@ -53,9 +56,7 @@ function curves(doc, width, redraw) {
   if (!names.length) return [h("p", { class: "quiet" }, t("no-curves"))];
   const rank = (/** @type {string} */ name) => (FIRST.includes(name) ? FIRST.indexOf(name) : FIRST.length);
   names.sort((a, b) => rank(a) - rank(b) || a.localeCompare(b));
-  const marks = doc.checkpoints.flatMap(({ step, status }) => (typeof step === "number" ? [{ step, status }] : []));
-  const columns = Math.min(names.length, Math.max(1, Math.floor((width + GAP) / (NARROWEST + GAP))));
-  const each = Math.floor((width - GAP * (columns - 1)) / columns) - 26;
+  const [marks, each] = [marksOf(doc), eachOf(names.length, width)];
   const onchange = (/** @type {Event} */ event) => {
     isLog = /** @type {HTMLInputElement} */ (event.currentTarget).checked;
     redraw();
@@ -64,6 +65,28 @@ function curves(doc, width, redraw) {
     h("label", { class: "switch" }, h("input", { type: "checkbox", checked: isLog, onchange }), " ", t("log")),
     h("div", { class: "curves" }, ...names.map((name) => curve(t(name), doc.curves[name] ?? [], marks, isLog, each))),
   ];
+}
+
+/** @param {RunDocument} doc */
+function marksOf(doc) {
+  return doc.checkpoints.flatMap(({ step, status }) => (typeof step === "number" ? [{ step, status }] : []));
+}
+
+/** @param {number} count of figures @param {number} width @returns {number} pixels of each */
+function eachOf(count, width) {
+  const columns = Math.min(count, Math.max(1, Math.floor((width + GAP) / (NARROWEST + GAP))));
+  return Math.floor((width - GAP * (columns - 1)) / columns) - 26;
+}
+
+/**
+ * @param {RunDocument} doc @param {Location[]} checkpoints @param {number} width @param {number} most
+ * @returns {Node[]} nothing where no model has statistics
+ */
+function weightsOf(doc, checkpoints, width, most) {
+  const groups = new Set(checkpoints.flatMap((c) => Object.keys(c.weights?.groups ?? {})));
+  if (!groups.size) return [];
+  const figures = normCurves(checkpoints, marksOf(doc), isLog, eachOf(groups.size, width));
+  return [...(figures.length ? [h("div", { class: "curves" }, ...figures)] : []), ...weightsTable(checkpoints, most)];
 }
 
 /** @param {Location[]} checkpoints @param {number} most @returns {HTMLElement} */

@@ -99,6 +99,12 @@
  * @property {number|null} [loss]
  * @property {number|null} [eval_loss]
  * @property {boolean} [kept]
+ * @property {Weights|null} [weights]
+ *
+ * @typedef {{tensors: number, elements: number, norm: number|null, min: number|null,
+ *   max: number|null, zeros: number, nan: number, infinite: number}} GroupWeights
+ * @typedef {{nonfinite: {tensors: number, first: string[]}, uncounted: number,
+ *   groups: Record<string, GroupWeights>}} Weights
  *
  * @typedef {[number, number|null]} Point
  *

@@ -14,6 +14,7 @@ from urllib.parse import quote
 import pytest
 
 from ckptsync.cli.demo import DATA, NODES, configurations, running
+from ckptsync.records.weights_record import GroupValues, ModelValues
 from ckptsync.status.overview import Overview
 from ckptsync.stores.opening import create_store
 from tests.support import small_store
@@ -53,6 +54,37 @@ def test_each_page_loads(small: Path, open_page: Open) -> None:
             page = open_page(url + path)
             page.get_by_text(text).first.wait_for()
             assert page.evaluate(IS_WITHIN)
+
+
+def test_norms_by_group_are_curves_and_nan_is_counted_in_both_languages(open_page: Open) -> None:
+    def values(step: int) -> ModelValues:
+        nans = 7 if step == 40 else 0
+        groups = (
+            GroupValues("attention", 4, 10, 1.0 + step, -1.0, 1.0, 1234, nans, 0),
+            GroupValues("mlp", 4, 10, 2.0, -1.0, 1.0, 0, 0, 0),
+        )
+        return ModelValues(groups, 1 if nans else 0, ("q_proj.weight",) if nans else ())
+
+    saves = [location(f"a/checkpoint-{n}", ago=900 - n, weights=values(n)) for n in (10, 20, 40)]
+    saves.append(location("b/checkpoint-1"))
+    with page_of(lambda: shown(heart(), locations=saves)) as url:
+        page = open_page(f"{url}/runs/a")
+        section = page.get_by_role("region", name="Weights", exact=True).first
+        section.wait_for()
+        assert section.locator("figure").count() == 2
+        label = section.locator("figure svg").first.get_attribute("aria-label") or ""
+        assert "Norm: attention: 3 points, from 11 to 11, last 41 at step 40" in label
+        row = section.locator("tbody tr").first
+        assert re.split(r"\s+", row.inner_text()) == [
+            *("checkpoint-40", "7", "0", "1,234", "q_proj.weight")
+        ]
+        assert section.locator("strong.bad").count() == 1
+        page.get_by_text("中文").click()
+        page.locator("figcaption").get_by_text("注意力层").wait_for()
+        page.get_by_role("heading", name="权重", exact=True).wait_for()
+        page = open_page(f"{url}/runs/b")
+        page.get_by_text("checkpoint-1").first.wait_for()
+        assert page.get_by_role("heading", name="Weights").count() == 0
 
 
 def test_an_empty_store_says_how_to_begin(tmp_path: Path, open_page: Open) -> None:

@@ -1,0 +1,139 @@
+"""The record of the values of a consolidated model: what its merge counted of each tensor.
+
+It lies beside the model record and not within it: sums of floating-point numbers differ in their
+last digits between processors, and model records of two heads must be equal.  It is of every model
+record that has the same tensors, also of one that only adds configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import hypot, prod
+
+from ckptsync.digest import digest
+from ckptsync.records.layer_groups import LAYER_GROUPS, LayerGroup, layer_group
+from ckptsync.records.model_record import ModelTensor
+from ckptsync.records.store_paths import FORMAT
+from ckptsync.typed_json import Count, FormatNumber
+
+MOST_NAMES = 8  # tensors with NaN or infinity that are named
+
+TensorValues = tuple[Count, Count, Count, float | None, float | None, float | None]
+"""NaNs, infinities, zeros; least and greatest finite value; norm (L2) of the finite values.
+
+None where there is no such number: integers have no norm.  To six digits: so a row has at most 100
+bytes.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsRecord:
+    """``of``: `tensors_digest` of the model; ``values``: of each of its tensors, in their order.
+
+    None of a tensor whose type has no statistics.
+    """
+
+    run: str
+    checkpoint: str
+    location: str
+    n: Count
+    of: str
+    values: tuple[TensorValues | None, ...]
+    format: FormatNumber = FORMAT
+
+
+@dataclass(frozen=True, slots=True)
+class GroupValues:
+    """What is known of the tensors of a group of layers; ``size``: their elements.
+
+    ``norm``: None if none of them has one.
+    """
+
+    group: LayerGroup
+    tensors: int
+    size: int
+    norm: float | None
+    low: float | None
+    high: float | None
+    zeros: int
+    nans: int
+    infinities: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelValues:
+    """The values of a model by group, in the order of `LAYER_GROUPS`.
+
+    ``nonfinite``: how many tensors hold NaN or infinity, ``first``: names of some of them;
+    ``uncounted``: tensors of which nothing is known.
+    """
+
+    groups: tuple[GroupValues, ...]
+    nonfinite: int = 0
+    first: tuple[str, ...] = ()
+    uncounted: int = 0
+
+
+def tensors_digest(tensors: Iterable[ModelTensor]) -> str:
+    """Return the digest of a model's tensors: of their names, types, shapes and digests."""
+    lines = (f"{t.name!r} {t.dtype} {list(t.shape)} {t.digest}\n" for t in tensors)
+    return digest("".join(lines).encode())
+
+
+def rounded(value: float | None) -> float | None:
+    """Return a value to six digits; None of what JSON has no number for."""
+    if value is None or not -_MOST <= value <= _MOST:
+        return None
+    return float(f"{value:.6g}")
+
+
+_MOST = 1.79769e308  # float64's, to six digits
+
+
+def find_values(
+    tensors: Sequence[ModelTensor], records: Mapping[str, WeightsRecord]
+) -> ModelValues | None:
+    """Return the values of a model by the first of these records that is of its tensors."""
+    if not records:
+        return None
+    own = tensors_digest(tensors)
+    for _, record in sorted(records.items()):
+        if record.of == own and len(record.values) == len(tensors):
+            return group_values(tensors, record.values)
+    return None
+
+
+def group_values(
+    tensors: Sequence[ModelTensor], values: Sequence[TensorValues | None]
+) -> ModelValues:
+    """Return the values of tensors by group."""
+    groups: dict[LayerGroup, list[tuple[ModelTensor, TensorValues]]] = {}
+    nonfinite = []
+    for tensor, its in zip(tensors, values, strict=True):
+        if its is None:
+            continue
+        groups.setdefault(layer_group(tensor.name), []).append((tensor, its))
+        if its[0] or its[1]:
+            nonfinite.append(tensor.name)
+    counted = [_combined(group, groups[group]) for group in LAYER_GROUPS if group in groups]
+    first = tuple(nonfinite[:MOST_NAMES])
+    uncounted = sum(its is None for its in values)
+    return ModelValues(tuple(counted), len(nonfinite), first, uncounted)
+
+
+def _combined(group: LayerGroup, its: Sequence[tuple[ModelTensor, TensorValues]]) -> GroupValues:
+    lows = [low for _, (_, _, _, low, _, _) in its if low is not None]
+    highs = [high for _, (_, _, _, _, high, _) in its if high is not None]
+    norms = [norm for _, (*_, norm) in its if norm is not None]
+    return GroupValues(
+        group=group,
+        tensors=len(its),
+        size=sum(prod(tensor.shape) for tensor, _ in its),
+        norm=rounded(hypot(*norms)) if norms else None,
+        low=rounded(min(lows, default=None)),
+        high=rounded(max(highs, default=None)),
+        zeros=sum(zeros for _, (_, _, zeros, _, _, _) in its),
+        nans=sum(nans for _, (nans, _, _, _, _, _) in its),
+        infinities=sum(infinities for _, (_, infinities, _, _, _, _) in its),
+    )
