@@ -32,6 +32,7 @@ from ckptsync.catalogue.location_summary import (
     Catalogue,
     DamagedFile,
     Gap,
+    Handled,
     Proven,
     Summary,
     explain_missing,
@@ -215,7 +216,7 @@ class _Content:
 _SHAPE = repr(
     [
         (kind.__name__, f.name, str(f.type))
-        for kind in (CachedRun, Checkpoint, Summary, Proven, DamagedFile, Gap, Sibling)
+        for kind in (CachedRun, Checkpoint, Summary, Proven, DamagedFile, Gap, Sibling, Handled)
         for f in fields(kind)
     ]
 )

@@ -211,6 +211,7 @@ def full_lines(url: str, row: Row, details: Mapping[str, Any], now: float) -> It
         "status": f"{s.status} ({level})" if level else s.status,
         **{name: _time(at, now) for name, at in times.items() if at},
         **{name: _number(value) for name, value in losses.items() if value is not None},
+        **{name: _number(value) for name, value in s.metrics if name not in losses},
         "size": f"{show_size(s.whole or s.size)}, {details['files_total'] or s.files} files",
         "nodes": ", ".join(nodes),
         "model": "; ".join(filter(None, [*opens, tokenizer, code])),

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeVar, get_args
 
 from ckptsync.layouts.registry import is_known
+from ckptsync.records.event_record import EventRecord
 from ckptsync.records.io import Record
 from ckptsync.records.manifest import Manifest
 from ckptsync.records.model_record import ModelRecord
@@ -38,7 +39,7 @@ from ckptsync.records.store_paths import (
 from ckptsync.records.tombstone_keep_join import Keep, Scope, Tombstone, fate
 from ckptsync.tensors import Demands
 
-R = TypeVar("R", Manifest, ModelRecord, Report, Tombstone, Keep)
+R = TypeVar("R", Manifest, ModelRecord, Report, Tombstone, Keep, EventRecord)
 Location = tuple[str, str]
 """Run, location."""
 _PIECES = re.compile(r"[0-9]+|[^0-9]+")
@@ -67,6 +68,7 @@ class LocationRecords:
     reports: Mapping[str, Report] = field(default_factory=dict)
     tombstones: Mapping[str, Tombstone] = field(default_factory=dict)
     keeps: Mapping[str, Keep] = field(default_factory=dict)
+    events: Mapping[str, EventRecord] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +254,7 @@ def group_records(records: Mapping[str, Record]) -> LocationRecords:
         _of(Report, records),
         _of(Tombstone, records),
         _of(Keep, records),
+        _of(EventRecord, records),
     )
 
 

@@ -7,7 +7,7 @@
 In <run>/.ckptsync/checkpoint-500/:
 
     manifest-<node>-<n>-<digest>.json
-    model-<n>-…, report-<n>-…, tombstone-<n>-…, keep-<n>-…, join-<n>-…
+    model-<n>-…, report-<n>-…, tombstone-<n>-…, keep-<n>-…, join-<n>-…, event-<n>-…
     agreement-<n>.json   of what a head makes its model, before it begins
     files/<node>/<path>  a node's file whose plain name had other bytes
     sending/<node>       not empty while that node sends files of that checkpoint's name
@@ -27,8 +27,8 @@ from ckptsync.stores.contract import Entry
 
 FORMAT = 1
 """The newest format of records that this program knows."""
-RecordKind = Literal["manifest", "model", "report", "tombstone", "keep", "join"]
-_SINGLE: tuple[RecordKind, ...] = ("model", "report", "tombstone", "keep", "join")
+RecordKind = Literal["manifest", "model", "report", "tombstone", "keep", "join", "event"]
+_SINGLE: tuple[RecordKind, ...] = ("model", "report", "tombstone", "keep", "join", "event")
 
 NUMBER = "0|[1-9][0-9]{0,17}"
 """The number in a name of ours, of which there is one spelling: else a copy under another spelling

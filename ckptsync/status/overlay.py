@@ -180,6 +180,7 @@ _JOBS = {
     "consolidate": ("consolidates", "consolidate"),
     "verify": ("verifies", "verify"),
     "retain": ("applies retention", "apply retention"),
+    "event": ("runs", "run"),
 }
 _STATES = {
     "uploading": "uploads",
@@ -198,6 +199,7 @@ def describe(entry: Running, now: float) -> str:
         does, name = job
         if entry.state != "running":
             does = f"{'could not' if entry.state == 'failed' else 'will'} {name}"
+        does += f" {entry.name}" if entry.name else ""
     text = ", ".join([f"{entry.node} {does}", *(_amounts(entry) if entry.is_moving else ())])
     if entry.until is not None and not entry.is_moving:
         text += f"{' until' if entry.state == 'waiting' else ', again at'} {_clock(entry, now)}"
