@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from ckptsync.catalogue.location_summary import Summary, by_age
+from ckptsync.catalogue.location_summary import Handled, Summary, by_age
 from ckptsync.checkpoint_dirs import family_of
 from ckptsync.events.definitions import Definition
 from ckptsync.records.event_record import Event
@@ -105,17 +105,25 @@ def due_events(
     return DueEvents(tuple(now), tuple(given_up))
 
 
+def is_over(definition: Definition, s: Summary, event: Happened) -> bool:
+    """Return whether an event of a location was done, or given up."""
+    its = _tries(definition, s, event)
+    digest = definition.digest
+    return any(h.done or (h.definition == digest and h.failures >= TRIES) for h in its)
+
+
+def _tries(definition: Definition, s: Summary, event: Happened) -> list[Handled]:
+    key = (definition.name, event.event, event.of)
+    return [h for h in s.handled if (h.name, h.event, h.of) == key]
+
+
 def _open(definition: Definition, s: Summary, since: Since) -> Iterator[DueEvent]:
     """Yield what happened to a location and was not done, the first first."""
     for event in happened(s):
         start = since.get((definition.name, event.event))
         if event.event not in definition.on or start is None or event.at < start:
             continue
-        its = [
-            h
-            for h in s.handled
-            if (h.name, h.event, h.of) == (definition.name, event.event, event.of)
-        ]
+        its = _tries(definition, s, event)
         if not any(h.done for h in its):
             tries = next((h for h in its if h.definition == definition.digest), None)
             failures, error = (tries.failures, tries.error) if tries else (0, "")

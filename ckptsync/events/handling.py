@@ -20,7 +20,7 @@ from ckptsync.catalogue.location_summary import Summary
 from ckptsync.catalogue.uncached import not_found, read_location
 from ckptsync.errors import CkptsyncError, Exists, Incomplete, NotFound, StoreError
 from ckptsync.events.definitions import Definition, filled
-from ckptsync.events.due import Happened, Since, happened
+from ckptsync.events.due import Happened, Since, happened, is_over
 from ckptsync.events.programs import ProgramEnd, post, run_command
 from ckptsync.records.event_record import LONGEST_ERROR, EventRecord
 from ckptsync.records.io import append_record
@@ -101,8 +101,7 @@ def handle(
     claim = f"{_PREFIX}{definition.name}/{name}/{run}/{location}"
     with _claimed(store, claim, request.node or "by hand") as refresh:
         s, event = _find(store, request)
-        mine = [h for h in s.handled if (h.name, h.event, h.of) == _key(definition, event)]
-        if request.is_due and any(h.done for h in mine):
+        if request.is_due and is_over(definition, s, event):
             return HandledEvent(event, dict(s.metrics), was_done=True)
 
         def both() -> None:
@@ -134,10 +133,6 @@ def handle(
         hint = f"`ckptsync events run {run}/{location} {definition.name} -c FILE` repeats it"
         raise CkptsyncError(what, hint=hint)
     return HandledEvent(event, end.metrics, end.note, seconds=seconds)
-
-
-def _key(definition: Definition, event: Happened) -> tuple[str, str, str]:
-    return definition.name, event.event, event.of
 
 
 def _find(store: Store, request: Request) -> tuple[Summary, Happened]:
