@@ -128,10 +128,10 @@ def _events(value: object) -> tuple[str, ...]:
 
 def _checked_places(words: tuple[str, ...]) -> tuple[str, ...]:
     for place in (match for word in words for match in _PLACE.findall(word)):
-        if place not in PLACES:
+        meant = did_you_mean(place, PLACES)
+        if place not in PLACES and meant:  # other words in braces are the program's own
             known = ", ".join(f"{{{name}}}" for name in PLACES)
-            meant = did_you_mean(place, PLACES)
-            raise ValueError(f"{{{place}}} is not one of {known}{f' ({meant})' if meant else ''}")
+            raise ValueError(f"{{{place}}} is not one of {known} ({meant})")
     return words
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from ckptsync.config.yaml_lines import parse
 from tests.support.run_documents import ROOT, TRAINERS, has
 from tests.support.small_store import make
 from tests.support.webhook_server import hook
@@ -24,7 +25,7 @@ PAGE = (ROOT / "docs/events.md").read_text()
 RECIPES = {
     event["name"]: event
     for block in re.findall(r"(?s)```yaml\n(.*?)```", PAGE.partition("## Recipes")[2])
-    for event in yaml.safe_load(block)["events"]
+    for event in parse(block, "docs/events.md").values["events"]  # type: ignore[index]
 }
 STAND_IN = """#!/bin/sh
 echo "$(basename $0)|$*" >>{told}
