@@ -16,7 +16,7 @@ from tests.support.webhook_server import hook
 
 
 def run(
-    script: str, *words: str, timeout: float = 60.0, data: bytes = b"{}", **more: object
+    script: str, *words: str, timeout: float = 600.0, data: bytes = b"{}", **more: object
 ) -> ProgramEnd:
     event = Definition("e", ("verified",), timeout=timeout, **more)  # type: ignore[arg-type]
     command = ["/bin/sh", "-c", script, "sh", *words]
