@@ -272,6 +272,7 @@ WRITERS = {
     "manifest": "worker",
     "model": "head",
     "report": "head",
+    "event": "head",
     "tombstone": "gc",
     "keep": "gc",
     "join": "repair",
