@@ -2,8 +2,10 @@
 
 `Child` starts it, exchanges lines with it, limits it, and ends it with all that it has started. The
 caller decides how long it may take, and what counts as progress. The head's jobs
-(`ckptsync.service.jobs`), which are commands, and level `load` (`ckptsync.verify.level_load`)
-use it.
+(`ckptsync.service.jobs`), which are commands, level `load` (`ckptsync.verify.level_load`) and the
+commands of events (`ckptsync.events.programs`) use it.
+
+Run as a program, this file becomes the program of its arguments, which dies with its parent too.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import select
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,6 +27,10 @@ from typing import IO
 PARENT = "CKPTSYNC_PARENT"
 """The variable that names the process which a child must not outlive."""
 PACKAGES = str(Path(__file__).parents[1])
+ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "USER", "LOGNAME", "TMPDIR", "HTTP_PROXY",
+    "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy", "SSL_CERT_FILE",
+    "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE")  # fmt: skip
+"""What programs of the operator's inherit: no store's keys are among them."""
 TO_END = 2.0  # seconds between SIGTERM and SIGKILL
 TO_DIE = 5.0  # seconds after SIGKILL; a process that hangs in a dead file server is left behind
 LONGEST = 64 << 20  # bytes of a line; what is longer comes in pieces
@@ -56,6 +63,9 @@ def describe_end(code: int | None) -> str:
 class Child:
     """A running ``command``, whose standard input and output are one socket.
 
+    With ``data`` it is a program of the operator's: ``data`` is its input, which it need not read,
+    and ``environment`` is all of its environment.
+
     It runs in `/`, so that it can import nothing from the caller's directory, and in a session of
     its own: a group to kill, and no Ctrl-C of ours. ``environment`` is all that it inherits, with
     the path to ckptsync, and this process's number for `die_with_parent`. Its standard error goes
@@ -63,20 +73,27 @@ class Child:
     """
 
     def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str], log: IO[bytes] | None = None
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: IO[bytes] | None = None,
+        data: IO[bytes] | None = None,
     ) -> None:
         path = os.pathsep.join(filter(None, (PACKAGES, environment.get("PYTHONPATH"))))
+        packages = {"PYTHONPATH": path}
+        if data is not None:
+            command, packages = [sys.executable, "-I", "-S", __file__, *command], {}
         self._socket, theirs = socket.socketpair()
         self._received, self._searched = bytearray(), 0
         try:
             with theirs:
                 self._process = subprocess.Popen(  # noqa: S603 - no shell, our own modules
                     command,
-                    stdin=theirs.fileno(),
+                    stdin=theirs.fileno() if data is None else data.fileno(),
                     stdout=theirs.fileno(),
                     stderr=log,
                     cwd="/",
-                    env={**environment, "PYTHONPATH": path, PARENT: str(os.getpid())},
+                    env={**environment, **packages, PARENT: str(os.getpid())},
                     start_new_session=True,
                 )
         except OSError:
@@ -94,8 +111,8 @@ class Child:
             socket.send_fds(self._socket, [b"F"], list(fds))
         self._socket.sendall(data)
 
-    def line(self, seconds: float) -> bytes | None:
-        """Return the next line of its output.
+    def line(self, seconds: float, longest: int = LONGEST) -> bytes | None:
+        """Return the next line of its output, or ``longest`` bytes of one.
 
         An empty one if it has ended, ``None`` if nothing came for so long.
         """
@@ -104,7 +121,7 @@ class Child:
         ready.register(self._socket, select.POLLIN)
         while (end := self._received.find(b"\n", self._searched)) < 0 and len(
             self._received
-        ) < LONGEST:
+        ) < longest:
             self._searched = len(self._received)
             if not ready.poll(max(0.0, until - time.monotonic()) * 1000):
                 return None
@@ -120,6 +137,10 @@ class Child:
         del self._received[:size]
         self._searched = 0
         return line
+
+    def rest(self) -> bytes:
+        """Return what it has written after its last line."""
+        return bytes(self._received)
 
     def limit(self, which: int, most: int) -> None:
         """Set one of its limits (`resource.RLIMIT_…`) to ``most``, or to a lower hard limit."""
@@ -169,6 +190,10 @@ class Child:
         self._socket.close()
         return self._process.wait()
 
+    def has_ended(self) -> bool:
+        """Return whether its process has ended; what it has started may still run."""
+        return self._is_over(0.0)
+
     def _kill(self, number: int) -> None:
         # nobody is left of its group
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -181,3 +206,11 @@ class Child:
                 return False
             time.sleep(0.02)
         return True
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    try:
+        os.execvpe(sys.argv[1], sys.argv[1:], os.environ)  # noqa: S606 - no shell
+    except OSError as e:
+        sys.exit(f"{sys.argv[1]}: {e.strerror}")

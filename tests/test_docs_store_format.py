@@ -6,6 +6,7 @@ from typing import get_args
 
 import pytest
 
+from ckptsync.records.event_record import EventRecord
 from ckptsync.records.manifest import FileEntry, Manifest
 from ckptsync.records.model_record import ModelFile, ModelRecord, ModelTensor
 from ckptsync.records.report import LEVELS, FindingKind, Level, Report, VerifyFinding
@@ -34,6 +35,7 @@ def test_the_listing_is_what_the_code_makes() -> None:
         Tombstone,
         Keep,
         Join,
+        EventRecord,
     ],
 )
 def test_every_field_of_a_record_is_described(record: type) -> None:

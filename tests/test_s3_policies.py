@@ -273,6 +273,7 @@ WRITERS = {
     "model": "head",
     "weights": "head",
     "report": "head",
+    "event": "head",
     "tombstone": "gc",
     "keep": "gc",
     "join": "repair",

@@ -32,6 +32,7 @@ from ckptsync.catalogue.location_summary import (
     Catalogue,
     DamagedFile,
     Gap,
+    Handled,
     Proven,
     Summary,
     explain_missing,
@@ -217,7 +218,7 @@ _SHAPE = repr(
     [
         (kind.__name__, f.name, str(f.type))
         for kind in (
-            *(CachedRun, Checkpoint, Summary, Proven, DamagedFile, Gap, Sibling),
+            *(CachedRun, Checkpoint, Summary, Proven, DamagedFile, Gap, Sibling, Handled),
             *(ModelValues, GroupValues),
         )
         for f in fields(kind)

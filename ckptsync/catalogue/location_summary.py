@@ -12,6 +12,7 @@ from typing import Literal
 from ckptsync.checkpoint_dirs import family_of, series_and_step
 from ckptsync.digest import digest
 from ckptsync.layouts.file_names import join, rank
+from ckptsync.records.event_record import EventRecord
 from ckptsync.records.io import Fault
 from ckptsync.records.location_status import (
     LocationState,
@@ -20,11 +21,11 @@ from ckptsync.records.location_status import (
     unanswered_findings,
 )
 from ckptsync.records.model_record import ModelRecord
-from ckptsync.records.report import DAMAGE, LEVELS, Level, Verdict
+from ckptsync.records.report import DAMAGE, LEVELS, Level, Report, Verdict
 from ckptsync.records.save_groups import Sibling
 from ckptsync.records.save_order import SaveDates, oldest_first
 from ckptsync.records.store_paths import consolidated_prefix, file_name, parse_record_name
-from ckptsync.records.tombstone_keep_join import fate, kept
+from ckptsync.records.tombstone_keep_join import Tombstone, fate, kept
 from ckptsync.records.weights_record import ModelValues, find_values
 from ckptsync.safe_names import CONSOLIDATED
 from ckptsync.stores.contract import Entry
@@ -59,7 +60,9 @@ class Proven:
     report found none, and when the last one did.  ``damage``: names of the DAMAGED reports that no
     later report answers.  Then ``damage_level`` is the level that an answer must have,
     ``damaged_at`` the mtime of the newest of them, and ``rewritten_at`` that of the newest file
-    that they complain of, as it is in the store now (0 if none is there).
+    that they complain of, as it is in the store now (0 if none is there).  ``first``: when a report
+    first found no damage at level digest or above.  ``answered``: the name of the last DAMAGED
+    report, where later ones answer all, and ``answered_at`` the mtime of the first that does.
     """
 
     report: str = ""
@@ -72,6 +75,26 @@ class Proven:
     damage_level: Level | None = None
     damaged_at: float = 0.0
     rewritten_at: float = 0.0
+    first: float = 0.0
+    answered: str = ""
+    answered_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Handled:
+    """What was done about an event, see `records.event_record.EventRecord`: once or in vain.
+
+    ``failures``: how many tries failed; ``error``: of the last try; ``at``: its record's mtime.
+    """
+
+    name: str
+    event: str
+    of: str
+    definition: str
+    done: bool
+    failures: int
+    error: str
+    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +186,8 @@ class Summary:
     bytes of the files that its model needs, 0 where their sizes are not all known, and ``present``
     those of them that are in the store; both only while it is not complete.  ``whole``: bytes that
     it will have, 0 if no node says so.  ``doubts``: why its model lacks tensors, or may lack some,
-    though no file is known to be missing.
+    though no file is known to be missing.  ``mark``: the first tombstone in force of all of it.
+    ``handled``: what events did with it; ``metrics``: what they measured, the last value of each.
     """
 
     run: str
@@ -221,6 +245,9 @@ class Summary:
     named: str = ""
     merged: float = 0.0
     weights: ModelValues | None = None
+    mark: str = ""
+    handled: tuple[Handled, ...] = ()
+    metrics: tuple[tuple[str, float], ...] = ()
 
     @property
     def unnamed_line(self) -> str:
@@ -385,7 +412,43 @@ def summarize(seen: LocationState, mtimes: Mapping[str, float]) -> Summary:
         named=names_key(seen.named_files()),
         merged=mtimes.get(seen.model_record_name, 0.0) if model else 0.0,
         weights=find_values(model.tensors, records.weights) if model else None,
+        mark=_first(records.tombstones, end.stones) if end.retired else "",
+        handled=_handled(records.events, mtimes),
+        metrics=_measured(records.events),
     )
+
+
+def _first(records: Mapping[str, Tombstone], names: Iterable[str]) -> str:
+    """Return the name of the record with the lowest number."""
+    return min(names, key=lambda name: (records[name].n, name), default="")
+
+
+def _handled(
+    records: Mapping[str, EventRecord], mtimes: Mapping[str, float]
+) -> tuple[Handled, ...]:
+    """Return what events did, one value for each event, and for each definition of it."""
+    tries: dict[tuple[str, str, str, str], list[tuple[EventRecord, float]]] = {}
+    for name, record in sorted(records.items(), key=lambda item: (item[1].n, item[0])):
+        key = record.name, record.event, record.of, record.definition
+        tries.setdefault(key, []).append((record, mtimes.get(name, 0.0)))
+    return tuple(
+        Handled(
+            *key,
+            done=any(record.outcome == "done" for record, _ in its),
+            failures=sum(record.outcome == "failed" for record, _ in its),
+            error=its[-1][0].error,
+            at=its[-1][1],
+        )
+        for key, its in tries.items()
+    )
+
+
+def _measured(records: Mapping[str, EventRecord]) -> tuple[tuple[str, float], ...]:
+    """Return the last value of each metric that events measured, by name."""
+    metrics: dict[str, float] = {}
+    for _, record in sorted(records.items(), key=lambda item: (item[1].n, item[0])):
+        metrics |= record.metrics
+    return tuple(sorted(metrics.items()))
 
 
 def names_key(names: Iterable[str]) -> str:
@@ -575,6 +638,13 @@ def _proven(seen: LocationState, mtimes: Mapping[str, float], complained: Iterab
         if report.verdict == "ok" and is_of_this and names.issubset(report.manifests):
             passed[report.level] = max(passed.get(report.level, 0.0), mtimes.get(name, 0.0))
     levels = [reports[name].level for name in proof.damage]
+    proofs = [
+        mtimes.get(name, 0.0)
+        for name, r in reports.items()
+        if r.verdict == "ok" and r.model_record == seen.model_record_name
+        if r.level in LEVELS[1:] and names.issubset(r.manifests)
+    ]
+    answered, answered_at = ("", 0.0) if proof.damage else _answered(reports, mtimes)
     return Proven(
         report=proof.report,
         verdict=proof.verdict,
@@ -586,7 +656,23 @@ def _proven(seen: LocationState, mtimes: Mapping[str, float], complained: Iterab
         damage_level=max(levels, key=LEVELS.index, default=None),
         damaged_at=max((mtimes.get(name, 0.0) for name in proof.damage), default=0.0),
         rewritten_at=max((mtimes.get(name, 0.0) for name in complained), default=0.0),
+        first=min(proofs, default=0.0),
+        answered=answered,
+        answered_at=answered_at,
     )
+
+
+def _answered(reports: Mapping[str, Report], mtimes: Mapping[str, float]) -> tuple[str, float]:
+    """Return the last DAMAGED report, all of which are answered, and when a later one was written.
+
+    Nothing where no report says DAMAGED.
+    """
+    damaged = [(r.n, name) for name, r in reports.items() if r.verdict == "damaged"]
+    if not damaged:
+        return "", 0.0
+    number, last = max(damaged)
+    later = (mtimes.get(n, 0.0) for n, r in reports.items() if r.n > number)
+    return last, min(later, default=0.0)
 
 
 def _lacks_to_open(model_record: ModelRecord) -> tuple[str, ...]:

@@ -118,6 +118,13 @@ GROUPS: Mapping[str, Mapping[str, Entry]] = {
             "show a store in a browser: what runs, checkpoints, curves, damage; read only",
             ("web --store s3://bucket/checkpoints", "web -c head.yaml --listen 127.0.0.1:8000"),
         ),
+        "events": Entry(
+            "print what happened to the checkpoints of a run, or run one event by hand",
+            (
+                "events llama-sft --follow --store /mnt/checkpoints",
+                "events run llama-sft/checkpoint-500 eval -c head.yaml",
+            ),
+        ),
         "doctor": Entry(
             "find what would make a training hang or lose files, before it starts",
             ("doctor -c worker.yaml", "doctor -c worker.yaml --publish --wait 2m"),

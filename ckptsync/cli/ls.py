@@ -16,12 +16,11 @@ from ckptsync.cli import output
 from ckptsync.cli.arguments import IN_STORE, add_targets, only_target, store_run_location
 from ckptsync.cli.ls_run import (
     CELLS,
-    RUN_HEADING,
     SORT,
     Row,
     curve_line,
     full_lines,
-    list_row,
+    list_rows_of_run,
     read_rows,
     reasons,
 )
@@ -145,7 +144,7 @@ def _show(args: argparse.Namespace, store: Store, seen: Listing, *, in_full: boo
             output.print_lines(full_lines(store.url, row, details, seen.now))
     elif seen.rows:
         output.print_lines(curve_line(seen.curves, sys.stdout.encoding))
-        output.print_table(RUN_HEADING, [list_row(row, seen.now) for row in seen.rows])
+        output.print_table(*list_rows_of_run(seen.rows, seen.now))
     elif seen.shown:
         output.print_table(HEADING, list_rows(store, seen.shown, running, seen.now))
     elif not faults:
@@ -170,7 +169,7 @@ def watch_lines(
     heading: Sequence[str] = HEADING
     lines = list_rows(store, seen.shown, running, seen.now)
     if seen.rows:
-        heading, lines = RUN_HEADING, [list_row(row, seen.now) for row in seen.rows]
+        heading, lines = list_rows_of_run(seen.rows, seen.now)
     listed = list(zip(seen.shown, lines, strict=True))
     if not is_sorted:
         moving = {(e.run, e.location) for e in running}

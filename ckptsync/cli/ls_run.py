@@ -20,6 +20,7 @@ from ckptsync.status.locations import model_url, newer_saves
 from ckptsync.status.overlay import Running, by_location, describe
 
 REASON = 60  # columns of a reason
+METRICS = 3  # columns of metrics that events measured
 CELLS = 60  # columns of a sparkline
 BLOCKS = "▁▂▃▄▅▆▇█"
 MODELS = ("opens", "no config", "damaged", "none")
@@ -142,6 +143,18 @@ SORT: Mapping[str, Callable[[Row], Any]] = {
 RUN_HEADING = (*map(str.upper, SORT), "REASON")
 
 
+def list_rows_of_run(rows: Sequence[Row], now: float) -> tuple[list[str], list[list[str]]]:
+    """Return a heading, and locations under it; metrics of events follow the evaluation's loss."""
+    names = sorted({name for row in rows for name, _ in row.summary.metrics})
+    at, names = RUN_HEADING.index("SIZE"), names[:METRICS]
+    measured = [dict(row.summary.metrics) for row in rows]
+    cells = [list_row(row, now) for row in rows]
+    return [*RUN_HEADING[:at], *names, *RUN_HEADING[at:]], [
+        [*its[:at], *(_number(values.get(name)) for name in names), *its[at:]]
+        for its, values in zip(cells, measured, strict=True)
+    ]
+
+
 def list_row(row: Row, now: float) -> list[str]:
     """Return a location under `RUN_HEADING`, with the first of its reasons, cut."""
     s = row.summary
@@ -216,6 +229,7 @@ def full_lines(url: str, row: Row, details: Mapping[str, Any], now: float) -> It
         "status": f"{s.status} ({level})" if level else s.status,
         **{name: _time(at, now) for name, at in times.items() if at},
         **{name: _number(value) for name, value in losses.items() if value is not None},
+        **{name: _number(value) for name, value in s.metrics if name not in losses},
         "size": f"{show_size(s.whole or s.size)}, {details['files_total'] or s.files} files",
         "nodes": ", ".join(nodes),
         "model": "; ".join(filter(None, [*opens, tokenizer, code])),

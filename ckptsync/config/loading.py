@@ -82,7 +82,8 @@ def read(text: str, name: str, environment: Mapping[str, str]) -> Config:
             by = f"{variable}={_shown(key, new)}"
             overridden.append(f"{where}: {_shown(key, old)} is overridden by {by}")
     sections = {section: of(**_section(section, values)) for section, of in SECTIONS.items()}
-    return Config(values["node"], values["roles"], **sections, overridden=tuple(overridden))
+    top = {key: values[key] for key in ("node", "roles", "events")}
+    return Config(**top, **sections, overridden=tuple(overridden))
 
 
 def from_environment(
@@ -215,6 +216,12 @@ def _conflicts(
     if values["web.listen"] and not {"head", "verifier"} & set(values["roles"]):
         why = "a worker does not know the whole store: set it where the head runs"
         yield "web.listen", f"{name}: web.listen: {why}, or use `ckptsync web`"
+    if values["events"] and "head" not in values["roles"]:
+        yield "events", f"{name}: events: only a head has events: set them where the head runs"
+    if "://" in values["store.url"].removeprefix("file://"):
+        for event in (event for event in values["events"] if event.uses_path):
+            why = "{path} is of a store that is a path; use {url}, or `ckptsync pull`"
+            yield "events", f"{name}: events: {event.name}: {why}"
     names = [run.name for run in values["worker.runs"] if run.name]
     for run in sorted(run for run, count in Counter(names).items() if count > 1):
         yield "worker.runs", f"{name}: worker.runs: two runs are named {run!r}"

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from ckptsync.config import value_parsers
 from ckptsync.config.value_parsers import Role, RunConfig, one_of
+from ckptsync.events.definitions import Definition
 from ckptsync.head.retention_rules import Best, Rules
 from ckptsync.merge.plan import DTYPES, DType
 from ckptsync.records.report import Level, checked_level
@@ -205,6 +206,8 @@ class Config:
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     web: WebConfig = field(default_factory=WebConfig)
     log: LogConfig = field(default_factory=LogConfig)
+    # what happens to checkpoints starts commands, or calls URLs; they may hold tokens
+    events: tuple[Definition, ...] = _key(value_parsers.events, [], variable="", is_secret=True)
     overridden: tuple[str, ...] = field(default=(), compare=False)
     file: str = field(default="", compare=False)
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 
 from ckptsync import plain_json
 from ckptsync.errors import Corrupt
+from ckptsync.events.definitions import Definition, read_definitions
 from ckptsync.head.retention_rules import Best
 from ckptsync.quantities import LARGEST, parse_duration, parse_size
 from ckptsync.records.store_paths import checked_node
@@ -288,6 +289,11 @@ def command(value: object) -> tuple[str, ...]:
     if words and not words[0].startswith("/"):
         raise ValueError(f"{words[0]!r} {_RELATIVE}")
     return tuple(words)
+
+
+def events(value: object) -> tuple[Definition, ...]:
+    """Read a list of events, each with a command or a URL."""
+    return read_definitions(value, command)
 
 
 def listen(value: object) -> str:

@@ -171,19 +171,30 @@ def read_manifests(store: Store, names: Iterable[str]) -> dict[str, Manifest]:
 
 
 class TrainerMetrics:
-    """What trainers measured of checkpoints, by their `trainer_state.json`; each is read once."""
+    """What events and trainers measured of checkpoints; each `trainer_state.json` is read once."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._known: dict[tuple[str, str], Mapping[str, float] | None] = {}
 
     def values(self, locations: list[Summary], metric: str) -> dict[str, float | None]:
-        """Return location → value; None if it cannot be read, no entry if it was not measured."""
-        found: dict[str, float | None] = {}
+        """Return location → value; None if it is not known yet, no entry if it was not measured.
+
+        What an event measured counts before what the trainer logged.
+        """
+        by_event = {
+            s.location: dict(s.metrics)[metric] for s in locations if metric in dict(s.metrics)
+        }
+        measured_last = max((s.arrived for s in locations if s.location in by_event), default=0.0)
+        found: dict[str, float | None] = dict(by_event)
         for seen in locations:
+            if seen.location in by_event:
+                continue
             measured = self.of(seen)
             if measured is None or metric in measured:
                 found[seen.location] = measured[metric] if measured else None
+            elif by_event and seen.arrived > measured_last:  # its event is yet to come
+                found[seen.location] = None
         return found
 
     def of(self, seen: Summary) -> Mapping[str, float] | None:

@@ -49,6 +49,7 @@ _DELETED = {
         "it is damaged: ckptsync writes a record that keeps the location (`ckptsync keep --release`"
         " releases it), then deletes the damaged tombstone"
     ),
+    "event": "it is damaged: ckptsync deletes it; a head runs that event once more",
     "join": "it is damaged: ckptsync deletes it; `ckptsync join` joins the locations again",
     "weights": "it is damaged: ckptsync deletes it; only the statistics of the model are lost",
 }

@@ -275,7 +275,7 @@ class _Run:
             value = self._evidence.metrics.get(seen.location)
             if value is None:
                 is_unread = seen.location in self._evidence.metrics
-                yield is_unread, "its metrics cannot be read", against
+                yield is_unread, "its metrics are not known", against
             else:
                 better = sum(_score(other, best) < _score(value, best) for other in self._values)
                 why = f"{best.metric} {value:g}, one of the best {best.count}"

@@ -10,7 +10,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The ``count`` checkpoints of the least, or greatest, ``metric`` in ``trainer_state.json``."""
+    """The ``count`` checkpoints of the least, or greatest, ``metric``.
+
+    Events measured it, or it is in ``trainer_state.json``.
+    """
 
     metric: str
     count: int

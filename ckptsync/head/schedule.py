@@ -41,7 +41,7 @@ MERGED_WITHIN = 300.0
 SPARE = 0.1
 """Share of the period by which reading is planned earlier, for heads and stores that are away."""
 Todo = Literal["merge", "repair", "configure"]
-JobKind = Literal["consolidate", "verify", "retain"]
+JobKind = Literal["consolidate", "verify", "retain", "event"]
 STOP_AFTER = "10m"
 """Time after which retention begins with no other location; 900 s is its deadline."""
 
@@ -52,7 +52,8 @@ class Job:
 
     ``size``: bytes to read.  ``level``: of a verification.  ``key`` changes when a retry could end
     differently: a job that failed waits as long as its key is the same.  ``once_per_key``: a job
-    that succeeded is not done again either until its key changes.
+    that succeeded is not done again either until its key changes.  ``name``, ``event``: see
+    `ckptsync.events`; ``seconds``: how long it may take, where its size does not say.
     """
 
     kind: JobKind
@@ -62,16 +63,34 @@ class Job:
     level: Level | None = None
     key: str = ""
     once_per_key: bool = False
+    name: str = ""
+    event: str = ""
+    seconds: float = 0.0
 
     @property
     def subject(self) -> str:
         """Return what messages and heartbeats call the object of this job."""
+        if self.name:
+            return f"{self.run}/{self.location}: {self.name} ({self.event})"
         return f"{self.run}/{self.location}" if self.location else self.run or "every run"
 
     def command(self, config: str) -> tuple[str, ...]:
         """Return the words of the command that does it, with a configuration file."""
         if self.kind == "retain":
             return ("ckptsync", "gc", "-c", config, "--stop-after", STOP_AFTER)
+        if self.kind == "event":
+            where = ("run", f"{self.run}/{self.location}", self.name)
+            return (
+                "ckptsync",
+                "events",
+                "-c",
+                config,
+                "--on",
+                self.event,
+                "--if-due",
+                "--",
+                *where,
+            )
         more: tuple[str, ...] = ("--level", self.level or "digest", "--always-report")
         if self.kind == "consolidate":
             more = () if self.location else ("--only-configuration",)

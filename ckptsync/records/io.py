@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -19,6 +20,7 @@ from types import MappingProxyType
 from ckptsync.digest import digest
 from ckptsync.errors import CkptsyncError, Corrupt, Exists, NotFound, Unsupported, without_frames
 from ckptsync.layouts.file_names import MOST_RANKS
+from ckptsync.records.event_record import LONGEST_ERROR, LONGEST_NAME, MOST_METRICS, EventRecord
 from ckptsync.records.manifest import FileEntry, Manifest
 from ckptsync.records.model_record import ModelFile, ModelRecord
 from ckptsync.records.report import Report, VerifyFinding
@@ -49,7 +51,7 @@ _MISSING_HINT = (
 )
 AT_ONCE = 16
 """Records that are read at once: each costs a round trip, and no bandwidth."""
-Record = Manifest | ModelRecord | WeightsRecord | Report | Tombstone | Keep | Join
+Record = Manifest | ModelRecord | WeightsRecord | Report | Tombstone | Keep | Join | EventRecord
 _KINDS: dict[RecordKind, type[Record]] = {
     "manifest": Manifest,
     "model": ModelRecord,
@@ -58,6 +60,7 @@ _KINDS: dict[RecordKind, type[Record]] = {
     "tombstone": Tombstone,
     "keep": Keep,
     "join": Join,
+    "event": EventRecord,
 }
 LIMITS = dict.fromkeys(_KINDS, SHORT_RECORD) | {
     "manifest": 32 << 20,
@@ -136,12 +139,13 @@ def is_made_anew(name: RecordName | None, error: CkptsyncError) -> bool:
     """Return whether a location is usable without a record that cannot be read.
 
     Damaged model records and reports are written again; a damaged keep still protects its location;
-    a damaged join joins nothing; a damaged weights record only leaves weights without statistics.
+    a damaged join joins nothing; a damaged weights record only leaves weights without statistics;
+    what a damaged event record says was done is done again.
     """
     return (
         isinstance(error, Corrupt)
         and name is not None
-        and name.kind in ("model", "weights", "report", "keep", "join")
+        and name.kind in ("model", "weights", "report", "keep", "join", "event")
     )
 
 
@@ -221,9 +225,10 @@ class Fault:
 
     @property
     def finding(self) -> VerifyFinding:
-        """Return the fault as a finding: damage, unless it is of statistics, or a newer program's.
+        """Return the fault as a finding: damage, unless it is a newer program's.
 
-        The next report replaces a report; nothing rests on a weights record.
+        Of reports, events and statistics neither is: the next report replaces a report, and
+        nothing rests on a weights record.
         """
         name = self.name.removeprefix(f"{self.record.run}/")
         if isinstance(self.error, Missing):
@@ -231,6 +236,7 @@ class Fault:
         is_damage = isinstance(self.error, Corrupt) and self.record.kind not in (
             "report",
             "weights",
+            "event",
         )
         return VerifyFinding("digest" if is_damage else "note", name, str(self.error))
 
@@ -373,6 +379,8 @@ def _check(record: Record) -> None:
         raise Corrupt(f"{record.location!r}: not a location of {record.checkpoint!r}")
     if isinstance(record, Manifest):
         _check_manifest(record)
+    elif isinstance(record, EventRecord):
+        _check_event(record)
     elif not isinstance(record, Keep | WeightsRecord):
         _check_names(record.manifests)
     if isinstance(record, Tombstone):
@@ -418,6 +426,14 @@ def _check_manifest(manifest: Manifest) -> None:
         )
     if len(manifest.trainer) > _TRAINER or not manifest.trainer.isprintable():
         raise Corrupt(f"{manifest.trainer!r:.80}: not what names a trainer")
+
+
+def _check_event(record: EventRecord) -> None:
+    texts = (record.name, record.definition, record.event, record.of, *record.metrics)
+    if len(record.metrics) > MOST_METRICS or not all(map(math.isfinite, record.metrics.values())):
+        raise Corrupt(f"{record.name!r:.80}: more than {MOST_METRICS} metrics, or no numbers")
+    if len(record.error) > LONGEST_ERROR or max(map(len, texts)) > 2 * LONGEST_NAME:
+        raise Corrupt(f"{record.name!r:.80}: a text of an event is too long")
 
 
 def _check_names(names: Iterable[str]) -> None:

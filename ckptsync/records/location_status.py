@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeVar, get_args
 
 from ckptsync.layouts.registry import is_known
+from ckptsync.records.event_record import EventRecord
 from ckptsync.records.io import Record
 from ckptsync.records.manifest import Manifest
 from ckptsync.records.model_record import ModelRecord
@@ -39,7 +40,7 @@ from ckptsync.records.tombstone_keep_join import Keep, Scope, Tombstone, fate
 from ckptsync.records.weights_record import WeightsRecord
 from ckptsync.tensors import Demands
 
-R = TypeVar("R", Manifest, ModelRecord, Report, Tombstone, Keep, WeightsRecord)
+R = TypeVar("R", Manifest, ModelRecord, Report, Tombstone, Keep, WeightsRecord, EventRecord)
 Location = tuple[str, str]
 """Run, location."""
 _PIECES = re.compile(r"[0-9]+|[^0-9]+")
@@ -70,6 +71,7 @@ class LocationRecords:
     tombstones: Mapping[str, Tombstone] = field(default_factory=dict)
     keeps: Mapping[str, Keep] = field(default_factory=dict)
     weights: Mapping[str, WeightsRecord] = field(default_factory=dict)
+    events: Mapping[str, EventRecord] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +258,7 @@ def group_records(records: Mapping[str, Record]) -> LocationRecords:
         _of(Tombstone, records),
         _of(Keep, records),
         _of(WeightsRecord, records),
+        _of(EventRecord, records),
     )
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from ckptsync.typed_json import Amount, Count, Seconds
 
-Kind = Literal["upload", "repair", "consolidate", "verify", "retain"]
+Kind = Literal["upload", "repair", "consolidate", "verify", "retain", "event"]
 State = Literal["waiting", "queued", "uploading", "repairing", "refused", "failed", "running"]
 MOVING: tuple[str, ...] = ("uploading", "repairing", "running")
 """States in which bytes move."""
@@ -24,7 +24,7 @@ class Progress:
     or store.  ``reason`` and ``hint``: why it waits or failed, and what to do.  ``since``: when it
     began to be on its way, ``until``: when it goes on by itself, both in seconds on the node's
     clock.  ``done`` of ``total`` bytes (0: not known); ``rate``: bytes a second over the last
-    minute.
+    minute.  ``name``: which event of a configuration.
     """
 
     kind: str
@@ -39,6 +39,7 @@ class Progress:
     done: Count = 0
     total: Count = 0
     rate: Amount = 0.0
+    name: str = ""
 
     @property
     def subject(self) -> str:

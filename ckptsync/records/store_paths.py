@@ -9,7 +9,7 @@
 In <run>/.ckptsync/checkpoint-500/:
 
     manifest-<node>-<n>-<digest>.json
-    model-<n>-…, weights-<n>-…, report-<n>-…, tombstone-<n>-…, keep-<n>-…, join-<n>-…
+    model-<n>-…, weights-<n>-…, report-<n>-…, tombstone-<n>-…, keep-<n>-…, join-<n>-…, event-<n>-…
     agreement-<n>.json   of what a head makes its model, before it begins
     files/<node>/<path>  a node's file whose plain name had other bytes
     sending/<node>       not empty while that node sends files of that checkpoint's name
@@ -29,7 +29,7 @@ from ckptsync.stores.contract import Entry
 
 FORMAT = 1
 """The newest format of records that this program knows."""
-RecordKind = Literal["manifest", "model", "weights", "report", "tombstone", "keep", "join"]
+RecordKind = Literal["manifest", "model", "weights", "report", "tombstone", "keep", "join", "event"]
 _SINGLE: tuple[RecordKind, ...] = (
     "model",
     "weights",
@@ -37,6 +37,7 @@ _SINGLE: tuple[RecordKind, ...] = (
     "tombstone",
     "keep",
     "join",
+    "event",
 )
 
 NUMBER = "0|[1-9][0-9]{0,17}"

@@ -28,7 +28,7 @@ from typing import Any, Protocol
 import msgspec
 
 from ckptsync.catalogue.cached import cache_path
-from ckptsync.child import PACKAGES, PARENT, describe_end
+from ckptsync.child import ENVIRONMENT, PACKAGES, PARENT, describe_end
 from ckptsync.config.schema import Config
 from ckptsync.digest import digest
 from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, StoreError
@@ -53,10 +53,6 @@ FIRST, LONGEST = 30.0, 600.0  # seconds until a failed delivery is tried again, 
 PAUSE = 60.0  # seconds from a delivered message to the next one
 RUNS_WITHIN = 60.0  # seconds, of a delivery
 DELIVERY = (sys.executable, "-m", "ckptsync.service.apprise_delivery")
-# What a delivery inherits: no store's keys are among them.
-_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "USER", "LOGNAME", "TMPDIR", "HTTP_PROXY",
-    "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy", "SSL_CERT_FILE",
-    "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE")  # fmt: skip
 
 _DECODER: Decoder[dict[str, SentAlarm]] = Decoder(dict[str, SentAlarm], "sent alarms")
 
@@ -280,7 +276,7 @@ def _run(
 
     It gets ``request`` on its standard input, and ends within `RUNS_WITHIN`.  Raises StoreError.
     """
-    few = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
+    few = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
     try:
         child = subprocess.Popen(  # noqa: S603 - our own module, or what the operator configured
             words,

@@ -6,6 +6,7 @@ A job is a command in a child process.  Nothing that merges or verifies is impor
 from __future__ import annotations
 
 import os
+import shlex
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -18,6 +19,8 @@ from apscheduler.schedulers.background import BackgroundScheduler
 from ckptsync.catalogue.cached import Cache, read_catalogue
 from ckptsync.catalogue.location_summary import Catalogue
 from ckptsync.config.schema import Config, RetentionConfig
+from ckptsync.events.due import TRIES, DueEvent, Since, due_events
+from ckptsync.events.handling import first_seen
 from ckptsync.head.retention_rules import Rules
 from ckptsync.head.schedule import (
     ANY_RUN,
@@ -27,6 +30,8 @@ from ckptsync.head.schedule import (
     head_jobs,
     verify_jobs_in_store,
 )
+from ckptsync.records.progress import Progress
+from ckptsync.records.store_paths import checkpoint_of
 from ckptsync.service.alert_channels import open_channels
 from ckptsync.service.jobs import Jobs
 from ckptsync.service.log import Line, pairs
@@ -35,6 +40,8 @@ from ckptsync.service.tasks import NEVER, Fatal, Outcome, Task
 from ckptsync.stores.contract import Store
 
 SAVE_EVERY = 600.0  # seconds between two saves of the cache: ten thousand checkpoints are 12 MB
+EVENTS_AT_ONCE = 4  # commands; of one run, each event is run for one checkpoint at a time
+MOST_GIVEN_UP = 100  # that are shown
 RETAIN_EVERY = 600.0  # seconds between two runs of retention: its grace is a day
 
 
@@ -46,6 +53,7 @@ class HeadRoles:
 
     def __init__(self, config: Config, node: str, store: Store, fatal: Fatal) -> None:
         most: dict[JobKind, int] = {"consolidate": config.head.jobs, "verify": 1, "retain": 1}
+        most["event"] = EVENTS_AT_ONCE
         self.jobs = Jobs(config, most, self._ended)
         self.catalogues = Catalogues(store)
         recent = partial(self.catalogues.read, config.head.every)
@@ -54,6 +62,8 @@ class HeadRoles:
         self._config, self._store = config, store
         self._policy = VerifyPolicy(config.verify.level, config.verify.period)
         self._hinted: list[Task] = []
+        self._since: Since = {}
+        self._given_up: tuple[DueEvent, ...] = ()
         if "head" in config.roles:
             self._hinted.append(Task("head", config.head.every, self.consolidate, fatal))
         if "verifier" in config.roles:
@@ -64,11 +74,45 @@ class HeadRoles:
         self.tasks.append(Task("overview", config.head.every, self.monitor.check, fatal))
 
     def consolidate(self) -> Outcome:
-        """Begin merges of what is complete, and repairs of what is damaged of models."""
+        """Begin merges of what is complete, repairs of what is damaged of models, and events."""
         catalogue = self.catalogues.read()
         queue = self.jobs.begin("consolidate", head_jobs(catalogue.summaries, self._given_config))
         lines = (*catalogue_lines(catalogue), *self.jobs.lines("consolidate"))
-        return Outcome(lines, queue, (*self.jobs.errors("consolidate"), *_faults(catalogue)))
+        errors = (*self.jobs.errors("consolidate"), *_faults(catalogue))
+        if not self._config.events:
+            return Outcome(lines, queue, errors)
+        events = self._begin_events(catalogue)
+        lines, errors = (*lines, *events.lines), (*errors, *events.errors)
+        return Outcome(lines, (*queue, *events.queue), errors)
+
+    def _begin_events(self, catalogue: Catalogue) -> Outcome:
+        """Begin the events that are due.  Raises StoreError."""
+        definitions = self._config.events
+        if len(self._since) < sum(len(d.on) for d in definitions):
+            self._since = first_seen(self._store, definitions)
+        events = due_events(definitions, catalogue.summaries, self._since)
+        self._given_up = events.given_up[:MOST_GIVEN_UP]
+        queue = self.jobs.begin("event", map(_event_job, events.now))
+        lines = [*self.jobs.lines("event"), *map(_given_up_line, self._given_up)]
+        errors = [f"{_event_job(e).subject}: given up: {e.error}" for e in self._given_up]
+        return Outcome(tuple(lines), queue, (*self.jobs.errors("event"), *errors))
+
+    def running(self) -> tuple[Progress, ...]:
+        """Return what jobs do now, which ones wait or failed, and which events were given up."""
+        given_up = (
+            Progress(
+                kind="event",
+                state="failed",
+                run=e.run,
+                checkpoint=checkpoint_of(e.location),
+                location=e.location,
+                reason=f"given up after {TRIES} tries: {e.error}",
+                hint=_repeat(e),
+                name=f"{e.definition.name} ({e.happened.event})",
+            )
+            for e in self._given_up
+        )
+        return (*self.jobs.running(), *self.jobs.waiting(), *given_up)
 
     def verify(self) -> Outcome:
         """Begin the verification of what is due, repairs and new locations before old ones."""
@@ -126,6 +170,25 @@ class Catalogues:
                 self._cache.save(self._store.url)
                 self._save_at = now + SAVE_EVERY
             return found
+
+
+def _event_job(e: DueEvent) -> Job:
+    key = f"{e.happened.of} {e.definition.digest}"
+    name, event, seconds = e.definition.name, e.happened.event, e.definition.timeout
+    return Job("event", e.run, e.location, key=key, name=name, event=event, seconds=seconds)
+
+
+def _repeat(e: DueEvent) -> str:
+    where = shlex.join([f"{e.run}/{e.location}", e.definition.name])
+    return f"`ckptsync events run {where} -c FILE` runs it by hand"
+
+
+def _given_up_line(e: DueEvent) -> Line:
+    subject = _event_job(e).subject
+    text = pairs(
+        phase="given-up", subject=subject, tries=e.failures, error=e.error, hint=_repeat(e)
+    )
+    return Line(f"given-up {subject}", text, level="error")
 
 
 @contextmanager

@@ -71,7 +71,7 @@ class CommandResult(msgspec.Struct, frozen=True):
     """The last line of a command: what it prints with ``--json``, or its error.
 
     ``models`` are of `consolidate`, ``reports`` and ``errors`` of `verify`, ``done`` and ``failed``
-    of `gc`.
+    of `gc`, ``events`` of `events run`.
     """
 
     exit_code: int
@@ -82,11 +82,13 @@ class CommandResult(msgspec.Struct, frozen=True):
     errors: tuple[_Entry, ...] = ()
     done: tuple[_Entry, ...] = ()
     failed: tuple[_Entry, ...] = ()
+    events: tuple[_Entry, ...] = ()
 
     @property
     def is_change(self) -> bool:
         """Whether the command wrote to the store."""
-        return bool(self.models or self.done or any(r.get("recorded") for r in self.reports))
+        ran = any(not e["was_done"] for e in self.events)
+        return ran or bool(self.models or self.done or any(r.get("recorded") for r in self.reports))
 
     def lines(self) -> Iterator[Line]:
         """Yield what it did, for the log."""
@@ -107,6 +109,10 @@ class CommandResult(msgspec.Struct, frozen=True):
                     "detail": f["detail"],
                 }
                 yield Line("", pairs(phase="found", **what, tensors=",".join(f["tensors"])), level)
+        for e in (e for e in self.events if not e["was_done"]):
+            keys = ("run", "location", "name", "event", "seconds", "note")
+            measured = {f"metric {name}": value for name, value in e["metrics"].items()}
+            yield Line("", pairs(phase="event", **_some(e, *keys), **measured))
         for d in self.done:
             phase = d["outcome"].replace(" ", "-")
             done = _some(d, *where, "scope", "files", "bytes", "reason")
@@ -157,9 +163,12 @@ def end_of(result: CommandResult) -> JobEnd:
 
 def bounds(config: Config, job: Job) -> tuple[float, float]:
     """Return seconds that only a job exceeds that hangs or never ends: without progress, in all."""
+    stall = config.limits.stall + MORE_STALL
+    if job.seconds:
+        return stall, job.seconds + BASE
     table = config.limits.bandwidth
     rates = [rate / config.head.jobs for rate in table.rates if rate] if table else []
-    return config.limits.stall + MORE_STALL, BASE + 4 * job.size / min([FLOOR, *rates])
+    return stall, BASE + 4 * job.size / min([FLOOR, *rates])
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,7 +372,8 @@ class _Running:
         reason = "the head stopped listening to the child process"
         try:
             child.go_behind(NICER, OOM_FIRST)
-            if self.job.kind != "verify":  # a loader of tensors has its own limit
+            # a loader of tensors has its own limit, and a program of the operator's none
+            if self.job.kind not in ("verify", "event"):
                 child.limit(resource.RLIMIT_DATA, self._memory)
             last = time.monotonic()
             while not (reason := self._reason_to_end(last)) and end is None:
@@ -406,6 +416,7 @@ def _entry(job: Job, state: State, since: float) -> Progress:
         checkpoint=checkpoint_of(job.location) if job.location else "",
         location=job.location,
         since=wall(since),
+        name=f"{job.name} ({job.event})" if job.name else "",
     )
 
 

@@ -89,7 +89,7 @@ class Roles:
     def running(self) -> tuple[Progress, ...]:
         """Return what this process does now, and what waits, by when it began."""
         saves = self.worker.running() if self.worker else ()
-        jobs = (*self.head.jobs.running(), *self.head.jobs.waiting()) if self.head else ()
+        jobs = self.head.running() if self.head else ()
         return (*saves, *jobs)
 
     def status(self) -> str:

@@ -52,6 +52,7 @@ CODES: dict[str, AlarmKind] = {
     "no-config": "late",
     "doubtful": "late",
     "blocked": "late",
+    "event-failed": "late",
     "clock": "clock",
 }
 """Every code, and which kind it is of: `alerts.on` names kinds."""

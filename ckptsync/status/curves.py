@@ -83,6 +83,17 @@ def read_curves(data: bytes, name: str) -> dict[str, Curve]:
     return {metric: sorted(points.items(), key=_step) for metric, points in curves.items()}
 
 
+def with_metrics(curves: Mapping[str, Curve], summaries: Iterable[Summary]) -> dict[str, Curve]:
+    """Return the curves, with those of what events measured; these count where names are equal."""
+    measured: dict[str, dict[int, float | None]] = {}
+    for s in by_age(summaries):
+        for name, value in s.metrics if s.step is not None else ():
+            if name in measured or len(measured) < MOST:
+                measured.setdefault(name, {})[s.step or 0] = value
+    points = {name: sorted(its.items(), key=_step) for name, its in measured.items()}
+    return {**curves, **points}
+
+
 def _is_metric(name: str) -> bool:
     return name in ("loss", "learning_rate", "grad_norm") or name.startswith("eval_")
 

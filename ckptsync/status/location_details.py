@@ -20,7 +20,7 @@ DAMAGED = 100  # files of a location, ranges and tensors of a file
 
 
 def describe_progress(s: Summary, curves: Mapping[str, Curve]) -> dict[str, Any]:
-    """Return when a location was saved, uploaded, merged and verified, its losses and weights.
+    """Return when a location was saved, uploaded, merged and verified, and what was measured.
 
     What has no manifest is not uploaded, and the stored curves end before it.
     """
@@ -32,6 +32,7 @@ def describe_progress(s: Summary, curves: Mapping[str, Curve]) -> dict[str, Any]
         "merged": s.merged or None,
         "verified": (s.proof.when or None) if s.status == "VERIFIED" else None,
         "kept": bool(s.kept),
+        "metrics": dict(s.metrics),
         **{metric: value_at(curves, metric, s.step) for metric in ("loss", "eval_loss")},
         "weights": describe_weights(s.weights),
     }

@@ -184,6 +184,7 @@ _JOBS = {
     "consolidate": ("consolidates", "consolidate"),
     "verify": ("verifies", "verify"),
     "retain": ("applies retention", "apply retention"),
+    "event": ("runs", "run"),
 }
 _STATES = {
     "uploading": "uploads",
@@ -205,6 +206,7 @@ def describe(entry: Running, now: float) -> str:
         does, name = job
         if entry.state != "running":
             does = f"{'could not' if entry.state == 'failed' else 'will'} {name}"
+        does += f" {entry.name}" if entry.name else ""
     text, age = f"{entry.node} {does}", now - entry.at
     if entry.state in ("refused", "failed") and entry.since and now - entry.since >= 1:
         text += f" for {show_duration(round(now - entry.since))}"

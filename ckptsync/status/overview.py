@@ -202,6 +202,9 @@ def _find_alarms(seen: Overview, patience: Patience) -> Iterator[Alarm]:
         for disk in node.disk:
             yield from _disk(disk, f"{node.node}:{disk.path}", saves.get(node.node, 0))
         yield from _node(node, patience)
+    events = (p for n in seen.alive for p in n.running if p.kind == "event" and p.until is None)
+    for subject, p in {f"{p.subject} {p.name}": p for p in events if p.state == "failed"}.items():
+        yield Alarm("event-failed", subject, "warning", None, f"{subject}: {p.reason}", p.hint)
 
 
 def _list_lacking(s: Summary, nodes: Sequence[Node]) -> tuple[str, ...]:

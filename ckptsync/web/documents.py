@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from ckptsync.catalogue.location_summary import Summary, by_age
 from ckptsync.errors import NotFound
-from ckptsync.status.curves import Curve, read_newest, states_of, thinned
+from ckptsync.status.curves import Curve, read_newest, states_of, thinned, with_metrics
 from ckptsync.status.location_details import commands, describe_progress, read_details
 from ckptsync.status.locations import describe_locations
 from ckptsync.status.overview import Overview, document
@@ -78,7 +78,10 @@ class Documents:
                 {**plain, **describe_progress(s, curves)}
                 for plain, s in zip(described, summaries, strict=True)
             ],
-            "curves": {metric: thinned(points) for metric, points in curves.items()},
+            "curves": {
+                metric: thinned(points)
+                for metric, points in with_metrics(curves, summaries).items()
+            },
             "running": _running(seen, run),
         }
 

@@ -29,6 +29,7 @@ LINES = [
     ("consolidate", ("--dry-run", *HERE)),
     ("consolidate", HERE),
     ("consolidate", (MODEL, *HERE)),
+    ("events", (MODEL, *HERE)),
     ("gc", ("--keep-last", "1", "--orphans", *HERE)),
     ("gc", ("--keep-last", "1", "--dry-run", *HERE)),
     ("keep", (MODEL, *HERE)),

@@ -34,6 +34,7 @@ class Head:
         self.jobs = SimpleNamespace(
             running=lambda: (job("verify", "a/b", done=3, total=9),), waiting=lambda: ()
         )
+        self.running = self.jobs.running
         self.monitor = SimpleNamespace(
             seen=shown(heart(), locations=[location()]),
             senders=(SimpleNamespace(channel=Channel("webhook", 3, 1)),),

@@ -44,6 +44,9 @@ function summary(doc) {
     [t("nodes"), doc.nodes.join(", ") || "–"],
     [t("loss"), showNumber(doc.loss)],
     [t("eval_loss"), showNumber(doc.eval_loss)],
+    ...Object.entries(doc.metrics ?? {}).filter(([name]) => !["loss", "eval_loss"].includes(name)).map(
+      ([name, value]) => /** @type {[string, import("./dom.js").Child]} */ ([name, showNumber(value)]),
+    ),
     [t("model"), modelText(location)],
     [t("resume"), t(doc.resume_complete ? "yes" : "no")],
     [t("verified"), doc.proof.when ? `${showTime(doc.proof.when)}${doc.proof.level ? ` (${doc.proof.level})` : ""}` : "–"],

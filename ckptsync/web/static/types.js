@@ -98,6 +98,7 @@
  * @property {number|null} [verified]
  * @property {number|null} [loss]
  * @property {number|null} [eval_loss]
+ * @property {Record<string, number>} [metrics]
  * @property {boolean} [kept]
  * @property {Weights|null} [weights]
  *

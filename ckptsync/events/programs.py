@@ -1,0 +1,181 @@
+"""Run an event's command within its limits, or POST to its URL.
+
+A command is run without a shell, in `/`, by `ckptsync.child`: it dies with this process, and what
+it leaves running is killed when it ends.  The JSON of the location is its standard input.  Its
+output is read to the end and forgotten, but for the last line of each of its streams.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from http.client import HTTPException
+from typing import IO
+
+from ckptsync.child import ENVIRONMENT, Child, describe_end
+from ckptsync.events.definitions import Definition
+from ckptsync.quantities import show_duration
+from ckptsync.records.event_record import LONGEST_NAME, MOST_METRICS
+from ckptsync.threads import start_thread
+
+LONGEST_LINE = 64 << 10  # bytes of a line of output that are read
+LISTEN = 0.25  # seconds between two checks whether it must end
+_AFTER = 1.0  # seconds after its end for output that is still on its way
+_SYSTEMD = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID")
+_METRIC = re.compile(r"[\w./@-]+")
+_POST_WITHIN = 300.0  # seconds without an answer
+
+Beat = Callable[[], object]
+"""Called while it runs, some times a second; may raise, which ends it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramEnd:
+    """``error``: why it failed, empty if it did not.  ``note``: why metrics were refused."""
+
+    error: str = ""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    note: str = ""
+
+
+def run_command(
+    definition: Definition,
+    words: Sequence[str],
+    document: bytes,
+    more: Mapping[str, str],
+    beat: Beat,
+) -> ProgramEnd:
+    """Run the command of a definition with its filled ``words``; return how it ended.
+
+    ``more``: variables that only a definition with ``secrets`` gets.
+    """
+    own = {
+        name: os.environ.get(name) if value is None else value
+        for name, value in definition.environment.items()
+    }
+    inherited = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
+    if definition.secrets:
+        inherited = {k: v for k, v in os.environ.items() if k not in _SYSTEMD} | dict(more)
+    environment = inherited | {name: value for name, value in own.items() if value is not None}
+    with tempfile.TemporaryFile() as data:
+        data.write(document)
+        data.seek(0)
+        reading, writing = os.pipe()
+        errors = bytearray()
+        with os.fdopen(writing, "wb") as log:
+            keep = partial(_keep_tail, os.fdopen(reading, "rb", 0), errors)
+            reader = start_thread(keep, "event-stderr")
+            child = Child(words, environment, log, data)
+        last, reason, code = _listen(child, definition.timeout, beat)
+        reader.join(_AFTER)  # a program that has left its session may hold the stream for ever
+    if reason or code:
+        said = (bytes(errors).decode("utf-8", "replace").strip().splitlines() or [""])[-1]
+        return ProgramEnd(": ".join(filter(None, (reason or describe_end(code), said[:300]))))
+    metrics, note = read_metrics(last)
+    return ProgramEnd("", metrics, note)
+
+
+def _keep_tail(stream: IO[bytes], tail: bytearray) -> None:
+    """Read a stream to its end, and keep its last bytes."""
+    with stream:
+        while part := stream.read(1 << 16):
+            tail += part
+            del tail[: max(0, len(tail) - LONGEST_LINE)]
+
+
+def _listen(child: Child, timeout: float, beat: Beat) -> tuple[bytes, str, int | None]:
+    """Read a child's output until it ends; return its last line, why it was ended, its status."""
+    last, reason, end = b"", "", time.monotonic() + timeout
+    ended: float | None = None
+    try:
+        while not reason:
+            beat()
+            line = child.line(LISTEN, LONGEST_LINE)
+            now = time.monotonic()
+            if line:
+                last = line if line.strip() else last
+            elif line == b"" and not child.has_ended():  # it has closed its output, and runs on
+                time.sleep(LISTEN)
+            elif line == b"" or (ended is not None and now - ended > _AFTER):
+                break
+            if ended is None and child.has_ended():
+                ended = now
+            # what it has started may write without end
+            if ended is not None and now - ended > 10 * _AFTER:
+                break
+            if ended is None and now > end:
+                reason = f"took longer than {show_duration(round(timeout))} and was killed"
+    finally:
+        last = child.rest().strip() or last
+        code = child.end()
+    if code is None:
+        reason = "cannot be killed: its file server does not answer"
+    return last, reason, code
+
+
+def read_metrics(line: bytes) -> tuple[dict[str, float], str]:
+    """Return the metrics that a command's last line is, and why they are refused.
+
+    No metrics, and no reason, where the line is no JSON object.
+    """
+    try:
+        value = json.loads(line) if line.lstrip()[:1] == b"{" else None
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        return {}, ""
+    if len(value) > MOST_METRICS:
+        return {}, f"metrics refused: {len(value)}, at most {MOST_METRICS} are kept"
+    for name, number in value.items():
+        if not _METRIC.fullmatch(name) or len(name) > LONGEST_NAME:
+            return {}, f"metrics refused: {name!r:.120} is not a metric's name"
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            return {}, f"metrics refused: {name} is no number"
+        if not math.isfinite(number) or abs(number) > 1e300:
+            return {}, f"metrics refused: {name} is {number!r:.30}"
+    return {name: float(number) for name, number in value.items()}, ""
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Follows no redirection: a token in the address would go along."""
+
+    def redirect_request(self, *_args: object, **_more: object) -> None:
+        """Return nothing: the answer is an error."""
+
+
+def post(definition: Definition, document: bytes, beat: Beat) -> ProgramEnd:
+    """POST the JSON of a location; done is an answer of 200 to 299.  No error names the URL."""
+    answer: list[str] = []
+
+    def ask() -> None:
+        headers = {"Content-Type": "application/json", "User-Agent": "ckptsync"}
+        request = urllib.request.Request(definition.url, document, headers)  # noqa: S310 - http or https
+        try:
+            opener = urllib.request.build_opener(_NoRedirect)
+            with opener.open(request, timeout=min(definition.timeout, _POST_WITHIN)):
+                answer.append("")
+        except urllib.error.HTTPError as e:
+            answer.append(f"HTTP status {e.code}")
+            e.close()
+        except (OSError, HTTPException, ValueError) as e:
+            reason = getattr(e, "reason", e)
+            answer.append(
+                f"no answer: {getattr(reason, 'strerror', None) or type(reason).__name__}"
+            )
+
+    thread, end = start_thread(ask, "event-post"), time.monotonic() + definition.timeout
+    while thread.is_alive():
+        beat()
+        if time.monotonic() > end:
+            return ProgramEnd(f"no answer within {show_duration(round(definition.timeout))}")
+        thread.join(LISTEN)
+    return ProgramEnd(answer[0] if answer else "no answer")

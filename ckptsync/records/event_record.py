@@ -1,0 +1,40 @@
+"""The record of what an event of a head did with a location, and what it measured there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from ckptsync.records.store_paths import FORMAT
+from ckptsync.typed_json import Count, FormatNumber
+
+Event = Literal["complete", "consolidated", "verified", "damaged", "repaired", "trained", "retired"]
+EVENTS: tuple[Event, ...] = get_args(Event)
+"""In the order in which they happen to one location."""
+MOST_METRICS = 50
+LONGEST_NAME = 100  # characters of a metric's name
+LONGEST_ERROR = 500  # characters
+
+
+@dataclass(frozen=True, slots=True)
+class EventRecord:
+    """One try of the event ``name`` of a head's configuration, on ``event``.
+
+    ``definition``: 16 hex digits that change with what the configuration runs.  ``of``: the record
+    of the location that made it due, without its directory; empty for `complete`, which happens
+    once.  ``error``: why it failed, or why what it measured was refused.  ``metrics``: what it
+    measured, finite numbers.  It holds no time: the store's is the record's mtime.
+    """
+
+    run: str
+    checkpoint: str
+    location: str
+    n: Count
+    name: str
+    definition: str
+    event: str
+    of: str
+    outcome: Literal["done", "failed"]
+    error: str = ""
+    metrics: dict[str, float] = field(default_factory=dict)
+    format: FormatNumber = FORMAT

@@ -1,0 +1,168 @@
+"""One event is done and remembered in the store; a claim keeps another head from it."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ckptsync.catalogue.cached import read_catalogue
+from ckptsync.catalogue.location_summary import Summary
+from ckptsync.cli.events import describe
+from ckptsync.errors import CkptsyncError, ConfigError, Incomplete
+from ckptsync.events.definitions import Definition
+from ckptsync.events.due import due_events
+from ckptsync.events.handling import Elsewhere, HandledEvent, Request, first_seen, handle
+from ckptsync.head.gc import TrainerMetrics
+from ckptsync.stores.contract import Store
+from ckptsync.stores.opening import open_store
+from tests.support.small_store import make
+
+MODEL = "fsdp2/checkpoint-4"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("made") / "store")
+
+
+@pytest.fixture
+def store(made: Path, tmp_path: Path) -> Store:
+    shutil.copytree(made, tmp_path / "store")
+    return open_store(str(tmp_path / "store"))
+
+
+def event(script: str, *words: str, name: str = "eval", on: str = "verified") -> Definition:
+    return Definition(name, (on,), ("/bin/sh", "-c", script, "sh", *words))  # type: ignore[arg-type]
+
+
+def do(
+    store: Store,
+    definition: Definition,
+    where: str = MODEL,
+    *,
+    is_due: bool = True,
+    node: str = "n",
+) -> HandledEvent:
+    run, _, location = where.partition("/")
+    request = Request(definition, run, location, is_due=is_due, node=node)
+    return handle(store, request, lambda s: describe(store, s), lambda: None)
+
+
+def here(store: Store) -> Summary:
+    return next(s for s in read_catalogue(store).summaries if s.run == "fsdp2")
+
+
+def test_it_is_done_once_and_again_by_hand(store: Store, tmp_path: Path) -> None:
+    definition = event("""cat >>$1; echo '{"eval/acc": 0.5}'""", str(tmp_path / "given"))
+    assert do(store, definition).metrics == {"eval/acc": 0.5}
+    assert do(store, definition).was_done
+    assert do(store, definition, node="other").was_done
+    assert (tmp_path / "given").read_text().count('"event": "verified"') == 1
+    assert not do(store, definition, is_due=False).was_done
+    assert (tmp_path / "given").read_text().count('"loss": ') == 2
+    [handled] = here(store).handled
+    assert (handled.name, handled.done, handled.failures) == ("eval", True, 0)
+    assert here(store).metrics == (("eval/acc", 0.5),)
+
+
+def test_arguments_say_where_it_lies(store: Store, tmp_path: Path) -> None:
+    words = ("{run}", "{checkpoint}", "{step}", "{location}", "{path}", "{model}", "{url}")
+    do(store, event("""for w; do echo "$w"; done >/dev/stderr; exit 0""", *words))
+    script = 'printf "%s\\n" "$@" >' + str(tmp_path / "told")
+    do(store, event(script, *words, name="other"))
+    root = tmp_path / "store"
+    assert (tmp_path / "told").read_text().splitlines() == [
+        "fsdp2",
+        "checkpoint-4",
+        "4",
+        "checkpoint-4",
+        f"{root}/fsdp2/checkpoint-4",
+        f"{root}/fsdp2/consolidated/checkpoint-4",
+        f"{root}/fsdp2/checkpoint-4",
+    ]
+
+
+def test_a_failure_is_remembered_and_the_next_try_may_succeed(store: Store, tmp_path: Path) -> None:
+    definition = event("echo no >&2; test -e $1", str(tmp_path / "fixed"))
+    for failures in (1, 2):
+        with pytest.raises(CkptsyncError, match=r"eval \(verified\): ended with status 1: no"):
+            do(store, definition)
+        [handled] = here(store).handled
+        assert (handled.done, handled.failures, handled.error) == (
+            False,
+            failures,
+            "ended with status 1: no",
+        )
+    (tmp_path / "fixed").touch()
+    assert not do(store, definition).was_done
+    [handled] = here(store).handled
+    assert (handled.done, handled.failures) == (True, 2)
+
+
+def test_a_program_that_is_not_there_fails(store: Store) -> None:
+    definition = Definition("gone", ("verified",), ("/nowhere/program",))
+    with pytest.raises(CkptsyncError, match="/nowhere/program: No such file"):
+        do(store, definition)
+
+
+def test_what_did_not_happen_is_not_done(store: Store) -> None:
+    with pytest.raises(Incomplete, match="never damaged"):
+        do(store, event("exit 0", on="damaged"))
+    with pytest.raises(Incomplete, match="it is INCOMPLETE, and was never verified"):
+        do(store, event("exit 0"), "zero3/checkpoint-4")
+    with pytest.raises(ConfigError, match="not found"):
+        do(store, event("exit 0"), "fsdp2/checkpoint-9")
+
+
+def test_a_live_claim_of_another_head_is_left_to_it(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    definition = event("exit 0")
+    claim = ".ckptsync/events/eval/verified/fsdp2/checkpoint-4"
+    store.write(claim, [b"other\n"])
+    with pytest.raises(Elsewhere, match="other does it"):
+        do(store, definition)
+    assert not here(store).handled
+    monkeypatch.setattr("ckptsync.events.handling.STALE", 0.0)  # its head is dead
+    assert not do(store, definition).was_done
+    store.write(claim, [b"n\n"])  # of this node, which was killed
+    monkeypatch.undo()
+    assert do(store, definition).was_done
+    assert not list(store.names(".ckptsync/events/"))
+    assert not (tmp_path / "store" / claim).exists()
+
+
+def test_a_head_remembers_since_when_it_has_an_event(store: Store) -> None:
+    definition = event("exit 0")
+    since = first_seen(store, [definition])
+    assert first_seen(store, [definition]) == since
+    assert not due_events([definition], read_catalogue(store).summaries, since).now
+    before = dict.fromkeys(since, 0.0)
+    [due] = due_events([definition], read_catalogue(store).summaries, before).now
+    assert (due.location, due.happened.at) == ("checkpoint-4", here(store).proof.first)
+
+
+def test_a_damaged_record_of_an_event_hides_nothing(store: Store, tmp_path: Path) -> None:
+    do(store, event("""echo '{"eval/acc": 0.5}'"""))
+    [record] = (tmp_path / "store/fsdp2/.ckptsync/checkpoint-4").glob("event-*")
+    record.chmod(0o600)
+    record.write_bytes(record.read_bytes().replace(b"0.5", b"0.9"))
+    catalogue = read_catalogue(store)
+    [s] = [s for s in catalogue.summaries if s.run == "fsdp2"]
+    assert (s.status, s.handled, s.metrics) == ("VERIFIED", (), ())
+    [fault] = catalogue.faults
+    assert fault.finding.kind == "note"
+
+
+def test_keep_best_reads_what_events_measured_and_waits_for_what_they_will(store: Store) -> None:
+    do(store, event("""echo '{"eval/acc": 0.5, "loss": 0.25}'"""))
+    s = here(store)
+    earlier = replace(s, location="earlier", arrived=s.arrived - 9, metrics=())
+    later = replace(s, location="later", arrived=s.arrived + 9, metrics=())
+    metrics = TrainerMetrics(store)
+    # what is newer than all that was measured may yet be
+    values = {"checkpoint-4": 0.5, "later": None}
+    assert metrics.values([earlier, s, later], "eval/acc") == values
+    assert metrics.values([earlier, s, later], "nothing") == {}
+    assert metrics.values([s], "loss") == {"checkpoint-4": 0.25}
