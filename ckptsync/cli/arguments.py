@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import sys
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -36,7 +37,8 @@ _OF_STORES = ("CKPTSYNC_LIMITS_", "CKPTSYNC_STORAGE_OPTIONS")
 class Parser(argparse.ArgumentParser):
     """The arguments of a command; what it refuses is a `ConfigError` with a hint.
 
-    Options may stand between the words of an argument that takes several.
+    Options may stand between the words of an argument that takes several.  What follows `--` is
+    another program's, where the parser has a default for ``training``.
     """
 
     def parse_known_args(  # type: ignore[override]
@@ -46,7 +48,13 @@ class Parser(argparse.ArgumentParser):
 
         Raises ConfigError for an unknown option.
         """
-        parsed, rest = super().parse_known_args(args, namespace)
+        words, training = [*(sys.argv[1:] if args is None else args)], None
+        if self.get_default("training") is not None and "--" in words:
+            at = words.index("--")
+            words, training = words[:at], words[at + 1 :]
+        parsed, rest = super().parse_known_args(words, namespace)
+        if training is not None:
+            parsed.training = training
         for word in rest:
             if word.startswith("-") and word != "-":
                 options = [name for name in self._option_string_actions if name.startswith("--")]

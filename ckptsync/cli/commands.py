@@ -37,6 +37,22 @@ GROUPS: Mapping[str, Mapping[str, Entry]] = {
             ),
         ),
     },
+    "a training": {
+        "resume": Entry(
+            "run a training from the newest checkpoint that all its nodes can resume from",
+            (
+                "resume out --store s3://bucket/ckpts -- torchrun train.py --resume {checkpoint}",
+                "resume out -c worker.yaml --for hf -- torchrun train.py --output_dir out",
+            ),
+        ),
+        "drain": Entry(
+            "wait until the store has what a training saved on this machine",
+            (
+                "drain out --store s3://bucket/checkpoints",
+                "drain out -c worker.yaml --wait 2m",
+            ),
+        ),
+    },
     "checkpoints in a store": {
         "ls": Entry(
             "list the runs and checkpoints of a store with their status",

@@ -61,7 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         die_with_parent()
     words = [*(sys.argv[1:] if argv is None else argv)]
-    as_json = any(word.partition("=")[0] in ("--json", "--progress") for word in words)
+    own = words[: words.index("--")] if "--" in words else words  # others' are a training's
+    as_json = any(word.partition("=")[0] in ("--json", "--progress") for word in own)
     try:
         if words[:1] in (["-h"], ["--help"]):
             print(overview(), end="")

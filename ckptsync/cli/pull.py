@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -21,12 +20,12 @@ from ckptsync.cli.arguments import (
 )
 from ckptsync.cli.output import say
 from ckptsync.errors import ConfigError, Corrupt
-from ckptsync.plain_json import parse
 from ckptsync.pull.download import Download, Result
 from ckptsync.pull.download_plan import PullPlan
 from ckptsync.pull.find import (
     FoundCheckpoint,
     PullRequest,
+    absent_best,
     check_outside,
     find,
     why_retired,
@@ -134,18 +133,12 @@ def _download(directory: Path, plan: PullPlan, *, is_model: bool) -> Download:
 
 def _best_note(directory: Path) -> list[str]:
     """Return a note if the best checkpoint, which a trainer loads at the end, is not here."""
-    name = "trainer_state.json"
-    # a trainer says more of a state that is damaged
-    with contextlib.suppress(OSError, ValueError, Corrupt):
-        state = parse((directory / name).read_bytes(), name)
-        best = state.get("best_model_checkpoint") if isinstance(state, dict) else None
-        if isinstance(best, str) and best and not Path(best).exists():
-            note = (
-                f"{name} names {best} as the best checkpoint, and it does not exist here: pull it"
-                " to that place, too, or load_best_model_at_end loads nothing"
-            )
-            return [note]
-    return []
+    best = absent_best(directory)
+    note = (
+        f"trainer_state.json names {best} as the best checkpoint, and it does not exist here: pull"
+        " it to that place, too, or load_best_model_at_end loads nothing"
+    )
+    return [note] if best else []
 
 
 def _failure_notes(store: Store, found: FoundCheckpoint, done: Result) -> list[str]:

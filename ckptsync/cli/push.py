@@ -110,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
         return _show(args, url, rows, left_out)
     rows = []
     for one in uploads:
-        store = _store(args, one.offer.root)
+        store = open_or_make_store(args, one.offer.root)
         with output.progress(args, f"uploading {one.offer.run}", KEPT) as progress:
             passed = counted(progress, sum(save.size for save in one.plan))
             sent = push(
@@ -163,7 +163,7 @@ def _planned(
     return _Upload(replace(offer, run=name), plan, left_out)
 
 
-def _store(args: argparse.Namespace, output_dir: Path) -> Store:
+def open_or_make_store(args: argparse.Namespace, output_dir: Path) -> Store:
     """Open the store, or make it where none was before.  Raises ConfigError."""
     from ckptsync.service.store_connection import Absent, check_not_gone, remembers
 

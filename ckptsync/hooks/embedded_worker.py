@@ -20,12 +20,13 @@ import json
 import math
 import os
 import shlex
+import signal
 import site
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -48,6 +49,7 @@ os.nice(10)
 print(subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, stdout=sys.stderr, \
 start_new_session=True).pid)"""
 _CONFIGURED = ("CKPTSYNC_STORE", "CKPTSYNC_ROLES")
+_OF_WORKERS = ("node", "limits", "log")  # a head of this machine may listen, and send alerts
 
 
 def parse_wait(wait: float | str) -> float:
@@ -87,13 +89,16 @@ class EmbeddedWorker:
 _workers: dict[tuple[int, Path], EmbeddedWorker] = {}  # of this process and output directory
 
 
-def keep_running(output_dir: Path, store: str, run: str = "") -> None:
+def keep_running(
+    output_dir: Path, store: str, run: str = "", configured: Mapping[str, object] | None = None
+) -> None:
     """Start the worker of an output directory, unless this process has.
 
     A minute after the last start, another one is started for a worker that has ended.  It outlives
     this process, whatever kills this one and its children, and has a session of its own, so that a
     signal to the training's group does not end it.  ``run``: its name in the store; `{dir}` stands
-    for the directory's own, which is the default.  Raises OSError.
+    for the directory's own, which is the default.  ``configured``: what a configuration file says
+    beside the store's URL and the directory.  Raises OSError.
     """
     key = (os.getpid(), output_dir)
     before = _workers.get(key)
@@ -103,10 +108,15 @@ def keep_running(output_dir: Path, store: str, run: str = "") -> None:
     config = spool / f"embedded-{os.getpid()}.yaml"
     name = {"name": run.replace("{dir}", output_dir.name)} if run else {}
     settings = {
+        **{key: section for key, section in (configured or {}).items() if key in _OF_WORKERS},
         "roles": ["worker"],
-        "store": {"url": _absolute(store)},
-        "worker": {"runs": [{"path": glob.escape(str(output_dir)), **name}]},
+        "store": {**_section(configured, "store"), "url": _absolute(store)},
+        "worker": {
+            **_section(configured, "worker"),
+            "runs": [{"path": glob.escape(str(output_dir)), **name}],
+        },
     }
+    folders.make(spool)
     folders.write_json(spool, config.name, settings)  # JSON is YAML
     module = "ckptsync.hooks.embedded_worker"
     worker = [sys.executable, "-m", module, str(config), str(spool), str(os.getpid())]
@@ -143,6 +153,19 @@ def child_environment() -> dict[str, str]:
 def _absolute(store: str) -> str:
     """Return a path as another working directory needs it; a URL as it is."""
     return store if "://" in store else str(Path(store).absolute())
+
+
+def _section(configured: Mapping[str, object] | None, name: str) -> Mapping[str, object]:
+    section = (configured or {}).get(name)
+    return section if isinstance(section, dict) else {}
+
+
+def stop(output_dir: Path) -> None:
+    """Ask the worker that this process started for a directory to end."""
+    worker = _workers.pop((os.getpid(), output_dir), None)
+    if worker is not None and worker.is_running():
+        with contextlib.suppress(OSError):  # it has just ended
+            os.kill(worker.pid, signal.SIGTERM)
 
 
 def is_worker_running(output_dir: Path) -> bool:
@@ -275,8 +298,9 @@ def main(arguments: list[str]) -> None:
     began = markers.began(int(pid))
     if not await_turn(Path(spool), int(pid)):
         return
-    store = json.loads(folders.read(Path(config)) or b"")["store"]["url"]
-    node = claim_node(os.environ.get("CKPTSYNC_NODE") or node_id(), store, Path(spool))
+    settings = json.loads(folders.read(Path(config)) or b"")
+    own = os.environ.get("CKPTSYNC_NODE") or settings.get("node") or node_id()
+    node = claim_node(own, settings["store"]["url"], Path(spool))
     # another process may have its number by now
     is_alive = markers.began(int(pid)) == began != ""
     run = [sys.executable, "-m", "ckptsync", "run", "-c", config]
@@ -317,12 +341,17 @@ def claim_node(node: str, store: str, spool: Path) -> str:
             holder.bind(f"\0ckptsync {_short(f'{node} {store}')}")
         except OSError as e:
             if e.errno == errno.EADDRINUSE:
-                return f"{node[:90]}-{_short(str(spool))[:8]}"
+                return own_node(node, spool)
             # no such sockets here; the store tells two workers of one id apart, and the second one
             # ends
             return node
         os.set_inheritable(holder.detach(), True)  # noqa: FBT003  # the standard library's own
     return node
+
+
+def own_node(node: str, spool: Path) -> str:
+    """Return the id of a worker of this output directory alone, on a machine with this id."""
+    return f"{node[:90]}-{_short(str(spool))[:8]}"
 
 
 def _short(text: str) -> str:

@@ -58,18 +58,30 @@ class Result:
     pointers: tuple[str, ...] = ()
 
 
+class Busy(ConfigError):
+    """Another process downloads the same files into the same directory."""
+
+
 class Download:
     """The download of one plan into the directory ``destination / plan.name``.
+
+    ``near``: a directory that may hold some of the files, which are linked instead of downloaded.
 
     Methods raise ConfigError and StoreError.
     """
 
-    def __init__(self, destination: Path, plan: PullPlan) -> None:
+    def __init__(self, destination: Path, plan: PullPlan, near: Path | None = None) -> None:
         self.plan = plan
         self._parent = destination
+        self._near = near
         self._final = destination / plan.name
         self._hidden = destination / f".{plan.name}.pull-{plan.key}"
         self._open = str(self._hidden)  # while `_opened`: the open directory
+
+    @property
+    def directory(self) -> Path:
+        """The directory that appears at the end."""
+        return self._final
 
     def preview(self) -> Result:
         """Return what `run` would do.
@@ -94,6 +106,7 @@ class Download:
                 )
             return self._result(self.plan.files, {}, self._finish())
         with self._opened() as target:
+            self._link_near()
             self._check_room()
             if self.plan.alike:
                 self._check_alike()
@@ -175,6 +188,20 @@ class Download:
             self._open = str(self._hidden)
             safe_open.close_quietly(at)
 
+    def _link_near(self) -> None:
+        """Link the files that lie nearby under their names and sizes; `run` verifies them.
+
+        A download replaces a file by rename, so it writes to no linked one.
+        """
+        sizes = _sizes(self._near) if self._near and not self._near.is_symlink() else {}
+        for file in self.plan.files:
+            if self._near and sizes.get(file.under) == file.size:
+                target = Path(self._open, file.under)
+                # what cannot be linked is downloaded
+                with contextlib.suppress(OSError):
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    os.link(self._near / file.under, target, follow_symlinks=False)
+
     def _check_room(self) -> None:
         """Raise StoreError if the rest does not fit on the disk."""
         with _translated(self._parent):
@@ -236,14 +263,7 @@ class Download:
         """
         with _translated(self._final):
             _sync(self._parent)
-        store, written = PosixStore(str(self._parent)), []
-        for name, content in self.plan.pointers.items():
-            path = self._parent / name
-            if path.is_symlink() or not path.is_file() or path.read_bytes() != content:
-                origin = f"pull {name} {content!r}"  # by which a write that was killed is continued
-                store.write(name, [content], About(len(content), origin))
-                written.append(name)
-        return tuple(written)
+        return write_pointers(self._parent, self.plan.pointers)
 
     def _result(
         self,
@@ -256,6 +276,18 @@ class Download:
         return Result(
             directory, len(self.plan.files), self.plan.size, len(there), size, failed, pointers
         )
+
+
+def write_pointers(directory: Path, pointers: Mapping[str, bytes]) -> tuple[str, ...]:
+    """Write the files that name the newest checkpoint; return the names of those that changed."""
+    store, written = PosixStore(str(directory)), []
+    for name, content in pointers.items():
+        path = directory / name
+        if path.is_symlink() or not path.is_file() or path.read_bytes() != content:
+            origin = f"pull {name} {content!r}"  # by which a write that was killed is continued
+            store.write(name, [content], About(len(content), origin))
+            written.append(name)
+    return tuple(written)
 
 
 def _counter(total: int, progress: Progress | None) -> Callable[[int], None]:
@@ -321,7 +353,7 @@ def _lock(at: int, hidden: Path) -> None:
     try:
         fcntl.flock(at, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise ConfigError(
+        raise Busy(
             f"{hidden}: another pull is downloading into it", hint="wait for it, or stop it"
         ) from None
     except OSError:
@@ -344,7 +376,7 @@ def _lock(at: int, hidden: Path) -> None:
         ):
             is_same = found.st_uid == Path(made).stat().st_uid
     if not is_same:
-        raise ConfigError(
+        raise Busy(
             f"{hidden}: another pull has just finished, or it belongs to another user",
             hint="try again",
         )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckptsync.catalogue.cached import read_catalogue
 from ckptsync.catalogue.uncached import not_found, read_location
 from ckptsync.errors import ConfigError, Corrupt, Incomplete
+from ckptsync.plain_json import parse
 from ckptsync.pull.choose import PulledPart, Trust, choose, split
 from ckptsync.pull.download_plan import PullPlan, plan_checkpoint, plan_model
 from ckptsync.records.location_status import Status
@@ -85,6 +87,22 @@ def why_retired(store: Store, run: str, location: str) -> str:
     """
     seen = read_location(store, run, location).of(run, location)
     return seen.conditions.retired if seen else "all its manifests were replaced or deleted"
+
+
+def absent_best(directory: Path) -> str:
+    """Return the best checkpoint that ``trainer_state.json`` names and that is not on this machine.
+
+    Hugging Face's Trainer loads it at the end of a training.  Empty where it is here, or where
+    nothing names one.
+    """
+    name = "trainer_state.json"
+    # a trainer says more of a state that is damaged
+    with contextlib.suppress(OSError, ValueError, Corrupt):
+        state = parse((directory / name).read_bytes(), name)
+        best = state.get("best_model_checkpoint") if isinstance(state, dict) else None
+        if isinstance(best, str) and best and not Path(best).exists():
+            return best
+    return ""
 
 
 def check_outside(store: Store, destination: Path) -> None:

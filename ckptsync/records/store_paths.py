@@ -3,6 +3,7 @@
     <run>/checkpoint-500/…               the trainer's own files
     <run>/consolidated/checkpoint-500/…  the consolidated model
     .ckptsync/store.json, .ckptsync/nodes/<node>.json, .ckptsync/clocks/<node>
+    .ckptsync/resume/<run>/<attempt>/…   how nodes agree on what a training begins with
 
 In <run>/.ckptsync/checkpoint-500/:
 
@@ -183,3 +184,13 @@ def clock_name(node: str) -> str:
 def node_facts_name(node: str) -> str:
     """Return where a node's heartbeat lies, which is overwritten."""
     return f"{RECORDS}/nodes/{node}.json"
+
+
+def resume_prefix(run: str, attempt: str = "") -> str:
+    """Return where the nodes of an attempt agree on what a training begins with; ends in a slash.
+
+    Without ``attempt``: where all attempts of a run lie.  Raises Corrupt for names that lead
+    elsewhere.
+    """
+    above = f"{RECORDS}/resume/{checked_run_name(run)}/"
+    return f"{above}{checked_node(attempt)}/" if attempt else above

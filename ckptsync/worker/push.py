@@ -224,7 +224,7 @@ def plan_push(offer: Offer, node: str, selection: Selection) -> list[UploadProgr
     Raises as `push` does.
     """
     found: list[UploadProgress] = []
-    for one in _saves(offer, node):
+    for one in offered_saves(offer, node):
         seen = outgoing_save(one, selection)
         files, name = seen.files, seen.checkpoint
         size = sum(s.size for s in files.stats)
@@ -265,7 +265,7 @@ def push(
     surroundings = around(offer)
     results: list[UploadProgress] = []
     errors: list[CkptsyncError] = []
-    for one in _saves(offer, node):
+    for one in offered_saves(offer, node):
         to = UploadContext(view, one.checkpoint, after_chunk, threads, output_dir=offer.root)
         try:
             done = _push_save(one, observe(one, surroundings), offer.save, to)
@@ -336,12 +336,13 @@ def _send(seen: LocalSave, save: str, to: UploadContext) -> UploadProgress:
     return replace(progress, notes=(*progress.notes, UNCLAIMED)) if is_doubtful else progress
 
 
-def _saves(offer: Offer, node: str) -> list[LocalSave]:
+def offered_saves(offer: Offer, *nodes: str) -> list[LocalSave]:
     """Return the saves of an offer: those in the trainer's directory, and those only in a pin.
 
     What rotation has removed of one that the hook committed is read from the pin.  A save that the
     trainer has removed, or written over, is whole if the hook committed it, or a daemon saw it at
-    rest in time.  What another node's daemon pinned on a shared disk is its own to send.
+    rest in time.  What another node's daemon pinned on a shared disk is its own to send; ``nodes``
+    are ours.
     """
     saves: list[LocalSave] = []
     found = {one.name: checkpoint_dirs.list_checkpoint(one) for one in offer.found_dirs}
@@ -356,7 +357,7 @@ def _saves(offer: Offer, node: str) -> list[LocalSave]:
         is_short = pin is not None and len(pin.files) > len(source.files)
         seen = local_save(offer.run, checkpoint_dir, source, pin if is_short else None)
         saves.append(replace(seen, pin=pin))
-    for pin in (p for p in offer.pins if p.node in ("", node) and not p.stored and p.files):
+    for pin in (p for p in offer.pins if p.node in ("", *nodes) and not p.stored and p.files):
         name, at = pin.checkpoint, found.get(pin.checkpoint)
         is_gone = at is None or not at.files or bool(compare(pin.files, at.files).changed)
         if is_gone and (pin.is_committed or pin.notes.stable):

@@ -131,8 +131,8 @@ _LIKELY: Mapping[str, Sequence[str]] = {
     "ID": ("node0",), "RATE": ("50MB/s",), "FILE": ("out/file",), "GLOB": ("*.json", "**/*"),
     "USER": ("root",),
 }  # fmt: skip
-# what does not end, and what changes the Python that it runs in
-_LEFT_OUT = ("run", "web", "demo", "hook")
+# what does not end, runs a command or leaves a worker, and what changes the Python that it runs in
+_LEFT_OUT = ("run", "web", "demo", "hook", "resume", "drain")
 # what does not end, asks systemd, writes the file that it names, or is to be run
 _NEVER = ("--watch", "--wait", "--user", "--python", "--html")
 _SLOW = ("load", "model")  # levels that start torch

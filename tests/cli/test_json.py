@@ -37,6 +37,8 @@ LINES = [
     ("pull", ("fsdp2", "{home}/model", "--consolidated", "--dry-run", *HERE)),
     ("push", ("{data}/fsdp2/node0", "--dry-run", *HERE)),
     ("push", ("{data}/fsdp2/node0", *HERE)),
+    ("drain", ("{data}/fsdp2/node0", "--wait", "0", *HERE)),
+    ("drain", ("{home}/absent", "--wait", "0", *HERE)),
     ("merge", ("{data}/fsdp2/node0/checkpoint-4", "{data}/fsdp2/node1/checkpoint-4", "{home}/m",
                "--statistics")),
     ("merge", ("{data}/fsdp2/node0/checkpoint-4", "{data}/fsdp2/node1/checkpoint-4", "{home}/m",
@@ -51,7 +53,7 @@ LINES = [
     ("version", ()),
 ]  # fmt: skip
 # what needs more than this store is held by its own tests: they print through the same function
-ELSEWHERE = {"alert", "run", "demo", "service", "hook", "join", "rm", "web"}
+ELSEWHERE = {"alert", "run", "demo", "service", "hook", "join", "resume", "rm", "web"}
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +118,7 @@ def test_the_last_line_of_progress_is_a_document_of_the_schema(
 
 def test_the_lines_above_are_of_every_command() -> None:
     assert {command for command, _ in LINES} | ELSEWHERE >= COMMANDS.keys()
-    assert COMMANDS.keys() - {"run"} <= SCHEMA["$defs"].keys()
+    assert COMMANDS.keys() - {"run", "resume"} <= SCHEMA["$defs"].keys()
 
 
 @pytest.mark.parametrize("words", [(MODEL, *HERE), ("{store}/zero3/checkpoint-4", "--dry-run")])

@@ -1,0 +1,214 @@
+"""``ckptsync drain``: wait until a store has what a training saved on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ckptsync.cli import output
+from ckptsync.cli.arguments import (
+    add_store_option,
+    configuration,
+    option_value,
+    store_url,
+)
+from ckptsync.cli.output import say
+from ckptsync.cli.push import open_or_make_store
+from ckptsync.config.output_dirs import existing_directories
+from ckptsync.config.yaml_lines import LIMIT, parse
+from ckptsync.errors import CkptsyncError
+from ckptsync.hooks import embedded_worker
+from ckptsync.quantities import parse_duration
+from ckptsync.resume.drain import DrainedSave, DrainResult, LocalSaves, describe, drain
+from ckptsync.safe_open import read_named
+from ckptsync.stores.contract import Store
+from ckptsync.walk import SPOOL
+from ckptsync.worker.file_selection import EVERYTHING
+from ckptsync.worker.finished import Rule
+from ckptsync.worker.node_identity import node_id
+from ckptsync.worker.options import RunDir, WorkerOptions, checked_options
+from ckptsync.worker.store_view import StoreView
+from ckptsync.worker.worker import DOUBTFUL
+
+DETAILS = (
+    "If no worker serves OUT, one is started for as long as that takes. A save that is torn is"
+    " named, and not waited for. Exit code 3 if the store does not have all."
+)
+INCOMPLETE = 3
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    add_output_dir(command)
+    command.add_argument(
+        "--wait",
+        metavar="TIME",
+        default="10m",
+        help="wait at most so long (default: 10m); 0 says only how it stands",
+    )
+
+
+def add_output_dir(command: argparse.ArgumentParser) -> None:
+    """Add OUT, its store, and its run."""
+    command.add_argument(
+        "output_dir", metavar="OUT", help="the output directory, in which a training saves"
+    )
+    add_store_option(command)
+    command.add_argument(
+        "--run",
+        metavar="NAME",
+        help="the run's name in the store (default: as -c says, or the directory's name)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Wait, and print what is stored and what is not."""
+    wait = option_value("--wait", parse_duration, args.wait)
+    upload = upload_of(args)
+    until = time.monotonic() + wait
+    result = drain(
+        upload.saves,
+        lambda: time.monotonic() >= until or upload.is_unserved(),
+        upload.serve if wait else _nothing,
+        lambda text: say(f"ckptsync: {text}", to_stderr=True),
+        math.inf,
+    )
+    upload.finish(result)
+    code = 0 if result.is_stored else INCOMPLETE
+    if args.json:
+        output.print_json(
+            {
+                "run": upload.run.name,
+                "store": upload.url,
+                "may_shut_down": result.is_stored,
+                "saves": [_described(save) for save in result.saves],
+                "error": result.error,
+            },
+            code,
+        )
+        return code
+    for line in describe(result, upload.run, upload.url):
+        say(line)
+    return code
+
+
+def _described(save: DrainedSave) -> dict[str, Any]:
+    row = asdict(save)
+    return {key: row[key] for key in ("checkpoint", "step", "status", "reason", "location")}
+
+
+def _nothing() -> None:
+    """Start no worker."""
+
+
+@dataclass
+class Upload:
+    """What is uploaded of an output directory, where to, and by which worker.
+
+    ``configured``: what the file of ``-c`` says, for a worker of our own.  ``problem``: why that
+    could not be started.
+    """
+
+    run: RunDir
+    node: str
+    url: str
+    store: Store
+    saves: LocalSaves
+    configured: Mapping[str, object] | None
+    has_worker: bool = True
+    problem: str = ""
+    _served_at: float = 0.0
+
+    def serve(self) -> None:
+        """See to it that a worker serves the directory, once it holds anything.
+
+        A program that is to train may refuse a directory that is not empty.  What fails is noted.
+        """
+        if not self.has_worker or not has_entries(self.run.path):
+            return
+        try:
+            embedded_worker.keep_running(self.run.path, self.url, self.run.name, self.configured)
+            self.problem = ""
+        except (OSError, CkptsyncError) as e:
+            self.problem = str(e)
+
+    def is_unserved(self) -> bool:
+        """Return whether no worker is, or will be, at work."""
+        spool, now = self.run.path / SPOOL, time.monotonic()
+        is_own = self.has_worker and embedded_worker.is_worker_running(self.run.path)
+        if is_own or embedded_worker.is_served(spool) or not self._served_at:
+            self._served_at = now
+        return now - self._served_at >= embedded_worker.RESTART
+
+    def finish(self, result: DrainResult) -> None:
+        """End our own worker if nothing is left for it; else say that it goes on."""
+        why = self.problem
+        try:
+            why = why or embedded_worker.problem(self.run.path)
+            who = embedded_worker.who_uploads(self.run.path)
+        except OSError:  # the log cannot be read
+            who = ""
+        if all(save.status in ("stored", "refused") for save in result.saves):
+            embedded_worker.stop(self.run.path)
+            return
+        for text in filter(None, (why, who)):
+            say(f"ckptsync: {text}", to_stderr=True)
+
+
+def has_entries(directory: Path) -> bool:
+    """Return whether there is a directory that is not empty."""
+    try:
+        with os.scandir(directory) as entries:
+            return next(entries, None) is not None
+    except OSError:
+        return False
+
+
+def upload_of(args: argparse.Namespace, store: Store | None = None, url: str = "") -> Upload:
+    """Return what the arguments say is uploaded, where to, and how it is judged.
+
+    ``store``: instead of the one that is named.  Raises ConfigError, StoreError.
+    """
+    path = Path(os.path.abspath(args.output_dir))  # noqa: PTH100 - links stay
+    url = url or store_url(args)
+    config = configuration(args)
+    node = os.environ.get("CKPTSYNC_NODE") or (config.node if config else "") or node_id()
+    run = RunDir(args.run or _configured_name(args, path, url) or path.name, path)
+    worker = config.worker if config else None
+    options = WorkerOptions(node, run)
+    if worker is not None:
+        options = WorkerOptions(
+            node,
+            run,
+            quiet=worker.quiet,
+            unmarked=worker.unmarked,
+            send=worker.send,
+            include=worker.include,
+            exclude=worker.exclude,
+        )
+    checked_options(options, url)
+    selection = options.selection if worker is not None else EVERYTHING
+    store = store or open_or_make_store(args, path)
+    view = StoreView(store, node, run.name, selection)
+    rule = Rule(options.quiet, options.unmarked, DOUBTFUL * options.unmarked)
+    nodes = (node, embedded_worker.own_node(node, path / SPOOL))
+    configured = _file_of(args) if args.config else None
+    return Upload(run, node, url, store, LocalSaves(run, nodes, view, rule), configured)
+
+
+def _configured_name(args: argparse.Namespace, path: Path, url: str) -> str:
+    """Return the name that the configuration gives this directory; "" if it does not name it."""
+    config = configuration(args)
+    runs = existing_directories(config.worker.runs, url).runs if config else ()
+    return next((run.name for run in runs if Path(run.path) in (path, path.resolve())), "")
+
+
+def _file_of(args: argparse.Namespace) -> Mapping[str, object] | None:
+    """Return what the configuration file says, as plain values; `configuration` has checked it."""
+    values = parse(read_named(Path(args.config), LIMIT).decode(), args.config).values
+    return values if isinstance(values, dict) else None

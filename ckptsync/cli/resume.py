@@ -1,0 +1,249 @@
+"""``ckptsync resume``: run a training from the newest checkpoint that all nodes have."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import os
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ckptsync.child import describe_end
+from ckptsync.cli import output
+from ckptsync.cli.arguments import access_of, option_value
+from ckptsync.cli.drain import Upload, add_output_dir, has_entries, upload_of
+from ckptsync.errors import CkptsyncError
+from ckptsync.quantities import backoff, parse_duration
+from ckptsync.resume.arguments import (
+    TRAINERS,
+    Resumed,
+    check_command,
+    command_for,
+    environment_for,
+)
+from ckptsync.resume.attempt import Attempt, next_try, read_attempt
+from ckptsync.resume.drain import DrainResult, TrainingMark, describe, drain
+from ckptsync.resume.prepare import PrepareOptions, Start, prepare
+from ckptsync.resume.training import (
+    Signals,
+    exit_code_of,
+    find_program,
+    read_signal_map,
+)
+from ckptsync.stores.memory import MemoryStore
+
+FIRST, LONGEST = 10.0, 300.0  # seconds between a failure and the next try
+_LOOK_EVERY, _POLL = 1.0, 0.2  # seconds
+DETAILS = (
+    "In COMMAND, {checkpoint} and {step} stand for the checkpoint; with nothing to resume from,"
+    " the arguments that contain them are left out. Run it on every node. The exit code is the"
+    " training's, 128 and the signal's number if a signal ended it."
+)
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    command.usage = "%(prog)s OUT [options] -- COMMAND …"
+    command.set_defaults(training=())  # what follows `--`
+    add_output_dir(command)
+    add(
+        "--for",
+        dest="trainer",
+        choices=sorted(TRAINERS),
+        help="append to COMMAND what this trainer needs, in place of {checkpoint}",
+    )
+    add(
+        "--nnodes",
+        metavar="N",
+        type=int,
+        help="how many nodes train together (default: as the launcher's variables say, or 1)",
+    )
+    add(
+        "--attempt",
+        metavar="NAME",
+        help="a name of this start, the same on all nodes (default: the scheduler's job and"
+        " restart, or the launcher's)",
+    )
+    add(
+        "--wait",
+        metavar="TIME",
+        default="5m",
+        help="wait at most so long for the other nodes (default: 5m)",
+    )
+    add(
+        "--trust",
+        choices=("verified", "complete"),
+        default="verified",
+        help="resume from the newest checkpoint that is VERIFIED (default), or only COMPLETE",
+    )
+    add("--require", action="store_true", help="fail where there is no checkpoint to resume from")
+    add(
+        "--keep-newer",
+        action="store_true",
+        help="leave newer and torn checkpoints in OUT where they are, instead of renaming them",
+    )
+    add("--no-worker", action="store_true", help="start no worker; one of this node uploads")
+    add(
+        "--drain",
+        metavar="TIME",
+        default="10m",
+        help="when the training has ended, wait at most so long until its saves are stored"
+        " (default: 10m); a second signal ends the waiting",
+    )
+    add(
+        "--restarts",
+        metavar="N",
+        type=int,
+        default=0,
+        help="start a training that fails again, N times; a failure before any new save counts"
+        " twice",
+    )
+    add(
+        "--signal-map",
+        metavar="SIGNAL=SIGNAL",
+        action="append",
+        help="give the training another signal, such as USR1=TERM; HUP=NONE: none",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Agree, get the checkpoint, run the training, upload; return the training's exit code."""
+    command = list(args.training)
+    check_command(command, args.trainer or "")
+    find_program(command[0])
+    signals = Signals(read_signal_map(args.signal_map or ()))
+    wait = option_value("--wait", parse_duration, args.wait)
+    drain_for = option_value("--drain", parse_duration, args.drain)
+    has_store = bool(args.url or args.config or os.environ.get("CKPTSYNC_STORE"))
+    upload = upload_of(args) if has_store else upload_of(args, MemoryStore(), "memory://")
+    upload.has_worker = has_store and not args.no_worker
+    attempt = read_attempt(
+        os.environ, upload.node, secrets.token_hex(8), name=args.attempt, nnodes=args.nnodes
+    )
+    options = PrepareOptions(
+        upload.store if has_store else None,
+        upload.run.name,
+        trust=args.trust,
+        wait=wait,
+        keep_newer=args.keep_newer,
+        require=args.require,
+        node=upload.node if attempt.nnodes > 1 else "",
+        threads=access_of(args).limits.threads,
+        say=note,
+    )
+
+    def begin(attempt: Attempt) -> Start:
+        with output.progress(args, f"downloading {upload.run.name}") as progress:
+            return prepare(upload.run.path, attempt, replace(options, progress=progress))
+
+    front = _Front(command, args.trainer or "", upload, signals, drain_for if has_store else None)
+    return front.run(attempt, begin, args.restarts)
+
+
+def note(text: str) -> None:
+    """Print a line for the training's log."""
+    output.say(f"ckptsync: {text}", to_stderr=True)
+
+
+@dataclass
+class _Front:
+    """What stands in front of a training.
+
+    ``drain_for``: seconds to wait at its end until the store has its saves; None without a store.
+    """
+
+    command: list[str]
+    trainer: str
+    upload: Upload
+    signals: Signals
+    drain_for: float | None
+
+    def run(self, attempt: Attempt, begin: Callable[[Attempt], Start], restarts: int) -> int:
+        """Run the training until it ends well, or has failed too often; return its exit code.
+
+        Raises the errors of `prepare`.
+        """
+        used, failures, newest = 0, 0, self._newest_step() if restarts else -1
+        while True:
+            this = next_try(attempt, failures) if failures else attempt
+            start = begin(this)
+            note(start.text)
+            newest = max(newest, -1 if start.step is None else start.step)
+            with self.signals.handled():
+                status = self._train(this, start)
+                may_restart = bool(status and restarts and not self.signals.is_ending)
+                if may_restart:
+                    step = self._drain(self.upload.saves.rule.unmarked).newest_step
+                    failures, used = failures + 1, used + (1 if step > newest else 2)
+                    newest = max(newest, step)
+                    if used <= restarts and self._pause(failures, f"{used} of {restarts} used"):
+                        continue
+                    note(f"not started again: {used} of {restarts} restarts would be used")
+                self._report(self._drain(math.inf))
+                return exit_code_of(status)
+
+    def _train(self, attempt: Attempt, start: Start) -> int:
+        """Run the training once; return its status."""
+        resumed = Resumed(str(start.checkpoint), start.step) if start.checkpoint else None
+        command = command_for(self.command, resumed, self.trainer)
+        mark: TrainingMark | None = None
+        looked_at = -math.inf
+
+        def look(pid: int) -> None:
+            nonlocal mark, looked_at
+            if (now := time.monotonic()) - looked_at < _LOOK_EVERY:
+                return
+            looked_at = now
+            self.upload.serve()
+            if mark is None and has_entries(self.upload.run.path):
+                mark = TrainingMark(self.upload.run.path, attempt.name, pid, began)
+                with contextlib.suppress(OSError, CkptsyncError):  # then the files decide
+                    mark.begin()
+
+        began = time.time()
+        status = self.signals.run(command, environment_for(os.environ, resumed), look)
+        if status == 0 and mark is not None:
+            with contextlib.suppress(OSError, CkptsyncError):
+                mark.end()
+        note(f"the training {describe_end(status)} (attempt {attempt.name})")
+        return status
+
+    def _drain(self, longest: float) -> DrainResult:
+        """Wait for the store, as long as that is wanted; ``longest`` as of `is_over`."""
+        if self.drain_for is None:
+            return DrainResult(self.upload.saves.read(time.monotonic()))
+        until, before = time.monotonic() + self.drain_for, self.signals.count
+        enough = 2 if math.isinf(longest) else 1  # signals: the first one ends only the training
+
+        def is_stopped() -> bool:
+            is_signalled = self.signals.count > before and self.signals.count >= enough
+            return is_signalled or time.monotonic() >= until or self.upload.is_unserved()
+
+        return drain(self.upload.saves, is_stopped, self.upload.serve, note, longest)
+
+    def _newest_step(self) -> int:
+        """Return the newest step that is here before the first attempt; -1 without any."""
+        try:
+            return DrainResult(self.upload.saves.read(time.monotonic())).newest_step
+        except CkptsyncError:  # `prepare` says why
+            return -1
+
+    def _pause(self, failures: int, budget: str) -> bool:
+        """Wait before the next try; return False where a signal asks for an end."""
+        seconds = backoff(failures, FIRST, LONGEST)
+        note(f"starting it again in {seconds:.0f} s: {budget}")
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and not self.signals.is_ending:
+            time.sleep(_POLL)
+        return not self.signals.is_ending
+
+    def _report(self, result: DrainResult) -> None:
+        if self.drain_for is None:
+            note("no store is named: nothing was uploaded")
+            return
+        for line in describe(result, self.upload.run, self.upload.url):
+            note(line)
+        self.upload.finish(result)

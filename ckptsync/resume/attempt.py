@@ -1,0 +1,183 @@
+"""Which attempt of a training this is, and how many nodes take part in it.  Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from ckptsync.digest import digest
+from ckptsync.errors import ConfigError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+_MOST_NODES = 100_000
+# how many nodes a launcher or a scheduler says; the launcher knows best, since a job may have more
+_COUNTS = (
+    "NNODES",
+    "MAX_NNODES",
+    "PET_NNODES",
+    "GROUP_WORLD_SIZE",
+    "SLURM_STEP_NUM_NODES",
+    "SLURM_NNODES",
+    "SKYPILOT_NUM_NODES",
+)
+# which of the nodes this is: above 0 where there are several
+_NODE_RANKS = (
+    "NODE_RANK",
+    "PET_NODE_RANK",
+    "GROUP_RANK",
+    "SLURM_NODEID",
+    "SKYPILOT_NODE_RANK",
+    "JOB_COMPLETION_INDEX",
+    "OMPI_COMM_WORLD_RANK",
+)
+# how many processes of one node are started, each of which would call `resume`
+_PER_NODE = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
+_NO_NAME = (
+    "name each start of the training alike on all of its nodes, and otherwise each time:"
+    " --attempt NAME"
+)
+_NO_COUNT = "say how many nodes train together: --nnodes N"
+_ONCE = "call `ckptsync resume` once on each node, in front of the launcher (torchrun, srun -n1)"
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One start of a training on all of its nodes.
+
+    ``name`` is the same on all nodes of one start, and another for each start; ``node`` is the id
+    of this node, as the worker's.
+    """
+
+    name: str
+    nnodes: int
+    node: str
+
+
+def read_attempt(
+    environment: Mapping[str, str],
+    node: str,
+    fresh: str,
+    *,
+    name: str | None = None,
+    nnodes: int | None = None,
+) -> Attempt:
+    """Return the attempt that the options and the launcher's variables say.
+
+    ``fresh``: a name that nobody else uses, for a training on one node.
+
+    Raises ConfigError where several nodes are expected and no variable names the attempt, where the
+    number of nodes is not known, and in one of several processes of a node.
+    """
+    _check_once(environment)
+    count = _count(environment) if nnodes is None else nnodes
+    if not 0 < count <= _MOST_NODES:
+        raise ConfigError(f"--nnodes {count}: not a number of nodes", hint=_NO_COUNT)
+    if name is not None:
+        if not _NAME.fullmatch(name):
+            why = "letters, digits, '_', '.' and '-', at most 100, a letter or digit first"
+            raise ConfigError(f"--attempt {name!r}: not an attempt's name", hint=f"use {why}")
+        return Attempt(name, count, node)
+    named = next(filter(None, (read(environment) for read in _NAMES)), "")
+    if not named and count > 1:
+        raise ConfigError(
+            f"{count} nodes train together, and no variable of a scheduler names this attempt",
+            hint=_NO_NAME,
+        )
+    return Attempt(_plain(named) if named else fresh, count, node)
+
+
+def next_try(attempt: Attempt, number: int) -> Attempt:
+    """Return the attempt of a restart: ``number`` 1 for the first one after the attempt itself."""
+    return replace(attempt, name=f"{attempt.name}.{number}")
+
+
+def _check_once(environment: Mapping[str, str]) -> None:
+    for variable in _PER_NODE:
+        if (_number(environment, variable) or 0) > 1:
+            what = f"{environment[variable]} processes of this node"
+            raise ConfigError(f"{variable}: {what} would each choose a checkpoint", hint=_ONCE)
+    tasks, nodes = (
+        _number(environment, f"SLURM_STEP_NUM_{kind}") or 0 for kind in ("TASKS", "NODES")
+    )
+    if tasks > nodes > 0:
+        what = f"srun has started {tasks} tasks on {nodes} nodes"
+        raise ConfigError(
+            f"{what}, and each would choose a checkpoint", hint="srun --ntasks-per-node=1"
+        )
+
+
+def _count(environment: Mapping[str, str]) -> int:
+    """Return how many nodes the variables say; 1 where they say nothing."""
+    for variable in _COUNTS:
+        text = environment.get(variable, "").strip()
+        if not text:
+            continue
+        least, _, most = text.rpartition(":")  # 1:4 where the launch is elastic
+        least = environment.get("MIN_NNODES", "") if variable == "MAX_NNODES" else least
+        if not (most.isascii() and most.isdecimal() and len(most) < 9):
+            raise ConfigError(f"{variable}={text!r:.80}: not a number of nodes", hint=_NO_COUNT)
+        if least not in ("", most):
+            raise ConfigError(f"{variable}={text}: {least} to {most} nodes", hint=_NO_COUNT)
+        count = int(most)
+        break
+    else:
+        count = _number(environment, "OMPI_COMM_WORLD_SIZE") or 1  # one process a node
+    if count == 1:
+        _check_alone(environment)
+    return count
+
+
+def _check_alone(environment: Mapping[str, str]) -> None:
+    """Raise ConfigError where a variable shows that there may be other nodes."""
+    for variable in _NODE_RANKS:
+        number = _number(environment, variable)
+        if number and number > 0:
+            raise ConfigError(
+                f"{variable}={number}: not the only node, and no variable says how many there are",
+                hint=_NO_COUNT,
+            )
+    if "JOB_COMPLETION_INDEX" in environment and not any(map(environment.get, _COUNTS)):
+        raise ConfigError(
+            "JOB_COMPLETION_INDEX: one pod of a job, and no variable says how many there are",
+            hint=_NO_COUNT,
+        )
+
+
+def _number(environment: Mapping[str, str], variable: str) -> int | None:
+    text = environment.get(variable, "").strip()
+    is_number = text.isascii() and text.isdecimal() and len(text) < 9
+    return int(text) if is_number else None
+
+
+def _of_mpi(environment: Mapping[str, str]) -> str:
+    """Return the name of one `mpirun`: before Slurm's, which only some of its nodes see."""
+    return environment.get("PMIX_NAMESPACE", "") if "OMPI_COMM_WORLD_SIZE" in environment else ""
+
+
+def _of_slurm(environment: Mapping[str, str]) -> str:
+    """Return job, requeue and step.
+
+    SLURM_JOB_ID is each array task's own; each `srun` is a step; a requeued job keeps its id.
+    """
+    job = environment.get("SLURM_JOB_ID", "")
+    restart = environment.get("SLURM_RESTART_COUNT") or "0"
+    step = environment.get("SLURM_STEP_ID", "")
+    return f"slurm-{job}.{restart}{f'.{step}' if step else ''}" if job else ""
+
+
+def _of_torchrun(environment: Mapping[str, str]) -> str:
+    """Return rendezvous and restart; a launch without a rendezvous is called ``none``."""
+    run = environment.get("TORCHELASTIC_RUN_ID", "")
+    restart = environment.get("TORCHELASTIC_RESTART_COUNT") or "0"
+    return f"{run}.{restart}" if run not in ("", "none") else ""
+
+
+_NAMES: tuple[Callable[[Mapping[str, str]], str], ...] = (_of_mpi, _of_slurm, _of_torchrun)
+
+
+def _plain(name: str) -> str:
+    """Return a name as one component of a store's names; another one gets a digest."""
+    if _NAME.fullmatch(name):
+        return name
+    return f"a-{re.sub(r'[^A-Za-z0-9_.-]', '-', name)[:60]}.{digest(name.encode())[:8]}"

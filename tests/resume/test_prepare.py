@@ -1,0 +1,493 @@
+"""Nodes agree on one checkpoint, get it, and lose nothing, whoever is killed when."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ckptsync.catalogue.uncached import read_state
+from ckptsync.checkpoint_dirs import find_checkpoint_dirs, find_strays
+from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, Incomplete, Unsupported
+from ckptsync.resume.attempt import Attempt
+from ckptsync.resume.choose import NodeRecord
+from ckptsync.resume.local import ASIDE
+from ckptsync.resume.prepare import PrepareOptions, Start, prepare
+from ckptsync.resume.records import AttemptRecords
+from ckptsync.stores.contract import Store
+from ckptsync.stores.memory import MemoryStore
+from ckptsync.stores.opening import open_store
+from ckptsync.stores.retry import Persistence, Retrying
+from tests.support import small_store
+from tests.support.crashing_store import Crash, Dying
+from tests.support.flaky_store import Flaky
+from tests.support.interleaving import OneOf, Turns
+
+DATA = small_store.DATA / "fsdp2"
+RUN, WAIT = "fsdp2", 60.0
+RECORDS = f".ckptsync/resume/{RUN}"
+Outcome = Start | BaseException
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with checkpoint-4 and checkpoint-5, both VERIFIED."""
+    path = tmp_path_factory.mktemp("made") / "store"
+    small_store.make_two(path)
+    return path
+
+
+@pytest.fixture
+def url(made: Path, tmp_path: Path) -> str:
+    shutil.copytree(made, tmp_path / "store")
+    return str(tmp_path / "store")
+
+
+def options(store: Store | None, **more: object) -> PrepareOptions:
+    plain = PrepareOptions(store, RUN, wait=WAIT, poll=0.01, threads=1)
+    return replace(plain, **more)  # type: ignore[arg-type]
+
+
+def together(work: Mapping[str, Callable[[], Start]]) -> dict[str, Outcome]:
+    """What each node's call gave, or the error that it raised."""
+    outcomes: dict[str, Outcome] = {}
+
+    def live(node: str) -> None:
+        try:
+            outcomes[node] = work[node]()
+        except BaseException as e:  # noqa: BLE001 - the test judges it
+            outcomes[node] = e
+
+    threads = [threading.Thread(target=live, args=(node,)) for node in work]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return outcomes
+
+
+def begin(
+    tmp_path: Path, url: str, nodes: int = 2, name: str = "a", **more: object
+) -> dict[str, Outcome]:
+    """What an attempt of several nodes gave, each with an output directory of its own."""
+
+    def call(node: str) -> Start:
+        out, attempt = tmp_path / node, Attempt(name, nodes, node)
+        return prepare(out, attempt, options(open_store(url), node=node, **more))
+
+    return together({f"node{n}": lambda n=n: call(f"node{n}") for n in range(nodes)})  # type: ignore[misc]
+
+
+def steps(outcomes: Mapping[str, Outcome]) -> list[int | None]:
+    for one in outcomes.values():
+        if isinstance(one, BaseException):
+            raise one
+    return [one.step for one in outcomes.values() if isinstance(one, Start)]
+
+
+def lay(out: Path, node: str, name: str) -> Path:
+    """A node's part of a checkpoint, as its training left it."""
+    shutil.copytree(DATA / node / "checkpoint-4", out / name)
+    state = out / name / "trainer_state.json"
+    if state.exists():
+        content = json.loads(state.read_text()) | {"global_step": int(name.rpartition("-")[2])}
+        state.write_text(json.dumps(content))
+    return out / name
+
+
+def lay_whole(out: Path, name: str) -> Path:
+    """A checkpoint of both nodes, of which the last file is the trainer's last."""
+    for node in ("node1", "node0"):
+        shutil.copytree(DATA / node / "checkpoint-4", out / name, dirs_exist_ok=True)
+    state, step = out / name / "trainer_state.json", int(name.rpartition("-")[2])
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"global_step": step}))
+    at = time.time() - 10  # later than what the store holds
+    for path in (out / name).rglob("*"):
+        os.utime(path, (at, at))
+    os.utime(state, (at + 1, at + 1))
+    return out / name
+
+
+def contents(folder: Path) -> list[bytes]:
+    return sorted(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+
+
+def check_nothing_is_gone(before: list[bytes], folder: Path) -> None:
+    now = contents(folder)
+    assert not [one[:20] for one in before if one not in now]
+
+
+# One node.
+
+
+def test_one_node_gets_the_newest_verified_checkpoint_and_moves_newer_ones_aside(
+    url: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    lay(out, "node0", "checkpoint-900")
+    (out / "checkpoint-5").mkdir()
+    (out / "checkpoint-5" / "scheduler.pt").write_bytes(b"another training's")
+    before = contents(out)
+    start = prepare(out, Attempt("a", 1, "n"), options(open_store(url)))
+    assert (start.checkpoint, start.step) == (out / "checkpoint-5", 5)
+    assert "checkpoint-900 was moved to" in start.text
+    check_nothing_is_gone(before, out)
+    assert {one.name for one in find_checkpoint_dirs(out)} == {"checkpoint-5"}
+    assert find_strays(out) == {}
+    assert sorted(one.name for one in out.iterdir()) == [ASIDE, "checkpoint-5"]
+    # what is here with the right bytes is neither downloaded nor moved again
+    inode = (out / "checkpoint-5" / "scheduler.pt").stat().st_ino
+    assert prepare(out, Attempt("b", 1, "n"), options(open_store(url))).step == 5
+    assert (out / "checkpoint-5" / "scheduler.pt").stat().st_ino == inode
+    assert not list(Path(url, ".ckptsync").glob("resume/*"))
+
+
+def test_names_that_are_aside_already_stay(url: str, tmp_path: Path) -> None:
+    for number in range(3):
+        lay(tmp_path / "out", "node0", "checkpoint-900")
+        prepare(tmp_path / "out", Attempt(f"a{number}", 1, "n"), options(open_store(url)))
+    aside = sorted(one.name for one in (tmp_path / "out" / ASIDE).iterdir())
+    assert aside == ["checkpoint-900", "checkpoint-900.2", "checkpoint-900.3"]
+
+
+def test_a_checkpoint_arrives_where_others_of_its_training_lie(url: str, tmp_path: Path) -> None:
+    lay(tmp_path / "out" / "checkpoints", "node0", "checkpoint-900")
+    start = prepare(tmp_path / "out", Attempt("a", 1, "n"), options(open_store(url)))
+    assert start.checkpoint == tmp_path / "out" / "checkpoints" / "checkpoint-5"
+    assert (tmp_path / "out" / ASIDE / "checkpoints.checkpoint-900").is_dir()
+
+
+def test_newer_checkpoints_stay_with_keep_newer(url: str, tmp_path: Path) -> None:
+    lay(tmp_path / "out", "node0", "checkpoint-900")
+    asked = options(open_store(url), keep_newer=True)
+    start = prepare(tmp_path / "out", Attempt("a", 1, "n"), asked)
+    assert start.step == 5
+    assert "checkpoint-900 stay" in start.text
+    assert (tmp_path / "out" / "checkpoint-900").is_dir()
+
+
+def test_without_a_store_the_newest_whole_directory_is_chosen(tmp_path: Path) -> None:
+    for name in ("checkpoint-10", "checkpoint-20"):
+        lay_whole(tmp_path, name)
+    torn = lay_whole(tmp_path, "checkpoint-30")
+    (torn / "trainer_state.json").unlink()
+    half = lay_whole(tmp_path, "checkpoint-40")
+    (half / "pytorch_model_fsdp_0" / "__1_0.distcp").unlink()
+    before = contents(tmp_path)
+    start = prepare(tmp_path, Attempt("a", 1, "n"), options(None))
+    assert (start.checkpoint, start.step) == (tmp_path / "checkpoint-20", 20)
+    assert sorted(one.name for one in (tmp_path / ASIDE).iterdir()) == [
+        "checkpoint-30",
+        "checkpoint-40",
+    ]
+    check_nothing_is_gone(before, tmp_path)
+
+
+def test_without_a_checkpoint_the_training_begins_from_the_beginning(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    start = prepare(out, Attempt("a", 1, "n"), options(None))
+    assert (start.checkpoint, start.step) == (None, None)
+    assert not out.exists()
+    with pytest.raises(Incomplete, match="no checkpoint to begin with"):
+        prepare(out, Attempt("a", 1, "n"), options(None, require=True))
+
+
+def test_several_nodes_need_a_store(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="2 nodes agree on a checkpoint through a store"):
+        prepare(tmp_path, Attempt("a", 2, "n"), options(None))
+
+
+def test_a_best_checkpoint_that_is_not_here_is_pulled_or_named(url: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    for name, checkpoint in (("checkpoint-4", 10), ("checkpoint-7", 11)):
+        at = lay_whole(out, f"checkpoint-{checkpoint}")
+        state = at / "trainer_state.json"
+        content = json.loads(state.read_text()) | {"best_model_checkpoint": str(out / name)}
+        state.write_text(json.dumps(content))
+        start = prepare(out, Attempt("a", 1, "n"), options(open_store(url)))
+        assert start.step == checkpoint
+        if name == "checkpoint-4":
+            assert "checkpoint-4, the best checkpoint, was pulled, too" in start.text
+            assert (out / name / "trainer_state.json").is_file()
+        else:
+            assert "is not here, and cannot be pulled: " in start.text
+
+
+# Several nodes.
+
+
+@pytest.mark.parametrize("nodes", [2, 3])
+def test_nodes_begin_with_one_step_and_each_has_it(url: str, tmp_path: Path, nodes: int) -> None:
+    outcomes = begin(tmp_path, url, nodes)
+    assert steps(outcomes) == [5] * nodes
+    for node in range(nodes):
+        names = {p.name for p in (tmp_path / f"node{node}" / "checkpoint-5").rglob("*")}
+        assert {"__0_0.distcp", "__1_0.distcp", "trainer_state.json"} <= names
+        # with a third node, ranks may move to other nodes: each gets the files of all
+        ranks = {f"rng_state_{rank}.pth" for rank in ((node,) if nodes == 2 else (0, 1))}
+        assert {name for name in names if name.startswith("rng_state")} == ranks
+
+
+def test_a_node_links_what_it_has_of_the_checkpoint(url: str, tmp_path: Path) -> None:
+    part = lay(tmp_path / "node1", "node1", "checkpoint-5")
+    shard = Path("pytorch_model_fsdp_0", "__1_0.distcp")
+    inode = (part / shard).stat().st_ino
+    before = contents(tmp_path / "node1")
+    assert steps(begin(tmp_path, url)) == [5, 5]
+    assert (tmp_path / "node1" / "checkpoint-5" / shard).stat().st_ino == inode
+    check_nothing_is_gone(before, tmp_path / "node1")
+
+
+def test_the_same_attempt_gives_the_same_answer_and_a_new_one_decides_anew(
+    url: str, tmp_path: Path
+) -> None:
+    reports = list(Path(url, RUN, ".ckptsync", "checkpoint-5").glob("report-*"))
+    for report in reports:
+        report.rename(tmp_path / report.name)
+    assert steps(begin(tmp_path, url)) == [4, 4]
+    for report in reports:
+        (tmp_path / report.name).rename(report)
+    # one node is started again, on a new disk, while the other trains and has saved since
+    shutil.rmtree(tmp_path / "node0")
+    saved = lay(tmp_path / "node1", "node1", "checkpoint-6")
+    said: list[str] = []
+    for node in ("node0", "node1"):
+        asked = options(open_store(url), say=said.append)
+        assert prepare(tmp_path / node, Attempt("a", 2, node), asked).step == 4
+    assert any("attempt a was begun before checkpoint-5 was saved" in one for one in said)
+    assert saved.is_dir()
+    assert steps(begin(tmp_path, url, name="b")) == [5, 5]
+
+
+def test_a_late_node_is_waited_for_and_an_absent_one_fails_all_alike(
+    url: str, tmp_path: Path
+) -> None:
+    first = threading.Event()
+
+    def call(node: str) -> Start:
+        if node == "node1":
+            assert first.wait(60)
+        return prepare(
+            tmp_path / node,
+            Attempt("a", 2, node),
+            options(open_store(url), say=lambda _: first.set()),
+        )
+
+    assert steps(together({n: lambda n=n: call(n) for n in ("node0", "node1")})) == [5, 5]  # type: ignore[misc]
+    before = contents(tmp_path / "node0")
+    for node in ("node0", "node1"):  # the second one comes too late
+        with pytest.raises(Incomplete, match="only 1 of 2 nodes have come: node0"):
+            prepare(tmp_path / node, Attempt("b", 2, node), options(open_store(url), wait=0.2))
+    assert contents(tmp_path / "node0") == before
+
+
+def test_a_node_that_dies_before_it_is_ready_fails_all_alike(url: str, tmp_path: Path) -> None:
+    before = lay(tmp_path / "node0", "node0", "checkpoint-900")
+    dead = Attempt("a", 2, "node1")
+    AttemptRecords(open_store(url), RUN, dead).join(NodeRecord("node1", 2, ()))
+    for node in ("node0", "node1"):  # the second one is begun again, too late
+        with pytest.raises(Incomplete, match="node0: attempt a: without a sign for 0 s: node1"):
+            prepare(tmp_path / node, Attempt("a", 2, node), options(open_store(url), wait=0.2))
+    assert before.is_dir()
+
+
+def test_more_nodes_than_expected_are_named(url: str, tmp_path: Path) -> None:
+    assert steps(begin(tmp_path, url)) == [5, 5]
+    with pytest.raises(ConfigError, match="3 nodes take part in an attempt of 2: new, node0"):
+        prepare(tmp_path / "new", Attempt("a", 2, "new"), options(open_store(url)))
+    assert steps(begin(tmp_path, url)) == [5, 5]
+
+
+def test_a_node_that_cannot_get_it_fails_all_alike(url: str, tmp_path: Path) -> None:
+    (tmp_path / "node1").write_text("in the way")
+    for node in ("node0",):
+        lay(tmp_path / node, node, "checkpoint-900")
+    outcomes = begin(tmp_path, url)
+    assert {type(one) for one in outcomes.values()} == {ConfigError}
+    assert len({str(one) for one in outcomes.values()}) == 1
+    assert str(outcomes["node0"]).startswith("node1: ")
+    assert (tmp_path / "node0" / "checkpoint-900").is_dir()  # nobody was ready
+
+
+def test_damage_in_the_store_fails_all_alike(url: str, tmp_path: Path) -> None:
+    small_store.flip(Path(url, RUN, "checkpoint-5", "scheduler.pt"))
+    outcomes = begin(tmp_path, url)
+    assert {type(one) for one in outcomes.values()} == {Corrupt}
+    assert "scheduler.pt" in str(outcomes["node0"])
+
+
+def test_nodes_that_share_their_output_directory_share_a_download(url: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    lay_whole(out, "checkpoint-900")
+    (out / "checkpoint-900" / "trainer_state.json").unlink()
+    (out / "checkpoint-5").mkdir()
+    (out / "checkpoint-5" / "x").write_bytes(b"another training's")
+    before = contents(out)
+
+    def call(node: str) -> Start:
+        return prepare(out, Attempt("a", 3, node), options(open_store(url)))
+
+    outcomes = together({n: lambda n=n: call(n) for n in ("n0", "n1", "n2")})  # type: ignore[misc]
+    assert steps(outcomes) == [5, 5, 5]
+    check_nothing_is_gone(before, out)
+    assert sorted(one.name for one in (out / ASIDE).iterdir()) == ["checkpoint-5", "checkpoint-900"]
+    # a whole save that all see needs no store
+    lay_whole(out, "checkpoint-8")
+    outcomes = together(
+        {
+            n: lambda n=n: prepare(out, Attempt("b", 2, n), options(open_store(url)))  # type: ignore[misc]
+            for n in ("n0", "n1")
+        }
+    )
+    assert steps(outcomes) == [8, 8]
+
+
+def test_two_saves_of_one_step_are_not_mixed(url: str, tmp_path: Path) -> None:
+    """Each node has a whole save of step 9 of its own."""
+    for node in ("node0", "node1"):
+        at = lay_whole(tmp_path / node, "checkpoint-9")
+        (at / "scheduler.pt").write_bytes(node.encode())
+        (at / "trainer_state.json").touch()
+    outcomes = begin(tmp_path, url)
+    assert steps(outcomes) == [5, 5]
+    assert "checkpoint-9 is newer, but only" in str(outcomes["node0"])
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [(b"\0garbage", Corrupt), (b'{"format":1,"node":"no', Corrupt), (b'{"format":9}', Unsupported)],
+)
+def test_a_record_that_cannot_be_read_fails_the_attempt(
+    url: str, tmp_path: Path, data: bytes, kind: type[CkptsyncError]
+) -> None:
+    open_store(url).write(f"{RECORDS}/a/node1.json", [data])
+    outcomes = begin(tmp_path, url)
+    assert {type(one) for one in outcomes.values()} == {kind}
+    assert "node1.json" in str(outcomes["node0"])
+
+
+# Kills and failures.
+
+
+def test_a_node_may_be_killed_at_every_moment_and_begun_again(made: Path, tmp_path: Path) -> None:
+    for lives in itertools.count():
+        shutil.copytree(made, tmp_path / "store")
+        url, dead = str(tmp_path / "store"), list[int]()
+        lay(tmp_path / "node0", "node0", "checkpoint-900")
+        lay(tmp_path / "node0", "node0", "checkpoint-5")
+        before = contents(tmp_path / "node0")
+
+        def call(node: str, lives: int = lives, url: str = url, dead: list[int] = dead) -> Start:
+            out, attempt = tmp_path / node, Attempt("a", 2, node)
+            if node == "node0":
+                try:
+                    return prepare(out, attempt, options(Dying(open_store(url), lives), node=node))
+                except Crash:
+                    dead.append(lives)
+            return prepare(out, attempt, options(open_store(url), node=node))
+
+        assert steps(together({n: lambda n=n: call(n) for n in ("node0", "node1")})) == [5, 5]  # type: ignore[misc]
+        check_nothing_is_gone(before, tmp_path / "node0")
+        aside = sorted(one.name for one in (tmp_path / "node0" / ASIDE).iterdir())
+        assert aside == ["checkpoint-5", "checkpoint-900"]
+        for name in ("store", "node0", "node1"):
+            shutil.rmtree(tmp_path / name)
+        if not dead:
+            break
+    assert lives > 5
+
+
+def test_a_node_that_was_killed_between_its_renames_goes_on(url: str, tmp_path: Path) -> None:
+    """The other save has been moved aside, and the checkpoint is not in its place yet."""
+    lay(tmp_path / "node0", "node0", "checkpoint-5")
+    lay(tmp_path / "node0", "node0", "checkpoint-900")
+    before = contents(tmp_path / "node0")
+    assert steps(begin(tmp_path, url)) == [5, 5]
+    out = tmp_path / "node0"
+    inside = contents(out / "checkpoint-5")
+    (out / "checkpoint-5").rename(out / "half")
+    record = json.loads(Path(url, RECORDS, "a", "node0.json").read_text())
+    chosen = next(one for one in record["candidates"] if one["checkpoint"] == "checkpoint-5")
+    staging = out / ".ckptsync-resume" / chosen["id"]
+    staging.mkdir(parents=True)
+    (out / "half").rename(staging / "checkpoint-5")
+    (out / ASIDE / "checkpoint-900").rename(out / "checkpoint-900")
+    asked = options(open_store(url), node="node0")
+    assert prepare(out, Attempt("a", 2, "node0"), asked).step == 5
+    assert contents(out / "checkpoint-5") == inside
+    assert sorted(one.name for one in out.iterdir()) == [ASIDE, "checkpoint-5"]
+    assert (out / ASIDE / "checkpoint-900").is_dir()
+    check_nothing_is_gone(before, out)
+
+
+def test_failures_of_the_store_are_tried_again(made: Path, tmp_path: Path) -> None:
+    store = MemoryStore()
+    bare = open_store(str(made))
+    for entry in bare.names(""):
+        data = bytearray(entry.size)
+        bare.read_into(entry.name, 0, memoryview(data))
+        store.write(entry.name, [data])
+
+    def call(node: str) -> Start:
+        flaky = Retrying(Flaky(store, 5), Persistence(60, sleep=lambda _: None))
+        return prepare(tmp_path / node, Attempt("a", 2, node), options(flaky))
+
+    assert steps(together({n: lambda n=n: call(n) for n in ("node0", "node1")})) == [5, 5]  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_attempt_begins_with_two_steps_however_its_nodes_interleave(
+    url: str, tmp_path: Path, seed: int
+) -> None:
+    """Meanwhile a head verifies the newer checkpoint, and one node dies and begins again."""
+    dice = random.Random(seed)
+    turns, store = Turns(dice), open_store(url)
+    reports = list(Path(url, RUN, ".ckptsync", "checkpoint-5").glob("report-*"))
+    for report in reports:
+        report.rename(tmp_path / report.name)
+
+    def verify() -> object:
+        for _ in range(dice.randrange(60)):
+            turns.take("head")
+        for report in reports:
+            (tmp_path / report.name).rename(report)
+        return None
+
+    def call(node: str, lives: int) -> Start:
+        out, attempt = tmp_path / node, Attempt("a", 3, node)
+        own = OneOf(store, node, turns)
+        try:
+            return prepare(out, attempt, options(Dying(own, lives), poll=0.001))
+        except Crash:
+            return prepare(out, attempt, options(own, poll=0.001))
+
+    nodes = {node: dice.randrange(12) for node in ("node0", "node1", "node2")}
+    work: dict[str, Callable[[], object]] = {
+        node: lambda node=node, lives=lives: call(node, lives)  # type: ignore[misc]
+        for node, lives in nodes.items()
+    }
+    outcomes = turns.run(work | {"head": verify})
+    del outcomes["head"]
+    assert len(set(steps(outcomes))) == 1  # type: ignore[arg-type]
+    assert set(steps(outcomes)) <= {4, 5}  # type: ignore[arg-type]
+
+
+def test_records_of_old_attempts_are_removed(url: str, tmp_path: Path) -> None:
+    store = open_store(url)
+    for number in range(25):
+        name = f"{RECORDS}/old{number}/node0.json"
+        store.write(name, [b"{}"])
+        os.utime(Path(url, name), (1000 + number, 1000 + number))
+    assert steps(begin(tmp_path, url)) == [5, 5]
+    names = set(store.dirs(f"{RECORDS}/"))
+    assert names == {"a", *(f"old{number}" for number in range(6, 25))}
+    assert all(one.run in {RUN, "zero3"} for one in read_state(store).locations)

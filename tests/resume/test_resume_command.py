@@ -1,0 +1,287 @@
+"""``ckptsync resume`` and ``ckptsync drain`` as programs, in front of real processes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckptsync.hooks import embedded_worker
+from ckptsync.spool import markers
+from tests.resume.trainer import source
+from tests.support.stand_in_programs import CLEAN, ROOT
+from tests.support.terminal import on_terminal, read_until
+from tests.support.waiting import until
+
+FRONT = (
+    "import sys; from ckptsync.cli import resume; resume.FIRST = 0.1;"
+    " from ckptsync.cli.main import main; sys.exit(main(sys.argv[1:]))"
+)
+ON_ITS_TERMINAL = (
+    "import fcntl, os, sys, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0);"
+    " os.execv(sys.argv[1], sys.argv[1:])"
+)
+
+
+class Place:
+    """A node's output directory, its configuration, and the store."""
+
+    def __init__(self, root: Path) -> None:
+        self.out, self.store, self.config = root / "out", root / "store", root / "worker.yaml"
+        self.config.write_text(
+            f"node: n0\nstore: {{url: {self.store}}}\n"
+            f"worker: {{runs: [{self.out}], scan_every: 200ms, quiet: 300ms, unmarked: 1s}}\n"
+        )
+
+    def command(self, *words: str) -> list[str]:
+        return [sys.executable, "-c", FRONT, *words]
+
+    def resume(self, steps: int, ends: str, *options: str, store: bool = True) -> list[str]:
+        """A command line of `resume` in front of the trainer."""
+        trainer = [str(ROOT / "tests" / "resume" / "trainer.py"), str(self.out)]
+        given = ("-c", str(self.config), "--trust", "complete") if store else ()
+        return self.command(
+            "resume", str(self.out), *given, *options, "--", sys.executable, *trainer,
+            "--resume_from_checkpoint", "{checkpoint}", str(steps), ends,
+        )  # fmt: skip
+
+    def starts(self) -> list[Any]:
+        """What each start of the trainer was given, and each signal that it noted."""
+        log = Path(f"{self.out}.starts")
+        return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+    def stored(self) -> set[str]:
+        """The checkpoints that have a manifest in the store."""
+        records = self.store / "out" / ".ckptsync"
+        return {path.parent.name for path in records.glob("*/manifest*")}
+
+    def drain(self, *options: str) -> tuple[int, dict[str, Any]]:
+        done = ran(self.command("drain", str(self.out), "-c", str(self.config), "--json", *options))
+        return done.returncode, json.loads(done.stdout)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def ran(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, env=CLEAN, cwd=ROOT, timeout=600,
+        **options,
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def started(command: list[str]) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=CLEAN, cwd=ROOT
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def has_more_starts(place: Place, count: int) -> bool:
+    return len(place.starts()) > count
+
+
+def statuses(document: dict[str, Any]) -> dict[str, str]:
+    return {save["checkpoint"]: save["status"] for save in document["saves"]}
+
+
+def test_a_training_that_was_killed_in_a_save_goes_on_from_the_newest_whole_one(
+    place: Place,
+) -> None:
+    done = ran(place.resume(2, "torn,exit:3,torn", "--restarts", "2"))
+    assert done.returncode == 137, done.stderr
+    first, second, third = place.starts()
+    assert (first["from"], first["argv"][1:]) == (None, ["2", "torn,exit:3,torn"])
+    path = str(place.out / "checkpoint-2")
+    assert (second["from"], second["argv"][1:3]) == (path, ["--resume_from_checkpoint", path])
+    assert third["from"] == str(place.out / "checkpoint-4")
+    assert place.stored() == {f"checkpoint-{step}" for step in range(1, 7)}, done.stderr
+    stored = place.store / "out" / "checkpoint-6" / "model.safetensors"
+    assert stored.read_bytes() == (source() / "model.safetensors").read_bytes()
+    assert "not stored: checkpoint-7: model.safetensors does not end as" in done.stderr
+    assert "what is not stored is on this machine only" in done.stderr
+    code, document = place.drain("--wait", "0")
+    assert (code, document["may_shut_down"]) == (3, False)
+    assert statuses(document)["checkpoint-7"] == "refused"
+
+
+def test_a_failure_before_any_new_save_counts_twice(place: Place) -> None:
+    done = ran(place.resume(0, "exit:4,exit:4,exit:5", "--restarts", "3"))
+    assert (done.returncode, len(place.starts())) == (4, 2), done.stderr
+    assert "not started again" in done.stderr
+
+
+@pytest.mark.parametrize(("end", "code"), [("exit:0", 0), ("exit:3", 3), ("kill", 137)])
+def test_the_exit_code_is_the_trainings(place: Place, end: str, code: int) -> None:
+    done = ran(place.resume(1, end))
+    assert done.returncode == code, done.stderr
+    assert done.stdout == "trained to step 1\n"
+    assert "all that was saved here is stored; this machine may be shut down" in done.stderr
+    assert place.drain()[0] == 0
+
+
+def test_without_a_store_it_judges_this_machine_alone(place: Place) -> None:
+    ends = "torn,exit:0"
+    assert ran(place.resume(2, ends, store=False)).returncode == 137
+    done = ran(place.resume(1, ends, store=False))
+    assert done.returncode == 0, done.stderr
+    assert "nothing was uploaded" in done.stderr
+    assert place.starts()[1]["from"] == str(place.out / "checkpoint-2")
+
+
+@pytest.mark.parametrize(
+    ("options", "sent", "noted"),
+    [
+        ((), ["TERM"], ["SIGTERM"]),
+        ((), ["USR1", "INT"], ["SIGUSR1", "SIGINT"]),
+        (("--signal-map", "USR1=TERM", "--signal-map", "USR2=NONE"), ["USR2", "USR1"], ["SIGTERM"]),
+    ],
+)
+def test_signals_go_to_the_training(
+    place: Place, options: tuple[str, ...], sent: list[str], noted: list[str]
+) -> None:
+    end = f"signals:{len(noted)}"
+    with started(place.resume(0, end, *options, "--restarts", "5", store=False)) as process:
+        assert until(place.starts), process.poll()
+        for name in sent:
+            count = len(place.starts())
+            process.send_signal(signal.Signals[f"SIG{name}"])
+            # what is not passed on leaves no trace; of the others each is noted before the next
+            assert name == "USR2" or until(partial(has_more_starts, place, count))
+        last = process.wait(60)
+    assert place.starts()[1:][: len(noted)] == noted
+    assert last == 7, "a training that somebody ended is not started again"
+
+
+def test_a_terminals_interrupt_reaches_the_training_once(place: Place) -> None:
+    command = [sys.executable, "-c", ON_ITS_TERMINAL, *place.resume(0, "signals:1", store=False)]
+    with on_terminal(command, ("stdin", "stdout", "stderr"), env=CLEAN, cwd=ROOT) as (
+        child,
+        leader,
+    ):
+        assert until(place.starts), child.poll()
+        os.write(leader, b"\x03")
+        read_until(leader, lambda shown: b"nothing was uploaded" in shown)
+        assert child.wait(60) == 7
+    assert place.starts()[1:] == ["SIGINT"]
+
+
+def test_standard_input_is_the_trainings(place: Place) -> None:
+    done = subprocess.run(
+        place.resume(0, "exit:0", store=False), input="a line\n", text=True, check=False,
+        capture_output=True, cwd=ROOT, env={**CLEAN, "READS_STDIN": "1"}, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert place.starts()[0]["stdin"] == "a line\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
+def test_a_training_whose_resume_was_killed_gets_sigterm(place: Place) -> None:
+    with started(place.resume(0, "signals:1", store=False)) as process:
+        assert until(place.starts), process.poll()
+        process.kill()
+        assert until(lambda: "SIGTERM" in place.starts())
+    assert until(lambda: not markers.began(place.starts()[0]["pid"]))
+
+
+def test_a_second_signal_ends_the_wait_for_a_store_that_is_away(place: Place) -> None:
+    away = place.store.with_name("away")
+    with started(place.resume(2, "signals:1")) as process:
+        assert until(place.starts), process.poll()
+        assert until(place.store.is_dir)
+        place.store.rename(away)
+        place.store.touch()  # nobody makes another one
+        process.terminate()
+        assert process.stderr
+        lines = iter(process.stderr.readline, "")
+        assert any("waiting until the store has" in line for line in lines)
+        process.terminate()
+        rest = "".join(lines)
+        assert process.wait(60) == 7, rest
+    assert "do not shut this machine down" in rest
+    place.store.unlink()
+    away.rename(place.store)
+    code, document = place.drain()
+    assert (code, statuses(document)) == (0, {"checkpoint-1": "stored", "checkpoint-2": "stored"})
+    assert place.stored() == {"checkpoint-1", "checkpoint-2"}
+
+
+def test_a_worker_that_serves_the_directory_is_enough(place: Place) -> None:
+    place.out.mkdir()
+    service = place.command("run", "-c", str(place.config))
+    with started(service) as worker:
+        assert worker.stderr
+        assert any('"started"' in line for line in worker.stderr)
+        done = ran(place.resume(2, "exit:0", "--no-worker"))
+        assert done.returncode == 0, done.stderr
+        assert place.stored() == {"checkpoint-1", "checkpoint-2"}
+        done = ran(place.resume(1, "exit:0,exit:0"))
+        assert place.stored() == {f"checkpoint-{n}" for n in (1, 2, 3)}, done.stderr
+        assert worker.poll() is None
+        worker.terminate()
+        assert worker.wait(60) == 0
+
+
+def test_drain_without_anything_saved_has_nothing_to_wait_for(place: Place) -> None:
+    code, document = place.drain()
+    assert (code, document["may_shut_down"], document["saves"]) == (0, True, [])
+    assert not place.out.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ([], "no command to run"),
+        (["--"], "no command to run"),
+        (["--", "no-such-program-anywhere"], "no such program"),
+        (["--signal-map", "KILL=TERM", "--", "true"], "--signal-map"),
+        (["--signal-map", "USR1=NOTHING", "--", "true"], "--signal-map"),
+        (["--drain", "soon", "--", "true"], "--drain"),
+        (["--for", "hf", "--", "true", "{checkpoint}"], "--for hf"),
+        (["--no-such", "--", "true"], "--no-such"),
+    ],
+)
+def test_what_cannot_be_begun_is_an_error_of_usage(
+    place: Place, words: list[str], why: str
+) -> None:
+    done = ran(place.command("resume", str(place.out), *words))
+    assert done.returncode == 2, done.stderr
+    assert why in done.stderr
+    assert not place.out.exists()
+
+
+def test_options_of_the_training_are_its_own(place: Place) -> None:
+    given = ["--json", "--store", "x", "--", "-c", "{}"]
+    program = [sys.executable, "-c", "import sys; print(sys.argv[1:])", *given]
+    done = ran(place.command("resume", str(place.out), "--", *program))
+    assert (done.returncode, done.stdout) == (0, f"{given}\n"), done.stderr
+
+
+def test_a_worker_of_the_configuration_gets_its_keys(place: Place) -> None:
+    place.config.write_text(
+        place.config.read_text() + "retention: {keep_last: 3}\nhead: {jobs: 1}\n"
+    )
+    done = ran(place.resume(1, "exit:0"))
+    assert done.returncode == 0, done.stderr
+    (written,) = (place.out / "_ckptsync").glob("embedded-*.yaml")
+    settings = json.loads(written.read_text())
+    assert (settings["node"], settings["roles"]) == ("n0", ["worker"])
+    assert settings["worker"]["quiet"] == "300ms"
+    assert settings["store"] == {"url": str(place.store)}
+    assert not {"retention", "head"} & settings.keys()
+    assert embedded_worker.log_problem(place.out / "_ckptsync") == ""
