@@ -111,7 +111,7 @@ class Campaign:
             if finish(trainings, START * 2) != [0] * NODES:
                 yield f"{self._mode}: the training that nobody kills has failed: {whole}"
                 return
-        losses = _losses(self._nodes.node(0) / "truth" / "whole")
+        losses = _losses(self._nodes.node(0) / "truth" / "whole-whole")
         if sorted(losses) != [*range(1, self._args.steps + 1)]:
             yield f"{self._mode}: the training that nobody kills has losses of {sorted(losses)}"
             return
@@ -190,7 +190,7 @@ class Campaign:
         words = [
             *("-m", "torch.distributed.run", *launcher, *flags(nproc_per_node=1), str(SCRIPT)),
             *(self._mode, *flags(out=out, truth=truth, base=ROOT / "base", steps=args.steps)),
-            *flags(limit=50, hook=True, no_truth=True, pause=0.3),
+            *flags(limit=50, hook=bool(resume), no_truth=True, pause=0.3),
         ]
         if not resume:
             return self._nodes.python(n, *words)
@@ -230,9 +230,10 @@ class Campaign:
             _kill_session(front)
 
     def _checkpoints(self, n: int, run: str) -> dict[str, dict[str, str]]:
-        """Return the digests of each checkpoint that lies on a node's disk, by its name."""
+        """Return the digests of each checkpoint that lies on a node's disk, by its path."""
         out = self._nodes.node(n) / "out" / run
-        return {path.name: _digests(path) for path in sorted(out.glob("checkpoint-*"))}
+        paths = [*out.glob("checkpoint-*"), *out.glob("_ckptsync-aside/*")]
+        return {str(path.relative_to(out)): _digests(path) for path in sorted(paths)}
 
     def _missing(self, n: int, run: str, before: dict[str, dict[str, str]]) -> Iterator[str]:
         now = list(self._checkpoints(n, run).values())
