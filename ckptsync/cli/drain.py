@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import os
 import time
@@ -75,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         upload.saves,
         lambda: time.monotonic() >= until or upload.is_unserved(),
         upload.serve if wait else _nothing,
-        lambda text: say(f"ckptsync: {text}", to_stderr=True),
+        note,
         math.inf,
     )
     upload.finish(result)
@@ -95,6 +96,12 @@ def run(args: argparse.Namespace) -> int:
     for line in describe(result, upload.run, upload.url):
         say(line)
     return code
+
+
+def note(text: str) -> None:
+    """Print a line on stderr, if anybody still reads it: a terminal may have been closed."""
+    with contextlib.suppress(OSError):
+        say(f"ckptsync: {text}", to_stderr=True)
 
 
 def _described(save: DrainedSave) -> dict[str, Any]:
@@ -143,7 +150,9 @@ class Upload:
         is_own = self.has_worker and embedded_worker.is_worker_running(self.run.path)
         if is_own or embedded_worker.is_served(spool) or not self._served_at:
             self._served_at = now
-        return now - self._served_at >= embedded_worker.RESTART
+        # of ours, another one is started a minute after the last start
+        patience = embedded_worker.RESTART_EVERY if self.has_worker else 0.0
+        return now - self._served_at >= embedded_worker.RESTART + patience
 
     def finish(self, result: DrainResult) -> None:
         """End our own worker if nothing is left for it; else say that it goes on."""
@@ -157,7 +166,7 @@ class Upload:
             embedded_worker.stop(self.run.path)
             return
         for text in filter(None, (why, who)):
-            say(f"ckptsync: {text}", to_stderr=True)
+            note(text)
 
 
 def has_entries(directory: Path) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from ckptsync.child import describe_end
 from ckptsync.cli import output
 from ckptsync.cli.arguments import access_of, option_value
-from ckptsync.cli.drain import Upload, add_output_dir, has_entries, upload_of
+from ckptsync.cli.drain import Upload, add_output_dir, has_entries, note, upload_of
 from ckptsync.errors import CkptsyncError
 from ckptsync.quantities import backoff, parse_duration
 from ckptsync.resume.arguments import (
@@ -141,11 +141,6 @@ def run(args: argparse.Namespace) -> int:
 
     front = _Front(command, args.trainer or "", upload, signals, drain_for if has_store else None)
     return front.run(attempt, begin, args.restarts)
-
-
-def note(text: str) -> None:
-    """Print a line for the training's log."""
-    output.say(f"ckptsync: {text}", to_stderr=True)
 
 
 @dataclass

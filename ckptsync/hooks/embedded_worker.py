@@ -40,7 +40,7 @@ from ckptsync.walk import SPOOL
 LOG = "embedded.log"
 PATIENCE = 60.0  # seconds; twice `worker.scan_every`, within which a worker sees new checkpoints
 RESTART = 15.0  # seconds: longer than a service needs to restart
-_RESTART_EVERY = 60.0  # seconds from one start of the worker of a directory to the next
+RESTART_EVERY = 60.0  # seconds from one start of the worker of a directory to the next
 _POLL = 0.5  # seconds
 _ERROR, _HINT = "ckptsync: error: ", "ckptsync: hint: "
 _TAIL = 16384  # bytes
@@ -102,7 +102,7 @@ def keep_running(
     """
     key = (os.getpid(), output_dir)
     before = _workers.get(key)
-    if before and (before.is_running() or time.monotonic() - before.since < _RESTART_EVERY):
+    if before and (before.is_running() or time.monotonic() - before.since < RESTART_EVERY):
         return
     spool = output_dir / SPOOL
     config = spool / f"embedded-{os.getpid()}.yaml"

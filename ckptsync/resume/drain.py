@@ -17,7 +17,7 @@ from typing import Literal
 
 from ckptsync import checkpoint_dirs
 from ckptsync.errors import CkptsyncError, Incomplete
-from ckptsync.spool import markers
+from ckptsync.spool import folders, markers
 from ckptsync.spool.pins import list_pins
 from ckptsync.walk import SPOOL, Stat
 from ckptsync.worker.finished import Rule, is_lost, judge, may_be_alone
@@ -34,6 +34,7 @@ from ckptsync.worker.store_view import StoreView
 
 SaveStatus = Literal["stored", "unsent", "waiting", "refused"]
 _POLL = 1.0  # seconds
+_PROCESS = "resume-"  # begins the names of marks
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +125,8 @@ class LocalSaves:
         manifest = self._view.find_save(seen.files.stats, seen.checkpoint, self._view.selection)
         if manifest is not None:
             return replace(save, location=manifest.location)
+        if seen.pin is not None and seen.pin.stored:
+            return save  # the worker has read that another node's files there are the same
         if self._view.is_given_up(seen, self._view.selection):
             return replace(save, reason="given up in the store")
         still = now - self._unchanged_since(seen, now)
@@ -218,7 +221,7 @@ class TrainingMark:
     """
 
     def __init__(self, output_dir: Path, training: str, pid: int, at: float) -> None:
-        self._spool, self._process = output_dir / SPOOL, f"resume-{os.getpid()}-{pid}"
+        self._spool, self._process = output_dir / SPOOL, f"{_PROCESS}{os.getpid()}-{pid}"
         self._mark = markers.Begun(
             train=training,
             rank=0,
@@ -234,7 +237,10 @@ class TrainingMark:
         )
 
     def begin(self) -> None:
-        """Write that it runs.  Raises OSError."""
+        """Write that it runs, and remove the marks of those that have ended.  Raises OSError."""
+        for mark in markers.begun(self._spool):
+            if mark.process.startswith(_PROCESS) and markers.is_training(mark) is False:
+                folders.unlink(markers.begun_path(self._spool, mark.process))
         markers.write_mark(markers.begun_path(self._spool, self._process), self._mark)
 
     def end(self) -> None:

@@ -522,7 +522,7 @@ def test_a_worker_that_is_killed_while_the_training_goes_on(
     killing = """
 import os, signal, time
 from ckptsync.hooks import embedded_worker
-embedded_worker._RESTART_EVERY = %s
+embedded_worker.RESTART_EVERY = %s
 class Killing(TrainerCallback):
     def on_save(self, args, state, control, **kwargs):
         if state.global_step == 1:

@@ -35,10 +35,11 @@ ON_ITS_TERMINAL = (
 class Place:
     """A node's output directory, its configuration, and the store."""
 
-    def __init__(self, root: Path) -> None:
-        self.out, self.store, self.config = root / "out", root / "store", root / "worker.yaml"
+    def __init__(self, root: Path, node: str = "n0", store: Path | None = None) -> None:
+        self.out, self.config = root / "out", root / "worker.yaml"
+        self.store = store or root / "store"
         self.config.write_text(
-            f"node: n0\nstore: {{url: {self.store}}}\n"
+            f"node: {node}\nstore: {{url: {self.store}}}\n"
             f"worker: {{runs: [{self.out}], scan_every: 200ms, quiet: 300ms, unmarked: 1s}}\n"
         )
 
@@ -118,6 +119,27 @@ def test_a_training_that_was_killed_in_a_save_goes_on_from_the_newest_whole_one(
     code, document = place.drain("--wait", "0")
     assert (code, document["may_shut_down"]) == (3, False)
     assert statuses(document)["checkpoint-7"] == "refused"
+
+
+def test_all_nodes_go_on_to_the_same_next_attempt(tmp_path: Path) -> None:
+    nodes = []
+    for name in ("n0", "n1"):
+        (tmp_path / name).mkdir()
+        place = Place(tmp_path / name, node=name, store=tmp_path / "store")
+        nodes.append(place)
+    options = ("--nnodes", "2", "--attempt", "job-1", "--restarts", "2", "--run", "out")
+    with contextlib.ExitStack() as stack:
+        running = [
+            stack.enter_context(started(place.resume(2, "exit:3,exit:0", *options)))
+            for place in nodes
+        ]
+        told = [process.communicate(timeout=120)[1] for process in running]
+    assert [process.returncode for process in running] == [0, 0], told
+    for place, text in zip(nodes, told, strict=True):
+        first, second = place.starts()
+        assert (first["from"], second["from"]) == (None, str(place.out / "checkpoint-2"))
+        assert "attempt job-1)" in text
+        assert "attempt job-1.1)" in text
 
 
 def test_a_failure_before_any_new_save_counts_twice(place: Place) -> None:
