@@ -6,13 +6,14 @@ of a training that was never interrupted.
 A real training (Hugging Face's Trainer) is trained once to its end, without anything of ckptsync.
 Then the same training runs on two nodes that share no disk, ``ckptsync resume`` before it on each,
 and is killed at random moments: its processes on one node or on both, ``resume`` itself, or all
-that a node runs, with its disk.  Saves are slow, so that many kills leave a torn one.  The store
-may go away for a while as the next attempt begins.  Attempts follow each other until one ends by
-itself.
+that a node runs, with its disk.  Saves are slow, so that many kills leave a torn one.  A node may
+come back under another name, and the store may be away as an attempt begins.  Attempts follow each
+other until one ends by itself.
 
 Every step of every attempt must have the loss and the norm of the gradients that it has in the
 training that was not interrupted, bit for bit; the last weights must be the same; both nodes of an
-attempt must begin at the same step; and no finished checkpoint may be gone from a disk, under its
+attempt must begin at the same step; the last one must leave nothing that is whole and not stored;
+and no finished checkpoint may be gone from a disk, under its
 own name or under the one that it was moved to.
 """
 
@@ -26,10 +27,13 @@ import random
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from ckptsync.digest import digest
 from tests.campaigns.campaign import CKPTSYNC, end_by_signal, flags, verdict, working
@@ -40,17 +44,19 @@ from tests.campaigns.two_nodes import (
     SCRIPT,
     START,
     TwoNodes,
-    all_events,
     finish,
     meeting_place,
     on_two_nodes,
     training_arguments,
 )
 from tests.support.vector import ROOT
+from tests.support.waiting import until
 
 WORKER = {"quiet": "2s", "unmarked": "5s", "scan_every": "1s"}
-SCOPES = ("trainings", "training", "resume", "disk", "node", "all")
+SCOPES = ("trainings", "training", "resume", "disk", "node", "all", "name", "store")
 MOST_ATTEMPTS = 30
+AWAY = 30.0  # seconds in which the store cannot be reached
+PATIENCE = START * 3  # torchrun waits 5 minutes for an agent that is gone, and `resume` drains
 Losses = dict[int, tuple[float, float]]
 
 
@@ -103,6 +109,10 @@ class Campaign:
     def __init__(self, nodes: TwoNodes, mode: str, args: argparse.Namespace) -> None:
         self._nodes, self._mode, self._args = nodes, mode, args
         self._dice = random.Random(f"{args.seed} {mode}")
+        self._scopes = [*args.scopes]
+        if "store" in self._scopes and (not nodes.network or args.store == "posix"):
+            self._scopes.remove("store")
+            print(f"{mode}: no link leads to this store: it is not cut", flush=True)
 
     def run(self) -> Iterator[str]:
         """Train; yield what is wrong."""
@@ -122,13 +132,14 @@ class Campaign:
         kills = self._args.kills
         for number in range(MOST_ATTEMPTS):
             finished = [self._checkpoints(n, run) for n in range(NODES)]
-            scope = self._dice.choice(self._args.scopes) if number < kills else ""
+            scope = self._dice.choice(self._scopes) if number < kills else ""
             lost = yield from self._attempt(run, f"a{number}", scope)
             for n in range(NODES):
                 if n not in lost:
                     yield from self._missing(n, run, finished[n])
             yield from self._compared(run, f"a{number}", losses)
             if self._is_trained(run, f"a{number}"):
+                yield from self._unsent(run, f"a{number}")
                 break
         else:
             yield f"{run}: not trained to its end in {MOST_ATTEMPTS} attempts"
@@ -145,12 +156,15 @@ class Campaign:
         """One start on both nodes, and its end; return the nodes whose disks are lost."""
         lost: set[int] = set()
         node = self._dice.randrange(NODES)
-        with self._trainings(run, attempt, resume="{checkpoint}") as fronts:
+        with (
+            self._store_away(is_wanted=scope == "store"),
+            self._trainings(run, attempt, resume="{checkpoint}") as fronts,
+        ):
             if scope:
                 self._wait_for_step(run, attempt, fronts)
                 time.sleep(self._dice.uniform(0, 6))
                 self._kill(scope, node, fronts)
-            codes = finish(fronts, START * 2)
+            codes = _finished(fronts)
             if None in codes:
                 yield f"{run} {attempt}: {scope or 'not killed'}: ended with {codes}"
             if not scope and any(codes):
@@ -158,6 +172,8 @@ class Campaign:
         if scope == "disk":
             shutil.rmtree(self._nodes.node(node) / "out" / run, ignore_errors=True)
             lost.add(node)
+        if scope == "name":
+            self._rename(node, f"node{node}-{run}-{attempt}")
         steps = sorted(_losses(self._nodes.node(0) / "truth" / f"{run}-{attempt}"))
         trained = f"steps {steps[0]} to {steps[-1]}" if steps else "no step"
         print(f"{run} {attempt}: {scope or 'not killed'}: {trained}, ended {codes}", flush=True)
@@ -173,8 +189,8 @@ class Campaign:
             for n in range(NODES):
                 command = self._training(n, run, attempt, resume)
                 log = self._nodes.node(n) / f"{run}-{attempt}.log"
-                env = {**self._nodes.environment(), "CKPTSYNC_NODE": f"node{n}"}
-                started.append(start(command, log, env=env, cwd=str(self._nodes.node(n))))
+                env, place = self._nodes.environment(), str(self._nodes.node(n))
+                started.append(start(command, log, env=env, cwd=place))
             yield started
         finally:
             for process in started:
@@ -206,12 +222,14 @@ class Campaign:
         self, run: str, attempt: str, fronts: Sequence[subprocess.Popen[bytes]]
     ) -> None:
         truth = self._nodes.node(0) / "truth" / f"{run}-{attempt}"
-        until = time.monotonic() + START
-        while time.monotonic() < until and all(front.poll() is None for front in fronts):
-            with contextlib.suppress(json.JSONDecodeError):  # the last line is being written
-                if any(said["event"] == "end" for said in all_events(truth)):
-                    return
-            time.sleep(0.1)
+        until(
+            lambda: (
+                any(said["event"] == "end" for said in _said(truth))
+                or any(front.poll() is not None for front in fronts)
+            ),
+            START,
+            0.1,
+        )
 
     def _kill(self, scope: str, node: int, fronts: Sequence[subprocess.Popen[bytes]]) -> None:
         if scope == "resume":
@@ -219,8 +237,8 @@ class Campaign:
             time.sleep(1)
             _kill_session(fronts[node])
             return
-        if scope in ("trainings", "training"):
-            for front in fronts if scope == "trainings" else [fronts[node]]:
+        if scope in ("trainings", "training", "store"):
+            for front in [fronts[node]] if scope == "training" else fronts:
                 for pid in _trainers(front.pid):
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
@@ -228,6 +246,43 @@ class Campaign:
         for front in fronts if scope == "all" else [fronts[node]]:
             kill_tree(front)
             _kill_session(front)
+
+    @contextlib.contextmanager
+    def _store_away(self, *, is_wanted: bool) -> Iterator[None]:
+        """Cut both nodes from the store, and mend that after a while."""
+        network = self._nodes.network
+        if not is_wanted or network is None:
+            yield
+            return
+
+        def mend() -> None:
+            for n in range(NODES):
+                network.mend(n)
+
+        for n in range(NODES):
+            network.cut(n)
+        timer = threading.Timer(AWAY, mend)
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()
+            mend()
+
+    def _rename(self, n: int, name: str) -> None:
+        """Have a node come back under another name, with its disk."""
+        config = self._nodes.workers[n].config
+        told = yaml.safe_load(config.read_text())
+        config.write_text(yaml.safe_dump({**told, "node": name}))
+
+    def _unsent(self, run: str, attempt: str) -> Iterator[str]:
+        """Yield what is whole on a node and not in the store, by what `resume` says in the end."""
+        for n in range(NODES):
+            log = (self._nodes.node(n) / f"{run}-{attempt}.log").read_text(errors="replace")
+            for line in log.splitlines():
+                if line.startswith(("ckptsync: do not shut", "ckptsync: the store cannot")):
+                    yield f"{run} {attempt}: node{n}: {line}"
 
     def _checkpoints(self, n: int, run: str) -> dict[str, dict[str, str]]:
         """Return the digests of each checkpoint that lies on a node's disk, by its path."""
@@ -256,6 +311,12 @@ class Campaign:
     def _is_trained(self, run: str, attempt: str) -> bool:
         truth = self._nodes.node(0) / "truth" / f"{run}-{attempt}"
         return any(said["event"] == "trained" for said in _said(truth))
+
+
+def _finished(fronts: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
+    """Return the exit codes once all have ended; None for one that does not."""
+    until(lambda: all(front.poll() is not None for front in fronts), PATIENCE)
+    return [front.poll() for front in fronts]
 
 
 def _digests(directory: Path) -> dict[str, str]:

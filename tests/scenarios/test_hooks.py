@@ -107,8 +107,10 @@ def test_what_a_killed_attempt_stored_is_no_part_of_the_same_save_written_again(
         world.worker(node)
     world.wait("sft/checkpoint-4~aaaaaaaa", "COMPLETE")
     world.until(
-        lambda: world.stored("sft", "checkpoint-4~aaaaaaaa")
-        == {**files_below(parts[0]), **files_below(parts[1])},
+        lambda: (
+            world.stored("sft", "checkpoint-4~aaaaaaaa")
+            == {**files_below(parts[0]), **files_below(parts[1])}
+        ),
         "both nodes' parts in one location",
     )
 
