@@ -102,17 +102,16 @@ def test_what_a_killed_attempt_stored_is_no_part_of_the_same_save_written_again(
         if name != "rng_state_1.pth":
             write(parts[0], name, now)
     for part in parts:
-        commit(part, save="a" * 16)
-    for node in ("node0", "node1"):
-        world.worker(node)
-    world.wait("sft/checkpoint-4~aaaaaaaa", "COMPLETE")
-    world.until(
-        lambda: (
-            world.stored("sft", "checkpoint-4~aaaaaaaa")
-            == {**files_below(parts[0]), **files_below(parts[1])}
-        ),
-        "both nodes' parts in one location",
+        commit(part, save="a" * 16, world=2)
+    again = "sft/checkpoint-4~aaaaaaaa"
+    world.worker("node0")
+    world.wait(again, "COMPLETE")
+    assert world.ls()[again]["missing_for_resume"]  # rank 1 would go on with other random numbers
+    world.worker("node1")
+    world.until_told(
+        lambda: not world.ls()[again]["missing_for_resume"], "both nodes' parts in one location"
     )
+    assert world.stored(*again.split("/")) == {**files_below(parts[0]), **files_below(parts[1])}
 
 
 @pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
