@@ -38,7 +38,7 @@ import yaml
 from ckptsync.digest import digest
 from tests.campaigns.campaign import CKPTSYNC, end_by_signal, flags, verdict, working
 from tests.campaigns.cluster import Service
-from tests.campaigns.nodes import below, kill_tree, start
+from tests.campaigns.nodes import below, is_alive, kill_tree, start
 from tests.campaigns.two_nodes import (
     NODES,
     SCRIPT,
@@ -56,7 +56,8 @@ WORKER = {"quiet": "2s", "unmarked": "5s", "scan_every": "1s"}
 SCOPES = ("trainings", "training", "resume", "disk", "node", "all", "name", "store")
 MOST_ATTEMPTS = 30
 AWAY = 30.0  # seconds in which the store cannot be reached
-PATIENCE = START * 3  # torchrun waits 5 minutes for an agent that is gone, and `resume` drains
+DRAIN = "8m"
+PATIENCE = START * 4  # torchrun waits 5 minutes for an agent that is gone, and `resume` drains
 Losses = dict[int, tuple[float, float]]
 
 
@@ -196,6 +197,9 @@ class Campaign:
             for process in started:
                 kill_tree(process)
                 _kill_session(process)
+            # a rank whose launcher was killed may be at work still, and holds the directory
+            for n in range(NODES):
+                _kill_trainers(self._nodes.node(n) / "out" / run)
 
     def _training(self, n: int, run: str, attempt: str, resume: str) -> list[str]:
         home, args = self._nodes.node(n), self._args
@@ -213,7 +217,7 @@ class Campaign:
         words += ["--slow", "0.1", "--resume", resume]
         front = [
             *(*CKPTSYNC, "resume", str(out), "-c", str(self._nodes.workers[n].config)),
-            *flags(run=run, nnodes=NODES, attempt=attempt, wait="3m", drain="2m"),
+            *flags(run=run, nnodes=NODES, attempt=attempt, wait="5m", drain=DRAIN),
             *("--trust", args.trust, "--", self._nodes.trainer, *words),
         ]
         return [*self._nodes.within(n), *front]
@@ -351,6 +355,17 @@ def _trainers(pid: int) -> list[int]:
             if process != pid and str(SCRIPT).encode() in words and b"ckptsync" not in words:
                 trainers.append(process)
     return trainers
+
+
+def _kill_trainers(out: Path) -> None:
+    """Kill what still trains into a directory, and wait until it is gone."""
+    words = f"{SCRIPT}\0".encode(), f"{out}\0".encode()
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            told = (path / "cmdline").read_bytes()
+            if all(word in told for word in words) and b"ckptsync\0resume" not in told:
+                os.kill(int(path.name), signal.SIGKILL)
+                until(lambda pid=int(path.name): not is_alive(pid))  # type: ignore[misc]
 
 
 def _kill_session(process: subprocess.Popen[bytes]) -> None:
