@@ -134,14 +134,17 @@ class Campaign:
         for number in range(MOST_ATTEMPTS):
             finished = [self._checkpoints(n, run) for n in range(NODES)]
             scope = self._dice.choice(self._scopes) if number < kills else ""
-            lost = yield from self._attempt(run, f"a{number}", scope)
+            lost, codes = yield from self._attempt(run, f"a{number}", scope)
             for n in range(NODES):
                 if n not in lost:
                     yield from self._missing(n, run, finished[n])
             yield from self._compared(run, f"a{number}", losses)
-            if self._is_trained(run, f"a{number}"):
+            if codes == [0] * NODES and self._is_trained(run, f"a{number}"):
                 yield from self._unsent(run, f"a{number}")
                 break
+            if self._args.steps in self._steps(run, f"a{number}"):
+                print(f"{run}: killed after its last step", flush=True)
+                return  # a Trainer that resumes there may take one step more
         else:
             yield f"{run}: not trained to its end in {MOST_ATTEMPTS} attempts"
             return
@@ -153,8 +156,10 @@ class Campaign:
                 yield f"{run}: {path.name}: other weights than without kills"
         print(f"{run}: trained after {number + 1} attempts", flush=True)
 
-    def _attempt(self, run: str, attempt: str, scope: str) -> Generator[str, None, set[int]]:
-        """One start on both nodes, and its end; return the nodes whose disks are lost."""
+    def _attempt(
+        self, run: str, attempt: str, scope: str
+    ) -> Generator[str, None, tuple[set[int], list[int | None]]]:
+        """One start on both nodes, and its end; return the nodes without a disk, and the codes."""
         lost: set[int] = set()
         node = self._dice.randrange(NODES)
         with (
@@ -163,7 +168,9 @@ class Campaign:
         ):
             if scope:
                 self._wait_for_step(run, attempt, fronts)
-                time.sleep(self._dice.uniform(0, 6))
+                # mostly before its last step
+                last = self._args.steps - 1
+                until(lambda: last in self._steps(run, attempt), self._dice.uniform(0, 6), 0.1)
                 self._kill(scope, node, fronts)
             codes = _finished(fronts)
             if None in codes:
@@ -175,10 +182,10 @@ class Campaign:
             lost.add(node)
         if scope == "name":
             self._rename(node, f"node{node}-{run}-{attempt}")
-        steps = sorted(_losses(self._nodes.node(0) / "truth" / f"{run}-{attempt}"))
+        steps = self._steps(run, attempt)
         trained = f"steps {steps[0]} to {steps[-1]}" if steps else "no step"
         print(f"{run} {attempt}: {scope or 'not killed'}: {trained}, ended {codes}", flush=True)
-        return lost
+        return lost, codes
 
     @contextlib.contextmanager
     def _trainings(
@@ -237,7 +244,7 @@ class Campaign:
 
     def _kill(self, scope: str, node: int, fronts: Sequence[subprocess.Popen[bytes]]) -> None:
         if scope == "resume":
-            os.kill(fronts[node].pid, signal.SIGKILL)
+            fronts[node].kill()
             time.sleep(1)
             _kill_session(fronts[node])
             return
@@ -311,6 +318,10 @@ class Campaign:
         for step, values in _losses(self._nodes.node(0) / "truth" / f"{run}-{attempt}").items():
             if values != losses[step]:
                 yield f"{run} {attempt}: step {step}: {values}, {losses[step]} without kills"
+
+    def _steps(self, run: str, attempt: str) -> list[int]:
+        """Return the steps that were trained in an attempt."""
+        return sorted(_losses(self._nodes.node(0) / "truth" / f"{run}-{attempt}"))
 
     def _is_trained(self, run: str, attempt: str) -> bool:
         truth = self._nodes.node(0) / "truth" / f"{run}-{attempt}"
