@@ -10,23 +10,27 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from ckptsync.catalogue.uncached import read_state
-from ckptsync.checkpoint_dirs import find_checkpoint_dirs, find_strays
+from ckptsync.checkpoint_dirs import find_checkpoint_dirs, find_strays, list_checkpoint
 from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, Incomplete, Unsupported
 from ckptsync.resume.attempt import Attempt
 from ckptsync.resume.choose import NodeRecord
-from ckptsync.resume.local import ASIDE
+from ckptsync.resume.local import ASIDE, judge_output_dir
 from ckptsync.resume.prepare import PrepareOptions, Start, prepare
 from ckptsync.resume.records import AttemptRecords
+from ckptsync.spool.markers import PinNotes
 from ckptsync.stores.contract import Store
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import open_store
 from ckptsync.stores.retry import Persistence, Retrying
+from ckptsync.walk import SPOOL
+from ckptsync.worker.observation import fingerprint
+from tests.resume.trainer import source
 from tests.support import small_store
 from tests.support.crashing_store import Crash, Dying
 from tests.support.flaky_store import Flaky
@@ -173,6 +177,23 @@ def test_newer_checkpoints_stay_with_keep_newer(url: str, tmp_path: Path) -> Non
     assert start.step == 5
     assert "checkpoint-900 stay" in start.text
     assert (tmp_path / "out" / "checkpoint-900").is_dir()
+
+
+def test_a_scripts_checkpoints_are_not_torn_where_the_worker_saw_others_like_them(
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "out"
+    for step in (1, 2):
+        folder = out / f"checkpoint-{step}"
+        folder.mkdir(parents=True)
+        shutil.copy(source() / "model.safetensors", folder)
+        pin = out / SPOOL / "pins" / f"{folder.name}.0"
+        shutil.copytree(folder, pin / "files")
+        here = list_checkpoint(find_checkpoint_dirs(out)[-1])
+        notes = PinNotes(stable=fingerprint(here.files))
+        (pin / "owner.json").write_text(json.dumps({"node": "n"}))
+        (pin / "notes.json").write_text(json.dumps(asdict(notes)))
+    assert [one.torn for one in judge_output_dir(out, "n")] == ["", ""]
 
 
 def test_without_a_store_the_newest_whole_directory_is_chosen(tmp_path: Path) -> None:
