@@ -20,6 +20,7 @@ from ckptsync.checkpoint_dirs import find_checkpoint_dirs, find_strays, list_che
 from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, Incomplete, Unsupported
 from ckptsync.resume.attempt import Attempt
 from ckptsync.resume.choose import NodeRecord
+from ckptsync.resume.drain import TrainingMark
 from ckptsync.resume.local import ASIDE, judge_output_dir
 from ckptsync.resume.prepare import PrepareOptions, Start, prepare
 from ckptsync.resume.records import AttemptRecords
@@ -268,6 +269,17 @@ def test_a_node_links_what_it_has_of_the_checkpoint(url: str, tmp_path: Path) ->
     check_nothing_is_gone(before, tmp_path / "node1")
 
 
+def test_a_download_changes_no_times_of_what_lies_there(url: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    part = lay(out, "node0", "checkpoint-5")
+    pin = shutil.copytree(part, tmp_path / "pin", copy_function=os.link)
+    files = [path for path in pin.rglob("*") if path.is_file()]
+    for path in files:
+        os.utime(path, (1, 1))
+    assert prepare(out, Attempt("a", 1, "n"), options(open_store(url))).step == 5
+    assert {path.stat().st_mtime for path in files} == {1}
+
+
 def test_the_same_attempt_gives_the_same_answer_and_a_new_one_decides_anew(
     url: str, tmp_path: Path
 ) -> None:
@@ -337,6 +349,15 @@ def test_a_node_that_cannot_get_it_fails_all_alike(url: str, tmp_path: Path) -> 
     assert len({str(one) for one in outcomes.values()}) == 1
     assert str(outcomes["node0"]).startswith("node1: ")
     assert (tmp_path / "node0" / "checkpoint-900").is_dir()  # nobody was ready
+
+
+def test_a_node_whose_training_still_writes_fails_all_alike(url: str, tmp_path: Path) -> None:
+    (tmp_path / "node1").mkdir()
+    TrainingMark(tmp_path / "node1", "before", os.getpid(), time.time()).begin()
+    outcomes = begin(tmp_path, url)
+    assert {type(one) for one in outcomes.values()} == {ConfigError}
+    assert len({str(one) for one in outcomes.values()}) == 1
+    assert "node1: a training writes here" in str(outcomes["node0"])
 
 
 def test_damage_in_the_store_fails_all_alike(url: str, tmp_path: Path) -> None:
