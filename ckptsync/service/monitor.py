@@ -137,11 +137,19 @@ class Monitor:
 
 
 def _lines(before: Overview | None, now: Overview) -> Iterator[Line]:
-    """Yield a line for each alarm that holds, and one for each that is over; none counts time."""
+    """Yield a line for each alarm that holds, and one for each that is over.
+
+    What an alarm's text says may count time: a line is new when anything else of it is.
+    """
     for a in now.alarms:
         what = {"code": a.code, "subject": a.subject, "severity": a.severity}
-        text = pairs(phase="alarm", **what, todo=a.todo)
-        yield Line(f"alarm {a.key}", text, level="error" if a.severity == "critical" else "warning")
+        said = a.text.removeprefix(f"{a.subject}: ")
+        yield Line(
+            f"alarm {a.key}",
+            pairs(phase="alarm", **what, detail=said, todo=a.todo),
+            level="error" if a.severity == "critical" else "warning",
+            state=pairs(phase="alarm", **what, todo=a.todo),
+        )
     active = {a.key for a in now.alarms}
     for a in before.alarms if before else ():
         if a.key not in active:

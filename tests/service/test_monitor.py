@@ -13,6 +13,7 @@ from ckptsync.config.loading import read as read_config
 from ckptsync.errors import StoreError, Transient
 from ckptsync.service import monitor as module
 from ckptsync.service.alert_channels import AppriseUrl, Sender, open_channels
+from ckptsync.service.log import changed
 from ckptsync.service.monitor import Monitor, OverviewReader, patience, room
 from ckptsync.service.process_control import heartbeat
 from ckptsync.status.alarms import KINDS, Alarm, Patience, Terms
@@ -49,13 +50,15 @@ def postman(there: Hook) -> Sender:
     return Sender(AppriseUrl(there.json_url(), 1), Terms(KINDS, 3600.0), ("/store", "boss"), print)
 
 
-def test_an_alarm_is_logged_while_it_holds_and_once_when_it_is_over() -> None:
+def test_an_alarm_is_logged_once_with_what_it_says_and_once_when_it_is_over() -> None:
     seen = [alarmed(HURT), alarmed(replace(HURT, text="2 h ago")), alarmed(), alarmed()]
-    monitor = Monitor(Given(*seen))
-    said = [[line.text for line in monitor.check().lines] for _ in seen]
+    monitor, said, before = Monitor(Given(*seen)), [], dict[str, str]()
+    for _ in seen:
+        lines, before = changed(before, monitor.check().lines)
+        said.append([line.text for line in lines])
     subject = "code=damaged subject=run/checkpoint-1"
-    holds = [f'phase=alarm {subject} severity=critical todo="repair it"']
-    assert said == [holds, holds, [f"phase=alarm-over {subject}"], []]
+    holds = f'phase=alarm {subject} severity=critical detail="1 h ago" todo="repair it"'
+    assert said == [[holds], [], [f"phase=alarm-over {subject}"], []]
 
 
 def test_alerts_go_out_and_a_channel_that_fails_is_an_error_of_the_tick() -> None:
