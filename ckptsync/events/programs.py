@@ -1,8 +1,8 @@
 """Run an event's command within its limits, or POST to its URL.
 
 A command is run without a shell, in `/`, by `ckptsync.child`: it dies with this process, and what
-it leaves running is killed when it ends.  The JSON of the location is its standard input.  Its
-output is read to the end and forgotten, but for the last line of each of its streams.
+it leaves running in its session is killed when it ends.  The JSON of the location is its standard
+input.  Its output is read to the end and forgotten, but for the last line of each of its streams.
 """
 
 from __future__ import annotations

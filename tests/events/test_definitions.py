@@ -1,5 +1,6 @@
 """The key `events`: what is read, and what is refused, with what was probably meant."""
 
+import json
 from typing import Any
 
 import pytest
@@ -12,8 +13,8 @@ EVAL = {"name": "eval", "on": ["verified"], "command": ["/bin/eval", "{model}"]}
 
 
 def load(*events: object, store: str = "/s", roles: str = "head") -> Any:
-    text = f"roles: [{roles}]\nstore: {{url: '{store}'}}\nevents: {list(events)!r}\n"
-    return read(text.replace("None", "null").replace("True", "true"), "c.yaml", {}).events
+    text = f"roles: [{roles}]\nstore: {{url: '{store}'}}\nevents: {json.dumps(events)}\n"
+    return read(text, "c.yaml", {}).events
 
 
 def test_what_is_read() -> None:
