@@ -100,7 +100,7 @@ def _values(
         if key not in readers:
             meant = did_you_mean(str(key), readers)
             raise ValueError(f"{key!r} is not a key of an event{f' ({meant})' if meant else ''}")
-    if "on" not in item:
+    if item.get("on") is None:
         raise ValueError(f"`on` is missing: one or more of {', '.join(EVENTS)}")
     if bool(item.get("command")) == bool(item.get("url")):
         raise ValueError("needs a command or a url, and not both")

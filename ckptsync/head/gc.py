@@ -193,7 +193,8 @@ class TrainerMetrics:
             measured = self.of(seen)
             if measured is None or metric in measured:
                 found[seen.location] = measured[metric] if measured else None
-            elif by_event and seen.arrived > measured_last:  # its event is yet to come
+            elif by_event and max(seen.arrived, seen.merged, seen.proof.first) > measured_last:
+                # its event is yet to come
                 found[seen.location] = None
         return found
 

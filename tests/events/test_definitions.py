@@ -43,6 +43,7 @@ def test_what_is_read() -> None:
         ),
         (EVAL | {"on": []}, "on: is empty"),
         ({"name": "eval", "command": ["/x"]}, "`on` is missing"),
+        (EVAL | {"on": None}, "`on` is missing"),
         (EVAL | {"comand": ["/x"]}, "'comand' is not a key of an event (did you mean command?)"),
         (EVAL | {"url": "https://x"}, "needs a command or a url, and not both"),
         ({"name": "eval", "on": ["verified"]}, "needs a command or a url, and not both"),

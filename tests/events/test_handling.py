@@ -158,11 +158,13 @@ def test_a_damaged_record_of_an_event_hides_nothing(store: Store, tmp_path: Path
 def test_keep_best_reads_what_events_measured_and_waits_for_what_they_will(store: Store) -> None:
     do(store, event("""echo '{"eval/acc": 0.5, "loss": 0.25}'"""))
     s = here(store)
-    earlier = replace(s, location="earlier", arrived=s.arrived - 9, metrics=())
+    past = replace(s, arrived=s.arrived - 9, merged=s.arrived - 8, metrics=())
+    earlier = replace(past, location="earlier", proof=replace(s.proof, first=s.arrived - 7))
+    mended = replace(past, location="mended", proof=replace(s.proof, first=s.arrived + 9))
     later = replace(s, location="later", arrived=s.arrived + 9, metrics=())
     metrics = TrainerMetrics(store)
-    # what is newer than all that was measured may yet be
-    values = {"checkpoint-4": 0.5, "later": None}
-    assert metrics.values([earlier, s, later], "eval/acc") == values
+    # what arrived, or was verified, after all that was measured had arrived may yet be
+    values = {"checkpoint-4": 0.5, "mended": None, "later": None}
+    assert metrics.values([earlier, mended, s, later], "eval/acc") == values
     assert metrics.values([earlier, s, later], "nothing") == {}
     assert metrics.values([s], "loss") == {"checkpoint-4": 0.25}
