@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import pytest
 
 from ckptsync.hooks import embedded_worker
 from ckptsync.spool import markers
-from tests.resume.trainer import source
+from tests.resume.trainer import save, source
 from tests.support.stand_in_programs import CLEAN, ROOT
 from tests.support.terminal import on_terminal, read_until
 from tests.support.waiting import until
@@ -282,6 +283,20 @@ def test_a_worker_that_serves_the_directory_is_enough(place: Place) -> None:
         assert worker.poll() is None
         worker.terminate()
         assert worker.wait(60) == 0
+
+
+def test_a_model_that_may_be_the_final_one_is_named_where_its_training_has_not_ended_well(
+    place: Place,
+) -> None:
+    save(place.out, 1, 10)
+    for name in ("model.safetensors", "config.json"):
+        shutil.copyfile(source() / name, place.out / name)
+    code, document = place.drain()
+    assert (code, document["may_shut_down"]) == (3, False)
+    assert statuses(document) == {"checkpoint-1": "stored", "final": "refused"}
+    done = ran(place.command("drain", str(place.out), "-c", str(place.config), "--wait", "0"))
+    assert "not stored: final: perhaps not the final model" in done.stdout
+    assert f"ckptsync push {place.out} --store" in done.stdout
 
 
 def test_drain_without_anything_saved_has_nothing_to_wait_for(place: Place) -> None:
