@@ -299,6 +299,27 @@ def test_a_model_that_may_be_the_final_one_is_named_where_its_training_has_not_e
     assert f"ckptsync push {place.out} --store" in done.stdout
 
 
+@pytest.mark.parametrize("has_logs", [True, False])
+def test_the_last_logs_are_in_the_store_when_the_wait_ends(place: Place, *, has_logs: bool) -> None:
+    settings = place.config.read_text().replace("200ms", f"30s, logs: {str(has_logs).lower()}")
+    place.config.write_text(settings)
+    log = place.out / "_ckptsync" / "embedded.log"
+    trainer = f"""
+import pathlib, subprocess, sys, time
+out, log = pathlib.Path({str(place.out)!r}), pathlib.Path({str(log)!r})
+program = {str(ROOT / "tests" / "resume" / "trainer.py")!r}
+subprocess.run([sys.executable, program, str(out), "1", "exit:0"], check=True)
+while not log.exists() or '"sent"' not in log.read_text():
+    time.sleep(0.1)
+(out / "all_results.json").write_text('{{"loss": 1}}')
+"""
+    command = ("resume", str(place.out), "-c", str(place.config), "--", sys.executable, "-c")
+    done = ran(place.command(*command, trainer))
+    assert done.returncode == 0, done.stderr
+    stored = place.store / "out" / "logs" / "n0" / "all_results.json"
+    assert stored.exists() == has_logs
+
+
 def test_drain_without_anything_saved_has_nothing_to_wait_for(place: Place) -> None:
     code, document = place.drain()
     assert (code, document["may_shut_down"], document["saves"]) == (0, True, [])
