@@ -32,6 +32,7 @@ from ckptsync.stores.contract import Store
 from ckptsync.walk import SPOOL
 from ckptsync.worker.file_selection import EVERYTHING
 from ckptsync.worker.finished import Rule
+from ckptsync.worker.logs import RunLogs
 from ckptsync.worker.node_identity import node_id
 from ckptsync.worker.options import RunDir, WorkerOptions, checked_options
 from ckptsync.worker.store_view import StoreView
@@ -118,7 +119,7 @@ class Upload:
     """What is uploaded of an output directory, where to, and by which worker.
 
     ``configured``: what the file of ``-c`` says, for a worker of our own.  ``problem``: why that
-    could not be started.
+    could not be started.  ``has_logs``: whether its logs are carried.
     """
 
     run: RunDir
@@ -128,6 +129,7 @@ class Upload:
     saves: LocalSaves
     configured: Mapping[str, object] | None
     has_worker: bool = True
+    has_logs: bool = True
     problem: str = ""
     _served_at: float = 0.0
 
@@ -164,9 +166,21 @@ class Upload:
             who = ""
         is_done = all(save.status in ("stored", "refused") for save in result.saves)
         if is_done and not result.error:  # else there may be more than was seen
+            is_own = embedded_worker.is_worker_running(self.run.path)
             embedded_worker.stop(self.run.path)
+            if is_own and self.has_logs:
+                self._carry_logs()
             return
         for text in filter(None, (why, who)):
+            note(text)
+
+    def _carry_logs(self) -> None:
+        """Send what the worker, which looks at logs seldom, has not sent; note what fails."""
+        try:
+            notes = RunLogs(self.run, self.node, self.store).carry()
+        except CkptsyncError as e:
+            notes = (f"logs of {self.run.name}: {e}",)
+        for text in notes:
             note(text)
 
 
@@ -208,7 +222,9 @@ def upload_of(args: argparse.Namespace, store: Store | None = None, url: str = "
     rule = Rule(options.quiet, options.unmarked, DOUBTFUL * options.unmarked)
     nodes = (node, embedded_worker.own_node(node, path / SPOOL))
     configured = _file_of(args) if args.config else None
-    return Upload(run, node, url, store, LocalSaves(run, nodes, view, rule), configured)
+    saves = LocalSaves(run, nodes, view, rule)
+    has_logs = worker is None or worker.logs
+    return Upload(run, node, url, store, saves, configured, has_logs=has_logs)
 
 
 def _configured_name(args: argparse.Namespace, path: Path, url: str) -> str:

@@ -43,7 +43,8 @@ class DrainedSave:
 
     ``stored``: the store has these files, or gave them up; ``unsent``: whole, and not uploaded yet;
     ``waiting``: not known to be whole for ``left`` more seconds; ``refused``: torn, and no waiting
-    helps.  ``still``: seconds for which nothing has changed, as far as this process saw it.
+    helps; or perhaps not the final model.  ``still``: seconds for which nothing has changed, as far
+    as this process saw it.  ``path``: what to push.
     """
 
     checkpoint: str
@@ -53,6 +54,7 @@ class DrainedSave:
     location: str = ""
     left: float = 0.0
     still: float = 0.0
+    path: Path = Path()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,9 @@ class LocalSaves:
 
     def _drained(self, seen: LocalSave, around: Surroundings, now: float) -> DrainedSave | None:
         """Return where a save stands; None for one that is none, or that nobody can complete."""
-        save = DrainedSave(seen.checkpoint, seen.checkpoint_dir.step, "stored")
+        where = seen.checkpoint_dir
+        path = where.path / where.only[0] if where.only and len(where.only) == 1 else where.path
+        save = DrainedSave(seen.checkpoint, where.step, "stored", path=path)
         manifest = self._view.find_save(seen.files.stats, seen.checkpoint, self._view.selection)
         if manifest is not None:
             return replace(save, location=manifest.location)
@@ -137,12 +141,14 @@ class LocalSaves:
         if may_be_alone(observed, self.rule):
             observed = replace(observed, alike=is_like_another(seen, around.saves))
         verdict = judge(observed, still, self.rule)
-        if is_lost(observed) or (observed.unended is not None and not verdict.finished):
+        is_copy = observed.unended is not None and observed.unended.is_followed
+        if is_lost(observed) or (is_copy and not verdict.finished):
             return None  # what rotation left, or a copy in the middle of training
         if verdict.finished:
             return replace(save, status="unsent", reason="not uploaded yet", still=still)
         reason = verdict.reason.partition("; finished if")[0]
-        if verdict.left is None:
+        # what is perhaps not the final model is judged anew after hours
+        if verdict.left is None or observed.unended is not None:
             return replace(save, status="refused", reason=reason, still=still)
         return replace(save, status="waiting", reason=reason, left=verdict.left, still=still)
 
@@ -188,7 +194,7 @@ def describe(result: DrainResult, run: RunDir, url: str) -> list[str]:
     for save in result.unstored:
         lines.append(f"not stored: {save.checkpoint}: {save.reason}")
         if save.status == "refused":
-            lines.append(f"  if it is whole all the same: {_push(run.path / save.checkpoint, url)}")
+            lines.append(f"  if it is whole all the same: {_push(save.path, url)}")
     if result.error:
         lines.append(f"the store cannot be read: {result.error}")
     if result.is_stored:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import pytest
 
 from ckptsync.hooks import embedded_worker
 from ckptsync.spool import markers
-from tests.resume.trainer import source
+from tests.resume.trainer import save, source
 from tests.support.stand_in_programs import CLEAN, ROOT
 from tests.support.terminal import on_terminal, read_until
 from tests.support.waiting import until
@@ -282,6 +283,41 @@ def test_a_worker_that_serves_the_directory_is_enough(place: Place) -> None:
         assert worker.poll() is None
         worker.terminate()
         assert worker.wait(60) == 0
+
+
+def test_a_model_that_may_be_the_final_one_is_named_where_its_training_has_not_ended_well(
+    place: Place,
+) -> None:
+    save(place.out, 1, 10)
+    for name in ("model.safetensors", "config.json"):
+        shutil.copyfile(source() / name, place.out / name)
+    code, document = place.drain()
+    assert (code, document["may_shut_down"]) == (3, False)
+    assert statuses(document) == {"checkpoint-1": "stored", "final": "refused"}
+    done = ran(place.command("drain", str(place.out), "-c", str(place.config), "--wait", "0"))
+    assert "not stored: final: perhaps not the final model" in done.stdout
+    assert f"ckptsync push {place.out} --store" in done.stdout
+
+
+@pytest.mark.parametrize("has_logs", [True, False])
+def test_the_last_logs_are_in_the_store_when_the_wait_ends(place: Place, *, has_logs: bool) -> None:
+    settings = place.config.read_text().replace("200ms", f"30s, logs: {str(has_logs).lower()}")
+    place.config.write_text(settings)
+    log = place.out / "_ckptsync" / "embedded.log"
+    trainer = f"""
+import pathlib, subprocess, sys, time
+out, log = pathlib.Path({str(place.out)!r}), pathlib.Path({str(log)!r})
+program = {str(ROOT / "tests" / "resume" / "trainer.py")!r}
+subprocess.run([sys.executable, program, str(out), "1", "exit:0"], check=True)
+while not log.exists() or '"sent"' not in log.read_text():
+    time.sleep(0.1)
+(out / "all_results.json").write_text('{{"loss": 1}}')
+"""
+    command = ("resume", str(place.out), "-c", str(place.config), "--", sys.executable, "-c")
+    done = ran(place.command(*command, trainer))
+    assert done.returncode == 0, done.stderr
+    stored = place.store / "out" / "logs" / "n0" / "all_results.json"
+    assert stored.exists() == has_logs
 
 
 def test_drain_without_anything_saved_has_nothing_to_wait_for(place: Place) -> None:
