@@ -47,7 +47,7 @@ class DrainedSave:
     """One save of an output directory.
 
     ``stored``: the store has these files, or gave them up; ``unsent``: whole, and not uploaded yet;
-    ``waiting``: not known to be whole for ``left`` more seconds; ``refused``: torn or moved aside, and no
+    ``waiting``: not known to be whole for ``left`` more seconds; ``refused``: torn or aside, and no
     waiting helps.  ``still``: seconds for which nothing has changed, as far as this process saw it.
     """
 
@@ -221,7 +221,8 @@ def describe(result: DrainResult, run: RunDir, url: str) -> list[str]:
         lines.append("all that was saved here is stored; this machine may be shut down")
     elif not result.error and all(save.status == "refused" for save in result.unstored):
         lines.append(
-            "all that is whole and in its place is stored; what is not stored is on this machine only"
+            "all that is whole and in its place is stored;"
+            " what is not stored is on this machine only"
         )
     else:
         lines.append(
