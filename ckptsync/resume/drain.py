@@ -19,7 +19,6 @@ from typing import Literal
 
 from ckptsync import checkpoint_dirs
 from ckptsync.errors import CkptsyncError, Incomplete
-from ckptsync.hooks.embedded_worker import push_command
 from ckptsync.resume.local import ASIDE
 from ckptsync.spool import folders, markers
 from ckptsync.spool.pins import list_pins
@@ -32,7 +31,7 @@ from ckptsync.worker.observation import (
     is_like_another,
     observe,
 )
-from ckptsync.worker.options import RunDir
+from ckptsync.worker.options import RunDir, push_command
 from ckptsync.worker.push import Offer, offered_saves
 from ckptsync.worker.store_view import StoreView
 
@@ -233,7 +232,7 @@ def describe(result: DrainResult, run: RunDir, url: str) -> list[str]:
 
 
 def _push(directory: Path, url: str, run: RunDir) -> str:
-    return push_command(directory, url, run.name)
+    return push_command(directory, "--store", url, "--run", run.name)
 
 
 def _listed(names: Sequence[str]) -> str:
