@@ -23,7 +23,7 @@ from ckptsync.cli.output import say
 from ckptsync.cli.push import open_or_make_store
 from ckptsync.config.output_dirs import existing_directories
 from ckptsync.config.yaml_lines import LIMIT, parse
-from ckptsync.errors import CkptsyncError
+from ckptsync.errors import CkptsyncError, ConfigError
 from ckptsync.hooks import embedded_worker
 from ckptsync.quantities import parse_duration
 from ckptsync.resume.drain import DrainedSave, DrainResult, LocalSaves, describe, drain
@@ -71,6 +71,9 @@ def add_output_dir(command: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Wait, and print what is stored and what is not."""
     wait = option_value("--wait", parse_duration, args.wait)
+    if not os.path.lexists(args.output_dir):  # what a disk has that is not mounted is not stored
+        hint = "check the path, and mount the file system"
+        raise ConfigError(f"{args.output_dir}: no such directory", hint=hint)
     upload = upload_of(args)
     until = time.monotonic() + wait
     result = drain(
@@ -199,6 +202,8 @@ def upload_of(args: argparse.Namespace, store: Store | None = None, url: str = "
     ``store``: instead of the one that is named.  Raises ConfigError, StoreError.
     """
     path = Path(os.path.abspath(args.output_dir))  # noqa: PTH100 - links stay
+    if path.exists() and not path.is_dir():
+        raise ConfigError(f"{path}: is a file", hint="OUT is the directory in which it saves")
     url = url or store_url(args)
     config = configuration(args)
     node = os.environ.get("CKPTSYNC_NODE") or (config.node if config else "") or node_id()

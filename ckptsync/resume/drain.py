@@ -7,7 +7,9 @@ so to both.
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import socket
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -17,9 +19,10 @@ from typing import Literal
 
 from ckptsync import checkpoint_dirs
 from ckptsync.errors import CkptsyncError, Incomplete
+from ckptsync.resume.local import ASIDE
 from ckptsync.spool import folders, markers
 from ckptsync.spool.pins import list_pins
-from ckptsync.walk import SPOOL, Stat
+from ckptsync.walk import SPOOL, Stat, walk
 from ckptsync.worker.finished import Rule, is_lost, judge, may_be_alone
 from ckptsync.worker.local_save import LocalSave
 from ckptsync.worker.observation import (
@@ -34,6 +37,7 @@ from ckptsync.worker.store_view import StoreView
 
 SaveStatus = Literal["stored", "unsent", "waiting", "refused"]
 _POLL = 1.0  # seconds
+_NUMBER = re.compile(r"\.\d+$")  # of a second one of the same name, aside
 _PROCESS = "resume-"  # begins the names of marks
 
 
@@ -42,9 +46,9 @@ class DrainedSave:
     """One save of an output directory.
 
     ``stored``: the store has these files, or gave them up; ``unsent``: whole, and not uploaded yet;
-    ``waiting``: not known to be whole for ``left`` more seconds; ``refused``: torn, and no waiting
-    helps; or perhaps not the final model.  ``still``: seconds for which nothing has changed, as far
-    as this process saw it.  ``path``: what to push.
+    ``waiting``: not known to be whole for ``left`` more seconds; ``refused``: torn, aside, perhaps
+    not the final model, or damaged in the store, and no waiting helps.  ``still``: seconds for which
+    nothing has changed, as far as this process saw it.  ``path``: what to push.
     """
 
     checkpoint: str
@@ -119,7 +123,21 @@ class LocalSaves:
         self._view.refresh()
         around = find_surroundings(path, saves, {save.checkpoint for save in saves})
         drained = (self._drained(save, around, now) for save in saves)
-        return tuple(save for save in drained if save is not None)
+        aside = self._read_aside(path / ASIDE)
+        return (*(save for save in drained if save is not None), *aside)
+
+    def _read_aside(self, aside: Path) -> list[DrainedSave]:
+        """Return what was moved aside and is not in the store, as far as files and names tell."""
+        held: dict[str, list[Stat]] = {}
+        for file in walk(aside).files:
+            name, _, rest = file.path.partition("/")
+            held.setdefault(name, []).append(replace(file, path=rest or name))
+        reason = "moved aside by an earlier start, and not uploaded"
+        return [
+            DrainedSave(f"{ASIDE}/{name}", None, "refused", reason, still=math.inf)
+            for name, files in held.items()
+            if self._view.find_save(files, _NUMBER.sub("", name), self._view.selection) is None
+        ]
 
     def _drained(self, seen: LocalSave, around: Surroundings, now: float) -> DrainedSave | None:
         """Return where a save stands; None for one that is none, or that nobody can complete."""
@@ -127,6 +145,16 @@ class LocalSaves:
         path = where.path / where.only[0] if where.only and len(where.only) == 1 else where.path
         save = DrainedSave(seen.checkpoint, where.step, "stored", path=path)
         manifest = self._view.find_save(seen.files.stats, seen.checkpoint, self._view.selection)
+        if manifest is not None and self._view.known.is_damaged(manifest.location):
+            name = f"{self.run.name}/{manifest.location}"
+            reason = f"damaged in the store; this disk may have the good bytes: `ckptsync repair {name}`"
+            return replace(
+                save,
+                status="refused",
+                reason=reason,
+                location=manifest.location,
+                still=now - self._unchanged_since(seen, now),
+            )
         if manifest is not None:
             return replace(save, location=manifest.location)
         if seen.pin is not None and seen.pin.stored:
@@ -190,27 +218,35 @@ def drain(
 def describe(result: DrainResult, run: RunDir, url: str) -> list[str]:
     """Return what is stored, what is not and why, and whether the machine may be shut down."""
     stored = [save.checkpoint for save in result.saves if save.status == "stored"]
-    lines = [f"stored: {_listed(stored)}" if stored else "stored: nothing"]
+    lines = []
+    if stored or not result.error:
+        lines.append(f"stored: {_listed(stored)}" if stored else "stored: nothing")
     for save in result.unstored:
         lines.append(f"not stored: {save.checkpoint}: {save.reason}")
-        if save.status == "refused":
-            lines.append(f"  if it is whole all the same: {_push(save.path, url)}")
+        if save.status == "refused" and not save.location:
+            lines.append(f"  if it is whole all the same: {_push(save.path, url, run)}")
     if result.error:
         lines.append(f"the store cannot be read: {result.error}")
-    if result.is_stored:
+    if result.is_stored and not result.saves:
+        where = "no checkpoint is there" if run.path.is_dir() else "no such directory"
+        lines.append(f"{run.path}: {where}; if a training saved one, it was somewhere else")
+    elif result.is_stored:
         lines.append("all that was saved here is stored; this machine may be shut down")
     elif not result.error and all(save.status == "refused" for save in result.unstored):
-        lines.append("all that is whole is stored; what is not stored is on this machine only")
+        lines.append(
+            "all that is whole and in its place is stored;"
+            " what is not stored is on this machine only"
+        )
     else:
         lines.append(
             "do not shut this machine down: what is not stored is on it only;"
-            f" to upload it: {_push(run.path, url)}"
+            f" to upload it: {_push(run.path, url, run)}"
         )
     return lines
 
 
-def _push(directory: Path, url: str) -> str:
-    return push_command(directory, url)
+def _push(directory: Path, url: str, run: RunDir) -> str:
+    return push_command(directory, "--store", url, "--run", run.name)
 
 
 def _listed(names: Sequence[str]) -> str:

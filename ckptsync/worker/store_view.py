@@ -164,6 +164,12 @@ class RunRecords:
         )
         return next(map(without_frames, its), None)
 
+    def is_damaged(self, location: str) -> bool:
+        """Return whether a report calls a location damaged, and no later one answers it."""
+        records, here = self.location(location), self.counting(location)
+        model_record, _ = newest_model_record(records.model_records, here)
+        return bool(proof(records.reports, {k.name for k in here}, model_record).damage)
+
     def is_safe(self, location: str, *, retired_too: bool = True) -> bool:
         """Return whether a report proves a location's manifests and model, or they are given up.
 

@@ -321,9 +321,33 @@ while not log.exists() or '"sent"' not in log.read_text():
 
 
 def test_drain_without_anything_saved_has_nothing_to_wait_for(place: Place) -> None:
+    place.out.mkdir()
     code, document = place.drain()
     assert (code, document["may_shut_down"], document["saves"]) == (0, True, [])
-    assert not place.out.exists()
+    assert list(place.out.iterdir()) == []
+
+
+@pytest.mark.parametrize("out", ["missing", "worker.yaml"])
+def test_drain_does_not_call_a_path_stored_that_is_no_directory(place: Place, out: str) -> None:
+    path = place.out.with_name(out)
+    done = ran(place.command("drain", str(path), "-c", str(place.config), "--wait", "0"))
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert str(path) in done.stderr
+    assert not place.store.exists()
+
+
+def test_what_was_moved_aside_and_is_not_stored_is_named(place: Place) -> None:
+    assert ran(place.resume(1, "torn,exit:0")).returncode == 137
+    assert ran(place.resume(1, "torn,exit:0")).returncode == 0
+    (place.out / "_ckptsync-aside" / "checkpoint-2").rename(place.out / "lost")
+    assert place.drain("--wait", "0")[0] == 0
+    (place.out / "lost").rename(place.out / "_ckptsync-aside" / "checkpoint-2")
+    code, document = place.drain()
+    assert (code, document["may_shut_down"]) == (3, False)
+    assert statuses(document)["_ckptsync-aside/checkpoint-2"] == "refused"
+    shutil.move(place.out / "_ckptsync-aside", place.out.parent)
+    shutil.copytree(place.out / "checkpoint-1", place.out / "_ckptsync-aside" / "checkpoint-1.2")
+    assert place.drain("--wait", "0")[0] == 0
 
 
 @pytest.mark.parametrize(
