@@ -29,6 +29,9 @@
 # make campaign-killed        kill trainers in the middle of a save: what the store calls complete must
 #                             be one finished save, byte for byte (30 minutes)
 #                             KILLED="--modes raw-zero2 raw-zero3 raw-accelerate raw-dcp --chains 2"
+# make campaign-in-front      `ckptsync resume` before a training on two nodes, killed again and again: the
+#                             losses are those of one that was never interrupted (10 minutes)
+#                             IN_FRONT="--modes zero3 --store s3 --trust verified --seed 7"
 # make campaign-titan         torchtitan's saves with rotation, its ranks killed and restarted;
 #                             plain torch as torchtitan uses it, unless TITAN="--python PYTHON" has torchtitan
 # make campaign-ray-train     Ray Train on two nodes without a shared disk: normal, killed, failed
@@ -128,7 +131,7 @@ BIN := $(VENV)/bin
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-web pictures scenarios exhaustive s3-versions lint man format flips guides bench bench-verify bench-transfer bench-beside bench-catalogue bench-head bench-idle bench-hook campaign campaign-trainers campaign-resume campaign-killed campaign-titan campaign-ray campaign-ray-train campaign-llamafactory campaign-trl campaign-hostile campaign-doctor damage fuzz crash-states kill-stores kill-heads kill-gc kill-pull nspawn slurm clean
+.PHONY: demo test test-web pictures scenarios exhaustive s3-versions lint man format flips guides bench bench-verify bench-transfer bench-beside bench-catalogue bench-head bench-idle bench-hook campaign campaign-trainers campaign-resume campaign-killed campaign-in-front campaign-titan campaign-ray campaign-ray-train campaign-llamafactory campaign-trl campaign-hostile campaign-doctor damage fuzz crash-states kill-stores kill-heads kill-gc kill-pull nspawn slurm clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -199,6 +202,9 @@ campaign-resume: $(VENV)/.installed-test $(BENCH_VENV)/.installed
 
 campaign-killed: $(VENV)/.installed-test $(BENCH_VENV)/.installed
 	$(BIN)/python -m tests.campaigns.killed --python $(BENCH_VENV)/bin/python $(KILLED)
+
+campaign-in-front: $(VENV)/.installed-test $(BENCH_VENV)/.installed
+	$(BIN)/python -m tests.campaigns.in_front --python $(BENCH_VENV)/bin/python $(IN_FRONT)
 
 campaign-titan: $(VENV)/.installed-test $(BENCH_VENV)/.installed
 	$(BIN)/python -m tests.campaigns.titan --python $(BENCH_VENV)/bin/python $(TITAN)

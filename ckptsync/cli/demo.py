@@ -155,8 +155,7 @@ class Shown:
             rows = [dict(zip(keys, row, strict=True)) for row in found]
             print(json.dumps(output.as_document({"table": rows})), flush=True)
         for row in () if self._as_json else new:
-            line = f"  {output.aligned([row])[0]}"
-            print(output.paint(line) if sys.stdout.isatty() else line, flush=True)
+            print(output.paint(f"  {output.aligned([row])[0]}"), flush=True)
 
 
 @dataclass(slots=True)

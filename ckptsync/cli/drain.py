@@ -162,7 +162,8 @@ class Upload:
             who = embedded_worker.who_uploads(self.run.path)
         except OSError:  # the log cannot be read
             who = ""
-        if all(save.status in ("stored", "refused") for save in result.saves):
+        is_done = all(save.status in ("stored", "refused") for save in result.saves)
+        if is_done and not result.error:  # else there may be more than was seen
             embedded_worker.stop(self.run.path)
             return
         for text in filter(None, (why, who)):

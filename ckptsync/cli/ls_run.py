@@ -221,7 +221,9 @@ def full_lines(url: str, row: Row, details: Mapping[str, Any], now: float) -> It
     nodes = (f"{n} (ranks {ranks[n]})" if ranks.get(n) else n for n in s.nodes)
     times = {name: row.values[name] for name in ("saved", "uploaded", "merged", "verified")}
     level = s.proof.level if s.status == "VERIFIED" else None
-    losses = {"loss": row.values["loss"], "evaluation": row.values["eval_loss"]}
+    measured = dict(s.metrics)  # counts before what the trainer logged under the same name
+    names = {"loss": "loss", "evaluation": "eval_loss"}
+    losses = {title: measured.pop(name, row.values[name]) for title, name in names.items()}
     opens = [_model(s), s.to_give, model or ""]
     code = f"code left out: {', '.join(s.left_out)}" if s.left_out else ""
     tokenizer = "no tokenizer" if TOKENIZER in s.to_open else ""
@@ -229,7 +231,7 @@ def full_lines(url: str, row: Row, details: Mapping[str, Any], now: float) -> It
         "status": f"{s.status} ({level})" if level else s.status,
         **{name: _time(at, now) for name, at in times.items() if at},
         **{name: _number(value) for name, value in losses.items() if value is not None},
-        **{name: _number(value) for name, value in s.metrics if name not in losses},
+        "metrics": ", ".join(f"{name} {_number(value)}" for name, value in measured.items()),
         "size": f"{show_size(s.whole or s.size)}, {details['files_total'] or s.files} files",
         "nodes": ", ".join(nodes),
         "model": "; ".join(filter(None, [*opens, tokenizer, code])),

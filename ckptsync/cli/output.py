@@ -13,6 +13,7 @@ from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from ckptsync.colours import has_colours
 from ckptsync.errors import CkptsyncError
 from ckptsync.quantities import clean, show_duration, show_size
 
@@ -136,12 +137,16 @@ def print_table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 def print_lines(lines: Iterable[str]) -> None:
     """Print lines; see `print_table`."""
-    shown = map(clean, lines)
-    sys.stdout.writelines(f"{paint(s) if sys.stdout.isatty() else s}\n" for s in shown)
+    sys.stdout.writelines(f"{paint(clean(line))}\n" for line in lines)
 
 
 def paint(line: str) -> str:
-    """Return ``line`` with the first word of `COLOURS` that stands alone in it coloured."""
+    """Return a line of stdout with the first word of `COLOURS` that stands alone in it coloured.
+
+    As it is, where stdout is no terminal or its user wants no colours.
+    """
+    if not has_colours(sys.stdout):
+        return line
     for word, code in COLOURS.items():
         if f" {word} " in f" {line} ":
             return line.replace(word, f"\x1b[{code}m{word}\x1b[0m", 1)

@@ -99,10 +99,11 @@ def run(args: argparse.Namespace) -> int:
             locations = describe_locations(store.url, seen.catalogue.shown, seen.running)
             output.print_json({**document(seen), "locations": locations}, code)
         else:
-            is_terminal = sys.stdout.isatty()
-            width = max(NARROWEST, shutil.get_terminal_size().columns) if is_terminal else WIDE
+            width = WIDE
+            if sys.stdout.isatty():
+                width = max(NARROWEST, shutil.get_terminal_size().columns)
             for line in alarm_lines(seen) if args.check else overview_lines(seen, width):
-                print(output.paint(line) if is_terminal else line)
+                print(output.paint(line))
         if not args.watch:
             return code
         sys.stdout.flush()

@@ -288,6 +288,8 @@ def command(value: object) -> tuple[str, ...]:
         raise ValueError(f'{value!r} is not a command such as ["/usr/local/bin/page", "--now"]')
     if words and not words[0].startswith("/"):
         raise ValueError(f"{words[0]!r} {_RELATIVE}")
+    if any("\0" in word for word in words):
+        raise ValueError("a NUL character is in it")
     return tuple(words)
 
 

@@ -168,6 +168,8 @@ def _environment(value: object) -> dict[str, str | None]:
     for name, text in value.items():
         if not _VARIABLE.fullmatch(name) or not (text is None or isinstance(text, str)):
             raise ValueError(f"{name!r:.80} is not a variable with a text (put it in quotes)")
+        if "\0" in (text or ""):
+            raise ValueError(f"{name}: a NUL character is in it")
     return dict(value)
 
 

@@ -140,7 +140,7 @@ def read_metrics(line: bytes) -> tuple[dict[str, float], str]:
             return {}, f"metrics refused: {name!r:.120} is not a metric's name"
         if isinstance(number, bool) or not isinstance(number, int | float):
             return {}, f"metrics refused: {name} is no number"
-        if not math.isfinite(number) or abs(number) > 1e300:
+        if abs(number) > 1e300 or not math.isfinite(number):  # an int can be greater
             return {}, f"metrics refused: {name} is {number!r:.30}"
     return {name: float(number) for name, number in value.items()}, ""
 

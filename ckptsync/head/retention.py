@@ -135,12 +135,14 @@ def with_action(
 def unreadable_checkpoints(faults: Iterable[Fault], run: str) -> frozenset[str]:
     """Return the checkpoints of a run of which an unreadable record could be a reason to keep them.
 
-    A damaged model record or report is none; a damaged keep is one.
+    A damaged model record or report is none; a damaged keep is one, and a damaged event, which may
+    have measured that it is the best.
     """
     return frozenset(
         checkpoint_of(f.location)
         for f in faults
-        if f.run == run and (f.record.kind == "keep" or not is_made_anew(f.record, f.error))
+        if f.run == run
+        if f.record.kind in ("keep", "event") or not is_made_anew(f.record, f.error)
     )
 
 
@@ -274,8 +276,9 @@ class _Run:
             against = f"not one of the best {best.count} by {best.metric}"
             value = self._evidence.metrics.get(seen.location)
             if value is None:
-                is_unread = seen.location in self._evidence.metrics
-                yield is_unread, "its metrics are not known", against
+                # of a metric that nobody has nobody knows what it will say, or it is misspelt
+                is_unknown = seen.location in self._evidence.metrics or not self._values
+                yield is_unknown, "its metrics are not known", against
             else:
                 better = sum(_score(other, best) < _score(value, best) for other in self._values)
                 why = f"{best.metric} {value:g}, one of the best {best.count}"

@@ -109,6 +109,7 @@ def keep_running(
     name = {"name": run.replace("{dir}", output_dir.name)} if run else {}
     settings = {
         **{key: section for key, section in (configured or {}).items() if key in _OF_WORKERS},
+        "log": {**_section(configured, "log"), "format": "json"},  # `log_problem` reads it
         "roles": ["worker"],
         "store": {**_section(configured, "store"), "url": _absolute(store)},
         "worker": {

@@ -476,11 +476,11 @@ def require(files: Files, needed: Mapping[str, int | None]) -> None:
             )
 
 
-def demands(files: Files, sent: Collection[str] | None = None) -> Demands:
+def demands(files: Files, sent: Collection[str] | None = None, ranks: int | None = None) -> Demands:
     """Return what the metadata here demands; nothing where this node's files have none.
 
     ``sent``: the files that are stored, if not all are; what has no metadata demands no others.
-    Raises Corrupt or Unsupported.
+    ``ranks``: how many wrote it, if the hook has said so.  Raises Corrupt or Unsupported.
     """
     found = sources(files)
     needed = {source: _demands(files, source) for source in _roots(files.sizes())}
@@ -497,7 +497,7 @@ def demands(files: Files, sent: Collection[str] | None = None) -> Demands:
     ):
         resume = dict.fromkeys(states)
         ranks_here = [rank for rank in (int(m[2]) for m in own) if rank < MOST_RANKS]
-        writers = max(ranks_here, default=-1) + 1 if world is None else world
+        writers = max([*ranks_here, (ranks or 0) - 1], default=-1) + 1 if world is None else world
     # the random states that every rank writes, if any rank here wrote one
     kinds = {(m[1], m[3]) for m in own}
     random = [f"{stem}{rank}{end}" for stem, end in sorted(kinds) for rank in range(writers or 0)]

@@ -189,18 +189,21 @@ class Download:
             safe_open.close_quietly(at)
 
     def _link_near(self) -> None:
-        """Link the files that lie nearby under their names and sizes; `run` verifies them.
+        """Link the files that lie nearby under their names, sizes and times; `run` verifies them.
 
-        A download replaces a file by rename, so it writes to no linked one.
+        A download replaces a file by rename, so it writes to no linked one.  It sets times: those
+        of a file with others would change in pins, too, which are known by them.
         """
         sizes = _sizes(self._near) if self._near and not self._near.is_symlink() else {}
         for file in self.plan.files:
             if self._near and sizes.get(file.under) == file.size:
-                target = Path(self._open, file.under)
+                source, target = self._near / file.under, Path(self._open, file.under)
                 # what cannot be linked is downloaded
                 with contextlib.suppress(OSError):
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    os.link(self._near / file.under, target, follow_symlinks=False)
+                    mtime = source.lstat().st_mtime_ns
+                    if mtime == self.plan.times.get(file.under, mtime):
+                        target.parent.mkdir(parents=True, exist_ok=True)
+                        os.link(source, target, follow_symlinks=False)
 
     def _check_room(self) -> None:
         """Raise StoreError if the rest does not fit on the disk."""

@@ -198,12 +198,24 @@ def find_recorded(
     # where a hook said that they are two saves, the same bytes (random states, a part that did not
     # change) belong to both
     same = [m for m in live if not (m.save and draft.save) or m.save == draft.save]
-    ours = [m for m in same if m.node == draft.node]
+    ours = [m for m in same if m.node == draft.node and _may_say(m, draft)]
     has_own = not draft.save or any(m.save == draft.save for m in ours)
     recorded = find_stored(draft.files, draft.node, same if has_own else ours)
     if recorded is None:  # the rest are copies of other nodes' files
         recorded = find_stored(written.files, draft.node, ours)
     return written, recorded
+
+
+def _may_say(manifest: Manifest, draft: Manifest) -> bool:
+    """Return whether a manifest of the same node may be of the very save that a hook has marked.
+
+    Without an id it is if it was written before the mark came: of a file that has not changed
+    since.  The same bytes alone may be of an attempt before, which was killed.
+    """
+    if not draft.save or manifest.save == draft.save:
+        return True
+    its = {(f.path, f.digest, f.mtime) for f in manifest.files}
+    return any((f.path, f.digest, f.mtime) in its for f in draft.files)
 
 
 def without_copies(draft: Manifest, manifests: Iterable[Manifest]) -> Manifest:

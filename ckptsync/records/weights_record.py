@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import hypot, prod
+from math import hypot
 
 from ckptsync.digest import digest
 from ckptsync.records.layer_groups import LAYER_GROUPS, LayerGroup, layer_group
@@ -89,19 +89,42 @@ def rounded(value: float | None) -> float | None:
 
 
 _MOST = 1.79769e308  # float64's, to six digits
+_LARGEST = 2**63 - 1  # of a whole number in a record, and in what is made of it
 
 
 def find_values(
     tensors: Sequence[ModelTensor], records: Mapping[str, WeightsRecord]
 ) -> ModelValues | None:
-    """Return the values of a model by the first of these records that is of its tensors."""
+    """Return the values of a model by the first of these records that is of its tensors.
+
+    A record that counts more values than a tensor has is none: whoever may write to a store may
+    write one.
+    """
     if not records:
         return None
     own = tensors_digest(tensors)
     for _, record in sorted(records.items()):
-        if record.of == own and len(record.values) == len(tensors):
+        if record.of == own and _can_be(tensors, record.values):
             return group_values(tensors, record.values)
     return None
+
+
+def _can_be(tensors: Sequence[ModelTensor], values: Sequence[TensorValues | None]) -> bool:
+    """Return whether these may be the values of these tensors, by their counts."""
+    sizes = [_elements(tensor) for tensor in tensors]
+    return (
+        len(values) == len(sizes)
+        and sum(sizes) < _LARGEST
+        and all(v is None or sum(v[:3]) <= size for v, size in zip(values, sizes, strict=True))
+    )
+
+
+def _elements(tensor: ModelTensor) -> int:
+    """Return how many elements a tensor has, at most `_LARGEST`."""
+    count = 1
+    for length in tensor.shape:
+        count = min(count * length, _LARGEST)
+    return count
 
 
 def group_values(
@@ -129,7 +152,7 @@ def _combined(group: LayerGroup, its: Sequence[tuple[ModelTensor, TensorValues]]
     return GroupValues(
         group=group,
         tensors=len(its),
-        size=sum(prod(tensor.shape) for tensor, _ in its),
+        size=sum(_elements(tensor) for tensor, _ in its),
         norm=rounded(hypot(*norms)) if norms else None,
         low=rounded(min(lows, default=None)),
         high=rounded(max(highs, default=None)),

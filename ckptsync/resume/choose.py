@@ -128,5 +128,7 @@ def why_chosen(records: Mapping[str, NodeRecord], choice: Candidate | None) -> s
                 newer.setdefault(one.checkpoint, []).append(node)
     if not newer:
         return ""
-    name, nodes = list(newer.items())[-1]
+    name, nodes = next(reversed(newer.items()))
+    if records.keys() == {*nodes}:
+        return f"{name} is newer, but the nodes do not have the same save of it"
     return f"{name} is newer, but only {', '.join(dict.fromkeys(nodes))} could begin with it"

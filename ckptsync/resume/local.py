@@ -12,7 +12,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckptsync.checkpoint_dirs import (
@@ -28,9 +28,14 @@ from ckptsync.spool.markers import begun, is_training
 from ckptsync.spool.pins import list_pins
 from ckptsync.stores.posix.publish import sync_directory
 from ckptsync.walk import SPOOL, UnsafeSpool
-from ckptsync.worker.finished import Rule, judge
+from ckptsync.worker.finished import Rule, judge, may_be_alone
 from ckptsync.worker.local_save import LocalSave as ListedSave
-from ckptsync.worker.observation import find_surroundings, fingerprint, observe
+from ckptsync.worker.observation import (
+    find_surroundings,
+    fingerprint,
+    is_like_another,
+    observe,
+)
 from ckptsync.worker.push import Offer, offered_saves
 
 ASIDE = "_ckptsync-aside"
@@ -89,7 +94,10 @@ def judge_output_dir(output_dir: Path, node: str) -> tuple[LocalCheckpoint, ...]
     for one in saves:
         torn = lacking = ""
         try:
-            judgement = judge(observe(one, around), _AT_REST, _RULE)
+            observed = observe(one, around)
+            if may_be_alone(observed, _RULE):  # then other checkpoints decide
+                observed = replace(observed, alike=is_like_another(one, saves))
+            judgement = judge(observed, _AT_REST, _RULE)
             torn = judgement.reason if judgement.left is None else ""
             lacking = _lacking(one) if judgement.finished else judgement.reason
         except (Corrupt, Incomplete, Unsupported) as e:

@@ -36,6 +36,7 @@ from ckptsync.resume.choose import (
     why_chosen,
 )
 from ckptsync.resume.local import (
+    LocalCheckpoint,
     check_idle,
     inode,
     judge_output_dir,
@@ -124,7 +125,6 @@ def prepare(output_dir: Path, attempt: Attempt, options: PrepareOptions) -> Star
             f"{attempt.nnodes} nodes agree on a checkpoint through a store, and none is named",
             hint="name it: --store URL, or -c FILE",
         )
-    check_idle(output_dir)
     work = _Preparation(output_dir, attempt, options)
     return work.alone() if attempt.nnodes == 1 else work.together()
 
@@ -151,12 +151,13 @@ class _Preparation:
 
     def __init__(self, output_dir: Path, attempt: Attempt, options: PrepareOptions) -> None:
         self._out, self._attempt, self._options = output_dir, attempt, options
-        self._here = judge_output_dir(output_dir, attempt.node)
+        self._here: tuple[LocalCheckpoint, ...] = ()
         self._notes: list[str] = []
         self._nodes = {attempt.node}
 
     def alone(self) -> Start:
         """Return what the only node begins with."""
+        self._look()
         records = {self._attempt.node: self._own_record()}
         choice = choose(records)
         self._check_required(choice)
@@ -170,6 +171,7 @@ class _Preparation:
         assert store is not None
         records = AttemptRecords(store, self._options.run, self._attempt)
         try:
+            self._look()
             state = self._join(records)
             self._nodes = set(state.nodes)
             choice = choose(state.nodes)
@@ -198,6 +200,11 @@ class _Preparation:
             return End(self._attempt.node, str(error), error.hint, error.exit_code)
 
     # What this node could begin with.
+
+    def _look(self) -> None:
+        """Judge what lies in the output directory.  Raises ConfigError where a training writes."""
+        check_idle(self._out)
+        self._here = judge_output_dir(self._out, self._attempt.node)
 
     def _own_record(self) -> NodeRecord:
         store, run = self._options.store, self._options.run

@@ -102,8 +102,11 @@ class Signals:
     @contextmanager
     def handled(self) -> Iterator[None]:
         """Handle them within the block, in the main thread; one that is ignored stays so."""
+        self._early.clear()
         numbers = [n for n in self._signals if signal.getsignal(n) != signal.SIG_IGN]
         before = {number: signal.signal(number, self._on_signal) for number in numbers}
+        # where it is ignored, the kernel forgets a child's exit code
+        before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         try:
             yield
         finally:
@@ -134,7 +137,6 @@ class Signals:
         process can be made.
         """
         words = [str(os.getpid()), find_program(command[0]), *command]
-        self._early.clear()
         process = subprocess.Popen(  # noqa: S603 - the user's own command, without a shell
             [sys.executable, "-I", "-S", "-c", _BEGIN, *words], env=dict(environment)
         )

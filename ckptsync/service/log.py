@@ -19,8 +19,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Any, Literal
 
+from ckptsync.colours import has_colours
 from ckptsync.quantities import clean, show_duration, show_size
 
 if TYPE_CHECKING:  # `ckptsync status` does without it
@@ -232,12 +233,6 @@ def _fact(key: str, value: Any) -> str:
     if key == "files":
         return f"{value} file{'' if value == 1 else 's'}"
     return f"{show_duration(value)} left" if key == "left" else f"{key} {value}"
-
-
-def has_colours(stream: TextIO) -> bool:
-    """Return whether to colour what is written to a stream: NO_COLOR and TERM=dumb forbid it."""
-    is_forbidden = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    return stream.isatty() and not is_forbidden
 
 
 def configure(config: LogConfig) -> None:

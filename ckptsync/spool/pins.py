@@ -9,7 +9,7 @@ In <output_dir>/_ckptsync/pins/<checkpoint>.<k>/:
     added/…       what the hook adds to the trainer's own files
     commit.json   the hook's marker that it is whole: `ckptsync.spool.markers`
     notes.json    what the worker's manifest says of it
-    stored        a manifest in the store names it
+    stored        a manifest in the store names it, as long as its files are those of this digest
 
 Everything here may be deleted at any moment: what is lost is time, and what rotation has deleted.
 Nothing is ever written in a checkpoint's own directory.  A pin appears by one rename: a worker's
@@ -28,6 +28,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import hashlib
 import json
 import os
 import re
@@ -251,11 +252,25 @@ def write_pin_notes(pin: Pin, noted: PinNotes) -> PinNotes:
 def mark_stored(pin: Pin) -> None:
     """Note, for hooks and the spool's budget, that a manifest names this pin's files.
 
-    Raises Incomplete if it has gone.
+    The note is void once a file is overwritten in place.  Raises Incomplete if the pin has gone.
     """
     if not pin.stored:
         with _opened_pin(pin) as fd:
-            folders.write_in(fd, "stored", b"")
+            folders.write_in(fd, "stored", _digest(pin.files))
+
+
+def _digest(files: Iterable[Stat]) -> bytes:
+    lines = "\n".join(f"{f.path}\0{f.size}\0{f.mtime}" for f in sorted(files))
+    return hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest().encode()
+
+
+def _is_stored(pin: int, files: Iterable[Stat]) -> bool:
+    """Return whether an open pin was marked as stored, and these are the files of that time."""
+    try:
+        mark = folders.read_in(pin, "stored")
+    except (OSError, CkptsyncError):
+        return False
+    return mark in (b"", _digest(files))  # empty: of earlier versions
 
 
 def drop(pin: Pin, during: contextlib.AbstractContextManager[object] | None = None) -> None:
@@ -439,17 +454,18 @@ def _pin(path: Path, above: int) -> Pin | None:
         mark = folders.status_in(fd, "owner.json") if node else os.fstat(fd)
         if mark is None:
             return None
+        held = walk(path / "files", above=fd).files
         return Pin(
             checkpoint,
             k,
             node,
             mark.st_mtime_ns,
             path,
-            walk(path / "files", above=fd).files,
+            held,
             read_marker_in(fd, COMMIT, Commit),
             read_marker_in(fd, NOTES, PinNotes) or _NOTHING,
             walk(path / "added", above=fd).files,
-            folders.status_in(fd, "stored") is not None,
+            _is_stored(fd, held),
             pin_id,
         )
     return None  # dropped meanwhile

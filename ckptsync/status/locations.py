@@ -45,6 +45,7 @@ def describe_locations(
             "resume_complete": seen.resume,
             "missing_for_resume": list(seen.lacks),
             "model": model_url(url, seen),
+            "model_damaged": bool(seen.suspects),
             "left_out": list(seen.left_out),
             "unnamed": {"files": seen.unnamed_files, "first": list(seen.unnamed)},
             "missing_to_open": list(seen.to_open),

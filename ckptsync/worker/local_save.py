@@ -312,14 +312,16 @@ class ReadFiles:
     layout: tuple[Demands, tuple[str, ...], tuple[str, ...]] | None = None
 
 
-def _read_layout(files: LocalFiles) -> tuple[Demands, tuple[str, ...], tuple[str, ...]]:
+def _read_layout(
+    files: LocalFiles, ranks: int | None
+) -> tuple[Demands, tuple[str, ...], tuple[str, ...]]:
     try:
         for path in files.by_path:
             checked_path(path)
     except Corrupt as e:
         raise Corrupt(f"not uploaded, since a name cannot be stored: {e}", hint=RENAME) from e
     try:
-        demands = _judge_model(files, registry.demands(files, files.by_path))
+        demands = _judge_model(files, registry.demands(files, files.by_path, ranks))
         return demands, tuple(str(s) for s in registry.sources(files)), demands.remarks
     except (Corrupt, Unsupported) as e:
         # an unknown or broken layout is stored as it is: a note here, the head says it again
@@ -356,14 +358,14 @@ def draft_manifest(
     be stored.
     """
     files = seen.files
+    commit = seen.pin.commit if seen.pin and seen.pin.is_committed else None
     if read.layout is None:
-        layout = _read_layout(files)
+        layout = _read_layout(files, min(commit.world, file_names.MOST_RANKS) if commit else None)
         check_unchanged(files)
         read.layout = layout
     demands, sources, notes = read.layout
     # what the hook adds is as old as the training
     times = [h.stat.mtime for h in files.by_path.values() if not h.is_added]
-    commit = seen.pin.commit if seen.pin and seen.pin.is_committed else None
     trainer = "".join(c for c in commit.trainer if c.isprintable())[:200] if commit else ""
     manifest = Manifest(
         seen.run,

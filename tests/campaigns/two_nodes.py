@@ -85,15 +85,15 @@ class TwoNodes:
     ) -> None:
         self.home, self.network = home, network
         # trainers have a working directory of their own
-        self._python = str(Path(python).absolute())
-        self._url = self._reached = str(home / "store")
-        self._options: dict[str, Any] = {}
+        self.trainer = str(Path(python).absolute())
+        self.url = self._reached = str(home / "store")
+        self.options: dict[str, Any] = {}
         self._reached_options: dict[str, Any] = {}
         self._proxy: TcpProxy | None = None
         home.mkdir(parents=True, exist_ok=True)
         if kind != "posix":
             {"s3": self._serve_s3, "sftp": self._serve_sftp}[kind]()
-        self.store: Store = create_store(self._url, self._options)
+        self.store: Store = create_store(self.url, self.options)
         self.workers = [self._worker(n, worker) for n in range(NODES)]
 
     def node(self, n: int) -> Path:
@@ -106,7 +106,7 @@ class TwoNodes:
             "CKPTSYNC_STORE": self._reached,
             "CKPTSYNC_STORAGE_OPTIONS": json.dumps(self._reached_options),
         }
-        command = [*self._within(n), *CKPTSYNC, *words]
+        command = [*self.within(n), *CKPTSYNC, *words]
         told = {
             **CLEAN,
             "PYTHONPATH": str(PROJECT),
@@ -116,7 +116,7 @@ class TwoNodes:
 
     def python(self, n: int, *words: str) -> list[str]:
         """The Python of the trainers, on a node."""
-        return [*self._within(n), self._python, *words]
+        return [*self.within(n), self.trainer, *words]
 
     def wipe(self, n: int) -> None:
         """Its worker dies, and its disk is lost."""
@@ -128,7 +128,7 @@ class TwoNodes:
 
     def begin(self, n: int) -> None:
         """Start a node's worker."""
-        self.workers[n].start(self._within(n))
+        self.workers[n].start(self.within(n))
 
     def close(self) -> None:
         """Kill the workers and stop the proxy."""
@@ -148,7 +148,7 @@ class TwoNodes:
                 (self.node(n) / "truth" / job.run).mkdir(parents=True)
                 log = self.node(n) / f"{job.run}.log"
                 words = [
-                    *self._within(n),
+                    *self.within(n),
                     *self._torchrun(n, job),
                     str(SCRIPT),
                     *job.words(self.node(n)),
@@ -162,7 +162,7 @@ class TwoNodes:
     def _torchrun(self, n: int, job: Job) -> list[str]:
         address, port, _ = meeting_place(self.network)
         where = flags(nnodes=NODES, node_rank=n, master_addr=address, master_port=port)
-        run = [self._python, "-m", "torch.distributed.run"]
+        run = [self.trainer, "-m", "torch.distributed.run"]
         return [*run, *where, *flags(nproc_per_node=job.ranks)]
 
     def environment(self) -> dict[str, str]:
@@ -179,7 +179,8 @@ class TwoNodes:
             "PYTHONPATH": str(PROJECT),
         }
 
-    def _within(self, n: int) -> list[str]:
+    def within(self, n: int) -> list[str]:
+        """Return the words that run a command on a node."""
         return self.network.nodes[n].within() if self.network else []
 
     def _worker(self, n: int, worker: Mapping[str, object]) -> Service:
@@ -194,8 +195,8 @@ class TwoNodes:
 
         server = weed()
         bucket = server.bucket()
-        self._url = self._reached = f"s3://{bucket}"
-        self._options, endpoint = server.options(), server.endpoint
+        self.url = self._reached = f"s3://{bucket}"
+        self.options, endpoint = server.options(), server.endpoint
         if self.network:
             endpoint = "http://{}:{}".format(
                 *self._proxied(self.network, int(endpoint.rpartition(":")[2]))
@@ -206,11 +207,11 @@ class TwoNodes:
         from tests.support.sshd import sshd
 
         server = sshd()
-        self._url = self._reached = server.url(self.home / "store")
-        self._options = self._reached_options = dict(server.options)
+        self.url = self._reached = server.url(self.home / "store")
+        self.options = self._reached_options = dict(server.options)
         if self.network:
             host, port = self._proxied(self.network, server.port)
-            self._reached = self._url.replace(f"127.0.0.1:{server.port}", f"{host}:{port}")
+            self._reached = self.url.replace(f"127.0.0.1:{server.port}", f"{host}:{port}")
             known = self.home / "known_hosts"
             known.write_text(
                 server.known_hosts.read_text().replace(

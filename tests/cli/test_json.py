@@ -12,6 +12,7 @@ import pytest
 
 from ckptsync.cli.commands import COMMANDS
 from ckptsync.cli.main import main
+from ckptsync.records.location_status import STATUSES
 from tests.support.small_store import DATA, SHARD, flip, make
 from tests.support.stand_in_programs import ROOT
 
@@ -140,3 +141,7 @@ def test_every_error_is_a_document_of_the_schema(
     told = capsys.readouterr()
     assert told.out == ""
     check("error", json.loads(told.err))
+
+
+def test_the_schema_has_the_statuses_of_the_code() -> None:
+    assert SCHEMA["$defs"]["location"]["properties"]["status"]["enum"] == list(STATUSES)

@@ -25,6 +25,8 @@ from ckptsync.cli.ls_run import (
 )
 from ckptsync.cli.main import main
 from ckptsync.cli.output import columns
+from ckptsync.records.event_record import EventRecord
+from ckptsync.records.io import append_record
 from ckptsync.records.save_groups import Sibling
 from ckptsync.status.alarms import Alarm
 from ckptsync.status.curves import Curve
@@ -157,6 +159,21 @@ def test_a_model_is_shown_with_norms_by_group_and_nan_is_the_first_thing_said(
     [found] = json.loads(capsys.readouterr().out)["locations"]
     groups = found["weights"]["groups"].values()
     assert sum(group["nan"] for group in groups) == 1
+
+
+def test_a_metric_of_an_event_hides_no_fact_and_counts_before_what_the_trainer_logged(
+    said: Said, tmp_path: Path
+) -> None:
+    metrics = {"status": 7.0, "model": 8.0, "loss": 0.25, "a": 0.5}
+    words = ("fsdp2", "checkpoint-5", "checkpoint-5", 0, "eval", "0" * 16, "verified", "x", "done")
+    record = EventRecord(*words, metrics=metrics)  # type: ignore[arg-type]
+    append_record(open_store(str(tmp_path / "store")), record)
+    lines = {
+        line[2:].partition(" ")[0]: line.split(None, 1)[-1] for line in said("fsdp2/checkpoint-5")
+    }
+    assert lines["status"].startswith("VERIFIED")
+    assert lines["loss"] == "0.25"
+    assert lines["metrics"] == "a 0.5, model 8, status 7"
 
 
 def test_what_is_damaged_is_said_with_its_bytes(

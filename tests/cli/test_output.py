@@ -49,10 +49,18 @@ def test_control_characters_do_not_reach_the_terminal() -> None:
 
 
 def test_only_a_word_that_stands_alone_is_coloured_and_off_a_terminal_none(
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert paint("run  VERIFIED  ok") == f"run  \x1b[{COLOURS['VERIFIED']}mVERIFIED\x1b[0m  ok"
-    assert paint("run/UNVERIFIED ok") == "run/UNVERIFIED ok"
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    with monkeypatch.context() as m:
+        m.setattr(sys.stdout, "isatty", lambda: True)
+        assert paint("run  VERIFIED  ok") == f"run  \x1b[{COLOURS['VERIFIED']}mVERIFIED\x1b[0m  ok"
+        assert paint("run/UNVERIFIED ok") == "run/UNVERIFIED ok"
+        for name, value in (("NO_COLOR", "1"), ("TERM", "dumb")):
+            with pytest.MonkeyPatch.context() as unwanted:
+                unwanted.setenv(name, value)
+                assert paint("run  VERIFIED  ok") == "run  VERIFIED  ok"
     print_table(["RUN", "WORD"], [["a", "DAMAGED"]])
     assert capsys.readouterr().out == "RUN  WORD\na    DAMAGED\n"
 

@@ -52,6 +52,8 @@ def test_what_is_read() -> None:
         (EVAL | {"secrets": "yes"}, "secrets: 'yes' is not one of true, false"),
         (EVAL | {"environment": {"A": 1}}, "environment: 'A' is not a variable with a text"),
         (EVAL | {"environment": {"A-B": "x"}}, "environment: 'A-B' is not a variable"),
+        (EVAL | {"environment": {"A": "x\0"}}, "environment: A: a NUL character"),
+        (EVAL | {"command": ["/x", "\0"]}, "command: a NUL character"),
         ({"name": "u", "on": ["damaged"], "url": "ftp://x"}, "url: not an address such as"),
         ({"name": "u", "on": ["damaged"], "url": "https://u:hidden@[x"}, "url: not an address"),
     ],

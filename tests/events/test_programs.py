@@ -105,6 +105,7 @@ def test_the_environment_has_no_secret_but_where_asked(monkeypatch: pytest.Monke
             "metrics refused: 51, at most 50 are",
         ),
         (b"{" * 100_000, ""),
+        (b'{"a": 1' + b"0" * 400 + b"}", "metrics refused: a is 10"),  # no float
         (b'{"a": ' + b"9" * 5000 + b"}", ""),
     ],
 )

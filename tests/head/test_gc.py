@@ -29,6 +29,8 @@ from ckptsync.head.gc import (
 )
 from ckptsync.head.removal import LEASE, keep, write_tombstone
 from ckptsync.head.retention_rules import Best, Rules
+from ckptsync.records.event_record import EventRecord
+from ckptsync.records.io import create_record
 from ckptsync.records.tombstone_keep_join import Scope, Stage
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store, StoreWrapper
 from ckptsync.stores.memory import MemoryStore
@@ -134,6 +136,20 @@ def test_damaged_metrics_keep_what_they_would_have_spoken_of() -> None:
     assert (
         outcomes(apply_retention(store, request(Rules(keep_best=Best("eval_loss", 1)), 99.0))) == []
     )
+
+
+def test_a_damaged_event_keeps_what_it_may_have_measured_to_be_the_best() -> None:
+    store = filled()
+    names = {}
+    for location, accuracy in (("checkpoint-1", 0.9), ("checkpoint-2", 0.5)):
+        key = ("run", location, location, 0, "eval", "0" * 16, "verified", "")
+        record = EventRecord(*key, outcome="done", metrics={"acc": accuracy})
+        names[location], _ = create_record(store, record)
+    best = request(Rules(keep_best=Best("acc", 1, is_greatest=True)), 99.0)
+    store.write(names["checkpoint-1"], [b"{}"])
+    assert outcomes(apply_retention(store, best)) == []
+    store.delete(names["checkpoint-1"])
+    assert outcomes(apply_retention(store, best)) == [("checkpoint-1", "marked")]
 
 
 def test_shards_go_while_the_model_stays_verified_and_cannot_be_resumed_from() -> None:

@@ -166,6 +166,13 @@ def test_a_metric_that_cannot_be_read_keeps_and_one_that_was_never_measured_does
     assert kept(FIVE, rules, RunEvidence({"checkpoint-1": None, "checkpoint-3": 2.0})) == [1, 3, 5]
 
 
+def test_a_metric_that_no_checkpoint_has_yet_lets_none_go() -> None:
+    rules = Rules(keep_best=Best("eval/acc", 1))
+    assert kept(FIVE, rules) == [1, 2, 3, 4, 5]
+    assert kept(FIVE, rules, RunEvidence({"checkpoint-2": None})) == [1, 2, 3, 4, 5]
+    assert reason(FIVE, rules, "checkpoint-2") == "its metrics are not known"
+
+
 def test_shards_go_of_all_but_the_newest_while_models_stay() -> None:
     locations = [*FIVE, seen(6, "CONSOLIDATED"), replace(seen(0), kept="by me")]
     found = {d.location: d.verdict for d in decide(locations, Rules(shards=2), RunEvidence(), NOW)}

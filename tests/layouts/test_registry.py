@@ -220,6 +220,13 @@ def test_resuming_demands_the_states_beside_a_whole_model(
         assert found.model.keys() == weights.keys()
 
 
+def test_the_random_states_of_as_many_ranks_as_the_hook_says_are_demanded_for_resuming() -> None:
+    files = MemoryFiles({"model.safetensors": MODEL, **STATES})
+    found = registry.demands(files, ranks=4)
+    assert set(found.resume) == {*STATES, "rng_state_2.pth", "rng_state_3.pth"}
+    assert registry.demands(files, ranks=1) == registry.demands(files)
+
+
 def test_the_optimizer_of_an_fsdp_checkpoint_is_demanded_for_resuming_only() -> None:
     found = registry.demands(tree(*vector("hf-fsdp2-2node").sources))
     assert any(name.startswith("optimizer_0/") for name in found.resume)

@@ -291,6 +291,18 @@ def test_another_save_of_the_name_gets_a_location_of_its_own() -> None:
     assert [(u.entry.path, u.plain) for u in decision.unsent] == [("a", "free")]
 
 
+def test_the_same_bytes_in_a_torn_save_before_are_not_a_part_of_the_save_that_a_hook_marked() -> (
+    None
+):
+    before = manifest("n1", at=S, rng="one")
+    theirs = replace(manifest("n0", location="c-1~a", at=90 * S, a="new"), save="a" * 16)
+    draft = replace(manifest("n1", at=90 * S, rng="one"), location="", save="a" * 16)
+    decision = decide(draft, reading(before, theirs))
+    assert (decision.part.location, decision.recorded) == ("c-1~a", None)
+    # the mark came after the upload
+    assert decide(replace(before, location="", save="b" * 16), reading(before)).recorded == before
+
+
 def test_files_of_ranks_that_another_node_wrote_are_not_this_nodes_part() -> None:
     shards = {"rng_state_0.pth": "zero", "rng_state_1.pth": "one"}
     files = tuple(entry(path, text, S + 1) for path, text in shards.items())

@@ -65,6 +65,10 @@ def test_newer_saves_that_not_all_nodes_have_are_named() -> None:
     assert why_chosen(records, choose(records)) == (
         "checkpoint-3 is newer, but only n0 could begin with it"
     )
+    other = {"n0": record("n0", A, B), "n1": record("n1", A, B2)}
+    assert why_chosen(other, choose(other)) == (
+        "checkpoint-2 is newer, but the nodes do not have the same save of it"
+    )
     assert why_chosen({"n0": record("n0", A)}, Candidate("checkpoint-1", A)) == ""
 
 

@@ -10,23 +10,28 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from ckptsync.catalogue.uncached import read_state
-from ckptsync.checkpoint_dirs import find_checkpoint_dirs, find_strays
+from ckptsync.checkpoint_dirs import find_checkpoint_dirs, find_strays, list_checkpoint
 from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, Incomplete, Unsupported
 from ckptsync.resume.attempt import Attempt
 from ckptsync.resume.choose import NodeRecord
-from ckptsync.resume.local import ASIDE
+from ckptsync.resume.drain import TrainingMark
+from ckptsync.resume.local import ASIDE, judge_output_dir
 from ckptsync.resume.prepare import PrepareOptions, Start, prepare
 from ckptsync.resume.records import AttemptRecords
+from ckptsync.spool.markers import PinNotes
 from ckptsync.stores.contract import Store
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import open_store
 from ckptsync.stores.retry import Persistence, Retrying
+from ckptsync.walk import SPOOL
+from ckptsync.worker.observation import fingerprint
+from tests.resume.trainer import source
 from tests.support import small_store
 from tests.support.crashing_store import Crash, Dying
 from tests.support.flaky_store import Flaky
@@ -175,6 +180,23 @@ def test_newer_checkpoints_stay_with_keep_newer(url: str, tmp_path: Path) -> Non
     assert (tmp_path / "out" / "checkpoint-900").is_dir()
 
 
+def test_a_scripts_checkpoints_are_not_torn_where_the_worker_saw_others_like_them(
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "out"
+    for step in (1, 2):
+        folder = out / f"checkpoint-{step}"
+        folder.mkdir(parents=True)
+        shutil.copy(source() / "model.safetensors", folder)
+        pin = out / SPOOL / "pins" / f"{folder.name}.0"
+        shutil.copytree(folder, pin / "files")
+        here = list_checkpoint(find_checkpoint_dirs(out)[-1])
+        notes = PinNotes(stable=fingerprint(here.files))
+        (pin / "owner.json").write_text(json.dumps({"node": "n"}))
+        (pin / "notes.json").write_text(json.dumps(asdict(notes)))
+    assert [one.torn for one in judge_output_dir(out, "n")] == ["", ""]
+
+
 def test_without_a_store_the_newest_whole_directory_is_chosen(tmp_path: Path) -> None:
     for name in ("checkpoint-10", "checkpoint-20"):
         lay_whole(tmp_path, name)
@@ -245,6 +267,17 @@ def test_a_node_links_what_it_has_of_the_checkpoint(url: str, tmp_path: Path) ->
     assert steps(begin(tmp_path, url)) == [5, 5]
     assert (tmp_path / "node1" / "checkpoint-5" / shard).stat().st_ino == inode
     check_nothing_is_gone(before, tmp_path / "node1")
+
+
+def test_a_download_changes_no_times_of_what_lies_there(url: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    part = lay(out, "node0", "checkpoint-5")
+    pin = shutil.copytree(part, tmp_path / "pin", copy_function=os.link)
+    files = [path for path in pin.rglob("*") if path.is_file()]
+    for path in files:
+        os.utime(path, (1, 1))
+    assert prepare(out, Attempt("a", 1, "n"), options(open_store(url))).step == 5
+    assert {path.stat().st_mtime for path in files} == {1}
 
 
 def test_the_same_attempt_gives_the_same_answer_and_a_new_one_decides_anew(
@@ -318,6 +351,15 @@ def test_a_node_that_cannot_get_it_fails_all_alike(url: str, tmp_path: Path) -> 
     assert (tmp_path / "node0" / "checkpoint-900").is_dir()  # nobody was ready
 
 
+def test_a_node_whose_training_still_writes_fails_all_alike(url: str, tmp_path: Path) -> None:
+    (tmp_path / "node1").mkdir()
+    TrainingMark(tmp_path / "node1", "before", os.getpid(), time.time()).begin()
+    outcomes = begin(tmp_path, url)
+    assert {type(one) for one in outcomes.values()} == {ConfigError}
+    assert len({str(one) for one in outcomes.values()}) == 1
+    assert "node1: a training writes here" in str(outcomes["node0"])
+
+
 def test_damage_in_the_store_fails_all_alike(url: str, tmp_path: Path) -> None:
     small_store.flip(Path(url, RUN, "checkpoint-5", "scheduler.pt"))
     outcomes = begin(tmp_path, url)
@@ -359,7 +401,9 @@ def test_two_saves_of_one_step_are_not_mixed(url: str, tmp_path: Path) -> None:
         (at / "trainer_state.json").touch()
     outcomes = begin(tmp_path, url)
     assert steps(outcomes) == [5, 5]
-    assert "checkpoint-9 is newer, but only" in str(outcomes["node0"])
+    assert "checkpoint-9 is newer, but the nodes do not have the same save of it" in str(
+        outcomes["node0"]
+    )
 
 
 @pytest.mark.parametrize(

@@ -243,6 +243,31 @@ def test_a_second_signal_ends_the_wait_for_a_store_that_is_away(place: Place) ->
     assert place.stored() == {"checkpoint-1", "checkpoint-2"}
 
 
+def test_the_worker_goes_on_where_the_store_is_away_for_longer_than_the_wait(
+    place: Place,
+) -> None:
+    away = place.store.with_name("away")
+    with started(place.resume(2, "signals:1", "--drain", "2s")) as process:
+        log = place.out / "_ckptsync" / "embedded.log"
+        assert until(lambda: log.exists() and '"started"' in log.read_text()), process.poll()
+        place.store.rename(away)
+        place.store.touch()  # nobody makes another one
+        process.terminate()
+        text = process.communicate(timeout=600)[1]
+    assert "the store cannot be read" in text
+    assert "the embedded worker goes on with them" in text
+    place.store.unlink()
+    away.rename(place.store)
+    assert until(lambda: place.stored() == {"checkpoint-1", "checkpoint-2"})
+
+
+def test_the_exit_code_is_known_where_who_started_it_ignores_children(place: Place) -> None:
+    ignores = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN);"
+    command = [sys.executable, "-c", f"{ignores} os.execv(sys.argv[1], sys.argv[1:])"]
+    done = ran([*command, *place.resume(1, "exit:3", store=False)])
+    assert done.returncode == 3, done.stderr
+
+
 def test_a_worker_that_serves_the_directory_is_enough(place: Place) -> None:
     place.out.mkdir()
     service = place.command("run", "-c", str(place.config))
@@ -296,7 +321,8 @@ def test_options_of_the_training_are_its_own(place: Place) -> None:
 
 def test_a_worker_of_the_configuration_gets_its_keys(place: Place) -> None:
     place.config.write_text(
-        place.config.read_text() + "retention: {keep_last: 3}\nhead: {jobs: 1}\n"
+        place.config.read_text()
+        + "retention: {keep_last: 3}\nhead: {jobs: 1}\nlog: {format: text}\n"
     )
     done = ran(place.resume(1, "exit:0"))
     assert done.returncode == 0, done.stderr

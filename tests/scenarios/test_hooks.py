@@ -5,14 +5,17 @@ training never notices.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tests.scenarios.world import VECTORS, World, files_below
+from tests.support.hook_pins import commit
 
 MARKED = """
 import shutil, sys
@@ -77,6 +80,38 @@ def test_marked_saves_survive_rotation_with_no_worker_there(world: World) -> Non
         assert {n: d for n, d in stored.items() if n != "trainer_state.json"} == {
             n: d for n, d in files_below(source).items() if n != "trainer_state.json"
         }
+
+
+@pytest.mark.stores("path")
+def test_what_a_killed_attempt_stored_is_no_part_of_the_same_save_written_again(
+    world: World,
+) -> None:
+    """Node 1's part has the same bytes in both attempts: random states."""
+    parts = [world.output("sft", f"node{n}") / "checkpoint-4" for n in (0, 1)]
+
+    def write(part: Path, name: str, at: float) -> None:
+        part.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(VECTORS / "hf-ddp/out/checkpoint-4" / name, part / name)
+        os.utime(part / name, (at, at))
+
+    now = time.time()
+    write(parts[1], "rng_state_1.pth", now - 100)
+    world.push(parts[1], node="node1")  # node 0 was killed in the middle of its part
+    write(parts[1], "rng_state_1.pth", now)
+    for name in files_below(VECTORS / "hf-ddp/out/checkpoint-4"):
+        if name != "rng_state_1.pth":
+            write(parts[0], name, now)
+    for part in parts:
+        commit(part, save="a" * 16, world=2)
+    again = "sft/checkpoint-4~aaaaaaaa"
+    world.worker("node0")
+    world.wait(again, "COMPLETE")
+    assert world.ls()[again]["missing_for_resume"]  # rank 1 would go on with other random numbers
+    world.worker("node1")
+    world.until_told(
+        lambda: not world.ls()[again]["missing_for_resume"], "both nodes' parts in one location"
+    )
+    assert world.stored(*again.split("/")) == {**files_below(parts[0]), **files_below(parts[1])}
 
 
 @pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")

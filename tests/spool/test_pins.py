@@ -174,6 +174,17 @@ def test_a_commit_is_void_once_a_file_is_overwritten_in_location(source: Path) -
     assert not pin.is_committed
 
 
+def test_a_pin_is_not_stored_any_more_once_a_file_is_overwritten_in_place(source: Path) -> None:
+    """`drain` said that the machine may be shut down."""
+    mark_stored(pinned(source))
+    assert list_pins(source.parent)[0].stored
+    (source / "a").write_bytes(b"AAA")
+    (pin,) = list_pins(source.parent)
+    assert not pin.stored
+    mark_stored(pin)
+    assert list_pins(source.parent)[0].stored
+
+
 def test_the_hooks_pin_takes_the_next_number_whatever_stands_there(source: Path) -> None:
     pinned(source)
     assert commit(source).name == "checkpoint-4.1"
@@ -275,6 +286,7 @@ def test_what_was_said_of_a_pins_files_is_not_said_of_others(tmp_path: Path, cha
     assert pin
     grow(pin, source, [f.path for f in walk(source).files])
     write_pin_notes(pin, PinNotes(stable=1, finished=2))
+    (pin,) = list_pins(tmp_path)
     mark_stored(pin)
     (before,) = list_pins(tmp_path)
     assert (before.notes.stable, before.stored) == (1, True)

@@ -14,7 +14,9 @@ from ckptsync.spool.pins import Pin, grow, list_pins, open_pin, publish
 from ckptsync.walk import walk
 
 
-def commit(source: Path, save: str = "save", added: Mapping[str, bytes] | None = None) -> Path:
+def commit(
+    source: Path, save: str = "save", added: Mapping[str, bytes] | None = None, world: int = 1
+) -> Path:
     """Links, the hook's word on them and what it adds, published at one stroke.
 
     The pin has no owner yet.
@@ -29,7 +31,7 @@ def commit(source: Path, save: str = "save", added: Mapping[str, bytes] | None =
     step = int(source.name.rpartition("-")[2])
     write_mark(
         fresh / "commit.json",
-        Commit("train", save, source.name, step, 1, (0,), "host", "hf", 0.0, told),
+        Commit("train", save, source.name, step, world, (0,), "host", "hf", 0.0, told),
     )
     for name, content in (added or {}).items():
         (fresh / "added").mkdir(exist_ok=True)

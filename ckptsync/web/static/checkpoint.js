@@ -42,8 +42,8 @@ function summary(doc) {
     [t("timeline"), timeLine(location, last || 1)],
     [t("size"), showSize(doc.bytes)],
     [t("nodes"), doc.nodes.join(", ") || "–"],
-    [t("loss"), showNumber(doc.loss)],
-    [t("eval_loss"), showNumber(doc.eval_loss)],
+    [t("loss"), showNumber(doc.metrics?.loss ?? doc.loss)],
+    [t("eval_loss"), showNumber(doc.metrics?.eval_loss ?? doc.eval_loss)],
     ...Object.entries(doc.metrics ?? {}).filter(([name]) => !["loss", "eval_loss"].includes(name)).map(
       ([name, value]) => /** @type {[string, import("./dom.js").Child]} */ ([name, showNumber(value)]),
     ),

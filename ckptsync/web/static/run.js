@@ -125,6 +125,7 @@ function checkpointTable(checkpoints, most) {
 
 /** @param {Location} c @returns {string} */
 export function modelText(c) {
+  if (c.model && c.model_damaged) return t("model-damaged");
   if (c.missing_to_open.length) return t("no-config");
   return c.model ? t("opens") : "–";
 }

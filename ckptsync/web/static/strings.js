@@ -101,6 +101,7 @@ const STRINGS = {
   after: ["after $1", "用时 $1"],
   model: ["Model", "模型"],
   opens: ["opens", "可打开"],
+  "model-damaged": ["damaged", "已损坏"],
   "no-config": ["lacks files", "缺少文件"],
   resume: ["Resume", "续训"],
   yes: ["yes", "是"],

@@ -87,6 +87,7 @@
  * @property {boolean} resume_complete
  * @property {string[]} missing_for_resume
  * @property {string[]} missing_to_open
+ * @property {boolean} model_damaged
  * @property {string|null} model
  * @property {string|null} hint
  * @property {{holds: boolean, verdict: string|null, level: string|null, when: number|null}} proof

@@ -87,6 +87,14 @@ def test_norms_by_group_are_curves_and_nan_is_counted_in_both_languages(open_pag
         assert page.get_by_role("heading", name="Weights").count() == 0
 
 
+def test_a_damaged_model_is_not_said_to_open(open_page: Open) -> None:
+    hurt = location("a/checkpoint-2", "DAMAGED", consolidated=True, suspects=("model.safetensors",))
+    with page_of(lambda: shown(heart(), locations=[location("a/checkpoint-1"), hurt])) as url:
+        cells = open_page(f"{url}/runs/a").locator("tbody tr")
+        assert "damaged" in cells.filter(has_text="checkpoint-2").inner_text().split()
+        assert "opens" in cells.filter(has_text="checkpoint-1").inner_text().split()
+
+
 def test_an_empty_store_says_how_to_begin(tmp_path: Path, open_page: Open) -> None:
     create_store(str(tmp_path / "store"))
     with web_command(tmp_path / "store") as url:

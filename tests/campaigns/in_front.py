@@ -1,0 +1,391 @@
+"""Trainings with ``ckptsync resume`` in front of them, killed again and again: the losses are those
+of a training that was never interrupted.
+
+    python -m tests.campaigns.in_front --modes ddp fsdp2 zero3 --chains 2
+
+A real training (Hugging Face's Trainer) is trained once to its end, without anything of ckptsync.
+Then the same training runs on two nodes that share no disk, ``ckptsync resume`` before it on each,
+and is killed at random moments: its processes on one node or on both, ``resume`` itself, or all
+that a node runs, with its disk.  Saves are slow, so that many kills leave a torn one.  A node may
+come back under another name, and the store may be away as an attempt begins.  Attempts follow each
+other until one ends by itself.
+
+Every step of every attempt must have the loss and the norm of the gradients that it has in the
+training that was not interrupted, bit for bit; the last weights must be the same; both nodes of an
+attempt must begin at the same step; the last one must leave nothing that is whole and not stored;
+and no finished checkpoint may be gone from a disk, under its
+own name or under the one that it was moved to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Generator, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ckptsync.digest import digest
+from tests.campaigns.campaign import CKPTSYNC, end_by_signal, flags, verdict, working
+from tests.campaigns.cluster import Service
+from tests.campaigns.nodes import below, is_alive, kill_tree, start
+from tests.campaigns.two_nodes import (
+    NODES,
+    SCRIPT,
+    START,
+    TwoNodes,
+    finish,
+    meeting_place,
+    on_two_nodes,
+    training_arguments,
+)
+from tests.support.vector import ROOT
+from tests.support.waiting import until
+
+WORKER = {"quiet": "2s", "unmarked": "5s", "scan_every": "1s"}
+SCOPES = ("trainings", "training", "resume", "disk", "node", "all", "name", "store")
+MOST_ATTEMPTS = 30
+AWAY = 30.0  # seconds in which the store cannot be reached
+DRAIN = "8m"
+PATIENCE = START * 4  # torchrun waits 5 minutes for an agent that is gone, and `resume` drains
+Losses = dict[int, tuple[float, float]]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0 if every training went on as if nothing had happened, 1 if not."""
+    args = _arguments().parse_args(argv)
+    wrong = 0
+    for mode in args.modes:
+        with (
+            working("in-front", args.home) as home,
+            on_two_nodes(home / mode, args.store, args.python, **WORKER) as nodes,
+            _head(nodes, is_wanted=args.trust == "verified"),
+        ):
+            campaign = Campaign(nodes, mode, args)
+            wrong += verdict([*campaign.run()])
+    return 1 if wrong else 0
+
+
+def _arguments() -> argparse.ArgumentParser:
+    parser = training_arguments(__doc__, default=("ddp", "fsdp2"))
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--chains", type=int, default=2, help="trainings of each mode")
+    parser.add_argument("--kills", type=int, default=4, help="of each training")
+    parser.add_argument("--trust", choices=("verified", "complete"), default="complete")
+    parser.add_argument("--scopes", nargs="+", choices=SCOPES, default=SCOPES)
+    parser.add_argument("--seed", type=int, default=1)
+    return parser
+
+
+@contextlib.contextmanager
+def _head(nodes: TwoNodes, *, is_wanted: bool) -> Iterator[None]:
+    """A head beside the nodes, so that checkpoints are verified."""
+    if not is_wanted:
+        yield
+        return
+    rules = {"every": "1s", "config_from": {"*": str(ROOT / "base")}}
+    verify = {"level": "digest", "period": "1h", "tick": "1s"}
+    store = {"url": nodes.url, "options": nodes.options}
+    head = Service(nodes.home, "head", "head", "verifier", store=store, head=rules, verify=verify)
+    head.start()
+    try:
+        yield
+    finally:
+        head.kill()
+
+
+class Campaign:
+    """All trainings of one mode."""
+
+    def __init__(self, nodes: TwoNodes, mode: str, args: argparse.Namespace) -> None:
+        self._nodes, self._mode, self._args = nodes, mode, args
+        self._dice = random.Random(f"{args.seed} {mode}")
+        self._scopes = [*args.scopes]
+        if "store" in self._scopes and (not nodes.network or args.store == "posix"):
+            self._scopes.remove("store")
+            print(f"{mode}: no link leads to this store: it is not cut", flush=True)
+
+    def run(self) -> Iterator[str]:
+        """Train; yield what is wrong."""
+        whole = self._nodes.home / "whole"
+        with self._trainings("whole", "whole", resume="") as trainings:
+            if finish(trainings, START * 2) != [0] * NODES:
+                yield f"{self._mode}: the training that nobody kills has failed: {whole}"
+                return
+        losses = _losses(self._nodes.node(0) / "truth" / "whole-whole")
+        if sorted(losses) != [*range(1, self._args.steps + 1)]:
+            yield f"{self._mode}: the training that nobody kills has losses of {sorted(losses)}"
+            return
+        for chain in range(1, self._args.chains + 1):
+            yield from self._chain(f"{self._mode}-{chain}", losses)
+
+    def _chain(self, run: str, losses: Losses) -> Iterator[str]:
+        kills = self._args.kills
+        for number in range(MOST_ATTEMPTS):
+            finished = [self._checkpoints(n, run) for n in range(NODES)]
+            scope = self._dice.choice(self._scopes) if number < kills else ""
+            lost, codes = yield from self._attempt(run, f"a{number}", scope)
+            for n in range(NODES):
+                if n not in lost:
+                    yield from self._missing(n, run, finished[n])
+            yield from self._compared(run, f"a{number}", losses)
+            if codes == [0] * NODES and self._is_trained(run, f"a{number}"):
+                yield from self._unsent(run, f"a{number}")
+                break
+            if self._args.steps in self._steps(run, f"a{number}"):
+                print(f"{run}: killed after its last step", flush=True)
+                return  # a Trainer that resumes there may take one step more
+        else:
+            yield f"{run}: not trained to its end in {MOST_ATTEMPTS} attempts"
+            return
+        one, other = (self._nodes.node(0) / "out" / name for name in ("whole", run))
+        for path in sorted(one.glob("*.safetensors")):
+            if not (other / path.name).is_file():
+                yield f"{run}: {path.name} is missing in the end"
+            elif digest(path.read_bytes()) != digest((other / path.name).read_bytes()):
+                yield f"{run}: {path.name}: other weights than without kills"
+        print(f"{run}: trained after {number + 1} attempts", flush=True)
+
+    def _attempt(
+        self, run: str, attempt: str, scope: str
+    ) -> Generator[str, None, tuple[set[int], list[int | None]]]:
+        """One start on both nodes, and its end; return the nodes without a disk, and the codes."""
+        lost: set[int] = set()
+        node = self._dice.randrange(NODES)
+        with (
+            self._store_away(is_wanted=scope == "store"),
+            self._trainings(run, attempt, resume="{checkpoint}") as fronts,
+        ):
+            if scope:
+                self._wait_for_step(run, attempt, fronts)
+                # mostly before its last step
+                last = self._args.steps - 1
+                until(lambda: last in self._steps(run, attempt), self._dice.uniform(0, 6), 0.1)
+                self._kill(scope, node, fronts)
+            codes = _finished(fronts)
+            if None in codes:
+                yield f"{run} {attempt}: {scope or 'not killed'}: ended with {codes}"
+            if not scope and any(codes):
+                yield f"{run} {attempt}: not killed, and ended with {codes}"
+        if scope == "disk":
+            shutil.rmtree(self._nodes.node(node) / "out" / run, ignore_errors=True)
+            lost.add(node)
+        if scope == "name":
+            self._rename(node, f"node{node}-{run}-{attempt}")
+        steps = self._steps(run, attempt)
+        trained = f"steps {steps[0]} to {steps[-1]}" if steps else "no step"
+        print(f"{run} {attempt}: {scope or 'not killed'}: {trained}, ended {codes}", flush=True)
+        return lost, codes
+
+    @contextlib.contextmanager
+    def _trainings(
+        self, run: str, attempt: str, resume: str
+    ) -> Iterator[list[subprocess.Popen[bytes]]]:
+        """A training on each node, with ``resume`` before it if asked; all are dead in the end."""
+        started: list[subprocess.Popen[bytes]] = []
+        try:
+            for n in range(NODES):
+                command = self._training(n, run, attempt, resume)
+                log = self._nodes.node(n) / f"{run}-{attempt}.log"
+                env, place = self._nodes.environment(), str(self._nodes.node(n))
+                started.append(start(command, log, env=env, cwd=place))
+            yield started
+        finally:
+            for process in started:
+                kill_tree(process)
+                _kill_session(process)
+            # a rank whose launcher was killed may be at work still, and holds the directory
+            for n in range(NODES):
+                _kill_trainers(self._nodes.node(n) / "out" / run)
+
+    def _training(self, n: int, run: str, attempt: str, resume: str) -> list[str]:
+        home, args = self._nodes.node(n), self._args
+        out, truth = home / "out" / run, home / "truth" / f"{run}-{attempt}"
+        truth.mkdir(parents=True, exist_ok=True)
+        address, port, _ = meeting_place(self._nodes.network)
+        launcher = flags(nnodes=NODES, node_rank=n, master_addr=address, master_port=port)
+        words = [
+            *("-m", "torch.distributed.run", *launcher, *flags(nproc_per_node=1), str(SCRIPT)),
+            *(self._mode, *flags(out=out, truth=truth, base=ROOT / "base", steps=args.steps)),
+            *flags(limit=50, hook=bool(resume), no_truth=True, pause=0.3),
+        ]
+        if not resume:
+            return self._nodes.python(n, *words)
+        words += ["--slow", "0.1", "--resume", resume]
+        front = [
+            *(*CKPTSYNC, "resume", str(out), "-c", str(self._nodes.workers[n].config)),
+            *flags(run=run, nnodes=NODES, attempt=attempt, wait="5m", drain=DRAIN),
+            *("--trust", args.trust, "--", self._nodes.trainer, *words),
+        ]
+        return [*self._nodes.within(n), *front]
+
+    def _wait_for_step(
+        self, run: str, attempt: str, fronts: Sequence[subprocess.Popen[bytes]]
+    ) -> None:
+        truth = self._nodes.node(0) / "truth" / f"{run}-{attempt}"
+        until(
+            lambda: (
+                any(said["event"] == "end" for said in _said(truth))
+                or any(front.poll() is not None for front in fronts)
+            ),
+            START,
+            0.1,
+        )
+
+    def _kill(self, scope: str, node: int, fronts: Sequence[subprocess.Popen[bytes]]) -> None:
+        if scope == "resume":
+            fronts[node].kill()
+            time.sleep(1)
+            _kill_session(fronts[node])
+            return
+        if scope in ("trainings", "training", "store"):
+            for front in [fronts[node]] if scope == "training" else fronts:
+                for pid in _trainers(front.pid):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+            return
+        for front in fronts if scope == "all" else [fronts[node]]:
+            kill_tree(front)
+            _kill_session(front)
+
+    @contextlib.contextmanager
+    def _store_away(self, *, is_wanted: bool) -> Iterator[None]:
+        """Cut both nodes from the store, and mend that after a while."""
+        network = self._nodes.network
+        if not is_wanted or network is None:
+            yield
+            return
+
+        def mend() -> None:
+            for n in range(NODES):
+                network.mend(n)
+
+        for n in range(NODES):
+            network.cut(n)
+        timer = threading.Timer(AWAY, mend)
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()
+            mend()
+
+    def _rename(self, n: int, name: str) -> None:
+        """Have a node come back under another name, with its disk."""
+        config = self._nodes.workers[n].config
+        told = yaml.safe_load(config.read_text())
+        config.write_text(yaml.safe_dump({**told, "node": name}))
+
+    def _unsent(self, run: str, attempt: str) -> Iterator[str]:
+        """Yield what is whole on a node and not in the store, by what `resume` says in the end."""
+        for n in range(NODES):
+            log = (self._nodes.node(n) / f"{run}-{attempt}.log").read_text(errors="replace")
+            for line in log.splitlines():
+                if line.startswith(("ckptsync: do not shut", "ckptsync: the store cannot")):
+                    yield f"{run} {attempt}: node{n}: {line}"
+
+    def _checkpoints(self, n: int, run: str) -> dict[str, dict[str, str]]:
+        """Return the digests of each checkpoint that lies on a node's disk, by its path."""
+        out = self._nodes.node(n) / "out" / run
+        paths = [*out.glob("checkpoint-*"), *out.glob("_ckptsync-aside/*")]
+        return {str(path.relative_to(out)): _digests(path) for path in sorted(paths)}
+
+    def _missing(self, n: int, run: str, before: dict[str, dict[str, str]]) -> Iterator[str]:
+        now = list(self._checkpoints(n, run).values())
+        for name, digests in before.items():
+            if digests and not any(digests.items() <= its.items() for its in now):
+                yield f"{run}: node{n}: {name} is gone from its disk"
+
+    def _compared(self, run: str, attempt: str, losses: Losses) -> Iterator[str]:
+        first = []
+        for n in range(NODES):
+            truth = self._nodes.node(n) / "truth" / f"{run}-{attempt}"
+            begun = [said["step"] for said in _said(truth) if said["event"] == "begin"]
+            first += begun[:1]
+        if len(set(first)) > 1:
+            yield f"{run} {attempt}: the nodes began at steps {first}"
+        for step, values in _losses(self._nodes.node(0) / "truth" / f"{run}-{attempt}").items():
+            if values != losses[step]:
+                yield f"{run} {attempt}: step {step}: {values}, {losses[step]} without kills"
+
+    def _steps(self, run: str, attempt: str) -> list[int]:
+        """Return the steps that were trained in an attempt."""
+        return sorted(_losses(self._nodes.node(0) / "truth" / f"{run}-{attempt}"))
+
+    def _is_trained(self, run: str, attempt: str) -> bool:
+        truth = self._nodes.node(0) / "truth" / f"{run}-{attempt}"
+        return any(said["event"] == "trained" for said in _said(truth))
+
+
+def _finished(fronts: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
+    """Return the exit codes once all have ended; None for one that does not."""
+    until(lambda: all(front.poll() is not None for front in fronts), PATIENCE)
+    return [front.poll() for front in fronts]
+
+
+def _digests(directory: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(directory)): digest(path.read_bytes())
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }
+
+
+def _said(truth: Path) -> list[dict[str, Any]]:
+    """What the ranks of a node said; without a last line that a kill has cut."""
+    said = []
+    for path in sorted(truth.glob("events-*.jsonl")):
+        for line in path.read_text().splitlines():
+            with contextlib.suppress(json.JSONDecodeError):
+                said.append(json.loads(line))
+    return said
+
+
+def _losses(truth: Path) -> Losses:
+    """Step → loss and norm of the gradients, as rank 0 logged them."""
+    return {e["step"]: (e["loss"], e["norm"]) for e in _said(truth) if e["event"] == "loss"}
+
+
+def _trainers(pid: int) -> list[int]:
+    """Return the processes below ``resume`` that train."""
+    trainers = []
+    for process in below(pid):
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
+            if process != pid and str(SCRIPT).encode() in words and b"ckptsync" not in words:
+                trainers.append(process)
+    return trainers
+
+
+def _kill_trainers(out: Path) -> None:
+    """Kill what still trains into a directory, and wait until it is gone."""
+    words = f"{SCRIPT}\0".encode(), f"{out}\0".encode()
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            told = (path / "cmdline").read_bytes()
+            if all(word in told for word in words) and b"ckptsync\0resume" not in told:
+                os.kill(int(path.name), signal.SIGKILL)
+                until(lambda pid=int(path.name): not is_alive(pid))  # type: ignore[misc]
+
+
+def _kill_session(process: subprocess.Popen[bytes]) -> None:
+    """Kill what is left of a process's session: what it started may have outlived it."""
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ProcessLookupError):
+            if os.getsid(int(path.name)) == process.pid:
+                os.kill(int(path.name), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    end_by_signal(main)
