@@ -182,7 +182,7 @@ def test_a_name_that_no_store_can_keep_is_an_alarm_that_says_what_to_do(
     assert "sft/checkpoint-4 on node0" in alarm["subject"]
     assert shown in alarm["text"]
     assert "rename" in alarm["todo"]
-    assert world.statuses()["sft/checkpoint-4"] == "WAITING"
+    assert world.statuses()["sft/checkpoint-4"] == "REFUSED"
     file.rename(path / "notes.txt")
     world.wait("sft/checkpoint-4", "COMPLETE")
     world.until(lambda: not alarms(), "the end of the alarm")
